@@ -13,7 +13,7 @@ use serde_json::Value;
 
 use crate::cni::error::Error;
 use crate::cni::object::Object;
-use crate::pod::skip::{Detection, PodFilter};
+use crate::pod::skip::PodFilter;
 use crate::redirect::backend::IptablesMode;
 use crate::redirect::rules;
 use crate::redirect::{Ipv6, Redirect};
@@ -49,7 +49,7 @@ pub struct Config {
     /// Log the rules instead of installing them.
     pub simulate: bool,
     pub ipv6: Ipv6,
-    /// Which pods are skipped without a request to the API server.
+    /// Which pods are skipped by name.
     pub filter: PodFilter,
     /// Time that one ADD or CHECK may spend on API requests, retries included. If annotations
     /// can decide, at most 2 s, see `plugin::pod_redirect`.
@@ -78,12 +78,6 @@ struct Defaults {
 }
 
 impl Config {
-    /// Whether the annotations of a pod that the injector marked decide, without a look at its
-    /// containers. Their users are not in the annotations.
-    pub fn trusts_injector(&self) -> bool {
-        self.filter.detection == Detection::Injector && !self.strict_proxy_user
-    }
-
     /// Returns the error for the first invalid value of the plugin entry.
     pub fn problem(&self) -> Option<&Error> {
         self.problem.as_ref()
@@ -124,9 +118,6 @@ impl Config {
                 .read("ipv6", "one of true, false and \"auto\"", parse_ipv6)
                 .unwrap_or_default(),
             filter: PodFilter {
-                detection: linkerd
-                    .read("pod-detection", "one of annotations, injector and api", parse_detection)
-                    .unwrap_or_default(),
                 exclude_namespaces: linkerd.strings("exclude-namespaces"),
                 agent_namespace: linkerd.string("agent-namespace", DEFAULT_AGENT_NAME),
                 agent_daemonset: linkerd.string("agent-daemonset", DEFAULT_AGENT_NAME),
@@ -158,15 +149,6 @@ fn parse_ipv6(value: &Value) -> Option<Ipv6> {
         Value::Bool(false) => Some(Ipv6::No),
         Value::Bool(true) => Some(Ipv6::Yes),
         _ => (value.as_str()? == "auto").then_some(Ipv6::Auto),
-    }
-}
-
-fn parse_detection(value: &Value) -> Option<Detection> {
-    match value.as_str()? {
-        "" | "annotations" => Some(Detection::Annotations),
-        "injector" => Some(Detection::Injector),
-        "api" => Some(Detection::Api),
-        _ => None,
     }
 }
 

@@ -73,7 +73,11 @@ fn run_and_record(
 /// not.
 fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
-    let PodRedirect { resolved, api_error } = match pod_redirect::find(request, config, record)? {
+    let found = match pod_redirect::known(request, config, record)? {
+        Decision::Redirect(pod) => pod.find(config, record, pod_redirect::fetch)?,
+        Decision::Skip(reason) => Decision::Skip(reason),
+    };
+    let PodRedirect { resolved, api_error } = match found {
         Decision::Skip(reason) => {
             record.skip(reason.text());
             return Ok(output);
@@ -147,14 +151,20 @@ fn missing_rules(
             firewall::missing(&Origin { redirect, families }, mode)
         })
     };
-    let expected = pod_redirect::from_annotations(request, config, record)?;
-    let expected = expected.filter(|_| !config.simulate);
-    // An error here may be of a pod that turns out to be unmeshed.
-    if expected.is_some_and(|resolved| missing_of(resolved).is_ok_and(|missing| missing.is_empty()))
-    {
-        return Ok(Vec::new());
-    }
-    match pod_redirect::find(request, config, record)? {
+    let found = match pod_redirect::known(request, config, record)? {
+        Decision::Skip(reason) => Decision::Skip(reason),
+        Decision::Redirect(pod) => {
+            let expected = pod.by_annotations(config).filter(|_| !config.simulate);
+            // An error here may be of a pod that turns out to be unmeshed.
+            if expected.is_some_and(|resolved| {
+                missing_of(resolved).is_ok_and(|missing| missing.is_empty())
+            }) {
+                return Ok(Vec::new());
+            }
+            pod.find(config, record, pod_redirect::fetch)?
+        }
+    };
+    match found {
         Decision::Redirect(_) if config.simulate => {
             record.result = CallResult::Simulated;
             Ok(Vec::new())

@@ -270,12 +270,11 @@ fn the_proxy_container_wins_over_annotations_and_those_over_the_plugin_entry() {
 #[test]
 fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
     let config = config(
-        r#"{"ipv6":"auto","pod-detection":"api","exclude-namespaces":["kube-system"],
+        r#"{"ipv6":"auto","exclude-namespaces":["kube-system"],
             "strict-proxy-user":true,"agent-namespace":"cni","agent-daemonset":"mesh-cni","api-retry-seconds":3}"#,
     )
     .unwrap();
     assert_eq!(config.ipv6, Ipv6::Auto);
-    assert_eq!(config.filter.detection, Detection::Api);
     assert!(config.strict_proxy_user);
     assert_eq!(config.filter.exclude_namespaces, ["kube-system"]);
     assert_eq!(config.filter.agent_namespace, "cni");
@@ -283,10 +282,6 @@ fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
     assert_eq!(config.api_budget, Duration::from_secs(3));
     let cases = [
         (r#"{"ipv6":"maybe"}"#, "\"ipv6\": \"maybe\" is not one of true, false and \"auto\""),
-        (
-            r#"{"pod-detection":"x"}"#,
-            "\"pod-detection\": \"x\" is not one of annotations, injector and api",
-        ),
         (
             r#"{"api-retry-seconds":0}"#,
             "\"api-retry-seconds\": 0 is not a whole number from 1 to 60",

@@ -12,8 +12,8 @@ use crate::cni::error::Error;
 use crate::config::{Config, ResolvedRedirect};
 use crate::kube::types::{Pod, Service};
 use crate::pod::Decision;
-use crate::pod::annotation::{Annotations, is_injected};
-use crate::pod::facts::{self, ClusterLookup, PodFacts};
+use crate::pod::annotation::Annotations;
+use crate::pod::facts::{self, ClusterLookup};
 
 /// The objects on which the plugin's decision depends, and what the pod's node reports.
 #[derive(Debug)]
@@ -38,7 +38,7 @@ pub struct NodeReport {
 }
 
 impl PodInputs {
-    /// Decides as the plugin does for an ADD with annotations from the runtime.
+    /// Decides as the plugin does for an ADD if it knows the pod's containers.
     ///
     /// # Errors
     /// The plugin's error, with which the pod cannot start.
@@ -49,28 +49,18 @@ impl PodInputs {
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
         };
-        if let Some(reason) = self.config.filter.skip_reason(&pod, Some(&metadata.annotations)) {
+        if let Some(reason) = self.config.filter.skip_reason(&pod) {
             return Ok(Decision::Skip(reason));
         }
-        let facts = if self.is_by_annotations() {
-            PodFacts::from_annotations(&pod.uid, metadata.annotations.clone())
-        } else {
-            match facts::facts(self.pod.clone(), &pod, &mut Fetched(self))? {
-                Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
-                Decision::Redirect(facts) => facts,
-            }
+        let facts = match facts::facts(self.pod.clone(), &pod, &mut Fetched(self))? {
+            Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+            Decision::Redirect(facts) => facts,
         };
         let resolved = self.config.resolve(&facts)?;
         match self.config.refusal(&resolved) {
             Some(error) => Err(error),
             None => Ok(Decision::Redirect(resolved)),
         }
-    }
-
-    /// Whether the plugin decides by annotations and plugin entry alone, if the runtime passes the
-    /// pod's annotations.
-    fn is_by_annotations(&self) -> bool {
-        self.config.trusts_injector() && is_injected(&self.pod.metadata.annotations)
     }
 }
 

@@ -22,7 +22,7 @@ use crate::config::{Config, ResolvedRedirect};
 use crate::pod::Decision;
 use crate::pod::annotation::{Annotations, is_injected};
 use crate::pod::facts::PodFacts;
-use crate::pod::skip::{self, SkipReason};
+use crate::pod::skip::{self, SkipReason, skipped_by_annotations};
 use crate::record::Record;
 
 /// Longest time for API requests if the annotations can decide, and for CHECK, which then proves
@@ -33,91 +33,81 @@ const SHORT_BUDGET: Duration = Duration::from_secs(2);
 /// A pod's redirect, and the API error if it was computed without the pod object.
 pub struct PodRedirect {
     pub resolved: ResolvedRedirect,
-    /// Why the pod object was not read. `None` if it was read, or if it was not needed.
+    /// Why the pod object was not read.
     pub api_error: Option<Error>,
 }
 
-/// Decides on the request's pod. CHECK gets the redirect only from the pod object: the annotations
-/// alone do not prove which rules a running pod needs.
-pub fn find(
-    request: &Request,
-    config: &Config,
-    record: &mut Record,
-) -> Result<Decision<PodRedirect>, Error> {
-    find_with(request, config, record, facts)
+/// What the plugin knows about a pod without the API server.
+pub struct KnownPod {
+    pod: PodRef,
+    /// The annotations, if the runtime passes them.
+    annotations: Option<Annotations>,
 }
 
-/// [`find`], with `fetch` in place of the API requests: pod, plugin entry, time budget and record to
-/// the facts about the pod.
-pub fn find_with(
+/// Reads the request's pod, unless its name skips it.
+pub fn known(
     request: &Request,
     config: &Config,
     record: &mut Record,
-    fetch: impl FnOnce(&PodRef, &Config, Duration, &mut Record) -> Result<Decision<PodFacts>, Error>,
-) -> Result<Decision<PodRedirect>, Error> {
-    let (pod, annotations) = match not_skipped(request, config, record)? {
-        Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
-        Decision::Redirect(found) => found,
-    };
-    let is_add = record.command == Command::Add;
-    let can_decide = is_add && annotations.as_ref().is_some_and(is_injected);
-    if can_decide && config.trusts_injector() {
-        return without_api(&pod, config, annotations, None).map(Decision::Redirect);
-    }
-    let is_short = can_decide || !is_add;
-    let budget = if is_short { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget };
-    match fetch(&pod, config, budget, record) {
-        Ok(Decision::Redirect(facts)) => {
-            record.pod_uid.clone_from(&facts.uid);
-            Ok(Decision::Redirect(PodRedirect {
-                resolved: config.resolve(&facts)?,
-                api_error: None,
-            }))
-        }
-        Ok(Decision::Skip(reason)) => Ok(Decision::Skip(reason)),
-        Err(error) if can_decide && error.failure.is_outage() => {
-            without_api(&pod, config, annotations, Some(error)).map(Decision::Redirect)
-        }
-        Err(error) => Err(error),
-    }
-}
-
-/// Returns the redirect according to the annotations that the runtime passes and the plugin entry,
-/// without the API server. `None` if the runtime passes no annotations, if one is invalid, or if the
-/// pod is skipped.
-pub fn from_annotations(
-    request: &Request,
-    config: &Config,
-    record: &mut Record,
-) -> Result<Option<ResolvedRedirect>, Error> {
-    let Decision::Redirect((pod, Some(annotations))) = not_skipped(request, config, record)? else {
-        return Ok(None);
-    };
-    let found = without_api(&pod, config, Some(annotations), None);
-    Ok(found.ok().map(|found| found.resolved))
-}
-
-/// Returns the request's pod, unless it is skipped, and the annotations that the runtime passes, if any.
-fn not_skipped(
-    request: &Request,
-    config: &Config,
-    record: &mut Record,
-) -> Result<Decision<(PodRef, Option<Annotations>)>, Error> {
+) -> Result<Decision<KnownPod>, Error> {
     let Some(pod) = args::pod(&request.args)? else {
         return Ok(Decision::Skip(SkipReason::NoPod));
     };
     record.namespace.clone_from(&pod.namespace);
     record.pod.clone_from(&pod.name);
     record.pod_uid.clone_from(&pod.uid);
-    let annotations = skip::runtime_annotations(&request.config);
-    Ok(match config.filter.skip_reason(&pod, annotations.as_ref()) {
+    Ok(match config.filter.skip_reason(&pod) {
         Some(reason) => Decision::Skip(reason),
-        None => Decision::Redirect((pod, annotations)),
+        None => {
+            let annotations = skip::runtime_annotations(&request.config);
+            Decision::Redirect(KnownPod { pod, annotations })
+        }
     })
 }
 
+impl KnownPod {
+    /// Decides on the pod. `fetch` gets the facts about the pod from the API server: pod, plugin entry,
+    /// time budget and record to the facts. CHECK gets the redirect only from the pod object: the
+    /// annotations alone do not prove which rules a running pod needs.
+    pub fn find(
+        self,
+        config: &Config,
+        record: &mut Record,
+        fetch: impl FnOnce(&PodRef, &Config, Duration, &mut Record) -> Result<Decision<PodFacts>, Error>,
+    ) -> Result<Decision<PodRedirect>, Error> {
+        let KnownPod { pod, annotations } = self;
+        if let Some(reason) = annotations.as_ref().and_then(skipped_by_annotations) {
+            return Ok(Decision::Skip(reason));
+        }
+        let is_add = record.command == Command::Add;
+        let marked = annotations.filter(|annotations| is_add && is_injected(annotations));
+        let is_short = marked.is_some() || !is_add;
+        let budget = if is_short { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget };
+        match (fetch(&pod, config, budget, record), marked) {
+            (Ok(Decision::Redirect(facts)), _) => {
+                record.pod_uid.clone_from(&facts.uid);
+                let resolved = config.resolve(&facts)?;
+                Ok(Decision::Redirect(PodRedirect { resolved, api_error: None }))
+            }
+            (Ok(Decision::Skip(reason)), _) => Ok(Decision::Skip(reason)),
+            (Err(error), Some(annotations)) if error.failure.is_outage() => {
+                let mut resolved = by_annotations(&pod, config, annotations)?;
+                resolved.redirect.is_guessed = true;
+                Ok(Decision::Redirect(PodRedirect { resolved, api_error: Some(error) }))
+            }
+            (Err(error), _) => Err(error),
+        }
+    }
+
+    /// Returns the redirect according to annotations and plugin entry. `None` if the runtime passes no
+    /// annotations, or if one is invalid.
+    pub fn by_annotations(&self, config: &Config) -> Option<ResolvedRedirect> {
+        by_annotations(&self.pod, config, self.annotations.clone()?).ok()
+    }
+}
+
 /// Fetches the facts about the pod on a thread of its own, and counts the requests.
-fn facts(
+pub fn fetch(
     pod: &PodRef,
     config: &Config,
     budget: Duration,
@@ -134,15 +124,10 @@ fn facts(
     facts
 }
 
-/// Returns the redirect according to annotations and plugin entry alone.
-fn without_api(
+fn by_annotations(
     pod: &PodRef,
     config: &Config,
-    annotations: Option<Annotations>,
-    api_error: Option<Error>,
-) -> Result<PodRedirect, Error> {
-    let facts = PodFacts::from_annotations(&pod.uid, annotations.unwrap_or_default());
-    let mut resolved = config.resolve(&facts)?;
-    resolved.redirect.is_guessed = api_error.is_some();
-    Ok(PodRedirect { resolved, api_error })
+    annotations: Annotations,
+) -> Result<ResolvedRedirect, Error> {
+    config.resolve(&PodFacts::from_annotations(&pod.uid, annotations))
 }

@@ -1,4 +1,4 @@
-//! Decides which pods are skipped without a request to the API server. Pure.
+//! Decides which pods are skipped by name or by annotations, without a look at their containers. Pure.
 
 use std::collections::BTreeMap;
 
@@ -67,30 +67,13 @@ impl SkipReason {
     }
 }
 
-/// How the plugin finds out whether a pod is meshed: the key `pod-detection`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Detection {
-    /// If the runtime passes the pod's annotations and none suggests a proxy, the pod is
-    /// unmeshed. Otherwise, ask the API server.
-    #[default]
-    Annotations,
-    /// As [`Detection::Annotations`], and pods that the proxy injector marked are meshed: the
-    /// API server is not asked. See [`is_injected`](super::annotation::is_injected) and
-    /// [`Config::trusts_injector`](crate::config::Config::trusts_injector).
-    Injector,
-    /// Ask the API server for every pod, also if annotations show that the pod is unmeshed, as
-    /// upstream does. Excluded namespaces and the agent's pods are skipped without a request.
-    Api,
-}
-
-/// The settings of the plugin entry that skip pods without a request to the API server.
+/// The settings of the plugin entry that skip pods by their names.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct PodFilter {
-    pub detection: Detection,
     /// Pods in these namespaces are never redirected.
     pub exclude_namespaces: Vec<String>,
-    /// Namespace of the agent's DaemonSet. Its pods are skipped without an API request: they
-    /// install the credential that such a request needs.
+    /// Namespace of the agent's DaemonSet. Its pods are skipped: they install the credential that an
+    /// API request needs.
     pub agent_namespace: String,
     /// Name of the agent's DaemonSet.
     pub agent_daemonset: String,
@@ -98,21 +81,11 @@ pub struct PodFilter {
 
 impl PodFilter {
     /// Returns why the pod is skipped. `None` means that the pod may be meshed.
-    pub fn skip_reason(
-        &self,
-        pod: &PodRef,
-        annotations: Option<&Annotations>,
-    ) -> Option<SkipReason> {
+    pub fn skip_reason(&self, pod: &PodRef) -> Option<SkipReason> {
         if self.exclude_namespaces.contains(&pod.namespace) {
             return Some(SkipReason::ExcludedNamespace);
         }
-        if self.is_agent_pod(pod) {
-            return Some(SkipReason::AgentPod);
-        }
-        if self.detection == Detection::Api {
-            return None;
-        }
-        skipped_by_annotations(annotations?)
+        self.is_agent_pod(pod).then_some(SkipReason::AgentPod)
     }
 
     /// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix that
@@ -126,8 +99,8 @@ impl PodFilter {
     }
 }
 
-/// Returns why a pod with these annotations is skipped, unless the plugin asks for every pod
-/// ([`Detection::Api`]).
+/// Returns why a pod with these annotations is skipped if its containers stay unknown. `None` means
+/// that the pod may be meshed.
 pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
     if is_of_a_proxy(annotations) {
         return None;
@@ -164,10 +137,6 @@ mod tests {
             agent_daemonset: agent_daemonset.to_owned(),
             ..PodFilter::default()
         }
-    }
-
-    fn defaults() -> PodFilter {
-        filter("linkerd-cni", "linkerd-cni")
     }
 
     fn from_runtime(annotations: &str) -> Option<Annotations> {
@@ -232,18 +201,9 @@ mod tests {
             (r#"{"a":1}"#, None),
         ];
         for (annotations, wanted) in cases {
-            let annotations = from_runtime(annotations);
-            let got = defaults().skip_reason(&pod("ns", "web"), annotations.as_ref());
+            let got = from_runtime(annotations).as_ref().and_then(skipped_by_annotations);
             assert_eq!(got, wanted, "{annotations:?}");
         }
-    }
-
-    #[test]
-    fn without_annotations_from_the_runtime_the_api_server_decides() {
-        assert_eq!(defaults().skip_reason(&pod("ns", "web"), None), None);
-        let api = PodFilter { detection: Detection::Api, ..defaults() };
-        let none = Annotations::new();
-        assert_eq!(api.skip_reason(&pod("ns", "web"), Some(&none)), None);
     }
 
     #[test]
@@ -251,23 +211,22 @@ mod tests {
         let own = Some(SkipReason::AgentPod);
         let usual = ("linkerd-cni", "linkerd-cni-x7x4z");
         let renamed = ("mesh", "mesh-cni-x7x4z");
-        let mesh = filter("mesh", "mesh-cni");
+        let (default, mesh) = (filter("linkerd-cni", "linkerd-cni"), filter("mesh", "mesh-cni"));
         for (filter, (namespace, name), wanted) in [
-            (&defaults(), usual, own),
-            (&defaults(), renamed, None),
+            (&default, usual, own),
+            (&default, renamed, None),
             (&mesh, renamed, own),
             (&mesh, ("mesh", "linkerd-cni-x7x4z"), None),
         ] {
-            let got = filter.skip_reason(&pod(namespace, name), None);
+            let got = filter.skip_reason(&pod(namespace, name));
             assert_eq!(got, wanted, "{filter:?} {namespace}/{name}");
         }
     }
 
     #[test]
-    fn the_agents_pod_and_excluded_namespaces_are_skipped_even_with_a_proxy() {
+    fn the_agents_pod_and_excluded_namespaces_are_skipped_by_name() {
         let filter = PodFilter {
             exclude_namespaces: vec!["kube-system".to_owned()],
-            detection: Detection::Api,
             ..filter("cni", "linkerd-cni")
         };
         let cases = [
@@ -282,9 +241,7 @@ mod tests {
             ("linkerd-cni", "linkerd-cni-x7x4z", None),
         ];
         for (namespace, name, wanted) in cases {
-            let annotations = from_runtime(r#"{"linkerd.io/proxy-version":"x"}"#);
-            let got = filter.skip_reason(&pod(namespace, name), annotations.as_ref());
-            assert_eq!(got, wanted, "{namespace}/{name}");
+            assert_eq!(filter.skip_reason(&pod(namespace, name)), wanted, "{namespace}/{name}");
         }
     }
 }

@@ -67,7 +67,7 @@ impl Inspector {
     pub fn inspect(&mut self, pod: &StrandedPod, object: Pod) -> Result<Option<Inspected>, Error> {
         let name = pod.pod_ref();
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
-        let is_skipped = self.config.filter.skip_reason(&name, None).is_some();
+        let is_skipped = self.config.filter.skip_reason(&name).is_some();
         if self.config.simulate || is_skipped || !is_meshed(&object) {
             return Ok(None);
         }

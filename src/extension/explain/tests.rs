@@ -62,12 +62,6 @@ fn the_rules_of_both_families_are_shown() {
 fn pods_that_are_not_redirected_are_explained_in_the_plugins_words() {
     let cases = [
         ("/spec/hostNetwork", json!(true), "spec.hostNetwork is true"),
-        ("/metadata/annotations", json!({}), "skipped: not meshed (no annotation of a proxy)"),
-        (
-            "/metadata/annotations",
-            json!({"linkerd.io/inject": "disabled"}),
-            "skipped: not meshed (linkerd.io/inject: disabled)",
-        ),
         ("/spec/containers", json!([{"name": "app"}]), "skipped: no linkerd-proxy container"),
         (
             "/spec/initContainers",
@@ -116,37 +110,15 @@ fn the_bypass_of_a_container_with_the_proxys_user_and_of_ipv6_is_named() {
 }
 
 #[test]
-fn with_detection_injector_a_pod_with_the_mark_is_decided_by_its_annotations() {
-    let mut entry = entry();
-    entry["linkerd"]["pod-detection"] = json!("injector");
+fn a_proxy_that_no_annotation_shows_is_explained_with_what_happens_without_an_agent() {
     let mut cluster = cluster(meshed());
-    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
-    // The container that the plugin does not read would make it skip the pod.
-    cluster.set(POD, "/spec/initContainers", json!([{"name": "linkerd-init"}]));
-    let text = explained(&cluster);
-    assert!(text.contains("skipped: linkerd-init container"), "{text}");
-    let marked = json!({"linkerd.io/created-by": "linkerd/proxy-injector edge-26.1.1"});
-    cluster.set(POD, "/metadata/annotations", marked);
-    let text = explained(&cluster);
-    assert!(text.contains("Decision:  redirected to the proxy"), "{text}");
-    assert!(text.contains("reads only its annotations\nNote:      holds if"), "{text}");
-    entry["linkerd"]["strict-proxy-user"] = json!(true);
-    cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
-    let text = explained(&cluster);
-    assert!(text.contains("skipped: linkerd-init container"), "{text}");
-}
-
-#[test]
-fn a_skip_by_annotations_says_that_the_runtime_must_pass_them() {
-    let mut cluster = cluster(meshed());
-    cluster.set(POD, "/spec/containers", json!([{"name": "app"}]));
     assert!(!explained(&cluster).contains("Note:"));
     cluster.set(POD, "/metadata/annotations", json!({}));
     let text = explained(&cluster);
-    assert!(
-        text.contains("(no annotation of a proxy)\nNote:      holds if the container"),
-        "{text}"
-    );
+    assert!(text.contains("Decision:  redirected to the proxy"), "{text}");
+    assert!(text.contains("skips the pod while no agent runs on its node\n"), "{text}");
+    cluster.set(POD, "/spec/containers", json!([{"name": "app"}]));
+    assert!(!explained(&cluster).contains("Note:"));
 }
 
 #[test]

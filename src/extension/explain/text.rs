@@ -5,14 +5,14 @@ use std::fmt::Write as _;
 use super::{NodeReport, PodInputs};
 use crate::config::ResolvedRedirect;
 use crate::pod::Decision;
-use crate::pod::skip::{Detection, SkipReason};
+use crate::pod::skip::skipped_by_annotations;
 use crate::redirect::ports::PortRange;
 use crate::redirect::rules::{marked_rules, rule_line};
 use crate::redirect::{Family, Ipv6, Redirect};
 
-/// Printed below a decision that the pod's annotations made.
-const RUNTIME: &str = "Note:      holds if the container runtime passes the pod's annotations to the \
-                       plugin; behind Multus it does not, and the plugin reads the pod instead\n";
+/// Printed for a pod with a proxy that its annotations do not show.
+const UNANNOTATED: &str = "Note:      no annotation of the pod is that of a proxy: the plugin skips the pod \
+                           while no agent runs on its node\n";
 
 /// Renders everything about the pod.
 pub fn render(inputs: &PodInputs) -> String {
@@ -23,52 +23,35 @@ pub fn render(inputs: &PodInputs) -> String {
     };
     // The runtime calls no plugin for a pod in the node's network namespace.
     let decision = (!inputs.pod.spec.host_network).then(|| inputs.decide());
-    let by_annotations = inputs.is_by_annotations();
-    let (title, why, depends_on_runtime) = match &decision {
+    let (title, why) = match &decision {
         None => (
             "not redirected: the plugin is not called",
             "spec.hostNetwork is true: the pod uses the node's network namespace".to_owned(),
-            false,
         ),
-        Some(Ok(Decision::Skip(reason))) => (
-            "not redirected: the plugin skips the pod",
-            reason.text().to_owned(),
-            matches!(reason, SkipReason::NoProxyAnnotation | SkipReason::InjectionDisabled),
-        ),
-        Some(Ok(Decision::Redirect(_))) => {
-            ("redirected to the proxy", why_redirected(inputs), by_annotations)
+        Some(Ok(Decision::Skip(reason))) => {
+            ("not redirected: the plugin skips the pod", reason.text().to_owned())
         }
+        Some(Ok(Decision::Redirect(_))) => (
+            "redirected to the proxy",
+            "the pod has a container linkerd-proxy and no linkerd-init".to_owned(),
+        ),
         Some(Err(error)) => (
             "the plugin fails, and the pod cannot start",
             format!("{} (code {})", error.msg, error.failure.code()),
-            by_annotations,
         ),
     };
     let mut text = format!(
         "Pod:       {}/{}\nNode:      {node}\nDecision:  {title}\nWhy:       {why}\n",
         metadata.namespace, metadata.name,
     );
-    if depends_on_runtime {
-        text.push_str(RUNTIME);
-    }
     if let Some(Ok(Decision::Redirect(resolved))) = &decision {
+        if skipped_by_annotations(&metadata.annotations).is_some() {
+            text.push_str(UNANNOTATED);
+        }
         redirect(&mut text, inputs, resolved);
     }
     node_report(&mut text, &inputs.report);
     text
-}
-
-fn why_redirected(inputs: &PodInputs) -> String {
-    if inputs.is_by_annotations() {
-        return "the pod has the proxy injector's mark, and with podDetection injector the plugin reads \
-                only its annotations"
-            .to_owned();
-    }
-    let how = match inputs.config.filter.detection {
-        Detection::Api => "the plugin asks the API server for every pod",
-        Detection::Annotations | Detection::Injector => "its annotations suggest a proxy",
-    };
-    format!("the pod has a container linkerd-proxy and no linkerd-init; {how}")
 }
 
 /// Returns the redirected IP families, and why IPv6 is redirected or not.

@@ -32,6 +32,12 @@ const STATIC: &str = "it is a static pod, which keeps running although its mirro
                       move its manifest away until the pod is gone, then back, or set \
                       repairController.mode=in-place";
 
+/// The plugin skips the pod by its annotations if no agent runs.
+const UNANNOTATED: &str = "no annotation of the pod is that of a proxy, so the pod that replaces it has no \
+                           redirect rules either if no agent runs when it starts; delete the pod while \
+                           the agent on its node is ready, give the pod the annotation \
+                           linkerd.io/proxy-version, or set repairController.mode=in-place";
+
 /// The plugin only logs the rules.
 const SIMULATED: &str = "the plugin installs no redirect rules in this pod (simulate is set in the \
                          plugin entry); set simulate to false";
@@ -121,8 +127,7 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
     if config.is_some_and(|config| config.simulate) {
         return Err(no_rules(pod, SIMULATED.to_owned()));
     }
-    if let Some(reason) = config.and_then(|config| config.filter.skip_reason(&pod.pod_ref(), None))
-    {
+    if let Some(reason) = config.and_then(|config| config.filter.skip_reason(&pod.pod_ref())) {
         return Err(no_rules(pod, skipped_by_plugin(reason)));
     }
     match pod.unmeshed {
@@ -131,23 +136,16 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
     }
 }
 
-/// Fails if a deletion would not help the pod: a static pod keeps running, and a pod that the plugin
-/// skips by its annotations would be replaced by another such pod, which would be deleted too, and so
-/// on. Nothing replaces a pod without a controller. `asks_for_each_pod`: the plugin asks the API server
-/// for each pod, whatever its annotations.
-pub fn check_replacement(
-    pod: &StrandedPod,
-    asks_for_each_pod: bool,
-    delete_unmanaged: bool,
-) -> Result<(), NotRepaired> {
+/// Fails if a deletion may not help the pod: a static pod keeps running. A pod that the plugin skips by
+/// its annotations while no agent keeps the node's copy would be replaced by another such pod, which
+/// would be deleted too, and so on. Nothing replaces a pod without a controller.
+pub fn check_replacement(pod: &StrandedPod, delete_unmanaged: bool) -> Result<(), NotRepaired> {
     if pod.is_mirror {
         return Err(NotRepaired::Impossible(STATIC.to_owned()));
     }
     let is_replaced = pod.has_controller || !delete_unmanaged;
     match pod.skipped_by_annotations {
-        Some(reason) if is_replaced && !asks_for_each_pod => {
-            Err(NotRepaired::Impossible(skipped_by_plugin(reason)))
-        }
+        Some(_) if is_replaced => Err(NotRepaired::Impossible(UNANNOTATED.to_owned())),
         _ => Ok(()),
     }
 }
@@ -155,10 +153,6 @@ pub fn check_replacement(
 /// Explains why a repair does not help: the plugin would skip the pod's replacement, too.
 fn skipped_by_plugin(reason: SkipReason) -> String {
     let remedy = match reason {
-        SkipReason::NoProxyAnnotation | SkipReason::InjectionDisabled => {
-            "set the chart's podDetection to api or repairController.mode to in-place, or give the \
-             pod the annotation linkerd.io/proxy-version"
-        }
         SkipReason::AgentPod => {
             "it has the name of a pod of the agent's DaemonSet: give the pod another name"
         }

@@ -12,7 +12,6 @@ use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
 use crate::kube::event::Regarding;
 use crate::kube::types::Pod;
-use crate::pod::skip::Detection;
 use crate::repair::budget::RepairBudget;
 use crate::repair::events::{PodEvent, Publisher, REPAIRED_RECENTLY};
 use crate::repair::holds::{HOLD, HoldReason, Holds, Turn};
@@ -190,8 +189,6 @@ impl Worker {
         }
         let config = plugin_config::read(&self.settings.net_dir());
         verdict::check_redirected(found, config.as_ref().ok())?;
-        let asks_for_each_pod =
-            config.as_ref().is_ok_and(|config| config.filter.detection == Detection::Api);
         let needed = match (self.settings.mode, found.found_by) {
             // Deleted without reading the pod again: the preconditions of the deletion name the
             // version that was found.
@@ -206,8 +203,7 @@ impl Worker {
             }
         };
         if self.settings.mode == RepairMode::Delete {
-            let delete_unmanaged = self.settings.delete_unmanaged;
-            verdict::check_replacement(&needed.0, asks_for_each_pod, delete_unmanaged)?;
+            verdict::check_replacement(&needed.0, self.settings.delete_unmanaged)?;
         }
         Ok(needed)
     }

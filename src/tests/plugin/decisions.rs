@@ -27,11 +27,6 @@ fn pods_without_an_annotation_of_a_proxy_are_skipped_without_a_request() {
             0,
         ),
         ("with an annotation of a proxy", add().annotated(marked), 2),
-        (
-            "pod-detection: api",
-            add().annotated(json!({})).linkerd("pod-detection", json!("api")),
-            2,
-        ),
         ("not passed by the runtime", add(), 2),
     ];
     for (name, call, requests) in cases {

@@ -87,37 +87,31 @@ impl Outage {
 }
 
 #[test]
-fn a_marked_pod_takes_one_request_the_mode_injector_none_and_check_none() {
+fn a_marked_pod_takes_one_request_an_unmarked_one_two_and_check_none() {
     let one = vec![format!("GET {POD_PATH}")];
     let two = vec![one[0].clone(), format!("GET {NAMESPACE_PATH}")];
     let disabled = marked(&json!({"linkerd.io/inject": "disabled"}));
     let look_alike = marked(&json!({"linkerd.io/created-by": "linkerd/proxy-injectors x"}));
     let cases = [
-        ("annotations", marked(&json!({})), &one),
-        ("annotations", unmarked(), &two),
-        ("annotations", disabled.clone(), &two),
-        ("annotations", look_alike.clone(), &two),
+        (marked(&json!({})), &one),
+        (unmarked(), &two),
+        (disabled, &two),
+        (look_alike, &two),
         // The injector does not replace a value of the pod, and an empty one does not apply.
-        ("annotations", marked(&json!({OUT: ""})), &two),
-        ("annotations", marked(&json!({OUT: "25"})), &one),
-        ("api", marked(&json!({})), &one),
-        ("injector", marked(&json!({})), &vec![]),
-        ("injector", unmarked(), &two),
-        ("injector", disabled, &two),
-        ("injector", look_alike, &two),
+        (marked(&json!({OUT: ""})), &two),
+        (marked(&json!({OUT: "25"})), &one),
     ];
-    for (detection, annotations, requests) in cases {
+    for (annotations, requests) in cases {
         let (api, namespaces) = (meshed_api(), Namespaces::new());
         api.answer(POD_PATH, 200, &pod(&annotations));
         for (command, requests) in [("ADD", requests), ("CHECK", &vec![])] {
             let before = api.requests().len();
             Call::new(command, &namespaces.path(), &api)
                 .annotated(annotations.clone())
-                .linkerd("pod-detection", json!(detection))
                 .run()
                 .succeeded();
             let sent = &api.requests()[before..];
-            assert_eq!(sent, requests, "{command} {detection} {annotations}");
+            assert_eq!(sent, requests, "{command} {annotations}");
         }
         assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{annotations}");
     }
@@ -164,20 +158,6 @@ fn check_asks_the_api_server_only_if_rules_are_missing() {
     assert_eq!(code, 122);
     assert!(msg.contains("ignore-port-5432"), "{msg}");
     assert_eq!(api.requests().len(), 4);
-}
-
-#[test]
-fn the_mode_injector_follows_annotations_and_asks_where_the_runtime_passes_none() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let add =
-        || Call::new("ADD", &namespaces.path(), &api).linkerd("pod-detection", json!("injector"));
-    add().annotated(json!({})).run().succeeded();
-    assert_eq!((api.requests().len(), &*namespaces.nat("iptables-nft")), (0, ""));
-    add().annotated(marked(&json!({OUT: "5432"}))).run().succeeded();
-    assert!(namespaces.nat("iptables-nft").contains("ignore-port-5432"));
-    assert_eq!(api.requests().len(), 0);
-    add().run().succeeded();
-    assert_eq!(api.requests().len(), 2);
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn an_app_container_with_the_proxys_user_is_recorded_and_refused_if_strict() {
 }
 
 #[test]
-fn strict_proxy_user_refuses_a_marked_pod_also_with_detection_injector() {
+fn strict_proxy_user_refuses_a_marked_pod_while_its_containers_are_known() {
     let marked = json!({
         "linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3",
         "linkerd.io/proxy-version": "edge-26.8.3",
@@ -97,22 +97,14 @@ fn strict_proxy_user_refuses_a_marked_pod_also_with_detection_injector() {
     let mut spec = with_proxy(json!({}));
     spec["containers"][0]["securityContext"] = json!({"runAsUser": 2102});
     let (api, namespaces) = (api(spec, marked.clone()), Namespaces::new());
-    let add = |strict: bool| {
-        Call::new("ADD", &namespaces.path(), &api)
-            .annotated(marked.clone())
-            .linkerd("pod-detection", json!("injector"))
-            .linkerd("strict-proxy-user", json!(strict))
-    };
-    let (code, msg) = add(true).run().error();
+    let add = Call::new("ADD", &namespaces.path(), &api)
+        .annotated(marked)
+        .linkerd("strict-proxy-user", json!(true));
+    let (code, msg) = add.run().error();
     assert_eq!(code, 111, "{msg}");
     assert_eq!(namespaces.nat("iptables-nft"), "");
-    let sent = api.requests().len();
-    add(false).run().succeeded();
-    assert_eq!(api.requests().len(), sent);
-
-    // Without the API server the containers are unknown.
     api.answer(POD_PATH, 500, "{}");
-    let outcome = add(true).run().succeeded();
+    let outcome = add.run().succeeded();
     assert!(outcome.stderr.contains("annotations and plugin entry alone"), "{}", outcome.stderr);
 }
 

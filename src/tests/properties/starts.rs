@@ -7,7 +7,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::decision::{API_ERRORS, DETECTIONS, EXCLUDED, Start};
+use crate::decision::{API_ERRORS, EXCLUDED, Start};
 use crate::recorded::{REGRESSIONS, recorded_in};
 use crate::{kubernetes_name, nearly_a_list};
 
@@ -58,12 +58,11 @@ prop_compose! {
         containers in vec(select(CONTAINERS.to_vec()), 1..3),
         init_containers in vec(select(CONTAINERS.to_vec()), 0..2),
         (has_capability, strict) in (any::<bool>(), any::<bool>()),
-        detection in select(DETECTIONS.to_vec()),
         api_error in option::weighted(0.3, select(API_ERRORS.to_vec())),
     ) -> Start {
         Start {
-            namespace, name, annotations, containers, init_containers, has_capability, detection,
-            strict, of_namespace, api_error,
+            namespace, name, annotations, containers, init_containers, has_capability, strict,
+            of_namespace, api_error,
         }
     }
 }
@@ -87,7 +86,6 @@ fn each_outcome_of_a_start_occurs() {
         containers: containers.to_vec(),
         init_containers: Vec::new(),
         has_capability: true,
-        detection: "annotations",
         strict: false,
         of_namespace: Annotations::new(),
         api_error: None,

@@ -28,7 +28,6 @@ fn add(netns: &str, annotations: &Value, iptables_mode: &str) -> Output {
     config["cniVersion"] = json!("1.0.0");
     config["kubernetes"] = json!({"kubeconfig": "/dev/null"});
     config["linkerd"]["iptables-mode"] = json!(iptables_mode);
-    config["linkerd"]["pod-detection"] = json!("injector");
     config["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
     config["prevResult"] = json!({"cniVersion": "1.0.0", "ips": [], "interfaces": [], "dns": {}});
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=c0ffee00-0000-4000-8000-000000000001";

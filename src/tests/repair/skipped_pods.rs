@@ -41,32 +41,20 @@ fn hand_made(mut pod: Value, annotations: Value) -> Value {
     pod
 }
 
-/// The plugin entry with `podDetection` set to `detection`.
-fn detecting(detection: &str) -> Value {
-    let mut entry = entry("auto");
-    entry["linkerd"]["pod-detection"] = json!(detection);
-    entry
-}
-
 #[test]
 fn a_pod_with_a_proxy_container_is_audited_and_repaired_in_place_whatever_its_metadata() {
     let annotated = json!({"config.linkerd.io/proxy-uid": "2102"});
     let disabled = json!({"linkerd.io/inject": "disabled"});
-    for (detection, annotations) in [
-        ("annotations", annotated),
-        ("annotations", json!({})),
-        ("injector", disabled),
-        ("api", json!({})),
-    ] {
+    for annotations in [annotated, json!({}), disabled] {
         for pod in [running(), waiting(), partly_running()] {
             let node = Node::with(&hand_made(pod, annotations.clone()));
-            node.chain(&detecting(detection));
+            node.chain(&entry("auto"));
             let controller = node.auditing(&[]);
             until("two audits or a repair", || {
                 controller.metric("audits_total") >= 2 || !node.ruleset().is_empty()
             });
             controller.counts("pods_repaired_total", 1);
-            assert!(node.ruleset().contains("redirect to :4140"), "{detection} {annotations}");
+            assert!(node.ruleset().contains("redirect to :4140"), "{annotations}");
         }
     }
 }
@@ -84,21 +72,16 @@ fn partly_running() -> Value {
 }
 
 #[test]
-fn mode_delete_reports_a_pod_whose_replacement_would_start_without_rules_again() {
+fn mode_delete_reports_a_pod_whose_replacement_may_start_without_rules_again() {
     for pod in [waiting(), running()] {
         let node = Node::with(&hand_made(pod, json!({})));
-        node.chain(&detecting("annotations"));
+        node.chain(&entry("auto"));
         node.api.state().evict = Answer::Status(201);
         let controller = node.auditing(&["--mode=delete"]);
         controller.counts("pods_skipped_total", 1);
-        controller.logs("set the chart's podDetection to api");
+        controller.logs("no annotation of the pod is that of a proxy");
         controller.reaches("audits_total", 2);
         assert!(node.changes().is_empty(), "{:?}", node.changes());
-        drop(controller);
-        // With podDetection api, the plugin redirects the replacement.
-        node.chain(&detecting("api"));
-        let controller = node.auditing(&["--mode=delete"]);
-        controller.reaches("pods_deleted_total", 1);
     }
 }
 
@@ -108,7 +91,7 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_with_delete_unmanaged() {
     copy["metadata"]["ownerReferences"] = json!([]);
     for delete_unmanaged in [false, true] {
         let node = Node::with(&copy);
-        node.chain(&detecting("annotations"));
+        node.chain(&entry("auto"));
         node.api.state().evict = Answer::Status(201);
         let arguments = ["--audit-seconds=1", "--mode=delete", "--delete-unmanaged"];
         let controller = node.controller(&arguments[..2 + usize::from(delete_unmanaged)]);
@@ -125,7 +108,7 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_with_delete_unmanaged() {
 fn a_pod_without_linkerd_annotation_is_labelled_and_reported_like_any_other() {
     for (mode, metric) in [("label", "pods_labelled_total"), ("report", "pods_reported_total")] {
         let node = Node::with(&hand_made(waiting(), json!({})));
-        node.chain(&detecting("annotations"));
+        node.chain(&entry("auto"));
         let controller = node.controller(&[&format!("--mode={mode}")]);
         controller.reaches(metric, 1);
         assert_eq!(controller.metric("pods_skipped_total"), 0, "{mode}");

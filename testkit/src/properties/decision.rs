@@ -35,8 +35,6 @@ pub struct Start {
     pub init_containers: Vec<&'static str>,
     /// Whether the runtime passes the annotations to the plugin.
     pub has_capability: bool,
-    /// `pod-detection` of the plugin entry.
-    pub detection: &'static str,
     pub strict: bool,
     /// Annotations of the pod's namespace.
     pub of_namespace: Annotations,
@@ -47,7 +45,6 @@ pub struct Start {
 /// Namespace in `exclude-namespaces`, and the agent's namespace.
 pub const EXCLUDED: &str = "kube-system";
 pub const AGENT_NAMESPACE: &str = "linkerd-cni";
-pub const DETECTIONS: [&str; 3] = ["annotations", "injector", "api"];
 pub const API_ERRORS: [Failure; 8] = [
     Failure::Kubeconfig,
     Failure::ApiUnreachable,
@@ -70,7 +67,7 @@ impl Start {
         let mut stdin = json!({"cniVersion": "1.1.0", "name": "n", "linkerd": {
             "incoming-proxy-port": 4143, "outgoing-proxy-port": 4140, "proxy-uid": UID,
             "inbound-ports-to-ignore": ["4191"], "exclude-namespaces": [EXCLUDED],
-            "strict-annotations": self.strict, "pod-detection": self.detection,
+            "strict-annotations": self.strict,
         }});
         if self.has_capability {
             stdin["runtimeConfig"] = json!({CAPABILITY: self.annotations});
@@ -107,7 +104,11 @@ impl Start {
             let found = serde_json::from_value(self.object()).expect("a pod");
             facts::facts(found, pod, &mut Namespace(&self.of_namespace))
         };
-        Ok(match pod_redirect::find_with(&request, &config, &mut record, fetch)? {
+        let pod = match pod_redirect::known(&request, &config, &mut record)? {
+            Decision::Redirect(pod) => pod,
+            Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+        };
+        Ok(match pod.find(&config, &mut record, fetch)? {
             Decision::Redirect(found) => Decision::Redirect(found.resolved.redirect),
             Decision::Skip(reason) => Decision::Skip(reason),
         })
@@ -126,8 +127,8 @@ impl Start {
         }
     }
 
-    /// The documented reasons: an excluded namespace, the agent's own pod, and, unless the API
-    /// server is always asked, annotations that suggest no proxy.
+    /// The documented reasons: an excluded namespace, the agent's own pod, and annotations that suggest no
+    /// proxy.
     fn may_be_skipped(&self) -> bool {
         let suffix = self.name.strip_prefix("linkerd-cni-");
         let is_agent =
@@ -136,8 +137,7 @@ impl Start {
             ["linkerd.io/proxy-version", "linkerd.io/trust-root-sha256"].contains(&key.as_str())
                 || (key == "linkerd.io/created-by" && value.starts_with("linkerd/proxy-injector"))
         });
-        let may_trust_annotations = self.has_capability && self.detection != "api";
-        self.namespace == EXCLUDED || is_agent || (may_trust_annotations && !suggests_proxy)
+        self.namespace == EXCLUDED || is_agent || (self.has_capability && !suggests_proxy)
     }
 
     /// Asserts that the rules redirect connections of the pod, on all ports that are not skipped.

@@ -47,7 +47,6 @@ pub fn targets(rows: &[Row], sizes: &[Size]) -> Vec<Target> {
         let (wall, cpu, requests, rss, instructions) = match row.name.as_str() {
             "meshed ADD, auto" => (2.2, 4.0, 2.0, 6.0, 4.9),
             "meshed ADD, injected" => (2.2, 4.0, 1.0, 6.0, 4.9),
-            "meshed ADD, injected, podDetection injector" => (2.2, 4.0, 0.0, 6.0, 1.0),
             "unmeshed ADD, annotations" => (0.5, f64::INFINITY, 0.0, 3.0, 0.4),
             _ => continue,
         };

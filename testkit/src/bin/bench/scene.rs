@@ -94,9 +94,6 @@ impl Scene {
         scene.call("meshed ADD, auto", plugin, "ADD", &auto(&meshed))?;
         let injected = json!({"linkerd.io/created-by": INJECTOR});
         scene.call("meshed ADD, injected", plugin, "ADD", &auto(&injected))?;
-        let mut trusting = auto(&injected);
-        trusting["linkerd"]["pod-detection"] = json!("injector");
-        scene.call("meshed ADD, injected, podDetection injector", plugin, "ADD", &trusting)?;
         scene.call("unmeshed ADD, annotations", plugin, "ADD", &auto(&plain))?;
         scene.call("unmeshed ADD, by request", plugin, "ADD", &auto(&Value::Null))?;
         scene.call("meshed CHECK, auto", plugin, "CHECK", &auto(&meshed))?;
