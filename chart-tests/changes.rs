@@ -157,6 +157,8 @@ fn each_value_of_the_agent_changes_the_recorded_fields() {
         [
             "logFormat: json",
             "resyncSeconds: 60",
+            // Without the watch the agent lists no pods.
+            "watchPods: false",
             "cniConfFileName: 10-a.conflist",
             "chained: false",
             "ownConfig: true",

@@ -74,7 +74,7 @@ fn common_labels_are_set_on_objects_and_pod_labels_on_pods() {
 }
 
 #[test]
-fn the_agent_has_upstreams_environment_and_mounts() {
+fn the_agent_has_upstreams_environment_and_mounts_and_its_own_directory() {
     let objects = with(json!({}));
     let agent = objects.container("install-cni");
     let env = agent["env"].as_array().unwrap();
@@ -96,6 +96,7 @@ fn the_agent_has_upstreams_environment_and_mounts() {
         json!([
             {"name": "cni-bin-dir", "mountPath": "/host/opt/cni/bin"},
             {"name": "cni-net-dir", "mountPath": "/host/etc/cni/net.d"},
+            {"name": "cni-run-dir", "mountPath": "/run/linkerd-cni"},
             {"name": "linkerd-tmp-dir", "mountPath": "/tmp"},
         ])
     );

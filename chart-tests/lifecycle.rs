@@ -171,7 +171,7 @@ fn upstreams_config_map(bin_dir: &str) -> Value {
 fn annotated_config_map(bin_dir: &str) -> Value {
     json!({
         "metadata": {"annotations": {BIN_DIR_IN_USE: bin_dir}},
-        "data": {"dest_cni_bin_dir": bin_dir, "cni_network_config": "{\"pod-detection\": \"api\"}"},
+        "data": {"dest_cni_bin_dir": bin_dir, "cni_network_config": "{\"api-retry-seconds\": 10}"},
     })
 }
 
@@ -195,7 +195,7 @@ fn an_upgrade_in_upstreams_bin_dir_does_not_require_network_plugins() {
 #[test]
 fn other_config_maps_keep_the_requirement_of_network_plugins() {
     let without_annotation = json!({"metadata": {}, "data": {
-        "dest_cni_bin_dir": "/opt/cni/bin", "cni_network_config": "{\"pod-detection\": \"api\"}",
+        "dest_cni_bin_dir": "/opt/cni/bin", "cni_network_config": "{\"api-retry-seconds\": 10}",
     }});
     for config_map in [
         json!({}),

@@ -11,7 +11,6 @@ fn the_plugin_configuration_has_upstreams_keys_and_more() {
     expected["capabilities"] = json!({"io.kubernetes.cri.pod-annotations": true});
     let linkerd = &mut expected["linkerd"];
     linkerd["iptables-mode"] = json!("auto");
-    linkerd["pod-detection"] = json!("annotations");
     linkerd["api-retry-seconds"] = json!(10);
     linkerd["agent-namespace"] = json!("linkerd-cni");
     assert_eq!(with(json!({})).plugin(), expected);
@@ -76,8 +75,6 @@ fn each_value_reaches_the_plugin_configuration() {
             json!(["kube-system"]),
         ),
         (json!({"excludeNamespaces": []}), "exclude-namespaces", Value::Null),
-        (json!({"podDetection": "api"}), "pod-detection", json!("api")),
-        (json!({"podDetection": "injector"}), "pod-detection", json!("injector")),
         (json!({"apiRetrySeconds": "20"}), "api-retry-seconds", json!(20)),
         (json!({"disableIPv6": false}), "ipv6", json!(true)),
         (json!({"disableIPv6": null}), "ipv6", json!(false)),
@@ -87,10 +84,6 @@ fn each_value_reaches_the_plugin_configuration() {
         let found = plugin["linkerd"].get(key).unwrap_or(&Value::Null);
         assert_eq!(found, &expected, "{values}");
     }
-    let api = with(json!({"podDetection": "api"})).plugin();
-    assert!(api.get("capabilities").is_none(), "{api}");
-    let injector = with(json!({"podDetection": "injector"})).plugin();
-    assert_eq!(injector["capabilities"], json!({"io.kubernetes.cri.pod-annotations": true}));
     assert_eq!(with(json!({"logLevel": "debug"})).plugin()["log_level"], "debug");
     // Upstream accepts any case, and takes an empty level for its default.
     assert_eq!(with(json!({"logLevel": "Debug"})).plugin()["log_level"], "Debug");

@@ -59,6 +59,11 @@
   value: {{ eq (toString .Values.ownConfig) "true" | quote }}
 - name: LINKERD_CNI_REQUIRE_NETWORK_PLUGINS
   value: {{ and (ne (toString .Values.requireNetworkPlugins) "false") (not (include "linkerd-cni.binDirInUse" .)) | quote }}
+# Directory of the record socket and the copy of the node's pods.
+- name: LINKERD_CNI_RUN_DIR
+  value: /run/linkerd-cni
+- name: LINKERD_CNI_WATCH_PODS
+  value: {{ include "linkerd-cni.watchPods" . | quote }}
 - name: LINKERD_CNI_SELF_TEST
   value: {{ eq (include "linkerd-cni.selfTest" .) "true" | quote }}
 {{- with .Values.startupTaint }}
@@ -77,6 +82,11 @@
 {{- if ne (toString .Values.selfTest) "false" }}true{{ end }}
 {{- end }}
 
+{{/* "true" if the agent watches the pods of its node, else "false". */}}
+{{- define "linkerd-cni.watchPods" -}}
+{{- ne (toString .Values.watchPods) "false" }}
+{{- end }}
+
 {{/*
 "true" if upstream's chart used the same bin dir, else empty. The runtime then finds the plugin there, even if the directory holds no plugin of the
 primary CNI. The next agent cannot see this on the node, because upstream's agent uninstalls
@@ -89,7 +99,7 @@ without a cluster, as with `helm template`.
 {{- $dir := include "linkerd-cni.binDir" . | trimSuffix "/" }}
 {{- $data := $live.data | default dict }}
 {{- $noted := get ($live.metadata.annotations | default dict) "linkerd.io/cni-bin-dir-in-use" | default "" | trimSuffix "/" }}
-{{- $upstream := not (contains "pod-detection" ($data.cni_network_config | default "pod-detection")) }}
+{{- $upstream := not (contains "api-retry-seconds" ($data.cni_network_config | default "api-retry-seconds")) }}
 {{- $used := trimSuffix "/" ($data.dest_cni_bin_dir | default "") }}
 {{- if or (eq $noted $dir) (and $upstream (eq $used $dir)) }}true{{ end }}
 {{- end }}

@@ -98,6 +98,10 @@ The items of `extraVolumes` or `extraVolumeMounts`, or empty. Argument: a dict w
 - name: cni-net-dir
   hostPath:
     path: {{ include "linkerd-cni.netDir" . | include "linkerd-cni.mountedDir" }}
+- name: cni-run-dir
+  hostPath:
+    path: /run/linkerd-cni
+    type: DirectoryOrCreate
 {{- if and (.Values.repairController).enabled (include "linkerd-cni.repairEntersPods" .) }}
 - name: netns
   hostPath:
@@ -119,6 +123,8 @@ The items of `extraVolumes` or `extraVolumeMounts`, or empty. Argument: a dict w
 {{- end }}
 - name: cni-net-dir
   {{- include "linkerd-cni.netDir" . | include "linkerd-cni.mountPath" | nindent 2 }}
+- name: cni-run-dir
+  mountPath: /run/linkerd-cni
 - name: linkerd-tmp-dir
   mountPath: /tmp
 {{- end }}

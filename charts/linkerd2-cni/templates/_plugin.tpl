@@ -157,21 +157,18 @@ every meshed pod.
 {{- if eq (toString .Values.strictProxyUser) "true" }}
 {{- $_ := set $linkerd "strict-proxy-user" true }}
 {{- end }}
-{{- $_ := set $linkerd "pod-detection" (.Values.podDetection | default "annotations") }}
 {{- $_ := set $linkerd "api-retry-seconds" (.Values.apiRetrySeconds | default 10 | int64) }}
 {{- /* The plugin skips the agent's pods, which install the credential, without an API request. */}}
 {{- $_ := set $linkerd "agent-namespace" .Release.Namespace }}
-{{- /* The agent replaces the placeholder with the path of the kubeconfig. */}}
+{{- /* The agent replaces the placeholder with the path of the kubeconfig. The capability requests
+the pod's annotations from the container runtime. */}}
 {{- $plugin := dict
       "name" "linkerd-cni"
       "type" "linkerd-cni"
       "log_level" (.Values.logLevel | default "info")
       "kubernetes" (dict "kubeconfig" "__KUBECONFIG_FILEPATH__")
-      "linkerd" $linkerd }}
-{{- /* Requests the pod's annotations from the container runtime. */}}
-{{- if has (get $linkerd "pod-detection" | toString) (list "annotations" "injector") }}
-{{- $_ := set $plugin "capabilities" (dict "io.kubernetes.cri.pod-annotations" true) }}
-{{- end -}}
+      "linkerd" $linkerd
+      "capabilities" (dict "io.kubernetes.cri.pod-annotations" true) }}
 dest_cni_net_dir: {{ include "linkerd-cni.netDir" . | quote }}
 dest_cni_bin_dir: {{ include "linkerd-cni.binDir" . | quote }}
 cni_network_config: |-
