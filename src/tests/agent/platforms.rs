@@ -138,6 +138,7 @@ fn variables(platform: &str, api: &Api, host: &Path) -> Vec<(String, String)> {
         ("CONTAINER_MOUNT_PREFIX", host.to_str().unwrap().to_owned()),
         ("KUBECONFIG_FILE_NAME", String::new()),
         ("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0".into()),
+        ("LINKERD_CNI_RUN_DIR", host.join("run/linkerd-cni").to_str().unwrap().to_owned()),
     ];
     vars.extend(own.into_iter().chain(api.vars()).map(|(k, v)| (k.into(), v)));
     vars

@@ -66,7 +66,6 @@ fn a_release_of_upstreams_chart_is_upgraded_to_this_chart_without_a_bare_pod() {
     });
     let entry = node.linkerd_entry();
     assert_eq!(entry["linkerd"]["iptables-mode"], "auto", "{entry}");
-    assert_eq!(entry["linkerd"]["pod-detection"], "annotations", "{entry}");
     assert_eq!(required_network_plugins(), "false", "the bin dir is known");
     linkerd_check_finds_what_it_looks_up();
     passes_its_own_test(helm);
