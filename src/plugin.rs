@@ -1,7 +1,7 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 //!
 //! - `api`: fetches the pod, its namespace and the API server's Service
-//! - `pod_redirect`: decides on the pod, and computes the redirect without the API server in an outage
+//! - `pod_redirect`: decides on the pod by the first source that knows it
 
 mod api;
 pub mod pod_redirect;
@@ -15,7 +15,7 @@ use crate::cni::{Command, Error, Request, result, version};
 use crate::config::{Config, ResolvedRedirect};
 use crate::failure::Failure;
 use crate::pod::Decision;
-use crate::record::{CallResult, Record};
+use crate::record::{CallResult, Record, Source};
 use crate::redirect::{Ipv6, Origin};
 use crate::{firewall, log, netns};
 use pod_redirect::PodRedirect;
@@ -73,7 +73,7 @@ fn run_and_record(
 /// not.
 fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
-    let found = match pod_redirect::known(request, config, record)? {
+    let found = match pod_redirect::known(request, config, record, pod_redirect::node_copy)? {
         Decision::Redirect(pod) => pod.find(config, record, pod_redirect::fetch)?,
         Decision::Skip(reason) => Decision::Skip(reason),
     };
@@ -135,9 +135,9 @@ fn check(request: &Request, config: &Config, record: &mut Record) -> Result<Stri
 
 /// Returns the rules that a meshed pod lacks, or why that is unknown.
 ///
-/// If the pod has the rules of annotations and plugin entry, no API request is sent: CRI-O calls CHECK
-/// also after each ADD. Otherwise other rules may be right, as the pod may be unmeshed or its proxy
-/// may have another UID.
+/// If the node's copy lacks the pod, and the pod has the rules of annotations and plugin entry, no API
+/// request is sent: CRI-O calls CHECK also after each ADD. Otherwise other rules may be right, as the pod
+/// may be unmeshed or its proxy may have another UID.
 fn missing_rules(
     request: &Request,
     config: &Config,
@@ -151,7 +151,7 @@ fn missing_rules(
             firewall::missing(&Origin { redirect, families }, mode)
         })
     };
-    let found = match pod_redirect::known(request, config, record)? {
+    let found = match pod_redirect::known(request, config, record, pod_redirect::node_copy)? {
         Decision::Skip(reason) => Decision::Skip(reason),
         Decision::Redirect(pod) => {
             let expected = pod.by_annotations(config).filter(|_| !config.simulate);
@@ -159,6 +159,7 @@ fn missing_rules(
             if expected.is_some_and(|resolved| {
                 missing_of(resolved).is_ok_and(|missing| missing.is_empty())
             }) {
+                record.source = Some(Source::Annotations);
                 return Ok(Vec::new());
             }
             pod.find(config, record, pod_redirect::fetch)?

@@ -53,6 +53,30 @@ impl fmt::Display for CallResult {
     }
 }
 
+/// What the plugin decided by.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Source {
+    /// The node's copy of its pods.
+    Copy,
+    /// A response of the API server.
+    Request,
+    /// The annotations that the runtime passes, and the plugin entry.
+    Annotations,
+}
+
+impl Source {
+    /// Every source.
+    pub const ALL: [Source; 3] = [Source::Copy, Source::Request, Source::Annotations];
+}
+
+/// Formats the source as in JSON.
+impl fmt::Display for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
 /// What the plugin did for one pod. It has no token and no environment variable, and of the
 /// annotations only the ignored elements.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -69,6 +93,9 @@ pub struct Record {
     pub result: CallResult,
     #[serde(default)]
     pub backend: Option<Backend>,
+    /// Missing if the pod's name decided, or nothing did.
+    #[serde(default)]
+    pub source: Option<Source>,
     /// Number of requests to the API server.
     pub requests: u32,
     /// How many of these requests repeated a failed one.
@@ -135,6 +162,7 @@ impl Record {
             container_id: container_id.to_owned(),
             result: CallResult::Failed,
             backend: None,
+            source: None,
             requests: 0,
             retries: 0,
             ms: 0,
@@ -275,6 +303,9 @@ impl fmt::Display for Record {
             write!(f, " by {backend}")?;
         }
         write!(f, ", {} requests, {} ms", self.requests, self.ms)?;
+        if let Some(source) = self.source {
+            write!(f, ", source {source}")?;
+        }
         let blocked = "init containers without network, as they start before the proxy";
         for note in named(blocked, &self.blocked_init_containers).into_iter().chain(self.warnings())
         {

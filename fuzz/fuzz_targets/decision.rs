@@ -8,7 +8,7 @@
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::cni::args;
 use linkerd2_cni::pod::annotation::{CREATED_BY, INJECT, PROXY_PORTS, UPSTREAM_KEYS};
-use testkit::properties::decision::{API_ERRORS, Start};
+use testkit::properties::decision::{API_ERRORS, COPY_STATES, Start};
 
 const CONTAINERS: [&[&str]; 4] = [&["app"], &["app", "linkerd-proxy"], &["linkerd-init"], &[]];
 
@@ -41,6 +41,7 @@ fn start(text: &str) -> Option<Start> {
         containers: CONTAINERS[switch(0) % CONTAINERS.len()].to_vec(),
         init_containers: CONTAINERS[switch(1) % CONTAINERS.len()].to_vec(),
         has_capability: switch(2) % 2 == 0,
+        copy: COPY_STATES[switch(3) % COPY_STATES.len()],
         strict: switch(4) % 2 == 1,
         of_namespace: of_namespace.into_iter().collect(),
         api_error: API_ERRORS.get(switch(5) % 8).copied(),

@@ -5,6 +5,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
+use linkerd2_cni::pod_copy;
 use serde_json::{Value, json};
 
 use crate::canned_api::Api;
@@ -72,7 +73,12 @@ impl Call {
     pub fn with_kubeconfig(command: &str, netns: &Path, kubeconfig: &Path) -> Self {
         let mut environment = cni::environment(command, netns.to_str().unwrap()).to_vec();
         let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=c0ffee00-0000-4000-8000-000000000001";
-        environment.extend([("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"), ("CNI_ARGS", args)]);
+        let run_dir = kubeconfig.with_file_name("run");
+        environment.extend([
+            ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
+            ("CNI_ARGS", args),
+            (pod_copy::RUN_DIR_VARIABLE, run_dir.to_str().unwrap()),
+        ]);
         let mut config = cni::upstream_entry();
         config["cniVersion"] = json!("1.0.0");
         config["name"] = json!("k8s-pod-network");
@@ -116,6 +122,11 @@ impl Call {
     pub fn annotated(self, annotations: Value) -> Self {
         let key = "io.kubernetes.cri.pod-annotations";
         self.set("runtimeConfig", json!({key: annotations}))
+    }
+
+    /// Directory with the node's copy of its pods, beside the kubeconfig.
+    pub fn run_dir(&self) -> PathBuf {
+        self.kubeconfig().with_file_name("run")
     }
 
     pub fn kubeconfig(&self) -> PathBuf {

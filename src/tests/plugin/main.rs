@@ -14,6 +14,7 @@ mod ignored;
 mod injected;
 mod lists;
 mod native;
+mod node_copy;
 mod optional_ipv6;
 mod protocol;
 mod proxy_container;

@@ -7,7 +7,7 @@ use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
 
-use crate::decision::{API_ERRORS, EXCLUDED, Start};
+use crate::decision::{API_ERRORS, COPY_STATES, CopyState, EXCLUDED, Start};
 use crate::recorded::{REGRESSIONS, recorded_in};
 use crate::{kubernetes_name, nearly_a_list};
 
@@ -58,11 +58,12 @@ prop_compose! {
         containers in vec(select(CONTAINERS.to_vec()), 1..3),
         init_containers in vec(select(CONTAINERS.to_vec()), 0..2),
         (has_capability, strict) in (any::<bool>(), any::<bool>()),
+        copy in select(COPY_STATES.to_vec()),
         api_error in option::weighted(0.3, select(API_ERRORS.to_vec())),
     ) -> Start {
         Start {
             namespace, name, annotations, containers, init_containers, has_capability, strict,
-            of_namespace, api_error,
+            copy, of_namespace, api_error,
         }
     }
 }
@@ -73,6 +74,16 @@ proptest! {
     #[test]
     fn a_pod_with_a_proxy_is_never_passed_bare_without_a_documented_reason(start in start()) {
         start.assert_not_bare();
+    }
+
+    #[test]
+    fn the_nodes_copy_decides_like_the_pod_object_whatever_annotations_and_api_server_say(
+        start in start(),
+    ) {
+        let by_object =
+            Start { has_capability: false, copy: CopyState::Unkept, api_error: None, ..start.clone() };
+        let by_copy = Start { copy: CopyState::Published, ..start };
+        assert_eq!(by_copy.decide(), by_object.decide());
     }
 }
 
@@ -87,6 +98,7 @@ fn each_outcome_of_a_start_occurs() {
         init_containers: Vec::new(),
         has_capability: true,
         strict: false,
+        copy: CopyState::Unkept,
         of_namespace: Annotations::new(),
         api_error: None,
     };

@@ -11,7 +11,7 @@ use linkerd2_cni::cni::{Command, Request, request};
 use linkerd2_cni::config::Config;
 use linkerd2_cni::failure::Failure;
 use linkerd2_cni::kube::types::Service;
-use linkerd2_cni::plugin::pod_redirect;
+use linkerd2_cni::plugin::pod_redirect::{self, NodeCopy};
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::facts::{self, ClusterLookup};
@@ -36,12 +36,24 @@ pub struct Start {
     /// Whether the runtime passes the annotations to the plugin.
     pub has_capability: bool,
     pub strict: bool,
+    pub copy: CopyState,
     /// Annotations of the pod's namespace.
     pub of_namespace: Annotations,
     /// Code of the error with which each API request fails.
     pub api_error: Option<Failure>,
 }
 
+/// The node's copy of its pods when the pod starts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CopyState {
+    Published,
+    /// A live agent has not published the pod.
+    Lacking,
+    Unkept,
+}
+
+pub const COPY_STATES: [CopyState; 3] =
+    [CopyState::Published, CopyState::Lacking, CopyState::Unkept];
 /// Namespace in `exclude-namespaces`, and the agent's namespace.
 pub const EXCLUDED: &str = "kube-system";
 pub const AGENT_NAMESPACE: &str = "linkerd-cni";
@@ -97,14 +109,23 @@ impl Start {
         assert_eq!(request.command, Command::Add);
         let config = Config::read_leniently(&request.config);
         let mut record = Record::new(Command::Add, "");
-        let fetch = |pod: &PodRef, _: &Config, _: Duration, _: &mut Record| {
-            if let Some(failure) = self.api_error {
-                return Err(Error::new(failure, "scripted error"));
-            }
+        let facts = |pod: &PodRef| {
             let found = serde_json::from_value(self.object()).expect("a pod");
             facts::facts(found, pod, &mut Namespace(&self.of_namespace))
         };
-        let pod = match pod_redirect::known(&request, &config, &mut record)? {
+        let fetch = |pod: &PodRef, _: &Config, _: Duration, _: &mut Record| match self.api_error {
+            Some(failure) => Err(Error::new(failure, "scripted error")),
+            None => facts(pod),
+        };
+        let copy = |pod: &PodRef, _| match self.copy {
+            CopyState::Published => {
+                let copy = serde_json::to_string(&facts(pod).expect("facts")).expect("JSON");
+                NodeCopy::Decides(serde_json::from_str(&copy).expect("a copy"))
+            }
+            CopyState::Lacking => NodeCopy::Lacks,
+            CopyState::Unkept => NodeCopy::Unkept,
+        };
+        let pod = match pod_redirect::known(&request, &config, &mut record, copy)? {
             Decision::Redirect(pod) => pod,
             Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
         };
@@ -128,7 +149,7 @@ impl Start {
     }
 
     /// The documented reasons: an excluded namespace, the agent's own pod, and annotations that suggest no
-    /// proxy.
+    /// proxy if the pod's containers are unknown.
     fn may_be_skipped(&self) -> bool {
         let suffix = self.name.strip_prefix("linkerd-cni-");
         let is_agent =
@@ -137,7 +158,13 @@ impl Start {
             ["linkerd.io/proxy-version", "linkerd.io/trust-root-sha256"].contains(&key.as_str())
                 || (key == "linkerd.io/created-by" && value.starts_with("linkerd/proxy-injector"))
         });
-        self.namespace == EXCLUDED || is_agent || (self.has_capability && !suggests_proxy)
+        let is_known = match self.copy {
+            CopyState::Published => true,
+            CopyState::Lacking => self.api_error.is_none(),
+            CopyState::Unkept => false,
+        };
+        let by_annotations = self.has_capability && !suggests_proxy && !is_known;
+        self.namespace == EXCLUDED || is_agent || by_annotations
     }
 
     /// Asserts that the rules redirect connections of the pod, on all ports that are not skipped.
