@@ -28,7 +28,7 @@ use super::self_test::{SelfTest, TestedPlugin};
 use super::settings::Settings;
 use super::subject::Subject;
 use super::upstream_kubeconfig::UpstreamKubeconfig;
-use super::yielding::{self, KeptFiles, OtherAgent, RESTORED_WITHIN, Yielding};
+use super::yielding::{self, OtherAgent, RESTORED_WITHIN, Yielding};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::{Entry, PLUGIN};
@@ -260,47 +260,51 @@ impl Reconciler {
     /// that name, which the plugin in the image does not resolve, and upstream's agent writes its
     /// plugin binary only when it starts. So its binary must still be there when this agent ends
     /// first, also by SIGKILL.
-    fn kept_files(&mut self, configs: &[ConfigFile]) -> (KeptFiles, Option<Instant>) {
+    fn kept_files(&mut self, configs: &[ConfigFile]) -> (Option<OtherAgent>, Option<Instant>) {
         if self.newer_agent_runs() {
-            return (KeptFiles::OfNewerAgent, None);
+            return (Some(OtherAgent::Newer), None);
         }
         let settings = &self.settings;
         let bin_dir = &settings.node.bin_dir;
         if settings.api_name().is_none() || Binaries::executable(bin_dir, PLUGIN).is_none() {
-            return (KeptFiles::None, None);
+            return (None, None);
         }
         let stale = self.binaries.stale(&settings.node, &[PLUGIN.to_owned()]);
         if stale.is_ok_and(|stale| stale.is_empty()) {
-            return (KeptFiles::None, None);
+            return (None, None);
         }
         // Upstream's agent writes the binary first, and the plugin entry last.
         let changed = files::changed_at(&bin_dir.join(PLUGIN));
         let age = changed.and_then(|changed| changed.elapsed().ok());
         let now = Instant::now();
         if age.is_some_and(|age| age < RESTORED_WITHIN) || self.yielding.is_trying(now) {
-            return (KeptFiles::OfUpstreamAgent, Some(now + RESTORED_WITHIN));
+            return (Some(OtherAgent::Upstream), Some(now + RESTORED_WITHIN));
         }
         let is_kept = credential::needs_resolver(settings)
             && yielding::is_chained_by_upstream(configs, &self.entry);
-        (if is_kept { KeptFiles::OfUpstreamAgent } else { KeptFiles::None }, None)
+        (is_kept.then_some(OtherAgent::Upstream), None)
     }
 
     /// Copies the plugin binaries that are missing or different on the host from the image. Those of
     /// another agent that stay in use only need to be executable.
-    fn install_binaries(&mut self, kept: KeptFiles) -> BinaryOutcome {
+    fn install_binaries(&mut self, kept: Option<OtherAgent>) -> BinaryOutcome {
         let mut progress = Progress::default();
         let problem = self.copy_binaries(kept, &mut progress).err();
         BinaryOutcome { problem, progress }
     }
 
-    fn copy_binaries(&mut self, kept: KeptFiles, progress: &mut Progress) -> Result<(), String> {
+    fn copy_binaries(
+        &mut self,
+        kept: Option<OtherAgent>,
+        progress: &mut Progress,
+    ) -> Result<(), String> {
         let node = &self.settings.node;
         let names = Binaries::in_image(node).map_err(|error| {
             let dir = node.image_bin_dir.display();
             format!("CONTAINER_CNI_BIN_DIR={dir}: {error}; set it to the image's directory of plugin binaries")
         })?;
         let mut stale = self.binaries.stale(node, &names).map_err(|error| error.to_string())?;
-        if kept != KeptFiles::None {
+        if kept.is_some() {
             stale.retain(|name| Binaries::executable(&node.bin_dir, name).is_none());
         }
         if stale.is_empty() {
@@ -339,18 +343,22 @@ impl Reconciler {
 
     /// Returns the outcome of the self-test, and starts the self-test if there is none yet. It runs
     /// only if binary, kubeconfig and network configs are correct and this pass did not change them.
-    fn check_self_test(&mut self, outcomes: &Outcomes, kept: KeptFiles) -> Option<SelfTestOutcome> {
+    fn check_self_test(
+        &mut self,
+        outcomes: &Outcomes,
+        kept: Option<OtherAgent>,
+    ) -> Option<SelfTestOutcome> {
         let self_test = self.self_test.as_mut().filter(|_| outcomes.is_installed())?;
         let node = &self.settings.node;
         let verified = self.binaries.verified(PLUGIN);
         let (dir, binary) = match kept {
-            KeptFiles::None => (&node.bin_dir, verified),
-            KeptFiles::OfNewerAgent => {
+            None => (&node.bin_dir, verified),
+            Some(OtherAgent::Newer) => {
                 let any = || Binaries::executable(&node.bin_dir, PLUGIN);
                 (&node.bin_dir, verified.or_else(any))
             }
             // An upstream plugin cannot run in the self-test: its iptables is on the node.
-            KeptFiles::OfUpstreamAgent => {
+            Some(OtherAgent::Upstream) => {
                 (&node.image_bin_dir, Binaries::executable(&node.image_bin_dir, PLUGIN))
             }
         };

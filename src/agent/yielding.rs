@@ -17,21 +17,20 @@
 use std::fmt;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
 use crate::backoff::between;
 use crate::cni::object::Object;
 use crate::config::Config;
+use crate::conflist::Entry;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
-use crate::conflist::{Conflist, Entry};
 
 /// Time within which an upstream agent restores its plugin entry, also on a busy node.
 pub const RESTORED_WITHIN: Duration = Duration::from_secs(2);
 
-/// The agent whose plugin entry stays in use.
-#[derive(Debug, PartialEq, Eq)]
+/// The agent whose files stay in use: its plugin entry, or during a pass its plugin binary and
+/// kubeconfig.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherAgent {
     /// An agent of this project that started after this one.
     Newer,
@@ -51,14 +50,6 @@ impl fmt::Display for OtherAgent {
             }
         })
     }
-}
-
-/// The agent whose plugin binary and kubeconfig on the host stay in use during a pass.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum KeptFiles {
-    None,
-    OfNewerAgent,
-    OfUpstreamAgent,
 }
 
 /// What this agent remembers of an upstream agent on the node.
@@ -94,27 +85,25 @@ impl Yielding {
         newer_agent_runs: bool,
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
-        let Some(text) = plan::installed_entry(found).map(|entry| entry.text) else {
+        let Some(entry) = installed_entry(kubeconfig, found) else {
             // A running upstream agent restores its entry at once. No entry means that it does not
             // run.
             self.tried = None;
             return None;
         };
-        let entry = Entry::new(text, kubeconfig).ok()?;
-        if entry.is_equal(own) {
+        if entry.value() == own.value() {
             self.was_chained = true;
             self.until = None;
             return None;
         }
-        let value: Value = serde_json::from_str(text).ok()?;
-        if !is_usable(text, &value, kubeconfig) {
+        if !is_usable(&entry, kubeconfig) {
             return None;
         }
         if newer_agent_runs {
             return Some((OtherAgent::Newer, entry));
         }
         // An older agent of this project yields to this one.
-        if !is_upstreams(&value) {
+        if !is_upstreams(&entry) {
             return None;
         }
         if std::mem::take(&mut self.was_chained) {
@@ -154,50 +143,45 @@ pub fn usable_entry_is_installed(
     found: &[ConfigFile],
 ) -> bool {
     let called = plan::called(found);
-    if called.is_some_and(|called| called.plugin_entry().is_none())
-        && !plan::is_chained(mode, found)
-    {
-        return false;
-    }
-    let Some(text) = plan::installed_entry(found).map(|entry| entry.text) else {
-        return false;
-    };
-    let value: Value = serde_json::from_str(text).unwrap_or_default();
-    Entry::new(text, kubeconfig).is_ok_and(|entry| entry.is_equal(own))
-        || is_usable(text, &value, kubeconfig)
+    let is_other_called = called.is_some_and(|called| called.plugin_entry().is_none())
+        && plan::chained(mode, found).is_none();
+    !is_other_called
+        && installed_entry(kubeconfig, found)
+            .is_some_and(|entry| entry.value() == own.value() || is_usable(&entry, kubeconfig))
 }
 
-/// Returns whether an upstream agent wrote a plugin entry in one of the conflists `found`, other than
-/// `own`. Such an entry is either younger than one pass, or this agent yields to it. In both cases an
-/// upstream agent probably runs.
+/// Returns the plugin entry in use among the network configs `found`.
+fn installed_entry(kubeconfig: &str, found: &[ConfigFile]) -> Option<Entry> {
+    Entry::new(plan::installed(found)?.plugin_entry()?.text, kubeconfig).ok()
+}
+
+/// Returns whether an upstream agent wrote a plugin entry in one of the network configs `found`, other
+/// than `own`. Such an entry is either younger than one pass, or this agent yields to it. In both cases
+/// an upstream agent probably runs.
 pub fn is_chained_by_upstream(found: &[ConfigFile], own: &Entry) -> bool {
-    let has_own = |file: &ConfigFile| {
-        let text = file.content.as_ref().map_or("", |content| &content.text);
-        Conflist::parse_any(text).is_ok_and(|conflist| conflist.has_entry(own))
-    };
-    let others = found.iter().filter(|file| !has_own(file)).filter_map(ConfigFile::plugin_entry);
-    others
-        .filter_map(|entry| serde_json::from_str::<Value>(entry.text).ok())
-        .any(|entry| is_upstreams(&entry))
+    let entries = found.iter().filter_map(ConfigFile::plugin_entry);
+    entries
+        .filter_map(|entry| Entry::new(entry.text, "").ok())
+        .any(|entry| entry.value() != own.value() && is_upstreams(&entry))
 }
 
 /// Returns whether upstream's agent wrote the plugin `entry`: agents of this project set
 /// `agent-namespace`.
-fn is_upstreams(entry: &Value) -> bool {
-    entry["linkerd"]["agent-namespace"].is_null()
+fn is_upstreams(entry: &Entry) -> bool {
+    entry.value()["linkerd"]["agent-namespace"].is_null()
 }
 
-/// Returns whether the plugin works with the entry `text`: it accepts the settings, and finds the
-/// kubeconfig that this agent keeps right. With another kubeconfig it may have a dead token.
-fn is_usable(text: &str, value: &Value, kubeconfig: &str) -> bool {
-    let config: Result<Object, _> = serde_json::from_str(text);
-    value["kubernetes"]["kubeconfig"] == kubeconfig
+/// Returns whether the plugin works with the `entry`: it accepts the settings, and finds the kubeconfig
+/// that this agent keeps right. With another kubeconfig it may have a dead token.
+fn is_usable(entry: &Entry, kubeconfig: &str) -> bool {
+    let config: Result<Object, _> = serde_json::from_str(entry.text());
+    entry.value()["kubernetes"]["kubeconfig"] == kubeconfig
         && config.is_ok_and(|config| Config::read(&config).is_ok())
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
     use crate::conflist::net_dir::{ConfigKind, Content};

@@ -1,12 +1,12 @@
 //! A JSON object that keeps the position of its values in the text.
 
-use std::fmt;
 use std::ops::Range;
 
-use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
 use super::error::{Error, syntax};
+use crate::cni::object::members;
 
 /// The members of a JSON object in the order of the text: keys and values as slices of the text, so
 /// that their position and bytes are known. A key can be any string that Go accepts, also `"\ud800"`.
@@ -51,23 +51,7 @@ impl<'a> BorrowedObject<'a> {
 
 impl<'de> Deserialize<'de> for BorrowedObject<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Members;
-        impl<'de> Visitor<'de> for Members {
-            type Value = BorrowedObject<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a JSON object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut members = Vec::new();
-                while let Some(member) = map.next_entry()? {
-                    members.push(member);
-                }
-                Ok(BorrowedObject(members))
-            }
-        }
-        deserializer.deserialize_map(Members)
+        members(deserializer).map(BorrowedObject)
     }
 }
 

@@ -4,10 +4,9 @@
 //! itself the one plugin.
 
 use serde_json::Value;
-use serde_json::value::RawValue;
 
-use super::PLUGIN;
-use super::borrowed_object::BorrowedObject;
+use super::splice::Plugin;
+use super::{Conflist, PLUGIN};
 
 /// The plugin entry found in a network config, with what a runtime adds before it runs the plugin.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -25,40 +24,20 @@ pub struct ChainedEntry<'a> {
 
 /// Finds the plugin entry in a conflist or a standalone config.
 pub fn plugin_entry(text: &str) -> Option<ChainedEntry<'_>> {
-    let (config, plugins) = plugins(text)?;
-    let position =
-        plugins.iter().position(|plugin| plugin_type(plugin).as_deref() == Some(PLUGIN))?;
+    let config = Conflist::parse_or_standalone(text).ok()?;
+    let position = config.plugins.iter().position(Plugin::is_plugin_entry)?;
     Some(ChainedEntry {
-        text: plugins[position],
-        name: config.string("name"),
-        version: config.string("cniVersion"),
+        text: config.plugins[position].text,
+        name: config.name,
+        version: config.version,
         has_previous: position > 0,
     })
 }
 
 /// Returns the types of all plugins that a network config calls, linkerd-cni included.
 pub fn plugin_types(text: &str) -> Vec<String> {
-    let plugins = plugins(text).map(|(_, plugins)| plugins);
-    let plugins = plugins.unwrap_or_default().into_iter();
-    plugins.filter_map(plugin_type).collect()
-}
-
-/// Returns the network config's members and the JSON text of each plugin that it calls.
-/// Runtimes ignore a `type` beside `plugins`, so a config with `plugins` is a conflist.
-fn plugins(text: &str) -> Option<(BorrowedObject<'_>, Vec<&str>)> {
-    let config = BorrowedObject::parse(text).ok()?;
-    let plugins = match config.get("plugins") {
-        Some(list) => {
-            let list: Vec<&RawValue> = serde_json::from_str(list.get()).ok()?;
-            list.into_iter().map(RawValue::get).collect()
-        }
-        None => vec![text.trim()],
-    };
-    Some((config, plugins))
-}
-
-fn plugin_type(plugin: impl AsRef<str>) -> Option<String> {
-    BorrowedObject::parse(plugin.as_ref()).ok()?.plugin_string("type")
+    let plugins = Conflist::parse_or_standalone(text).map(|config| config.plugins);
+    plugins.unwrap_or_default().into_iter().filter_map(|plugin| plugin.plugin_type).collect()
 }
 
 /// Returns whether the network config `text` may make a runtime call the plugin.
@@ -127,7 +106,7 @@ mod tests {
             ("[]", &[]),
             ("{}", &[]),
             (r#"{"type": "bridge"}"#, &["bridge"]),
-            (r#"{"plugins": [{"type": "bridge"}, 1]}"#, &["bridge"]),
+            (r#"{"plugins": [{"type": "bridge"}, 1]}"#, &[]),
             (r#"{"plugins": {"type": "linkerd-cni"}}"#, &[]),
             // Runtimes read `plugins` and ignore the type beside it.
             (r#"{"type": "linkerd-cni", "plugins": [{"type": "a"}]}"#, &["a"]),

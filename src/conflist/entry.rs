@@ -21,8 +21,7 @@ const SETTINGS: &str = "linkerd";
 #[derive(Clone, Debug)]
 pub struct Entry {
     text: String,
-    /// `text` parsed, to compare entries regardless of formatting.
-    pub(super) value: Value,
+    value: Value,
 }
 
 impl Entry {
@@ -45,9 +44,9 @@ impl Entry {
         &self.text
     }
 
-    /// Returns whether `other` is the same entry, regardless of formatting.
-    pub fn is_equal(&self, other: &Entry) -> bool {
-        self.value == other.value
+    /// Returns the entry parsed, to compare entries regardless of formatting.
+    pub fn value(&self) -> &Value {
+        &self.value
     }
 
     /// Adds the plugin setting `key`, which only the agent knows. A value that the template sets

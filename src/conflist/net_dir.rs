@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{ChainedEntry, PLUGIN, may_call_plugin, plugin_entry, splice, text};
+use super::{ChainedEntry, Conflist, PLUGIN, may_call_plugin, plugin_entry, text};
 use crate::files;
 use crate::files::FileAccess;
 
@@ -43,9 +43,23 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
+    /// Returns the text, empty if the file cannot be read.
+    pub fn text(&self) -> &str {
+        self.content.as_ref().map_or("", |content| &content.text)
+    }
+
     /// Returns the plugin entry, if the file can be read and has one.
     pub fn plugin_entry(&self) -> Option<ChainedEntry<'_>> {
-        plugin_entry(&self.content.as_ref().ok()?.text)
+        plugin_entry(self.text())
+    }
+
+    /// Parses a conflist.
+    ///
+    /// # Errors
+    /// Says why the file cannot be read or parsed: the rest of a sentence that starts with its name.
+    pub fn conflist(&self) -> Result<Conflist<'_>, String> {
+        let content = self.content.as_ref().map_err(|unreadable| unreadable.why.clone())?;
+        Conflist::parse_any(&content.text).map_err(|error| error.to_string())
     }
 
     /// Splits the name into that of the network config and the suffix that Cilium appended, if any.
@@ -190,7 +204,8 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
     };
     let text = text::from_bytes(bytes);
     if kind == ConfigKind::Conflist
-        && let Some(fragments) = splice::fragments_dir(&text)
+        && let Ok(conflist) = Conflist::parse_or_standalone(&text)
+        && let Some(fragments) = conflist.fragments_dir()
         && fragments_in(&dir.join(&fragments)).is_ok_and(|names| !names.is_empty())
     {
         let why = format!("takes its plugins from the files in the directory {fragments}");

@@ -14,36 +14,29 @@ mod steps;
 mod tests;
 mod unchain;
 
-pub use active::{
-    called, called_if_readable, calls_plugin, chained, installed, installed_entry, is_chained,
-};
+pub use active::{called, chained, installed};
 pub use steps::{Plan, Step};
 pub use unchain::unchain;
 
-use active::{active_among, called_among, has_entry, lacks_entry, no_network_config};
+use active::{active, has_entry, lacks_entry, no_network_config};
 use conf_conversion::conflist_names;
 
 /// Plans how to chain `entry` to the files that `mode` names, among the network configs `found`.
 pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
-    let foreign: Vec<&ConfigFile> = found
-        .iter()
-        .filter(|file| {
-            mode.own_config() != Some(&file.name) && !own_config::is_own_config(file, saved)
-        })
-        .collect();
+    let is_foreign = |file: &&ConfigFile| {
+        mode.own_config() != Some(&file.name) && !own_config::is_own_config(file, saved)
+    };
+    let foreign: Vec<&ConfigFile> = found.iter().filter(is_foreign).collect();
     let mut plan = match mode {
         ChainMode::Every => every(&foreign, entry, saved),
         ChainMode::Only(name) => only(name, &foreign, entry, saved),
         ChainMode::Standalone(name) => own_config::standalone(name, found, entry, saved),
         ChainMode::Copy(name) => own_config::copy(name, found, &foreign, entry, saved),
     };
-    let stale = match mode {
-        ChainMode::Every => made_from_multus_confs(&foreign),
-        _ => Vec::new(),
-    };
     if plan.steps.is_empty() && plan.not_chained.is_none() {
-        let remove = |file: &&ConfigFile| Step::Remove { name: file.name.clone() };
-        plan.unchain_steps.extend(stale.iter().map(remove));
+        if *mode == ChainMode::Every {
+            plan.unchain_steps.extend(made_from_multus_confs(&foreign).map(Step::remove));
+        }
         plan.unchain_steps.extend(unchain::other_modes(mode, found, saved));
     }
     plan
@@ -54,13 +47,12 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
 /// gets the entry.
 fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let mut plan = Plan::default();
-    let active = called_among(foreign);
-    let stale = made_from_multus_confs(foreign);
+    let active = called(foreign.iter().copied());
     for file in foreign {
         let is_active = active.is_some_and(|active| active.name == file.name);
         if multus::delegate(file, foreign).is_some()
             || multus::is_delegate_conf(file, foreign) && !is_active
-            || stale.iter().any(|stale| stale.name == file.name)
+            || made_from_multus_confs(foreign).any(|stale| stale.name == file.name)
         {
             continue;
         }
@@ -82,8 +74,8 @@ fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
 }
 
 /// Returns the conflists that were made from a `.conf` of Multus' daemon, and must not stay.
-fn made_from_multus_confs<'f>(foreign: &[&'f ConfigFile]) -> Vec<&'f ConfigFile> {
-    foreign.iter().filter_map(|file| multus::made_from(file, foreign)).collect()
+fn made_from_multus_confs<'f>(foreign: &[&'f ConfigFile]) -> impl Iterator<Item = &'f ConfigFile> {
+    foreign.iter().filter_map(|file| multus::made_from(file, foreign))
 }
 
 /// Chains only to the file `name`, or to the conflist that was made from it.
@@ -105,22 +97,17 @@ fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) 
             Some(format!("{} {}{}", file.name, lacks_entry(file), plan.skip_reason(&file.name)))
         }
     };
-    let is_known = active_among(foreign).is_some();
-    if plan.not_chained.is_none() && !is_known {
-        plan.not_chained = Some(no_network_config(foreign));
+    let Some(active) = active(foreign.iter().copied()) else {
+        plan.not_chained.get_or_insert_with(|| no_network_config(foreign));
+        return plan;
+    };
+    if plan.not_chained.is_none() && !named.iter().any(|file| file.name == active.name) {
+        plan.warning = Some(format!(
+            "the active network config is {0}, but cniConfFileName names {name}: the runtime calls \
+             linkerd-cni only if {0} calls {name}; if {0} does not, correct cniConfFileName",
+            active.name
+        ));
     }
-    plan.warning = active_among(foreign)
-        .filter(|active| {
-            plan.not_chained.is_none() && !named.iter().any(|file| file.name == active.name)
-        })
-        .map(|active| {
-            format!(
-                "the active network config is {0}, but cniConfFileName names {name}: the runtime \
-                 calls linkerd-cni only if {0} calls {name}; if {0} does not, correct \
-                 cniConfFileName",
-                active.name
-            )
-        });
     plan
 }
 

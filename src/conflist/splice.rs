@@ -1,7 +1,5 @@
 //! A conflist: parses it, splices the plugin entry into its text and cuts it out.
 
-use std::ops::Range;
-
 use serde_json::Value;
 use serde_json::value::RawValue;
 
@@ -13,34 +11,25 @@ use super::{Entry, PLUGIN};
 #[derive(Debug)]
 pub struct Conflist<'a> {
     text: &'a str,
-    /// Byte offset of the `[` that opens `plugins`.
-    start: usize,
-    pub(super) plugins: Vec<Plugin>,
-    name: Option<String>,
-}
-
-/// Returns the name of the directory from which libcni 1.3 and later takes the plugins of the conflist
-/// `text`: that of its network, if the conflist has no plugins itself.
-pub(super) fn fragments_dir(text: &str) -> Option<String> {
-    let object = BorrowedObject::parse(text).ok()?;
-    let plugins = object.get("plugins").map(|plugins| serde_json::from_str(plugins.get()));
-    let has_none = plugins
-        .is_none_or(|list: Result<Vec<&RawValue>, _>| list.is_ok_and(|list| list.is_empty()));
-    let name = object.string("name").filter(|name| !name.is_empty() && !name.contains('/'))?;
-    has_none.then_some(name)
+    /// Byte offset of the `[` that opens `plugins`. `None` for a standalone config.
+    start: Option<usize>,
+    pub(super) plugins: Vec<Plugin<'a>>,
+    pub(super) name: Option<String>,
+    /// Its `cniVersion`.
+    pub(super) version: Option<String>,
 }
 
 /// One object in `plugins`.
 #[derive(Debug)]
-pub(super) struct Plugin {
-    /// Byte range of the object in the text.
-    span: Range<usize>,
+pub(super) struct Plugin<'a> {
+    /// The object, as a slice of the conflist's text.
+    pub text: &'a str,
     /// Its `type`, if that is a string.
-    plugin_type: Option<String>,
+    pub plugin_type: Option<String>,
 }
 
-impl Plugin {
-    fn is_plugin_entry(&self) -> bool {
+impl Plugin<'_> {
+    pub fn is_plugin_entry(&self) -> bool {
         self.plugin_type.as_deref() == Some(PLUGIN)
     }
 }
@@ -68,25 +57,43 @@ impl<'a> Conflist<'a> {
     /// # Errors
     /// Fails if `text` is not JSON or `plugins` is not an array of objects.
     pub fn parse_any(text: &'a str) -> Result<Conflist<'a>, Error> {
+        let conflist = Conflist::parse_or_standalone(text)?;
+        if conflist.start.is_some() { Ok(conflist) } else { Err(Error::NoPlugins) }
+    }
+
+    /// Parses any conflist, or a standalone config, whose only plugin is itself. Runtimes ignore a
+    /// `type` beside `plugins`, so a config with `plugins` is a conflist.
+    ///
+    /// # Errors
+    /// Fails like [`Conflist::parse_any`].
+    pub(super) fn parse_or_standalone(text: &'a str) -> Result<Conflist<'a>, Error> {
         let object = BorrowedObject::parse(text)?;
-        let array = object.get("plugins").ok_or(Error::NoPlugins)?;
-        let elements: Vec<&RawValue> =
-            serde_json::from_str(array.get()).map_err(|_| Error::NoPlugins)?;
-        let mut plugins = Vec::with_capacity(elements.len());
-        for element in elements {
-            let plugin =
-                BorrowedObject::parse(element.get()).map_err(|_| Error::PluginNotObject)?;
-            plugins.push(Plugin {
-                span: span(text, element.get()),
-                plugin_type: plugin.plugin_string("type"),
-            });
-        }
+        let array = object.get("plugins").map(RawValue::get);
+        let elements = match array {
+            Some(array) => {
+                let elements: Result<Vec<&RawValue>, _> = serde_json::from_str(array);
+                elements.map_err(|_| Error::NoPlugins)?.into_iter().map(RawValue::get).collect()
+            }
+            None => vec![text.trim()],
+        };
+        let plugin = |text: &'a str| {
+            let object = BorrowedObject::parse(text).map_err(|_| Error::PluginNotObject)?;
+            Ok(Plugin { text, plugin_type: object.plugin_string("type") })
+        };
         Ok(Conflist {
             text,
-            start: span(text, array.get()).start,
-            plugins,
+            start: array.map(|array| span(text, array).start),
+            plugins: elements.into_iter().map(plugin).collect::<Result<_, _>>()?,
             name: object.string("name"),
+            version: object.string("cniVersion"),
         })
+    }
+
+    /// Returns the name of the directory from which libcni 1.3 and later takes the plugins of the
+    /// conflist: that of its network, if the conflist has no plugins itself.
+    pub(super) fn fragments_dir(self) -> Option<String> {
+        let has_plugins = self.start.is_some() && !self.plugins.is_empty();
+        self.name.filter(|name| !has_plugins && !name.is_empty() && !name.contains('/'))
     }
 
     /// Checks that a runtime would load the conflist, as far as its text shows.
@@ -100,12 +107,9 @@ impl<'a> Conflist<'a> {
         if self.plugins.is_empty() {
             return Err(Error::EmptyPlugins);
         }
-        let typed =
-            |plugin: &Plugin| plugin.plugin_type.as_deref().is_some_and(|name| !name.is_empty());
-        if !self.plugins.iter().all(typed) {
-            return Err(Error::NoType);
-        }
-        Ok(())
+        let has_type =
+            |plugin: &Plugin<'_>| plugin.plugin_type.as_ref().is_some_and(|name| !name.is_empty());
+        if self.plugins.iter().all(has_type) { Ok(()) } else { Err(Error::NoType) }
     }
 
     /// Returns whether any plugin entry is present.
@@ -119,13 +123,12 @@ impl<'a> Conflist<'a> {
     /// would rewrite the conflist forever.
     pub fn has_entry(&self, entry: &Entry) -> bool {
         self.only_entry().is_some_and(|found| {
-            serde_json::from_str::<Value>(&self.text[found.span.clone()])
-                .is_ok_and(|value| value == entry.value)
+            serde_json::from_str::<Value>(found.text).is_ok_and(|value| value == *entry.value())
         })
     }
 
     /// Returns the only plugin entry if another plugin runs before it.
-    fn only_entry(&self) -> Option<&Plugin> {
+    fn only_entry(&self) -> Option<&Plugin<'a>> {
         let (_, others) = self.plugins.split_first()?;
         let count = self.plugins.iter().filter(|plugin| plugin.is_plugin_entry()).count();
         others.iter().find(|plugin| plugin.is_plugin_entry() && count == 1)
@@ -148,7 +151,8 @@ impl<'a> Conflist<'a> {
             None => entry.text().to_owned(),
         };
         if let Some(found) = self.only_entry() {
-            let (before, after) = (&self.text[..found.span.start], &self.text[found.span.end..]);
+            let span = span(self.text, found.text);
+            let (before, after) = (&self.text[..span.start], &self.text[span.end..]);
             return format!("{before}{lines}{after}");
         }
         let (mut text, end) = self.cut();
@@ -158,8 +162,9 @@ impl<'a> Conflist<'a> {
 
     /// Returns the white space before the first plugin, to separate the plugin entry like it.
     fn separator(&self) -> &'a str {
-        let first = self.plugins.first().map_or(self.start, |p| p.span.start);
-        self.text.get(self.start + 1..first).unwrap_or_default()
+        let start = self.start.unwrap_or_default();
+        let first = self.plugins.first().map_or(start, |first| span(self.text, first.text).start);
+        self.text.get(start + 1..first).unwrap_or_default()
     }
 
     /// Returns the text without plugin entries, and the byte offset in it where the last other
@@ -168,18 +173,19 @@ impl<'a> Conflist<'a> {
         let Some(first) = self.plugins.first() else {
             return (self.text.to_owned(), self.text.len());
         };
-        let mut text = self.text[..first.span.start].to_owned();
+        let mut before = span(self.text, first.text).start;
+        let mut text = self.text[..before].to_owned();
         let mut end = text.len();
-        let mut before = first.span.start;
         let mut any = false;
         for plugin in &self.plugins {
+            let span = span(self.text, plugin.text);
             if !plugin.is_plugin_entry() {
-                let from = if any { before } else { plugin.span.start };
-                text.push_str(&self.text[from..plugin.span.end]);
+                let from = if any { before } else { span.start };
+                text.push_str(&self.text[from..span.end]);
                 end = text.len();
                 any = true;
             }
-            before = plugin.span.end;
+            before = span.end;
         }
         text.push_str(&self.text[before..]);
         (text, end)

@@ -6,7 +6,7 @@ use crate::cni;
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::conflist::{net_dir, plan};
-use crate::{conflist, files};
+use crate::files;
 
 /// File name of the plugin's kubeconfig, which is no network config.
 const KUBECONFIG: &str = "ZZZ-linkerd-cni-kubeconfig";
@@ -33,8 +33,7 @@ pub fn read(net_dir: &Path) -> Result<Config, Error> {
     let scanned = net_dir::scan(net_dir, KUBECONFIG)?;
     let active = plan::called(&scanned).ok_or_else(|| Error::NoConflist(net_dir.to_owned()))?;
     let path = net_dir.join(&active.name);
-    let text = active.content.as_ref().map(|content| &*content.text);
-    let entry = conflist::plugin_entry(text.unwrap_or_default());
+    let entry = active.plugin_entry();
     let entry = entry.and_then(|entry| serde_json::from_str::<Object>(entry.text).ok());
     let entry = entry.ok_or_else(|| Error::NoPluginEntry(path.clone()))?;
     Config::read(&entry).map_err(|source| Error::Config { path, source })

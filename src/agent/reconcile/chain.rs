@@ -10,11 +10,11 @@ use super::judge::ChainOutcome;
 use crate::agent::contention::ContendedFile;
 use crate::agent::platforms;
 use crate::agent::subject::Subject;
-use crate::agent::yielding::{KeptFiles, OtherAgent, usable_entry_is_installed};
-use crate::conflist::Entry;
+use crate::agent::yielding::{OtherAgent, usable_entry_is_installed};
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan::{self, Plan};
 use crate::conflist::saved_state;
+use crate::conflist::{Entry, plugin_entry};
 use crate::files;
 use crate::node::leftovers;
 use crate::node::observe::Observed;
@@ -27,7 +27,7 @@ impl Reconciler {
     pub(super) fn install_configs(
         &mut self,
         mut observed: Observed,
-        kept: KeptFiles,
+        kept: Option<OtherAgent>,
         can_chain: bool,
         is_locked: bool,
     ) -> ChainOutcome {
@@ -78,7 +78,7 @@ impl Reconciler {
         if plan::called(&observed.configs).is_none() {
             return self.entry_gap.pause(Instant::now());
         }
-        let is_chained = plan::is_chained(&self.mode, &observed.configs);
+        let is_chained = plan::chained(&self.mode, &observed.configs).is_some();
         let gap = self.entry_gap.observe(Instant::now(), is_chained, observed.changed_before);
         self.status.metrics.without_entry.inc_by(gap.as_secs_f64());
     }
@@ -106,10 +106,15 @@ impl Reconciler {
     }
 
     /// Decides whether the plugin entry of another agent stays in use, and logs a change.
-    fn yield_entry(&mut self, configs: &[ConfigFile], kept: KeptFiles, outcome: &mut ChainOutcome) {
+    fn yield_entry(
+        &mut self,
+        configs: &[ConfigFile],
+        kept: Option<OtherAgent>,
+        outcome: &mut ChainOutcome,
+    ) {
         let now = Instant::now();
         let kubeconfig = &self.settings.node.kubeconfig_on_host;
-        let is_newer = kept == KeptFiles::OfNewerAgent;
+        let is_newer = kept == Some(OtherAgent::Newer);
         let yielded = self.yielding.choose(&self.entry, kubeconfig, configs, is_newer, now);
         let (other, entry) = yielded.unzip();
         outcome.yielded_entry = entry;
@@ -137,11 +142,11 @@ impl Reconciler {
     }
 
     /// Plans the changes. A newer agent alone writes the network configs if its entry is usable.
-    fn plan(&self, observed: &Observed, kept: KeptFiles, entry: &Entry) -> Plan {
+    fn plan(&self, observed: &Observed, kept: Option<OtherAgent>, entry: &Entry) -> Plan {
         let Observed { configs, saved_state, .. } = observed;
         let plan = plan::chain(&self.mode, configs, entry, saved_state);
         let kubeconfig = &self.settings.node.kubeconfig_on_host;
-        if kept == KeptFiles::OfNewerAgent
+        if kept == Some(OtherAgent::Newer)
             && usable_entry_is_installed(&self.entry, kubeconfig, &self.mode, configs)
         {
             let Plan { conflists, not_chained, .. } = plan;
@@ -157,11 +162,12 @@ impl Reconciler {
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
     fn missing_plugins(&mut self, configs: &[ConfigFile]) -> Option<String> {
-        let active = plan::called(configs).or_else(|| plan::called_if_readable(configs));
+        let active = plan::called(configs)
+            .or_else(|| plan::called(configs.iter().filter(|file| file.content.is_ok())));
         let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
         self.status.metrics.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
-            self.runtime_finds_plugin |= plan::is_chained(&self.mode, configs);
+            self.runtime_finds_plugin |= plan::chained(&self.mode, configs).is_some();
         }
         warning
     }
@@ -191,7 +197,7 @@ impl Reconciler {
             let (target, path) = (step.target(), dir.join(step.target()));
             // A plugin entry of another agent also gives pods their redirect rules.
             let text = seen(step.source()).map_or("", |before| &before.text);
-            let had_entry = plan::calls_plugin(text);
+            let had_entry = plugin_entry(text).is_some();
             let file = match had_entry {
                 true => ContendedFile::Config(path.clone()),
                 false => ContendedFile::PluginEntry(path.clone()),

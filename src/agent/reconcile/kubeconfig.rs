@@ -12,12 +12,12 @@ use crate::agent::api::token::PluginToken;
 use crate::agent::contention::ContendedFile;
 use crate::agent::credential;
 use crate::agent::subject::Subject;
-use crate::agent::yielding::KeptFiles;
+use crate::agent::yielding::OtherAgent;
 
 impl Reconciler {
     /// Writes the kubeconfig if its content or its access differs. Writes nothing while there
     /// is no token for it, and over that of another agent that stays in use.
-    pub(super) fn install_kubeconfig(&mut self, kept: KeptFiles) -> KubeconfigOutcome {
+    pub(super) fn install_kubeconfig(&mut self, kept: Option<OtherAgent>) -> KubeconfigOutcome {
         let mut outcome = KubeconfigOutcome::default();
         if self.stopping {
             let why = "the kubeconfig has no token, and the agent is stopping";
@@ -42,7 +42,7 @@ impl Reconciler {
     /// written.
     fn write_kubeconfig(
         &mut self,
-        kept: KeptFiles,
+        kept: Option<OtherAgent>,
         outcome: &mut KubeconfigOutcome,
     ) -> Result<(), credential::Error> {
         let address = self.api.server_address();
@@ -61,13 +61,13 @@ impl Reconciler {
                 return Ok(());
             }
         };
-        if kept == KeptFiles::OfNewerAgent
+        if kept == Some(OtherAgent::Newer)
             && let Some(found) = self.accepted_token_on_host()
         {
             self.check_token(&found, false, outcome);
             return Ok(());
         }
-        if kept == KeptFiles::OfUpstreamAgent {
+        if kept == Some(OtherAgent::Upstream) {
             if self.settings.plugin_account.is_some() && !self.api.history().reached {
                 outcome.token = Some(Waiting("the API server has not responded yet".into()));
             }

@@ -134,8 +134,8 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<TestOutcome, Error> {
 /// Returns the plugin's config from the network config with the plugin entry in use.
 fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
     let found = net_dir::scan(&settings.node.net_dir, &settings.node.kubeconfig_name)?;
-    let installed = plan::installed(&found).and_then(|file| file.content.as_ref().ok());
-    installed.and_then(|content| PluginConfig::of(&content.text)).ok_or(Error::NoPluginEntry)
+    let installed = plan::installed(&found);
+    installed.and_then(|file| PluginConfig::of(file.text())).ok_or(Error::NoPluginEntry)
 }
 
 /// Calls the plugin binary for the scratch pod, and returns the CNI result. `previous` is the

@@ -8,21 +8,18 @@ use super::conf_conversion::conflist_names;
 use super::multus;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
-use crate::conflist::{self, ChainedEntry, Conflist, Entry};
+use crate::conflist::{self, Entry};
 
-/// Returns the active network config among `found`, which is in name order.
-pub(super) fn active(found: &[ConfigFile]) -> Option<&ConfigFile> {
-    active_among(&found.iter().collect::<Vec<_>>())
-}
-
-/// Returns the network config that would be active if only `files` existed.
-pub(super) fn active_among<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
+/// Returns the network config that is active if only `files`, in name order, exist.
+pub(super) fn active<'f>(
+    files: impl IntoIterator<Item = &'f ConfigFile>,
+) -> Option<&'f ConfigFile> {
     first_candidate(files).filter(|file| is_loadable(file))
 }
 
 /// Returns the first file that a runtime loads, or that it may load and the agent cannot read.
-fn first_candidate<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
-    files.iter().copied().find(|file| is_loadable(file) || unreadable(file).is_some())
+fn first_candidate<'f>(files: impl IntoIterator<Item = &'f ConfigFile>) -> Option<&'f ConfigFile> {
+    files.into_iter().find(|file| is_loadable(file) || unreadable(file).is_some())
 }
 
 /// Returns why the agent cannot read `file`, if the runtime may load it.
@@ -35,36 +32,22 @@ pub(super) fn unreadable(file: &ConfigFile) -> Option<String> {
     ))
 }
 
-/// Returns the network config among `found` whose plugins the runtime calls: the active one, or the
-/// conflist that the active config of Multus' daemon names.
-pub fn called(found: &[ConfigFile]) -> Option<&ConfigFile> {
-    called_among(&found.iter().collect::<Vec<_>>())
-}
-
-/// Returns what [`called`] would return without the files that the agent cannot read. A runtime that
-/// loads one of those for now may call these plugins later.
-pub fn called_if_readable(found: &[ConfigFile]) -> Option<&ConfigFile> {
-    called_among(&found.iter().filter(|file| file.content.is_ok()).collect::<Vec<_>>())
-}
-
-/// Returns what [`called`] would return if only `files` existed.
-pub(super) fn called_among<'f>(files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
-    let active = active_among(files)?;
-    Some(multus::delegate(active, files).unwrap_or(active))
+/// Returns the network config whose plugins the runtime calls if only `files`, in name order, exist:
+/// the active one, or the conflist that the active config of Multus' daemon names.
+pub fn called<'f>(files: impl IntoIterator<Item = &'f ConfigFile>) -> Option<&'f ConfigFile> {
+    let files: Vec<&ConfigFile> = files.into_iter().collect();
+    let active = active(files.iter().copied())?;
+    Some(multus::delegate(active, &files).unwrap_or(active))
 }
 
 /// Returns whether a runtime would load the file.
 pub(super) fn is_loadable(file: &ConfigFile) -> bool {
-    let Ok(content) = &file.content else {
-        return false;
-    };
     match file.kind {
         ConfigKind::Conflist => {
-            Conflist::parse_any(&content.text).and_then(|conflist| conflist.check_loadable())
+            file.conflist().is_ok_and(|conflist| conflist.check_loadable().is_ok())
         }
-        ConfigKind::Conf | ConfigKind::Json => conflist::check_conf_loadable(&content.text),
+        ConfigKind::Conf | ConfigKind::Json => conflist::check_conf_loadable(file.text()).is_ok(),
     }
-    .is_ok()
 }
 
 /// Returns the network config with the plugin entry in use: the one whose plugins the runtime calls.
@@ -73,21 +56,6 @@ pub(super) fn is_loadable(file: &ConfigFile) -> bool {
 pub fn installed(found: &[ConfigFile]) -> Option<&ConfigFile> {
     let has_entry = |file: &&ConfigFile| file.plugin_entry().is_some();
     called(found).filter(has_entry).or_else(|| found.iter().find(has_entry))
-}
-
-/// Returns the plugin entry in use, as [`installed`] says.
-pub fn installed_entry(found: &[ConfigFile]) -> Option<ChainedEntry<'_>> {
-    installed(found)?.plugin_entry()
-}
-
-/// Returns whether the network config `text` calls the plugin.
-pub fn calls_plugin(text: &str) -> bool {
-    conflist::plugin_entry(text).is_some()
-}
-
-/// Returns whether the runtime calls the plugin, as [`chained`] says.
-pub fn is_chained(mode: &ChainMode, found: &[ConfigFile]) -> bool {
-    chained(mode, found).is_some()
 }
 
 /// Returns the network config through which the runtime calls the plugin: the active one, in mode
@@ -110,24 +78,21 @@ pub fn chained<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f Conf
 
 /// Returns whether `file` is a conflist with the current `entry`.
 pub(super) fn has_entry(file: &ConfigFile, entry: &Entry) -> bool {
-    let text = file.content.as_ref().map(|content| content.text.as_str());
     file.kind == ConfigKind::Conflist
-        && text.is_ok_and(|text| {
-            Conflist::parse_chainable(text).is_ok_and(|conflist| conflist.has_entry(entry))
-        })
+        && file.conflist().is_ok_and(|conflist| conflist.has_entry(entry))
 }
 
 /// Describes why [`has_entry`] is false for `file`.
 pub(super) fn lacks_entry(file: &ConfigFile) -> &'static str {
-    match &file.content {
-        Ok(content) if calls_plugin(&content.text) => "has an outdated plugin entry",
-        _ => "has no plugin entry",
+    match file.plugin_entry() {
+        Some(_) => "has an outdated plugin entry",
+        None => "has no plugin entry",
     }
 }
 
 /// Says why no network config is active: none exists, one cannot be read, or all are invalid.
 pub(super) fn no_network_config(files: &[&ConfigFile]) -> String {
-    match first_candidate(files).and_then(unreadable) {
+    match first_candidate(files.iter().copied()).and_then(unreadable) {
         Some(why) => why,
         None if files.is_empty() => "no network config exists yet".into(),
         None => "no valid network config exists yet".into(),

@@ -89,6 +89,5 @@ fn is_made_from(conflist: &ConfigFile, conf: &str, saved: &SavedState) -> bool {
 
 /// Returns the text of a conflist without the plugin entry.
 pub(super) fn without_entry_of(file: &ConfigFile) -> Option<String> {
-    let text = &file.content.as_ref().ok()?.text;
-    Some(Conflist::parse_any(text).ok()?.without_entry())
+    Some(file.conflist().ok()?.without_entry())
 }

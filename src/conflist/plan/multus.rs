@@ -34,7 +34,7 @@ impl MultusConf {
 }
 
 fn parse(file: &ConfigFile) -> Option<MultusConf> {
-    let text = &file.content.as_ref().ok()?.text;
+    let text = file.text();
     text.contains("clusterNetwork").then(|| serde_json::from_str(text).ok())?
 }
 
@@ -69,7 +69,7 @@ pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool
 /// `file` of Multus' daemon.
 pub(super) fn made_from<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
     delegate(file, files)?;
-    let conf: Value = serde_json::from_str(&file.content.as_ref().ok()?.text).ok()?;
+    let conf: Value = serde_json::from_str(file.text()).ok()?;
     let names = conflist_names(&file.name);
     let is_made = |other: &&&ConfigFile| {
         names.contains(&other.name) && other_plugins(other) == Some(vec![conf.clone()])
@@ -97,7 +97,7 @@ mod tests {
     use crate::conflist;
     use crate::conflist::chain_mode::ChainMode;
     use crate::conflist::plan::tests::{CONF, LIST, entry, found, with_entry};
-    use crate::conflist::plan::{Step, called, chain, is_chained, unchain};
+    use crate::conflist::plan::{self, Step, called, chain, unchain};
     use crate::conflist::saved_state::SavedState;
 
     /// The file that Multus' daemon writes.
@@ -120,7 +120,7 @@ mod tests {
             let targets: Vec<&str> = plan.steps.iter().map(|step| step.target()).collect();
             assert_eq!(targets, writes);
             assert_eq!(plan.not_chained.is_none(), ready, "{:?}", plan.not_chained);
-            assert_eq!(is_chained(&ChainMode::Every, &found), ready);
+            assert_eq!(plan::chained(&ChainMode::Every, &found).is_some(), ready);
             assert_eq!(called(&found).map(|file| &*file.name), Some("10-net.conflist"));
         }
     }

@@ -24,10 +24,7 @@ pub(super) fn is_own_config(file: &ConfigFile, saved: &SavedState) -> bool {
 /// Returns whether the agent may have written `file`: it calls the plugin, and if it is a `.conf`
 /// or `.json`, no other plugin.
 fn is_own_content(file: &ConfigFile) -> bool {
-    let Ok(content) = &file.content else {
-        return false;
-    };
-    let types = plugin_types(&content.text);
+    let types = plugin_types(file.text());
     let is_plugin = |name: &String| name == PLUGIN;
     match file.kind {
         ConfigKind::Conflist => types.iter().any(is_plugin),
@@ -73,23 +70,17 @@ pub fn copy(
     if plan.not_chained.is_some() {
         return plan;
     }
-    let source = match source(foreign, saved.own_configs.get(name).and_then(Option::as_deref)) {
-        Source::Valid(file) => file,
-        Source::Damaged(file) => {
-            plan.not_chained = Some(format!(
-                "{} is invalid, so {name} remains a copy of its last valid content",
-                file.name
-            ));
-            return plan;
-        }
-        Source::Unreadable(why) => {
+    let copied_from = saved.own_configs.get(name).and_then(Option::as_deref);
+    let source = match source(name, foreign, copied_from) {
+        Ok(source) => source,
+        Err(Some(why)) => {
             plan.not_chained = Some(why);
             return plan;
         }
-        Source::Missing => {
+        Err(None) => {
             plan.not_chained = Some(no_network_config(foreign));
             let stale = existing.filter(|file| is_own_config(file, saved));
-            plan.unchain_steps.extend(stale.map(|file| Step::Remove { name: file.name.clone() }));
+            plan.unchain_steps.extend(stale.map(Step::remove));
             return plan;
         }
     };
@@ -113,31 +104,31 @@ pub fn copy(
     plan
 }
 
-/// The network config to copy.
-enum Source<'f> {
-    Valid(&'f ConfigFile),
-    /// The file that was copied before exists, but a runtime could not load it.
-    Damaged(&'f ConfigFile),
-    /// The runtime may load a file that the agent cannot read. The value says why.
-    Unreadable(String),
-    Missing,
-}
-
-/// Returns the first loadable network config. A damaged file named `copied_from`, the one copied
-/// before, wins if it sorts first: its owner is probably writing it.
-fn source<'f>(foreign: &[&'f ConfigFile], copied_from: Option<&str>) -> Source<'f> {
+/// Returns the first loadable network config, of which `name` is the copy. A damaged file named
+/// `copied_from`, the one copied before, wins if it sorts first: its owner is probably writing it.
+///
+/// # Errors
+/// Says why the copy must stay as it is; `None` if there is no network config to copy.
+fn source<'f>(
+    name: &str,
+    foreign: &[&'f ConfigFile],
+    copied_from: Option<&str>,
+) -> Result<&'f ConfigFile, Option<String>> {
     for file in foreign {
         if is_loadable(file) {
-            return Source::Valid(file);
+            return Ok(file);
         }
         if let Some(why) = unreadable(file) {
-            return Source::Unreadable(why);
+            return Err(Some(why));
         }
         if copied_from == Some(&file.name) {
-            return Source::Damaged(file);
+            return Err(Some(format!(
+                "{} is invalid, so {name} remains a copy of its last valid content",
+                file.name
+            )));
         }
     }
-    Source::Missing
+    Err(None)
 }
 
 /// Returns `source` with `entry` chained. It gets the same access, as it can hold the same

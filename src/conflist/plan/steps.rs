@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::saved_state::Original;
 use crate::files::FileAccess;
 
@@ -51,6 +52,10 @@ pub enum Step {
 }
 
 impl Step {
+    pub(super) fn remove(file: &ConfigFile) -> Step {
+        Step::Remove { name: file.name.clone() }
+    }
+
     /// Returns the name of the network config that has the plugin entry, or gets it.
     pub fn target(&self) -> &str {
         match self {

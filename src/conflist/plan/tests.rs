@@ -202,7 +202,7 @@ fn a_named_conf_beside_a_conflist_is_chained_and_stays_chained() {
     let plan = chain(&mode, &after, &entry(), &known);
     assert!(plan.steps.is_empty() && plan.unchain_steps.is_empty());
     assert_eq!((plan.not_chained, plan.warning), (None, None));
-    assert!(is_chained(&mode, &after[..1]));
+    assert!(chained(&mode, &after[..1]).is_some());
 }
 
 #[test]
@@ -236,7 +236,8 @@ fn the_node_is_chained_if_the_network_config_of_this_mode_has_the_plugin_entry()
     let with_entry = with_entry(LIST);
     let files: [(&str, &str); 3] =
         [("05-broken.conflist", "{"), ("10-a.conflist", LIST), ("20-b.conflist", &with_entry)];
-    let chained = |mode: &ChainMode, files: &[(&str, &str)]| is_chained(mode, &found(files));
+    let chained =
+        |mode: &ChainMode, files: &[(&str, &str)]| super::chained(mode, &found(files)).is_some();
     // The runtime loads 10-a.
     assert!(!chained(&ChainMode::Every, &files));
     assert!(chained(&ChainMode::Every, &files[2..]));

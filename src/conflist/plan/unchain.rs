@@ -6,7 +6,6 @@ use super::conf_conversion::conflist_names;
 use super::multus;
 use super::own_config;
 use super::steps::Step;
-use crate::conflist::Conflist;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
@@ -52,29 +51,23 @@ fn unchain_file(
     saved: &SavedState,
     chained: &BTreeSet<String>,
 ) -> Result<Option<Step>, String> {
-    let damaged = |reason: String| match chained.contains(&file.name) {
-        true => Err(format!("{} {reason}", file.name)),
-        false => Ok(None),
-    };
     if own_config::is_own_config(file, saved) {
-        return Ok(Some(Step::Remove { name: file.name.clone() }));
+        return Ok(Some(Step::remove(file)));
     }
     if file.kind != ConfigKind::Conflist {
         return Ok(None);
     }
-    let content = match &file.content {
-        Ok(content) => content,
-        Err(reason) => return damaged(reason.why.clone()),
-    };
-    let conflist = match Conflist::parse_any(&content.text) {
+    let conflist = match file.conflist() {
         Ok(conflist) => conflist,
-        Err(error) => return damaged(error.to_string()),
+        Err(why) if chained.contains(&file.name) => return Err(format!("{} {why}", file.name)),
+        Err(_) => return Ok(None),
     };
     let without_entry = conflist.without_entry();
     let (config, suffix) = file.split_name();
     if let Some(original) = saved.original(config, &without_entry) {
-        if let (OriginalContent::Link(target), Some(link)) = (&original.content, &content.link)
-            && target == link
+        let link = file.content.as_ref().ok().and_then(|content| content.link.as_ref());
+        if let OriginalContent::Link(target) = &original.content
+            && link == Some(target)
         {
             // The link was restored, or not replaced yet.
             return Ok(None);
@@ -84,14 +77,16 @@ fn unchain_file(
         let original_exists =
             original.name != name && found.iter().any(|other| other.name == original.name);
         return Ok(Some(match original_exists {
-            true => Step::Remove { name },
+            true => Step::remove(file),
             false => Step::Restore { conflist: name, original },
         }));
     }
-    let name = file.name.clone();
     Ok(match conflist.calls_plugin() {
         false => None,
-        true if multus::is_made(file, found) => Some(Step::Remove { name }),
-        true => Some(Step::Replace { name, text: without_entry, original: None }),
+        true if multus::is_made(file, found) => Some(Step::remove(file)),
+        true => {
+            let name = file.name.clone();
+            Some(Step::Replace { name, text: without_entry, original: None })
+        }
     })
 }

@@ -135,7 +135,7 @@ fn chaining_replaces_old_plugin_entries_and_keeps_the_other_plugins() {
             Some(place @ 1..) if kinds.len() == 3 => place,
             _ => 2,
         };
-        expected.insert(place, entry().value);
+        expected.insert(place, entry().value().clone());
         assert_eq!(plugins(&with), expected, "{original}");
         let without = Conflist::parse_chainable(&with).unwrap().without_entry();
         expected.remove(place);
