@@ -1,8 +1,8 @@
-//! Delays between retries, and random times that keep the nodes of a cluster from sending requests
+//! Delays between retries, rate limits, and random times that keep the nodes of a cluster from sending requests
 //! together. Pure but for the random numbers.
 
 use std::hash::{BuildHasher, RandomState};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// First and longest delay of a backoff.
 pub type Limits = [Duration; 2];
@@ -39,6 +39,37 @@ impl Backoff {
     /// Starts again with the first delay, after a success.
     pub fn reset(&mut self) {
         self.failures = 0;
+    }
+}
+
+/// Allows a burst at once, then one action in each interval.
+#[derive(Debug)]
+pub struct RateLimit {
+    interval: Duration,
+    /// Time that passes until a full burst is allowed again.
+    burst: Duration,
+    /// When a full burst is allowed again.
+    recovered_at: Instant,
+}
+
+impl RateLimit {
+    pub fn new(interval: Duration, burst: u32, now: Instant) -> Self {
+        RateLimit { interval, burst: interval * (burst - 1), recovered_at: now }
+    }
+
+    /// Returns the earliest time of the next action.
+    pub fn due(&self) -> Instant {
+        self.recovered_at.checked_sub(self.burst).unwrap_or(self.recovered_at)
+    }
+
+    /// Counts one action at `now`.
+    pub fn count(&mut self, now: Instant) {
+        self.recovered_at = self.recovered_at.max(now) + self.interval;
+    }
+
+    /// Allows no burst before `end`, and only one action then.
+    pub fn exhaust_until(&mut self, end: Instant) {
+        self.recovered_at = self.recovered_at.max(end + self.burst);
     }
 }
 
@@ -118,5 +149,22 @@ mod tests {
             assert!(hits > 100, "{hits} of 1000 in quarter {quarter}");
         }
         assert_eq!(jitter(Duration::ZERO), Duration::ZERO);
+    }
+
+    #[test]
+    fn a_rate_limit_allows_a_burst_then_one_action_an_interval_and_recovers() {
+        const INTERVAL: Duration = Duration::from_millis(100);
+        let now = Instant::now();
+        let mut limit = RateLimit::new(INTERVAL, 256, now);
+        for _ in 0..256 {
+            assert!(limit.due() <= now);
+            limit.count(now);
+        }
+        assert_eq!(limit.due(), now + INTERVAL);
+        let recovered = now + INTERVAL * 256;
+        limit.count(recovered);
+        assert!(limit.due() <= recovered);
+        limit.exhaust_until(recovered + INTERVAL);
+        assert_eq!(limit.due(), recovered + INTERVAL);
     }
 }

@@ -7,7 +7,7 @@ use super::api::server_address::ServerAddress;
 use super::settings::Settings;
 use crate::files;
 use crate::files::FileAccess;
-use crate::kube::kubeconfig;
+use crate::kube::kubeconfig::{self, ApiAccess};
 
 /// File mode of the kubeconfig: it contains a token, so only root may read it.
 const MODE: u32 = 0o600;
@@ -33,59 +33,34 @@ pub enum Error {
     File(#[from] files::Error),
 }
 
-/// The content of the kubeconfig without its token, and the agent's own token.
-pub struct KubeconfigBase {
-    server: String,
-    tls_server_name: Option<String>,
-    ca: Vec<u8>,
-    pub agent_token: String,
-}
-
-impl KubeconfigBase {
-    /// Renders the kubeconfig with `token`.
-    pub fn render(&self, token: &str) -> String {
-        kubeconfig::render(&kubeconfig::ApiAccess {
-            server: self.server.clone(),
-            tls_server_name: self.tls_server_name.clone(),
-            ca: self.ca.clone(),
-            insecure: false,
-            token: Some(token.to_owned()),
-        })
-    }
-}
-
 /// Reads the API server's address, the CA and the agent's own token. `resolved` is the address if
 /// the settings have a host name, as the plugin resolves none.
 ///
 /// # Errors
 /// If one of them is missing, empty or not text. The agent's token is needed even if the
 /// plugin has a ServiceAccount of its own: with it the agent requests the plugin's token.
-pub fn kubeconfig_base(
-    settings: &Settings,
-    resolved: ServerAddress,
-) -> Result<KubeconfigBase, Error> {
+pub fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess, Error> {
     let host = settings.api_host.as_deref().ok_or(Error::Unset("KUBERNETES_SERVICE_HOST"))?;
     let port = settings.api_port.as_deref().ok_or(Error::Unset("KUBERNETES_SERVICE_PORT"))?;
     let tls_server_name = settings.api_name().map(str::to_owned);
-    let server = match (&tls_server_name, resolved.address) {
+    let server = match (tls_server_name.clone(), resolved) {
         (None, _) => kubeconfig::server(host, port),
-        (Some(_), Some(address)) => kubeconfig::server(&address.to_string(), port),
-        (Some(name), None) => {
-            let name = name.clone();
-            return Err(match resolved.error {
-                None => Error::Unresolved(name),
-                Some(why) => Error::Resolution { name, why },
-            });
+        (Some(_), ServerAddress { address: Some(address), .. }) => {
+            kubeconfig::server(&address.to_string(), port)
+        }
+        (Some(name), ServerAddress { error: None, .. }) => return Err(Error::Unresolved(name)),
+        (Some(name), ServerAddress { error: Some(why), .. }) => {
+            return Err(Error::Resolution { name, why });
         }
     };
-    let agent_token = content(settings.service_account_dir.join("token"))?;
+    let token = Some(content(settings.service_account_dir.join("token"))?);
     let ca = match settings.ca_file.clone() {
         None => content(settings.service_account_dir.join("ca.crt"))?,
         Some(path) => {
             content(path.clone()).map_err(|error| Error::Ca { path, error: Box::new(error) })?
         }
     };
-    Ok(KubeconfigBase { server, tls_server_name, ca: ca.into_bytes(), agent_token })
+    Ok(ApiAccess { server, tls_server_name, ca: ca.into_bytes(), insecure: false, token })
 }
 
 /// Returns whether the kubeconfig on the host names the API server by a host name, as upstream's
@@ -118,13 +93,8 @@ pub fn is_current(settings: &Settings, desired: &str) -> Result<bool, Error> {
     let Some(metadata) = files::metadata(&path)? else {
         return Ok(false);
     };
-    if !metadata.is_file()
-        || metadata.len() != desired.len() as u64
-        || FileAccess::of(&metadata) != FileAccess::own(MODE)
-    {
-        return Ok(false);
-    }
-    Ok(files::read(&path)?.0 == desired.as_bytes())
+    let has_form = metadata.is_file() && FileAccess::of(&metadata) == FileAccess::own(MODE);
+    Ok(has_form && files::read(&path)?.0 == desired.as_bytes())
 }
 
 /// Writes `desired` as the kubeconfig on the host.

@@ -8,12 +8,13 @@
 mod chain;
 pub mod judge;
 mod kubeconfig;
+mod other_agent;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
 
-use tracing::{info, warn};
+use tracing::info;
 
 use super::api::ApiHandle;
 use super::api::claims::Claims;
@@ -28,11 +29,9 @@ use super::self_test::{SelfTest, TestedPlugin};
 use super::settings::Settings;
 use super::subject::Subject;
 use super::upstream_kubeconfig::UpstreamKubeconfig;
-use super::yielding::{self, OtherAgent, RESTORED_WITHIN, Yielding};
+use super::yielding::{OtherAgent, Yielding};
 use crate::conflist::chain_mode::ChainMode;
-use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::{Entry, PLUGIN};
-use crate::files;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::binaries::Binaries;
 use crate::node::lock::NodeLocker;
@@ -119,33 +118,9 @@ impl Reconciler {
         self.self_test = Some(self_test);
     }
 
-    /// From now on yields to a newer agent of this project. It replaces the file of `record_socket`,
-    /// which shows that it runs.
-    pub fn yield_to_newer_agents(&mut self, record_socket: Arc<RecordSocket>) {
-        self.record_socket = Some(record_socket);
-    }
-
-    /// Returns whether an agent of this project that started after this one runs on this node.
-    pub fn newer_agent_runs(&self) -> bool {
-        self.record_socket.as_ref().is_some_and(|socket| socket.newer_agent_runs())
-    }
-
     /// Returns the names of all conflists to which this agent ever chained the plugin.
     pub fn chained_conflists(&self) -> &BTreeSet<String> {
         &self.chained_conflists
-    }
-
-    /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this
-    /// node. Returns whether one does.
-    pub fn restore_upstream_kubeconfig(&self) -> bool {
-        let is_chained = observe(&self.settings.node)
-            .is_ok_and(|observed| yielding::is_chained_by_upstream(&observed.configs, &self.entry));
-        if is_chained
-            && let Err(error) = self.upstream_kubeconfig.restore(&self.settings.node.kubeconfig())
-        {
-            warn!("{error}");
-        }
-        is_chained
     }
 
     /// Prepares for the passes between SIGTERM and the agent's end. They never write the kubeconfig:
@@ -209,7 +184,12 @@ impl Reconciler {
             outcomes.progress.schedule_next(over_at);
         }
         outcomes.self_test = self.check_self_test(&outcomes, kept);
-        self.update_token_expiration();
+        let token = credential::token_on_host(&self.settings);
+        let end = token.and_then(|token| Claims::read(&token)?.expiry());
+        let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
+        outcomes.token_expires = end.map(|end| end.as_secs());
+        let seconds = outcomes.token_expires.unwrap_or_default();
+        self.status.metrics.token_expiration.set(i64::try_from(seconds).unwrap_or(i64::MAX));
         outcomes
     }
 
@@ -236,13 +216,11 @@ impl Reconciler {
         if let Some(event) = self.not_ready.update(not_ready.as_deref(), Instant::now()) {
             self.api.report_event(Event::OnNode(event));
         }
-        let expires = outcomes.kubeconfig.token_expires;
-        let expires = expires.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
         self.status.publish(StatusBody {
             not_ready,
             note: (!readiness.notes.is_empty()).then(|| readiness.notes.join("; ")),
             conflist: outcomes.chain.conflist.clone(),
-            token_expires: expires.map(|time| time.as_secs()),
+            token_expires: outcomes.token_expires,
             contended: outcomes
                 .contended
                 .iter()
@@ -251,38 +229,6 @@ impl Reconciler {
             problems: readiness.logged(),
             ..StatusBody::default()
         });
-    }
-
-    /// Returns the agent whose plugin binary and kubeconfig on the host stay in use, and when to decide
-    /// again.
-    ///
-    /// Those of an upstream agent only if the API server has a host name. Upstream's kubeconfig has
-    /// that name, which the plugin in the image does not resolve, and upstream's agent writes its
-    /// plugin binary only when it starts. So its binary must still be there when this agent ends
-    /// first, also by SIGKILL.
-    fn kept_files(&mut self, configs: &[ConfigFile]) -> (Option<OtherAgent>, Option<Instant>) {
-        if self.newer_agent_runs() {
-            return (Some(OtherAgent::Newer), None);
-        }
-        let settings = &self.settings;
-        let bin_dir = &settings.node.bin_dir;
-        if settings.api_name().is_none() || Binaries::executable(bin_dir, PLUGIN).is_none() {
-            return (None, None);
-        }
-        let stale = self.binaries.stale(&settings.node, &[PLUGIN.to_owned()]);
-        if stale.is_ok_and(|stale| stale.is_empty()) {
-            return (None, None);
-        }
-        // Upstream's agent writes the binary first, and the plugin entry last.
-        let changed = files::changed_at(&bin_dir.join(PLUGIN));
-        let age = changed.and_then(|changed| changed.elapsed().ok());
-        let now = Instant::now();
-        if age.is_some_and(|age| age < RESTORED_WITHIN) || self.yielding.is_trying(now) {
-            return (Some(OtherAgent::Upstream), Some(now + RESTORED_WITHIN));
-        }
-        let is_kept = credential::needs_resolver(settings)
-            && yielding::is_chained_by_upstream(configs, &self.entry);
-        (is_kept.then_some(OtherAgent::Upstream), None)
     }
 
     /// Copies the plugin binaries that are missing or different on the host from the image. Those of
@@ -366,15 +312,6 @@ impl Reconciler {
         let (dir, entry) = (dir.clone(), entry.text().to_owned());
         let outcome = self_test.outcome(TestedPlugin { dir, binary: binary?, entry });
         Some(outcome.cloned().map_or(SelfTestOutcome::Running, SelfTestOutcome::Ended))
-    }
-
-    /// Sets the metric with the end of the token in the kubeconfig on the host.
-    fn update_token_expiration(&self) {
-        let token = credential::token_on_host(&self.settings);
-        let end = token.and_then(|token| Claims::read(&token)).and_then(|claims| claims.end());
-        let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
-        let seconds = end.map_or(0, |end| end.as_secs());
-        self.status.metrics.token_expiration.set(i64::try_from(seconds).unwrap_or(i64::MAX));
     }
 
     /// Makes `/ready` report not ready at once, before the write that corrects `subject`.

@@ -10,7 +10,6 @@
 //! bounded queue, which the agent reads at a limited rate.
 
 mod events;
-mod rate_limit;
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -29,15 +28,20 @@ use super::api::event_queue::Event;
 use super::readiness::Status;
 use super::settings::Settings;
 use super::watch::Waker;
+use crate::backoff::RateLimit;
 use crate::failure::Failure;
 use crate::files;
 use crate::record::{Record, SIZE_LIMIT, SOCKET_NAME};
-use rate_limit::RateLimit;
 
 /// Time between two checks that the socket's path still leads to this socket.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait after the socket could not be created or read.
 const RETRY: Duration = Duration::from_secs(1);
+/// Records that are read without a pause between them: all pods of a node may start at once.
+const BURST: u32 = 256;
+/// Time between two records after such a burst. A process that floods the socket must neither keep
+/// the agent busy nor fill its log.
+const INTERVAL: Duration = Duration::from_millis(100);
 /// Stack size of the reading thread, in bytes.
 const STACK: usize = 128 << 10;
 
@@ -98,7 +102,7 @@ impl RecordSocket {
     }
 
     fn run(&self) {
-        let mut rate_limit = RateLimit::new(Instant::now());
+        let mut rate_limit = RateLimit::new(INTERVAL, BURST, Instant::now());
         let mut buffer = vec![0; SIZE_LIMIT + 1];
         let mut last_problem = None;
         let mut next_check = Instant::now();
@@ -132,7 +136,8 @@ impl RecordSocket {
             match socket.recv(&mut buffer) {
                 Ok(length) => {
                     self.receive(&buffer[..length]);
-                    thread::sleep(rate_limit.count(Instant::now()));
+                    rate_limit.count(Instant::now());
+                    thread::sleep(rate_limit.due().saturating_duration_since(Instant::now()));
                 }
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}

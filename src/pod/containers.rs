@@ -103,7 +103,10 @@ mod tests {
             proxy_gid,
             ports_to_redirect: Vec::new(),
             skip_inbound: Vec::new(),
-            skip_outbound: skip_outbound.iter().map(|range| range.parse().unwrap()).collect(),
+            skip_outbound: skip_outbound
+                .iter()
+                .map(|range| PortRange::parse(range).unwrap())
+                .collect(),
             skip_subnets: Vec::new(),
             is_guessed: false,
         }

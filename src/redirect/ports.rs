@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
@@ -65,15 +64,12 @@ impl PortRange {
     fn slots(self) -> usize {
         if self.is_single() { 1 } else { 2 }
     }
-}
 
-impl From<u16> for PortRange {
-    fn from(port: u16) -> Self {
-        PortRange { first: port, last: port }
+    /// Formats the range as annotations have it: `80`, `100-200`.
+    pub fn dashed(&self) -> String {
+        self.to_string().replace(':', "-")
     }
-}
 
-impl PortRange {
     /// Accepts exactly what upstream's `ParsePortRange` accepts: a leading `+` and leading zeros
     /// are valid, blanks are not.
     pub fn parse(text: &str) -> Result<Self, Error<'_>> {
@@ -89,12 +85,9 @@ impl PortRange {
     }
 }
 
-/// Parses like [`PortRange::parse`].
-impl FromStr for PortRange {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        PortRange::parse(text).map_err(|error| error.to_string())
+impl From<u16> for PortRange {
+    fn from(port: u16) -> Self {
+        PortRange { first: port, last: port }
     }
 }
 
@@ -302,7 +295,7 @@ mod tests {
             ("1-2-3", "\"1-2-3\" is not a range: expected lower-upper"),
             ("30-20", "\"30-20\" is not a range: the upper bound is below the lower"),
         ] {
-            assert_eq!(text.parse::<PortRange>().unwrap_err().to_string(), wanted);
+            assert_eq!(PortRange::parse(text).unwrap_err().to_string(), wanted);
         }
     }
 

@@ -10,6 +10,7 @@
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
+use crate::backoff::RateLimit;
 use crate::kube::event::{EventContent, EventType};
 
 /// Time after which the same problem of a pod is reported again.
@@ -66,8 +67,8 @@ pub struct EventQueue {
     on_pods: VecDeque<Queued>,
     /// Time, pod UID and subject of the accepted Events on pods, oldest first.
     reported: VecDeque<(Instant, String, &'static str)>,
-    /// When a full burst is allowed again.
-    recovered_at: Instant,
+    /// Limits the Events on pods.
+    rate_limit: RateLimit,
     /// No Event is posted before this time.
     paused_until: Instant,
     /// New Events on pods are dropped before this time.
@@ -80,7 +81,7 @@ impl EventQueue {
             own: VecDeque::new(),
             on_pods: VecDeque::new(),
             reported: VecDeque::new(),
-            recovered_at: now,
+            rate_limit: RateLimit::new(POST_INTERVAL, BURST, now),
             paused_until: now,
             closed_until: now,
         }
@@ -123,7 +124,7 @@ impl EventQueue {
         if let Some(own) = self.own.pop_front() {
             return Some(own);
         }
-        self.recovered_at = self.recovered_at.max(now) + POST_INTERVAL;
+        self.rate_limit.count(now);
         let is_warning = |(_, event): &Queued| event.content().kind == EventType::Warning;
         self.on_pods.remove(self.on_pods.iter().position(is_warning).unwrap_or(0))
     }
@@ -133,7 +134,7 @@ impl EventQueue {
     /// or if the queue is full.
     pub fn put_back(&mut self, (queued, event): Queued, now: Instant, end: Instant) {
         self.paused_until = end;
-        self.recovered_at = self.recovered_at.max(end + POST_INTERVAL * (BURST - 1));
+        self.rate_limit.exhaust_until(end);
         let (queue, limit) = match event {
             Event::OnPod(_) => (&mut self.on_pods, MAX_WAITING),
             _ => (&mut self.own, MAX_OWN),
@@ -149,9 +150,7 @@ impl EventQueue {
             return Some(self.paused_until);
         }
         self.on_pods.front()?;
-        let burst = POST_INTERVAL * (BURST - 1);
-        let allowed = self.recovered_at.checked_sub(burst).unwrap_or(self.recovered_at);
-        Some(allowed.max(self.paused_until))
+        Some(self.rate_limit.due().max(self.paused_until))
     }
 
     /// Drops all queued Events on pods, and each new one until `end`.

@@ -105,42 +105,6 @@ impl Reconciler {
         }
     }
 
-    /// Decides whether the plugin entry of another agent stays in use, and logs a change.
-    fn yield_entry(
-        &mut self,
-        configs: &[ConfigFile],
-        kept: Option<OtherAgent>,
-        outcome: &mut ChainOutcome,
-    ) {
-        let now = Instant::now();
-        let kubeconfig = &self.settings.node.kubeconfig_on_host;
-        let is_newer = kept == Some(OtherAgent::Newer);
-        let yielded = self.yielding.choose(&self.entry, kubeconfig, configs, is_newer, now);
-        let (other, entry) = yielded.unzip();
-        outcome.yielded_entry = entry;
-        if let Some(other) = &other {
-            outcome.yields_to = Some(other.to_string());
-            self.yielding.until().into_iter().for_each(|at| outcome.progress.schedule_next(at));
-        }
-        self.log_yielding(other);
-    }
-
-    /// Logs once which other agent's plugin entry stays in use. An attempt to write this agent's
-    /// entry does not count as a change.
-    fn log_yielding(&mut self, other: Option<OtherAgent>) {
-        if other == self.yields_to || other.is_none() && self.yielding.is_trying(Instant::now()) {
-            return;
-        }
-        match &other {
-            Some(other) => info!("{other}"),
-            None => info!(
-                "no plugin entry of another agent is in use any more; this agent manages the plugin \
-                 again"
-            ),
-        }
-        self.yields_to = other;
-    }
-
     /// Plans the changes. A newer agent alone writes the network configs if its entry is usable.
     fn plan(&self, observed: &Observed, kept: Option<OtherAgent>, entry: &Entry) -> Plan {
         let Observed { configs, saved_state, .. } = observed;

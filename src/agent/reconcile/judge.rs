@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
-use std::time::{Instant, SystemTime};
+use std::time::Instant;
 
 use crate::agent::contention::ContendedFile;
 use crate::agent::self_test::TestOutcome;
@@ -61,8 +61,6 @@ pub struct KubeconfigOutcome {
     pub missing: Option<Finding>,
     /// What the API server says of the token in the kubeconfig.
     pub token: Option<Finding>,
-    /// When the token in the kubeconfig expires, if it does.
-    pub token_expires: Option<SystemTime>,
     /// Why the last TokenRequest for the plugin's ServiceAccount failed.
     pub token_request: Option<String>,
     /// Why the API server's host name cannot be resolved, while the plugin keeps its last address.
@@ -103,6 +101,8 @@ pub struct Outcomes {
     pub binary: BinaryOutcome,
     pub kubeconfig: KubeconfigOutcome,
     pub chain: ChainOutcome,
+    /// When the token in the kubeconfig on the host expires, if it does, in seconds since 1970.
+    pub token_expires: Option<u64>,
     /// The files that another program keeps overwriting, also if they are correct at the moment.
     pub contended: Vec<ContendedFile>,
     /// `None` if no self-test is due.
@@ -181,11 +181,10 @@ impl Outcomes {
         findings
     }
 
-    /// Returns why the last TokenRequest failed. A node without any token is not ready for another
-    /// reason.
+    /// Returns why the last TokenRequest failed, unless the kubeconfig is missing for that reason.
     fn token_request(&self) -> Option<String> {
-        let is_waiting_for_token = self.kubeconfig.missing.is_some();
-        self.kubeconfig.token_request.clone().filter(|_| !is_waiting_for_token)
+        let request = self.kubeconfig.token_request.clone();
+        request.filter(|why| self.kubeconfig.missing != Some(Problem(why.clone())))
     }
 
     fn token(&self) -> Option<Finding> {
@@ -230,15 +229,14 @@ impl Readiness {
 
     /// Returns all that is logged, by subject. A problem wins over a warning.
     pub fn logged(&self) -> BTreeMap<String, String> {
-        let warnings = self.findings.iter().filter_map(|(subject, finding)| match finding {
-            Warning(why) => Some((subject.to_string(), why.clone())),
-            _ => None,
-        });
-        let problems = self.findings.iter().filter_map(|(subject, finding)| match finding {
-            Problem(why) => Some((subject.to_string(), why.clone())),
-            _ => None,
-        });
-        warnings.chain(problems).collect()
+        let of = |is_problem| {
+            self.findings.iter().filter_map(move |(subject, finding)| match finding {
+                Problem(why) if is_problem => Some((subject.to_string(), why.clone())),
+                Warning(why) if !is_problem => Some((subject.to_string(), why.clone())),
+                _ => None,
+            })
+        };
+        of(false).chain(of(true)).collect()
     }
 }
 
@@ -327,6 +325,28 @@ mod tests {
                 },
                 Some("kubeconfig token: rejected; HTTP 403"),
                 &["TokenRequest", "kubeconfig token"],
+            ),
+            (
+                Outcomes {
+                    kubeconfig: KubeconfigOutcome {
+                        token_request: text("HTTP 403"),
+                        ..kubeconfig(Some(Problem("disk is full".into())), None)
+                    },
+                    ..Outcomes::default()
+                },
+                Some("kubeconfig: disk is full"),
+                &["TokenRequest", "kubeconfig"],
+            ),
+            (
+                Outcomes {
+                    kubeconfig: KubeconfigOutcome {
+                        token_request: text("HTTP 403"),
+                        ..kubeconfig(Some(Problem("HTTP 403".into())), None)
+                    },
+                    ..Outcomes::default()
+                },
+                Some("kubeconfig: HTTP 403"),
+                &["kubeconfig"],
             ),
             (
                 Outcomes { self_test: Some(SelfTestOutcome::Running), ..Outcomes::default() },

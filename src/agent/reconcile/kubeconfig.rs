@@ -7,12 +7,12 @@ use tracing::info;
 use super::Reconciler;
 use super::judge::Finding::{self, Problem, Waiting, Warning};
 use super::judge::KubeconfigOutcome;
-use crate::agent::api::claims::Claims;
 use crate::agent::api::token::PluginToken;
 use crate::agent::contention::ContendedFile;
 use crate::agent::credential;
 use crate::agent::subject::Subject;
 use crate::agent::yielding::OtherAgent;
+use crate::kube::kubeconfig::{self, ApiAccess};
 
 impl Reconciler {
     /// Writes the kubeconfig if its content or its access differs. Writes nothing while there
@@ -51,8 +51,8 @@ impl Reconciler {
                 "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
             ));
         }
-        let base = credential::kubeconfig_base(&self.settings, address)?;
-        let (token, request_error) = self.token(&base.agent_token);
+        let own = credential::own_access(&self.settings, address)?;
+        let (token, request_error) = self.token(own.token.as_deref().unwrap_or_default());
         outcome.token_request = request_error;
         let token = match token {
             Ok(token) => token,
@@ -73,7 +73,7 @@ impl Reconciler {
             }
             return Ok(());
         }
-        let desired = base.render(&token);
+        let desired = kubeconfig::render(&ApiAccess { token: Some(token.clone()), ..own });
         if !credential::is_current(&self.settings, &desired)? {
             self.mark_not_ready(&Subject::Kubeconfig);
             let path = self.settings.node.kubeconfig();
@@ -144,7 +144,6 @@ impl Reconciler {
     /// upstream's chart it is only a warning: upstream's agent sends no requests, so the node
     /// works even if the agent cannot reach the API server.
     fn check_token(&self, token: &str, written: bool, outcome: &mut KubeconfigOutcome) {
-        outcome.token_expires = Claims::read(token).and_then(|claims| claims.expiry());
         let status = self.api.token_status(token, written);
         let must_wait = self.settings.plugin_account.is_some() && !status.responded;
         outcome.token = match (status.result, status.error) {

@@ -140,11 +140,7 @@ fn connections(text: &mut String, redirect: &Redirect) {
 }
 
 fn ports(preposition: &str, ranges: &[PortRange]) -> String {
-    let each = ranges.iter().map(|range| match range.first == range.last {
-        true => range.first.to_string(),
-        false => format!("{}-{}", range.first, range.last),
-    });
-    let each: Vec<String> = each.collect();
+    let each: Vec<String> = ranges.iter().map(PortRange::dashed).collect();
     let noun =
         if ranges.len() == 1 && ranges[0].first == ranges[0].last { "port" } else { "ports" };
     format!("{preposition} {noun} {}", each.join(", "))

@@ -27,7 +27,7 @@ struct Kubeconfig {
 struct Named<T> {
     name: String,
     #[serde(alias = "cluster", alias = "user", alias = "context")]
-    value: T,
+    value: Option<T>,
 }
 
 #[derive(Deserialize)]
@@ -99,9 +99,10 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
 }
 
 fn find<T>(path: &Path, kind: &str, items: Vec<Named<T>>, name: &str) -> Result<T, Error> {
-    let found = items.into_iter().find(|item| item.name == name).map(|item| item.value);
-    found
-        .ok_or_else(|| Error::Missing { path: path.to_owned(), what: format!("{kind} \"{name}\"") })
+    let missing = |what| Error::Missing { path: path.to_owned(), what };
+    let found = items.into_iter().find(|item| item.name == name);
+    let item = found.ok_or_else(|| missing(format!("{kind} \"{name}\"")))?;
+    item.value.ok_or_else(|| missing(format!("field {kind} of {kind} \"{name}\"")))
 }
 
 /// Decodes JSON or YAML. An error does not quote values, which may be tokens.

@@ -3,25 +3,13 @@
 //! containerd deletes a pod by the current network config. CRI-O and Multus delete it by the
 //! config that they cached when the pod was created. The deletion fails if a plugin of that config
 //! is missing, and the pod's IP address is not released. DEL of the plugin needs no kubeconfig.
-//!
-//! The agent's container does not mount the cache. Only if it is visible, as in a debug container
-//! with the host's whole file system, it decides whether a pod still needs the binary.
 
 use std::fs;
-use std::path::Path;
 
-use base64::Engine;
-use base64::engine::general_purpose::STANDARD;
-use serde::Deserialize;
-
+use crate::conflist;
 use crate::conflist::net_dir::ConfigFile;
-use crate::conflist::{self, PLUGIN};
-use crate::files;
 use crate::node::settings::NodeSettings;
 
-/// Directories of cached network configs on the host, of libcni and of Multus.
-const CACHE_DIRS: [&str; 3] =
-    ["var/lib/cni/results", "var/lib/cni/multus", "var/lib/cni/multus/results"];
 /// The agent's own mounts, which show its container runtime.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
@@ -31,12 +19,10 @@ pub fn needed_by(settings: &NodeSettings, configs: &[ConfigFile]) -> Option<&'st
     if let Some(keep) = settings.keep_binary {
         return keep.then_some("LINKERD_CNI_KEEP_BINARY=true");
     }
-    let program = match is_cri_o(&fs::read_to_string(MOUNTINFO).unwrap_or_default()) {
-        true => "CRI-O",
-        false if is_multus(settings, configs) => "Multus",
-        false => return None,
-    };
-    is_cached(&settings.mount_prefix).unwrap_or(true).then_some(program)
+    match is_cri_o(&fs::read_to_string(MOUNTINFO).unwrap_or_default()) {
+        true => Some("CRI-O"),
+        false => is_multus(settings, configs).then_some("Multus"),
+    }
 }
 
 /// Returns whether CRI-O made the mounts of a container, listed as in `/proc/self/mountinfo`.
@@ -57,45 +43,9 @@ fn is_cri_o(mountinfo: &str) -> bool {
 /// Returns whether Multus calls the plugin on this node.
 fn is_multus(settings: &NodeSettings, configs: &[ConfigFile]) -> bool {
     let loaded = configs.iter().filter(|file| file.split_name().1.is_empty());
-    let texts = loaded.filter_map(|file| Some(&file.content.as_ref().ok()?.text));
-    let mut types = texts.flat_map(|text| conflist::plugin_types(text));
+    let mut types = loaded.flat_map(|file| conflist::plugin_types(file.text()));
     // A standalone config is only for Multus, whose own config may be in another directory.
     !settings.chained || types.any(|name| name == "multus" || name == "multus-shim")
-}
-
-/// Returns whether a cached network config names the plugin; `None` if no cache is visible below
-/// `prefix`, where the host's file system is mounted.
-fn is_cached(prefix: &Path) -> Option<bool> {
-    let listed = CACHE_DIRS.map(|dir| (prefix.join(dir), files::file_names(&prefix.join(dir))));
-    if listed.iter().all(|(_, names)| names.as_ref().is_err_and(files::Error::is_missing)) {
-        return None;
-    }
-    Some(listed.into_iter().any(|(dir, names)| match names {
-        Ok(names) => names.iter().any(|name| may_name_plugin(&dir.join(name))),
-        Err(error) => !error.is_no_file(),
-    }))
-}
-
-/// A network config that libcni cached, as base64.
-#[derive(Deserialize)]
-struct CachedConfig {
-    #[serde(default)]
-    config: String,
-}
-
-/// Returns whether the cached network config in the file `path` may name the plugin.
-fn may_name_plugin(path: &Path) -> bool {
-    let bytes = match files::read(path) {
-        Ok((bytes, _)) => bytes,
-        Err(error) => return !error.is_no_file(),
-    };
-    let cached = serde_json::from_slice::<CachedConfig>(&bytes);
-    let config = cached.ok().and_then(|cached| STANDARD.decode(cached.config).ok());
-    [Some(bytes), config].into_iter().flatten().any(|text| names_plugin(&text))
-}
-
-fn names_plugin(text: &[u8]) -> bool {
-    text.windows(PLUGIN.len()).any(|part| part == PLUGIN.as_bytes())
 }
 
 #[cfg(test)]
@@ -120,33 +70,6 @@ mod tests {
             (String::new(), false),
         ] {
             assert_eq!(is_cri_o(&mountinfo), expected, "{mountinfo}");
-        }
-    }
-
-    #[test]
-    fn the_cache_names_the_plugin_in_the_config_of_libcni_and_in_the_delegates_of_multus() {
-        let chain = r#"{"name":"n","plugins":[{"type":"a"},{"type":"linkerd-cni"}]}"#;
-        let cached = |config: &str| {
-            format!(
-                r#"{{"kind":"cniCacheV1","config":"{}","ifName":"eth0"}}"#,
-                STANDARD.encode(config)
-            )
-        };
-        for (dir, text, expected) in [
-            ("results", cached(chain), true),
-            ("results", cached(r#"{"name":"n","plugins":[{"type":"a"}]}"#), false),
-            ("results", "{".into(), false),
-            ("multus", format!(r#"[{{"ConfList":{chain}}}]"#), true),
-            ("multus", "[]".into(), false),
-            ("multus/results", cached(chain), true),
-        ] {
-            let host = tempfile::tempdir().unwrap();
-            assert_eq!(is_cached(host.path()), None);
-            let dir = host.path().join("var/lib/cni").join(dir);
-            fs::create_dir_all(&dir).unwrap();
-            assert_eq!(is_cached(host.path()), Some(false));
-            fs::write(dir.join("n-pod-eth0"), &text).unwrap();
-            assert_eq!(is_cached(host.path()), Some(expected), "{text}");
         }
     }
 }

@@ -47,14 +47,10 @@ pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
     if let Some(gid) = redirect.proxy_gid {
         let _ = write!(marker, " gid={gid}");
     }
-    let range = |range: &PortRange| match range.first == range.last {
-        true => range.first.to_string(),
-        false => format!("{}-{}", range.first, range.last),
-    };
     for (key, values) in [
         ("to", redirect.ports_to_redirect.iter().map(u16::to_string).collect::<Vec<_>>()),
-        ("skip-in", redirect.skip_inbound.iter().map(range).collect()),
-        ("skip-out", redirect.skip_outbound.iter().map(range).collect()),
+        ("skip-in", redirect.skip_inbound.iter().map(PortRange::dashed).collect()),
+        ("skip-out", redirect.skip_outbound.iter().map(PortRange::dashed).collect()),
         ("skip-from", redirect.skip_subnets.iter().map(|subnet| subnet.text.clone()).collect()),
     ] {
         if !values.is_empty() {
@@ -100,8 +96,8 @@ pub fn marked_origin(text: &str) -> Option<Origin> {
             ("uid", uid) => redirect.proxy_uid = Some(uid.parse().ok()?),
             ("gid", gid) => redirect.proxy_gid = Some(gid.parse().ok()?),
             ("to", ports) => redirect.ports_to_redirect = list(ports, |port| port.parse().ok())?,
-            ("skip-in", ports) => redirect.skip_inbound = list(ports, |port| port.parse().ok())?,
-            ("skip-out", ports) => redirect.skip_outbound = list(ports, |port| port.parse().ok())?,
+            ("skip-in", ports) => redirect.skip_inbound = list(ports, range)?,
+            ("skip-out", ports) => redirect.skip_outbound = list(ports, range)?,
             ("skip-from", subnets) => redirect.skip_subnets = list(subnets, subnet)?,
             _ => return None,
         }
@@ -117,6 +113,10 @@ pub fn is_guessed(marker: &str) -> bool {
 
 fn list<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
     text.split(',').map(parse).collect()
+}
+
+fn range(text: &str) -> Option<PortRange> {
+    PortRange::parse(text).ok()
 }
 
 fn subnet(text: &str) -> Option<Subnet> {

@@ -48,21 +48,21 @@ fn add_pods(node: &Node) -> Agent {
     fs::set_permissions(node.bin("bridge"), PermissionsExt::from_mode(0o755)).unwrap();
     fs::create_dir(node.root().join("addresses")).unwrap();
     node.write("10-net.conf", CONF);
-    let mut agent = start(node, &[]);
+    let mut agent = start(node, &[], "");
     agent.until_ready();
     succeeds(node, "add");
     assert_eq!(addresses(node), PODS);
     agent
 }
 
-fn start(node: &Node, args: &[&str]) -> Agent {
+fn start(node: &Node, args: &[&str], keep: &str) -> Agent {
     let capabilities = r#""capabilities": {"io.kubernetes.cri.pod-annotations": true},"#;
     let template = TEMPLATE.replacen('{', &format!("{{{capabilities}"), 1);
-    node.start_args(args, &[("LINKERD_CNI_KEEP_BINARY", ""), ("CNI_NETWORK_CONFIG", &template)])
+    node.start_args(args, &[("LINKERD_CNI_KEEP_BINARY", keep), ("CNI_NETWORK_CONFIG", &template)])
 }
 
-fn uninstall(node: &Node) -> String {
-    let mut uninstall = start(node, &["uninstall"]);
+fn uninstall(node: &Node, keep: &str) -> String {
+    let mut uninstall = start(node, &["uninstall"], keep);
     assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
     uninstall.log()
 }
@@ -82,22 +82,16 @@ fn pods_of_cri_o_are_deleted_from_the_cache_after_an_uninstall() {
     with_mounts(|node| {
         mount_as_cri_o(node);
         let mut agent = add_pods(node);
-        // The agent's container does not mount the cache.
-        let (cache, away) = (node.root().join("var"), node.root().join("away"));
-        fs::rename(&cache, &away).unwrap();
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-        fs::rename(&away, &cache).unwrap();
         let log = agent.log();
         assert!(log.contains("linkerd-cni is left in place: CRI-O needs the plugin"), "{log}");
         assert_eq!(node.text("10-net.conf"), CONF);
         assert!(node.bin("linkerd-cni").exists() && !node.net("kubeconfig.json").exists());
-
-        // A second uninstall sees in the cache that pods still need the binary.
-        uninstall(node);
-        assert!(node.bin("linkerd-cni").exists());
         succeeds(node, "del-cached");
         assert_eq!(addresses(node), 0);
-        uninstall(node);
+
+        // With the last pod deleted, an operator removes the binary.
+        uninstall(node, "false");
         assert!(!node.bin("linkerd-cni").exists());
     });
 }
@@ -123,7 +117,7 @@ fn pods_of_multus_are_deleted_from_the_cache_after_an_uninstall() {
     let mut agent = add_pods(&node);
     agent.kill();
     node.write("00-multus.conf", r#"{"name":"multus","type":"multus"}"#);
-    let log = uninstall(&node);
+    let log = uninstall(&node, "");
     assert!(log.contains("linkerd-cni is left in place: Multus needs the plugin"), "{log}");
     fs::remove_file(node.net("00-multus.conf")).unwrap();
     succeeds(&node, "del-cached");

@@ -162,16 +162,16 @@ proptest! {
                 let ignored = found.ignored.iter().inspect(|list| assert_eq!(list.source, key));
                 let ignored: Vec<String> = ignored.flat_map(|list| list.elements.clone()).collect();
                 let more: usize = found.ignored.iter().map(|list| list.more).sum();
-                let is_bad = |element: &&str| element.parse::<PortRange>().is_err();
+                let is_bad = |element: &&str| PortRange::parse(element).is_err();
                 let (bad, good): (Vec<&str>, Vec<&str>) = text.split(',').partition(is_bad);
                 prop_assert_eq!(bad.len(), ignored.len() + more);
                 prop_assert_eq!(&bad[..ignored.len()], &*ignored);
-                let ranges: Vec<PortRange> = good.iter().map(|element| element.parse().unwrap()).collect();
+                let ranges: Vec<PortRange> = good.iter().map(|element| PortRange::parse(element).unwrap()).collect();
                 prop_assert_eq!(found.redirect.skip_inbound, ports::distinct(&ranges));
             }
             Err(error) => {
                 prop_assert!(error.msg.contains(key), "{}", error.msg);
-                prop_assert!(text.split(',').all(|element| element.parse::<PortRange>().is_err()));
+                prop_assert!(text.split(',').all(|element| PortRange::parse(element).is_err()));
             }
         }
     }
