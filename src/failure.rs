@@ -3,35 +3,6 @@
 //! [`TABLE`] has the words for the plugin's CNI error, the Events on the pod, `linkerd cni check` and
 //! `docs/error-codes.md`.
 
-/// A failure of the plugin. Its name and its code never change their meaning: programs rely on them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Failure {
-    IncompatibleVersion,
-    InvalidEnvironment,
-    IoFailure,
-    DecodingFailure,
-    InvalidConfig,
-    InvalidProxyUser,
-    InvalidNetns,
-    Kubeconfig,
-    ApiUnreachable,
-    CertificateRejected,
-    TokenRejected,
-    RequestDenied,
-    PodNotFound,
-    PodReplaced,
-    ApiError,
-    UnexpectedResponse,
-    InvalidAnnotation,
-    SharedProxyUser,
-    NoIptables,
-    NoBackend,
-    RulesFailed,
-    RulesTimedOut,
-    RulesMissing,
-    Internal,
-}
-
 /// Code, name and words of one failure.
 #[derive(Debug)]
 pub struct Row {
@@ -48,177 +19,99 @@ pub struct Row {
     pub remedy: &'static str,
 }
 
-/// The failures in the order of [`Failure`].
-pub static TABLE: [Row; 24] = [
-    Row {
-        failure: Failure::IncompatibleVersion,
-        code: 1,
-        name: "incompatible-version",
-        cause: "the plugin does not support the cniVersion of the network config, or the command needs a newer one",
-        remedy: "correct cniVersion in the network config",
-    },
-    Row {
-        failure: Failure::InvalidEnvironment,
-        code: 4,
-        name: "invalid-environment",
-        cause: "a CNI_* variable of the container runtime's call is missing or invalid",
-        remedy: "correct or update the container runtime",
-    },
-    Row {
-        failure: Failure::IoFailure,
-        code: 5,
-        name: "io-failure",
-        cause: "the plugin could not read the container runtime's request or write its response",
-        remedy: "check the container runtime's log; the runtime retries the pod",
-    },
-    Row {
-        failure: Failure::DecodingFailure,
-        code: 6,
-        name: "decoding-failure",
-        cause: "the network config is not valid JSON, or one of its members cannot be decoded",
-        remedy: "correct the network config",
-    },
-    Row {
-        failure: Failure::InvalidConfig,
-        code: 7,
-        name: "invalid-config",
-        cause: "a setting of the plugin entry in the network config is missing or invalid",
-        remedy: "correct the chart's values; the chart renders the plugin entry in the ConfigMap linkerd-cni-config",
-    },
-    Row {
-        failure: Failure::InvalidProxyUser,
-        code: 7,
-        name: "invalid-proxy-user",
-        cause: "the container linkerd-proxy runs as a user that redirect rules cannot exempt",
-        remedy: "set runAsUser of the container linkerd-proxy to the ID of the proxy, usually 2102",
-    },
-    Row {
-        failure: Failure::InvalidNetns,
-        code: 8,
-        name: "invalid-netns",
-        cause: "the plugin could not enter the pod's network namespace",
-        remedy: "the pod's network namespace is gone, or the plugin may not enter it; the runtime retries the pod",
-    },
-    Row {
-        failure: Failure::Kubeconfig,
-        code: 100,
-        name: "kubeconfig",
-        cause: "the plugin's kubeconfig is missing or invalid",
-        remedy: "the linkerd-cni agent on this node writes the kubeconfig: check that its pod is ready",
-    },
-    Row {
-        failure: Failure::ApiUnreachable,
-        code: 101,
-        name: "api-unreachable",
-        cause: "the plugin could not reach the API server from the node",
-        remedy: "check that this node can reach the API server; the runtime retries the pod",
-    },
-    Row {
-        failure: Failure::CertificateRejected,
-        code: 101,
-        name: "certificate-rejected",
-        cause: "the certificate of the API server is invalid for the plugin's kubeconfig",
-        remedy: "the CA or the server name in the kubeconfig does not match the certificate, or the node's clock is wrong; the linkerd-cni agent on this node writes the kubeconfig",
-    },
-    Row {
-        failure: Failure::TokenRejected,
-        code: 102,
-        name: "token-rejected",
-        cause: "the API server rejected the token in the kubeconfig",
-        remedy: "the linkerd-cni agent on this node renews the token: check that its pod is ready",
-    },
-    Row {
-        failure: Failure::RequestDenied,
-        code: 102,
-        name: "request-denied",
-        cause: "the API server denied the plugin's request",
-        remedy: "check that a ClusterRole allows the ServiceAccount of the token in the kubeconfig to get pods and namespaces",
-    },
-    Row {
-        failure: Failure::PodNotFound,
-        code: 103,
-        name: "pod-not-found",
-        cause: "the API server does not know the pod or its namespace",
-        remedy: "the pod or its namespace was deleted, or the kubeconfig belongs to another cluster",
-    },
-    Row {
-        failure: Failure::PodReplaced,
-        code: 103,
-        name: "pod-replaced",
-        cause: "a pod with another UID has taken the pod's name",
-        remedy: "this sandbox belongs to a deleted pod; kubelet removes it",
-    },
-    Row {
-        failure: Failure::ApiError,
-        code: 104,
-        name: "api-error",
-        cause: "the API server responded with an error",
-        remedy: "check the API server; the runtime retries the pod",
-    },
-    Row {
-        failure: Failure::UnexpectedResponse,
-        code: 104,
-        name: "unexpected-response",
-        cause: "the response of the API server is invalid",
-        remedy: "check that the server in the kubeconfig is the Kubernetes API server, and that no proxy truncates its responses; the runtime retries the pod",
-    },
-    Row {
-        failure: Failure::InvalidAnnotation,
-        code: 110,
-        name: "invalid-annotation",
-        cause: "an annotation of the pod or its namespace is invalid",
-        remedy: "correct the annotation on the pod or on its namespace",
-    },
-    Row {
-        failure: Failure::SharedProxyUser,
-        code: 111,
-        name: "shared-proxy-user",
-        cause: "a container runs as the proxy's user, so its connections would bypass the proxy",
-        remedy: "set another runAsUser for these containers, or for the proxy; the chart's strictProxyUser=false admits the pod",
-    },
-    Row {
-        failure: Failure::NoIptables,
-        code: 120,
-        name: "no-iptables",
-        cause: "the node has no iptables program together with its -restore program",
-        remedy: "install iptables on the node, or set the chart's iptablesMode to auto",
-    },
-    Row {
-        failure: Failure::NoBackend,
-        code: 120,
-        name: "no-backend",
-        cause: "neither nf_tables nor iptables is usable on the node",
-        remedy: "load the kernel modules nf_tables, nft_chain_nat and nft_redir, or install iptables on the node",
-    },
-    Row {
-        failure: Failure::RulesFailed,
-        code: 121,
-        name: "rules-failed",
-        cause: "the redirect rules could not be installed",
-        remedy: "check that the node supports the backend of the chart's iptablesMode, or set another one",
-    },
-    Row {
-        failure: Failure::RulesTimedOut,
-        code: 121,
-        name: "rules-timed-out",
-        cause: "the redirect rules could not be installed in time",
-        remedy: "check the load of the node and the plugin's log; the runtime retries the pod",
-    },
-    Row {
-        failure: Failure::RulesMissing,
-        code: 122,
-        name: "rules-missing",
-        cause: "redirect rules of the pod are missing or changed",
-        remedy: "delete the pod; its replacement starts with all redirect rules",
-    },
-    Row {
-        failure: Failure::Internal,
-        code: 999,
-        name: "internal",
-        cause: "the plugin failed in a way that it does not know",
-        remedy: "this is a bug in linkerd-cni, please report it",
-    },
-];
+/// Makes [`Failure`] and [`TABLE`] of one list, in one order.
+macro_rules! failures {
+    ($($failure:ident $code:literal $name:literal cause $cause:literal remedy $remedy:literal)*) => {
+        /// A failure of the plugin. Its name and its code never change their meaning: programs rely on
+        /// them.
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum Failure { $($failure),* }
+
+        /// The failures in the order of [`Failure`].
+        pub static TABLE: &[Row] = &[$(Row {
+            failure: Failure::$failure,
+            code: $code,
+            name: $name,
+            cause: $cause,
+            remedy: $remedy,
+        }),*];
+    };
+}
+
+failures! {
+    IncompatibleVersion 1 "incompatible-version"
+        cause "the plugin does not support the cniVersion of the network config, or the command needs a newer one"
+        remedy "correct cniVersion in the network config"
+    InvalidEnvironment 4 "invalid-environment"
+        cause "a CNI_* variable of the container runtime's call is missing or invalid"
+        remedy "correct or update the container runtime"
+    IoFailure 5 "io-failure"
+        cause "the plugin could not read the container runtime's request or write its response"
+        remedy "check the container runtime's log; the runtime retries the pod"
+    DecodingFailure 6 "decoding-failure"
+        cause "the network config is not valid JSON, or one of its members cannot be decoded"
+        remedy "correct the network config"
+    InvalidConfig 7 "invalid-config"
+        cause "a setting of the plugin entry in the network config is missing or invalid"
+        remedy "correct the chart's values; the chart renders the plugin entry in the ConfigMap linkerd-cni-config"
+    InvalidProxyUser 7 "invalid-proxy-user"
+        cause "the container linkerd-proxy runs as a user that redirect rules cannot exempt"
+        remedy "set runAsUser of the container linkerd-proxy to the ID of the proxy, usually 2102"
+    InvalidNetns 8 "invalid-netns"
+        cause "the plugin could not enter the pod's network namespace"
+        remedy "the pod's network namespace is gone, or the plugin may not enter it; the runtime retries the pod"
+    Kubeconfig 100 "kubeconfig"
+        cause "the plugin's kubeconfig is missing or invalid"
+        remedy "the linkerd-cni agent on this node writes the kubeconfig: check that its pod is ready"
+    ApiUnreachable 101 "api-unreachable"
+        cause "the plugin could not reach the API server from the node"
+        remedy "check that this node can reach the API server; the runtime retries the pod"
+    CertificateRejected 101 "certificate-rejected"
+        cause "the certificate of the API server is invalid for the plugin's kubeconfig"
+        remedy "the CA or the server name in the kubeconfig does not match the certificate, or the node's clock is wrong; the linkerd-cni agent on this node writes the kubeconfig"
+    TokenRejected 102 "token-rejected"
+        cause "the API server rejected the token in the kubeconfig"
+        remedy "the linkerd-cni agent on this node renews the token: check that its pod is ready"
+    RequestDenied 102 "request-denied"
+        cause "the API server denied the plugin's request"
+        remedy "check that a ClusterRole allows the ServiceAccount of the token in the kubeconfig to get pods and namespaces"
+    PodNotFound 103 "pod-not-found"
+        cause "the API server does not know the pod or its namespace"
+        remedy "the pod or its namespace was deleted, or the kubeconfig belongs to another cluster"
+    PodReplaced 103 "pod-replaced"
+        cause "a pod with another UID has taken the pod's name"
+        remedy "this sandbox belongs to a deleted pod; kubelet removes it"
+    ApiError 104 "api-error"
+        cause "the API server responded with an error"
+        remedy "check the API server; the runtime retries the pod"
+    UnexpectedResponse 104 "unexpected-response"
+        cause "the response of the API server is invalid"
+        remedy "check that the server in the kubeconfig is the Kubernetes API server, and that no proxy truncates its responses; the runtime retries the pod"
+    InvalidAnnotation 110 "invalid-annotation"
+        cause "an annotation of the pod or its namespace is invalid"
+        remedy "correct the annotation on the pod or on its namespace"
+    SharedProxyUser 111 "shared-proxy-user"
+        cause "a container runs as the proxy's user, so its connections would bypass the proxy"
+        remedy "set another runAsUser for these containers, or for the proxy; the chart's strictProxyUser=false admits the pod"
+    NoIptables 120 "no-iptables"
+        cause "the node has no iptables program together with its -restore program"
+        remedy "install iptables on the node, or set the chart's iptablesMode to auto"
+    NoBackend 120 "no-backend"
+        cause "neither nf_tables nor iptables is usable on the node"
+        remedy "load the kernel modules nf_tables, nft_chain_nat and nft_redir, or install iptables on the node"
+    RulesFailed 121 "rules-failed"
+        cause "the redirect rules could not be installed"
+        remedy "check that the node supports the backend of the chart's iptablesMode, or set another one"
+    RulesTimedOut 121 "rules-timed-out"
+        cause "the redirect rules could not be installed in time"
+        remedy "check the load of the node and the plugin's log; the runtime retries the pod"
+    RulesMissing 122 "rules-missing"
+        cause "redirect rules of the pod are missing or changed"
+        remedy "delete the pod; its replacement starts with all redirect rules"
+    Internal 999 "internal"
+        cause "the plugin failed in a way that it does not know"
+        remedy "this is a bug in linkerd-cni, please report it"
+}
 
 impl Failure {
     pub fn row(self) -> &'static Row {
