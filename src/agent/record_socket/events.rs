@@ -83,13 +83,19 @@ fn failed(error: &CallError) -> Option<Report> {
     if matches!(failure, Some(Failure::PodNotFound | Failure::PodReplaced)) {
         return None;
     }
-    // The code may be of a later version of the plugin.
-    let row = failure.unwrap_or(Failure::Internal).row();
+    let (name, cause, remedy) = match failure.map(Failure::row) {
+        Some(row) => (row.name, row.cause, row.remedy),
+        None => (
+            "unknown",
+            "the plugin failed in a way that this version of the agent does not know",
+            "upgrade the agent, which is older than the plugin on the node",
+        ),
+    };
     let note = format!(
-        "The pod cannot start, because {} (code {}). Remedy: {}. The agent's log on the node has the error.",
-        row.cause, error.code, row.remedy
+        "The pod cannot start, because {cause} (code {}). Remedy: {remedy}. The agent's log on the node has the error.",
+        error.code
     );
-    Some((row.name, report(EventType::Warning, "LinkerdCNIFailed", note)))
+    Some((name, report(EventType::Warning, "LinkerdCNIFailed", note)))
 }
 
 /// Reports a pod that was redirected without the API server.
@@ -192,8 +198,9 @@ mod tests {
 
     #[test]
     fn unknown_error_code_makes_an_event_with_that_code() {
-        let event = failed_call("ADD", 777, "of a later version").unwrap();
-        assert!(event.content.note.contains("(code 777)"), "{}", event.content.note);
+        let note = failed_call("ADD", 777, "of a later version").unwrap().content.note;
+        assert!(note.contains("(code 777)") && note.contains("upgrade the agent"), "{note}");
+        assert!(!note.contains("bug"), "{note}");
     }
 
     #[test]
