@@ -10,132 +10,64 @@ use crate::metrics::{openmetrics, register, register_build_info, register_durati
 
 const PREFIX: &str = "linkerd_cni_repair_controller";
 
-/// All counters and histograms of the controller.
-pub struct Metrics {
-    registry: Registry,
-    pub queue_overflow: Counter,
-    pub pods_held: Counter,
-    pub pods_deleted: Counter,
-    pub pods_delete_errors: Counter,
-    pub pods_delete_timeout: Counter,
-    pub pods_delete_latency: Histogram,
-    pub events_publish_errors: Counter,
-    pub events_publish_timeouts: Counter,
-    pub events_publish_latency: Histogram,
-    pub watch_errors: Counter,
-    pub pods_repaired: Counter,
-    pub pods_labelled: Counter,
-    pub pods_reported: Counter,
-    pub pods_skipped: Counter,
-    pub repair_errors: Counter,
-    pub agent_waits: Counter,
-    pub budget_waits: Counter,
-    pub audits: Counter,
-    pub audit_pods_complete: Counter,
-    pub audit_pods_incomplete: Counter,
-    pub audit_pods_unreadable: Counter,
-    pub audit_errors: Counter,
-    pub audit_pods_drifted: Gauge,
-    pub audit_repairs_suspended: Gauge,
+/// Makes the struct and registers its metrics: name, type, function that registers it, help.
+macro_rules! metrics {
+    ($($name:ident: $type:ty = $register:ident $help:literal)*) => {
+        /// All metrics of the controller.
+        pub struct Metrics {
+            registry: Registry,
+            $(pub $name: $type,)*
+        }
+
+        impl Default for Metrics {
+            fn default() -> Self {
+                let mut registry = Registry::default();
+                let group = registry.sub_registry_with_prefix(PREFIX);
+                register_build_info(group);
+                request_metrics::register(group);
+                $(let $name = $register(group, stringify!($name), $help);)*
+                Metrics { registry, $($name),* }
+            }
+        }
+    };
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
-        let mut registry = Registry::default();
-        let group = registry.sub_registry_with_prefix(PREFIX);
-        register_build_info(group);
-        request_metrics::register(group);
-        let pods_delete_latency = register_durations(
-            group,
-            "pods_delete_latency",
-            "Duration of successful pod deletions",
-        );
-        let events_publish_latency = register_durations(
-            group,
-            "events_publish_latency",
-            "Duration of successful publications of Events",
-        );
-        let audit_pods_drifted = register(
-            group,
-            "audit_pods_drifted",
-            "Pods of the last audit whose redirect rules, with which they started, are not those of today's values and annotations",
-        );
-        let audit_repairs_suspended = register(
-            group,
-            "audit_repairs_suspended",
-            "Whether the last audit repaired no pods, as more than half of them had missing or changed redirect rules",
-        );
-        let mut counter = |name, help| -> Counter { register(group, name, help) };
-        Metrics {
-            queue_overflow: counter(
-                "queue_overflow",
-                "Stranded pods dropped because the queue was full or the list too long",
-            ),
-            pods_held: counter(
-                "pods_held",
-                "Stranded pods left unchanged for now, as an earlier repair of the pod or of its owner's last pod did not help",
-            ),
-            pods_deleted: counter("pods_deleted", "Evicted or deleted pods"),
-            pods_delete_errors: counter(
-                "pods_delete_errors",
-                "Failed attempts to delete a pod, without those that timed out",
-            ),
-            pods_delete_timeout: counter(
-                "pods_delete_timeout",
-                "Pod deletions to which the API server did not respond in time",
-            ),
-            pods_delete_latency,
-            events_publish_errors: counter(
-                "events_publish_errors",
-                "Failed publications of Events",
-            ),
-            events_publish_timeouts: counter(
-                "events_publish_timeouts",
-                "Publications of Events to which the API server did not respond in time",
-            ),
-            events_publish_latency,
-            watch_errors: counter("watch_errors", "Failed lists and watches of the node's pods"),
-            pods_repaired: counter("pods_repaired", "Pods repaired in place"),
-            pods_labelled: counter("pods_labelled", "Labelled pods"),
-            pods_reported: counter("pods_reported", "Stranded pods that were only reported"),
-            pods_skipped: counter(
-                "pods_skipped",
-                "Stranded pods left unchanged because the eviction was rejected, nothing would replace the pod, the rules are unreadable, the validator fails in spite of all rules or the plugin installs no rules in the pod",
-            ),
-            repair_errors: counter(
-                "repair_errors",
-                "Failed attempts to inspect, repair, label or report a pod",
-            ),
-            agent_waits: counter(
-                "agent_waits",
-                "Times that a repair waited for the agent to be ready",
-            ),
-            budget_waits: counter(
-                "budget_waits",
-                "Times that a repair waited for the repair budget",
-            ),
-            audits: counter("audits", "Audits of all running meshed pods of the node"),
-            audit_pods_complete: counter(
-                "audit_pods_complete",
-                "Audited pods with all redirect rules",
-            ),
-            audit_pods_incomplete: counter(
-                "audit_pods_incomplete",
-                "Audited pods with missing or changed redirect rules",
-            ),
-            audit_pods_unreadable: counter(
-                "audit_pods_unreadable",
-                "Audited pods with a table of iptables-legacy, which only the host's iptables can read, or with too many rules",
-            ),
-            audit_errors: counter(
-                "audit_errors",
-                "Failed audits, and pods whose rules an audit could not compare",
-            ),
-            audit_pods_drifted,
-            audit_repairs_suspended,
-            registry,
-        }
-    }
+metrics! {
+    queue_overflow: Counter = register
+        "Stranded pods dropped because the queue was full or the list too long"
+    pods_held: Counter = register
+        "Stranded pods left unchanged for now, as an earlier repair of the pod or of its owner's last pod did not help"
+    pods_delete_latency: Histogram = register_durations "Duration of successful pod deletions"
+    pods_deleted: Counter = register "Evicted or deleted pods"
+    pods_delete_errors: Counter = register
+        "Failed attempts to delete a pod, without those that timed out"
+    pods_delete_timeout: Counter = register
+        "Pod deletions to which the API server did not respond in time"
+    events_publish_errors: Counter = register "Failed publications of Events"
+    events_publish_timeouts: Counter = register
+        "Publications of Events to which the API server did not respond in time"
+    events_publish_latency: Histogram = register_durations
+        "Duration of successful publications of Events"
+    watch_errors: Counter = register "Failed lists and watches of the node's pods"
+    pods_repaired: Counter = register "Pods repaired in place"
+    pods_labelled: Counter = register "Labelled pods"
+    pods_reported: Counter = register "Stranded pods that were only reported"
+    pods_skipped: Counter = register
+        "Stranded pods left unchanged because the eviction was rejected, nothing would replace the pod, the rules are unreadable, the validator fails in spite of all rules or the plugin installs no rules in the pod"
+    repair_errors: Counter = register "Failed attempts to inspect, repair, label or report a pod"
+    agent_waits: Counter = register "Times that a repair waited for the agent to be ready"
+    budget_waits: Counter = register "Times that a repair waited for the repair budget"
+    audits: Counter = register "Audits of all running meshed pods of the node"
+    audit_pods_complete: Counter = register "Audited pods with all redirect rules"
+    audit_pods_incomplete: Counter = register "Audited pods with missing or changed redirect rules"
+    audit_pods_unreadable: Counter = register
+        "Audited pods with a table of iptables-legacy, which only the host's iptables can read, or with too many rules"
+    audit_errors: Counter = register
+        "Failed audits, and pods whose rules an audit could not compare"
+    audit_pods_drifted: Gauge = register
+        "Pods of the last audit whose redirect rules, with which they started, are not those of today's values and annotations"
+    audit_repairs_suspended: Gauge = register
+        "Whether the last audit repaired no pods, as more than half of them had missing or changed redirect rules"
 }
 
 impl Metrics {
