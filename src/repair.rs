@@ -97,10 +97,10 @@ pub struct Shared {
 }
 
 impl Shared {
-    /// Queues the pod. If that drops a pod, also another one, a list or the next audit finds that
-    /// pod again.
+    /// Queues the pod. If the queue is full, a list or the next audit finds the pod again.
     fn enqueue(&self, pod: StrandedPod) {
-        if let Some(found_by) = self.queue.push(pod) {
+        let found_by = pod.found_by;
+        if !self.queue.push(pod) {
             self.record_dropped(found_by);
         }
     }

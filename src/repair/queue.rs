@@ -4,12 +4,9 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use super::stranded::{FoundBy, StrandedPod};
+use crate::kube::pod_stream::MAX_PODS;
 
-/// Maximum number of queued pods from watch events and audits. Upstream's value.
-pub const CAPACITY: usize = 32;
-
-/// A queue that can be closed. [`CAPACITY`] limits the pods of watch events and audits, but
-/// not those of lists.
+/// A queue that can be closed. Holds each pod once, so it is about as long as the node has pods.
 #[derive(Default)]
 pub struct Queue {
     state: Mutex<QueueState>,
@@ -18,24 +15,11 @@ pub struct Queue {
 
 #[derive(Default)]
 struct QueueState {
-    /// First the pods of watch events and audits, then those of the last list.
     pods: Vec<StrandedPod>,
-    /// Number of pods of watch events and audits.
-    events: usize,
     closed: bool,
 }
 
 impl QueueState {
-    /// Removes and returns the newest pod of the namespace with the most pods of events, for a pod of
-    /// `namespace`. Returns `None` if no namespace has more pods than that one.
-    fn drop_for(&mut self, namespace: &str) -> Option<StrandedPod> {
-        let events = &self.pods[..self.events];
-        let count = |name: &str| events.iter().filter(|pod| pod.namespace == name).count();
-        let counts = events.iter().map(|pod| count(&pod.namespace));
-        let (most, index) = counts.zip(0..).max()?;
-        (most > count(namespace)).then(|| self.remove(index))
-    }
-
     /// Returns the first pod with the lowest `turn`: how long the pod has to wait, and its index.
     fn next<T: Ord>(
         &self,
@@ -45,56 +29,38 @@ impl QueueState {
         Some((wait, index))
     }
 
-    fn remove(&mut self, index: usize) -> StrandedPod {
-        self.events -= usize::from(index < self.events);
-        self.pods.remove(index)
-    }
-
-    /// Finds the same pod in the queue, whatever its resourceVersion.
-    fn find(&mut self, pod: &StrandedPod) -> Option<&mut StrandedPod> {
-        self.pods.iter_mut().find(|other| other.is_same(pod))
+    /// Adds a pod at the end unless there are `limit` pods. If the pod is already queued, replaces it by
+    /// its new version in the same place: each failure of a validator causes several events.
+    fn push(&mut self, pod: StrandedPod, limit: usize) -> bool {
+        let is_full = self.pods.len() >= limit;
+        match self.pods.iter_mut().find(|other| other.is_same(&pod)) {
+            Some(queued) => *queued = pod,
+            None if is_full => return false,
+            None => self.pods.push(pod),
+        }
+        true
     }
 }
 
 impl Queue {
-    /// Adds a pod at the end. If the pod is already queued, replaces it by its new version in
-    /// the same place: each failure of a validator causes several events.
-    ///
-    /// If the queue is full, drops a pod of the namespace with the most pods: the pods of one tenant
-    /// must not keep out those of others. Returns how the dropped pod was found.
-    pub fn push(&self, pod: StrandedPod) -> Option<FoundBy> {
-        let mut state = self.lock();
-        if let Some(queued) = state.find(&pod) {
-            *queued = pod;
-            return None;
-        }
-        let is_full = state.events >= CAPACITY;
-        let dropped = is_full.then(|| state.drop_for(&pod.namespace));
-        if let Some(None) = dropped {
-            return Some(pod.found_by);
-        }
-        let end = state.events;
-        state.pods.insert(end, pod);
-        state.events += 1;
+    /// Adds a pod, or replaces it by its new version. Returns `false` if the queue is full, to bound
+    /// memory: a tenant may create and delete pods without end. A list drops those that are gone.
+    #[must_use]
+    pub fn push(&self, pod: StrandedPod) -> bool {
+        let is_queued = self.lock().push(pod, MAX_PODS);
         self.changed.notify_all();
-        dropped.flatten().map(|dropped| dropped.found_by)
+        is_queued
     }
 
-    /// Replaces the pods of the last list with those of a new list, which contains every
-    /// pod that is still stranded.
-    ///
-    /// Queues all pods, because a list is bounded by
-    /// [`MAX_PODS`](crate::kube::pod_stream::MAX_PODS). So pods that wait for the repair budget do
-    /// not cause another list.
+    /// Replaces the pods that were found by their validator with those of a new list, which contains
+    /// every pod that is still stranded. The watch continues from the list, and repeats what is newer.
     pub fn replace_listed(&self, pods: Vec<StrandedPod>) {
         let mut state = self.lock();
-        let events = state.events;
-        state.pods.truncate(events);
+        let is_listed = |pod: &StrandedPod| pods.iter().any(|listed| listed.is_same(pod));
+        state.pods.retain(|pod| pod.found_by == FoundBy::Audit || is_listed(pod));
         for pod in pods {
-            match state.find(&pod) {
-                Some(queued) => *queued = pod,
-                None => state.pods.push(pod),
-            }
+            // A list is bounded itself.
+            state.push(pod, usize::MAX);
         }
         state.pods.shrink_to_fit();
         self.changed.notify_all();
@@ -115,7 +81,7 @@ impl Queue {
         while !state.closed {
             let wait = match state.next(&turn) {
                 None => Duration::MAX,
-                Some((Duration::ZERO, index)) => return Some(state.remove(index)),
+                Some((Duration::ZERO, index)) => return Some(state.pods.remove(index)),
                 Some((wait, _)) => {
                     on_wait.take().into_iter().for_each(|on_wait| on_wait(wait));
                     wait
@@ -165,68 +131,49 @@ mod tests {
         StrandedPod { name: name.to_string(), ..StrandedPod::default() }
     }
 
-    fn full() -> Queue {
+    fn queue(pods: usize) -> Queue {
         let queue = Queue::default();
-        for name in 0..CAPACITY {
-            assert_eq!(queue.push(pod(name)), None);
-        }
+        assert!((0..pods).all(|name| queue.push(pod(name))));
         queue
     }
 
     #[test]
-    fn a_full_queue_rejects_pods_and_keeps_its_order() {
-        let queue = full();
+    fn a_full_queue_rejects_pods_until_a_list_drops_those_that_are_gone() {
+        let queue = queue(MAX_PODS);
         assert!(!queue.is_closed_within(Duration::from_millis(1)));
-        assert_eq!(queue.push(pod(99)), Some(FoundBy::Validator));
+        assert!(!queue.push(pod(MAX_PODS)));
         assert_eq!(pop(&queue), Some(pod(0)));
-        assert_eq!(queue.push(pod(99)), None);
-        assert_eq!(pop(&queue), Some(pod(1)));
+        assert!(queue.push(pod(MAX_PODS)) && queue.push(pod(1)) && !queue.push(pod(0)));
+        queue.replace_listed(vec![pod(MAX_PODS)]);
+        assert!(queue.push(pod(0)));
+        assert_eq!([pop(&queue), pop(&queue)], [Some(pod(MAX_PODS)), Some(pod(0))]);
     }
 
     #[test]
     fn a_queued_pod_that_is_pushed_again_keeps_its_place_and_is_not_duplicated() {
-        let queue = full();
+        let queue = queue(3);
         let newer = StrandedPod { resource_version: "2".into(), ..pod(1) };
-        assert_eq!(queue.push(newer.clone()), None);
+        assert!(queue.push(newer.clone()));
         assert_eq!(pop(&queue), Some(pod(0)));
         assert_eq!(pop(&queue), Some(newer));
         assert_eq!(pop(&queue), Some(pod(2)));
     }
 
     #[test]
-    fn a_list_does_not_duplicate_pods_that_events_have_queued() {
-        let queue = full();
-        queue.replace_listed((0..CAPACITY).map(pod).collect());
-        assert!((0..CAPACITY).filter_map(|_| pop(&queue)).eq((0..CAPACITY).map(pod)));
-        assert_eq!(queue.push(pod(CAPACITY)), None);
-        assert_eq!(pop(&queue), Some(pod(CAPACITY)));
-    }
-
-    #[test]
-    fn a_new_list_replaces_the_last_list_and_an_event_updates_its_pods() {
-        let queue = Queue::default();
-        queue.replace_listed(vec![pod(0), pod(1), pod(2)]);
-        queue.replace_listed(vec![pod(1), pod(2)]);
+    fn a_list_keeps_the_places_of_queued_pods_and_the_pods_of_audits() {
+        let queue = queue(3);
+        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(9) };
+        assert!(queue.push(audited.clone()));
         let newer = StrandedPod { resource_version: "2".into(), ..pod(2) };
-        assert_eq!(queue.push(newer.clone()), None);
-        assert_eq!(pop(&queue), Some(pod(1)));
-        assert_eq!(pop(&queue), Some(newer));
-    }
-
-    #[test]
-    fn a_full_queue_drops_the_newest_pod_of_the_namespace_with_the_most_pods() {
-        let queue = full();
-        let few = StrandedPod { namespace: "few".into(), found_by: FoundBy::Audit, ..pod(99) };
-        assert_eq!(queue.push(few.clone()), Some(FoundBy::Validator));
-        let queued: Vec<_> = (0..CAPACITY).filter_map(|_| pop(&queue)).collect();
-        assert!(queued.contains(&few) && !queued.contains(&pod(CAPACITY - 1)), "{queued:?}");
+        queue.replace_listed(vec![pod(4), newer.clone(), pod(1)]);
+        let all: Vec<_> = (0..4).filter_map(|_| pop(&queue)).collect();
+        assert_eq!(all, [pod(1), newer, audited, pod(4)]);
     }
 
     #[test]
     fn the_pod_with_the_lowest_turn_is_next_and_a_new_pod_ends_the_wait_of_others() {
         let queue = Queue::default();
-        queue.push(pod(2));
-        queue.replace_listed(vec![pod(1)]);
+        assert!(queue.push(pod(2)) && queue.push(pod(1)));
         let turn = |pod: &StrandedPod| (Duration::ZERO, pod.name.clone());
         assert_eq!(queue.pop(turn, |_| ()), Some(pod(1)));
         let hour = Duration::from_secs(3600);
@@ -234,19 +181,18 @@ mod tests {
             true => (hour, ()),
             false => (Duration::ZERO, ()),
         };
-        queue.push(pod(2));
         let (waiting, waits) = mpsc::channel();
         thread::scope(|scope| {
             let popper = scope.spawn(|| queue.pop(held, |wait| waiting.send(wait).unwrap()));
             assert_eq!(waits.recv().unwrap(), hour);
-            queue.push(pod(3));
+            assert!(queue.push(pod(3)));
             assert_eq!(popper.join().unwrap(), Some(pod(3)));
         });
     }
 
     #[test]
     fn closing_ends_all_waits_at_once() {
-        let queue = full();
+        let queue = queue(1);
         queue.close();
         assert_eq!(pop(&queue), None);
         assert!(queue.is_closed_within(Duration::from_secs(60)));

@@ -3,7 +3,6 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use linkerd2_cni::repair::queue::CAPACITY;
 use serde_json::json;
 
 use crate::api::{Answer, ONLY_DRY_RUNS};
@@ -85,9 +84,10 @@ fn a_connection_survives_the_loss_of_the_whole_table() {
 
 #[test]
 fn rules_of_the_hosts_iptables_are_repaired_only_if_one_is_missing_or_bypassed() {
-    for damage in
-        [&["-D", "PROXY_INIT_OUTPUT", "1"][..], &["-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"]]
-    {
+    for (damage, responder) in [
+        (&["-D", "PROXY_INIT_OUTPUT", "1"][..], "proxy"),
+        (&["-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"], "server"),
+    ] {
         let node = meshed("nft");
         node.namespaces.serve_in_neighbour("server", 80);
         node.namespaces.serve_in_pod("proxy", 4140);
@@ -95,8 +95,11 @@ fn rules_of_the_hosts_iptables_are_repaired_only_if_one_is_missing_or_bypassed()
         let controller = node.auditing(&[]);
         controller.reaches("audit_pods_complete_total", 2);
         assert_eq!(node.ruleset(), before);
+        drop(controller);
 
         node.namespaces.run("iptables-nft", &[&["-t", "nat"], damage].concat());
+        assert_eq!(node.response(), format!("{responder} {}:80", NEIGHBOUR[0]));
+        let controller = node.auditing(&[]);
         controller.counts("pods_repaired_total", 1);
         assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
         let ruleset = node.ruleset();
@@ -259,34 +262,4 @@ fn a_pod_whose_proxy_container_has_a_group_and_whose_pod_has_a_user_is_complete(
     controller.reaches("audits_total", 2);
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
     assert!(controller.metric("audit_pods_complete_total") > 0);
-}
-
-#[test]
-fn a_pod_that_an_audit_drops_from_a_full_queue_is_listed_again() {
-    let node = meshed("native");
-    let controller = node.controller(&["--audit-seconds=1", "--rate=1", "--mode=delete"]);
-    let api = &node.api;
-    until("the watch has begun", || !api.watches().is_empty());
-    let many = |name: &str| {
-        let mut pod = stranded(name);
-        pod["metadata"]["namespace"] = json!("many");
-        pod
-    };
-    // The first repair uses the budget up, so that the second pod stays in the queue.
-    api.modify(&many("first"));
-    api.modify(&many("second"));
-    controller.counts("budget_waits_total", 1);
-    for number in 1..CAPACITY {
-        let name = format!("web-{number}");
-        api.modify(&many(&name));
-        controller.logs(&format!("Pod is stranded namespace=\"many\" name=\"{name}\""));
-    }
-    assert_eq!(controller.metric("queue_overflow_total"), 0);
-    api.state().pods.push(many("listed"));
-    node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
-    controller.counts("queue_overflow_total", 1);
-    until("the pods are listed again", || {
-        api.bookmark_now();
-        controller.log().contains("Pod is stranded namespace=\"many\" name=\"listed\"")
-    });
 }

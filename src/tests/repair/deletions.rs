@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use linkerd2_cni::repair::queue::CAPACITY;
+use linkerd2_cni::kube::pod_stream::MAX_PODS;
 use serde_json::json;
 
 use crate::api::{Answer, Api};
@@ -171,15 +171,13 @@ fn a_pod_that_exceeds_the_queue_is_dropped_and_counted_and_causes_a_list() {
     api.modify(&stranded("first"));
     api.modify(&stranded("second"));
     controller.counts("budget_waits_total", 1);
-    let send = |number: usize| {
-        let name = format!("web-{number}");
-        api.modify(&stranded(&name));
-        controller.logs(&format!("Pod is stranded namespace=\"emojivoto\" name=\"{name}\""));
-    };
-    (1..CAPACITY).for_each(send);
+    let send = |number: usize| api.modify(&stranded(&format!("web-{number}")));
+    (1..MAX_PODS).for_each(send);
+    let last = MAX_PODS - 1;
+    controller.logs(&format!("Pod is stranded namespace=\"emojivoto\" name=\"web-{last}\""));
     let lists = || api.lists();
     assert_eq!((controller.metric("queue_overflow_total"), lists()), (0, 1));
-    send(CAPACITY);
+    send(MAX_PODS);
     controller.counts("queue_overflow_total", 1);
     until("the pods are listed again", || {
         api.bookmark_now();
@@ -189,7 +187,7 @@ fn a_pod_that_exceeds_the_queue_is_dropped_and_counted_and_causes_a_list() {
 }
 
 #[test]
-fn all_pods_of_a_list_longer_than_the_queue_are_repaired() {
+fn all_pods_of_a_long_list_are_repaired() {
     let api = Api::start();
     let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
     api.state().pods = pods.collect();
