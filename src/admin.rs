@@ -1,22 +1,24 @@
 //! The HTTP server for `/live`, `/ready` and `/metrics` of the agent and the repair controller, and
 //! for `/status` of the agent.
 //!
-//! One thread serves all clients in one poll loop without blocking on any of them, so a slow
-//! client does not delay the kubelet's probe. Each client has [`CLIENT_TIMEOUT`].
+//! Each client has a thread of its own, so a slow client does not delay the kubelet's probe, and
+//! [`CLIENT_TIMEOUT`].
 
 use std::collections::VecDeque;
-use std::io::{self, Read, Write};
+use std::io::{self, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
-use std::os::fd::{AsFd, AsRawFd as _};
-use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::os::fd::AsRawFd as _;
+use std::sync::{Arc, Weak};
+use std::thread;
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
     sockopt,
 };
+
+use crate::deadline::Deadline;
 
 /// Longest duration of a connection, from accept to close.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -25,11 +27,9 @@ const MAX_CLIENTS: usize = 32;
 /// Largest request that is read, in bytes.
 const REQUEST_LIMIT: usize = 8 << 10;
 /// Time without accepting connections after an accept has failed. If no file descriptor is free,
-/// the listener stays readable, and the loop would spin.
+/// the next one fails at once, too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
-/// Number of reads and writes for one client before the next client is served.
-const STEPS_PER_TURN: usize = 16;
-/// Stack size of the server's thread, in bytes. The handlers only format text.
+/// Stack size of each thread, in bytes. The handlers only format text.
 const STACK_SIZE: usize = 256 << 10;
 
 /// Content type of `/live`, `/ready` and errors.
@@ -39,8 +39,7 @@ const JSON: &str = "application/json";
 /// Content type of `/metrics`.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The program's handlers. The server calls them for each request on its own thread, so they
-/// should not block.
+/// The program's handlers. The server calls them for each request on the client's thread.
 pub struct Handlers {
     /// Handler of `/live`. `Err` has the reason why the kubelet should restart the program, for the
     /// body of the 500 response.
@@ -52,6 +51,27 @@ pub struct Handlers {
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
     /// Handler of `/status`. Returns a JSON object. `None`: the path does not exist.
     pub status: Option<Box<dyn Fn() -> String + Send + Sync>>,
+}
+
+/// Why there is no server.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot listen on {address}: {source}")]
+pub struct Error {
+    address: SocketAddr,
+    source: io::Error,
+}
+
+/// Serves `address` until the process exits. Returns the address, with the port that the kernel chose
+/// for port 0.
+pub fn serve(address: SocketAddr, handlers: Handlers) -> Result<SocketAddr, Error> {
+    let serve = || {
+        let listener = listener(address)?;
+        let address = listener.local_addr()?;
+        tracing::info!("serving /live, /ready and /metrics on {address}");
+        spawn(move || run(&listener, &Arc::new(handlers)))?;
+        Ok(address)
+    };
+    serve().map_err(|source| Error { address, source })
 }
 
 /// Listens on `address`. `[::]` means all addresses of both families, or of IPv4 if the kernel has
@@ -81,153 +101,71 @@ fn dual_stack(address: SocketAddrV6) -> Result<TcpListener, Errno> {
     Ok(TcpListener::from(fd))
 }
 
-/// Serves `listener` on its own thread until the process exits.
-pub fn serve(listener: TcpListener, handlers: Handlers) -> io::Result<JoinHandle<()>> {
-    listener.set_nonblocking(true)?;
-    thread::Builder::new()
-        .name("admin".into())
-        .stack_size(STACK_SIZE)
-        .spawn(move || run(&listener, &handlers))
+fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+    let thread = thread::Builder::new().name("admin".into()).stack_size(STACK_SIZE);
+    thread.spawn(run).map(drop)
 }
 
-fn run(listener: &TcpListener, handlers: &Handlers) {
-    // Oldest first.
-    let mut clients: VecDeque<Client> = VecDeque::new();
-    // Set while accepting connections fails.
-    let mut paused: Option<Instant> = None;
+fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
+    // Oldest first. The threads own the connections.
+    let mut clients: VecDeque<Weak<TcpStream>> = VecDeque::new();
+    let mut is_failing = false;
     loop {
-        let wake = clients.front().map(|client| client.deadline);
-        let wake = wake.into_iter().chain(paused).min();
-        // Only ENOMEM and EINTR are possible. The deadlines below still apply.
-        if wait(listener, paused.is_some(), &clients, wake).is_err() {
-            thread::sleep(Duration::from_millis(10));
-        }
-        let now = Instant::now();
-        clients.retain_mut(|client| now < client.deadline && client.advance(handlers).is_ok());
-        if paused.is_none_or(|until| until <= now) {
-            let accepted = accept(listener, &mut clients);
-            match (&accepted, paused) {
-                (Err(error), None) => {
-                    tracing::warn!("admin server: cannot accept a connection: {error}");
-                }
-                (Ok(()), Some(_)) => tracing::info!("admin server: accepts connections again"),
-                _ => {}
+        let accepted = listener.accept();
+        match &accepted {
+            // The client closed the connection before it was accepted.
+            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
+            Err(error) if !is_failing => {
+                tracing::warn!("admin server: cannot accept a connection: {error}");
             }
-            paused = accepted.is_err().then(|| Instant::now() + ACCEPT_PAUSE);
+            Ok(_) if is_failing => tracing::info!("admin server: accepts connections again"),
+            _ => {}
         }
-    }
-}
-
-/// Waits for a client or a new connection, at most until `wake`.
-fn wait(
-    listener: &TcpListener,
-    paused: bool,
-    clients: &VecDeque<Client>,
-    wake: Option<Instant>,
-) -> nix::Result<i32> {
-    let timeout = wake.map_or(PollTimeout::NONE, |wake| {
-        let left = wake.saturating_duration_since(Instant::now());
-        // Rounded up, as a timeout of 0 ms would make the loop spin.
-        PollTimeout::try_from(left.as_millis() + 1).unwrap_or(PollTimeout::MAX)
-    });
-    let mut fds: Vec<PollFd<'_>> = clients
-        .iter()
-        .map(|client| PollFd::new(client.stream.as_fd(), client.awaited_event()))
-        .collect();
-    if !paused {
-        fds.push(PollFd::new(listener.as_fd(), PollFlags::POLLIN));
-    }
-    poll(&mut fds, timeout)
-}
-
-/// Accepts all waiting connections. Fails if the kernel refuses, e.g. because no file descriptor is
-/// free.
-fn accept(listener: &TcpListener, clients: &mut VecDeque<Client>) -> io::Result<()> {
-    for _ in 0..MAX_CLIENTS {
-        let stream = match listener.accept() {
-            Ok((stream, _)) => stream,
-            Err(error) => match error.kind() {
-                io::ErrorKind::WouldBlock => return Ok(()),
-                // The client closed the connection before it was accepted.
-                io::ErrorKind::ConnectionAborted | io::ErrorKind::Interrupted => continue,
-                _ => return Err(error),
-            },
-        };
-        if stream.set_nonblocking(true).is_err() {
+        is_failing = accepted.is_err();
+        let Ok((stream, _)) = accepted else {
+            thread::sleep(ACCEPT_PAUSE);
             continue;
-        }
-        if clients.len() == MAX_CLIENTS {
-            clients.pop_front();
+        };
+        clients.retain(|client| client.strong_count() > 0);
+        if clients.len() == MAX_CLIENTS
+            && let Some(oldest) = clients.pop_front().and_then(|client| client.upgrade())
+        {
             tracing::debug!("admin server: too many clients, closing the oldest");
+            let _ = oldest.shutdown(Shutdown::Both);
         }
-        clients.push_back(Client {
-            stream,
-            deadline: Instant::now() + CLIENT_TIMEOUT,
-            state: State::Reading(Vec::new()),
-        });
+        let (stream, handlers) = (Arc::new(stream), Arc::clone(handlers));
+        clients.push_back(Arc::downgrade(&stream));
+        // Without a thread or after an error, the connection is closed.
+        let _ = spawn(move || drop(exchange(&stream, &handlers)));
     }
-    Ok(())
 }
 
-struct Client {
-    stream: TcpStream,
-    deadline: Instant,
-    state: State,
-}
-
-enum State {
-    /// The part of the request that has arrived.
-    Reading(Vec<u8>),
-    /// The response and the number of its bytes that are written.
-    Writing(Vec<u8>, usize),
-    /// The response is written. Closing a connection with unread data would reset it, and the
-    /// client might lose the response. So the server reads until the client closes.
-    Closing,
-}
-
-impl Client {
-    /// Returns the poll event for which the server waits on this connection.
-    fn awaited_event(&self) -> PollFlags {
-        match self.state {
-            State::Reading(_) | State::Closing => PollFlags::POLLIN,
-            State::Writing(..) => PollFlags::POLLOUT,
+/// Reads a request, and writes the response.
+fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
+    let end = Deadline::after(CLIENT_TIMEOUT);
+    // Fails after the deadline, as a timeout of 0 is invalid.
+    let limit = || stream.set_read_timeout(Some(end.remaining()));
+    let mut chunk = [0; 1024];
+    let mut request = Vec::new();
+    let response = loop {
+        limit()?;
+        let read = at_least_one(stream.read(&mut chunk)?)?;
+        request.extend_from_slice(&chunk[..read]);
+        if let Some(response) = respond(&request, handlers) {
+            break response.into_bytes();
         }
+    };
+    let mut written = 0;
+    while written < response.len() {
+        stream.set_write_timeout(Some(end.remaining()))?;
+        written += at_least_one(stream.write(&response[written..])?)?;
     }
-
-    /// Reads and writes as much as possible without blocking. Fails when the connection is to be
-    /// closed.
-    fn advance(&mut self, handlers: &Handlers) -> io::Result<()> {
-        for _ in 0..STEPS_PER_TURN {
-            let Err(error) = self.step(handlers) else { continue };
-            match error.kind() {
-                io::ErrorKind::WouldBlock => return Ok(()),
-                io::ErrorKind::Interrupted => {}
-                _ => return Err(error),
-            }
-        }
-        Ok(())
-    }
-
-    fn step(&mut self, handlers: &Handlers) -> io::Result<()> {
-        let mut chunk = [0; 1024];
-        match &mut self.state {
-            State::Reading(request) => {
-                let read = at_least_one(self.stream.read(&mut chunk)?)?;
-                request.extend_from_slice(&chunk[..read]);
-                if let Some(response) = respond(request, handlers) {
-                    self.state = State::Writing(response.into_bytes(), 0);
-                }
-            }
-            State::Writing(response, written) => {
-                *written += at_least_one(self.stream.write(&response[*written..])?)?;
-                if *written == response.len() {
-                    self.stream.shutdown(Shutdown::Write)?;
-                    self.state = State::Closing;
-                }
-            }
-            State::Closing => drop(at_least_one(self.stream.read(&mut chunk)?)?),
-        }
-        Ok(())
+    stream.shutdown(Shutdown::Write)?;
+    // Closing a connection with unread data would reset it, and the client might lose the response. So
+    // the server reads until the client closes.
+    loop {
+        limit()?;
+        at_least_one(stream.read(&mut chunk)?)?;
     }
 }
 

@@ -75,12 +75,8 @@ const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
 /// Why the controller cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("cannot listen on {address}: {source}")]
-    Listen {
-        address: SocketAddr,
-        #[source]
-        source: io::Error,
-    },
+    #[error(transparent)]
+    Listen(#[from] admin::Error),
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
     #[error("cannot wait for signals: {0}")]
@@ -171,10 +167,6 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
 
 /// Starts the HTTP server for probes and metrics.
 fn serve(address: SocketAddr, shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), Error> {
-    let listener = admin::listener(address).map_err(|source| Error::Listen { address, source })?;
-    // For port 0 the kernel has chosen a port.
-    let address = listener.local_addr().unwrap_or(address);
-    tracing::info!("Serving /live, /ready and /metrics on {address}");
     let ready = Arc::clone(&shared);
     let handlers = Handlers {
         // The main thread only waits for signals.
@@ -189,7 +181,7 @@ fn serve(address: SocketAddr, shared: Arc<Shared>, net_dir: MountedDir) -> Resul
         metrics: Box::new(move || shared.metrics.text()),
         status: None,
     };
-    admin::serve(listener, handlers).map_err(Error::Thread)?;
+    admin::serve(address, handlers)?;
     Ok(())
 }
 

@@ -1,5 +1,5 @@
 use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::net::{SocketAddr, TcpStream};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,8 +8,6 @@ use super::{Handlers, MAX_CLIENTS, REQUEST_LIMIT, listener, serve};
 
 /// A server whose readiness the test switches.
 fn server() -> (SocketAddr, Arc<AtomicBool>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let address = listener.local_addr().unwrap();
     let ready = Arc::new(AtomicBool::new(false));
     let switch = Arc::clone(&ready);
     let handlers = Handlers {
@@ -21,8 +19,7 @@ fn server() -> (SocketAddr, Arc<AtomicBool>) {
         metrics: Box::new(|| "# EOF\n".into()),
         status: Some(Box::new(|| "{}".into())),
     };
-    serve(listener, handlers).unwrap();
-    (address, ready)
+    (serve("127.0.0.1:0".parse().unwrap(), handlers).unwrap(), ready)
 }
 
 fn connect(address: SocketAddr) -> TcpStream {

@@ -7,7 +7,6 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use tracing::info;
 
 use super::metrics::Metrics;
 use crate::admin;
@@ -127,13 +126,7 @@ impl Status {
             }),
             status: Some(Box::new(move || body.state().body(Instant::now()))),
         };
-        let opened = admin::listener(address).and_then(|listener| {
-            let address = listener.local_addr()?;
-            admin::serve(listener, handlers)?;
-            Ok(address)
-        });
-        let address = opened.map_err(|error| format!("cannot listen on {address}: {error}"))?;
-        info!("serving /live, /ready and /metrics on {address}");
+        admin::serve(address, handlers).map_err(|error| error.to_string())?;
         self.state().is_serving = true;
         Ok(())
     }

@@ -10,6 +10,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
+use crate::admin;
+
 /// Addresses reserved for documentation, one for each family. No host has them, so a connection to
 /// them succeeds only if it is redirected.
 const UNUSED_ADDRESSES: [IpAddr; 2] = [
@@ -98,8 +100,10 @@ fn targets(pod_ips: &[IpAddr], no_ipv6: bool) -> anyhow::Result<Vec<IpAddr>> {
 fn serve(token: &str, ports: &[u16]) -> anyhow::Result<()> {
     let mut listeners = Vec::new();
     for port in ports {
-        let bound = listen(*port).with_context(|| format!("cannot listen on port {port}"))?;
-        listeners.extend(bound.into_iter().map(|listener| (*port, listener)));
+        // All addresses of both families.
+        let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, *port));
+        let listener = admin::listener(address);
+        listeners.push((*port, listener.with_context(|| format!("cannot listen on port {port}"))?));
     }
     tracing::info!("listening on {ports:?}");
     thread::scope(|scope| {
@@ -109,17 +113,6 @@ fn serve(token: &str, ports: &[u16]) -> anyhow::Result<()> {
         }
     });
     Ok(())
-}
-
-/// Listens on both families, or on the only one that the kernel has.
-fn listen(port: u16) -> io::Result<Vec<TcpListener>> {
-    // By default an IPv6 socket also takes IPv4, and then the second bind fails.
-    let first = TcpListener::bind((Ipv6Addr::UNSPECIFIED, port));
-    let second = TcpListener::bind((Ipv4Addr::UNSPECIFIED, port));
-    match (first, second) {
-        (Err(_), Err(error)) => Err(error),
-        (first, second) => Ok([first, second].into_iter().flatten().collect()),
-    }
 }
 
 fn reply_to_all(listener: &TcpListener, line: &str) {

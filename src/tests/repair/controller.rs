@@ -57,9 +57,9 @@ impl Controller {
                 *sink.lock().unwrap() += &(line + "\n");
             }
         });
-        controller.logs("Serving");
+        controller.logs("serving");
         let log = controller.log();
-        let line = log.lines().find(|line| line.contains("Serving")).unwrap();
+        let line = log.lines().find(|line| line.contains("serving")).unwrap();
         controller.admin = line.rsplit(' ').next().unwrap().to_owned();
         controller
     }
