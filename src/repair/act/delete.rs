@@ -4,6 +4,7 @@
 
 use serde_json::json;
 
+use super::verdict::NotRepaired;
 use crate::kube::{Client, Error};
 use crate::repair::stranded::{FoundBy, StrandedPod};
 
@@ -26,17 +27,6 @@ const CHARTS_POLICY: &str = "ValidatingAdmissionPolicy 'linkerd-cni-repair' ";
 const NOT_PERMITTED: &str = "the repair controller has no permission to evict pods, and deletes no \
                              running pod without an eviction; permit create on pods/eviction, or \
                              set repairController.mode=in-place";
-
-/// Response of the API server.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Deletion {
-    /// The API server evicts or deletes the pod.
-    Accepted,
-    /// The API server deletes the pod, after a dry run of the eviction.
-    AfterDryRun,
-    /// The eviction is rejected, for this reason.
-    Rejected(String),
-}
 
 /// Why the API server rejects an eviction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -82,8 +72,9 @@ impl Rejection {
 /// - The chart's admission policy permits only dry runs, because an eviction does not name the
 ///   pod's node. The pod is deleted after a dry run.
 ///
-/// Fails with status 409 if the pod has changed, or is another pod of the same name.
-pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Deletion, Error> {
+/// Returns whether the pod is deleted after a dry run. Fails with status 409 if the pod has changed, or
+/// is another pod of the same name.
+pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<bool, NotRepaired> {
     let mut options =
         json!({"preconditions": {"uid": pod.uid, "resourceVersion": pod.resource_version}});
     // The containers of a pod with a failed validator never started, so there is nothing to shut down.
@@ -98,31 +89,34 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<Deletion, E
             "metadata": {"namespace": pod.namespace, "name": pod.name},
             "deleteOptions": options,
         });
-        match client.post(&format!("{path}/eviction{query}"), &eviction) {
-            Ok(()) => Ok(None),
-            Err(error) => match &error {
-                Error::Status { code, message, .. } => Rejection::of(*code, message)
-                    .map(|rejection| Some((rejection, message.clone())))
-                    .ok_or(error),
-                _ => Err(error),
-            },
-        }
+        let Err(error) = client.post(&format!("{path}/eviction{query}"), &eviction) else {
+            return Ok(None);
+        };
+        let rejected = match &error {
+            Error::Status { code, message, .. } => {
+                Rejection::of(*code, message).map(|rejection| (rejection, message.clone()))
+            }
+            _ => None,
+        };
+        rejected.map(Some).ok_or(error)
     };
-    let Some(rejected) = evict("")? else {
-        return Ok(Deletion::Accepted);
-    };
-    let rejected = match rejected {
-        (Rejection::NoPermission, _) if pod.found_by == FoundBy::Validator => {
-            return client.delete(&path, &options).map(|()| Deletion::Accepted);
+    let (rejection, message) = match evict("")? {
+        None => return Ok(false),
+        Some((Rejection::NoPermission, _)) if pod.found_by == FoundBy::Validator => {
+            client.delete(&path, &options)?;
+            return Ok(false);
         }
-        (Rejection::ChartsPolicy, _) => match evict("?dryRun=All")? {
-            None => return client.delete(&path, &options).map(|()| Deletion::AfterDryRun),
+        Some((Rejection::ChartsPolicy, _)) => match evict("?dryRun=All")? {
+            None => {
+                client.delete(&path, &options)?;
+                return Ok(true);
+            }
             Some(rejected) => rejected,
         },
-        rejected => rejected,
+        Some(rejected) => rejected,
     };
-    Ok(Deletion::Rejected(match rejected {
-        (Rejection::NoPermission, _) => NOT_PERMITTED.to_owned(),
-        (_, message) => message,
+    Err(NotRepaired::EvictionRejected(match rejection {
+        Rejection::NoPermission => NOT_PERMITTED.to_owned(),
+        Rejection::ChartsPolicy | Rejection::Other => message,
     }))
 }

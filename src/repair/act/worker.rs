@@ -4,9 +4,8 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::delete::{self, Deletion};
 use super::verdict::{self, COMPLETE, NotRepaired};
-use super::{agent_ready, in_place, label};
+use super::{agent_ready, delete, in_place, label};
 use crate::config::Config;
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
@@ -52,7 +51,8 @@ impl Worker {
         while let Some(pod) = self.next_pod() {
             let is_agent_ready = self
                 .settings
-                .agent_address()
+                .agent_addr
+                .as_deref()
                 .is_none_or(|address| agent_ready::wait_until_ready(address, &self.shared));
             if !is_agent_ready {
                 return;
@@ -243,11 +243,9 @@ impl Worker {
             RepairMode::Delete if !(pod.has_controller || self.settings.delete_unmanaged) => {
                 return Err(NotRepaired::Unmanaged);
             }
-            RepairMode::Delete => match delete::evict_or_delete(&self.connection.client()?, pod)? {
-                Deletion::Accepted => {}
-                Deletion::AfterDryRun => return Ok(true),
-                Deletion::Rejected(why) => return Err(NotRepaired::EvictionRejected(why)),
-            },
+            RepairMode::Delete => {
+                return delete::evict_or_delete(&self.connection.client()?, pod);
+            }
             RepairMode::Label => label::label(&self.connection.client()?, pod)?,
             RepairMode::InPlace => inspected.map_or(Ok(()), in_place::install)?,
             RepairMode::Report => {}
