@@ -21,6 +21,17 @@ pub fn main() -> ExitCode {
     }
 }
 
+/// Logs why the program failed.
+fn exit_code(result: anyhow::Result<()>) -> ExitCode {
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            tracing::error!("{error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
 fn is_repair_controller(program: Option<&OsStr>) -> bool {
     let name = program.map(Path::new).and_then(Path::file_name);
     name == Some(OsStr::new(crate::repair::CONTROLLER))

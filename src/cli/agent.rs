@@ -49,13 +49,7 @@ pub fn main() -> ExitCode {
         Some(AgentCommand::Uninstall) => Ok(agent::uninstall(&settings)?),
         None => Ok(agent::run(settings)?),
     });
-    match result {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error:#}");
-            ExitCode::FAILURE
-        }
-    }
+    super::exit_code(result)
 }
 
 /// Converts upstream's single-dash flags, such as `-log-level`, to `--log-level`.

@@ -5,7 +5,8 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
-use clap::Parser;
+use clap::builder::Resettable;
+use clap::{Arg, CommandFactory as _, FromArgMatches as _, Parser};
 use tracing::level_filters::LevelFilter;
 
 use crate::kube::connection::AccessSource;
@@ -37,17 +38,20 @@ struct Args {
 /// Runs the repair controller.
 pub fn main() -> ExitCode {
     log::report_panics();
-    let args = Args::parse();
+    let mut matches = Args::command().mut_args(unset_if_empty).get_matches();
+    let args = Args::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
     log::start(args.log_level, args.log_format);
-    let run = || -> anyhow::Result<()> {
-        Ok(repair::run(args.settings, &access_source(args.kubeconfig)?)?)
-    };
-    match run() {
-        Ok(()) => ExitCode::SUCCESS,
-        Err(error) => {
-            tracing::error!("{error:#}");
-            ExitCode::FAILURE
-        }
+    super::exit_code(
+        access_source(args.kubeconfig).and_then(|source| Ok(repair::run(args.settings, &source)?)),
+    )
+}
+
+/// Lets an empty environment variable count as unset, as in the agent.
+fn unset_if_empty(arg: Arg) -> Arg {
+    let value = arg.get_env().and_then(env::var_os);
+    match value.is_some_and(|value| value.is_empty()) {
+        true => arg.env(Resettable::Reset),
+        false => arg,
     }
 }
 

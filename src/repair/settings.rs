@@ -54,7 +54,7 @@ pub struct Settings {
     /// host:port of this node's agent; pods are repaired only while its /ready returns 200
     /// [default: none, repair without this check]
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR")]
-    agent_addr: Option<String>,
+    pub agent_addr: Option<String>,
 
     /// Path under which the host's directories are mounted
     #[arg(long, env = "CONTAINER_MOUNT_PREFIX", default_value = "/host")]
@@ -69,11 +69,6 @@ impl Settings {
     /// Returns the time between two audits. `None`: no audits.
     pub fn audit_period(&self) -> Option<Duration> {
         (self.audit_seconds > 0).then(|| Duration::from_secs(self.audit_seconds.into()))
-    }
-
-    /// Returns `host:port` of the agent that has to be ready before each repair.
-    pub fn agent_address(&self) -> Option<&str> {
-        self.agent_addr.as_deref().filter(|address| !address.is_empty())
     }
 
     /// Returns the mounted CNI net dir, with the network configs.

@@ -224,16 +224,18 @@ fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
 }
 
 #[test]
-fn settings_are_read_from_the_environment_variables_of_the_chart() {
-    let api = Api::start();
-    let environment = [
-        ("LINKERD_CNI_REPAIR_CONTROLLER_MODE", "report"),
-        ("LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", "0"),
-        ("LINKERD_CNI_REPAIR_CONTROLLER_RATE", "5"),
-        ("LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR", ""),
-    ];
-    let controller = Controller::configured(&api, &[], &environment);
-    api.knows(&stranded("web-1"));
-    api.modify(&stranded("web-1"));
-    controller.counts("pods_reported_total", 1);
+fn settings_are_read_from_the_charts_environment_variables_and_an_empty_one_is_the_default() {
+    for (values, counter) in
+        [(["report", "0", "5", "false"], "pods_reported_total"), ([""; 4], "pods_deleted_total")]
+    {
+        let api = Api::start();
+        let names = ["MODE", "AUDIT_SECONDS", "RATE", "DELETE_UNMANAGED"]
+            .map(|name| format!("LINKERD_CNI_REPAIR_CONTROLLER_{name}"));
+        let mut environment: Vec<_> = names.iter().map(String::as_str).zip(values).collect();
+        environment.push(("LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR", ""));
+        let controller = Controller::configured(&api, &[], &environment);
+        api.knows(&stranded("web-1"));
+        api.modify(&stranded("web-1"));
+        controller.counts(counter, 1);
+    }
 }
