@@ -12,7 +12,8 @@
 //! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
 //! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
 //! - [`files`]: reads, replaces and removes files of the node atomically
-//! - [`kube`]: the client of the API server: kubeconfig, connection, retry, redaction, Events, types
+//! - [`kube`]: the client of the API server: kubeconfig, connection, retry, redaction, Events, types;
+//!   the watch of a node's pods, and the scope of the DaemonSet
 //! - [`netlink`]: netlink messages, attributes and sockets
 //! - [`netns`]: enters network namespaces and makes links in them
 //! - [`cni`]: the CNI protocol: request, arguments, versions, result, error

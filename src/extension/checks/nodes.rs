@@ -29,7 +29,7 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
     if daemonset.admin_port.is_none() {
         let unknown = Severity::Warning.because(format!(
             "Linkerd's own agent (image {}) runs here, which reports no state: network config, token \
-             and contention are not checked; install this chart with its own image in its place",
+             and contention are not checked; install this chart in its place",
             daemonset.image
         ));
         checks.push(check("upstream", "the agents report their state", unknown));
