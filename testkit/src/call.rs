@@ -8,7 +8,7 @@ use std::process::{Command, Output, Stdio};
 use linkerd2_cni::pod_copy;
 use serde_json::{Value, json};
 
-use crate::canned_api::Api;
+use crate::api::Api;
 use crate::{cni, program};
 
 /// UID of the pod.

@@ -4,8 +4,7 @@
 //!
 //! - [`until`]: waits for conditions
 //! - [`repeated`]: work that is repeated on a thread
-//! - [`server`]: the HTTP server under every fake API server
-//! - [`canned_api`]: a fake API server with a fixed response for each path
+//! - [`api`], [`server`]: a fake API server, and its HTTP connections
 //! - [`cni`]: what a container runtime passes to the plugin
 //! - [`call`]: one call of the plugin binary
 //! - [`child`]: child processes, and strace
@@ -18,9 +17,9 @@
 //! - [`properties`]: what the property tests and the fuzz targets share
 //! - [`cluster`]: the cluster of `scripts/cluster`: its node, pods, agent and releases
 
+pub mod api;
 pub mod benchmarks;
 pub mod call;
-pub mod canned_api;
 pub mod chart;
 pub mod child;
 pub mod cluster;

@@ -1,10 +1,8 @@
-//! HTTP/1.1 server on a free port of 127.0.0.1, with or without TLS. A test's fake API server
-//! is a [`Handler`] that it calls for each request.
+//! HTTP/1.1 connections of the fake API server, with or without TLS.
 
 use std::io::{BufRead as _, BufReader, Read, Write};
-use std::net::{Shutdown, TcpListener, TcpStream};
+use std::net::{Shutdown, TcpStream};
 use std::sync::Arc;
-use std::thread;
 
 use rcgen::{CertificateParams, KeyPair};
 use rustls::pki_types::PrivateKeyDer;
@@ -56,49 +54,10 @@ impl Request {
     }
 }
 
-/// Decides on the responses of a server.
-pub trait Handler: Send + Sync + 'static {
-    /// TLS configuration of the next connection. `None`: no TLS.
-    fn tls(&self) -> Option<Arc<ServerConfig>> {
-        None
-    }
-
-    /// Whether to keep a new connection rather than close it at once.
-    fn accept(&self, _socket: &TcpStream) -> bool {
-        true
-    }
-
-    /// Responds to a request. `None` ends the connection; `Some` without a response leaves it
-    /// open.
-    fn respond(&self, request: Request, connection: &mut Connection) -> Option<()>;
-}
-
-/// Serves `listener` in threads of its own until the process ends.
-pub fn serve(listener: TcpListener, handler: impl Handler) {
-    let handler = Arc::new(handler);
-    thread::spawn(move || {
-        for socket in listener.incoming().flatten() {
-            if !handler.accept(&socket) {
-                continue;
-            }
-            let handler = Arc::clone(&handler);
-            thread::spawn(move || {
-                let mut connection = Connection::new(socket, handler.tls())?;
-                loop {
-                    let request = connection.read_request()?;
-                    handler.respond(request, &mut connection)?;
-                }
-                #[allow(unreachable_code, reason = "gives the closure its type")]
-                Some(())
-            });
-        }
-    });
-}
-
 /// Connection to one client. All methods return `None` when it has ended.
 pub struct Connection {
     stream: BufReader<Box<dyn Stream>>,
-    pub socket: TcpStream,
+    socket: TcpStream,
 }
 
 trait Stream: Read + Write {}
@@ -106,7 +65,7 @@ trait Stream: Read + Write {}
 impl<T: Read + Write> Stream for T {}
 
 impl Connection {
-    fn new(socket: TcpStream, tls: Option<Arc<ServerConfig>>) -> Option<Self> {
+    pub fn new(socket: TcpStream, tls: Option<Arc<ServerConfig>>) -> Option<Self> {
         // As Go's servers do. Otherwise a response waits up to 40 ms for the client to
         // acknowledge the end of the TLS handshake.
         socket.set_nodelay(true).ok()?;
@@ -118,7 +77,7 @@ impl Connection {
         Some(Connection { stream: BufReader::new(stream), socket: own })
     }
 
-    fn read_request(&mut self) -> Option<Request> {
+    pub fn read_request(&mut self) -> Option<Request> {
         let line = self.read_line()?;
         let mut words = line.split_whitespace().map(str::to_owned);
         let (method, path) = (words.next()?, words.next()?);
@@ -161,6 +120,11 @@ impl Connection {
     pub fn cut_response(&mut self, code: u16, body: &str) -> Option<()> {
         self.send_head(code, body.len(), "")?;
         self.send(&body.as_bytes()[..body.len() / 2])?;
+        self.cut()
+    }
+
+    /// Ends the connection.
+    pub fn cut(&self) -> Option<()> {
         let _ = self.socket.shutdown(Shutdown::Both);
         None
     }

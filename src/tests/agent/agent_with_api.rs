@@ -119,7 +119,7 @@ impl Scene {
 /// A node with one network config, whose API server is `api`.
 pub fn node(api: &Api) -> Node {
     let node = Node::new();
-    api.serve_node(&node);
+    node.use_api(&api);
     node.write("10-calico.conflist", CALICO);
     node
 }

@@ -13,7 +13,7 @@ use crate::api::Api;
 use crate::filesystems::{bind, in_mount_namespace};
 use crate::node::{CALICO, Node, PLUGIN};
 use crate::requests::report_unreachable;
-use crate::server::{self, Identity};
+use crate::server::Identity;
 use crate::until::until;
 use crate::upstream::{self, Upstream};
 
@@ -32,7 +32,7 @@ impl Scene {
         in_mount_namespace(move || {
             let (node, api) = (Arc::new(Node::new()), Api::start());
             api.present(Identity::new(&CertificateParams::new([NAME.into()]).unwrap()));
-            api.serve_node(&node);
+            node.use_api(&api);
             node.write("10-calico.conflist", CALICO);
             let hosts = node.root().join("hosts");
             fs::write(&hosts, "").unwrap();
@@ -116,7 +116,7 @@ impl Scene {
     /// The API server at another address, with the same port.
     fn serve_at(&self, address: &str) {
         let listener = TcpListener::bind((address, self.api.address.port())).unwrap();
-        server::serve(listener, self.api.clone());
+        self.api.serve(listener);
     }
 }
 

@@ -7,6 +7,7 @@ use crate::agent_with_api::{node, started};
 use crate::api::{Api, expired_token};
 use crate::node::CALICO;
 use crate::requests::report_rejection;
+use crate::server::Identity;
 use crate::until::{until, until_within};
 
 #[test]
@@ -21,8 +22,7 @@ fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
     }
     // Accepted before anybody is told that all is well.
     agent.until_ready();
-    let asked = api.state().requests.clone();
-    let (_, _, request) = asked.iter().find(|(verb, ..)| verb == "POST").unwrap();
+    let request = &api.received(|request| request.method == "POST")[0].body;
     assert_eq!(request["kind"], "TokenRequest");
     assert!(request["spec"]["boundObjectRef"].is_null());
     assert!(!agent.log().contains("token-1") && !agent.log().contains(&node.token()));
@@ -218,12 +218,12 @@ fn a_new_certificate_authority_is_followed() {
     let api = Api::start();
     let (node, mut agent) = started(&api);
     until("its own token", || node.token() != "token-1");
-    api.renew();
+    api.present(Identity::of_localhost());
     api.state().tokens.retain(|token| token == "token-1");
     api.state().down = true;
     thread::sleep(Duration::from_millis(50));
     api.state().down = false;
-    api.serve_node(&node);
+    node.use_api(&api);
     let asked = api.asked("POST", "/token");
     until("a token over the new certificate", || api.asked("POST", "/token") > asked);
     agent.until_ready();

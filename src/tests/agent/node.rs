@@ -91,7 +91,7 @@ impl Node {
         let mut node = Node::new();
         let api = Api::start();
         api.state().daemon_set = DaemonSetState::BeingDeleted;
-        api.serve_node(&node);
+        node.use_api(&api);
         node.api = Some(api);
         node
     }
@@ -143,9 +143,10 @@ impl Node {
     }
 
     /// Another CA, with the same token.
-    pub fn certify(&self, ca: &str) {
+    pub fn use_api(&self, api: &Api) {
         let token = fs::read_to_string(self.sa().join("token")).unwrap();
-        self.swap(token.trim(), ca);
+        self.swap(token.trim(), &api.ca());
+        fs::write(self.sa().join("namespace"), "linkerd-cni\n").unwrap();
     }
 
     fn swap(&self, token: &str, ca: &str) {

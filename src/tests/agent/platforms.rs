@@ -48,7 +48,7 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
     let platform = layout.platform;
     let api = Api::start();
     let node = Node::new();
-    api.serve_node(&node);
+    node.use_api(&api);
     let image = node.root().join("image/linkerd-cni");
     fs::write(&image, fs::read(PLUGIN).unwrap()).unwrap();
     let host = node.root().join("host");
@@ -83,7 +83,7 @@ fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
         let layout = LAYOUTS.iter().find(|layout| layout.platform == "microk8s").unwrap();
         let api = Api::start();
         let node = Node::new();
-        api.serve_node(&node);
+        node.use_api(&api);
         fs::write(node.root().join("image/linkerd-cni"), fs::read(PLUGIN).unwrap()).unwrap();
         let (host, container) = (node.root().join("node"), node.root().join("container"));
         lay_out(layout, &host);

@@ -60,9 +60,8 @@ impl Scene {
 
     /// The bodies of the Events that were posted to `path`.
     fn posted(&self, path: &str) -> Vec<Value> {
-        let state = self.api.state();
-        let asked = state.requests.iter().filter(|(_, asked, _)| asked == path);
-        asked.map(|(.., body)| body.clone()).collect()
+        let posted = self.api.received(|request| request.path == path);
+        posted.into_iter().map(|request| request.body).collect()
     }
 
     /// The Events on pods.

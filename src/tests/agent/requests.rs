@@ -42,12 +42,6 @@ pub fn report_unreachable(node: &Node) {
     until("the agent's socket", || report(node, 101));
 }
 
-fn sent(api: &Api) -> Vec<String> {
-    let state = api.state();
-    let requests = state.requests.iter();
-    requests.map(|(verb, path, _)| format!("{verb} {path}")).collect()
-}
-
 #[test]
 fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
     let api = Api::start();
@@ -57,7 +51,7 @@ fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
     thread::sleep(Duration::from_secs(20));
     let daemonset =
         "GET /apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni?resourceVersion=0";
-    assert_eq!(sent(&api), [token, daemonset, check]);
+    assert_eq!(api.requests(), [token, daemonset, check]);
     // Records of other failures, and other programs' changes, are no reason to ask.
     assert!(report(&node, 101));
     node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
@@ -70,7 +64,7 @@ fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
     let mut agent = node.start_owned(&api.vars());
     agent.until_ready();
     thread::sleep(Duration::from_secs(2));
-    assert_eq!(sent(&api), [check, daemonset]);
+    assert_eq!(api.requests(), [check, daemonset]);
 }
 
 #[test]

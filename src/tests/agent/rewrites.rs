@@ -133,8 +133,7 @@ fn contention_is_reported_in_one_event_on_the_agents_pod() {
         events() > 0
     });
     assert_eq!(events(), 1);
-    let asked = api.state().requests.clone();
-    let (_, _, event) = asked.iter().find(|(_, at, _)| at.contains("/events")).unwrap();
+    let event = &api.events()[0];
     assert_eq!(event["regarding"]["kind"], "Pod");
     assert_eq!(event["regarding"]["name"], "linkerd-cni-x7x4z");
     assert_eq!(event["type"], "Warning");

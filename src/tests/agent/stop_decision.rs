@@ -364,8 +364,7 @@ fn an_uninstall_that_fails_is_an_event_on_the_node() {
     scene.node.write("99-multus.conf", &multus);
     scene.api.state().daemon_set = DaemonSetState::Status(404);
     assert_eq!(scene.agent.stop(), Some(1), "{}", scene.agent.log());
-    let requests = scene.api.state().requests.clone();
-    let (.., event) = requests.iter().find(|(_, path, _)| path == EVENTS).unwrap();
+    let event = &scene.api.received(|request| request.path == EVENTS)[0].body;
     assert_eq!(event["reason"], "LinkerdCNIUninstallFailed");
     let node = json!({"apiVersion": "v1", "kind": "Node", "name": "node-1", "uid": "node-1"});
     assert_eq!(event["regarding"], node);

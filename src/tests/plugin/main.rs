@@ -28,8 +28,8 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use testkit::api::{self, Api};
 use testkit::call::{Call, Outcome, UID};
-use testkit::canned_api::{self as api, Api};
 use testkit::namespaces::{Namespaces, POD};
 use testkit::{call, child, namespaces, until, unwritable};
 

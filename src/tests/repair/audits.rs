@@ -22,7 +22,7 @@ fn an_audit_restores_flushed_rules_without_breaking_connections() {
     // A pod with all its rules causes reads from the API server's cache only.
     let reads = |query: &str| {
         let path = format!("/api/v1/namespaces/emojivoto{query}");
-        let reads = node.api.requests(|request| request.path == path);
+        let reads = node.api.received(|request| request.path == path);
         reads.len()
     };
     assert!(reads("?resourceVersion=0") >= 1);
@@ -187,7 +187,7 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
     node.api.state().evict = Answer::Status(201);
     let controller = node.auditing(&["--mode=delete"]);
     controller.counts("pods_deleted_total", 1);
-    let eviction = &node.api.requests(|request| request.is_eviction())[0].body;
+    let eviction = &node.api.received(|request| request.is_eviction())[0].body;
     let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
     let options = json!({"preconditions": preconditions});
     assert_eq!(eviction["deleteOptions"], options);

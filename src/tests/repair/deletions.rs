@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use linkerd2_cni::kube::pod_stream::MAX_PODS;
 use serde_json::json;
+use testkit::api::Fault;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
@@ -21,13 +22,13 @@ fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
     controller.counts("events_publish_latency_seconds_count", 2);
     assert_eq!(api.deleted(), [path("web-1"), path("web-2")]);
 
-    let delete = &api.requests(|request| request.method == "DELETE")[0];
+    let delete = &api.received(|request| request.method == "DELETE")[0];
     let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
     let options = json!({"gracePeriodSeconds": 0, "preconditions": preconditions});
     assert_eq!(delete.body, options);
     assert_eq!(delete.token(), "first");
 
-    let event = &api.requests(|request| request.is_event())[0];
+    let event = &api.received(|request| request.is_event())[0];
     let events = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";
     assert_eq!(event.path, events);
     let body = &event.body;
@@ -41,7 +42,7 @@ fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
     controller.counts("pods_delete_latency_seconds_count", 2);
     crate::promtool::assert_clean(&controller.get("/metrics").1);
     until("ready", || controller.get("/ready").1 == "ready\n");
-    let list = &api.requests(|request| request.is_list())[0].path;
+    let list = &api.received(|request| request.is_list())[0].path;
     assert!(list.contains("spec%2EnodeName%3Dnode%2D1"), "{list}");
 }
 
@@ -92,7 +93,7 @@ fn failed_deletions_are_counted_and_publish_no_event() {
     let controller = Controller::watching(&api);
     for (name, answer, metric) in [
         ("forbidden", Answer::Status(403), "pods_delete_errors_total"),
-        ("late", Answer::Silence, "pods_delete_timeout_total"),
+        ("late", Answer::Fault(Fault::Hang), "pods_delete_timeout_total"),
     ] {
         api.state().delete = answer;
         api.modify(&stranded(name));
@@ -118,7 +119,7 @@ fn failed_deletions_are_counted_and_publish_no_event() {
     assert_eq!(controller.metric("pods_delete_errors_total"), 1);
     assert_eq!(controller.metric("pods_delete_timeout_total"), 1);
     assert_eq!(controller.metric("pods_deleted_total"), 1);
-    assert_eq!(api.requests(|request| request.is_event()).len(), 1);
+    assert_eq!(api.received(|request| request.is_event()).len(), 1);
 }
 
 #[test]
@@ -128,7 +129,7 @@ fn events_that_cannot_be_published_are_counted() {
     api.state().event = Answer::Status(403);
     api.modify(&stranded("a"));
     controller.counts("events_publish_errors_total", 1);
-    api.state().event = Answer::Silence;
+    api.state().event = Answer::Fault(Fault::Hang);
     api.modify(&stranded("b"));
     controller.counts("events_publish_timeouts_total", 1);
     assert_eq!(controller.metric("pods_deleted_total"), 2);

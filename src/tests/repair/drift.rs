@@ -295,7 +295,7 @@ fn a_pod_with_long_port_lists_is_compared_with_todays_values_only_if_it_started_
 fn with_pod(node: &Node, namespace: &str, name: &str, is_whole: bool) -> Namespaces {
     let object = json!({"metadata": {"name": namespace}});
     let path = format!("/api/v1/namespaces/{namespace}");
-    node.api.state().objects.entry(path).or_insert(object);
+    node.api.state().answers.entry(path).or_insert((200, object.to_string()));
     let namespaces = Namespaces::new();
     let path = namespaces.path();
     symlink(&path, node.dir("var/run/netns").join(path.file_name().unwrap())).unwrap();

@@ -20,7 +20,7 @@ fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
     let controller = Controller::watching(&api);
     api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
-    let eviction = &api.requests(|request| request.is_eviction())[0].body;
+    let eviction = &api.received(|request| request.is_eviction())[0].body;
     assert_eq!(
         eviction["deleteOptions"],
         json!({
@@ -93,7 +93,7 @@ fn a_pod_is_deleted_after_a_dry_run_of_the_eviction_where_only_dry_runs_are_perm
     api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("web-1")]);
-    let dry_run = &api.requests(|request| request.is_dry_run())[1].body;
-    let deletion = &api.requests(|request| request.method == "DELETE")[0].body;
+    let dry_run = &api.received(|request| request.is_dry_run())[1].body;
+    let deletion = &api.received(|request| request.method == "DELETE")[0].body;
     assert_eq!(&dry_run["deleteOptions"], deletion);
 }

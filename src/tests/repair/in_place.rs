@@ -39,10 +39,10 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
         controller.logs("Pod has all its redirect rules");
         assert_eq!(node.ruleset(), ruleset);
         // The next failures cause no requests for a while.
-        let requests = node.api.requests(|request| !request.is_event()).len();
+        let requests = node.api.received(|request| !request.is_event()).len();
         node.api.modify(&waiting());
         controller.logs("Ignoring pod: it had all its redirect rules");
-        assert_eq!(node.api.requests(|request| !request.is_event()).len(), requests);
+        assert_eq!(node.api.received(|request| !request.is_event()).len(), requests);
         assert_eq!(controller.metric("pods_held_total"), 0);
     }
 }

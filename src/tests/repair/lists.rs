@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::api::Fault;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
@@ -14,7 +15,7 @@ use crate::until::until;
 use crate::{path, pod, stranded};
 
 fn count(api: &Api) -> usize {
-    api.requests(|_| true).len()
+    api.received(|_| true).len()
 }
 
 fn expired() -> Value {
@@ -73,7 +74,7 @@ fn lists_come_from_the_cache_in_one_piece_and_watches_end_at_random_times() {
     let controllers: Vec<_> = (0..6).map(|_| Controller::watching(&api)).collect();
     until("all watch", || api.watches().len() >= controllers.len());
     let pods = "/api/v1/pods?fieldSelector=spec%2EnodeName%3Dnode%2D1";
-    for list in api.requests(|request| request.is_list()) {
+    for list in api.received(|request| request.is_list()) {
         assert_eq!(list.path, format!("{pods}&resourceVersion=0"));
     }
     let watch = format!("{pods}&watch=true&allowWatchBookmarks=true&timeoutSeconds=");
@@ -126,11 +127,11 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
     let api = Api::start();
     let healthy = (0..20).map(|i| fat(&i.to_string(), 1000));
     api.state().pods = [stranded("web-1")].into_iter().chain(healthy).collect();
-    api.state().list = Answer::Cut;
+    api.state().list = Answer::Fault(Fault::Cut);
     let controller = Controller::start(&api);
     controller.logs("Cannot watch the pods of this node");
     until("a second try", || api.lists() >= 2);
-    let asked = api.requests(|request| !request.is_list());
+    let asked = api.received(|request| !request.is_list());
     assert!(asked.is_empty(), "{asked:?}");
     api.state().list = Answer::Status(200);
     controller.counts("pods_deleted_total", 1);
@@ -139,7 +140,7 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
 #[test]
 fn an_endless_list_is_cancelled_at_the_size_limit() {
     let api = Api::start();
-    api.state().list = Answer::Endless;
+    api.state().list = Answer::Fault(Fault::Endless);
     let controller = Controller::start(&api);
     let began = Instant::now();
     while !controller.log().contains("larger than") {
@@ -205,7 +206,7 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
     };
     let list_is_cut = |api: &Api| {
         api.state().watch = Answer::Status(410);
-        api.state().list = Answer::Cut;
+        api.state().list = Answer::Fault(Fault::Cut);
     };
     let nothing_more = |_: &Api| {};
     let bookmark_and_410 = |api: &Api| {

@@ -22,7 +22,7 @@ mod tenants;
 mod watches;
 
 use serde_json::{Value, json};
-use testkit::{mounts, namespaces, promtool, server, until, unwritable};
+use testkit::{mounts, namespaces, promtool, until, unwritable};
 
 fn pod(name: &str, validator: Value) -> Value {
     let mut validator = validator;

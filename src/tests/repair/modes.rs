@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use serde_json::{Value, json};
+use testkit::api::Fault;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
@@ -49,7 +50,7 @@ fn another_pod_of_the_same_name_is_never_deleted() {
         let api = Api::start();
         api.state().delete = Answer::Status(409);
         if let Some(object) = object {
-            api.state().objects.insert(path("web-0"), object);
+            api.knows(&object);
         }
         let controller = Controller::watching(&api);
         api.modify(&stranded("web-0"));
@@ -57,7 +58,7 @@ fn another_pod_of_the_same_name_is_never_deleted() {
             let again = |request: &crate::api::Request| {
                 request.method == "GET" && request.path == path("web-0")
             };
-            !api.requests(again).is_empty()
+            !api.received(again).is_empty()
         });
         // The queue keeps its order: when the next pod is deleted, the first is finished.
         api.state().delete = Answer::Status(200);
@@ -72,13 +73,13 @@ fn another_pod_of_the_same_name_is_never_deleted() {
 fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_with_its_new_version() {
     let api = Api::start();
     let newer = changed("web-0", "/metadata/resourceVersion", json!("105"));
-    api.state().objects.insert(path("web-0"), newer);
+    api.knows(&newer);
     api.state().delete = Answer::Status(409);
     let controller = Controller::watching(&api);
     api.modify(&stranded("web-0"));
     until("two tries", || api.deleted().len() == 2);
     let version = |index: usize| {
-        let deletions = api.requests(|request| request.method == "DELETE");
+        let deletions = api.received(|request| request.method == "DELETE");
         deletions[index].body["preconditions"]["resourceVersion"].clone()
     };
     assert_eq!((version(0), version(1)), (json!("101"), json!("105")));
@@ -101,7 +102,7 @@ fn a_pod_is_labelled_once_with_its_uid_and_version_as_preconditions() {
     api.modify(&labelled);
     api.modify(&stranded("web-2"));
     controller.counts("pods_labelled_total", 2);
-    let patches = api.requests(|request| request.method == "PATCH");
+    let patches = api.received(|request| request.method == "PATCH");
     assert_eq!(patches.len(), 2);
     assert_eq!(patches[0].path, path("web-1"));
     assert_eq!(
@@ -131,7 +132,7 @@ fn mode_report_changes_nothing_and_reports_each_pod_once() {
     controller.counts("pods_reported_total", 2);
     until("events", || api.events().len() == 2);
     assert_eq!(api.events()[0]["action"], "Reporting");
-    let writes = api.requests(|request| request.method != "GET" && !request.is_event());
+    let writes = api.received(|request| request.method != "GET" && !request.is_event());
     assert_eq!(writes.len(), 0);
 }
 
@@ -200,7 +201,7 @@ fn no_pod_is_repaired_before_the_agent_is_ready() {
     api.modify(&stranded("web-1"));
     controller.logs("Repairs are paused: the agent at ");
     controller.logs(" is not ready: no binary");
-    let writes = || api.requests(|request| request.method != "GET").len();
+    let writes = || api.received(|request| request.method != "GET").len();
     assert_eq!(writes(), 0);
     ready.store(true, Ordering::Relaxed);
     controller.counts("pods_deleted_total", 1);
@@ -211,7 +212,7 @@ fn no_pod_is_repaired_before_the_agent_is_ready() {
 fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
     let api = Api::start();
     let controller = Controller::watching(&api);
-    api.state().delete = Answer::Silence;
+    api.state().delete = Answer::Fault(Fault::Hang);
     api.modify(&stranded("web-1"));
     controller.counts("pods_delete_timeout_total", 1);
     api.crash();

@@ -42,8 +42,7 @@ impl Node {
         // Invalid elements are ignored, as the plugin does.
         let annotations = json!({"config.linkerd.io/skip-outbound-ports": "http,9999,30-20"});
         let object = json!({"metadata": {"name": "emojivoto", "annotations": annotations}});
-        let path = "/api/v1/namespaces/emojivoto".to_owned();
-        node.api.state().objects.insert(path, object);
+        node.api.answer("/api/v1/namespaces/emojivoto", 200, &object.to_string());
         node
     }
 
@@ -82,9 +81,8 @@ impl Node {
 
     /// Adds the pod to the API server, at its path and in the list.
     pub fn knows(&self, pod: &Value) {
-        let mut state = self.api.state();
-        state.objects.insert(path("web-1"), pod.clone());
-        state.pods = vec![pod.clone()];
+        self.api.answer(&path("web-1"), 200, &pod.to_string());
+        self.api.state().pods = vec![pod.clone()];
     }
 
     pub fn controller(&self, arguments: &[&str]) -> Controller {
@@ -113,7 +111,7 @@ impl Node {
 
     /// Requests that delete, evict or change the pod.
     pub fn changes(&self) -> Vec<Request> {
-        self.api.requests(|request| {
+        self.api.received(|request| {
             ["DELETE", "PATCH"].contains(&&*request.method) || request.is_eviction()
         })
     }

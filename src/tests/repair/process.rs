@@ -6,6 +6,8 @@ use std::time::Duration;
 use linkerd2_cni::kube::plain_http;
 use nix::sys::signal::Signal;
 
+use testkit::api::Fault;
+
 use crate::api::{Answer, Api};
 use crate::controller::{BINARY, Controller};
 use crate::stranded;
@@ -32,7 +34,7 @@ fn a_rotated_token_is_used_for_the_next_request() {
     controller.rotate("second\n");
     until("a watch with the new token", || {
         let has_new_token = |request: &crate::api::Request| request.token() == "second";
-        !api.requests(has_new_token).is_empty()
+        !api.received(has_new_token).is_empty()
     });
     api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
@@ -44,11 +46,11 @@ type Case = (&'static str, fn(&Api), Signal);
 #[test]
 fn signals_stop_the_controller_at_once_in_every_state() {
     let watched = |_: &Api| {};
-    let hung = |api: &Api| api.state().list = Answer::Silence;
+    let hung = |api: &Api| api.state().list = Answer::Fault(Fault::Hang);
     let waiting = |api: &Api| api.crash();
     let deleting = |api: &Api| {
         api.state().pods = (0..9).map(|i| stranded(&i.to_string())).collect();
-        api.state().delete = Answer::Silence;
+        api.state().delete = Answer::Fault(Fault::Hang);
     };
     let cases: [Case; 4] = [
         ("in a watch", watched, Signal::SIGTERM),

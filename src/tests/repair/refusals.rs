@@ -42,7 +42,7 @@ fn a_running_pod_is_not_deleted_if_its_eviction_or_the_dry_run_is_refused() {
     ] {
         let node = Node::with(&running());
         node.api.state().evict = Answer::Refusal(403, evict);
-        node.api.state().evict_dry_run = dry_run.clone();
+        node.api.state().evict_dry_run = dry_run;
         let controller = node.auditing(&["--mode=delete"]);
         let deleted = || node.api.deleted();
         until("the pod is deleted or reported", || {
@@ -64,6 +64,6 @@ fn a_stranded_pod_is_deleted_where_the_account_has_no_permission_to_evict() {
     api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("web-1")]);
-    let deletion = &api.requests(|request| request.method == "DELETE")[0].body;
+    let deletion = &api.received(|request| request.method == "DELETE")[0].body;
     assert_eq!(deletion["preconditions"], json!({"uid": "uid-of-web-1", "resourceVersion": "101"}));
 }

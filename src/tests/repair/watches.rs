@@ -35,7 +35,7 @@ fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
     let controller = Controller::watching(&api);
     let watched_from = |version: &str| {
         let version = format!("resourceVersion={version}");
-        !api.requests(|request| request.is_watch() && request.path.ends_with(&version)).is_empty()
+        !api.received(|request| request.is_watch() && request.path.ends_with(&version)).is_empty()
     };
     assert!(watched_from("100"));
     api.bookmark();

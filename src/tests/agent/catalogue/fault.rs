@@ -61,7 +61,7 @@ impl Fault {
     }
 
     fn answer(&self, path: &str, code: u16, body: &Value) {
-        self.scene.api.state().others.insert(path.to_owned(), (code, body.clone()));
+        self.scene.api.answer(path, code, &body.to_string());
     }
 
     /// An ADD of the pod, with the kubeconfig that the agent wrote. `linkerd inject --manual` sets these annotations.
@@ -91,11 +91,9 @@ impl Fault {
     pub fn pod_event(&mut self, reason: &str) {
         let mut shown = String::new();
         until("the Event", || {
-            let state = self.scene.api.state();
-            let mut bodies =
-                state.requests.iter().filter(|(_, path, _)| path == EVENTS).map(|(.., body)| body);
-            let found = bodies.find(|body| body["reason"] == reason);
-            shown = found.map(describe_event).unwrap_or_default();
+            let events = self.scene.api.received(|request| request.path == EVENTS);
+            let found = events.iter().find(|event| event.body["reason"] == reason);
+            shown = found.map(|event| describe_event(&event.body)).unwrap_or_default();
             found.is_some()
         });
         self.capture(Source::PodEvent, &shown);

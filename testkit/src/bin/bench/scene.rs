@@ -12,8 +12,8 @@ use linkerd2_cni::kube::kubeconfig::{self as kubeconfig, ApiAccess};
 use linkerd2_cni::netns;
 use serde_json::{Value, json};
 
+use testkit::api::{self, Api};
 use testkit::benchmarks::Unusable;
-use testkit::canned_api::{self as api, Api};
 use testkit::cni;
 
 /// Annotation `linkerd.io/created-by` of an injected pod.
@@ -78,7 +78,7 @@ impl Scene {
         let dir = tempfile::tempdir()?;
         let access = ApiAccess {
             server: format!("https://{}", api.address),
-            ca: api.ca.clone().into_bytes(),
+            ca: api.ca().into_bytes(),
             token: Some(api::TOKEN.to_owned()),
             ..ApiAccess::default()
         };

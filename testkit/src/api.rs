@@ -1,0 +1,248 @@
+//! A fake API server. What is common to all tests: TLS, recorded requests, [`Fault`]s, watches, and the list of
+//! fixed responses. Each kind of test has its own [`Routes`].
+
+mod received;
+mod response;
+mod watches;
+
+use std::collections::{BTreeMap, VecDeque};
+use std::net::{Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::ops::{Deref, DerefMut};
+use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::thread;
+use std::time::Duration;
+
+use rcgen::CertificateParams;
+use serde_json::Value;
+
+pub use self::response::{Fault, Response};
+use self::watches::Event;
+pub use crate::server::Request;
+use crate::server::{Connection, Identity};
+
+pub const TOKEN: &str = "the-token";
+
+/// Decides on the responses, from a state of its own.
+pub trait Routes: Clone + Default + Send + 'static {
+    const HAS_TLS: bool = true;
+
+    /// Responds to a request. A watch with status 200 stays open for events.
+    fn respond(state: &mut State<Self>, request: &Request) -> Response;
+}
+
+/// A fixed response for each path, and one accepted token.
+#[derive(Clone)]
+pub struct Canned {
+    token: String,
+}
+
+impl Default for Canned {
+    fn default() -> Self {
+        Canned { token: TOKEN.to_owned() }
+    }
+}
+
+impl Routes for Canned {
+    fn respond(state: &mut State<Self>, request: &Request) -> Response {
+        match state.answers.get(&request.path) {
+            _ if request.token() != state.token => Response::status(401),
+            Some((code, body)) => Response::new(*code, body),
+            None => Response::refusal(404, &format!("{} not found", request.path)),
+        }
+    }
+}
+
+/// A server with fixed responses.
+pub type Api = Server<Canned>;
+
+impl Api {
+    /// From now on, only this token is accepted.
+    pub fn accept(&self, token: &str) {
+        self.state().token = token.to_owned();
+    }
+}
+
+/// State of the server, and that of its routes.
+pub struct State<R> {
+    pub requests: Vec<Request>,
+    /// Status codes and bodies by path.
+    pub answers: BTreeMap<String, (u16, String)>,
+    /// Requests are read and not answered.
+    pub silent: bool,
+    /// Connections are closed at once.
+    pub down: bool,
+    routes: R,
+    faults: VecDeque<Fault>,
+    identity: Option<Identity>,
+    connections: Vec<TcpStream>,
+    watchers: Vec<Sender<Event>>,
+}
+
+impl<R> Deref for State<R> {
+    type Target = R;
+
+    fn deref(&self) -> &R {
+        &self.routes
+    }
+}
+
+impl<R> DerefMut for State<R> {
+    fn deref_mut(&mut self) -> &mut R {
+        &mut self.routes
+    }
+}
+
+#[derive(Clone)]
+pub struct Server<R> {
+    pub address: SocketAddr,
+    state: Arc<Mutex<State<R>>>,
+}
+
+impl<R: Routes> Server<R> {
+    pub fn start() -> Self {
+        Self::of(R::HAS_TLS.then(Identity::of_localhost))
+    }
+
+    /// Starts with a self-signed certificate of `params`.
+    pub fn with(params: &CertificateParams) -> Self {
+        Self::of(Some(Identity::new(params)))
+    }
+
+    fn of(identity: Option<Identity>) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let address = listener.local_addr().unwrap();
+        let state = State {
+            requests: Vec::new(),
+            answers: BTreeMap::new(),
+            silent: false,
+            down: false,
+            routes: R::default(),
+            faults: VecDeque::new(),
+            identity,
+            connections: Vec::new(),
+            watchers: Vec::new(),
+        };
+        let api = Server { address, state: Arc::new(Mutex::new(state)) };
+        api.serve(listener);
+        api
+    }
+
+    pub fn state(&self) -> MutexGuard<'_, State<R>> {
+        self.state.lock().unwrap()
+    }
+
+    /// The CA, PEM.
+    pub fn ca(&self) -> String {
+        self.state().identity.as_ref().unwrap().ca.clone()
+    }
+
+    /// Presents another certificate from now on.
+    pub fn present(&self, identity: Identity) {
+        self.state().identity = Some(identity);
+    }
+
+    /// A kubeconfig for this server as upstream's installer writes it.
+    pub fn kubeconfig(&self) -> String {
+        use base64::Engine as _;
+        let ca = base64::engine::general_purpose::STANDARD.encode(self.ca().trim());
+        format!(
+            "# kubeconfig file for linkerd.io/cni-plugin\napiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    server: https://{}\n    certificate-authority-data: {ca}\nusers:\n- name: linkerd-cni\n  user:\n    token: {TOKEN}\ncontexts:\n- name: linkerd-cni-context\n  context:\n    cluster: local\n    user: linkerd-cni\ncurrent-context: linkerd-cni-context",
+            self.address
+        )
+    }
+
+    /// What an agent with a plugin account has to be told for this server.
+    pub fn vars(&self) -> [(&'static str, String); 3] {
+        let [host, port] = self.address_vars();
+        [host, port, ("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin".into())]
+    }
+
+    /// The same for an agent whose plugin has no account of its own, as under upstream's chart.
+    pub fn address_vars(&self) -> [(&'static str, String); 2] {
+        [
+            ("KUBERNETES_SERVICE_HOST", "127.0.0.1".into()),
+            ("KUBERNETES_SERVICE_PORT", self.address.port().to_string()),
+        ]
+    }
+
+    pub fn answer(&self, path: &str, code: u16, body: &str) -> &Self {
+        self.state().answers.insert(path.to_owned(), (code, body.to_owned()));
+        self
+    }
+
+    /// The next requests go wrong like this, one each.
+    pub fn faults(&self, faults: &[Fault]) -> &Self {
+        self.state().faults.extend(faults);
+        self
+    }
+
+    /// Makes the pod available at its own path; it is not added to a list.
+    pub fn knows(&self, pod: &Value) {
+        let text = |pointer: &str| pod.pointer(pointer).unwrap().as_str().unwrap();
+        let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
+        self.answer(&format!("/api/v1/namespaces/{namespace}/pods/{name}"), 200, &pod.to_string());
+    }
+
+    /// Breaks all connections and rejects new ones until `up` is called.
+    pub fn crash(&self) {
+        let mut state = self.state();
+        state.down = true;
+        state.watchers.clear();
+        for connection in state.connections.drain(..) {
+            let _ = connection.shutdown(Shutdown::Both);
+        }
+    }
+
+    pub fn up(&self) {
+        self.state().down = false;
+    }
+
+    /// Serves `listener` too, in threads of its own until the process ends.
+    pub fn serve(&self, listener: TcpListener) {
+        let api = self.clone();
+        thread::spawn(move || {
+            for socket in listener.incoming().flatten() {
+                let mut state = api.state();
+                if state.down {
+                    continue;
+                }
+                state.connections.push(socket.try_clone().unwrap());
+                let tls = state.identity.as_ref().map(|identity| Arc::clone(&identity.config));
+                drop(state);
+                let api = api.clone();
+                thread::spawn(move || {
+                    let mut connection = Connection::new(socket, tls)?;
+                    while let Some(request) = connection.read_request() {
+                        if api.respond(&request, &mut connection).is_none() {
+                            break;
+                        }
+                    }
+                    // The list of connections keeps the socket open.
+                    connection.cut()
+                });
+            }
+        });
+    }
+
+    /// Responds to a request. `None` ends the connection.
+    fn respond(&self, request: &Request, connection: &mut Connection) -> Option<()> {
+        let mut state = self.state();
+        if state.down {
+            return None;
+        }
+        state.requests.push(request.clone());
+        let mut response = R::respond(&mut state, request);
+        response.fault = state.faults.pop_front().or(response.fault);
+        if request.is_watch() && response.code == 200 && response.fault.is_none() {
+            let events = watches::open(&mut state, connection)?;
+            drop(state);
+            return watches::send(&events, connection);
+        }
+        drop(state);
+        while self.state().silent {
+            thread::sleep(Duration::from_millis(20));
+        }
+        response.send(connection)
+    }
+}

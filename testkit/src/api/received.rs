@@ -1,0 +1,53 @@
+//! The requests that a fake API server received.
+
+use serde_json::Value;
+
+use super::{Request, Routes, Server};
+
+impl<R: Routes> Server<R> {
+    /// Method and path of each request so far.
+    pub fn requests(&self) -> Vec<String> {
+        let state = self.state();
+        state
+            .requests
+            .iter()
+            .map(|request| format!("{} {}", request.method, request.path))
+            .collect()
+    }
+
+    /// Returns the requests received so far for which `wanted` returns `true`.
+    pub fn received(&self, wanted: impl Fn(&Request) -> bool) -> Vec<Request> {
+        self.state().requests.iter().filter(|request| wanted(request)).cloned().collect()
+    }
+
+    /// Returns the number of requests whose path contains `path`. An empty `method` is any.
+    pub fn asked(&self, method: &str, path: &str) -> usize {
+        let is_method = |request: &Request| method.is_empty() || request.method == method;
+        self.received(|request| is_method(request) && request.path.contains(path)).len()
+    }
+
+    fn paths(&self, wanted: impl Fn(&Request) -> bool) -> Vec<String> {
+        self.received(wanted).into_iter().map(|request| request.path).collect()
+    }
+
+    pub fn deleted(&self) -> Vec<String> {
+        self.paths(|request| request.method == "DELETE")
+    }
+
+    pub fn evictions(&self) -> Vec<String> {
+        self.paths(Request::is_eviction)
+    }
+
+    pub fn watches(&self) -> Vec<String> {
+        self.paths(Request::is_watch)
+    }
+
+    pub fn lists(&self) -> usize {
+        self.paths(Request::is_list).len()
+    }
+
+    /// Returns the Events that were sent.
+    pub fn events(&self) -> Vec<Value> {
+        self.received(Request::is_event).into_iter().map(|request| request.body).collect()
+    }
+}

@@ -1,0 +1,88 @@
+//! Responses of a fake API server, and what goes wrong with them.
+
+use std::thread;
+use std::time::Duration;
+
+use serde_json::json;
+
+use crate::server::Connection;
+
+/// What goes wrong with a request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// No byte of a response, and the connection stays open.
+    Hang,
+    /// The connection ends without a response.
+    Close,
+    /// Half of the body, then the end of the connection.
+    Cut,
+    /// One byte of the body every 100 ms.
+    Drip,
+    /// An endless body of spaces.
+    Endless,
+    /// Bytes that are not HTTP.
+    Garbage,
+    /// This status, with a Retry-After of so many seconds.
+    Status(u16, u64),
+    /// The right response after this many milliseconds.
+    Slow(u64),
+}
+
+pub struct Response {
+    pub code: u16,
+    pub body: String,
+    pub fault: Option<Fault>,
+}
+
+impl Response {
+    pub fn new(code: u16, body: impl ToString) -> Response {
+        Response { code, body: body.to_string(), fault: None }
+    }
+
+    /// The Status object that Kubernetes sends instead of an object.
+    pub fn refusal(code: u16, message: &str) -> Response {
+        let reason = match code {
+            401 => "Unauthorized",
+            403 => "Forbidden",
+            404 => "NotFound",
+            _ => "",
+        };
+        let body = json!({"kind": "Status", "metadata": {}, "code": code, "reason": reason, "message": message});
+        Response::new(code, body)
+    }
+
+    pub fn status(code: u16) -> Response {
+        match code {
+            401 => Response::refusal(code, "Unauthorized"),
+            503 => Response::refusal(code, "the server is currently unable to handle the request"),
+            _ => Response::refusal(code, &format!("says {code}")),
+        }
+    }
+
+    /// Sends the response, or what goes wrong instead. `None` ends the connection.
+    pub(super) fn send(&self, connection: &mut Connection) -> Option<()> {
+        match self.fault {
+            None => connection.send_response(self.code, &self.body),
+            Some(Fault::Slow(ms)) => {
+                thread::sleep(Duration::from_millis(ms));
+                connection.send_response(self.code, &self.body)
+            }
+            Some(Fault::Hang) => Some(()),
+            Some(Fault::Close) => None,
+            Some(Fault::Cut) => connection.cut_response(self.code, &self.body),
+            Some(Fault::Drip) => {
+                connection.send_head(self.code, self.body.len(), "")?;
+                for byte in self.body.as_bytes() {
+                    connection.send(&[*byte])?;
+                    thread::sleep(Duration::from_millis(100));
+                }
+                Some(())
+            }
+            Some(Fault::Endless) => connection.send_endless_body(),
+            Some(Fault::Garbage) => connection.send(b"SSH-2.0-x\r\n\r\n"),
+            Some(Fault::Status(code, seconds)) => {
+                connection.send_head(code, 0, &format!("Retry-After: {seconds}\r\n"))
+            }
+        }
+    }
+}

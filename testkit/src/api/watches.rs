@@ -1,0 +1,87 @@
+//! The watches of a fake API server.
+
+use std::sync::mpsc::{Receiver, channel};
+
+use serde_json::{Value, json};
+
+use super::{Routes, Server, State};
+use crate::server::Connection;
+use crate::until::until;
+
+/// Part of the response to a watch.
+#[derive(Clone)]
+pub(super) enum Event {
+    Line(String),
+    /// The end, as after `timeoutSeconds`.
+    End,
+    /// Half of an event, then the end of the connection.
+    Cut,
+}
+
+impl<R: Routes> Server<R> {
+    /// Waits for a watch, then sends a bookmark to all watches.
+    pub fn bookmark(&self) {
+        self.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+    }
+
+    /// Sends a bookmark to all watches that are open now.
+    pub fn bookmark_now(&self) {
+        self.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
+    }
+
+    /// Waits for a watch, then sends an event of this modified pod to all watches.
+    pub fn modify(&self, pod: &Value) {
+        self.send("MODIFIED", pod);
+    }
+
+    /// Waits for a watch, then sends an event to all watches.
+    pub fn send(&self, kind: &str, object: &Value) {
+        until("somebody watches", || !self.state().watchers.is_empty());
+        self.send_now(kind, object);
+    }
+
+    /// Sends an event to all watches that are open now.
+    pub fn send_now(&self, kind: &str, object: &Value) {
+        let line = format!("{}\n", json!({"type": kind, "object": object}));
+        self.state().watchers.retain(|watcher| watcher.send(Event::Line(line.clone())).is_ok());
+    }
+
+    /// Ends all watches, as the API server does after `timeoutSeconds`.
+    pub fn end_watches(&self) {
+        self.close_watches(&Event::End);
+    }
+
+    /// Cuts all watches in the middle of an event, as a proxy on the way may do.
+    pub fn break_watches(&self) {
+        self.close_watches(&Event::Cut);
+    }
+
+    fn close_watches(&self, event: &Event) {
+        for watcher in self.state().watchers.drain(..) {
+            let _ = watcher.send(event.clone());
+        }
+    }
+}
+
+/// Starts the response to a watch. Returns the events to send.
+pub(super) fn open<R>(
+    state: &mut State<R>,
+    connection: &mut Connection,
+) -> Option<Receiver<Event>> {
+    connection.send_chunked_head()?;
+    let (sender, events) = channel();
+    state.watchers.push(sender);
+    Some(events)
+}
+
+/// Sends events until the watch ends. `None`: the connection ended.
+pub(super) fn send(events: &Receiver<Event>, connection: &mut Connection) -> Option<()> {
+    events.iter().try_for_each(|event| match event {
+        Event::Line(line) => connection.send(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes()),
+        Event::End => connection.send(b"0\r\n\r\n"),
+        Event::Cut => {
+            connection.send(b"9\r\n{\"type\":\r\n")?;
+            connection.cut()
+        }
+    })
+}
