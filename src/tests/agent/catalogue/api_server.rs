@@ -24,7 +24,7 @@ fn the_token_is_rejected() {
 
 #[test]
 fn the_plugins_account_may_not_read_pods() {
-    let mut fault = Fault::new("request-denied");
+    let fault = Fault::new("request-denied");
     let message = "pods \"web\" is forbidden: User \
                    \"system:serviceaccount:linkerd-cni:linkerd-cni-plugin\" cannot get resource \"pods\" \
                    in API group \"\" in the namespace \"ns\"";
@@ -32,9 +32,7 @@ fn the_plugins_account_may_not_read_pods() {
         json!({"kind": "Status", "metadata": {}, "reason": "Forbidden", "message": message});
     fault.answer_pod(403, &status);
     let outcome = fault.add().run();
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
@@ -43,9 +41,7 @@ fn the_certificate_is_of_another_ca() {
     let other = Api::start();
     let kubeconfig = fault.plugin_uses(other.address, None);
     let outcome = fault.add().set("kubernetes", json!({"kubeconfig": kubeconfig})).run();
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
@@ -58,9 +54,7 @@ fn the_clock_is_after_the_certificates_end() {
     let kubeconfig = fault.plugin_uses(other.address, Some(&identity.ca));
     other.present(identity);
     let outcome = fault.add().set("kubernetes", json!({"kubeconfig": kubeconfig})).run();
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
@@ -85,23 +79,19 @@ fn the_api_server_does_not_respond() {
 
 #[test]
 fn the_api_server_is_overloaded() {
-    let mut fault = Fault::new("api-server-error");
+    let fault = Fault::new("api-server-error");
     let message = "etcdserver: request timed out";
     fault.answer_pod(500, &json!({"kind": "Status", "metadata": {}, "message": message}));
     let outcome = fault.add().run();
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
 fn another_program_answers_for_the_api_server() {
-    let mut fault = Fault::new("unexpected-response");
+    let fault = Fault::new("unexpected-response");
     fault.answer_pod(200, &json!("<html>Sign in</html>"));
     let outcome = fault.add().run();
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
@@ -158,14 +148,12 @@ fn the_agent_gets_no_token() {
 
 #[test]
 fn the_kubeconfig_is_missing() {
-    let mut fault = Fault::new("kubeconfig-missing");
+    let fault = Fault::new("kubeconfig-missing");
     fault.scene.pause_between_passes();
     std::fs::remove_file(fault.scene.node.net("kubeconfig.json")).unwrap();
     let outcome = fault.add().run();
     fault.scene.agent.signal(nix::sys::signal::Signal::SIGCONT);
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]

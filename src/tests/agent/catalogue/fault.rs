@@ -87,6 +87,13 @@ impl Fault {
         self.metrics("linkerd_cni_plugin_failures_total{");
     }
 
+    /// Captures what is shown of a failed ADD: its error and the Event on the pod. Compares it with the page.
+    pub fn check_failure(mut self, outcome: &Outcome) {
+        self.pod_fails(outcome);
+        self.pod_event("LinkerdCNIFailed");
+        self.check();
+    }
+
     /// Captures the Event on the pod, as `kubectl describe pod` shows its columns.
     pub fn pod_event(&mut self, reason: &str) {
         let mut shown = String::new();
@@ -212,12 +219,14 @@ pub fn ready(agent: &Agent, text: &str) -> String {
     body
 }
 
-/// Captures `/ready` and the log line of an agent that is not ready because of `text`.
-pub fn not_ready(page: &mut FaultPage, node: &Node, agent: &Agent, text: &str) {
+/// Captures `/ready` and the log line of an agent that is not ready because of `text`, for the page `name`.
+pub fn not_ready((name, text): (&'static str, &str), node: &Node, agent: &Agent) -> FaultPage {
+    let mut page = FaultPage::new(name);
     let body = ready(agent, text);
     page.shows(Source::Ready, &in_container(node, &body));
     page.shows(Source::AgentLog, &in_container(node, &log_line(agent, text)));
-    checked(page, node, agent, Some(&body));
+    checked(&mut page, node, agent, Some(&body));
+    page
 }
 
 /// Captures `linkerd cni check`.

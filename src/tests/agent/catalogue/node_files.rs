@@ -14,20 +14,13 @@ use crate::until::until;
 
 const LIST: &str = "10-calico.conflist";
 
-fn node() -> Node {
-    let node = Node::new();
-    node.write(LIST, CALICO);
-    node
-}
-
 #[test]
 fn the_net_dir_is_empty() {
     let node = Node::new();
     fs::create_dir_all(node.root().join("etc/cni/net.d")).unwrap();
     let agent = node.start_with(&[("DEST_CNI_NET_DIR", "/etc/cni/net.d")]);
-    let mut page = FaultPage::new("no-network-config");
-    not_ready(&mut page, &node, &agent, "if the runtime uses another directory");
-    page.check();
+    not_ready(("no-network-config", "if the runtime uses another directory"), &node, &agent)
+        .check();
 }
 
 #[test]
@@ -35,40 +28,38 @@ fn the_network_config_is_broken() {
     let node = Node::new();
     node.write(LIST, &CALICO[..40]);
     let agent = node.start();
-    let mut page = FaultPage::new("network-config-invalid");
-    not_ready(&mut page, &node, &agent, "network config: no valid");
-    page.check();
+    not_ready(("network-config-invalid", "network config: no valid"), &node, &agent).check();
 }
 
 #[test]
 fn the_first_network_config_is_a_link_out_of_the_mount() {
-    let node = node();
+    let node = Node::with_calico();
     symlink("/opt/network/net.conflist", node.net("05-net.conflist")).unwrap();
     let agent = node.start();
-    let mut page = FaultPage::new("network-config-unreadable");
-    not_ready(&mut page, &node, &agent, "network config: the container runtime may load");
-    page.check();
+    not_ready(
+        ("network-config-unreadable", "network config: the container runtime may load"),
+        &node,
+        &agent,
+    )
+    .check();
 }
 
 #[test]
 fn the_bin_dir_has_none_of_the_networks_plugins() {
-    let node = node();
+    let node = Node::with_calico();
     fs::create_dir_all(node.root().join("usr/lib/cni")).unwrap();
     let bin_dir = ("DEST_CNI_BIN_DIR", "/usr/lib/cni");
     let agent = node.start_with(&[("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true"), bin_dir]);
-    let mut page = FaultPage::new("wrong-bin-dir");
-    not_ready(&mut page, &node, &agent, "the plugin is not chained");
+    let mut page = not_ready(("wrong-bin-dir", "the plugin is not chained"), &node, &agent);
     page.shows(Source::Metrics, &metrics(&agent, "linkerd_cni_agent_bin_dir_without_plugins"));
     page.check();
 }
 
 #[test]
 fn the_conflist_that_is_set_does_not_exist() {
-    let node = node();
+    let node = Node::with_calico();
     let agent = node.start_with(&[("LINKERD_CNI_CONF_NAME", "99-missing.conflist")]);
-    let mut page = FaultPage::new("conf-name-missing");
-    not_ready(&mut page, &node, &agent, "99-missing.conflist");
-    page.check();
+    not_ready(("conf-name-missing", "99-missing.conflist"), &node, &agent).check();
 }
 
 #[test]
@@ -78,9 +69,7 @@ fn the_disk_is_full() {
         node.write(LIST, CALICO);
         fill(&node.root().join("etc"));
         let agent = node.start();
-        let mut page = FaultPage::new("disk-full");
-        not_ready(&mut page, node, &agent, "kubeconfig: cannot write");
-        page.check();
+        not_ready(("disk-full", "kubeconfig: cannot write"), node, &agent).check();
     });
 }
 
@@ -90,9 +79,7 @@ fn the_directory_is_read_only() {
         node.write(LIST, CALICO);
         read_only(&node.root().join("bin"));
         let agent = node.start();
-        let mut page = FaultPage::new("read-only-directory");
-        not_ready(&mut page, node, &agent, "binary: cannot create");
-        page.check();
+        not_ready(("read-only-directory", "binary: cannot create"), node, &agent).check();
     });
 }
 
@@ -106,20 +93,16 @@ fn something_is_mounted_over_the_plugin() {
         }
         bind(&other, &program);
         let agent = node.start();
-        let mut page = FaultPage::new("mounted-over");
-        not_ready(&mut page, node, &agent, "binary: cannot replace");
-        page.check();
+        not_ready(("mounted-over", "binary: cannot replace"), node, &agent).check();
     });
 }
 
 /// Another user than root is refused as by SELinux or AppArmor, which the test's machine may lack.
 #[test]
 fn the_node_denies_writing() {
-    let node = node();
+    let node = Node::with_calico();
     let agent = node.start_as_nobody();
-    let mut page = FaultPage::new("permission-denied");
-    not_ready(&mut page, &node, &agent, "binary: cannot create");
-    page.check();
+    not_ready(("permission-denied", "binary: cannot create"), &node, &agent).check();
 }
 
 #[test]
@@ -129,12 +112,9 @@ fn the_directory_was_created_again() {
         let (on_node, bin) = (node.root().join("node"), node.root().join("bin"));
         fs::create_dir(&on_node).unwrap();
         bind(&on_node, &bin);
-        let mut agent = node.start();
-        agent.until_ready();
+        let agent = node.start_ready(&[]);
         fs::rename(&on_node, node.root().join("renamed")).unwrap();
-        let mut page = FaultPage::new("directory-missing");
-        not_ready(&mut page, node, &agent, "mounts: ");
-        page.check();
+        not_ready(("directory-missing", "mounts: "), node, &agent).check();
     });
 }
 
@@ -148,8 +128,7 @@ fn the_bin_dir_is_noexec() {
         let none = None::<&str>;
         mount(none, &bin, none, flags, none).unwrap();
         let agent = self_test::start(&node, self_test::ENTRY);
-        let mut page = FaultPage::new("noexec-bin-dir");
-        not_ready(&mut page, &node, &agent, "self-test: ADD failed");
+        let mut page = not_ready(("noexec-bin-dir", "self-test: ADD failed"), &node, &agent);
         let failed = metrics(&agent, "linkerd_cni_agent_self_tests_total{");
         // The agent tests again, at growing intervals.
         page.shows(Source::Metrics, &mask_numbers(&failed, "} ", "\n"));
@@ -187,11 +166,10 @@ const CONTENTION: &str = "linkerd_cni_agent_contention_active 1";
 
 #[test]
 fn another_program_removes_the_plugin_entry() {
-    let node = node();
+    let node = Node::with_calico();
     // Otherwise the agent also warns of a bin dir without the network's plugins.
     fs::write(node.bin("portmap"), "").unwrap();
-    let mut agent = node.start();
-    agent.until_ready();
+    let agent = node.start_ready(&[]);
     let mut page = FaultPage::new("plugin-entry-removed");
     let text = "keeps being overwritten";
     let mut ready = String::new();
@@ -208,11 +186,10 @@ fn another_program_removes_the_plugin_entry() {
 
 #[test]
 fn another_agent_overwrites_the_plugin() {
-    let node = node();
+    let node = Node::with_calico();
     // Otherwise the agent also warns of a bin dir without the network's plugins.
     fs::write(node.bin("portmap"), "").unwrap();
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     let mut page = FaultPage::new("two-agents");
     overwrite(&node, "bin/linkerd-cni", b"another plugin", || {
         agent.get("/metrics").1.contains(CONTENTION)

@@ -6,14 +6,12 @@ use super::fault::{Fault, meshed_pod};
 
 #[test]
 fn an_annotation_is_invalid() {
-    let mut fault = Fault::new("annotation-invalid");
+    let fault = Fault::new("annotation-invalid");
     let mut pod = meshed_pod();
     pod["metadata"]["annotations"] = json!({"config.linkerd.io/skip-outbound-ports": "mysql"});
     fault.answer_pod(200, &pod);
     let outcome = fault.add().run();
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
@@ -60,18 +58,14 @@ fn a_container_runs_as_the_proxys_user() {
 
 #[test]
 fn the_network_namespace_is_gone() {
-    let mut fault = Fault::new("network-namespace-missing");
+    let fault = Fault::new("network-namespace-missing");
     let outcome = fault.add().env("CNI_NETNS", "/var/run/netns/cni-1234").run();
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
 fn a_value_of_the_plugin_entry_is_invalid() {
-    let mut fault = Fault::new("plugin-entry-invalid");
+    let fault = Fault::new("plugin-entry-invalid");
     let outcome = fault.add().linkerd("proxy-uid", json!("2102")).run();
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }

@@ -10,11 +10,9 @@ use crate::child::{WITHOUT_NETLINK, has_strace};
 
 #[test]
 fn the_node_has_no_iptables() {
-    let mut fault = Fault::new("no-iptables");
+    let fault = Fault::new("no-iptables");
     let outcome = fault.add().linkerd("iptables-mode", json!("nft")).run_without_iptables();
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
@@ -25,9 +23,7 @@ fn the_kernel_is_too_old_for_native() {
     let msg = outcome.error().1;
     let version = msg.rsplit_once("this kernel is ").unwrap().1;
     fault.show(version, "4.4.302");
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
@@ -35,12 +31,10 @@ fn the_kernel_refuses_nf_tables() {
     if !has_strace() {
         return;
     }
-    let mut fault = Fault::new("nf-tables-refused");
+    let fault = Fault::new("nf-tables-refused");
     let add = fault.add().linkerd("iptables-mode", json!("native"));
     let outcome = add.run_under(&WITHOUT_NETLINK);
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
@@ -64,9 +58,7 @@ fn the_xtables_lock_is_held() {
         }
         outcome = add.run();
     }
-    fault.pod_fails(&outcome);
-    fault.pod_event("LinkerdCNIFailed");
-    fault.check();
+    fault.check_failure(&outcome);
 }
 
 #[test]
