@@ -1,8 +1,6 @@
 use std::collections::VecDeque;
-use std::io::{BufRead, BufReader, Write};
-use std::net::TcpListener;
-use std::thread::{self, JoinHandle};
-use std::time::Duration;
+
+use testkit::api::{Request, Response, Routes, Server, State};
 
 use super::*;
 use crate::kube::Deadlines;
@@ -14,48 +12,17 @@ fn node(taints: Value) -> Value {
     json!({"metadata": {"name": "n", "resourceVersion": "7"}, "spec": {"taints": taints}})
 }
 
-/// Starts a server that sends `responses` in order. Its thread returns the requests.
-fn serve(responses: Vec<(u16, Value)>) -> (Client, JoinHandle<Vec<String>>) {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let access = ApiAccess {
-        server: format!("http://{}", listener.local_addr().unwrap()),
-        ..ApiAccess::default()
-    };
-    let client = Client::new(&access, "test", Deadlines::each(Duration::from_secs(5))).unwrap();
-    let mut responses = VecDeque::from(responses);
-    let server = thread::spawn(move || {
-        let mut requests = Vec::new();
-        while let Some((code, body)) = responses.pop_front() {
-            let (stream, _) = listener.accept().unwrap();
-            requests.push(read(&mut BufReader::new(&stream)));
-            let body = body.to_string();
-            let head = format!("HTTP/1.1 {code} X\r\nConnection: close\r\n");
-            let length = body.len();
-            (&stream)
-                .write_all(format!("{head}Content-Length: {length}\r\n\r\n{body}").as_bytes())
-                .unwrap();
-        }
-        requests
-    });
-    (client, server)
-}
+/// Sends these responses in order.
+#[derive(Clone, Default)]
+struct InOrder(VecDeque<(u16, Value)>);
 
-/// Reads a request, and returns method, path, content type and body in one line.
-fn read(reader: &mut impl BufRead) -> String {
-    let mut lines = reader.by_ref().lines().map(Result::unwrap);
-    let first = lines.next().unwrap();
-    let mut text = first.trim_end_matches(" HTTP/1.1").to_owned();
-    let mut length = 0;
-    for line in lines.take_while(|line| !line.is_empty()) {
-        match line.to_ascii_lowercase().split_once(": ") {
-            Some(("content-length", value)) => length = value.parse().unwrap(),
-            Some(("content-type", value)) => text += &format!(" {value}"),
-            _ => {}
-        }
+impl Routes for InOrder {
+    const HAS_TLS: bool = false;
+
+    fn respond(state: &mut State<Self>, _: &Request) -> Response {
+        let (code, body) = state.0.pop_front().unwrap();
+        Response::new(code, body)
     }
-    let mut body = vec![0; length];
-    reader.read_exact(&mut body).unwrap();
-    format!("{text} {}", String::from_utf8(body).unwrap()).trim_end().to_owned()
 }
 
 #[test]
@@ -106,16 +73,24 @@ fn a_conflicting_patch_is_repeated_and_nothing_else_is() {
         ("conflicts", conflicts, true, Err(Some(409))),
     ] {
         let count = responses.len();
-        let (client, server) = serve(responses);
+        let server = Server::<InOrder>::start();
+        server.state().0.extend(responses);
+        let access =
+            ApiAccess { server: format!("http://{}", server.address), ..ApiAccess::default() };
+        let client = Client::new(&access, "test", Deadlines::each(Duration::from_secs(5))).unwrap();
         let found = remove(&client, "n", KEY, || is_ready).map_err(|error| error.code());
         assert_eq!(found, expected, "{name}");
-        let requests = server.join().unwrap();
+        let requests = server.received(|_| true);
         assert_eq!(requests.len(), count, "{name}");
-        let body = json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": []}});
-        let patch = format!("PATCH /api/v1/nodes/n application/merge-patch+json {body}");
+        let left = json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": []}});
         for (index, request) in requests.iter().enumerate() {
-            let expected = if index % 2 == 0 { "GET /api/v1/nodes/n" } else { &patch };
-            assert_eq!(request, expected, "{name}");
+            let found = (&*request.method, request.header("content-type"), &request.body);
+            let expected = match index % 2 {
+                0 => ("GET", "", &Value::Null),
+                _ => ("PATCH", "application/merge-patch+json", &left),
+            };
+            assert_eq!(found, expected, "{name}");
+            assert_eq!(request.path, "/api/v1/nodes/n", "{name}");
         }
     }
 }

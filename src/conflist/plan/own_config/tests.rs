@@ -26,71 +26,30 @@ fn summary(plan: &Plan) -> Vec<String> {
 #[test]
 fn a_copy_is_the_active_network_config_with_the_plugin_entry_and_follows_it() {
     let mode = ChainMode::Copy(COPY.into());
-    let of = saved(COPY, Some(CALICO));
-    let (copy, other) = (with_entry(LIST), with_entry(OTHER));
-    let wrapped = with_entry(&conflist::wrap(CONF).unwrap());
-    for (name, files, saved, expected, ready) in [
-        (
-            "no copy yet",
-            vec![(CALICO, LIST)],
-            &SavedState::default(),
-            vec![format!("{COPY}={copy}")],
-            false,
-        ),
-        ("up to date", vec![(COPY, &*copy), (CALICO, LIST)], &of, vec![], true),
-        (
-            "the original changed",
-            vec![(COPY, &*copy), (CALICO, OTHER)],
-            &of,
-            vec![format!("{COPY}={other}")],
-            false,
-        ),
-        (
-            "the plugin entry was removed from the copy",
-            vec![(COPY, LIST), (CALICO, LIST)],
-            &of,
-            vec![format!("{COPY}={copy}")],
-            false,
-        ),
-        (
-            "the original is half written",
-            vec![(COPY, &*copy), (CALICO, "{"), ("20-o.conflist", OTHER)],
-            &of,
-            vec![],
-            false,
-        ),
-        (
-            "another network config sorts first",
-            vec![(COPY, &*copy), ("05-o.conflist", OTHER), (CALICO, LIST)],
-            &of,
-            vec![format!("{COPY}={other}")],
-            false,
-        ),
-        (
-            "the original is missing",
-            vec![(COPY, &*copy)],
-            &of,
-            vec![format!("remove file {COPY}")],
-            false,
-        ),
-        (
-            "the original is missing and another network config exists",
-            vec![(COPY, &*copy), ("20-o.conflist", OTHER)],
-            &of,
-            vec![format!("{COPY}={other}")],
-            false,
-        ),
-        (
-            "a single plugin",
-            vec![("10-net.conf", CONF)],
-            &SavedState::default(),
-            vec![format!("{COPY}={wrapped}")],
-            false,
-        ),
+    let (none, of) = (SavedState::default(), saved(COPY, Some(CALICO)));
+    let copy = with_entry(LIST);
+    let write = |list: &str| format!("{COPY}={}", with_entry(list));
+    let wrapped = conflist::wrap(CONF).unwrap();
+    let own: (&str, &str) = (COPY, &copy);
+    let (calico, other) = ((CALICO, LIST), ("20-o.conflist", OTHER));
+    let unchained = vec![(COPY, LIST), calico];
+    let half_written = vec![own, (CALICO, "{"), other];
+    let sorts_first = vec![own, ("05-o.conflist", OTHER), calico];
+    for (name, files, saved, expected) in [
+        ("no copy yet", vec![calico], &none, vec![write(LIST)]),
+        ("up to date", vec![own, calico], &of, vec![]),
+        ("the original changed", vec![own, (CALICO, OTHER)], &of, vec![write(OTHER)]),
+        ("the plugin entry was removed from the copy", unchained, &of, vec![write(LIST)]),
+        ("the original is half written", half_written, &of, vec![]),
+        ("another network config sorts first", sorts_first, &of, vec![write(OTHER)]),
+        ("the original is missing", vec![own], &of, vec![format!("remove file {COPY}")]),
+        ("another one is there instead", vec![own, other], &of, vec![write(OTHER)]),
+        ("a single plugin", vec![("10-net.conf", CONF)], &none, vec![write(&wrapped)]),
     ] {
         let plan = plan(&mode, &files, saved);
         assert_eq!(summary(&plan), expected, "{name}");
-        assert_eq!(plan.not_chained.is_none(), ready, "{name}: {:?}", plan.not_chained);
+        let is_ready = name == "up to date";
+        assert_eq!(plan.not_chained.is_none(), is_ready, "{name}: {:?}", plan.not_chained);
     }
 }
 
@@ -136,88 +95,59 @@ fn a_standalone_config_changes_no_other_file() {
 
 #[test]
 fn files_of_another_mode_are_removed_once_the_file_of_this_mode_is_correct() {
+    const RENAMED: &str = "05-x.conflist";
     let (patched, alone) = (with_entry(LIST), entry().standalone_conf());
+    let chained: (&str, &str) = (CALICO, &patched);
+    let copied: (&str, &str) = (COPY, &patched);
+    let written_alone: (&str, &str) = (STANDALONE, &alone);
     let copy = ChainMode::Copy(COPY.into());
     let standalone = ChainMode::Standalone(STANDALONE.into());
     let only = ChainMode::Only("20-o.conflist".into());
+    let every = ChainMode::Every;
     let none = SavedState::default();
+    let of = saved(COPY, Some(CALICO));
+    let of_standalone = saved(STANDALONE, None);
     // Sorts after the earlier copy.
-    let renamed = ChainMode::Copy("05-x.conflist".into());
-    let mut renamed_state = saved("05-x.conflist", Some(CALICO));
-    renamed_state.own_configs.extend(saved(COPY, Some(CALICO)).own_configs);
+    let renamed = ChainMode::Copy(RENAMED.into());
+    let mut of_both = saved(RENAMED, Some(CALICO));
+    of_both.own_configs.extend(of.own_configs.clone());
+    let both_copies = vec![copied, (RENAMED, &patched), (CALICO, LIST)];
+    let write = |name: &str| format!("{name}={patched}");
+    let unchain = || format!("remove entry from {CALICO}");
+    let remove = |name: &str| format!("remove file {name}");
+    let both_chained = vec![chained, ("20-o.conflist", &*patched)];
+    let unknown = vec![copied, chained, written_alone];
     for (name, mode, files, saved, expected) in [
+        ("to a copy, first pass", &copy, vec![chained], &none, vec![write(COPY)]),
+        ("to a copy, second pass", &copy, vec![copied, chained], &of, vec![unchain()]),
+        ("to another copy", &renamed, vec![copied, (CALICO, LIST)], &of, vec![write(RENAMED)]),
+        ("to another copy, second pass", &renamed, both_copies, &of_both, vec![remove(COPY)]),
         (
-            "change to a copy, first pass",
-            &copy,
-            vec![(CALICO, &*patched)],
-            &none,
-            vec![format!("{COPY}={patched}")],
-        ),
-        (
-            "change to a copy, second pass",
-            &copy,
-            vec![(COPY, &*patched), (CALICO, &patched)],
-            &saved(COPY, Some(CALICO)),
-            vec![format!("remove entry from {CALICO}")],
-        ),
-        (
-            "change to a copy of another name, first pass",
-            &renamed,
-            vec![(COPY, &patched), (CALICO, LIST)],
-            &saved(COPY, Some(CALICO)),
-            vec![format!("05-x.conflist={patched}")],
-        ),
-        (
-            "change to a copy of another name, second pass",
-            &renamed,
-            vec![(COPY, &patched), ("05-x.conflist", &patched), (CALICO, LIST)],
-            &renamed_state,
-            vec![format!("remove file {COPY}")],
-        ),
-        (
-            "change to every file, first pass",
-            &ChainMode::Every,
-            vec![(COPY, &patched), (CALICO, LIST)],
-            &saved(COPY, Some(CALICO)),
+            "to every file, first pass",
+            &every,
+            vec![copied, (CALICO, LIST)],
+            &of,
             vec![format!("add entry to {CALICO}")],
         ),
+        ("to every file, second pass", &every, vec![copied, chained], &of, vec![remove(COPY)]),
         (
-            "change to every file, second pass",
-            &ChainMode::Every,
-            vec![(COPY, &patched), (CALICO, &patched)],
-            &saved(COPY, Some(CALICO)),
-            vec![format!("remove file {COPY}")],
-        ),
-        (
-            "change to every file, without the saved state",
-            &ChainMode::Every,
-            vec![(COPY, &patched), (CALICO, &patched), (STANDALONE, &alone)],
+            "to every file, without the saved state",
+            &every,
+            unknown,
             &none,
-            vec![format!("remove file {COPY}"), format!("remove file {STANDALONE}")],
+            vec![remove(COPY), remove(STANDALONE)],
         ),
         (
-            "change to a standalone config",
+            "to a standalone config",
             &standalone,
-            vec![(CALICO, &patched), (STANDALONE, &alone)],
-            &saved(STANDALONE, None),
-            vec![format!("remove entry from {CALICO}")],
+            vec![chained, written_alone],
+            &of_standalone,
+            vec![unchain()],
         ),
-        (
-            "change to one file that does not exist yet",
-            &only,
-            vec![(CALICO, &patched)],
-            &none,
-            vec![],
-        ),
-        (
-            "change to one file",
-            &only,
-            vec![(CALICO, &patched), ("20-o.conflist", &patched)],
-            &none,
-            vec![format!("remove entry from {CALICO}")],
-        ),
+        ("to one file that does not exist yet", &only, vec![chained], &none, vec![]),
+        ("to one file", &only, both_chained, &none, vec![unchain()]),
     ] {
-        assert_eq!(summary(&plan(mode, &files, saved)), expected, "{name}");
+        assert_eq!(summary(&plan(mode, &files, saved)), expected, "change {name}");
     }
 }
 
