@@ -119,7 +119,7 @@ impl Scene {
 /// A node with one network config, whose API server is `api`.
 pub fn node(api: &Api) -> Node {
     let node = Node::new();
-    node.use_api(&api);
+    node.use_api(api);
     node.write("10-calico.conflist", CALICO);
     node
 }
@@ -127,8 +127,7 @@ pub fn node(api: &Api) -> Node {
 /// A ready agent on such a node.
 pub fn started(api: &Api) -> (Node, Agent) {
     let node = node(api);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let agent = node.start_owned_ready(&api.vars());
     (node, agent)
 }
 

@@ -56,6 +56,12 @@ impl Scene {
         self.node.start_owned(&[("KUBERNETES_SERVICE_HOST", NAME.into()), port, account, resync])
     }
 
+    fn start_ready(&self) -> Agent {
+        let mut agent = self.start();
+        agent.until_ready();
+        agent
+    }
+
     /// The kubeconfig of upstream's agent, with the API server's name.
     fn upstream_kubeconfig(&self) -> String {
         format!(
@@ -125,8 +131,7 @@ fn the_kubeconfig_gets_an_address_that_answers_and_the_name_for_the_certificate(
     Scene::with(|scene| {
         // Nothing listens at the first.
         scene.resolves_to(&["127.0.0.9", "127.0.0.1"]);
-        let mut agent = scene.start();
-        agent.until_ready();
+        let mut agent = scene.start_ready();
         assert_eq!(scene.server(), (scene.url("127.0.0.1"), NAME.into()));
         assert!(scene.node.chained("10-calico.conflist"));
         let written = agent.log().matches("wrote kubeconfig").count();
@@ -140,8 +145,7 @@ fn the_last_address_stays_while_the_name_cannot_be_resolved_and_a_new_one_replac
     Scene::with(|scene| {
         scene.serve_at("127.0.0.2");
         scene.resolves_to(&["127.0.0.1"]);
-        let mut agent = scene.start();
-        agent.until_ready();
+        let mut agent = scene.start_ready();
         let inode = scene.node.inode("kubeconfig.json");
 
         scene.resolves_to(&[]);
@@ -155,8 +159,7 @@ fn the_last_address_stays_while_the_name_cannot_be_resolved_and_a_new_one_replac
 
         // An agent that starts meanwhile finds the address in the kubeconfig.
         agent.kill();
-        let mut agent = scene.start();
-        agent.until_ready();
+        let mut agent = scene.start_ready();
         until("the warning", || agent.log().contains(warning));
         assert_eq!(scene.node.inode("kubeconfig.json"), inode);
 
@@ -255,8 +258,7 @@ fn plugin_and_kubeconfig_of_an_upstream_agent_that_dies_are_replaced() {
 fn an_upstream_agent_that_starts_beside_this_agent_keeps_its_plugin_and_kubeconfig() {
     Scene::with(|scene| {
         scene.resolves_to(&["127.0.0.1"]);
-        let mut agent = scene.start();
-        agent.until_ready();
+        let mut agent = scene.start_ready();
         let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
         scene.until_yielding(&mut agent);
         assert_eq!(agent.stop(), Some(0));

@@ -235,8 +235,7 @@ fn fifo_in_place_of_the_kubeconfig_does_not_block_the_agent() {
     let node = node(&api);
     let mode = nix::sys::stat::Mode::S_IRWXU;
     nix::unistd::mkfifo(&node.net("kubeconfig.json"), mode).unwrap();
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let mut agent = node.start_owned_ready(&api.vars());
     assert!(node.chained("10-calico.conflist"));
     assert_eq!(agent.stop(), Some(0));
 }
@@ -247,8 +246,7 @@ fn a_kubeconfig_that_is_too_large_is_replaced() {
     let node = node(&api);
     let kubeconfig = std::fs::File::create(node.net("kubeconfig.json")).unwrap();
     kubeconfig.set_len(64 << 20).unwrap();
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let mut agent = node.start_owned_ready(&api.vars());
     assert_ne!(node.token(), "");
     assert_eq!(agent.stop(), Some(0));
 }

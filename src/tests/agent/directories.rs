@@ -30,10 +30,8 @@ fn an_empty_net_dir_is_reported_with_the_net_dirs_of_other_platforms() {
 
 #[test]
 fn a_bin_dir_without_plugins_of_the_primary_cni_causes_only_a_warning() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let node = Node::with_calico();
+    let agent = node.start_ready(&[]);
     let metric = |value: &str| agent.get("/metrics").1.contains(&format!("{GAUGE}{value}\n"));
     assert!(metric("1"), "{}", agent.get("/metrics").1);
     let gke = "/home/kubernetes/bin (platform gke, cos)";
@@ -50,8 +48,7 @@ fn a_bin_dir_without_plugins_of_the_primary_cni_causes_only_a_warning() {
 
 #[test]
 fn require_network_plugins_prevents_chaining_from_a_bin_dir_without_plugins() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     let mut agent = node.start_with(&[REQUIRE]);
     until("the reason", || agent.ready().1.contains("not chained"));
     let (status, why) = agent.ready();
@@ -65,8 +62,7 @@ fn require_network_plugins_prevents_chaining_from_a_bin_dir_without_plugins() {
 
 #[test]
 fn require_network_plugins_prevents_chaining_behind_a_config_that_only_the_runtime_can_read() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     let away = node.net("05-link.conflist");
     symlink("/no/such/network.conflist", &away).unwrap();
     let mut agent = node.start_with(&[REQUIRE]);
@@ -86,12 +82,10 @@ fn require_network_plugins_prevents_chaining_behind_a_config_that_only_the_runti
 /// k3s links its plugins by absolute paths to a directory that the agent does not see.
 #[test]
 fn links_that_dangle_in_the_container_count_as_plugins_of_the_primary_cni() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     symlink("/no/such/data/0a1b/bin/cni", node.bin("calico")).unwrap();
     let before = node.tree();
-    let mut agent = node.start_with(&[REQUIRE]);
-    agent.until_ready();
+    let mut agent = node.start_ready(&[REQUIRE]);
     assert!(!agent.log().contains("CNI directories: "), "{}", agent.log());
     assert_eq!(agent.stop(), Some(0));
     assert_eq!(node.tree(), before);
@@ -101,15 +95,12 @@ fn links_that_dangle_in_the_container_count_as_plugins_of_the_primary_cni() {
 /// node whose runtime has several plugin directories.
 #[test]
 fn an_upgrade_continues_in_a_bin_dir_without_plugins_that_already_works() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
-    let mut earlier = node.start();
-    earlier.until_ready();
+    let node = Node::uninstalling_with_calico();
+    let mut earlier = node.start_ready(&[]);
     earlier.kill();
     fs::write(node.bin("linkerd-cni"), "upstream's plugin").unwrap();
 
-    let mut agent = node.start_with(&[REQUIRE]);
-    agent.until_ready();
+    let mut agent = node.start_ready(&[REQUIRE]);
     assert!(agent.log().contains("CNI directories: 10-calico.conflist names the plugins"));
     // Nor when the network's owner writes its file anew.
     node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
@@ -121,10 +112,8 @@ fn an_upgrade_continues_in_a_bin_dir_without_plugins_that_already_works() {
 
 #[test]
 fn an_upgrade_to_a_bin_dir_without_plugins_does_not_chain() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut earlier = node.start();
-    earlier.until_ready();
+    let node = Node::with_calico();
+    let mut earlier = node.start_ready(&[]);
     earlier.kill();
     let chained = node.text("10-calico.conflist");
     fs::create_dir(node.root().join("moved")).unwrap();
@@ -135,11 +124,9 @@ fn an_upgrade_to_a_bin_dir_without_plugins_does_not_chain() {
 
 #[test]
 fn plugins_of_the_primary_cni_that_are_removed_later_do_not_prevent_chaining() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     fs::write(node.bin("portmap"), "").unwrap();
-    let mut agent = node.start_with(&[REQUIRE]);
-    agent.until_ready();
+    let mut agent = node.start_ready(&[REQUIRE]);
     fs::remove_file(node.bin("portmap")).unwrap();
     until("the doubt", || agent.log().contains("CNI directories: 10-calico"));
     node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::{Signal, kill};
 
 use crate::child::has_strace;
-use crate::node::{CALICO, CONF, Node};
+use crate::node::{CONF, Node};
 use crate::until::until;
 
 /// Calls that write, sync, and change names. With -y, strace prints the path of each file descriptor.
@@ -109,8 +109,7 @@ fn each_file_is_written_then_synced_then_renamed_then_its_directory_is_synced() 
     if !has_strace() {
         return;
     }
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
     let operations = operations(&node);

@@ -91,8 +91,7 @@ fn three_hundred_kills_at_random_moments_never_strand_the_node() {
         node.assert_not_stranded();
     }
     assert!(reader.finish() > 300);
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.tree(), before);
 }
@@ -105,8 +104,7 @@ fn a_kill_after_any_call_that_writes_never_strands_the_node() {
     for (call, least) in CALLS {
         let mut kills = 0;
         for turn in 1..200 {
-            let node = Node::new();
-            node.write("10-calico.conflist", CALICO);
+            let node = Node::with_calico();
             node.write("20-net.conf", CONF);
             let inject = format!("inject={call}:signal=KILL:when={turn}");
             let trace = format!("trace={call}");
@@ -139,8 +137,7 @@ fn a_kill_while_a_rewritten_conf_is_chained_keeps_the_conf() {
         for turn in 1..20 {
             let node = Node::uninstalling();
             node.write("20-net.conf", CONF);
-            let mut agent = node.start();
-            agent.until_ready();
+            let mut agent = node.start_ready(&[]);
             agent.kill();
             // As flannel does at each start of its own.
             let anew = CONF.replace("1e3", "2e3");
@@ -155,8 +152,7 @@ fn a_kill_while_a_rewritten_conf_is_chained_keeps_the_conf() {
                 let _ = kill(child, Signal::SIGKILL);
             }
             agent.wait();
-            let mut agent = node.start();
-            agent.until_ready();
+            let mut agent = node.start_ready(&[]);
             assert!(node.text("20-net.conflist").contains("2e3"));
             assert_eq!(agent.stop(), Some(0), "{}", agent.log());
             assert_eq!(node.text("20-net.conf"), anew, "{call} {turn}");

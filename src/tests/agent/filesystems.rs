@@ -126,8 +126,7 @@ fn uninstall_on_a_read_only_disk_leaves_the_plugin_that_a_conflist_names() {
     with_mounts(|node| {
         node.write("10-calico.conflist", CALICO);
         let before = node.tree();
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         read_only(&node.root().join("etc"));
         assert_eq!(agent.stop(), Some(1));
         let log = agent.log();
@@ -135,8 +134,7 @@ fn uninstall_on_a_read_only_disk_leaves_the_plugin_that_a_conflist_names() {
         assert!(node.chained("10-calico.conflist"));
         assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
         unmount(&node.root().join("etc"));
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         assert_eq!(agent.stop(), Some(0));
         assert_eq!(node.tree(), before);
     });

@@ -233,12 +233,11 @@ fn the_template_may_come_from_a_file_and_the_ca_from_another() {
     let (template, ca) = (node.root().join("template"), node.root().join("other-ca"));
     fs::write(&template, TEMPLATE).unwrap();
     fs::write(&ca, "other CA\n").unwrap();
-    let mut agent = node.start_with(&[
+    let _agent = node.start_ready(&[
         ("CNI_NETWORK_CONFIG", ""),
         ("CNI_NETWORK_CONFIG_FILE", template.to_str().unwrap()),
         ("KUBE_CA_FILE", ca.to_str().unwrap()),
     ]);
-    agent.until_ready();
     let data = &node.kubeconfig()["clusters"][0]["cluster"]["certificate-authority-data"];
     assert_eq!(data, "b3RoZXIgQ0E=");
 }

@@ -61,8 +61,7 @@ fn a_name_that_no_runtime_loads_ends_the_agent_with_the_reason() {
 
 #[test]
 fn agent_restores_and_uninstalls_a_standalone_config() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     let before = node.tree();
     let mut agent = node.start_ready(ALONE);
     let conf = node.json(STANDALONE);
@@ -91,8 +90,7 @@ fn agent_restores_and_uninstalls_a_standalone_config() {
 
 #[test]
 fn a_standalone_file_with_the_name_of_an_old_leftover_is_adopted_like_any_other() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     let name = "01-linkerd-cni.conf";
     let vars = [ALONE[0], ("LINKERD_CNI_CONF_NAME", name)];
     let mut agent = node.start_ready(&vars);
@@ -160,8 +158,7 @@ fn copy_follows_the_conflist_of_the_primary_cni_which_is_never_written() {
 
 #[test]
 fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
     type IsIt = fn(&Node) -> bool;
@@ -206,8 +203,7 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
 
 #[test]
 fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
-    let node = Arc::new(Node::new());
-    node.write("10-calico.conflist", CALICO);
+    let node = Arc::new(Node::with_calico());
     let mut agent = node.start_ready(&[]);
     agent.kill();
     let stop = Arc::new(AtomicBool::new(false));
@@ -236,8 +232,7 @@ fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
 #[test]
 fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
     for (vars, kills) in [(COPY, 40), (ALONE, 20), (ONLY, 20)] {
-        let node = Node::uninstalling();
-        node.write("10-calico.conflist", CALICO);
+        let node = Node::uninstalling_with_calico();
         node.write("20-net.conf", CONF);
         let before = node.tree();
         for round in 0..kills {
@@ -259,13 +254,10 @@ fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
 
 #[test]
 fn an_older_agent_of_another_mode_leaves_the_network_configs_to_the_newer_agent() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
-    let mut old = node.start_with(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
-    old.until_ready();
+    let node = Node::uninstalling_with_calico();
+    let old = node.start_ready(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
     let template = crate::node::TEMPLATE.replace("4143", "5143");
-    let mut new = node.start_with(&[("CNI_NETWORK_CONFIG", &template)]);
-    new.until_ready();
+    let new = node.start_ready(&[("CNI_NETWORK_CONFIG", &template)]);
     until("the newer agent's entry", || node.text("10-calico.conflist").contains("5143"));
     until("no copy", || !node.net("00-linkerd-cni.conflist").exists());
     // Both agents have looked at the last write by now.

@@ -96,6 +96,13 @@ impl Node {
         node
     }
 
+    /// The same with one network config, of Calico.
+    pub fn uninstalling_with_calico() -> Node {
+        let node = Node::uninstalling();
+        node.write("10-calico.conflist", CALICO);
+        node
+    }
+
     pub fn root(&self) -> &Path {
         self.dir.path()
     }
@@ -267,6 +274,13 @@ impl Node {
     /// Starts the agent and waits until it is ready.
     pub fn start_ready(&self, vars: &[(&str, &str)]) -> Agent {
         let mut agent = self.start_with(vars);
+        agent.until_ready();
+        agent
+    }
+
+    /// Starts the agent and waits until it is ready.
+    pub fn start_owned_ready(&self, vars: &[(&str, String)]) -> Agent {
+        let mut agent = self.start_owned(vars);
         agent.until_ready();
         agent
     }

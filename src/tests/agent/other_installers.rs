@@ -21,8 +21,7 @@ fn rename(node: &Node, name: &str) -> String {
 
 #[test]
 fn uninstall_restores_the_configs_that_cilium_has_renamed_under_their_new_names() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     node.write("30-real", CALICO);
     symlink("30-real", node.net("30-link.conflist")).unwrap();
@@ -56,8 +55,7 @@ fn uninstall_restores_the_configs_that_cilium_has_renamed_under_their_new_names(
 
 #[test]
 fn uninstall_removes_a_copy_that_cilium_has_renamed() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     let before = node.tree();
     let mut agent = node.start_ready(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
     rename(&node, "00-linkerd-cni.conflist");
@@ -69,8 +67,7 @@ fn uninstall_removes_a_copy_that_cilium_has_renamed() {
 /// Files of Cilium that do not parse, or that no runtime loads, never hold up an uninstall.
 #[test]
 fn a_damaged_config_that_cilium_has_renamed_does_not_stop_an_uninstall() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     node.write("20-half.conflist.cilium_bak", r#"{"plugins":[{"type":"linkerd-cni""#);
     let before = node.tree();
     let mut agent = node.start_ready(&[]);
@@ -88,8 +85,7 @@ fn with_appended(mut conflist: Value) -> Value {
 
 #[test]
 fn an_installer_that_appends_its_plugin_behind_the_entry_causes_neither_rewrite_nor_contention() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     let mut agent = node.start_ready(&[]);
     let own_writes = agent.metric(WRITES);
     let appended = with_appended(node.json("10-calico.conflist")).to_string();
@@ -108,8 +104,7 @@ fn an_installer_that_appends_its_plugin_behind_the_entry_causes_neither_rewrite_
 
 #[test]
 fn a_changed_plugin_entry_stays_before_the_plugin_that_was_appended_behind_it() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     let mut agent = node.start_ready(&[]);
     agent.kill();
     let appended = with_appended(node.json("10-calico.conflist"));

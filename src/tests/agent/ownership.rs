@@ -46,8 +46,7 @@ fn the_agents_of_these_tests_have_the_capabilities_of_the_chart() {
 fn a_network_config_of_another_user_keeps_its_owner_when_it_is_chained_and_given_back() {
     for [mode, uid, gid] in OWNERS {
         let node = node(mode, uid, gid);
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         assert!(node.chained(FILE), "{}", agent.log());
         assert_eq!(owner(&node), [mode, uid, gid]);
         uninstall(&mut agent);

@@ -58,8 +58,7 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
     let vars = variables(platform, &api, &host);
     let vars: Vec<(&str, String)> = vars.iter().map(|(k, v)| (&**k, v.clone())).collect();
     let begin = Instant::now();
-    let mut agent = node.start_owned(&vars);
-    agent.until_ready();
+    let mut agent = node.start_owned_ready(&vars);
     println!("{:>6.1?} {platform} is ready", begin.elapsed());
     let log = agent.log();
     assert!(log.contains("self-test passed"), "{platform}: {log}");
@@ -103,8 +102,7 @@ fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
         let mut vars = variables(layout.platform, &api, &container.join("host"));
         vars.push(("LINKERD_CNI_RESYNC_SECONDS".into(), "1".into()));
         let vars: Vec<(&str, String)> = vars.iter().map(|(k, v)| (&**k, v.clone())).collect();
-        let mut agent = node.start_owned(&vars);
-        agent.until_ready();
+        let mut agent = node.start_owned_ready(&vars);
 
         let snap = host.join("var/snap/microk8s");
         lay_out(&Layout { links: &[], ..*layout }, &node.root().join("new"));

@@ -28,8 +28,7 @@ impl Scene {
         let api = Api::start();
         let node = agent_with_api::node(&api);
         let pod = ("LINKERD_CNI_POD_NAME", "linkerd-cni-abc".to_owned());
-        let mut agent = node.start_owned(&[&api.vars()[..], &[pod]].concat());
-        agent.until_ready();
+        let agent = node.start_owned_ready(&[&api.vars()[..], &[pod]].concat());
         let writer = UnixDatagram::unbound().unwrap();
         let scene = Scene { api, agent, node, writer };
         until("the socket", || scene.node.net(".linkerd-cni.sock").exists());

@@ -110,10 +110,8 @@ fn is_stranded(node: &Node) -> bool {
 }
 
 fn ready() -> (Arc<Node>, Agent) {
-    let node = Arc::new(Node::new());
-    node.write(LIST, CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let node = Arc::new(Node::with_calico());
+    let agent = node.start_ready(&[]);
     (node, agent)
 }
 
@@ -194,11 +192,9 @@ fn uninstall_completes_once_another_program_stops_chaining_the_plugin() {
     let mut late = 0;
     let mut cases = vec![(1, 1), (20, 1), (1, 2), (50, 2), (300, 1), (300, 2)];
     while let Some((delay, times)) = cases.pop() {
-        let node = Arc::new(Node::new());
-        node.write(LIST, CALICO);
+        let node = Arc::new(Node::with_calico());
         let before = node.tree();
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         let reader = watch(&node);
         let (writer, written) = rechain(&node, Duration::from_millis(delay), times);
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
@@ -248,12 +244,10 @@ fn uninstall_puts_renamed_files_back_at_once_if_a_conflist_names_the_plugin() {
 
 #[test]
 fn undisturbed_uninstall_ends_before_the_timeout_for_other_programs() {
-    let node = Node::new();
-    node.write(LIST, CALICO);
+    let node = Node::with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     let begin = Instant::now();
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     println!("uninstalled in {:?}", begin.elapsed());
@@ -263,13 +257,11 @@ fn undisturbed_uninstall_ends_before_the_timeout_for_other_programs() {
 
 #[test]
 fn killed_uninstall_beside_another_writer_leaves_the_named_plugin_in_place() {
-    let node = Arc::new(Node::new());
-    node.write(LIST, CALICO);
+    let node = Arc::new(Node::with_calico());
     let before = node.tree();
     let mut random: u64 = 88172645463325252;
     for round in 0..40 {
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         agent.kill();
         // Marsaglia's xorshift: the same moments at each run.
         random ^= random << 13;
@@ -295,8 +287,7 @@ fn killed_uninstall_beside_another_writer_leaves_the_named_plugin_in_place() {
 fn uninstall_of_one_agent_leaves_the_plugin_of_another_agent_working() {
     for template in [TEMPLATE.to_owned(), TEMPLATE.replace("4143", "5143")] {
         let (node, mut leaving) = ready();
-        let mut staying = node.start_with(&[("CNI_NETWORK_CONFIG", &template)]);
-        staying.until_ready();
+        let mut staying = node.start_ready(&[("CNI_NETWORK_CONFIG", &template)]);
         let reader = watch(&node);
         assert_eq!(leaving.stop(), Some(0), "{}", leaving.log());
         let longest = reader.finish();
@@ -317,10 +308,8 @@ fn uninstall_waits_until_multus_drops_its_copy_of_the_plugin_entry() {
     // Multus generates such a config from the primary CNI's, some time after it changed.
     const MULTUS: &str = "00-multus.conf";
     for passes in [true, false] {
-        let node = Arc::new(Node::new());
-        node.write(LIST, CALICO);
-        let mut agent = node.start();
-        agent.until_ready();
+        let node = Arc::new(Node::with_calico());
+        let mut agent = node.start_ready(&[]);
         agent.kill();
         let chained = node.text(LIST);
         let multus = |list: &str| format!(r#"{{"type":"multus","delegates":[{list}]}}"#);

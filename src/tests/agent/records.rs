@@ -18,12 +18,6 @@ use crate::until::until;
 const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 const SOCKET: &str = ".linkerd-cni.sock";
 
-fn node() -> Node {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    node
-}
-
 fn is_there(node: &Node) -> bool {
     let file = fs::symlink_metadata(node.net(SOCKET));
     file.is_ok_and(|file| file.file_type().is_socket() && file.mode() & 0o777 == 0o600)
@@ -74,9 +68,8 @@ fn counts(agent: &Agent, sample: &str) -> u64 {
 
 #[test]
 fn plugin_calls_are_in_the_agents_log_and_metrics() {
-    let node = node();
-    let mut agent = node.start();
-    agent.until_ready();
+    let node = Node::with_calico();
+    let agent = node.start_ready(&[]);
     until("the socket", || is_there(&node));
     add(&node, "web-1", false);
     add(&node, "web-2", true);
@@ -99,11 +92,10 @@ fn plugin_calls_are_in_the_agents_log_and_metrics() {
 
 #[test]
 fn a_deleted_record_socket_is_created_again() {
-    let node = node();
+    let node = Node::with_calico();
     // What an agent left that was killed.
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
-    let mut agent = node.start();
-    agent.until_ready();
+    let agent = node.start_ready(&[]);
     let heard = |pod: &str| {
         until("the socket", || is_there(&node));
         let named = format!("ns/{pod} ");
@@ -127,34 +119,29 @@ fn a_deleted_record_socket_is_created_again() {
 
 #[test]
 fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     until("the socket", || is_there(&node));
     assert_eq!(agent.stop(), Some(0));
     assert_eq!(node.tree(), before);
 
     // One that was killed leaves it, and the next one's uninstall takes it.
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     until("the socket", || is_there(&node));
     agent.signal(Signal::SIGKILL);
     agent.wait();
     assert!(is_there(&node));
-    let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
-    agent.until_ready();
+    let mut agent = node.start_ready(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
     assert_eq!(agent.stop(), Some(0));
     assert_eq!(node.tree(), before);
 }
 
 #[test]
 fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
-    let node = node();
+    let node = Node::with_calico();
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
-    let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
-    agent.until_ready();
+    let mut agent = node.start_ready(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
     assert!(!node.net(SOCKET).exists(), "{}", agent.log());
     agent.kill();
 
@@ -172,9 +159,8 @@ fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
 
 #[test]
 fn uninstall_keeps_the_record_socket_of_a_live_agent() {
-    let node = node();
-    let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
-    agent.until_ready();
+    let node = Node::with_calico();
+    let mut agent = node.start_ready(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
     agent.kill();
     let _alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
     let mut uninstall = node.start_args(&["uninstall"], &[]);
@@ -184,9 +170,8 @@ fn uninstall_keeps_the_record_socket_of_a_live_agent() {
 
 #[test]
 fn a_flood_of_records_is_logged_at_a_limited_rate_and_invalid_records_are_not_logged() {
-    let node = node();
-    let mut agent = node.start();
-    agent.until_ready();
+    let node = Node::with_calico();
+    let mut agent = node.start_ready(&[]);
     until("the socket", || is_there(&node));
     let writer = UnixDatagram::unbound().unwrap();
     writer.set_nonblocking(true).unwrap();

@@ -61,8 +61,7 @@ fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
 
     // The next agent takes over the token.
     api.state().requests.clear();
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let _agent = node.start_owned_ready(&api.vars());
     thread::sleep(Duration::from_secs(2));
     assert_eq!(api.requests(), [check, daemonset]);
 }

@@ -17,10 +17,8 @@ pub fn counter(agent: &Agent, name: &str) -> u64 {
 
 #[test]
 fn each_of_a_thousand_conflist_rewrites_causes_one_write() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let node = Node::with_calico();
+    let mut agent = node.start_ready(&[]);
     let mut took: Vec<Duration> = Vec::new();
     for turn in 0..1000 {
         let text = CALICO.replace("1e3", &format!("{turn}e3"));
@@ -49,10 +47,8 @@ fn each_of_a_thousand_conflist_rewrites_causes_one_write() {
 
 #[test]
 fn contention_is_named_with_its_remedy_and_delays_writes() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let node = Node::with_calico();
+    let mut agent = node.start_ready(&[]);
     let overwrite = || {
         if node.chained("10-calico.conflist") {
             node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
@@ -85,8 +81,7 @@ fn contention_for_two_conflists_names_both() {
     let node = Node::new();
     let names = ["10-calico.conflist", "20-other.conflist"];
     names.iter().for_each(|name| node.write(name, CALICO));
-    let mut agent = node.start();
-    agent.until_ready();
+    let agent = node.start_ready(&[]);
     until("both conflists are named", || {
         for name in names.iter().filter(|name| node.chained(name)) {
             node.replace(&node.net(name), CALICO.as_bytes());
@@ -99,10 +94,8 @@ fn contention_for_two_conflists_names_both() {
 #[test]
 fn contention_for_each_file_of_the_agent_is_counted() {
     for file in ["etc/kubeconfig.json", "bin/linkerd-cni", "etc/10-calico.conflist"] {
-        let node = Node::new();
-        node.write("10-calico.conflist", CALICO);
-        let mut agent = node.start();
-        agent.until_ready();
+        let node = Node::with_calico();
+        let agent = node.start_ready(&[]);
         let path = node.root().join(file);
         let good = std::fs::read(&path).unwrap();
         // For the conflist: without the plugin entry. Another agent's entry is no contention.
@@ -123,8 +116,7 @@ fn contention_is_reported_in_one_event_on_the_agents_pod() {
     let node = agent_with_api::node(&api);
     let mut vars = api.vars().to_vec();
     vars.push(("LINKERD_CNI_POD_NAME", "linkerd-cni-x7x4z".into()));
-    let mut agent = node.start_owned(&vars);
-    agent.until_ready();
+    let _agent = node.start_owned_ready(&vars);
     let events = || api.asked("POST", "/apis/events.k8s.io/v1/namespaces/linkerd-cni/events");
     until("the Event", || {
         if node.chained("10-calico.conflist") {

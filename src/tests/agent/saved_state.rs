@@ -12,11 +12,9 @@ const DAMAGED: &str = ".linkerd-cni-state.damaged";
 
 /// A node whose agent was killed after it had chained to a conflist and to a `.conf`.
 fn chained_node() -> Node {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     assert!(!node.net("20-net.conf").exists());
     agent.kill();
     node
@@ -30,8 +28,7 @@ fn an_older_agent_restores_the_conf_and_keeps_the_members_of_a_newer_agents_save
     state["routes"] = json!(["unknown"]);
     node.write(STATE, &state.to_string());
     node.write("30-new.conf", CONF);
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     let now = node.json(STATE);
     assert_eq!((&now["version"], &now["routes"]), (&state["version"], &state["routes"]));
     assert!(now["originals"]["30-new.conflist"].is_object(), "{now}");
@@ -52,8 +49,7 @@ fn a_damaged_saved_state_is_renamed_once_and_the_agent_works_without_it() {
     for damaged in ["", "{", &text[..text.len() / 2], "[]"] {
         node.write(STATE, damaged);
         node.write("30-new.conf", CONF);
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         assert!(node.chained("30-new.conflist"));
         assert_eq!(node.text(DAMAGED), damaged);
         assert_eq!(agent.log().matches("is damaged; it is kept as").count(), 1, "{}", agent.log());

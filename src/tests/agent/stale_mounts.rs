@@ -71,8 +71,7 @@ fn live_fails_after_a_mounted_directory_is_recreated_until_the_container_restart
         {
             let mounted = Mounted::new();
             let node = &mounted.0;
-            let mut agent = node.start();
-            agent.until_ready();
+            let mut agent = node.start_ready(&[]);
             assert_eq!(agent.get("/live").0, 200);
             lose(&mounted.on_node(dir));
             fs::create_dir(mounted.on_node(dir)).unwrap();
@@ -90,8 +89,7 @@ fn live_fails_after_a_mounted_directory_is_recreated_until_the_container_restart
             // The kubelet restarts the container.
             agent.kill();
             mounted.mount_again(dir);
-            let mut agent = node.start();
-            agent.until_ready();
+            let mut agent = node.start_ready(&[]);
             assert_eq!(agent.get("/live").0, 200);
             assert_ne!(names(&mounted.on_node(dir)), new);
             assert!(node.chained(LIST));
@@ -106,8 +104,7 @@ fn an_uninstall_with_a_stale_net_dir_leaves_everything_in_place_and_fails() {
     with_mounts(|_| {
         let mounted = Mounted::new();
         let node = &mounted.0;
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         let chained = node.text(LIST);
         remove(&mounted.on_node("etc"));
         fs::create_dir(mounted.on_node("etc")).unwrap();
@@ -135,8 +132,7 @@ fn an_uninstall_with_a_stale_bin_dir_unchains_the_plugin_and_fails() {
     with_mounts(|_| {
         let mounted = Mounted::new();
         let node = &mounted.0;
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         rename(&mounted.on_node("bin"));
         fs::create_dir(mounted.on_node("bin")).unwrap();
         until("the stale mount", || agent.get("/live").0 == 500);

@@ -11,12 +11,10 @@ use crate::until::until;
 
 #[test]
 fn a_new_agent_adopts_what_is_right_without_writing_it() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     agent.kill();
     let names = [
         "10-calico.conflist",
@@ -26,8 +24,7 @@ fn a_new_agent_adopts_what_is_right_without_writing_it() {
         "../bin/linkerd-cni",
     ];
     let inodes = names.map(|name| node.inode(name));
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     assert_eq!(names.map(|name| node.inode(name)), inodes);
     assert_eq!(agent.stop(), Some(0));
     assert_eq!(node.tree(), before);
@@ -40,12 +37,10 @@ fn uninstall_removes_everything_a_dead_agent_left() {
         ("LINKERD_CNI_OWN_CONFIG", "true"),
         ("LINKERD_CNI_CHAINED", "false"),
     ] {
-        let node = Node::new();
-        node.write("10-calico.conflist", CALICO);
+        let node = Node::with_calico();
         node.write("20-net.conf", CONF);
         let before = node.tree();
-        let mut agent = node.start_with(&[how]);
-        agent.until_ready();
+        let mut agent = node.start_ready(&[how]);
         agent.kill();
         assert_ne!(node.tree(), before);
         // It is told of the directories, and of nothing else.
@@ -59,34 +54,29 @@ fn uninstall_removes_everything_a_dead_agent_left() {
 
 #[test]
 fn leftovers_of_earlier_agents_are_removed() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     let before = node.tree();
     node.write("01-linkerd-cni.conf", r#"{"type":"linkerd-cni","name":"x"}"#);
     node.write("10-calico.conflist.install", "{");
     node.write("kubeconfig.json.install", "{");
     node.write(".linkerd-cni.1.2.3.tmp", "{");
     fs::write(node.bin("linkerd-cni.install"), "x").unwrap();
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     agent.stop();
     assert_eq!(node.tree(), before);
 }
 
 #[test]
 fn an_old_config_that_is_written_after_the_start_makes_the_node_not_ready() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let node = Node::with_calico();
+    let agent = node.start_ready(&[]);
     node.write("01-linkerd-cni.conf", r#"{"type":"linkerd-cni","name":"x"}"#);
     until("a node that is not ready", || agent.ready().0 != 200);
 }
 
 #[test]
 fn a_directory_with_the_name_of_a_leftover_stays() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     for name in [
         "01-linkerd-cni.conf",
         "10-calico.conflist.install",
@@ -96,8 +86,7 @@ fn a_directory_with_the_name_of_a_leftover_stays() {
         fs::create_dir(node.net(name)).unwrap();
     }
     let before = node.tree();
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     assert!(node.chained("10-calico.conflist"));
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.tree(), before);
@@ -105,11 +94,9 @@ fn a_directory_with_the_name_of_a_leftover_stays() {
 
 #[test]
 fn uninstall_leaves_and_reports_a_conflist_that_became_invalid() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     node.write("20-calico.conflist", CALICO);
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     node.write("20-calico.conflist", "{");
     until("the damage seen", || agent.log().contains("20-calico.conflist: is not JSON"));
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
@@ -125,8 +112,7 @@ fn uninstall_leaves_and_reports_a_conflist_that_became_invalid() {
 
 #[test]
 fn a_stop_signal_during_the_start_leaves_the_node_unchanged() {
-    let node = Node::new();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
     for delay in 0..12 {
@@ -142,8 +128,7 @@ fn a_stop_signal_during_the_start_leaves_the_node_unchanged() {
 
 #[test]
 fn a_kill_at_any_time_never_strands_the_node() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
     for round in 0..40 {
@@ -157,16 +142,14 @@ fn a_kill_at_any_time_never_strands_the_node() {
         agent.kill();
         node.assert_not_stranded();
     }
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     assert_eq!(agent.stop(), Some(0));
     assert_eq!(node.tree(), before);
 }
 
 #[test]
 fn two_agents_with_equal_settings_chain_the_plugin_once() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     let before = node.tree();
     let (mut one, mut other) = (node.start(), node.start());
     one.until_ready();

@@ -347,8 +347,7 @@ fn upgrade_leaves_every_file_unchanged() {
     let inodes = names.map(|name| node.inode(name));
     for _ in 0..3 {
         assert_eq!(agent.stop(), Some(0));
-        agent = node.start_owned(&api.vars());
-        agent.until_ready();
+        agent = node.start_owned_ready(&api.vars());
         assert_eq!(names.map(|name| node.inode(name)), inodes);
     }
     assert_eq!(api.asked("POST", "/token"), 1);

@@ -90,8 +90,7 @@ fn a_newer_agent_that_starts_while_the_agent_asks_keeps_the_plugin() {
         scene.api.state().daemon_set = DaemonSetState::Status(403);
         scene.agent.signal(Signal::SIGTERM);
         until("asked once", || scene.agent.log().contains("asking again"));
-        let mut newer = scene.node.start_owned(&scene.api.vars());
-        newer.until_ready();
+        let _newer = scene.node.start_owned_ready(&scene.api.vars());
         scene.api.state().daemon_set = set;
         assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
         scene.assert_left_in_place(&format!("{set:?}"), "a newer agent runs on this node");

@@ -113,8 +113,7 @@ fn startup_taint_is_removed_if_a_wrong_bin_dir_is_only_a_warning() {
         let node = tainted(&api);
         fs::remove_file(node.bin("calico")).unwrap();
         if killed {
-            let mut earlier = node.start_owned(&api.vars());
-            earlier.until_ready();
+            let mut earlier = node.start_owned_ready(&api.vars());
             earlier.kill();
         }
         let agent = start(&node, &api, &[required(killed)]);
@@ -168,8 +167,7 @@ fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
 fn agent_without_a_startup_taint_reads_no_node() {
     let api = Api::start();
     let node = tainted(&api);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let _agent = node.start_owned_ready(&api.vars());
     another_turn(&api, &node);
     assert_eq!(api.asked("GET", "/api/v1/nodes/"), 0);
 }

@@ -56,10 +56,8 @@ fn is_new(node: &Node, what: &str) -> bool {
 #[test]
 fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
     for what in ["image", "account", "entry"] {
-        let (node, other) = (Node::new(), Node::new());
-        node.write(LIST, CALICO);
-        let mut old = node.start_with(&VARS);
-        old.until_ready();
+        let (node, other) = (Node::new(), Node::with_calico());
+        let mut old = node.start_ready(&VARS);
         let before = writes(&old);
         let mut new = start_other(&node, &other, what);
         new.until_ready();
@@ -90,10 +88,8 @@ fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
 fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
     for what in ["image", "account", "entry"] {
         for killed in [false, true] {
-            let (node, other) = (Node::new(), Node::new());
-            node.write(LIST, CALICO);
-            let mut old = node.start_with(&VARS);
-            old.until_ready();
+            let (node, other) = (Node::new(), Node::with_calico());
+            let mut old = node.start_ready(&VARS);
             let mut new = start_other(&node, &other, what);
             new.until_ready();
             until("the newer agent's files", || is_new(&node, what));
@@ -110,10 +106,8 @@ fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
 
 #[test]
 fn an_older_agent_restores_missing_files_while_a_newer_one_runs() {
-    let (node, other) = (Node::new(), Node::new());
-    node.write(LIST, CALICO);
-    let mut old = node.start_with(&VARS);
-    old.until_ready();
+    let (node, other) = (Node::new(), Node::with_calico());
+    let old = node.start_ready(&VARS);
     let mut new = start_other(&node, &other, "entry");
     new.until_ready();
     until("the older agent yields", || {

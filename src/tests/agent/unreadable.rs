@@ -56,8 +56,7 @@ fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_n
         ),
     ];
     all(make.into_iter().collect(), |(name, make, reason)| {
-        let node = Node::uninstalling();
-        node.write("10-calico.conflist", CALICO);
+        let node = Node::uninstalling_with_calico();
         make(&node.net(name));
         let before = node.tree();
         let mut agent = node.start();
@@ -98,8 +97,7 @@ fn configs_with_invalid_utf8_in_a_string_are_chained_and_restored_byte_for_byte(
             fs::write(node.net(name), spoil(text)).unwrap();
         }
         let before = node.tree();
-        let mut agent = node.start_with(&[("LINKERD_CNI_OWN_CONFIG", own_config)]);
-        agent.until_ready();
+        let mut agent = node.start_ready(&[("LINKERD_CNI_OWN_CONFIG", own_config)]);
         let chained = match own_config {
             "true" => &["00-linkerd-cni.conflist"][..],
             _ => &["10-calico.conflist", "20-net.conflist"],
@@ -135,11 +133,9 @@ fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist()
         }),
     ];
     all(hide.into_iter().collect(), |(what, hide)| {
-        let node = Node::new();
-        node.write(LIST, CALICO);
+        let node = Node::with_calico();
         let before = node.tree();
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         let text = node.text(LIST);
         hide(&node, &text);
         assert_eq!(agent.stop(), Some(1), "{what}: {}", agent.log());
@@ -178,8 +174,7 @@ const JUNK: [(&str, MakeJunk); 9] = [
 fn invalid_configs_that_do_not_name_the_plugin_do_not_prevent_an_uninstall() {
     all(JUNK.into_iter().collect(), |(what, make)| {
         for name in ["05-x.conflist", "05-x.conf", "99-x.json"] {
-            let node = Node::uninstalling();
-            node.write("10-calico.conflist", CALICO);
+            let node = Node::uninstalling_with_calico();
             node.write("20-net.conf", CONF);
             make(&node.net(name));
             let before = node.tree();
@@ -204,11 +199,9 @@ fn invalid_configs_that_do_not_name_the_plugin_do_not_prevent_an_uninstall() {
 #[test]
 fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
     all(JUNK.into_iter().collect(), |(what, make)| {
-        let node = Node::uninstalling();
-        node.write("10-calico.conflist", CALICO);
+        let node = Node::uninstalling_with_calico();
         node.write("20-x.conflist", CALICO);
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         assert!(node.chained("20-x.conflist"));
         fs::remove_file(node.net("20-x.conflist")).unwrap();
         make(&node.net("20-x.conflist"));
@@ -226,11 +219,9 @@ fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
 
 #[test]
 fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
-    let node = Node::uninstalling();
-    node.write("10-calico.conflist", CALICO);
+    let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
-    let mut agent = node.start();
-    agent.until_ready();
+    let mut agent = node.start_ready(&[]);
     agent.kill();
     node.write("30-new.conf", CONF);
     let give_back = hide_saved_state(&node);
@@ -253,12 +244,10 @@ fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
 #[test]
 fn uninstall_retries_a_saved_state_that_cannot_be_read() {
     for passes in [true, false] {
-        let node = Node::new();
-        node.write("10-calico.conflist", CALICO);
+        let node = Node::with_calico();
         node.write("20-net.conf", CONF);
         let before = node.tree();
-        let mut agent = node.start();
-        agent.until_ready();
+        let mut agent = node.start_ready(&[]);
         let give_back = hide_saved_state(&node);
         agent.signal(nix::sys::signal::Signal::SIGTERM);
         if passes {

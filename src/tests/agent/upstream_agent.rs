@@ -56,8 +56,7 @@ fn both(api: &Api) -> (Arc<Node>, Upstream, Agent) {
     let node = node(api);
     let upstream = Upstream::start(&node);
     until("the upstream entry", || node.chained(LIST));
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let agent = node.start_owned_ready(&api.vars());
     (node, upstream, agent)
 }
 
@@ -101,8 +100,7 @@ fn the_entry_and_the_token_of_a_dead_upstream_agent_are_replaced_at_once() {
     let upstream = Upstream::start(&node);
     until("the upstream entry", || node.chained(LIST));
     upstream.kill();
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let agent = node.start_owned_ready(&api.vars());
     assert!(is_own(&node.text(LIST)), "{}", node.text(LIST));
     assert!(api.state().tokens.contains(&node.token()));
     assert!(!agent.log().contains("an upstream agent runs"), "{}", agent.log());
@@ -164,8 +162,7 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
 fn an_upstream_agent_that_starts_beside_this_agent_gets_the_node_without_a_gap() {
     let api = Api::start();
     let node = node(&api);
-    let mut agent = node.start_owned(&api.vars());
-    agent.until_ready();
+    let mut agent = node.start_owned_ready(&api.vars());
     let reader = watch_gaps(&node);
     let upstream = Upstream::start(&node);
     until("the agent yields", || agent.log().contains("an upstream agent runs"));
