@@ -101,7 +101,7 @@ pub enum WatchEvent {
     Error(WatchStatus),
 }
 
-/// An object of which only the resourceVersion counts.
+/// An object of which only the metadata counts.
 #[derive(Debug, Deserialize)]
 pub struct Versioned {
     pub metadata: Metadata,

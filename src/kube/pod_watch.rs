@@ -10,6 +10,7 @@ use super::connection::{self, Connection};
 use super::pod_stream::{self, FromPod, PodList, WatchEvent, WatchStatus};
 use super::redact;
 use super::retry::Retry;
+use super::types::Metadata;
 use crate::backoff::{Backoff, Limits, between, jitter};
 
 /// Longest wait before the first list, so that programs that start together on many nodes do
@@ -49,10 +50,12 @@ pub enum Update<'a, T> {
     Listed { pods: Vec<T>, dropped: usize },
     /// An added or modified pod.
     Changed(T),
+    /// A pod that was deleted, by its last metadata.
+    Deleted(Metadata),
     /// Data from the API server without a pod that is kept.
     Alive,
-    /// A request failed.
-    Failed(&'a Error),
+    /// A request failed. The next follows after `wait`.
+    Failed { error: &'a Error, wait: Duration },
 }
 
 /// Why a list or watch failed.
@@ -71,6 +74,11 @@ pub enum Error {
 }
 
 impl Error {
+    /// Whether the account lacks a permission.
+    pub fn is_denied(&self) -> bool {
+        matches!(self, Error::Request(error) if error.code() == Some(403))
+    }
+
     /// Whether only a new list recovers from the error.
     fn needs_new_list(&self) -> bool {
         match self {
@@ -156,11 +164,10 @@ pub fn run<T: FromPod>(
             }
         };
         let Err(error) = result else { continue };
-        if on_update(Update::Failed(&error)).is_break() {
+        let wait = backoff.next_delay().max(error.retry_after());
+        if on_update(Update::Failed { error: &error, wait }).is_break() {
             version = None;
         }
-        let wait = backoff.next_delay().max(error.retry_after());
-        tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");
         thread::sleep(wait);
     }
 }
@@ -196,23 +203,25 @@ impl Watch {
             return Ok(ControlFlow::Break(()));
         }
         for event in pod_stream::events(response) {
-            let (version, pod) = match event? {
+            let (version, update) = match event? {
                 WatchEvent::Error(WatchStatus { code, message }) => {
                     let message = redact::message(&message, connection.token());
                     return Err(Error::ServerStatus { code, message });
                 }
-                WatchEvent::Deleted(object) | WatchEvent::Bookmark(object) => {
-                    (object.metadata.resource_version, None)
+                WatchEvent::Bookmark(object) => (object.metadata.resource_version, Update::Alive),
+                WatchEvent::Deleted(object) => {
+                    (object.metadata.resource_version.clone(), Update::Deleted(object.metadata))
                 }
                 WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                    (pod.metadata.resource_version.clone(), T::from_pod(pod))
+                    let version = pod.metadata.resource_version.clone();
+                    (version, T::from_pod(pod).map_or(Update::Alive, Update::Changed))
                 }
             };
             if !version.is_empty() {
                 self.version = version;
             }
             self.received = true;
-            if on_update(pod.map_or(Update::Alive, Update::Changed)).is_break() {
+            if on_update(update).is_break() {
                 return Ok(ControlFlow::Break(()));
             }
         }

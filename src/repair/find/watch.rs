@@ -38,8 +38,9 @@ pub fn run(connection: Connection, node: &str, shared: &Shared) {
                 }
                 shared.readiness.record_contact();
             }
-            Update::Alive => shared.readiness.record_contact(),
-            Update::Failed(error) => {
+            Update::Deleted(_) | Update::Alive => shared.readiness.record_contact(),
+            Update::Failed { error, wait } => {
+                tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");
                 shared.metrics.watch_errors.inc();
                 shared.readiness.record_failure(error.to_string());
             }
