@@ -14,6 +14,7 @@ mod error;
 pub mod event;
 pub mod kubeconfig;
 mod literal_address;
+pub mod object_reader;
 pub mod plain_http;
 pub mod pod_stream;
 pub mod pod_watch;

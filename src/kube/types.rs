@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
 
-use serde::de::{Error, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 /// Reads a field; `null` is the default value.
@@ -35,6 +35,57 @@ fn namespace<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
     kind(field, "Namespace")
 }
 
+/// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
+/// pod. The mirror pod's own UID differs. `kubernetes.io/config.hash` has the same value, but can be
+/// added to an existing pod; the API server rejects an update that adds this annotation.
+pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
+
+/// Whether a program reads the annotation: it is Linkerd's, Helm's or [`STATIC_POD_UID`].
+fn is_read(key: &str) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let is_linkerds = domain == "linkerd.io" || domain.ends_with(".linkerd.io");
+    is_linkerds || domain == "meta.helm.sh" || key == STATIC_POD_UID
+}
+
+/// Keeps the annotations that a program reads and drops each other one before the next is read: an
+/// object may have 256 KiB of annotations.
+fn annotations<'de, D: Deserializer<'de>>(field: D) -> Result<BTreeMap<String, String>, D::Error> {
+    struct Read;
+
+    impl<'de> Visitor<'de> for Read {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map of annotations")
+        }
+
+        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(BTreeMap::new())
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(BTreeMap::new())
+        }
+
+        fn visit_some<D: Deserializer<'de>>(self, field: D) -> Result<Self::Value, D::Error> {
+            field.deserialize_map(self)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut field: A) -> Result<Self::Value, A::Error> {
+            let mut annotations = BTreeMap::new();
+            while let Some(key) = field.next_key::<String>()? {
+                match is_read(&key) {
+                    true => drop(annotations.insert(key, field.next_value()?)),
+                    false => drop(field.next_value::<IgnoredAny>()?),
+                }
+            }
+            Ok(annotations)
+        }
+    }
+
+    field.deserialize_option(Read)
+}
+
 /// The error object of the API server.
 #[derive(Debug, Deserialize)]
 pub struct ApiStatus {
@@ -52,7 +103,8 @@ pub struct Metadata {
     pub uid: String,
     pub resource_version: String,
     pub deletion_timestamp: Option<String>,
-    #[serde(deserialize_with = "null_as_default")]
+    /// Those that a program reads, see [`is_read`].
+    #[serde(deserialize_with = "annotations")]
     pub annotations: BTreeMap<String, String>,
     #[serde(deserialize_with = "null_as_default")]
     pub labels: BTreeMap<String, String>,

@@ -15,14 +15,13 @@ use crate::deadline::{self, Deadline, NoResult};
 use crate::failure::Failure;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
+use crate::kube::object_reader::{API_SERVICE, namespace_path};
 use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::kube::{self, Client, Deadlines};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
-use crate::pod::facts::{
-    API_SERVICE, AnotherPod, ClusterLookup, PodFacts, check_identity, facts, namespace_path,
-};
+use crate::pod::facts::{AnotherPod, ClusterLookup, PodFacts, check_identity, facts};
 use crate::quote::quote;
 
 /// Pause after the first failed request, and longest pause between two requests.

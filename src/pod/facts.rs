@@ -9,7 +9,8 @@ use super::mesh::{NotAPod, Proxy, proxy};
 use crate::cni::Error;
 use crate::cni::args::PodRef;
 use crate::failure::Failure;
-use crate::kube::types::{Metadata, Pod, Service, ServicePort};
+use crate::kube::object_reader::ObjectReader;
+use crate::kube::types::{Metadata, Pod, STATIC_POD_UID, Service, ServicePort};
 use crate::quote::quote;
 use crate::redirect::ports::PortRange;
 
@@ -37,25 +38,22 @@ pub const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
 /// Ports of the API server if its Service cannot be read, as in upstream's plugin.
 const DEFAULT_API_PORTS: [u16; 2] = [443, 6443];
 
-/// API path of the API server's Service.
-pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
-
-/// Returns the API path of a namespace.
-pub fn namespace_path(name: &str) -> String {
-    format!("/api/v1/namespaces/{name}")
-}
-
-/// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
-/// pod. The mirror pod's own UID differs. `kubernetes.io/config.hash` has the same value, but can be
-/// added to an existing pod; the API server rejects an update that adds this annotation.
-pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
-
 /// Fetches the objects besides the pod on which its redirect may depend.
 pub trait ClusterLookup {
     /// Returns the annotations of a namespace.
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error>;
     /// Returns the Service of the API server.
     fn api_service(&mut self) -> Result<Service, Error>;
+}
+
+impl ClusterLookup for ObjectReader {
+    fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
+        self.namespace_annotations(name).map_err(|error| Error::new(Failure::ApiError, error))
+    }
+
+    fn api_service(&mut self) -> Result<Service, Error> {
+        self.api_server_service().map_err(|error| Error::new(Failure::ApiError, error))
+    }
 }
 
 /// Why an object is not the requested pod.
@@ -93,31 +91,62 @@ pub fn facts(
     pod: &PodRef,
     lookup: &mut impl ClusterLookup,
 ) -> Result<Decision<PodFacts>, Error> {
-    let proxy = match proxy(&found).map_err(|problem| unexpected_response(pod, problem))? {
+    Ok(match own_facts(found).map_err(|problem| unexpected_response(pod, problem))? {
+        Decision::Redirect(own) => Decision::Redirect(own.complete(&pod.namespace, lookup)?),
+        Decision::Skip(reason) => Decision::Skip(reason),
+    })
+}
+
+/// The facts in the object of a meshed pod, and which other objects complete them.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct OwnFacts {
+    pub facts: PodFacts,
+    needs_namespace: bool,
+    pub is_control_plane: bool,
+}
+
+/// Returns the facts in the pod object.
+pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
+    let proxy = match proxy(&found)? {
         Decision::Redirect(proxy) => proxy,
         Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
     };
-
     let early_containers = containers::before_proxy(&found);
     let app_containers = containers::of_app(&found);
-    let needs_namespace = needs_namespace(&found.metadata.annotations);
-    let mut annotations = known(found.metadata.annotations);
-    if needs_namespace {
-        for (key, value) in known(lookup.namespace(&pod.namespace)?) {
-            annotations.entry(key).or_insert(value);
-        }
-    }
-
-    let component = found.metadata.labels.get(CONTROL_PLANE_LABEL);
-    let is_control_plane = component.is_some_and(|component| !component.is_empty());
-    Ok(Decision::Redirect(PodFacts {
-        uid: found.metadata.uid,
-        annotations,
-        proxy,
-        api_ports: if is_control_plane { api_ports(lookup.api_service()) } else { Vec::new() },
-        early_containers,
-        app_containers,
+    let Metadata { uid, annotations, labels, .. } = found.metadata;
+    let component = labels.get(CONTROL_PLANE_LABEL);
+    Ok(Decision::Redirect(OwnFacts {
+        needs_namespace: needs_namespace(&annotations),
+        is_control_plane: component.is_some_and(|component| !component.is_empty()),
+        facts: PodFacts {
+            uid,
+            annotations: known(annotations),
+            proxy,
+            api_ports: Vec::new(),
+            early_containers,
+            app_containers,
+        },
     }))
+}
+
+impl OwnFacts {
+    /// Adds what the namespace and the API server's Service state, as [`facts`] does.
+    pub fn complete(
+        self,
+        namespace: &str,
+        lookup: &mut impl ClusterLookup,
+    ) -> Result<PodFacts, Error> {
+        let OwnFacts { mut facts, needs_namespace, is_control_plane } = self;
+        if needs_namespace {
+            for (key, value) in known(lookup.namespace(namespace)?) {
+                facts.annotations.entry(key).or_insert(value);
+            }
+        }
+        if is_control_plane {
+            facts.api_ports = api_ports(lookup.api_service());
+        }
+        Ok(facts)
+    }
 }
 
 /// Whether a value of the namespace applies to a pod with these annotations: the pod lacks one of

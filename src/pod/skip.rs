@@ -111,12 +111,6 @@ pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
     })
 }
 
-/// Whether the domain of an annotation key is `linkerd.io` or a subdomain.
-pub fn is_linkerd_key(key: &str) -> bool {
-    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-    domain == "linkerd.io" || domain.ends_with(".linkerd.io")
-}
-
 /// Returns the pod's annotations if the runtime passes them to the plugin.
 pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
     let runtime: Object = serde_json::from_str(config.non_null("runtimeConfig")?.get()).ok()?;

@@ -1,25 +1,21 @@
 //! Compares the rules in a pod's netns with those that the pod started with. Leaves out pods without
 //! a proxy, and pods that the plugin skips by namespace or name.
 
-use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Duration;
-
-use serde::de::DeserializeOwned;
 
 use super::netns_lookup::{self, NetnsLookup};
 use super::settings::Settings;
 use super::stranded::StrandedPod;
 use crate::cni;
 use crate::config::Config;
-use crate::failure::Failure;
 use crate::firewall::{self, Survey};
 use crate::kube::Client;
-use crate::kube::types::{Namespace, Pod, Service};
+use crate::kube::object_reader::{ObjectReader, ReadFrom};
+use crate::kube::types::Pod;
 use crate::netns;
 use crate::pod::Decision;
-use crate::pod::annotation::Annotations;
-use crate::pod::facts::{API_SERVICE, ClusterLookup, facts, namespace_path};
+use crate::pod::facts::facts;
 use crate::pod::mesh::is_meshed;
 use crate::redirect::Origin;
 
@@ -57,8 +53,7 @@ pub struct Inspector {
 impl Inspector {
     /// Takes the plugin's configuration, and reads the runtime's cache of CNI results.
     pub fn new(client: Client, config: Config, settings: &Settings, read_from: ReadFrom) -> Self {
-        let objects =
-            ObjectReader { client, read_from, namespaces: BTreeMap::new(), api_service: None };
+        let objects = ObjectReader::new(client, read_from);
         Inspector { config, netns_lookup: NetnsLookup::read(settings), objects }
     }
 
@@ -92,53 +87,5 @@ impl Inspector {
             resolved?;
         }
         Ok(Some(Inspected { netns, survey }))
-    }
-}
-
-/// Where the API server reads namespaces and Services from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ReadFrom {
-    /// Its cache, which may be stale. For audits, which read many objects. The worker
-    /// inspects each pod again with [`ReadFrom::Etcd`] before a repair.
-    Cache,
-    /// etcd, which is always up to date.
-    Etcd,
-}
-
-/// Reads each API object once. Errors are kept, too: 100 pods of one namespace must not cause
-/// 100 requests that the API server rejects.
-struct ObjectReader {
-    client: Client,
-    read_from: ReadFrom,
-    /// Annotations of each namespace.
-    namespaces: BTreeMap<String, Result<Annotations, cni::Error>>,
-    api_service: Option<Result<Service, cni::Error>>,
-}
-
-impl ObjectReader {
-    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, cni::Error> {
-        let path = match self.read_from {
-            ReadFrom::Cache => format!("{path}?resourceVersion=0"),
-            ReadFrom::Etcd => path.to_owned(),
-        };
-        let found = self.client.get(&path);
-        found.map_err(|error| cni::Error::new(Failure::ApiError, error.to_string()))
-    }
-}
-
-impl ClusterLookup for ObjectReader {
-    fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
-        if let Some(known) = self.namespaces.get(name) {
-            return known.clone();
-        }
-        let found: Result<Namespace, _> = self.get(&namespace_path(name));
-        let annotations = found.map(|namespace| namespace.metadata.annotations);
-        self.namespaces.insert(name.to_owned(), annotations.clone());
-        annotations
-    }
-
-    fn api_service(&mut self) -> Result<Service, cni::Error> {
-        let found = self.api_service.take().unwrap_or_else(|| self.get(API_SERVICE));
-        self.api_service.insert(found).clone()
     }
 }

@@ -14,8 +14,8 @@ use serde_json::Value;
 use super::settings::Settings;
 use crate::files;
 use crate::kube::types::Pod;
+use crate::kube::types::STATIC_POD_UID;
 use crate::netns::{self, link};
-use crate::pod::facts::STATIC_POD_UID;
 
 /// Longest time for listing the addresses of one netns.
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);

@@ -11,9 +11,9 @@ use crate::extension::checks::plugin_entry;
 use crate::extension::facts::{config_path, events};
 use crate::extension::objects::{ConfigMap, EventObject};
 use crate::failure::Failure;
+use crate::kube::object_reader::{API_SERVICE, namespace_path};
 use crate::kube::types::{Namespace, Pod};
 use crate::pod::annotation::Annotations;
-use crate::pod::facts::{API_SERVICE, namespace_path};
 use crate::quote::{one_line, quote};
 use crate::record::Record;
 

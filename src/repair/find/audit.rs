@@ -10,14 +10,14 @@ use std::time::Duration;
 use crate::backoff::{Backoff, between, jitter};
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
+use crate::kube::object_reader::ReadFrom;
 use crate::kube::pod_stream::{FromPod, MAX_PODS};
 use crate::kube::pod_watch::{self, RETRIES};
 use crate::kube::types::Pod;
-use crate::pod::facts::{CONTROL_PLANE_LABEL, STATIC_POD_UID};
+use crate::pod::facts::CONTROL_PLANE_LABEL;
 use crate::pod::mesh::PROXY;
-use crate::pod::skip::is_linkerd_key;
 use crate::repair::events::AuditEvents;
-use crate::repair::inspect::{self, Inspected, Inspector, ReadFrom};
+use crate::repair::inspect::{self, Inspected, Inspector};
 use crate::repair::settings::Settings;
 use crate::repair::stranded::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod};
 use crate::repair::{Shared, plugin_config};
@@ -51,10 +51,8 @@ impl FromPod for AuditedPod {
         }
         object.status.init_container_statuses = Vec::new();
         object.status.container_statuses = Vec::new();
-        let metadata = &mut object.metadata;
-        retain_keys(&mut metadata.annotations, |key| is_linkerd_key(key) || key == STATIC_POD_UID);
         let labels = [LABEL, INJECTED_LABEL, CONTROL_PLANE_LABEL];
-        retain_keys(&mut metadata.labels, |key| labels.contains(&key));
+        retain_keys(&mut object.metadata.labels, |key| labels.contains(&key));
         Some(AuditedPod { pod, object })
     }
 }

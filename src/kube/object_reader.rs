@@ -1,0 +1,77 @@
+//! Reads the objects besides a pod on which the pod's redirect may depend, each of them once.
+
+use std::collections::BTreeMap;
+
+use serde::de::DeserializeOwned;
+
+use super::Client;
+use super::types::{Namespace, Service};
+
+/// API path of the API server's Service.
+pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
+
+/// Returns the API path of a namespace.
+pub fn namespace_path(name: &str) -> String {
+    format!("/api/v1/namespaces/{name}")
+}
+
+/// Where the API server reads namespaces and Services from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ReadFrom {
+    /// Its cache, which may be stale. For audits, which read many objects. The worker
+    /// inspects each pod again with [`ReadFrom::Etcd`] before a repair.
+    Cache,
+    /// etcd, which is always up to date.
+    Etcd,
+}
+
+/// Reads each API object once. Errors are kept, too: 100 pods of one namespace must not cause
+/// 100 requests that the API server rejects.
+pub struct ObjectReader {
+    client: Client,
+    read_from: ReadFrom,
+    /// Annotations of each namespace.
+    namespaces: BTreeMap<String, Result<BTreeMap<String, String>, String>>,
+    api_service: Option<Result<Service, String>>,
+}
+
+impl ObjectReader {
+    /// Reads nothing yet.
+    pub fn new(client: Client, read_from: ReadFrom) -> Self {
+        ObjectReader { client, read_from, namespaces: BTreeMap::new(), api_service: None }
+    }
+
+    /// Returns the annotations of a namespace.
+    ///
+    /// # Errors
+    /// The error of the request, also of an earlier one.
+    pub fn namespace_annotations(
+        &mut self,
+        name: &str,
+    ) -> Result<BTreeMap<String, String>, String> {
+        if let Some(known) = self.namespaces.get(name) {
+            return known.clone();
+        }
+        let found: Result<Namespace, _> = self.get(&namespace_path(name));
+        let annotations = found.map(|namespace| namespace.metadata.annotations);
+        self.namespaces.insert(name.to_owned(), annotations.clone());
+        annotations
+    }
+
+    /// Returns the Service of the API server.
+    ///
+    /// # Errors
+    /// The error of the request, also of an earlier one.
+    pub fn api_server_service(&mut self) -> Result<Service, String> {
+        let found = self.api_service.take().unwrap_or_else(|| self.get(API_SERVICE));
+        self.api_service.insert(found).clone()
+    }
+
+    fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, String> {
+        let path = match self.read_from {
+            ReadFrom::Cache => format!("{path}?resourceVersion=0"),
+            ReadFrom::Etcd => path.to_owned(),
+        };
+        self.client.get(&path).map_err(|error| error.to_string())
+    }
+}
