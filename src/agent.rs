@@ -20,6 +20,7 @@
 //! - [`self_test`]: runs the installed plugin against a scratch netns
 //! - [`stop`]: decides on SIGTERM or SIGINT, from evidence, whether to uninstall
 //! - [`api`]: requests to the API server: tokens, Events, the startup taint
+//! - [`pods`]: watches the node's pods and publishes them for the plugin
 //! - [`record_socket`]: receives, logs and counts plugin records
 //! - [`readiness`]: what `/live`, `/ready` and `/status` respond
 //! - [`metrics`]: the metrics of the agent, and of the plugin's calls
@@ -37,6 +38,7 @@ pub mod metrics;
 mod not_ready;
 pub mod platforms;
 pub mod plugin_entry;
+pub mod pods;
 pub mod problem_log;
 pub mod readiness;
 pub mod reconcile;
@@ -63,6 +65,7 @@ use crate::node::uninstall::{self, UninstallOutcome};
 use api::ApiHandle;
 use api::event_queue::Event;
 use main_loop::MainLoop;
+use pods::Pods;
 use readiness::Status;
 use reconcile::Reconciler;
 use record_socket::RecordSocket;
@@ -122,6 +125,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     if let Some(record_socket) = &record_socket {
         reconciler.yield_to_newer_agents(Arc::clone(record_socket));
     }
+    let pods = Pods::start(&settings, &status).map_err(Error::Thread)?;
     info!("starting the agent");
     let waker = watch.waker();
     let mut main_loop = MainLoop::new(watch, reconciler, &settings, &status);
@@ -142,6 +146,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         }
         Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
+            pods.stop();
             let removed = remove(&settings, reconciler.chained_conflists(), &mounts);
             // After a failure, too: an upstream agent may be what keeps naming the plugin.
             if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {

@@ -38,6 +38,8 @@ pub struct Metrics {
     pub reconcile_errors: Counter,
     pub bin_dir_without_plugins: Gauge,
     pub token_request_failed: Gauge,
+    pub published_pods: Gauge,
+    pub pod_copy_kept: Gauge,
     pub plugin: PluginCalls,
     self_tests: Counters<1>,
 }
@@ -110,6 +112,16 @@ impl Metrics {
                 agent,
                 "token_request_failed",
                 "Whether the last request for a token of the plugin's ServiceAccount failed",
+            ),
+            published_pods: register(
+                agent,
+                "published_pods",
+                "Pods of this node that the plugin finds in the node's copy",
+            ),
+            pod_copy_kept: register(
+                agent,
+                "pod_copy_kept",
+                "Whether the node's copy of its pods is complete and followed by a watch",
             ),
             plugin,
             self_tests: register_each(

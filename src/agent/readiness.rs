@@ -41,8 +41,24 @@ pub struct StatusBody {
     /// Each file that another program keeps overwriting: its subject, and what to do.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub contended: Vec<String>,
+    /// The node's copy of its pods. Missing: the agent does not watch them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_copy: Option<PodCopyStatus>,
     /// Problems and warnings of the last pass, by subject.
     pub problems: BTreeMap<String, String>,
+}
+
+/// What `/status` says about the node's copy of its pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodCopyStatus {
+    /// Number of pods with a file.
+    pub published: usize,
+    /// Whether the copy is complete, and followed by a watch.
+    pub kept: bool,
+    /// Why it is not, or why a pod has no file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
 }
 
 /// The agent's state, shared between its threads and the admin server.
@@ -56,6 +72,7 @@ pub struct Status {
 struct State {
     /// What the last pass found.
     last_pass: StatusBody,
+    pod_copy: Option<PodCopyStatus>,
     passes: Passes,
     /// The signal that stops the agent, if there was one.
     stopped_by: Option<String>,
@@ -71,14 +88,33 @@ impl Status {
         let why = "the first reconcile pass has not finished".to_owned();
         let last_pass = StatusBody { not_ready: Some(why), ..StatusBody::default() };
         let passes = Passes::new(resync, Instant::now());
-        let state =
-            State { last_pass, passes, stopped_by: None, is_serving: false, stale_mount: None };
+        let state = State {
+            last_pass,
+            pod_copy: None,
+            passes,
+            stopped_by: None,
+            is_serving: false,
+            stale_mount: None,
+        };
         Status { metrics: Metrics::register(), state: Mutex::new(state) }
     }
 
     /// Sets what the last pass found.
     pub fn publish(&self, last_pass: StatusBody) {
         self.state().last_pass = last_pass;
+    }
+
+    /// Sets what is known about the node's copy of its pods.
+    pub fn set_pod_copy(&self, pod_copy: PodCopyStatus) {
+        let published = i64::try_from(pod_copy.published).unwrap_or(i64::MAX);
+        self.metrics.published_pods.set(published);
+        self.metrics.pod_copy_kept.set(pod_copy.kept.into());
+        self.state().pod_copy = Some(pod_copy);
+    }
+
+    /// Returns what was set last.
+    pub fn pod_copy(&self) -> Option<PodCopyStatus> {
+        self.state().pod_copy.clone()
     }
 
     /// Makes `/ready` report `why` until the end of the pass.
@@ -166,7 +202,8 @@ impl State {
         let not_ready = self.ready(now).err();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let ready = not_ready.is_none();
-        let body = StatusBody { version, ready, not_ready, ..self.last_pass.clone() };
+        let pod_copy = self.pod_copy.clone();
+        let body = StatusBody { version, ready, not_ready, pod_copy, ..self.last_pass.clone() };
         // Maps with text keys cannot fail to serialize.
         serde_json::to_string(&body).unwrap_or_default()
     }

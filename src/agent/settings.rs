@@ -17,6 +17,7 @@ use crate::conflist::chain_mode::ChainMode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
 use crate::node::settings::NodeSettings;
+use crate::pod_copy::RUN_DIR_VARIABLE;
 use parse::{address, api_host, api_port, file_name, flag, join, seconds};
 
 /// Name of the agent's DaemonSet in upstream's chart and in this project's, independent of the
@@ -81,6 +82,9 @@ pub struct Settings {
     /// Whether the agent is ready only after a self-test, in which the installed plugin
     /// redirects a connection (`LINKERD_CNI_SELF_TEST`).
     pub self_test: bool,
+    /// Whether to watch the pods of the node and publish them for the plugin
+    /// (`LINKERD_CNI_WATCH_PODS`). Needs `node.run_dir` and `node_name`.
+    pub watch_pods: bool,
     /// Key of the taint to remove from the node once the agent is ready
     /// (`LINKERD_CNI_STARTUP_TAINT`).
     pub startup_taint: Option<String>,
@@ -159,6 +163,7 @@ impl Settings {
                 chained: env.flag("LINKERD_CNI_CHAINED", true)?,
                 keep_binary: env.parsed("LINKERD_CNI_KEEP_BINARY", flag)?,
                 plugin_socket: env.flag("LINKERD_CNI_PLUGIN_SOCKET", true)?,
+                run_dir: env.text(RUN_DIR_VARIABLE).map(PathBuf::from),
             },
             entry_template: match (
                 env.text("CNI_NETWORK_CONFIG"),
@@ -185,6 +190,7 @@ impl Settings {
             chain_in_copy: env.flag("LINKERD_CNI_OWN_CONFIG", false)?,
             require_network_plugins: env.flag("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", false)?,
             self_test: env.flag("LINKERD_CNI_SELF_TEST", false)?,
+            watch_pods: env.flag("LINKERD_CNI_WATCH_PODS", true)?,
             startup_taint: env.text("LINKERD_CNI_STARTUP_TAINT"),
             node_name: env.text("LINKERD_CNI_NODE_NAME"),
             log_level: log::level(&log_level)

@@ -29,6 +29,9 @@ pub struct NodeSettings {
     pub keep_binary: Option<bool>,
     /// Whether to receive the plugin's records on a socket (`LINKERD_CNI_PLUGIN_SOCKET`).
     pub plugin_socket: bool,
+    /// Directory that agent and plugin share (`LINKERD_CNI_RUN_DIR`), at the same path on the host and
+    /// in the agent's container. `None`: the chart mounts none, as upstream's.
+    pub run_dir: Option<PathBuf>,
 }
 
 impl NodeSettings {

@@ -5,7 +5,7 @@
 //! 1. the plugin entries in the network configs,
 //! 2. the kubeconfig,
 //! 3. the plugin binaries,
-//! 4. the saved state, which the first step needs.
+//! 4. the saved state, which the first step needs, and the node's copy of its pods.
 //!
 //! Another agent on the same node may chain the plugin again at any time. So steps 2 to 4 wait
 //! until no network config has named the plugin for a while. Their files are first renamed, and
@@ -36,6 +36,7 @@ use crate::conflist::net_dir::{self, ConfigFile};
 use crate::conflist::plan;
 use crate::conflist::saved_state::{self, SavedState};
 use crate::files::{self, StagedRemoval};
+use crate::pod_copy;
 use changes::NetDirChanges;
 use plugin_reference::PluginReference;
 
@@ -315,6 +316,8 @@ impl Uninstall<'_> {
                 Err(error) => self.attempt_failures.push(error.to_string()),
             }
         }
+        let copy = self.settings.run_dir.iter().flat_map(|run_dir| pod_copy::clear(run_dir));
+        self.attempt_failures.extend(copy.map(|error| error.to_string()));
     }
 
     /// Logs which files an uninstall leaves on the node, and why. `invalid` are conflists that another

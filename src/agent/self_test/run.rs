@@ -25,6 +25,7 @@ use crate::firewall;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
 use crate::pod::facts::PodFacts;
+use crate::pod_copy::RUN_DIR_VARIABLE;
 use crate::redirect::{Family, Ipv6};
 
 /// Time after which a plugin call of the self-test is killed, counted from the start of the
@@ -156,6 +157,8 @@ fn call_plugin(
         ("CNI_IFNAME", super::INTERFACE),
         ("CNI_PATH", &bin_dir.display().to_string()),
         ("CNI_ARGS", &args),
+        // The scratch pod has no copy, and its plugin calls are not those of a pod of the node.
+        (RUN_DIR_VARIABLE, "/nonexistent"),
     ];
     let program = bin_dir.join(PLUGIN);
     call(&program, &vars, &plugin_config.stdin(previous), end)

@@ -22,6 +22,7 @@ fn an_empty_environment_gives_upstreams_defaults() {
         assert_eq!(settings.entry_template, EntryTemplate::None);
         assert_eq!(settings.ca_file, None);
         assert_eq!(settings.admin_address, None);
+        assert_eq!(settings.node.run_dir, None);
         assert_eq!(settings.resync, Duration::from_secs(30));
         assert_eq!(settings.termination_grace, Duration::from_secs(30));
         assert_eq!(settings.log_level, LevelFilter::INFO);
@@ -61,6 +62,7 @@ fn an_invalid_setting_is_an_error_with_its_name_and_value() {
         ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "86401"),
         ("LINKERD_CNI_ADMIN_ADDR", "localhost"),
         ("LINKERD_CNI_LOG_FORMAT", "xml"),
+        ("LINKERD_CNI_WATCH_PODS", "no"),
         ("KUBECONFIG_FILE_NAME", "../x"),
         ("KUBECONFIG_FILE_NAME", "x/."),
         ("KUBECONFIG_FILE_NAME", "x/y"),

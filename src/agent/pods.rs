@@ -1,0 +1,73 @@
+//! Watches the pods of this node and publishes them for the plugin, see [`crate::pod_copy`].
+//!
+//! A pod is published with the decision that the plugin would make after its requests, so that the
+//! plugin sends none. If a request for it fails, the pod has no file, and the plugin asks itself. The
+//! lock of the copy is held while the watch is open: then a missing file is that of a pod about which
+//! the API server has told nothing yet.
+
+mod publisher;
+
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use tracing::warn;
+
+use super::api::{USER_AGENT, source};
+use super::readiness::Status;
+use super::settings::Settings;
+use crate::kube::Deadlines;
+use crate::kube::connection::Connection;
+use crate::kube::pod_watch::{self, READ_TIMEOUT};
+use crate::pod_copy;
+use publisher::Publisher;
+
+/// Stack size of the thread, in bytes.
+const STACK: usize = 512 << 10;
+/// Time-out of each phase of a request but the response.
+const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
+/// Time-out of a response, as of the agent's other requests.
+const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
+/// Handle to the thread.
+#[derive(Default)]
+pub struct Pods {
+    stopped: AtomicBool,
+}
+
+impl Pods {
+    /// Starts the thread, if the settings have all that it needs. Removes the copy of an earlier agent
+    /// if the pods are not to be watched.
+    pub fn start(settings: &Settings, status: &Arc<Status>) -> io::Result<Arc<Pods>> {
+        let pods = Arc::<Pods>::default();
+        let Some(run_dir) = &settings.node.run_dir else { return Ok(pods) };
+        if !settings.watch_pods {
+            for error in pod_copy::clear(run_dir) {
+                warn!("cannot remove the node's copy of its pods: {error}");
+            }
+            return Ok(pods);
+        }
+        let (Some(node), Some(source)) = (settings.node_name.clone(), source(settings)) else {
+            return Ok(pods);
+        };
+        let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
+        let watching = Deadlines { body: READ_TIMEOUT, ..deadlines };
+        let watching = Connection::new(source.clone(), USER_AGENT, watching);
+        let connection = Connection::new(source, USER_AGENT, deadlines);
+        let (own, shared) = (Arc::clone(&pods), Arc::clone(status));
+        let mut publisher = Publisher::new(run_dir.clone(), connection, own, shared);
+        let run = move || pod_watch::run(watching, &node, |update| publisher.update(update));
+        thread::Builder::new().name("pods".into()).stack_size(STACK).spawn(run)?;
+        Ok(pods)
+    }
+
+    /// Publishes nothing from now on, as the copy will be removed.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Relaxed);
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+}
