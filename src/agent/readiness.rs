@@ -46,6 +46,8 @@ pub struct StatusBody {
     pub pod_copy: Option<PodCopyStatus>,
     /// Problems and warnings of the last pass, by subject.
     pub problems: BTreeMap<String, String>,
+    /// Number of ADDs since the agent started, by the source that decided on the pod.
+    pub adds: BTreeMap<String, u64>,
 }
 
 /// What `/status` says about the node's copy of its pods.
@@ -160,7 +162,9 @@ impl Status {
                 metrics.metrics.ready.set(is_ready.into());
                 metrics.metrics.render()
             }),
-            status: Some(Box::new(move || body.state().body(Instant::now()))),
+            status: Some(Box::new(move || {
+                body.state().body(Instant::now(), body.metrics.plugin.adds())
+            })),
         };
         admin::serve(address, handlers).map_err(|error| error.to_string())?;
         self.state().is_serving = true;
@@ -197,13 +201,14 @@ impl State {
         self.stale_mount.clone().map_or(Ok(()), Err)
     }
 
-    /// Renders the body of `/status`: the last pass, with the present readiness.
-    fn body(&self, now: Instant) -> String {
+    /// Renders the body of `/status`: the last pass, with the present readiness and number of ADDs.
+    fn body(&self, now: Instant, adds: BTreeMap<String, u64>) -> String {
         let not_ready = self.ready(now).err();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let ready = not_ready.is_none();
         let pod_copy = self.pod_copy.clone();
-        let body = StatusBody { version, ready, not_ready, pod_copy, ..self.last_pass.clone() };
+        let body =
+            StatusBody { version, ready, not_ready, pod_copy, adds, ..self.last_pass.clone() };
         // Maps with text keys cannot fail to serialize.
         serde_json::to_string(&body).unwrap_or_default()
     }
@@ -310,14 +315,16 @@ mod tests {
             problems: BTreeMap::from([("kubeconfig token".into(), "it \"expired\"".into())]),
             ..StatusBody::default()
         });
-        let text = status.state().body(Instant::now());
+        let adds = BTreeMap::from([("copy".into(), 3)]);
+        let text = status.state().body(Instant::now(), adds);
         let version = env!("CARGO_PKG_VERSION");
         assert_eq!(
             text,
             format!(
                 r#"{{"version":"{version}","ready":false,"notReady":"kubeconfig token: it \"expired\"","#
             ) + r#""conflist":"10-calico.conflist","tokenExpires":1800000000,"#
-                + r#""contended":["binary: stop that writer"],"problems":{"kubeconfig token":"it \"expired\""}}"#
+                + r#""contended":["binary: stop that writer"],"problems":{"kubeconfig token":"it \"expired\""},"#
+                + r#""adds":{"copy":3}}"#
         );
         let body: StatusBody = serde_json::from_str(&text).unwrap();
         assert_eq!(body.token_expires, Some(1_800_000_000));

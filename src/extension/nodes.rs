@@ -1,5 +1,6 @@
 //! The table of `linkerd cni nodes`. Pure.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
 use super::agents::{Agent, TokenState, token_state, unasked_counts};
@@ -7,8 +8,17 @@ use super::facts::Facts;
 use super::metrics::{failures, samples};
 use crate::quote::{cut, one_line};
 
-const HEADINGS: [&str; 8] =
-    ["NODE", "READY", "VERSION", "NETWORK CONFIG", "TOKEN", "BACKEND", "REDIRECTED", "FAILED"];
+const HEADINGS: [&str; 9] = [
+    "NODE",
+    "READY",
+    "VERSION",
+    "NETWORK CONFIG",
+    "TOKEN",
+    "BACKEND",
+    "REDIRECTED",
+    "FAILED",
+    "ADD BY",
+];
 /// Text of an unknown value.
 const UNKNOWN: &str = "-";
 
@@ -41,7 +51,7 @@ pub fn table(facts: &Facts) -> Result<String, String> {
     Ok(format!("{}{gap}{}", align(&rows), reasons.concat()))
 }
 
-fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 8] {
+fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 9] {
     let body = agent.body();
     let unknown = || UNKNOWN.to_owned();
     let redirects = samples(&agent.metrics, "linkerd_cni_plugin_redirects_total", "backend");
@@ -61,7 +71,17 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 8
         if backends.is_empty() { unknown() } else { backends.join(",") },
         sum(&redirects),
         sum(&failures),
+        body.map(|body| decided_by(&body.adds))
+            .filter(|text| !text.is_empty())
+            .unwrap_or_else(unknown),
     ]
+}
+
+/// Names the sources that decided on pods, each with the number of ADDs.
+pub fn decided_by(adds: &BTreeMap<String, u64>) -> String {
+    let sources = adds.iter().filter(|(_, count)| **count > 0);
+    let sources = sources.map(|(source, count)| format!("{} {count}", cut(source)));
+    sources.collect::<Vec<_>>().join(", ")
 }
 
 fn token_text(token: TokenState) -> String {
@@ -84,12 +104,12 @@ fn rounded(time: Duration) -> String {
 }
 
 /// Pads each column to its longest cell, with three blanks in between, as kubectl does.
-fn align(rows: &[[String; 8]]) -> String {
+fn align(rows: &[[String; 9]]) -> String {
     let width = |column: usize| {
         rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
     };
     let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
-    let line = |row: &[String; 8]| {
+    let line = |row: &[String; 9]| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
         cells.collect::<Vec<_>>().join("   ").trim_end().to_owned() + "\n"
     };

@@ -1,6 +1,8 @@
 //! Counts the plugin's records for `/metrics`. The set of label values is fixed, because any
 //! process that can write to the socket can send records.
 
+use std::collections::BTreeMap;
+
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
@@ -10,7 +12,7 @@ use crate::metrics::{
     Counters, Durations, Labels, register, register_durations_each, register_each,
 };
 use crate::pod::skip::SkipReason;
-use crate::record::{CallResult, Record};
+use crate::record::{CallResult, Record, Source};
 use crate::redirect::backend::Backend;
 
 /// Values of the label `command`.
@@ -23,12 +25,15 @@ const CODES: [u32; 16] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 111, 1
 /// Values of the label `code` of `degraded`: CNI error codes of a failed API request.
 const API_CODES: [u32; 4] = [100, 101, 102, 104];
 const OTHER: &str = "other";
+/// Value of the label `source` for calls that no source decided.
+const NONE: &str = "none";
 
 /// Metrics of the plugin's calls, from its records.
 #[derive(Debug)]
 pub struct PluginCalls {
     calls: Counters<2>,
-    durations: Durations<1>,
+    durations: Durations<2>,
+    adds: Counters<1>,
     skips: Counters<1>,
     api_requests: Counter,
     api_retries: Counter,
@@ -60,8 +65,16 @@ impl PluginCalls {
             durations: register_durations_each(
                 group,
                 "request_duration",
-                "Duration of plugin calls",
-                COMMANDS.map(|command| [("command", command.to_string())]),
+                "Duration of plugin calls, by the source that decided on the pod",
+                COMMANDS.into_iter().flat_map(|command| {
+                    sources().map(move |source| [("command", command.to_string()), source])
+                }),
+            ),
+            adds: register_each(
+                group,
+                "adds",
+                "ADDs, by the source that decided on the pod",
+                sources().map(|source| [source]),
             ),
             skips: register_each(
                 group,
@@ -140,7 +153,11 @@ impl PluginCalls {
         };
         self.calls.get_or_create(&call_labels(command, &result)).inc();
         let seconds = record.ms as f64 / 1000.0;
-        self.durations.get_or_create(&[("command", command.to_string())]).observe(seconds);
+        let source = source(record.source);
+        if command == Command::Add {
+            self.adds.get_or_create(&[source.clone()]).inc();
+        }
+        self.durations.get_or_create(&[("command", command.to_string()), source]).observe(seconds);
         if let CallResult::Skipped(text) = &record.result {
             let known = SkipReason::ALL.into_iter().find(|reason| reason.text() == text.as_ref());
             let reason = known.map_or(OTHER, SkipReason::label);
@@ -175,6 +192,15 @@ impl PluginCalls {
         }
     }
 
+    /// Returns the number of ADDs by the source that decided on the pod.
+    pub fn adds(&self) -> BTreeMap<String, u64> {
+        let count = |[label]: [(&'static str, String); 1]| {
+            let count = self.adds.get_or_create(&[label.clone()]).get();
+            (label.1, count)
+        };
+        sources().map(|source| count([source])).collect()
+    }
+
     /// Counts a datagram that is not a valid record.
     pub fn reject(&self) {
         self.rejected_records.inc();
@@ -185,6 +211,15 @@ impl PluginCalls {
 fn code(known: &[u32], code: u32) -> Labels<1> {
     let value = if known.contains(&code) { code.to_string() } else { OTHER.into() };
     [("code", value)]
+}
+
+/// Returns every value of the label `source`.
+fn sources() -> impl Iterator<Item = (&'static str, String)> {
+    Source::ALL.into_iter().map(Some).chain([None]).map(source)
+}
+
+fn source(source: Option<Source>) -> (&'static str, String) {
+    ("source", source.map_or_else(|| NONE.into(), |source| source.to_string()))
 }
 
 fn call_labels(command: Command, result: &str) -> Labels<2> {
@@ -207,7 +242,7 @@ mod tests {
         {
             let record = format!(
                 r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
-                "decision":"{decision}","backend":"nft","requests":1,"retries":2,
+                "decision":"{decision}","backend":"nft","source":"copy","requests":1,"retries":2,
                 "blocked_init_containers":["a","b"],"exempt_containers":["c"],"ipv6_bypasses_proxy":true,"ms":18446744073709551615,
                 "error":{{"code":{code},"msg":""}},"degraded":{{"code":{code},"msg":""}},
                 "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
@@ -229,7 +264,10 @@ mod tests {
             r#"linkerd_cni_plugin_failures_total{command="ADD",code="other"} 2"#,
             r#"linkerd_cni_plugin_skips_total{reason="no_proxy"} 1"#,
             r#"linkerd_cni_plugin_skips_total{reason="other"} 1"#,
-            r#"linkerd_cni_plugin_request_duration_seconds_count{command="ADD"} 3"#,
+            r#"linkerd_cni_plugin_request_duration_seconds_count{command="ADD",source="copy"} 3"#,
+            r#"linkerd_cni_plugin_request_duration_seconds_count{command="CHECK",source="none"} 1"#,
+            r#"linkerd_cni_plugin_adds_total{source="copy"} 3"#,
+            r#"linkerd_cni_plugin_adds_total{source="none"} 0"#,
             "linkerd_cni_plugin_api_requests_total 3",
             "linkerd_cni_plugin_api_retries_total 6",
             "linkerd_cni_plugin_pods_with_blocked_init_containers_total 3",

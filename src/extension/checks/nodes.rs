@@ -1,6 +1,6 @@
 //! Checks of the agents, one per node. Pure.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use super::{NODES, readable};
@@ -8,6 +8,7 @@ use crate::agent::readiness::StatusBody;
 use crate::extension::agents::{Agent, DAEMONSET, TokenState, token_state, unasked_counts};
 use crate::extension::facts::Facts;
 use crate::extension::metrics::{failures, samples};
+use crate::extension::nodes::decided_by;
 use crate::extension::objects::AgentDaemonSet;
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::failure;
@@ -47,7 +48,7 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
         let called = "the active network config of each node calls the plugin";
         checks.push(check("conflist", called, conflists(&bodies)));
     }
-    let succeed = format!("plugin calls succeed ({})", backends(agents));
+    let succeed = format!("plugin calls succeed ({}{})", backends(agents), sources(&bodies));
     checks.extend([
         check("token", "the plugin's token is valid on each node", tokens(&bodies, facts.now)),
         check("contention", "no other program overwrites the agents' files", contention(&bodies)),
@@ -172,6 +173,17 @@ fn backends(agents: &[Agent]) -> String {
         true => "no pod redirected yet".to_owned(),
         false => format!("backend {}", Vec::from_iter(names).join(" and ")),
     }
+}
+
+/// Returns what decided on pods since the agents started.
+fn sources(bodies: &[(&str, &StatusBody)]) -> String {
+    let mut all = BTreeMap::new();
+    for (source, count) in bodies.iter().flat_map(|(_, body)| &body.adds) {
+        let sum: &mut u64 = all.entry(source.clone()).or_default();
+        *sum = sum.saturating_add(*count);
+    }
+    let text = decided_by(&all);
+    if text.is_empty() { text } else { format!("; decided by {text}") }
 }
 
 /// Fails for plugin calls that failed or were redirected by annotations alone, since the agents
