@@ -228,6 +228,6 @@ pub fn status() -> Value {
         "conflist": "10-calico.conflist",
         "tokenExpires": NOW + 86_400,
         "problems": {},
-        "adds": {"annotations": 0, "copy": 4, "none": 0, "request": 1},
+        "adds": {"annotations": 0, "copy": 4, "request": 1},
     })
 }

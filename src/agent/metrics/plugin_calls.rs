@@ -1,6 +1,7 @@
 //! Counts the plugin's records for `/metrics`. The set of label values is fixed, because any
 //! process that can write to the socket can send records.
 
+use std::array;
 use std::collections::BTreeMap;
 
 use prometheus_client::metrics::counter::Counter;
@@ -155,7 +156,7 @@ impl PluginCalls {
         let seconds = record.ms as f64 / 1000.0;
         let source = source(record.source);
         if command == Command::Add {
-            self.adds.get_or_create(&[source.clone()]).inc();
+            self.adds.get_or_create(array::from_ref(&source)).inc();
         }
         self.durations.get_or_create(&[("command", command.to_string()), source]).observe(seconds);
         if let CallResult::Skipped(text) = &record.result {
@@ -192,13 +193,15 @@ impl PluginCalls {
         }
     }
 
-    /// Returns the number of ADDs by the source that decided on the pod.
+    /// Returns the number of ADDs by the source that decided on the pod, without those that none decided.
     pub fn adds(&self) -> BTreeMap<String, u64> {
-        let count = |[label]: [(&'static str, String); 1]| {
-            let count = self.adds.get_or_create(&[label.clone()]).get();
-            (label.1, count)
+        let count = |known| {
+            let labels = [source(Some(known))];
+            let count = self.adds.get_or_create(&labels).get();
+            let [(_, source)] = labels;
+            (source, count)
         };
-        sources().map(|source| count([source])).collect()
+        Source::ALL.map(count).into()
     }
 
     /// Counts a datagram that is not a valid record.
