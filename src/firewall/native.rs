@@ -2,6 +2,7 @@
 //!
 //! One transaction writes the rules of all address families to the plugin's own tables.
 
+mod expressions;
 pub mod listing;
 mod message;
 mod nfta;
@@ -19,7 +20,8 @@ use crate::netlink::attribute::Attributes;
 use crate::netlink::socket::{self, APPEND, CREATE, EXCLUSIVE, Message};
 use crate::redirect::rules::{self, Chain, nft};
 use crate::redirect::{Family, Redirect};
-use message::{SetName, kind, protocol_family};
+use expressions::SetName;
+use message::{kind, protocol_family};
 
 /// All chains, in the order in which they are created.
 const CHAINS: [Chain; Chain::ALL.len()] =
@@ -86,25 +88,15 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
             messages.push(message(kind::NEW_CHAIN, CREATE, message::chain(chain)));
         }
         for run in nft::runs(&rules::marked_rules(redirect, family, families)) {
-            let expressions = nft::expressions(run);
-            if let Some(set) = expressions.iter().find_map(set_of) {
+            if let Some(set) = nft::set(run) {
                 sets += 1;
-                messages.extend(set::messages(set, family, sets));
+                messages.extend(set::messages(&set, family, sets));
             }
-            let set = SetName::New(sets);
-            let attributes = message::rule(run[0].chain, &expressions, &set, &nft::comment(run));
-            messages.push(message(kind::NEW_RULE, CREATE | APPEND, attributes));
+            let rule = message::rule(run, &SetName::New(sets));
+            messages.push(message(kind::NEW_RULE, CREATE | APPEND, rule));
         }
     }
     messages
-}
-
-/// Returns the set that an expression looks a value up in.
-fn set_of(expression: &nft::Expression) -> Option<&nft::Set> {
-    match expression {
-        nft::Expression::In(set) => Some(set),
-        _ => None,
-    }
 }
 
 /// Deletes all rules of the `PROXY_INIT_*` chains in the tables of `iptables-nft`, and in the plugin's

@@ -6,8 +6,9 @@ use std::cell::{Cell, OnceCell};
 
 use nix::errno::Errno;
 
-use super::message::{self, SetName, kind, protocol_family};
-use super::{CHAINS, nfta, rejection, set, set_of};
+use super::expressions::{SetName, expressions};
+use super::message::{self, kind, protocol_family};
+use super::{CHAINS, nfta, rejection, set};
 use crate::firewall::Error;
 use crate::netlink::attribute::{Attributes, find, parse};
 use crate::netlink::socket::{self, DUMP_LIMIT};
@@ -160,19 +161,15 @@ impl ListedRule {
 
     /// Returns whether this is the rule for this run, with the same comment, expressions and set.
     fn is_rule(&self, run: &[Rule], family: Family) -> Result<bool, Errno> {
-        let expressions = nft::expressions(run);
         let name = self.expressions().find_map(message::set_name).unwrap_or_default();
-        let mut encoded = Vec::new();
-        for expression in &expressions {
-            encoded.extend(message::encode(expression, &SetName::Listed(name)).0);
-        }
+        let encoded = expressions(run, &SetName::Listed(name)).0;
         let mut listed = self.expressions();
         let is_same = self.comment() == nft::comment(run)
             && parse(&encoded)
                 .all(|(_, wanted)| listed.next().is_some_and(|found| contains(found, wanted)))
             && listed.next().is_none();
-        match expressions.iter().find_map(set_of) {
-            Some(set) if is_same => set::is_listed(set, family, name),
+        match nft::set(run) {
+            Some(set) if is_same => set::is_listed(&set, family, name),
             _ => Ok(is_same),
         }
     }

@@ -4,7 +4,8 @@
 use nix::errno::Errno;
 use nix::libc;
 
-use super::message::{PLUGIN_TABLE, SetName, kind, protocol_family};
+use super::expressions::SetName;
+use super::message::{PLUGIN_TABLE, kind, protocol_family};
 use super::nfta;
 use crate::netlink::attribute::{Attributes, find, parse};
 use crate::netlink::socket::{self, CREATE, Message};

@@ -96,7 +96,11 @@ fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
                 let inside = container.join(below(mount["mountPath"].as_str().unwrap()));
                 fs::create_dir_all(&inside).unwrap();
                 // A mount follows the link once.
-                bind(&host.join(below(path)).canonicalize().unwrap(), &inside);
+                let outside = host.join(below(path));
+                if volume["hostPath"]["type"] == "DirectoryOrCreate" {
+                    fs::create_dir_all(&outside).unwrap();
+                }
+                bind(&outside.canonicalize().unwrap(), &inside);
             }
         }
         let mut vars = variables(layout.platform, &api, &container.join("host"));

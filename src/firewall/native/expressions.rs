@@ -1,0 +1,173 @@
+//! Encodes the expressions of nf_tables rules, with the same meaning as the text of the other backends.
+
+use std::net::IpAddr;
+
+use ipnet::IpNet;
+use nix::libc;
+
+use super::nfta;
+use crate::netlink::attribute::Attributes;
+use crate::redirect::rules::nft::{self, Key};
+use crate::redirect::rules::{Match, Rule, Verdict};
+
+/// Register that expressions load into and compare.
+const REGISTER: u32 = libc::NFT_REG_1 as u32;
+/// Register for a verdict.
+const VERDICT_REGISTER: u32 = libc::NFT_REG_VERDICT as u32;
+/// Offset of the destination port in the TCP header (RFC 9293, section 3.1).
+const DESTINATION_PORT: u32 = 2;
+/// Offset of the source address in the IPv4 header (RFC 791, section 3.1).
+const IPV4_SOURCE: u32 = 12;
+/// Offset of the source address in the IPv6 header (RFC 8200, section 3).
+const IPV6_SOURCE: u32 = 8;
+/// Name of the interface `lo`, padded with NULs.
+const LOOPBACK: [u8; libc::IFNAMSIZ] = *b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
+
+/// Name of an anonymous set in the transaction that creates it. The kernel replaces `%d`.
+const TEMPLATE: &[u8] = b"__set%d\0";
+
+/// How a rule refers to its set.
+pub enum SetName<'a> {
+    /// The set has this ID in the transaction that creates set and rule.
+    New(u32),
+    /// The name that the kernel lists, with its NUL.
+    Listed(&'a [u8]),
+}
+
+impl SetName<'_> {
+    /// Appends the name, and the ID if the set has one, as attributes of these types.
+    pub fn append(&self, attributes: Attributes, name: u16, id: u16) -> Attributes {
+        match self {
+            SetName::New(number) => attributes.bytes(name, TEMPLATE).number(id, *number),
+            SetName::Listed(listed) => attributes.bytes(name, listed),
+        }
+    }
+}
+
+/// Encodes the expressions of the rule for a run of rules. A comparison that fails ends the rule.
+pub fn expressions(run: &[Rule], set: &SetName<'_>) -> Attributes {
+    let rule = &run[0];
+    let conditions =
+        rule.matches.iter().fold(Expressions::default(), |list, condition| match condition {
+            Match::Tcp => list.meta(libc::NFT_META_L4PROTO).equal(&[libc::IPPROTO_TCP as u8]),
+            Match::Uid(uid) => list.meta(libc::NFT_META_SKUID).equal(&uid.to_ne_bytes()),
+            Match::Gid(gid) => list.meta(libc::NFT_META_SKGID).equal(&gid.to_ne_bytes()),
+            Match::Loopback => list.meta(libc::NFT_META_OIFNAME).equal(&LOOPBACK),
+            Match::Ports(_) | Match::Port(_) => {
+                let header = libc::NFT_PAYLOAD_TRANSPORT_HEADER;
+                let list = list.payload(header, DESTINATION_PORT, Key::Port);
+                match nft::ranges(run)[..] {
+                    [(first, last)] if first == last => list.equal(&Key::Port.encode(first)),
+                    [(first, last)] => {
+                        list.between(&Key::Port.encode(first), &Key::Port.encode(last))
+                    }
+                    _ => list.lookup(set),
+                }
+            }
+            Match::Source(net) => {
+                let (key, offset) = match net {
+                    IpNet::V4(_) => (Key::Ipv4Address, IPV4_SOURCE),
+                    IpNet::V6(_) => (Key::Ipv6Address, IPV6_SOURCE),
+                };
+                let list = list.payload(libc::NFT_PAYLOAD_NETWORK_HEADER, offset, key);
+                match run.len() {
+                    1 => list.mask(&octets(net.netmask())).equal(&octets(net.network())),
+                    _ => list.lookup(set),
+                }
+            }
+        });
+    conditions.verdict(rule.verdict).0
+}
+
+fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+fn value(bytes: &[u8]) -> Attributes {
+    Attributes::default().bytes(nfta::DATA_VALUE, bytes)
+}
+
+/// A list of expressions. Loads write to [`REGISTER`], comparisons read from it.
+#[derive(Default)]
+struct Expressions(Attributes);
+
+impl Expressions {
+    fn push(self, name: &str, data: Attributes) -> Self {
+        let element = Attributes::default().text(nfta::EXPR_NAME, name);
+        Expressions(self.0.nested(nfta::LIST_ELEM, element.nested(nfta::EXPR_DATA, data)))
+    }
+
+    /// Loads a property of the packet or its socket.
+    fn meta(self, key: i32) -> Self {
+        let data = Attributes::default().number(nfta::META_KEY, key as u32);
+        self.push("meta", data.number(nfta::META_DREG, REGISTER))
+    }
+
+    /// Loads the number `key` at `offset` of a header.
+    fn payload(self, header: i32, offset: u32, key: Key) -> Self {
+        let data = Attributes::default()
+            .number(nfta::PAYLOAD_DREG, REGISTER)
+            .number(nfta::PAYLOAD_BASE, header as u32)
+            .number(nfta::PAYLOAD_OFFSET, offset)
+            .number(nfta::PAYLOAD_LEN, key.length() as u32);
+        self.push("payload", data)
+    }
+
+    /// Clears the bits that `mask` does not have.
+    fn mask(self, mask: &[u8]) -> Self {
+        let data = Attributes::default()
+            .number(nfta::BITWISE_SREG, REGISTER)
+            .number(nfta::BITWISE_DREG, REGISTER)
+            .number(nfta::BITWISE_LEN, mask.len() as u32)
+            .nested(nfta::BITWISE_MASK, value(mask))
+            .nested(nfta::BITWISE_XOR, value(&vec![0; mask.len()]));
+        self.push("bitwise", data)
+    }
+
+    fn equal(self, bytes: &[u8]) -> Self {
+        let data = Attributes::default()
+            .number(nfta::CMP_SREG, REGISTER)
+            .number(nfta::CMP_OP, libc::NFT_CMP_EQ as u32)
+            .nested(nfta::CMP_DATA, value(bytes));
+        self.push("cmp", data)
+    }
+
+    /// Requires a value in this range, both ends included.
+    fn between(self, first: &[u8], last: &[u8]) -> Self {
+        let data = Attributes::default()
+            .number(nfta::RANGE_SREG, REGISTER)
+            .number(nfta::RANGE_OP, libc::NFT_RANGE_EQ as u32)
+            .nested(nfta::RANGE_FROM_DATA, value(first))
+            .nested(nfta::RANGE_TO_DATA, value(last));
+        self.push("range", data)
+    }
+
+    /// Requires a value in the set, which belongs to the rule.
+    fn lookup(self, set: &SetName<'_>) -> Self {
+        // The kernel lists the flags, which could invert the condition.
+        let data =
+            Attributes::default().number(nfta::LOOKUP_SREG, REGISTER).number(nfta::LOOKUP_FLAGS, 0);
+        self.push("lookup", set.append(data, nfta::LOOKUP_SET, nfta::LOOKUP_SET_ID))
+    }
+
+    fn verdict(self, verdict: Verdict) -> Self {
+        let code = |code: i32| Attributes::default().number(nfta::VERDICT_CODE, code as u32);
+        let verdict = match verdict {
+            Verdict::Return => code(libc::NFT_RETURN),
+            Verdict::Jump(chain) => code(libc::NFT_JUMP).text(nfta::VERDICT_CHAIN, chain.name()),
+            Verdict::Redirect(port) => {
+                let to = Attributes::default().number(nfta::REDIR_REG_PROTO_MIN, REGISTER);
+                return self.load(REGISTER, value(&port.to_be_bytes())).push("redir", to);
+            }
+        };
+        self.load(VERDICT_REGISTER, Attributes::default().nested(nfta::DATA_VERDICT, verdict))
+    }
+
+    fn load(self, register: u32, data: Attributes) -> Self {
+        let load = Attributes::default().number(nfta::IMMEDIATE_DREG, register);
+        self.push("immediate", load.nested(nfta::IMMEDIATE_DATA, data))
+    }
+}
