@@ -98,7 +98,7 @@ pub fn facts(
 }
 
 /// The facts in the object of a meshed pod, and which other objects complete them.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnFacts {
     pub facts: PodFacts,
     needs_namespace: bool,
