@@ -43,6 +43,9 @@ pub struct Kubernetes {
     pub version: u64,
     /// The metadata of the agent's pod, or a status instead of it.
     pub pod: Result<Value, u16>,
+    /// The pods of the node, and the status of their list and watch.
+    pub pods: Vec<Value>,
+    pub pods_status: u16,
     /// How many patches of the node still come too late, since another was first.
     pub conflicts: u32,
 }
@@ -66,6 +69,8 @@ impl Default for Kubernetes {
             taints: Vec::new(),
             version: 1,
             pod: Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": "2026-01-01T00:00:00Z"})),
+            pods: Vec::new(),
+            pods_status: 200,
             conflicts: 0,
         }
     }
@@ -120,6 +125,13 @@ impl Routes for Kubernetes {
             return match &state.pod {
                 Ok(metadata) => Response::new(200, json!({"kind": "Pod", "metadata": metadata})),
                 Err(code) => Response::status(*code),
+            };
+        }
+        if request.is_list() || request.is_watch() {
+            let list = json!({"metadata": {"resourceVersion": "5"}, "items": state.pods});
+            return match state.pods_status {
+                200 => Response::new(200, list),
+                code => Response::status(code),
             };
         }
         match (method, path.split('?').next()) {

@@ -27,6 +27,7 @@ mod own_pods;
 mod ownership;
 mod platforms;
 mod pod_events;
+mod pods;
 mod readiness;
 mod rechained;
 mod records;

@@ -1,0 +1,393 @@
+//! The node's copy of its pods: what the agent publishes for the plugin, and when it says that it does.
+
+use std::fs;
+use std::path::PathBuf;
+use std::thread;
+use std::time::Duration;
+
+use linkerd2_cni::cni::args::PodRef;
+use linkerd2_cni::pod::Decision;
+use linkerd2_cni::pod::facts::PodFacts;
+use linkerd2_cni::pod::skip::SkipReason;
+use linkerd2_cni::pod_copy;
+use serde_json::{Value, json};
+
+use crate::agent::Agent;
+use crate::agent_with_api::node;
+use crate::api::{Api, DaemonSetState};
+use crate::node::Node;
+use crate::until::until;
+
+const NAMESPACE: &str = "/api/v1/namespaces/shop";
+const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
+
+/// A node whose agent watches the pods.
+struct Watched {
+    api: Api,
+    node: Node,
+    agent: Agent,
+}
+
+impl Watched {
+    /// Starts with these pods on the node, and waits until the copy is complete.
+    fn start(pods: &[Value]) -> Watched {
+        let watched = Watched::start_with(pods, |_| {}, &[]);
+        watched.until_kept();
+        watched
+    }
+
+    /// Starts an agent after `prepare`, with more environment variables.
+    fn start_with(pods: &[Value], prepare: impl FnOnce(&Api), more: &[(&str, &str)]) -> Watched {
+        let api = Api::start();
+        api.state().pods = pods.to_vec();
+        prepare(&api);
+        let node = node(&api);
+        let agent = start_agent(&api, &node, more);
+        Watched { api, node, agent }
+    }
+
+    /// Starts another agent after the first was killed, and waits until it watches.
+    fn restart(&mut self) {
+        let watches = self.api.watches().len();
+        self.agent = start_agent(&self.api, &self.node, &[]);
+        until("a watch", || self.api.watches().len() > watches);
+        assert!(self.is_kept());
+    }
+
+    fn run_dir(&self) -> PathBuf {
+        self.node.root().join("run")
+    }
+
+    fn file(&self, name: &str) -> PathBuf {
+        self.run_dir().join("pods").join(name)
+    }
+
+    fn read(&self, name: &str, uid: &str) -> Option<Decision<PodFacts>> {
+        let [namespace, name, uid] = ["shop", name, uid].map(str::to_owned);
+        pod_copy::read(&self.run_dir(), &PodRef { namespace, name, uid }).unwrap()
+    }
+
+    /// The facts about a published meshed pod.
+    fn facts(&self, name: &str, uid: &str) -> PodFacts {
+        match self.read(name, uid) {
+            Some(Decision::Redirect(facts)) => facts,
+            other => panic!("{name}: {other:?}\n{}", self.agent.log()),
+        }
+    }
+
+    fn is_kept(&self) -> bool {
+        pod_copy::is_kept(&self.run_dir())
+    }
+
+    fn until_kept(&self) {
+        until("the copy is kept", || self.is_kept());
+    }
+
+    /// Adds a pod by the watch, and waits for its file: then the events before are applied, too.
+    fn add(&self, name: &str, uid: &str) {
+        self.api.send("ADDED", &unmeshed(name, uid));
+        until("the added pod", || self.read(name, uid).is_some());
+    }
+
+    fn status(&self) -> Value {
+        let body: Value = serde_json::from_str(&self.agent.get("/status").1).unwrap_or_default();
+        body["podCopy"].clone()
+    }
+
+    /// Names in the directory of the copy, without the lock.
+    fn names(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.run_dir().join("pods")).unwrap().flatten();
+        let names = entries.map(|entry| entry.file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.filter(|name| name != ".lock").collect();
+        names.sort();
+        names
+    }
+}
+
+fn start_agent(api: &Api, node: &Node, more: &[(&str, &str)]) -> Agent {
+    let run_dir = node.root().join("run").display().to_string();
+    let own = [("LINKERD_CNI_RUN_DIR", run_dir), ("LINKERD_CNI_NODE_NAME", "node-1".into())];
+    let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
+    node.start_owned_ready(&api.vars().into_iter().chain(own).chain(more).collect::<Vec<_>>())
+}
+
+/// A pod without proxy.
+fn unmeshed(name: &str, uid: &str) -> Value {
+    json!({
+        "metadata": {"namespace": "shop", "name": name, "uid": uid, "resourceVersion": "7"},
+        "spec": {"nodeName": "node-1", "containers": [{"name": "app"}]},
+    })
+}
+
+/// A pod whose author added the proxy, so that the namespace's annotations apply.
+fn manual(name: &str, uid: &str) -> Value {
+    let mut pod = unmeshed(name, uid);
+    let proxy = json!({"name": "linkerd-proxy", "securityContext": {"runAsUser": 2103}});
+    pod["spec"]["containers"] = json!([{"name": "app"}, proxy]);
+    pod
+}
+
+/// A pod with the injector's mark.
+fn injected(name: &str, uid: &str) -> Value {
+    let mut pod = manual(name, uid);
+    pod["metadata"]["annotations"] = json!({
+        "linkerd.io/created-by": "linkerd/proxy-injector edge-1",
+        "config.linkerd.io/skip-inbound-ports": "25",
+    });
+    pod
+}
+
+fn control_plane(name: &str, uid: &str) -> Value {
+    let mut pod = injected(name, uid);
+    pod["metadata"]["labels"] = json!({"linkerd.io/control-plane-component": "destination"});
+    pod
+}
+
+/// The mirror pod of a static pod.
+fn mirror(name: &str, uid: &str, static_uid: &str) -> Value {
+    let mut pod = unmeshed(name, uid);
+    pod["metadata"]["annotations"] = json!({"kubernetes.io/config.mirror": static_uid});
+    pod
+}
+
+/// Responds for the namespace and for the API server's Service.
+fn with_objects(api: &Api) {
+    let annotations = json!({"config.linkerd.io/skip-outbound-ports": "3306", "other": "x"});
+    let namespace = json!({"kind": "Namespace", "metadata": {"annotations": annotations}});
+    api.answer(NAMESPACE, 200, &namespace.to_string());
+    let ports = json!([{"port": 443, "targetPort": 6443}]);
+    let service = json!({"kind": "Service", "metadata": {}, "spec": {"ports": ports}});
+    api.answer(API_SERVICE, 200, &service.to_string());
+}
+
+const NO_PROXY: Option<Decision<PodFacts>> = Some(Decision::Skip(SkipReason::NoProxy));
+
+#[test]
+fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request() {
+    let mut on_host = unmeshed("proxy", "u-host");
+    on_host["spec"]["hostNetwork"] = json!(true);
+    let pods = [
+        injected("web", "u-web"),
+        manual("debug", "u-debug"),
+        manual("debug-2", "u-debug-2"),
+        control_plane("destination", "u-destination"),
+        unmeshed("job", "u-job"),
+        mirror("etcd-node-1", "u-mirror", "u-static"),
+        on_host,
+    ];
+    let watched = Watched::start_with(&pods, with_objects, &[]);
+    watched.until_kept();
+
+    let web = watched.facts("web", "u-web");
+    assert_eq!(web.annotations["config.linkerd.io/skip-inbound-ports"], "25");
+    assert_eq!((web.uid.as_str(), web.proxy.uid, web.annotations.len()), ("u-web", Some(2103), 1));
+    for (name, uid) in [("debug", "u-debug"), ("debug-2", "u-debug-2")] {
+        let debug = watched.facts(name, uid).annotations;
+        assert_eq!(debug["config.linkerd.io/skip-outbound-ports"], "3306");
+        assert_eq!(debug.len(), 1);
+    }
+    let ports = watched.facts("destination", "u-destination").api_ports;
+    assert_eq!(ports.iter().map(|range| range.first).collect::<Vec<_>>(), [443, 6443]);
+    assert_eq!(watched.read("job", "u-job"), NO_PROXY);
+    assert_eq!(watched.read("etcd-node-1", "u-static"), NO_PROXY);
+    let all = ["u-debug", "u-debug-2", "u-destination", "u-job", "u-static", "u-web"];
+    assert_eq!(watched.names(), all);
+
+    let asked = || (watched.api.asked("GET", NAMESPACE), watched.api.asked("GET", API_SERVICE));
+    assert_eq!(asked(), (1, 1), "{:?}", watched.api.requests());
+    for pod in &pods {
+        let mut changed = pod.clone();
+        changed["status"] = json!({"phase": "Running"});
+        changed["metadata"]["resourceVersion"] = json!("9");
+        watched.api.modify(&changed);
+    }
+    watched.add("last", "u-last");
+    assert_eq!(asked(), (1, 1), "{:?}", watched.api.requests());
+    until("status", || watched.status() == json!({"published": 7, "kept": true}));
+    assert_eq!(watched.agent.metric("linkerd_cni_agent_published_pods"), 7.0);
+    assert_eq!(watched.agent.metric("linkerd_cni_agent_pod_copy_kept"), 1.0);
+}
+
+#[test]
+fn file_of_a_deleted_pod_is_removed_and_a_new_pod_of_the_name_has_another() {
+    let old = injected("web-0", "u-old");
+    let etcd = mirror("etcd-node-1", "u-mirror", "u-static");
+    let watched = Watched::start(&[old.clone(), etcd.clone()]);
+    assert_eq!(watched.names(), ["u-old", "u-static"]);
+    watched.api.send("ADDED", &unmeshed("web-0", "u-new"));
+    watched.api.send("DELETED", &old);
+    watched.api.send("DELETED", &etcd);
+    watched.add("last", "u-last");
+    assert_eq!(watched.names(), ["u-last", "u-new"]);
+    assert_eq!(watched.read("web-0", "u-new"), NO_PROXY);
+    let mut meshed = injected("web-0", "u-new");
+    meshed["metadata"]["annotations"]["config.linkerd.io/skip-inbound-ports"] = json!("26");
+    watched.api.modify(&meshed);
+    watched.add("more", "u-more");
+    let annotations = watched.facts("web-0", "u-new").annotations;
+    assert_eq!(annotations["config.linkerd.io/skip-inbound-ports"], "26");
+}
+
+#[test]
+fn a_restarted_agent_replaces_garbled_files_and_removes_those_of_pods_that_are_gone() {
+    let [web, gone] = [injected("web", "u-web"), injected("gone", "u-gone")];
+    let mut watched = Watched::start(&[web.clone(), gone]);
+    watched.agent.kill();
+    assert!(!watched.is_kept());
+    assert_eq!(watched.names(), ["u-gone", "u-web"]);
+    for name in ["u-web", "foreign.txt", ".hidden"] {
+        fs::write(watched.file(name), r#"{"namespace":"#).unwrap();
+    }
+    watched.api.state().pods = vec![web];
+    watched.restart();
+    assert_eq!(watched.names(), ["u-web"]);
+    watched.facts("web", "u-web");
+
+    fs::write(watched.file("u-web"), "").unwrap();
+    watched.api.modify(&injected("web", "u-web"));
+    watched.add("last", "u-last");
+    watched.facts("web", "u-web");
+    fs::remove_dir_all(watched.run_dir().join("pods")).unwrap();
+    assert!(!watched.is_kept());
+    watched.api.bookmark();
+    watched.until_kept();
+    assert_eq!(watched.names(), ["u-web"]);
+}
+
+#[test]
+fn a_file_that_cannot_be_replaced_is_named_and_the_other_pods_are_published() {
+    let pods = [injected("api", "u-api"), injected("web", "u-web"), injected("xx", "u-xx")];
+    let blocked = |watched: &Watched| fs::create_dir_all(watched.file("u-web/x")).unwrap();
+    let mut watched = Watched::start(&[]);
+    blocked(&watched);
+    watched.agent.kill();
+    watched.api.state().pods = pods.to_vec();
+    watched.restart();
+    watched.facts("api", "u-api");
+    watched.facts("xx", "u-xx");
+    until("the problem", || watched.status()["problem"].is_string());
+    let problem = watched.status()["problem"].to_string();
+    assert!(problem.contains("pods/u-web"), "{problem}");
+    assert!(watched.agent.log().contains("pod shop/web is not published"));
+    assert_eq!(watched.status()["published"], 2);
+    fs::remove_dir_all(watched.file("u-web")).unwrap();
+    watched.api.modify(&pods[1]);
+    watched.add("last", "u-last");
+    watched.facts("web", "u-web");
+}
+
+#[test]
+fn a_denied_watch_is_reported_once_with_the_remedy() {
+    let deny = |api: &Api| api.state().pods_status = 403;
+    let watched = Watched::start_with(&[injected("web", "u-web")], deny, &[]);
+    until("the problem", || watched.status()["problem"].is_string());
+    thread::sleep(Duration::from_secs(6));
+    assert_eq!(watched.api.asked("GET", "/api/v1/pods?"), 1);
+    assert!(!watched.is_kept());
+    let log = watched.agent.log();
+    assert_eq!(log.matches("may not list and watch pods").count(), 1, "{log}");
+    assert!(watched.status()["problem"].to_string().contains("ClusterRole"));
+    assert_eq!(watched.agent.ready().0, 200, "{log}");
+}
+
+#[test]
+fn the_copy_is_not_kept_while_the_watch_is_cut() {
+    let watched = Watched::start(&[injected("web", "u-web")]);
+    watched.add("last", "u-last");
+    watched.api.crash();
+    until("the copy is not kept", || !watched.is_kept());
+    watched.facts("web", "u-web");
+    until("status", || watched.status()["kept"] == false);
+    watched.api.up();
+    watched.until_kept();
+    watched.add("next", "u-next");
+    watched.api.break_watches();
+    until("the copy is not kept", || !watched.is_kept());
+    watched.until_kept();
+}
+
+#[test]
+fn a_pod_for_which_a_request_fails_has_no_file() {
+    let pods = [
+        injected("web", "u-web"),
+        manual("debug", "u-debug"),
+        control_plane("destination", "u-destination"),
+    ];
+    let fail = |api: &Api| {
+        api.answer(NAMESPACE, 403, "{}").answer(API_SERVICE, 500, "{}");
+    };
+    let watched = Watched::start_with(&pods, fail, &[]);
+    watched.until_kept();
+    assert_eq!(watched.names(), ["u-web"]);
+    let log = watched.agent.log();
+    assert!(log.contains("pod shop/debug is not published"), "{log}");
+    assert!(log.contains("pod shop/destination is not published"), "{log}");
+    with_objects(&watched.api);
+    watched.api.modify(&pods[1]);
+    watched.api.modify(&pods[2]);
+    watched.add("last", "u-last");
+    watched.facts("debug", "u-debug");
+    watched.facts("destination", "u-destination");
+    until("status", || watched.status() == json!({"published": 4, "kept": true}));
+    // A change that needs a request which fails removes what is no longer true.
+    watched.api.answer(NAMESPACE, 500, "{}");
+    let mut changed = pods[1].clone();
+    changed["metadata"]["annotations"] = json!({"config.linkerd.io/skip-inbound-ports": "1"});
+    watched.api.modify(&changed);
+    watched.add("more", "u-more");
+    assert_eq!(watched.read("debug", "u-debug"), None);
+}
+
+#[test]
+fn uninstall_removes_the_copy_and_an_agent_that_leaves_in_place_keeps_it() {
+    for (daemon_set, stays) in
+        [(DaemonSetState::Exists, true), (DaemonSetState::BeingDeleted, false)]
+    {
+        let mut watched = Watched::start(&[injected("web", "u-web")]);
+        watched.api.state().daemon_set = daemon_set;
+        watched.api.state().pod = Err(404);
+        assert_eq!(watched.agent.stop(), Some(0), "{}", watched.agent.log());
+        assert_eq!(watched.file("u-web").exists(), stays, "{}", watched.agent.log());
+        assert_eq!(watched.run_dir().join("pods").exists(), stays);
+        assert!(!watched.is_kept());
+    }
+}
+
+#[test]
+fn an_agent_that_does_not_watch_the_pods_removes_the_copy_of_an_earlier_one() {
+    let mut watched = Watched::start(&[injected("web", "u-web")]);
+    watched.agent.kill();
+    let lists = watched.api.lists();
+    let off = [("LINKERD_CNI_WATCH_PODS", "false")];
+    watched.agent = start_agent(&watched.api, &watched.node, &off);
+    assert!(!watched.run_dir().join("pods").exists());
+    assert_eq!((watched.api.lists(), watched.status()), (lists, Value::Null));
+}
+
+#[test]
+fn memory_of_the_agent_does_not_grow_with_the_pods_of_its_node() {
+    let fat = |number: usize, annotation: usize| {
+        let mut pod = injected(&format!("web-{number}"), &format!("u-{number}"));
+        let env: Vec<Value> = (0..4)
+            .map(|index| json!({"name": format!("A_{index}"), "value": "x".repeat(5000)}))
+            .collect();
+        pod["spec"]["containers"][0]["env"] = json!(env);
+        pod["metadata"]["annotations"]["example.com/config"] = json!("x".repeat(annotation));
+        pod
+    };
+    let peak = |pods: Vec<Value>| {
+        let watched = Watched::start(&pods);
+        assert_eq!(watched.names().len(), pods.len());
+        watched.add("last", "u-last");
+        let status = fs::read_to_string(format!("/proc/{}/status", watched.agent.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
+        line.split_whitespace().next().unwrap().parse::<u64>().unwrap()
+    };
+    let few = peak(vec![fat(0, 10)]);
+    for annotation in [10, 250_000] {
+        let more = peak((0..250).map(|number| fat(number, annotation)).collect());
+        let more = more.saturating_sub(few);
+        println!("250 pods of 20 kB, annotation of {annotation} B: {more} kB above {few} kB");
+        assert!(more <= 500, "{annotation}: {more} kB more than {few} kB");
+    }
+}
