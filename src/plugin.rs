@@ -17,7 +17,7 @@ use crate::failure::Failure;
 use crate::pod::Decision;
 use crate::record::{CallResult, Record, Source};
 use crate::redirect::{Ipv6, Origin};
-use crate::{firewall, log, netns};
+use crate::{firewall, log, netns, pod_copy};
 use pod_redirect::PodRedirect;
 
 /// Timeout for installing or reading the rules in one pod's netns, for all address families
@@ -65,7 +65,9 @@ fn run_and_record(
         tracing::warn!("linkerd-cni: pod {}/{}: {warning}", record.namespace, record.pod);
     }
     tracing::info!("{record}");
-    record.send(&config.kubeconfig);
+    if let Some(net_dir) = config.kubeconfig.parent() {
+        record.send(&pod_copy::run_dir(), net_dir);
+    }
     outcome
 }
 

@@ -7,8 +7,9 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::io::{self, ErrorKind};
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
@@ -21,8 +22,10 @@ use crate::failure::Failure;
 use crate::quote::one_line;
 use crate::redirect::backend::Backend;
 
-/// File name of the agent's socket in the CNI net dir. No container runtime reads it as a network
-/// config, because of its extension.
+/// File name of the agent's socket in the directory that agent and plugin share.
+const RUN_SOCKET_NAME: &str = "records.sock";
+/// File name of the socket in the CNI net dir, of an agent without that directory. No container runtime
+/// reads it as a network config, because of its extension.
 pub const SOCKET_NAME: &str = ".linkerd-cni.sock";
 /// Largest record, in bytes.
 pub const SIZE_LIMIT: usize = 8 << 10;
@@ -32,6 +35,12 @@ const ID_LIMIT: usize = 253;
 const TEXT_LIMIT: usize = 1024;
 /// Largest number of containers that a record names, of each kind.
 const CONTAINERS_LIMIT: usize = 10;
+
+/// Returns the path of the socket of an agent that shares `run_dir` with the plugin, or else has only the
+/// net dir.
+pub fn socket_path(run_dir: Option<&Path>, net_dir: &Path) -> PathBuf {
+    run_dir.map_or_else(|| net_dir.join(SOCKET_NAME), |dir| dir.join(RUN_SOCKET_NAME))
+}
 
 /// Result of the plugin call.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -208,18 +217,22 @@ impl Record {
         }
     }
 
-    /// Sends the record to the agent, whose socket is in the directory of `kubeconfig`, without
-    /// waiting. If the socket is full or missing, the record is lost and the pod is not affected.
-    pub fn send(&self, kubeconfig: &Path) {
-        let Some(dir) = kubeconfig.parent() else {
-            return;
-        };
+    /// Sends the record to the agent without waiting: to the socket in `run_dir`, or if no agent reads
+    /// there, to the one in `net_dir`. If that is full or missing, the record is lost and the pod is not
+    /// affected.
+    pub fn send(&self, run_dir: &Path, net_dir: &Path) {
         let Ok(bytes) = serde_json::to_vec(self) else {
             return;
         };
         let sent = UnixDatagram::unbound().and_then(|socket| {
             socket.set_nonblocking(true)?;
-            socket.send_to(&bytes, dir.join(SOCKET_NAME))
+            let in_run_dir = socket.send_to(&bytes, socket_path(Some(run_dir), net_dir));
+            match in_run_dir.as_ref().map_err(io::Error::kind) {
+                Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
+                    socket.send_to(&bytes, socket_path(None, net_dir))
+                }
+                _ => in_run_dir,
+            }
         });
         if let Err(error) = sent {
             tracing::debug!("linkerd-cni: cannot send the plugin record to the agent: {error}");

@@ -1,10 +1,10 @@
-//! Receives a record of each plugin call on a socket in the CNI net dir, and turns the records
-//! into log lines, metrics and Events. Without the socket, the records are only in the container
-//! runtime's log on the node.
+//! Receives a record of each plugin call on a socket, and turns the records into log lines, metrics
+//! and Events. Without the socket, the records are only in the container runtime's log on the node.
 //!
 //! If several agents run on a node, the agent that started last owns the socket. Each other agent
 //! finds another process's socket at the path, which shows that a newer agent runs. This needs no
-//! clock and no file that outlives a process.
+//! clock and no file that outlives a process. The socket of an agent without a run dir is in the CNI net
+//! dir. If such an agent runs, this agent takes over its socket, too.
 //!
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
@@ -16,7 +16,7 @@ use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -48,6 +48,8 @@ const STACK: usize = 128 << 10;
 /// Handle to the socket and to the thread that reads it.
 pub struct RecordSocket {
     path: PathBuf,
+    /// Path of the socket of an agent without a run dir, if this agent has one.
+    net_dir_path: Option<PathBuf>,
     status: Arc<Status>,
     api: Arc<ApiHandle>,
     state: Mutex<State>,
@@ -61,6 +63,8 @@ struct State {
     socket: Option<Arc<UnixDatagram>>,
     /// Device and inode of the socket's file, which show whether another agent replaced it.
     file: Option<(u64, u64)>,
+    /// The socket that this agent took over at `net_dir_path`. No plugin sends to it.
+    taken: Option<(UnixDatagram, Option<(u64, u64)>)>,
     /// Keys of the plugin entry about which the agent's pod already has an Event.
     reported: BTreeSet<&'static str>,
 }
@@ -75,7 +79,12 @@ impl RecordSocket {
         waker: Waker,
     ) -> io::Result<Arc<RecordSocket>> {
         let receiver = Arc::new(RecordSocket {
-            path: settings.node.net_dir.join(SOCKET_NAME),
+            path: settings.node.record_socket(),
+            net_dir_path: settings
+                .node
+                .run_dir
+                .as_ref()
+                .map(|_| settings.node.net_dir.join(SOCKET_NAME)),
             status: Arc::clone(status),
             api: Arc::clone(api),
             state: Mutex::default(),
@@ -84,6 +93,7 @@ impl RecordSocket {
         // Binds before the first reconcile pass, so that an older agent sees this agent before it
         // can overwrite this agent's files. The thread retries and reports a failure.
         let _ = receiver.bind(&mut receiver.state());
+        receiver.take_over();
         let own = Arc::clone(&receiver);
         thread::Builder::new().name("records".into()).stack_size(STACK).spawn(move || own.run())?;
         Ok(receiver)
@@ -93,11 +103,21 @@ impl RecordSocket {
     pub fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
-        if state.file.is_some()
-            && state.file == self.file()
-            && let Err(error) = files::remove(&self.path)
-        {
-            warn!("{error}");
+        let own = state.file.filter(|file| Some(*file) == identity(&self.path)).map(|_| &self.path);
+        let taken = state.taken.as_ref().zip(self.net_dir_path.as_ref());
+        let taken = taken.filter(|((_, file), path)| *file == identity(path)).map(|(_, path)| path);
+        for path in own.into_iter().chain(taken) {
+            if let Err(error) = files::remove(path) {
+                warn!("{error}");
+            }
+        }
+    }
+
+    /// Takes over the socket of an agent without a run dir that runs on this node.
+    fn take_over(&self) {
+        if let Some(path) = self.net_dir_path.as_ref().filter(|path| is_read(path)) {
+            let socket = files::bind_socket(path, CHECK_INTERVAL);
+            self.state().taken = socket.ok().map(|socket| (socket, identity(path)));
         }
     }
 
@@ -152,13 +172,15 @@ impl RecordSocket {
     /// Returns whether an agent of this project that started after this one runs on this node: the
     /// path leads to a socket that another process reads.
     pub fn newer_agent_runs(&self) -> bool {
-        self.is_replaced(&self.state())
+        let state = self.state();
+        let taken = state.taken.as_ref().and_then(|(_, file)| *file);
+        let in_net_dir = self.net_dir_path.as_ref();
+        self.is_replaced(&state)
+            || in_net_dir.is_some_and(|path| identity(path) != taken && is_read(path))
     }
 
     fn is_replaced(&self, state: &State) -> bool {
-        state.file.is_some()
-            && state.file != self.file()
-            && UnixDatagram::unbound().is_ok_and(|socket| socket.connect(&self.path).is_ok())
+        state.file.is_some() && state.file != identity(&self.path) && is_read(&self.path)
     }
 
     /// Returns the socket, and recreates it if its path is missing or leads to a socket that no
@@ -168,7 +190,7 @@ impl RecordSocket {
         if state.stopped {
             return Ok(None);
         }
-        let is_right = state.socket.is_some() && state.file == self.file();
+        let is_right = state.socket.is_some() && state.file == identity(&self.path);
         if !is_right && !self.is_replaced(&state) {
             self.bind(&mut state)?;
             // The reconciler may have yielded to the agent whose socket this one replaces.
@@ -181,14 +203,8 @@ impl RecordSocket {
         state.socket = None;
         state.file = None;
         state.socket = Some(Arc::new(files::bind_socket(&self.path, CHECK_INTERVAL)?));
-        state.file = self.file();
+        state.file = identity(&self.path);
         Ok(())
-    }
-
-    /// Device and inode of the file at the socket's path.
-    fn file(&self) -> Option<(u64, u64)> {
-        let file = fs::symlink_metadata(&self.path).ok()?;
-        Some((file.dev(), file.ino()))
     }
 
     /// Counts, logs and reports one record.
@@ -225,4 +241,15 @@ impl RecordSocket {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Device and inode of a file.
+fn identity(path: &Path) -> Option<(u64, u64)> {
+    let file = fs::symlink_metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
+/// Whether a process has the socket open.
+fn is_read(path: &Path) -> bool {
+    UnixDatagram::unbound().is_ok_and(|socket| socket.connect(path).is_ok())
 }

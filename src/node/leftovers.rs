@@ -1,6 +1,7 @@
 //! Removes files that a killed agent, upstream's agent or upstream's old install script left on the
 //! node.
 
+use std::collections::BTreeSet;
 use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixDatagram;
@@ -27,7 +28,7 @@ pub fn remove(settings: &NodeSettings) -> Vec<files::Error> {
         installed || is_old_config(settings, name)
     });
     if !settings.plugin_socket {
-        failures.extend(remove_dead_socket(settings).err());
+        failures.extend(remove_dead_sockets(settings));
     }
     failures
 }
@@ -38,14 +39,19 @@ pub fn is_old_config(settings: &NodeSettings, name: &str) -> bool {
     name == OLD_CONFIG && settings.conf_name.as_deref() != Some(OLD_CONFIG)
 }
 
-/// Removes the socket for plugin records if the agent that created it is dead.
-pub fn remove_dead_socket(settings: &NodeSettings) -> Result<(), files::Error> {
-    let path = settings.net_dir.join(SOCKET_NAME);
-    let is_socket = files::metadata(&path)?.is_some_and(|file| file.file_type().is_socket());
-    let connected = || UnixDatagram::unbound().and_then(|socket| socket.connect(&path));
+/// Removes the sockets for plugin records whose agents are dead: this agent's, and that of an agent without
+/// a run dir. Returns the failures.
+pub fn remove_dead_sockets(settings: &NodeSettings) -> impl Iterator<Item = files::Error> {
+    let paths = BTreeSet::from([settings.record_socket(), settings.net_dir.join(SOCKET_NAME)]);
+    paths.into_iter().filter_map(|path| remove_dead_socket(&path).err())
+}
+
+fn remove_dead_socket(path: &Path) -> Result<(), files::Error> {
+    let is_socket = files::metadata(path)?.is_some_and(|file| file.file_type().is_socket());
+    let connected = || UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     let is_dead = is_socket
         && connected().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-    if is_dead && files::remove(&path)? {
+    if is_dead && files::remove(path)? {
         info!("removed {}, left by an earlier agent", path.display());
     }
     Ok(())

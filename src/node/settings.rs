@@ -2,6 +2,8 @@
 
 use std::path::PathBuf;
 
+use crate::record;
+
 /// The agent's settings about the node.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
@@ -35,6 +37,11 @@ pub struct NodeSettings {
 }
 
 impl NodeSettings {
+    /// Returns the path of the socket for plugin records.
+    pub fn record_socket(&self) -> PathBuf {
+        record::socket_path(self.run_dir.as_deref(), &self.net_dir)
+    }
+
     /// Returns the path of the kubeconfig in the agent's container.
     pub fn kubeconfig(&self) -> PathBuf {
         self.net_dir.join(&self.kubeconfig_name)

@@ -93,7 +93,7 @@ pub fn run(
     // Removed even if kubeconfig and plugin binaries have to stay. An agent without a socket of its
     // own removes it with the leftovers.
     if settings.plugin_socket {
-        failures.extend(leftovers::remove_dead_socket(settings).err().map(|why| why.to_string()));
+        failures.extend(leftovers::remove_dead_sockets(settings).map(|why| why.to_string()));
     }
     let end = Instant::now() + FOREIGN_TIMEOUT;
     let uninstall = Uninstall {

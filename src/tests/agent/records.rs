@@ -49,6 +49,7 @@ fn add(node: &Node, pod: &str, meshed: bool) {
         .env("CNI_IFNAME", "eth0")
         .env("CNI_PATH", "/opt/cni/bin")
         .env("CNI_ARGS", args)
+        .env("LINKERD_CNI_RUN_DIR", node.root().join("run"))
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::null())
@@ -115,6 +116,25 @@ fn a_deleted_record_socket_is_created_again() {
     let count = |text| log.matches(text).count();
     let failures = count("cannot receive plugin records");
     assert_eq!(failures, count("plugin records are received again"), "{log}");
+}
+
+#[test]
+fn with_a_run_dir_the_record_socket_is_there_and_not_in_the_net_dir() {
+    let node = Node::uninstalling_with_calico();
+    let run_dir = node.root().join("run");
+    fs::create_dir(&run_dir).unwrap();
+    let vars = [("LINKERD_CNI_RUN_DIR", run_dir.to_str().unwrap())];
+    // What an agent left that was killed.
+    drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
+    let mut agent = node.start_ready(&vars);
+    until("the socket", || run_dir.join("records.sock").exists());
+    until("the record", || {
+        add(&node, "web", false);
+        agent.log().contains("ns/web ")
+    });
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert!(!node.net(SOCKET).exists());
+    assert_eq!(fs::read_dir(&run_dir).unwrap().count(), 0);
 }
 
 #[test]

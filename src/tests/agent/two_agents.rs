@@ -56,7 +56,7 @@ fn is_new(node: &Node, what: &str) -> bool {
 #[test]
 fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
     for what in ["image", "account", "entry"] {
-        let (node, other) = (Node::new(), Node::with_calico());
+        let (node, other) = (Node::with_calico(), Node::new());
         let mut old = node.start_ready(&VARS);
         let before = writes(&old);
         let mut new = start_other(&node, &other, what);
@@ -88,7 +88,7 @@ fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
 fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
     for what in ["image", "account", "entry"] {
         for killed in [false, true] {
-            let (node, other) = (Node::new(), Node::with_calico());
+            let (node, other) = (Node::with_calico(), Node::new());
             let mut old = node.start_ready(&VARS);
             let mut new = start_other(&node, &other, what);
             new.until_ready();
@@ -104,9 +104,39 @@ fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
     }
 }
 
+/// As on an upgrade from upstream's chart with this image, and back.
+#[test]
+fn an_older_agent_yields_to_a_newer_one_whether_or_not_they_have_a_run_dir() {
+    for has_run_dir in [[false, true], [true, false]] {
+        let node = Node::with_calico();
+        let run_dir = node.root().join("run");
+        fs::create_dir(&run_dir).unwrap();
+        let entries = [TEMPLATE.to_owned(), TEMPLATE.replace("4143", "5143")];
+        let start = |index: usize| {
+            let mut vars = vec![("CNI_NETWORK_CONFIG", entries[index].clone())];
+            vars.extend(VARS.map(|(name, value)| (name, value.to_owned())));
+            if has_run_dir[index] {
+                vars.push(("LINKERD_CNI_RUN_DIR", run_dir.display().to_string()));
+            }
+            node.start_owned_ready(&vars)
+        };
+        let mut old = start(0);
+        let before = writes(&old);
+        let mut new = start(1);
+        assert!(is_new(&node, "entry"));
+        let files = node.tree();
+        thread::sleep(Duration::from_secs(1));
+        assert_eq!((node.tree(), writes(&old)), (files, before), "{}", old.log());
+        old.until_ready();
+        new.kill();
+        until("the older agent's entry", || !is_new(&node, "entry"));
+        assert_eq!(old.stop(), Some(0), "{}", old.log());
+    }
+}
+
 #[test]
 fn an_older_agent_restores_missing_files_while_a_newer_one_runs() {
-    let (node, other) = (Node::new(), Node::with_calico());
+    let (node, other) = (Node::with_calico(), Node::new());
     let old = node.start_ready(&VARS);
     let mut new = start_other(&node, &other, "entry");
     new.until_ready();
