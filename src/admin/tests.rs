@@ -1,25 +1,18 @@
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{Handlers, MAX_CLIENTS, REQUEST_LIMIT, listener, serve};
 
-/// A server whose readiness the test switches.
-fn server() -> (SocketAddr, Arc<AtomicBool>) {
-    let ready = Arc::new(AtomicBool::new(false));
-    let switch = Arc::clone(&ready);
+/// A server that is not ready.
+fn server() -> SocketAddr {
     let handlers = Handlers {
         live: Box::new(|| Ok(())),
-        ready: Box::new(move || match switch.load(Ordering::Relaxed) {
-            true => Ok(None),
-            false => Err("the kubeconfig is missing".into()),
-        }),
+        ready: Box::new(|| Err("the kubeconfig is missing".into())),
         metrics: Box::new(|| "# EOF\n".into()),
         status: Some(Box::new(|| "{}".into())),
     };
-    (serve("127.0.0.1:0".parse().unwrap(), handlers).unwrap(), ready)
+    serve("127.0.0.1:0".parse().unwrap(), handlers).unwrap()
 }
 
 fn connect(address: SocketAddr) -> TcpStream {
@@ -44,7 +37,7 @@ fn status_and_body(response: &str) -> (&str, &str) {
 
 #[test]
 fn each_path_and_method_has_its_response() {
-    let (address, _) = server();
+    let address = server();
     let not_ready = "not ready: the kubeconfig is missing\n";
     for (request, status, body) in [
         ("GET /live HTTP/1.1", "200 OK", "alive\n"),
@@ -68,16 +61,8 @@ fn each_path_and_method_has_its_response() {
 }
 
 #[test]
-fn readiness_is_evaluated_for_each_request() {
-    let (address, ready) = server();
-    ready.store(true, Ordering::Relaxed);
-    let response = exchange(address, "GET /ready HTTP/1.1\r\n\r\n");
-    assert_eq!(status_and_body(&response), ("200 OK", "ready\n"));
-}
-
-#[test]
 fn metrics_are_openmetrics_and_head_returns_their_length() {
-    let (address, _) = server();
+    let address = server();
     let response = exchange(address, "HEAD /metrics HTTP/1.1\r\n\r\n");
     insta::assert_snapshot!(response.replace('\r', ""), @r"
     HTTP/1.1 200 OK
@@ -89,7 +74,7 @@ fn metrics_are_openmetrics_and_head_returns_their_length() {
 
 #[test]
 fn a_request_that_arrives_in_pieces_gets_a_response() {
-    let (address, _) = server();
+    let address = server();
     let mut stream = connect(address);
     for piece in ["GET /li", "ve HTTP/1.1\r", "\n\r", "\n"] {
         stream.write_all(piece.as_bytes()).unwrap();
@@ -102,7 +87,7 @@ fn a_request_that_arrives_in_pieces_gets_a_response() {
 
 #[test]
 fn a_request_that_is_too_large_is_rejected() {
-    let (address, _) = server();
+    let address = server();
     let mut stream = connect(address);
     // The server may respond and close before all of it is written.
     let _ = stream.write_all(&vec![b'a'; REQUEST_LIMIT + 1]);
@@ -113,7 +98,7 @@ fn a_request_that_is_too_large_is_rejected() {
 
 #[test]
 fn any_number_of_silent_clients_do_not_delay_another_client() {
-    let (address, _) = server();
+    let address = server();
     let silent: Vec<TcpStream> = (0..3 * MAX_CLIENTS).map(|_| connect(address)).collect();
     let began = Instant::now();
     let response = exchange(address, "GET /live HTTP/1.1\r\n\r\n");
@@ -125,23 +110,10 @@ fn any_number_of_silent_clients_do_not_delay_another_client() {
 
 #[test]
 fn a_silent_client_is_disconnected_after_the_timeout() {
-    let (address, _) = server();
+    let address = server();
     let mut silent = connect(address);
     let mut rest = Vec::new();
     assert_eq!(silent.read_to_end(&mut rest).unwrap(), 0);
-}
-
-#[test]
-fn a_listener_on_all_addresses_serves_both_families() {
-    let both = listener("[::]:0".parse().unwrap()).unwrap();
-    let port = both.local_addr().unwrap().port();
-    for host in ["127.0.0.1", "::1"] {
-        assert!(TcpStream::connect((host, port)).is_ok(), "{host}");
-    }
-    let ipv4 = listener("0.0.0.0:0".parse().unwrap()).unwrap();
-    let port = ipv4.local_addr().unwrap().port();
-    assert!(TcpStream::connect(("127.0.0.1", port)).is_ok());
-    assert!(TcpStream::connect(("::1", port)).is_err());
 }
 
 #[test]

@@ -96,59 +96,6 @@ mod tests {
     use std::fs;
 
     use super::*;
-    use crate::conflist::net_dir;
-
-    const LIST: &str =
-        r#"{"name":"n","plugins":[{"type":"calico"},{"type":"portmap"},{"type":"linkerd-cni"}]}"#;
-
-    /// Creates a host with `paths`, and settings with the default directories.
-    fn host(paths: &[&str]) -> (tempfile::TempDir, Settings) {
-        let dir = tempfile::tempdir().unwrap();
-        for path in [&["etc/cni/net.d/10-a.conflist"], paths].concat() {
-            let path = dir.path().join(path);
-            fs::create_dir_all(path.parent().unwrap()).unwrap();
-            fs::write(path, LIST).unwrap();
-        }
-        let prefix = dir.path().to_str().unwrap().to_owned();
-        let lookup = |name: &str| (name == "CONTAINER_MOUNT_PREFIX").then(|| prefix.clone());
-        let settings = Settings::read(lookup, None, None).unwrap();
-        (dir, settings)
-    }
-
-    fn warning(paths: &[&str]) -> Option<String> {
-        let (_dir, settings) = host(paths);
-        let found = net_dir::scan(&settings.node.net_dir, "k").unwrap();
-        no_plugins(&settings, &found[0])
-    }
-
-    #[test]
-    fn one_plugin_of_the_primary_cni_is_enough_for_the_bin_dir() {
-        assert_eq!(warning(&["opt/cni/bin/portmap"]), None);
-    }
-
-    #[test]
-    fn a_link_counts_as_a_plugin_even_if_its_target_is_not_mounted() {
-        let (dir, settings) = host(&["opt/cni/bin/linkerd-cni"]);
-        let target = "/var/lib/rancher/k3s/data/0a1b/bin/cni";
-        let link = dir.path().join("opt/cni/bin/calico");
-        std::os::unix::fs::symlink(target, link).unwrap();
-        let found = net_dir::scan(&settings.node.net_dir, "k").unwrap();
-        assert_eq!(no_plugins(&settings, &found[0]), None);
-    }
-
-    #[test]
-    fn without_plugins_of_the_primary_cni_all_platforms_are_suggested() {
-        let why = warning(&["opt/cni/bin/linkerd-cni"]).unwrap();
-        for part in [
-            "10-a.conflist names the plugins calico, portmap, but /opt/cni/bin contains none of them",
-            "/home/kubernetes/bin (platform gke, cos)",
-            "/var/lib/rancher/k3s/data/cni (platform k3s)",
-            "destCNIBinDir",
-        ] {
-            assert!(why.contains(part), "{part} in {why}");
-        }
-        assert!(!why.contains("the default"), "{why}");
-    }
 
     #[test]
     fn the_default_directories_are_suggested_without_a_platform() {

@@ -64,7 +64,6 @@ impl Scene {
         change(&mut self.api.state());
         let begin = Instant::now();
         assert_eq!(self.agent.stop(), Some(0), "{}", self.agent.log());
-        println!("ended after {:?}", begin.elapsed());
         begin.elapsed()
     }
 

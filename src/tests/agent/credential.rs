@@ -206,7 +206,6 @@ fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
         node.replace(&node.net("10-calico.conflist"), text.as_bytes());
         until("the entry", || node.chained("10-calico.conflist"));
     }
-    println!("chained 40 times in {:?}", begin.elapsed());
     assert!(begin.elapsed() < Duration::from_secs(80));
     until("the reason", || agent.ready().1.contains("has not responded yet: "));
     api.state().silent = false;

@@ -10,25 +10,6 @@ const GAUGE: &str = "\nlinkerd_cni_agent_bin_dir_without_plugins ";
 const REQUIRE: (&str, &str) = ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true");
 
 #[test]
-fn an_empty_net_dir_is_reported_with_the_net_dirs_of_other_platforms() {
-    let node = Node::new();
-    let mut agent = node.start();
-    until("the reason", || {
-        let (status, why) = agent.ready();
-        status == 500
-            && why.contains("no network config exists yet; if the runtime uses another directory")
-    });
-    let why = agent.ready().1;
-    let k3s = "/var/lib/rancher/k3s/agent/etc/cni/net.d (platform k3s, k3d)";
-    assert!(why.contains(k3s) && why.contains("destCNINetDir"), "{why}");
-    // `/ready` may say it before the log does.
-    until("the log line", || agent.log().contains(k3s));
-    node.write("10-calico.conflist", CALICO);
-    agent.until_ready();
-    assert_eq!(agent.log().matches(k3s).count(), 1, "{}", agent.log());
-}
-
-#[test]
 fn a_bin_dir_without_plugins_of_the_primary_cni_causes_only_a_warning() {
     let node = Node::with_calico();
     let agent = node.start_ready(&[]);
@@ -87,8 +68,7 @@ fn links_that_dangle_in_the_container_count_as_plugins_of_the_primary_cni() {
     let before = node.tree();
     let mut agent = node.start_ready(&[REQUIRE]);
     assert!(!agent.log().contains("CNI directories: "), "{}", agent.log());
-    assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 /// As with upstream's agent killed, or still running beside the new one (`maxSurge`), on a

@@ -92,8 +92,7 @@ fn three_hundred_kills_at_random_moments_never_strand_the_node() {
     }
     assert!(reader.finish() > 300);
     let mut agent = node.start_ready(&[]);
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 #[test]

@@ -87,8 +87,7 @@ fn agent_installs_binary_kubeconfig_and_entry_and_uninstalls_on_sigterm() {
     let created = at(format!("Created CNI config {}", node.net("10-calico.conflist").display()));
     assert!(wrote < at("wrote kubeconfig".into()) && at("wrote kubeconfig".into()) < created);
 
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
     assert!(!agent.log().contains("token-1"));
 }
 
@@ -216,6 +215,7 @@ fn invalid_entry_template_or_setting_ends_the_agent_with_the_reason() {
         ([("CNI_NETWORK_CONFIG", ""), ("X", "")], "no plugin entry template"),
         ([("CNI_NETWORK_CONFIG", ""), ("CNI_NETWORK_CONFIG_FILE", "/no/such")], "/no/such"),
         ([("LINKERD_CNI_LOG_LEVEL", "loud"), ("X", "")], "Cannot parse log-level 'loud'"),
+        ([("LINKERD_CNI_CONF_NAME", "10-calico"), ("X", "")], "LINKERD_CNI_CONF_NAME=10-calico: "),
         (
             [("KUBERNETES_SERVICE_PORT", "https"), ("X", "")],
             "KUBERNETES_SERVICE_PORT=https: not a port",

@@ -50,16 +50,6 @@ fn agent_waits_for_the_named_config_chains_it_alone_and_restores_it() {
 }
 
 #[test]
-fn a_name_that_no_runtime_loads_ends_the_agent_with_the_reason() {
-    let node = Node::new();
-    let before = node.tree();
-    let mut agent = node.start_with(&[("LINKERD_CNI_CONF_NAME", "10-calico")]);
-    assert_eq!(agent.wait(), Some(1));
-    assert!(agent.log().contains("LINKERD_CNI_CONF_NAME=10-calico: "));
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
 fn agent_restores_and_uninstalls_a_standalone_config() {
     let node = Node::uninstalling_with_calico();
     let before = node.tree();
@@ -84,8 +74,7 @@ fn agent_restores_and_uninstalls_a_standalone_config() {
     let inode = node.inode(STANDALONE);
     let mut agent = node.start_ready(ALONE);
     assert_eq!(node.inode(STANDALONE), inode);
-    assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 #[test]
@@ -112,8 +101,7 @@ fn config_of_another_program_is_never_overwritten() {
         until("the reason", || {
             agent.ready().1.contains("10-calico.conflist belongs to another program")
         });
-        assert_eq!(agent.stop(), Some(0));
-        assert_eq!(node.tree(), before);
+        node.assert_restored(&mut agent, &before);
     }
 }
 
@@ -152,8 +140,7 @@ fn copy_follows_the_conflist_of_the_primary_cni_which_is_never_written() {
     fs::rename(node.root().join("away"), node.net("10-calico.conflist")).unwrap();
     agent.until_ready();
     assert!(node.chained(COPIED));
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 #[test]
@@ -194,8 +181,7 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
                 until("the second mode", || is_to(&node));
                 agent.until_ready();
                 node.assert_not_stranded();
-                assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-                assert_eq!(node.tree(), before, "from {from:?} to {to:?}");
+                node.assert_restored(&mut agent, &before);
             }
         }
     }
@@ -247,8 +233,7 @@ fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
             node.assert_not_stranded();
         }
         let mut agent = node.start_ready(vars);
-        assert_eq!(agent.stop(), Some(0), "{vars:?}: {}", agent.log());
-        assert_eq!(node.tree(), before, "{vars:?}");
+        node.assert_restored(&mut agent, &before);
     }
 }
 

@@ -55,6 +55,9 @@ pub const CALICO: &str = r#"{
 pub const CONF: &str =
     "{\"type\": \"bridge\", \"name\": \"net\", \"cniVersion\": \"0.4.0\",\n \"n\": 1e3}\n";
 
+/// Names, modes and contents of files.
+pub type Tree = BTreeMap<String, (u32, Vec<u8>)>;
+
 pub struct Node {
     dir: tempfile::TempDir,
     /// `None` is an API server that cannot be reached.
@@ -203,7 +206,7 @@ impl Node {
     }
 
     /// Names, modes and contents of the host's two directories.
-    pub fn tree(&self) -> BTreeMap<String, (u32, Vec<u8>)> {
+    pub fn tree(&self) -> Tree {
         let mut tree = BTreeMap::new();
         for dir in ["bin", "etc"] {
             for entry in fs::read_dir(self.root().join(dir)).unwrap() {
@@ -221,6 +224,12 @@ impl Node {
             }
         }
         tree
+    }
+
+    /// Stops the agent, and asserts that it leaves the host's directories as they were before.
+    pub fn assert_restored(&self, agent: &mut Agent, before: &Tree) {
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        assert_eq!(self.tree(), *before, "{}", agent.log());
     }
 
     /// Asserts that binary and kubeconfig are there, whole, if a network config names the plugin.

@@ -60,8 +60,7 @@ fn uninstall_removes_a_copy_that_cilium_has_renamed() {
     let mut agent = node.start_ready(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
     rename(&node, "00-linkerd-cni.conflist");
     agent.until_ready();
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 /// Files of Cilium that do not parse, or that no runtime loads, never hold up an uninstall.
@@ -71,8 +70,7 @@ fn a_damaged_config_that_cilium_has_renamed_does_not_stop_an_uninstall() {
     node.write("20-half.conflist.cilium_bak", r#"{"plugins":[{"type":"linkerd-cni""#);
     let before = node.tree();
     let mut agent = node.start_ready(&[]);
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 /// The conflist with another plugin at the end, as Istio's installer writes it.

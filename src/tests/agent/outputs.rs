@@ -30,8 +30,7 @@ fn agent_installs_reconciles_and_uninstalls_with_closed_or_full_outputs() {
                 .unwrap();
             assert_eq!(dropped == "0", output.name == "closed", "{case}: {dropped}");
 
-            assert_eq!(agent.stop(), Some(0), "{case}");
-            assert_eq!(node.tree(), before, "{case}");
+            node.assert_restored(&mut agent, &before);
         }
     }
 }

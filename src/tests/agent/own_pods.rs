@@ -31,8 +31,7 @@ fn the_agent_writes_its_namespace_into_an_entry_whose_template_has_none() {
         let entry = &node.json("10-calico.conflist")["plugins"][2];
         assert_eq!(entry["linkerd"]["agent-namespace"], expected);
         assert_eq!(entry["linkerd"]["agent-daemonset"], json!(null));
-        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-        assert_eq!(node.tree(), before);
+        node.assert_restored(&mut agent, &before);
     }
 }
 

@@ -6,7 +6,6 @@ use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::Instant;
 
 use serde_json::{Value, json};
 
@@ -57,9 +56,7 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
 
     let vars = variables(platform, &api, &host);
     let vars: Vec<(&str, String)> = vars.iter().map(|(k, v)| (&**k, v.clone())).collect();
-    let begin = Instant::now();
     let mut agent = node.start_owned_ready(&vars);
-    println!("{:>6.1?} {platform} is ready", begin.elapsed());
     let log = agent.log();
     assert!(log.contains("self-test passed"), "{platform}: {log}");
     for doubt in ["CNI directories: ", "network config: "] {

@@ -131,7 +131,6 @@ fn uninstall_leaves_plugin_and_kubeconfig_while_another_program_keeps_chaining()
         let stranded = (0..TRIES).find_map(|_| uninstall_beside_a_writer(delay, number % 2 == 0));
         longest = longest.max(stranded.expect("a round in which the writer is not late"));
     }
-    println!("named without binary or kubeconfig for {longest:?} at most");
     assert!(longest < PUT_BACK, "{longest:?}");
 }
 
@@ -208,7 +207,6 @@ fn uninstall_completes_once_another_program_stops_chaining_the_plugin() {
         assert_eq!(written.load(Ordering::Relaxed), times);
         assert_eq!(node.tree(), before);
         let longest = reader.finish();
-        println!("named without binary or kubeconfig for {longest:?} at most");
         assert!(longest < PUT_BACK, "{longest:?}");
     }
 }
@@ -236,8 +234,6 @@ fn uninstall_puts_renamed_files_back_at_once_if_a_conflist_names_the_plugin() {
         assert_eq!(node.text(LIST), CALICO);
         longest = longest.max(reader.finish());
     }
-    println!("named without binary or kubeconfig for {longest:?} at most");
-    println!("put back in {put_back} of 16 rounds");
     assert!(put_back > 0);
     assert!(longest < PUT_BACK, "{longest:?}");
 }
@@ -250,7 +246,6 @@ fn undisturbed_uninstall_ends_before_the_timeout_for_other_programs() {
     let mut agent = node.start_ready(&[]);
     let begin = Instant::now();
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    println!("uninstalled in {:?}", begin.elapsed());
     assert!(begin.elapsed() < Duration::from_secs(5));
     assert_eq!(node.tree(), before);
 }
@@ -291,7 +286,6 @@ fn uninstall_of_one_agent_leaves_the_plugin_of_another_agent_working() {
         let reader = watch(&node);
         assert_eq!(leaving.stop(), Some(0), "{}", leaving.log());
         let longest = reader.finish();
-        println!("named without binary or kubeconfig for {longest:?} at most");
         assert!(longest < PUT_BACK, "{longest:?}");
         until("the entry", || node.chained(LIST));
         staying.until_ready();

@@ -143,8 +143,7 @@ fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
     let before = node.tree();
     let mut agent = node.start_ready(&[]);
     until("the socket", || is_there(&node));
-    assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 
     // One that was killed leaves it, and the next one's uninstall takes it.
     let mut agent = node.start_ready(&[]);
@@ -153,8 +152,7 @@ fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
     agent.wait();
     assert!(is_there(&node));
     let mut agent = node.start_ready(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
-    assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 #[test]

@@ -26,8 +26,7 @@ fn a_new_agent_adopts_what_is_right_without_writing_it() {
     let inodes = names.map(|name| node.inode(name));
     let mut agent = node.start_ready(&[]);
     assert_eq!(names.map(|name| node.inode(name)), inodes);
-    assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 #[test]
@@ -88,8 +87,7 @@ fn a_directory_with_the_name_of_a_leftover_stays() {
     let before = node.tree();
     let mut agent = node.start_ready(&[]);
     assert!(node.chained("10-calico.conflist"));
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 #[test]
@@ -143,8 +141,7 @@ fn a_kill_at_any_time_never_strands_the_node() {
         node.assert_not_stranded();
     }
     let mut agent = node.start_ready(&[]);
-    assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 #[test]

@@ -335,8 +335,7 @@ fn agent_that_never_reached_an_api_server_uninstalls_as_upstreams_does() {
     let before = node.tree();
     let vars = [("KUBERNETES_SERVICE_HOST", "localhost"), ("KUBERNETES_SERVICE_PORT", "1")];
     let mut agent = node.start_ready(&vars);
-    assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.tree(), before);
+    node.assert_restored(&mut agent, &before);
 }
 
 #[test]

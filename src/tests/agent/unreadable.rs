@@ -108,8 +108,7 @@ fn configs_with_invalid_utf8_in_a_string_are_chained_and_restored_byte_for_byte(
             assert!(bytes.windows(2).any(|pair| pair == b"\xff\xc3"), "{text}");
             assert!(text.contains(r#""type": "linkerd-cni""#), "{text}");
         }
-        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-        assert_eq!(node.tree(), before);
+        node.assert_restored(&mut agent, &before);
     }
 }
 

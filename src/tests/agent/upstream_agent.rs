@@ -83,7 +83,6 @@ fn an_agent_beside_an_upstream_agent_is_ready_and_chains_its_entry_once_that_age
     until("the agent's entry", || is_own(&node.text(LIST)));
     agent.until_ready();
     let longest = reader.finish();
-    println!("a pod would not have been redirected for {longest:?}");
     assert!(longest < PUT_BACK, "{longest:?}");
     assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);
     assert!(agent.log().contains("this agent manages the plugin again"), "{}", agent.log());
@@ -171,7 +170,6 @@ fn an_upstream_agent_that_starts_beside_this_agent_gets_the_node_without_a_gap()
     until("the upstream entry", || node.text(LIST) == upstream::list());
     assert_eq!(node.text("kubeconfig.json"), upstream::KUBECONFIG);
     let longest = reader.finish();
-    println!("a pod would not have been redirected for {longest:?}");
     assert!(longest < PUT_BACK, "{longest:?}");
     upstream.kill();
 }

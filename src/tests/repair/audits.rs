@@ -35,7 +35,6 @@ fn an_audit_restores_flushed_rules_without_breaking_connections() {
         connection.exchanges_data();
         assert!(flushed.elapsed() < 50 * SECOND);
     }
-    println!("restored after {:?}", flushed.elapsed());
     controller.counts("pods_repaired_total", 1);
     connection.exchanges_data();
     until("an event", || node.events().len() == 1);

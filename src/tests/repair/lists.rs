@@ -147,7 +147,6 @@ fn an_endless_list_is_cancelled_at_the_size_limit() {
         assert!(began.elapsed() < Duration::from_secs(300), "still reading the list");
         thread::sleep(Duration::from_millis(50));
     }
-    println!("cancelled after {:.1?}", began.elapsed());
     api.state().list = Answer::Status(200);
     until("ready", || controller.get("/ready").1 == "ready\n");
 }
@@ -287,7 +286,6 @@ fn memory_grows_little_with_the_size_of_the_list() {
     ] {
         let pods = (0..count).map(|i| fat(&i.to_string(), size)).collect();
         let more = peak(pods).saturating_sub(few);
-        println!("{name}: {more} kB above {few} kB");
         assert!(more <= most, "{name}: {more} kB more than {few} kB");
     }
 }

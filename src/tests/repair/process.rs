@@ -70,7 +70,6 @@ fn signals_stop_the_controller_at_once_in_every_state() {
         });
         let (status, took) = controller.end(signal);
         assert!(status.success(), "{name}: {status}");
-        println!("ended {name} after {took:?}");
         assert!(took < Duration::from_secs(20), "{name}: {took:?}");
     }
 }

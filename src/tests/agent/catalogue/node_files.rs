@@ -101,8 +101,10 @@ fn something_is_mounted_over_the_plugin() {
 #[test]
 fn the_node_denies_writing() {
     let node = Node::with_calico();
+    let before = node.tree();
     let agent = node.start_as_nobody();
     not_ready(("permission-denied", "binary: cannot create"), &node, &agent).check();
+    assert_eq!(node.tree(), before);
 }
 
 #[test]
