@@ -49,6 +49,12 @@ impl Outcome {
         self
     }
 
+    /// Asserts that the call failed with this code and a message that contains `text`.
+    pub fn failed(&self, code: u64, text: &str) {
+        let (found, msg) = self.error();
+        assert!(found == code && msg.contains(text), "{found} instead of {code}, {text}: {msg}");
+    }
+
     /// Returns code and message of the error object.
     pub fn error(&self) -> (u64, String) {
         assert_eq!(self.code, Some(1), "{} {}", self.stdout, self.stderr);

@@ -124,7 +124,14 @@ pub fn node(api: &Api) -> Node {
 }
 
 /// A ready agent on such a node.
-pub fn started(api: &Api) -> (Node, Agent) {
+pub fn started() -> (Api, Node, Agent) {
+    let api = Api::start();
+    let (node, agent) = started_with(&api);
+    (api, node, agent)
+}
+
+/// The same with an API server in another state than usual.
+pub fn started_with(api: &Api) -> (Node, Agent) {
     let node = node(api);
     let agent = node.start_owned_ready(&api.vars());
     (node, agent)

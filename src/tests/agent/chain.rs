@@ -186,8 +186,7 @@ fn a_kill_at_any_time_loses_neither_a_conf_nor_the_conflist_beside_it() {
         agent.kill();
         node.assert_not_stranded();
         if delay % 2 == 0 {
-            let mut uninstall = node.start_args(&["uninstall"], &[]);
-            assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+            node.uninstall();
             assert_eq!(node.tree(), before, "{delay} ms");
         }
     }

@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::agent_with_api::{node, started};
+use crate::agent_with_api::{node, started, started_with};
 use crate::api::{Api, expired_token};
 use crate::node::CALICO;
 use crate::requests::report_rejection;
@@ -14,7 +14,7 @@ use crate::until::{until, until_within};
 fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
     let api = Api::start();
     api.state().life = 4;
-    let (node, mut agent) = started(&api);
+    let (node, mut agent) = started_with(&api);
     until("its own token", || node.token() != "token-1");
     for _ in 0..2 {
         let now = node.token();
@@ -33,7 +33,7 @@ fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
     for unusable in ["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)] {
         let api = Api::start();
         api.state().life = 4;
-        let (node, mut agent) = started(&api);
+        let (node, mut agent) = started_with(&api);
         api.state().issued = Some(unusable.clone());
         until("the unusable token is rejected", || {
             let log = agent.log();
@@ -95,8 +95,7 @@ fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
 
 #[test]
 fn a_normal_start_logs_no_warning() {
-    let api = Api::start();
-    let (_node, agent) = started(&api);
+    let (_api, _node, agent) = started();
     // The bin dir of this node is empty.
     let warnings = agent.log().lines().filter(|line| line.contains("WARN")).count();
     let bin_dir = agent.log().matches("WARN CNI directories: ").count();
@@ -134,8 +133,7 @@ fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
     let tokens = [expired_token(), "token-0".to_owned(), "token-1".to_owned()];
     let cases = tokens.into_iter().flat_map(|token| [(token.clone(), 503), (token, 403)]);
     for (token, failure) in cases {
-        let api = Api::start();
-        let (node, mut agent) = started(&api);
+        let (api, node, mut agent) = started();
         agent.signal(nix::sys::signal::Signal::SIGKILL);
         agent.wait();
         let kubeconfig = node.text("kubeconfig.json").replace(&node.token(), &token);
@@ -166,8 +164,7 @@ fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
 
 #[test]
 fn a_revoked_token_is_replaced_once_a_pod_fails_because_of_it() {
-    let api = Api::start();
-    let (node, mut agent) = started(&api);
+    let (api, node, mut agent) = started();
     let old = node.token();
     api.state().tokens.retain(|token| *token != old);
     report_rejection(&node);
@@ -193,8 +190,7 @@ fn ready_names_a_rejected_token_until_it_is_replaced() {
 
 #[test]
 fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
-    let api = Api::start();
-    let (node, mut agent) = started(&api);
+    let (api, node, mut agent) = started();
     agent.signal(nix::sys::signal::Signal::SIGKILL);
     agent.wait();
     api.state().silent = true;
@@ -214,8 +210,7 @@ fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
 
 #[test]
 fn a_new_certificate_authority_is_followed() {
-    let api = Api::start();
-    let (node, mut agent) = started(&api);
+    let (api, node, mut agent) = started();
     until("its own token", || node.token() != "token-1");
     api.present(Identity::of_localhost());
     api.state().tokens.retain(|token| token == "token-1");

@@ -307,6 +307,12 @@ impl Node {
         }
     }
 
+    /// Uninstalls as an administrator does, by the agent's command for it.
+    pub fn uninstall(&self) {
+        let mut uninstall = self.start_args(&["uninstall"], &[]);
+        assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+    }
+
     /// Starts the agent by another program.
     pub fn start_under(&self, by: &[&str], args: &[&str], vars: &[(&str, &str)]) -> Agent {
         let (log, path) = tempfile::NamedTempFile::new_in(self.root()).unwrap().keep().unwrap();

@@ -115,11 +115,6 @@ fn ready() -> (Arc<Node>, Agent) {
     (node, agent)
 }
 
-fn uninstall(node: &Node) {
-    let mut uninstall = node.start_args(&["uninstall"], &[]);
-    assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
-}
-
 /// Rounds with the same delay in which the test's own writer may get no processor time for so long.
 const TRIES: usize = 5;
 
@@ -164,7 +159,7 @@ fn uninstall_beside_a_writer(delay: Duration, by_stop: bool) -> Option<Duration>
     assert!(!is_stranded(&node));
     writer.finish();
     let stranded = reader.finish();
-    uninstall(&node);
+    node.uninstall();
     Some(stranded)
 }
 
@@ -274,7 +269,7 @@ fn killed_uninstall_beside_another_writer_leaves_the_named_plugin_in_place() {
         let is_too_late = last.is_some_and(|last| last + PUT_BACK > killed);
         assert!(!is_stranded || is_too_late, "round {round}");
     }
-    uninstall(&node);
+    node.uninstall();
     assert_eq!(node.tree(), before);
 }
 
@@ -291,7 +286,7 @@ fn uninstall_of_one_agent_leaves_the_plugin_of_another_agent_working() {
         staying.until_ready();
         assert!(!is_stranded(&node));
         staying.kill();
-        uninstall(&node);
+        node.uninstall();
         assert_eq!(node.text(LIST), CALICO);
         assert!(!node.bin("linkerd-cni").exists() && !node.net("kubeconfig.json").exists());
     }

@@ -181,8 +181,7 @@ fn uninstall_keeps_the_record_socket_of_a_live_agent() {
     let mut agent = node.start_ready(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
     agent.kill();
     let _alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
-    let mut uninstall = node.start_args(&["uninstall"], &[]);
-    assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+    node.uninstall();
     assert!(node.net(SOCKET).exists() && !node.bin("linkerd-cni").exists());
 }
 

@@ -44,8 +44,7 @@ pub fn report_unreachable(node: &Node) {
 
 #[test]
 fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
-    let api = Api::start();
-    let (node, mut agent) = started(&api);
+    let (api, node, mut agent) = started();
     let token = "POST /api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token";
     let check = "GET /api/v1/namespaces/linkerd-cni?resourceVersion=0";
     thread::sleep(Duration::from_secs(20));
@@ -82,8 +81,7 @@ fn forbidden_token_request_is_repeated_with_a_growing_delay() {
 
 #[test]
 fn flood_of_records_about_rejected_tokens_causes_few_checks() {
-    let api = Api::start();
-    let (node, agent) = started(&api);
+    let (api, node, agent) = started();
     report_rejection(&node);
     until("a check", || api.asked("GET", CHECK) > 1);
     let begin = Instant::now();
@@ -101,8 +99,7 @@ fn flood_of_records_about_rejected_tokens_causes_few_checks() {
 
 #[test]
 fn failed_token_check_is_repeated_with_a_growing_delay_and_the_node_stays_ready() {
-    let api = Api::start();
-    let (node, mut agent) = started(&api);
+    let (api, node, mut agent) = started();
     api.state().namespace = Some((503, json!({"message": "overloaded"})));
     let asked = api.asked("GET", CHECK);
     report_rejection(&node);

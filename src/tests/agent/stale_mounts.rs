@@ -120,8 +120,7 @@ fn an_uninstall_with_a_stale_net_dir_leaves_everything_in_place_and_fails() {
         assert_eq!(uninstall.wait(), Some(1), "{}", uninstall.log());
         assert!(node.bin("linkerd-cni").exists());
         mounted.mount_again("etc");
-        let mut uninstall = node.start_args(&["uninstall"], &[]);
-        assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+        node.uninstall();
         assert_eq!(node.text(LIST), CALICO);
         assert!(!node.bin("linkerd-cni").exists());
     });

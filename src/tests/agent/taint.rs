@@ -20,11 +20,12 @@ fn taints(keys: &[&str]) -> Vec<Value> {
 }
 
 /// A node with the taint and two others.
-fn tainted(api: &Api) -> Node {
-    let node = agent_with_api::node(api);
+fn tainted() -> (Api, Node) {
+    let api = Api::start();
+    let node = agent_with_api::node(&api);
     fs::write(node.bin("calico"), "a plugin").unwrap();
     api.state().taints = taints(&["one", KEY, "other"]);
-    node
+    (api, node)
 }
 
 /// Waits until the thread that removes the taint has had a turn from its start to its end. A turn checks the credential
@@ -49,8 +50,7 @@ fn start(node: &Node, api: &Api, more: &[(&'static str, String)]) -> Agent {
 
 #[test]
 fn startup_taint_alone_is_removed_once_the_node_is_verified() {
-    let api = Api::start();
-    let node = tainted(&api);
+    let (api, node) = tainted();
     api.state().conflicts = 2;
     let agent = start(&node, &api, &[]);
     let left = taints(&["one", "other"]);
@@ -67,8 +67,7 @@ fn startup_taint_alone_is_removed_once_the_node_is_verified() {
 fn startup_taint_stays_while_the_node_is_not_ready() {
     let fails = b"#!/bin/sh\nexit 1\n";
     for what in ["bin", "network", "self-test"] {
-        let api = Api::start();
-        let node = tainted(&api);
+        let (api, node) = tainted();
         match what {
             "bin" => node.remove_tree("bin"),
             "network" => fs::remove_file(node.net("10-calico.conflist")).unwrap(),
@@ -94,8 +93,7 @@ fn startup_taint_stays_while_the_node_is_not_ready() {
 
 #[test]
 fn startup_taint_stays_while_a_wrong_bin_dir_prevents_chaining() {
-    let api = Api::start();
-    let node = tainted(&api);
+    let (api, node) = tainted();
     fs::remove_file(node.bin("calico")).unwrap();
     let agent = start(&node, &api, &[required(true)]);
     until("the doubt", || agent.ready().1.contains("not chained"));
@@ -109,8 +107,7 @@ fn startup_taint_stays_while_a_wrong_bin_dir_prevents_chaining() {
 #[test]
 fn startup_taint_is_removed_if_a_wrong_bin_dir_is_only_a_warning() {
     for killed in [false, true] {
-        let api = Api::start();
-        let node = tainted(&api);
+        let (api, node) = tainted();
         fs::remove_file(node.bin("calico")).unwrap();
         if killed {
             let mut earlier = node.start_owned_ready(&api.vars());
@@ -128,8 +125,7 @@ fn required(required: bool) -> (&'static str, String) {
 
 #[test]
 fn failed_taint_removal_is_logged_once_and_repeated() {
-    let api = Api::start();
-    let node = tainted(&api);
+    let (api, node) = tainted();
     api.state().conflicts = u32::MAX;
     let mut agent = start(&node, &api, &[]);
     agent.until_ready();
@@ -143,8 +139,7 @@ fn failed_taint_removal_is_logged_once_and_repeated() {
 
 #[test]
 fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
-    let api = Api::start();
-    let node = tainted(&api);
+    let (api, node) = tainted();
     api.state().conflicts = u32::MAX;
     let mut agent = start(&node, &api, &[]);
     agent.until_ready();
@@ -165,8 +160,7 @@ fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
 
 #[test]
 fn agent_without_a_startup_taint_reads_no_node() {
-    let api = Api::start();
-    let node = tainted(&api);
+    let (api, node) = tainted();
     let _agent = node.start_owned_ready(&api.vars());
     another_turn(&api, &node);
     assert_eq!(api.asked("GET", "/api/v1/nodes/"), 0);
@@ -175,8 +169,7 @@ fn agent_without_a_startup_taint_reads_no_node() {
 /// The kubelet registers its node only when it starts, and then also renews the tokens of all pods.
 #[test]
 fn startup_taint_of_a_node_registered_again_is_removed_within_minutes() {
-    let api = Api::start();
-    let node = tainted(&api);
+    let (api, node) = tainted();
     let agent = start(&node, &api, &[]);
     until("the taint is removed", || api.state().taints.len() == 2);
     let reads = || api.asked("GET", "/api/v1/nodes/node-1");

@@ -78,8 +78,7 @@ fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
         new.until_ready();
         assert_eq!((writes(&new), is_new(&node, what)), (written, true), "{what}");
         new.kill();
-        let mut uninstall = node.start_args(&["uninstall"], &[]);
-        assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+        node.uninstall();
         assert_eq!(node.text(LIST), CALICO);
     }
 }

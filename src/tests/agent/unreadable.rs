@@ -77,8 +77,7 @@ fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_n
         if is_link {
             let link = node.root().join("link");
             fs::rename(node.net(name), &link).unwrap();
-            let mut uninstall = node.start_args(&["uninstall"], &[]);
-            assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+            node.uninstall();
             fs::rename(&link, node.net(name)).unwrap();
         }
         assert_eq!(node.tree(), before, "{name}");
@@ -257,8 +256,7 @@ fn uninstall_retries_a_saved_state_that_cannot_be_read() {
             assert_eq!(agent.wait(), Some(1), "{}", agent.log());
             assert!(!node.chained("20-net.conflist"));
             give_back();
-            let mut uninstall = node.start_args(&["uninstall"], &[]);
-            assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+            node.uninstall();
         }
         assert_eq!(node.tree(), before, "{passes}");
     }

@@ -192,9 +192,7 @@ fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
     for ports in [1, 30_000] {
         let ports: Vec<String> = (0..ports).map(|port| (2 * port + 1).to_string()).collect();
         let outcome = call("native").linkerd("outbound-ports-to-ignore", json!(ports)).run();
-        let (code, msg) = outcome.error();
-        assert_eq!(code, 121, "{msg}");
-        assert!(msg.contains("the kernel rejected table ip6 linkerd-cni: EPERM: "), "{msg}");
+        outcome.failed(121, "the kernel rejected table ip6 linkerd-cni: EPERM: ");
         let remedy = outcome.json()["details"].to_string();
         assert!(remedy.contains("another process owns this table"), "{remedy}");
     }
@@ -247,9 +245,7 @@ fn in_a_user_namespace_native_works_and_too_many_rules_are_an_error_with_a_remed
         .linkerd("ipv6", json!(true))
         .linkerd("subnets-to-ignore", json!(subnets))
         .run_under(&inside);
-    let (code, msg) = outcome.error();
-    assert_eq!(code, 121, "{msg}");
-    assert!(msg.contains("EMSGSIZE"), "{msg}");
+    outcome.failed(121, "EMSGSIZE");
     let remedy = outcome.json()["details"].to_string();
     assert!(remedy.contains("net.core.wmem_max"), "{remedy}");
     assert_eq!(ruleset(), rules);

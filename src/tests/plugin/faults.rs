@@ -241,9 +241,7 @@ fn an_object_of_an_unexpected_kind_is_rejected() {
         [(super::NAMESPACE_PATH, status), (super::POD_PATH, status), (super::POD_PATH, unmeshed)]
     {
         api.answer(path, 200, answer);
-        let (code, msg) = Call::new("ADD", &namespaces.path(), &api).run().error();
-        assert_eq!(code, 104, "{msg}");
-        assert!(msg.contains("unexpected kind of object"), "{msg}");
+        Call::new("ADD", &namespaces.path(), &api).run().failed(104, "unexpected kind of object");
     }
     assert_eq!(namespaces.nat("iptables-nft"), "");
 }

@@ -113,13 +113,11 @@ fn no_rule_is_left_if_the_rules_of_one_family_fail() {
         write_program(&bin.path().join(name), "echo no ip6 here >&2\nexit 3");
     }
     let path = format!("{}:/usr/sbin:/usr/bin:/bin", bin.path().display());
-    let (code, msg) = Call::new("ADD", &namespaces.path(), &api)
+    Call::new("ADD", &namespaces.path(), &api)
         .env("PATH", &path)
         .linkerd("ipv6", json!(true))
         .run()
-        .error();
-    assert_eq!(code, 121);
-    assert!(msg.contains("no ip6 here"), "{msg}");
+        .failed(121, "no ip6 here");
     assert_eq!(namespaces.nat("iptables-nft"), "");
     assert!(!namespaces.run("iptables-nft-save", &[]).contains("PROXY_INIT"));
 }

@@ -115,6 +115,13 @@ impl Controller {
         controller
     }
 
+    /// The same with an API server of its own.
+    pub fn watched() -> (Api, Controller) {
+        let api = Api::start();
+        let controller = Controller::watching(&api);
+        (api, controller)
+    }
+
     /// Replaces the token file of the kubeconfig.
     pub fn rotate(&self, token: &str) {
         let new = self.dir.path().join("new");

@@ -48,8 +48,7 @@ fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
 
 #[test]
 fn only_stranded_pods_are_deleted_on_watch_events() {
-    let api = Api::start();
-    let _controller = Controller::watching(&api);
+    let (api, _controller) = Controller::watched();
     let mut terminating = stranded("going");
     terminating["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     let mut passed = stranded("passed");
@@ -89,8 +88,7 @@ fn pods_of_other_nodes_are_never_deleted_even_if_the_api_server_sends_them() {
 
 #[test]
 fn failed_deletions_are_counted_and_publish_no_event() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     for (name, answer, metric) in [
         ("forbidden", Answer::Status(403), "pods_delete_errors_total"),
         ("late", Answer::Fault(Fault::Hang), "pods_delete_timeout_total"),
@@ -124,8 +122,7 @@ fn failed_deletions_are_counted_and_publish_no_event() {
 
 #[test]
 fn events_that_cannot_be_published_are_counted() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     api.state().event = Answer::Status(403);
     api.modify(&stranded("a"));
     controller.counts("events_publish_errors_total", 1);
@@ -137,8 +134,7 @@ fn events_that_cannot_be_published_are_counted() {
 
 #[test]
 fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     let owned = |name, created| {
         let mut pod = stranded(name);
         pod["metadata"]["ownerReferences"] = json!([{"uid": "replica-set", "controller": true}]);

@@ -47,8 +47,7 @@ fn fat(name: &str, size: usize) -> Value {
 
 #[test]
 fn the_error_that_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     let mut status = expired();
     status["message"] = json!(format!("\u{1b}too old: Bearer first{}", "z".repeat(100_000)));
     api.send("ERROR", &status);
@@ -62,8 +61,7 @@ fn the_error_that_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
 
 #[test]
 fn without_failures_there_is_one_list_and_one_watch() {
-    let api = Api::start();
-    let _controller = Controller::watching(&api);
+    let (api, _controller) = Controller::watched();
     for_seconds(8, || api.bookmark());
     assert_eq!((api.lists(), api.watches().len(), count(&api)), (1, 1, 2));
 }
@@ -153,8 +151,7 @@ fn an_endless_list_is_cancelled_at_the_size_limit() {
 
 #[test]
 fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_change() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     api.bookmark();
     // An API server with a stale cache responds: the validator has succeeded since then.
     let mut well = pod("web-1", json!({"ready": true}));
@@ -183,8 +180,7 @@ fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_ch
 
 #[test]
 fn an_event_without_a_resource_version_does_not_change_where_the_next_watch_starts() {
-    let api = Api::start();
-    let _controller = Controller::watching(&api);
+    let (api, _controller) = Controller::watched();
     api.bookmark();
     api.send("BOOKMARK", &json!({"metadata": {}}));
     api.end_watches();
@@ -237,8 +233,7 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
     thread::scope(|scope| {
         for (name, prepare, again) in cases {
             scope.spawn(move || {
-                let api = Api::start();
-                let controller = Controller::watching(&api);
+                let (api, controller) = Controller::watched();
                 prepare(&api);
                 let before = count(&api);
                 for_seconds(20, || again(&api));

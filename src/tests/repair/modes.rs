@@ -210,8 +210,7 @@ fn no_pod_is_repaired_before_the_agent_is_ready() {
 
 #[test]
 fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     api.state().delete = Answer::Fault(Fault::Hang);
     api.modify(&stranded("web-1"));
     controller.counts("pods_delete_timeout_total", 1);

@@ -26,8 +26,7 @@ fn the_admin_server_on_all_addresses_serves_both_families() {
 
 #[test]
 fn a_rotated_token_is_used_for_the_next_request() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     api.state().token = Some("second".into());
     api.end_watches();
     controller.logs("HTTP 401");

@@ -59,8 +59,7 @@ fn a_running_pod_is_not_deleted_if_its_eviction_or_the_dry_run_is_refused() {
 
 #[test]
 fn a_stranded_pod_is_deleted_where_the_account_has_no_permission_to_evict() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("web-1")]);

@@ -39,8 +39,7 @@ fn a_namespace_with_many_stranded_pods_does_not_use_up_the_repair_budget_of_othe
 
 #[test]
 fn a_pod_that_claims_the_owner_of_another_namespaces_pods_does_not_hold_back_their_repair() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     let owned = |namespace: &str, created: &str| {
         let mut pod = stranded_in(namespace, "web", created);
         pod["metadata"]["uid"] = json!(format!("uid-in-{namespace}"));

@@ -12,8 +12,7 @@ use crate::{path, stranded};
 
 #[test]
 fn an_unrepaired_pod_is_listed_again_although_every_watch_ends_early() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     api.state().delete = Answer::Status(500);
     api.modify(&stranded("web-1"));
     controller.counts("pods_delete_errors_total", 1);
@@ -31,8 +30,7 @@ fn an_unrepaired_pod_is_listed_again_although_every_watch_ends_early() {
 
 #[test]
 fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     let watched_from = |version: &str| {
         let version = format!("resourceVersion={version}");
         !api.received(|request| request.is_watch() && request.path.ends_with(&version)).is_empty()
@@ -56,8 +54,7 @@ fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
 
 #[test]
 fn an_expired_resource_version_causes_a_new_list() {
-    let api = Api::start();
-    let controller = Controller::watching(&api);
+    let (api, controller) = Controller::watched();
     // No watch event reports this pod: only a new list finds it.
     api.state().pods = vec![stranded("web-1")];
     api.send("ERROR", &json!({"kind": "Status", "status": "Failure", "code": 410}));
