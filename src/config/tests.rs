@@ -113,27 +113,22 @@ fn the_proxys_uid_and_gid_come_from_the_annotation_or_the_plugin_entry() {
 
 #[test]
 fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
-    let cases = [
-        (
-            "skip-subnets",
-            "10.0.0.0",
-            "\"10.0.0.0\" is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8",
-        ),
-        (
-            "skip-subnets",
-            "010.0.0.0/8",
-            "\"010.0.0.0/8\" is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8",
-        ),
-        ("proxy-uid", "abc", "expected a whole number up to 4294967294"),
-        ("proxy-uid", " 1234", "expected a whole number up to 4294967294"),
-        ("proxy-gid", "1234 ", "expected a whole number up to 4294967294"),
-        ("proxy-uid", "4294967295", "expected a whole number up to 4294967294"),
-        ("proxy-gid", "4294967296", "expected a whole number up to 4294967294"),
-        ("proxy-gid", "1.5", "expected a whole number up to 4294967294"),
-        ("proxy-uid", "0", "expected the UID of the proxy"),
-    ];
-    for (key, value, problem) in cases {
-        assert_annotation_error(&defaults(""), (key, value), problem);
+    let number = "expected a whole number up to 4294967294";
+    for (key, value) in [
+        ("proxy-uid", "abc"),
+        ("proxy-uid", " 1234"),
+        ("proxy-gid", "1234 "),
+        ("proxy-uid", "4294967295"),
+        ("proxy-gid", "4294967296"),
+        ("proxy-gid", "1.5"),
+    ] {
+        assert_annotation_error(&defaults(""), (key, value), number);
+    }
+    assert_annotation_error(&defaults(""), ("proxy-uid", "0"), "expected the UID of the proxy");
+    let cidr = "is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8";
+    for value in ["10.0.0.0", "010.0.0.0/8"] {
+        let problem = format!("\"{value}\" {cidr}");
+        assert_annotation_error(&defaults(""), ("skip-subnets", value), &problem);
     }
 }
 
@@ -164,30 +159,18 @@ fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plu
 
 #[test]
 fn ports_that_no_proxy_can_listen_on_are_rejected() {
-    let cases = [
-        (
-            r#"{"outgoing-proxy-port":4140,"proxy-uid":1}"#,
-            "\"incoming-proxy-port\": 0 is not a port",
-        ),
-        (
-            r#"{"incoming-proxy-port":70000,"outgoing-proxy-port":4140,"proxy-uid":1}"#,
-            "\"incoming-proxy-port\": 70000 is not a port",
-        ),
-        (
-            r#"{"incoming-proxy-port":4143,"outgoing-proxy-port":-1,"proxy-uid":1}"#,
-            "\"outgoing-proxy-port\": -1 is not a port",
-        ),
-        (
-            r#"{"incoming-proxy-port":4143,"outgoing-proxy-port":4140,"proxy-uid":1,"ports-to-redirect":[70000]}"#,
-            "\"ports-to-redirect\": \"70000\" is not a port",
-        ),
-        (
-            r#"{"incoming-proxy-port":4143,"outgoing-proxy-port":4140,"proxy-uid":1,"ports-to-redirect":["x"]}"#,
-            "\"ports-to-redirect\": \"x\" is not a port",
-        ),
-    ];
-    for (linkerd, problem) in cases {
-        assert_error(redirect(&config(linkerd).unwrap(), &[]), Failure::InvalidConfig, problem);
+    let missing = config(r#"{"outgoing-proxy-port":4140,"proxy-uid":1}"#).unwrap();
+    let problem = "\"incoming-proxy-port\": 0 is not a port";
+    assert_error(redirect(&missing, &[]), Failure::InvalidConfig, problem);
+    for (key, value, quoted) in [
+        ("incoming-proxy-port", "70000", "70000"),
+        ("outgoing-proxy-port", "-1", "-1"),
+        ("ports-to-redirect", "[70000]", "\"70000\""),
+        ("ports-to-redirect", "[\"x\"]", "\"x\""),
+    ] {
+        let config = defaults(&format!(",\"{key}\":{value}"));
+        let problem = format!("\"{key}\": {quoted} is not a port");
+        assert_error(redirect(&config, &[]), Failure::InvalidConfig, &problem);
     }
 }
 
