@@ -133,10 +133,14 @@ fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
             tracing::debug!("admin server: too many clients, closing the oldest");
             let _ = oldest.shutdown(Shutdown::Both);
         }
-        let (stream, handlers) = (Arc::new(stream), Arc::clone(handlers));
+        let stream = Arc::new(stream);
         clients.push_back(Arc::downgrade(&stream));
-        // Without a thread or after an error, the connection is closed.
-        let _ = spawn(move || drop(exchange(&stream, &handlers)));
+        let (client, shared) = (Arc::clone(&stream), Arc::clone(handlers));
+        // After an error, the connection is closed.
+        if spawn(move || drop(exchange(&client, &shared))).is_err() {
+            // The kernel has no thread to spare. Probes must succeed nevertheless.
+            let _ = exchange(&stream, handlers);
+        }
     }
 }
 
@@ -149,7 +153,7 @@ fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     let mut request = Vec::new();
     let response = loop {
         limit()?;
-        let read = at_least_one(stream.read(&mut chunk)?)?;
+        let read = at_least_one(retried(|| stream.read(&mut chunk))?)?;
         request.extend_from_slice(&chunk[..read]);
         if let Some(response) = respond(&request, handlers) {
             break response.into_bytes();
@@ -158,14 +162,24 @@ fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     let mut written = 0;
     while written < response.len() {
         stream.set_write_timeout(Some(end.remaining()))?;
-        written += at_least_one(stream.write(&response[written..])?)?;
+        written += at_least_one(retried(|| stream.write(&response[written..]))?)?;
     }
     stream.shutdown(Shutdown::Write)?;
     // Closing a connection with unread data would reset it, and the client might lose the response. So
     // the server reads until the client closes.
     loop {
         limit()?;
-        at_least_one(stream.read(&mut chunk)?)?;
+        at_least_one(retried(|| stream.read(&mut chunk))?)?;
+    }
+}
+
+/// Repeats a call that a signal interrupts, as SIGCONT does.
+fn retried(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+    loop {
+        match call() {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            done => return done,
+        }
     }
 }
 

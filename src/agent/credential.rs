@@ -93,7 +93,10 @@ pub fn is_current(settings: &Settings, desired: &str) -> Result<bool, Error> {
     let Some(metadata) = files::metadata(&path)? else {
         return Ok(false);
     };
-    let has_form = metadata.is_file() && FileAccess::of(&metadata) == FileAccess::own(MODE);
+    // A file that is too large to be read has another length.
+    let has_form = metadata.is_file()
+        && metadata.len() == desired.len() as u64
+        && FileAccess::of(&metadata) == FileAccess::own(MODE);
     Ok(has_form && files::read(&path)?.0 == desired.as_bytes())
 }
 

@@ -6,7 +6,8 @@ use std::time::Duration;
 use super::stranded::{FoundBy, StrandedPod};
 use crate::kube::pod_stream::MAX_PODS;
 
-/// A queue that can be closed. Holds each pod once, so it is about as long as the node has pods.
+/// A queue that can be closed. Holds each pod once, until it is deleted, so it is about as long as the
+/// node has pods.
 #[derive(Default)]
 pub struct Queue {
     state: Mutex<QueueState>,
@@ -44,12 +45,17 @@ impl QueueState {
 
 impl Queue {
     /// Adds a pod, or replaces it by its new version. Returns `false` if the queue is full, to bound
-    /// memory: a tenant may create and delete pods without end. A list drops those that are gone.
+    /// memory.
     #[must_use]
     pub fn push(&self, pod: StrandedPod) -> bool {
         let is_queued = self.lock().push(pod, MAX_PODS);
         self.changed.notify_all();
         is_queued
+    }
+
+    /// Removes the pod with this UID, which is gone: a tenant may create and delete pods without end.
+    pub fn remove(&self, uid: &str) {
+        self.lock().pods.retain(|pod| pod.uid != uid);
     }
 
     /// Replaces the pods that were found by their validator with those of a new list, which contains
@@ -128,7 +134,7 @@ mod tests {
     }
 
     fn pod(name: usize) -> StrandedPod {
-        StrandedPod { name: name.to_string(), ..StrandedPod::default() }
+        StrandedPod { name: name.to_string(), uid: name.to_string(), ..StrandedPod::default() }
     }
 
     fn queue(pods: usize) -> Queue {
@@ -138,12 +144,14 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_rejects_pods_until_a_list_drops_those_that_are_gone() {
+    fn a_full_queue_rejects_pods_until_one_is_deleted_or_a_list_lacks_them() {
         let queue = queue(MAX_PODS);
         assert!(!queue.is_closed_within(Duration::from_millis(1)));
         assert!(!queue.push(pod(MAX_PODS)));
         assert_eq!(pop(&queue), Some(pod(0)));
         assert!(queue.push(pod(MAX_PODS)) && queue.push(pod(1)) && !queue.push(pod(0)));
+        queue.remove("1");
+        assert!(queue.push(pod(0)) && !queue.push(pod(1)));
         queue.replace_listed(vec![pod(MAX_PODS)]);
         assert!(queue.push(pod(0)));
         assert_eq!([pop(&queue), pop(&queue)], [Some(pod(MAX_PODS)), Some(pod(0))]);

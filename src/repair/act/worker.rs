@@ -54,6 +54,7 @@ impl Worker {
                 .settings
                 .agent_addr
                 .as_deref()
+                .filter(|address| !address.is_empty())
                 .is_none_or(|address| agent_ready::wait_until_ready(address, &self.shared));
             if !is_agent_ready {
                 return;

@@ -38,7 +38,11 @@ pub fn run(connection: Connection, node: &str, shared: &Shared) {
                 }
                 shared.readiness.record_contact();
             }
-            Update::Deleted(_) | Update::Alive => shared.readiness.record_contact(),
+            Update::Deleted(metadata) => {
+                shared.queue.remove(&metadata.uid);
+                shared.readiness.record_contact();
+            }
+            Update::Alive => shared.readiness.record_contact(),
             Update::Failed { error, wait } => {
                 tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");
                 shared.metrics.watch_errors.inc();

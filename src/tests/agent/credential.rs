@@ -1,5 +1,7 @@
 //! The plugin's credential: where it comes from, and how it heals.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -240,6 +242,7 @@ fn a_kubeconfig_that_is_too_large_is_replaced() {
     let node = node(&api);
     let kubeconfig = std::fs::File::create(node.net("kubeconfig.json")).unwrap();
     kubeconfig.set_len(64 << 20).unwrap();
+    kubeconfig.set_permissions(Permissions::from_mode(0o600)).unwrap();
     let mut agent = node.start_owned_ready(&api.vars());
     assert_ne!(node.token(), "");
     assert_eq!(agent.stop(), Some(0));
