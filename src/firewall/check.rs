@@ -55,11 +55,11 @@ fn read_marker(marker: Option<&str>, today: Option<&Origin>) -> (Age, Option<Ori
 
 /// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`. The list is empty
 /// if any backend finds all rules in order: the mode may have changed since the pod started. Otherwise
-/// it is the shortest of the lists of the mode's backends. `today` counts for rules without a marker.
+/// it is the shortest of the backends' lists. `today` counts for rules without a marker.
 ///
 /// # Errors
-/// Fails if no backend of the mode can list rules, or if one that may have the rules cannot, as rules
-/// are not proven to be missing then.
+/// Fails if no backend can list rules, or if one that may have the rules cannot, as rules are not
+/// proven to be missing then.
 pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
     let check = Check { listing: Listing::default(), mode, deadline: Deadline::after(DEADLINE) };
     let marker = match check.listing.marker() {
@@ -127,54 +127,35 @@ impl Check {
         }
     }
 
+    /// Returns the shortest of the backends' lists of missing rules, those of the mode first. Without a
+    /// backend that has all, fails if one of them cannot be read, unless the node lacks it.
     fn missing(&self, redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
         let of_mode = self.mode.backends();
-        let missing = self.fewest_missing(redirect, families, of_mode);
-        if missing.as_ref().is_ok_and(Vec::is_empty) {
-            return missing;
-        }
         // Listing creates a missing legacy table, which would hide from `survey` that rules are missing.
         let has_legacy = has_legacy_nat();
-        let mut others = Backend::ALL.to_vec();
-        others.retain(|&backend| {
-            !of_mode.contains(&backend)
-                && (has_legacy || [Backend::Native, Backend::Nft].contains(&backend))
-                && has_own_programs(backend, families)
-        });
-        match self.fewest_missing(redirect, families, &others) {
-            Ok(none) if none.is_empty() => Ok(none),
-            Err(error) if !is_unsupported(&error) => missing.and(Err(error)),
-            _ => missing,
-        }
-    }
-
-    /// Returns the shortest of the backends' lists of missing rules. Without a backend that has all, fails
-    /// if one of them cannot be read, unless the node lacks it.
-    fn fewest_missing(
-        &self,
-        redirect: &Redirect,
-        families: &[Family],
-        backends: &[Backend],
-    ) -> Result<Vec<String>, Error> {
+        let is_other = |backend: &Backend| {
+            !of_mode.contains(backend)
+                && (has_legacy || [Backend::Native, Backend::Nft].contains(backend))
+                && has_own_programs(*backend, families)
+        };
+        let others = Backend::ALL.into_iter().filter(is_other);
         let mut fewest: Option<Vec<String>> = None;
         let mut errors = Vec::new();
-        for &backend in backends {
+        for backend in of_mode.iter().copied().chain(others) {
             let missing = match backend {
                 Backend::Native => self.listing.missing(redirect, families),
+                _ if is_locked(&errors) => continue,
                 backend => iptables::missing(redirect, families, backend, self.deadline),
             };
             match missing {
                 Ok(missing) if missing.is_empty() => return Ok(missing),
-                Ok(missing)
-                    if fewest.as_ref().is_none_or(|fewest| missing.len() < fewest.len()) =>
-                {
-                    fewest = Some(missing);
+                Ok(missing) => {
+                    let is_fewer = |fewest: &Vec<String>| missing.len() < fewest.len();
+                    if fewest.as_ref().is_none_or(is_fewer) {
+                        fewest = Some(missing);
+                    }
                 }
-                Ok(_) => {}
                 Err(error) => errors.push(error),
-            }
-            if is_locked(&errors) {
-                break;
             }
         }
         match fewest {
