@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use ports::PortRange;
 
 /// How to redirect the traffic of one meshed pod.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Redirect {
     /// Port on which the proxy accepts inbound connections, usually 4143.
     pub inbound_port: u16,
@@ -91,12 +91,7 @@ impl Redirect {
             inbound_port: 4143,
             outbound_port: 4140,
             proxy_uid: Some(2102),
-            proxy_gid: None,
-            ports_to_redirect: Vec::new(),
-            skip_inbound: Vec::new(),
-            skip_outbound: Vec::new(),
-            skip_subnets: Vec::new(),
-            is_guessed: false,
+            ..Redirect::default()
         }
     }
 }

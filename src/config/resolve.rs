@@ -155,15 +155,15 @@ impl<'a> Resolver<'a> {
         let mut last_invalid = None;
         for list in lists {
             all.extend(&list.ranges);
-            let Some(first) = list.invalid.first.first() else {
+            let Some(&first) = list.invalid.first.first() else {
                 continue;
             };
             if self.config.strict_annotations {
-                let problem = format!("{}; grammar: {}", first.error, ports::GRAMMAR);
+                let problem = format!("{first}; grammar: {}", ports::GRAMMAR);
                 return Err(list.error(&problem));
             }
             self.ignored.push(Ignored::new(list.key, &list.invalid));
-            last_invalid = Some((first.error, list));
+            last_invalid = Some((first, list));
         }
         all.extend(more);
         match last_invalid {

@@ -101,14 +101,11 @@ mod tests {
             outbound_port: 4140,
             proxy_uid: Some(2102),
             proxy_gid,
-            ports_to_redirect: Vec::new(),
-            skip_inbound: Vec::new(),
             skip_outbound: skip_outbound
                 .iter()
                 .map(|range| PortRange::parse(range).unwrap())
                 .collect(),
-            skip_subnets: Vec::new(),
-            is_guessed: false,
+            ..Redirect::default()
         }
     }
 

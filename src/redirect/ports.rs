@@ -26,24 +26,14 @@ pub struct PortRange {
     pub last: u16,
 }
 
-/// Why an element of a list is invalid.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Error<'a> {
-    #[error("{} is not a port: expected a number from 0 to 65535", quote(.0))]
-    Port(&'a str),
-    #[error("{} contains blanks: remove them", quote(.0))]
-    Blanks(&'a str),
-    #[error("{} is not a range: expected lower-upper", quote(.0))]
-    Range(&'a str),
-    #[error("{} is not a range: the upper bound is below the lower", quote(.0))]
-    Reversed(&'a str),
-}
-
 /// An invalid element of a list. Upstream drops it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{} {why}", quote(.at_fault))]
 pub struct InvalidElement<'a> {
     pub text: &'a str,
-    pub error: Error<'a>,
+    /// The part that is invalid.
+    at_fault: &'a str,
+    why: &'static str,
 }
 
 /// The invalid elements of a list, which may have hundreds of thousands of them.
@@ -72,16 +62,24 @@ impl PortRange {
 
     /// Accepts exactly what upstream's `ParsePortRange` accepts: a leading `+` and leading zeros
     /// are valid, blanks are not.
-    pub fn parse(text: &str) -> Result<Self, Error<'_>> {
-        let (first, last) = match text.split_once('-') {
-            Some((_, rest)) if rest.contains('-') => return Err(Error::Range(text)),
-            Some((first, last)) => (port(first)?, port(last)?),
-            None => return port(text).map(PortRange::from),
+    pub fn parse<'a>(text: &'a str) -> Result<Self, InvalidElement<'a>> {
+        let invalid = |at_fault, why| InvalidElement { text, at_fault, why };
+        let port = |port: &'a str| {
+            port.parse().map_err(|_| match port.contains(char::is_whitespace) {
+                true => invalid(port, "contains blanks: remove them"),
+                false => invalid(port, "is not a port: expected a number from 0 to 65535"),
+            })
         };
-        if first > last {
-            return Err(Error::Reversed(text));
+        match text.split_once('-') {
+            Some((_, rest)) if rest.contains('-') => {
+                Err(invalid(text, "is not a range: expected lower-upper"))
+            }
+            Some((first, last)) => match (port(first)?, port(last)?) {
+                (first, last) if first <= last => Ok(PortRange { first, last }),
+                _ => Err(invalid(text, "is not a range: the upper bound is below the lower")),
+            },
+            None => port(text).map(PortRange::from),
         }
-        Ok(PortRange { first, last })
     }
 }
 
@@ -102,13 +100,6 @@ impl fmt::Display for PortRange {
     }
 }
 
-fn port(text: &str) -> Result<u16, Error<'_>> {
-    text.parse().map_err(|_| match text.contains(char::is_whitespace) {
-        true => Error::Blanks(text),
-        false => Error::Port(text),
-    })
-}
-
 /// Parses the elements of a list. Returns the ranges and the invalid elements, which include
 /// empty elements and those with blanks. Upstream logs and drops the same elements.
 pub fn elements<'a>(
@@ -119,7 +110,7 @@ pub fn elements<'a>(
         match PortRange::parse(text) {
             Ok(range) => ranges.push(range),
             Err(_) if invalid.first.len() == INVALID_LIMIT => invalid.more += 1,
-            Err(error) => invalid.first.push(InvalidElement { text, error }),
+            Err(element) => invalid.first.push(element),
         }
     }
     (ranges, invalid)

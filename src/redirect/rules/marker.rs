@@ -75,17 +75,7 @@ pub fn digest(text: &str) -> u64 {
 /// exactly as [`marker`] writes it.
 pub fn marked_origin(text: &str) -> Option<Origin> {
     let mut families = None;
-    let mut redirect = Redirect {
-        inbound_port: 0,
-        outbound_port: 0,
-        proxy_uid: None,
-        proxy_gid: None,
-        ports_to_redirect: Vec::new(),
-        skip_inbound: Vec::new(),
-        skip_outbound: Vec::new(),
-        skip_subnets: Vec::new(),
-        is_guessed: is_guessed(text),
-    };
+    let mut redirect = Redirect { is_guessed: is_guessed(text), ..Redirect::default() };
     let fields = text.strip_prefix(START)?;
     for field in fields.strip_suffix(GUESSED).unwrap_or(fields).split(' ') {
         match field.split_once('=')? {
