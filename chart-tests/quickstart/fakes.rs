@@ -1,7 +1,6 @@
 //! Fake docker, kind, kubectl and helm that record their calls.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -106,8 +105,7 @@ impl Fakes {
         let path = self.path("bin").join(name);
         let _ = fs::remove_file(&path);
         let record = if ["uname", "id"].contains(&name) { "" } else { RECORD };
-        fs::write(&path, format!("#!/bin/bash\n{record}{body}\n")).unwrap();
-        fs::set_permissions(&path, fs::Permissions::from_mode(0o755)).unwrap();
+        testkit::write_program(&path, format!("#!/bin/bash\n{record}{body}\n"));
     }
 
     pub fn without(self, names: &[&str]) -> Self {

@@ -161,21 +161,10 @@ pub fn namespace(enforce: &str) -> Value {
 }
 
 pub fn entry() -> Value {
-    json!({
-        "name": "linkerd-cni",
-        "type": "linkerd-cni",
-        "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
-        "linkerd": {
-            "incoming-proxy-port": 4143,
-            "outgoing-proxy-port": 4140,
-            "proxy-uid": 2102,
-            "ports-to-redirect": [],
-            "inbound-ports-to-ignore": ["4191", "4190"],
-            "iptables-mode": "auto",
-            "ipv6": false,
-            "exclude-namespaces": ["kube-system"],
-        },
-    })
+    let mut entry = testkit::cni::upstream_entry();
+    entry["linkerd"]["iptables-mode"] = json!("auto");
+    entry["linkerd"]["exclude-namespaces"] = json!(["kube-system"]);
+    entry
 }
 
 fn pod_spec() -> Value {

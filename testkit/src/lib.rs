@@ -38,6 +38,7 @@ pub mod unwritable;
 
 use std::any::Any;
 use std::fs;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use linkerd2_cni::VERSION;
@@ -72,6 +73,12 @@ pub fn program(name: &str) -> PathBuf {
     let directory =
         if directory.ends_with("deps") { directory.parent().unwrap() } else { directory };
     directory.join(name)
+}
+
+/// Writes an executable file.
+pub fn write_program(path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();
 }
 
 /// Returns the folder that `scripts/release` wrote and that is tested.

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 
@@ -74,9 +73,7 @@ impl Scene {
 
     /// Writes an executable plugin binary, as a runtime can run it.
     fn install_upstream_plugin(&self) {
-        let plugin = self.node.bin("linkerd-cni");
-        fs::write(&plugin, upstream::PLUGIN).unwrap();
-        fs::set_permissions(&plugin, PermissionsExt::from_mode(0o755)).unwrap();
+        testkit::write_program(self.node.bin("linkerd-cni"), upstream::PLUGIN);
     }
 
     /// Whether plugin binary and kubeconfig are both upstream's.

@@ -1,7 +1,6 @@
 //! Pods that exist before an uninstall and are deleted after it, through the real libcni.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
 use crate::agent::Agent;
@@ -44,8 +43,7 @@ fn addresses(node: &Node) -> usize {
 /// Lays out a node with the real plugin, chains it and adds the pods.
 fn add_pods(node: &Node) -> Agent {
     fs::copy(env!("CARGO_BIN_EXE_linkerd-cni"), node.root().join("image/linkerd-cni")).unwrap();
-    fs::write(node.bin("bridge"), BRIDGE).unwrap();
-    fs::set_permissions(node.bin("bridge"), PermissionsExt::from_mode(0o755)).unwrap();
+    testkit::write_program(node.bin("bridge"), BRIDGE);
     fs::create_dir(node.root().join("addresses")).unwrap();
     node.write("10-net.conf", CONF);
     let mut agent = start(node, &[], "");

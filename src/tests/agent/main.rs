@@ -9,7 +9,17 @@ mod agent_with_api;
 mod api;
 mod api_name;
 mod cached;
-mod catalogue;
+/// The fault catalogue: each test causes one fault and captures what the page `docs/faults/NAME.md` quotes. Faults that
+/// only a cluster can show are in `src/tests/cluster/catalogue`.
+mod catalogue {
+    mod api_server;
+    mod chart;
+    mod check;
+    mod fault;
+    mod node_files;
+    mod pods;
+    mod rules;
+}
 mod chain;
 mod credential;
 mod directories;
@@ -18,7 +28,6 @@ mod faults;
 mod filesystems;
 mod metrics;
 mod modes;
-mod multus;
 mod node;
 mod operations;
 mod other_installers;

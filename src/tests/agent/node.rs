@@ -8,6 +8,7 @@ use std::process::Command;
 
 use nix::unistd::geteuid;
 use serde_json::Value;
+use testkit::write_program;
 
 use crate::agent::Agent;
 use crate::api::{Api, DaemonSetState};
@@ -72,9 +73,7 @@ impl Node {
         for name in ["image", "bin", "etc", "sa"] {
             fs::create_dir(node.root().join(name)).unwrap();
         }
-        let plugin = node.root().join("image/linkerd-cni");
-        fs::write(&plugin, PLUGIN).unwrap();
-        fs::set_permissions(plugin, PermissionsExt::from_mode(0o755)).unwrap();
+        write_program(node.root().join("image/linkerd-cni"), PLUGIN);
         node.rotate("token-1");
         symlink("..data/token", node.sa().join("token")).unwrap();
         symlink("..data/ca.crt", node.sa().join("ca.crt")).unwrap();

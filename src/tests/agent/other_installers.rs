@@ -1,4 +1,4 @@
-//! Installers of other plugins that rename network configs, or append plugins of their own.
+//! Installers of other plugins that rename network configs, append plugins of their own, or call the primary CNI.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -11,6 +11,10 @@ use crate::until::until;
 /// Suffix of the names that Cilium gives to other network configs while `cni.exclusive=true`.
 const SUFFIX: &str = ".cilium_bak";
 const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
+const MULTUS: &str = "00-multus.conf";
+/// The network config that the daemon writes when it starts, and removes when it stops.
+const DAEMON: &str = r#"{"cniVersion":"0.3.1","name":"multus-cni-network",
+"clusterNetwork":"/host/etc/cni/net.d/10-calico.conflist","type":"multus-shim"}"#;
 
 /// Renames a network config as Cilium does. Returns the new name.
 fn rename(node: &Node, name: &str) -> String {
@@ -114,4 +118,20 @@ fn a_changed_plugin_entry_stays_before_the_plugin_that_was_appended_behind_it() 
     assert!(node.text("10-calico.conflist").contains("5143"));
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.types("10-calico.conflist"), ["calico", "portmap", "istio-cni"]);
+}
+
+#[test]
+fn the_config_of_multus_daemon_is_unchanged_and_the_conflist_that_it_names_is_chained() {
+    let node = Node::uninstalling();
+    node.write(MULTUS, DAEMON);
+    node.write("10-calico.conflist", CALICO);
+    let mut agent = node.start_ready(&[]);
+    assert_eq!(node.text(MULTUS), DAEMON);
+    assert!(node.chained("10-calico.conflist"));
+    // A conflist made from it would stay when the daemon stops, and no pod could start.
+    assert!(!node.net("00-multus.conflist").exists());
+    fs::remove_file(node.net(MULTUS)).unwrap();
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert!(!node.net("00-multus.conflist").exists() && !node.net(MULTUS).exists());
 }

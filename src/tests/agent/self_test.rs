@@ -2,7 +2,6 @@
 //! Needs root.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
@@ -26,9 +25,7 @@ pub const ENTRY: &str = r#"{
 /// A node whose image has this plugin.
 pub fn node(plugin: &[u8], version: &str) -> Node {
     let node = Node::new();
-    let program = node.root().join("image/linkerd-cni");
-    fs::write(&program, plugin).unwrap();
-    fs::set_permissions(program, PermissionsExt::from_mode(0o755)).unwrap();
+    testkit::write_program(node.root().join("image/linkerd-cni"), plugin);
     node.write("10-calico.conflist", &CALICO.replace("0.3.1", version));
     node
 }
@@ -114,10 +111,8 @@ fn mode_whose_iptables_the_agent_has_is_tested_with_it() {
         // Found before the real one, which it runs.
         let dir = tempfile::tempdir().unwrap();
         let ran = dir.path().join("ran");
-        let wrapper = dir.path().join(program);
         let text = format!("echo x >>{}; exec /usr/sbin/{program} \"$@\"", ran.display());
-        fs::write(&wrapper, script(&text)).unwrap();
-        fs::set_permissions(wrapper, PermissionsExt::from_mode(0o755)).unwrap();
+        testkit::write_program(dir.path().join(program), script(&text));
         let path = format!("{}:/usr/bin:/bin", dir.path().display());
         let entry = ENTRY.replace(r#""auto""#, &format!("\"{mode}\""));
         let vars =

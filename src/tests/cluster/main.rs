@@ -10,7 +10,12 @@ mod admission_policy;
 mod agent_replaced;
 mod another_namespace;
 mod cached_configs;
-mod catalogue;
+/// The pages of the fault catalogue that only a cluster can show. `src/tests/agent/catalogue` has the others.
+mod catalogue {
+    mod installation;
+    mod pods;
+    mod shown;
+}
 mod chart;
 mod debug_copies;
 mod denied_evictions;

@@ -1,8 +1,6 @@
 //! `scripts/quickstart` on a cluster that has an upstream release, and on an empty cluster.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::Command;
 use std::time::Instant;
@@ -20,9 +18,7 @@ const KUBECONFIG: &str = "/var/lib/linkerd2-cni-cluster/admin.kubeconfig";
 fn quickstart(arguments: &[&str]) -> (bool, String) {
     let begin = Instant::now();
     let without_engine = tempfile::tempdir().unwrap();
-    let docker = without_engine.path().join("docker");
-    fs::write(&docker, "#!/bin/sh\nexit 1\n").unwrap();
-    fs::set_permissions(&docker, fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::write_program(without_engine.path().join("docker"), "#!/bin/sh\nexit 1\n");
     let path = std::env::var("PATH").unwrap();
     let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/quickstart");
     let mut command = Command::new(script);

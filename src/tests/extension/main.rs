@@ -5,12 +5,11 @@
 use std::io::Read as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::thread;
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use testkit::until::until;
 
 /// Runs the program with only `dir` in `PATH`.
 fn run(dir: &Path, args: &[&str]) -> Output {
@@ -95,11 +94,11 @@ fn a_signal_ends_the_command_and_every_kubectl() {
         .spawn()
         .unwrap();
     let running = dir.path().join("kubectl.running");
-    until(|| running.exists());
+    until("kubectl runs", || running.exists());
     let pid = std::fs::read_to_string(&running).unwrap().trim().to_owned();
     kill(Pid::from_raw(command.id() as i32), Signal::SIGINT).unwrap();
     assert_eq!(command.wait().unwrap().code(), Some(130));
-    until(|| has_ended(&pid));
+    until("kubectl has ended", || has_ended(&pid));
 }
 
 #[test]
@@ -174,13 +173,4 @@ fn on_a_terminal(dir: &Path, args: &[&str], variable: (&str, &str)) -> String {
 fn has_ended(pid: &str) -> bool {
     let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
     stat.is_empty() || stat.contains(") Z ")
-}
-
-/// Waits until `condition` holds, at most a minute.
-fn until(condition: impl Fn() -> bool) {
-    let end = Instant::now() + Duration::from_secs(60);
-    while !condition() {
-        assert!(Instant::now() < end, "the condition does not hold");
-        thread::sleep(Duration::from_millis(10));
-    }
 }

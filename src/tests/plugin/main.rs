@@ -22,8 +22,6 @@ mod record_socket;
 mod rules;
 mod stderr;
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -70,8 +68,7 @@ fn requests(record: &Value) -> u64 {
 
 /// Writes an executable shell script.
 fn write_program(path: &Path, script: &str) {
-    fs::write(path, format!("#!/bin/sh\n{script}\n")).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::write_program(path, format!("#!/bin/sh\n{script}\n"));
 }
 
 fn meshed_api() -> Api {

@@ -1,7 +1,6 @@
 //! What a build of `scripts/release` sees of the checkout, of the caller's environment and of the machine.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -12,8 +11,7 @@ use crate::{repository, said};
 
 fn script(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
-    fs::write(path, format!("#!/usr/bin/env bash\n{text}\n")).unwrap();
-    fs::set_permissions(path, fs::Permissions::from_mode(0o755)).unwrap();
+    testkit::write_program(path, format!("#!/usr/bin/env bash\n{text}\n"));
 }
 
 /// A committed repository whose scripts, except `scripts/release` itself, are replaced. `toolchain` is the first script

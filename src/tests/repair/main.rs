@@ -12,7 +12,6 @@ mod in_place;
 mod lists;
 mod modes;
 mod node;
-mod outputs;
 mod owners;
 mod process;
 mod refusals;

@@ -1,4 +1,4 @@
-//! The process: admin server, token, signals, and command line.
+//! The process: admin server, token, signals, outputs, and command line.
 
 use std::process::Command;
 use std::time::Duration;
@@ -10,8 +10,9 @@ use testkit::api::Fault;
 
 use crate::api::{Answer, Api};
 use crate::controller::{BINARY, Controller};
-use crate::stranded;
 use crate::until::until;
+use crate::unwritable::{closed, full_device, full_pipe};
+use crate::{path, stranded};
 
 #[test]
 fn the_admin_server_on_all_addresses_serves_both_families() {
@@ -92,5 +93,20 @@ fn errors_name_invalid_and_missing_settings() {
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{arguments:?}: {text}");
         assert!(text.contains(message), "{arguments:?}: {text}");
+    }
+}
+
+#[test]
+fn stranded_pods_are_deleted_although_stdout_and_stderr_cannot_be_written() {
+    for output in [full_device(), closed(), full_pipe()] {
+        let api = Api::start();
+        api.state().pods = vec![stranded("web")];
+        let mut command = output.as_stderr_of(BINARY);
+        command.stdout(output.stdio());
+        let mut controller = Controller::silent(&api, command);
+        controller.counts("pods_deleted_total", 1);
+        assert_eq!(api.deleted(), [path("web")], "{}", output.name);
+        let (status, _) = controller.end(Signal::SIGTERM);
+        assert!(status.success(), "{}: {status}", output.name);
     }
 }
