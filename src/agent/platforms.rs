@@ -105,6 +105,8 @@ mod tests {
         let net = remedy(elsewhere, "destCNINetDir", &NET_DIRS);
         let default = "/etc/cni/net.d (the default, without platform; platform gke, cos), ";
         assert!(net.contains(default), "{net}");
+        let at_default = remedy(Path::new("/opt/cni/bin"), "destCNIBinDir", &BIN_DIRS);
+        assert!(!at_default.contains("the default"), "{at_default}");
     }
 
     #[test]

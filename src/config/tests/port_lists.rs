@@ -159,6 +159,7 @@ fn a_quarter_megabyte_of_annotation_is_decided_at_once_and_quoted_in_less_than_a
     let ranges: Vec<String> = (0..40_000).map(|first| format!("{first}-60000")).collect();
     for (name, text) in [
         ("one element", fill("x")),
+        ("control characters", fill("a\n\u{1b}")),
         ("one wide element", fill("\u{1f980}")),
         ("invalid elements", fill("x,")),
         ("empty elements", fill(",")),
@@ -184,6 +185,7 @@ fn a_quarter_megabyte_of_annotation_is_decided_at_once_and_quoted_in_less_than_a
                     Err(error) => error.to_string(),
                 };
                 assert!(shown.len() < 1500, "{name} in {key}: {} bytes", shown.len());
+                assert!(!shown.contains(char::is_control), "{name} in {key}: {shown}");
                 let longest = found.err().map_or(0, |error| error.msg.len());
                 assert!(longest < 1000, "{name} in {key}: {longest} bytes");
             }
