@@ -7,6 +7,7 @@
 //! - [`api`], [`server`]: a fake API server, and its HTTP connections
 //! - [`cni`]: what a container runtime passes to the plugin
 //! - [`call`]: one call of the plugin binary
+//! - [`node_copy`]: the node's copy of its pods
 //! - [`child`]: child processes, and strace
 //! - [`mounts`], [`namespaces`], [`unwritable`]: mount namespaces, network namespaces, and outputs that take no line
 //! - [`platforms`]: the CNI directories of each platform
@@ -28,6 +29,7 @@ pub mod documented;
 pub mod fault_page;
 pub mod mounts;
 pub mod namespaces;
+pub mod node_copy;
 pub mod platforms;
 pub mod promtool;
 pub mod properties;

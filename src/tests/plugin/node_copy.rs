@@ -6,12 +6,6 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use linkerd2_cni::cni::Error;
-use linkerd2_cni::cni::args::PodRef;
-use linkerd2_cni::failure::Failure;
-use linkerd2_cni::kube::types::Service;
-use linkerd2_cni::pod::annotation::Annotations;
-use linkerd2_cni::pod::facts::{ClusterLookup, facts};
 use linkerd2_cni::pod_copy::{self, Lock};
 use serde_json::{Value, json};
 
@@ -22,25 +16,9 @@ use super::{Call, MESHED, POD_PATH, UID, UNMESHED, api_of, meshed_api, meshed_sp
 /// Longest wait for a late file.
 const COPY_WAIT: Duration = Duration::from_millis(100);
 
-/// The namespace has no annotations, and the pod is not of the control plane.
-struct NoLookups;
-
-impl ClusterLookup for NoLookups {
-    fn namespace(&mut self, _: &str) -> Result<Annotations, Error> {
-        Ok(Annotations::new())
-    }
-
-    fn api_service(&mut self) -> Result<Service, Error> {
-        Err(Error::new(Failure::Internal, "not a pod of the control plane"))
-    }
-}
-
 /// Publishes the pod object `ns/web` for the UID that the runtime passes.
 fn publish(run_dir: &Path, uid: &str, pod: &str) {
-    let by = PodRef { namespace: "ns".into(), name: "web".into(), uid: uid.into() };
-    let decision = facts(serde_json::from_str(pod).unwrap(), &by, &mut NoLookups).unwrap();
-    pod_copy::create(run_dir).unwrap();
-    pod_copy::publish(run_dir, by, decision).unwrap();
+    testkit::node_copy::publish(run_dir, ["ns", "web", uid], pod);
 }
 
 /// Takes the lock of a live agent.

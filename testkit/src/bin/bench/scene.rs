@@ -9,12 +9,12 @@ use std::process::{self, Command, Stdio};
 use std::thread;
 
 use linkerd2_cni::kube::kubeconfig::{self as kubeconfig, ApiAccess};
-use linkerd2_cni::netns;
+use linkerd2_cni::{netns, pod_copy};
 use serde_json::{Value, json};
 
 use testkit::api::{self, Api};
 use testkit::benchmarks::Unusable;
-use testkit::cni;
+use testkit::{cni, node_copy};
 
 /// Annotation `linkerd.io/created-by` of an injected pod.
 const INJECTOR: &str = "linkerd/proxy-injector edge-26.1.1";
@@ -28,6 +28,11 @@ pub const BACKENDS: &[(&str, &str, bool)] = &[
     ("meshed ADD, legacy, IPv4", "legacy", false),
     ("meshed ADD, legacy, IPv4 and IPv6", "legacy", true),
 ];
+
+/// End of the names of rows in which the node's copy has the pod.
+const COPY: &str = ", copy";
+/// ADD of a meshed pod by the node's copy.
+pub const MESHED_COPY: &str = "meshed ADD, copy";
 
 /// One call of a plugin, to be repeated.
 #[derive(Clone)]
@@ -74,8 +79,8 @@ impl Netns {
 impl Scene {
     pub fn new(plugin: &Path, portmap: &Path) -> io::Result<Self> {
         let api = Api::start();
-        answer(&api);
         let dir = tempfile::tempdir()?;
+        answer(&api, &dir.path().join("run"));
         let access = ApiAccess {
             server: format!("https://{}", api.address),
             ca: api.ca().into_bytes(),
@@ -94,6 +99,8 @@ impl Scene {
         scene.call("meshed ADD, auto", plugin, "ADD", &auto(&meshed))?;
         let injected = json!({"linkerd.io/created-by": INJECTOR});
         scene.call("meshed ADD, injected", plugin, "ADD", &auto(&injected))?;
+        scene.call(MESHED_COPY, plugin, "ADD", &auto(&injected))?;
+        scene.call("unmeshed ADD, copy", plugin, "ADD", &auto(&plain))?;
         scene.call("unmeshed ADD, annotations", plugin, "ADD", &auto(&plain))?;
         scene.call("unmeshed ADD, by request", plugin, "ADD", &auto(&Value::Null))?;
         scene.call("meshed CHECK, auto", plugin, "CHECK", &auto(&meshed))?;
@@ -183,15 +190,17 @@ impl Scene {
     fn command(&self, call: &Call, program: &Path, netns: &Netns) -> io::Result<Command> {
         let pod = match call.name {
             name if name.starts_with("unmeshed") => "plain",
-            name if name.contains("injected") => "injected",
+            name if name.contains("injected") || name == MESHED_COPY => "injected",
             _ => "web",
         };
         let args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u"
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u-{pod}"
         );
+        let run_dir = if call.name.ends_with(COPY) { "run" } else { "missing" };
         let mut command = Command::new(program);
         command
             .env_clear()
+            .env(pod_copy::RUN_DIR_VARIABLE, self.dir.path().join(run_dir))
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
             .envs(cni::environment(call.command, &netns.path()))
             .env("CNI_ARGS", args)
@@ -228,8 +237,8 @@ fn listen(dir: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// Answers of the size that a cluster's have.
-fn answer(api: &Api) {
+/// Answers of the size that a cluster's have, and a copy of the same pods.
+fn answer(api: &Api, run_dir: &Path) {
     let fields: Vec<Value> = (0..40)
         .map(|n| json!({format!("k:{{\"name\":\"LINKERD2_PROXY_{n}\"}}"): {".": {}, "f:name": {}, "f:value": {}}}))
         .collect();
@@ -238,7 +247,7 @@ fn answer(api: &Api) {
         .collect();
     let pod = |name: &str, created_by: &str, containers: Value| {
         json!({"kind": "Pod", "apiVersion": "v1",
-            "metadata": {"name": name, "namespace": "shop", "uid": "u", "labels": {"app": name},
+            "metadata": {"name": name, "namespace": "shop", "uid": format!("u-{name}"), "labels": {"app": name},
                 "annotations": {"linkerd.io/inject": "enabled", "linkerd.io/created-by": created_by},
                 "managedFields": [{"manager": "kubelet", "operation": "Update", "fieldsV1": fields}]},
             "spec": {"nodeName": "node", "containers": containers, "volumes": []},
@@ -252,10 +261,11 @@ fn answer(api: &Api) {
     let plain = pod("plain", "", json!([app])).to_string();
     let namespace = json!({"kind": "Namespace", "apiVersion": "v1",
         "metadata": {"name": "shop", "labels": {"kubernetes.io/metadata.name": "shop"}}});
-    api.answer("/api/v1/namespaces/shop/pods/web", 200, &meshed)
-        .answer("/api/v1/namespaces/shop/pods/injected", 200, &injected)
-        .answer("/api/v1/namespaces/shop/pods/plain", 200, &plain)
-        .answer("/api/v1/namespaces/shop", 200, &namespace.to_string());
+    for (name, object) in [("web", meshed), ("injected", injected), ("plain", plain)] {
+        api.answer(&format!("/api/v1/namespaces/shop/pods/{name}"), 200, &object);
+        node_copy::publish(run_dir, ["shop", name, &format!("u-{name}")], &object);
+    }
+    api.answer("/api/v1/namespaces/shop", 200, &namespace.to_string());
 }
 
 /// The chart's default configuration; annotations of null are not handed over.
