@@ -55,11 +55,11 @@ fn read_marker(marker: Option<&str>, today: Option<&Origin>) -> (Age, Option<Ori
 
 /// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`. The list is empty
 /// if any backend finds all rules in order: the mode may have changed since the pod started. Otherwise
-/// it is the shortest of the backends' lists. `today` counts for rules without a marker.
+/// it is the shortest of the lists of the mode's backends. `today` counts for rules without a marker.
 ///
 /// # Errors
-/// Fails if no backend can list rules, or if one that may have the rules cannot, as rules are not
-/// proven to be missing then.
+/// Fails if no backend of the mode can list rules, or if one that may have the rules cannot, as rules
+/// are not proven to be missing then.
 pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
     let check = Check { listing: Listing::default(), mode, deadline: Deadline::after(DEADLINE) };
     let marker = match check.listing.marker() {
@@ -127,8 +127,8 @@ impl Check {
         }
     }
 
-    /// Returns the shortest of the backends' lists of missing rules, those of the mode first. Without a
-    /// backend that has all, fails if one of them cannot be read, unless the node lacks it.
+    /// Returns the shortest list of missing rules of the mode's backends, or an empty one if any backend
+    /// has all rules. Otherwise fails if a backend cannot be read, unless the node lacks it.
     fn missing(&self, redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
         let of_mode = self.mode.backends();
         // Listing creates a missing legacy table, which would hide from `survey` that rules are missing.
@@ -151,7 +151,7 @@ impl Check {
                 Ok(missing) if missing.is_empty() => return Ok(missing),
                 Ok(missing) => {
                     let is_fewer = |fewest: &Vec<String>| missing.len() < fewest.len();
-                    if fewest.as_ref().is_none_or(is_fewer) {
+                    if of_mode.contains(&backend) && fewest.as_ref().is_none_or(is_fewer) {
                         fewest = Some(missing);
                     }
                 }
