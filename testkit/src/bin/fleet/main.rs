@@ -90,7 +90,7 @@ fn run(options: &Options, nodes: usize) -> anyhow::Result<Run> {
     let mut control_plane = ControlPlane::start(&options.state, &state)?;
     objects::create(&control_plane, &options.manifests, nodes, options.pods)?;
     eprintln!("fleet: {nodes} nodes: created the objects");
-    let mut fleet = Fleet::prepare(&control_plane, &options.programs, &state, nodes)?;
+    let mut fleet = Fleet::prepare(&control_plane, &options.programs, &state, nodes, options.pods)?;
 
     let mut recorder = Recorder::new(&control_plane, nodes)?;
     let baseline = recorder.observe(&control_plane, options.idle.min(Duration::from_secs(20)))?;

@@ -34,6 +34,8 @@ pub struct Fleet {
     state: PathBuf,
     port: u16,
     nodes: usize,
+    /// Meshed pods on each node.
+    pods: usize,
     processes: Vec<KilledOnDrop>,
 }
 
@@ -44,12 +46,13 @@ pub struct Memory {
 }
 
 impl Fleet {
-    /// Lays out the directories of `nodes` nodes, each with a token bound to the node's agent pod.
+    /// Lays out the directories of `nodes` nodes with `pods` meshed pods each, and with a token bound to the node's agent pod.
     pub fn prepare(
         control_plane: &ControlPlane,
         programs: &Path,
         state: &Path,
         nodes: usize,
+        pods: usize,
     ) -> anyhow::Result<Fleet> {
         fs::create_dir_all(state.join("image"))?;
         // The self-test is off, so that the plugin is never run.
@@ -61,7 +64,7 @@ impl Fleet {
         }
         in_parallel(nodes, |node| lay_out(control_plane, &state.join("nodes"), node))?;
         let processes = Vec::new();
-        Ok(Fleet { state: state.to_owned(), port: control_plane.port, nodes, processes })
+        Ok(Fleet { state: state.to_owned(), port: control_plane.port, nodes, pods, processes })
     }
 
     /// Starts all processes, as fast as this machine can.
@@ -76,6 +79,14 @@ impl Fleet {
         });
         self.processes = started.into_inner().unwrap();
         result
+    }
+
+    /// Number of nodes whose agent has copied all pods of the node.
+    pub fn copies(&self) -> usize {
+        let files = |node| fs::read_dir(directory(&self.nodes_dir(), node).join("run/pods"));
+        let count = |node: &usize| files(*node).into_iter().flatten().count();
+        // Of the meshed pods and the agent's own, and the lock.
+        (0..self.nodes).filter(|node| count(node) >= self.pods + 2).count()
     }
 
     /// Number of nodes whose kubeconfig has been written.
@@ -118,7 +129,8 @@ impl Fleet {
             .env("LINKERD_CNI_NAMESPACE", NAMESPACE)
             .env("LINKERD_CNI_POD_NAME", agent_pod_name(node))
             .env("LINKERD_CNI_NODE_NAME", node_name(node))
-            .env("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin");
+            .env("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin")
+            .env("LINKERD_CNI_RUN_DIR", dir.join("run"));
         command
     }
 
@@ -156,7 +168,7 @@ fn user(node: usize) -> u32 {
 fn lay_out(control_plane: &ControlPlane, nodes_dir: &Path, node: usize) -> anyhow::Result<()> {
     let token = agent_token(&control_plane.admin, node)?;
     let dir = directory(nodes_dir, node);
-    let directories = ["host/bin", "host/net.d", "account"].map(|name| dir.join(name));
+    let directories = ["host/bin", "host/net.d", "account", "run"].map(|name| dir.join(name));
     let access = control_plane.access(&token);
     let files = [
         (dir.join("host/net.d/10-primary.conflist"), CONFLIST.as_bytes().to_vec()),

@@ -13,6 +13,8 @@ use crate::node::{CONNECT_TIMEOUT, Fleet};
 
 /// Time between two looks at the state of the fleet.
 const POLL: Duration = Duration::from_millis(500);
+/// Watches of pods that one node has open: the agent's and the repair controller's.
+pub const WATCHES: usize = 2;
 
 /// What was measured between the phase's begin and end.
 pub struct Phase {
@@ -21,8 +23,8 @@ pub struct Phase {
     pub memory_bytes: f64,
     /// Requests of the fleet, from the audit log.
     pub requests: Vec<Request>,
-    /// Nodes with a watch at the end of the phase.
-    pub watching: usize,
+    /// Open watches of pods at the end of the phase.
+    pub watches: usize,
     pub response_bytes: f64,
     pub watch_bytes: f64,
     pub etcd_pod_lists: usize,
@@ -96,14 +98,15 @@ impl Recorder {
         Ok(())
     }
 
-    /// Measures until every node has its kubeconfig and its watch, and then for 5 s more.
+    /// Measures until every node has its kubeconfig, its watches and the copy of its pods, and then for 5 s more.
     pub fn until_connected(
         &mut self,
         control_plane: &ControlPlane,
         fleet: &Fleet,
     ) -> anyhow::Result<Phase> {
         while fleet.kubeconfigs() < self.nodes
-            || self.watching(&Metrics::read(&control_plane.admin)?) < self.nodes
+            || fleet.copies() < self.nodes
+            || self.watches(&Metrics::read(&control_plane.admin)?) < WATCHES * self.nodes
         {
             ensure!(self.begin.elapsed() < CONNECT_TIMEOUT, "not all nodes are connected");
             thread::sleep(POLL);
@@ -112,8 +115,8 @@ impl Recorder {
         self.finish(control_plane)
     }
 
-    /// Number of nodes that have a watch.
-    fn watching(&self, metrics: &Metrics) -> usize {
+    /// Number of watches of pods that the nodes have open.
+    fn watches(&self, metrics: &Metrics) -> usize {
         metrics.pod_watches.saturating_sub(self.own_pod_watches)
     }
 
@@ -130,7 +133,7 @@ impl Recorder {
             cpu_seconds: after.cpu_seconds - before.cpu_seconds,
             memory_bytes: after.memory_bytes,
             requests: self.audit_log.read()?,
-            watching: self.watching(&after),
+            watches: self.watches(&after),
             response_bytes: after.response_bytes - before.response_bytes,
             watch_bytes: after.watch_bytes - before.watch_bytes,
             etcd_pod_lists: (after.etcd_pod_lists - before.etcd_pod_lists) as usize,

@@ -34,7 +34,7 @@ impl Run {
         let mut text = format!(
             "\n## {} nodes with {} meshed pods each\n\n\
              | phase | seconds | requests | first to last, s | most in 1 s | requests per node | API server CPU, s \
-             | CPU of one core | response bytes | watch bytes | nodes that watch | pod lists from etcd | pods read per list | API server MiB |\n\
+             | CPU of one core | response bytes | watch bytes | watches | pod lists from etcd | pods read per list | API server MiB |\n\
              | --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |\n",
             self.nodes, self.pods
         );
@@ -73,7 +73,7 @@ impl Run {
             100.0 * phase.cpu_seconds / seconds,
             phase.response_bytes,
             phase.watch_bytes,
-            phase.watching,
+            phase.watches,
             phase.etcd_pod_lists,
             phase.pods_read_per_list,
             phase.memory_bytes / 1_048_576.0,
