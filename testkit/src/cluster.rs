@@ -4,6 +4,7 @@ pub mod active;
 pub mod agent;
 pub mod burst;
 pub mod connections;
+pub mod containers;
 pub mod families;
 pub mod helm;
 pub mod kubectl;

@@ -20,6 +20,7 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use super::active;
+use super::containers::{address_of, running};
 use super::helm::NAMESPACE;
 use super::pods::command;
 use crate::until::until;
@@ -27,7 +28,8 @@ use crate::until::until;
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
 /// State directory of scripts/cluster.
 pub const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
-const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
+/// Directory of the copy of the node's pods.
+pub const COPY: &str = "/run/linkerd-cni/pods";
 
 /// Held by the test that uses the node, as tests run on threads.
 static NODE: Mutex<()> = Mutex::new(());
@@ -272,46 +274,20 @@ pub struct StaticPod {
     name: String,
 }
 
+/// Names of the files that the copy of the node's pods has; none if it is missing.
+pub fn copied_pods() -> Vec<String> {
+    let entries = fs::read_dir(COPY).into_iter().flatten().flatten();
+    entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
+}
+
 impl StaticPod {
-    /// IPv4 address of the pod, from the runtime's cache of ADD results: kubelet takes up to a minute to report it
-    /// to an API server that was restarted.
     pub fn address(&self) -> String {
-        let results = fs::read_dir("/var/lib/cni/results").unwrap();
-        let texts = results.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
-        let cached = texts.filter_map(|text| serde_json::from_str::<Value>(&text).ok());
-        let mut of_pod = cached.filter(|cached| {
-            let args = cached["cniArgs"].as_array().into_iter().flatten();
-            let name = args.filter(|arg| arg[0] == "K8S_POD_NAME");
-            let mut names = name.filter_map(|arg| arg[1].as_str());
-            // The loopback interface has a separate result.
-            cached["ifName"] == "eth0" && names.any(|name| name.starts_with(&self.name))
-        });
-        let found = of_pod.find_map(|cached| {
-            let address = cached["result"]["ips"][0]["address"].as_str()?;
-            Some(address.split_once('/')?.0.to_owned())
-        });
-        found.expect("the runtime has the pod's ADD result")
+        address_of(&self.name).expect("the runtime has the pod's ADD result")
     }
 
     /// Whether the runtime reports a running container of the pod.
     pub fn runs(&self) -> bool {
-        let ctr = |args: &[&str]| {
-            let output = Command::new("ctr")
-                .args(["--address", CONTAINERD, "--namespace", "k8s.io"])
-                .args(args)
-                .output()
-                .unwrap();
-            String::from_utf8(output.stdout).unwrap()
-        };
-        let kind = r#"labels."io.cri-containerd.kind"==container"#;
-        let name = format!(r#"{kind},labels."io.kubernetes.pod.name"~={}"#, self.name);
-        let containers = ctr(&["containers", "list", "--quiet", &name]);
-        let tasks = ctr(&["tasks", "list"]);
-        let running = |id: &str| {
-            let mut lines = tasks.lines();
-            lines.any(|line| line.starts_with(id) && line.contains("RUNNING"))
-        };
-        containers.lines().any(running)
+        !running("container", &self.name).is_empty()
     }
 }
 

@@ -1,7 +1,8 @@
 //! What is done to the node and to the release, in random order.
 
-use std::fs;
-use std::path::Path;
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -13,13 +14,14 @@ use crate::credential;
 use crate::disk::Ballast;
 use crate::helm::NAMESPACE;
 use crate::ledger::Invariant;
-use crate::node::{kill_component, pid_of, restart_api_server};
+use crate::node::{COPY, copied_pods, kill_component, netns_of, pid_of, restart_api_server};
 use crate::outages::{Cause, Outages};
 use crate::pods::kubectl;
 use crate::reader;
 use crate::runtime;
 use crate::world::{Stopped, World, replace};
 use rand::RngExt as _;
+use serde_json::Value;
 use testkit::cluster::active;
 
 /// A kind of actions.
@@ -40,7 +42,7 @@ const fn keeps_agent(name: &'static str, perform: fn(&mut World)) -> Action {
     Action { name, keeps_agent: true, perform }
 }
 
-pub const ACTIONS: [Action; 18] = [
+pub const ACTIONS: [Action; 20] = [
     replaces_agent("agent killed (SIGKILL)", kill_agent),
     replaces_agent("agent pod deleted", delete_pod),
     keeps_agent("API server killed, started again", |world| kill_api_server(world, false)),
@@ -59,6 +61,8 @@ pub const ACTIONS: [Action; 18] = [
         credential::replace_by(world, credential::NOT_YET_VALID);
     }),
     replaces_agent("CNI directories full, agent replaced", fill_disk),
+    keeps_agent("copy of the node's pods damaged", damage_copy),
+    keeps_agent("agent's watch of pods cut", cut_watch),
     replaces_agent("helm upgrade", upgrade),
     replaces_agent("helm rollback", rollback),
     replaces_agent("kubectl rollout restart", rollout_restart),
@@ -196,6 +200,61 @@ fn fill_disk(world: &mut World) {
     }
     let begin = Instant::now();
     world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
+}
+
+/// Removes, cuts and makes immutable files of the copy of the node's pods while pods start, and at last the directory.
+fn damage_copy(world: &mut World) {
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(10) {
+        for name in copied_pods().into_iter().filter(|name| !name.starts_with('.')) {
+            let path = Path::new(COPY).join(name);
+            // The agent may remove or replace the file meanwhile.
+            match world.rng.random_range(0..4) {
+                0 => drop(fs::remove_file(path)),
+                1 => drop(File::options().write(true).open(path).map(|file| file.set_len(20))),
+                2 => drop(fs::write(path, "garbage")),
+                _ => drop(Immutable::make(path)),
+            }
+        }
+        thread::sleep(Duration::from_millis(20));
+    }
+    let immutable = Immutable::make(COPY.into());
+    thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
+    drop(immutable);
+    world.recovered(Instant::now(), || true);
+}
+
+/// A file or directory that nobody can change. Dropping the value ends that.
+struct Immutable(PathBuf);
+
+impl Immutable {
+    fn make(path: PathBuf) -> Immutable {
+        let _ = Command::new("chattr").arg("+i").arg(&path).stderr(Stdio::null()).status();
+        Immutable(path)
+    }
+}
+
+impl Drop for Immutable {
+    fn drop(&mut self) {
+        let _ = Command::new("chattr").arg("-i").arg(&self.0).stderr(Stdio::null()).status();
+    }
+}
+
+/// Drops all packets between the agent's pod and the API server for some seconds. The plugin uses the node's network.
+fn cut_watch(world: &mut World) {
+    let agent = kubectl(&["get", "pod", &agent::agent().pod, "-n", NAMESPACE, "-o", "json"]);
+    let agent: Value = serde_json::from_str(&agent).expect("kubectl prints JSON");
+    let netns = netns_of(agent["status"]["podIP"].as_str().expect("the agent runs"));
+    let chain = |name: &str, port: &str| {
+        let hook = format!("type filter hook {name} priority 0");
+        let rule = format!("tcp {port} {{ 443, 6443 }} drop");
+        format!("chain {name} {{ {hook}; {rule}; }}")
+    };
+    let [input, output] = [chain("input", "sport"), chain("output", "dport")];
+    netns.must(&["nft", &format!("table inet soak {{ {input} {output} }}")]);
+    thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
+    netns.must(&["nft", "delete", "table", "inet", "soak"]);
+    world.recovered(Instant::now(), || true);
 }
 
 fn upgrade(world: &mut World) {
