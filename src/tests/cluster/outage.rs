@@ -1,14 +1,16 @@
-//! Pods that the proxy injector marked: their API requests, and their start while the credential or
-//! the API server is dead.
+//! Pods that start while the credential, the API server or the agent is dead.
 
 use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
 use crate::agent::{KUBECONFIG, Paused, agent, is_ready, revoke_token, token, until_rejected};
 use crate::burst::validating_pod;
+use crate::containers::{address_of, kill_sandbox};
+use crate::pod_copy::hand_made;
 use crate::pods::{self, apply, command, kubectl};
 use crate::scene::{OnDrop, Scene};
 use crate::until::until;
@@ -25,54 +27,10 @@ fn marked() -> Value {
 }
 
 /// The pod as the injector makes it.
-fn injected(name: &str) -> Value {
+pub fn injected(name: &str) -> Value {
     let mut pod = pods::meshed(name);
     pod["metadata"]["annotations"] = marked();
     pod
-}
-
-#[test]
-fn an_injected_pod_takes_one_api_request_and_with_the_detection_injector_none() {
-    let scene = Scene::installed(&[]);
-    let Scene { node, helm, pods, .. } = &scene;
-    pods.start(&[pods::unmeshed("client"), injected("injected"), pods::meshed("manual")]);
-    helm.run("upgrade", &["--set", "podDetection=injector"]);
-    assert_eq!(node.linkerd_entry()["linkerd"]["pod-detection"], "injector");
-    pods.start(&[injected("trusted"), pods::unmeshed("unmeshed")]);
-    for name in ["injected", "manual", "trusted"] {
-        pods.assert_answers("client", name, "proxy-inbound");
-    }
-    let counts = ["injected", "manual", "trusted", "unmeshed"].map(|name| node.api_requests(name));
-    println!("API requests: injected, manual, injected with `injector`, unmeshed: {counts:?}");
-    assert_eq!(counts, [1, 2, 0, 0]);
-    scene.uninstall();
-}
-
-#[test]
-fn databases_that_the_injector_annotates_start_without_a_request() {
-    let scene = Scene::installed(&[]);
-    let Scene { node, pods, .. } = &scene;
-    let disabled = ("linkerd.io/inject", "disabled");
-    let opaque = |ports| ("config.linkerd.io/opaque-ports", ports);
-    let database = |name: &str, annotations: &[(&str, &str)]| {
-        let mut pod = pods::unmeshed(name);
-        pod["metadata"]["annotations"] = annotations.iter().copied().collect();
-        pod
-    };
-    let of_namespace = opaque("25,587,3306,4444,5432,6379,9300,11211");
-    pods.start(&[
-        database("mysql", &[opaque("3306")]),
-        database("postgres", &[opaque("5432"), disabled]),
-        database("redis", &[of_namespace]),
-        database("memcached", &[of_namespace, disabled]),
-        pods::meshed("meshed"),
-    ]);
-    let counts = ["mysql", "postgres", "redis", "memcached", "meshed"];
-    let counts = counts.map(|name| node.api_requests(name));
-    println!("API requests: four databases and a meshed pod: {counts:?}");
-    assert_eq!(counts, [0, 0, 0, 0, 2]);
-
-    scene.uninstall();
 }
 
 #[test]
@@ -171,6 +129,40 @@ fn without_an_api_server_unmeshed_and_injected_pods_start_and_other_meshed_pods_
     until("the meshed pod runs", || meshed.runs());
     pods.until_proxied("client", &format!("{}:8080", meshed.address()));
     drop((injected, meshed));
+    scene.uninstall();
+}
+
+#[test]
+fn known_pods_restart_redirected_while_agent_and_api_server_are_dead() {
+    let scene = Scene::installed(&[]);
+    let Scene { node, pods, .. } = &scene;
+    let names = ["injected", "manual", "by-hand"];
+    pods.start(&[injected("injected"), pods::meshed("manual"), hand_made("by-hand")]);
+    pods.start(&[pods::unmeshed("unmeshed")]);
+    let all = names.iter().chain(&["unmeshed"]);
+    let addresses: Vec<_> = all.map(|name| (*name, address_of(name).unwrap())).collect();
+    let agent = agent();
+    node.without_api_server(|| {
+        kill(agent.pid, Signal::SIGKILL).unwrap();
+        let begin = Instant::now();
+        for (name, old) in &addresses {
+            kill_sandbox(name);
+            let mut new = String::new();
+            until("the pod has a new address", || {
+                new = address_of(name).unwrap_or_default();
+                !new.is_empty() && new != *old
+            });
+            let mut answer = String::new();
+            until("the pod answers", || {
+                answer = connect(&new).unwrap_or_default();
+                !answer.is_empty()
+            });
+            let responder = if names.contains(name) { "proxy-inbound" } else { "app-of-unmeshed" };
+            assert!(answer.starts_with(responder), "{name}: {answer}");
+            println!("{name} runs again after {:.1?}: {}", begin.elapsed(), answer.trim());
+        }
+    });
+    until("the agent is ready", is_ready);
     scene.uninstall();
 }
 

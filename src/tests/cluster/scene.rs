@@ -1,7 +1,7 @@
 //! What most tests begin and end with: the node, a release of the chart, and pods.
 
 use crate::helm::Helm;
-use crate::node::{Files, Node};
+use crate::node::{Files, Node, copied_pods};
 use crate::pods::Pods;
 
 /// The node for the exclusive use of one test, its release and its pods. After a panic, dropping the value deletes the
@@ -48,6 +48,7 @@ impl Scene {
         drop(self.pods);
         uninstall(&self.helm);
         assert_eq!(self.node.files(), self.before, "uninstalling leaves the node's files");
+        assert_eq!(copied_pods(), [""; 0], "uninstalling removes the copy of the node's pods");
     }
 }
 

@@ -28,14 +28,30 @@ pub fn during(what: &str, event: impl FnOnce()) {
     assert!(failures.is_empty(), "{what}: {failures:#?}");
 }
 
+/// The same, and every second pod is hand-made, without an annotation: an agent has to keep its copy all the time.
+pub fn of_any_origin(what: &str, event: impl FnOnce()) {
+    let failures = of(&[json!({}), annotations()], what, event);
+    assert!(failures.is_empty(), "{what}: {failures:#?}");
+}
+
 /// Runs `event` while pods start, asserts that every pod was redirected, and prints the figures. A pod may start after a
 /// failed first try, as while upstream's agent has the plugin removed. Returns the failures of the plugin.
 pub fn with_retries(what: &str, event: impl FnOnce()) -> Vec<String> {
+    of(&[annotations()], what, event)
+}
+
+/// Annotations of a pod with a proxy.
+fn annotations() -> Value {
+    json!({"linkerd.io/proxy-version": "test"})
+}
+
+/// The same with pods that have these annotations in turn.
+fn of(annotations: &[Value], what: &str, event: impl FnOnce()) -> Vec<String> {
     let namespace = Namespace::new();
     let over = AtomicBool::new(false);
     let begin = Instant::now();
     let (took, pods) = thread::scope(|scope| {
-        let pods = scope.spawn(|| namespace.keep_starting(&over));
+        let pods = scope.spawn(|| namespace.keep_starting(annotations, &over));
         let end = SetOnDrop(&over);
         event();
         let took = begin.elapsed();
@@ -80,12 +96,14 @@ impl Namespace {
     }
 
     /// Starts pods until `over`, and at least [`LEAST`] of them. Returns all pods after their end.
-    fn keep_starting(&self, over: &AtomicBool) -> Vec<Value> {
+    fn keep_starting(&self, annotations: &[Value], over: &AtomicBool) -> Vec<Value> {
         let mut created = 0;
         while !over.load(Ordering::Relaxed) || created < LEAST {
             let waiting = self.pods().iter().filter(|pod| !is_over(pod)).count();
             if waiting <= WAITING - BATCH && created < MOST {
-                let pods = (0..BATCH).map(|n| self.pod(created + n));
+                let pods = (created..created + BATCH).map(|number| {
+                    validating_pod(&self.0, number, &annotations[number % annotations.len()])
+                });
                 apply(
                     &json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}),
                 );
@@ -107,10 +125,6 @@ impl Namespace {
         let list = kubectl(&["get", "pods", "-n", &self.0, "-o", "json"]);
         let mut list: Value = serde_json::from_str(&list).unwrap();
         serde_json::from_value(list["items"].take()).unwrap()
-    }
-
-    fn pod(&self, number: usize) -> Value {
-        validating_pod(&self.0, number, &json!({"linkerd.io/proxy-version": "test"}))
     }
 
     /// Messages of failures to set up a pod's network; kubelet retries.

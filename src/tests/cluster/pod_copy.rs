@@ -1,0 +1,197 @@
+//! The copy of the node's pods that the agent keeps for the plugin: how many requests pods cause with and without it,
+//! and who waits for it.
+
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::burst::validating_pod;
+use crate::outage::injected;
+use crate::pods::{self, Pods, apply, command, container, in_default, kubectl};
+use crate::repair::set;
+use crate::scene::{OnDrop, Scene};
+use crate::until::{until, until_within};
+
+const PROFILES: [&str; 5] = ["general", "baseline", "restricted", "netadmin", "sysadmin"];
+/// Number of pods that are created at once.
+const PODS: usize = 60;
+
+#[test]
+fn pods_of_every_origin_are_decided_by_their_containers_without_an_api_request() {
+    let scene = Scene::installed(&[]);
+    let Scene { node, pods, .. } = &scene;
+    pods.start(&[pods::unmeshed("client"), pods::meshed("web")]);
+    pods.start(&[injected("injected"), hand_made("by-hand"), annotated_only(), with_init()]);
+    pods.start(&databases());
+    for name in ["web", "injected", "by-hand"] {
+        pods.assert_answers("client", name, "proxy-inbound");
+    }
+    pods.assert_answers("client", "annotated", "app-of-annotated");
+    pods.assert_answers("client", "with-init", "app-of-with-init");
+    copy_by_kubectl_debug();
+    for profile in PROFILES {
+        until("the copy's proxy responds", || {
+            let response = response_of_copy(pods, profile);
+            assert!(!response.starts_with("app-of"), "the copy {profile} starts bare: {response}");
+            response.starts_with("proxy-inbound")
+        });
+    }
+    let static_pod = node.static_pod(&in_default(hand_made("static")));
+    until("the static pod runs", || static_pod.runs());
+    pods.until_proxied("client", &format!("{}:8080", static_pod.address()));
+
+    let names = ["web", "injected", "by-hand", "annotated", "with-init", "client", "default"];
+    let names = names.iter().chain(&DATABASES);
+    let counts: Vec<_> = names.map(|name| (*name, node.api_requests(name))).collect();
+    println!("API requests: {counts:?}");
+    assert!(counts.iter().all(|(_, count)| *count == 0), "{counts:?}");
+    drop(static_pod);
+    scene.uninstall();
+}
+
+#[test]
+fn of_sixty_pods_at_once_at_most_one_percent_wait_longer_than_the_limit() {
+    let scene = Scene::installed(&[]);
+    kubectl("create namespace sixty");
+    pods::until_account("sixty");
+    let namespace = OnDrop(|| {
+        let _ = command("delete namespace sixty --timeout=60s").output();
+    });
+    let annotations = [json!({"linkerd.io/proxy-version": "test"}), json!({})];
+    let pods = (0..PODS).map(|number| validating_pod("sixty", number, &annotations[number % 2]));
+    apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}));
+    until_within(Duration::from_secs(180), "all pods are redirected", || {
+        let phases = kubectl("get pods -n sixty -o jsonpath={.items[*].status.phase}");
+        assert!(!phases.contains("Failed"), "bare: {phases}");
+        phases.matches("Succeeded").count() == PODS
+    });
+    let log = kubectl("logs -n linkerd-cni daemonset/linkerd-cni");
+    let lines: Vec<_> = log.lines().filter(|line| line.contains("ADD sixty/")).collect();
+    let late: Vec<_> = lines.iter().filter(|line| !line.contains("source copy")).collect();
+    let mut times: Vec<u64> = lines.iter().filter_map(|line| milliseconds(line)).collect();
+    times.sort_unstable();
+    let share = 100.0 * late.len() as f64 / lines.len() as f64;
+    println!(
+        "{} ADDs at once: {share:.1} % had no copy after 100 ms; median {} ms, longest {} ms",
+        lines.len(),
+        times[times.len() / 2],
+        times[times.len() - 1]
+    );
+    assert!(lines.len() >= PODS && share <= 1.0, "{late:#?}");
+    drop(namespace);
+    scene.remove();
+}
+
+#[test]
+fn without_the_copy_pods_cause_requests_and_an_audit_repairs_those_without_annotations() {
+    let scene = Scene::installed(&["--set=watchPods=false"]);
+    let Scene { node, helm, pods, .. } = &scene;
+    pods.start(&[pods::unmeshed("client"), pods::meshed("web"), injected("injected")]);
+    pods.start(&databases());
+    for name in ["web", "injected"] {
+        pods.assert_answers("client", name, "proxy-inbound");
+    }
+    let names = ["injected", "web", "client"];
+    let counts: Vec<_> =
+        names.iter().chain(&DATABASES).map(|name| node.api_requests(name)).collect();
+    println!("API requests: injected, manual, unmeshed and four databases: {counts:?}");
+    assert_eq!(counts, [1, 2, 0, 0, 0, 0, 0]);
+
+    // An audit repairs no pod if most pods of the node lack rules.
+    let healthy = PROFILES.map(|profile| pods::meshed(&format!("healthy-{profile}")));
+    pods.start(&healthy);
+    copy_by_kubectl_debug();
+    for profile in PROFILES {
+        until("the copy starts bare", || response_of_copy(pods, profile).starts_with("app-of-web"));
+        let metadata = field_of_copy(profile, ".metadata.labels")
+            + &field_of_copy(profile, ".metadata.annotations");
+        assert!(!metadata.contains("linkerd.io"), "{profile}: {metadata}");
+        println!(
+            "{profile}: phase {}, metadata {metadata:?}",
+            field_of_copy(profile, ".status.phase")
+        );
+    }
+    // The debug container must not run as root with this profile, and its image has no other user.
+    assert_eq!(field_of_copy("restricted", ".status.phase"), "Pending");
+
+    helm.run("upgrade", &["--set=watchPods=false", &set("in-place", 3)]);
+    for profile in PROFILES {
+        until_within(Duration::from_secs(60), "the audit repairs the copy", || {
+            response_of_copy(pods, profile).starts_with("proxy-inbound")
+        });
+        let copy = format!("involvedObject.name=web-{profile},reason=LinkerdCNIRulesMissing");
+        until("the Event on the copy", || {
+            !kubectl(&format!("get events -n web -o name --field-selector {copy}")).is_empty()
+        });
+    }
+    scene.remove();
+}
+
+/// Milliseconds of a call, from its line in the agent's log.
+fn milliseconds(line: &str) -> Option<u64> {
+    line.split(" ms").next()?.rsplit(' ').next()?.parse().ok()
+}
+
+/// A meshed pod whose author added the proxy, without any label or annotation of Linkerd.
+pub fn hand_made(name: &str) -> Value {
+    let mut pod = pods::meshed(name);
+    pod["metadata"]["labels"] = json!({});
+    pod["metadata"]["annotations"] = json!({});
+    pod
+}
+
+/// An unmeshed pod with the annotations of a meshed one.
+fn annotated_only() -> Value {
+    let mut pod = pods::unmeshed("annotated");
+    pod["metadata"]["annotations"] = injected("annotated")["metadata"]["annotations"].take();
+    pod
+}
+
+/// A pod whose `linkerd-init` would apply the rules, which the plugin therefore skips.
+fn with_init() -> Value {
+    let mut pod = pods::meshed("with-init");
+    pod["spec"]["initContainers"] = json!([container("linkerd-init", 1000, &["wait", "1s"])]);
+    pod
+}
+
+const DATABASES: [&str; 4] = ["mysql", "postgres", "redis", "memcached"];
+
+/// Unmeshed pods as the injector annotates them.
+fn databases() -> [Value; 4] {
+    let of_namespace = "25,587,3306,4444,5432,6379,9300,11211";
+    let ports = ["3306", "5432", of_namespace, of_namespace];
+    let mut databases = DATABASES.map(pods::unmeshed);
+    for (index, (pod, ports)) in databases.iter_mut().zip(ports).enumerate() {
+        pod["metadata"]["annotations"] = json!({"config.linkerd.io/opaque-ports": ports});
+        if index % 2 == 1 {
+            pod["metadata"]["annotations"]["linkerd.io/inject"] = json!("disabled");
+        }
+    }
+    databases
+}
+
+/// Copies the pod `web` by `kubectl debug --copy-to` with each profile, with kubectl's own defaults: only the containers
+/// of the copies show that they are meshed.
+fn copy_by_kubectl_debug() {
+    for profile in PROFILES {
+        let [copy, profile] = [format!("--copy-to=web-{profile}"), format!("--profile={profile}")];
+        let image = "--image=docker.io/library/linkerd2-cni-probe:test";
+        let debug = ["debug", "-n", "web", "web", &copy, &profile, image];
+        let run = ["--image-pull-policy=Never", "--container=debugger", "--attach=false"];
+        kubectl(&[&debug[..], &run, &["--", "/probe", "wait", "60m"]].concat());
+    }
+    for profile in PROFILES {
+        let running = ".status.containerStatuses[?(@.name=='linkerd-proxy')].state.running";
+        until("the copy's proxy runs", || !field_of_copy(profile, running).is_empty());
+    }
+}
+
+fn field_of_copy(profile: &str, path: &str) -> String {
+    let path = format!("jsonpath={{{path}}}");
+    kubectl(&["get", "pod", "-n", "web", &format!("web-{profile}"), "-o", &path])
+}
+
+fn response_of_copy(pods: &Pods, profile: &str) -> String {
+    let target = format!("{}:8080", field_of_copy(profile, ".status.podIP"));
+    pods.connect("client", "app", &target)
+}
