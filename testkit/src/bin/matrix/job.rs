@@ -50,7 +50,12 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
         let families: Vec<_> = Family::all().into_iter().map(name).collect();
         format!("8 connections as expected over {}", families.join(" and "))
     });
-    checks.run("API requests", || requests(node));
+    checks.run("API requests", || {
+        let counts = ["meshed", "unmeshed"].map(|name| node.api_requests(name));
+        assert_eq!(counts, [0, 0], "API requests for a meshed and an unmeshed pod");
+        "none".to_owned()
+    });
+    checks.run("API requests without the node's copy", || requests_without_copy(node, helm, pods));
     checks.run("native sidecar", || {
         a_native_sidecar_passes_the_validator_and_proxies(pods);
         "the validator passed".to_owned()
@@ -86,14 +91,17 @@ fn install(helm: &Helm, set: &[&str]) -> String {
     format!("ready after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
-fn requests(node: &Node) -> String {
-    let (meshed, unmeshed) = (node.api_requests("meshed"), node.api_requests("unmeshed"));
+fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
+    helm.run("upgrade", &["--reuse-values", "--set", "watchPods=false"]);
+    pods.start(&[pods::meshed("asked"), pods::unmeshed("skipped")]);
+    let (meshed, unmeshed) = (node.api_requests("asked"), node.api_requests("skipped"));
     assert!(
         primary_cni::requests_of_meshed_pod().contains(&meshed),
         "{meshed} API requests for a meshed pod"
     );
     let expected = primary_cni::requests_of_unmeshed_pod();
     assert_eq!(unmeshed, expected, "API requests for a pod without injection annotations");
+    helm.run("upgrade", &["--reuse-values", "--set", "watchPods=true"]);
     format!("meshed pod {meshed}, unmeshed pod {unmeshed}")
 }
 
