@@ -30,6 +30,12 @@ const STACK: usize = 512 << 10;
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time-out of a response, as of the agent's other requests.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
+/// Longest wait before the first list. The agent is not ready before it, and a rolling update waits for
+/// that on each node.
+const START_SPREAD: Duration = Duration::from_secs(1);
+/// Longest time for which `/ready` waits for the first list.
+const FIRST_LIST: Duration = Duration::from_secs(20);
+
 /// Handle to the thread.
 #[derive(Default)]
 pub struct Pods {
@@ -57,7 +63,10 @@ impl Pods {
         let connection = Connection::new(source, USER_AGENT, deadlines);
         let (own, shared) = (Arc::clone(&pods), Arc::clone(status));
         let mut publisher = Publisher::new(run_dir.clone(), connection, own, shared);
-        let run = move || pod_watch::run(watching, &node, |update| publisher.update(update));
+        status.await_pod_copy(FIRST_LIST);
+        let run = move || {
+            pod_watch::run(watching, &node, START_SPREAD, |update| publisher.update(update));
+        };
         thread::Builder::new().name("pods".into()).stack_size(STACK).spawn(run)?;
         Ok(pods)
     }

@@ -75,6 +75,8 @@ struct State {
     /// What the last pass found.
     last_pass: StatusBody,
     pod_copy: Option<PodCopyStatus>,
+    /// Until when `/ready` waits for the first list of the node's pods.
+    pods_awaited_until: Option<Instant>,
     passes: Passes,
     /// The signal that stops the agent, if there was one.
     stopped_by: Option<String>,
@@ -93,6 +95,7 @@ impl Status {
         let state = State {
             last_pass,
             pod_copy: None,
+            pods_awaited_until: None,
             passes,
             stopped_by: None,
             is_serving: false,
@@ -104,6 +107,12 @@ impl Status {
     /// Sets what the last pass found.
     pub fn publish(&self, last_pass: StatusBody) {
         self.state().last_pass = last_pass;
+    }
+
+    /// Makes `/ready` wait until the node's pods are copied, or that fails, at most for `longest`. In a
+    /// rolling update the earlier agent keeps the copy until this one is ready.
+    pub fn await_pod_copy(&self, longest: Duration) {
+        self.state().pods_awaited_until = Some(Instant::now() + longest);
     }
 
     /// Sets what is known about the node's copy of its pods.
@@ -180,16 +189,20 @@ impl State {
     /// Returns whether the last pass found the node ready and is recent, and what `/ready` adds then.
     ///
     /// # Errors
-    /// Why the node is not ready: a stop signal, no recent pass, or the problems of the last pass.
+    /// Why the node is not ready: a stop signal, no recent pass, the problems of the last pass, or no list
+    /// of the pods yet.
     fn ready(&self, now: Instant) -> Result<Option<String>, String> {
         if let Some(signal) = &self.stopped_by {
             return Err(format!("received {signal}"));
         }
         self.passes.recent(now)?;
-        match &self.last_pass.not_ready {
-            Some(why) => Err(why.clone()),
-            None => Ok(self.last_pass.note.clone()),
+        if let Some(why) = &self.last_pass.not_ready {
+            return Err(why.clone());
         }
+        if self.pod_copy.is_none() && self.pods_awaited_until.is_some_and(|until| now < until) {
+            return Err("waiting for the first list of the node's pods".to_owned());
+        }
+        Ok(self.last_pass.note.clone())
     }
 
     /// Returns whether the agent's main thread makes progress, on directories that are the node's.
@@ -329,6 +342,20 @@ mod tests {
         let body: StatusBody = serde_json::from_str(&text).unwrap();
         assert_eq!(body.token_expires, Some(1_800_000_000));
         assert_eq!((body.contended.len(), body.ready), (1, false));
+    }
+
+    #[test]
+    fn ready_waits_for_the_first_list_of_pods_until_it_fails_or_the_deadline() {
+        let status = Status::new(60 * SECOND);
+        status.publish(StatusBody::default());
+        status.await_pod_copy(20 * SECOND);
+        let ready = |later: Duration| status.state().ready(Instant::now() + later);
+        let why = "waiting for the first list of the node's pods";
+        assert_eq!(ready(Duration::ZERO), Err(why.into()));
+        assert_eq!(ready(21 * SECOND), Ok(None));
+        let problem = Some("HTTP 403".into());
+        status.set_pod_copy(PodCopyStatus { problem, ..PodCopyStatus::default() });
+        assert_eq!(ready(Duration::ZERO), Ok(None));
     }
 
     #[test]

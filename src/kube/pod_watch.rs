@@ -13,10 +13,6 @@ use super::retry::Retry;
 use super::types::Metadata;
 use crate::backoff::{Backoff, Limits, between, jitter};
 
-/// Longest wait before the first list, so that programs that start together on many nodes do
-/// not list together.
-const START_SPREAD: Duration = Duration::from_secs(5);
-
 /// Waits before a failed request is sent again. A restart of the API server ends the watches of all
 /// nodes at once: the first retries are spread over the first of these times.
 pub const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(30)];
@@ -132,16 +128,18 @@ fn encode(text: &str) -> String {
 }
 
 /// Lists and watches the pods of the node until the process exits; there is no state to clean up.
-/// Calls `on_update` for what arrives. `Break` asks for a new list at once.
+/// Calls `on_update` for what arrives. `Break` asks for a new list at once. Waits before the first
+/// list, at most for `spread`, so that programs that start together on many nodes do not list together.
 ///
 /// Without failures, sends one request in 30 to 60 minutes. After a failure, waits with
 /// jitter and backoff before the next request. Only a watch of at least a minute resets the backoff.
 pub fn run<T: FromPod>(
     mut connection: Connection,
     node: &str,
+    spread: Duration,
     mut on_update: impl FnMut(Update<'_, T>) -> ControlFlow<()>,
 ) {
-    thread::sleep(jitter(START_SPREAD));
+    thread::sleep(jitter(spread));
     let mut backoff = Backoff::spread(RETRIES);
     let mut version: Option<String> = None;
     loop {

@@ -1,12 +1,15 @@
 //! Queues the stranded pods that the watch of the node's pods finds. The worker repairs them.
 
 use std::ops::ControlFlow;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use crate::kube::connection::Connection;
 use crate::kube::pod_watch::{self, Update};
 use crate::repair::Shared;
 use crate::repair::stranded::{FoundBy, StrandedPod};
+
+/// Longest wait before the first list.
+const START_SPREAD: Duration = Duration::from_secs(5);
 
 /// Watches the pods of `node` until the process exits.
 ///
@@ -21,7 +24,7 @@ pub fn run(connection: Connection, node: &str, shared: &Shared) {
         }
         is_accepted
     };
-    pod_watch::run(connection, node, |update| {
+    pod_watch::run(connection, node, START_SPREAD, |update| {
         match update {
             Update::Listed { mut pods, dropped } => {
                 shared.relist.record_list(Instant::now());
