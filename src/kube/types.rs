@@ -2,89 +2,20 @@
 //!
 //! A `null` field is read as missing, as in Go's clients: Go writes `"creationTimestamp":null`.
 
-use std::borrow::Cow;
+mod fields;
+
 use std::collections::BTreeMap;
-use std::fmt;
 
-use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
-use serde::{Deserialize, Deserializer};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 
-/// Reads a field; `null` is the default value.
-pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
-    field: D,
-) -> Result<T, D::Error> {
-    Ok(Option::deserialize(field)?.unwrap_or_default())
-}
-
-/// Rejects an object of an unexpected kind, e.g. a Status, which has metadata too. Objects in lists
-/// have no kind.
-fn kind<'de, D: Deserializer<'de>>(field: D, wanted: &str) -> Result<(), D::Error> {
-    match Option::<Cow<'de, str>>::deserialize(field)? {
-        Some(kind) if kind != wanted => {
-            Err(D::Error::custom(format_args!("unexpected kind of object, expected {wanted}")))
-        }
-        _ => Ok(()),
-    }
-}
-
-fn pod<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
-    kind(field, "Pod")
-}
-
-fn namespace<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
-    kind(field, "Namespace")
-}
+pub(crate) use fields::null_as_default;
+use fields::{annotations, listen_addresses, namespace, pod};
 
 /// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
 /// pod. The mirror pod's own UID differs. `kubernetes.io/config.hash` has the same value, but can be
 /// added to an existing pod; the API server rejects an update that adds this annotation.
 pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
-
-/// Whether a program reads the annotation: it is Linkerd's, Helm's or [`STATIC_POD_UID`].
-fn is_read(key: &str) -> bool {
-    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-    let is_linkerds = domain == "linkerd.io" || domain.ends_with(".linkerd.io");
-    is_linkerds || domain == "meta.helm.sh" || key == STATIC_POD_UID
-}
-
-/// Keeps the annotations that a program reads and drops each other one before the next is read: an
-/// object may have 256 KiB of annotations.
-fn annotations<'de, D: Deserializer<'de>>(field: D) -> Result<BTreeMap<String, String>, D::Error> {
-    struct Read;
-
-    impl<'de> Visitor<'de> for Read {
-        type Value = BTreeMap<String, String>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a map of annotations")
-        }
-
-        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(BTreeMap::new())
-        }
-
-        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(BTreeMap::new())
-        }
-
-        fn visit_some<D: Deserializer<'de>>(self, field: D) -> Result<Self::Value, D::Error> {
-            field.deserialize_map(self)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut field: A) -> Result<Self::Value, A::Error> {
-            let mut annotations = BTreeMap::new();
-            while let Some(key) = field.next_key::<String>()? {
-                match is_read(&key) {
-                    true => drop(annotations.insert(key, field.next_value()?)),
-                    false => drop(field.next_value::<IgnoredAny>()?),
-                }
-            }
-            Ok(annotations)
-        }
-    }
-
-    field.deserialize_option(Read)
-}
 
 /// The error object of the API server.
 #[derive(Debug, Deserialize)]
@@ -173,40 +104,6 @@ pub struct EnvVar {
     pub name: String,
     #[serde(default, deserialize_with = "null_as_default")]
     pub value: String,
-}
-
-/// Keeps the proxy's listen addresses and drops each other variable before the next is read: a
-/// pod may have a megabyte of variables.
-fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
-    struct Addresses;
-
-    impl<'de> Visitor<'de> for Addresses {
-        type Value = Vec<EnvVar>;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a sequence")
-        }
-
-        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(Vec::new())
-        }
-
-        fn visit_some<D: Deserializer<'de>>(self, env: D) -> Result<Self::Value, D::Error> {
-            env.deserialize_seq(self)
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut env: A) -> Result<Self::Value, A::Error> {
-            let mut addresses = Vec::new();
-            while let Some(var) = env.next_element::<EnvVar>()? {
-                if var.name.starts_with("LINKERD2_PROXY_") && var.name.contains("_LISTEN_ADDR") {
-                    addresses.push(var);
-                }
-            }
-            Ok(addresses)
-        }
-    }
-
-    env.deserialize_option(Addresses)
 }
 
 /// The `status` of a pod.

@@ -1,0 +1,145 @@
+//! Reads fields of objects, and drops what no program keeps.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt;
+
+use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::{EnvVar, STATIC_POD_UID};
+
+/// Reads a field; `null` is the default value.
+pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    field: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(field)?.unwrap_or_default())
+}
+
+/// Rejects an object of an unexpected kind, e.g. a Status, which has metadata too. Objects in lists
+/// have no kind.
+fn kind<'de, D: Deserializer<'de>>(field: D, wanted: &str) -> Result<(), D::Error> {
+    match Option::<Cow<'de, str>>::deserialize(field)? {
+        Some(kind) if kind != wanted => {
+            Err(D::Error::custom(format_args!("unexpected kind of object, expected {wanted}")))
+        }
+        _ => Ok(()),
+    }
+}
+
+pub(super) fn pod<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
+    kind(field, "Pod")
+}
+
+pub(super) fn namespace<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
+    kind(field, "Namespace")
+}
+
+/// Whether a program reads the annotation: it is Linkerd's, Helm's or [`STATIC_POD_UID`].
+fn is_read(key: &str) -> bool {
+    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
+    let is_linkerds = domain == "linkerd.io" || domain.ends_with(".linkerd.io");
+    is_linkerds || domain == "meta.helm.sh" || key == STATIC_POD_UID
+}
+
+/// Keeps the annotations that a program reads and drops each other one before the next is read: an
+/// object may have 256 KiB of annotations.
+pub(super) fn annotations<'de, D: Deserializer<'de>>(
+    field: D,
+) -> Result<BTreeMap<String, String>, D::Error> {
+    struct Read;
+
+    impl<'de> Visitor<'de> for Read {
+        type Value = BTreeMap<String, String>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a map of annotations")
+        }
+
+        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(BTreeMap::new())
+        }
+
+        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(BTreeMap::new())
+        }
+
+        fn visit_some<D: Deserializer<'de>>(self, field: D) -> Result<Self::Value, D::Error> {
+            field.deserialize_map(self)
+        }
+
+        fn visit_map<A: MapAccess<'de>>(self, mut field: A) -> Result<Self::Value, A::Error> {
+            let mut annotations = BTreeMap::new();
+            while let Some(key) = field.next_key::<String>()? {
+                match is_read(&key) {
+                    true => drop(annotations.insert(key, field.next_value()?)),
+                    false => drop(field.next_value::<IgnoredAny>()?),
+                }
+            }
+            Ok(annotations)
+        }
+    }
+
+    field.deserialize_option(Read)
+}
+
+/// Keeps the proxy's listen addresses and drops each other variable before the next is read: a
+/// pod may have a megabyte of variables.
+pub(super) fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
+    struct Addresses;
+
+    impl<'de> Visitor<'de> for Addresses {
+        type Value = Vec<EnvVar>;
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a sequence")
+        }
+
+        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
+            Ok(Vec::new())
+        }
+
+        fn visit_some<D: Deserializer<'de>>(self, env: D) -> Result<Self::Value, D::Error> {
+            env.deserialize_seq(self)
+        }
+
+        fn visit_seq<A: SeqAccess<'de>>(self, mut env: A) -> Result<Self::Value, A::Error> {
+            let mut addresses = Vec::new();
+            while let Some(var) = env.next_element::<EnvVar>()? {
+                if var.name.starts_with("LINKERD2_PROXY_") && var.name.contains("_LISTEN_ADDR") {
+                    addresses.push(var);
+                }
+            }
+            Ok(addresses)
+        }
+    }
+
+    env.deserialize_option(Addresses)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Metadata;
+
+    #[test]
+    fn only_annotations_that_a_program_reads_are_kept() {
+        let read = |annotations: &str| {
+            let text = format!(r#"{{"annotations":{annotations}}}"#);
+            let found = serde_json::from_str::<Metadata>(&text).ok()?;
+            Some(found.annotations.into_keys().collect::<Vec<_>>())
+        };
+        let kept = [
+            "config.alpha.linkerd.io/a",
+            "kubernetes.io/config.mirror",
+            "linkerd.io/inject",
+            "meta.helm.sh/release-name",
+        ];
+        let dropped =
+            ["kubernetes.io/config.hash", "notlinkerd.io/inject", "linkerd.io", "x/linkerd.io"];
+        let all: Vec<_> =
+            kept.iter().chain(&dropped).map(|key| format!(r#""{key}":"v""#)).collect();
+        assert_eq!(read(&format!("{{{}}}", all.join(","))).unwrap(), kept);
+        assert_eq!((read("null"), read("{}")), (Some(Vec::new()), Some(Vec::new())));
+        assert_eq!((read("[]"), read(r#"{"linkerd.io/a":1}"#)), (None, None));
+    }
+}
