@@ -51,9 +51,9 @@ impl NetnsLookup {
     /// Reads the runtime's cached results. Without a readable cache, the pods are found by
     /// their addresses.
     pub fn read(settings: &Settings) -> Self {
-        let netns_dir = settings.netns_dir();
+        let netns_dir = settings.mount_prefix.join("var/run/netns");
         let mut by_pod: HashMap<String, Vec<PathBuf>> = HashMap::new();
-        for path in entries(&settings.results_dir()) {
+        for path in entries(&settings.mount_prefix.join("var/lib/cni/results")) {
             if let Ok((text, _)) = files::read(&path)
                 && let Some((pod, netns)) = cached_add(&text)
                 && let Some(name) = Path::new(&netns).file_name()

@@ -58,7 +58,7 @@ pub struct Settings {
 
     /// Path under which the host's directories are mounted
     #[arg(long, env = "CONTAINER_MOUNT_PREFIX", default_value = "/host")]
-    mount_prefix: PathBuf,
+    pub mount_prefix: PathBuf,
 
     /// CNI net dir on the host
     #[arg(long, env = "DEST_CNI_NET_DIR", default_value = "/etc/cni/net.d")]
@@ -74,15 +74,5 @@ impl Settings {
     /// Returns the mounted CNI net dir, with the network configs.
     pub fn net_dir(&self) -> PathBuf {
         self.mount_prefix.join(self.net_dir.trim_start_matches('/'))
-    }
-
-    /// Returns the mounted directory of the results that the runtime's libcni caches at each ADD.
-    pub fn results_dir(&self) -> PathBuf {
-        self.mount_prefix.join("var/lib/cni/results")
-    }
-
-    /// Returns the mounted directory with a file for the netns of each pod.
-    pub fn netns_dir(&self) -> PathBuf {
-        self.mount_prefix.join("var/run/netns")
     }
 }
