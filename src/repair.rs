@@ -39,7 +39,7 @@ pub mod stranded;
 
 use std::io;
 use std::net::SocketAddr;
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -52,7 +52,7 @@ use crate::kube::pod_watch::READ_TIMEOUT;
 use crate::kube::{Deadlines, event};
 use act::worker::{self, Worker};
 use budget::RepairBudget;
-use events::{AuditEvents, Publisher};
+use events::Publisher;
 use find::audit::Audit;
 use find::readiness::Readiness;
 use find::relist::Relist;
@@ -88,8 +88,8 @@ pub enum Error {
 pub struct Shared {
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
-    pub readiness: Readiness,
-    pub relist: Relist,
+    readiness: Mutex<Readiness>,
+    relist: Mutex<Relist>,
 }
 
 impl Shared {
@@ -105,7 +105,15 @@ impl Shared {
     /// [`MAX_PODS`](crate::kube::pod_stream::MAX_PODS) pods.
     fn record_dropped(&self, found_by: FoundBy) {
         self.metrics.queue_overflow.inc();
-        self.relist.want(found_by, Instant::now());
+        self.relist().want(found_by, Instant::now());
+    }
+
+    fn readiness(&self) -> MutexGuard<'_, Readiness> {
+        self.readiness.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn relist(&self) -> MutexGuard<'_, Relist> {
+        self.relist.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -131,12 +139,7 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
         reporter: event::Reporter { controller: CONTROLLER, instance },
         shared: Arc::clone(&shared),
     };
-    let audit = Audit {
-        connection: connection(list_and_watch),
-        settings: Arc::clone(&settings),
-        events: AuditEvents::new(publisher.clone(), settings.node.clone()),
-        shared: Arc::clone(&shared),
-    };
+    let audit = Audit::new(connection(list_and_watch), Arc::clone(&settings), publisher.clone());
     let worker = Worker {
         connection: connection(Deadlines::each(worker::REQUEST_TIMEOUT)),
         publisher,
@@ -177,7 +180,7 @@ fn serve(address: SocketAddr, shared: Arc<Shared>, net_dir: MountedDir) -> Resul
             }
             None => Ok(()),
         }),
-        ready: Box::new(move || ready.readiness.ready(Instant::now()).map(|()| None)),
+        ready: Box::new(move || ready.readiness().ready(Instant::now()).map(|()| None)),
         metrics: Box::new(move || shared.metrics.text()),
         status: None,
     };

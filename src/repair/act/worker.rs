@@ -86,7 +86,7 @@ impl Worker {
         let held_until = match self.holds.turn(pod, Instant::now()) {
             Turn::Now => None,
             Turn::AfterRepair(end) => Some(end),
-            Turn::AfterRejection(end) => return self.shared.relist.want(pod.found_by, end),
+            Turn::AfterRejection(end) => return self.shared.relist().want(pod.found_by, end),
             Turn::Ignored(why) => {
                 tracing::debug!(namespace, name, "Ignoring pod: {why}");
                 return;
@@ -108,7 +108,7 @@ impl Worker {
             // Reported once in each hold.
             NotRepaired::Held(end) => {
                 self.shared.metrics.pods_held.inc();
-                self.shared.relist.want(pod.found_by, end);
+                self.shared.relist().want(pod.found_by, end);
                 if self.holds.mark_hold_reported(pod) {
                     self.report_skipped(pod, PodEvent::SkippedForNow(REPAIRED_RECENTLY));
                 }
@@ -123,7 +123,7 @@ impl Worker {
             NotRepaired::EvictionRejected(why) => {
                 let now = Instant::now();
                 self.holds.hold(HoldReason::EvictionRejected, pod, now, SystemTime::now());
-                self.shared.relist.want(pod.found_by, now + HOLD);
+                self.shared.relist().want(pod.found_by, now + HOLD);
                 self.report_unchanged(pod, &why);
             }
             // Checked again on the pod's next event or audit: a controller may adopt the pod.
@@ -131,7 +131,7 @@ impl Worker {
             // A new list or the next audit finds the pod again.
             NotRepaired::Failed(error) => {
                 let line = error.count(self.settings.mode, &self.shared.metrics);
-                self.shared.relist.want(pod.found_by, Instant::now());
+                self.shared.relist().want(pod.found_by, Instant::now());
                 tracing::warn!(err = %error, namespace, name, "{line}");
             }
         }
@@ -171,7 +171,7 @@ impl Worker {
             Err(not_repaired) => match not_repaired.status_code() {
                 Some(404) => Err(NotRepaired::Unneeded("Pod is gone")),
                 Some(409) => {
-                    self.shared.relist.want(pod.found_by, Instant::now());
+                    self.shared.relist().want(pod.found_by, Instant::now());
                     Err(NotRepaired::Unneeded(
                         "Pod keeps changing; the next list or audit finds it again",
                     ))

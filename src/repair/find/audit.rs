@@ -10,13 +10,14 @@ use std::time::Duration;
 use crate::backoff::{Backoff, between, jitter};
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
+use crate::kube::event::{EventContent, EventType, Regarding};
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::pod_stream::{FromPod, MAX_PODS};
 use crate::kube::pod_watch::{self, RETRIES};
 use crate::kube::types::Pod;
 use crate::pod::facts::CONTROL_PLANE_LABEL;
 use crate::pod::mesh::PROXY;
-use crate::repair::events::AuditEvents;
+use crate::repair::events::Publisher;
 use crate::repair::inspect::{self, Inspected, Inspector};
 use crate::repair::settings::Settings;
 use crate::repair::stranded::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod};
@@ -27,10 +28,13 @@ const FEW_PODS: usize = 2;
 
 /// Audits the rules of the node's pods.
 pub struct Audit {
-    pub connection: Connection,
-    pub settings: Arc<Settings>,
-    pub events: AuditEvents,
-    pub shared: Arc<Shared>,
+    connection: Connection,
+    settings: Arc<Settings>,
+    publisher: Publisher,
+    shared: Arc<Shared>,
+    /// [`Config::rules_digest`](crate::config::Config::rules_digest) for which drift was reported.
+    drift_reported: Option<u64>,
+    suspension_reported: bool,
 }
 
 /// A pod to audit, reduced to the fields that an audit needs. All pods of the list are in
@@ -148,6 +152,18 @@ impl Findings {
 }
 
 impl Audit {
+    pub fn new(connection: Connection, settings: Arc<Settings>, publisher: Publisher) -> Self {
+        let shared = Arc::clone(&publisher.shared);
+        Audit {
+            connection,
+            settings,
+            publisher,
+            shared,
+            drift_reported: None,
+            suspension_reported: false,
+        }
+    }
+
     /// Audits every `period` until the queue is closed. The first audit is at a random time within the
     /// first period, and each period varies by a tenth, so that the nodes of a cluster do not audit at
     /// the same time.
@@ -201,12 +217,60 @@ impl Audit {
         metrics.audit_pods_unreadable.inc_by(findings.unreadable as u64);
         metrics.audit_pods_drifted.set(findings.drifted as i64);
         metrics.audit_repairs_suspended.set(suspended.is_some().into());
-        self.events.report_drift(&mut self.connection, findings.drifted, values);
-        self.events.report_suspension(&mut self.connection, suspended);
+        self.report_drift(findings.drifted, values);
+        self.report_suspension(suspended);
         if suspended.is_none() {
             findings.damaged.into_iter().for_each(|pod| self.shared.enqueue(pod));
         }
         self.shared.metrics.audits.inc();
+    }
+
+    /// Reports that `pods` pods have drift, unless that was reported for values with this
+    /// digest. During a rollout two repair controllers run on the node: the Event has one name.
+    fn report_drift(&mut self, pods: usize, values: u64) {
+        if pods == 0 || self.drift_reported == Some(values) {
+            return;
+        }
+        let note = format!(
+            "{pods} running pods have redirect rules of other chart values or annotations than \
+             today's, and keep them; to apply today's, restart the pods"
+        );
+        tracing::info!("{note}");
+        let id = format!("linkerd-cni-drift-{values:x}");
+        if self.publish(EventType::Normal, "LinkerdCNIRulesDrifted", note, Some(&id)) {
+            self.drift_reported = Some(values);
+        }
+    }
+
+    /// Reports that `damaged` of the `compared` pods are damaged, unless that was reported. `None`:
+    /// repairs are not suspended.
+    fn report_suspension(&mut self, suspended: Option<(usize, usize)>) {
+        let Some((damaged, compared)) = suspended else {
+            self.suspension_reported = false;
+            return;
+        };
+        let note = format!(
+            "{damaged} of {compared} audited pods have missing or changed redirect rules; the audit \
+             repairs none while these are more than half; check that the CNI plugin works on this \
+             node, then restart the pods that the log names"
+        );
+        tracing::warn!("{note}");
+        if !self.suspension_reported {
+            let reason = "LinkerdCNIRepairsSuspended";
+            self.suspension_reported = self.publish(EventType::Warning, reason, note, None);
+        }
+    }
+
+    fn publish(
+        &mut self,
+        kind: EventType,
+        reason: &'static str,
+        note: String,
+        id: Option<&str>,
+    ) -> bool {
+        let content = EventContent { kind, reason, action: "Reporting", note };
+        let node = Regarding::node(&self.settings.node);
+        self.publisher.publish(&mut self.connection, node, &content, id)
     }
 }
 

@@ -1,7 +1,6 @@
 //! Readiness of the controller, for `/ready`: whether the watch works now. Upstream's
 //! controller stays ready once its watch has started.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time without data from the API server after which the controller is not ready. The API server
@@ -11,10 +10,7 @@ const MAX_SILENCE: Duration = Duration::from_secs(300);
 
 /// Whether the connection to the API server works.
 #[derive(Default)]
-pub struct Readiness(Mutex<WatchState>);
-
-#[derive(Default)]
-struct WatchState {
+pub struct Readiness {
     /// Time of the last useful response, event or bookmark. The first one is a complete list.
     last_contact: Option<Instant>,
     /// Last error since then.
@@ -23,37 +19,29 @@ struct WatchState {
 
 impl Readiness {
     /// Records that the API server has just sent a complete list, or a useful response to a watch.
-    pub fn record_contact(&self) {
-        self.with(|state| {
-            *state = WatchState { last_contact: Some(Instant::now()), failure: None }
-        });
+    pub fn record_contact(&mut self) {
+        *self = Readiness { last_contact: Some(Instant::now()), failure: None };
     }
 
     /// Records why a list or watch failed.
-    pub fn record_failure(&self, reason: String) {
-        self.with(|state| state.failure = Some(reason));
+    pub fn record_failure(&mut self, reason: String) {
+        self.failure = Some(reason);
     }
 
     /// Returns `Ok` if the controller is ready at `now`, else the reason.
     pub fn ready(&self, now: Instant) -> Result<(), String> {
-        self.with(|state| {
-            let silence = state.last_contact.map(|last| now.saturating_duration_since(last));
-            let reason = match silence {
-                None => "the node's pods are not listed yet".to_owned(),
-                Some(silence) if silence > MAX_SILENCE => {
-                    format!("no data from the API server for {silence:.0?}")
-                }
-                Some(_) => return Ok(()),
-            };
-            Err(match &state.failure {
-                Some(failure) => format!("{reason}: {failure}"),
-                None => reason,
-            })
+        let silence = self.last_contact.map(|last| now.saturating_duration_since(last));
+        let reason = match silence {
+            None => "the node's pods are not listed yet".to_owned(),
+            Some(silence) if silence > MAX_SILENCE => {
+                format!("no data from the API server for {silence:.0?}")
+            }
+            Some(_) => return Ok(()),
+        };
+        Err(match &self.failure {
+            Some(failure) => format!("{reason}: {failure}"),
+            None => reason,
         })
-    }
-
-    fn with<T>(&self, access: impl FnOnce(&mut WatchState) -> T) -> T {
-        access(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }
 
@@ -63,7 +51,7 @@ mod tests {
 
     #[test]
     fn the_controller_is_ready_after_the_first_list_while_the_api_server_sends_data() {
-        let readiness = Readiness::default();
+        let mut readiness = Readiness::default();
         let not_listed = "the node's pods are not listed yet";
         assert_eq!(readiness.ready(Instant::now()), Err(not_listed.into()));
         readiness.record_failure("connection refused".into());

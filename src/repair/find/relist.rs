@@ -1,7 +1,6 @@
 //! When the watch lists the pods again because stranded pods were not repaired (full queue, error, hold).
-//! Without a new list such a pod would wait for its next event.
+//! Without a new list such a pod would wait for its next event. Pure.
 
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use crate::backoff::{Backoff, Limits};
@@ -15,9 +14,7 @@ const DELAYS: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
 const CALM: Duration = Duration::from_secs(600);
 
 /// The schedule of the next list.
-pub struct Relist(Mutex<Schedule>);
-
-struct Schedule {
+pub struct Relist {
     /// Earliest time at which a list helps one of the unrepaired pods. `None`: no pod is unrepaired.
     wanted: Option<Instant>,
     /// When the last list ended, and the earliest time of the next.
@@ -27,44 +24,32 @@ struct Schedule {
 
 impl Default for Relist {
     fn default() -> Self {
-        let delays = Backoff::spread(DELAYS);
-        Relist(Mutex::new(Schedule { wanted: None, last_list: None, delays }))
+        Relist { wanted: None, last_list: None, delays: Backoff::spread(DELAYS) }
     }
 }
 
 impl Relist {
     /// Records a pod that cannot be repaired before `not_before`. Ignores the pods of an audit: the
     /// next audit finds them, not a list, which finds pods by their validator.
-    pub fn want(&self, found_by: FoundBy, not_before: Instant) {
+    pub fn want(&mut self, found_by: FoundBy, not_before: Instant) {
         if found_by == FoundBy::Validator {
-            self.with(|schedule| {
-                let earlier = schedule.wanted.unwrap_or(not_before);
-                schedule.wanted = Some(earlier.min(not_before));
-            });
+            self.wanted = Some(self.wanted.map_or(not_before, |wanted| wanted.min(not_before)));
         }
     }
 
     /// Records a list at `now`, which has each pod that was unrepaired until now.
-    pub fn record_list(&self, now: Instant) {
-        self.with(|schedule| {
-            if schedule.last_list.is_none_or(|(last, _)| now - last >= CALM) {
-                schedule.delays.reset();
-            }
-            schedule.last_list = Some((now, now + schedule.delays.next_delay()));
-            schedule.wanted = None;
-        });
+    pub fn record_list(&mut self, now: Instant) {
+        if self.last_list.is_none_or(|(last, _)| now - last >= CALM) {
+            self.delays.reset();
+        }
+        self.last_list = Some((now, now + self.delays.next_delay()));
+        self.wanted = None;
     }
 
     /// Whether a list at `now` would find a pod that can be repaired, and is allowed.
     pub fn is_due(&self, now: Instant) -> bool {
-        self.with(|schedule| {
-            schedule.wanted.is_some_and(|wanted| wanted <= now)
-                && schedule.last_list.is_none_or(|(_, next)| next <= now)
-        })
-    }
-
-    fn with<T>(&self, access: impl FnOnce(&mut Schedule) -> T) -> T {
-        access(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+        self.wanted.is_some_and(|wanted| wanted <= now)
+            && self.last_list.is_none_or(|(_, next)| next <= now)
     }
 }
 
@@ -78,7 +63,7 @@ mod tests {
     fn a_list_is_due_at_the_earliest_time_of_all_unrepaired_pods() {
         let now = Instant::now();
         let after = |seconds| now + SECOND * seconds;
-        let relist = Relist::default();
+        let mut relist = Relist::default();
         assert!(!relist.is_due(after(999)), "no pod is unrepaired");
         relist.want(FoundBy::Audit, after(10));
         relist.want(FoundBy::Validator, after(60));
@@ -93,7 +78,7 @@ mod tests {
     #[test]
     fn lists_for_unrepaired_pods_back_off_until_a_calm_time_resets_them() {
         let mut now = Instant::now();
-        let relist = Relist::default();
+        let mut relist = Relist::default();
         for whole in [5, 5, 10, 20, 40, 80, 160, 300, 300] {
             relist.record_list(now);
             relist.want(FoundBy::Validator, now);

@@ -27,34 +27,34 @@ pub fn run(connection: Connection, node: &str, shared: &Shared) {
     pod_watch::run(connection, node, START_SPREAD, |update| {
         match update {
             Update::Listed { mut pods, dropped } => {
-                shared.relist.record_list(Instant::now());
+                shared.relist().record_list(Instant::now());
                 pods.retain(accept);
                 shared.queue.replace_listed(pods);
                 for _ in 0..dropped {
                     shared.record_dropped(FoundBy::Validator);
                 }
-                shared.readiness.record_contact();
+                shared.readiness().record_contact();
             }
             Update::Changed(pod) => {
                 if accept(&pod) {
                     shared.enqueue(pod);
                 }
-                shared.readiness.record_contact();
+                shared.readiness().record_contact();
             }
             Update::Deleted(metadata) => {
                 shared.queue.remove(&metadata.uid);
-                shared.readiness.record_contact();
+                shared.readiness().record_contact();
             }
-            Update::Alive => shared.readiness.record_contact(),
+            Update::Alive => shared.readiness().record_contact(),
             Update::Failed { error, wait } => {
                 tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");
                 shared.metrics.watch_errors.inc();
-                shared.readiness.record_failure(error.to_string());
+                shared.readiness().record_failure(error.to_string());
             }
         }
         // If etcd reports its progress, a bookmark arrives about once a minute, so the list is late by a
         // minute at most.
-        match shared.relist.is_due(Instant::now()) {
+        match shared.relist().is_due(Instant::now()) {
             true => ControlFlow::Break(()),
             false => ControlFlow::Continue(()),
         }
