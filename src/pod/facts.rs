@@ -48,12 +48,18 @@ pub trait ClusterLookup {
 
 impl ClusterLookup for ObjectReader {
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
-        self.namespace_annotations(name).map_err(|error| Error::new(Failure::ApiError, error))
+        self.namespace_annotations(name).map_err(unread)
     }
 
     fn api_service(&mut self) -> Result<Service, Error> {
-        self.api_server_service().map_err(|error| Error::new(Failure::ApiError, error))
+        self.api_server_service().map_err(unread)
     }
+}
+
+/// The error of a lookup by the agent or the repair controller.
+fn unread(error: String) -> Error {
+    let remedy = "check the API server, and that this program's ServiceAccount may get the object";
+    Error::new(Failure::ApiError, error).with_details(remedy)
 }
 
 /// Why an object is not the requested pod.
