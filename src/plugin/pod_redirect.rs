@@ -66,16 +66,20 @@ pub enum NodeCopy {
 /// Reads the pod from the node's copy. An unusable file counts as missing.
 pub fn node_copy(pod: &PodRef, command: Command) -> NodeCopy {
     let run_dir = pod_copy::run_dir();
+    let mut found = pod_copy::read(&run_dir, pod);
+    let is_kept = !matches!(found, Ok(Some(_))) && pod_copy::is_kept(&run_dir);
     // The agent has long seen a pod that runs.
-    let longest = if command == Command::Add { COPY_WAIT } else { Duration::ZERO };
-    match pod_copy::wait(&run_dir, pod, longest) {
+    if is_kept && command == Command::Add && matches!(found, Ok(None)) {
+        found = pod_copy::wait(&run_dir, pod, COPY_WAIT);
+    }
+    match found {
         Ok(Some(decision)) => return NodeCopy::Decides(decision),
         Ok(None) => {}
         Err(error) => {
             tracing::debug!("linkerd-cni: pod {pod}: the node's copy is unusable: {error}")
         }
     }
-    if pod_copy::is_kept(&run_dir) { NodeCopy::Lacks } else { NodeCopy::Unkept }
+    if is_kept { NodeCopy::Lacks } else { NodeCopy::Unkept }
 }
 
 /// Reads the request's pod, unless its name skips it. `copy` reads it from the node's copy.
