@@ -163,6 +163,8 @@ fn text(value: &Value) -> String {
 }
 
 fn lay_out(layout: &Layout, host: &Path) {
+    // The kubelet creates it before it starts the agent.
+    fs::create_dir_all(host.join("run/linkerd-cni")).unwrap();
     for item in layout.items() {
         let path = host.join(item.path().trim_start_matches('/'));
         fs::create_dir_all(path.parent().unwrap()).unwrap();
