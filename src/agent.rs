@@ -125,7 +125,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     if let Some(record_socket) = &record_socket {
         reconciler.yield_to_newer_agents(Arc::clone(record_socket));
     }
-    let pods = Pods::start(&settings, &status).map_err(Error::Thread)?;
+    let pods = Pods::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
     info!("starting the agent");
     let waker = watch.waker();
     let mut main_loop = MainLoop::new(watch, reconciler, &settings, &status);

@@ -11,13 +11,14 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::warn;
 
 use super::api::{USER_AGENT, source};
 use super::readiness::Status;
 use super::settings::Settings;
+use super::watch::Waker;
 use crate::kube::Deadlines;
 use crate::kube::connection::Connection;
 use crate::kube::pod_watch::{self, READ_TIMEOUT};
@@ -30,10 +31,12 @@ const STACK: usize = 512 << 10;
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time-out of a response, as of the agent's other requests.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
+/// Time-out of each phase of a request for another object. The next pods wait behind it.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest wait before the first list. The agent is not ready before it, and a rolling update waits for
 /// that on each node.
 const START_SPREAD: Duration = Duration::from_secs(1);
-/// Longest time for which `/ready` waits for the first list.
+/// Longest time for which readiness waits for the first list.
 const FIRST_LIST: Duration = Duration::from_secs(20);
 
 /// Handle to the thread.
@@ -44,8 +47,8 @@ pub struct Pods {
 
 impl Pods {
     /// Starts the thread, if the settings have all that it needs. Removes the copy of an earlier agent
-    /// if the pods are not to be watched.
-    pub fn start(settings: &Settings, status: &Arc<Status>) -> io::Result<Arc<Pods>> {
+    /// if the pods are not to be watched. Calls `waker` when it is known whether they can be listed.
+    pub fn start(settings: &Settings, status: &Arc<Status>, waker: Waker) -> io::Result<Arc<Pods>> {
         let pods = Arc::<Pods>::default();
         let Some(run_dir) = &settings.node.run_dir else { return Ok(pods) };
         if !settings.watch_pods {
@@ -57,13 +60,16 @@ impl Pods {
         let (Some(node), Some(source)) = (settings.node_name.clone(), source(settings)) else {
             return Ok(pods);
         };
-        let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
-        let watching = Deadlines { body: READ_TIMEOUT, ..deadlines };
+        let watching = Deadlines {
+            response: RESPONSE_TIMEOUT,
+            body: READ_TIMEOUT,
+            ..Deadlines::each(PHASE_TIMEOUT)
+        };
         let watching = Connection::new(source.clone(), USER_AGENT, watching);
-        let connection = Connection::new(source, USER_AGENT, deadlines);
+        let connection = Connection::new(source, USER_AGENT, Deadlines::each(LOOKUP_TIMEOUT));
         let (own, shared) = (Arc::clone(&pods), Arc::clone(status));
         let mut publisher = Publisher::new(run_dir.clone(), connection, own, shared);
-        status.await_pod_copy(FIRST_LIST);
+        status.await_pod_copy(Instant::now() + FIRST_LIST, waker);
         let run = move || {
             pod_watch::run(watching, &node, START_SPREAD, |update| publisher.update(update));
         };

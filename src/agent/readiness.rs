@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use serde::{Deserialize, Serialize};
 
 use super::metrics::Metrics;
+use super::watch::Waker;
 use crate::admin;
 
 /// Number of resync periods without a finished pass after which the agent is not ready.
@@ -75,8 +76,8 @@ struct State {
     /// What the last pass found.
     last_pass: StatusBody,
     pod_copy: Option<PodCopyStatus>,
-    /// Until when `/ready` waits for the first list of the node's pods.
-    pods_awaited_until: Option<Instant>,
+    /// Until when the node is not ready as its pods are not listed yet, and what to call when they are.
+    awaited_pods: Option<(Instant, Waker)>,
     passes: Passes,
     /// The signal that stops the agent, if there was one.
     stopped_by: Option<String>,
@@ -95,7 +96,7 @@ impl Status {
         let state = State {
             last_pass,
             pod_copy: None,
-            pods_awaited_until: None,
+            awaited_pods: None,
             passes,
             stopped_by: None,
             is_serving: false,
@@ -109,10 +110,16 @@ impl Status {
         self.state().last_pass = last_pass;
     }
 
-    /// Makes `/ready` wait until the node's pods are copied, or that fails, at most for `longest`. In a
+    /// Keeps the node unready until its pods are published, or that fails, but not beyond `end`. In a
     /// rolling update the earlier agent keeps the copy until this one is ready.
-    pub fn await_pod_copy(&self, longest: Duration) {
-        self.state().pods_awaited_until = Some(Instant::now() + longest);
+    pub fn await_pod_copy(&self, end: Instant, waker: Waker) {
+        self.state().awaited_pods = Some((end, waker));
+    }
+
+    /// Until when the node's pods are awaited, if they still are.
+    pub fn pods_awaited_until(&self) -> Option<Instant> {
+        let end = self.state().awaited_pods.as_ref()?.0;
+        (end > Instant::now()).then_some(end)
     }
 
     /// Sets what is known about the node's copy of its pods.
@@ -120,7 +127,9 @@ impl Status {
         let published = i64::try_from(pod_copy.published).unwrap_or(i64::MAX);
         self.metrics.published_pods.set(published);
         self.metrics.pod_copy_kept.set(pod_copy.kept.into());
-        self.state().pod_copy = Some(pod_copy);
+        let mut state = self.state();
+        state.pod_copy = Some(pod_copy);
+        state.awaited_pods.take().iter().for_each(|(_, waker)| waker.wake());
     }
 
     /// Returns what was set last.
@@ -189,20 +198,16 @@ impl State {
     /// Returns whether the last pass found the node ready and is recent, and what `/ready` adds then.
     ///
     /// # Errors
-    /// Why the node is not ready: a stop signal, no recent pass, the problems of the last pass, or no list
-    /// of the pods yet.
+    /// Why the node is not ready: a stop signal, no recent pass, or the problems of the last pass.
     fn ready(&self, now: Instant) -> Result<Option<String>, String> {
         if let Some(signal) = &self.stopped_by {
             return Err(format!("received {signal}"));
         }
         self.passes.recent(now)?;
-        if let Some(why) = &self.last_pass.not_ready {
-            return Err(why.clone());
+        match &self.last_pass.not_ready {
+            Some(why) => Err(why.clone()),
+            None => Ok(self.last_pass.note.clone()),
         }
-        if self.pod_copy.is_none() && self.pods_awaited_until.is_some_and(|until| now < until) {
-            return Err("waiting for the first list of the node's pods".to_owned());
-        }
-        Ok(self.last_pass.note.clone())
     }
 
     /// Returns whether the agent's main thread makes progress, on directories that are the node's.
@@ -342,20 +347,6 @@ mod tests {
         let body: StatusBody = serde_json::from_str(&text).unwrap();
         assert_eq!(body.token_expires, Some(1_800_000_000));
         assert_eq!((body.contended.len(), body.ready), (1, false));
-    }
-
-    #[test]
-    fn ready_waits_for_the_first_list_of_pods_until_it_fails_or_the_deadline() {
-        let status = Status::new(60 * SECOND);
-        status.publish(StatusBody::default());
-        status.await_pod_copy(20 * SECOND);
-        let ready = |later: Duration| status.state().ready(Instant::now() + later);
-        let why = "waiting for the first list of the node's pods";
-        assert_eq!(ready(Duration::ZERO), Err(why.into()));
-        assert_eq!(ready(21 * SECOND), Ok(None));
-        let problem = Some("HTTP 403".into());
-        status.set_pod_copy(PodCopyStatus { problem, ..PodCopyStatus::default() });
-        assert_eq!(ready(Duration::ZERO), Ok(None));
     }
 
     #[test]

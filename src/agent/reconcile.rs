@@ -184,6 +184,10 @@ impl Reconciler {
             outcomes.progress.schedule_next(over_at);
         }
         outcomes.self_test = self.check_self_test(&outcomes, kept);
+        if let Some(end) = self.status.pods_awaited_until() {
+            outcomes.lacks_pods = true;
+            outcomes.progress.schedule_next(end);
+        }
         let token = credential::token_on_host(&self.settings);
         let end = token.and_then(|token| Claims::read(&token)?.expiry());
         let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());

@@ -15,6 +15,8 @@ pub enum Subject {
     KubeconfigToken,
     NetworkConfig,
     SelfTest,
+    /// The node's copy of its pods.
+    PodCopy,
     /// Failed TokenRequests for the plugin's ServiceAccount.
     TokenRequest,
     /// The address of an API server that the settings name by a host name.
@@ -33,13 +35,14 @@ pub enum Subject {
 impl Subject {
     /// The subjects that decide whether the node is ready, in the order of `/ready`. The others
     /// are only logged.
-    pub const DECIDE_READINESS: [Subject; 6] = [
+    pub const DECIDE_READINESS: [Subject; 7] = [
         Subject::Mounts,
         Subject::Binary,
         Subject::Kubeconfig,
         Subject::KubeconfigToken,
         Subject::NetworkConfig,
         Subject::SelfTest,
+        Subject::PodCopy,
     ];
 }
 
@@ -52,6 +55,7 @@ impl fmt::Display for Subject {
             Subject::KubeconfigToken => "kubeconfig token",
             Subject::NetworkConfig => "network config",
             Subject::SelfTest => "self-test",
+            Subject::PodCopy => "copy of the pods",
             Subject::TokenRequest => "TokenRequest",
             Subject::ServerAddress => "API server address",
             Subject::Directories => "CNI directories",

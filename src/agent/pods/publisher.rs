@@ -1,12 +1,12 @@
 //! Writes and removes the files of the node's copy of its pods, as the watch reports the pods.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hasher as _};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
@@ -23,11 +23,15 @@ use crate::pod::Decision;
 use crate::pod::facts::{ClusterLookup as _, OwnFacts, PodFacts, own_facts};
 use crate::pod_copy::{self, Lock};
 
-/// Shortest wait after a response of 403, half of the longest: only an administrator changes that.
-const DENIED_WAIT: Duration = Duration::from_secs(300);
-/// Longest annotations with which a pod is published, in bytes, to bound the memory of a list. No real
-/// pod's ports and subnets come near.
-const ANNOTATIONS_LIMIT: usize = 4 << 10;
+/// Shortest wait after a second response of 403, half of the longest: only an administrator changes
+/// that. Also until the pods are listed again for those that could not be published.
+const LONG_WAIT: Duration = Duration::from_secs(300);
+/// Failures in a row from which on the copy counts as lost. A restart of the API server ends each watch,
+/// and a server that starts may respond with 403.
+const FAILURES: u32 = 2;
+/// Longest facts of a pod that is published, in bytes, to bound the memory of a list. No real pod comes
+/// near.
+const FACTS_LIMIT: usize = 4 << 10;
 
 /// What a missing permission costs, and what to do.
 const DENIED: &str = "the agent may not list and watch pods, so the plugin sends API requests for \
@@ -39,29 +43,28 @@ pub(super) struct NodePod {
     /// The pod as the runtime names it.
     pod: PodRef,
     /// A `Decision<OwnFacts>` as JSON, a third of its size: all pods of a list are in memory at once.
+    /// Empty if it is longer than [`FACTS_LIMIT`].
     facts: Box<[u8]>,
 }
 
 impl FromPod for NodePod {
     fn from_pod(object: Pod) -> Option<Self> {
-        if object.spec.host_network {
+        let has_ended = matches!(&*object.status.phase, "Succeeded" | "Failed");
+        if object.spec.host_network || has_ended {
             return None;
         }
         let pod = pod_ref(&object.metadata);
-        let facts = own_facts(object).ok()?;
-        let length = match &facts {
-            Decision::Redirect(own) => own.facts.annotations.values().map(String::len).sum(),
-            Decision::Skip(_) => 0,
-        };
-        let facts = serde_json::to_vec(&facts).ok().filter(|_| length <= ANNOTATIONS_LIMIT)?;
+        let facts = serde_json::to_vec(&own_facts(object).ok()?).ok()?;
+        let facts = if facts.len() <= FACTS_LIMIT { facts } else { Vec::new() };
         Some(NodePod { pod, facts: facts.into_boxed_slice() })
     }
 }
 
-/// Returns the pod as the runtime names it. For a static pod that is not the UID of its mirror pod.
+/// Returns the pod as the runtime names it. For a static pod that is not the UID of its mirror pod but
+/// a hash, which has no dash. Anybody who may create pods can claim the UID of another pod there.
 fn pod_ref(metadata: &Metadata) -> PodRef {
     let Metadata { namespace, name, uid, annotations, .. } = metadata;
-    let uid = annotations.get(STATIC_POD_UID).unwrap_or(uid);
+    let uid = annotations.get(STATIC_POD_UID).filter(|uid| !uid.contains('-')).unwrap_or(uid);
     PodRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
 }
 
@@ -71,12 +74,16 @@ pub(super) struct Publisher {
     connection: Connection,
     pods: Arc<Pods>,
     status: Arc<Status>,
-    /// UID of each published pod, and a hash of what its object states.
-    published: BTreeMap<String, u64>,
+    /// UID of each pod, and a hash of what its object states. Those with a problem are not published.
+    known: BTreeMap<String, u64>,
     /// By UID, or by the text of a problem without pod.
     problems: BTreeMap<String, String>,
-    /// Held while the watch is open.
+    /// Held while the watch is open, or open again soon.
     lock: Option<Lock>,
+    /// Failed requests of the watch in a row.
+    failures: u32,
+    /// When the pods are listed again if there are problems.
+    relist: Instant,
 }
 
 impl Publisher {
@@ -87,17 +94,32 @@ impl Publisher {
         pods: Arc<Pods>,
         status: Arc<Status>,
     ) -> Publisher {
-        let (published, problems) = (BTreeMap::new(), BTreeMap::new());
-        Publisher { run_dir, connection, pods, status, published, problems, lock: None }
+        Publisher {
+            run_dir,
+            connection,
+            pods,
+            status,
+            known: BTreeMap::new(),
+            problems: BTreeMap::new(),
+            lock: None,
+            failures: 0,
+            relist: Instant::now(),
+        }
     }
 
-    /// Applies an update to the copy. `Break` asks for a new list, as the copy was removed.
+    /// Applies an update to the copy. `Break` asks for a new list, as the copy was removed, or is not
+    /// complete.
     pub(super) fn update(&mut self, update: Update<'_, NodePod>) -> ControlFlow<()> {
         if self.pods.is_stopped() {
             return ControlFlow::Continue(());
         }
         match update {
-            Update::Listed { pods, .. } => self.replace(pods),
+            Update::Listed { pods, dropped } => {
+                self.replace(pods);
+                if dropped > 0 {
+                    self.report("", format!("{dropped} more pods of this node are not published"));
+                }
+            }
             Update::Changed(pod) => {
                 if let Some(mut reader) = self.reader() {
                     self.publish(pod, &mut reader);
@@ -110,24 +132,29 @@ impl Publisher {
                 return ControlFlow::Continue(());
             }
         }
+        self.failures = 0;
         let flow = self.keep();
         self.show(None);
-        flow
+        match !self.problems.is_empty() && Instant::now() >= self.relist {
+            true => ControlFlow::Break(()),
+            false => flow,
+        }
     }
 
     /// Makes the copy that of these pods.
     fn replace(&mut self, pods: Vec<NodePod>) {
         self.problems.clear();
+        self.relist = Instant::now() + between(LONG_WAIT, 2 * LONG_WAIT);
+        // Namespaces may have changed since, which no watch tells.
+        self.known.clear();
         if let Err(error) = pod_copy::create(&self.run_dir) {
             self.report("", error.to_string());
         }
         let Some(mut reader) = self.reader() else { return };
-        let listed: BTreeSet<String> = pods.iter().map(|pod| pod.pod.uid.clone()).collect();
-        self.published.retain(|uid, _| listed.contains(uid));
         for pod in pods {
             self.publish(pod, &mut reader);
         }
-        let keep = self.published.keys().cloned().collect();
+        let keep = self.known.keys().cloned().collect();
         for error in pod_copy::retain(&self.run_dir, &keep) {
             self.report("", error.to_string());
         }
@@ -144,36 +171,43 @@ impl Publisher {
         }
     }
 
-    /// Publishes the pod, unless its file is right. Removes the file if that fails.
+    /// Publishes the pod, unless its file is right. Removes the file if that fails. Until the next list,
+    /// only a change of the pod repeats requests that failed.
     fn publish(&mut self, NodePod { pod, facts }: NodePod, reader: &mut ObjectReader) {
         let hash = hash(&facts);
         let is_whole = || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_)));
-        if self.published.get(&pod.uid) == Some(&hash) && is_whole() {
+        let is_known = self.known.insert(pod.uid.clone(), hash) == Some(hash);
+        if is_known && (self.problems.contains_key(&pod.uid) || is_whole()) {
             return;
         }
-        let uid = pod.uid.clone();
-        let written = complete(&facts, &pod.namespace, reader).and_then(|decision| {
-            match self.pods.is_stopped() {
-                true => Ok(()),
-                false => pod_copy::publish(&self.run_dir, pod.clone(), decision)
-                    .map_err(|error| error.to_string()),
-            }
-        });
-        match written {
-            Ok(()) => {
-                self.published.insert(uid.clone(), hash);
-                self.problems.remove(&uid);
-            }
-            Err(problem) => {
-                self.remove(&pod);
-                self.report(&uid, format!("pod {pod} is not published: {problem}"));
+        let decision = match complete(&facts, &pod.namespace, reader) {
+            _ if self.pods.is_stopped() => return,
+            Ok(decision) => decision,
+            Err(problem) => return self.withhold(&pod, &problem),
+        };
+        match pod_copy::publish(&self.run_dir, pod.clone(), decision) {
+            Ok(()) => drop(self.problems.remove(&pod.uid)),
+            Err(error) => {
+                // Each update tries again, which costs no request.
+                self.known.remove(&pod.uid);
+                self.withhold(&pod, &error.to_string());
             }
         }
     }
 
+    /// Removes the pod's file, for this reason.
+    fn withhold(&mut self, pod: &PodRef, problem: &str) {
+        self.remove_file(pod);
+        self.report(&pod.uid, format!("pod {pod} is not published: {problem}"));
+    }
+
     fn remove(&mut self, pod: &PodRef) {
-        self.published.remove(&pod.uid);
+        self.known.remove(&pod.uid);
         self.problems.remove(&pod.uid);
+        self.remove_file(pod);
+    }
+
+    fn remove_file(&mut self, pod: &PodRef) {
         if let Err(error) = pod_copy::remove(&self.run_dir, pod) {
             self.report(&pod.uid, error.to_string());
         }
@@ -186,14 +220,13 @@ impl Publisher {
             Some(lock) if lock.is_in_place(&self.run_dir) => return ControlFlow::Continue(()),
             Some(_) => {
                 self.lock = None;
-                self.published.clear();
                 return ControlFlow::Break(());
             }
             None => {}
         }
         match Lock::take(&self.run_dir) {
             Ok(lock) => {
-                info!("the node's copy of its pods is complete: {} pods", self.published.len());
+                info!("the node's copy of its pods is complete: {} pods", self.published());
                 self.lock = Some(lock);
             }
             Err(error) => self.report("", error.to_string()),
@@ -201,10 +234,15 @@ impl Publisher {
         ControlFlow::Continue(())
     }
 
-    /// Releases the lock, and waits longer if only an administrator can correct the failure.
+    /// Releases the lock from the second failure in a row on. Then waits longer if only an administrator
+    /// can correct the failure.
     fn fail(&mut self, error: &pod_watch::Error, wait: Duration) {
-        self.lock = None;
-        if !error.is_denied() {
+        self.failures += 1;
+        let is_lost = self.failures >= FAILURES;
+        if is_lost {
+            self.lock = None;
+        }
+        if !error.is_denied() || !is_lost {
             warn!("cannot watch the pods of this node; retrying in {wait:.1?}: {error}");
             return self.show(Some(error.to_string()));
         }
@@ -213,7 +251,7 @@ impl Publisher {
             warn!("{problem}");
         }
         self.show(Some(problem));
-        thread::sleep(between(DENIED_WAIT, 2 * DENIED_WAIT));
+        thread::sleep(between(LONG_WAIT, 2 * LONG_WAIT));
     }
 
     /// Logs a problem once, and keeps it for `/status`. `uid` is empty if it is not that of a pod.
@@ -225,10 +263,15 @@ impl Publisher {
         }
     }
 
+    /// Returns the number of pods with a file.
+    fn published(&self) -> usize {
+        self.known.keys().filter(|uid| !self.problems.contains_key(*uid)).count()
+    }
+
     /// Sets what `/status` and the metrics say.
     fn show(&self, problem: Option<String>) {
         self.status.set_pod_copy(PodCopyStatus {
-            published: self.published.len(),
+            published: self.published(),
             kept: self.lock.is_some(),
             problem: problem.or_else(|| self.problems.values().next().cloned()),
         });
@@ -241,6 +284,9 @@ fn complete(
     namespace: &str,
     reader: &mut ObjectReader,
 ) -> Result<Decision<PodFacts>, String> {
+    if facts.is_empty() {
+        return Err(format!("its annotations and containers need more than {FACTS_LIMIT} bytes"));
+    }
     let own: OwnFacts = match serde_json::from_slice(facts).map_err(|error| error.to_string())? {
         Decision::Redirect(own) => own,
         Decision::Skip(reason) => return Ok(Decision::Skip(reason)),

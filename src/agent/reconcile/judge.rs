@@ -107,6 +107,9 @@ pub struct Outcomes {
     pub contended: Vec<ContendedFile>,
     /// `None` if no self-test is due.
     pub self_test: Option<SelfTestOutcome>,
+    /// The node's pods were not listed yet, nor could that fail. Until then, a pod whose annotations
+    /// say nothing of its proxy may start without rules.
+    pub lacks_pods: bool,
     /// Progress of what is not a step.
     pub progress: Progress,
 }
@@ -178,6 +181,8 @@ impl Outcomes {
         if let Some(SelfTestOutcome::Ended(TestOutcome::Failed(why))) = &self.self_test {
             add(Subject::SelfTest, Some(Problem(why.clone())));
         }
+        let unlisted = "the pods of this node are not listed yet";
+        add(Subject::PodCopy, self.lacks_pods.then(|| Waiting(unlisted.to_owned())));
         findings
     }
 
@@ -347,6 +352,11 @@ mod tests {
                 },
                 Some("kubeconfig: HTTP 403"),
                 &["kubeconfig"],
+            ),
+            (
+                Outcomes { lacks_pods: true, ..Outcomes::default() },
+                Some("copy of the pods: the pods of this node are not listed yet"),
+                &[],
             ),
             (
                 Outcomes { self_test: Some(SelfTestOutcome::Running), ..Outcomes::default() },
