@@ -84,7 +84,7 @@ impl Error {
                 "end what the process that holds the lock is doing, or set the chart's iptablesMode to native, which needs no lock".to_owned(),
             ),
             Error::Unread { .. } => Some(
-                "check the node's audit log for SELinux denials of this program, or set the chart's iptablesMode to native, which runs no program".to_owned(),
+                "check the node's audit log for SELinux denials of the iptables program that the message names, or set the chart's iptablesMode to native, which runs no program".to_owned(),
             ),
             Error::Native { remedy, .. } => remedy.clone(),
             Error::OldKernel { .. } => {

@@ -199,8 +199,8 @@ impl ApiHandle {
         }
     }
 
-    /// Queues an Event. Drops an Event on another pod if it repeats a recent one, or if too many are
-    /// waiting.
+    /// Queues an Event. An Event on a pod other than the agent's own is dropped if it repeats a recent
+    /// one, or if too many are waiting.
     pub fn report_event(&self, event: Event) {
         let reason = event.content().reason;
         let mut state = self.state();

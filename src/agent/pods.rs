@@ -33,8 +33,8 @@ const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 /// Time-out of each phase of a request for another object. The next pods wait behind it.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest wait before the first list. The agent is not ready before it, and a rolling update waits for
-/// that on each node.
+/// Longest wait before the first list. Short, as the agent is not ready before that list, and a rolling
+/// update waits for each node.
 const START_SPREAD: Duration = Duration::from_secs(1);
 /// Longest time for which readiness waits for the first list.
 const FIRST_LIST: Duration = Duration::from_secs(20);

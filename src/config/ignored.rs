@@ -1,4 +1,5 @@
-//! Elements of a pod's port lists that have no effect.
+//! Elements of a pod's port lists that have no effect. [`Config::resolve`](super::Config::resolve) drops
+//! them, or fails the pod if the plugin entry says so.
 
 use std::fmt;
 

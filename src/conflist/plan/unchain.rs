@@ -69,7 +69,7 @@ fn unchain_file(
         if let OriginalContent::Link(target) = &original.content
             && link == Some(target)
         {
-            // The link was restored, or not replaced yet.
+            // The file is the original symbolic link, still or again: there is nothing to undo.
             return Ok(None);
         }
         let name = file.name.clone();

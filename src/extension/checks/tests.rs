@@ -281,7 +281,7 @@ fn each_obstacle_to_an_installation_is_reported() {
 }
 
 #[test]
-fn the_oldest_kubernetes_is_that_of_the_chart() {
+fn the_oldest_supported_kubernetes_is_the_charts_kube_version() {
     let chart = include_str!("../../../charts/linkerd2-cni/Chart.yaml");
     let (major, minor) = super::pre::OLDEST_KUBERNETES;
     assert!(chart.contains(&format!("kubeVersion: \">={major}.{minor}.0-0\"")), "{chart}");

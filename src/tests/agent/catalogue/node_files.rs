@@ -1,4 +1,5 @@
-//! The agent cannot install the plugin on the node, or another program undoes it.
+//! The agent cannot install the plugin on the node, or another program undoes it. Each test is named after
+//! its fault.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -15,7 +15,7 @@ fn an_annotation_is_invalid() {
 }
 
 #[test]
-fn an_element_of_a_port_list_is_ignored() {
+fn an_invalid_element_of_a_port_list_is_ignored() {
     let mut fault = Fault::new("port-ignored");
     let mut pod = meshed_pod();
     pod["metadata"]["annotations"] = json!({"config.linkerd.io/skip-outbound-ports": "mysql,5432"});
