@@ -204,6 +204,7 @@ fn fill_disk(world: &mut World) {
 
 /// Removes, cuts and makes immutable files of the copy of the node's pods while pods start, and at last the directory.
 fn damage_copy(world: &mut World) {
+    let outage = world.outages.open(Cause::Copy);
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(10) {
         for name in copied_pods().into_iter().filter(|name| !name.starts_with('.')) {
@@ -220,7 +221,7 @@ fn damage_copy(world: &mut World) {
     }
     let immutable = Immutable::make(COPY.into());
     thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
-    drop(immutable);
+    drop((immutable, outage));
     world.recovered(Instant::now(), || true);
 }
 
@@ -248,12 +249,14 @@ fn cut_watch(world: &mut World) {
     let chain = |name: &str, port: &str| {
         let hook = format!("type filter hook {name} priority 0");
         let rule = format!("tcp {port} {{ 443, 6443 }} drop");
-        format!("chain {name} {{ {hook}; {rule}; }}")
+        format!("chain {name} {{ {hook}; {rule}; }}\n")
     };
     let [input, output] = [chain("input", "sport"), chain("output", "dport")];
-    netns.must(&["nft", &format!("table inet soak {{ {input} {output} }}")]);
+    let outage = world.outages.open(Cause::Copy);
+    netns.must(&["nft", &format!("table inet soak {{ {input}{output} }}")]);
     thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
     netns.must(&["nft", "delete", "table", "inet", "soak"]);
+    drop(outage);
     world.recovered(Instant::now(), || true);
 }
 

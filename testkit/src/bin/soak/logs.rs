@@ -8,12 +8,11 @@ use serde_json::Value;
 use crate::helm::NAMESPACE;
 use crate::ledger::{Invariant, Ledger};
 use crate::node::Node;
+use crate::outages::{Cause, Outages};
 
 const AUDIT_LOG: &str = "/var/lib/linkerd2-cni-cluster/audit.log";
 /// What the name of an unmeshed pod begins with.
 const UNMESHED: &str = "unmeshed-";
-/// The same of a meshed pod without the injector's mark, for which the plugin needs the API server.
-const MANUAL: &str = "manual-";
 
 /// Failed tries of ADD. Those of unmeshed pods, and those without the plugin binary, are violations. Returns the number
 /// of the others.
@@ -39,30 +38,32 @@ pub fn check_kubelet_log(node: &Node, ledger: &Ledger) -> usize {
     failed
 }
 
-/// The plugin sends no API request for an unmeshed pod. It sends some for meshed pods: without any, the log cannot show
-/// that.
-pub fn check_audit_log(ledger: &Ledger) {
+/// The plugin sends no API request for an unmeshed pod, unless the copy of the node's pods is disturbed while an agent
+/// keeps it. The agent sends requests: without any, the log cannot show that.
+pub fn check_audit_log(ledger: &Ledger, outages: &Outages) {
     let log = BufReader::new(File::open(AUDIT_LOG).expect("the API server's audit log"));
     let lines = log.lines().map_while(Result::ok);
-    // Only these lines are decoded: the log of an hour is long.
-    let is_of_pod = |line: &str| line.contains(UNMESHED) || line.contains(MANUAL);
-    let of_plugin = lines.filter(|line| line.contains("\"linkerd-cni/") && is_of_pod(line));
-    let mut of_meshed = 0;
-    for line in of_plugin {
-        let event: Value = serde_json::from_str(&line).unwrap_or_default();
-        let name = event["objectRef"]["name"].as_str().unwrap_or_default();
-        let agent = event["userAgent"].as_str().unwrap_or_default();
-        if !agent.starts_with("linkerd-cni/") {
+    let mut of_agent = 0;
+    for line in lines {
+        of_agent += usize::from(line.contains("\"linkerd2-cni-install/"));
+        // Only these lines are decoded: the log of an hour is long.
+        if !(line.contains("\"linkerd-cni/") && line.contains(UNMESHED)) {
             continue;
         }
-        of_meshed += usize::from(name.starts_with(MANUAL));
-        if name.starts_with(UNMESHED) {
+        let event: Value = serde_json::from_str(&line).unwrap_or_default();
+        let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
+        let name = text(&event["objectRef"]["name"]);
+        let is_of_plugin = text(&event["userAgent"]).starts_with("linkerd-cni/");
+        let received = humantime::parse_rfc3339(&text(&event["requestReceivedTimestamp"]));
+        let age = received.ok().and_then(|received| received.elapsed().ok()).unwrap_or_default();
+        let is_disturbed = outages.was_open(Cause::Copy, age);
+        if is_of_plugin && name.starts_with(UNMESHED) && !is_disturbed {
             let seen = format!("API request for {name}: {}", event["requestURI"]);
             ledger.violated(Invariant::UnmeshedStart, seen);
         }
     }
-    if of_meshed == 0 {
-        let seen = "the audit log has no API request of the plugin for a meshed pod";
+    if of_agent == 0 {
+        let seen = "the audit log has no API request of the agent";
         ledger.violated(Invariant::UnmeshedStart, seen);
     }
 }

@@ -107,7 +107,7 @@ fn main() -> ExitCode {
         helm,
         api: api::Api::new(),
         ledger: ledger.clone(),
-        outages,
+        outages: outages.clone(),
         rng,
         load: Arc::clone(&load.seen),
         bare,
@@ -126,7 +126,7 @@ fn main() -> ExitCode {
     uninstall(&world, &node, &before);
     let reads = reader.finish();
     let failed_tries = logs::check_kubelet_log(&node, &ledger);
-    logs::check_audit_log(&ledger);
+    logs::check_audit_log(&ledger, &outages);
 
     let without_api = [&seen.unmeshed_without_api, &seen.meshed_without_api]
         .map(|count| count.load(Ordering::Relaxed));

@@ -21,6 +21,8 @@ pub enum Cause {
     Unchained,
     /// The kubeconfig is missing.
     NoKubeconfig,
+    /// The copy of the node's pods is damaged, or its watch is cut.
+    Copy,
 }
 
 struct Outage {
@@ -55,6 +57,17 @@ impl Outages {
         self.with(|all| {
             let mut of_cause = all.iter().filter(|outage| outage.cause == cause);
             of_cause.any(|outage| outage.end.is_none_or(|end| end + RETRY >= begin))
+        })
+    }
+
+    /// Whether there was an outage of this cause, or its retries, at the time that is `age` ago.
+    pub fn was_open(&self, cause: Cause, age: Duration) -> bool {
+        self.with(|all| {
+            let mut of_cause = all.iter().filter(|outage| outage.cause == cause);
+            of_cause.any(|outage| {
+                let ended = outage.end.map_or(Duration::ZERO, |end| (end + RETRY).elapsed());
+                outage.begin.elapsed() >= age && ended <= age
+            })
         })
     }
 
