@@ -52,6 +52,11 @@ impl Connection {
         Ok(client)
     }
 
+    /// Closes the idle connections, which hold memory until the next request.
+    pub fn close(&mut self) {
+        self.current = None;
+    }
+
     /// Returns the token of the client that was returned last.
     pub fn token(&self) -> Option<&str> {
         self.current.as_ref()?.0.token.as_deref()

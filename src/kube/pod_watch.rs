@@ -115,7 +115,9 @@ impl Error {
 /// repeats all events since then.
 pub fn list<T: FromPod>(connection: &mut Connection, node: &str) -> Result<PodList<T>, Error> {
     let path = format!("{}&resourceVersion=0", pods_of(node));
-    Ok(pod_stream::list(connection.client()?.read_list(&path)?)?)
+    let pods = pod_stream::list(connection.client()?.read_list(&path)?)?;
+    connection.close();
+    Ok(pods)
 }
 
 /// Path of the pods of the node.

@@ -57,9 +57,9 @@ impl ClusterLookup for ObjectReader {
 }
 
 /// The error of a lookup by the agent or the repair controller.
-fn unread(error: String) -> Error {
+pub fn unread(error: impl ToString) -> Error {
     let remedy = "check the API server, and that this program's ServiceAccount may get the object";
-    Error::new(Failure::ApiError, error).with_details(remedy)
+    Error::new(Failure::ApiError, error.to_string()).with_details(remedy)
 }
 
 /// Why an object is not the requested pod.

@@ -13,14 +13,16 @@ use tracing::{info, warn};
 use super::Pods;
 use crate::agent::readiness::{PodCopyStatus, Status};
 use crate::backoff::between;
+use crate::cni;
 use crate::cni::args::PodRef;
 use crate::kube::connection::Connection;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::kube::pod_stream::FromPod;
 use crate::kube::pod_watch::{self, Update};
-use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
+use crate::kube::types::{Metadata, Pod, STATIC_POD_UID, Service};
 use crate::pod::Decision;
-use crate::pod::facts::{ClusterLookup as _, OwnFacts, PodFacts, own_facts};
+use crate::pod::annotation::Annotations;
+use crate::pod::facts::{ClusterLookup, OwnFacts, PodFacts, own_facts, unread};
 use crate::pod_copy::{self, Lock};
 
 /// Shortest wait after a second response of 403, half of the longest: only an administrator changes
@@ -71,7 +73,7 @@ fn pod_ref(metadata: &Metadata) -> PodRef {
 /// Writes and removes the files of the copy.
 pub(super) struct Publisher {
     run_dir: PathBuf,
-    connection: Connection,
+    lookups: Lookups,
     pods: Arc<Pods>,
     status: Arc<Status>,
     /// UID of each pod, and a hash of what its object states. Those with a problem are not published.
@@ -96,7 +98,7 @@ impl Publisher {
     ) -> Publisher {
         Publisher {
             run_dir,
-            connection,
+            lookups: Lookups { connection, reader: None },
             pods,
             status,
             known: BTreeMap::new(),
@@ -120,11 +122,7 @@ impl Publisher {
                     self.report("", format!("{dropped} more pods of this node are not published"));
                 }
             }
-            Update::Changed(pod) => {
-                if let Some(mut reader) = self.reader() {
-                    self.publish(pod, &mut reader);
-                }
-            }
+            Update::Changed(pod) => self.publish(pod),
             Update::Deleted(metadata) => self.remove(&pod_ref(&metadata)),
             Update::Alive => {}
             Update::Failed { error, wait } => {
@@ -132,6 +130,7 @@ impl Publisher {
                 return ControlFlow::Continue(());
             }
         }
+        self.lookups.close();
         self.failures = 0;
         let flow = self.keep();
         self.show(None);
@@ -150,9 +149,8 @@ impl Publisher {
         if let Err(error) = pod_copy::create(&self.run_dir) {
             self.report("", error.to_string());
         }
-        let Some(mut reader) = self.reader() else { return };
         for pod in pods {
-            self.publish(pod, &mut reader);
+            self.publish(pod);
         }
         let keep = self.known.keys().cloned().collect();
         for error in pod_copy::retain(&self.run_dir, &keep) {
@@ -160,27 +158,16 @@ impl Publisher {
         }
     }
 
-    /// Returns a reader that knows no object yet.
-    fn reader(&mut self) -> Option<ObjectReader> {
-        match self.connection.client() {
-            Ok(client) => Some(ObjectReader::new(client, ReadFrom::Etcd)),
-            Err(error) => {
-                self.report("", error.to_string());
-                None
-            }
-        }
-    }
-
     /// Publishes the pod, unless its file is right. Removes the file if that fails. Until the next list,
     /// only a change of the pod repeats requests that failed.
-    fn publish(&mut self, NodePod { pod, facts }: NodePod, reader: &mut ObjectReader) {
+    fn publish(&mut self, NodePod { pod, facts }: NodePod) {
         let hash = hash(&facts);
         let is_whole = || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_)));
         let is_known = self.known.insert(pod.uid.clone(), hash) == Some(hash);
         if is_known && (self.problems.contains_key(&pod.uid) || is_whole()) {
             return;
         }
-        let decision = match complete(&facts, &pod.namespace, reader) {
+        let decision = match complete(&facts, &pod.namespace, &mut self.lookups) {
             _ if self.pods.is_stopped() => return,
             Ok(decision) => decision,
             Err(problem) => return self.withhold(&pod, &problem),
@@ -278,11 +265,43 @@ impl Publisher {
     }
 }
 
+/// Reads the objects besides the pods, each once for an update of the watch. Connects only if a pod needs
+/// one: an idle connection costs memory.
+struct Lookups {
+    connection: Connection,
+    reader: Option<ObjectReader>,
+}
+
+impl Lookups {
+    fn reader(&mut self) -> Result<&mut ObjectReader, cni::Error> {
+        let reader = match self.reader.take() {
+            Some(reader) => reader,
+            None => ObjectReader::new(self.connection.client().map_err(unread)?, ReadFrom::Etcd),
+        };
+        Ok(self.reader.insert(reader))
+    }
+
+    fn close(&mut self) {
+        self.reader = None;
+        self.connection.close();
+    }
+}
+
+impl ClusterLookup for Lookups {
+    fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
+        self.reader()?.namespace(name)
+    }
+
+    fn api_service(&mut self) -> Result<Service, cni::Error> {
+        self.reader()?.api_service()
+    }
+}
+
 /// Returns the plugin's decision on a pod, from its own facts and other objects.
 fn complete(
     facts: &[u8],
     namespace: &str,
-    reader: &mut ObjectReader,
+    lookups: &mut Lookups,
 ) -> Result<Decision<PodFacts>, String> {
     if facts.is_empty() {
         return Err(format!("its annotations and containers need more than {FACTS_LIMIT} bytes"));
@@ -293,9 +312,9 @@ fn complete(
     };
     if own.is_control_plane {
         // Without it, the default ports apply. The plugin may have more luck.
-        reader.api_service().map_err(|error| error.to_string())?;
+        lookups.api_service().map_err(|error| error.to_string())?;
     }
-    let facts = own.complete(namespace, reader).map_err(|error| error.to_string())?;
+    let facts = own.complete(namespace, lookups).map_err(|error| error.to_string())?;
     Ok(Decision::Redirect(facts))
 }
 
