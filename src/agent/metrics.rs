@@ -121,7 +121,8 @@ impl Metrics {
             pod_copy_kept: register(
                 agent,
                 "pod_copy_kept",
-                "Whether the node's copy of its pods is complete and followed by a watch",
+                "Whether the plugin may wait for pods in the node's copy: they were listed, and the watch \
+                 has not failed twice in a row since",
             ),
             plugin,
             self_tests: register_each(

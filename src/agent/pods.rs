@@ -2,8 +2,9 @@
 //!
 //! A pod is published with the decision that the plugin would make after its requests, so that the
 //! plugin sends none. If a request for it fails, the pod has no file, and the plugin asks itself. The
-//! lock of the copy is held while the watch is open: then a missing file is that of a pod about which
-//! the API server has told nothing yet.
+//! lock of the copy is held from the first list until the second failed request for pods in a row: then
+//! a missing file is that of a pod about which the API server has told nothing yet, or of one that could
+//! not be published.
 
 mod publisher;
 

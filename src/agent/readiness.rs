@@ -57,7 +57,8 @@ pub struct StatusBody {
 pub struct PodCopyStatus {
     /// Number of pods with a file.
     pub published: usize,
-    /// Whether the copy is complete, and followed by a watch.
+    /// Whether the plugin may wait for pods there: they were listed, and the watch has not failed twice
+    /// in a row since.
     pub kept: bool,
     /// Why it is not, or why a pod has no file.
     #[serde(skip_serializing_if = "Option::is_none")]

@@ -14,7 +14,7 @@ use nix::libc::{self, c_int, c_short};
 use super::{LOCK, dir};
 use crate::files;
 
-/// Held by an agent as long as its copy is complete. Dropping it releases the lock, as does the end of
+/// Held by an agent while it keeps the copy. Dropping it releases the lock, as does the end of
 /// the process.
 #[derive(Debug)]
 pub struct Lock(File);
