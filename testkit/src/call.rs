@@ -130,7 +130,7 @@ impl Call {
         self.set("runtimeConfig", json!({key: annotations}))
     }
 
-    /// Directory with the node's copy of its pods, beside the kubeconfig.
+    /// Run directory of the call, in which the plugin looks for the node's copy of its pods.
     pub fn run_dir(&self) -> PathBuf {
         self.kubeconfig().with_file_name("run")
     }

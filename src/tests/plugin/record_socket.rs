@@ -1,4 +1,4 @@
-//! The agent's record socket, as the plugin finds it beside the kubeconfig.
+//! The record socket of an agent without run directory, in the CNI net dir.
 
 use std::os::unix::net::UnixDatagram;
 use std::time::Duration;
