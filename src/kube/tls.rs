@@ -6,6 +6,7 @@ use std::fmt;
 use std::io::{Read as _, Write as _};
 use std::sync::Arc;
 
+use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
 use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
@@ -78,11 +79,14 @@ fn client_config(
         }
         false => None,
     };
-    Ok(ClientConfig::builder_with_provider(provider)
+    let mut config = ClientConfig::builder_with_provider(provider)
         .with_safe_default_protocol_versions()?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots, algorithms }))
-        .with_no_client_auth())
+        .with_no_client_auth();
+    // Its cache of sessions costs memory, and few connections follow one another.
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 impl<In: Transport> Connector<In> for Tls {

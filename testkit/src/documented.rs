@@ -140,7 +140,7 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("scripts/quickstart", By("quickstart_runs_twice_and_down_leaves_the_cluster_as_it_was")),
     ("scripts/test", Not(THIS_RUN)),
     ("scripts/matrix", Not(TAKES_LONG)),
-    ("scripts/matrix --list", By("the_matrix_lists_a_row_for_each_file")),
+    ("scripts/matrix --list", By("the_matrix_lists_each_row")),
     ("scripts/fleet", By("fleet")),
     ("scripts/sign ", By("signatures_are_valid_until_a_byte_changes")),
     ("cargo test --test ", By("unit-tests")),

@@ -28,6 +28,8 @@ const MIN_ITERATION: Duration = Duration::from_millis(50);
 /// Time to wait after a response that did not arrive in time, as if the API server had asked for it:
 /// the API server is overloaded, and an immediate retry of all nodes would keep it so.
 const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
+/// Longest time for which connections are kept for the next request. They cost memory.
+const LONGEST_IDLE: Duration = Duration::from_secs(10);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
 
@@ -93,7 +95,12 @@ impl Worker {
             let resolution = self.resolution.as_ref().map(Resolution::due);
             let event = self.api.state().events.due();
             let others = [taint, resolution, event].into_iter().flatten();
-            if self.api.wait_for_request(others.fold(self.schedule.next(), Instant::min)) {
+            let next = others.fold(self.schedule.next(), Instant::min);
+            if next.saturating_duration_since(Instant::now()) > LONGEST_IDLE {
+                self.own.close();
+                self.plugin.close();
+            }
+            if self.api.wait_for_request(next) {
                 std::thread::sleep(MIN_ITERATION.saturating_sub(begin.elapsed()));
             }
         }

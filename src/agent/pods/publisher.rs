@@ -213,7 +213,7 @@ impl Publisher {
         }
         match Lock::take(&self.run_dir) {
             Ok(lock) => {
-                info!("the node's copy of its pods is complete: {} pods", self.published());
+                info!("{} pods of this node are published for the plugin", self.published());
                 self.lock = Some(lock);
             }
             Err(error) => self.report("", error.to_string()),

@@ -17,7 +17,7 @@ use crate::scene::Scene;
 use crate::until::until_within;
 
 /// In kB, the unit of `VmRSS`.
-const RSS: u64 = 3900;
+const RSS: u64 = 4096;
 
 #[test]
 fn meshed_pods_start_redirected_while_the_agent_is_replaced_or_killed() {
