@@ -16,7 +16,7 @@ use crate::agent::Agent;
 use crate::agent_with_api::node;
 use crate::api::{Api, DaemonSetState};
 use crate::node::Node;
-use crate::until::until;
+use crate::until::{until, until_within};
 
 const NAMESPACE: &str = "/api/v1/namespaces/shop";
 const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
@@ -292,10 +292,12 @@ fn a_file_that_cannot_be_replaced_is_named_and_the_other_pods_are_published() {
 fn a_denied_watch_is_reported_once_with_the_remedy() {
     let deny = |api: &Api| api.state().pods_status = 403;
     let watched = Watched::start_with(&[injected("web", "u-web")], deny, &[]);
-    // An API server that starts may deny a request.
     until("the remedy", || watched.status()["problem"].to_string().contains("ClusterRole"));
-    thread::sleep(Duration::from_secs(11));
-    assert_eq!(watched.api.asked("GET", "/api/v1/pods?"), 2);
+    // An API server that starts may deny several requests.
+    let asked = || watched.api.asked("GET", "/api/v1/pods?");
+    until_within(Duration::from_secs(180), "five requests", || asked() == 5);
+    thread::sleep(Duration::from_secs(40));
+    assert_eq!(asked(), 5);
     assert!(!watched.is_kept());
     let log = watched.agent.log();
     assert_eq!(log.matches("may not list and watch pods").count(), 1, "{log}");
