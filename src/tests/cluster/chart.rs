@@ -31,13 +31,14 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
     let plugin = ["/namespaces get", "/pods get", "/services=kubernetes get"];
     let agent =
         ["/serviceaccounts/token=linkerd-cni-plugin create", "apps/daemonsets=linkerd-cni get"];
-    let everywhere = [&plugin[..], &["/nodes get", "events.k8s.io/events create"]].concat();
+    let more = ["/nodes get", "/pods list,watch", "events.k8s.io/events create"];
+    let everywhere = [&plugin[..], &more].concat();
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
     assert_rights("linkerd-cni", &everywhere, &agent);
 
     let more = "repairController.enabled=true,startupTaint=example.com/cni,logLevel=debug";
     helm.run("upgrade", &["--set", more]);
-    let repair = ["/nodes get,patch", "/pods delete", "/pods list,watch", "/pods/eviction create"];
+    let repair = ["/nodes get,patch", "/pods delete", "/pods/eviction create"];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
     assert_rights("linkerd-cni", &[&everywhere[..], &repair].concat(), &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");
