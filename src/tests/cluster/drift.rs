@@ -1,7 +1,7 @@
 //! Pods that started before an upgrade to other values: they keep their rules.
 
 use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use crate::helm::NAMESPACE;
@@ -74,17 +74,18 @@ fn drift_events() -> usize {
 fn metric(name: &str) -> u64 {
     let ip = "jsonpath={.items[0].status.podIP}";
     let ip = kubectl(&format!("get pods -n {NAMESPACE} -l k8s-app=linkerd-cni -o {ip}"));
-    let Ok(text) = response(&format!("{ip}:9990")) else {
-        return 0;
-    };
+    let Ok(address) = format!("{ip}:9990").parse() else { return 0 };
+    let Ok(text) = response(address) else { return 0 };
     let name = format!("linkerd_cni_repair_controller_{name} ");
     let value = text.lines().find_map(|line| line.strip_prefix(&name));
     value.map_or(0, |value| value.parse().unwrap())
 }
 
-fn response(address: &str) -> std::io::Result<String> {
-    let mut stream = TcpStream::connect(address)?;
-    stream.set_read_timeout(Some(Duration::from_secs(5)))?;
+fn response(address: SocketAddr) -> std::io::Result<String> {
+    let limit = Duration::from_secs(5);
+    // The pod of before the upgrade may just have ended, and its address answers no more.
+    let mut stream = TcpStream::connect_timeout(&address, limit)?;
+    stream.set_read_timeout(Some(limit))?;
     stream.write_all(b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n")?;
     let mut text = String::new();
     stream.read_to_string(&mut text)?;
