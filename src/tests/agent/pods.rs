@@ -411,6 +411,7 @@ fn memory_of_the_agent_does_not_grow_with_the_pods_of_its_node() {
         let more = peak((0..pods).map(|number| fat(number, annotation)).collect());
         let more = more.saturating_sub(few);
         println!("{pods} pods of 20 kB, annotation of {annotation} B: {more} kB above {few} kB");
-        assert!(more <= 500, "{annotation}: {more} kB more than {few} kB");
+        // The lists of both are 5 MB.
+        assert!(more <= 1000, "{annotation}: {more} kB more than {few} kB");
     }
 }
