@@ -115,9 +115,7 @@ impl Error {
 /// repeats all events since then.
 pub fn list<T: FromPod>(connection: &mut Connection, node: &str) -> Result<PodList<T>, Error> {
     let path = format!("{}&resourceVersion=0", pods_of(node));
-    let pods = pod_stream::list(connection.client()?.read_list(&path)?)?;
-    connection.close();
-    Ok(pods)
+    Ok(pod_stream::list(connection.client()?.read_list(&path)?)?)
 }
 
 /// Path of the pods of the node.
@@ -147,7 +145,10 @@ pub fn run<T: FromPod>(
     loop {
         let result = match version.take() {
             None => {
-                list(&mut connection, node).map(|PodList { resource_version, pods, dropped }| {
+                let list = list(&mut connection, node);
+                // The watch opens a connection of its own.
+                connection.close();
+                list.map(|PodList { resource_version, pods, dropped }| {
                     version = Some(resource_version);
                     // The pods have just been listed.
                     let _ = on_update(Update::Listed { pods, dropped });
