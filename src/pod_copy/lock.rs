@@ -40,6 +40,13 @@ impl Lock {
     }
 }
 
+impl Drop for Lock {
+    /// Releases the lock itself: a child that is just being started has the file open, too.
+    fn drop(&mut self) {
+        let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_UNLCK)));
+    }
+}
+
 /// Whether a live agent keeps the copy: a missing file is that of a pod which it has not seen yet.
 pub fn is_kept(run_dir: &Path) -> bool {
     let Ok(file) = File::open(dir(run_dir).join(LOCK)) else { return false };
