@@ -1,13 +1,17 @@
-//! Pages of the fault catalogue (`docs/faults`): compares what the programs print about a fault with what its page
-//! quotes. With `UPDATE_DOCS=1` it writes the quotes instead, and leaves the prose of the page unchanged.
+//! Compares what the programs print about a fault with what its section in `docs/maintainers/faults.md` quotes. With
+//! `UPDATE_DOCS=1` it writes the quotes instead, and leaves the prose of the section unchanged.
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::sync::{Mutex, PoisonError};
 
-const BEGIN: &str = "<!-- captured: written by a test with UPDATE_DOCS=1 -->\n";
+const PAGE: &str = "docs/maintainers/faults.md";
 const END: &str = "<!-- end of captured -->\n";
 
-/// Where a text about a fault is shown. Pages quote the sources in this order.
+/// Held while the page is read and written, as the tests of a suite run side by side.
+static WRITER: Mutex<()> = Mutex::new(());
+
+/// Where a text about a fault is shown. A section quotes the sources in this order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     /// `kubectl describe pod`, in kubelet's Event.
@@ -52,7 +56,7 @@ impl Source {
     }
 }
 
-/// The page of one fault, and what a test has captured of it.
+/// The section of one fault, and what a test has captured of it.
 pub struct FaultPage {
     name: &'static str,
     captured: BTreeMap<Source, String>,
@@ -70,28 +74,26 @@ impl FaultPage {
         captured.push('\n');
     }
 
-    /// Fails if the page quotes another text, a further one, or not all of them.
+    /// Fails if the section quotes another text, a further one, or not all of them.
     pub fn check(self) {
-        let path = crate::repository().join("docs/faults").join(self.name);
-        let path = path.with_extension("md");
-        let page = fs::read_to_string(&path).unwrap_or_else(|error| {
-            panic!("{}: {error}; this was captured:\n{}", path.display(), self.render())
-        });
+        let _writer = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = crate::repository().join(PAGE);
+        let page = fs::read_to_string(&path).unwrap();
+        let (name, captured) = (self.name, self.render());
+        let begin = format!("\n<!-- captured: {name} -->\n");
         let parts =
-            page.split_once(BEGIN).and_then(|(head, rest)| Some((head, rest.split_once(END)?)));
+            page.split_once(&begin).and_then(|(head, rest)| Some((head, rest.split_once(END)?)));
         let (head, (quoted, tail)) = parts
-            .unwrap_or_else(|| panic!("{}: no comments around the captured texts", path.display()));
-        let captured = self.render();
+            .unwrap_or_else(|| panic!("{PAGE} has no section of {name} for this:\n{captured}"));
         if quoted == captured {
             return;
         }
         assert!(
             std::env::var_os("UPDATE_DOCS").is_some(),
-            "docs/faults/{}.md quotes other texts than the programs print. Correct the programs, or run the test with \
-             UPDATE_DOCS=1. Captured:\n{captured}\nQuoted:\n{quoted}",
-            self.name
+            "{PAGE} quotes other texts of {name} than the programs print. Correct the programs, or run the test with \
+             UPDATE_DOCS=1. Captured:\n{captured}\nQuoted:\n{quoted}"
         );
-        fs::write(path, [head, BEGIN, &captured, END, tail].concat()).unwrap();
+        fs::write(path, [head, &begin, &captured, END, tail].concat()).unwrap();
     }
 
     fn render(&self) -> String {

@@ -9,7 +9,7 @@ mod agent_with_api;
 mod api;
 mod api_name;
 mod cached;
-/// The fault catalogue: each test causes one fault and captures what the page `docs/faults/NAME.md` quotes. Faults that
+/// The fault catalogue: each test causes one fault and captures what `docs/maintainers/faults.md` quotes. Faults that
 /// only a cluster can show are in `src/tests/cluster/catalogue`.
 mod catalogue {
     mod api_server;

@@ -1,5 +1,6 @@
 //! The pages of the fault catalogue (`docs/faults`) and their index, `docs/troubleshooting.md`, which this test writes
-//! with `UPDATE_DOCS=1`. The tests that compare the captured texts are in the suites `agent` and `cluster`.
+//! with `UPDATE_DOCS=1`. `docs/maintainers/faults.md` has how each fault is caused and what is shown of it. The tests that
+//! compare these texts are in the suites `agent` and `cluster`.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -7,16 +8,15 @@ use std::path::{Path, PathBuf};
 
 use linkerd2_cni::failure;
 
-const SECTIONS: [&str; 5] = [
-    "## Error texts\n",
-    "## Remedy\n",
-    "## Verify\n",
-    "## What is shown\n",
-    "## How to cause it\n",
-];
+/// Between the error texts of a row of the index.
+const BETWEEN: &str = "`<br>`";
+
+const SECTIONS: [&str; 3] = ["## Error texts\n", "## Remedy\n", "## Verify\n"];
 /// An optional section: texts of other programs, and symptoms, each with its own cause. No test captures these texts.
 const RELATED_TEXTS: &str = "## Related texts\n";
 const HEAD: &str = "\
+<!-- Written by UPDATE_DOCS=1 cargo test --test layout from docs/faults. -->
+
 # Troubleshooting
 
 Search this page for a part of the error text, not for the whole line: without the names of your pods and nodes. Each row has the cause, and a
@@ -29,9 +29,6 @@ linkerd cni check -o short                        # problems of the installation
 kubectl get pods -n linkerd-cni -l k8s-app=linkerd-cni -o wide
 kubectl logs -n linkerd-cni AGENT-POD -c install-cni --tail=50
 ```
-
-The texts of most rows were captured by a test that causes the fault. Texts of other programs were not. `UPDATE_DOCS=1 cargo test --test layout` writes this page from
-[docs/faults](faults).
 
 | error text | cause | page |
 | --- | --- | --- |
@@ -68,6 +65,8 @@ fn docs() -> PathBuf {
 struct Page {
     name: String,
     text: String,
+    /// The section in `docs/maintainers/faults.md`: how to cause the fault, and the captured texts.
+    shown: String,
 }
 
 impl Page {
@@ -77,9 +76,15 @@ impl Page {
             .map(|entry| entry.unwrap().path())
             .collect();
         paths.sort();
-        let read = |path: PathBuf| Page {
-            name: path.file_stem().unwrap().to_str().unwrap().to_owned(),
-            text: fs::read_to_string(&path).unwrap(),
+        let sections = fs::read_to_string(docs().join("maintainers/faults.md")).unwrap();
+        let read = |path: PathBuf| {
+            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+            let text = fs::read_to_string(&path).unwrap();
+            let section = sections.split_once(&format!("\n## {name}\n"));
+            let (_, shown) = section.unwrap_or_else(|| panic!("{name}: no section of its texts"));
+            // The captured texts have no headings.
+            let shown = shown.split("\n## ").next().unwrap().to_owned();
+            Page { name, text, shown }
         };
         paths.into_iter().map(read).collect()
     }
@@ -97,7 +102,6 @@ impl Page {
     fn section(&self, heading: &str) -> &str {
         let (_, rest) =
             self.text.split_once(heading).unwrap_or_else(|| panic!("{}: no {heading}", self.name));
-        // The captured texts have no headings.
         rest.split("\n## ").next().unwrap_or_default()
     }
 
@@ -121,7 +125,7 @@ impl Page {
 
     /// The captured texts, each with the line that introduces it.
     fn captured(&self) -> Vec<(&str, &str)> {
-        let blocks = self.section(SECTIONS[3]).split("\n```text\n").collect::<Vec<_>>();
+        let blocks = self.shown.split("\n```text\n").collect::<Vec<_>>();
         let pairs = blocks.windows(2).map(|pair| {
             let heading = pair[0].trim().lines().last().unwrap_or_default();
             (heading, pair[1].split("```").next().unwrap_or_default())
@@ -137,6 +141,8 @@ fn each_page_has_its_sections_and_its_error_texts_were_captured() {
         for heading in SECTIONS {
             assert!(page.section(heading).trim().len() > 10, "{name}: {heading} is empty");
         }
+        let cause = page.shown.split("<!-- captured: ").next().unwrap_or_default();
+        assert!(cause.trim().len() > 10, "{name}: no word on how to cause it");
         assert!(page.section("## Verify\n").contains("```sh\n"), "{name}: no command to verify");
         assert!(
             !page.cause().is_empty() && page.cause().ends_with('.'),
@@ -183,20 +189,26 @@ fn each_page_has_one_test() {
     }
 }
 
-/// The rows of the index by error text, regardless of case.
+/// The rows of the index, by the first of their error texts, regardless of case. A row has all texts of one cause.
 fn index() -> String {
     let mut rows = BTreeMap::new();
-    let mut add = |text: &str, cause: &str, link: &str| {
-        let [text_cell, cause] = [text, cause].map(|cell| cell.replace('|', "\\|"));
-        let row = format!("| `{text_cell}` | {cause} | {link} |\n");
-        rows.insert((text.to_lowercase(), link.to_owned()), row);
+    let mut add = |texts: &[&str], cause: &str, link: &str| {
+        let mut texts = texts.iter().map(|text| text.replace('|', "\\|")).collect::<Vec<_>>();
+        texts.sort_by_key(|text| text.to_lowercase());
+        let row =
+            format!("| `{}` | {} | {link} |\n", texts.join(BETWEEN), cause.replace('|', "\\|"));
+        rows.insert((texts[0].to_lowercase(), link.to_owned()), row);
     };
     for page in Page::all() {
         let link = format!("[{name}](faults/{name}.md)", name = page.name);
-        page.error_texts().into_iter().for_each(|text| add(text, page.cause(), &link));
-        page.related_texts().into_iter().for_each(|(text, cause)| add(text, cause, &link));
+        add(&page.error_texts(), page.cause(), &link);
+        let mut related = BTreeMap::<_, Vec<_>>::new();
+        for (text, cause) in page.related_texts() {
+            related.entry(cause).or_default().push(text);
+        }
+        related.iter().for_each(|(cause, texts)| add(texts, cause, &link));
     }
-    EVENT_REASONS.into_iter().for_each(|(reason, cause, link)| add(reason, cause, link));
+    EVENT_REASONS.into_iter().for_each(|(reason, cause, link)| add(&[reason], cause, link));
     HEAD.to_owned() + &rows.into_values().collect::<String>()
 }
 
@@ -251,8 +263,9 @@ fn each_captured_text_leads_to_its_page() {
             if source.starts_with("Metrics") || source.contains("get pods") || has_code {
                 continue;
             }
-            let leads = |(text, rest): &&(&str, &str)| {
-                block.contains(&text.replace("\\|", "|")) && rest.contains(&link)
+            let leads = |(texts, rest): &&(&str, &str)| {
+                let mut texts = texts.split(BETWEEN).map(|text| text.replace("\\|", "|"));
+                rest.contains(&link) && texts.any(|text| block.contains(&text))
             };
             if !rows.iter().any(|row| leads(&row)) {
                 lost.push(format!("{}: {source} {block}", page.name));
