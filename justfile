@@ -16,7 +16,7 @@ check:
 suite name *filter:
     cargo test --test {{ name }} -- {{ filter }}
 
-# Runs all tests that need no cluster; `just test --release` runs others (docs/development.md).
+# Runs all tests that need no cluster; `just test --release` runs others (docs/maintainers/development.md).
 test *flags='--offline':
     scripts/test {{ flags }}
 
@@ -26,9 +26,9 @@ chart:
     INSTA_UPDATE=always cargo test --test chart
     scripts/lint-chart
 
-# Compares the plugin's counted figures with docs/benchmarks.json.
+# Compares the plugin's counted figures with docs/maintainers/benchmarks.json.
 bench:
-    scripts/bench --counts --baseline docs/benchmarks.json
+    scripts/bench --counts --baseline docs/maintainers/benchmarks.json
 
 # Creates a cluster with the chart and some pods; `just quickstart --down` removes it.
 quickstart *flags:

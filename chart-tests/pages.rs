@@ -6,7 +6,8 @@ use std::path::{Path, PathBuf};
 
 use serde_json::json;
 
-use crate::helm::{chart, files, read, with};
+use crate::commands;
+use crate::helm::{chart, read, with};
 use crate::schema::schema;
 
 /// Where the chart's README, which Artifact Hub shows without the repository, finds other pages.
@@ -21,13 +22,8 @@ fn chart_readme() -> PathBuf {
 }
 
 fn pages() -> Vec<PathBuf> {
-    let mut pages = files(&root().join("docs"));
-    pages.retain(|page| page.is_file());
-    for directory in ["docs/decisions", "docs/faults"] {
-        pages.extend(files(&root().join(directory)));
-    }
-    pages.extend([root().join("README.md"), chart_readme()]);
-    pages.extend(["CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md"].map(|page| root().join(page)));
+    let mut pages = commands::pages();
+    pages.push(root().join("CHANGELOG.md"));
     pages
 }
 

@@ -1,4 +1,4 @@
-//! The figures of the bench, and the comparison of the counted ones with `docs/benchmarks.json`. Pure. Times and
+//! The figures of the bench, and the comparison of the counted ones with `docs/maintainers/benchmarks.json`. Pure. Times and
 //! resident sizes are not compared.
 
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ pub const PORTMAP: &str = "portmap";
 /// Figures that depend on the processor's architecture.
 const OF_ARCHITECTURE: [&str; 2] = ["instructions", "bytes"];
 
-/// The figures of a run of the bench, which `docs/benchmarks.json` has, too.
+/// The figures of a run of the bench, which `docs/maintainers/benchmarks.json` has, too.
 #[derive(Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Figures {

@@ -14,7 +14,7 @@
 //! - [`promtool`]: checks metrics
 //! - [`chart`]: renders the chart
 //! - [`documented`], [`fault_page`]: the commands and captured texts in the pages
-//! - [`benchmarks`]: compares figures with `docs/benchmarks.json`
+//! - [`benchmarks`]: compares figures with `docs/maintainers/benchmarks.json`
 //! - [`properties`]: what the property tests and the fuzz targets share
 //! - [`cluster`]: the cluster of `scripts/cluster`: its node, pods, agent and releases
 

@@ -1,4 +1,4 @@
-//! The order in which an agent changes the node's files, by strace. The model (`docs/model.md`)
+//! The order in which an agent changes the node's files, by strace. The model (`docs/maintainers/model.md`)
 //! is held to the same order.
 
 use std::fs;

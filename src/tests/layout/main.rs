@@ -81,7 +81,7 @@ fn upward(map: &[&str], graph: &Edges) -> Vec<(String, String)> {
 #[test]
 fn the_map_for_contributors_names_every_module_and_only_files_that_exist() {
     let repository = source().parent().unwrap();
-    let page = fs::read_to_string(repository.join("docs/development.md")).unwrap();
+    let page = fs::read_to_string(repository.join("docs/maintainers/development.md")).unwrap();
     let section = page.split("\n## Map of `src`\n").nth(1).unwrap().split("\n## ").next().unwrap();
     let named: BTreeSet<&str> =
         section.split('`').filter(|text| text.starts_with("src/")).collect();
@@ -92,7 +92,7 @@ fn the_map_for_contributors_names_every_module_and_only_files_that_exist() {
     for module in map(&text) {
         let paths = [format!("src/{module}"), format!("src/{module}.rs")];
         let is_named = paths.iter().any(|path| named.contains(path.as_str()));
-        assert!(is_named, "docs/development.md does not name src/{module}");
+        assert!(is_named, "docs/maintainers/development.md does not name src/{module}");
     }
 }
 

@@ -1,5 +1,5 @@
 //! A model of install, upgrade and uninstall: up to two agents, the primary CNI, the API server and
-//! SIGKILL, in every order. See `docs/model.md`.
+//! SIGKILL, in every order. See `docs/maintainers/model.md`.
 
 // Clippy's leave for tests does not reach their helpers.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
@@ -75,7 +75,7 @@ fn one_agent_keeps_every_property_on_a_node_with_a_conf() {
     one_agent("one agent, conf", CONF);
 }
 
-/// With kills, and with writes between the reads of one scan. Not both: see `docs/model.md`.
+/// With kills, and with writes between the reads of one scan. Not both: see `docs/maintainers/model.md`.
 fn one_agent(name: &'static str, primary: &'static str) {
     let more = u8::from(is_large());
     for (kills, foreign_writes, reads_one_by_one) in [(1 + more, 2, false), (0, 2 + more, true)] {
@@ -92,7 +92,7 @@ fn one_agent(name: &'static str, primary: &'static str) {
 
 /// `bounds`: foreign writes and kills of the short exploration. The large ones are the same for all.
 fn two_agents(name: &'static str, scenario: impl Fn() -> Scenario, bounds: (u8, u8)) {
-    // Not a kill and a foreign write during the conversion of a `.conf`: see `docs/model.md`.
+    // Not a kill and a foreign write during the conversion of a `.conf`: see `docs/maintainers/model.md`.
     let kills = if scenario().primary == CONF { (0, 2) } else { (1, 1) };
     let all_bounds = if is_large() { vec![kills, (2, 0)] } else { vec![bounds] };
     for (foreign_writes, kills) in all_bounds {

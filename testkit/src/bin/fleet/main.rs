@@ -1,5 +1,5 @@
 //! Load that a fleet of agents and repair controllers puts on a real API server. `scripts/fleet`
-//! builds and runs it; docs/fleet.md describes the method and the results.
+//! builds and runs it; docs/maintainers/fleet.md describes the method and the results.
 //!
 //! Each simulated node is a Node object with meshed pods, and two real processes: the agent and
 //! the repair controller, with directories of their own. No kubelet runs.

@@ -1,6 +1,6 @@
 //! Soak: pods come and go on a real node while agent, API server, files, credential and release are disturbed in
 //! random order, and the promises of this project are checked all the time. `scripts/soak` creates the node and runs
-//! this program; docs/soak.md shows the results.
+//! this program; docs/maintainers/soak.md shows the results.
 
 mod actions;
 mod api;
