@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::commands::{self, Shown};
-use crate::helm::{chart, helm, read, yaml};
+use crate::helm::{chart, helm, platforms, read, yaml};
 
 /// Flags of Helm with an argument that `helm template` needs.
 const WITH_ARGUMENT: [&str; 9] = [
@@ -71,24 +71,23 @@ fn the_chart_accepts_the_values_and_helm_the_flags_of_every_command() {
 }
 
 #[test]
-fn the_commands_for_a_platform_name_every_preset_with_a_section() {
+fn the_command_of_the_platforms_page_renders_with_every_preset_that_it_names() {
     let page = read(commands::root().join("docs/platforms.md"));
-    for platform in [
-        "aks",
-        "eks",
-        "bottlerocket",
-        "gke",
-        "openshift",
-        "k3s",
-        "rke2",
-        "talos",
-        "kind",
-        "minikube",
-    ] {
-        let heading = format!("\n## {platform}\n");
-        let at = page.to_lowercase().find(&heading).unwrap_or_else(|| panic!("no {heading}"));
-        let section = page[at + 2..].split("\n## ").next().unwrap();
-        assert!(section.contains(&format!("--set platform={platform} ")), "{section}");
+    let all = commands::commands();
+    let flags = " --set repairController.enabled=true --set repairController.mode=in-place";
+    let installs = |command: &&commands::Command| {
+        command.page == "docs/platforms.md"
+            && command.text.ends_with(&format!("platform=eks{flags}"))
+    };
+    let command = all.iter().find(installs).unwrap();
+    for (platform, _) in platforms() {
+        let row = page.lines().any(|line| {
+            let mut cells = line.split(" | ").skip(1);
+            cells.next().is_some_and(|cell| cell.contains(&format!("`{platform}`")))
+        });
+        assert!(row, "no row names {platform}");
+        let text = command.text.replace("platform=eks", &format!("platform={platform}"));
+        render(&command.page, &words(&text), "--wait ");
     }
 }
 
