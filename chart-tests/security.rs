@@ -1,7 +1,7 @@
 //! Permissions in the cluster and privileges on the node. docs/security.md lists every permission,
 //! capability and mount that the chart can render, and no other. `changes` records which value adds which.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
@@ -171,41 +171,38 @@ fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
     assert!(taint.contains(r#"taint.key != \"a.b/c\""#), "{taint}");
 }
 
-/// Reduces the roles and bindings to the fields that the README has.
-fn roles(objects: &[Value]) -> BTreeMap<String, Value> {
-    let is_role = |object: &&Value| object["apiVersion"] == "rbac.authorization.k8s.io/v1";
-    let reduced = objects.iter().filter(is_role).map(|object| {
-        let (kind, name) = (&object["kind"], &object["metadata"]["name"]);
-        let mut reduced = object.clone();
-        reduced["metadata"] =
-            json!({"name": name, "namespace": object["metadata"].get("namespace")});
-        (format!("{kind} {name}"), reduced)
-    });
-    reduced.collect()
-}
-
 #[test]
-fn the_readme_has_the_permissions_that_rbac_create_false_leaves_out() {
+fn the_readmes_commands_print_what_rbac_create_false_leaves_out() {
     let readme = read(chart().join("README.md"));
     let section = readme.split_once("### With `rbac.create: false`\n").unwrap().1;
     let section = section.split("\n## ").next().unwrap();
-    let blocks = section.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    let manifests: Vec<_> =
-        blocks.map(|block| roles(&block.split("\n---\n").map(yaml).collect::<Vec<_>>())).collect();
+    let patterns: Vec<_> =
+        section.split(" -s '").skip(1).map(|rest| rest.split('\'').next().unwrap()).collect();
+    assert_eq!(patterns.len(), 2);
     let repair = |mode: &str| json!({"repairController": {"enabled": true, "mode": mode}});
-    let cases = [
-        (json!({}), 0),
-        (json!({"startupTaint": "a"}), 1),
-        (repair("in-place"), 2),
-        (repair("report"), 2),
-        (repair("delete"), 3),
-        (repair("label"), 4),
-        (json!({"openshift": {"enabled": true}}), 5),
-    ];
-    assert_eq!(manifests.len(), 6);
-    for (values, index) in cases {
-        let mut manifest = manifests[0].clone();
-        manifest.extend(manifests[index].clone());
-        assert_eq!(manifest, roles(&with(values.clone()).0), "{values}");
+    for values in [
+        json!({}),
+        json!({"startupTaint": "a"}),
+        repair("in-place"),
+        repair("report"),
+        repair("delete"),
+        repair("label"),
+        json!({"openshift": {"enabled": true}}),
+    ] {
+        let mut without = values.clone();
+        without["rbac"] = json!({"create": false});
+        let without = with(without).0;
+        let mut left_out = with(values.clone()).0;
+        left_out.retain(|object| !without.contains(object));
+        let has_policies =
+            left_out.iter().any(|object| object["kind"] == "ValidatingAdmissionPolicy");
+        let mut printed = Vec::new();
+        for pattern in &patterns[..1 + usize::from(has_policies)] {
+            printed.extend(Render::new().values(&values).templates(pattern).objects().0);
+        }
+        for objects in [&mut left_out, &mut printed] {
+            objects.sort_by_key(Value::to_string);
+        }
+        assert_eq!(printed, left_out, "{values}");
     }
 }

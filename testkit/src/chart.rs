@@ -65,6 +65,7 @@ pub struct Render {
     /// Keeps the changed copy of the chart.
     copy: Option<TempDir>,
     values: Vec<PathBuf>,
+    templates: Option<String>,
     scratch: TempDir,
     kubernetes: String,
     namespace: &'static str,
@@ -77,6 +78,7 @@ impl Render {
             chart: chart(),
             copy: None,
             values: Vec::new(),
+            templates: None,
             scratch: tempfile::tempdir().unwrap(),
             kubernetes: "1.36.0".into(),
             namespace: "linkerd-cni",
@@ -98,6 +100,12 @@ impl Render {
     /// Renders for a release in this namespace.
     pub fn namespace(mut self, name: &'static str) -> Self {
         self.namespace = name;
+        self
+    }
+
+    /// Renders only the templates whose path matches.
+    pub fn templates(mut self, pattern: &str) -> Self {
+        self.templates = Some(format!("--show-only={pattern}"));
         self
     }
 
@@ -138,6 +146,7 @@ impl Render {
         let mut arguments = command.to_vec();
         arguments.extend(["linkerd-cni", self.chart.to_str().unwrap()]);
         arguments.extend(["--namespace", self.namespace]);
+        arguments.extend(self.templates.as_deref());
         for values in &self.values {
             arguments.extend(["--values", values.to_str().unwrap()]);
         }
