@@ -1,5 +1,5 @@
 //! The job of one row of the matrix, on one kind of node. `scripts/matrix` creates the node, runs this program on it
-//! and prints the table; docs/compatibility.md shows the results.
+//! and prints the table; docs/maintainers/compatibility.md shows the results.
 
 mod agents;
 mod checks;
