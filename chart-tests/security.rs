@@ -6,7 +6,7 @@ use std::collections::BTreeSet;
 use serde_json::{Value, json};
 
 use crate::commands::root;
-use crate::helm::{Objects, Render, chart, ci_values, read, with, yaml};
+use crate::helm::{Objects, Render, chart, ci_values, read, with};
 
 /// Values that together render every permission, capability and mount.
 fn uses() -> Vec<Objects> {
