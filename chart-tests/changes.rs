@@ -77,7 +77,8 @@ fn changes<'a>(base: &str, rows: impl IntoIterator<Item = &'a str>) -> String {
     let mut text = String::new();
     for row in rows {
         let mut lines = Vec::new();
-        let objects = render().values(&values(row)).objects();
+        let row = row.replace("DIGEST", &"0".repeat(64));
+        let objects = render().values(&values(&row)).objects();
         difference("", &default, &by_name(&objects), &mut lines);
         if lines.is_empty() {
             lines.push("nothing".to_owned());
@@ -179,6 +180,77 @@ fn each_value_of_the_agent_changes_the_recorded_fields() {
     insta::assert_snapshot!(text);
 }
 
+#[test]
+fn each_value_of_the_plugin_entry_and_the_test_pod_changes_the_recorded_fields() {
+    let text = changes(
+        "",
+        [
+            "inboundProxyPort: 5143",
+            "inboundProxyPort: '5143'",
+            "outboundProxyPort: 5140",
+            "proxyAdminPort: 1, proxyControlPort: 2",
+            "proxyUID: 1000660000",
+            "proxyUID: '12102'",
+            // Not the UID of the container that connects.
+            "proxyUID: 65534",
+            "proxyGID: -1",
+            "proxyGID: null",
+            "proxyGID: 0",
+            "proxyGID: '2102'",
+            "portsToRedirect: '8080,9090'",
+            "portsToRedirect: ' 8080 , 9090,'",
+            "portsToRedirect: 8080",
+            "portsToRedirect: [8080, '9090']",
+            "portsToRedirect: [], ignoreInboundPorts: [], ignoreOutboundPorts: []",
+            "ignoreInboundPorts: '80,100-200'",
+            "ignoreInboundPorts: 25",
+            "ignoreInboundPorts: ' '",
+            "ignoreInboundPorts: [22, '8000-8100']",
+            // Upstream's agent passes invalid elements on, too.
+            r#"ignoreInboundPorts: 'http,80;90,30-20,"\,65536-65539'"#,
+            "ignoreOutboundPorts: ''",
+            "ignoreOutboundPorts: '443, 1000'",
+            "ignoreOutboundPorts: '443,'",
+            "ignoreOutboundPorts: 443",
+            "ignoreOutboundPorts: [25]",
+            "strictAnnotations: true",
+            "strictProxyUser: true",
+            "skipSubnets: ''",
+            "skipSubnets: '10.0.0.0/8, fd00::/8'",
+            "useWaitFlag: true",
+            "iptablesMode: legacy",
+            "iptablesMode: native",
+            "iptablesMode: null",
+            "ipv6: auto",
+            "ipv6: true",
+            "ipv6: 'true'",
+            "ipv6: false, disableIPv6: false",
+            "ipv6: '', disableIPv6: false",
+            "disableIPv6: false",
+            "disableIPv6: null",
+            "excludeNamespaces: [kube-system]",
+            "excludeNamespaces: []",
+            "apiRetrySeconds: '20'",
+            "logLevel: debug",
+            // Upstream accepts any case, and takes an empty level for its default.
+            "logLevel: Debug",
+            "logLevel: ''",
+            // The test pod connects to ports that are redirected.
+            "ignoreInboundPorts: 20000-20002, ignoreOutboundPorts: '1404,20001'",
+            "portsToRedirect: 8080, ignoreInboundPorts: 8080",
+            "ignoreInboundPorts: 1-65535",
+            // A connection to the proxy's own port succeeds without redirection.
+            "inboundProxyPort: 20001, outboundProxyPort: 1404",
+            // Without redirection there is no test pod.
+            "excludeNamespaces: [linkerd-cni]",
+            "ignoreOutboundPorts: 1-65535",
+            "chained: false",
+            "chained: false, networkAttachmentDefinition: {enabled: true}",
+        ],
+    );
+    insta::assert_snapshot!(text);
+}
+
 /// In upstream's form, in Kubernetes', which wins, or both.
 const RESOURCES: [&str; 6] = [
     "{cpu: {request: 20m}, memory: {request: '', limit: null}}",
@@ -218,6 +290,29 @@ fn each_value_of_the_repair_controller_changes_the_recorded_fields() {
             "repairController: {readinessProbe: {failureThreshold: 3}, livenessProbe: {timeoutSeconds: 4}}",
             "repairController: {extraEnv: [{name: RUST_BACKTRACE, value: '1'}]}",
             "adminPort: 8081",
+            // Both containers have the image.
+            "image: {name: a/b/c, version: v1}",
+            "image: {repository: a/b/c, tag: v1}",
+            "image: {name: a/b, digest: 'sha256:DIGEST'}",
+            "image: {name: a/b, version: 'v1@sha256:DIGEST'}",
+            "image: {tag: 'v1@sha256:DIGEST', name: a/b}",
+            "image: {registry: example.com}",
+            "image: {registry: 'example.com:5000/proxy'}",
+            // A path with which the registry ends is not repeated.
+            "image: {registry: example.com/linkerd}",
+            "image: {registry: example.com/a/b, name: cr.l5d.io/a/b/c}",
+            "image: {registry: example.com/a/b, repository: cr.l5d.io/a/b/c}",
+            "image: {registry: example.com, name: localhost/a}",
+            "image: {registry: example.com, name: 'localhost:5000/a/b'}",
+            // These names have no registry.
+            "image: {registry: example.com, name: a/b}",
+            "image: {registry: example.com, repository: a/b}",
+            "image: {registry: example.com, name: a}",
+            // A ServiceAccount of this name is the subject of each binding.
+            "serviceAccount: {name: '123'}, startupTaint: a.b/c, openshift: {enabled: true}",
+            // Helm deletes the Role of the agent, but not the user's ServiceAccount. The API server would
+            // refuse to tell the agent that its DaemonSet is gone, so the plugin would stay on the nodes.
+            "serviceAccount: {create: false, name: mine}, commonAnnotations: {team: a}",
             // The controller reads the net dir that is mounted.
             "repairController: {mode: in-place}, platform: k3s",
             "admissionPolicy: {enabled: false}",

@@ -2,7 +2,19 @@
 
 use serde_json::{Value, json};
 
+use crate::cni::upstream_entry;
 use crate::helm::{Render, chart, with};
+
+#[test]
+fn the_plugin_configuration_has_upstreams_keys_and_more() {
+    let mut expected = upstream_entry();
+    expected["capabilities"] = json!({"io.kubernetes.cri.pod-annotations": true});
+    let linkerd = &mut expected["linkerd"];
+    linkerd["iptables-mode"] = json!("auto");
+    linkerd["api-retry-seconds"] = json!(10);
+    linkerd["agent-namespace"] = json!("linkerd-cni");
+    assert_eq!(with(json!({})).plugin(), expected);
+}
 
 #[test]
 fn objects_have_the_names_that_linkerd_check_expects() {
