@@ -9,7 +9,6 @@ mod plugin_call;
 mod plugin_config;
 mod run;
 mod scratch_pod;
-mod stub_api;
 
 use std::path::PathBuf;
 use std::sync::Arc;

@@ -49,7 +49,7 @@ fn separated(text: &str) -> String {
 
 /// Creates a file in memory. Unlike a temporary file it needs no cleanup, and unlike a pipe it
 /// cannot block its writer.
-pub fn memory_file(content: &str) -> io::Result<File> {
+fn memory_file(content: &str) -> io::Result<File> {
     let mut file = File::from(memfd_create("linkerd-cni", MFdFlags::MFD_CLOEXEC)?);
     file.write_all(content.as_bytes())?;
     file.rewind()?;

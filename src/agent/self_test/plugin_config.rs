@@ -8,8 +8,6 @@ use serde_json::{Map, Value, json};
 use crate::cni::{Command, version};
 use crate::conflist::plugin_entry;
 
-/// Capability with which a plugin requests the pod's annotations from the runtime.
-const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 /// CNI version of a network config that names none.
 const FIRST_VERSION: &str = "0.1.0";
 
@@ -25,27 +23,16 @@ pub struct PluginConfig {
 
 impl PluginConfig {
     /// Reads the plugin entry of the network config `text`, and adds the network's name and
-    /// CNI version. Returns `None` if there is no plugin entry.
+    /// CNI version. Removes the kubeconfig: no request is needed, and the plugin would send its records
+    /// to an agent's socket beside it. Returns `None` if there is no plugin entry.
     pub fn of(text: &str) -> Option<PluginConfig> {
         let entry = plugin_entry(text)?;
         let version = entry.version.unwrap_or_else(|| FIRST_VERSION.to_owned());
         let mut fields: Map<String, Value> = serde_json::from_str(entry.text).ok()?;
+        fields.remove("kubernetes");
         fields.insert("name".into(), json!(entry.name));
         fields.insert("cniVersion".into(), json!(version));
         Some(PluginConfig { fields, version, has_previous: entry.has_previous })
-    }
-
-    /// Replaces the path of the kubeconfig, and adds the annotations of a meshed pod if the
-    /// plugin entry requests annotations.
-    pub fn for_pod(mut self, kubeconfig: &str) -> PluginConfig {
-        self.fields.insert("kubernetes".into(), json!({"kubeconfig": kubeconfig}));
-        let requested = &self.fields.get("capabilities").unwrap_or(&Value::Null)[ANNOTATIONS];
-        if *requested == true {
-            let annotations = json!({"linkerd.io/proxy-version": "self-test"});
-            let runtime = json!({ANNOTATIONS: annotations});
-            self.fields.insert("runtimeConfig".into(), runtime);
-        }
-        self
     }
 
     /// Sets `iptables-mode` to `auto`. Returns the configured mode.
@@ -115,7 +102,7 @@ mod tests {
 
     #[test]
     fn stdin_is_the_plugin_entry_with_the_fields_that_a_runtime_adds() {
-        let mut config = PluginConfig::of(LIST).unwrap().for_pod("/proc/1/fd/3");
+        let mut config = PluginConfig::of(LIST).unwrap();
         assert_eq!(config.set_auto_mode().as_deref(), Some("nft"));
         let previous =
             config.previous_result("/ns", &["192.0.2.1/24".into(), "2001:db8::1/64".into()]);
@@ -124,11 +111,8 @@ mod tests {
             "name": "net",
             "cniVersion": "1.0.0",
             "type": "linkerd-cni",
-            "kubernetes": {"kubeconfig": "/proc/1/fd/3"},
             "linkerd": {"iptables-mode": "auto"},
             "capabilities": {"io.kubernetes.cri.pod-annotations": true},
-            "runtimeConfig": {"io.kubernetes.cri.pod-annotations":
-                {"linkerd.io/proxy-version": "self-test"}},
             "prevResult": {
                 "cniVersion": "1.0.0",
                 "interfaces": [{"name": "eth0", "sandbox": "/ns"}],

@@ -1,38 +1,38 @@
 //! Runs one self-test: calls ADD and CHECK of the host's plugin binary for a scratch pod, as a
 //! container runtime does, and then opens TCP connections that must be redirected.
 
-use std::io;
-use std::os::fd::AsRawFd as _;
-use std::path::Path;
+use std::fs::{self, DirBuilder};
+use std::os::unix::fs::DirBuilderExt as _;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
+use std::{env, process};
 
 use serde_json::Value;
 
 use super::TestOutcome;
 use super::connections::connect;
-use super::plugin_call::{self, call, memory_file};
+use super::plugin_call::{self, call};
 use super::plugin_config::PluginConfig;
 use super::scratch_pod::{self, ScratchPod};
-use super::stub_api::StubApi;
 use crate::agent::settings::Settings;
+use crate::cni::args::PodRef;
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
 use crate::deadline::Deadline;
 use crate::failure::Failure;
+use crate::files;
 use crate::firewall;
-use crate::kube::kubeconfig;
-use crate::kube::kubeconfig::ApiAccess;
+use crate::pod::Decision;
 use crate::pod::facts::PodFacts;
-use crate::pod_copy::RUN_DIR_VARIABLE;
+use crate::pod_copy::{self, RUN_DIR_VARIABLE};
 use crate::redirect::{Family, Ipv6};
 
 /// Time after which a plugin call of the self-test is killed, counted from the start of the
 /// self-test. Connections have time-outs of their own.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Name, namespace and container ID of the scratch pod. Requests for it go to [`StubApi`], never
-/// to the cluster's API server.
+/// Name, namespace, UID and container ID of the scratch pod.
 const POD: &str = "linkerd-cni-self-test";
 
 /// Why a self-test did not pass.
@@ -41,11 +41,11 @@ enum Error {
     #[error("no network config has a plugin entry")]
     NoPluginEntry,
     #[error(transparent)]
-    Files(#[from] crate::files::Error),
+    Files(#[from] files::Error),
     #[error(transparent)]
     Scratch(#[from] scratch_pod::Error),
-    #[error("cannot start the stub API server: {0}")]
-    Server(#[source] io::Error),
+    #[error("cannot publish the scratch pod: {0}")]
+    Publish(#[from] pod_copy::Error),
     #[error("{command} failed: {source}")]
     Call {
         command: &'static str,
@@ -103,13 +103,9 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<TestOutcome, Error> {
         });
     }
     let scratch = ScratchPod::create(ipv6)?;
-    let api = StubApi::start().map_err(Error::Server)?;
-    let access = ApiAccess { server: api.url().map_err(Error::Server)?, ..ApiAccess::default() };
-    let kubeconfig = memory_file(&kubeconfig::render(&access)).map_err(Error::Server)?;
-    let path = format!("/proc/{}/fd/{}", std::process::id(), kubeconfig.as_raw_fd());
-    let plugin_config = plugin_config.for_pod(&path);
+    let copy = ScratchCopy::publish()?;
     let call_plugin = |command, previous: &Value| {
-        call_plugin(bin_dir, &scratch, &plugin_config, command, previous, end)
+        call_plugin(bin_dir, &scratch, &copy, &plugin_config, command, previous, end)
     };
     let previous = plugin_config.previous_result(&scratch.path(), &scratch.pod_addresses());
     let result = call_plugin("ADD", &previous)?;
@@ -144,12 +140,14 @@ fn installed_config(settings: &Settings) -> Result<PluginConfig, Error> {
 fn call_plugin(
     bin_dir: &Path,
     scratch: &ScratchPod,
+    ScratchCopy(run_dir): &ScratchCopy,
     plugin_config: &PluginConfig,
     command: &'static str,
     previous: &Value,
     end: Deadline,
 ) -> Result<Value, Error> {
-    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={POD};K8S_POD_NAME={POD}");
+    let args =
+        format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={POD};K8S_POD_NAME={POD};K8S_POD_UID={POD}");
     let vars = [
         ("CNI_COMMAND", command),
         ("CNI_CONTAINERID", POD),
@@ -157,10 +155,36 @@ fn call_plugin(
         ("CNI_IFNAME", super::INTERFACE),
         ("CNI_PATH", &bin_dir.display().to_string()),
         ("CNI_ARGS", &args),
-        // The scratch pod has no copy, and its plugin calls are not those of a pod of the node.
-        (RUN_DIR_VARIABLE, "/nonexistent"),
+        (RUN_DIR_VARIABLE, &run_dir.display().to_string()),
     ];
     let program = bin_dir.join(PLUGIN);
     call(&program, &vars, &plugin_config.stdin(previous), end)
         .map_err(|source| Error::Call { command, source })
+}
+
+/// Directory in place of the one that agent and plugin share, with the scratch pod as the only pod in the
+/// node's copy. The plugin finds it meshed without an API request, and sends its records to nobody.
+struct ScratchCopy(PathBuf);
+
+impl ScratchCopy {
+    /// Publishes the scratch pod as a meshed pod.
+    fn publish() -> Result<ScratchCopy, pod_copy::Error> {
+        let dir = env::temp_dir().join(format!("{POD}.{}", process::id()));
+        let failed = |source| files::Error::Io { act: "create", path: dir.clone(), source };
+        // Of an agent that was killed.
+        let _ = fs::remove_dir_all(&dir);
+        DirBuilder::new().mode(0o700).create(&dir).map_err(failed)?;
+        let copy = ScratchCopy(dir);
+        pod_copy::create(&copy.0)?;
+        let [namespace, name, uid] = [POD; 3].map(str::to_owned);
+        let pod = PodRef { namespace, name, uid };
+        pod_copy::publish(&copy.0, pod, Decision::Redirect(PodFacts::default()))?;
+        Ok(copy)
+    }
+}
+
+impl Drop for ScratchCopy {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.0);
+    }
 }
