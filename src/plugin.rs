@@ -18,7 +18,7 @@ use crate::pod::Decision;
 use crate::record::{CallResult, Record, Source};
 use crate::redirect::{Ipv6, Origin};
 use crate::{firewall, log, netns, pod_copy};
-use pod_redirect::PodRedirect;
+use pod_redirect::{KnownPod, PodRedirect};
 
 /// Timeout for installing or reading the rules in one pod's netns, for all address families
 /// together.
@@ -75,8 +75,8 @@ fn run_and_record(
 /// not.
 fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
-    let found = match pod_redirect::known(request, config, record, pod_redirect::node_copy)? {
-        Decision::Redirect(pod) => pod.find(config, record, pod_redirect::fetch)?,
+    let found = match pod_redirect::named(request, config, record)? {
+        Decision::Redirect(pod) => KnownPod::read(pod, request).find(config, record)?,
         Decision::Skip(reason) => Decision::Skip(reason),
     };
     let PodRedirect { resolved, api_error } = match found {
@@ -153,9 +153,10 @@ fn missing_rules(
             firewall::missing(&Origin { redirect, families }, mode)
         })
     };
-    let found = match pod_redirect::known(request, config, record, pod_redirect::node_copy)? {
+    let found = match pod_redirect::named(request, config, record)? {
         Decision::Skip(reason) => Decision::Skip(reason),
         Decision::Redirect(pod) => {
+            let pod = KnownPod::read(pod, request);
             let expected = pod.by_annotations(config).filter(|_| !config.simulate);
             // An error here may be of a pod that turns out to be unmeshed.
             if expected.is_some_and(|resolved| {
@@ -164,7 +165,7 @@ fn missing_rules(
                 record.source = Some(Source::Annotations);
                 return Ok(Vec::new());
             }
-            pod.find(config, record, pod_redirect::fetch)?
+            pod.find(config, record)?
         }
     };
     match found {

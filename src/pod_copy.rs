@@ -15,7 +15,7 @@ use std::fs::{self, DirBuilder};
 use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
@@ -40,9 +40,16 @@ pub const RUN_DIR_VARIABLE: &str = "LINKERD_CNI_RUN_DIR";
 
 /// Time between two looks for a file.
 const POLL: Duration = Duration::from_millis(2);
-/// Age from which a temporary file has no writer. Writing takes milliseconds, but another agent may do
-/// so now.
-const ABANDONED: Duration = Duration::from_secs(60);
+
+/// What the copy says about a pod.
+#[derive(Debug, PartialEq, Eq)]
+pub enum NodeCopy {
+    Decides(Decision<PodFacts>),
+    /// A live agent keeps the copy, and has not published the pod.
+    Lacks,
+    /// No live agent keeps the copy, and the pod is not in it.
+    Unkept,
+}
 
 /// The content of a file.
 #[derive(Debug, Serialize, Deserialize)]
@@ -100,18 +107,19 @@ pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<Decision<PodFacts>>, 
 }
 
 /// Reads like [`read`]. While a live agent keeps the copy and has not published the pod, waits for
-/// it, at most for `longest`.
-pub fn wait(
-    run_dir: &Path,
-    pod: &PodRef,
-    longest: Duration,
-) -> Result<Option<Decision<PodFacts>>, Error> {
+/// it, at most for `longest`. An unusable file counts as missing.
+pub fn wait(run_dir: &Path, pod: &PodRef, longest: Duration) -> NodeCopy {
     let deadline = Deadline::after(longest);
     loop {
-        let found = read(run_dir, pod)?;
-        let may_come = pod.uid.is_empty() || deadline.has_passed() || !is_kept(run_dir);
-        if found.is_some() || may_come {
-            return Ok(found);
+        let found = read(run_dir, pod);
+        if let Err(error) = &found {
+            tracing::debug!("linkerd-cni: pod {pod}: the node's copy is unusable: {error}");
+        }
+        match found {
+            Ok(Some(decision)) => return NodeCopy::Decides(decision),
+            _ if !is_kept(run_dir) => return NodeCopy::Unkept,
+            Ok(None) if !pod.uid.is_empty() && !deadline.has_passed() => {}
+            _ => return NodeCopy::Lacks,
         }
         thread::sleep(POLL.min(deadline.remaining()));
     }
@@ -141,37 +149,30 @@ pub fn remove(run_dir: &Path, pod: &PodRef) -> Result<bool, files::Error> {
     path(run_dir, pod).map_or(Ok(false), |path| files::remove(&path))
 }
 
-/// Removes all files but those of the UIDs in `keep`, and returns the failures.
+/// Removes all files but those of the UIDs in `keep`, and returns the failures. Another agent may write
+/// a temporary file now, and leaves it only if it is killed meanwhile.
 pub fn retain(run_dir: &Path, keep: &BTreeSet<String>) -> Vec<files::Error> {
-    let dir = dir(run_dir);
-    let names = match files::file_names(&dir) {
-        Ok(names) => names,
-        Err(error) => return if error.is_missing() { Vec::new() } else { vec![error] },
-    };
-    let is_kept = |name: &String| name == LOCK || keep.contains(name) || is_in_use(&dir, name);
-    let gone = names.into_iter().filter(|name| !is_kept(name));
-    gone.filter_map(|name| files::remove(&dir.join(name)).err()).collect()
+    let is_in_use = |name: &str| name == LOCK || files::is_temporary(name);
+    remove_files(&dir(run_dir), |name| is_in_use(name) || keep.contains(name))
 }
 
-/// Whether the file is a temporary one that an agent may write now.
-fn is_in_use(dir: &Path, name: &str) -> bool {
-    let age = || SystemTime::now().duration_since(files::changed_at(&dir.join(name))?).ok();
-    files::is_temporary(name) && age().is_none_or(|age| age < ABANDONED)
-}
-
-/// Removes the whole copy, and returns the failures. The lock goes first, so that no plugin waits for
-/// a file.
+/// Removes the whole copy, and returns the failures.
 pub fn clear(run_dir: &Path) -> Vec<files::Error> {
     let dir = dir(run_dir);
-    let lock = files::metadata(&dir).and_then(|found| match found {
-        Some(_) => files::remove(&dir.join(LOCK)),
-        None => Ok(false),
-    });
-    let mut failures = Vec::from_iter(lock.err());
-    failures.extend(retain(run_dir, &BTreeSet::new()));
+    // In byte order, so the lock goes before the pods, and no plugin waits for one.
+    let failures = remove_files(&dir, |_| false);
     // Not empty if a file could not be removed, or another agent writes one.
     let _ = fs::remove_dir(&dir);
     failures
+}
+
+fn remove_files(dir: &Path, is_kept: impl Fn(&str) -> bool) -> Vec<files::Error> {
+    let names = match files::file_names(dir) {
+        Ok(names) => names,
+        Err(error) => return if error.is_missing() { Vec::new() } else { vec![error] },
+    };
+    let gone = names.into_iter().filter(|name| !is_kept(name));
+    gone.filter_map(|name| files::remove(&dir.join(name)).err()).collect()
 }
 
 fn dir(run_dir: &Path) -> PathBuf {

@@ -25,11 +25,12 @@ use super::api;
 use crate::cni::args::{self, PodRef};
 use crate::cni::{Command, Error, Request};
 use crate::config::{Config, ResolvedRedirect};
+use crate::failure::Failure;
 use crate::pod::Decision;
 use crate::pod::annotation::{Annotations, is_injected};
 use crate::pod::facts::PodFacts;
 use crate::pod::skip::{self, SkipReason, skipped_by_annotations};
-use crate::pod_copy;
+use crate::pod_copy::{self, NodeCopy};
 use crate::record::{Record, Source};
 
 /// Longest wait for the agent to publish the pod. It usually has, before the runtime calls the plugin.
@@ -48,144 +49,119 @@ pub struct PodRedirect {
 
 /// What the plugin knows about a pod without the API server.
 pub struct KnownPod {
-    pod: PodRef,
+    pub pod: PodRef,
     /// The annotations, if the runtime passes them.
-    annotations: Option<Annotations>,
-    copy: NodeCopy,
+    pub annotations: Option<Annotations>,
+    pub copy: NodeCopy,
 }
 
-/// What the node's copy of its pods says about a pod.
-pub enum NodeCopy {
-    Decides(Decision<PodFacts>),
-    /// A live agent keeps the copy, and has not published the pod.
-    Lacks,
-    /// No live agent keeps the copy, and the pod is not in it.
-    Unkept,
-}
-
-/// Reads the pod from the node's copy. An unusable file counts as missing.
-pub fn node_copy(pod: &PodRef, command: Command) -> NodeCopy {
-    let run_dir = pod_copy::run_dir();
-    let mut found = pod_copy::read(&run_dir, pod);
-    let is_kept = !matches!(found, Ok(Some(_))) && pod_copy::is_kept(&run_dir);
-    // The agent has long seen a pod that runs.
-    if is_kept && command == Command::Add && matches!(found, Ok(None)) {
-        found = pod_copy::wait(&run_dir, pod, COPY_WAIT);
-    }
-    match found {
-        Ok(Some(decision)) => return NodeCopy::Decides(decision),
-        Ok(None) => {}
-        Err(error) => {
-            tracing::debug!("linkerd-cni: pod {pod}: the node's copy is unusable: {error}")
-        }
-    }
-    if is_kept { NodeCopy::Lacks } else { NodeCopy::Unkept }
-}
-
-/// Reads the request's pod, unless its name skips it. `copy` reads it from the node's copy.
-pub fn known(
+/// Returns the request's pod, unless its name skips it.
+pub fn named(
     request: &Request,
     config: &Config,
     record: &mut Record,
-    copy: impl FnOnce(&PodRef, Command) -> NodeCopy,
-) -> Result<Decision<KnownPod>, Error> {
+) -> Result<Decision<PodRef>, Error> {
     let Some(pod) = args::pod(&request.args)? else {
         return Ok(Decision::Skip(SkipReason::NoPod));
     };
     record.namespace.clone_from(&pod.namespace);
     record.pod.clone_from(&pod.name);
     record.pod_uid.clone_from(&pod.uid);
-    Ok(match config.filter.skip_reason(&pod) {
-        Some(reason) => Decision::Skip(reason),
-        None => {
-            let annotations = skip::runtime_annotations(&request.config);
-            let copy = copy(&pod, record.command);
-            Decision::Redirect(KnownPod { pod, annotations, copy })
-        }
-    })
+    Ok(config.filter.skip_reason(&pod).map_or(Decision::Redirect(pod), Decision::Skip))
 }
 
 impl KnownPod {
-    /// Decides on the pod. `fetch` gets the facts about the pod from the API server: pod, plugin entry,
-    /// time budget and record to the facts. CHECK gets no redirect from the annotations: they do not
-    /// prove which rules a running pod needs.
+    /// Reads the runtime's annotations and the node's copy.
+    pub fn read(pod: PodRef, request: &Request) -> KnownPod {
+        // The agent has long seen a pod that runs.
+        let longest = if request.command == Command::Add { COPY_WAIT } else { Duration::ZERO };
+        let copy = pod_copy::wait(&pod_copy::run_dir(), &pod, longest);
+        KnownPod { pod, annotations: skip::runtime_annotations(&request.config), copy }
+    }
+
+    /// Decides on the pod, with API requests if nothing else can.
     pub fn find(
         self,
         config: &Config,
         record: &mut Record,
-        fetch: impl FnOnce(&PodRef, &Config, Duration, &mut Record) -> Result<Decision<PodFacts>, Error>,
     ) -> Result<Decision<PodRedirect>, Error> {
-        let KnownPod { pod, annotations, copy } = self;
-        let is_add = record.command == Command::Add;
-        let is_awaited = match copy {
-            NodeCopy::Decides(decision) => {
-                record.source = Some(Source::Copy);
-                return resolve(decision, config, record);
-            }
-            NodeCopy::Lacks => is_add,
-            NodeCopy::Unkept => false,
-        };
-        let skipped = annotations.as_ref().and_then(skipped_by_annotations);
-        if let (Some(reason), false) = (skipped, is_awaited) {
-            record.source = Some(Source::Annotations);
-            return Ok(Decision::Skip(reason));
+        let budget = self.api_budget(config, record.command);
+        let answer = budget.map(|budget| fetch(&self.pod, config, budget, record));
+        self.decide(config, record, answer)
+    }
+
+    /// Returns the longest time for API requests. `None` if the pod is decided without them.
+    pub fn api_budget(&self, config: &Config, command: Command) -> Option<Duration> {
+        let is_add = command == Command::Add;
+        let is_skipped = self.skip_reason().is_some();
+        match self.copy {
+            NodeCopy::Decides(_) => return None,
+            NodeCopy::Lacks if is_add => {}
+            NodeCopy::Lacks | NodeCopy::Unkept if is_skipped => return None,
+            NodeCopy::Lacks | NodeCopy::Unkept => {}
         }
-        let marked = annotations.filter(|annotations| is_add && is_injected(annotations));
-        let is_short = skipped.is_some() || marked.is_some() || !is_add;
-        let budget = if is_short { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget };
-        let error = match fetch(&pod, config, budget, record) {
-            Ok(decision) => {
-                record.source = Some(Source::Request);
-                return resolve(decision, config, record);
+        let is_short = is_skipped || !is_add || self.annotations.as_ref().is_some_and(is_injected);
+        Some(if is_short { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget })
+    }
+
+    /// Decides on the pod. `answer` are the facts from the API server, if it was asked. CHECK gets no
+    /// redirect from the annotations: they do not prove which rules a running pod needs.
+    pub fn decide(
+        self,
+        config: &Config,
+        record: &mut Record,
+        answer: Option<Result<Decision<PodFacts>, Error>>,
+    ) -> Result<Decision<PodRedirect>, Error> {
+        let skip_reason = self.skip_reason();
+        let mut api_error = None;
+        let (source, decision) = match (self.copy, answer, skip_reason) {
+            (NodeCopy::Decides(decision), ..) => (Source::Copy, decision),
+            (_, Some(Ok(decision)), _) => (Source::Request, decision),
+            (_, answer, Some(reason)) => {
+                if let Some(Err(error)) = answer {
+                    tracing::debug!("linkerd-cni: the annotations decide: {error}");
+                }
+                (Source::Annotations, Decision::Skip(reason))
             }
-            Err(error) => error,
+            (_, Some(Err(error)), None) => {
+                let can_decide = record.command == Command::Add && error.failure.is_outage();
+                let Some(marked) = self.annotations.filter(|it| can_decide && is_injected(it))
+                else {
+                    return Err(error);
+                };
+                api_error = Some(error);
+                let facts = PodFacts::from_annotations(&self.pod.uid, marked);
+                (Source::Annotations, Decision::Redirect(facts))
+            }
+            (_, None, None) => return Err(Error::new(Failure::Internal, "no source was asked")),
         };
-        match (skipped, marked) {
-            (Some(reason), _) => {
-                tracing::debug!("linkerd-cni: the annotations decide: {error}");
-                record.source = Some(Source::Annotations);
-                Ok(Decision::Skip(reason))
-            }
-            (None, Some(annotations)) if error.failure.is_outage() => {
-                let mut resolved = by_annotations(&pod, config, annotations)?;
-                resolved.redirect.is_guessed = true;
-                record.source = Some(Source::Annotations);
-                Ok(Decision::Redirect(PodRedirect { resolved, api_error: Some(error) }))
-            }
-            _ => Err(error),
-        }
+        record.source = Some(source);
+        let facts = match decision {
+            Decision::Redirect(facts) => facts,
+            Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+        };
+        record.pod_uid.clone_from(&facts.uid);
+        let mut resolved = config.resolve(&facts)?;
+        resolved.redirect.is_guessed = api_error.is_some();
+        Ok(Decision::Redirect(PodRedirect { resolved, api_error }))
     }
 
     /// Returns the redirect according to annotations and plugin entry. `None` if the node's copy decides,
     /// or if the runtime passes no annotations, none of a proxy, or an invalid one.
     pub fn by_annotations(&self, config: &Config) -> Option<ResolvedRedirect> {
-        let is_decided = matches!(self.copy, NodeCopy::Decides(_));
-        let annotations = self
-            .annotations
-            .as_ref()
-            .filter(|annotations| !is_decided && skipped_by_annotations(annotations).is_none());
-        by_annotations(&self.pod, config, annotations?.clone()).ok()
+        if matches!(self.copy, NodeCopy::Decides(_)) || self.skip_reason().is_some() {
+            return None;
+        }
+        config.resolve(&PodFacts::from_annotations(&self.pod.uid, self.annotations.clone()?)).ok()
+    }
+
+    fn skip_reason(&self) -> Option<SkipReason> {
+        self.annotations.as_ref().and_then(skipped_by_annotations)
     }
 }
 
-/// Returns the redirect for facts about the pod, and records the UID of the pod object.
-fn resolve(
-    decision: Decision<PodFacts>,
-    config: &Config,
-    record: &mut Record,
-) -> Result<Decision<PodRedirect>, Error> {
-    Ok(match decision {
-        Decision::Redirect(facts) => {
-            record.pod_uid.clone_from(&facts.uid);
-            let resolved = config.resolve(&facts)?;
-            Decision::Redirect(PodRedirect { resolved, api_error: None })
-        }
-        Decision::Skip(reason) => Decision::Skip(reason),
-    })
-}
-
 /// Fetches the facts about the pod on a thread of its own, and counts the requests.
-pub fn fetch(
+fn fetch(
     pod: &PodRef,
     config: &Config,
     budget: Duration,
@@ -200,12 +176,4 @@ pub fn fetch(
     record.requests = progress.requests.load(Ordering::Relaxed);
     record.retries = progress.retries.load(Ordering::Relaxed);
     facts
-}
-
-fn by_annotations(
-    pod: &PodRef,
-    config: &Config,
-    annotations: Annotations,
-) -> Result<ResolvedRedirect, Error> {
-    config.resolve(&PodFacts::from_annotations(&pod.uid, annotations))
 }

@@ -131,7 +131,7 @@ fn files_of_pods_that_are_gone_and_foreign_files_are_removed() {
     assert_eq!(names(), [".linkerd-cni.1.2.3.tmp", ".lock", "u-2"]);
     assert!(lock.is_in_place(dir.path()));
     assert!(clear(dir.path()).is_empty());
-    assert_eq!(names(), [".linkerd-cni.1.2.3.tmp"]);
+    assert!(!dir.path().join("pods").exists());
     assert!(!lock.is_in_place(dir.path()));
 }
 
@@ -166,18 +166,18 @@ fn plugin_waits_for_a_file_only_while_an_agent_keeps_the_copy() {
     let dir = run_dir();
     let web = pod("web", "u-1");
     let minute = Duration::from_secs(60);
-    assert_eq!(wait(dir.path(), &web, minute).unwrap(), None);
+    assert_eq!(wait(dir.path(), &web, minute), NodeCopy::Unkept);
     let lock = Lock::take(dir.path()).unwrap();
-    assert_eq!(wait(dir.path(), &pod("web", ""), minute).unwrap(), None);
-    assert_eq!(wait(dir.path(), &web, Duration::from_millis(20)).unwrap(), None);
+    assert_eq!(wait(dir.path(), &pod("web", ""), minute), NodeCopy::Lacks);
+    assert_eq!(wait(dir.path(), &web, Duration::from_millis(20)), NodeCopy::Lacks);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| wait(dir.path(), &web, minute).unwrap());
+        let waiting = scope.spawn(|| wait(dir.path(), &web, minute));
         thread::sleep(Duration::from_millis(20));
         publish(dir.path(), web.clone(), meshed()).unwrap();
-        assert_eq!(waiting.join().unwrap(), Some(meshed()));
-        let waiting = scope.spawn(|| wait(dir.path(), &pod("web", "u-2"), minute).unwrap());
+        assert_eq!(waiting.join().unwrap(), NodeCopy::Decides(meshed()));
+        let waiting = scope.spawn(|| wait(dir.path(), &pod("web", "u-2"), minute));
         thread::sleep(Duration::from_millis(20));
         drop(lock);
-        assert_eq!(waiting.join().unwrap(), None);
+        assert_eq!(waiting.join().unwrap(), NodeCopy::Unkept);
     });
 }

@@ -3,7 +3,6 @@
 //! fuzz target `decision` uses it too.
 
 use std::net::{IpAddr, Ipv4Addr};
-use std::time::Duration;
 
 use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::PodRef;
@@ -11,10 +10,12 @@ use linkerd2_cni::cni::{Command, Request, request};
 use linkerd2_cni::config::Config;
 use linkerd2_cni::failure::Failure;
 use linkerd2_cni::kube::types::Service;
-use linkerd2_cni::plugin::pod_redirect::{self, NodeCopy};
+use linkerd2_cni::plugin::pod_redirect::{self, KnownPod};
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::facts::{self, ClusterLookup};
+use linkerd2_cni::pod::skip::runtime_annotations;
+use linkerd2_cni::pod_copy::NodeCopy;
 use linkerd2_cni::record::Record;
 use linkerd2_cni::redirect::rules::{install_script, rules};
 use linkerd2_cni::redirect::{Family, Redirect};
@@ -113,23 +114,25 @@ impl Start {
             let found = serde_json::from_value(self.object()).expect("a pod");
             facts::facts(found, pod, &mut Namespace(&self.of_namespace))
         };
-        let fetch = |pod: &PodRef, _: &Config, _: Duration, _: &mut Record| match self.api_error {
-            Some(failure) => Err(Error::new(failure, "scripted error")),
-            None => facts(pod),
+        let pod = match pod_redirect::named(&request, &config, &mut record)? {
+            Decision::Redirect(pod) => pod,
+            Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
         };
-        let copy = |pod: &PodRef, _| match self.copy {
+        let copy = match self.copy {
             CopyState::Published => {
-                let copy = serde_json::to_string(&facts(pod).expect("facts")).expect("JSON");
+                let copy = serde_json::to_string(&facts(&pod).expect("facts")).expect("JSON");
                 NodeCopy::Decides(serde_json::from_str(&copy).expect("a copy"))
             }
             CopyState::Lacking => NodeCopy::Lacks,
             CopyState::Unkept => NodeCopy::Unkept,
         };
-        let pod = match pod_redirect::known(&request, &config, &mut record, copy)? {
-            Decision::Redirect(pod) => pod,
-            Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
-        };
-        Ok(match pod.find(&config, &mut record, fetch)? {
+        let pod = KnownPod { pod, annotations: runtime_annotations(&request.config), copy };
+        let budget = pod.api_budget(&config, record.command);
+        let answer = budget.map(|_| match self.api_error {
+            Some(failure) => Err(Error::new(failure, "scripted error")),
+            None => facts(&pod.pod),
+        });
+        Ok(match pod.decide(&config, &mut record, answer)? {
             Decision::Redirect(found) => Decision::Redirect(found.resolved.redirect),
             Decision::Skip(reason) => Decision::Skip(reason),
         })
