@@ -54,6 +54,7 @@ pub mod yielding;
 use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use tracing::info;
@@ -65,7 +66,6 @@ use crate::node::uninstall::{self, UninstallOutcome};
 use api::ApiHandle;
 use api::event_queue::Event;
 use main_loop::MainLoop;
-use pods::Pods;
 use readiness::Status;
 use reconcile::Reconciler;
 use record_socket::RecordSocket;
@@ -125,7 +125,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     if let Some(record_socket) = &record_socket {
         reconciler.yield_to_newer_agents(Arc::clone(record_socket));
     }
-    let pods = Pods::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
+    let pods_stopped = pods::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
     info!("starting the agent");
     let waker = watch.waker();
     let mut main_loop = MainLoop::new(watch, reconciler, &settings, &status);
@@ -146,7 +146,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         }
         Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
-            pods.stop();
+            pods_stopped.store(true, Ordering::Relaxed);
             let removed = remove(&settings, reconciler.chained_conflists(), &mounts);
             // After a failure, too: an upstream agent may be what keeps naming the plugin.
             if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {

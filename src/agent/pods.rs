@@ -10,7 +10,7 @@ mod publisher;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -40,50 +40,39 @@ const START_SPREAD: Duration = Duration::from_secs(1);
 /// Longest time for which readiness waits for the first list.
 const FIRST_LIST: Duration = Duration::from_secs(20);
 
-/// Handle to the thread.
-#[derive(Default)]
-pub struct Pods {
-    stopped: AtomicBool,
-}
-
-impl Pods {
-    /// Starts the thread, if the settings have all that it needs. Removes the copy of an earlier agent
-    /// if the pods are not to be watched. Calls `waker` when it is known whether they can be listed.
-    pub fn start(settings: &Settings, status: &Arc<Status>, waker: Waker) -> io::Result<Arc<Pods>> {
-        let pods = Arc::<Pods>::default();
-        let Some(run_dir) = &settings.node.run_dir else { return Ok(pods) };
-        if !settings.watch_pods {
-            for error in pod_copy::clear(run_dir) {
-                warn!("cannot remove the node's copy of its pods: {error}");
-            }
-            return Ok(pods);
+/// Starts the thread, if the settings have all that it needs. Removes the copy of an earlier agent
+/// if the pods are not to be watched. Calls `waker` when it is known whether they can be listed.
+///
+/// Publishes nothing while the returned flag is true, as the copy will be removed.
+pub fn start(
+    settings: &Settings,
+    status: &Arc<Status>,
+    waker: Waker,
+) -> io::Result<Arc<AtomicBool>> {
+    let stopped = Arc::<AtomicBool>::default();
+    let Some(run_dir) = &settings.node.run_dir else { return Ok(stopped) };
+    if !settings.watch_pods {
+        for error in pod_copy::clear(run_dir) {
+            warn!("cannot remove the node's copy of its pods: {error}");
         }
-        let (Some(node), Some(source)) = (settings.node_name.clone(), source(settings)) else {
-            return Ok(pods);
-        };
-        let watching = Deadlines {
-            response: RESPONSE_TIMEOUT,
-            body: READ_TIMEOUT,
-            ..Deadlines::each(PHASE_TIMEOUT)
-        };
-        let watching = Connection::new(source.clone(), USER_AGENT, watching);
-        let connection = Connection::new(source, USER_AGENT, Deadlines::each(LOOKUP_TIMEOUT));
-        let (own, shared) = (Arc::clone(&pods), Arc::clone(status));
-        let mut publisher = Publisher::new(run_dir.clone(), connection, own, shared);
-        status.await_pod_copy(Instant::now() + FIRST_LIST, waker);
-        let run = move || {
-            pod_watch::run(watching, &node, START_SPREAD, |update| publisher.update(update));
-        };
-        thread::Builder::new().name("pods".into()).stack_size(STACK).spawn(run)?;
-        Ok(pods)
+        return Ok(stopped);
     }
-
-    /// Publishes nothing from now on, as the copy will be removed.
-    pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Relaxed);
-    }
-
-    fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
-    }
+    let (Some(node), Some(source)) = (settings.node_name.clone(), source(settings)) else {
+        return Ok(stopped);
+    };
+    let watching = Deadlines {
+        response: RESPONSE_TIMEOUT,
+        body: READ_TIMEOUT,
+        ..Deadlines::each(PHASE_TIMEOUT)
+    };
+    let watching = Connection::new(source.clone(), USER_AGENT, watching);
+    let connection = Connection::new(source, USER_AGENT, Deadlines::each(LOOKUP_TIMEOUT));
+    let (own, shared) = (Arc::clone(&stopped), Arc::clone(status));
+    let mut publisher = Publisher::new(run_dir.clone(), connection, own, shared);
+    status.await_pod_copy(Instant::now() + FIRST_LIST, waker);
+    let run = move || {
+        pod_watch::run(watching, &node, START_SPREAD, |update| publisher.update(update));
+    };
+    thread::Builder::new().name("pods".into()).stack_size(STACK).spawn(run)?;
+    Ok(stopped)
 }

@@ -133,11 +133,6 @@ impl Status {
         state.awaited_pods.take().iter().for_each(|(_, waker)| waker.wake());
     }
 
-    /// Returns what was set last.
-    pub fn pod_copy(&self) -> Option<PodCopyStatus> {
-        self.state().pod_copy.clone()
-    }
-
     /// Makes `/ready` report `why` until the end of the pass.
     pub fn set_not_ready(&self, why: String) {
         self.state().last_pass.not_ready = Some(why);

@@ -57,7 +57,7 @@ impl ClusterLookup for ObjectReader {
 }
 
 /// The error of a lookup by the agent or the repair controller.
-pub fn unread(error: impl ToString) -> Error {
+fn unread(error: impl ToString) -> Error {
     let remedy = "check the API server, and that this program's ServiceAccount may get the object";
     Error::new(Failure::ApiError, error.to_string()).with_details(remedy)
 }
@@ -136,6 +136,11 @@ pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
 }
 
 impl OwnFacts {
+    /// Whether the facts are incomplete without other objects.
+    pub fn needs_objects(&self) -> bool {
+        self.needs_namespace || self.is_control_plane
+    }
+
     /// Adds what the namespace and the API server's Service state, as [`facts`] does.
     pub fn complete(
         self,

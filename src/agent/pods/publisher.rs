@@ -5,24 +5,22 @@ use std::hash::{DefaultHasher, Hasher as _};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::Pods;
 use crate::agent::readiness::{PodCopyStatus, Status};
 use crate::backoff::between;
-use crate::cni;
 use crate::cni::args::PodRef;
 use crate::kube::connection::Connection;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::kube::pod_stream::FromPod;
 use crate::kube::pod_watch::{self, Update};
-use crate::kube::types::{Metadata, Pod, STATIC_POD_UID, Service};
+use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
 use crate::pod::Decision;
-use crate::pod::annotation::Annotations;
-use crate::pod::facts::{ClusterLookup, OwnFacts, PodFacts, own_facts, unread};
+use crate::pod::facts::{OwnFacts, PodFacts, own_facts};
 use crate::pod_copy::{self, Lock};
 
 /// Shortest wait after [`DENIALS`], half of the longest: only an administrator changes that. Also until
@@ -73,20 +71,32 @@ fn pod_ref(metadata: &Metadata) -> PodRef {
     PodRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
 }
 
+/// What the publisher has done for a pod.
+struct Known {
+    /// Hash of what the pod's object states. `None`: the next update of the pod tries again.
+    hash: Option<u64>,
+    /// Why the pod has no file.
+    problem: Option<String>,
+}
+
 /// Writes and removes the files of the copy.
 pub(super) struct Publisher {
     run_dir: PathBuf,
-    lookups: Lookups,
-    pods: Arc<Pods>,
+    /// For the objects besides the pods. Connects only if a pod needs one: an idle connection costs
+    /// memory.
+    connection: Connection,
+    /// Reads each of these objects once for an update of the watch.
+    reader: Option<ObjectReader>,
+    stopped: Arc<AtomicBool>,
     status: Arc<Status>,
-    /// UID of each pod, and a hash of what its object states. Those with a problem are not published.
-    known: BTreeMap<String, u64>,
-    /// By UID, or by the text of a problem without pod.
-    problems: BTreeMap<String, String>,
+    /// By UID.
+    known: BTreeMap<String, Known>,
+    /// A problem since the last list that is not that of a pod.
+    problem: Option<String>,
     /// Held while the watch is open, or open again soon.
     lock: Option<Lock>,
-    /// Failed requests of the watch in a row.
-    failures: u32,
+    /// Failed requests of the watch in a row, and why the last one failed.
+    failures: (u32, Option<String>),
     /// When the pods are listed again if there are problems.
     relist: Instant,
 }
@@ -96,18 +106,19 @@ impl Publisher {
     pub(super) fn new(
         run_dir: PathBuf,
         connection: Connection,
-        pods: Arc<Pods>,
+        stopped: Arc<AtomicBool>,
         status: Arc<Status>,
     ) -> Publisher {
         Publisher {
             run_dir,
-            lookups: Lookups { connection, reader: None },
-            pods,
+            connection,
+            reader: None,
+            stopped,
             status,
             known: BTreeMap::new(),
-            problems: BTreeMap::new(),
+            problem: None,
             lock: None,
-            failures: 0,
+            failures: (0, None),
             relist: Instant::now(),
         }
     }
@@ -115,14 +126,14 @@ impl Publisher {
     /// Applies an update to the copy. `Break` asks for a new list, as the copy was removed, or is not
     /// complete.
     pub(super) fn update(&mut self, update: Update<'_, NodePod>) -> ControlFlow<()> {
-        if self.pods.is_stopped() {
+        if self.is_stopped() {
             return ControlFlow::Continue(());
         }
         match update {
             Update::Listed { pods, dropped } => {
                 self.replace(pods);
                 if dropped > 0 {
-                    self.report("", format!("{dropped} more pods of this node are not published"));
+                    self.report(format!("{dropped} more pods of this node are not published"));
                 }
             }
             Update::Changed(pod) => self.publish(pod),
@@ -133,73 +144,76 @@ impl Publisher {
                 return ControlFlow::Continue(());
             }
         }
-        self.lookups.close();
-        self.failures = 0;
+        self.reader = None;
+        self.connection.close();
+        self.failures = (0, None);
         let flow = self.keep();
-        self.show(None);
-        match !self.problems.is_empty() && Instant::now() >= self.relist {
+        let has_problem = self.show();
+        match has_problem && Instant::now() >= self.relist {
             true => ControlFlow::Break(()),
             false => flow,
         }
     }
 
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
     /// Makes the copy that of these pods.
     fn replace(&mut self, pods: Vec<NodePod>) {
-        self.problems.clear();
+        self.problem = None;
         self.relist = Instant::now() + between(LONG_WAIT, 2 * LONG_WAIT);
         // Namespaces may have changed since, which no watch tells.
         self.known.clear();
         if let Err(error) = pod_copy::create(&self.run_dir) {
-            self.report("", error.to_string());
+            self.report(error.to_string());
         }
         for pod in pods {
             self.publish(pod);
         }
         let keep = self.known.keys().cloned().collect();
         for error in pod_copy::retain(&self.run_dir, &keep) {
-            self.report("", error.to_string());
+            self.report(error.to_string());
         }
     }
 
     /// Publishes the pod, unless its file is right. Removes the file if that fails. Until the next list,
     /// only a change of the pod repeats requests that failed.
     fn publish(&mut self, NodePod { pod, facts }: NodePod) {
-        let hash = hash(&facts);
+        let mut hash = Some(hash(&facts));
         let is_whole = || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_)));
-        let is_known = self.known.insert(pod.uid.clone(), hash) == Some(hash);
-        if is_known && (self.problems.contains_key(&pod.uid) || is_whole()) {
+        let known = self.known.get(&pod.uid).filter(|known| known.hash == hash);
+        if known.is_some_and(|known| known.problem.is_some() || is_whole()) {
             return;
         }
-        let decision = match complete(&facts, &pod.namespace, &mut self.lookups) {
-            _ if self.pods.is_stopped() => return,
-            Ok(decision) => decision,
-            Err(problem) => return self.withhold(&pod, &problem),
-        };
-        match pod_copy::publish(&self.run_dir, pod.clone(), decision) {
-            Ok(()) => drop(self.problems.remove(&pod.uid)),
-            Err(error) => {
-                // Each update tries again, which costs no request.
-                self.known.remove(&pod.uid);
-                self.withhold(&pod, &error.to_string());
+        let result = match self.complete(&facts, &pod.namespace) {
+            _ if self.is_stopped() => return,
+            Ok(decision) => {
+                let published = pod_copy::publish(&self.run_dir, pod.clone(), decision);
+                // Another try costs no request.
+                hash = hash.filter(|_| published.is_ok());
+                published.map_err(|error| error.to_string())
             }
+            Err(problem) => Err(problem),
+        };
+        let problem = result.err().map(|problem| {
+            let removed = pod_copy::remove(&self.run_dir, &pod);
+            let stays = removed.err().map(|error| format!("; {error}")).unwrap_or_default();
+            format!("pod {pod} is not published: {problem}{stays}")
+        });
+        let known = self.known.remove(&pod.uid);
+        if let Some(problem) = &problem
+            && known.and_then(|known| known.problem).as_ref() != Some(problem)
+        {
+            warn!("{problem}");
         }
-    }
-
-    /// Removes the pod's file, for this reason.
-    fn withhold(&mut self, pod: &PodRef, problem: &str) {
-        self.remove_file(pod);
-        self.report(&pod.uid, format!("pod {pod} is not published: {problem}"));
+        self.known.insert(pod.uid, Known { hash, problem });
     }
 
     fn remove(&mut self, pod: &PodRef) {
         self.known.remove(&pod.uid);
-        self.problems.remove(&pod.uid);
-        self.remove_file(pod);
-    }
-
-    fn remove_file(&mut self, pod: &PodRef) {
         if let Err(error) = pod_copy::remove(&self.run_dir, pod) {
-            self.report(&pod.uid, error.to_string());
+            self.report(error.to_string());
         }
     }
 
@@ -219,7 +233,7 @@ impl Publisher {
                 info!("{} pods of this node are published for the plugin", self.published());
                 self.lock = Some(lock);
             }
-            Err(error) => self.report("", error.to_string()),
+            Err(error) => self.report(error.to_string()),
         }
         ControlFlow::Continue(())
     }
@@ -227,100 +241,80 @@ impl Publisher {
     /// Releases the lock from the second failure in a row on, and waits longer in the end if only an
     /// administrator can correct the failure.
     fn fail(&mut self, error: &pod_watch::Error, wait: Duration) {
-        self.failures += 1;
-        let is_lost = self.failures >= FAILURES;
+        let failures = self.failures.0 + 1;
+        let is_lost = failures >= FAILURES;
         if is_lost {
             self.lock = None;
         }
-        if !error.is_denied() || !is_lost {
-            warn!("cannot watch the pods of this node; retrying in {wait:.1?}: {error}");
-            return self.show(Some(error.to_string()));
+        let is_denied = error.is_denied() && is_lost;
+        let problem = if is_denied { format!("{DENIED}: {error}") } else { error.to_string() };
+        match is_denied {
+            true if self.failures.1.as_ref() == Some(&problem) => {}
+            true => warn!("{problem}"),
+            false => {
+                warn!("cannot watch the pods of this node; retrying in {wait:.1?}: {problem}");
+            }
         }
-        let problem = format!("{DENIED}: {error}");
-        if self.status.pod_copy().and_then(|shown| shown.problem).as_ref() != Some(&problem) {
-            warn!("{problem}");
-        }
-        self.show(Some(problem));
-        if self.failures >= DENIALS {
+        self.failures = (failures, Some(problem));
+        self.show();
+        if is_denied && failures >= DENIALS {
             thread::sleep(between(LONG_WAIT, 2 * LONG_WAIT));
         }
     }
 
-    /// Logs a problem once, and keeps it for `/status`. `uid` is empty if it is not that of a pod.
-    fn report(&mut self, uid: &str, problem: String) {
-        let key = if uid.is_empty() { problem.as_str() } else { uid };
-        if self.problems.get(key) != Some(&problem) {
+    /// Keeps a problem for `/status`, and logs it once.
+    fn report(&mut self, problem: String) {
+        if self.problem.as_ref() != Some(&problem) {
             warn!("{problem}");
-            self.problems.insert(key.to_owned(), problem);
         }
+        self.problem = Some(problem);
     }
 
     /// Returns the number of pods with a file.
     fn published(&self) -> usize {
-        self.known.keys().filter(|uid| !self.problems.contains_key(*uid)).count()
+        self.known.values().filter(|known| known.problem.is_none()).count()
     }
 
-    /// Sets what `/status` and the metrics say.
-    fn show(&self, problem: Option<String>) {
-        self.status.set_pod_copy(PodCopyStatus {
-            published: self.published(),
-            kept: self.lock.is_some(),
-            problem: problem.or_else(|| self.problems.values().next().cloned()),
-        });
+    /// Sets what `/status` and the metrics say. Returns whether there is a problem.
+    fn show(&self) -> bool {
+        let of_pods = self.known.values().filter_map(|known| known.problem.as_ref());
+        let problem = self.failures.1.iter().chain(&self.problem).chain(of_pods).next().cloned();
+        let has_problem = problem.is_some();
+        let (published, kept) = (self.published(), self.lock.is_some());
+        self.status.set_pod_copy(PodCopyStatus { published, kept, problem });
+        has_problem
     }
-}
 
-/// Reads the objects besides the pods, each once for an update of the watch. Connects only if a pod needs
-/// one: an idle connection costs memory.
-struct Lookups {
-    connection: Connection,
-    reader: Option<ObjectReader>,
-}
-
-impl Lookups {
-    fn reader(&mut self) -> Result<&mut ObjectReader, cni::Error> {
+    /// Returns the plugin's decision on a pod, from its own facts and other objects.
+    fn complete(&mut self, facts: &[u8], namespace: &str) -> Result<Decision<PodFacts>, String> {
+        if facts.is_empty() {
+            return Err(format!(
+                "its annotations and containers need more than {FACTS_LIMIT} bytes"
+            ));
+        }
+        let own: OwnFacts =
+            match serde_json::from_slice(facts).map_err(|error| error.to_string())? {
+                Decision::Redirect(own) => own,
+                Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+            };
+        if !own.needs_objects() {
+            return Ok(Decision::Redirect(own.facts));
+        }
         let reader = match self.reader.take() {
             Some(reader) => reader,
-            None => ObjectReader::new(self.connection.client().map_err(unread)?, ReadFrom::Etcd),
+            None => {
+                let client = self.connection.client().map_err(|error| error.to_string())?;
+                ObjectReader::new(client, ReadFrom::Etcd)
+            }
         };
-        Ok(self.reader.insert(reader))
+        let reader = self.reader.insert(reader);
+        if own.is_control_plane {
+            // Without it, the default ports apply. The plugin may have more luck.
+            reader.api_server_service()?;
+        }
+        let facts = own.complete(namespace, reader).map_err(|error| error.to_string())?;
+        Ok(Decision::Redirect(facts))
     }
-
-    fn close(&mut self) {
-        self.reader = None;
-        self.connection.close();
-    }
-}
-
-impl ClusterLookup for Lookups {
-    fn namespace(&mut self, name: &str) -> Result<Annotations, cni::Error> {
-        self.reader()?.namespace(name)
-    }
-
-    fn api_service(&mut self) -> Result<Service, cni::Error> {
-        self.reader()?.api_service()
-    }
-}
-
-/// Returns the plugin's decision on a pod, from its own facts and other objects.
-fn complete(
-    facts: &[u8],
-    namespace: &str,
-    lookups: &mut Lookups,
-) -> Result<Decision<PodFacts>, String> {
-    if facts.is_empty() {
-        return Err(format!("its annotations and containers need more than {FACTS_LIMIT} bytes"));
-    }
-    let own: OwnFacts = match serde_json::from_slice(facts).map_err(|error| error.to_string())? {
-        Decision::Redirect(own) => own,
-        Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
-    };
-    if own.is_control_plane {
-        // Without it, the default ports apply. The plugin may have more luck.
-        lookups.api_service().map_err(|error| error.to_string())?;
-    }
-    let facts = own.complete(namespace, lookups).map_err(|error| error.to_string())?;
-    Ok(Decision::Redirect(facts))
 }
 
 /// Hashes what the pod's object states, so that an update of its status needs no requests.

@@ -340,6 +340,7 @@ impl Node {
         command
             .env_clear()
             .env("PATH", "/usr/bin:/bin")
+            .env("TMPDIR", self.root())
             .env("CONTAINER_MOUNT_PREFIX", self.root())
             .env("CONTAINER_CNI_BIN_DIR", self.root().join("image"))
             .env("DEST_CNI_BIN_DIR", "/bin/")
