@@ -9,7 +9,6 @@
 //! - [`report`]: check results as table, short text or JSON, like `linkerd check`
 //! - [`nodes`]: the table of `linkerd cni nodes`
 //! - [`explain`]: what the plugin decides for one pod, and why
-//! - [`uninstall`]: the manifest of the chart's objects in the cluster, for `kubectl delete`
 
 pub mod agents;
 pub mod api;
@@ -23,4 +22,3 @@ pub mod metrics;
 pub mod nodes;
 pub mod objects;
 pub mod report;
-pub mod uninstall;

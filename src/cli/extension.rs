@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow};
+use anyhow::{Context as _, anyhow, bail};
 use clap::{ArgAction, Args, Parser, Subcommand};
 use humantime::parse_duration;
 
@@ -21,12 +21,15 @@ use crate::extension::explain;
 use crate::extension::facts::{self, Facts};
 use crate::extension::kubectl::Kubectl;
 use crate::extension::report::{self, Check, Format, Severity};
-use crate::extension::{checks, nodes, uninstall};
+use crate::extension::{checks, nodes};
 use cluster::ClusterFlags;
 use terminal::{has_color, print, progress, say};
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
+/// Response to `uninstall`: this program changes nothing.
+const UNINSTALL: &str = "nothing is deleted; run helm uninstall, or scripts/install-cni with the flags of the \
+                         installation | kubectl delete -f -";
 /// Time between two attempts of the checks, as in `linkerd check`.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to ask the agents in `check`, if `--wait` is shorter.
@@ -63,7 +66,7 @@ enum Command {
         #[arg(long, short, default_value = "default")]
         namespace: String,
     },
-    /// Print the objects of the chart in the cluster, for `kubectl delete -f -`
+    /// Say how to uninstall the chart
     Uninstall,
     /// Tells `linkerd check` to run the checks
     #[command(name = "_extension-metadata", hide = true)]
@@ -116,19 +119,7 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     let connect = || api.connect().context("cannot query the Kubernetes API");
     let text = match &flags.command {
         Command::ExtensionMetadata => METADATA.to_owned(),
-        Command::Uninstall => {
-            connect()?;
-            progress("listing the objects of the chart");
-            let manifest = uninstall::uninstall(&api);
-            progress("");
-            let manifest = manifest?;
-            let same = flags.cluster.kubectl();
-            if !same.is_empty() {
-                // The objects of another cluster may have the same names.
-                say(&format!("delete with the same flags: kubectl {} delete -f -", same.join(" ")));
-            }
-            manifest
-        }
+        Command::Uninstall => bail!(UNINSTALL),
         Command::Check(check) => {
             let results = attempt(&api, &flags.cluster, check);
             print(&report::render(&results, check.output, has_color()))?;

@@ -11,9 +11,7 @@ use crate::kube::scheduling::{self, Placement};
 use crate::kube::types::{ListMetadata, Metadata, Object, null_as_default};
 
 /// Annotation of an object that helm created: name of the release.
-pub const RELEASE: &str = "meta.helm.sh/release-name";
-/// Annotation of an object that helm created: namespace of the release.
-pub const RELEASE_NAMESPACE: &str = "meta.helm.sh/release-namespace";
+const RELEASE: &str = "meta.helm.sh/release-name";
 
 /// A list.
 #[derive(Deserialize)]

@@ -24,7 +24,6 @@ const THIS_RUN: &str = "runs the tests, this one included";
 const TAKES_LONG: &str =
     "takes minutes to hours; a workflow or a step of scripts/test runs a short form";
 const NO_SIGNER: &str = "needs a keyless signature by a workflow, and nothing is published";
-const CHANGES_THE_CLUSTER: &str = "changes the test's release; linkerd_cni_names_the_rights_that_a_user_lacks_and_uninstalls_what_kubectl_installed runs it";
 const NO_CILIUM: &str = "the cluster of the tests has no Cilium";
 const NO_CRD: &str = "the cluster of the tests has no Prometheus operator";
 
@@ -113,6 +112,14 @@ const COMMANDS: &[(&str, Shown)] = &[
         By("helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user"),
     ),
     (
+        "kubectl delete daemonsets ",
+        By("linkerd_cni_names_the_rights_that_a_user_lacks_and_kubectl_uninstalls_by_label"),
+    ),
+    (
+        "kubectl delete namespaces,",
+        By("linkerd_cni_names_the_rights_that_a_user_lacks_and_kubectl_uninstalls_by_label"),
+    ),
+    (
         "kubectl delete serviceaccount linkerd-cni-plugin ",
         By("documented_commands_succeed_on_a_cluster"),
     ),
@@ -128,7 +135,6 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("linkerd cni check ", OnCluster),
     ("linkerd cni nodes ", OnCluster),
     ("linkerd cni explain ", OnCluster),
-    ("linkerd cni uninstall ", Not(CHANGES_THE_CLUSTER)),
     (
         "linkerd cni check --pre",
         By("linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults"),

@@ -13,15 +13,9 @@ use crate::pods::{self, Pods, kubectl};
 use crate::scene::Scene;
 use crate::until::until;
 
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"));
-    command.args(args);
-    command
-}
-
 /// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
 pub fn cni(args: &[&str]) -> (bool, String) {
-    let output = command(args).output().unwrap();
+    let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli")).args(args).output().unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(error, "", "{args:?}");
@@ -73,14 +67,14 @@ fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
 }
 
 #[test]
-fn linkerd_cni_names_the_rights_that_a_user_lacks_and_uninstalls_what_kubectl_installed() {
+fn linkerd_cni_names_the_rights_that_a_user_lacks_and_kubectl_uninstalls_by_label() {
     let node = Node::exclusive();
     let before = node.files();
     let (passes, report) = cni(&["check", "-o", "short", "--wait=0s"]);
     assert!(!passes && report.contains("× the chart is installed\n    no object"), "{report}");
 
     let installed = Applied(install_cni(&["--set", "repairController.enabled=true"]));
-    let applied = names(&["apply"], &installed.0);
+    piped(&["apply", "-f", "-"], &installed.0);
     let (passes, report) = cni(&["check", "-o", "short"]);
     assert!(passes && !report.contains('‼'), "{report}");
 
@@ -90,22 +84,16 @@ fn linkerd_cni_names_the_rights_that_a_user_lacks_and_uninstalls_what_kubectl_in
     assert!(!passes && report.contains(denied), "{report}");
     assert!(report.contains("; grant this right to the user, or choose another user"), "{report}");
 
-    let (passes, manifest) = cni(&["uninstall"]);
-    assert!(passes);
-    assert_eq!(names(&["delete", "--timeout=60s"], &manifest), applied);
+    // As in docs/gitops.md.
+    let label = "-l linkerd.io/cni-resource=true --timeout=60s";
+    kubectl(&format!("delete daemonsets --all-namespaces {label}"));
+    let others = "namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
+                  validatingadmissionpolicybindings";
+    kubectl(&format!("delete {others} {label}"));
+    let (_, report) = cni(&["check", "-o", "short", "--wait=0s"]);
+    assert!(report.contains("× the chart is installed\n    no object"), "{report}");
     drop(installed);
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
-
-    let nothing = command(&["uninstall"]).output().unwrap();
-    let error = String::from_utf8(nothing.stderr).unwrap();
-    assert!(nothing.stdout.is_empty() && error.contains("nothing to delete"), "{error}");
-    assert_eq!(nothing.status.code(), Some(1));
-}
-
-/// Runs kubectl with a manifest. Returns the names of the objects.
-fn names(verb: &[&str], manifest: &str) -> BTreeSet<String> {
-    let printed = piped(&[verb, &["-o", "name", "-f", "-"]].concat(), manifest);
-    printed.lines().map(str::to_owned).collect()
 }
 
 fn the_explained_rules_are_those_in_the_kernel(pods: &Pods) {

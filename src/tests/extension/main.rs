@@ -110,30 +110,12 @@ fn a_wait_of_any_length_does_not_panic() {
 }
 
 #[test]
-fn uninstall_prints_nothing_if_a_list_fails() {
-    let dir = with_kubectl(
-        "case $* in */version) echo {} ;; */daemonsets*) echo '{\"items\": [{\"metadata\": {\"name\": \"x\"}}]}' ;; \
-         *) echo 'Error from server (Forbidden): no' >&2; exit 1 ;; esac",
-    );
+fn uninstall_names_the_commands_that_uninstall_and_runs_no_kubectl() {
+    let dir = tempfile::tempdir().unwrap();
     let output = run(dir.path(), &["uninstall"]);
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
     let error = text(&output.stderr);
-    assert!(error.contains(": no (Forbidden); grant this right to the user"), "{error}");
-    assert!(!error.contains('\x1b'), "{error}");
-}
-
-#[test]
-fn uninstall_names_the_flags_with_which_kubectl_deletes_from_the_same_cluster() {
-    let dir = with_kubectl(
-        "case $* in */version) echo {} ;; */daemonsets*) echo '{\"items\": [{\"metadata\": {\"name\": \"x\"}}]}' ;; \
-         *) echo '{\"items\": []}' ;; esac",
-    );
-    let output = run(dir.path(), &["uninstall", "--context=two"]);
-    let manifest = "---\napiVersion: apps/v1\nkind: DaemonSet\nmetadata:\n  name: \"x\"\n";
-    assert_eq!(text(&output.stdout), manifest);
-    let note = "linkerd cni: delete with the same flags: kubectl --context=two delete -f -\n";
-    assert_eq!(text(&output.stderr), note);
-    assert_eq!(text(&run(dir.path(), &["uninstall"]).stderr), "");
+    assert!(error.contains("run helm uninstall, or scripts/install-cni"), "{error}");
 }
 
 #[test]
