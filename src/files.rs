@@ -14,6 +14,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use nix::fcntl::OFlag;
 use nix::unistd::{getegid, geteuid};
+use serde::{Deserialize, Serialize};
 
 mod atomic_replace;
 mod error;
@@ -38,7 +39,7 @@ pub const LIMIT: u64 = 5 << 20;
 const PART: u64 = 16 << 10;
 
 /// Permission bits and owner of a file.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileAccess {
     /// Permission bits, including setuid, setgid and sticky.
     pub mode: u32,

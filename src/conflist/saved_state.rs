@@ -30,17 +30,16 @@ const VERSION: u32 = 1;
 
 /// The saved state of a node, keyed by file name.
 ///
-/// The names of the JSON members are part of the file format. The aliases are those of agents before
-/// version 2.0.0.
+/// The names of the JSON members are part of the file format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
     #[serde(default)]
     version: u32,
     /// Conflists, each with the original that it was made from.
-    #[serde(alias = "lists", default)]
+    #[serde(default)]
     pub originals: BTreeMap<String, Original>,
     /// Files that only the agent writes. The value names the original if the file is a copy.
-    #[serde(alias = "own", default)]
+    #[serde(default)]
     pub own_configs: BTreeMap<String, Option<String>>,
     /// Members that only a newer agent knows.
     #[serde(flatten)]
@@ -63,19 +62,16 @@ pub struct Unusable {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Original {
     /// The conflist without the plugin entry. While this matches, no other program wrote it.
-    #[serde(alias = "bare")]
     pub without_entry: String,
     /// `without_entry` of the conflist that this one replaces. If the agent is killed before it
     /// writes the new conflist, the old one remains and matches this.
-    #[serde(alias = "was", default, skip_serializing_if = "Option::is_none")]
+    #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced_without_entry: Option<String>,
     /// Name of the original file.
     pub name: String,
     pub content: OriginalContent,
-    /// Permission bits.
-    pub mode: u32,
-    pub uid: u32,
-    pub gid: u32,
+    #[serde(flatten)]
+    pub access: FileAccess,
 }
 
 /// Content of the original: a regular file with this text, or a symbolic link to this path.
@@ -98,15 +94,8 @@ impl Original {
                 Some(target) => OriginalContent::Link(target.clone()),
                 None => OriginalContent::Text(content.text.clone()),
             },
-            mode: content.access.mode,
-            uid: content.access.uid,
-            gid: content.access.gid,
+            access: content.access,
         }
-    }
-
-    /// Returns mode and owner of the original file.
-    pub fn access(&self) -> FileAccess {
-        FileAccess { mode: self.mode, uid: self.uid, gid: self.gid }
     }
 }
 
@@ -197,21 +186,6 @@ mod tests {
         let saved: SavedState = serde_json::from_str(STATE).unwrap();
         assert!(!saved.is_known());
         assert_eq!(serde_json::to_string(&saved).unwrap(), STATE);
-    }
-
-    #[test]
-    fn the_names_of_the_members_before_version_2_0_0_are_read() {
-        let mut old = STATE.to_owned();
-        for (new, name) in [
-            ("replaced_without_entry", "was"),
-            ("without_entry", "bare"),
-            ("originals", "lists"),
-            ("own_configs", "own"),
-        ] {
-            old = old.replace(&format!("\"{new}\""), &format!("\"{name}\""));
-        }
-        let saved = |text: &str| serde_json::from_str::<SavedState>(text).unwrap();
-        assert_eq!(saved(&old), saved(STATE));
     }
 
     #[test]

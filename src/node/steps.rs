@@ -97,9 +97,9 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
             Some(seen) if seen.text == text => {}
             // The new content may have a secret of the original, so it gets the original's mode.
             Some(seen) => {
-                files::replace(&path, &to_bytes(&seen.text), &to_bytes(text), original.access())?;
+                files::replace(&path, &to_bytes(&seen.text), &to_bytes(text), original.access)?;
             }
-            None => files::create(&path, &to_bytes(text), original.access(), &original_path)?,
+            None => files::create(&path, &to_bytes(text), original.access, &original_path)?,
         }
         let removed = self.remove(&original.name);
         if let Err(files::Error::Raced { .. }) = removed
@@ -125,7 +125,7 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
         }
         match &original.content {
             OriginalContent::Text(text) => {
-                files::create(&original_path, &to_bytes(text), original.access(), &path)?;
+                files::create(&original_path, &to_bytes(text), original.access, &path)?;
             }
             OriginalContent::Link(target) => files::write_link(&original_path, target)?,
         }
