@@ -43,12 +43,14 @@ impl Deadline {
     }
 }
 
-/// Why [`run_within`] has no result.
-#[derive(Debug)]
+/// Why [`run_within`] has no result. Each text follows the name of the work.
+#[derive(Debug, thiserror::Error)]
 pub enum NoResult {
-    /// The thread cannot be started.
+    #[error("cannot be started: {0}")]
     Start(io::Error),
-    TimedOut,
+    #[error("timed out after {0:?}")]
+    TimedOut(Duration),
+    #[error("ended without a result")]
     Panicked,
 }
 
@@ -66,7 +68,7 @@ pub fn run_within<T: Send + 'static>(
     });
     thread.map_err(NoResult::Start)?;
     receiver.recv_timeout(budget).map_err(|error| match error {
-        RecvTimeoutError::Timeout => NoResult::TimedOut,
+        RecvTimeoutError::Timeout => NoResult::TimedOut(budget),
         RecvTimeoutError::Disconnected => NoResult::Panicked,
     })
 }
@@ -97,7 +99,7 @@ mod tests {
         assert_eq!(run_within("x", Duration::from_secs(60), || 7).unwrap(), 7);
         let (_sender, never) = mpsc::channel::<()>();
         let hung = run_within("x", SHORT, move || never.recv());
-        assert!(matches!(hung, Err(NoResult::TimedOut)), "{hung:?}");
+        assert!(matches!(hung, Err(NoResult::TimedOut(SHORT))), "{hung:?}");
         let panicked = run_within("x", Duration::from_secs(60), || panic!("expected"));
         assert!(matches!(panicked, Err::<(), _>(NoResult::Panicked)));
     }

@@ -10,7 +10,6 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::thread;
 use std::time::Duration;
 
 use nix::fcntl::OFlag;
@@ -21,6 +20,8 @@ use crate::deadline::{NoResult, run_within};
 
 /// Path of the calling thread's netns.
 const OWN: &str = "/proc/thread-self/ns/net";
+/// Time to create a netns. It takes milliseconds, but waits while the kernel removes many others.
+const CREATE_BUDGET: Duration = Duration::from_secs(30);
 
 /// Why code could not run in a netns.
 #[derive(Debug, thiserror::Error)]
@@ -42,16 +43,12 @@ pub enum Error {
         #[source]
         source: nix::Error,
     },
-    #[error("cannot start a thread for network namespace {}: {source}", path.display())]
-    Thread {
+    #[error("work in network namespace {} {source}", path.display())]
+    Work {
         path: PathBuf,
         #[source]
-        source: io::Error,
+        source: NoResult,
     },
-    #[error("work in network namespace {} timed out after {deadline:?}", path.display())]
-    Deadline { path: PathBuf, deadline: Duration },
-    #[error("work in network namespace {} ended without a result", path.display())]
-    Panicked { path: PathBuf },
 }
 
 /// Returns whether `path` is the netns of the calling thread; `false` if `path` is not accessible.
@@ -68,21 +65,18 @@ pub fn is_own(path: &Path) -> bool {
 /// # Errors
 /// Fails if the process lacks CAP_SYS_ADMIN or cannot start a thread.
 pub fn fresh() -> Result<File, Error> {
-    let path = PathBuf::from(OWN);
-    let thread = thread::Builder::new().name("netns".into()).spawn(|| {
+    let created = run_within("netns", CREATE_BUDGET, || {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Create { source })?;
         File::open(OWN).map_err(|source| Error::Open { path: OWN.into(), source })
     });
-    let thread = thread.map_err(|source| Error::Thread { path: path.clone(), source })?;
-    thread.join().unwrap_or(Err(Error::Panicked { path }))
+    created.unwrap_or_else(|source| Err(Error::Work { path: OWN.into(), source }))
 }
 
 /// Runs `work` inside the netns at `path` and waits for it at most `deadline`.
 ///
 /// # Errors
-/// Fails if the netns cannot be opened or entered, if the thread cannot be started or panics, or with
-/// [`Error::Deadline`]. After the deadline the thread keeps running until `work` returns or the process
-/// ends.
+/// Fails if the netns cannot be opened or entered, or with [`Error::Work`]. After the deadline the thread
+/// keeps running until `work` returns or the process ends.
 pub fn run<T: Send + 'static>(
     path: &Path,
     deadline: Duration,
@@ -98,9 +92,7 @@ pub fn run<T: Send + 'static>(
     match entered {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(source)) => Err(Error::Enter { path, source }),
-        Err(NoResult::Start(source)) => Err(Error::Thread { path, source }),
-        Err(NoResult::TimedOut) => Err(Error::Deadline { path, deadline }),
-        Err(NoResult::Panicked) => Err(Error::Panicked { path }),
+        Err(source) => Err(Error::Work { path, source }),
     }
 }
 

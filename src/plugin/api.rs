@@ -67,10 +67,7 @@ pub fn run_within<T: Send + 'static>(
 ) -> Result<T, Error> {
     match deadline::run_within("api", budget, work) {
         Ok(result) => result,
-        Err(NoResult::Start(error)) => {
-            Err(Error::new(Failure::Internal, format!("cannot start a thread: {error}")))
-        }
-        Err(NoResult::TimedOut) => Err(progress.take_retried().unwrap_or_else(|| {
+        Err(NoResult::TimedOut(_)) => Err(progress.take_retried().unwrap_or_else(|| {
             Error::new(
                 Failure::ApiUnreachable,
                 format!(
@@ -78,9 +75,9 @@ pub fn run_within<T: Send + 'static>(
                 ),
             )
         })),
-        Err(NoResult::Panicked) => Err(Error::new(
+        Err(why) => Err(Error::new(
             Failure::Internal,
-            "the thread that sends API requests ended without a result",
+            format!("the thread that sends API requests {why}"),
         )),
     }
 }
