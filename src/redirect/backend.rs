@@ -2,6 +2,7 @@
 
 use std::{fmt, slice};
 
+use serde::de::{IntoDeserializer as _, value};
 use serde::{Deserialize, Serialize};
 
 /// A way to write rules into the kernel.
@@ -20,20 +21,11 @@ pub enum Backend {
 
 impl Backend {
     pub const ALL: [Backend; 4] = [Backend::Native, Backend::Nft, Backend::Legacy, Backend::Plain];
-
-    pub fn name(self) -> &'static str {
-        match self {
-            Backend::Native => "native",
-            Backend::Nft => "nft",
-            Backend::Legacy => "legacy",
-            Backend::Plain => "plain",
-        }
-    }
 }
 
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
+        self.serialize(f)
     }
 }
 
@@ -51,8 +43,8 @@ impl IptablesMode {
         match text {
             "" | "auto" => Some(IptablesMode::Auto),
             name => {
-                let named = Backend::ALL.into_iter().find(|backend| backend.name() == name);
-                named.map(IptablesMode::Only)
+                let named = Backend::deserialize(name.into_deserializer());
+                named.map(IptablesMode::Only).map_err(|_: value::Error| ()).ok()
             }
         }
     }
