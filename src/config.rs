@@ -1,7 +1,7 @@
 //! Computes the redirect of one pod from the plugin entry, the annotations of the pod and its
 //! namespace, and the proxy container. The plugin and the repair controller fetch the API objects. Pure.
 
-pub mod ignored;
+pub mod ignored_ports;
 mod proxy_user;
 mod resolve;
 mod section;
@@ -17,7 +17,7 @@ use crate::pod::skip::PodFilter;
 use crate::redirect::backend::IptablesMode;
 use crate::redirect::rules;
 use crate::redirect::{Ipv6, Redirect};
-use ignored::Ignored;
+use ignored_ports::Ignored;
 use section::Section;
 
 /// Namespace and DaemonSet of the agent if the plugin entry does not name them.
@@ -133,8 +133,8 @@ impl Config {
                 proxy_uid: linkerd.number("proxy-uid"),
                 proxy_gid: linkerd.number("proxy-gid"),
                 ports_to_redirect: linkerd.ports("ports-to-redirect"),
-                inbound_ports_to_ignore: linkerd.ports(ignored::INBOUND_KEY),
-                outbound_ports_to_ignore: linkerd.ports(ignored::OUTBOUND_KEY),
+                inbound_ports_to_ignore: linkerd.ports(ignored_ports::INBOUND_KEY),
+                outbound_ports_to_ignore: linkerd.ports(ignored_ports::OUTBOUND_KEY),
                 subnets_to_ignore: linkerd.strings("subnets-to-ignore"),
             },
             problem: None,

@@ -17,7 +17,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::cni::args::is_name;
 use crate::cni::request::is_identifier;
 use crate::cni::{Command, Error};
-use crate::config::ignored::{self, Ignored, SOURCES};
+use crate::config::ignored_ports::{self, Ignored, SOURCES};
 use crate::failure::Failure;
 use crate::quote::one_line;
 use crate::redirect::backend::Backend;
@@ -191,7 +191,7 @@ impl Record {
 
     /// Records the ignored elements, cut so that the record stays below [`SIZE_LIMIT`].
     pub fn ignore(&mut self, lists: Vec<Ignored>) {
-        self.ignored = ignored::cut(lists);
+        self.ignored = ignored_ports::cut(lists);
     }
 
     /// Records the containers without network and those that bypass the proxy, the first
@@ -298,7 +298,7 @@ impl Record {
         });
         let ipv6 = "IPv6 traffic bypasses the proxy, which listens on IPv4 only";
         let warnings = [
-            ignored::summary(&self.ignored),
+            ignored_ports::summary(&self.ignored),
             named(bypassing, &self.exempt_containers),
             self.ipv6_bypasses_proxy.then(|| ipv6.to_owned()),
             degraded,
@@ -347,7 +347,7 @@ fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> 
         let list = sent.iter().find(|list| list.source == source)?;
         Some(Ignored { source, elements: list.elements.clone(), more: list.more })
     };
-    Ok(ignored::cut(SOURCES.into_iter().filter_map(of).collect()))
+    Ok(ignored_ports::cut(SOURCES.into_iter().filter_map(of).collect()))
 }
 
 /// Puts `text` on one line, and cuts it.

@@ -8,7 +8,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
-use super::ignored::{INBOUND_KEY, Ignored, OUTBOUND_KEY, PORT_GRAMMAR};
+use super::ignored_ports::{INBOUND_KEY, Ignored, OUTBOUND_KEY, PORT_GRAMMAR};
 use super::section::config_error;
 use super::{Config, ResolvedRedirect};
 use crate::cni::Error;
@@ -114,7 +114,7 @@ impl<'a> Resolver<'a> {
         let configured = &self.config.defaults.outbound_ports_to_ignore;
         let list = PortList::annotated(self.pod, annotation::SKIP_OUTBOUND_PORTS)
             .unwrap_or_else(|| PortList::configured(OUTBOUND_KEY, configured));
-        let ports = self.ranges([list], &self.pod.api_ports)?;
+        let ports = self.valid_ranges([list], &self.pod.api_ports)?;
         Ok(ports::distinct(&ports))
     }
 
@@ -124,7 +124,7 @@ impl<'a> Resolver<'a> {
         let configured = &self.config.defaults.inbound_ports_to_ignore;
         let configured = PortList::configured(INBOUND_KEY, configured);
         let annotated = PortList::annotated(self.pod, annotation::SKIP_INBOUND_PORTS);
-        let mut ports = self.ranges([configured].into_iter().chain(annotated), &[])?;
+        let mut ports = self.valid_ranges([configured].into_iter().chain(annotated), &[])?;
         for (explicit, key) in [
             (self.pod.proxy.admin_port, annotation::ADMIN_PORT),
             (self.pod.proxy.control_port, annotation::CONTROL_PORT),
@@ -143,10 +143,10 @@ impl<'a> Resolver<'a> {
         }
     }
 
-    /// Returns the ranges of all `lists` in order, followed by `more`. Fails if all elements
-    /// are invalid and `more` is empty: upstream creates a rule without ports then, which
+    /// Returns the ranges of all `lists` in order, followed by `more`. Ignores invalid elements, unless
+    /// the plugin entry says otherwise. Fails if all elements are invalid and `more` is empty: upstream creates a rule without ports then, which
     /// iptables rejects.
-    fn ranges(
+    fn valid_ranges(
         &mut self,
         lists: impl IntoIterator<Item = PortList<'a>>,
         more: &[PortRange],

@@ -8,7 +8,7 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
 
 use crate::cni::Command;
-use crate::config::ignored::SOURCES;
+use crate::config::ignored_ports::SOURCES;
 use crate::metrics::{
     Counters, Durations, Labels, register, register_durations_each, register_each,
 };

@@ -6,7 +6,7 @@
 
 use crate::agent::api::event_queue::PodEvent;
 use crate::cni::Command;
-use crate::config::ignored::Ignored;
+use crate::config::ignored_ports::Ignored;
 use crate::failure::Failure;
 use crate::kube::event::{EventContent, EventType};
 use crate::record::{CallError, Record};

@@ -181,7 +181,7 @@ fn a_quarter_megabyte_of_annotation_is_decided_at_once_and_quoted_in_less_than_a
                 // 5 ms in a release build.
                 assert!(took < Duration::from_millis(50), "{name} in {key}: {took:?}");
                 let shown = match &found {
-                    Ok(found) => ignored::summary(&found.ignored).unwrap_or_default(),
+                    Ok(found) => ignored_ports::summary(&found.ignored).unwrap_or_default(),
                     Err(error) => error.to_string(),
                 };
                 assert!(shown.len() < 1500, "{name} in {key}: {} bytes", shown.len());

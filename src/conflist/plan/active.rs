@@ -1,6 +1,6 @@
 //! Finds the active network config, which is the first in name order that a runtime can load, and
 //! checks whether the plugin is chained to it. Nothing else decides which file the runtime loads. Which
-//! files get the entry is decided in [`chain`](super::chain).
+//! files get the entry is decided in [`chain`](super::chain()).
 //!
 //! There is no active network config while a file that sorts before it may be loaded by the runtime
 //! and cannot be read by the agent: what the runtime calls is then unknown.

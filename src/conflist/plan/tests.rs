@@ -1,9 +1,10 @@
 use std::collections::BTreeSet;
 
 use super::*;
-use crate::conflist::net_dir::{Content, Unreadable};
-use crate::conflist::saved_state::Original;
-use crate::conflist::{self, PLUGIN};
+use crate::conflist::chain_mode::ChainMode;
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content, Unreadable};
+use crate::conflist::saved_state::{Original, SavedState};
+use crate::conflist::{self, Conflist, Entry, PLUGIN};
 use crate::files::FileAccess;
 
 pub(super) const LIST: &str = r#"{"name":"n","plugins":[{"type":"a"}]}"#;

@@ -1,0 +1,156 @@
+//! Plans how to chain the plugin: to every network config, to one file, or in a file of its own.
+
+use super::active::{active, called, has_entry, lacks_entry, no_network_config};
+use super::conf_conversion::{self, conflist_names};
+use super::steps::{Plan, Step};
+use super::{multus, own_config, unchain};
+use crate::conflist::chain_mode::ChainMode;
+use crate::conflist::net_dir::{ConfigFile, ConfigKind};
+use crate::conflist::saved_state::{Original, SavedState};
+use crate::conflist::{Conflist, Entry};
+
+/// Plans how to chain `entry` to the files that `mode` names, among the network configs `found`.
+pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
+    let is_foreign = |file: &&ConfigFile| {
+        mode.own_config() != Some(&file.name) && !own_config::is_own_config(file, saved)
+    };
+    let foreign: Vec<&ConfigFile> = found.iter().filter(is_foreign).collect();
+    let mut plan = match mode {
+        ChainMode::Every => every(&foreign, entry, saved),
+        ChainMode::Only(name) => only(name, &foreign, entry, saved),
+        ChainMode::Standalone(name) => own_config::standalone(name, found, entry, saved),
+        ChainMode::Copy(name) => own_config::copy(name, found, &foreign, entry, saved),
+    };
+    if plan.steps.is_empty() && plan.not_chained.is_none() {
+        if *mode == ChainMode::Every {
+            plan.unchain_steps.extend(made_from_multus_confs(&foreign).map(Step::remove));
+        }
+        plan.unchain_steps.extend(unchain::other_modes(mode, found, saved));
+    }
+    plan
+}
+
+/// Chains to every conflist and every `.conf`, as upstream does, and to a `.json` only if it is the
+/// active network config. A `.conf` of Multus' daemon stays unchanged: the conflist that it names
+/// gets the entry.
+fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
+    let mut plan = Plan::default();
+    let active = called(foreign.iter().copied());
+    for file in foreign {
+        let is_active = active.is_some_and(|active| active.name == file.name);
+        if multus::delegate(file, foreign).is_some()
+            || multus::is_delegate_conf(file, foreign) && !is_active
+            || made_from_multus_confs(foreign).any(|stale| stale.name == file.name)
+        {
+            continue;
+        }
+        if file.kind != ConfigKind::Json || is_active {
+            plan.chain_to(foreign, file, entry, saved);
+        }
+    }
+    plan.not_chained = match active {
+        None => Some(no_network_config(foreign)),
+        Some(file) if has_entry(file, entry) => None,
+        Some(file) => Some(format!(
+            "the active network config {} {}{}",
+            file.name,
+            lacks_entry(file),
+            plan.skip_reason(&file.name)
+        )),
+    };
+    plan
+}
+
+/// Returns the conflists that were made from a `.conf` of Multus' daemon, and must not stay.
+fn made_from_multus_confs<'f>(foreign: &[&'f ConfigFile]) -> impl Iterator<Item = &'f ConfigFile> {
+    foreign.iter().filter_map(|file| multus::made_from(file, foreign))
+}
+
+/// Chains only to the file `name`, or to the conflist that was made from it.
+fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
+    let mut plan = Plan::default();
+    let conflists = conflist_names(name);
+    let is_named = |file: &&&ConfigFile| file.name == name || conflists.contains(&file.name);
+    let named: Vec<&&ConfigFile> = foreign.iter().filter(is_named).collect();
+    for file in &named {
+        plan.chain_to(foreign, file, entry, saved);
+    }
+    plan.not_chained = match named.first() {
+        None => Some(format!(
+            "{name}, which cniConfFileName names, does not exist yet{}",
+            alternatives(foreign)
+        )),
+        Some(file) if has_entry(file, entry) => None,
+        Some(file) => {
+            Some(format!("{} {}{}", file.name, lacks_entry(file), plan.skip_reason(&file.name)))
+        }
+    };
+    let Some(active) = active(foreign.iter().copied()) else {
+        plan.not_chained.get_or_insert_with(|| no_network_config(foreign));
+        return plan;
+    };
+    if plan.not_chained.is_none() && !named.iter().any(|file| file.name == active.name) {
+        plan.warning = Some(format!(
+            "the active network config is {0}, but cniConfFileName names {name}: the runtime calls \
+             linkerd-cni only if {0} calls {name}; if {0} does not, correct cniConfFileName",
+            active.name
+        ));
+    }
+    plan
+}
+
+/// Lists the network configs that exist instead of a missing one, which may be mistyped.
+fn alternatives(foreign: &[&ConfigFile]) -> String {
+    let names: Vec<&str> = foreign.iter().map(|file| file.name.as_str()).collect();
+    match names.is_empty() {
+        true => String::new(),
+        false => format!(" (found: {})", names.join(", ")),
+    }
+}
+
+impl Plan {
+    /// Plans the write that `file` needs, if any.
+    fn chain_to(
+        &mut self,
+        foreign: &[&ConfigFile],
+        file: &ConfigFile,
+        entry: &Entry,
+        saved: &SavedState,
+    ) {
+        match step(foreign, file, entry, saved) {
+            Ok(Some(step)) => {
+                self.conflists.insert(step.target().to_owned());
+                self.steps.push(step);
+            }
+            Ok(None) => {
+                self.conflists.insert(file.name.clone());
+            }
+            Err(reason) => {
+                self.skipped.insert(file.name.clone(), reason);
+            }
+        }
+    }
+}
+
+/// Plans the write that `file` needs; `None` if it has the current entry.
+///
+/// # Errors
+/// Says why the entry cannot be chained to `file`.
+fn step(
+    foreign: &[&ConfigFile],
+    file: &ConfigFile,
+    entry: &Entry,
+    saved: &SavedState,
+) -> Result<Option<Step>, String> {
+    let content = file.content.as_ref().map_err(|reason| reason.why.clone())?;
+    if file.kind != ConfigKind::Conflist {
+        return conf_conversion::convert(foreign, file, content, entry, saved).map(Some);
+    }
+    let conflist = Conflist::parse_chainable(&content.text).map_err(|error| error.to_string())?;
+    let link = content.link.as_ref();
+    Ok((!conflist.has_entry(entry)).then(|| Step::Replace {
+        name: file.name.clone(),
+        text: conflist.with_entry(entry),
+        original: link.map(|_| Original::new(&file.name, content, conflist.without_entry())),
+    }))
+}
