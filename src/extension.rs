@@ -2,7 +2,7 @@
 //! administrator's machine and reaches the cluster through `kubectl`.
 //!
 //! - [`api`], [`kubectl`]: requests to the API server
-//! - [`objects`], [`metrics`]: the fields of API objects and metrics that the commands read
+//! - [`objects`]: the fields of API objects that the commands read
 //! - [`agents`]: the agents' pods, and what each agent reports
 //! - [`facts`]: everything that the checks look at, after and before the installation
 //! - [`checks`]: facts to check results
@@ -18,7 +18,6 @@ pub mod facts;
 #[cfg(test)]
 pub mod fake;
 pub mod kubectl;
-pub mod metrics;
 pub mod nodes;
 pub mod objects;
 pub mod report;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
-use super::metrics::Metrics;
+use super::metrics::{Metrics, PluginCounts};
 use super::watch::Waker;
 use crate::admin;
 
@@ -47,8 +47,8 @@ pub struct StatusBody {
     pub pod_copy: Option<PodCopyStatus>,
     /// Problems and warnings of the last pass, by subject.
     pub problems: BTreeMap<String, String>,
-    /// Number of ADDs since the agent started, by the source that decided on the pod.
-    pub adds: BTreeMap<String, u64>,
+    #[serde(flatten)]
+    pub calls: PluginCounts,
 }
 
 /// What `/status` says about the node's copy of its pods.
@@ -177,7 +177,7 @@ impl Status {
                 metrics.metrics.render()
             }),
             status: Some(Box::new(move || {
-                body.state().body(Instant::now(), body.metrics.plugin.adds())
+                body.state().body(Instant::now(), body.metrics.plugin.counts())
             })),
         };
         admin::serve(address, handlers).map_err(|error| error.to_string())?;
@@ -215,14 +215,14 @@ impl State {
         self.stale_mount.clone().map_or(Ok(()), Err)
     }
 
-    /// Renders the body of `/status`: the last pass, with the present readiness and number of ADDs.
-    fn body(&self, now: Instant, adds: BTreeMap<String, u64>) -> String {
+    /// Renders the body of `/status`: the last pass, with the present readiness and numbers of calls.
+    fn body(&self, now: Instant, calls: PluginCounts) -> String {
         let not_ready = self.ready(now).err();
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let ready = not_ready.is_none();
         let pod_copy = self.pod_copy.clone();
         let body =
-            StatusBody { version, ready, not_ready, pod_copy, adds, ..self.last_pass.clone() };
+            StatusBody { version, ready, not_ready, pod_copy, calls, ..self.last_pass.clone() };
         // Maps with text keys cannot fail to serialize.
         serde_json::to_string(&body).unwrap_or_default()
     }
@@ -330,7 +330,8 @@ mod tests {
             ..StatusBody::default()
         });
         let adds = BTreeMap::from([("copy".into(), 3)]);
-        let text = status.state().body(Instant::now(), adds);
+        let calls = PluginCounts { adds, ipv6_bypass: 1, ..PluginCounts::default() };
+        let text = status.state().body(Instant::now(), calls);
         let version = env!("CARGO_PKG_VERSION");
         assert_eq!(
             text,
@@ -338,7 +339,8 @@ mod tests {
                 r#"{{"version":"{version}","ready":false,"notReady":"kubeconfig token: it \"expired\"","#
             ) + r#""conflist":"10-calico.conflist","tokenExpires":1800000000,"#
                 + r#""contended":["binary: stop that writer"],"problems":{"kubeconfig token":"it \"expired\""},"#
-                + r#""adds":{"copy":3}}"#
+                + r#""adds":{"copy":3},"redirects":{},"failures":{},"degraded":{},"#
+                + r#""exemptContainers":0,"ipv6Bypass":1}"#
         );
         let body: StatusBody = serde_json::from_str(&text).unwrap();
         assert_eq!(body.token_expires, Some(1_800_000_000));

@@ -16,8 +16,7 @@ use crate::deadline::Deadline;
 pub const DAEMONSET: &str = "linkerd-cni";
 /// Selects the DaemonSet and its pods, of this chart and of upstream's.
 pub const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni";
-/// Number of agents that are asked if the user does not ask for all. An agent costs two requests,
-/// and each starts kubectl.
+/// Number of agents that are asked if the user does not ask for all. An agent costs a start of kubectl.
 pub const AGENT_LIMIT: usize = 500;
 /// Number of requests at the same time. Each runs one kubectl.
 const PARALLEL: usize = 8;
@@ -34,8 +33,6 @@ pub struct Agent {
     pub pod: AgentPod,
     /// The body of `/status`, or why it cannot be read. `None` if the agent was not asked.
     pub status: Option<Result<StatusBody, Error>>,
-    /// The text of `/metrics`, if it can be read.
-    pub metrics: String,
     /// Why the agent was not asked for its state.
     pub unasked: Option<&'static str>,
 }
@@ -182,8 +179,7 @@ pub fn agent_on(api: &dyn Api, namespace: &str, node: &str) -> Option<Agent> {
     // During a rollout, the node can have the pod that is terminated too.
     let on_node = pods.into_iter().filter(|pod| pod.node == node);
     let pod = on_node.max_by_key(|pod| pod.is_ready)?;
-    let status = status(api, namespace, &pod);
-    Some(Agent { pod, status, ..Agent::default() })
+    Some(ask(api, namespace, pod))
 }
 
 /// Returns how many agents were not asked, and why, one line for each reason.
@@ -207,25 +203,13 @@ fn unasked(pod: AgentPod, why: &'static str) -> Agent {
     Agent { pod, unasked, ..Agent::default() }
 }
 
-/// Asks the agent for its state and its metrics.
+/// Reads the agent's `/status` through the API server's proxy for pods. Upstream's agent has none.
 fn ask(api: &dyn Api, namespace: &str, pod: AgentPod) -> Agent {
-    let status = status(api, namespace, &pod);
-    let metrics = match (&status, proxy(namespace, &pod)) {
-        (Some(Ok(_)), Some(proxy)) => api.get(&format!("{proxy}/metrics")).unwrap_or_default(),
-        _ => String::new(),
+    let proxied = |port| {
+        let name = &pod.name;
+        get(api, &format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status"))
     };
-    Agent { pod, status, metrics, unasked: None }
-}
-
-/// Reads the agent's `/status`. `None` for upstream's agent, which has none.
-fn status(api: &dyn Api, namespace: &str, pod: &AgentPod) -> Option<Result<StatusBody, Error>> {
-    Some(get(api, &format!("{}/status", proxy(namespace, pod)?)))
-}
-
-/// Returns the path of the agent's port in the API server's proxy for pods.
-fn proxy(namespace: &str, pod: &AgentPod) -> Option<String> {
-    let port = pod.admin_port?;
-    Some(format!("/api/v1/namespaces/{namespace}/pods/{}:{port}/proxy", pod.name))
+    Agent { status: pod.admin_port.map(proxied), pod, unasked: None }
 }
 
 /// Returns the result of a thread. A panic goes on in the caller.
@@ -286,7 +270,7 @@ mod tests {
         let api = Recorded::new(Cluster::healthy());
         let agent = agent_on(&api, "linkerd-cni", "node-2").unwrap();
         assert_eq!(agent.pod.name, "linkerd-cni-2");
-        assert_eq!((api.count("/status"), api.count("/metrics")), (1, 0));
+        assert_eq!(api.count("/status"), 1);
         assert_eq!(api.count("fieldSelector=spec.nodeName%3Dnode%2D2"), 1);
         assert!(agent_on(&api, "linkerd-cni", "").is_none());
     }

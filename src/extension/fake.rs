@@ -25,7 +25,6 @@ pub const AGENTS: &str = "/api/v1/namespaces/linkerd-cni/pods";
 pub const EVENTS: &str = "/api/v1/namespaces/linkerd-cni/events";
 pub const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 pub const STATUS_1: &str = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1:9991/proxy/status";
-pub const METRICS_1: &str = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1:9991/proxy/metrics";
 
 impl Cluster {
     /// A cluster with the chart, all of it healthy.
@@ -59,10 +58,7 @@ impl Cluster {
             cluster.put(&path, json!({"metadata": {}}));
         }
         for pod in [1, 2] {
-            let proxy = format!("{AGENTS}/linkerd-cni-{pod}:9991/proxy");
-            cluster.put(&format!("{proxy}/status"), status());
-            let metrics = "linkerd_cni_plugin_redirects_total{backend=\"native\"} 3\n# EOF\n";
-            cluster.put(&format!("{proxy}/metrics"), json!(metrics));
+            cluster.put(&format!("{AGENTS}/linkerd-cni-{pod}:9991/proxy/status"), status());
         }
         cluster
     }
@@ -217,6 +213,7 @@ pub fn status() -> Value {
         "conflist": "10-calico.conflist",
         "tokenExpires": NOW + 86_400,
         "problems": {},
-        "adds": {"annotations": 0, "copy": 4, "request": 1},
+        "adds": {"copy": 4, "request": 1},
+        "redirects": {"native": 3},
     })
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, SystemTime};
 
 use super::agents::{Agent, TokenState, token_state, unasked_counts};
 use super::facts::Facts;
-use super::metrics::{failures, samples};
+use crate::agent::metrics::PluginCounts;
 use crate::quote::{cut, one_line};
 
 const HEADINGS: [&str; 9] = [
@@ -54,14 +54,12 @@ pub fn table(facts: &Facts) -> Result<String, String> {
 fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 9] {
     let body = agent.body();
     let unknown = || UNKNOWN.to_owned();
-    let redirects = samples(&agent.metrics, "linkerd_cni_plugin_redirects_total", "backend");
-    let failures = failures(&agent.metrics);
-    let sum = |samples: &[(&str, f64)]| match agent.metrics.is_empty() {
-        true => unknown(),
-        // `sum` of no numbers would be -0.
-        false => samples.iter().fold(0.0, |sum, sample| sum + sample.1).to_string(),
+    let sum = |counts: fn(&PluginCounts) -> &BTreeMap<String, u64>| {
+        let counts = body.map(|body| counts(&body.calls).values().copied());
+        counts.map_or_else(unknown, |counts| counts.fold(0, u64::saturating_add).to_string())
     };
-    let backends: Vec<&str> = redirects.iter().map(|sample| sample.0).collect();
+    let backends: Vec<String> =
+        body.iter().flat_map(|body| body.calls.redirects.keys()).map(|name| cut(name)).collect();
     [
         node.to_owned(),
         if is_ready { "yes" } else { "no" }.to_owned(),
@@ -69,9 +67,9 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 9
         body.and_then(|body| body.conflist.as_deref()).map_or_else(unknown, cut),
         body.map_or_else(unknown, |body| token_text(token_state(body, now))),
         if backends.is_empty() { unknown() } else { backends.join(",") },
-        sum(&redirects),
-        sum(&failures),
-        body.map(|body| decided_by(&body.adds))
+        sum(|calls| &calls.redirects),
+        sum(|calls| &calls.failures),
+        body.map(|body| decided_by(&body.calls.adds))
             .filter(|text| !text.is_empty())
             .unwrap_or_else(unknown),
     ]

@@ -88,7 +88,7 @@ pub struct AgentPod {
     pub name: String,
     pub uid: String,
     pub node: String,
-    /// Port of `/status` and `/metrics`. `None` for upstream's agent, which has none.
+    /// Port of `/status`. `None` for upstream's agent, which has none.
     pub admin_port: Option<u16>,
     pub is_ready: bool,
     /// Why the pod is not scheduled.

@@ -44,8 +44,7 @@ pub enum Severity {
 impl Severity {
     /// Fails with this text.
     pub fn because<T>(self, text: impl AsRef<str>) -> Result<T, Problem> {
-        let lines: Vec<String> = text.as_ref().split('\n').map(plain_line).collect();
-        Err(Problem { severity: self, text: lines.join("\n") })
+        Err(Problem { severity: self, text: one_line(text.as_ref()) })
     }
 
     /// Fails with the list of `items`, in the format of `linkerd check`; succeeds if it is empty.
@@ -61,20 +60,12 @@ impl Severity {
         if items.len() > ITEM_LIMIT {
             let _ = write!(text, "\n\t* and {} more", items.len() - ITEM_LIMIT);
         }
-        self.because(text)
+        Err(Problem { severity: self, text })
     }
 
     /// Fails because `what` cannot be read.
     pub fn unreadable<T>(self, what: &str, why: &impl Display) -> Result<T, Problem> {
-        self.because(format!("cannot read {what}: {}", one_line(&why.to_string())))
-    }
-}
-
-/// Applies [`one_line`] to a line, and keeps the indentation of [`Severity::if_any`].
-fn plain_line(line: &str) -> String {
-    match line.strip_prefix('\t') {
-        Some(item) => format!("\t{}", one_line(item)),
-        None => one_line(line),
+        self.because(format!("cannot read {what}: {why}"))
     }
 }
 

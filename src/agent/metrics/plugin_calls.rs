@@ -6,9 +6,11 @@ use std::collections::BTreeMap;
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
+use serde::{Deserialize, Serialize};
 
 use crate::cni::Command;
 use crate::config::ignored_ports::SOURCES;
+use crate::failure::Failure;
 use crate::metrics::{
     Counters, Durations, Labels, register, register_durations_each, register_each,
 };
@@ -49,18 +51,32 @@ pub struct PluginCalls {
     rejected_records: Counter,
 }
 
+/// What `/status` says about the plugin's calls since the agent started. Counts of zero are left out
+/// of the maps.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PluginCounts {
+    /// ADDs by the source that decided on the pod.
+    pub adds: BTreeMap<String, u64>,
+    /// Redirected pods by backend.
+    pub redirects: BTreeMap<String, u64>,
+    /// Failed calls by CNI error code, without pods that were deleted while they started.
+    pub failures: BTreeMap<String, u64>,
+    /// Pods redirected by annotations and plugin entry alone, by CNI error code.
+    pub degraded: BTreeMap<String, u64>,
+    /// Pods with containers that run as the proxy's user.
+    pub exempt_containers: u64,
+    /// Pods whose IPv6 traffic bypasses the proxy.
+    pub ipv6_bypass: u64,
+}
+
 impl PluginCalls {
     /// Adds the counters to `group`, for all label values.
     pub fn register(group: &mut Registry) -> Self {
         let calls = COMMANDS
             .into_iter()
             .flat_map(|command| RESULTS.map(|result| call_labels(command, result)));
-        let failures = COMMANDS.into_iter().flat_map(|command| {
-            let codes = CODES.iter().map(u32::to_string).chain([OTHER.into()]);
-            codes.map(move |code| [("command", command.to_string()), ("code", code)])
-        });
         let skips = SkipReason::ALL.iter().map(|reason| reason.label()).chain([OTHER]);
-        let api_codes = API_CODES.iter().map(u32::to_string).chain([OTHER.into()]);
         PluginCalls {
             calls: register_each(group, "requests", "Plugin calls, by result", calls),
             durations: register_durations_each(
@@ -93,23 +109,18 @@ impl PluginCalls {
                 "api_retries",
                 "Requests of the plugin to the API server that repeated a failed one",
             ),
-            redirects: register_each(
-                group,
-                "redirects",
-                "Redirected pods, by backend",
-                Backend::ALL.map(|backend| [("backend", backend.to_string())]),
-            ),
+            redirects: register_each(group, "redirects", "Redirected pods, by backend", backends()),
             failures: register_each(
                 group,
                 "failures",
                 "Failed plugin calls, by CNI error code",
-                failures,
+                failures(),
             ),
             degraded: register_each(
                 group,
                 "degraded",
                 "Pods redirected by annotations and plugin entry alone, because the API server or the credential failed, by CNI error code",
-                api_codes.map(|code| [("code", code)]),
+                api_codes(),
             ),
             ignored_ports: register_each(
                 group,
@@ -193,21 +204,57 @@ impl PluginCalls {
         }
     }
 
-    /// Returns the number of ADDs by the source that decided on the pod, without those that none decided.
-    pub fn adds(&self) -> BTreeMap<String, u64> {
-        let count = |known| {
-            let labels = [source(Some(known))];
-            let count = self.adds.get_or_create(&labels).get();
-            let [(_, source)] = labels;
-            (source, count)
-        };
-        Source::ALL.map(count).into()
+    /// Returns what `/status` says about the calls.
+    pub fn counts(&self) -> PluginCounts {
+        let mut failures = nonzero(&self.failures, failures());
+        failures.remove(&Failure::PodNotFound.code().to_string());
+        PluginCounts {
+            adds: nonzero(&self.adds, Source::ALL.map(|known| [source(Some(known))])),
+            redirects: nonzero(&self.redirects, backends()),
+            failures,
+            degraded: nonzero(&self.degraded, api_codes()),
+            exempt_containers: self.exempt_containers.get(),
+            ipv6_bypass: self.ipv6_bypass.get(),
+        }
     }
 
     /// Counts a datagram that is not a valid record.
     pub fn reject(&self) {
         self.rejected_records.inc();
     }
+}
+
+/// Returns the counters above zero, by the value of their last label.
+fn nonzero<const N: usize>(
+    counters: &Counters<N>,
+    all: impl IntoIterator<Item = Labels<N>>,
+) -> BTreeMap<String, u64> {
+    let mut counts = BTreeMap::new();
+    for labels in all {
+        let count = counters.get_or_create(&labels).get();
+        if let [.., (_, value)] = &labels[..]
+            && count > 0
+        {
+            *counts.entry(value.clone()).or_default() += count;
+        }
+    }
+    counts
+}
+
+fn backends() -> [Labels<1>; Backend::ALL.len()] {
+    Backend::ALL.map(|backend| [("backend", backend.to_string())])
+}
+
+fn failures() -> impl Iterator<Item = Labels<2>> {
+    COMMANDS.into_iter().flat_map(|command| {
+        let codes = CODES.iter().map(u32::to_string).chain([OTHER.into()]);
+        codes.map(move |code| [("command", command.to_string()), ("code", code)])
+    })
+}
+
+fn api_codes() -> impl Iterator<Item = Labels<1>> {
+    let codes = API_CODES.iter().map(u32::to_string).chain([OTHER.into()]);
+    codes.map(|code| [("code", code)])
 }
 
 /// Returns the label `code`, with a value of the fixed set.
@@ -257,6 +304,17 @@ mod tests {
             "decision":"checked","requests":0,"ms":1,"degraded":{"code":101,"msg":""}}"#;
         counters.count(&Record::parse(check.as_bytes()).unwrap());
         counters.reject();
+        let one = |name: &str, count| BTreeMap::from([(name.to_owned(), count)]);
+        let failures = BTreeMap::from([("101".into(), 1), ("other".into(), 2)]);
+        let counts = PluginCounts {
+            adds: one("copy", 3),
+            redirects: one("nft", 3),
+            failures: failures.clone(),
+            degraded: failures,
+            exempt_containers: 3,
+            ipv6_bypass: 3,
+        };
+        assert_eq!(counters.counts(), counts);
         let text = openmetrics(&registry);
         assert_eq!(text.lines().count(), before);
         for line in [
@@ -286,5 +344,9 @@ mod tests {
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }
+        let gone = r#"{"level":"warn","command":"CHECK","namespace":"n","pod":"p","container_id":"c",
+            "decision":"failed","requests":0,"ms":1,"error":{"code":103,"msg":""}}"#;
+        counters.count(&Record::parse(gone.as_bytes()).unwrap());
+        assert_eq!(counters.counts(), counts);
     }
 }

@@ -7,7 +7,6 @@ use super::{NODES, readable};
 use crate::agent::readiness::StatusBody;
 use crate::extension::agents::{Agent, DAEMONSET, TokenState, token_state, unasked_counts};
 use crate::extension::facts::Facts;
-use crate::extension::metrics::{failures, samples};
 use crate::extension::nodes::decided_by;
 use crate::extension::objects::AgentDaemonSet;
 use crate::extension::report::{Check, Severity, Verdict};
@@ -48,11 +47,11 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
         let called = "the active network config of each node calls the plugin";
         checks.push(check("conflist", called, conflists(&bodies)));
     }
-    let succeed = format!("plugin calls succeed ({}{})", backends(agents), sources(&bodies));
+    let succeed = format!("plugin calls succeed ({}{})", backends(&bodies), sources(&bodies));
     checks.extend([
         check("token", "the plugin's token is valid on each node", tokens(&bodies, facts.now)),
         check("contention", "no other program overwrites the agents' files", contention(&bodies)),
-        check("plugin-calls", &succeed, calls(agents)),
+        check("plugin-calls", &succeed, calls(&bodies)),
     ]);
     checks
 }
@@ -164,11 +163,9 @@ fn contention(bodies: &[(&str, &StatusBody)]) -> Verdict {
 }
 
 /// Returns which backends redirected pods since the agents started.
-fn backends(agents: &[Agent]) -> String {
-    let redirects = agents
-        .iter()
-        .flat_map(|agent| samples(&agent.metrics, "linkerd_cni_plugin_redirects_total", "backend"));
-    let names: BTreeSet<&str> = redirects.map(|sample| sample.0).collect();
+fn backends(bodies: &[(&str, &StatusBody)]) -> String {
+    let redirects = bodies.iter().flat_map(|(_, body)| body.calls.redirects.keys());
+    let names: BTreeSet<&str> = redirects.map(String::as_str).collect();
     match names.is_empty() {
         true => "no pod redirected yet".to_owned(),
         false => format!("backend {}", Vec::from_iter(names).join(" and ")),
@@ -178,7 +175,7 @@ fn backends(agents: &[Agent]) -> String {
 /// Returns what decided on pods since the agents started.
 fn sources(bodies: &[(&str, &StatusBody)]) -> String {
     let mut all = BTreeMap::new();
-    for (source, count) in bodies.iter().flat_map(|(_, body)| &body.adds) {
+    for (source, count) in bodies.iter().flat_map(|(_, body)| &body.calls.adds) {
         let sum: &mut u64 = all.entry(source.clone()).or_default();
         *sum = sum.saturating_add(*count);
     }
@@ -188,16 +185,16 @@ fn sources(bodies: &[(&str, &StatusBody)]) -> String {
 
 /// Fails for plugin calls that failed or were redirected by annotations alone, since the agents
 /// started.
-fn calls(agents: &[Agent]) -> Verdict {
+fn calls(bodies: &[(&str, &StatusBody)]) -> Verdict {
     let mut failed = Vec::new();
-    for agent in agents {
-        let degraded = samples(&agent.metrics, "linkerd_cni_plugin_degraded_total", "code");
-        for (samples, what) in
-            [(failures(&agent.metrics), "failed"), (degraded, "redirected by annotations alone")]
+    for (node, body) in bodies {
+        let StatusBody { calls, .. } = body;
+        for (counts, what) in
+            [(&calls.failures, "failed"), (&calls.degraded, "redirected by annotations alone")]
         {
-            for (code, count) in samples {
+            for (code, count) in counts {
                 let causes = failure::causes(code).map_or(String::new(), |why| format!(": {why}"));
-                failed.push(format!("{}: {count} {what} with code {code}{causes}", agent.node()));
+                failed.push(format!("{node}: {count} {what} with code {code}{causes}"));
             }
         }
     }

@@ -1,8 +1,8 @@
 //! Checks of meshed pods. Pure.
 
 use super::{PODS, plugin_entry, readable};
+use crate::agent::metrics::PluginCounts;
 use crate::extension::facts::Facts;
-use crate::extension::metrics::sample;
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::redirect::Ipv6;
 use crate::repair::stranded::{FoundBy, StrandedPod};
@@ -34,17 +34,16 @@ fn proxy_user(facts: &Facts) -> Verdict {
     Severity::Warning.if_any(
         "pods with a container that bypasses the proxy, since the agent started; the Events \
          LinkerdCNIProxyUserShared name them",
-        &counted(facts, "linkerd_cni_plugin_pods_with_exempt_containers_total"),
+        &counted(facts, |calls| calls.exempt_containers),
     )
 }
 
-/// Returns each node whose agent has a sample of the `counter` of pods.
-fn counted(facts: &Facts, counter: &str) -> Vec<String> {
-    let agents = facts.agents.iter().flatten();
-    let counted = agents.filter_map(|agent| {
-        Some(format!("{}: {} pods", agent.node(), sample(&agent.metrics, counter)?))
-    });
-    counted.collect()
+/// Returns each node whose agent has counted pods.
+fn counted(facts: &Facts, count: fn(&PluginCounts) -> u64) -> Vec<String> {
+    let counts = facts.agents.iter().flatten();
+    let counts = counts.filter_map(|agent| Some((agent.node(), count(&agent.body()?.calls))));
+    let counted = counts.filter(|(_, count)| *count > 0);
+    counted.map(|(node, count)| format!("{node}: {count} pods")).collect()
 }
 
 /// Fails for pods that the agents counted, else for nodes whose pods have IPv6 addresses.
@@ -52,7 +51,7 @@ fn ipv6(facts: &Facts) -> Verdict {
     Severity::Warning.if_any(
         "pods whose IPv6 traffic bypasses the proxy, which listens on IPv4 only, since the agent \
          started; set disableIPv6=false in the control plane and restart the pods",
-        &counted(facts, "linkerd_cni_plugin_pods_with_ipv6_bypass_total"),
+        &counted(facts, |calls| calls.ipv6_bypass),
     )?;
     let entry = facts.config.iter().flatten().map(plugin_entry).next();
     if !entry.is_some_and(|entry| entry.is_ok_and(|entry| entry.ipv6 == Ipv6::No)) {

@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::extension::fake::{
-    AGENTS, CONFIG, Cluster, DAEMONSET, EVENTS, METRICS_1, NAMESPACE, NOW, REVIEWS, STATUS_1,
-    daemonset, entry, namespace, status,
+    AGENTS, CONFIG, Cluster, DAEMONSET, EVENTS, NAMESPACE, NOW, REVIEWS, STATUS_1, daemonset,
+    entry, namespace, status,
 };
 use crate::extension::report::{Format, is_success, render};
 
@@ -45,9 +45,6 @@ fn faults() -> Vec<Fault> {
     contention["problems"] = json!({"kubeconfig": "unrelated"});
     contention["contended"] =
         json!(["network config: x keeps being overwritten by another writer: stop that writer"]);
-    let failures = "linkerd_cni_plugin_failures_total{code=\"101\"} 2\n";
-    let exempt = "linkerd_cni_plugin_pods_with_exempt_containers_total 2\n";
-    let ipv4_only = "linkerd_cni_plugin_pods_with_ipv6_bypass_total 2\n";
     vec![
         ("no DaemonSet", DAEMONSET, "", Value::Null),
         ("no right to read the DaemonSet", DAEMONSET, "", json!(403)),
@@ -80,9 +77,9 @@ fn faults() -> Vec<Fault> {
             json!({"TokenRequest": "HTTP 403: denied"}),
         ),
         ("contention and another problem", STATUS_1, "", contention),
-        ("failed plugin calls", METRICS_1, "", json!(failures)),
-        ("containers with the proxy's user", METRICS_1, "", json!(exempt)),
-        ("IPv6 of proxies that listen on IPv4 only", METRICS_1, "", json!(ipv4_only)),
+        ("failed plugin calls", STATUS_1, "/failures", json!({"101": 2})),
+        ("containers with the proxy's user", STATUS_1, "/exemptContainers", json!(2)),
+        ("IPv6 of proxies that listen on IPv4 only", STATUS_1, "/ipv6Bypass", json!(2)),
         ("Cilium", "/api/v1/configmaps", "", cilium),
         ("stranded pod", "/api/v1/pods", "", stranded),
         (
@@ -207,11 +204,10 @@ fn text_from_the_cluster_cannot_fake_lines_or_control_the_terminal() {
 
 #[test]
 fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
-    let metrics = "linkerd_cni_plugin_redirects_total{backend=\"\u{1b}[2J\u{202e}\"} 3\n";
     let cluster = with(&[
         (STATUS_1, "/tokenExpires", json!(u64::MAX)),
         (STATUS_1, "/version", json!("\u{1b}[2J\u{202e}")),
-        (METRICS_1, "", json!(metrics)),
+        (STATUS_1, "/redirects", json!({"\u{1b}[2J\u{202e}": u64::MAX, "native": 1})),
     ]);
     let facts = cluster.facts();
     for format in [Format::Table, Format::Short, Format::Json] {
@@ -222,7 +218,9 @@ fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
     assert!(!table.contains(['\u{1b}', '\u{202e}']), "{table}");
     let check = Check::new("x", "y", "\u{1b}a", Severity::Error.because("\u{1b}b\n\t* c"));
     assert_eq!(check.description, " a");
-    assert_eq!(check.verdict.unwrap_err().text, " b\n\t* c");
+    assert_eq!(check.verdict.unwrap_err().text, " b  * c");
+    let listed = Severity::Error.if_any("a", &["\u{1b}b\nc".to_owned()]);
+    assert_eq!(listed.unwrap_err().text, "a:\n\t*  b c");
 }
 
 #[test]
