@@ -19,7 +19,6 @@ const MISSING_NAMED: usize = 10;
 /// When the redirect of a marker was computed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Age {
-    /// It is today's redirect.
     Today,
     Earlier,
     /// Earlier, and without the pod object.
@@ -61,7 +60,7 @@ fn read_marker(marker: Option<&str>, today: Option<&Origin>) -> (Age, Option<Ori
 /// Fails if no backend of the mode can list rules, or if one that may have the rules cannot, as rules
 /// are not proven to be missing then.
 pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
-    let check = Check { listing: Listing::default(), mode, deadline: Deadline::after(DEADLINE) };
+    let check = Check { listing: Listing::read(), mode, deadline: Deadline::after(DEADLINE) };
     let marker = match check.listing.marker() {
         Ok(Some(marker)) => Some(marker),
         listed => match check.legacy_marker()? {
@@ -103,7 +102,6 @@ fn is_redirecting(
     Ok(linkerds.all(Vec::is_empty) || rules::is_redirecting(&ipv6))
 }
 
-/// One CHECK.
 struct Check {
     listing: Listing,
     mode: IptablesMode,
@@ -165,7 +163,6 @@ impl Check {
     }
 }
 
-/// Result of [`survey`].
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Survey {
     /// All rules are present, and are today's, or it is unknown which are today's.
@@ -195,7 +192,7 @@ pub fn survey(today: Option<&Origin>) -> Result<Survey, Error> {
 }
 
 fn survey_readable(today: Option<&Origin>) -> Result<Survey, Error> {
-    let listing = Listing::default();
+    let listing = Listing::read();
     let (age, marked) = read_marker(listing.marker()?.as_deref(), today);
     if let (Age::Guessed, Some(today)) = (age, today) {
         let families = today.families.wanted().iter();
