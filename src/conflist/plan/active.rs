@@ -5,7 +5,7 @@
 //! There is no active network config while a file that sorts before it may be loaded by the runtime
 //! and cannot be read by the agent: what the runtime calls is then unknown.
 
-use super::conf_conversion::conflist_names;
+use super::conf_conversion::is_named;
 use super::multus;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
@@ -41,7 +41,6 @@ pub fn called<'f>(files: impl IntoIterator<Item = &'f ConfigFile>) -> Option<&'f
     Some(multus::delegate(active, &files).unwrap_or(active))
 }
 
-/// Returns whether a runtime would load the file.
 pub(super) fn is_loadable(file: &ConfigFile) -> bool {
     match file.kind {
         ConfigKind::Conflist => {
@@ -65,11 +64,7 @@ pub fn installed(found: &[ConfigFile]) -> Option<&ConfigFile> {
 pub fn chained<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
     let is_chained = |file: &&ConfigFile| file.plugin_entry().is_some();
     match mode {
-        ChainMode::Only(name) => {
-            let names = conflist_names(name);
-            let is_named = |file: &&ConfigFile| file.name == *name || names.contains(&file.name);
-            found.iter().filter(is_named).find(is_chained)
-        }
+        ChainMode::Only(name) => found.iter().filter(|file| is_named(file, name)).find(is_chained),
         ChainMode::Standalone(name) => {
             found.iter().filter(|file| file.name == *name).find(is_chained)
         }
@@ -77,7 +72,6 @@ pub fn chained<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f Conf
     }
 }
 
-/// Returns whether `file` is a conflist with the current `entry`.
 pub(super) fn has_entry(file: &ConfigFile, entry: &Entry) -> bool {
     file.kind == ConfigKind::Conflist
         && file.conflist().is_ok_and(|conflist| conflist.has_entry(entry))

@@ -1,7 +1,7 @@
 //! Plans how to chain the plugin: to every network config, to one file, or in a file of its own.
 
 use super::active::{active, called, has_entry, lacks_entry, no_network_config};
-use super::conf_conversion::{self, conflist_names};
+use super::conf_conversion::{self, is_named};
 use super::steps::{Plan, Step};
 use super::{multus, own_config, unchain};
 use crate::conflist::chain_mode::ChainMode;
@@ -69,9 +69,7 @@ fn made_from_multus_confs<'f>(foreign: &[&'f ConfigFile]) -> impl Iterator<Item 
 /// Chains only to the file `name`, or to the conflist that was made from it.
 fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let mut plan = Plan::default();
-    let conflists = conflist_names(name);
-    let is_named = |file: &&&ConfigFile| file.name == name || conflists.contains(&file.name);
-    let named: Vec<&&ConfigFile> = foreign.iter().filter(is_named).collect();
+    let named: Vec<&&ConfigFile> = foreign.iter().filter(|file| is_named(file, name)).collect();
     for file in &named {
         plan.chain_to(foreign, file, entry, saved);
     }

@@ -43,6 +43,11 @@ pub(super) fn conflist_names(conf: &str) -> Vec<String> {
     }
 }
 
+/// Whether `file` is `name`, or a conflist that can be made from it.
+pub(super) fn is_named(file: &ConfigFile, name: &str) -> bool {
+    file.name == name || conflist_names(name).contains(&file.name)
+}
+
 /// Returns the name of the conflist to make from `file`, whose content is `text`. Never the name of
 /// a conflist that the agent did not make: overwriting it would lose a network config.
 ///
@@ -87,7 +92,6 @@ fn is_made_from(conflist: &ConfigFile, conf: &str, saved: &SavedState) -> bool {
     original.is_some_and(|original| original.name == conf)
 }
 
-/// Returns the text of a conflist without the plugin entry.
 pub(super) fn without_entry_of(file: &ConfigFile) -> Option<String> {
     Some(file.conflist().ok()?.without_entry())
 }

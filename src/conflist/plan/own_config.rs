@@ -33,7 +33,6 @@ fn is_own_content(file: &ConfigFile) -> bool {
     }
 }
 
-/// Plans the standalone config `name`.
 pub fn standalone(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let wanted = Content {
         text: match ConfigKind::of(name) {

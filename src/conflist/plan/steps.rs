@@ -6,7 +6,6 @@ use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::saved_state::Original;
 use crate::files::FileAccess;
 
-/// Which network configs to write and to restore, and why the node is not ready.
 #[derive(Debug, Default)]
 pub struct Plan {
     /// Steps that chain the plugin, in this order.

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use super::conf_conversion::conflist_names;
+use super::conf_conversion::is_named;
 use super::multus;
 use super::own_config;
 use super::steps::Step;
@@ -31,9 +31,7 @@ pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -
     let is_leftover = |file: &&ConfigFile| match mode {
         ChainMode::Every => own_config::is_own_config(file, saved),
         ChainMode::Only(name) => {
-            file.name != *name
-                && (own_config::is_own_config(file, saved)
-                    || !conflist_names(name).contains(&file.name))
+            file.name != *name && (own_config::is_own_config(file, saved) || !is_named(file, name))
         }
         ChainMode::Standalone(name) | ChainMode::Copy(name) => file.name != *name,
     };
