@@ -26,7 +26,6 @@ impl<'a> BorrowedObject<'a> {
         self.last(|name| name == key)
     }
 
-    /// Returns the value of `key` if it is a string.
     pub(super) fn string(&self, key: &str) -> Option<String> {
         serde_json::from_str(self.get(key)?.get()).ok()
     }

@@ -13,9 +13,7 @@ use super::{Conflist, PLUGIN};
 pub struct ChainedEntry<'a> {
     /// The entry's JSON object, byte for byte.
     pub text: &'a str,
-    /// `name` of the network config.
     pub name: Option<String>,
-    /// `cniVersion` of the network config.
     pub version: Option<String>,
     /// Whether another plugin runs before, so that the runtime passes its result as
     /// `prevResult`.

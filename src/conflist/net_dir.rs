@@ -33,12 +33,10 @@ impl ConfigKind {
     }
 }
 
-/// A file that is a network config by its name.
 #[derive(Clone, Debug)]
 pub struct ConfigFile {
     pub name: String,
     pub kind: ConfigKind,
-    /// The content, or why it cannot be read.
     pub content: Result<Content, Unreadable>,
 }
 
@@ -68,7 +66,6 @@ impl ConfigFile {
     }
 }
 
-/// Why the agent cannot read a network config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
     /// Rest of a sentence that starts with the file's name.
@@ -95,7 +92,6 @@ pub struct Content {
     /// Made by [`text::from_bytes`], so that it must be written with [`text::to_bytes`].
     pub text: String,
     pub access: FileAccess,
-    /// Target of the symbolic link, if the file is one.
     pub link: Option<PathBuf>,
 }
 
@@ -202,7 +198,7 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
         Err(error) if error.is_missing() => return Ok(None),
         result => result?,
     };
-    let text = text::from_bytes(bytes);
+    let text = text::from_bytes(&bytes);
     if kind == ConfigKind::Conflist
         && let Ok(conflist) = Conflist::parse_or_standalone(&text)
         && let Some(fragments) = conflist.fragments_dir()

@@ -25,7 +25,6 @@ pub const NAME: &str = ".linkerd-cni-state";
 /// Name of a file that could not be parsed, kept for an operator.
 pub const DAMAGED: &str = ".linkerd-cni-state.damaged";
 
-/// Version of the file format.
 const VERSION: u32 = 1;
 
 /// The saved state of a node, keyed by file name.
@@ -44,12 +43,10 @@ pub struct SavedState {
     /// Members that only a newer agent knows.
     #[serde(flatten)]
     unknown: BTreeMap<String, Value>,
-    /// Why the file on the host cannot be used.
     #[serde(skip)]
     pub unusable: Option<Unusable>,
 }
 
-/// Why the file on the host cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unusable {
     /// A sentence that starts with the path.
@@ -67,7 +64,6 @@ pub struct Original {
     /// writes the new conflist, the old one remains and matches this.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced_without_entry: Option<String>,
-    /// Name of the original file.
     pub name: String,
     pub content: OriginalContent,
     #[serde(flatten)]

@@ -15,11 +15,9 @@ pub struct Conflist<'a> {
     start: Option<usize>,
     pub(super) plugins: Vec<Plugin<'a>>,
     pub(super) name: Option<String>,
-    /// Its `cniVersion`.
     pub(super) version: Option<String>,
 }
 
-/// One object in `plugins`.
 #[derive(Debug)]
 pub(super) struct Plugin<'a> {
     /// The object, as a slice of the conflist's text.
@@ -112,7 +110,6 @@ impl<'a> Conflist<'a> {
         if self.plugins.iter().all(has_type) { Ok(()) } else { Err(Error::NoType) }
     }
 
-    /// Returns whether any plugin entry is present.
     pub fn calls_plugin(&self) -> bool {
         self.plugins.iter().any(Plugin::is_plugin_entry)
     }
@@ -134,7 +131,6 @@ impl<'a> Conflist<'a> {
         others.iter().find(|plugin| plugin.is_plugin_entry() && count == 1)
     }
 
-    /// Returns the text without any plugin entry.
     pub fn without_entry(&self) -> String {
         self.cut().0
     }

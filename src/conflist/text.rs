@@ -5,37 +5,12 @@
 //! invalid byte becomes one of the last characters of Unicode, which are for private use. JSON allows
 //! them where Go allows the bytes: inside strings only.
 
-use std::borrow::Cow;
-
 /// Character that stands for the byte 0. Only bytes from 0x80 can be invalid.
 const FIRST: u32 = 0x10_FF00;
 
 /// Returns the text of a file that contains `bytes`.
-pub fn from_bytes(bytes: Vec<u8>) -> String {
-    match String::from_utf8(bytes) {
-        Ok(text) if byte_of_any(&text).is_none() => text,
-        Ok(text) => escape(text.as_bytes()),
-        Err(invalid) => escape(invalid.as_bytes()),
-    }
-}
-
-/// Returns the bytes of the file whose text is `text`.
-pub fn to_bytes(text: &str) -> Cow<'_, [u8]> {
-    if byte_of_any(text).is_none() {
-        return text.as_bytes().into();
-    }
-    let mut bytes = Vec::with_capacity(text.len());
-    for character in text.chars() {
-        match byte_of(character) {
-            Some(byte) => bytes.push(byte),
-            None => bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
-        }
-    }
-    bytes.into()
-}
-
-fn escape(bytes: &[u8]) -> String {
-    let mut text = String::with_capacity(bytes.len() + 64);
+pub fn from_bytes(bytes: &[u8]) -> String {
+    let mut text = String::with_capacity(bytes.len());
     for chunk in bytes.utf8_chunks() {
         for character in chunk.valid().chars() {
             match byte_of(character) {
@@ -49,6 +24,18 @@ fn escape(bytes: &[u8]) -> String {
     text
 }
 
+/// Returns the bytes of the file whose text is `text`.
+pub fn to_bytes(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::with_capacity(text.len());
+    for character in text.chars() {
+        match byte_of(character) {
+            Some(byte) => bytes.push(byte),
+            None => bytes.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes()),
+        }
+    }
+    bytes
+}
+
 fn push_escaped(text: &mut String, bytes: &[u8]) {
     text.extend(bytes.iter().filter_map(|byte| char::from_u32(FIRST + u32::from(*byte))));
 }
@@ -57,10 +44,6 @@ fn push_escaped(text: &mut String, bytes: &[u8]) {
 fn byte_of(character: char) -> Option<u8> {
     let byte = u32::from(character).checked_sub(FIRST)?;
     u8::try_from(byte).ok().filter(|byte| !byte.is_ascii())
-}
-
-fn byte_of_any(text: &str) -> Option<u8> {
-    text.chars().find_map(byte_of)
 }
 
 #[cfg(test)]
@@ -79,15 +62,14 @@ mod tests {
             b"\xf4\x8f\xbe\x80\xff",
             &every_byte,
         ] {
-            let text = from_bytes(bytes.to_vec());
+            let text = from_bytes(bytes);
             assert_eq!(to_bytes(&text), bytes, "{text:?}");
         }
     }
 
     #[test]
     fn invalid_bytes_are_valid_json_inside_strings_only() {
-        let value =
-            |bytes: &[u8]| serde_json::from_str::<serde_json::Value>(&from_bytes(bytes.to_vec()));
+        let value = |bytes: &[u8]| serde_json::from_str::<serde_json::Value>(&from_bytes(bytes));
         assert!(value(b"{\"a\":\"\xff\"}").is_ok());
         for invalid in [&b"{\"a\":\xff}"[..], b"\xff{}", b"{}\xff", b"\xef\xbb\xbf{}"] {
             assert!(value(invalid).is_err(), "{invalid:?}");
