@@ -32,7 +32,6 @@ pub struct ResolvedRedirect {
     /// [`Config::ipv6`], and [`Ipv6::No`] for `auto` if the proxy listens on IPv4 only: connections
     /// over IPv6 would be refused.
     pub ipv6: Ipv6,
-    /// Elements without effect in the pod's port lists.
     pub ignored: Vec<Ignored>,
     /// Names of init containers that start before the proxy and whose connections are redirected.
     pub blocked_init_containers: Vec<String>,
@@ -78,7 +77,6 @@ struct Defaults {
 }
 
 impl Config {
-    /// Returns the error for the first invalid value of the plugin entry.
     pub fn problem(&self) -> Option<&Error> {
         self.problem.as_ref()
     }

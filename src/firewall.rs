@@ -23,16 +23,13 @@ use unsupported::run_for;
 /// without IPv6. The plugin's deadline for a netns is longer, so that an error names the program.
 const DEADLINE: Duration = Duration::from_secs(15);
 
-/// Why rules could not be written or listed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the kernel rejected {subject}: {source}{}", text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default())]
     Native {
-        /// The part of the transaction at fault.
         subject: String,
         /// The kernel's words, if any.
         text: Option<String>,
-        /// What to do, where that is known.
         remedy: Option<String>,
         #[source]
         source: nix::Error,
@@ -61,11 +58,7 @@ pub enum Error {
         lock: Option<String>,
     },
     #[error("{} did not get the xtables lock in time: {lock}", program.display())]
-    Locked {
-        program: PathBuf,
-        /// Which process holds the lock.
-        lock: String,
-    },
+    Locked { program: PathBuf, lock: String },
     #[error("{} cannot list table nat: {message}", program.display())]
     List { program: PathBuf, message: String },
     #[error(
@@ -181,7 +174,6 @@ fn is_locked(errors: &[Error]) -> bool {
     matches!(errors.last(), Some(Error::Locked { .. }))
 }
 
-/// Combines the errors of all backends into one.
 fn combined(mut errors: Vec<Error>) -> Error {
     match errors.len() {
         1 => errors.remove(0),

@@ -18,12 +18,10 @@ use nix::sys::stat::stat;
 
 use crate::deadline::{NoResult, run_within};
 
-/// Path of the calling thread's netns.
 const OWN: &str = "/proc/thread-self/ns/net";
 /// Time to create a netns. It takes milliseconds, but waits while the kernel removes many others.
 const CREATE_BUDGET: Duration = Duration::from_secs(30);
 
-/// Why code could not run in a netns.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot create a network namespace: {}", source.desc())]

@@ -9,7 +9,6 @@ use ipnet::IpNet;
 
 use ports::PortRange;
 
-/// How to redirect the traffic of one meshed pod.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Redirect {
     /// Port on which the proxy accepts inbound connections, usually 4143.
@@ -39,7 +38,6 @@ pub struct Subnet {
     pub text: String,
 }
 
-/// An address family.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     Ipv4,
@@ -67,7 +65,6 @@ pub enum Families {
 }
 
 impl Families {
-    /// The families to install rules for.
     pub fn wanted(self) -> &'static [Family] {
         match self {
             Families::Ipv4 => &[Family::Ipv4],

@@ -8,7 +8,6 @@ use crate::quote::quote;
 
 /// Key of the pod's namespace, as containerd, CRI-O and Multus send it.
 const NAMESPACE: &str = "K8S_POD_NAMESPACE";
-/// Key of the pod's name.
 const NAME: &str = "K8S_POD_NAME";
 /// Key of the pod's UID. Not all runtimes send it.
 const UID: &str = "K8S_POD_UID";

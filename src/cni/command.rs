@@ -5,7 +5,6 @@ use std::fmt;
 use serde::de::{IntoDeserializer as _, value};
 use serde::{Deserialize, Serialize};
 
-/// A command of CNI spec 1.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Command {
@@ -24,7 +23,6 @@ impl fmt::Display for Command {
 }
 
 impl Command {
-    /// Parses the value of `CNI_COMMAND`.
     pub fn parse(text: &str) -> Option<Self> {
         Self::deserialize(text.into_deserializer()).map_err(|_: value::Error| ()).ok()
     }

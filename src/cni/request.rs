@@ -23,7 +23,6 @@ pub struct Request {
     pub netns: PathBuf,
     /// `CNI_NETNS_OVERRIDE`: permits a `netns` that is the plugin's own.
     pub netns_override: bool,
-    /// `CNI_ARGS`, unparsed.
     pub args: String,
     /// The plugin's configuration, as the runtime sent it.
     pub config: Object,

@@ -41,7 +41,6 @@ pub fn check_command(version: &str, minimum: &str, command: Command) -> Result<(
     }
 }
 
-/// Returns the response to VERSION.
 pub fn response() -> String {
     let supported = SUPPORTED.join("\",\"");
     format!("{{\"cniVersion\":\"{CURRENT}\",\"supportedVersions\":[\"{supported}\"]}}")

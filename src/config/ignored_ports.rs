@@ -29,7 +29,6 @@ pub const SOURCES: [&str; 8] = [
 /// Grammar of an annotation that holds one port, for error messages.
 pub(super) const PORT_GRAMMAR: &str = "a port from 1 to 65535";
 
-/// The ignored elements of one list.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ignored {
     /// One of [`SOURCES`].
@@ -41,7 +40,6 @@ pub struct Ignored {
 }
 
 impl Ignored {
-    /// Copies the elements of a list.
     pub(super) fn new(source: &'static str, invalid: &InvalidElements<'_>) -> Self {
         let elements = invalid.first.iter().map(|element| quote::cut(element.text));
         Ignored { source, elements: elements.collect(), more: invalid.more }

@@ -195,7 +195,6 @@ impl<'a> Resolver<'a> {
     }
 }
 
-/// Returns the proxy's port of the plugin entry.
 fn proxy_port(key: &str, number: i64) -> Result<u16, Error> {
     u16::try_from(number).ok().filter(|port| *port > 0).ok_or_else(|| {
         let problem = format!("{number} is not a port of the proxy: expected {PORT_GRAMMAR}");

@@ -22,9 +22,7 @@ pub const AGENT_LIMIT: usize = 500;
 const PARALLEL: usize = 8;
 /// A token that expires sooner should have been renewed.
 const TOKEN_MARGIN: Duration = Duration::from_secs(600);
-/// Why an agent above the limit is not asked.
 const OVER_LIMIT: &str = "the cluster has more than 500 agents; add --all-nodes to ask all";
-/// Why an agent is not asked after the deadline.
 const OUT_OF_TIME: &str = "the time was up; add a longer --wait to check, or --all-nodes to nodes";
 
 /// An agent's pod, and what it reports.
@@ -49,10 +47,8 @@ pub struct Asking<'a> {
     pub progress: &'a (dyn Fn(usize, usize) + Sync),
 }
 
-/// The state of the plugin's token on a node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenState {
-    /// Valid for this time.
     Valid(Duration),
     /// Valid, and expires within [`TOKEN_MARGIN`].
     Ending,
@@ -66,7 +62,6 @@ impl Agent {
         &self.pod.node
     }
 
-    /// Returns the body of `/status`, if it could be read.
     pub fn body(&self) -> Option<&StatusBody> {
         self.status.as_ref()?.as_ref().ok()
     }
@@ -115,7 +110,6 @@ impl Agent {
     }
 }
 
-/// Returns the state of the token on a node.
 pub fn token_state(body: &StatusBody, now: SystemTime) -> TokenState {
     // A program in the agent's place may report any number.
     let end = body.token_expires.and_then(|end| UNIX_EPOCH.checked_add(Duration::from_secs(end)));
@@ -182,7 +176,6 @@ pub fn agent_on(api: &dyn Api, namespace: &str, node: &str) -> Option<Agent> {
     Some(ask(api, namespace, pod))
 }
 
-/// Returns how many agents were not asked, and why, one line for each reason.
 pub fn unasked_counts(agents: &[Agent]) -> Vec<String> {
     let mut counts = BTreeMap::new();
     for why in agents.iter().filter_map(|agent| agent.unasked) {

@@ -9,14 +9,11 @@ use serde::de::DeserializeOwned;
 use super::objects::List;
 use crate::quote::one_line;
 
-/// Number of objects in one part of a list.
 const PAGE: usize = 500;
-/// Largest number of parts of a list that are read.
 const PAGE_LIMIT: usize = 100;
 /// Start of kubectl's message if the API server responded with an error.
 const FROM_SERVER: &str = "Error from server (";
 
-/// Why a request failed.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot run kubectl: {0}; install kubectl in a directory of PATH")]
@@ -55,12 +52,10 @@ impl Error {
         matches!(self, Error::Status { reason, .. } if reason == "NotFound")
     }
 
-    /// kubectl did not start.
     pub fn start(error: io::Error) -> Error {
         Error::Start(error.to_string())
     }
 
-    /// Reads kubectl's stderr.
     pub fn from_stderr(stderr: &str) -> Error {
         let text = stderr.trim();
         let last = text.lines().last().unwrap_or_default();
@@ -82,7 +77,6 @@ pub trait Api: Sync {
     fn post(&self, path: &str, body: &str) -> Result<String, Error>;
 }
 
-/// GETs an object.
 pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
     decode(path, &api.get(path)?)
 }
@@ -96,7 +90,6 @@ pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>,
     }
 }
 
-/// Reads all parts of a list.
 pub fn list<T: DeserializeOwned>(api: &dyn Api, path: &str, query: &str) -> Result<Vec<T>, Error> {
     let mut items = Vec::new();
     let mut from = String::new();
@@ -111,7 +104,6 @@ pub fn list<T: DeserializeOwned>(api: &dyn Api, path: &str, query: &str) -> Resu
     Ok(items)
 }
 
-/// Decodes the response to a request for `path`.
 pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
     serde_json::from_str(body).map_err(|error| Error::Decode {
         path: path.to_owned(),
@@ -119,7 +111,6 @@ pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
     })
 }
 
-/// Percent-encodes a value in a query.
 pub fn encoded(value: &str) -> String {
     utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
 }

@@ -37,7 +37,6 @@ pub fn installed(facts: &Facts) -> Vec<Check> {
     checks
 }
 
-/// Checks whether the chart can be installed.
 pub fn before_install(facts: &PreFacts) -> Vec<Check> {
     pre::checks(facts)
 }

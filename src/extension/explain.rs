@@ -26,7 +26,6 @@ pub struct PodInputs {
     pub report: NodeReport,
 }
 
-/// What the pod's node reports.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct NodeReport {
     /// The agent's pod, and `ready` or why not.

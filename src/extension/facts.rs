@@ -11,14 +11,12 @@ use super::objects::{AgentDaemonSet, AnyObject, ConfigMap, EventObject, NodeObje
 use crate::kube::types::Pod;
 use crate::repair::stranded::INJECTED_LABEL;
 
-/// API group of roles and bindings.
 const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// The result of reading an object: the object, `None` if it does not exist, or why it cannot be
 /// read.
 pub type Lookup<T = AnyObject> = Result<Option<T>, Error>;
 
-/// An object of the chart that the checks look for.
 #[derive(Clone, Debug)]
 pub struct ChartObject {
     pub kind: &'static str,
@@ -26,7 +24,6 @@ pub struct ChartObject {
     pub found: Lookup,
 }
 
-/// What the checks of an installed chart look at.
 #[derive(Clone, Debug)]
 pub struct Facts {
     pub now: SystemTime,
@@ -42,13 +39,11 @@ pub struct Facts {
     pub events: Vec<EventObject>,
     /// Injected pods in phase Pending, which stranded pods are in.
     pub pending_pods: Result<Vec<Pod>, Error>,
-    /// Cilium's ConfigMaps.
     pub cilium: Result<Vec<ConfigMap>, Error>,
     /// `cniEnabled` of the control plane. `None` if there is no control plane, or it is unreadable.
     pub control_plane_uses_cni: Option<bool>,
 }
 
-/// What the checks before the installation look at.
 #[derive(Clone, Debug)]
 pub struct PreFacts {
     pub namespace: String,
@@ -109,7 +104,6 @@ pub fn fetch(
     })
 }
 
-/// Fetches the facts for the checks before the installation.
 pub fn fetch_pre(api: &dyn Api, namespace: &str) -> PreFacts {
     let version = get::<Value>(api, "/version");
     PreFacts {
@@ -141,7 +135,6 @@ pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<EventO
     Ok(events)
 }
 
-/// Returns the path of the ConfigMap with the plugin entry.
 pub fn config_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps/linkerd-cni-config")
 }

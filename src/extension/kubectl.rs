@@ -37,7 +37,6 @@ pub struct Kubectl {
     children: Children,
 }
 
-/// Where kubectl runs.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Group {
     /// In a process group of its own, with which a credential plugin that hangs is killed.

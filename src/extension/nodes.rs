@@ -19,7 +19,6 @@ const HEADINGS: [&str; 9] = [
     "FAILED",
     "ADD BY",
 ];
-/// Text of an unknown value.
 const UNKNOWN: &str = "-";
 
 /// Renders one row for each node, and below the table why nodes are not ready.

@@ -13,7 +13,6 @@ use crate::kube::types::{ListMetadata, Metadata, Object, null_as_default};
 /// Annotation of an object that helm created: name of the release.
 const RELEASE: &str = "meta.helm.sh/release-name";
 
-/// A list.
 #[derive(Deserialize)]
 pub struct List<T> {
     #[serde(default)]
@@ -25,7 +24,6 @@ pub struct List<T> {
 /// An object of which only the metadata matter.
 pub type AnyObject = Object<IgnoredAny>;
 
-/// A ConfigMap.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ConfigMap {
@@ -34,13 +32,11 @@ pub struct ConfigMap {
     pub data: BTreeMap<String, String>,
 }
 
-/// The agent's DaemonSet.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct AgentDaemonSet {
     pub namespace: String,
     pub name: String,
-    /// Whether a Helm release has it.
     pub is_in_release: bool,
     /// Whether Kubernetes has processed the newest spec.
     pub is_observed: bool,
@@ -52,7 +48,6 @@ pub struct AgentDaemonSet {
     pub service_account: String,
     pub image: String,
     pub admin_port: Option<u16>,
-    /// The variables of the agent's container.
     pub variables: BTreeMap<String, String>,
 }
 
@@ -81,7 +76,6 @@ impl TryFrom<Value> for AgentDaemonSet {
     }
 }
 
-/// The agent's pod.
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(from = "Value")]
 pub struct AgentPod {
@@ -131,7 +125,6 @@ impl From<Value> for AgentPod {
     }
 }
 
-/// A node.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct NodeObject {

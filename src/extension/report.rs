@@ -8,10 +8,8 @@ use crate::quote::one_line;
 
 /// Page with a section for each check, which the hints point to.
 const HINTS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/cli.md#");
-/// Longest list in a message.
 const ITEM_LIMIT: usize = 20;
 
-/// One check and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
     /// Heading of the check's group.
@@ -22,10 +20,8 @@ pub struct Check {
     pub verdict: Verdict,
 }
 
-/// The result of a check.
 pub type Verdict = Result<(), Problem>;
 
-/// Why a check did not succeed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
     pub severity: Severity,
@@ -42,7 +38,6 @@ pub enum Severity {
 }
 
 impl Severity {
-    /// Fails with this text.
     pub fn because<T>(self, text: impl AsRef<str>) -> Result<T, Problem> {
         Err(Problem { severity: self, text: one_line(text.as_ref()) })
     }
@@ -63,7 +58,6 @@ impl Severity {
         Err(Problem { severity: self, text })
     }
 
-    /// Fails because `what` cannot be read.
     pub fn unreadable<T>(self, what: &str, why: &impl Display) -> Result<T, Problem> {
         self.because(format!("cannot read {what}: {why}"))
     }
@@ -88,7 +82,6 @@ impl Check {
     }
 }
 
-/// Format of the report.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     Table,
@@ -102,7 +95,6 @@ pub fn is_success(checks: &[Check]) -> bool {
     !checks.iter().any(Check::is_failure)
 }
 
-/// Whether a failed check may succeed later.
 pub fn is_pending(checks: &[Check]) -> bool {
     let may_succeed = |problem: &Problem| problem.severity == Severity::Pending;
     checks.iter().any(|check| check.verdict.as_ref().is_err_and(may_succeed))

@@ -97,7 +97,6 @@ fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Resu
     Ok(false)
 }
 
-/// Returns the timeout of the next program of a call that ends at `deadline`.
 fn time_for_program(deadline: Deadline) -> Duration {
     deadline.remaining().min(PROGRAM_DEADLINE)
 }

@@ -19,7 +19,6 @@ const TEXT: u16 = 1;
 /// Offset of the attribute at fault, `NLMSGERR_ATTR_OFFS`.
 const OFFSET: u16 = 2;
 
-/// Why a request failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     pub errno: Errno,

@@ -190,7 +190,6 @@ fn open(protocol: SockProtocol) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// Encodes `struct nfgenmsg`.
 fn family_header(family: u8, resource: u16) -> [u8; FAMILY_HEADER] {
     let [high, low] = resource.to_be_bytes();
     [family, 0, high, low]
@@ -240,7 +239,6 @@ fn receive_result(socket: &OwnedFd) -> Result<(), Rejection> {
     result.unwrap_or(Ok(()))
 }
 
-/// A message of the kernel.
 struct Reply<'a> {
     kind: u16,
     flags: u16,

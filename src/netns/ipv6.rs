@@ -12,7 +12,6 @@ const LIST_LIMIT: u64 = 1 << 20;
 /// Scope of an address that other hosts can reach.
 const GLOBAL_SCOPE: &str = "00";
 
-/// IPv6 in a netns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum State {
     NotInKernel,
@@ -21,7 +20,6 @@ pub enum State {
     GlobalAddress,
 }
 
-/// Returns the state of IPv6 in the netns of the calling thread.
 pub fn state() -> State {
     state_of(File::open(IF_INET6).and_then(|file| io::read_to_string(file.take(LIST_LIMIT))))
 }

@@ -51,7 +51,6 @@ pub fn create_veth_pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
     request_rtnetlink(NEW_LINK, NEW, &interface(0, 0), &attributes)
 }
 
-/// Sets the interface `name` up.
 pub fn set_up(name: &str) -> Result<(), Errno> {
     let none = Attributes::default();
     request_rtnetlink(NEW_LINK, 0, &interface(if_nametoindex(name)?, UP), &none)

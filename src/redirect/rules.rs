@@ -19,7 +19,6 @@ use ipnet::IpNet;
 use super::ports::{self, PortRange};
 use super::{Family, Redirect, Subnet};
 
-/// A chain that holds rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chain {
     Prerouting,
@@ -48,13 +47,11 @@ impl Chain {
     }
 }
 
-/// A condition on a packet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
     Tcp,
     /// Destination port in one of these ranges, at most 15 ports, where a range counts as two.
     Ports(Vec<PortRange>),
-    /// This destination port.
     Port(u16),
     Source(IpNet),
     Uid(u32),
@@ -63,7 +60,6 @@ pub enum Match {
     Loopback,
 }
 
-/// What happens to a packet that matches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Continues in the calling chain, so that the packet is not redirected.
@@ -190,7 +186,6 @@ fn skipped_ports(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {
         .collect()
 }
 
-/// Returns the jumps to Linkerd's chains.
 fn jumps() -> [Rule; 2] {
     [
         (Chain::Prerouting, Chain::ProxyInitRedirect, "install-proxy-init-prerouting"),

@@ -11,7 +11,6 @@ use crate::extension::report::{Check, Severity, Verdict};
 
 /// Key of the ConfigMap with the template of the plugin entry.
 const ENTRY_KEY: &str = "cni_network_config";
-/// Remedy for a missing object.
 const REINSTALL: &str = "install the chart again (helm upgrade, or scripts/install-cni | kubectl \
                          apply -f -), which creates missing objects";
 

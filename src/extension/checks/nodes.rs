@@ -56,7 +56,6 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
     checks
 }
 
-/// Fails for nodes in the scope of the DaemonSet that have no agent.
 fn placed(facts: &Facts, daemonset: &AgentDaemonSet) -> Verdict {
     let nodes = readable(&facts.nodes, "the nodes")?;
     let agents = readable(&facts.agents, "the agents' pods")?;

@@ -38,7 +38,6 @@ fn proxy_user(facts: &Facts) -> Verdict {
     )
 }
 
-/// Returns each node whose agent has counted pods.
 fn counted(facts: &Facts, count: fn(&PluginCounts) -> u64) -> Vec<String> {
     let counts = facts.agents.iter().flatten();
     let counts = counts.filter_map(|agent| Some((agent.node(), count(&agent.body()?.calls))));

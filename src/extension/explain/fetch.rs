@@ -105,7 +105,6 @@ fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
     }
 }
 
-/// Returns the lines of the agent's log about the pod.
 fn records(api: &dyn Api, cni_namespace: &str, agent: &Agent, pod: &Pod) -> Vec<String> {
     let name = &agent.pod.name;
     let path = format!(

@@ -14,7 +14,6 @@ use crate::redirect::{Family, Ipv6, Redirect};
 const UNANNOTATED: &str = "Note:      no annotation of the pod is that of a proxy: the plugin skips the pod \
                            while no agent runs on its node\n";
 
-/// Renders everything about the pod.
 pub fn render(inputs: &PodInputs) -> String {
     let metadata = &inputs.pod.metadata;
     let node = match inputs.pod.spec.node_name.as_str() {

@@ -32,7 +32,6 @@ pub fn holder(except: Option<u32>) -> Option<String> {
     Some(format!("{} is held by process {pid}{name}", path.display()))
 }
 
-/// Returns the path of the lock file.
 pub fn path() -> PathBuf {
     let path = env::var_os(VARIABLE).filter(|path| !path.is_empty());
     path.map_or_else(|| PathBuf::from(DEFAULT), PathBuf::from)

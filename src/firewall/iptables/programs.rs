@@ -28,19 +28,16 @@ pub fn find(backend: Backend, family: Family) -> Result<Programs, Error> {
     find_in(&dirs(), backend, family)
 }
 
-/// Whether the programs for exactly `backend` and `family` exist.
 pub fn exist(backend: Backend, family: Family) -> bool {
     pair(&dirs(), backend, family).is_some()
 }
 
-/// The directories in which programs are searched.
 fn dirs() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).filter(|dir| dir.is_absolute());
     dirs.chain(FALLBACK_DIRS.map(PathBuf::from)).collect()
 }
 
-/// Finds the programs for exactly `backend` and `family`.
 fn pair(dirs: &[PathBuf], backend: Backend, family: Family) -> Option<Programs> {
     let name = name(backend, family);
     let executable =

@@ -12,7 +12,6 @@ use crate::redirect::rules::{Match, Rule, Verdict};
 
 /// Register that expressions load into and compare.
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
-/// Register for a verdict.
 const VERDICT_REGISTER: u32 = libc::NFT_REG_VERDICT as u32;
 /// Offset of the destination port in the TCP header (RFC 9293, section 3.1).
 const DESTINATION_PORT: u32 = 2;
@@ -26,7 +25,6 @@ const LOOPBACK: [u8; libc::IFNAMSIZ] = *b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 /// Name of an anonymous set in the transaction that creates it. The kernel replaces `%d`.
 const TEMPLATE: &[u8] = b"__set%d\0";
 
-/// How a rule refers to its set.
 pub enum SetName<'a> {
     /// The set has this ID in the transaction that creates set and rule.
     New(u32),

@@ -41,7 +41,6 @@ const COMMENT: u8 = 0;
 /// of which the header takes two and the NUL one.
 const COMMENT_LIMIT: usize = 253;
 
-/// Returns `AF_INET` or `AF_INET6`.
 pub fn protocol_family(family: Family) -> u8 {
     match family {
         Family::Ipv4 => libc::AF_INET as u8,
@@ -49,7 +48,6 @@ pub fn protocol_family(family: Family) -> u8 {
     }
 }
 
-/// Encodes the plugin's table.
 pub fn table() -> Attributes {
     Attributes::default().text(nfta::TABLE_NAME, PLUGIN_TABLE)
 }
@@ -108,7 +106,6 @@ pub fn userdata(comment: &str) -> Vec<u8> {
     data
 }
 
-/// Returns the comment in the user data of a rule.
 pub fn comment(mut userdata: &[u8]) -> Option<&[u8]> {
     while let [kind, length, rest @ ..] = userdata {
         let (value, others) = rest.split_at_checked(usize::from(*length))?;
@@ -132,7 +129,6 @@ pub fn set_name(expression: &[u8]) -> Option<&[u8]> {
     find(data_of(expression, b"lookup\0")?, nfta::LOOKUP_SET)
 }
 
-/// Returns the data of an expression called `name`.
 fn data_of<'a>(expression: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
     find(expression, nfta::EXPR_NAME).filter(|found| *found == name)?;
     find(expression, nfta::EXPR_DATA)

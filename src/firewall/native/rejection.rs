@@ -25,7 +25,6 @@ const FOREIGN_OWNER: &str =
     "another process owns this table (nft list tables shows the flag owner): end the process";
 const TOO_LARGE: &str = "the rules exceed the send buffer: shorten the pod's lists of skipped ports and subnets, or raise net.core.wmem_max";
 
-/// Describes the rejection of one of `messages`.
 pub fn error(messages: &[Message], rejection: Rejection) -> Error {
     let at_fault =
         (rejection.sequence as usize).checked_sub(1).and_then(|index| messages.get(index));
@@ -38,7 +37,6 @@ pub fn error(messages: &[Message], rejection: Rejection) -> Error {
     Error::Native { subject, text: rejection.text, remedy, source: rejection.errno }
 }
 
-/// Describes an error of listing `subject`.
 pub fn list_error(subject: &str, errno: Errno) -> Error {
     if errno == Errno::EFBIG {
         return Error::TooLong { subject: subject.to_owned() };
@@ -47,7 +45,6 @@ pub fn list_error(subject: &str, errno: Errno) -> Error {
     Error::Native { subject: subject.to_owned(), text: None, remedy, source: errno }
 }
 
-/// Names the object that a message creates or deletes.
 fn subject(message: &Message) -> String {
     let attributes = &message.attributes.0;
     let text = |kind| text(find(attributes, kind).unwrap_or_default());
@@ -90,7 +87,6 @@ fn part(message: &Message, offset: usize) -> Option<String> {
     }
 }
 
-/// Says what to do about an error, where that is known.
 fn remedy(errno: Errno, at_fault: Option<&Message>, part: Option<&str>) -> Option<String> {
     let remedy = match (errno, at_fault.map(|message| message.kind)) {
         (Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT, None) => NO_NF_TABLES,
@@ -111,7 +107,6 @@ fn remedy(errno: Errno, at_fault: Option<&Message>, part: Option<&str>) -> Optio
     Some(remedy.to_owned())
 }
 
-/// Decodes text that ends with a NUL.
 fn text(bytes: &[u8]) -> String {
     String::from_utf8_lossy(bytes.strip_suffix(b"\0").unwrap_or(bytes)).into_owned()
 }

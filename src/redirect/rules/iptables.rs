@@ -5,7 +5,6 @@ use std::fmt::Write as _;
 
 use super::{Chain, Match, Rule, Verdict};
 
-/// The iptables table that holds all rules.
 pub const NAT_TABLE: &str = "nat";
 
 /// Renders a rule like `iptables-save`, for example `-A OUTPUT -j PROXY_INIT_OUTPUT`.

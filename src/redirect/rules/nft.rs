@@ -8,7 +8,6 @@ use ipnet::IpNet;
 use super::{Match, Rule};
 use crate::redirect::ports;
 
-/// A set of numbers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
     pub key: Key,
@@ -16,7 +15,6 @@ pub struct Set {
     pub ranges: Vec<(u128, u128)>,
 }
 
-/// What the numbers of a set are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Key {
     Port,
