@@ -99,7 +99,7 @@ pub enum Error {
 pub fn run(settings: Settings) -> Result<(), Error> {
     let watch = Watch::start().map_err(Error::Wait)?;
     let entry = plugin_entry::render(&settings)?;
-    let mode = settings.mode()?;
+    let mode = settings.node.mode.clone();
     let settings = Arc::new(settings);
     let mounts = Arc::new(Mounts::at_start(&settings.node));
     let found_empty_node = stop::finds_empty_node(&settings);

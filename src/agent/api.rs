@@ -283,7 +283,7 @@ pub fn daemonset_path(namespace: &str, name: &str) -> String {
 fn adopt(settings: &Settings, now: SystemTime) -> Option<(Token, Duration)> {
     let account = settings.plugin_account.as_deref()?;
     let namespace = namespace(settings)?;
-    let text = kubeconfig::read(&settings.kubeconfig()).ok()?.token?;
+    let text = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
     let claims = Claims::read(&text)?;
     let until_half_life = claims.until_half_life(now)?;
     let end = claims.end()?;

@@ -66,13 +66,13 @@ pub fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAcc
 /// Returns whether the kubeconfig on the host names the API server by a host name, as upstream's
 /// agent writes it. The plugin in the image resolves no names.
 pub fn needs_resolver(settings: &Settings) -> bool {
-    kubeconfig::read(&settings.kubeconfig()).is_ok_and(|access| access.address().is_none())
+    kubeconfig::read(&settings.node.kubeconfig()).is_ok_and(|access| access.address().is_none())
 }
 
 /// Returns the token in the kubeconfig on the host, if there is one. It may have expired, and
 /// may belong to any ServiceAccount.
 pub fn token_on_host(settings: &Settings) -> Option<String> {
-    let token = kubeconfig::read(&settings.kubeconfig()).ok()?.token?;
+    let token = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
     Some(token).filter(|token| !token.is_empty())
 }
 
@@ -89,7 +89,7 @@ fn content(path: PathBuf) -> Result<String, Error> {
 /// Returns whether the kubeconfig on the host is `desired` byte for byte, with mode
 /// 0600 and owned by the agent's user, which is root.
 pub fn is_current(settings: &Settings, desired: &str) -> Result<bool, Error> {
-    let path = settings.kubeconfig();
+    let path = settings.node.kubeconfig();
     let Some(metadata) = files::metadata(&path)? else {
         return Ok(false);
     };
@@ -102,6 +102,6 @@ pub fn is_current(settings: &Settings, desired: &str) -> Result<bool, Error> {
 
 /// Writes `desired` as the kubeconfig on the host.
 pub fn write(settings: &Settings, desired: &str) -> Result<(), Error> {
-    let path = settings.kubeconfig();
+    let path = settings.node.kubeconfig();
     Ok(files::write(&path, desired.as_bytes(), FileAccess::own(MODE))?)
 }

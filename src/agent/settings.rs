@@ -72,9 +72,6 @@ pub struct Settings {
     /// ServiceAccount whose token the plugin uses (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`).
     /// Unset: the plugin uses the agent's own token.
     pub plugin_account: Option<String>,
-    /// Whether to chain the plugin in a copy of the active conflist, under a name that sorts
-    /// before the original (`LINKERD_CNI_OWN_CONFIG`). The original is then never written.
-    pub chain_in_copy: bool,
     /// Whether to chain the plugin only if the bin dir holds a plugin of the primary CNI
     /// (`LINKERD_CNI_REQUIRE_NETWORK_PLUGINS`). In any other directory the runtime would not
     /// find the plugin, and no pod could start. Upstream always chains.
@@ -148,6 +145,18 @@ impl Settings {
         // Upstream joins this name to the net dir with Go's `path.Join`, which drops extra slashes.
         let kubeconfig_name = env.text_or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
+        let conf_name = env.parsed("LINKERD_CNI_CONF_NAME", file_name)?;
+        let mode = ChainMode::choose(
+            conf_name.as_deref(),
+            env.flag("LINKERD_CNI_CHAINED", true)?,
+            env.flag("LINKERD_CNI_OWN_CONFIG", false)?,
+            &kubeconfig_name,
+        );
+        let mode = mode.map_err(|why| Error::Value {
+            name: "LINKERD_CNI_CONF_NAME",
+            value: conf_name.unwrap_or_default(),
+            message: why.into(),
+        })?;
         let log_level = log_level.unwrap_or_else(|| env.text_or("LINKERD_CNI_LOG_LEVEL", "info"));
         let log_format =
             log_format.unwrap_or_else(|| env.text_or("LINKERD_CNI_LOG_FORMAT", "plain"));
@@ -159,8 +168,7 @@ impl Settings {
                 kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
                 net_dir: join(&prefix, &net_dir),
                 kubeconfig_name: parsed("KUBECONFIG_FILE_NAME", kubeconfig_name, file_name)?,
-                conf_name: env.parsed("LINKERD_CNI_CONF_NAME", file_name)?,
-                chained: env.flag("LINKERD_CNI_CHAINED", true)?,
+                mode,
                 keep_binary: env.parsed("LINKERD_CNI_KEEP_BINARY", flag)?,
                 plugin_socket: env.flag("LINKERD_CNI_PLUGIN_SOCKET", true)?,
                 run_dir: env.text(RUN_DIR_VARIABLE).map(PathBuf::from),
@@ -187,7 +195,6 @@ impl Settings {
             // The default of Kubernetes. Upstream's chart does not change it.
             termination_grace: env.seconds("LINKERD_CNI_TERMINATION_GRACE_SECONDS", 30)?,
             plugin_account: env.text("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
-            chain_in_copy: env.flag("LINKERD_CNI_OWN_CONFIG", false)?,
             require_network_plugins: env.flag("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", false)?,
             self_test: env.flag("LINKERD_CNI_SELF_TEST", false)?,
             watch_pods: env.flag("LINKERD_CNI_WATCH_PODS", true)?,
@@ -199,30 +206,11 @@ impl Settings {
         })
     }
 
-    /// Returns how to chain the plugin on this node.
-    ///
-    /// # Errors
-    /// If `conf_name` is not a valid file name for that mode.
-    pub fn mode(&self) -> Result<ChainMode, Error> {
-        let name = self.node.conf_name.as_deref();
-        ChainMode::choose(name, self.node.chained, self.chain_in_copy, &self.node.kubeconfig_name)
-            .map_err(|why| Error::Value {
-                name: "LINKERD_CNI_CONF_NAME",
-                value: name.unwrap_or_default().to_owned(),
-                message: why.into(),
-            })
-    }
-
     /// Returns the host of the API server if it is a name rather than an IP address.
     pub fn api_name(&self) -> Option<&str> {
         let host = self.api_host.as_deref()?;
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         bare.parse::<IpAddr>().is_err().then_some(host)
-    }
-
-    /// Returns the path of the kubeconfig in the agent's container.
-    pub fn kubeconfig(&self) -> PathBuf {
-        self.node.kubeconfig()
     }
 }
 

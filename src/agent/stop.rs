@@ -43,7 +43,7 @@ const PAUSE: Limits = [Duration::from_secs(1), Duration::from_secs(3)];
 /// Whether the node has no kubeconfig, so that no earlier agent can have installed the plugin. Call it
 /// before the first reconcile pass, which writes the kubeconfig.
 pub fn finds_empty_node(settings: &Settings) -> bool {
-    let found = fs::symlink_metadata(settings.kubeconfig());
+    let found = fs::symlink_metadata(settings.node.kubeconfig());
     matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
 }
 

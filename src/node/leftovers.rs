@@ -36,7 +36,7 @@ pub fn remove(settings: &NodeSettings) -> Vec<files::Error> {
 /// Returns whether `name` is the network config of the old install script. The user may have chosen
 /// this name for the standalone config.
 pub fn is_old_config(settings: &NodeSettings, name: &str) -> bool {
-    name == OLD_CONFIG && settings.conf_name.as_deref() != Some(OLD_CONFIG)
+    name == OLD_CONFIG && settings.mode.own_config() != Some(OLD_CONFIG)
 }
 
 /// Removes the sockets for plugin records whose agents are dead: this agent's, and that of an agent without

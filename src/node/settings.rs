@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 
+use crate::conflist::chain_mode::ChainMode;
 use crate::record;
 
 /// The agent's settings about the node.
@@ -19,13 +20,9 @@ pub struct NodeSettings {
     pub kubeconfig_name: String,
     /// The kubeconfig's path on the host, for the plugin entry.
     pub kubeconfig_on_host: String,
-    /// File name of the only network config to chain to (`LINKERD_CNI_CONF_NAME`). The agent
-    /// waits for the file if it is missing. Without `chained`: name of the standalone config.
-    /// With `chain_in_copy`: name of the copy.
-    pub conf_name: Option<String>,
-    /// Whether to chain the plugin behind the primary CNI (`LINKERD_CNI_CHAINED`). False: the
-    /// plugin gets a standalone config, which another plugin such as Multus calls.
-    pub chained: bool,
+    /// How to chain the plugin (`LINKERD_CNI_CONF_NAME`, `LINKERD_CNI_CHAINED`,
+    /// `LINKERD_CNI_OWN_CONFIG`).
+    pub mode: ChainMode,
     /// Whether uninstall leaves the plugin binary on the host (`LINKERD_CNI_KEEP_BINARY`). Unset:
     /// only if CRI-O or Multus needs the binary to delete existing pods.
     pub keep_binary: Option<bool>,

@@ -36,7 +36,7 @@ impl ServerAddress {
     /// name.
     pub fn adopted(settings: &Settings) -> ServerAddress {
         let name = settings.api_name();
-        let access = kubeconfig::read(&settings.kubeconfig()).ok();
+        let access = kubeconfig::read(&settings.node.kubeconfig()).ok();
         let access =
             access.filter(|access| name.is_some() && access.tls_server_name.as_deref() == name);
         ServerAddress { address: access.and_then(|access| access.address()), error: None }

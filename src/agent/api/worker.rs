@@ -51,7 +51,7 @@ impl Worker {
     /// Prepares the thread. `renewal` is the time until the first TokenRequest, if the plugin has a
     /// ServiceAccount of its own.
     pub fn new(api: Arc<ApiHandle>, source: AccessSource, renewal: Duration) -> Worker {
-        let kubeconfig = AccessSource::Kubeconfig(api.settings.kubeconfig());
+        let kubeconfig = AccessSource::Kubeconfig(api.settings.node.kubeconfig());
         let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
         let now = Instant::now();
         let renewal = api.settings.plugin_account.as_ref().map(|_| renewal);

@@ -107,7 +107,7 @@ fn slashes_around_the_kubeconfig_name_are_ignored_as_by_upstream() {
     for name in ["/kc", "kc/", "//kc"] {
         let dir = ("DEST_CNI_NET_DIR", "/config");
         let settings = read(&[("KUBECONFIG_FILE_NAME", name), dir]).unwrap();
-        assert_eq!(settings.kubeconfig(), Path::new("/host/config/kc"));
+        assert_eq!(settings.node.kubeconfig(), Path::new("/host/config/kc"));
         assert_eq!(settings.node.kubeconfig_on_host, "/config/kc");
     }
 }
@@ -128,7 +128,7 @@ fn settings_select_the_mode_of_chaining() {
         (vec![OWN_CONFIG], ChainMode::Copy(COPY.into())),
         (vec![OWN_CONFIG, named("0.conflist")], ChainMode::Copy("0.conflist".into())),
     ] {
-        assert_eq!(read(&vars).and_then(|settings| settings.mode()), Ok(expected), "{vars:?}");
+        assert_eq!(read(&vars).map(|settings| settings.node.mode), Ok(expected), "{vars:?}");
     }
 }
 
@@ -140,7 +140,7 @@ fn an_invalid_conf_name_is_rejected_with_the_reason() {
         (vec![(NAME, "00-x.conf"), OWN_CONFIG], "does not end in .conflist, which"),
         (vec![(NAME, "k.json"), ("KUBECONFIG_FILE_NAME", "k.json")], "the name of the kubeconfig"),
     ] {
-        let error = read(&vars).and_then(|settings| settings.mode()).unwrap_err().to_string();
+        let error = read(&vars).map(|settings| settings.node.mode).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");
     }
 }

@@ -170,7 +170,7 @@ fn agent_pod(settings: &Settings, client: &Client, namespace: &str) -> AgentPod 
 
 /// Completes the round after the agent's `own` token was rejected: asks with the plugin's token.
 fn rejected(settings: &Settings, own: &str, namespace: &str, timeout: Duration) -> Round {
-    let kubeconfig = AccessSource::Kubeconfig(settings.kubeconfig());
+    let kubeconfig = AccessSource::Kubeconfig(settings.node.kubeconfig());
     let mut connection = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
     let client = connection.client();
     let token = connection.token();

@@ -7,6 +7,7 @@
 use std::fs;
 
 use crate::conflist;
+use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::ConfigFile;
 use crate::node::settings::NodeSettings;
 
@@ -45,7 +46,8 @@ fn is_multus(settings: &NodeSettings, configs: &[ConfigFile]) -> bool {
     let loaded = configs.iter().filter(|file| file.split_name().1.is_empty());
     let mut types = loaded.flat_map(|file| conflist::plugin_types(file.text()));
     // A standalone config is only for Multus, whose own config may be in another directory.
-    !settings.chained || types.any(|name| name == "multus" || name == "multus-shim")
+    let is_standalone = matches!(settings.mode, ChainMode::Standalone(_));
+    is_standalone || types.any(|name| name == "multus" || name == "multus-shim")
 }
 
 #[cfg(test)]
