@@ -286,7 +286,7 @@ fn adopt(settings: &Settings, now: SystemTime) -> Option<(Token, Duration)> {
     let text = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
     let claims = Claims::read(&text)?;
     let until_half_life = claims.until_half_life(now)?;
-    let end = claims.end()?;
+    let end = claims.expiry()?;
     let left = end.duration_since(now).ok()?;
     let token = Token { text, end, revoked: false };
     (claims.sub == format!("system:serviceaccount:{namespace}:{account}"))

@@ -93,7 +93,7 @@ impl Status {
     pub fn new(resync: Duration) -> Status {
         let why = "the first reconcile pass has not finished".to_owned();
         let last_pass = StatusBody { not_ready: Some(why), ..StatusBody::default() };
-        let passes = Passes::new(resync, Instant::now());
+        let passes = Passes { resync, finished: Instant::now(), running_since: None };
         let state = State {
             last_pass,
             pod_copy: None,
@@ -150,12 +150,14 @@ impl Status {
 
     /// Records the start of a pass.
     pub fn begin_pass(&self) {
-        self.state().passes.begin(Instant::now());
+        self.state().passes.running_since = Some(Instant::now());
     }
 
     /// Records the end of a pass.
     pub fn end_pass(&self) {
-        self.state().passes.end(Instant::now());
+        let mut state = self.state();
+        state.passes.running_since = None;
+        state.passes.finished = Instant::now();
     }
 
     /// Opens the port `address` for `/live`, `/ready`, `/metrics` and `/status`, unless it is open.
@@ -239,19 +241,6 @@ struct Passes {
 }
 
 impl Passes {
-    fn new(resync: Duration, now: Instant) -> Passes {
-        Passes { resync, finished: now, running_since: None }
-    }
-
-    fn begin(&mut self, now: Instant) {
-        self.running_since = Some(now);
-    }
-
-    fn end(&mut self, now: Instant) {
-        self.running_since = None;
-        self.finished = now;
-    }
-
     /// Returns whether a pass finished within the last three resync periods.
     ///
     /// # Errors
@@ -294,13 +283,13 @@ mod tests {
     #[test]
     fn the_state_is_recent_for_three_resync_periods_after_the_last_finished_pass() {
         let start = Instant::now();
-        let mut passes = Passes::new(10 * SECOND, start);
+        let mut passes = Passes { resync: 10 * SECOND, finished: start, running_since: None };
         assert_eq!(passes.recent(start + 30 * SECOND), Ok(()));
         let why = "no reconcile pass has finished for 31 s";
         assert_eq!(passes.recent(start + 31 * SECOND), Err(why.into()));
-        passes.begin(start + 31 * SECOND);
+        passes.running_since = Some(start + 31 * SECOND);
         assert_eq!(passes.recent(start + 31 * SECOND), Err(why.into()));
-        passes.end(start + 32 * SECOND);
+        passes = Passes { finished: start + 32 * SECOND, running_since: None, ..passes };
         assert_eq!(passes.recent(start + 62 * SECOND), Ok(()));
         assert!(passes.recent(start + 63 * SECOND).is_err());
     }
@@ -308,13 +297,13 @@ mod tests {
     #[test]
     fn the_main_thread_is_stuck_only_during_a_pass_of_more_than_a_minute() {
         let start = Instant::now();
-        let mut passes = Passes::new(3600 * SECOND, start);
+        let mut passes = Passes { resync: 3600 * SECOND, finished: start, running_since: None };
         assert_eq!(passes.progressing(start + 1000 * SECOND), Ok(()));
-        passes.begin(start + 1000 * SECOND);
+        passes.running_since = Some(start + 1000 * SECOND);
         assert_eq!(passes.progressing(start + 1060 * SECOND), Ok(()));
         let why = "a reconcile pass has been running for 61 s; check the node's file systems";
         assert_eq!(passes.progressing(start + 1061 * SECOND), Err(why.into()));
-        passes.end(start + 1062 * SECOND);
+        passes.running_since = None;
         assert_eq!(passes.progressing(start + 2000 * SECOND), Ok(()));
     }
 

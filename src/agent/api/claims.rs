@@ -44,20 +44,15 @@ impl Claims {
         serde_json::from_slice(&BASE64URL.decode(payload).ok()?).ok()
     }
 
-    /// When the token expires.
-    pub fn end(&self) -> Option<SystemTime> {
-        UNIX_EPOCH.checked_add(Duration::from_secs(self.exp))
-    }
-
-    /// When the token expires; `None` if it never does.
+    /// When the token expires; `None` if it never does, as a token from a Secret.
     pub fn expiry(&self) -> Option<SystemTime> {
-        self.end().filter(|_| self.exp != 0)
+        let end = UNIX_EPOCH.checked_add(Duration::from_secs(self.exp));
+        end.filter(|_| self.exp != 0)
     }
 
-    /// Whether the token has expired at `now`. A token from a Secret has no `exp` and never
-    /// expires.
+    /// Whether the token has expired at `now`.
     pub fn has_expired(&self, now: SystemTime) -> bool {
-        self.exp != 0 && self.end().is_some_and(|end| end <= now)
+        self.expiry().is_some_and(|end| end <= now)
     }
 
     /// Time until half of the token's lifetime has passed; `None` once the token has expired.

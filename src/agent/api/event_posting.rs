@@ -40,7 +40,10 @@ pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> 
             Regarding { kind: "Pod", namespace, name, uid: &claims.kubernetes.pod.uid }
         }
     };
-    Ok(event::publish(&client, &reporter(settings), regarding, event.content(), None)?)
+    // The API requires an instance, and upstream's chart does not tell the agent the name of its pod.
+    let instance = settings.pod_name.clone().unwrap_or_else(|| USER_AGENT.into());
+    let reporter = Reporter { controller: USER_AGENT, instance };
+    Ok(event::publish(&client, &reporter, regarding, event.content(), None)?)
 }
 
 /// Why an Event could not be posted.
@@ -125,15 +128,6 @@ impl EventPosting {
                 _ => warn!("cannot post an Event: {error}"),
             }
         }
-    }
-}
-
-/// Names the agent as the source of an Event. The API requires an instance, and upstream's chart
-/// does not tell the agent the name of its pod, so the agent's own name is the fallback.
-fn reporter(settings: &Settings) -> Reporter {
-    Reporter {
-        controller: USER_AGENT,
-        instance: settings.pod_name.clone().unwrap_or_else(|| USER_AGENT.into()),
     }
 }
 

@@ -21,11 +21,11 @@ use crate::kube::{self, Client};
 const MAX_ATTEMPTS: u32 = 5;
 /// Shortest and longest time until the Node is read again after the taint was removed, if the kubelet
 /// does not renew the agent's token before. It does after four fifths of an hour.
-const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from_secs(90 * 60)];
+pub const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from_secs(90 * 60)];
 
 /// Shortest and longest time from a renewal of the agent's token to the next read of the Node. A
 /// kubelet that starts registers its node and renews the tokens of all pods, in any order.
-const TOKEN_RENEWED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(45)];
+pub const TOKEN_RENEWED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(45)];
 
 /// First and longest wait after a failed removal.
 const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
@@ -69,7 +69,7 @@ impl TaintRemoval {
         let client = connection.client().map_err(|error| error.to_string());
         if self.token.as_deref() != connection.token() {
             self.token = connection.token().map(str::to_owned);
-            self.due = self.due.min(now + token_renewed_wait());
+            self.due = self.due.min(now + between(TOKEN_RENEWED[0], TOKEN_RENEWED[1]));
         }
         if now < self.due {
             return Some(self.due);
@@ -87,7 +87,7 @@ impl TaintRemoval {
                     info!("node {node} no longer has the startup taint {key}");
                 }
                 self.backoff.reset();
-                recheck_wait()
+                between(RECHECK[0], RECHECK[1])
             }
             Err(why) => {
                 let why = format!("cannot remove the startup taint {key} from node {node}: {why}");
@@ -101,16 +101,6 @@ impl TaintRemoval {
         self.due = Instant::now() + wait;
         Some(self.due)
     }
-}
-
-/// Time until the Node is read again after the agent's token was renewed.
-pub fn token_renewed_wait() -> Duration {
-    between(TOKEN_RENEWED[0], TOKEN_RENEWED[1])
-}
-
-/// Time until the Node is read again after the taint was removed.
-pub fn recheck_wait() -> Duration {
-    between(RECHECK[0], RECHECK[1])
 }
 
 /// Result of an attempt to remove the taint.

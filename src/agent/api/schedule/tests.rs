@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::agent::api::startup_taint;
+use crate::agent::api::startup_taint::{RECHECK, TOKEN_RENEWED};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);
@@ -59,11 +59,11 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
         }
         if node.tainted && taint <= now {
             sent.push(now - start);
-            taint = now + startup_taint::recheck_wait();
+            taint = now + between(RECHECK[0], RECHECK[1]);
         }
         if rotation <= now {
             rotation = now + HOUR * 4 / 5;
-            taint = taint.min(now + startup_taint::token_renewed_wait());
+            taint = taint.min(now + between(TOKEN_RENEWED[0], TOKEN_RENEWED[1]));
             if agents_token {
                 schedule.kubeconfig_changed(now);
             }

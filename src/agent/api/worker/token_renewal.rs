@@ -62,7 +62,7 @@ impl Worker {
                 // clocks.
                 let lifetime = Duration::from_secs(seconds.max(2));
                 let ends = SystemTime::now() + lifetime;
-                let end = Claims::read(&text).and_then(|claims| claims.end());
+                let end = Claims::read(&text).and_then(|claims| claims.expiry());
                 let end = end.map_or(ends, |end| end.max(ends));
                 self.schedule.renewed(Instant::now(), lifetime);
                 let token = Some(Token { text, end, revoked: false });
