@@ -99,7 +99,6 @@ pub enum Error {
 pub fn run(settings: Settings) -> Result<(), Error> {
     let watch = Watch::start().map_err(Error::Wait)?;
     let entry = plugin_entry::render(&settings)?;
-    let mode = settings.node.mode.clone();
     let settings = Arc::new(settings);
     let mounts = Arc::new(Mounts::at_start(&settings.node));
     let found_empty_node = stop::finds_empty_node(&settings);
@@ -109,22 +108,19 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     // that access hangs. A pass opens the listener that cannot be opened now, and reports why not.
     let _ = status.serve(settings.admin_address);
     status.begin_pass();
-    let (own, shared) = (Arc::clone(&settings), Arc::clone(&status));
-    let mut reconciler =
-        Reconciler::new(own, mode, entry, shared, Arc::clone(&api), Arc::clone(&mounts));
-    if settings.self_test {
-        reconciler.require_self_test(SelfTest::new(&settings, &status, watch.waker()));
-    }
-    let record_socket = match settings.node.plugin_socket {
-        true => {
-            let socket = RecordSocket::start(&settings, &status, &api, watch.waker());
-            Some(socket.map_err(Error::Thread)?)
-        }
-        false => None,
-    };
-    if let Some(record_socket) = &record_socket {
-        reconciler.yield_to_newer_agents(Arc::clone(record_socket));
-    }
+    let self_test = settings.self_test.then(|| SelfTest::new(&settings, &status, watch.waker()));
+    let start = || RecordSocket::start(&settings, &status, &api, watch.waker());
+    let record_socket = settings.node.plugin_socket.then(start).transpose();
+    let record_socket = record_socket.map_err(Error::Thread)?;
+    let reconciler = Reconciler::new(
+        Arc::clone(&settings),
+        entry,
+        Arc::clone(&status),
+        Arc::clone(&api),
+        Arc::clone(&mounts),
+        self_test,
+        record_socket.clone(),
+    );
     let pods_stopped = pods::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
     info!("starting the agent");
     let waker = watch.waker();

@@ -4,7 +4,7 @@
 //! - [`settings`]: where the files are
 //! - [`lock`]: lets only one agent at a time write to the node's files
 //! - [`mounts`]: notices that a mounted directory is no longer the node's
-//! - [`binaries`]: copies the plugin binaries and compares them with the image
+//! - [`binaries`]: compares the plugin binaries with those of the image
 //! - [`steps`]: applies one step of an install or uninstall to the network configs
 //! - [`observe`]: reads the network configs and the saved state once a pass
 //! - [`leftovers`]: removes what earlier agents left

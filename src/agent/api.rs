@@ -35,7 +35,7 @@ use event_queue::{Event, EventQueue};
 use history::History;
 pub use schedule::CHECK_PERIOD;
 use server_address::ServerAddress;
-use token::{PluginToken, Token, TokenRequestResults};
+use token::{Token, TokenRequestResults};
 
 /// User agent of the requests, which the API server's audit log shows.
 pub const USER_AGENT: &str = "linkerd2-cni-install";
@@ -138,12 +138,9 @@ impl ApiHandle {
         Ok(api)
     }
 
-    /// Returns the token that the kubeconfig on the host should have.
-    pub fn plugin_token(&self) -> PluginToken {
-        match self.settings.plugin_account {
-            Some(_) => self.state().token_requests.choose(),
-            None => PluginToken::AgentToken,
-        }
+    /// Returns what the TokenRequests for the plugin's ServiceAccount have given so far.
+    pub fn token_requests(&self) -> TokenRequestResults {
+        self.state().token_requests.clone()
     }
 
     /// Returns the address of the API server for the kubeconfig, if the settings have a host name.

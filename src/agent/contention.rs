@@ -9,7 +9,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::subject::Subject;
@@ -27,63 +27,41 @@ const LONGEST_DELAY: Duration = Duration::from_secs(10);
 /// Contention is over if no write was needed for this long after the last delay ended.
 const OVER_AFTER: Duration = Duration::from_secs(12);
 
-/// A file for which this agent and another program may contend, as a path in the agent's container.
+/// A file for which this agent and another program may contend.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum ContendedFile {
-    /// The directory of the plugin binaries, because the agent may install several.
-    Binaries(PathBuf),
-    Kubeconfig(PathBuf),
-    /// A network config in which another agent overwrites the plugin entry. Pods get their redirect
-    /// rules, so the node stays ready while the entry is correct: a rollout waits until the new agent
-    /// is ready, and that agent would never become ready while the old agent runs.
-    Config(PathBuf),
-    /// A network config from which another program removes the plugin entry. Meshed pods may then
-    /// start without redirect rules, so the node is not ready.
-    PluginEntry(PathBuf),
+pub struct ContendedFile {
+    /// A network config has one of two subjects.
+    /// - [`Subject::NetworkConfig`]: another program removes the plugin entry. Meshed pods may then
+    ///   start without redirect rules, so the node is not ready.
+    /// - [`Subject::File`]: another agent overwrites the plugin entry. Pods get their redirect rules,
+    ///   so the node stays ready while the entry is correct: a rollout waits until the new agent is
+    ///   ready, and that agent would never become ready while the old agent runs.
+    pub subject: Subject,
+    /// The path in the agent's container. For plugin binaries it is their directory, because the
+    /// agent may install several.
+    pub path: PathBuf,
 }
 
 impl ContendedFile {
     /// Returns whether another program removes the plugin entry, so that the node is not ready.
     pub fn is_plugin_entry(&self) -> bool {
-        matches!(self, ContendedFile::PluginEntry(_))
-    }
-
-    pub fn subject(&self) -> Subject {
-        match self {
-            ContendedFile::Binaries(_) => Subject::Binary,
-            ContendedFile::Kubeconfig(_) => Subject::Kubeconfig,
-            ContendedFile::Config(path) => Subject::File(path.clone()),
-            ContendedFile::PluginEntry(_) => Subject::NetworkConfig,
-        }
-    }
-
-    fn path(&self) -> &Path {
-        match self {
-            ContendedFile::Binaries(path)
-            | ContendedFile::Kubeconfig(path)
-            | ContendedFile::Config(path)
-            | ContendedFile::PluginEntry(path) => path,
-        }
+        self.subject == Subject::NetworkConfig
     }
 }
 
 /// Says that another program keeps overwriting the file, and what to do.
 impl fmt::Display for ContendedFile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let path = self.path().display();
-        match self {
-            ContendedFile::PluginEntry(_) => write!(
-                f,
-                "{path} {OVERWRITTEN}, which removes the plugin entry, so meshed pods may start \
-                 without redirect rules: with Cilium set cni.exclusive=false, otherwise stop that \
-                 writer"
-            ),
-            _ => write!(
-                f,
-                "{path} {OVERWRITTEN}: stop that writer, such as a second agent with another image \
-                 or ServiceAccount"
-            ),
-        }
+        write!(f, "{} {OVERWRITTEN}", self.path.display())?;
+        f.write_str(match self.is_plugin_entry() {
+            true => {
+                ", which removes the plugin entry, so meshed pods may start without redirect rules: \
+                 with Cilium set cni.exclusive=false, otherwise stop that writer"
+            }
+            false => {
+                ": stop that writer, such as a second agent with another image or ServiceAccount"
+            }
+        })
     }
 }
 
@@ -174,7 +152,7 @@ mod tests {
     use super::*;
 
     fn binaries() -> ContendedFile {
-        ContendedFile::Binaries("bin".into())
+        ContendedFile { subject: Subject::Binary, path: "bin".into() }
     }
 
     #[test]
@@ -208,9 +186,7 @@ mod tests {
         }
         assert!(contention.blocked_until(&binaries(), "same", now).is_some());
         assert_eq!(contention.blocked_until(&binaries(), "other", now), None);
-        assert_eq!(
-            contention.blocked_until(&ContendedFile::Kubeconfig("bin".into()), "same", now),
-            None
-        );
+        let other = ContendedFile { subject: Subject::Kubeconfig, ..binaries() };
+        assert_eq!(contention.blocked_until(&other, "same", now), None);
     }
 }

@@ -8,18 +8,17 @@ use super::Error;
 use super::problem_log::ProblemLog;
 use super::readiness::Status;
 use super::reconcile::Reconciler;
-use super::reconcile::judge::{Finding, Readiness};
+use super::reconcile::judge::{Finding, Pass};
 use super::settings::Settings;
 use super::subject::Subject;
-use super::watch::{Wake, Watch};
+use super::watch::Watch;
+use crate::backoff::{Backoff, Limits};
 use nix::sys::signal::Signal;
 
 /// Time between a write and the pass that verifies it.
 const VERIFY_DELAY: Duration = Duration::from_millis(2);
-/// Time until the next pass after one with a problem. Doubled with each such pass.
-const FIRST_RETRY: Duration = Duration::from_secs(1);
-/// Longest time until the next pass after one with a problem.
-const LAST_RETRY: Duration = Duration::from_secs(10);
+/// First and longest time until the next pass after one with a problem.
+const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(10)];
 /// Pause after a pass during contention, as every write of the other program triggers a pass.
 const CONTENTION_PAUSE: Duration = Duration::from_millis(100);
 
@@ -30,8 +29,8 @@ pub struct MainLoop {
     settings: Arc<Settings>,
     status: Arc<Status>,
     problem_log: ProblemLog,
-    /// Time until the next pass after one with a problem.
-    retry: Duration,
+    /// Delays the next pass after one with a problem.
+    retry: Backoff,
     /// Longest time until the next pass.
     timeout: Duration,
 }
@@ -49,7 +48,7 @@ impl MainLoop {
             settings: Arc::clone(settings),
             status: Arc::clone(status),
             problem_log: ProblemLog::default(),
-            retry: FIRST_RETRY,
+            retry: Backoff::new(RETRY),
             timeout: Duration::ZERO,
         }
     }
@@ -78,12 +77,10 @@ impl MainLoop {
         self.status.begin_pass();
         let contention = self.pass();
         self.status.end_pass();
-        if contention
-            && let Wake::Stop(signal) = self.watch.pause(CONTENTION_PAUSE).map_err(Error::Wait)?
-        {
-            return Ok(Some(signal));
+        match contention {
+            true => self.watch.pause(CONTENTION_PAUSE).map_err(Error::Wait),
+            false => Ok(None),
         }
-        Ok(None)
     }
 
     /// Waits for a change, a call from another thread or a signal, at most for `longest`. Returns the
@@ -92,26 +89,21 @@ impl MainLoop {
     /// # Errors
     /// Fails if waiting for signals or changes fails.
     pub fn wait(&self, longest: Duration) -> Result<Option<Signal>, Error> {
-        match self.watch.wait(longest).map_err(Error::Wait)? {
-            Wake::Stop(signal) => Ok(Some(signal)),
-            Wake::Reconcile => Ok(None),
-        }
+        self.watch.wait(longest).map_err(Error::Wait)
     }
 
     /// Runs one reconcile pass, and schedules the next one. Returns whether there is contention.
     fn pass(&mut self) -> bool {
         let opened = self.status.serve(self.settings.admin_address);
         let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
-        let mut readiness = self.reconciler.pass();
-        for (subject, result) in [(Subject::Inotify, watching), (Subject::AdminListener, opened)] {
-            let problem = result.err().map(|why| (subject, Finding::Problem(why)));
-            readiness.findings.extend(problem);
+        let mut pass = self.reconciler.pass();
+        pass.add(Subject::Inotify, watching.err().map(Finding::Problem));
+        pass.add(Subject::AdminListener, opened.err().map(Finding::Problem));
+        if self.problem_log.update(pass.logged()) {
+            self.retry.reset();
         }
-        if self.problem_log.update(readiness.logged()) {
-            self.retry = FIRST_RETRY;
-        }
-        self.timeout = time_to_next_pass(&readiness, &mut self.retry, self.settings.resync);
-        readiness.contention
+        self.timeout = time_to_next_pass(&pass, &mut self.retry, self.settings.resync);
+        !pass.contended.is_empty()
     }
 }
 
@@ -124,21 +116,20 @@ fn watched_dirs(settings: &Settings) -> Vec<&Path> {
         .collect()
 }
 
-/// Returns the longest time until the next pass. Updates `retry`, the time to use after the next
-/// pass with a problem.
-fn time_to_next_pass(readiness: &Readiness, retry: &mut Duration, resync: Duration) -> Duration {
-    if readiness.progress.wrote {
+/// Returns the longest time until the next pass. `retry` delays it after a pass with a problem.
+fn time_to_next_pass(pass: &Pass, retry: &mut Backoff, resync: Duration) -> Duration {
+    if pass.wrote {
         return VERIFY_DELAY;
     }
-    let next = readiness.progress.next.map(|next| next.saturating_duration_since(Instant::now()));
+    let next = pass.next.map(|next| next.saturating_duration_since(Instant::now()));
     let resync = next.map_or(resync, |next| next.min(resync));
-    if !readiness.has_problem() {
-        *retry = FIRST_RETRY;
-        return resync;
+    match pass.has_problem() {
+        true => retry.next_delay().min(resync),
+        false => {
+            retry.reset();
+            resync
+        }
     }
-    let now = *retry;
-    *retry = (now * 2).min(LAST_RETRY);
-    now.min(resync)
 }
 
 #[cfg(test)]
@@ -148,14 +139,16 @@ mod tests {
     #[test]
     fn retry_time_doubles_from_one_to_ten_seconds_and_never_exceeds_the_resync() {
         let resync = Duration::from_secs(30);
-        let mut retry = FIRST_RETRY;
-        let problem = (Subject::Binary, Finding::Problem("missing".into()));
-        let bad = Readiness { findings: vec![problem], ..Readiness::default() };
-        let times: Vec<u64> =
-            (0..6).map(|_| time_to_next_pass(&bad, &mut retry, resync).as_secs()).collect();
-        assert_eq!(times, [1, 2, 4, 8, 10, 10]);
-        assert_eq!(time_to_next_pass(&Readiness::default(), &mut retry, resync), resync);
-        assert_eq!(retry, FIRST_RETRY);
+        let mut retry = Backoff::new(RETRY);
+        let (good, mut bad) = (Pass::default(), Pass::default());
+        bad.add(Subject::Binary, Finding::Problem("missing".into()));
+        for longest in [1, 2, 4, 8, 10, 10] {
+            let longest = Duration::from_secs(longest);
+            let time = time_to_next_pass(&bad, &mut retry, resync);
+            assert!((longest / 2..=longest).contains(&time), "{time:?} of {longest:?}");
+        }
+        assert_eq!(time_to_next_pass(&good, &mut retry, resync), resync);
+        assert!(time_to_next_pass(&bad, &mut retry, resync) <= RETRY[0]);
         let resync = Duration::from_millis(100);
         assert_eq!(time_to_next_pass(&bad, &mut retry, resync), resync);
     }

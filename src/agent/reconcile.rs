@@ -25,25 +25,27 @@ use super::entry_gap::EntryGap;
 use super::not_ready::NotReadyReport;
 use super::readiness::{Status, StatusBody};
 use super::record_socket::RecordSocket;
-use super::self_test::{SelfTest, TestedPlugin};
+use super::self_test::{SelfTest, TestOutcome, TestedPlugin};
 use super::settings::Settings;
 use super::subject::Subject;
 use super::upstream_kubeconfig::UpstreamKubeconfig;
 use super::yielding::{OtherAgent, Yielding};
-use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::{Entry, PLUGIN};
+use crate::files;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::binaries::Binaries;
 use crate::node::lock::NodeLocker;
 use crate::node::mounts::Mounts;
 use crate::node::observe::observe;
-use judge::{BinaryOutcome, ChainOutcome, Outcomes, Progress, Readiness, SelfTestOutcome, judge};
+use judge::Finding::{Problem, Waiting, Warning};
+use judge::{Pass, network_config};
 
 /// Reconciles the host. Decides from the files found in each pass; what it remembers between
 /// passes only saves work, log lines and writes under contention.
 pub struct Reconciler {
     settings: Arc<Settings>,
-    mode: ChainMode,
+    /// What the pass that runs now has found and done.
+    pass: Pass,
     entry: Entry,
     status: Arc<Status>,
     api: Arc<ApiHandle>,
@@ -54,6 +56,7 @@ pub struct Reconciler {
     /// The last token found in the kubeconfig on the host. It stays in use until the API
     /// server issues one.
     token_found_on_host: Option<String>,
+    /// If the settings require one, readiness depends on it.
     self_test: Option<SelfTest>,
     chained_conflists: BTreeSet<String>,
     /// Whether the bin dir had the plugin binary when the agent started.
@@ -62,7 +65,8 @@ pub struct Reconciler {
     /// runtime's configuration does not change with a conflist.
     runtime_finds_plugin: bool,
     upstream_kubeconfig: UpstreamKubeconfig,
-    /// Shows whether a newer agent of this project runs on this node.
+    /// Shows whether a newer agent of this project runs on this node: that agent replaces the socket's
+    /// file. This agent then yields.
     record_socket: Option<Arc<RecordSocket>>,
     yielding: Yielding,
     /// The other agent whose files stay in use, as logged last.
@@ -78,11 +82,12 @@ pub struct Reconciler {
 impl Reconciler {
     pub fn new(
         settings: Arc<Settings>,
-        mode: ChainMode,
         entry: Entry,
         status: Arc<Status>,
         api: Arc<ApiHandle>,
         mounts: Arc<Mounts>,
+        self_test: Option<SelfTest>,
+        record_socket: Option<Arc<RecordSocket>>,
     ) -> Reconciler {
         let binary = settings.node.bin_dir.join(PLUGIN);
         let had_binary = binary.symlink_metadata().is_ok();
@@ -92,18 +97,18 @@ impl Reconciler {
             node_lock: NodeLocker::new(&settings.node.net_dir),
             mounts,
             settings,
-            mode,
+            pass: Pass::default(),
             entry,
             status,
             binaries: Binaries::default(),
             contention: Contention::default(),
             token_found_on_host: None,
-            self_test: None,
+            self_test,
             chained_conflists: BTreeSet::new(),
             had_binary,
             runtime_finds_plugin: false,
             upstream_kubeconfig: UpstreamKubeconfig::default(),
-            record_socket: None,
+            record_socket,
             yields_to: None,
             leftovers_removed: false,
             entry_gap: EntryGap::new(Instant::now()),
@@ -111,11 +116,6 @@ impl Reconciler {
             ready_logged: false,
             stopping: false,
         }
-    }
-
-    /// Makes readiness depend on `self_test` from now on.
-    pub fn require_self_test(&mut self, self_test: SelfTest) {
-        self.self_test = Some(self_test);
     }
 
     /// Returns the names of all conflists to which this agent ever chained the plugin.
@@ -133,83 +133,87 @@ impl Reconciler {
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report. Writes nothing to
     /// directories that are no longer the node's.
-    pub fn pass(&mut self) -> Readiness {
-        let outcomes = match self.mounts.stale() {
+    pub fn pass(&mut self) -> Pass {
+        match self.mounts.stale() {
             Some(why) => {
                 self.status.set_stale_mount(&why);
-                Outcomes { stale_mount: Some(why), ..Outcomes::default() }
+                self.pass.add(Subject::Mounts, Problem(why));
             }
             None => self.reconcile(),
-        };
-        let readiness = judge(&outcomes);
-        self.publish(&outcomes, &readiness);
-        readiness
+        }
+        self.publish();
+        std::mem::take(&mut self.pass)
     }
 
     /// Compares each file with what it should be, and writes those that differ.
-    fn reconcile(&mut self) -> Outcomes {
-        let mut outcomes = Outcomes::default();
+    fn reconcile(&mut self) {
         let held = self.node_lock.take();
         let observed = observe(&self.settings.node);
         let configs = observed.as_ref().map_or(&[][..], |observed| &observed.configs);
-        let (kept, next) = self.kept_files(configs);
-        next.into_iter().for_each(|when| outcomes.progress.schedule_next(when));
+        let kept = self.kept_files(configs);
         // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
         // kubeconfig has an address, which both can use.
         let on_host = Binaries::executable(&self.settings.node.bin_dir, PLUGIN).is_some();
+        let (binary, kubeconfig);
         match on_host && credential::needs_resolver(&self.settings) {
             true => {
-                outcomes.kubeconfig = self.install_kubeconfig(kept);
-                if !credential::needs_resolver(&self.settings) {
-                    outcomes.binary = self.install_binaries(kept);
-                }
+                kubeconfig = self.install_kubeconfig(kept);
+                binary = match credential::needs_resolver(&self.settings) {
+                    true => Ok(()),
+                    false => self.install_binaries(kept),
+                };
             }
             false => {
-                outcomes.binary = self.install_binaries(kept);
-                outcomes.kubeconfig = self.install_kubeconfig(kept);
+                binary = self.install_binaries(kept);
+                kubeconfig = self.install_kubeconfig(kept);
             }
         }
         // A token that the API server rejects does not prevent chaining: without the plugin, meshed
         // pods would start without redirect rules.
-        let can_chain = outcomes.binary.problem.is_none() && outcomes.kubeconfig.missing.is_none();
-        outcomes.chain = match observed {
+        let can_chain = binary.is_ok() && kubeconfig.is_ok();
+        let chained = match observed {
             Ok(observed) => self.install_configs(observed, kept, can_chain, held.is_held()),
-            Err(error) => {
-                ChainOutcome { error: Some(error.to_string()), ..ChainOutcome::default() }
-            }
+            Err(error) => Err(error.to_string()),
         };
         drop(held);
         for (file, over_at) in self.contention.active(Instant::now()) {
-            outcomes.contended.push(file.clone());
-            outcomes.progress.schedule_next(over_at);
+            self.pass.schedule_next(over_at);
+            if !file.is_plugin_entry() {
+                self.pass.add(file.subject.clone(), Warning(file.to_string()));
+            }
+            self.pass.contended.push(file.clone());
         }
-        outcomes.self_test = self.check_self_test(&outcomes, kept);
+        let chained = network_config(chained, &kubeconfig, &self.pass.contended);
+        self.pass.add(Subject::NetworkConfig, chained);
+        self.pass.add(Subject::Binary, binary.err().map(Problem));
+        self.pass.add(Subject::Kubeconfig, kubeconfig.err());
+        self.check_self_test(kept);
         if let Some(end) = self.status.pods_awaited_until() {
-            outcomes.lacks_pods = true;
-            outcomes.progress.schedule_next(end);
+            // Until then, a pod whose annotations say nothing of its proxy may start without rules.
+            let why = "the pods of this node are not listed yet";
+            self.pass.add(Subject::PodCopy, Waiting(why.into()));
+            self.pass.schedule_next(end);
         }
         let token = credential::token_on_host(&self.settings);
         let end = token.and_then(|token| Claims::read(&token)?.expiry());
         let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
-        outcomes.token_expires = end.map(|end| end.as_secs());
-        let seconds = outcomes.token_expires.unwrap_or_default();
+        self.pass.token_expires = end.map(|end| end.as_secs());
+        let seconds = self.pass.token_expires.unwrap_or_default();
         self.status.metrics.token_expiration.set(i64::try_from(seconds).unwrap_or(i64::MAX));
-        outcomes
     }
 
-    /// Sets what `/ready`, the metrics, the startup taint and Events show of a pass.
-    fn publish(&mut self, outcomes: &Outcomes, readiness: &Readiness) {
+    /// Sets what `/ready`, the metrics, the startup taint and Events show of the pass.
+    fn publish(&mut self) {
         let metrics = &self.status.metrics;
-        metrics.contention_active.set(readiness.contention.into());
+        metrics.contention_active.set((!self.pass.contended.is_empty()).into());
         metrics.reconciles.inc();
-        if readiness.has_problem() {
+        if self.pass.has_problem() {
             metrics.reconcile_errors.inc();
         }
         if self.stopping {
             return;
         }
-        metrics.token_request_failed.set(outcomes.kubeconfig.token_request.is_some().into());
-        let not_ready = readiness.not_ready.clone();
+        let not_ready = self.pass.not_ready();
         if !self.ready_logged && not_ready.is_none() {
             self.ready_logged = true;
             info!("linkerd CNI is installed and verified on this node");
@@ -220,34 +224,24 @@ impl Reconciler {
         if let Some(event) = self.not_ready.update(not_ready.as_deref(), Instant::now()) {
             self.api.report_event(Event::OnNode(event));
         }
+        let Pass { notes, conflist, token_expires, contended, .. } = &self.pass;
         self.status.publish(StatusBody {
             not_ready,
-            note: (!readiness.notes.is_empty()).then(|| readiness.notes.join("; ")),
-            conflist: outcomes.chain.conflist.clone(),
-            token_expires: outcomes.token_expires,
-            contended: outcomes
-                .contended
-                .iter()
-                .map(|file| format!("{}: {file}", file.subject()))
-                .collect(),
-            problems: readiness.logged(),
+            note: (!notes.is_empty()).then(|| notes.join("; ")),
+            conflist: conflist.clone(),
+            token_expires: *token_expires,
+            contended: contended.iter().map(|file| format!("{}: {file}", file.subject)).collect(),
+            problems: self.pass.logged(),
             ..StatusBody::default()
         });
     }
 
     /// Copies the plugin binaries that are missing or different on the host from the image. Those of
     /// another agent that stay in use only need to be executable.
-    fn install_binaries(&mut self, kept: Option<OtherAgent>) -> BinaryOutcome {
-        let mut progress = Progress::default();
-        let problem = self.copy_binaries(kept, &mut progress).err();
-        BinaryOutcome { problem, progress }
-    }
-
-    fn copy_binaries(
-        &mut self,
-        kept: Option<OtherAgent>,
-        progress: &mut Progress,
-    ) -> Result<(), String> {
+    ///
+    /// # Errors
+    /// Says why the binaries on the host are not those of the image.
+    fn install_binaries(&mut self, kept: Option<OtherAgent>) -> Result<(), String> {
         let node = &self.settings.node;
         let names = Binaries::in_image(node).map_err(|error| {
             let dir = node.image_bin_dir.display();
@@ -261,14 +255,15 @@ impl Reconciler {
             return Ok(());
         }
         self.mark_not_ready(&Subject::Binary);
-        let file = ContendedFile::Binaries(node.bin_dir.clone());
+        let file = ContendedFile { subject: Subject::Binary, path: node.bin_dir.clone() };
         if let Some(until) = self.contention.blocked_until(&file, "", Instant::now()) {
-            progress.schedule_next(until);
+            self.pass.schedule_next(until);
             return Err(file.to_string());
         }
         for name in stale {
-            Binaries::copy(node, &name).map_err(|error| error.to_string())?;
-            progress.wrote = true;
+            files::copy(&node.image_bin_dir.join(&name), &node.bin_dir.join(&name))
+                .map_err(|error| error.to_string())?;
+            self.pass.wrote = true;
             self.status.metrics.binary_writes.inc();
         }
         // Word for word as in Linkerd's troubleshooting page, because users search for it.
@@ -291,14 +286,12 @@ impl Reconciler {
         }
     }
 
-    /// Returns the outcome of the self-test, and starts the self-test if there is none yet. It runs
+    /// Records the outcome of the self-test, and starts the self-test if there is none yet. It runs
     /// only if binary, kubeconfig and network configs are correct and this pass did not change them.
-    fn check_self_test(
-        &mut self,
-        outcomes: &Outcomes,
-        kept: Option<OtherAgent>,
-    ) -> Option<SelfTestOutcome> {
-        let self_test = self.self_test.as_mut().filter(|_| outcomes.is_installed())?;
+    fn check_self_test(&mut self, kept: Option<OtherAgent>) {
+        let Some(self_test) = self.self_test.as_mut().filter(|_| self.pass.is_installed()) else {
+            return;
+        };
         let node = &self.settings.node;
         let verified = self.binaries.verified(PLUGIN);
         let (dir, binary) = match kept {
@@ -312,10 +305,24 @@ impl Reconciler {
                 (&node.image_bin_dir, Binaries::executable(&node.image_bin_dir, PLUGIN))
             }
         };
-        let entry = outcomes.chain.yielded_entry.as_ref().unwrap_or(&self.entry);
-        let (dir, entry) = (dir.clone(), entry.text().to_owned());
-        let outcome = self_test.outcome(TestedPlugin { dir, binary: binary?, entry });
-        Some(outcome.cloned().map_or(SelfTestOutcome::Running, SelfTestOutcome::Ended))
+        let Some(binary) = binary else {
+            return;
+        };
+        let entry = self.pass.yielded_entry.as_ref().unwrap_or(&self.entry).text().to_owned();
+        let tested = TestedPlugin { dir: dir.clone(), binary, entry };
+        let finding = match self_test.outcome(tested) {
+            None => Some(Waiting("still running".into())),
+            Some(TestOutcome::Failed(why)) => Some(Problem(why.clone())),
+            Some(TestOutcome::Passed { untested, .. }) => {
+                self.pass.notes.extend(untested.clone());
+                None
+            }
+            Some(TestOutcome::Skipped(why)) => {
+                self.pass.notes.push(format!("self-test skipped: {why}"));
+                None
+            }
+        };
+        self.pass.add(Subject::SelfTest, finding);
     }
 
     /// Makes `/ready` report not ready at once, before the write that corrects `subject`.

@@ -34,15 +34,6 @@ const SETTLE_TIMEOUT: Duration = Duration::from_millis(40);
 /// without redirect rules until the plugin is chained again.
 const URGENT: Duration = Duration::from_secs(1);
 
-/// Why a wait ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wake {
-    /// This signal: SIGTERM or SIGINT.
-    Stop(Signal),
-    /// A directory changed, another thread called [`Waker::wake`], or the timeout expired.
-    Reconcile,
-}
-
 /// Ends a wait of [`Watch`] from another thread.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<UnixDatagram>);
@@ -133,8 +124,9 @@ impl Watch {
         Ok(())
     }
 
-    /// Waits until a reconcile pass is due or the agent must stop, at most for `timeout`.
-    pub fn wait(&self, timeout: Duration) -> io::Result<Wake> {
+    /// Waits until a reconcile pass is due, at most for `timeout`: a directory changed, or another
+    /// thread called [`Waker::wake`]. A signal ends the wait instead, and is returned.
+    pub fn wait(&self, timeout: Duration) -> io::Result<Option<Signal>> {
         let timeout = if self.complete { timeout } else { timeout.min(POLL_PERIOD) };
         let end = Instant::now() + timeout;
         loop {
@@ -143,37 +135,37 @@ impl Watch {
                 return self.stop();
             }
             match self.drain(readable.changed) {
-                Change::PluginRemoved => return Ok(Wake::Reconcile),
-                Change::Other if self.is_urgent() => return Ok(Wake::Reconcile),
+                Change::PluginRemoved => return Ok(None),
+                Change::Other if self.is_urgent() => return Ok(None),
                 Change::Other => return self.settle(),
                 Change::None => {}
             }
             if readable.woken {
                 while self.wakes.recv(&mut [0]).is_ok() {}
-                return Ok(Wake::Reconcile);
+                return Ok(None);
             }
             if Instant::now() >= end {
-                return Ok(Wake::Reconcile);
+                return Ok(None);
             }
         }
     }
 
     /// Sleeps for `time`, or until a stop signal. The next wait sees the changes in between.
-    pub fn pause(&self, time: Duration) -> io::Result<Wake> {
+    pub fn pause(&self, time: Duration) -> io::Result<Option<Signal>> {
         let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
         let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
         match poll(&mut fds, timeout) {
-            Ok(0) | Err(Errno::EINTR) => Ok(Wake::Reconcile),
+            Ok(0) | Err(Errno::EINTR) => Ok(None),
             Ok(_) => self.stop(),
             Err(errno) => Err(errno.into()),
         }
     }
 
     /// Reads the pending stop signal.
-    fn stop(&self) -> io::Result<Wake> {
+    fn stop(&self) -> io::Result<Option<Signal>> {
         let number = self.signals.read_signal()?.map(|info| info.ssi_signo as i32);
         let signal = number.and_then(|number| Signal::try_from(number).ok());
-        Ok(Wake::Stop(signal.unwrap_or(Signal::SIGTERM)))
+        Ok(signal.or(Some(Signal::SIGTERM)))
     }
 
     fn is_urgent(&self) -> bool {
@@ -181,7 +173,7 @@ impl Watch {
     }
 
     /// Waits until a writer is finished, so that the pass does not read a half-written file.
-    fn settle(&self) -> io::Result<Wake> {
+    fn settle(&self) -> io::Result<Option<Signal>> {
         let end = Instant::now() + SETTLE_TIMEOUT;
         while Instant::now() < end {
             let readable = self.poll(QUIET)?;
@@ -193,7 +185,7 @@ impl Watch {
                 Change::PluginRemoved | Change::None => break,
             }
         }
-        Ok(Wake::Reconcile)
+        Ok(None)
     }
 
     fn poll(&self, longest: Duration) -> io::Result<Readable> {
@@ -270,7 +262,7 @@ mod tests {
         let mut watch = Watch::start().unwrap();
         watch.watch_dirs(&[dir.path()]).unwrap();
         fs::remove_file(dir.path().join(PLUGIN)).unwrap();
-        assert_eq!(watch.settle().unwrap(), Wake::Reconcile);
+        assert_eq!(watch.settle().unwrap(), None);
         assert!(watch.is_urgent());
     }
 }

@@ -1,8 +1,8 @@
-//! Copies the plugin binaries from the image to the host's CNI bin dir, and verifies the copies.
+//! Compares the plugin binaries in the host's CNI bin dir with those of the image.
 
 use std::collections::BTreeMap;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use super::settings::NodeSettings;
 use crate::files;
@@ -90,13 +90,6 @@ impl Binaries {
             self.verified.insert(name.to_owned(), stamps);
         }
         Ok(same)
-    }
-
-    /// Copies the file `name` to the host, and returns its path there.
-    pub fn copy(settings: &NodeSettings, name: &str) -> Result<PathBuf, files::Error> {
-        let to = settings.bin_dir.join(name);
-        files::copy(&settings.image_bin_dir.join(name), &to)?;
-        Ok(to)
     }
 }
 

@@ -6,71 +6,75 @@ use std::time::Instant;
 use tracing::{info, warn};
 
 use super::Reconciler;
-use super::judge::ChainOutcome;
+use super::judge::Finding::{Problem, Warning};
 use crate::agent::contention::ContendedFile;
 use crate::agent::platforms;
 use crate::agent::subject::Subject;
 use crate::agent::yielding::{OtherAgent, usable_entry_is_installed};
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan::{self, Plan};
+use crate::conflist::plugin_entry;
 use crate::conflist::saved_state;
-use crate::conflist::{Entry, plugin_entry};
 use crate::files;
 use crate::node::leftovers;
 use crate::node::observe::Observed;
+use crate::node::settings::NodeSettings;
 use crate::node::steps::{NetDir, content};
 
 impl Reconciler {
     /// Chains the plugin to the network configs that the mode selects, and unchains it from
     /// all others. Writes only if binary and kubeconfig are in place (`can_chain`). `is_locked`: no
     /// other agent of this project writes at the same time.
+    ///
+    /// # Errors
+    /// Says why the network config of this mode lacks the plugin entry, or cannot be kept right.
     pub(super) fn install_configs(
         &mut self,
         mut observed: Observed,
         kept: Option<OtherAgent>,
         can_chain: bool,
         is_locked: bool,
-    ) -> ChainOutcome {
-        let mut outcome = ChainOutcome::default();
+    ) -> Result<(), String> {
         self.count_time_without_entry(&observed);
         if can_chain && !self.leftovers_removed {
             let failures = leftovers::remove(&self.settings.node);
             self.leftovers_removed = failures.is_empty();
-            outcome.leftovers = failures.iter().map(ToString::to_string).collect();
+            let texts: Vec<String> = failures.iter().map(ToString::to_string).collect();
+            let failed = (!texts.is_empty()).then(|| Problem(texts.join("; ")));
+            self.pass.add(Subject::Leftovers, failed);
             let node = &self.settings.node;
             let is_removed = |file: &ConfigFile| {
                 failures.is_empty() && leftovers::is_old_config(node, &file.name)
             };
             observed.configs.retain(|file| !is_removed(file));
         }
-        outcome.saved_state = self.keep_damaged_state(&mut observed, can_chain, &mut outcome);
+        let saved_state = self.keep_damaged_state(&mut observed, can_chain);
+        self.pass.add(Subject::SavedState, saved_state.map(Problem));
         if can_chain {
-            self.yield_entry(&observed.configs, kept, &mut outcome);
+            self.yield_entry(&observed.configs, kept);
         }
-        let entry = outcome.yielded_entry.as_ref().unwrap_or(&self.entry);
-        let plan = self.plan(&observed, kept, entry);
-        let settings = Arc::clone(&self.settings);
-        let path = |name: &String| settings.node.net_dir.join(name);
-        outcome.files = plan.skipped.iter().map(|(name, why)| (path(name), why.clone())).collect();
-        outcome.warning.clone_from(&plan.warning);
-        outcome.not_chained = plan.not_chained.as_ref().map(|why| match observed.configs[..] {
-            [] => format!("{why}; {}", platforms::no_network(&settings)),
+        let plan = self.plan(&observed, kept);
+        let dir = &self.settings.node.net_dir;
+        for (name, why) in &plan.skipped {
+            self.pass.add(Subject::File(dir.join(name)), Problem(why.clone()));
+        }
+        self.pass.add(Subject::NetworkConfig, plan.warning.clone().map(Warning));
+        let not_chained = plan.not_chained.as_ref().map(|why| match observed.configs[..] {
+            [] => format!("{why}; {}", platforms::no_network(&self.settings)),
             _ => why.clone(),
         });
-        outcome.conflist =
-            plan::chained(&self.mode, &observed.configs).map(|file| file.name.clone());
-        outcome.directories = self.missing_plugins(&observed.configs);
-        if settings.require_network_plugins
-            && !self.runtime_finds_plugin
-            && let Some(why) = outcome.directories.take()
-        {
-            let why =
-                format!("the plugin is not chained, because pods could no longer start: {why}");
-            outcome.not_chained = Some(why);
-        } else if can_chain {
-            self.apply(plan, observed, is_locked, &mut outcome);
+        let mode = &self.settings.node.mode;
+        self.pass.conflist = plan::chained(mode, &observed.configs).map(|file| file.name.clone());
+        if let Some(why) = self.missing_plugins(&observed.configs) {
+            if self.settings.require_network_plugins && !self.runtime_finds_plugin {
+                return Err(format!(
+                    "the plugin is not chained, because pods could no longer start: {why}"
+                ));
+            }
+            self.pass.add(Subject::Directories, Warning(why));
         }
-        outcome
+        let has_chained = can_chain && self.apply(plan, observed, is_locked)?;
+        not_chained.filter(|_| !has_chained).map_or(Ok(()), Err)
     }
 
     /// Adds to the metric the time in which the active conflist lacked the plugin entry.
@@ -78,26 +82,21 @@ impl Reconciler {
         if plan::called(&observed.configs).is_none() {
             return self.entry_gap.pause(Instant::now());
         }
-        let is_chained = plan::chained(&self.mode, &observed.configs).is_some();
+        let is_chained = plan::chained(&self.settings.node.mode, &observed.configs).is_some();
         let gap = self.entry_gap.observe(Instant::now(), is_chained, observed.changed_before);
         self.status.metrics.without_entry.inc_by(gap.as_secs_f64());
     }
 
     /// Renames a damaged saved state if it `can` be replaced, so that a new one can be written.
     /// Returns why the saved state is not used.
-    fn keep_damaged_state(
-        &self,
-        observed: &mut Observed,
-        can: bool,
-        outcome: &mut ChainOutcome,
-    ) -> Option<String> {
+    fn keep_damaged_state(&mut self, observed: &mut Observed, can: bool) -> Option<String> {
         let unusable = observed.saved_state.unusable.clone()?;
         if !can || !unusable.is_damaged {
             return Some(unusable.why);
         }
         match observed.saved_state.keep_damaged(&self.settings.node.net_dir) {
             Ok(()) => {
-                outcome.progress.wrote = true;
+                self.pass.wrote = true;
                 warn!("{}; it is kept as {}", unusable.why, saved_state::DAMAGED);
                 None
             }
@@ -106,12 +105,13 @@ impl Reconciler {
     }
 
     /// Plans the changes. A newer agent alone writes the network configs if its entry is usable.
-    fn plan(&self, observed: &Observed, kept: Option<OtherAgent>, entry: &Entry) -> Plan {
+    fn plan(&self, observed: &Observed, kept: Option<OtherAgent>) -> Plan {
         let Observed { configs, saved_state, .. } = observed;
-        let plan = plan::chain(&self.mode, configs, entry, saved_state);
-        let kubeconfig = &self.settings.node.kubeconfig_on_host;
+        let NodeSettings { mode, kubeconfig_on_host, .. } = &self.settings.node;
+        let entry = self.pass.yielded_entry.as_ref().unwrap_or(&self.entry);
+        let plan = plan::chain(mode, configs, entry, saved_state);
         if kept == Some(OtherAgent::Newer)
-            && usable_entry_is_installed(&self.entry, kubeconfig, &self.mode, configs)
+            && usable_entry_is_installed(&self.entry, kubeconfig_on_host, mode, configs)
         {
             let Plan { conflists, not_chained, .. } = plan;
             return Plan { conflists, not_chained, ..Plan::default() };
@@ -131,24 +131,28 @@ impl Reconciler {
         let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
         self.status.metrics.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
-            self.runtime_finds_plugin |= plan::chained(&self.mode, configs).is_some();
+            self.runtime_finds_plugin |= plan::chained(&self.settings.node.mode, configs).is_some();
         }
         warning
     }
 
-    /// Writes what `plan` says. A file that fails does not stop the others.
+    /// Writes what `plan` says. A file that fails does not stop the others. Returns whether a step
+    /// wrote the plugin entry.
+    ///
+    /// # Errors
+    /// If the saved state cannot be written.
     fn apply(
         &mut self,
         mut plan: Plan,
         observed: Observed,
         is_locked: bool,
-        outcome: &mut ChainOutcome,
-    ) {
+    ) -> Result<bool, String> {
         let Observed { configs, mut saved_state, .. } = observed;
         let settings = Arc::clone(&self.settings);
         let dir = &settings.node.net_dir;
         let seen = |name: &str| content(&configs, name);
         let net_dir = NetDir { path: dir, seen, is_locked };
+        let mut result = Ok(false);
         let before = self.chained_conflists.clone();
         self.chained_conflists.append(&mut plan.conflists);
         if saved_state.unusable.is_some() {
@@ -162,15 +166,16 @@ impl Reconciler {
             // A plugin entry of another agent also gives pods their redirect rules.
             let text = seen(step.source()).map_or("", |before| &before.text);
             let had_entry = plugin_entry(text).is_some();
-            let file = match had_entry {
-                true => ContendedFile::Config(path.clone()),
-                false => ContendedFile::PluginEntry(path.clone()),
+            let subject = match had_entry {
+                true => Subject::File(path.clone()),
+                false => Subject::NetworkConfig,
             };
+            let file = ContendedFile { subject, path: path.clone() };
             if chains {
                 self.mark_not_ready(&Subject::NetworkConfig);
                 let blocked = self.contention.blocked_until(&file, text, Instant::now());
                 if let Some(until) = blocked {
-                    outcome.progress.schedule_next(until);
+                    self.pass.schedule_next(until);
                     continue;
                 }
             }
@@ -181,28 +186,29 @@ impl Reconciler {
                     if repeats && !had_entry {
                         self.status.metrics.rechains.inc();
                     }
-                    outcome.has_chained = true;
+                    result = result.map(|_| true);
                     // Word for word as in Linkerd's troubleshooting page, because users search for it.
                     info!("Created CNI config {}", path.display());
                 }
                 Ok(()) => {
                     info!("removed the plugin entry from {}", path.display());
                     if let Err(error) = saved_state.forget(target, dir) {
-                        outcome.error = Some(error.to_string());
+                        result = Err(error.to_string());
                     }
                 }
                 Err(files::Error::Raced { .. }) => {
                     // Another program wrote the file since it was read. The next pass reads it again.
-                    outcome.progress.wrote = true;
+                    self.pass.wrote = true;
                     continue;
                 }
                 Err(error) => {
-                    outcome.files.insert(path, error.to_string());
+                    self.pass.add(Subject::File(path), Problem(error.to_string()));
                     continue;
                 }
             }
-            outcome.progress.wrote = true;
+            self.pass.wrote = true;
             self.status.metrics.conflist_writes.inc();
         }
+        result
     }
 }

@@ -1,15 +1,12 @@
 //! Decides in each pass which files of another agent on the node stay in use: of a newer agent of this
 //! project, or of an upstream agent.
 
-use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::{info, warn};
 
 use super::Reconciler;
-use super::judge::ChainOutcome;
 use crate::agent::credential;
-use crate::agent::record_socket::RecordSocket;
 use crate::agent::yielding::{self, OtherAgent, RESTORED_WITHIN};
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir::ConfigFile;
@@ -18,12 +15,6 @@ use crate::node::binaries::Binaries;
 use crate::node::observe::observe;
 
 impl Reconciler {
-    /// From now on yields to a newer agent of this project. It replaces the file of `record_socket`,
-    /// which shows that it runs.
-    pub fn yield_to_newer_agents(&mut self, record_socket: Arc<RecordSocket>) {
-        self.record_socket = Some(record_socket);
-    }
-
     /// Returns whether an agent of this project that started after this one runs on this node.
     pub fn newer_agent_runs(&self) -> bool {
         self.record_socket.as_ref().is_some_and(|socket| socket.newer_agent_runs())
@@ -42,57 +33,49 @@ impl Reconciler {
         is_chained
     }
 
-    /// Returns the agent whose plugin binary and kubeconfig on the host stay in use, and when to decide
-    /// again.
+    /// Returns the agent whose plugin binary and kubeconfig on the host stay in use.
     ///
     /// Those of an upstream agent only if the API server has a host name. Upstream's kubeconfig has
     /// that name, which the plugin in the image does not resolve, and upstream's agent writes its
     /// plugin binary only when it starts. So its binary must still be there when this agent ends
     /// first, also by SIGKILL.
-    pub(super) fn kept_files(
-        &mut self,
-        configs: &[ConfigFile],
-    ) -> (Option<OtherAgent>, Option<Instant>) {
+    pub(super) fn kept_files(&mut self, configs: &[ConfigFile]) -> Option<OtherAgent> {
         if self.newer_agent_runs() {
-            return (Some(OtherAgent::Newer), None);
+            return Some(OtherAgent::Newer);
         }
         let settings = &self.settings;
         let bin_dir = &settings.node.bin_dir;
         if settings.api_name().is_none() || Binaries::executable(bin_dir, PLUGIN).is_none() {
-            return (None, None);
+            return None;
         }
         let stale = self.binaries.stale(&settings.node, &[PLUGIN.to_owned()]);
         if stale.is_ok_and(|stale| stale.is_empty()) {
-            return (None, None);
+            return None;
         }
         // Upstream's agent writes the binary first, and the plugin entry last.
         let changed = files::changed_at(&bin_dir.join(PLUGIN));
         let age = changed.and_then(|changed| changed.elapsed().ok());
         let now = Instant::now();
         if age.is_some_and(|age| age < RESTORED_WITHIN) || self.yielding.is_trying(now) {
-            return (Some(OtherAgent::Upstream), Some(now + RESTORED_WITHIN));
+            self.pass.schedule_next(now + RESTORED_WITHIN);
+            return Some(OtherAgent::Upstream);
         }
         let is_kept = credential::needs_resolver(settings)
             && yielding::is_chained_by_upstream(configs, &self.entry);
-        (is_kept.then_some(OtherAgent::Upstream), None)
+        is_kept.then_some(OtherAgent::Upstream)
     }
 
     /// Decides whether the plugin entry of another agent stays in use, and logs a change.
-    pub(super) fn yield_entry(
-        &mut self,
-        configs: &[ConfigFile],
-        kept: Option<OtherAgent>,
-        outcome: &mut ChainOutcome,
-    ) {
+    pub(super) fn yield_entry(&mut self, configs: &[ConfigFile], kept: Option<OtherAgent>) {
         let now = Instant::now();
         let kubeconfig = &self.settings.node.kubeconfig_on_host;
         let is_newer = kept == Some(OtherAgent::Newer);
         let yielded = self.yielding.choose(&self.entry, kubeconfig, configs, is_newer, now);
         let (other, entry) = yielded.unzip();
-        outcome.yielded_entry = entry;
+        self.pass.yielded_entry = entry;
         if let Some(other) = &other {
-            outcome.yields_to = Some(other.to_string());
-            self.yielding.until().into_iter().for_each(|at| outcome.progress.schedule_next(at));
+            self.pass.notes.push(other.to_string());
+            self.yielding.until().into_iter().for_each(|at| self.pass.schedule_next(at));
         }
         self.log_yielding(other);
     }
