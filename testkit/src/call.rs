@@ -1,5 +1,6 @@
 //! One call of the plugin binary, as by a container runtime.
 
+use std::ffi::{OsStr, OsString};
 use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ pub const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
 
 /// One call of the plugin. The methods change environment and stdin.
 pub struct Call {
-    pub environment: Vec<(String, String)>,
+    pub environment: Vec<(String, OsString)>,
     pub config: Value,
     /// Directory of the kubeconfig, if this call owns it.
     pub dir: Option<tempfile::TempDir>,
@@ -44,18 +45,28 @@ impl Outcome {
             .unwrap_or_else(|error| panic!("{error}: {} {}", self.stdout, self.stderr))
     }
 
+    #[track_caller]
     pub fn succeeded(self) -> Self {
         assert_eq!(self.code, Some(0), "{} {}", self.stdout, self.stderr);
         self
     }
 
+    /// Asserts that the error object has a remedy that contains `text`.
+    #[track_caller]
+    pub fn advises(&self, text: &str) {
+        let remedy = self.json()["details"].to_string();
+        assert!(remedy.contains(text), "{remedy}");
+    }
+
     /// Asserts that the call failed with this code and a message that contains `text`.
+    #[track_caller]
     pub fn failed(&self, code: u64, text: &str) {
         let (found, msg) = self.error();
         assert!(found == code && msg.contains(text), "{found} instead of {code}, {text}: {msg}");
     }
 
     /// Returns code and message of the error object.
+    #[track_caller]
     pub fn error(&self) -> (u64, String) {
         assert_eq!(self.code, Some(1), "{} {}", self.stdout, self.stderr);
         let error = self.json();
@@ -108,19 +119,19 @@ impl Call {
         }
     }
 
-    pub fn env(mut self, name: &str, value: &str) -> Self {
+    pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
         self.environment.retain(|(existing, _)| existing != name);
-        self.environment.push((name.into(), value.into()));
+        self.environment.push((name.into(), value.as_ref().into()));
         self
     }
 
-    pub fn linkerd(mut self, key: &str, value: Value) -> Self {
-        self.config["linkerd"][key] = value;
+    pub fn linkerd(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.config["linkerd"][key] = value.into();
         self
     }
 
-    pub fn set(mut self, key: &str, value: Value) -> Self {
-        self.config[key] = value;
+    pub fn set(mut self, key: &str, value: impl Into<Value>) -> Self {
+        self.config[key] = value.into();
         self
     }
 

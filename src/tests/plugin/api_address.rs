@@ -9,8 +9,7 @@ use rcgen::CertificateParams;
 use serde_json::json;
 
 use super::api::Api;
-use super::namespaces::Namespaces;
-use super::{Call, MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, meshed_api};
+use super::{Call, MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene};
 
 /// An API server with a meshed pod and a certificate for `name` alone.
 fn api_named(name: &str) -> Api {
@@ -20,9 +19,8 @@ fn api_named(name: &str) -> Api {
 }
 
 /// A call whose kubeconfig has `new` in place of `old`.
-fn call_with(namespaces: &Namespaces, api: &Api, old: &str, new: &str) -> Call {
-    let call = Call::new("ADD", &namespaces.path(), api);
-    let kubeconfig = api.kubeconfig();
+fn call_with(scene: &Scene, old: &str, new: &str) -> Call {
+    let (call, kubeconfig) = (scene.add(), scene.api.kubeconfig());
     assert!(kubeconfig.contains(old), "{old}");
     fs::write(call.kubeconfig(), kubeconfig.replace(old, new)).unwrap();
     call
@@ -30,13 +28,13 @@ fn call_with(namespaces: &Namespaces, api: &Api, old: &str, new: &str) -> Call {
 
 #[test]
 fn the_certificate_is_verified_for_the_tls_server_name() {
-    let (api, namespaces) = (api_named("api.example"), Namespaces::new());
+    let scene = Scene::of(api_named("api.example"));
     let named = |line: &str| {
-        let server = format!("    server: https://{}\n", api.address);
-        call_with(&namespaces, &api, &server, &format!("{server}{line}"))
+        let server = format!("    server: https://{}\n", scene.api.address);
+        call_with(&scene, &server, &format!("{server}{line}"))
     };
     named("    tls-server-name: api.example\n").run().succeeded();
-    assert!(!namespaces.nat("iptables-nft").is_empty());
+    assert!(!scene.rules().is_empty());
     for line in ["    tls-server-name: other.example\n", ""] {
         let (code, msg) = named(line).run().error();
         assert!(code == 101 && msg.contains("not valid for name"), "{line}: {code} {msg}");
@@ -45,29 +43,23 @@ fn the_certificate_is_verified_for_the_tls_server_name() {
 
 #[test]
 fn insecure_skip_tls_verify_accepts_a_certificate_of_another_name_and_ca() {
-    let (api, namespaces) = (api_named("api.example"), Namespaces::new());
-    let kubeconfig = api.kubeconfig();
+    let scene = Scene::of(api_named("api.example"));
+    let kubeconfig = scene.api.kubeconfig();
     let ca = kubeconfig.lines().find(|line| line.contains("certificate-authority-data")).unwrap();
-    call_with(&namespaces, &api, ca, "    insecure-skip-tls-verify: true").run().succeeded();
+    call_with(&scene, ca, "    insecure-skip-tls-verify: true").run().succeeded();
 }
 
 #[test]
 fn a_host_name_in_the_kubeconfig_is_not_resolved_and_the_error_names_it() {
-    let (api, namespaces) = (api_named("localhost"), Namespaces::new());
+    let scene = Scene::of(api_named("localhost"));
     let call = || {
-        let port = api.address.port();
-        call_with(&namespaces, &api, &api.address.to_string(), &format!("localhost:{port}"))
+        let port = scene.api.address.port();
+        call_with(&scene, &scene.api.address.to_string(), &format!("localhost:{port}"))
     };
     let outcome = call().run();
-    let (code, msg) = outcome.error();
-    assert_eq!(code, 100, "{msg}");
-    assert!(msg.contains("the host localhost is not an IP address"), "{msg}");
-    let details = outcome.json()["details"].to_string();
-    assert!(
-        details.contains("the linkerd-cni agent on this node writes the kubeconfig"),
-        "{details}"
-    );
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    outcome.failed(100, "the host localhost is not an IP address");
+    outcome.advises("the linkerd-cni agent on this node writes the kubeconfig");
+    assert_eq!(scene.rules(), "");
 
     // As without an API server, a pod that the injector marked starts redirected.
     let marked = json!({
@@ -75,25 +67,25 @@ fn a_host_name_in_the_kubeconfig_is_not_resolved_and_the_error_names_it() {
         "linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3",
     });
     call().annotated(marked).run().succeeded();
-    assert!(!namespaces.nat("iptables-nft").is_empty());
-    assert!(api.requests().is_empty(), "{:?}", api.requests());
+    assert!(!scene.rules().is_empty());
+    assert!(scene.api.requests().is_empty(), "{:?}", scene.api.requests());
 }
 
 #[test]
 fn a_kubeconfig_ca_or_token_file_that_is_too_large_or_not_a_file_is_named_with_the_limit() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let dir = tempfile::tempdir().unwrap();
     let (large, fifo) = (dir.path().join("large"), dir.path().join("fifo"));
     File::create(&large).unwrap().set_len(64 << 20).unwrap();
     mkfifo(&fifo, Mode::S_IRWXU).unwrap();
     for (path, why) in [(&large, "is larger than 5 MiB"), (&fifo, "is not a regular file")] {
         let wanted = format!("{} {why}", path.display());
-        let call = Call::new("ADD", &namespaces.path(), &api);
+        let call = scene.add();
         let replaced = |old: &str, new: &str| {
             let line = format!("{new}: {}", path.display());
-            call_with(&namespaces, &api, old, &line)
+            call_with(&scene, old, &line)
         };
-        let kubeconfig = api.kubeconfig();
+        let kubeconfig = scene.api.kubeconfig();
         let ca = kubeconfig.lines().find(|line| line.contains("certificate-authority-data"));
         let token = format!("token: {}", super::api::TOKEN);
         for call in [

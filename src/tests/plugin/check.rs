@@ -2,24 +2,24 @@
 
 use serde_json::{Value, json};
 
-use super::namespaces::Namespaces;
-use super::{Call, MESHED, POD_PATH, UNMESHED, call_in_mode, iptables, meshed_api, record_socket};
+use super::record_socket::recorded;
+use super::{MESHED, POD_PATH, Scene, UNMESHED, iptables};
 
 #[test]
 fn check_names_the_missing_rules() {
     for mode in ["native", "nft", "legacy"] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let call = |command| call_in_mode(mode, command, &namespaces, &api);
+        let scene = Scene::meshed();
+        let call = |command| scene.in_mode(mode, command);
         let (code, msg) = call("CHECK").run().error();
         assert_eq!(code, 122, "{msg}");
         call("ADD").run().succeeded();
         assert_eq!(call("CHECK").run().succeeded().stdout, "");
         if mode == "native" {
             let delete = "nft -a list table ip linkerd-cni | sed -n 's/.*ignore-loopback.*handle //p' | xargs nft delete rule ip linkerd-cni PROXY_INIT_OUTPUT handle";
-            namespaces.run("sh", &["-c", delete]);
+            scene.run("sh", &["-c", delete]);
         } else {
             let program = iptables(mode, false);
-            namespaces.run(&program, &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
+            scene.run(&program, &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
         }
         let (code, msg) = call("CHECK").run().error();
         assert_eq!(code, 122);
@@ -30,27 +30,20 @@ fn check_names_the_missing_rules() {
 /// The specification demands `prevResult`, but its absence proves nothing about the rules.
 #[test]
 fn check_without_prev_result_skips_unmeshed_pods_and_fails_meshed_ones_only_on_proof() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = |command| {
-        let call = Call::new(command, &namespaces.path(), &api);
-        call.linkerd("iptables-mode", json!("native")).set("prevResult", Value::Null)
-    };
-    let checked = |call: Call| {
-        let socket = record_socket::listen(&call);
-        (call.run(), record_socket::record(&socket))
-    };
-    let (outcome, record) = checked(call("CHECK").annotated(json!({})));
+    let scene = Scene::meshed();
+    let call = |command| scene.in_mode("native", command).set("prevResult", Value::Null);
+    let (outcome, record) = recorded(&call("CHECK").annotated(json!({})));
     assert_eq!(outcome.succeeded().stdout, "");
     assert!(record["degraded"].is_null(), "{record}");
-    api.answer(POD_PATH, 200, UNMESHED);
-    let (outcome, record) = checked(call("CHECK"));
+    scene.api.answer(POD_PATH, 200, UNMESHED);
+    let (outcome, record) = recorded(&call("CHECK"));
     outcome.succeeded();
     assert!(record["degraded"].is_null(), "{record}");
 
-    api.answer(POD_PATH, 200, MESHED);
-    assert_eq!(checked(call("CHECK")).0.error().0, 122);
+    scene.api.answer(POD_PATH, 200, MESHED);
+    assert_eq!(recorded(&call("CHECK")).0.error().0, 122);
     call("ADD").run().succeeded();
-    let (outcome, record) = checked(call("CHECK"));
+    let (outcome, record) = recorded(&call("CHECK"));
     assert_eq!(outcome.succeeded().stdout, "");
     assert_eq!(record["degraded"]["code"], 7, "{record}");
 }
@@ -58,14 +51,14 @@ fn check_without_prev_result_skips_unmeshed_pods_and_fails_meshed_ones_only_on_p
 /// A process of the pod may add chains without limit.
 #[test]
 fn check_passes_and_says_so_if_the_lists_of_the_netns_are_too_long_to_read() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = |command| call_in_mode("native", command, &namespaces, &api);
+    let scene = Scene::meshed();
+    let call = |command| scene.in_mode("native", command);
     call("ADD").run().succeeded();
     let name = "x".repeat(100);
     let fill = format!(
         "(echo add table ip other; seq 1 70000 | sed 's/.*/add chain ip other {name}&/') | nft -f -"
     );
-    namespaces.run("sh", &["-c", &fill]);
+    scene.run("sh", &["-c", &fill]);
     let outcome = call("CHECK").run().succeeded();
     let warning =
         "the list of tables, chains and sets in the pod's network namespace is too long to read";
@@ -75,15 +68,15 @@ fn check_passes_and_says_so_if_the_lists_of_the_netns_are_too_long_to_read() {
 #[test]
 fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
     for mode in ["native", "nft", "legacy", "plain"] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let call = |command| call_in_mode(mode, command, &namespaces, &api);
+        let scene = Scene::meshed();
+        let call = |command| scene.in_mode(mode, command);
         call("ADD").run().succeeded();
         if mode == "native" {
             let insert = "insert rule ip linkerd-cni PROXY_INIT_OUTPUT return";
-            namespaces.run("nft", &insert.split(' ').collect::<Vec<_>>());
+            scene.run("nft", &insert.split(' ').collect::<Vec<_>>());
         } else {
             let insert = "-t nat -I PROXY_INIT_OUTPUT -j RETURN";
-            namespaces.run(&iptables(mode, false), &insert.split(' ').collect::<Vec<_>>());
+            scene.run(&iptables(mode, false), &insert.split(' ').collect::<Vec<_>>());
         }
         let (code, msg) = call("CHECK").run().error();
         assert_eq!(code, 122, "{mode}");
@@ -97,18 +90,18 @@ fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
 #[test]
 fn check_compares_with_the_values_that_the_pod_started_with() {
     for mode in ["native", "nft", "legacy", "plain"] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let call = |command| call_in_mode(mode, command, &namespaces, &api);
-        call("ADD").linkerd("outgoing-proxy-port", json!(5140)).run().succeeded();
+        let scene = Scene::meshed();
+        let call = |command| scene.in_mode(mode, command);
+        call("ADD").linkerd("outgoing-proxy-port", 5140).run().succeeded();
         let check = || {
             let ports = json!(["7777"]);
-            call("CHECK").linkerd("inbound-ports-to-ignore", ports).linkerd("ipv6", json!(true))
+            call("CHECK").linkerd("inbound-ports-to-ignore", ports).linkerd("ipv6", true)
         };
         assert_eq!(check().run().succeeded().stdout, "", "{mode}");
         if mode == "native" {
-            namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
+            scene.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
         } else {
-            namespaces.run(&iptables(mode, false), &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
+            scene.run(&iptables(mode, false), &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
         }
         let (code, msg) = check().run().error();
         assert_eq!(code, 122, "{mode}");
@@ -120,8 +113,8 @@ fn check_compares_with_the_values_that_the_pod_started_with() {
 #[test]
 fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
     for mode in ["native", "nft", "legacy"] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let call = |command| call_in_mode(mode, command, &namespaces, &api);
+        let scene = Scene::meshed();
+        let call = |command| scene.in_mode(mode, command);
         call("ADD").run().succeeded();
         let (list, restore, flush) = match mode {
             "native" => ("nft list ruleset", "nft -f -", "nft flush chain ip linkerd-cni OUTPUT"),
@@ -140,11 +133,11 @@ fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
             "rules=$({list} | sed 's, linkerd-cni/1 [^\"]*,,'); nft flush ruleset; \
              echo \"$rules\" | {restore}; {list}"
         );
-        let listed = namespaces.run("sh", &["-c", &rewrite]);
+        let listed = scene.run("sh", &["-c", &rewrite]);
         assert!(listed.contains("install-proxy-init-output\"") || mode == "nft", "{listed}");
-        let check = || call("CHECK").linkerd("inbound-ports-to-ignore", json!(["7777"]));
+        let check = || call("CHECK").linkerd("inbound-ports-to-ignore", ["7777"]);
         check().run().succeeded();
-        namespaces.run("sh", &["-c", flush]);
+        scene.run("sh", &["-c", flush]);
         assert_eq!(check().run().error().0, 122, "{mode}");
     }
 }
@@ -153,8 +146,8 @@ fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
 /// unknown.
 #[test]
 fn check_passes_and_says_so_if_it_is_unknown_whether_rules_without_a_marker_redirect() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = |command| call_in_mode("native", command, &namespaces, &api);
+    let scene = Scene::meshed();
+    let call = |command| scene.in_mode("native", command);
     call("ADD").run().succeeded();
     let comment = "x".repeat(100);
     let fill = format!(
@@ -162,8 +155,8 @@ fn check_passes_and_says_so_if_it_is_unknown_whether_rules_without_a_marker_redi
          echo \"$rules\" | nft -f -; (echo 'add table ip nat; add chain ip nat other'; seq 1 70000 | \
          sed 's/.*/add rule ip nat other return comment \"{comment}\"/') | nft -f -"
     );
-    namespaces.run("sh", &["-c", &fill]);
-    let check = call("CHECK").linkerd("inbound-ports-to-ignore", json!(["7777"]));
+    scene.run("sh", &["-c", &fill]);
+    let check = call("CHECK").linkerd("inbound-ports-to-ignore", ["7777"]);
     let outcome = check.run_without_iptables().succeeded();
     let warning =
         "the list of rules in table nat in the pod's network namespace is too long to read";

@@ -3,46 +3,46 @@
 use serde_json::{Value, json};
 
 use super::namespaces::{NEIGHBOUR, Namespaces};
-use super::{Call, POD_PATH, UID, UNMESHED, listen, meshed_api, record_socket};
+use super::{POD_PATH, Scene, UID, UNMESHED, listen, record_socket};
 
 #[test]
 fn pods_without_an_annotation_of_a_proxy_are_skipped_without_a_request() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let add = || Call::new("ADD", &namespaces.path(), &api);
+    let scene = Scene::meshed();
     let marked = json!({"linkerd.io/proxy-version": "edge-26.8.3"});
     let cases = [
-        ("without annotations", add().annotated(json!({})), 0),
-        ("disabled", add().annotated(json!({"linkerd.io/inject": "disabled"})), 0),
+        ("without annotations", scene.add().annotated(json!({})), 0),
+        ("disabled", scene.add().annotated(json!({"linkerd.io/inject": "disabled"})), 0),
         (
             "excluded",
-            add().annotated(marked.clone()).linkerd("exclude-namespaces", json!(["ns"])),
+            scene.add().annotated(marked.clone()).linkerd("exclude-namespaces", ["ns"]),
             0,
         ),
         (
             "agent pod",
-            add()
+            scene
+                .add()
                 .annotated(marked.clone())
-                .linkerd("agent-namespace", json!("cni"))
+                .linkerd("agent-namespace", "cni")
                 .env("CNI_ARGS", "K8S_POD_NAMESPACE=cni;K8S_POD_NAME=linkerd-cni-abcde"),
             0,
         ),
-        ("with an annotation of a proxy", add().annotated(marked), 2),
-        ("not passed by the runtime", add(), 2),
+        ("with an annotation of a proxy", scene.add().annotated(marked), 2),
+        ("not passed by the runtime", scene.add(), 2),
     ];
     for (name, call, requests) in cases {
-        let before = api.requests().len();
+        let before = scene.api.requests().len();
         call.run().succeeded();
-        assert_eq!(api.requests().len() - before, requests, "{name}");
+        assert_eq!(scene.api.requests().len() - before, requests, "{name}");
     }
 }
 
 #[test]
 fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_rejected() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    api.accept("another token");
+    let scene = Scene::meshed();
+    scene.api.accept("another token");
     let add = |namespace: &str| {
         let pod = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME=linkerd-cni-x7x4z");
-        Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", &pod)
+        scene.add().env("CNI_ARGS", &pod)
     };
     let of_a_chart = json!({
         "linkerd.io/created-by": "linkerd/helm v1.7.0-alpha.1",
@@ -51,17 +51,17 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_r
     for skipped in [
         // The plugin entry that the agent writes under upstream's chart: without the capability, so
         // the runtime passes no annotations.
-        add("mesh").linkerd("agent-namespace", json!("mesh")),
+        add("mesh").linkerd("agent-namespace", "mesh"),
         add("ops")
-            .linkerd("agent-namespace", json!("ops"))
-            .linkerd("agent-daemonset", json!("mesh-cni"))
+            .linkerd("agent-namespace", "ops")
+            .linkerd("agent-daemonset", "mesh-cni")
             .env("CNI_ARGS", "K8S_POD_NAMESPACE=ops;K8S_POD_NAME=mesh-cni-x7x4z"),
         // Recognized by its annotations alone.
         add("mesh").annotated(of_a_chart),
     ] {
         skipped.run().succeeded();
     }
-    assert!(api.requests().is_empty(), "{:?}", api.requests());
+    assert!(scene.api.requests().is_empty(), "{:?}", scene.api.requests());
 
     for failing in
         [add("mesh"), add("mesh").annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}))]
@@ -69,7 +69,7 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_r
         let (code, msg) = failing.run().error();
         assert_eq!(code, 102, "{msg}");
     }
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert_eq!(scene.rules(), "");
 }
 
 #[test]
@@ -86,21 +86,21 @@ fn an_invalid_plugin_entry_fails_meshed_pods_only() {
         (json!([]), "\"linkerd\": [] is not an object"),
     ];
     for (linkerd, problem) in configurations {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let add = || Call::new("ADD", &namespaces.path(), &api).set("linkerd", linkerd.clone());
+        let scene = Scene::meshed();
+        let add = || scene.add().set("linkerd", linkerd.clone());
         add().annotated(json!({})).run().succeeded();
         let (code, msg) = add().run().error();
         assert_eq!(code, 7, "{msg}");
         assert!(msg.ends_with(problem), "{msg}");
-        assert_eq!(namespaces.nat("iptables-nft"), "");
-        api.answer(POD_PATH, 200, UNMESHED);
+        assert_eq!(scene.rules(), "");
+        scene.api.answer(POD_PATH, 200, UNMESHED);
         add().run().succeeded();
     }
 }
 
 #[test]
 fn user_and_ports_of_the_proxy_container_win_over_the_plugin_entry() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let metadata = json!({"name": "web", "namespace": "ns", "uid": UID});
     let pod = json!({"metadata": metadata, "spec": {"containers": [{
         "name": "linkerd-proxy",
@@ -111,20 +111,20 @@ fn user_and_ports_of_the_proxy_container_win_over_the_plugin_entry() {
             {"name": "LINKERD2_PROXY_ADMIN_LISTEN_ADDR", "value": "0.0.0.0:5191"},
         ],
     }]}});
-    api.answer(POD_PATH, 200, &pod.to_string());
-    Call::new("ADD", &namespaces.path(), &api).run().succeeded();
-    listen(&namespaces);
-    namespaces.serve_in_pod("other inbound", 5143);
-    namespaces.serve_in_pod("other outbound", 5140);
-    namespaces.serve_in_pod("other admin", 5191);
+    scene.api.answer(POD_PATH, 200, &pod.to_string());
+    scene.add().run().succeeded();
+    listen(&scene);
+    scene.serve_in_pod("other inbound", 5143);
+    scene.serve_in_pod("other outbound", 5140);
+    scene.serve_in_pod("other admin", 5191);
     let neighbour = NEIGHBOUR[0];
     let pod = super::POD[0];
     let cases = [
-        (namespaces.connect_from_neighbour(pod, 8080), "other inbound 10.99.0.1:8080"),
-        (namespaces.connect_from_neighbour(pod, 5191), "other admin 10.99.0.1:5191"),
-        (namespaces.connect_from_pod(0, neighbour, 9000), "other outbound 10.99.0.2:9000"),
-        (namespaces.connect_from_pod(2102, neighbour, 9000), "other outbound 10.99.0.2:9000"),
-        (namespaces.connect_from_pod(3000, neighbour, 9000), "server 10.99.0.2:9000"),
+        (scene.connect_from_neighbour(pod, 8080), "other inbound 10.99.0.1:8080"),
+        (scene.connect_from_neighbour(pod, 5191), "other admin 10.99.0.1:5191"),
+        (scene.connect_from_pod(0, neighbour, 9000), "other outbound 10.99.0.2:9000"),
+        (scene.connect_from_pod(2102, neighbour, 9000), "other outbound 10.99.0.2:9000"),
+        (scene.connect_from_pod(3000, neighbour, 9000), "server 10.99.0.2:9000"),
     ];
     for (got, wanted) in cases {
         assert_eq!(got, wanted);
@@ -139,39 +139,33 @@ fn add_ipv6_address(namespaces: &Namespaces) {
 
 #[test]
 fn ipv6_auto_redirects_ipv6_of_a_pod_that_gets_its_address_after_add() {
-    let api = meshed_api();
     for sysctl in ["0", "1"] {
-        let namespaces = Namespaces::new();
-        listen(&namespaces);
-        namespaces.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+        let scene = Scene::meshed();
+        listen(&scene);
+        scene.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
         let sysctl = format!("net.ipv6.conf.all.disable_ipv6={sysctl}");
-        namespaces.run("sysctl", &["-q", "-w", &sysctl]);
+        scene.run("sysctl", &["-q", "-w", &sysctl]);
         for mode in ["auto", "nft"] {
-            let call = |command| {
-                let call = Call::new(command, &namespaces.path(), &api);
-                call.linkerd("ipv6", json!("auto")).linkerd("iptables-mode", json!(mode))
-            };
+            let call = |command| scene.in_mode(mode, command).linkerd("ipv6", "auto");
             call("ADD").run().succeeded();
             call("CHECK").run().succeeded();
         }
         for interface in ["lo", "eth0"] {
             let enable = format!("net.ipv6.conf.{interface}.disable_ipv6=0");
-            namespaces.run("sysctl", &["-q", "-w", &enable]);
+            scene.run("sysctl", &["-q", "-w", &enable]);
         }
-        add_ipv6_address(&namespaces);
-        let got = namespaces.connect_from_pod(3000, NEIGHBOUR[1], 9000);
+        add_ipv6_address(&scene);
+        let got = scene.connect_from_pod(3000, NEIGHBOUR[1], 9000);
         assert_eq!(got, format!("outbound [{}]:9000", NEIGHBOUR[1]), "{sysctl}");
     }
 }
 
 #[test]
 fn a_pod_that_started_with_ipv4_rules_only_stays_complete_whatever_ipv6_is_set_to() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    namespaces.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
-    let call = |command, mode: &str, ipv6: Value| {
-        let call = Call::new(command, &namespaces.path(), &api);
-        call.linkerd("ipv6", ipv6).linkerd("iptables-mode", json!(mode))
-    };
+    let scene = Scene::meshed();
+    scene.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+    let call =
+        |command, mode: &str, ipv6: Value| scene.in_mode(mode, command).linkerd("ipv6", ipv6);
     for mode in ["native", "nft"] {
         call("ADD", mode, json!(false)).run().succeeded();
         call("CHECK", mode, json!("auto")).run().succeeded();
@@ -179,7 +173,7 @@ fn a_pod_that_started_with_ipv4_rules_only_stays_complete_whatever_ipv6_is_set_t
         let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "fd99::1/64"}]});
         call("CHECK", mode, json!("auto")).set("prevResult", previous).run().succeeded();
     }
-    add_ipv6_address(&namespaces);
+    add_ipv6_address(&scene);
     for mode in ["native", "nft"] {
         call("CHECK", mode, json!("auto")).run().succeeded();
     }
@@ -187,22 +181,19 @@ fn a_pod_that_started_with_ipv4_rules_only_stays_complete_whatever_ipv6_is_set_t
 
 #[test]
 fn with_ipv6_auto_a_part_of_the_ipv6_rules_is_incomplete_without_an_ipv6_address() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    namespaces.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
-    let call = |command| {
-        let call = Call::new(command, &namespaces.path(), &api);
-        call.linkerd("ipv6", json!("auto")).linkerd("iptables-mode", json!("nft"))
-    };
+    let scene = Scene::meshed();
+    scene.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+    let call = |command| scene.in_mode("nft", command).linkerd("ipv6", "auto");
     call("ADD").run().succeeded();
-    namespaces.run("ip6tables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
+    scene.run("ip6tables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
     let (code, msg) = call("CHECK").run().error();
     assert_eq!(code, 122, "{msg}");
 }
 
 #[test]
 fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = Call::new("ADD", &namespaces.path(), &api);
+    let scene = Scene::meshed();
+    let call = scene.add();
     let socket = record_socket::listen(&call);
     let receive = || record_socket::record(&socket);
     call.run().succeeded();
@@ -218,7 +209,7 @@ fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
     ] {
         assert_eq!(record[key], wanted, "{key}: {record}");
     }
-    api.answer(POD_PATH, 403, "{}");
+    scene.api.answer(POD_PATH, 403, "{}");
     call.run().error();
     let record = receive();
     assert_eq!(record["decision"], "failed");
@@ -226,7 +217,7 @@ fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
     assert!(!record.to_string().contains(super::api::TOKEN));
 
     // The agent no longer reads, so the socket's queue gets full.
-    api.answer(POD_PATH, 200, super::UNMESHED);
+    scene.api.answer(POD_PATH, 200, super::UNMESHED);
     let queue = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap();
     for _ in 0..queue.trim().parse::<u32>().unwrap() + 5 {
         call.run().succeeded();

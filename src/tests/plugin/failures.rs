@@ -3,8 +3,7 @@
 use serde_json::json;
 
 use super::api::Api;
-use super::namespaces::Namespaces;
-use super::{Call, MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, UID, UNMESHED, meshed_api};
+use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, UID, UNMESHED};
 
 #[test]
 fn a_meshed_pod_takes_two_requests_and_an_unmeshed_pod_takes_one() {
@@ -17,29 +16,28 @@ fn a_meshed_pod_takes_two_requests_and_an_unmeshed_pod_takes_one() {
         ("linkerd-init", init, vec![pod], false),
     ];
     for (name, body, requests, redirected) in cases {
-        let (api, namespaces) = (Api::start(), Namespaces::new());
-        api.answer(POD_PATH, 200, body).answer(NAMESPACE_PATH, 200, NAMESPACE);
-        let outcome = Call::new("ADD", &namespaces.path(), &api).run().succeeded();
-        assert_eq!(api.requests(), requests, "{name}");
-        assert_eq!(!namespaces.nat("iptables-nft").is_empty(), redirected, "{name}");
+        let scene = Scene::of(Api::start());
+        scene.api.answer(POD_PATH, 200, body).answer(NAMESPACE_PATH, 200, NAMESPACE);
+        let outcome = scene.add().run().succeeded();
+        assert_eq!(scene.api.requests(), requests, "{name}");
+        assert_eq!(!scene.rules().is_empty(), redirected, "{name}");
         assert_eq!(outcome.json()["ips"][0]["address"], "10.99.0.1/24", "{name}");
     }
 }
 
 #[test]
 fn a_container_that_is_not_a_pod_is_skipped_without_a_request() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     for args in ["", "IgnoreUnknown=1", "K8S_POD_NAME=web"] {
-        Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", args).run().succeeded();
+        scene.add().env("CNI_ARGS", args).run().succeeded();
     }
-    assert!(api.requests().is_empty());
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert!(scene.api.requests().is_empty());
+    assert_eq!(scene.rules(), "");
 }
 
 #[test]
 fn failures_are_error_objects_and_leave_no_rule() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let add = || Call::new("ADD", &namespaces.path(), &api);
+    let scene = Scene::meshed();
     let bad = json!({
         "metadata": {"name": "web", "namespace": "ns", "uid": UID,
             "annotations": {"config.linkerd.io/proxy-uid": "abc"}},
@@ -72,8 +70,8 @@ fn failures_are_error_objects_and_leave_no_rule() {
         ("invalid annotation", 200, &bad, 110, "config.linkerd.io/proxy-uid: \"abc\""),
     ];
     for (name, status, body, code, text) in responses {
-        api.answer(POD_PATH, status, body);
-        let outcome = add().run();
+        scene.api.answer(POD_PATH, status, body);
+        let outcome = scene.add().run();
         let (got, msg) = outcome.error();
         assert_eq!(got, code, "{name}: {msg}");
         assert!(msg.contains(text), "{name}: {msg}");
@@ -82,39 +80,49 @@ fn failures_are_error_objects_and_leave_no_rule() {
             "{name}"
         );
     }
-    api.answer(POD_PATH, 200, MESHED);
+    scene.api.answer(POD_PATH, 200, MESHED);
     let calls = [
         (
             "no kubeconfig file",
-            add().set("kubernetes", json!({"kubeconfig": "/no/such"})),
+            scene.add().set("kubernetes", json!({"kubeconfig": "/no/such"})),
             100,
             "cannot read /no/such",
         ),
-        ("no kubeconfig", add().set("kubernetes", json!({})), 100, "\"kubeconfig\" is not set"),
+        (
+            "no kubeconfig",
+            scene.add().set("kubernetes", json!({})),
+            100,
+            "\"kubeconfig\" is not set",
+        ),
         (
             "invalid port",
-            add().linkerd("incoming-proxy-port", json!(70000)),
+            scene.add().linkerd("incoming-proxy-port", 70000),
             7,
             "70000 is not a port of the proxy",
         ),
-        ("no linkerd object", add().set("linkerd", json!({})), 7, "proxy-uid"),
-        ("invalid args", add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
+        ("no linkerd object", scene.add().set("linkerd", json!({})), 7, "proxy-uid"),
+        ("invalid args", scene.add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
         (
             "no such netns",
-            add().env("CNI_NETNS", "/no/such/netns"),
+            scene.add().env("CNI_NETNS", "/no/such/netns"),
             8,
             "cannot open network namespace /no/such/netns",
         ),
-        ("own netns", add().env("CNI_NETNS", "/proc/self/ns/net"), 8, "should not be the same"),
+        (
+            "own netns",
+            scene.add().env("CNI_NETNS", "/proc/self/ns/net"),
+            8,
+            "should not be the same",
+        ),
         (
             "foreign prevResult",
-            add().set("prevResult", json!({"cniVersion": "9.9.9"})),
+            scene.add().set("prevResult", json!({"cniVersion": "9.9.9"})),
             6,
             "unsupported CNI result version \"9.9.9\"",
         ),
         (
             "prevResult of a wrong type",
-            add().set("prevResult", json!("x")),
+            scene.add().set("prevResult", "x"),
             6,
             "could not parse prevResult",
         ),
@@ -124,16 +132,17 @@ fn failures_are_error_objects_and_leave_no_rule() {
         assert_eq!(got, code, "{name}: {msg}");
         assert!(msg.contains(text), "{name}: {msg}");
     }
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert_eq!(scene.rules(), "");
 }
 
 #[test]
 fn proxy_variables_of_the_runtimes_environment_are_ignored() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    Call::new("ADD", &namespaces.path(), &api)
+    let scene = Scene::meshed();
+    scene
+        .add()
         .env("HTTPS_PROXY", "http://127.0.0.1:1")
         .env("ALL_PROXY", "http://127.0.0.1:1")
         .run()
         .succeeded();
-    assert_eq!(api.requests().len(), 2);
+    assert_eq!(scene.api.requests().len(), 2);
 }

@@ -6,13 +6,11 @@ use std::os::unix::fs::symlink;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-use nix::fcntl::{Flock, FlockArg};
-use serde_json::json;
-
 use super::child::{KilledOnDrop, WITHOUT_NETLINK, has_strace};
-use super::namespaces::{NEIGHBOUR, Namespaces, POD};
+use super::namespaces::{NEIGHBOUR, POD};
 use super::until::until;
-use super::{Call, call_in_mode, listen, meshed_api};
+use super::{Call, Scene, listen, meshed_api};
+use nix::fcntl::{Flock, FlockArg};
 
 /// A directory in which `iptables` is the legacy variant.
 fn legacy_as_plain() -> tempfile::TempDir {
@@ -45,16 +43,16 @@ fn a_held_xtables_lock_fails_add_and_not_check_with_its_holder_and_leaves_no_pro
     let lock = path.to_str().unwrap();
     let programs = legacy_as_plain();
     let plain = format!("{}:/usr/sbin", programs.path().display());
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let call = |command, mode: &str| {
-        Call::new(command, &namespaces.path(), &api)
+        scene
+            .in_mode(mode, command)
             .env("PATH", if mode == "plain" { &plain } else { "/usr/sbin" })
             .env("XTABLES_LOCKFILE", lock)
-            .linkerd("iptables-mode", json!(mode))
-            .linkerd("ipv6", json!(true))
+            .linkerd("ipv6", true)
     };
     call("ADD", "legacy").run().succeeded();
-    let rules = namespaces.nat("iptables-legacy");
+    let rules = scene.nat("iptables-legacy");
 
     let held = Flock::lock(File::create(&path).unwrap(), FlockArg::LockExclusive).unwrap();
     // With `auto`, native and nft can be read. They have no rules, which proves nothing.
@@ -74,14 +72,13 @@ fn a_held_xtables_lock_fails_add_and_not_check_with_its_holder_and_leaves_no_pro
                 assert_eq!(code, 121, "{command} {mode}: {msg}");
                 assert!(msg.contains(" did not get the xtables lock in time: "), "{msg}");
                 assert!(msg.contains(&holder), "{msg}");
-                let remedy = outcome.json()["details"].to_string();
-                assert!(remedy.contains("iptablesMode to native"), "{remedy}");
+                outcome.advises("iptablesMode to native");
             });
         }
     });
     assert_eq!(processes_with(lock), [] as [&str; 0]);
     drop(held);
-    assert_eq!(namespaces.nat("iptables-legacy"), rules);
+    assert_eq!(scene.nat("iptables-legacy"), rules);
     call("CHECK", "legacy").run().succeeded();
 }
 
@@ -89,18 +86,16 @@ fn a_held_xtables_lock_fails_add_and_not_check_with_its_holder_and_leaves_no_pro
 fn a_lock_that_is_released_in_time_only_delays_add() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("xtables.lock");
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let held = Flock::lock(File::create(&path).unwrap(), FlockArg::LockExclusive).unwrap();
-    let call = Call::new("ADD", &namespaces.path(), &api)
-        .env("XTABLES_LOCKFILE", path.to_str().unwrap())
-        .linkerd("iptables-mode", json!("legacy"));
+    let call = scene.in_mode("legacy", "ADD").env("XTABLES_LOCKFILE", &path);
     std::thread::scope(|scope| {
         let add = scope.spawn(|| call.run());
         until("iptables waits for the lock", || waits_for(&path));
         drop(held);
         add.join().unwrap().succeeded();
     });
-    assert!(namespaces.nat("iptables-legacy").contains("PROXY_INIT_OUTPUT"));
+    assert!(scene.nat("iptables-legacy").contains("PROXY_INIT_OUTPUT"));
 }
 
 /// Whether another process has the lock file open. It has it only to lock it.
@@ -120,22 +115,18 @@ fn auto_falls_back_to_nft_and_legacy_with_working_rules() {
         cases.push(("legacy", WITHOUT_NETLINK.to_vec()));
     }
     for (backend, wrapper) in cases {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        listen(&namespaces);
-        let call = |command| {
-            Call::new(command, &namespaces.path(), &api)
-                .linkerd("iptables-mode", json!("auto"))
-                .linkerd("ipv6", json!(true))
-                .set("log_level", json!("info"))
-        };
+        let scene = Scene::meshed();
+        listen(&scene);
+        let call =
+            |command| scene.in_mode("auto", command).linkerd("ipv6", true).set("log_level", "info");
         let add = call("ADD").run_under(&wrapper).succeeded();
         let wanted = format!(": redirected by {backend}, ");
         assert!(add.stderr.contains(&wanted), "{}", add.stderr);
-        assert!(!namespaces.run("nft", &["list", "tables"]).contains("linkerd-cni"), "{backend}");
+        assert!(!scene.run("nft", &["list", "tables"]).contains("linkerd-cni"), "{backend}");
         for family in [0, 1] {
-            let got = namespaces.connect_from_neighbour(POD[family], 8080);
+            let got = scene.connect_from_neighbour(POD[family], 8080);
             assert!(got.starts_with("inbound "), "{backend}: {got}");
-            let got = namespaces.connect_from_pod(0, NEIGHBOUR[family], 9000);
+            let got = scene.connect_from_pod(0, NEIGHBOUR[family], 9000);
             assert!(got.starts_with("outbound "), "{backend}: {got}");
         }
         call("CHECK").run_under(&wrapper).succeeded();
@@ -149,14 +140,12 @@ fn without_any_backend_the_error_has_the_cause_of_each() {
     if !has_strace() {
         return;
     }
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let dir = tempfile::tempdir().unwrap();
     let lock = dir.path().join("xtables.lock");
     let _held = Flock::lock(File::create(&lock).unwrap(), FlockArg::LockExclusive).unwrap();
-    let outcome = Call::new("ADD", &namespaces.path(), &api)
-        .env("XTABLES_LOCKFILE", lock.to_str().unwrap())
-        .linkerd("iptables-mode", json!("auto"))
-        .run_under(&WITHOUT_NETLINK);
+    let outcome =
+        scene.in_mode("auto", "ADD").env("XTABLES_LOCKFILE", &lock).run_under(&WITHOUT_NETLINK);
     let (code, msg) = outcome.error();
     assert_eq!(code, 121, "{msg}");
     for cause in [
@@ -167,38 +156,34 @@ fn without_any_backend_the_error_has_the_cause_of_each() {
     ] {
         assert!(msg.contains(cause), "{cause}: {msg}");
     }
-    let remedy = outcome.json()["details"].to_string();
-    assert!(remedy.contains("CAP_NET_ADMIN"), "{remedy}");
-    assert!(remedy.contains("holds the lock"), "{remedy}");
+    outcome.advises("CAP_NET_ADMIN");
+    outcome.advises("holds the lock");
 }
 
 #[test]
 fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     // A table that another process owns.
-    let netns = format!("--net={}", namespaces.path().display());
+    let netns = format!("--net={}", scene.path().display());
     let mut owner = Command::new("nsenter");
     owner.args([&netns, "nft", "-i"]).stdin(Stdio::piped()).stdout(Stdio::null());
     let mut owner = KilledOnDrop(owner.spawn().unwrap());
     let mut stdin = owner.0.stdin.take().unwrap();
     std::io::Write::write_all(&mut stdin, b"add table ip6 linkerd-cni { flags owner; }\n").unwrap();
-    until("the table exists", || {
-        namespaces.run("nft", &["list", "tables"]).contains("linkerd-cni")
-    });
+    until("the table exists", || scene.run("nft", &["list", "tables"]).contains("linkerd-cni"));
 
-    let call = |mode| call_in_mode(mode, "ADD", &namespaces, &api).linkerd("ipv6", json!(true));
+    let call = |mode| scene.in_mode(mode, "ADD").linkerd("ipv6", true);
     // The kernel reports an error for each later message too, and quotes the message. Those of a long
     // list exceed the receive buffer.
     for ports in [1, 30_000] {
         let ports: Vec<String> = (0..ports).map(|port| (2 * port + 1).to_string()).collect();
-        let outcome = call("native").linkerd("outbound-ports-to-ignore", json!(ports)).run();
+        let outcome = call("native").linkerd("outbound-ports-to-ignore", ports).run();
         outcome.failed(121, "the kernel rejected table ip6 linkerd-cni: EPERM: ");
-        let remedy = outcome.json()["details"].to_string();
-        assert!(remedy.contains("another process owns this table"), "{remedy}");
+        outcome.advises("another process owns this table");
     }
-    assert!(!namespaces.run("nft", &["list", "tables"]).contains("ip linkerd-cni"));
+    assert!(!scene.run("nft", &["list", "tables"]).contains("ip linkerd-cni"));
     call("auto").run().succeeded();
-    assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"));
+    assert!(scene.rules().contains("PROXY_INIT_OUTPUT"));
 }
 
 /// Starts a process in a user namespace of its own with a netns, as rootless runtimes do.
@@ -222,8 +207,8 @@ fn in_a_user_namespace_native_works_and_too_many_rules_are_an_error_with_a_remed
     let call = |ports: u16| {
         let ports: Vec<String> = (0..ports).map(|port| (2 * port + 1).to_string()).collect();
         Call::new("ADD", Path::new(&netns), &api)
-            .linkerd("iptables-mode", json!("native"))
-            .linkerd("outbound-ports-to-ignore", json!(ports))
+            .linkerd("iptables-mode", "native")
+            .linkerd("outbound-ports-to-ignore", ports)
     };
     let ruleset = || {
         let mut nft = Command::new(inside[0]);
@@ -241,13 +226,10 @@ fn in_a_user_namespace_native_works_and_too_many_rules_are_an_error_with_a_remed
     // Some 20 MB, as the limit differs between machines.
     let subnet = |number: u32| format!("fd00::{:x}:{:x}/128", number >> 16, number & 0xffff);
     let subnets: Vec<String> = (0..600_000).step_by(2).map(subnet).collect();
-    let outcome = call(2)
-        .linkerd("ipv6", json!(true))
-        .linkerd("subnets-to-ignore", json!(subnets))
-        .run_under(&inside);
+    let outcome =
+        call(2).linkerd("ipv6", true).linkerd("subnets-to-ignore", subnets).run_under(&inside);
     outcome.failed(121, "EMSGSIZE");
-    let remedy = outcome.json()["details"].to_string();
-    assert!(remedy.contains("net.core.wmem_max"), "{remedy}");
+    outcome.advises("net.core.wmem_max");
     assert_eq!(ruleset(), rules);
 }
 
@@ -259,15 +241,15 @@ fn a_foreign_accept_in_output_exempts_from_iptables_rules_only() {
         ("iptables-nft", "native", "outbound 10.99.0.2:9000"),
         ("iptables-legacy", "native", "outbound 10.99.0.2:9000"),
     ] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        listen(&namespaces);
+        let scene = Scene::meshed();
+        listen(&scene);
         let foreign = "-t nat -A OUTPUT -p tcp --dport 9000 -j ACCEPT";
-        namespaces.run(program, &foreign.split(' ').collect::<Vec<_>>());
-        let call = |command| call_in_mode(mode, command, &namespaces, &api);
+        scene.run(program, &foreign.split(' ').collect::<Vec<_>>());
+        let call = |command| scene.in_mode(mode, command);
         call("ADD").run().succeeded();
         call("CHECK").run().succeeded();
-        assert_eq!(namespaces.connect_from_pod(0, NEIGHBOUR[0], 9000), wanted, "{program} {mode}");
-        let own = namespaces.connect_from_pod(2102, NEIGHBOUR[0], 9000);
+        assert_eq!(scene.connect_from_pod(0, NEIGHBOUR[0], 9000), wanted, "{program} {mode}");
+        let own = scene.connect_from_pod(2102, NEIGHBOUR[0], 9000);
         assert_eq!(own, "server 10.99.0.2:9000", "{program} {mode}");
     }
 }

@@ -8,10 +8,10 @@ use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 use serde_json::{Value, json};
 
 use super::api::{Fault, TOKEN};
-use super::namespaces::Namespaces;
+use super::record_socket::recorded;
 use super::until::until;
 use super::{
-    AT_ONCE, Api, Call, Outcome, REQUESTS_IN_2_S, UID, fastest, meshed_api, record_socket, requests,
+    AT_ONCE, Api, Call, Outcome, REQUESTS_IN_2_S, Scene, UID, fastest, meshed_api, requests,
 };
 
 #[test]
@@ -26,19 +26,17 @@ fn temporary_faults_are_retried_until_the_pod_is_redirected() {
         ("silent once", vec![Fault::Hang]),
     ];
     for (name, faults) in cases {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.faults(&faults);
+        let scene = Scene::meshed();
+        scene.api.faults(&faults);
         let started = Instant::now();
-        let call =
-            Call::new("ADD", &namespaces.path(), &api).linkerd("api-retry-seconds", json!(8));
-        let socket = record_socket::listen(&call);
-        call.run().succeeded();
-        let record = record_socket::record(&socket);
+        let call = scene.add().linkerd("api-retry-seconds", 8);
+        let (outcome, record) = recorded(&call);
+        outcome.succeeded();
         // A response after 3 s is in time.
         let retries = record["retries"].as_u64().unwrap_or_default();
         assert_eq!(retries > 0, name != "slow", "{name}: {record}");
         assert!(started.elapsed() < Duration::from_secs(80), "{name}");
-        assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{name}");
+        assert!(scene.rules().contains("PROXY_INIT_OUTPUT"), "{name}");
     }
 }
 
@@ -55,30 +53,27 @@ fn permanent_faults_fail_the_pod_within_the_retry_budget() {
         ("overloaded for an hour", Fault::Status(429, 3600), 104),
     ];
     for (name, fault, code) in cases {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.faults(&[fault; 50]);
+        let scene = Scene::meshed();
+        scene.api.faults(&[fault; 50]);
         // A busy machine takes long to read a body up to its limit. The others wait.
         let budget = if fault == Fault::Endless { 20 } else { 2 };
-        let call =
-            Call::new("ADD", &namespaces.path(), &api).linkerd("api-retry-seconds", json!(budget));
-        let socket = record_socket::listen(&call);
+        let call = scene.add().linkerd("api-retry-seconds", budget);
         let started = Instant::now();
-        let (got, msg) = call.run().error();
+        let (outcome, record) = recorded(&call);
+        let (got, msg) = outcome.error();
         assert_eq!(got, code, "{name}: {msg}");
         assert!(msg.starts_with("cannot read pod ns/web"), "{name}: {msg}");
         assert!(started.elapsed() < Duration::from_secs(budget + 6), "{name}");
-        let record = record_socket::record(&socket);
         assert!((1..=REQUESTS_IN_2_S).contains(&requests(&record)), "{name}: {record}");
-        assert_eq!(namespaces.nat("iptables-nft"), "", "{name}");
+        assert_eq!(scene.rules(), "", "{name}");
     }
 }
 
 #[test]
 fn errors_that_no_retry_corrects_fail_at_once() {
     let (api, other) = (meshed_api(), Api::start());
-    let call = || {
-        Call::new("ADD", Path::new("/no/such/netns"), &api).linkerd("api-retry-seconds", json!(30))
-    };
+    let call =
+        || Call::new("ADD", Path::new("/no/such/netns"), &api).linkerd("api-retry-seconds", 30);
     for (status, code) in [(403, 102), (404, 103), (302, 104)] {
         api.answer(super::POD_PATH, status, "{}");
         assert_fails_at_once(&call(), code);
@@ -96,12 +91,10 @@ fn errors_that_no_retry_corrects_fail_at_once() {
 
 /// Asserts that the call fails after at most one request and without a wait.
 fn assert_fails_at_once(call: &Call, code: u64) -> Outcome {
-    let socket = record_socket::listen(call);
     let (outcome, took) = fastest(|| {
-        let outcome = call.run();
+        let (outcome, record) = recorded(call);
         let (got, msg) = outcome.error();
         assert_eq!(got, code, "{msg}");
-        let record = record_socket::record(&socket);
         assert!(requests(&record) <= 1, "{record}");
         outcome
     });
@@ -127,13 +120,10 @@ fn an_error_names_the_object_that_cannot_be_read() {
 
 #[test]
 fn a_retry_after_within_the_budget_is_obeyed() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    api.faults(&[Fault::Status(429, 3)]);
+    let scene = Scene::meshed();
+    scene.api.faults(&[Fault::Status(429, 3)]);
     let started = Instant::now();
-    Call::new("ADD", &namespaces.path(), &api)
-        .linkerd("api-retry-seconds", json!(8))
-        .run()
-        .succeeded();
+    scene.add().linkerd("api-retry-seconds", 8).run().succeeded();
     assert!(started.elapsed() >= Duration::from_secs(3));
 }
 
@@ -176,8 +166,8 @@ fn a_kubeconfig_with_an_invalid_server_or_token_fails_at_once() {
         (&address, "127.0.0.1:1:2"),
         (&address, "a b"),
     ] {
-        let call = Call::new("ADD", Path::new("/no/such/netns"), &api)
-            .linkerd("api-retry-seconds", json!(30));
+        let call =
+            Call::new("ADD", Path::new("/no/such/netns"), &api).linkerd("api-retry-seconds", 30);
         fs::write(call.kubeconfig(), api.kubeconfig().replace(good, bad)).unwrap();
         assert_fails_at_once(&call, 100);
     }
@@ -214,7 +204,7 @@ fn errors_omit_tokens_and_variables_that_a_response_quotes() {
 
 #[test]
 fn null_fields_are_read_as_missing_as_in_go() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let mut metadata = json!({"name": "web", "namespace": "ns", "uid": UID,
         "creationTimestamp": null, "annotations": null, "labels": null,
         "ownerReferences": null, "deletionTimestamp": null});
@@ -223,46 +213,46 @@ fn null_fields_are_read_as_missing_as_in_go() {
         "containers": [{"name": "linkerd-proxy", "securityContext": null,
             "env": [{"name": "LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "value": null}]}],
     }, "status": null});
-    api.answer(super::POD_PATH, 200, &pod.to_string());
+    scene.api.answer(super::POD_PATH, 200, &pod.to_string());
     metadata["name"] = json!("ns");
     let namespace = json!({"kind": "Namespace", "metadata": metadata});
-    api.answer(super::NAMESPACE_PATH, 200, &namespace.to_string());
-    let call = Call::new("ADD", &namespaces.path(), &api);
+    scene.api.answer(super::NAMESPACE_PATH, 200, &namespace.to_string());
+    let call = scene.add();
     call.run().succeeded();
-    assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"));
+    assert!(scene.rules().contains("PROXY_INIT_OUTPUT"));
 }
 
 #[test]
 fn an_object_of_an_unexpected_kind_is_rejected() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let status = r#"{"kind":"Status","metadata":{},"status":"Failure"}"#;
     let unmeshed = r#"{"kind":"PodTemplate","metadata":{},"spec":{"containers":[{"name":"a"}]}}"#;
     for (path, answer) in
         [(super::NAMESPACE_PATH, status), (super::POD_PATH, status), (super::POD_PATH, unmeshed)]
     {
-        api.answer(path, 200, answer);
-        Call::new("ADD", &namespaces.path(), &api).run().failed(104, "unexpected kind of object");
+        scene.api.answer(path, 200, answer);
+        scene.add().run().failed(104, "unexpected kind of object");
     }
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert_eq!(scene.rules(), "");
 }
 
 #[test]
 fn after_a_rejected_token_the_kubeconfig_is_read_once_more() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = Call::new("ADD", &namespaces.path(), &api);
-    api.accept("renewed");
+    let scene = Scene::meshed();
+    let call = scene.add();
+    scene.api.accept("renewed");
     let (code, msg) = call.run().error();
     assert_eq!(code, 102, "{msg}");
-    assert_eq!(api.requests().len(), 1, "the same token is not tried twice");
+    assert_eq!(scene.api.requests().len(), 1, "the same token is not tried twice");
 
     // The first response is slow. Meanwhile the agent writes the new token.
-    api.faults(&[Fault::Slow(500)]);
-    let renewed = api.kubeconfig().replace(TOKEN, "renewed");
+    scene.api.faults(&[Fault::Slow(500)]);
+    let renewed = scene.api.kubeconfig().replace(TOKEN, "renewed");
     let path = call.kubeconfig();
-    let call = call.linkerd("api-retry-seconds", json!(5));
+    let call = call.linkerd("api-retry-seconds", 5);
     std::thread::scope(|scope| {
         scope.spawn(|| {
-            until("the second request with the old token", || api.requests().len() == 2);
+            until("the second request with the old token", || scene.api.requests().len() == 2);
             fs::write(path, renewed).unwrap();
         });
         call.run().succeeded();
@@ -271,9 +261,9 @@ fn after_a_rejected_token_the_kubeconfig_is_read_once_more() {
 
 #[test]
 fn a_pod_that_may_be_meshed_never_starts_without_rules_while_the_api_server_is_unreachable() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = Call::new("ADD", &namespaces.path(), &api);
-    let away = api.kubeconfig().replace(&api.address.port().to_string(), "1");
+    let scene = Scene::meshed();
+    let call = scene.add();
+    let away = scene.api.kubeconfig().replace(&scene.api.address.port().to_string(), "1");
     fs::write(call.kubeconfig(), away).unwrap();
     let meshed = call.annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}));
     let (code, msg) = meshed.run().error();

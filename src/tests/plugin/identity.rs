@@ -2,8 +2,7 @@
 
 use serde_json::{Value, json};
 
-use super::namespaces::Namespaces;
-use super::{Call, NAMESPACE_PATH, POD_PATH, UID, meshed_api};
+use super::{NAMESPACE_PATH, POD_PATH, Scene, UID};
 
 const OTHER_UID: &str = "c0ffee00-0000-4000-8000-000000000002";
 
@@ -36,21 +35,20 @@ fn another_pods_object_decides_neither_for_nor_against_rules() {
             "was replaced by",
         ),
     ];
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     for (metadata, code, problem) in cases {
         for has_proxy in [true, false] {
-            api.answer(POD_PATH, 200, &pod(&metadata, has_proxy));
-            let call = |command| Call::new(command, &namespaces.path(), &api);
-            let (got, msg) = call("ADD").run().error();
+            scene.api.answer(POD_PATH, 200, &pod(&metadata, has_proxy));
+            let (got, msg) = scene.call("ADD").run().error();
             assert_eq!(got, code, "{metadata}: {msg}");
             assert!(msg.starts_with("cannot read pod ns/web: "), "{metadata}: {msg}");
             assert!(msg.contains(problem), "{metadata}: {msg}");
             // It proves nothing about the rules of the pod.
-            let stderr = call("CHECK").run().succeeded().stderr;
+            let stderr = scene.call("CHECK").run().succeeded().stderr;
             assert!(stderr.contains(&msg), "{metadata}: {stderr}");
         }
     }
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert_eq!(scene.rules(), "");
 }
 
 #[test]
@@ -63,21 +61,21 @@ fn a_mirror_pod_and_a_pod_whose_uid_the_runtime_or_the_api_server_omits_are_redi
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
     let hash = format!("{args};K8S_POD_UID=0123456789abcdef0123456789abcdef");
     for (metadata, args) in [(&mirror, &*hash), (&other, args), (&without_uid, &*hash)] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.answer(POD_PATH, 200, &pod(metadata, true));
-        Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", args).run().succeeded();
-        assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{args}");
+        let scene = Scene::meshed();
+        scene.api.answer(POD_PATH, 200, &pod(metadata, true));
+        scene.add().env("CNI_ARGS", args).run().succeeded();
+        assert!(scene.rules().contains("PROXY_INIT_OUTPUT"), "{args}");
     }
 }
 
 #[test]
 fn another_namespaces_annotations_do_not_apply() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let other = json!({"metadata": {"name": "other", "annotations": {
         "config.linkerd.io/skip-inbound-ports": "0-65535"}}});
-    api.answer(NAMESPACE_PATH, 200, &other.to_string());
-    let (code, msg) = Call::new("ADD", &namespaces.path(), &api).run().error();
+    scene.api.answer(NAMESPACE_PATH, 200, &other.to_string());
+    let (code, msg) = scene.add().run().error();
     assert!(code == 104, "{code} {msg}");
     assert_eq!(msg, "cannot read the namespace of pod ns/web: the object is namespace \"other\"");
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert_eq!(scene.rules(), "");
 }

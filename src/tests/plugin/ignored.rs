@@ -3,9 +3,8 @@
 use serde_json::{Value, json};
 
 use super::api::Api;
-use super::namespaces::Namespaces;
-use super::record_socket::{listen, record};
-use super::{Call, UID, api_of, call_in_mode, meshed_spec};
+use super::record_socket::recorded;
+use super::{Scene, UID, api_of, meshed_spec};
 
 const IN: &str = "config.linkerd.io/skip-inbound-ports";
 const OUT: &str = "config.linkerd.io/skip-outbound-ports";
@@ -19,19 +18,16 @@ fn api(pod: Value, namespace: Value) -> Api {
 fn a_pod_with_invalid_elements_gets_upstreams_rules_and_the_agent_gets_a_record() {
     for mode in ["native", "nft"] {
         let api = api(json!({OUT: "http,5432,30-20"}), json!({IN: "8080,65536-65539", OUT: "1"}));
-        let namespaces = Namespaces::new();
-        let call = |command| call_in_mode(mode, command, &namespaces, &api);
-        let add = call("ADD");
-        let socket = listen(&add);
-        let outcome = add.run().succeeded();
+        let scene = Scene::of(api);
+        let (outcome, record) = recorded(&scene.in_mode(mode, "ADD"));
+        let outcome = outcome.succeeded();
         let rules = match mode {
-            "native" => namespaces.run("nft", &["list", "ruleset"]),
-            _ => namespaces.nat("iptables-nft"),
+            "native" => scene.run("nft", &["list", "ruleset"]),
+            _ => scene.rules(),
         };
         assert!(rules.contains("proxy-init/ignore-port-5432"), "{rules}");
         assert!(rules.contains("proxy-init/ignore-port-4191,4190,8080"), "{rules}");
 
-        let record = record(&socket);
         assert_eq!(record["decision"], "redirected");
         assert_eq!(record["pod_uid"], UID);
         let ignored = json!([
@@ -42,10 +38,8 @@ fn a_pod_with_invalid_elements_gets_upstreams_rules_and_the_agent_gets_a_record(
         let line = format!("WARN linkerd-cni: pod ns/web: ignored in {OUT}: \"http\", \"30-20\"; ");
         assert!(outcome.stderr.contains(&line), "{}", outcome.stderr);
 
-        let check = call("CHECK");
-        let socket = listen(&check);
-        check.run().succeeded();
-        let record = self::record(&socket);
+        let (outcome, record) = recorded(&scene.in_mode(mode, "CHECK"));
+        outcome.succeeded();
         assert_eq!(record["decision"], "checked");
         assert_eq!(record["ignored"], json!([]), "{record}");
     }
@@ -61,18 +55,15 @@ fn strict_annotations_and_lists_without_a_valid_element_fail_the_pod_without_a_r
         (false, OUT, " ", "\" \" contains blanks"),
     ];
     for (strict, key, value, problem) in cases {
-        let (api, namespaces) = (api(json!({key: value}), json!({})), Namespaces::new());
-        let call =
-            Call::new("ADD", &namespaces.path(), &api).linkerd("strict-annotations", json!(strict));
-        let socket = listen(&call);
-        let outcome = call.run();
+        let scene = Scene::of(api(json!({key: value}), json!({})));
+        let call = scene.add().linkerd("strict-annotations", strict);
+        let (outcome, record) = recorded(&call);
         let (code, msg) = outcome.error();
         assert_eq!(code, 110, "{msg}");
         assert!(msg.contains(key) && msg.contains(problem), "{msg}");
         let details = outcome.json()["details"].clone();
         assert!(details.as_str().unwrap().contains("correct the annotation"), "{details}");
-        assert_eq!(namespaces.nat("iptables-nft"), "", "{key}: {value}");
-        let record = record(&socket);
+        assert_eq!(scene.rules(), "", "{key}: {value}");
         assert_eq!(record["error"]["code"], 110);
         assert_eq!(record["ignored"], json!([]), "{record}");
     }
@@ -80,22 +71,19 @@ fn strict_annotations_and_lists_without_a_valid_element_fail_the_pod_without_a_r
 
 #[test]
 fn invalid_elements_of_the_plugin_entry_are_ignored_unless_no_valid_element_is_left() {
-    let (api, namespaces) = (api(json!({}), json!({})), Namespaces::new());
-    let call = |list: Value| {
-        Call::new("ADD", &namespaces.path(), &api).linkerd("outbound-ports-to-ignore", list)
-    };
-    let add = call(json!(["443", " 1000", ""]));
-    let socket = listen(&add);
-    add.run().succeeded();
-    let rules = namespaces.nat("iptables-nft");
+    let scene = Scene::of(api(json!({}), json!({})));
+    let call = |list: Value| scene.add().linkerd("outbound-ports-to-ignore", list);
+    let (outcome, record) = recorded(&call(json!(["443", " 1000", ""])));
+    outcome.succeeded();
+    let rules = scene.rules();
     assert!(rules.contains("--dports 443 "), "{rules}");
     let ignored = json!([{
         "source": "outbound-ports-to-ignore", "elements": [" 1000", ""], "more": 0,
     }]);
-    assert_eq!(record(&socket)["ignored"], ignored);
+    assert_eq!(record["ignored"], ignored);
 
     for (list, strict) in [(json!(["http"]), false), (json!(["443", "http"]), true)] {
-        let (code, msg) = call(list).linkerd("strict-annotations", json!(strict)).run().error();
+        let (code, msg) = call(list).linkerd("strict-annotations", strict).run().error();
         assert_eq!(code, 7, "{msg}");
         let key = "\"outbound-ports-to-ignore\": \"http\" is not a port";
         assert!(msg.contains(key), "{msg}");
@@ -105,16 +93,12 @@ fn invalid_elements_of_the_plugin_entry_are_ignored_unless_no_valid_element_is_l
 #[test]
 fn quoted_annotations_are_short_and_on_one_line() {
     let worst = "\u{1b}[31m\n\u{202e}é".repeat(20_000);
-    let (api, namespaces) = (
-        api(json!({OUT: format!("25,{worst}"), IN: format!("{worst},").repeat(3)}), json!({})),
-        Namespaces::new(),
-    );
-    let add = Call::new("ADD", &namespaces.path(), &api).set("log_level", json!("warn"));
-    let socket = listen(&add);
-    let outcome = add.run().succeeded();
+    let pod = json!({OUT: format!("25,{worst}"), IN: format!("{worst},").repeat(3)});
+    let scene = Scene::of(api(pod, json!({})));
+    let (outcome, record) = recorded(&scene.add().set("log_level", "warn"));
+    let outcome = outcome.succeeded();
     assert_eq!(outcome.stderr.lines().count(), 1, "{}", outcome.stderr);
     assert!(outcome.stderr.len() < 3000 && !outcome.stderr.contains('\u{202e}'));
-    let record = record(&socket);
     let element = record["ignored"][0]["elements"][0].as_str().unwrap();
     assert!(element.chars().count() == 101 && element.ends_with('…'), "{element}");
 }
@@ -129,10 +113,10 @@ fn api_of_long_lists() -> Api {
 
 #[test]
 fn an_error_about_thousands_of_missing_rules_stays_short() {
-    let (api, namespaces) = (api_of_long_lists(), Namespaces::new());
+    let scene = Scene::of(api_of_long_lists());
     for mode in ["native", "nft"] {
-        let check = Call::new("CHECK", &namespaces.path(), &api);
-        let (code, msg) = check.linkerd("iptables-mode", json!(mode)).run().error();
+        let check = scene.call("CHECK");
+        let (code, msg) = check.linkerd("iptables-mode", mode).run().error();
         assert_eq!(code, 122, "{mode}: {msg}");
         assert!(msg.len() < 4000, "{mode}: {} bytes", msg.len());
         assert!(msg.ends_with("; and 2664 more"), "{mode}: {msg}");
@@ -142,8 +126,8 @@ fn an_error_about_thousands_of_missing_rules_stays_short() {
 /// The plugin times out after 20 s, which is too short to parse the whole list once per rule.
 #[test]
 fn check_finds_thousands_of_iptables_rules_in_time() {
-    let (api, namespaces) = (api_of_long_lists(), Namespaces::new());
-    let call = |command| Call::new(command, &namespaces.path(), &api).linkerd("ipv6", json!(true));
+    let scene = Scene::of(api_of_long_lists());
+    let call = |command| scene.call(command).linkerd("ipv6", true);
     call("ADD").run().succeeded();
     call("CHECK").run().succeeded();
 }
@@ -158,11 +142,9 @@ fn the_record_names_init_containers_that_start_before_the_proxy() {
             {"name": "as-proxy", "securityContext": {"runAsUser": 2102}},
         ],
     });
-    let (api, namespaces) = (api_of(json!({}), &spec, &json!({})), Namespaces::new());
-    let add = Call::new("ADD", &namespaces.path(), &api);
-    let socket = listen(&add);
-    add.run().succeeded();
-    let record = record(&socket);
+    let scene = Scene::of(api_of(json!({}), &spec, &json!({})));
+    let (outcome, record) = recorded(&scene.add());
+    outcome.succeeded();
     assert_eq!(record["decision"], "redirected");
     assert_eq!(record["blocked_init_containers"], json!(["migrate"]));
     assert_eq!(record["retries"], 0, "{record}");

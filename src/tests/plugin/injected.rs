@@ -6,10 +6,9 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 use super::api::{Api, Fault};
-use super::namespaces::Namespaces;
-use super::record_socket::{listen, record};
+use super::record_socket::recorded;
 use super::{
-    Call, MESHED, NAMESPACE_PATH, POD_PATH, REQUESTS_IN_2_S, UID, UNMESHED, meshed_api, requests,
+    Call, MESHED, NAMESPACE_PATH, POD_PATH, REQUESTS_IN_2_S, Scene, UID, UNMESHED, requests,
 };
 
 const OUT: &str = "config.linkerd.io/skip-outbound-ports";
@@ -102,18 +101,15 @@ fn a_marked_pod_takes_one_request_an_unmarked_one_two_and_check_none() {
         (marked(&json!({OUT: "25"})), &one),
     ];
     for (annotations, requests) in cases {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.answer(POD_PATH, 200, &pod(&annotations));
+        let scene = Scene::meshed();
+        scene.api.answer(POD_PATH, 200, &pod(&annotations));
         for (command, requests) in [("ADD", requests), ("CHECK", &vec![])] {
-            let before = api.requests().len();
-            Call::new(command, &namespaces.path(), &api)
-                .annotated(annotations.clone())
-                .run()
-                .succeeded();
-            let sent = &api.requests()[before..];
+            let before = scene.api.requests().len();
+            scene.call(command).annotated(annotations.clone()).run().succeeded();
+            let sent = &scene.api.requests()[before..];
             assert_eq!(sent, requests, "{command} {annotations}");
         }
-        assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{annotations}");
+        assert!(scene.rules().contains("PROXY_INIT_OUTPUT"), "{annotations}");
     }
 }
 
@@ -133,31 +129,29 @@ fn annotations_of_pods_without_proxy_cause_no_request_and_each_annotation_of_a_p
         (json!({"linkerd.io/trust-root-sha256": "0"}), true),
         (unmarked(), true),
     ] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        let add = Call::new("ADD", &namespaces.path(), &api).annotated(annotations.clone());
+        let scene = Scene::meshed();
+        let add = scene.add().annotated(annotations.clone());
         add.run().succeeded();
-        assert_eq!(!api.requests().is_empty(), is_asked, "{annotations}");
-        let rules = namespaces.nat("iptables-nft");
+        assert_eq!(!scene.api.requests().is_empty(), is_asked, "{annotations}");
+        let rules = scene.rules();
         assert_eq!(rules.contains("PROXY_INIT_OUTPUT"), is_asked, "{annotations}");
     }
 }
 
 #[test]
 fn check_asks_the_api_server_only_if_rules_are_missing() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = |command| Call::new(command, &namespaces.path(), &api).annotated(unmarked());
+    let scene = Scene::meshed();
+    let call = |command| scene.call(command).annotated(unmarked());
     let of_namespace = json!({"metadata": {"name": "ns", "annotations": {OUT: "5432"}}});
-    api.answer(NAMESPACE_PATH, 200, &of_namespace.to_string());
+    scene.api.answer(NAMESPACE_PATH, 200, &of_namespace.to_string());
     call("ADD").run().succeeded();
-    assert_eq!(api.requests().len(), 2);
-    api.answer(NAMESPACE_PATH, 200, r#"{"metadata":{"name":"ns"}}"#);
+    assert_eq!(scene.api.requests().len(), 2);
+    scene.api.answer(NAMESPACE_PATH, 200, r#"{"metadata":{"name":"ns"}}"#);
     call("CHECK").run().succeeded();
-    assert_eq!(api.requests().len(), 2);
-    namespaces.run("iptables-nft", &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
-    let (code, msg) = call("CHECK").run().error();
-    assert_eq!(code, 122);
-    assert!(msg.contains("ignore-port-5432"), "{msg}");
-    assert_eq!(api.requests().len(), 4);
+    assert_eq!(scene.api.requests().len(), 2);
+    scene.run("iptables-nft", &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
+    call("CHECK").run().failed(122, "ignore-port-5432");
+    assert_eq!(scene.api.requests().len(), 4);
 }
 
 #[test]
@@ -165,23 +159,21 @@ fn a_pod_that_claims_the_mark_without_a_proxy_is_skipped_while_the_api_server_an
     let init = pod(&json!({}))
         .replace(r#""containers""#, r#""initContainers":[{"name":"linkerd-init"}],"containers""#);
     for body in [UNMESHED, &init] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.answer(POD_PATH, 200, body);
-        let add = Call::new("ADD", &namespaces.path(), &api).annotated(marked(&json!({})));
+        let scene = Scene::meshed();
+        scene.api.answer(POD_PATH, 200, body);
+        let add = scene.add().annotated(marked(&json!({})));
         add.run().succeeded();
-        assert_eq!(api.requests().len(), 1);
-        assert_eq!(namespaces.nat("iptables-nft"), "");
+        assert_eq!(scene.api.requests().len(), 1);
+        assert_eq!(scene.rules(), "");
     }
 }
 
 #[test]
 fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule() {
     for (outage, code) in OUTAGES {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let scene = Scene::meshed();
         let add = |annotations: Option<Value>| {
-            let call = Call::new("ADD", &namespaces.path(), &api)
-                .linkerd("api-retry-seconds", json!(3))
-                .set("log_level", json!("warn"));
+            let call = scene.add().linkerd("api-retry-seconds", 3).set("log_level", "warn");
             match annotations {
                 Some(annotations) => call.annotated(annotations),
                 None => call,
@@ -189,24 +181,23 @@ fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule(
         };
         for annotations in [Some(unmarked()), None] {
             let call = add(annotations);
-            outage.begin(&api, &call);
+            outage.begin(&scene.api, &call);
             let (got, msg) = call.run().error();
             assert_eq!(got, code, "{outage:?}: {msg}");
-            assert_eq!(namespaces.nat("iptables-nft"), "", "{outage:?}");
+            assert_eq!(scene.rules(), "", "{outage:?}");
         }
 
-        let call = add(Some(marked(&json!({OUT: "5432"})))).linkerd("api-retry-seconds", json!(60));
-        outage.begin(&api, &call);
-        let socket = listen(&call);
+        let call = add(Some(marked(&json!({OUT: "5432"})))).linkerd("api-retry-seconds", 60);
+        outage.begin(&scene.api, &call);
         let begin = Instant::now();
-        let outcome = call.run().succeeded();
+        let (outcome, record) = recorded(&call);
+        let outcome = outcome.succeeded();
         println!("{outage:?}: {:.1?}", begin.elapsed());
         // Well below the budget of 60 s.
         assert!(begin.elapsed() < Duration::from_secs(30), "{outage:?}");
-        let rules = namespaces.nat("iptables-nft");
+        let rules = scene.rules();
         assert!(rules.contains("ignore-port-5432"), "{outage:?}");
         assert!(rules.contains(" skip-out=5432 guessed\""), "{outage:?}: {rules}");
-        let record = record(&socket);
         assert_eq!(record["decision"], "redirected", "{record}");
         assert_eq!(record["pod_uid"], UID, "{record}");
         assert_eq!(record["degraded"]["code"], code, "{record}");
@@ -219,51 +210,50 @@ fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule(
 
 #[test]
 fn check_after_an_outage_succeeds_if_the_pod_object_yields_other_rules_than_add_guessed() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = |command| Call::new(command, &namespaces.path(), &api).annotated(marked(&json!({})));
+    let scene = Scene::meshed();
+    let call = |command| scene.call(command).annotated(marked(&json!({})));
     let add = call("ADD");
-    Outage::NoKubeconfig.begin(&api, &add);
+    Outage::NoKubeconfig.begin(&scene.api, &add);
     add.run().succeeded();
     let security = r#"{"name":"linkerd-proxy","securityContext":{"runAsUser":3000}}"#;
     let of_another_uid = MESHED.replace(r#"{"name":"linkerd-proxy"}"#, security);
-    api.answer(POD_PATH, 200, &of_another_uid);
+    scene.api.answer(POD_PATH, 200, &of_another_uid);
     call("CHECK").run().succeeded();
-    namespaces.run("iptables-nft", &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
+    scene.run("iptables-nft", &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
     assert_eq!(call("CHECK").run().error().0, 122);
 }
 
 #[test]
 fn a_marked_pod_that_the_api_server_does_not_know_or_has_replaced_fails() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let replaced = MESHED.replace("0001\"", "0002\"");
     for (status, body) in [(404, "{}"), (200, &*replaced)] {
-        api.answer(POD_PATH, status, body);
-        let add = Call::new("ADD", &namespaces.path(), &api).annotated(marked(&json!({})));
+        scene.api.answer(POD_PATH, status, body);
+        let add = scene.add().annotated(marked(&json!({})));
         assert_eq!(add.run().error().0, 103);
     }
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert_eq!(scene.rules(), "");
 }
 
 #[test]
 fn in_an_outage_an_invalid_annotation_or_plugin_entry_still_fails_a_marked_pod() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    api.accept("another token");
-    let add = |annotations| Call::new("ADD", &namespaces.path(), &api).annotated(annotations);
+    let scene = Scene::meshed();
+    scene.api.accept("another token");
+    let add = |annotations| scene.add().annotated(annotations);
     let invalid = add(marked(&json!({"config.linkerd.io/proxy-uid": "x"})));
     assert_eq!(invalid.run().error().0, 110);
-    let entry = add(marked(&json!({}))).linkerd("proxy-uid", json!("2102"));
+    let entry = add(marked(&json!({}))).linkerd("proxy-uid", "2102");
     assert_eq!(entry.run().error().0, 7);
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert_eq!(scene.rules(), "");
 }
 
 #[test]
 fn in_an_outage_check_succeeds_and_reports_rules_that_it_cannot_judge() {
     for (outage, code) in OUTAGES {
         for annotations in [Some(marked(&json!({}))), Some(unmarked()), None] {
-            let (api, namespaces) = (meshed_api(), Namespaces::new());
+            let scene = Scene::meshed();
             let call = |command| {
-                let call = Call::new(command, &namespaces.path(), &api)
-                    .linkerd("api-retry-seconds", json!(60));
+                let call = scene.call(command).linkerd("api-retry-seconds", 60);
                 match &annotations {
                     Some(annotations) => call.annotated(annotations.clone()),
                     None => call,
@@ -271,14 +261,13 @@ fn in_an_outage_check_succeeds_and_reports_rules_that_it_cannot_judge() {
             };
             call("ADD").run().succeeded();
             let check = call("CHECK");
-            outage.begin(&api, &check);
-            let socket = listen(&check);
+            outage.begin(&scene.api, &check);
             for is_intact in [true, false] {
                 let begin = Instant::now();
-                assert_eq!(check.run().succeeded().stdout, "");
+                let (outcome, record) = recorded(&check);
+                assert_eq!(outcome.succeeded().stdout, "");
                 // Well below the budget of 60 s.
                 assert!(begin.elapsed() < Duration::from_secs(30), "{outage:?}");
-                let record = record(&socket);
                 assert_eq!(record["decision"], "checked", "{record}");
                 // Rules that follow from the annotations need no API server.
                 let is_proven = annotations.is_some() && is_intact;
@@ -286,7 +275,7 @@ fn in_an_outage_check_succeeds_and_reports_rules_that_it_cannot_judge() {
                 assert_eq!(record["degraded"]["code"].as_u64(), degraded, "{outage:?}: {record}");
                 assert!(requests(&record) <= REQUESTS_IN_2_S, "{outage:?}: {record}");
                 if is_intact {
-                    namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
+                    scene.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
                 }
             }
         }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::api::Api;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{Call, api_of, listen, meshed_spec};
+use super::{Call, Scene, api_of, listen, meshed_spec};
 
 /// An API server with a meshed pod that has this annotation.
 fn api(annotation: &str, value: &str) -> Api {
@@ -12,11 +12,8 @@ fn api(annotation: &str, value: &str) -> Api {
     api_of(json!({"annotations": annotations}), &meshed_spec(), &json!({}))
 }
 
-fn call(command: &str, namespaces: &Namespaces, api: &Api, mode: &str) -> Call {
-    Call::new(command, &namespaces.path(), api)
-        .linkerd("iptables-mode", json!(mode))
-        .linkerd("ipv6", json!(true))
-        .set("log_level", json!("warn"))
+fn call(command: &str, scene: &Scene) -> Call {
+    scene.in_mode("native", command).linkerd("ipv6", true).set("log_level", "warn")
 }
 
 /// Every second port, in an annotation of 190 kB.
@@ -37,28 +34,28 @@ fn a_port_list_of_190_kb_is_one_native_rule_and_check_reads_its_ports() {
         ("skip-inbound-ports", "PROXY_INIT_REDIRECT", 1),
         ("skip-outbound-ports", "PROXY_INIT_OUTPUT", 3),
     ] {
-        let (api, namespaces) = (api(annotation, &value), Namespaces::new());
-        listen(&namespaces);
-        namespaces.serve_in_pod("app", 8081);
-        namespaces.serve_in_neighbour("server", 9001);
-        call("ADD", &namespaces, &api, "native").run().succeeded();
+        let scene = Scene::of(api(annotation, &value));
+        listen(&scene);
+        scene.serve_in_pod("app", 8081);
+        scene.serve_in_neighbour("server", 9001);
+        call("ADD", &scene).run().succeeded();
         for family in ["ip", "ip6"] {
-            assert_eq!(rules(&namespaces, family, chain), others + 1, "{annotation}, {family}");
+            assert_eq!(rules(&scene, family, chain), others + 1, "{annotation}, {family}");
         }
         let is_inbound = annotation == "skip-inbound-ports";
         for (address, neighbour) in POD.into_iter().zip(NEIGHBOUR) {
             for (port, is_skipped) in [(8080, false), (8081, is_inbound)] {
-                let got = namespaces.connect_from_neighbour(address, port);
+                let got = scene.connect_from_neighbour(address, port);
                 assert!(got.starts_with(if is_skipped { "app" } else { "inbound" }), "{got}");
             }
             for (port, is_skipped) in [(9000, false), (9001, !is_inbound)] {
-                let got = namespaces.connect_from_pod(0, neighbour, port);
+                let got = scene.connect_from_pod(0, neighbour, port);
                 assert!(got.starts_with(if is_skipped { "server" } else { "outbound" }), "{got}");
             }
         }
-        call("CHECK", &namespaces, &api, "native").run().succeeded();
-        call("ADD", &namespaces, &api, "native").run().succeeded();
-        assert_eq!(rules(&namespaces, "ip", chain), others + 1, "{annotation}, second ADD");
+        call("CHECK", &scene).run().succeeded();
+        call("ADD", &scene).run().succeeded();
+        assert_eq!(rules(&scene, "ip", chain), others + 1, "{annotation}, second ADD");
     }
 }
 
@@ -72,15 +69,15 @@ fn skipped_subnets_are_one_native_rule_for_each_family() {
         (["0.0.0.0/1", "128.0.0.0/1", "10.99.0.0/28", "::/1", "8000::/1"], "app"),
     ] {
         let value: Vec<String> = subnets.map(str::to_owned).into_iter().chain(others()).collect();
-        let (api, namespaces) = (api("skip-subnets", &value.join(",")), Namespaces::new());
-        listen(&namespaces);
-        call("ADD", &namespaces, &api, "native").run().succeeded();
+        let scene = Scene::of(api("skip-subnets", &value.join(",")));
+        listen(&scene);
+        call("ADD", &scene).run().succeeded();
         for (family, address) in ["ip", "ip6"].into_iter().zip(POD) {
             // The ports, the subnets, and the redirect.
-            assert_eq!(rules(&namespaces, family, "PROXY_INIT_REDIRECT"), 3, "{family}");
-            let got = namespaces.connect_from_neighbour(address, 8080);
+            assert_eq!(rules(&scene, family, "PROXY_INIT_REDIRECT"), 3, "{family}");
+            let got = scene.connect_from_neighbour(address, 8080);
             assert!(got.starts_with(listener), "{family}: {got}");
         }
-        call("CHECK", &namespaces, &api, "native").run().succeeded();
+        call("CHECK", &scene).run().succeeded();
     }
 }

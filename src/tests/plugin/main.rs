@@ -22,6 +22,7 @@ mod record_socket;
 mod rules;
 mod stderr;
 
+use std::ops::Deref;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -95,9 +96,46 @@ fn meshed_spec() -> Value {
     json!({"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]})
 }
 
-/// A call for a pod in `namespaces`, with `iptables-mode` set to `mode`.
-fn call_in_mode(mode: &str, command: &str, namespaces: &Namespaces, api: &Api) -> Call {
-    Call::new(command, &namespaces.path(), api).linkerd("iptables-mode", json!(mode))
+/// An API server with a pod, and the pod's network namespace with a neighbour.
+struct Scene {
+    api: Api,
+    namespaces: Namespaces,
+}
+
+impl Scene {
+    fn meshed() -> Scene {
+        Scene::of(meshed_api())
+    }
+
+    fn of(api: Api) -> Scene {
+        Scene { api, namespaces: Namespaces::new() }
+    }
+
+    fn call(&self, command: &str) -> Call {
+        Call::new(command, &self.path(), &self.api)
+    }
+
+    fn add(&self) -> Call {
+        self.call("ADD")
+    }
+
+    /// A call with `iptables-mode` set to `mode`.
+    fn in_mode(&self, mode: &str, command: &str) -> Call {
+        self.call(command).linkerd("iptables-mode", mode)
+    }
+
+    /// The IPv4 rules of the mode that calls have unless they set another.
+    fn rules(&self) -> String {
+        self.nat("iptables-nft")
+    }
+}
+
+impl Deref for Scene {
+    type Target = Namespaces;
+
+    fn deref(&self) -> &Namespaces {
+        &self.namespaces
+    }
 }
 
 fn iptables(mode: &str, ipv6: bool) -> String {

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use linkerd2_cni::pod_copy::{self, Lock};
 use serde_json::{Value, json};
 
-use super::namespaces::Namespaces;
-use super::record_socket::{listen, record};
-use super::{Call, MESHED, POD_PATH, UID, UNMESHED, api_of, meshed_api, meshed_spec};
+use super::record_socket::recorded;
+use super::{Call, MESHED, POD_PATH, Scene, UID, UNMESHED, api_of, meshed_spec};
 
 /// Longest wait for a late file.
 const COPY_WAIT: Duration = Duration::from_millis(100);
@@ -37,13 +36,12 @@ fn proxy_annotations() -> Value {
 }
 
 /// Runs the call, which succeeds. Returns its record, and how long it took.
-fn recorded(call: &Call) -> (Value, Duration) {
-    let socket = listen(call);
+fn timed(call: &Call) -> (Value, Duration) {
     let begin = Instant::now();
-    call.run().succeeded();
+    let (outcome, record) = recorded(call);
     let elapsed = begin.elapsed();
-    fs::remove_file(call.kubeconfig().with_file_name(".linkerd-cni.sock")).unwrap();
-    (record(&socket), elapsed)
+    outcome.succeeded();
+    (record, elapsed)
 }
 
 #[test]
@@ -65,28 +63,28 @@ fn the_copy_decides_by_the_containers_without_a_request_in_an_outage() {
         (none, bare.clone(), ""),
         (None, bare, ""),
     ] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.accept("another token");
+        let scene = Scene::meshed();
+        scene.api.accept("another token");
         let call = |command| {
-            let call = Call::new(command, &namespaces.path(), &api);
+            let call = scene.call(command);
             publish(&call.run_dir(), UID, &pod(UID, &spec));
             match &annotations {
                 Some(annotations) => call.annotated(annotations.clone()),
                 None => call,
             }
         };
-        let (record, _) = recorded(&call("ADD"));
+        let (record, _) = timed(&call("ADD"));
         assert_eq!((&record["source"], &record["requests"]), (&json!("copy"), &json!(0)));
-        let rules = namespaces.nat("iptables-nft");
+        let rules = scene.rules();
         assert_eq!(rules.is_empty(), rule.is_empty(), "{annotations:?} {spec}: {rules}");
         assert!(rules.contains(rule) && !rules.contains("guessed"), "{spec}: {rules}");
-        let (record, _) = recorded(&call("CHECK"));
+        let (record, _) = timed(&call("CHECK"));
         assert_eq!((&record["source"], &record["degraded"]), (&json!("copy"), &Value::Null));
         if !rule.is_empty() {
-            namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
+            scene.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
             assert_eq!(call("CHECK").run().error().0, 122);
         }
-        assert!(api.requests().is_empty(), "{:?}", api.requests());
+        assert!(scene.api.requests().is_empty(), "{:?}", scene.api.requests());
     }
 }
 
@@ -115,36 +113,36 @@ fn an_unusable_copy_is_as_good_as_none() {
         }),
     ];
     for (name, spoil) in cases {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let scene = Scene::meshed();
         let call = |annotations| {
-            let call = Call::new("ADD", &namespaces.path(), &api).annotated(annotations);
+            let call = scene.add().annotated(annotations);
             publish(&call.run_dir(), UID, UNMESHED);
             spoil(&call.run_dir().join("pods").join(UID));
             call
         };
-        let (record, _) = recorded(&call(json!({})));
+        let (record, _) = timed(&call(json!({})));
         assert_eq!(record["source"], "annotations", "{name}: {record}");
-        assert!(api.requests().is_empty(), "{name}");
+        assert!(scene.api.requests().is_empty(), "{name}");
         let meshed = call(proxy_annotations());
-        let socket = listen(&meshed);
-        let outcome = meshed.run().succeeded();
-        assert_eq!(super::record_socket::record(&socket)["source"], "request", "{name}");
+        let (outcome, record) = recorded(&meshed);
+        let outcome = outcome.succeeded();
+        assert_eq!(record["source"], "request", "{name}");
         assert!(outcome.stderr.contains("node's copy is unusable"), "{name}: {}", outcome.stderr);
-        assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{name}");
+        assert!(scene.rules().contains("PROXY_INIT_OUTPUT"), "{name}");
     }
 }
 
 #[test]
 fn add_waits_for_a_file_that_a_live_agent_publishes_late() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = Call::new("ADD", &namespaces.path(), &api).annotated(json!({}));
+    let scene = Scene::meshed();
+    let call = scene.add().annotated(json!({}));
     let _lock = keep(&call.run_dir());
     let run_dir: PathBuf = call.run_dir();
     let agent = thread::spawn(move || {
         thread::sleep(Duration::from_millis(30));
         publish(&run_dir, UID, MESHED);
     });
-    let (record, elapsed) = recorded(&call);
+    let (record, elapsed) = timed(&call);
     agent.join().unwrap();
     assert_eq!((&record["source"], &record["requests"]), (&json!("copy"), &json!(0)), "{record}");
     assert_eq!(record["decision"], "redirected");
@@ -160,76 +158,72 @@ fn one_request_decides_on_an_unannotated_pod_that_a_live_agent_lacks_and_a_faile
         (403, "{}", "skipped: not meshed (no annotation of a proxy)", "annotations"),
         (500, "{}", "skipped: not meshed (no annotation of a proxy)", "annotations"),
     ] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.answer(POD_PATH, status, body);
+        let scene = Scene::meshed();
+        scene.api.answer(POD_PATH, status, body);
         let call = |command| {
-            let call = Call::new(command, &namespaces.path(), &api).annotated(json!({}));
-            call.linkerd("api-retry-seconds", json!(60))
+            let call = scene.call(command).annotated(json!({}));
+            call.linkerd("api-retry-seconds", 60)
         };
         let add = call("ADD");
         let lock = keep(&add.run_dir());
-        let (record, elapsed) = recorded(&add);
+        let (record, elapsed) = timed(&add);
         println!("{status}: {elapsed:.1?}");
         assert_eq!(record["decision"], decision, "{record}");
         assert_eq!(record["source"], source, "{record}");
         assert!(record["degraded"].is_null() && record["error"].is_null(), "{record}");
         assert!(elapsed >= COPY_WAIT && elapsed < Duration::from_secs(30), "{elapsed:?}");
-        let sent = api.requests().len();
+        let sent = scene.api.requests().len();
         assert!(sent > 0);
         // The agent died, and CHECK has no need to wait.
         drop(lock);
-        let (record, _) = recorded(&add);
+        let (record, _) = timed(&add);
         assert_eq!((&record["source"], &record["requests"]), (&json!("annotations"), &json!(0)));
         let check = call("CHECK");
         let _lock = keep(&check.run_dir());
-        assert_eq!(
-            recorded(&check).0["decision"],
-            "skipped: not meshed (no annotation of a proxy)"
-        );
-        assert_eq!(api.requests().len(), sent);
+        assert_eq!(timed(&check).0["decision"], "skipped: not meshed (no annotation of a proxy)");
+        assert_eq!(scene.api.requests().len(), sent);
     }
 }
 
 #[test]
 fn without_a_live_agent_an_unmeshed_pod_costs_next_to_nothing() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = |command| Call::new(command, &namespaces.path(), &api).annotated(json!({}));
+    let scene = Scene::meshed();
+    let call = |command| scene.call(command).annotated(json!({}));
     let (add, version) = (call("ADD"), call("VERSION"));
     drop(keep(&add.run_dir()));
-    let timed = |call: &Call| {
+    let time = |call: &Call| {
         let begin = Instant::now();
         call.run().succeeded();
         begin.elapsed()
     };
-    let both: Vec<[Duration; 2]> = (0..20).map(|_| [timed(&add), timed(&version)]).collect();
+    let both: Vec<[Duration; 2]> = (0..20).map(|_| [time(&add), time(&version)]).collect();
     let [add, version] = [0, 1].map(|n| both.iter().map(|times| times[n]).min().unwrap());
     println!("unmeshed ADD: {add:.1?}, VERSION: {version:.1?}");
     assert!(add < version + COPY_WAIT / 10);
-    assert!(api.requests().is_empty());
+    assert!(scene.api.requests().is_empty());
 }
 
 #[test]
 fn a_static_pod_is_found_by_the_uid_that_the_runtime_passes() {
     const HASH: &str = "0123456789abcdef0123456789abcdef";
-    let api = api_of(json!({}), &meshed_spec(), &json!({}));
-    let namespaces = Namespaces::new();
+    let scene = Scene::of(api_of(json!({}), &meshed_spec(), &json!({})));
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID={HASH}");
-    let add = Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", &args);
+    let add = scene.add().env("CNI_ARGS", &args);
     publish(&add.run_dir(), HASH, &pod(UID, &meshed_spec()));
-    let (record, _) = recorded(&add);
+    let (record, _) = timed(&add);
     assert_eq!((&record["source"], &record["pod_uid"]), (&json!("copy"), &json!(UID)), "{record}");
     assert_eq!(record["decision"], "redirected");
 }
 
 #[test]
 fn add_does_not_wait_for_a_pod_whose_uid_the_runtime_omits() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
-    let add = Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", args);
+    let add = scene.add().env("CNI_ARGS", args);
     let _lock = keep(&add.run_dir());
     publish(&add.run_dir(), UID, UNMESHED);
     // Repeated, as a request may take as long on a busy machine.
-    let quick = (0..30).map(|_| recorded(&add)).find(|(_, elapsed)| *elapsed < COPY_WAIT);
+    let quick = (0..30).map(|_| timed(&add)).find(|(_, elapsed)| *elapsed < COPY_WAIT);
     let (record, _) = quick.expect("each ADD waits");
     assert_eq!(record["source"], "request", "{record}");
 }

@@ -4,16 +4,13 @@
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 
+use super::{Scene, write_program};
 use nix::fcntl::{Flock, FlockArg};
-use serde_json::json;
 
-use super::namespaces::Namespaces;
-use super::{Call, meshed_api, write_program};
-
-fn namespaces_without_ipv6_address() -> Namespaces {
-    let namespaces = Namespaces::new();
-    namespaces.run("ip", &["-6", "address", "flush", "dev", "eth0"]);
-    namespaces
+fn without_ipv6_address() -> Scene {
+    let scene = Scene::meshed();
+    scene.run("ip", &["-6", "address", "flush", "dev", "eth0"]);
+    scene
 }
 
 #[test]
@@ -26,7 +23,7 @@ fn ipv6_is_left_out_only_where_the_node_lacks_it() {
         ("Memory allocation problem", 121),
     ];
     for (problem, wanted) in cases {
-        let (api, namespaces) = (meshed_api(), namespaces_without_ipv6_address());
+        let scene = without_ipv6_address();
         let programs = tempfile::tempdir().unwrap();
         for suffix in ["", "-restore"] {
             let name = format!("iptables-nft{suffix}");
@@ -34,31 +31,27 @@ fn ipv6_is_left_out_only_where_the_node_lacks_it() {
             let path = programs.path().join(format!("ip6tables-nft{suffix}"));
             write_program(&path, &format!("echo \"{problem}\" >&2\nexit 4"));
         }
-        let call = |command| {
-            Call::new(command, &namespaces.path(), &api)
-                .env("PATH", programs.path().to_str().unwrap())
-                .linkerd("iptables-mode", json!("nft"))
-        };
-        let auto = |command| call(command).linkerd("ipv6", json!("auto")).run();
+        let call = |command| scene.in_mode("nft", command).env("PATH", programs.path());
+        let auto = |command| call(command).linkerd("ipv6", "auto").run();
         let add = auto("ADD");
         if wanted == 0 {
             let stderr = add.succeeded().stderr;
             assert!(stderr.contains("IPv6 is not redirected"), "{problem}: {stderr}");
-            assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{problem}");
+            assert!(scene.rules().contains("PROXY_INIT_OUTPUT"), "{problem}");
             auto("CHECK").succeeded();
             continue;
         }
         let (code, msg) = add.error();
         assert_eq!(code, wanted, "{problem}: {msg}");
-        assert!(!namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"), "{problem}");
-        call("ADD").linkerd("ipv6", json!(false)).run().succeeded();
+        assert!(!scene.rules().contains("PROXY_INIT_OUTPUT"), "{problem}");
+        call("ADD").linkerd("ipv6", false).run().succeeded();
         auto("CHECK").succeeded();
     }
 }
 
 #[test]
 fn a_held_lock_is_reported_in_time_where_legacy_is_the_only_backend() {
-    let (api, namespaces) = (meshed_api(), namespaces_without_ipv6_address());
+    let scene = without_ipv6_address();
     let dir = tempfile::tempdir().unwrap();
     for name in ["iptables", "ip6tables"] {
         for suffix in ["", "-restore"] {
@@ -69,11 +62,11 @@ fn a_held_lock_is_reported_in_time_where_legacy_is_the_only_backend() {
     let lock = dir.path().join("xtables.lock");
     let _held = Flock::lock(File::create(&lock).unwrap(), FlockArg::LockExclusive).unwrap();
     let hide = "/bin/mount -t tmpfs none /usr/sbin && exec \"$0\" \"$@\"";
-    let (code, msg) = Call::new("ADD", &namespaces.path(), &api)
-        .env("PATH", dir.path().to_str().unwrap())
-        .env("XTABLES_LOCKFILE", lock.to_str().unwrap())
-        .linkerd("iptables-mode", json!("auto"))
-        .linkerd("ipv6", json!("auto"))
+    let (code, msg) = scene
+        .in_mode("auto", "ADD")
+        .env("PATH", dir.path())
+        .env("XTABLES_LOCKFILE", &lock)
+        .linkerd("ipv6", "auto")
         .run_under(
             &[
                 &["/usr/bin/unshare", "--mount", "/bin/sh", "-c", hide][..],

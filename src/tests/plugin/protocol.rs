@@ -13,7 +13,7 @@ fn del_gc_and_status_succeed_without_netns_kubeconfig_and_api_server() {
     let api = Api::start();
     let call = |command| {
         Call::new(command, Path::new("/no/such/netns"), &api)
-            .set("cniVersion", json!("1.1.0"))
+            .set("cniVersion", "1.1.0")
             .set("kubernetes", json!({"kubeconfig": "/no/such"}))
     };
     for command in ["DEL", "GC", "STATUS"] {

@@ -3,9 +3,9 @@
 use serde_json::{Value, json};
 
 use super::api::Api;
-use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::record_socket::{listen as listen_for_records, record};
-use super::{Call, POD_PATH, api_of, bracketed, listen};
+use super::namespaces::{NEIGHBOUR, POD};
+use super::record_socket::recorded;
+use super::{POD_PATH, Scene, api_of, bracketed, listen};
 
 /// API server with a pod that has this spec and these annotations.
 fn api(spec: Value, annotations: Value) -> Api {
@@ -18,11 +18,11 @@ fn with_proxy(mut proxy: Value) -> Value {
     json!({"containers": [{"name": "app"}, proxy]})
 }
 
-fn started(api: &Api) -> Namespaces {
-    let namespaces = Namespaces::new();
-    listen(&namespaces);
-    Call::new("ADD", &namespaces.path(), api).run().succeeded();
-    namespaces
+fn started(api: Api) -> Scene {
+    let scene = Scene::of(api);
+    listen(&scene);
+    scene.add().run().succeeded();
+    scene
 }
 
 #[test]
@@ -38,10 +38,10 @@ fn only_the_proxys_own_uid_is_exempt_and_no_user_or_group_that_the_app_has_too()
         (policy, json!({}), 2102),
         (own, annotated, 5000),
     ] {
-        let namespaces = started(&api(spec.clone(), annotations));
+        let scene = started(api(spec.clone(), annotations));
         for uid in [2102, 3000, 4000, 5000] {
             let wanted = if uid == exempt { "server" } else { "outbound" };
-            let found = namespaces.connect_from_pod(uid, NEIGHBOUR[0], 9000);
+            let found = scene.connect_from_pod(uid, NEIGHBOUR[0], 9000);
             assert!(found.starts_with(wanted), "{spec}: user {uid}: {found}");
         }
     }
@@ -54,21 +54,16 @@ fn an_app_container_with_the_proxys_user_is_recorded_and_refused_if_strict() {
         spec["securityContext"] = pod;
         spec["containers"][0]["securityContext"] = app;
         spec["initContainers"] = json!([{"name": "early", "securityContext": init}]);
-        let api = api(spec.clone(), json!({}));
         for strict in [false, true] {
-            let namespaces = Namespaces::new();
-            let add = Call::new("ADD", &namespaces.path(), &api)
-                .linkerd("proxy-gid", json!(gid))
-                .linkerd("strict-proxy-user", json!(strict));
-            let socket = listen_for_records(&add);
-            let outcome = add.run();
-            let record = record(&socket);
+            let scene = Scene::of(api(spec.clone(), json!({})));
+            let add = scene.add().linkerd("proxy-gid", gid).linkerd("strict-proxy-user", strict);
+            let (outcome, record) = recorded(&add);
             if strict && !wanted.is_empty() {
                 let (code, msg) = outcome.error();
                 assert_eq!(code, 111, "{msg}");
                 assert!(msg.contains(wanted[0]), "{msg}");
                 assert!(outcome.json()["details"].as_str().unwrap().contains("runAsUser"));
-                assert_eq!(namespaces.nat("iptables-nft"), "");
+                assert_eq!(scene.rules(), "");
                 assert_eq!(record["error"]["code"], 111);
                 continue;
             }
@@ -96,14 +91,12 @@ fn strict_proxy_user_refuses_a_marked_pod_while_its_containers_are_known() {
     });
     let mut spec = with_proxy(json!({}));
     spec["containers"][0]["securityContext"] = json!({"runAsUser": 2102});
-    let (api, namespaces) = (api(spec, marked.clone()), Namespaces::new());
-    let add = Call::new("ADD", &namespaces.path(), &api)
-        .annotated(marked)
-        .linkerd("strict-proxy-user", json!(true));
+    let scene = Scene::of(api(spec, marked.clone()));
+    let add = scene.add().annotated(marked).linkerd("strict-proxy-user", true);
     let (code, msg) = add.run().error();
     assert_eq!(code, 111, "{msg}");
-    assert_eq!(namespaces.nat("iptables-nft"), "");
-    api.answer(POD_PATH, 500, "{}");
+    assert_eq!(scene.rules(), "");
+    scene.api.answer(POD_PATH, 500, "{}");
     let outcome = add.run().succeeded();
     assert!(outcome.stderr.contains("annotations and plugin entry alone"), "{}", outcome.stderr);
 }
@@ -112,15 +105,13 @@ fn strict_proxy_user_refuses_a_marked_pod_while_its_containers_are_known() {
 fn a_port_annotation_that_the_injector_ignores_is_ignored_and_recorded() {
     for value in [" 5143", "5143 ", "5143\n", "0", "70000", "x"] {
         let annotations = json!({"config.linkerd.io/inbound-port": value});
-        let api = api(with_proxy(json!({})), annotations);
-        let namespaces = Namespaces::new();
-        listen(&namespaces);
-        let add = Call::new("ADD", &namespaces.path(), &api);
-        let socket = listen_for_records(&add);
-        add.run().succeeded();
-        let found = namespaces.connect_from_neighbour(POD[0], 8080);
+        let scene = Scene::of(api(with_proxy(json!({})), annotations));
+        listen(&scene);
+        let (outcome, record) = recorded(&scene.add());
+        outcome.succeeded();
+        let found = scene.connect_from_neighbour(POD[0], 8080);
         assert!(found.starts_with("inbound"), "{value:?}: {found}");
-        let ignored = &record(&socket)["ignored"][0];
+        let ignored = &record["ignored"][0];
         assert_eq!(ignored["elements"], json!([value]), "{ignored}");
     }
 }
@@ -129,10 +120,8 @@ fn a_port_annotation_that_the_injector_ignores_is_ignored_and_recorded() {
 fn an_id_annotation_with_a_blank_fails_the_pod_as_in_upstream() {
     for (key, value) in [("proxy-uid", " 2102"), ("proxy-uid", "2102 "), ("proxy-gid", " 2103")] {
         let annotations = json!({format!("config.linkerd.io/{key}"): value});
-        let (api, namespaces) = (api(with_proxy(json!({})), annotations), Namespaces::new());
-        let (code, msg) = Call::new("ADD", &namespaces.path(), &api).run().error();
-        assert_eq!(code, 110, "{msg}");
-        assert!(msg.contains(&format!("{key}: \"{value}\"")), "{msg}");
+        let scene = Scene::of(api(with_proxy(json!({})), annotations));
+        scene.add().run().failed(110, &format!("{key}: \"{value}\""));
     }
 }
 
@@ -141,8 +130,8 @@ fn the_last_of_two_variables_with_one_name_is_the_proxys_listen_address() {
     let address =
         |value: &str| json!({"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": value});
     let proxy = json!({"env": [address("0.0.0.0:5143"), address("0.0.0.0:4143")]});
-    let namespaces = started(&api(with_proxy(proxy), json!({})));
-    let found = namespaces.connect_from_neighbour(POD[0], 8080);
+    let scene = started(api(with_proxy(proxy), json!({})));
+    let found = scene.connect_from_neighbour(POD[0], 8080);
     assert!(found.starts_with("inbound"), "{found}");
 }
 
@@ -165,24 +154,20 @@ fn ipv6_auto_redirects_ipv6_unless_the_proxy_is_known_to_listen_on_ipv4_only() {
         (json!([inbound("[::]:4143"), by_field, dual]), json!("auto"), true),
         (json!([inbound("0.0.0.0:4143"), outbound("127.0.0.1:4140")]), json!(true), true),
     ] {
-        let api = api(with_proxy(json!({"env": env})), json!({}));
-        let namespaces = Namespaces::new();
-        listen(&namespaces);
-        let call =
-            |command| Call::new(command, &namespaces.path(), &api).linkerd("ipv6", mode.clone());
+        let scene = Scene::of(api(with_proxy(json!({"env": env})), json!({})));
+        listen(&scene);
+        let call = |command| scene.call(command).linkerd("ipv6", mode.clone());
         let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "fd99::1/64"}]});
-        let add = call("ADD").set("prevResult", previous);
-        let socket = listen_for_records(&add);
-        add.run().succeeded();
-        let record = record(&socket);
+        let (outcome, record) = recorded(&call("ADD").set("prevResult", previous));
+        outcome.succeeded();
         assert_eq!(record["ipv6_bypasses_proxy"] == true, !is_redirected, "{env}: {record}");
         for (index, address) in POD.into_iter().enumerate() {
             let is_redirected = is_redirected || index == 0;
             let wanted = if is_redirected { "inbound" } else { "app" };
-            let found = namespaces.connect_from_neighbour(address, 8080);
+            let found = scene.connect_from_neighbour(address, 8080);
             assert_eq!(found, format!("{wanted} {}:8080", bracketed(address)), "{env}");
             let wanted = if is_redirected { "outbound" } else { "server" };
-            let found = namespaces.connect_from_pod(1000, NEIGHBOUR[index], 9000);
+            let found = scene.connect_from_pod(1000, NEIGHBOUR[index], 9000);
             assert_eq!(found, format!("{wanted} {}:9000", bracketed(NEIGHBOUR[index])), "{env}");
         }
         call("CHECK").run().succeeded();

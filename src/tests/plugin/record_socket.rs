@@ -1,16 +1,29 @@
 //! The record socket of an agent without run directory, in the CNI net dir.
 
+use std::fs;
 use std::os::unix::net::UnixDatagram;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::call::Call;
+use crate::call::{Call, Outcome};
+
+fn path(call: &Call) -> PathBuf {
+    call.kubeconfig().with_file_name(".linkerd-cni.sock")
+}
+
+/// Runs the call beside an agent. Returns the outcome and the record.
+pub fn recorded(call: &Call) -> (Outcome, Value) {
+    let socket = listen(call);
+    let outcome = call.run();
+    fs::remove_file(path(call)).unwrap();
+    (outcome, record(&socket))
+}
 
 /// Binds the agent's socket.
 pub fn listen(call: &Call) -> UnixDatagram {
-    let path = call.kubeconfig().with_file_name(".linkerd-cni.sock");
-    let socket = UnixDatagram::bind(path).unwrap();
+    let socket = UnixDatagram::bind(path(call)).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     socket
 }

@@ -2,24 +2,21 @@
 
 use serde_json::json;
 
-use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{
-    Call, SERVICE_PATH, api_of, bracketed, call_in_mode, iptables, listen, meshed_api, meshed_spec,
-    write_program,
-};
+use super::namespaces::{NEIGHBOUR, POD};
+use super::{SERVICE_PATH, Scene, api_of, bracketed, iptables, listen, meshed_spec, write_program};
 
 #[test]
 fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
     for mode in ["auto", "native", "nft", "legacy", "plain"] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        listen(&namespaces);
-        call_in_mode(mode, "ADD", &namespaces, &api).linkerd("ipv6", json!(true)).run().succeeded();
+        let scene = Scene::meshed();
+        listen(&scene);
+        scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
         for family in [0, 1] {
             let (pod, neighbour) = (POD[family], NEIGHBOUR[family]);
             let to_pod = bracketed(pod);
             let to_neighbour = bracketed(neighbour);
-            let from_neighbour = |port| namespaces.connect_from_neighbour(pod, port);
-            let from_pod = |uid, to, port| namespaces.connect_from_pod(uid, to, port);
+            let from_neighbour = |port| scene.connect_from_neighbour(pod, port);
+            let from_pod = |uid, to, port| scene.connect_from_pod(uid, to, port);
             for (name, got, wanted) in [
                 ("inbound", from_neighbour(8080), format!("inbound {to_pod}:8080")),
                 ("without a listener", from_neighbour(7777), format!("inbound {to_pod}:7777")),
@@ -37,13 +34,13 @@ fn tcp_goes_through_the_proxy_in_every_mode_and_family() {
 #[test]
 fn iptables_rules_equal_upstreams_in_every_mode() {
     for mode in ["nft", "legacy", "plain"] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        call_in_mode(mode, "ADD", &namespaces, &api).linkerd("ipv6", json!(true)).run().succeeded();
-        let ipv4 = namespaces.nat(&iptables(mode, false));
+        let scene = Scene::meshed();
+        scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
+        let ipv4 = scene.nat(&iptables(mode, false));
         insta::with_settings!({snapshot_suffix => "default"}, {
             insta::assert_snapshot!("rules", ipv4);
         });
-        assert_eq!(namespaces.nat(&iptables(mode, true)), ipv4, "{mode}");
+        assert_eq!(scene.nat(&iptables(mode, true)), ipv4, "{mode}");
     }
 }
 
@@ -61,11 +58,9 @@ fn annotations_of_pod_and_namespace_reach_the_rules() {
         "config.linkerd.io/proxy-uid": "1234",
         "config.linkerd.io/skip-subnets": "10.0.0.0/8,fd00::/8",
     });
-    let api = api_of(json!({"annotations": of_pod}), &spec, &of_namespace);
-    let namespaces = Namespaces::new();
-    Call::new("ADD", &namespaces.path(), &api).linkerd("ipv6", json!(true)).run().succeeded();
-    let both =
-        format!("{}\n\nIPv6\n{}", namespaces.nat("iptables-nft"), namespaces.nat("ip6tables-nft"));
+    let scene = Scene::of(api_of(json!({"annotations": of_pod}), &spec, &of_namespace));
+    scene.add().linkerd("ipv6", true).run().succeeded();
+    let both = format!("{}\n\nIPv6\n{}", scene.rules(), scene.nat("ip6tables-nft"));
     insta::assert_snapshot!("rules@annotations", both);
 }
 
@@ -75,10 +70,10 @@ fn a_control_plane_pod_reaches_the_api_server_without_the_proxy() {
     let labels = json!({"linkerd.io/control-plane-component": "identity"});
     for (code, body) in [(200, service), (500, "broken")] {
         let api = api_of(json!({"labels": labels}), &meshed_spec(), &json!({}));
-        let namespaces = Namespaces::new();
         api.answer(SERVICE_PATH, code, body);
-        Call::new("ADD", &namespaces.path(), &api).run().succeeded();
-        let rules = namespaces.nat("iptables-nft");
+        let scene = Scene::of(api);
+        scene.add().run().succeeded();
+        let rules = scene.rules();
         assert!(rules.contains("--dports 443,6443"), "{code}: {rules}");
     }
 }
@@ -86,56 +81,49 @@ fn a_control_plane_pod_reaches_the_api_server_without_the_proxy() {
 #[test]
 fn a_second_add_leaves_each_rule_once_and_keeps_foreign_rules() {
     for mode in ["nft", "legacy"] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
+        let scene = Scene::meshed();
         let program = iptables(mode, false);
         let foreign = "-t nat -A PREROUTING -p tcp --dport 1 -j REDIRECT --to-ports 2";
-        namespaces.run(&program, &foreign.split(' ').collect::<Vec<_>>());
-        let call = call_in_mode(mode, "ADD", &namespaces, &api);
+        scene.run(&program, &foreign.split(' ').collect::<Vec<_>>());
+        let call = scene.in_mode(mode, "ADD");
         call.run().succeeded();
-        let once = namespaces.nat(&program);
+        let once = scene.nat(&program);
         call.run().succeeded();
-        assert_eq!(namespaces.nat(&program), once, "{mode}");
+        assert_eq!(scene.nat(&program), once, "{mode}");
         let foreign = "-A PREROUTING -p tcp -m tcp --dport 1 -j REDIRECT --to-ports 2";
         assert!(once.starts_with(foreign), "{once}");
 
-        let other = call.linkerd("incoming-proxy-port", json!(5143));
+        let other = call.linkerd("incoming-proxy-port", 5143);
         other.run().succeeded();
-        let changed = namespaces.nat(&program);
+        let changed = scene.nat(&program);
         assert_eq!(changed, once.replace("4143", "5143"), "{mode}");
     }
 }
 
 #[test]
 fn no_rule_is_left_if_the_rules_of_one_family_fail() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
+    let scene = Scene::meshed();
     let bin = tempfile::tempdir().unwrap();
     for name in ["ip6tables-nft", "ip6tables-nft-restore"] {
         write_program(&bin.path().join(name), "echo no ip6 here >&2\nexit 3");
     }
     let path = format!("{}:/usr/sbin:/usr/bin:/bin", bin.path().display());
-    Call::new("ADD", &namespaces.path(), &api)
-        .env("PATH", &path)
-        .linkerd("ipv6", json!(true))
-        .run()
-        .failed(121, "no ip6 here");
-    assert_eq!(namespaces.nat("iptables-nft"), "");
-    assert!(!namespaces.run("iptables-nft-save", &[]).contains("PROXY_INIT"));
+    scene.add().env("PATH", &path).linkerd("ipv6", true).run().failed(121, "no ip6 here");
+    assert_eq!(scene.rules(), "");
+    assert!(!scene.run("iptables-nft-save", &[]).contains("PROXY_INIT"));
 }
 
 #[test]
 fn iptables_is_found_without_a_path_variable() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    Call::new("ADD", &namespaces.path(), &api).env("PATH", "").run().succeeded();
-    assert!(namespaces.nat("iptables-nft").contains("PROXY_INIT_OUTPUT"));
+    let scene = Scene::meshed();
+    scene.add().env("PATH", "").run().succeeded();
+    assert!(scene.rules().contains("PROXY_INIT_OUTPUT"));
 }
 
 #[test]
 fn simulate_logs_the_rules_and_installs_none() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let outcome = Call::new("ADD", &namespaces.path(), &api)
-        .linkerd("simulate", json!(true))
-        .run()
-        .succeeded();
+    let scene = Scene::meshed();
+    let outcome = scene.add().linkerd("simulate", true).run().succeeded();
     assert!(outcome.stderr.contains("-A PROXY_INIT_OUTPUT"), "{}", outcome.stderr);
-    assert_eq!(namespaces.nat("iptables-nft"), "");
+    assert_eq!(scene.rules(), "");
 }

@@ -8,9 +8,8 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use super::namespaces::Namespaces;
 use super::unwritable::{Unwritable, full_device, full_pipe};
-use super::{Call, Outcome, PLUGIN, meshed_api};
+use super::{Call, Outcome, PLUGIN, Scene};
 
 /// Time after which a call counts as hanging. Calls usually take less than 100 ms.
 const HANGS: Duration = Duration::from_secs(20);
@@ -19,23 +18,21 @@ const HANGS: Duration = Duration::from_secs(20);
 fn an_unwritable_stderr_neither_fails_nor_delays_a_pod() {
     for stderr in Unwritable::all() {
         for level in ["info", "trace"] {
-            let (api, namespaces) = (meshed_api(), Namespaces::new());
-            let call = |command| {
-                Call::new(command, &namespaces.path(), &api).set("log_level", json!(level))
-            };
+            let scene = Scene::meshed();
+            let call = |command| scene.call(command).set("log_level", level);
             let case = format!("{} at level {level}", stderr.name);
             let result = call("ADD").annotated(json!({})).run().succeeded().stdout;
 
             let unmeshed = call("ADD").annotated(json!({}));
             let outcome = run(with(&stderr), &unmeshed, &case);
             assert_eq!(outcome.succeeded().stdout, result, "unmeshed, {case}");
-            assert_eq!(namespaces.nat("iptables-nft"), "", "{case}");
+            assert_eq!(scene.rules(), "", "{case}");
 
             let meshed = call("ADD");
             let kubeconfig = fs::read(meshed.kubeconfig()).unwrap();
             let outcome = run(with(&stderr), &meshed, &case);
             assert_eq!(outcome.succeeded().stdout, result, "meshed, {case}");
-            let rules = namespaces.nat("iptables-nft");
+            let rules = scene.rules();
             assert!(rules.contains("PROXY_INIT_OUTPUT"), "{case}: {rules}");
             assert_eq!(fs::read(meshed.kubeconfig()).unwrap(), kubeconfig, "{case}");
 
@@ -49,8 +46,8 @@ fn an_unwritable_stderr_neither_fails_nor_delays_a_pod() {
 
 #[test]
 fn a_stderr_file_at_its_size_limit_neither_fails_nor_kills_an_add() {
-    let (api, namespaces) = (meshed_api(), Namespaces::new());
-    let call = Call::new("ADD", &namespaces.path(), &api);
+    let scene = Scene::meshed();
+    let call = scene.add();
     let mut command = Command::new("/bin/sh");
     command.args(["-c", r#"ulimit -f 64 && exec "$0""#, PLUGIN]);
     // dash counts in blocks of 512 bytes.
@@ -60,16 +57,16 @@ fn a_stderr_file_at_its_size_limit_neither_fails_nor_kills_an_add() {
     command.stdout(Stdio::piped());
     let outcome = run(command, &call, "a file at its size limit");
     outcome.succeeded();
-    let rules = namespaces.nat("iptables-nft");
+    let rules = scene.rules();
     assert!(rules.contains("PROXY_INIT_OUTPUT"), "{rules}");
 }
 
 #[test]
 fn an_error_reaches_the_runtime_with_any_stderr() {
     for stderr in Unwritable::all() {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        api.answer(super::POD_PATH, 403, "{}");
-        let call = Call::new("ADD", &namespaces.path(), &api);
+        let scene = Scene::meshed();
+        scene.api.answer(super::POD_PATH, 403, "{}");
+        let call = scene.add();
         let outcome = run(with(&stderr), &call, stderr.name);
         let (code, msg) = outcome.error();
         assert_eq!(code, 102, "{}: {msg}", stderr.name);
@@ -79,11 +76,8 @@ fn an_error_reaches_the_runtime_with_any_stderr() {
 #[test]
 fn an_unwritable_stdout_fails_the_call_without_a_panic() {
     for stdout in [full_device(), full_pipe()] {
-        let (api, namespaces) = (meshed_api(), Namespaces::new());
-        for call in [
-            Call::new("ADD", &namespaces.path(), &api).annotated(json!({})),
-            Call::new("ADD", &namespaces.path(), &api).env("CNI_ARGS", "not a pair"),
-        ] {
+        let scene = Scene::meshed();
+        for call in [scene.add().annotated(json!({})), scene.add().env("CNI_ARGS", "not a pair")] {
             let mut command = Command::new(PLUGIN);
             command.stderr(Stdio::piped()).stdout(stdout.stdio());
             let outcome = run(command, &call, stdout.name);
