@@ -29,8 +29,9 @@ pub enum Api {
     Unreachable,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Phase {
+    #[default]
     NotStarted,
     Running,
     /// The agent received SIGTERM. The responses so far.
@@ -62,7 +63,7 @@ pub struct Staged {
     pub content: FileContent,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Agent {
     pub phase: Phase,
     /// The next operations, the last one first.
@@ -80,25 +81,6 @@ pub struct Agent {
     /// Passes that wrote since the environment changed. Shows writers that never come to an end.
     pub writing_passes: u8,
     wrote: bool,
-}
-
-impl Default for Agent {
-    fn default() -> Agent {
-        Agent {
-            phase: Phase::NotStarted,
-            queue: Vec::new(),
-            is_dirty: false,
-            holds_lock: false,
-            leftovers_removed: false,
-            newer_agent_runs: false,
-            found: Configs::new(),
-            saved: None,
-            has_raced: false,
-            staged: Vec::new(),
-            writing_passes: 0,
-            wrote: false,
-        }
-    }
 }
 
 impl Agent {
@@ -152,9 +134,7 @@ impl Agent {
             }
         }
     }
-}
 
-impl Agent {
     /// Cuts off the rest of the step, and undoes what it wrote.
     fn abort_removal(&mut self, undo: Option<Undo>) {
         self.abort_step();
