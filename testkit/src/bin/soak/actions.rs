@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::agent::{self, KUBECONFIG};
+use crate::agent::{self, KUBECONFIG, Paused};
 use crate::credential;
 use crate::disk::Ballast;
 use crate::helm::NAMESPACE;
@@ -19,7 +19,7 @@ use crate::outages::{Cause, Outages};
 use crate::pods::kubectl;
 use crate::reader;
 use crate::runtime;
-use crate::world::{Stopped, World, replace};
+use crate::world::{World, replace};
 use rand::RngExt as _;
 use serde_json::Value;
 use testkit::cluster::active;
@@ -147,7 +147,7 @@ fn stall(world: &mut World, name: &str) {
     {
         let _api = world.outages.open(Cause::ApiServer);
         let _node = world.outages.open(Cause::Node);
-        let _stopped = Stopped::stop(pid).expect("the component runs");
+        let _stopped = Paused::process(pid);
         thread::sleep(Duration::from_secs(world.rng.random_range(5..20)));
     }
     world.recovered(Instant::now(), || true);

@@ -11,31 +11,21 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
-use crate::agent::{self, KUBECONFIG, token, with_token};
+use crate::agent::{self, KUBECONFIG, Paused, token, with_token};
 use crate::helm::NAMESPACE;
 use crate::outages::Cause;
-use crate::pods::{apply, kubectl};
-use crate::world::{Stopped, World, replace};
+use crate::pods::kubectl;
+use crate::world::{World, replace};
 
-const ACCOUNT: [&str; 4] = ["serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE];
+const ACCOUNT: &str = "linkerd-cni-plugin";
 /// Key that the API server signs tokens with.
 const KEY: &str = "/var/lib/linkerd2-cni-cluster/pki/tokens.key";
-
-fn account() -> Value {
-    let account = kubectl(&[&["get"], &ACCOUNT[..], &["-o", "json"]].concat());
-    serde_json::from_str(&account).expect("kubectl prints JSON")
-}
 
 /// Deletes the plugin's account and creates it again, so that the API server rejects its tokens.
 pub fn revoke(world: &mut World) {
     let old = token();
-    let mut account = account();
-    for field in ["uid", "resourceVersion", "creationTimestamp"] {
-        account["metadata"].as_object_mut().expect("an object").remove(field);
-    }
     let outage = world.outages.open(Cause::Credential);
-    kubectl(&[&["delete"], &ACCOUNT[..]].concat());
-    apply(&account);
+    agent::revoke_token();
     let begin = Instant::now();
     world.recovered(begin, || token().is_some_and(|now| Some(now) != old));
     drop(outage);
@@ -55,7 +45,7 @@ pub fn replace_by(world: &World, validity: Validity) {
     let invalid = signed_token(validity);
     let outage = world.outages.open(Cause::Credential);
     // Stopped first: a running agent would replace the foreign token at once.
-    let stopped = Stopped::stop(old.pid);
+    let stopped = Paused::process(old.pid);
     let kubeconfig = fs::read_to_string(KUBECONFIG).expect("there is a kubeconfig");
     replace(Path::new(KUBECONFIG), &with_token(&kubeconfig, &invalid), 0o600);
     let _ = kill(old.pid, Signal::SIGKILL);
@@ -72,18 +62,19 @@ pub fn replace_by(world: &World, validity: Validity) {
 fn signed_token(validity: Validity) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
     let at = |seconds: i64| now.saturating_add_signed(seconds);
-    let account = account();
+    let get = format!("get serviceaccount {ACCOUNT} -n {NAMESPACE} -o jsonpath={{.metadata.uid}}");
+    let uid = kubectl(&get);
     let issuer = "https://kubernetes.default.svc.cluster.local";
     let claims = json!({
         "iss": issuer,
         "aud": [issuer],
-        "sub": format!("system:serviceaccount:{NAMESPACE}:{}", ACCOUNT[1]),
+        "sub": format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}"),
         "iat": at(validity.start),
         "nbf": at(validity.start),
         "exp": at(validity.end),
         "kubernetes.io": {
             "namespace": NAMESPACE,
-            "serviceaccount": {"name": ACCOUNT[1], "uid": account["metadata"]["uid"]},
+            "serviceaccount": {"name": ACCOUNT, "uid": uid},
         },
     });
     let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());

@@ -6,9 +6,6 @@ use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
-
 use crate::agent;
 use crate::api::Api;
 use crate::helm::{Helm, NAMESPACE};
@@ -89,21 +86,6 @@ impl World {
         let logs = command(&logs).output().map(|logs| logs.stdout).unwrap_or_default();
         let logs = String::from_utf8_lossy(&logs);
         format!("files {:?}, agent and its readiness {agents:?}, its log: {logs}", reader::now())
-    }
-}
-
-/// A stopped process. Dropping the value continues it.
-pub struct Stopped(Pid);
-
-impl Stopped {
-    pub fn stop(pid: Pid) -> nix::Result<Stopped> {
-        kill(pid, Signal::SIGSTOP).map(|()| Stopped(pid))
-    }
-}
-
-impl Drop for Stopped {
-    fn drop(&mut self) {
-        let _ = kill(self.0, Signal::SIGCONT);
     }
 }
 
