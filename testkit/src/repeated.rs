@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Repeats work until [`Repeated::finish`].
+/// Repeats work until it is dropped.
 pub struct Repeated<T> {
     stop: Arc<AtomicBool>,
-    thread: JoinHandle<T>,
+    thread: Option<JoinHandle<T>>,
 }
 
 impl<T: Send + 'static> Repeated<T> {
@@ -23,12 +23,19 @@ impl<T: Send + 'static> Repeated<T> {
             }
             state
         });
-        Repeated { stop, thread }
+        Repeated { stop, thread: Some(thread) }
     }
 
     /// Ends the thread and returns the state. Panics if the work has panicked.
-    pub fn finish(self) -> T {
+    pub fn finish(mut self) -> T {
         self.stop.store(true, Ordering::Relaxed);
-        self.thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+        let ended = self.thread.take().expect("only this method takes the thread").join();
+        ended.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+}
+
+impl<T> Drop for Repeated<T> {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
     }
 }

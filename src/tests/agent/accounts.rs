@@ -6,6 +6,7 @@ use nix::sys::signal::Signal;
 
 use crate::agent_with_api::{Scene, all};
 use crate::api::{DaemonSetState, expired_token, unbound_token};
+use crate::node::LIST;
 use crate::until::until;
 
 /// Leaves an agent seven seconds to ask.
@@ -84,7 +85,7 @@ fn missing_plugin_token_prevents_an_uninstall() {
     // It takes the signal before it looks at the node again.
     scene.agent.signal(Signal::SIGCONT);
     assert_eq!(scene.agent.wait(), Some(0));
-    assert!(scene.node.chained("10-calico.conflist"), "{}", scene.agent.log());
+    assert!(scene.node.chained(LIST), "{}", scene.agent.log());
 }
 
 /// A node that was cut off for longer than its tokens live is told to stop in an upgrade

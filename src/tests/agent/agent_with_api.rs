@@ -7,7 +7,7 @@ use nix::sys::signal::Signal;
 
 use crate::agent::Agent;
 use crate::api::{Api, State, bound_token};
-use crate::node::{CALICO, Node};
+use crate::node::{CALICO, LIST, Node};
 use crate::until::until;
 
 pub struct Scene {
@@ -19,9 +19,15 @@ pub struct Scene {
 impl Scene {
     /// A ready agent on a node, with its own account and the plugin's.
     pub fn start(more: &[(&str, &str)]) -> Scene {
-        let api = Api::start();
-        let vars = api.vars();
-        Scene::start_with(api, &vars, more)
+        Scene::start_with(Api::start(), more)
+    }
+
+    /// The same with an API server in another state than usual.
+    pub fn start_with(api: Api, more: &[(&str, &str)]) -> Scene {
+        let node = Node::with_api(&api);
+        let scene = Scene::start_on(api, node, more);
+        until("the plugin's own token", || scene.node.token() != "token-1");
+        scene
     }
 
     /// The same under upstream's chart, where the plugin has the agent's token, which is bound to the agent's pod.
@@ -33,30 +39,18 @@ impl Scene {
     pub fn start_with_token(token: &str, more: &[(&str, &str)]) -> Scene {
         let api = Api::start();
         api.state().tokens = vec![token.to_owned()];
-        let vars = api.address_vars();
-        let node = node(&api);
+        let mut node = Node::with_api(&api);
+        node.vars = api.address_vars().to_vec();
         node.rotate(token);
-        let scene = Scene::start_on(api, node, &vars, more);
+        let scene = Scene::start_on(api, node, more);
         // The agent looks for its DaemonSet once it has recorded the response to its token check.
         until("the token is checked", || scene.api.asked("GET", "/daemonsets/") > 0);
         scene
     }
 
-    /// Starts an agent whose API server is in another state than usual.
-    pub fn start_with(api: Api, vars: &[(&str, String)], more: &[(&str, &str)]) -> Scene {
-        let node = node(&api);
-        Scene::start_on(api, node, vars, more)
-    }
-
-    fn start_on(api: Api, node: Node, vars: &[(&str, String)], more: &[(&str, &str)]) -> Scene {
-        let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
-        let agent = node.start_owned(&vars.iter().cloned().chain(more).collect::<Vec<_>>());
-        let mut scene = Scene { api, node, agent };
-        scene.agent.until_ready();
-        if vars.len() > 2 {
-            until("the plugin's own token", || scene.node.token() != "token-1");
-        }
-        scene
+    pub fn start_on(api: Api, node: Node, more: &[(&str, &str)]) -> Scene {
+        let agent = node.start_ready_with(more);
+        Scene { api, node, agent }
     }
 
     /// Changes the API server's responses and stops the agent. Returns the time until it ended.
@@ -68,7 +62,7 @@ impl Scene {
     }
 
     pub fn is_uninstalled(&self) -> bool {
-        self.node.text("10-calico.conflist") == CALICO
+        self.node.text(LIST) == CALICO
             && !self.node.bin("linkerd-cni").exists()
             && !self.node.net("kubeconfig.json").exists()
     }
@@ -76,24 +70,18 @@ impl Scene {
     /// Stops the agent by SIGSTOP while no pass runs, as a running pass would write files after SIGCONT. No pass has
     /// begun for a while then: a pass follows each change of the node's files.
     pub fn pause_between_passes(&self) {
-        let passes = || {
-            let metrics = self.agent.get("/metrics").1;
-            let line =
-                metrics.lines().find(|line| line.starts_with("linkerd_cni_agent_reconcile_total"));
-            line.map(str::to_owned)
-        };
-        let mut last = None;
+        let mut last = 0.0;
         until("no pass begins", || {
-            let before = last.take();
-            last = passes();
+            let before = last;
+            last = self.agent.metric("linkerd_cni_agent_reconcile_total");
             thread::sleep(Duration::from_millis(300));
-            last.is_some() && last == before
+            last == before
         });
         self.agent.signal(Signal::SIGSTOP);
     }
 
     pub fn is_installed(&self) -> bool {
-        self.node.chained("10-calico.conflist")
+        self.node.chained(LIST)
             && self.node.bin("linkerd-cni").exists()
             && self.node.net("kubeconfig.json").exists()
     }
@@ -113,28 +101,6 @@ impl Scene {
             .collect();
         assert!(lines.len() == 1 && lines[0].contains(why), "{what}: {log}");
     }
-}
-
-/// A node with one network config, whose API server is `api`.
-pub fn node(api: &Api) -> Node {
-    let node = Node::new();
-    node.use_api(api);
-    node.write("10-calico.conflist", CALICO);
-    node
-}
-
-/// A ready agent on such a node.
-pub fn started() -> (Api, Node, Agent) {
-    let api = Api::start();
-    let (node, agent) = started_with(&api);
-    (api, node, agent)
-}
-
-/// The same with an API server in another state than usual.
-pub fn started_with(api: &Api) -> (Node, Agent) {
-    let node = node(api);
-    let agent = node.start_owned_ready(&api.vars());
-    (node, agent)
 }
 
 /// Runs all cases at the same time, as most of them wait.

@@ -10,7 +10,7 @@ use rcgen::CertificateParams;
 use crate::agent::Agent;
 use crate::api::Api;
 use crate::filesystems::{bind, in_mount_namespace};
-use crate::node::{CALICO, Node, PLUGIN};
+use crate::node::{CALICO, LIST, Node, PLUGIN};
 use crate::requests::report_unreachable;
 use crate::server::Identity;
 use crate::until::until;
@@ -29,10 +29,9 @@ impl Scene {
     /// Runs `test` in a mount namespace, where [`NAME`] has no address.
     fn with(test: fn(Scene)) {
         in_mount_namespace(move || {
-            let (node, api) = (Arc::new(Node::new()), Api::start());
+            let api = Api::start();
             api.present(Identity::new(&CertificateParams::new([NAME.into()]).unwrap()));
-            node.use_api(&api);
-            node.write("10-calico.conflist", CALICO);
+            let node = Arc::new(Node::with_api(&api));
             let hosts = node.root().join("hosts");
             fs::write(&hosts, "").unwrap();
             bind(&hosts, "/etc/hosts".as_ref());
@@ -50,9 +49,8 @@ impl Scene {
     }
 
     fn start(&self) -> Agent {
-        let [_, port, account] = self.api.vars();
-        let resync = ("LINKERD_CNI_RESYNC_SECONDS", "5".into());
-        self.node.start_owned(&[("KUBERNETES_SERVICE_HOST", NAME.into()), port, account, resync])
+        let resync = ("LINKERD_CNI_RESYNC_SECONDS", "5");
+        self.node.start_with(&[("KUBERNETES_SERVICE_HOST", NAME), resync])
     }
 
     fn start_ready(&self) -> Agent {
@@ -130,7 +128,7 @@ fn the_kubeconfig_gets_an_address_that_answers_and_the_name_for_the_certificate(
         scene.resolves_to(&["127.0.0.9", "127.0.0.1"]);
         let mut agent = scene.start_ready();
         assert_eq!(scene.server(), (scene.url("127.0.0.1"), NAME.into()));
-        assert!(scene.node.chained("10-calico.conflist"));
+        assert!(scene.node.chained(LIST));
         let written = agent.log().matches("wrote kubeconfig").count();
         assert_eq!(written, 1, "{}", agent.log());
         assert_eq!(agent.stop(), Some(0));
@@ -175,11 +173,11 @@ fn a_node_without_kubeconfig_is_not_ready_and_not_chained_until_the_name_resolve
         until("the reason", || agent.ready().1.contains(&why));
         assert_eq!(agent.ready().0, 500);
         assert!(agent.ready().1.contains("check KUBERNETES_SERVICE_HOST"), "{:?}", agent.ready());
-        assert_eq!(scene.node.text("10-calico.conflist"), CALICO);
+        assert_eq!(scene.node.text(LIST), CALICO);
         assert!(!scene.node.net("kubeconfig.json").exists());
         scene.resolves_to(&["127.0.0.1"]);
         agent.until_ready();
-        assert!(scene.node.chained("10-calico.conflist"));
+        assert!(scene.node.chained(LIST));
     });
 }
 
@@ -209,7 +207,7 @@ fn plugin_and_kubeconfig_of_a_running_upstream_agent_stay_until_it_ends() {
         scene.resolves_to(&["127.0.0.1"]);
         scene.install_upstream_plugin();
         let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
-        until("the upstream entry", || scene.node.chained("10-calico.conflist"));
+        until("the upstream entry", || scene.node.chained(LIST));
         let mut agent = scene.start();
         scene.until_yielding(&mut agent);
         assert!(scene.has_upstream_files(), "{}", agent.log());
@@ -239,13 +237,13 @@ fn plugin_and_kubeconfig_of_an_upstream_agent_that_dies_are_replaced() {
         scene.resolves_to(&["127.0.0.1"]);
         scene.install_upstream_plugin();
         let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
-        until("the upstream entry", || scene.node.chained("10-calico.conflist"));
+        until("the upstream entry", || scene.node.chained(LIST));
         let mut agent = scene.start();
         scene.until_yielding(&mut agent);
         upstream.kill();
         scene.until_replaced();
         agent.until_ready();
-        let list = scene.node.text("10-calico.conflist");
+        let list = scene.node.text(LIST);
         assert!(list.contains("agent-namespace"), "{list}");
     });
 }

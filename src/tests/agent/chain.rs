@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use serde_json::json;
 
-use crate::node::{CALICO, CONF, Node};
+use crate::node::{CALICO, CONF, LIST, Node};
 use crate::until::until;
 
 #[test]
@@ -22,12 +22,12 @@ fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
     node.write("07-half.conflist", &CALICO[..CALICO.len() / 2]);
     nix::unistd::mkfifo(&node.net("08-pipe.conf"), nix::sys::stat::Mode::S_IRWXU).unwrap();
     node.write("09-bom.conflist", &format!("\u{feff}{CALICO}"));
-    node.write("10-calico.conflist", CALICO);
+    node.write(LIST, CALICO);
     node.write("20-other.json", r#"{"type":"x","name":"n"}"#);
     node.write("30-calico.conflist.cilium_bak", CALICO);
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
-    assert!(node.chained("10-calico.conflist"));
+    let mut agent = node.start_ready();
+    assert!(node.chained(LIST));
     // Only the valid config differs. Binary, kubeconfig, saved state and socket are new.
     let mut now = node.tree();
     now.retain(|name, _| before.contains_key(name));
@@ -69,14 +69,14 @@ fn a_conflist_written_in_parts_is_chained_once_it_is_complete() {
     for turn in 0..30 {
         let text = CALICO.replace("1e3", &format!("{turn}e3"));
         // Create, then write, as `cp` does.
-        let file = fs::File::create(node.net("10-calico.conflist")).unwrap();
+        let file = fs::File::create(node.net(LIST)).unwrap();
         thread::yield_now();
         let mut file = file;
         for part in text.as_bytes().chunks(100) {
             std::io::Write::write_all(&mut file, part).unwrap();
         }
         drop(file);
-        until("the entry", || node.chained("10-calico.conflist"));
+        until("the entry", || node.chained(LIST));
     }
     agent.until_ready();
 }
@@ -87,7 +87,7 @@ fn a_conf_is_converted_to_a_conflist_and_restored_with_its_bytes_and_mode() {
     node.write("10-net.conf", CONF);
     fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     assert!(!node.net("10-net.conf").exists());
     let list = node.json("10-net.conflist");
     assert_eq!((&list["name"], &list["cniVersion"]), (&json!("net"), &json!("0.4.0")));
@@ -106,7 +106,7 @@ fn a_conf_is_converted_to_a_conflist_and_restored_with_its_bytes_and_mode() {
 
     // The record outlives the agent.
     agent.kill();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     agent.stop();
     let mut after = node.tree();
     if let Some(file) = after.get_mut("etc/10-net.conf") {
@@ -133,7 +133,7 @@ fn extended_attributes_of_a_conf_are_copied_to_the_conflist_and_restored() {
         let mut value = [0; 8];
         rustix::fs::getxattr(node.net(name), attribute, &mut value[..]) == Ok(3)
     };
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     assert!(has("10-net.conflist"));
     assert_eq!(agent.stop(), Some(0));
     assert!(has("10-net.conf"));
@@ -146,7 +146,7 @@ fn a_conf_beside_a_conflist_of_another_program_is_chained_and_both_are_restored(
     fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
     node.write("10-net.conflist", CALICO);
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     // The runtime loads the first file in name order.
     assert!(!node.net("10-net.conf").exists());
     assert_eq!(node.types("10-net.conf.conflist"), ["bridge", "linkerd-cni"]);
@@ -164,7 +164,7 @@ fn a_conf_beside_a_conflist_of_another_program_is_chained_and_both_are_restored(
         });
     }
     agent.kill();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     let mut after = node.tree();
     if let Some(file) = after.get_mut("etc/10-net.conf") {
@@ -197,7 +197,7 @@ fn a_json_that_the_runtime_loads_is_converted_and_restored() {
     let node = Node::new();
     node.write("20-net.json", CONF);
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     assert!(node.chained("20-net.conflist") && !node.net("20-net.json").exists());
     agent.stop();
     assert_eq!(node.tree(), before);
@@ -207,10 +207,10 @@ fn a_json_that_the_runtime_loads_is_converted_and_restored() {
 fn a_symbolic_link_is_replaced_and_restored_and_its_target_stays_unchanged() {
     let node = Node::new();
     fs::write(node.root().join("real"), CALICO).unwrap();
-    symlink("../real", node.net("10-calico.conflist")).unwrap();
+    symlink("../real", node.net(LIST)).unwrap();
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
-    assert!(node.chained("10-calico.conflist"));
+    let mut agent = node.start_ready();
+    assert!(node.chained(LIST));
     assert_eq!(fs::read_to_string(node.root().join("real")).unwrap(), CALICO);
     agent.stop();
     assert_eq!(node.tree(), before);
@@ -221,7 +221,7 @@ fn uninstall_keeps_changes_of_other_programs_and_removes_only_the_plugin_entry()
     let node = Node::new();
     node.write("10-net.conf", CONF);
     node.write("20-calico.conflist", CALICO);
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     for name in ["10-net.conflist", "20-calico.conflist"] {
         let mut list = node.json(name);
         list["mine"] = json!(true);

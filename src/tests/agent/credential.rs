@@ -5,9 +5,9 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::agent_with_api::{node, started, started_with};
+use crate::agent_with_api::Scene;
 use crate::api::{Api, expired_token};
-use crate::node::CALICO;
+use crate::node::{CALICO, LIST, Node};
 use crate::requests::report_rejection;
 use crate::server::Identity;
 use crate::until::{until, until_within};
@@ -16,8 +16,7 @@ use crate::until::{until, until_within};
 fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
     let api = Api::start();
     api.state().life = 4;
-    let (node, mut agent) = started_with(&api);
-    until("its own token", || node.token() != "token-1");
+    let Scene { api, node, mut agent } = Scene::start_with(api, &[]);
     for _ in 0..2 {
         let now = node.token();
         until_within(Duration::from_secs(30), "the next token", || node.token() != now);
@@ -35,7 +34,7 @@ fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
     for unusable in ["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)] {
         let api = Api::start();
         api.state().life = 4;
-        let (node, mut agent) = started_with(&api);
+        let Scene { api, node, mut agent } = Scene::start_with(api, &[]);
         api.state().issued = Some(unusable.clone());
         until("the unusable token is rejected", || {
             let log = agent.log();
@@ -61,8 +60,8 @@ fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
             "proxy" => api.state().proxy = Some(403),
             code => api.state().grant = code.parse().unwrap(),
         }
-        let node = node(&api);
-        let mut agent = node.start_owned(&api.vars());
+        let node = Node::with_api(&api);
+        let mut agent = node.start();
         let says = "kubeconfig: waiting for the API server to issue the token of ServiceAccount \
                     linkerd-cni-plugin: ";
         until("the reason", || agent.ready().1.contains(says));
@@ -82,7 +81,7 @@ fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
         };
         assert!(metric(1), "{failure}");
         assert!(remedy.is_empty() || agent.log().contains(remedy), "{failure}: {}", agent.log());
-        assert_eq!(node.text("10-calico.conflist"), CALICO, "{failure}");
+        assert_eq!(node.text(LIST), CALICO, "{failure}");
         assert!(!node.net("kubeconfig.json").exists(), "{failure}");
         let mut state = api.state();
         (state.silent, state.down, state.grant, state.proxy) = (false, false, 201, None);
@@ -97,7 +96,7 @@ fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
 
 #[test]
 fn a_normal_start_logs_no_warning() {
-    let (_api, _node, agent) = started();
+    let Scene { agent, node: _node, .. } = Scene::start(&[]);
     // The bin dir of this node is empty.
     let warnings = agent.log().lines().filter(|line| line.contains("WARN")).count();
     let bin_dir = agent.log().matches("WARN CNI directories: ").count();
@@ -108,9 +107,9 @@ fn a_normal_start_logs_no_warning() {
 fn expired_token_stays_in_the_kubeconfig_until_another_is_issued() {
     let api = Api::start();
     api.state().life = 2;
-    let node = node(&api);
-    let mut agent = node.start_owned(&api.vars());
-    until("a token", || node.chained("10-calico.conflist"));
+    let node = Node::with_api(&api);
+    let mut agent = node.start();
+    until("a token", || node.chained(LIST));
     agent.until_ready();
     api.state().grant = 500;
     let last = node.token();
@@ -135,7 +134,7 @@ fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
     let tokens = [expired_token(), "token-0".to_owned(), "token-1".to_owned()];
     let cases = tokens.into_iter().flat_map(|token| [(token.clone(), 503), (token, 403)]);
     for (token, failure) in cases {
-        let (api, node, mut agent) = started();
+        let Scene { api, node, mut agent } = Scene::start(&[]);
         agent.signal(nix::sys::signal::Signal::SIGKILL);
         agent.wait();
         let kubeconfig = node.text("kubeconfig.json").replace(&node.token(), &token);
@@ -143,10 +142,10 @@ fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
         api.state().grant = failure;
         let inode = node.inode("kubeconfig.json");
         let asked = api.asked("POST", "/token");
-        let mut agent = node.start_owned(&api.vars());
+        let mut agent = node.start();
         until("some requests", || api.asked("POST", "/token") > asked + 3);
         assert_eq!(node.inode("kubeconfig.json"), inode);
-        assert!(node.chained("10-calico.conflist"));
+        assert!(node.chained(LIST));
         std::fs::remove_file(node.net("kubeconfig.json")).unwrap();
         until("the kubeconfig is back", || node.token() == token);
         // Whether it serves is another question.
@@ -166,7 +165,7 @@ fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
 
 #[test]
 fn a_revoked_token_is_replaced_once_a_pod_fails_because_of_it() {
-    let (api, node, mut agent) = started();
+    let Scene { api, node, mut agent } = Scene::start(&[]);
     let old = node.token();
     api.state().tokens.retain(|token| *token != old);
     report_rejection(&node);
@@ -180,11 +179,11 @@ fn a_revoked_token_is_replaced_once_a_pod_fails_because_of_it() {
 fn ready_names_a_rejected_token_until_it_is_replaced() {
     let api = Api::start();
     api.state().tokens.clear();
-    let node = node(&api);
+    let node = Node::with_api(&api);
     // As with upstream's chart, the plugin has no account of its own.
-    let mut agent = node.start_owned(&api.vars()[..2]);
+    let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "")]);
     until("the reason", || agent.ready().1.contains("rejected the token in the kubeconfig"));
-    assert!(node.chained("10-calico.conflist"));
+    assert!(node.chained(LIST));
     api.state().tokens.push("token-2".into());
     node.rotate("token-2");
     agent.until_ready();
@@ -192,17 +191,17 @@ fn ready_names_a_rejected_token_until_it_is_replaced() {
 
 #[test]
 fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
-    let (api, node, mut agent) = started();
+    let Scene { api, node, mut agent } = Scene::start(&[]);
     agent.signal(nix::sys::signal::Signal::SIGKILL);
     agent.wait();
     api.state().silent = true;
-    let agent = node.start_owned(&api.vars());
+    let agent = node.start();
     let begin = Instant::now();
     // Each request to this API server takes the agent 3 s: it may not wait for one.
     for turn in 0..40 {
         let text = CALICO.replace("1e3", &format!("{turn}e3"));
-        node.replace(&node.net("10-calico.conflist"), text.as_bytes());
-        until("the entry", || node.chained("10-calico.conflist"));
+        node.replace(&node.net(LIST), text.as_bytes());
+        until("the entry", || node.chained(LIST));
     }
     assert!(begin.elapsed() < Duration::from_secs(80));
     until("the reason", || agent.ready().1.contains("has not responded yet: "));
@@ -212,8 +211,7 @@ fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
 
 #[test]
 fn a_new_certificate_authority_is_followed() {
-    let (api, node, mut agent) = started();
-    until("its own token", || node.token() != "token-1");
+    let Scene { api, node, mut agent } = Scene::start(&[]);
     api.present(Identity::of_localhost());
     api.state().tokens.retain(|token| token == "token-1");
     api.state().down = true;
@@ -228,22 +226,22 @@ fn a_new_certificate_authority_is_followed() {
 #[test]
 fn fifo_in_place_of_the_kubeconfig_does_not_block_the_agent() {
     let api = Api::start();
-    let node = node(&api);
+    let node = Node::with_api(&api);
     let mode = nix::sys::stat::Mode::S_IRWXU;
     nix::unistd::mkfifo(&node.net("kubeconfig.json"), mode).unwrap();
-    let mut agent = node.start_owned_ready(&api.vars());
-    assert!(node.chained("10-calico.conflist"));
+    let mut agent = node.start_ready();
+    assert!(node.chained(LIST));
     assert_eq!(agent.stop(), Some(0));
 }
 
 #[test]
 fn a_kubeconfig_that_is_too_large_is_replaced() {
     let api = Api::start();
-    let node = node(&api);
+    let node = Node::with_api(&api);
     let kubeconfig = std::fs::File::create(node.net("kubeconfig.json")).unwrap();
     kubeconfig.set_len(64 << 20).unwrap();
     kubeconfig.set_permissions(Permissions::from_mode(0o600)).unwrap();
-    let mut agent = node.start_owned_ready(&api.vars());
+    let mut agent = node.start_ready();
     assert_ne!(node.token(), "");
     assert_eq!(agent.stop(), Some(0));
 }

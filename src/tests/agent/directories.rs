@@ -3,7 +3,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 
-use crate::node::{CALICO, Node};
+use crate::node::{CALICO, LIST, Node};
 use crate::until::until;
 
 const GAUGE: &str = "\nlinkerd_cni_agent_bin_dir_without_plugins ";
@@ -12,7 +12,7 @@ const REQUIRE: (&str, &str) = ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true");
 #[test]
 fn a_bin_dir_without_plugins_of_the_primary_cni_causes_only_a_warning() {
     let node = Node::with_calico();
-    let agent = node.start_ready(&[]);
+    let agent = node.start_ready();
     let metric = |value: &str| agent.get("/metrics").1.contains(&format!("{GAUGE}{value}\n"));
     assert!(metric("1"), "{}", agent.get("/metrics").1);
     let gke = "/home/kubernetes/bin (platform gke, cos)";
@@ -35,10 +35,10 @@ fn require_network_plugins_prevents_chaining_from_a_bin_dir_without_plugins() {
     let (status, why) = agent.ready();
     assert_eq!(status, 500);
     assert!(why.contains("destCNIBinDir"), "{why}");
-    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert_eq!(node.text(LIST), CALICO);
     fs::write(node.bin("portmap"), "").unwrap();
     agent.until_ready();
-    assert!(node.chained("10-calico.conflist"));
+    assert!(node.chained(LIST));
 }
 
 #[test]
@@ -53,9 +53,9 @@ fn require_network_plugins_prevents_chaining_behind_a_config_that_only_the_runti
     });
     let why = agent.ready().1;
     assert!(why.contains("10-calico.conflist names the plugins calico, portmap"), "{why}");
-    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert_eq!(node.text(LIST), CALICO);
     fs::write(node.bin("portmap"), "").unwrap();
-    until("the entry", || node.chained("10-calico.conflist"));
+    until("the entry", || node.chained(LIST));
     fs::remove_file(&away).unwrap();
     agent.until_ready();
 }
@@ -66,7 +66,7 @@ fn links_that_dangle_in_the_container_count_as_plugins_of_the_primary_cni() {
     let node = Node::with_calico();
     symlink("/no/such/data/0a1b/bin/cni", node.bin("calico")).unwrap();
     let before = node.tree();
-    let mut agent = node.start_ready(&[REQUIRE]);
+    let mut agent = node.start_ready_with(&[REQUIRE]);
     assert!(!agent.log().contains("CNI directories: "), "{}", agent.log());
     node.assert_restored(&mut agent, &before);
 }
@@ -76,40 +76,38 @@ fn links_that_dangle_in_the_container_count_as_plugins_of_the_primary_cni() {
 #[test]
 fn an_upgrade_continues_in_a_bin_dir_without_plugins_that_already_works() {
     let node = Node::uninstalling_with_calico();
-    let mut earlier = node.start_ready(&[]);
+    let mut earlier = node.start_ready();
     earlier.kill();
     fs::write(node.bin("linkerd-cni"), "upstream's plugin").unwrap();
 
-    let mut agent = node.start_ready(&[REQUIRE]);
+    let mut agent = node.start_ready_with(&[REQUIRE]);
     assert!(agent.log().contains("CNI directories: 10-calico.conflist names the plugins"));
     // Nor when the network's owner writes its file anew.
-    node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-    until("the entry", || node.chained("10-calico.conflist"));
+    node.rewrite_calico();
     agent.until_ready();
     assert_eq!(agent.stop(), Some(0));
-    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert_eq!(node.text(LIST), CALICO);
 }
 
 #[test]
 fn an_upgrade_to_a_bin_dir_without_plugins_does_not_chain() {
     let node = Node::with_calico();
-    let mut earlier = node.start_ready(&[]);
+    let mut earlier = node.start_ready();
     earlier.kill();
-    let chained = node.text("10-calico.conflist");
+    let chained = node.text(LIST);
     fs::create_dir(node.root().join("moved")).unwrap();
     let agent = node.start_with(&[REQUIRE, ("DEST_CNI_BIN_DIR", "/moved")]);
     until("the reason", || agent.ready().1.contains("destCNIBinDir"));
-    assert_eq!(node.text("10-calico.conflist"), chained);
+    assert_eq!(node.text(LIST), chained);
 }
 
 #[test]
 fn plugins_of_the_primary_cni_that_are_removed_later_do_not_prevent_chaining() {
     let node = Node::with_calico();
     fs::write(node.bin("portmap"), "").unwrap();
-    let mut agent = node.start_ready(&[REQUIRE]);
+    let mut agent = node.start_ready_with(&[REQUIRE]);
     fs::remove_file(node.bin("portmap")).unwrap();
     until("the doubt", || agent.log().contains("CNI directories: 10-calico"));
-    node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-    until("the entry", || node.chained("10-calico.conflist"));
+    node.rewrite_calico();
     agent.until_ready();
 }

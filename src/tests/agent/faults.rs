@@ -1,14 +1,14 @@
 //! Kills the agent at chosen system calls while a thread reads the node's files.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 
 use crate::child::has_strace;
-use crate::node::{CALICO, CONF, Node};
+use crate::node::{CALICO, CONF, LIST, Node};
+use crate::repeated::Repeated;
 use crate::until::until;
 
 /// System calls that change the host, and the least number of them in an install and an uninstall of two network
@@ -27,40 +27,18 @@ const CALLS: [(&str, usize); 9] = [
     ("fchown", 0),
 ];
 
-/// Reads the node's files as a runtime does, until dropped.
-struct Reader {
-    stop: Arc<AtomicBool>,
-    reads: Arc<AtomicUsize>,
-    thread: Option<thread::JoinHandle<()>>,
-}
-
-impl Reader {
-    fn start(node: &Arc<Node>) -> Reader {
-        let (stop, reads) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
-        let (node, end, count) = (Arc::clone(node), Arc::clone(&stop), Arc::clone(&reads));
-        let thread = thread::spawn(move || {
-            while !end.load(Ordering::Relaxed) {
-                node.assert_not_stranded();
-                count.fetch_add(1, Ordering::Relaxed);
-            }
-        });
-        Reader { stop, reads, thread: Some(thread) }
-    }
-
-    fn finish(mut self) -> usize {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap();
-        self.reads.load(Ordering::Relaxed)
-    }
-}
-
 #[test]
 fn three_hundred_kills_at_random_moments_never_strand_the_node() {
     let node = Arc::new(Node::uninstalling());
-    node.write("10-calico.conflist", CALICO);
+    node.write(LIST, CALICO);
     node.write("20-net.conf", CONF);
     let before = node.tree();
-    let reader = Reader::start(&node);
+    let read = Arc::clone(&node);
+    // As a runtime reads the node's files.
+    let reader = Repeated::start(Duration::ZERO, 0, move |reads| {
+        read.assert_not_stranded();
+        *reads += 1;
+    });
     let mut random: u64 = 88172645463325252;
     for round in 0..300 {
         // Marsaglia's xorshift: the same moments at each run.
@@ -75,7 +53,7 @@ fn three_hundred_kills_at_random_moments_never_strand_the_node() {
             // patches what somebody wrote,
             1 => {
                 thread::sleep(moment / 2);
-                node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
+                node.replace(&node.net(LIST), CALICO.as_bytes());
                 thread::sleep(moment / 2);
             }
             // or uninstalls.
@@ -91,7 +69,7 @@ fn three_hundred_kills_at_random_moments_never_strand_the_node() {
         node.assert_not_stranded();
     }
     assert!(reader.finish() > 300);
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     node.assert_restored(&mut agent, &before);
 }
 
@@ -105,11 +83,8 @@ fn a_kill_after_any_call_that_writes_never_strands_the_node() {
         for turn in 1..200 {
             let node = Node::with_calico();
             node.write("20-net.conf", CONF);
-            let inject = format!("inject={call}:signal=KILL:when={turn}");
-            let trace = format!("trace={call}");
-            let quiet = ["strace", "-f", "-qq", "-o", "/dev/null"];
-            let by = [&quiet[..], &["-e", &trace, "-e", &inject]].concat();
-            let mut agent = node.start_under(&by, &[], &[("LINKERD_CNI_LOG_LEVEL", "info")]);
+            let fault = format!("{call}:signal=KILL:when={turn}");
+            let mut agent = node.start_with_fault(&fault, &[("LINKERD_CNI_LOG_LEVEL", "info")]);
             if agent.ready_or_dead()
                 && let Some(child) = agent.child()
             {
@@ -136,22 +111,18 @@ fn a_kill_while_a_rewritten_conf_is_chained_keeps_the_conf() {
         for turn in 1..20 {
             let node = Node::uninstalling();
             node.write("20-net.conf", CONF);
-            let mut agent = node.start_ready(&[]);
+            let mut agent = node.start_ready();
             agent.kill();
             // As flannel does at each start of its own.
             let anew = CONF.replace("1e3", "2e3");
             node.write("20-net.conf", &anew);
-            let inject = format!("inject={call}:signal=KILL:when={turn}");
-            let trace = format!("trace={call}");
-            let quiet = ["strace", "-f", "-qq", "-o", "/dev/null"];
-            let by = [&quiet[..], &["-e", &trace, "-e", &inject]].concat();
-            let mut agent = node.start_under(&by, &[], &[]);
+            let mut agent = node.start_with_fault(&format!("{call}:signal=KILL:when={turn}"), &[]);
             let killed = !agent.ready_or_dead();
             if let Some(child) = agent.child() {
                 let _ = kill(child, Signal::SIGKILL);
             }
             agent.wait();
-            let mut agent = node.start_ready(&[]);
+            let mut agent = node.start_ready();
             assert!(node.text("20-net.conflist").contains("2e3"));
             assert_eq!(agent.stop(), Some(0), "{}", agent.log());
             assert_eq!(node.text("20-net.conf"), anew, "{call} {turn}");

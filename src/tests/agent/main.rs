@@ -57,21 +57,21 @@ mod upstream_agent;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
-use node::{CALICO, Node, TEMPLATE};
+use node::{CALICO, LIST, Node, TEMPLATE};
 use serde_json::{Value, json};
 use testkit::chart as helm;
 use testkit::platforms as layouts;
 use testkit::until::until;
 use testkit::{
-    call, child, cni, fault_page, mounts, namespaces, promtool, server, until, unwritable,
+    call, child, cni, fault_page, mounts, namespaces, promtool, repeated, server, until, unwritable,
 };
 
 #[test]
 fn agent_installs_binary_kubeconfig_and_entry_and_uninstalls_on_sigterm() {
     let node = Node::with_calico();
-    fs::set_permissions(node.net("10-calico.conflist"), PermissionsExt::from_mode(0o600)).unwrap();
+    fs::set_permissions(node.net(LIST), PermissionsExt::from_mode(0o600)).unwrap();
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
 
     let copied = fs::metadata(node.bin("linkerd-cni")).unwrap();
     assert_eq!(copied.mode() & 0o7777, 0o755);
@@ -80,8 +80,8 @@ fn agent_installs_binary_kubeconfig_and_entry_and_uninstalls_on_sigterm() {
     assert_eq!(kubeconfig["users"][0]["user"]["token"], "token-1");
     assert_eq!(kubeconfig["clusters"][0]["cluster"]["server"], "https://[fd00::1]:443");
     assert_eq!(fs::metadata(node.net("kubeconfig.json")).unwrap().mode() & 0o7777, 0o600);
-    assert_eq!(fs::metadata(node.net("10-calico.conflist")).unwrap().mode() & 0o7777, 0o600);
-    let list = node.json("10-calico.conflist");
+    assert_eq!(fs::metadata(node.net(LIST)).unwrap().mode() & 0o7777, 0o600);
+    let list = node.json(LIST);
     let mut expected: Value = serde_json::from_str(CALICO).unwrap();
     let mut entry: Value = serde_json::from_str(TEMPLATE).unwrap();
     entry["kubernetes"]["kubeconfig"] = json!("etc/kubeconfig.json");
@@ -93,7 +93,7 @@ fn agent_installs_binary_kubeconfig_and_entry_and_uninstalls_on_sigterm() {
     let log = agent.log();
     let at = |line: String| log.find(&line).unwrap_or_else(|| panic!("no {line} in {log}"));
     let wrote = at(format!("Wrote linkerd CNI binaries to {}", node.root().join("bin").display()));
-    let created = at(format!("Created CNI config {}", node.net("10-calico.conflist").display()));
+    let created = at(format!("Created CNI config {}", node.net(LIST).display()));
     assert!(wrote < at("wrote kubeconfig".into()) && at("wrote kubeconfig".into()) < created);
 
     node.assert_restored(&mut agent, &before);
@@ -103,21 +103,21 @@ fn agent_installs_binary_kubeconfig_and_entry_and_uninstalls_on_sigterm() {
 #[test]
 fn a_rotated_token_reaches_the_kubeconfig_and_nothing_else_is_written() {
     let node = Node::with_calico();
-    let mut agent = node.start_ready(&[]);
-    let list = node.inode("10-calico.conflist");
+    let mut agent = node.start_ready();
+    let list = node.inode(LIST);
     for turn in 2..6 {
         node.rotate(&format!("token-{turn}"));
         let token = format!("token-{turn}");
         until("the new token", || node.kubeconfig()["users"][0]["user"]["token"] == token.as_str());
     }
     agent.until_ready();
-    assert_eq!(node.inode("10-calico.conflist"), list);
+    assert_eq!(node.inode(LIST), list);
 }
 
 #[test]
 fn agent_restores_deleted_and_damaged_files() {
     let node = Node::with_calico();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     for round in 0..3 {
         fs::remove_file(node.bin("linkerd-cni")).unwrap();
         until("the binary", || node.bin("linkerd-cni").exists());
@@ -134,8 +134,7 @@ fn agent_restores_deleted_and_damaged_files() {
         until("the right binary", || {
             fs::read(node.bin("linkerd-cni")).is_ok_and(|bytes| bytes == node::PLUGIN)
         });
-        node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-        until("the entry", || node.chained("10-calico.conflist"));
+        node.rewrite_calico();
     }
     agent.until_ready();
 }
@@ -146,7 +145,7 @@ fn ready_names_each_problem_and_recovers() {
     let mut agent = node.start();
     until("no network yet", || agent.ready().1.contains("no network config exists yet"));
     assert_eq!(agent.ready().0, 500);
-    node.write("10-calico.conflist", CALICO);
+    node.write(LIST, CALICO);
     agent.until_ready();
 
     // What the agent cannot heal stays visible: a token gone, a foreign list in front.
@@ -167,16 +166,15 @@ fn ready_names_each_problem_and_recovers() {
 #[test]
 fn agent_chains_again_after_the_net_dir_is_recreated() {
     let node = Node::with_calico();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     node.remove_tree("etc");
     until("not ready", || agent.ready().0 == 500);
     fs::create_dir(node.root().join("etc")).unwrap();
-    node.write("10-calico.conflist", CALICO);
+    node.write(LIST, CALICO);
     agent.until_ready();
-    assert!(node.chained("10-calico.conflist"));
+    assert!(node.chained(LIST));
     // And the watch is on the new directory.
-    node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-    until("the entry", || node.chained("10-calico.conflist"));
+    node.rewrite_calico();
 }
 
 #[test]
@@ -193,7 +191,7 @@ fn agent_waits_for_missing_files_and_chains_only_then() {
         take_away(&node);
         let mut agent = node.start();
         until(what, || agent.ready().1.contains(what));
-        assert_eq!(node.text("10-calico.conflist"), CALICO, "{what}");
+        assert_eq!(node.text(LIST), CALICO, "{what}");
         match what {
             "bin" => fs::create_dir(node.root().join("bin")).unwrap(),
             "is empty" => node.rotate("token-2"),
@@ -209,7 +207,7 @@ fn agent_waits_for_missing_files_and_chains_only_then() {
         let node = Node::with_calico();
         let mut agent = node.start_with(&[(name, "")]);
         until(name, || agent.ready().1.contains(&format!("{name} is not set")));
-        assert_eq!(node.text("10-calico.conflist"), CALICO);
+        assert_eq!(node.text(LIST), CALICO);
         assert_eq!(agent.stop(), Some(0));
     }
 }
@@ -243,7 +241,7 @@ fn the_template_may_come_from_a_file_and_the_ca_from_another() {
     let (template, ca) = (node.root().join("template"), node.root().join("other-ca"));
     fs::write(&template, TEMPLATE).unwrap();
     fs::write(&ca, "other CA\n").unwrap();
-    let _agent = node.start_ready(&[
+    let _agent = node.start_ready_with(&[
         ("CNI_NETWORK_CONFIG", ""),
         ("CNI_NETWORK_CONFIG_FILE", template.to_str().unwrap()),
         ("KUBE_CA_FILE", ca.to_str().unwrap()),

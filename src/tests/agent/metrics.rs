@@ -5,17 +5,15 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde_json::json;
 
-use crate::agent_with_api;
+use crate::agent_with_api::Scene;
 use crate::api::Api;
-use crate::node::CALICO;
+use crate::node::{CALICO, LIST};
 use crate::promtool;
 use crate::until::until;
 
-const LIST: &str = "10-calico.conflist";
-
 #[test]
 fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
-    let (_api, node, agent) = agent_with_api::started();
+    let Scene { node, agent, .. } = Scene::start(&[]);
     until("the socket", || node.net(".linkerd-cni.sock").exists());
     let record = json!({
         "level": "error", "command": "ADD", "namespace": "emojivoto", "pod": "web-1",
@@ -37,7 +35,7 @@ fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
 
 #[test]
 fn a_removed_plugin_entry_is_counted_with_the_time_until_the_plugin_is_chained_again() {
-    let (_api, node, agent) = agent_with_api::started();
+    let Scene { node, agent, .. } = Scene::start(&[]);
     assert_eq!(agent.metric("linkerd_cni_agent_rechains_total"), 0.0);
     let gap = "linkerd_cni_agent_conflist_without_entry_seconds_total";
     let before = agent.metric(gap);
@@ -55,7 +53,7 @@ fn the_end_of_the_token_on_the_host_is_a_metric() {
     let api = Api::start();
     api.state().life = 7200;
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
-    let (_node, agent) = agent_with_api::started_with(&api);
+    let Scene { agent, node: _node, .. } = Scene::start_with(api, &[]);
     let metric = "linkerd_cni_agent_token_expiration_timestamp_seconds";
     until("the end of the token", || agent.metric(metric) > now + 7000.0);
     assert!(agent.metric(metric) < now + 7500.0);

@@ -52,24 +52,29 @@ pub const CALICO: &str = r#"{
   ]
 }"#;
 
+/// Name of the network config of Calico.
+pub const LIST: &str = "10-calico.conflist";
+
 /// A network that is not a list.
 pub const CONF: &str =
     "{\"type\": \"bridge\", \"name\": \"net\", \"cniVersion\": \"0.4.0\",\n \"n\": 1e3}\n";
+
+const NO_VARS: &[(&str, &str)] = &[];
 
 /// Names, modes and contents of files.
 pub type Tree = BTreeMap<String, (u32, Vec<u8>)>;
 
 pub struct Node {
     dir: tempfile::TempDir,
-    /// `None` is an API server that cannot be reached.
-    api: Option<Api>,
+    /// Variables of each agent, besides those of [`Node::set`]: without any, the API server cannot be reached.
+    pub vars: Vec<(&'static str, String)>,
 }
 
 impl Node {
     /// Image, host directories and a service account as kubelet lays it out.
     pub fn new() -> Node {
         let dir = tempfile::tempdir().unwrap();
-        let node = Node { dir, api: None };
+        let node = Node { dir, vars: Vec::new() };
         for name in ["image", "bin", "etc", "sa"] {
             fs::create_dir(node.root().join(name)).unwrap();
         }
@@ -83,7 +88,15 @@ impl Node {
     /// A node with one network config, of Calico.
     pub fn with_calico() -> Node {
         let node = Node::new();
-        node.write("10-calico.conflist", CALICO);
+        node.write(LIST, CALICO);
+        node
+    }
+
+    /// The same with an API server, and with an account of the plugin.
+    pub fn with_api(api: &Api) -> Node {
+        let mut node = Node::with_calico();
+        node.use_api(api);
+        node.vars = api.vars().to_vec();
         node
     }
 
@@ -94,14 +107,14 @@ impl Node {
         let api = Api::start();
         api.state().daemon_set = DaemonSetState::BeingDeleted;
         node.use_api(&api);
-        node.api = Some(api);
+        node.vars = api.address_vars().to_vec();
         node
     }
 
     /// The same with one network config, of Calico.
     pub fn uninstalling_with_calico() -> Node {
         let node = Node::uninstalling();
-        node.write("10-calico.conflist", CALICO);
+        node.write(LIST, CALICO);
         node
     }
 
@@ -272,30 +285,33 @@ impl Node {
     }
 
     pub fn start(&self) -> Agent {
-        self.start_with(&[])
+        self.start_with(NO_VARS)
     }
 
-    pub fn start_with(&self, vars: &[(&str, &str)]) -> Agent {
-        self.start_args(&[], vars)
+    pub fn start_with(&self, vars: &[(impl AsRef<str>, impl AsRef<str>)]) -> Agent {
+        let vars: Vec<_> =
+            vars.iter().map(|(name, value)| (name.as_ref(), value.as_ref())).collect();
+        self.start_args(&[], &vars)
     }
 
     /// Starts the agent and waits until it is ready.
-    pub fn start_ready(&self, vars: &[(&str, &str)]) -> Agent {
+    pub fn start_ready(&self) -> Agent {
+        self.start_ready_with(NO_VARS)
+    }
+
+    pub fn start_ready_with(&self, vars: &[(impl AsRef<str>, impl AsRef<str>)]) -> Agent {
         let mut agent = self.start_with(vars);
         agent.until_ready();
         agent
     }
 
-    /// Starts the agent and waits until it is ready.
-    pub fn start_owned_ready(&self, vars: &[(&str, String)]) -> Agent {
-        let mut agent = self.start_owned(vars);
-        agent.until_ready();
-        agent
-    }
-
-    pub fn start_owned(&self, vars: &[(&str, String)]) -> Agent {
-        let vars: Vec<(&str, &str)> = vars.iter().map(|(k, v)| (*k, v.as_str())).collect();
-        self.start_with(&vars)
+    /// Starts the agent under strace, with this fault. The agent ends with strace.
+    pub fn start_with_fault(&self, fault: &str, vars: &[(&str, &str)]) -> Agent {
+        let (call, _) = fault.split_once(':').unwrap();
+        let strace = format!(
+            "strace -f -qq -o /dev/null -e trace={call} -e inject={fault} setpriv --pdeathsig KILL"
+        );
+        self.start_under(&strace.split(' ').collect::<Vec<_>>(), &[], vars)
     }
 
     /// Starts the agent with the capabilities that the chart's container has, if the test runs as root.
@@ -308,8 +324,20 @@ impl Node {
 
     /// Uninstalls as an administrator does, by the agent's command for it.
     pub fn uninstall(&self) {
+        self.uninstall_ends_with(0);
+    }
+
+    /// Runs the agent's command to uninstall, which has this exit status. Returns the log.
+    pub fn uninstall_ends_with(&self, status: i32) -> String {
         let mut uninstall = self.start_args(&["uninstall"], &[]);
-        assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+        assert_eq!(uninstall.wait(), Some(status), "{}", uninstall.log());
+        uninstall.log()
+    }
+
+    /// The primary CNI writes its network config, and the agent chains the plugin again.
+    pub fn rewrite_calico(&self) {
+        self.replace(&self.net(LIST), CALICO.as_bytes());
+        until("the plugin is chained again", || self.chained(LIST));
     }
 
     /// Starts the agent by another program.
@@ -353,6 +381,6 @@ impl Node {
             .env("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0")
             // The machine that runs the tests may itself be a container of CRI-O.
             .env("LINKERD_CNI_KEEP_BINARY", "false")
-            .envs(self.api.iter().flat_map(Api::address_vars));
+            .envs(self.vars.iter().cloned());
     }
 }

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 
 use serde_json::{Value, json};
 
-use crate::node::{CALICO, CONF, Node};
+use crate::node::{CALICO, CONF, LIST, Node};
 use crate::until::until;
 
 /// Suffix of the names that Cilium gives to other network configs while `cni.exclusive=true`.
@@ -29,10 +29,10 @@ fn uninstall_restores_the_configs_that_cilium_has_renamed_under_their_new_names(
     node.write("20-net.conf", CONF);
     node.write("30-real", CALICO);
     symlink("30-real", node.net("30-link.conflist")).unwrap();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     node.write("05-cilium.conflist", CALICO);
     until("Cilium's conflist is chained", || node.chained("05-cilium.conflist"));
-    for name in ["10-calico.conflist", "20-net.conflist", "30-link.conflist"] {
+    for name in [LIST, "20-net.conflist", "30-link.conflist"] {
         let backup = rename(&node, name);
         assert!(node.text(&backup).contains("linkerd-cni"), "{backup}");
     }
@@ -61,7 +61,7 @@ fn uninstall_restores_the_configs_that_cilium_has_renamed_under_their_new_names(
 fn uninstall_removes_a_copy_that_cilium_has_renamed() {
     let node = Node::uninstalling_with_calico();
     let before = node.tree();
-    let mut agent = node.start_ready(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
+    let mut agent = node.start_ready_with(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
     rename(&node, "00-linkerd-cni.conflist");
     agent.until_ready();
     node.assert_restored(&mut agent, &before);
@@ -73,7 +73,7 @@ fn a_damaged_config_that_cilium_has_renamed_does_not_stop_an_uninstall() {
     let node = Node::uninstalling_with_calico();
     node.write("20-half.conflist.cilium_bak", r#"{"plugins":[{"type":"linkerd-cni""#);
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     node.assert_restored(&mut agent, &before);
 }
 
@@ -88,50 +88,50 @@ fn with_appended(mut conflist: Value) -> Value {
 #[test]
 fn an_installer_that_appends_its_plugin_behind_the_entry_causes_neither_rewrite_nor_contention() {
     let node = Node::uninstalling_with_calico();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     let own_writes = agent.metric(WRITES);
-    let appended = with_appended(node.json("10-calico.conflist")).to_string();
-    node.replace(&node.net("10-calico.conflist"), appended.as_bytes());
+    let appended = with_appended(node.json(LIST)).to_string();
+    node.replace(&node.net(LIST), appended.as_bytes());
     // A pass over the new content, which a later change shows.
     node.write("20-net.conf", CONF);
     until("a later change is chained", || node.chained("20-net.conflist"));
     agent.until_ready();
-    assert_eq!(node.text("10-calico.conflist"), appended);
+    assert_eq!(node.text(LIST), appended);
     assert_eq!(agent.metric(WRITES), own_writes + 1.0);
     assert_eq!(agent.metric("linkerd_cni_agent_contentions_total"), 0.0);
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     let types = ["calico", "portmap", "istio-cni"];
-    assert_eq!(node.types("10-calico.conflist"), types);
+    assert_eq!(node.types(LIST), types);
 }
 
 #[test]
 fn a_changed_plugin_entry_stays_before_the_plugin_that_was_appended_behind_it() {
     let node = Node::uninstalling_with_calico();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     agent.kill();
-    let appended = with_appended(node.json("10-calico.conflist"));
-    node.write("10-calico.conflist", &format!("{appended:#}"));
+    let appended = with_appended(node.json(LIST));
+    node.write(LIST, &format!("{appended:#}"));
     let changed = crate::node::TEMPLATE.replace("4143", "5143");
-    let mut agent = node.start_ready(&[("CNI_NETWORK_CONFIG", &changed)]);
+    let mut agent = node.start_ready_with(&[("CNI_NETWORK_CONFIG", &changed)]);
     let types = ["calico", "portmap", "linkerd-cni", "istio-cni"];
-    assert_eq!(node.types("10-calico.conflist"), types);
-    assert!(node.text("10-calico.conflist").contains("5143"));
+    assert_eq!(node.types(LIST), types);
+    assert!(node.text(LIST).contains("5143"));
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.types("10-calico.conflist"), ["calico", "portmap", "istio-cni"]);
+    assert_eq!(node.types(LIST), ["calico", "portmap", "istio-cni"]);
 }
 
 #[test]
 fn the_config_of_multus_daemon_is_unchanged_and_the_conflist_that_it_names_is_chained() {
     let node = Node::uninstalling();
     node.write(MULTUS, DAEMON);
-    node.write("10-calico.conflist", CALICO);
-    let mut agent = node.start_ready(&[]);
+    node.write(LIST, CALICO);
+    let mut agent = node.start_ready();
     assert_eq!(node.text(MULTUS), DAEMON);
-    assert!(node.chained("10-calico.conflist"));
+    assert!(node.chained(LIST));
     // A conflist made from it would stay when the daemon stops, and no pod could start.
     assert!(!node.net("00-multus.conflist").exists());
     fs::remove_file(node.net(MULTUS)).unwrap();
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert_eq!(node.text(LIST), CALICO);
     assert!(!node.net("00-multus.conflist").exists() && !node.net(MULTUS).exists());
 }

@@ -4,7 +4,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 
 use crate::agent::{Agent, get};
-use crate::node::{CALICO, Node, PROGRAM};
+use crate::node::{Node, PROGRAM};
 use crate::until::until;
 use crate::unwritable::{Unwritable, closed, full_device, full_pipe};
 
@@ -20,8 +20,7 @@ fn agent_installs_reconciles_and_uninstalls_with_closed_or_full_outputs() {
             let ready = || get(address, "/ready").is_some_and(|(status, _)| status == 200);
             until(&format!("ready with {case}"), ready);
 
-            node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-            until(&format!("the entry with {case}"), || node.chained("10-calico.conflist"));
+            node.rewrite_calico();
             until(&format!("ready again with {case}"), ready);
             let (_, metrics) = get(address, "/metrics").unwrap();
             let dropped = metrics

@@ -4,7 +4,7 @@ use std::fs;
 
 use serde_json::json;
 
-use crate::node::{Node, TEMPLATE};
+use crate::node::{LIST, Node, TEMPLATE};
 use crate::until::until;
 
 #[test]
@@ -27,8 +27,8 @@ fn the_agent_writes_its_namespace_into_an_entry_whose_template_has_none() {
             fs::write(node.sa().join("namespace"), namespace).unwrap();
         }
         let before = node.tree();
-        let mut agent = node.start_ready(&vars);
-        let entry = &node.json("10-calico.conflist")["plugins"][2];
+        let mut agent = node.start_ready_with(&vars);
+        let entry = &node.json(LIST)["plugins"][2];
         assert_eq!(entry["linkerd"]["agent-namespace"], expected);
         assert_eq!(entry["linkerd"]["agent-daemonset"], json!(null));
         node.assert_restored(&mut agent, &before);
@@ -39,29 +39,29 @@ fn the_agent_writes_its_namespace_into_an_entry_whose_template_has_none() {
 fn an_entry_with_the_agents_namespace_is_adopted_and_not_written_again() {
     let node = Node::with_calico();
     let vars = [("LINKERD_CNI_NAMESPACE", "mesh"), ("LINKERD_CNI_DAEMONSET", "mesh-cni")];
-    let mut agent = node.start_ready(&vars);
-    let entry = node.json("10-calico.conflist")["plugins"][2].clone();
+    let mut agent = node.start_ready_with(&vars);
+    let entry = node.json(LIST)["plugins"][2].clone();
     assert_eq!(entry["linkerd"]["agent-daemonset"], "mesh-cni");
-    let (text, inode) = (node.text("10-calico.conflist"), node.inode("10-calico.conflist"));
+    let (text, inode) = (node.text(LIST), node.inode(LIST));
     agent.kill();
 
     // Somebody formats the list anew: the entry means the same.
-    let formatted = node.json("10-calico.conflist").to_string();
+    let formatted = node.json(LIST).to_string();
     for content in [&text, &formatted] {
         if *content != text {
-            node.write("10-calico.conflist", content);
+            node.write(LIST, content);
         }
-        let mut agent = node.start_ready(&vars);
+        let mut agent = node.start_ready_with(&vars);
         agent.kill();
-        assert_eq!(node.text("10-calico.conflist"), *content);
-        assert_eq!(node.inode("10-calico.conflist"), inode);
+        assert_eq!(node.text(LIST), *content);
+        assert_eq!(node.inode(LIST), inode);
     }
 
     // An entry of an agent that did not add it yet is brought up to date.
     let older = text.replace(",\"agent-namespace\": \"mesh\"", "");
     assert_ne!(older, text);
-    node.write("10-calico.conflist", &older);
-    let mut agent = node.start_ready(&vars);
-    until("the namespace", || node.json("10-calico.conflist")["plugins"][2] == entry);
+    node.write(LIST, &older);
+    let mut agent = node.start_ready_with(&vars);
+    until("the namespace", || node.json(LIST)["plugins"][2] == entry);
     agent.kill();
 }

@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use crate::agent::Agent;
 use crate::helm::Render;
-use crate::node::{CALICO, CAPABILITIES, Node};
+use crate::node::{CALICO, CAPABILITIES, LIST, Node};
 
-const FILE: &str = "10-calico.conflist";
+const FILE: &str = LIST;
 /// Mode, user and group of a network config.
 const OWNERS: [[u32; 3]; 3] = [[0o664, 0, 997], [0o660, 1000, 1000], [0o600, 1000, 0]];
 
@@ -46,7 +46,7 @@ fn the_agents_of_these_tests_have_the_capabilities_of_the_chart() {
 fn a_network_config_of_another_user_keeps_its_owner_when_it_is_chained_and_given_back() {
     for [mode, uid, gid] in OWNERS {
         let node = node(mode, uid, gid);
-        let mut agent = node.start_ready(&[]);
+        let mut agent = node.start_ready();
         assert!(node.chained(FILE), "{}", agent.log());
         assert_eq!(owner(&node), [mode, uid, gid]);
         uninstall(&mut agent);

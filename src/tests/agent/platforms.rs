@@ -42,21 +42,23 @@ fn agent_gets_ready_on_every_platform_and_restores_it_byte_for_byte() {
     assert!(failed.is_empty(), "{failed:?}; why is said above");
 }
 
-#[allow(clippy::print_stdout, reason = "shows where a test's time goes")]
+/// A node whose image has the real plugin.
+fn node() -> (Api, Node) {
+    let (api, node) = (Api::start(), Node::new());
+    node.use_api(&api);
+    fs::write(node.root().join("image/linkerd-cni"), fs::read(PLUGIN).unwrap()).unwrap();
+    (api, node)
+}
+
 fn gets_ready_and_is_given_back(layout: &Layout) {
     let platform = layout.platform;
-    let api = Api::start();
-    let node = Node::new();
-    node.use_api(&api);
-    let image = node.root().join("image/linkerd-cni");
-    fs::write(&image, fs::read(PLUGIN).unwrap()).unwrap();
+    let (api, node) = node();
     let host = node.root().join("host");
     lay_out(layout, &host);
     let before = tree(&host);
 
     let vars = variables(platform, &api, &host);
-    let vars: Vec<(&str, String)> = vars.iter().map(|(k, v)| (&**k, v.clone())).collect();
-    let mut agent = node.start_owned_ready(&vars);
+    let mut agent = node.start_ready_with(&vars);
     let log = agent.log();
     assert!(log.contains("self-test passed"), "{platform}: {log}");
     for doubt in ["CNI directories: ", "network config: "] {
@@ -77,10 +79,7 @@ fn gets_ready_and_is_given_back(layout: &Layout) {
 fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
     with_mounts(|_| {
         let layout = LAYOUTS.iter().find(|layout| layout.platform == "microk8s").unwrap();
-        let api = Api::start();
-        let node = Node::new();
-        node.use_api(&api);
-        fs::write(node.root().join("image/linkerd-cni"), fs::read(PLUGIN).unwrap()).unwrap();
+        let (api, node) = node();
         let (host, container) = (node.root().join("node"), node.root().join("container"));
         lay_out(layout, &host);
         let objects = Render::new().values(&json!({"platform": layout.platform})).objects();
@@ -102,8 +101,7 @@ fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
         }
         let mut vars = variables(layout.platform, &api, &container.join("host"));
         vars.push(("LINKERD_CNI_RESYNC_SECONDS".into(), "1".into()));
-        let vars: Vec<(&str, String)> = vars.iter().map(|(k, v)| (&**k, v.clone())).collect();
-        let mut agent = node.start_owned_ready(&vars);
+        let mut agent = node.start_ready_with(&vars);
 
         let snap = host.join("var/snap/microk8s");
         lay_out(&Layout { links: &[], ..*layout }, &node.root().join("new"));

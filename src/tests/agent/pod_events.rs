@@ -5,32 +5,17 @@ use std::time::Instant;
 
 use serde_json::{Value, json};
 
-use crate::agent::Agent;
-use crate::agent_with_api;
-use crate::api::Api;
-use crate::node::Node;
+use crate::agent_with_api::Scene;
 use crate::until::until;
 
 const KEY: &str = "config.linkerd.io/skip-outbound-ports";
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";
 const OWN_EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/linkerd-cni/events";
 
-/// A ready agent with an API server and a record socket.
-struct Scene {
-    api: Api,
-    agent: Agent,
-    node: Node,
-    writer: UnixDatagram,
-}
-
 impl Scene {
-    fn new() -> Scene {
-        let api = Api::start();
-        let node = agent_with_api::node(&api);
-        let pod = ("LINKERD_CNI_POD_NAME", "linkerd-cni-abc".to_owned());
-        let agent = node.start_owned_ready(&[&api.vars()[..], &[pod]].concat());
-        let writer = UnixDatagram::unbound().unwrap();
-        let scene = Scene { api, agent, node, writer };
+    /// A ready agent with an API server and a record socket.
+    fn with_socket() -> Scene {
+        let scene = Scene::start(&[("LINKERD_CNI_POD_NAME", "linkerd-cni-abc")]);
         until("the socket", || scene.node.net(".linkerd-cni.sock").exists());
         scene
     }
@@ -44,7 +29,8 @@ impl Scene {
         });
         record.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
         let path = self.node.net(".linkerd-cni.sock");
-        self.writer.send_to(record.to_string().as_bytes(), path).unwrap();
+        let writer = UnixDatagram::unbound().unwrap();
+        writer.send_to(record.to_string().as_bytes(), path).unwrap();
     }
 
     /// Waits until the agent has posted its Events about the records so far. Events on its own pod
@@ -68,15 +54,9 @@ impl Scene {
         self.posted(EVENTS)
     }
 
-    fn metric(&self, sample: &str) -> u64 {
-        let metrics = self.agent.get("/metrics").1;
-        let line = metrics.lines().find_map(|line| line.strip_prefix(sample));
-        line.unwrap_or_default().trim().parse().unwrap_or_default()
-    }
-
     /// How many lists of `KEY` were counted.
-    fn counted(&self) -> u64 {
-        self.metric(&format!("linkerd_cni_plugin_ignored_ports_total{{source=\"{KEY}\"}}"))
+    fn counted(&self) -> f64 {
+        self.agent.metric(&format!("linkerd_cni_plugin_ignored_ports_total{{source=\"{KEY}\"}}"))
     }
 }
 
@@ -91,7 +71,7 @@ fn note(event: &Value) -> &str {
 
 #[test]
 fn ignored_ports_are_in_an_event_on_the_pod_in_the_log_and_in_the_metrics() {
-    let scene = Scene::new();
+    let scene = Scene::with_socket();
     scene.send(1, &invalid_ports());
     until("the Event", || scene.events().len() == 1);
     let event = scene.events().remove(0);
@@ -107,12 +87,12 @@ fn ignored_ports_are_in_an_event_on_the_pod_in_the_log_and_in_the_metrics() {
     let line = format!("; ignored in {KEY}: \"http\", \"30-20\"");
     until("the log line", || scene.agent.log().contains(&line));
     assert!(scene.agent.log().contains("WARN linkerd-cni: ADD emojivoto/web-1"));
-    assert_eq!(scene.counted(), 1);
+    assert_eq!(scene.counted(), 1.0);
 }
 
 #[test]
 fn a_pod_redirected_without_the_api_server_is_in_an_event_in_the_log_and_in_the_metrics() {
-    let scene = Scene::new();
+    let scene = Scene::with_socket();
     for _ in 0..2 {
         scene.send(1, &json!({"degraded": {"code": 102, "msg": "GET https://x: HTTP 401: no"}}));
     }
@@ -126,23 +106,23 @@ fn a_pod_redirected_without_the_api_server_is_in_an_event_in_the_log_and_in_the_
                 were used: GET https://x: HTTP 401: no (code 102)";
     until("the log line", || scene.agent.log().contains(line));
     let sample = "linkerd_cni_plugin_degraded_total{code=\"102\"}";
-    until("the metric", || scene.metric(sample) == 2);
+    until("the metric", || scene.agent.metric(sample) == 2.0);
     scene.settle();
     assert_eq!(scene.events().len(), 1);
 }
 
 #[test]
 fn the_same_problem_of_a_pod_is_reported_once_and_a_flood_of_problems_at_a_limited_rate() {
-    let scene = Scene::new();
+    let scene = Scene::with_socket();
     let start = Instant::now();
     for _ in 0..20 {
         scene.send(1, &invalid_ports());
     }
-    until("all are read", || scene.counted() == 20);
+    until("all are read", || scene.counted() == 20.0);
     for number in 2..100 {
         scene.send(number, &invalid_ports());
     }
-    until("all are read", || scene.counted() == 118);
+    until("all are read", || scene.counted() == 118.0);
     until("the burst", || scene.events().len() >= 5);
     scene.settle();
     let events = scene.events();
@@ -155,7 +135,7 @@ fn the_same_problem_of_a_pod_is_reported_once_and_a_flood_of_problems_at_a_limit
 
 #[test]
 fn an_agent_that_may_not_post_events_logs_it_once_and_posts_no_more() {
-    let scene = Scene::new();
+    let scene = Scene::with_socket();
     scene.api.state().events = 403;
     scene.send(1, &invalid_ports());
     let reason = "cannot post Events, because the agent's ServiceAccount may not create Events";
@@ -164,14 +144,14 @@ fn an_agent_that_may_not_post_events_logs_it_once_and_posts_no_more() {
         scene.send(number, &invalid_ports());
     }
     scene.settle();
-    assert_eq!(scene.counted(), 29);
+    assert_eq!(scene.counted(), 29.0);
     assert_eq!(scene.events().len(), 1);
     assert_eq!(scene.agent.log().matches(reason).count(), 1);
 }
 
 #[test]
 fn an_invalid_port_list_of_the_plugin_entry_is_reported_once_on_the_agents_pod() {
-    let scene = Scene::new();
+    let scene = Scene::with_socket();
     let list = json!({"source": "outbound-ports-to-ignore", "elements": ["smtp"]});
     for number in 1..4 {
         scene.send(number, &json!({"ignored": [list]}));
@@ -187,21 +167,21 @@ fn an_invalid_port_list_of_the_plugin_entry_is_reported_once_on_the_agents_pod()
 
 #[test]
 fn a_record_without_a_valid_namespace_or_uid_makes_no_event() {
-    let scene = Scene::new();
+    let scene = Scene::with_socket();
     for (key, value) in [("namespace", ".."), ("pod_uid", "u"), ("pod_uid", "")] {
         let mut changes = invalid_ports();
         changes[key] = json!(value);
         scene.send(1, &changes);
     }
     scene.settle();
-    assert_eq!(scene.counted(), 2);
-    assert_eq!(scene.metric("linkerd_cni_plugin_rejected_records_total"), 1);
+    assert_eq!(scene.counted(), 2.0);
+    assert_eq!(scene.agent.metric("linkerd_cni_plugin_rejected_records_total"), 1.0);
     assert_eq!(scene.api.asked("POST", "/events"), 2);
 }
 
 #[test]
 fn a_failed_add_and_init_containers_before_the_proxy_each_make_one_event() {
-    let scene = Scene::new();
+    let scene = Scene::with_socket();
     let error = json!({"code": 101, "msg": "secret"});
     for _ in 0..3 {
         scene.send(1, &json!({"decision": "failed", "error": error}));
@@ -219,5 +199,6 @@ fn a_failed_add_and_init_containers_before_the_proxy_each_make_one_event() {
     }
     assert!(!note(&events[0]).contains("secret"));
     assert!(note(&events[1]).contains("migrate"));
-    assert_eq!(scene.metric("linkerd_cni_plugin_pods_with_blocked_init_containers_total"), 3);
+    let blocked = "linkerd_cni_plugin_pods_with_blocked_init_containers_total";
+    assert_eq!(scene.agent.metric(blocked), 3.0);
 }

@@ -12,8 +12,7 @@ use linkerd2_cni::pod::skip::SkipReason;
 use linkerd2_cni::pod_copy;
 use serde_json::{Value, json};
 
-use crate::agent::Agent;
-use crate::agent_with_api::node;
+use crate::agent_with_api::Scene;
 use crate::api::{Api, DaemonSetState};
 use crate::node::Node;
 use crate::until::{until, until_within};
@@ -22,34 +21,29 @@ const NAMESPACE: &str = "/api/v1/namespaces/shop";
 const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
 /// A node whose agent watches the pods.
-struct Watched {
-    api: Api,
-    node: Node,
-    agent: Agent,
-}
-
-impl Watched {
+impl Scene {
     /// Starts with these pods on the node, and waits until the copy is complete.
-    fn start(pods: &[Value]) -> Watched {
-        let watched = Watched::start_with(pods, |_| {}, &[]);
+    fn watching(pods: &[Value]) -> Scene {
+        let watched = Scene::watching_after(pods, |_| {});
         watched.until_kept();
         watched
     }
 
-    /// Starts an agent after `prepare`, with more environment variables.
-    fn start_with(pods: &[Value], prepare: impl FnOnce(&Api), more: &[(&str, &str)]) -> Watched {
+    /// Starts an agent after `prepare`.
+    fn watching_after(pods: &[Value], prepare: impl FnOnce(&Api)) -> Scene {
         let api = Api::start();
         api.state().pods = pods.to_vec();
         prepare(&api);
-        let node = node(&api);
-        let agent = start_agent(&api, &node, more);
-        Watched { api, node, agent }
+        let mut node = Node::with_api(&api);
+        node.vars.push(("LINKERD_CNI_RUN_DIR", node.root().join("run").display().to_string()));
+        node.vars.push(("LINKERD_CNI_NODE_NAME", "node-1".into()));
+        Scene::start_on(api, node, &[])
     }
 
     /// Starts another agent after the first was killed, and waits until it watches.
     fn restart(&mut self) {
         let watches = self.api.watches().len();
-        self.agent = start_agent(&self.api, &self.node, &[]);
+        self.agent = self.node.start_ready();
         until("a watch", || self.api.watches().len() > watches);
         assert!(self.is_kept());
     }
@@ -102,13 +96,6 @@ impl Watched {
         names.sort();
         names
     }
-}
-
-fn start_agent(api: &Api, node: &Node, more: &[(&str, &str)]) -> Agent {
-    let run_dir = node.root().join("run").display().to_string();
-    let own = [("LINKERD_CNI_RUN_DIR", run_dir), ("LINKERD_CNI_NODE_NAME", "node-1".into())];
-    let more = more.iter().map(|(name, value)| (*name, (*value).to_owned()));
-    node.start_owned_ready(&api.vars().into_iter().chain(own).chain(more).collect::<Vec<_>>())
 }
 
 /// A pod without proxy.
@@ -184,7 +171,7 @@ fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request(
         ended,
         long,
     ];
-    let watched = Watched::start_with(&pods, with_objects, &[]);
+    let watched = Scene::watching_after(&pods, with_objects);
     watched.until_kept();
 
     let web = watched.facts("web", "u-web");
@@ -224,7 +211,7 @@ fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request(
 fn file_of_a_deleted_pod_is_removed_and_a_new_pod_of_the_name_has_another() {
     let old = injected("web-0", "u-old");
     let etcd = mirror("etcd-node-1", "u-mirror", "0static");
-    let watched = Watched::start(&[old.clone(), etcd.clone()]);
+    let watched = Scene::watching(&[old.clone(), etcd.clone()]);
     assert_eq!(watched.names(), ["0static", "u-old"]);
     watched.api.send("ADDED", &unmeshed("web-0", "u-new"));
     watched.api.send("DELETED", &old);
@@ -243,7 +230,7 @@ fn file_of_a_deleted_pod_is_removed_and_a_new_pod_of_the_name_has_another() {
 #[test]
 fn a_restarted_agent_replaces_garbled_files_and_removes_those_of_pods_that_are_gone() {
     let [web, gone] = [injected("web", "u-web"), injected("gone", "u-gone")];
-    let mut watched = Watched::start(&[web.clone(), gone]);
+    let mut watched = Scene::watching(&[web.clone(), gone]);
     watched.agent.kill();
     assert!(!watched.is_kept());
     assert_eq!(watched.names(), ["u-gone", "u-web"]);
@@ -269,8 +256,8 @@ fn a_restarted_agent_replaces_garbled_files_and_removes_those_of_pods_that_are_g
 #[test]
 fn a_file_that_cannot_be_replaced_is_named_and_the_other_pods_are_published() {
     let pods = [injected("api", "u-api"), injected("web", "u-web"), injected("xx", "u-xx")];
-    let blocked = |watched: &Watched| fs::create_dir_all(watched.file("u-web/x")).unwrap();
-    let mut watched = Watched::start(&[]);
+    let blocked = |watched: &Scene| fs::create_dir_all(watched.file("u-web/x")).unwrap();
+    let mut watched = Scene::watching(&[]);
     blocked(&watched);
     watched.agent.kill();
     watched.api.state().pods = pods.to_vec();
@@ -291,7 +278,7 @@ fn a_file_that_cannot_be_replaced_is_named_and_the_other_pods_are_published() {
 #[test]
 fn a_denied_watch_is_reported_once_with_the_remedy() {
     let deny = |api: &Api| api.state().pods_status = 403;
-    let watched = Watched::start_with(&[injected("web", "u-web")], deny, &[]);
+    let watched = Scene::watching_after(&[injected("web", "u-web")], deny);
     until("the remedy", || watched.status()["problem"].to_string().contains("ClusterRole"));
     // An API server that starts may deny several requests.
     let asked = || watched.api.asked("GET", "/api/v1/pods?");
@@ -306,7 +293,7 @@ fn a_denied_watch_is_reported_once_with_the_remedy() {
 
 #[test]
 fn the_copy_is_kept_through_one_broken_watch_and_not_through_an_outage() {
-    let watched = Watched::start(&[injected("web", "u-web")]);
+    let watched = Scene::watching(&[injected("web", "u-web")]);
     watched.add("last", "u-last");
     watched.api.crash();
     until("the copy is not kept", || !watched.is_kept());
@@ -331,7 +318,7 @@ fn a_pod_for_which_a_request_fails_has_no_file() {
     let fail = |api: &Api| {
         api.answer(NAMESPACE, 403, "{}").answer(API_SERVICE, 500, "{}");
     };
-    let watched = Watched::start_with(&pods, fail, &[]);
+    let watched = Scene::watching_after(&pods, fail);
     watched.until_kept();
     assert_eq!(watched.names(), ["u-web"]);
     let log = watched.agent.log();
@@ -365,7 +352,7 @@ fn uninstall_removes_the_copy_and_an_agent_that_leaves_in_place_keeps_it() {
     for (daemon_set, stays) in
         [(DaemonSetState::Exists, true), (DaemonSetState::BeingDeleted, false)]
     {
-        let mut watched = Watched::start(&[injected("web", "u-web")]);
+        let mut watched = Scene::watching(&[injected("web", "u-web")]);
         watched.api.state().daemon_set = daemon_set;
         watched.api.state().pod = Err(404);
         assert_eq!(watched.agent.stop(), Some(0), "{}", watched.agent.log());
@@ -377,11 +364,10 @@ fn uninstall_removes_the_copy_and_an_agent_that_leaves_in_place_keeps_it() {
 
 #[test]
 fn an_agent_that_does_not_watch_the_pods_removes_the_copy_of_an_earlier_one() {
-    let mut watched = Watched::start(&[injected("web", "u-web")]);
+    let mut watched = Scene::watching(&[injected("web", "u-web")]);
     watched.agent.kill();
     let lists = watched.api.lists();
-    let off = [("LINKERD_CNI_WATCH_PODS", "false")];
-    watched.agent = start_agent(&watched.api, &watched.node, &off);
+    watched.agent = watched.node.start_ready_with(&[("LINKERD_CNI_WATCH_PODS", "false")]);
     assert!(!watched.run_dir().join("pods").exists());
     assert_eq!((watched.api.lists(), watched.status()), (lists, Value::Null));
 }
@@ -398,7 +384,7 @@ fn memory_of_the_agent_does_not_grow_with_the_pods_of_its_node() {
         pod
     };
     let peak = |pods: Vec<Value>| {
-        let watched = Watched::start(&pods);
+        let watched = Scene::watching(&pods);
         assert_eq!(watched.names().len(), pods.len());
         watched.add("last", "u-last");
         let status = fs::read_to_string(format!("/proc/{}/status", watched.agent.pid())).unwrap();

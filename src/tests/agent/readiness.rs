@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use crate::agent::{Agent, get};
 use crate::child::{KilledOnDrop, has_strace};
-use crate::node::{CALICO, Node};
+use crate::node::{CALICO, LIST, Node};
 use crate::until::until;
 
 /// Whether the address serves `/live`.
@@ -15,23 +15,13 @@ fn serves(host: &str, port: u16) -> bool {
     get(address, "/live").is_some_and(|(status, _)| status == 200)
 }
 
-/// Starts the agent under strace, with this fault. The agent ends with strace.
-fn start_with_fault(node: &Node, fault: &str, vars: &[(&str, &str)]) -> Agent {
-    let (call, _) = fault.split_once(':').unwrap();
-    let strace = format!(
-        "strace -f -qq -o /dev/null -e trace={call} -e inject={fault} setpriv --pdeathsig KILL"
-    );
-    let by: Vec<&str> = strace.split(' ').collect();
-    node.start_under(&by, &[], vars)
-}
-
 #[test]
 fn the_probes_are_served_on_both_families_unless_the_address_is_of_one() {
     for (address, on_ipv4, on_ipv6) in
         [("[::]:0", true, true), (":0", true, true), ("0.0.0.0:0", true, false)]
     {
         let node = Node::with_calico();
-        let agent = node.start_ready(&[("LINKERD_CNI_ADMIN_ADDR", address)]);
+        let agent = node.start_ready_with(&[("LINKERD_CNI_ADMIN_ADDR", address)]);
         let port = agent.port();
         assert_eq!(
             (serves("127.0.0.1", port), serves("[::1]", port)),
@@ -44,13 +34,13 @@ fn the_probes_are_served_on_both_families_unless_the_address_is_of_one() {
 #[test]
 fn the_status_names_the_active_conflist_while_it_calls_the_plugin() {
     let node = Node::with_calico();
-    let agent = node.start_ready(&[]);
+    let agent = node.start_ready();
     let status = || -> serde_json::Value {
         let (code, body) = agent.get("/status");
         assert_eq!(code, 200, "{body}");
         serde_json::from_str(&body).unwrap()
     };
-    until("the status names the conflist", || status()["conflist"] == "10-calico.conflist");
+    until("the status names the conflist", || status()["conflist"] == LIST);
     assert_eq!(status()["ready"], true);
     assert_eq!(status()["version"], env!("CARGO_PKG_VERSION"));
     // Sorts first, and cannot be loaded together with the plugin entry: no plugins.
@@ -64,7 +54,7 @@ fn a_failure_to_accept_connections_is_logged_once_and_so_is_its_end() {
         return;
     }
     let node = Node::with_calico();
-    let mut agent = start_with_fault(&node, "accept4:error=EMFILE:when=1..5", &[]);
+    let mut agent = node.start_with_fault("accept4:error=EMFILE:when=1..5", &[]);
     // The first request waits until its connection is accepted.
     agent.until_ready();
     let log = agent.log();
@@ -81,7 +71,7 @@ fn without_ipv6_in_the_kernel_the_probes_are_served_on_ipv4() {
     let node = Node::with_calico();
     // Without the socket for plugin records, the admin listener is the first socket that is bound.
     let vars = [("LINKERD_CNI_ADMIN_ADDR", "[::]:0"), ("LINKERD_CNI_PLUGIN_SOCKET", "false")];
-    let agent = start_with_fault(&node, "bind:error=EAFNOSUPPORT:when=1", &vars);
+    let agent = node.start_with_fault("bind:error=EAFNOSUPPORT:when=1", &vars);
     until("the listener", || agent.log().contains(" on 0.0.0.0:"));
     assert!(serves("127.0.0.1", agent.port()));
 }
@@ -101,7 +91,7 @@ fn while_a_pass_hangs_the_agent_is_not_ready_and_after_a_minute_not_alive() {
         return;
     }
     let node = Node::with_calico();
-    let mut agent = node.start_ready(&[("LINKERD_CNI_RESYNC_SECONDS", "1")]);
+    let mut agent = node.start_ready_with(&[("LINKERD_CNI_RESYNC_SECONDS", "1")]);
     let begin = Instant::now();
     let hung = hang_files_of(&agent);
     until("not ready", || agent.ready().0 == 500);
@@ -126,7 +116,7 @@ fn the_probes_are_served_while_the_first_pass_hangs() {
     let node = Node::with_calico();
     // Without the socket for plugin records, the plugin binary is the first file that is synced.
     let vars = [("LINKERD_CNI_RESYNC_SECONDS", "1"), ("LINKERD_CNI_PLUGIN_SOCKET", "false")];
-    let agent = start_with_fault(&node, "fsync:delay_enter=900000000", &vars);
+    let agent = node.start_with_fault("fsync:delay_enter=900000000", &vars);
     // The age of a pass grows only while the pass hangs.
     until("the hang is noticed", || {
         agent.ready().1.contains("no reconcile pass has finished for ")
@@ -138,5 +128,5 @@ fn the_probes_are_served_while_the_first_pass_hangs() {
     assert_eq!(names.len(), 2, "{names:?}");
     assert!(names[0].starts_with("bin/.linkerd-cni."), "{names:?}");
     assert_eq!(names[1], "etc/10-calico.conflist");
-    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert_eq!(node.text(LIST), CALICO);
 }

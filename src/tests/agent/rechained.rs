@@ -4,17 +4,17 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::{self, JoinHandle};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
 use crate::agent::Agent;
-use crate::node::{CALICO, CONF, Node, PLUGIN, TEMPLATE};
+use crate::node::{CALICO, CONF, LIST, Node, PLUGIN, TEMPLATE};
+use crate::repeated::Repeated;
 use crate::until::until;
 
-pub const LIST: &str = "10-calico.conflist";
 /// Longest time until the agent has put back the files that a config names again. It is below a
 /// millisecond where a processor is free, and below 50 on one that is busy.
 pub const PUT_BACK: Duration = Duration::from_millis(500);
@@ -22,83 +22,66 @@ pub const PUT_BACK: Duration = Duration::from_millis(500);
 /// An agent that uninstalls waits for at least this time for others to chain the plugin again.
 const QUIET: Duration = Duration::from_millis(400);
 
-/// A thread that ends when the value is dropped, and its result.
-pub struct Worker<T> {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<T>>,
-}
-
-impl<T: Send + 'static> Worker<T> {
-    pub fn start(work: impl FnOnce(&AtomicBool) -> T + Send + 'static) -> Worker<T> {
-        let stop = Arc::<AtomicBool>::default();
-        let own = Arc::clone(&stop);
-        Worker { stop, thread: Some(thread::spawn(move || work(&own))) }
-    }
-
-    pub fn finish(mut self) -> T {
-        self.stop.store(true, Ordering::Relaxed);
-        self.thread.take().unwrap().join().unwrap()
-    }
-}
-
-impl<T> Drop for Worker<T> {
-    fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
-
 /// When the entry was chained again.
 struct Writes {
     /// Longest time between a removal and the write that followed.
     latest: Duration,
     last: Option<Instant>,
+    /// When the entry was last seen.
+    last_chained: Instant,
 }
 
 /// Chains the plugin again `delay` after each removal, `times` at most, as upstream's agent
 /// does: it writes binary and kubeconfig only when it starts. Counts its writes.
-fn rechain(node: &Arc<Node>, delay: Duration, times: usize) -> (Worker<Writes>, Arc<AtomicUsize>) {
+fn rechain(
+    node: &Arc<Node>,
+    delay: Duration,
+    times: usize,
+) -> (Repeated<Writes>, Arc<AtomicUsize>) {
     let (node, written) = (Arc::clone(node), Arc::<AtomicUsize>::default());
     let (chained, count) = (node.text(LIST), Arc::clone(&written));
-    let worker = Worker::start(move |stop| {
-        let mut writes = Writes { latest: Duration::ZERO, last: None };
-        let mut last_chained = Instant::now();
-        while !stop.load(Ordering::Relaxed) && count.load(Ordering::Relaxed) < times {
-            let looked = Instant::now();
-            if node.text(LIST) == CALICO {
-                thread::sleep(delay);
-                node.replace(&node.net(LIST), chained.as_bytes());
-                writes.latest = writes.latest.max(last_chained.elapsed());
-                writes.last = Some(Instant::now());
-                count.fetch_add(1, Ordering::Relaxed);
-            }
-            last_chained = looked;
-            thread::sleep(Duration::from_micros(200));
+    let writes = Writes { latest: Duration::ZERO, last: None, last_chained: Instant::now() };
+    let writer = Repeated::start(Duration::from_micros(200), writes, move |writes| {
+        let looked = Instant::now();
+        if count.load(Ordering::Relaxed) < times && node.text(LIST) == CALICO {
+            thread::sleep(delay);
+            node.replace(&node.net(LIST), chained.as_bytes());
+            writes.latest = writes.latest.max(writes.last_chained.elapsed());
+            writes.last = Some(Instant::now());
+            count.fetch_add(1, Ordering::Relaxed);
         }
-        writes
+        writes.last_chained = looked;
     });
-    (worker, written)
+    (writer, written)
 }
 
-/// Looks at the node about every millisecond; the longest time for which a config named the
-/// plugin while binary or kubeconfig were missing.
-pub fn watch(node: &Arc<Node>) -> Worker<Duration> {
-    let node = Arc::clone(node);
-    Worker::start(move |stop| {
-        let (mut longest, mut since) = (Duration::ZERO, None::<Instant>);
-        while !stop.load(Ordering::Relaxed) {
-            match is_stranded(&node) {
-                true => {
-                    let since = since.get_or_insert_with(Instant::now);
-                    longest = longest.max(since.elapsed());
-                }
-                false => since = None,
-            }
-            thread::sleep(Duration::from_micros(500));
+/// The longest time for which the node was in some state.
+pub struct Longest {
+    longest: Duration,
+    since: Option<Instant>,
+}
+
+/// Looks at the node about every millisecond, for how long `is_bad`.
+pub fn watch(node: &Arc<Node>, is_bad: fn(&Node) -> bool) -> Watch {
+    let (node, longest) = (Arc::clone(node), Longest { longest: Duration::ZERO, since: None });
+    Watch(Repeated::start(Duration::from_micros(500), longest, move |seen| match is_bad(&node) {
+        true => {
+            let since = seen.since.get_or_insert_with(Instant::now);
+            seen.longest = seen.longest.max(since.elapsed());
         }
-        longest
-    })
+        false => seen.since = None,
+    }))
 }
 
+pub struct Watch(Repeated<Longest>);
+
+impl Watch {
+    pub fn finish(self) -> Duration {
+        self.0.finish().longest
+    }
+}
+
+/// Whether a config names the plugin while binary or kubeconfig are missing.
 fn is_stranded(node: &Node) -> bool {
     let text = node.text(LIST);
     let whole = || {
@@ -111,7 +94,7 @@ fn is_stranded(node: &Node) -> bool {
 
 fn ready() -> (Arc<Node>, Agent) {
     let node = Arc::new(Node::with_calico());
-    let agent = node.start_ready(&[]);
+    let agent = node.start_ready();
     (node, agent)
 }
 
@@ -132,7 +115,7 @@ fn uninstall_leaves_plugin_and_kubeconfig_while_another_program_keeps_chaining()
 /// the plugin while binary or kubeconfig were missing; `None` if the writer was late, so that the agent took it for stopped.
 fn uninstall_beside_a_writer(delay: Duration, by_stop: bool) -> Option<Duration> {
     let (node, mut agent) = ready();
-    let reader = watch(&node);
+    let reader = watch(&node, is_stranded);
     let (writer, written) = rechain(&node, delay, usize::MAX);
     // Both ways to uninstall.
     if by_stop {
@@ -169,15 +152,10 @@ fn uninstall_that_leaves_the_plugin_reports_an_unreadable_saved_state() {
     let (writer, _) = rechain(&node, Duration::from_millis(1), usize::MAX);
     let state = ".linkerd-cni-state";
     symlink(state, node.net(state)).unwrap();
-    let mut uninstall = node.start_args(&["uninstall"], &[]);
-    let status = uninstall.wait();
+    let log = node.uninstall_ends_with(1);
     writer.finish();
-    let log = uninstall.log();
     assert!(log.contains("keeps being overwritten by another writer"), "{log}");
-    assert!(
-        status == Some(1) && log.contains(&format!("{state} cannot be read")),
-        "{status:?} {log}"
-    );
+    assert!(log.contains(&format!("{state} cannot be read")), "{log}");
 }
 
 #[test]
@@ -187,8 +165,8 @@ fn uninstall_completes_once_another_program_stops_chaining_the_plugin() {
     while let Some((delay, times)) = cases.pop() {
         let node = Arc::new(Node::with_calico());
         let before = node.tree();
-        let mut agent = node.start_ready(&[]);
-        let reader = watch(&node);
+        let mut agent = node.start_ready();
+        let reader = watch(&node, is_stranded);
         let (writer, written) = rechain(&node, Duration::from_millis(delay), times);
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
         // On a busy machine a write may come after the agent's last look, which proves nothing, or the
@@ -213,7 +191,7 @@ fn uninstall_puts_renamed_files_back_at_once_if_a_conflist_names_the_plugin() {
     for round in 0..16_u64 {
         let (node, mut agent) = ready();
         let chained = node.text(LIST);
-        let reader = watch(&node);
+        let reader = watch(&node, is_stranded);
         agent.signal(Signal::SIGTERM);
         until("the binary is taken away", || !node.bin("linkerd-cni").exists());
         thread::sleep(Duration::from_millis(round * 10));
@@ -243,7 +221,7 @@ fn undisturbed_uninstall_ends_before_the_timeout_for_other_programs() {
     let node = Node::with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     let begin = Instant::now();
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert!(begin.elapsed() < Duration::from_secs(5));
@@ -256,7 +234,7 @@ fn killed_uninstall_beside_another_writer_leaves_the_named_plugin_in_place() {
     let before = node.tree();
     let mut random: u64 = 88172645463325252;
     for round in 0..40 {
-        let mut agent = node.start_ready(&[]);
+        let mut agent = node.start_ready();
         agent.kill();
         // Marsaglia's xorshift: the same moments at each run.
         random ^= random << 13;
@@ -282,8 +260,8 @@ fn killed_uninstall_beside_another_writer_leaves_the_named_plugin_in_place() {
 fn uninstall_of_one_agent_leaves_the_plugin_of_another_agent_working() {
     for template in [TEMPLATE.to_owned(), TEMPLATE.replace("4143", "5143")] {
         let (node, mut leaving) = ready();
-        let mut staying = node.start_ready(&[("CNI_NETWORK_CONFIG", &template)]);
-        let reader = watch(&node);
+        let mut staying = node.start_ready_with(&[("CNI_NETWORK_CONFIG", &template)]);
+        let reader = watch(&node, is_stranded);
         assert_eq!(leaving.stop(), Some(0), "{}", leaving.log());
         let longest = reader.finish();
         assert!(longest < PUT_BACK, "{longest:?}");
@@ -303,7 +281,7 @@ fn uninstall_waits_until_multus_drops_its_copy_of_the_plugin_entry() {
     const MULTUS: &str = "00-multus.conf";
     for passes in [true, false] {
         let node = Arc::new(Node::with_calico());
-        let mut agent = node.start_ready(&[]);
+        let mut agent = node.start_ready();
         agent.kill();
         let chained = node.text(LIST);
         let multus = |list: &str| format!(r#"{{"type":"multus","delegates":[{list}]}}"#);

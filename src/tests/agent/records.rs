@@ -1,21 +1,19 @@
 //! What the plugin reports, in the agent's log and metrics.
 
 use std::fs;
-use std::io::Write as _;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
 use std::os::unix::net::UnixDatagram;
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::json;
 
-use crate::agent::Agent;
-use crate::node::{CALICO, Node};
+use crate::call::Call;
+use crate::node::{CALICO, LIST, Node};
 use crate::until::until;
 
-const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 const SOCKET: &str = ".linkerd-cni.sock";
 
 fn is_there(node: &Node) -> bool {
@@ -30,54 +28,25 @@ fn add(node: &Node, pod: &str, meshed: bool) {
         true => json!({"linkerd.io/proxy-version": "x"}),
         false => json!({}),
     };
-    let config = json!({
-        "cniVersion": "1.0.0",
-        "name": "net",
-        "type": "linkerd-cni",
-        "log_level": "info",
-        "kubernetes": {"kubeconfig": node.net("kubeconfig.json")},
-        "linkerd": {"api-retry-seconds": 1},
-        "runtimeConfig": {"io.kubernetes.cri.pod-annotations": annotations},
-        "prevResult": {"cniVersion": "1.0.0"},
-    });
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={pod}");
-    let mut child = Command::new(PLUGIN)
-        .env_clear()
-        .env("CNI_COMMAND", "ADD")
-        .env("CNI_CONTAINERID", "c0ffee")
-        .env("CNI_NETNS", "/no/such/namespace")
-        .env("CNI_IFNAME", "eth0")
-        .env("CNI_PATH", "/opt/cni/bin")
-        .env("CNI_ARGS", args)
-        .env("LINKERD_CNI_RUN_DIR", node.root().join("run"))
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    let mut stdin = child.stdin.take().unwrap();
-    stdin.write_all(config.to_string().as_bytes()).unwrap();
-    drop(stdin);
-    assert_eq!(child.wait().unwrap().success(), !meshed);
-}
-
-fn counts(agent: &Agent, sample: &str) -> u64 {
-    let metrics = agent.get("/metrics").1;
-    let line = metrics.lines().find_map(|line| line.strip_prefix(sample));
-    line.unwrap_or_default().trim().parse().unwrap_or_default()
+    let netns = Path::new("/no/such/namespace");
+    let call = Call::with_kubeconfig("ADD", netns, &node.net("kubeconfig.json"));
+    let call = call.env("CNI_ARGS", args).env("LINKERD_CNI_RUN_DIR", node.root().join("run"));
+    let outcome = call.annotated(annotations).linkerd("api-retry-seconds", 1).run();
+    assert_eq!(outcome.code == Some(0), !meshed, "{}", outcome.stderr);
 }
 
 #[test]
 fn plugin_calls_are_in_the_agents_log_and_metrics() {
     let node = Node::with_calico();
-    let agent = node.start_ready(&[]);
+    let agent = node.start_ready();
     until("the socket", || is_there(&node));
     add(&node, "web-1", false);
     add(&node, "web-2", true);
-    let passed = "INFO linkerd-cni: ADD ns/web-1 container c0ffee: \
+    let passed = "INFO linkerd-cni: ADD ns/web-1 container abc: \
                   skipped: not meshed (no annotation of a proxy), 0 requests, ";
     until("the first record", || agent.log().contains(passed));
-    let failed = "ERROR linkerd-cni: ADD ns/web-2 container c0ffee: failed, ";
+    let failed = "ERROR linkerd-cni: ADD ns/web-2 container abc: failed, ";
     until("the second record", || agent.log().contains(failed));
     let log = agent.log();
     let line = log.lines().find(|line| line.contains(failed)).unwrap();
@@ -86,7 +55,7 @@ fn plugin_calls_are_in_the_agents_log_and_metrics() {
     for result in ["skipped", "failed"] {
         let sample =
             format!("linkerd_cni_plugin_requests_total{{command=\"ADD\",result=\"{result}\"}}");
-        assert_eq!(counts(&agent, &sample), 1);
+        assert_eq!(agent.metric(&sample), 1.0);
     }
     assert!(!log.contains("token-1"));
 }
@@ -96,7 +65,7 @@ fn a_deleted_record_socket_is_created_again() {
     let node = Node::with_calico();
     // What an agent left that was killed.
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
-    let agent = node.start_ready(&[]);
+    let agent = node.start_ready();
     let heard = |pod: &str| {
         until("the socket", || is_there(&node));
         let named = format!("ns/{pod} ");
@@ -110,7 +79,7 @@ fn a_deleted_record_socket_is_created_again() {
     heard("web-2");
     node.remove_tree("etc");
     fs::create_dir(node.root().join("etc")).unwrap();
-    node.write("10-calico.conflist", CALICO);
+    node.write(LIST, CALICO);
     heard("web-3");
     let log = agent.log();
     let count = |text| log.matches(text).count();
@@ -126,7 +95,7 @@ fn with_a_run_dir_the_record_socket_is_there_and_not_in_the_net_dir() {
     let vars = [("LINKERD_CNI_RUN_DIR", run_dir.to_str().unwrap())];
     // What an agent left that was killed.
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
-    let mut agent = node.start_ready(&vars);
+    let mut agent = node.start_ready_with(&vars);
     until("the socket", || run_dir.join("records.sock").exists());
     until("the record", || {
         add(&node, "web", false);
@@ -141,17 +110,17 @@ fn with_a_run_dir_the_record_socket_is_there_and_not_in_the_net_dir() {
 fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
     let node = Node::uninstalling_with_calico();
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     until("the socket", || is_there(&node));
     node.assert_restored(&mut agent, &before);
 
     // One that was killed leaves it, and the next one's uninstall takes it.
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     until("the socket", || is_there(&node));
     agent.signal(Signal::SIGKILL);
     agent.wait();
     assert!(is_there(&node));
-    let mut agent = node.start_ready(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
+    let mut agent = node.start_ready_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
     node.assert_restored(&mut agent, &before);
 }
 
@@ -159,18 +128,18 @@ fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
 fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
     let node = Node::with_calico();
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
-    let mut agent = node.start_ready(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
+    let mut agent = node.start_ready_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
     assert!(!node.net(SOCKET).exists(), "{}", agent.log());
     agent.kill();
 
     // A config that names the plugin and cannot be corrected keeps the plugin on the node.
     node.write("05-broken.conflist", r#"{"plugins": [{"type": "linkerd-cni""#);
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
-    assert_eq!(node.start_args(&["uninstall"], &[]).wait(), Some(1));
+    node.uninstall_ends_with(1);
     assert!(!node.net(SOCKET).exists() && node.bin("linkerd-cni").exists());
     // Another agent's socket stays.
     let alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
-    assert_eq!(node.start_args(&["uninstall"], &[]).wait(), Some(1));
+    node.uninstall_ends_with(1);
     assert!(node.net(SOCKET).exists());
     drop(alive);
 }
@@ -178,7 +147,7 @@ fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
 #[test]
 fn uninstall_keeps_the_record_socket_of_a_live_agent() {
     let node = Node::with_calico();
-    let mut agent = node.start_ready(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
+    let mut agent = node.start_ready_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
     agent.kill();
     let _alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
     node.uninstall();
@@ -188,7 +157,7 @@ fn uninstall_keeps_the_record_socket_of_a_live_agent() {
 #[test]
 fn a_flood_of_records_is_logged_at_a_limited_rate_and_invalid_records_are_not_logged() {
     let node = Node::with_calico();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     until("the socket", || is_there(&node));
     let writer = UnixDatagram::unbound().unwrap();
     writer.set_nonblocking(true).unwrap();
@@ -203,7 +172,7 @@ fn a_flood_of_records_is_logged_at_a_limited_rate_and_invalid_records_are_not_lo
         until("room", || send(bad));
     }
     let refused = "linkerd_cni_plugin_rejected_records_total";
-    until("all are refused", || counts(&agent, refused) == 5);
+    until("all are refused", || agent.metric(refused) == 5.0);
     assert!(!agent.log().contains("linkerd-cni: "));
 
     let begin = Instant::now();

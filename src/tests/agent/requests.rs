@@ -6,9 +6,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::agent_with_api::{node, started};
+use crate::agent_with_api::Scene;
 use crate::api::Api;
-use crate::node::{CALICO, Node};
+use crate::node::Node;
 use crate::until::until;
 
 const CHECK: &str = "/api/v1/namespaces/linkerd-cni?";
@@ -44,7 +44,7 @@ pub fn report_unreachable(node: &Node) {
 
 #[test]
 fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
-    let (api, node, mut agent) = started();
+    let Scene { api, node, mut agent } = Scene::start(&[]);
     let token = "POST /api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token";
     let check = "GET /api/v1/namespaces/linkerd-cni?resourceVersion=0";
     thread::sleep(Duration::from_secs(20));
@@ -53,14 +53,13 @@ fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
     assert_eq!(api.requests(), [token, daemonset, check]);
     // Records of other failures, and other programs' changes, are no reason to ask.
     assert!(report(&node, 101));
-    node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-    until("the entry", || node.chained("10-calico.conflist"));
+    node.rewrite_calico();
     agent.until_ready();
     assert_eq!(agent.stop(), Some(0));
 
     // The next agent takes over the token.
     api.state().requests.clear();
-    let _agent = node.start_owned_ready(&api.vars());
+    let _agent = node.start_ready();
     thread::sleep(Duration::from_secs(2));
     assert_eq!(api.requests(), [check, daemonset]);
 }
@@ -69,8 +68,8 @@ fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
 fn forbidden_token_request_is_repeated_with_a_growing_delay() {
     let api = Api::start();
     api.state().grant = 403;
-    let node = node(&api);
-    let _agent = node.start_owned(&api.vars());
+    let node = Node::with_api(&api);
+    let _agent = node.start();
     until("the first request", || api.asked("POST", "/token") >= 1);
     let begin = Instant::now();
     until("five requests", || api.asked("POST", "/token") >= 5);
@@ -81,7 +80,7 @@ fn forbidden_token_request_is_repeated_with_a_growing_delay() {
 
 #[test]
 fn flood_of_records_about_rejected_tokens_causes_few_checks() {
-    let (api, node, agent) = started();
+    let Scene { api, node, agent } = Scene::start(&[]);
     report_rejection(&node);
     until("a check", || api.asked("GET", CHECK) > 1);
     let begin = Instant::now();
@@ -99,7 +98,7 @@ fn flood_of_records_about_rejected_tokens_causes_few_checks() {
 
 #[test]
 fn failed_token_check_is_repeated_with_a_growing_delay_and_the_node_stays_ready() {
-    let (api, node, mut agent) = started();
+    let Scene { api, node, mut agent } = Scene::start(&[]);
     api.state().namespace = Some((503, json!({"message": "overloaded"})));
     let asked = api.asked("GET", CHECK);
     report_rejection(&node);

@@ -5,7 +5,7 @@ use std::os::unix::fs::MetadataExt;
 
 use serde_json::json;
 
-use crate::node::{CALICO, CONF, Node};
+use crate::node::{CALICO, CONF, LIST, Node};
 
 const STATE: &str = ".linkerd-cni-state";
 const DAMAGED: &str = ".linkerd-cni-state.damaged";
@@ -14,7 +14,7 @@ const DAMAGED: &str = ".linkerd-cni-state.damaged";
 fn chained_node() -> Node {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     assert!(!node.net("20-net.conf").exists());
     agent.kill();
     node
@@ -28,14 +28,14 @@ fn an_older_agent_restores_the_conf_and_keeps_the_members_of_a_newer_agents_save
     state["routes"] = json!(["unknown"]);
     node.write(STATE, &state.to_string());
     node.write("30-new.conf", CONF);
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     let now = node.json(STATE);
     assert_eq!((&now["version"], &now["routes"]), (&state["version"], &state["routes"]));
     assert!(now["originals"]["30-new.conflist"].is_object(), "{now}");
     assert_eq!(fs::metadata(node.net(STATE)).unwrap().mode() & 0o7777, 0o600);
 
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert_eq!(node.text(LIST), CALICO);
     assert_eq!(node.text("20-net.conf"), CONF);
     assert!(!node.net("20-net.conflist").exists());
     assert_eq!(node.json(STATE)["routes"], state["routes"]);
@@ -49,13 +49,13 @@ fn a_damaged_saved_state_is_renamed_once_and_the_agent_works_without_it() {
     for damaged in ["", "{", &text[..text.len() / 2], "[]"] {
         node.write(STATE, damaged);
         node.write("30-new.conf", CONF);
-        let mut agent = node.start_ready(&[]);
+        let mut agent = node.start_ready();
         assert!(node.chained("30-new.conflist"));
         assert_eq!(node.text(DAMAGED), damaged);
         assert_eq!(agent.log().matches("is damaged; it is kept as").count(), 1, "{}", agent.log());
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
         assert_eq!(node.text("30-new.conf"), CONF);
-        assert_eq!(node.text("10-calico.conflist"), CALICO);
+        assert_eq!(node.text(LIST), CALICO);
         assert_eq!(node.text(DAMAGED), damaged);
         assert!(agent.log().contains("state.damaged is kept"), "{}", agent.log());
     }
@@ -66,11 +66,10 @@ fn an_uninstall_keeps_a_saved_state_that_is_damaged() {
     let node = chained_node();
     let damaged = &node.text(STATE)[..40];
     node.write(STATE, damaged);
-    let mut uninstall = node.start_args(&["uninstall"], &[]);
-    assert_eq!(uninstall.wait(), Some(1), "{}", uninstall.log());
-    assert!(uninstall.log().contains("is damaged"), "{}", uninstall.log());
+    let log = node.uninstall_ends_with(1);
+    assert!(log.contains("is damaged"), "{log}");
     assert_eq!(node.text(STATE), damaged);
-    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert_eq!(node.text(LIST), CALICO);
     assert_eq!(node.types("20-net.conflist"), ["bridge"]);
     assert!(!node.bin("linkerd-cni").exists() && !node.net("kubeconfig.json").exists());
 }

@@ -5,7 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use crate::agent::Agent;
-use crate::node::{CALICO, Node};
+use crate::node::{CALICO, LIST, Node};
 use crate::until::until;
 
 pub const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
@@ -26,7 +26,7 @@ pub const ENTRY: &str = r#"{
 pub fn node(plugin: &[u8], version: &str) -> Node {
     let node = Node::new();
     testkit::write_program(node.root().join("image/linkerd-cni"), plugin);
-    node.write("10-calico.conflist", &CALICO.replace("0.3.1", version));
+    node.write(LIST, &CALICO.replace("0.3.1", version));
     node
 }
 
@@ -69,7 +69,7 @@ fn self_test_of_the_real_plugin_redirects_tcp_in_both_directions_and_families() 
 #[test]
 fn the_self_test_reruns_only_when_binary_or_entry_changes() {
     let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
-    let mut agent = node.start_ready(&[
+    let mut agent = node.start_ready_with(&[
         ("LINKERD_CNI_SELF_TEST", "true"),
         ("CNI_NETWORK_CONFIG", ENTRY),
         ("LINKERD_CNI_RESYNC_SECONDS", "1"),
@@ -159,7 +159,7 @@ fn node_is_not_ready_while_the_plugin_fails_the_self_test() {
         until(says, || agent.ready().1.contains(says));
         assert_eq!(agent.ready().0, 500);
         // It is chained all the same: pods of the mesh fail rather than start bare.
-        assert!(node.chained("10-calico.conflist"));
+        assert!(node.chained(LIST));
         assert!(!agent.log().contains("is installed and verified"));
     }
 }
@@ -170,7 +170,7 @@ fn hung_plugin_is_killed_and_its_replacement_is_tested() {
     let agent = start(&node, ENTRY);
     let begin = Instant::now();
     let says = "timed out and was killed";
-    until("the entry", || node.chained("10-calico.conflist"));
+    until("the entry", || node.chained(LIST));
     until("the plugin's end", || agent.ready().1.contains(says));
     assert!(begin.elapsed() > Duration::from_secs(9));
     let again = node.root().join("again");

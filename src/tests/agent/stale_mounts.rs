@@ -6,10 +6,9 @@ use std::path::{Path, PathBuf};
 use nix::mount::{MntFlags, umount2};
 
 use crate::filesystems::{bind, with_mounts};
-use crate::node::{CALICO, Node};
+use crate::node::{CALICO, LIST, Node};
 use crate::until::until;
 
-const LIST: &str = "10-calico.conflist";
 const DIRS: [&str; 2] = ["etc", "bin"];
 
 /// A node whose directories are mounted in the agent's container, as by the kubelet.
@@ -71,7 +70,7 @@ fn live_fails_after_a_mounted_directory_is_recreated_until_the_container_restart
         {
             let mounted = Mounted::new();
             let node = &mounted.0;
-            let mut agent = node.start_ready(&[]);
+            let mut agent = node.start_ready();
             assert_eq!(agent.get("/live").0, 200);
             lose(&mounted.on_node(dir));
             fs::create_dir(mounted.on_node(dir)).unwrap();
@@ -89,7 +88,7 @@ fn live_fails_after_a_mounted_directory_is_recreated_until_the_container_restart
             // The kubelet restarts the container.
             agent.kill();
             mounted.mount_again(dir);
-            let mut agent = node.start_ready(&[]);
+            let mut agent = node.start_ready();
             assert_eq!(agent.get("/live").0, 200);
             assert_ne!(names(&mounted.on_node(dir)), new);
             assert!(node.chained(LIST));
@@ -104,7 +103,7 @@ fn an_uninstall_with_a_stale_net_dir_leaves_everything_in_place_and_fails() {
     with_mounts(|_| {
         let mounted = Mounted::new();
         let node = &mounted.0;
-        let mut agent = node.start_ready(&[]);
+        let mut agent = node.start_ready();
         let chained = node.text(LIST);
         remove(&mounted.on_node("etc"));
         fs::create_dir(mounted.on_node("etc")).unwrap();
@@ -116,8 +115,7 @@ fn an_uninstall_with_a_stale_net_dir_leaves_everything_in_place_and_fails() {
         assert_eq!(fs::read_to_string(mounted.on_node("etc").join(LIST)).unwrap(), chained);
         assert_eq!(names(&mounted.on_node("etc")), [LIST]);
         // The command in the same container does not see the node's directory either.
-        let mut uninstall = node.start_args(&["uninstall"], &[]);
-        assert_eq!(uninstall.wait(), Some(1), "{}", uninstall.log());
+        node.uninstall_ends_with(1);
         assert!(node.bin("linkerd-cni").exists());
         mounted.mount_again("etc");
         node.uninstall();
@@ -131,7 +129,7 @@ fn an_uninstall_with_a_stale_bin_dir_unchains_the_plugin_and_fails() {
     with_mounts(|_| {
         let mounted = Mounted::new();
         let node = &mounted.0;
-        let mut agent = node.start_ready(&[]);
+        let mut agent = node.start_ready();
         rename(&mounted.on_node("bin"));
         fs::create_dir(mounted.on_node("bin")).unwrap();
         until("the stale mount", || agent.get("/live").0 == 500);

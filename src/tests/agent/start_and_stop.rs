@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 
-use crate::node::{CALICO, CONF, Node};
+use crate::node::{CALICO, CONF, LIST, Node};
 use crate::until::until;
 
 #[test]
@@ -14,17 +14,12 @@ fn a_new_agent_adopts_what_is_right_without_writing_it() {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     agent.kill();
-    let names = [
-        "10-calico.conflist",
-        "20-net.conflist",
-        "kubeconfig.json",
-        ".linkerd-cni-state",
-        "../bin/linkerd-cni",
-    ];
+    let names =
+        [LIST, "20-net.conflist", "kubeconfig.json", ".linkerd-cni-state", "../bin/linkerd-cni"];
     let inodes = names.map(|name| node.inode(name));
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     assert_eq!(names.map(|name| node.inode(name)), inodes);
     node.assert_restored(&mut agent, &before);
 }
@@ -39,7 +34,7 @@ fn uninstall_removes_everything_a_dead_agent_left() {
         let node = Node::with_calico();
         node.write("20-net.conf", CONF);
         let before = node.tree();
-        let mut agent = node.start_ready(&[how]);
+        let mut agent = node.start_ready_with(&[how]);
         agent.kill();
         assert_ne!(node.tree(), before);
         // It is told of the directories, and of nothing else.
@@ -60,7 +55,7 @@ fn leftovers_of_earlier_agents_are_removed() {
     node.write("kubeconfig.json.install", "{");
     node.write(".linkerd-cni.1.2.3.tmp", "{");
     fs::write(node.bin("linkerd-cni.install"), "x").unwrap();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     agent.stop();
     assert_eq!(node.tree(), before);
 }
@@ -68,7 +63,7 @@ fn leftovers_of_earlier_agents_are_removed() {
 #[test]
 fn an_old_config_that_is_written_after_the_start_makes_the_node_not_ready() {
     let node = Node::with_calico();
-    let agent = node.start_ready(&[]);
+    let agent = node.start_ready();
     node.write("01-linkerd-cni.conf", r#"{"type":"linkerd-cni","name":"x"}"#);
     until("a node that is not ready", || agent.ready().0 != 200);
 }
@@ -85,8 +80,8 @@ fn a_directory_with_the_name_of_a_leftover_stays() {
         fs::create_dir(node.net(name)).unwrap();
     }
     let before = node.tree();
-    let mut agent = node.start_ready(&[]);
-    assert!(node.chained("10-calico.conflist"));
+    let mut agent = node.start_ready();
+    assert!(node.chained(LIST));
     node.assert_restored(&mut agent, &before);
 }
 
@@ -94,7 +89,7 @@ fn a_directory_with_the_name_of_a_leftover_stays() {
 fn uninstall_leaves_and_reports_a_conflist_that_became_invalid() {
     let node = Node::with_calico();
     node.write("20-calico.conflist", CALICO);
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     node.write("20-calico.conflist", "{");
     until("the damage seen", || agent.log().contains("20-calico.conflist: is not JSON"));
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
@@ -104,7 +99,7 @@ fn uninstall_leaves_and_reports_a_conflist_that_became_invalid() {
         "{log}"
     );
     assert_eq!(node.text("20-calico.conflist"), "{");
-    assert_eq!(node.text("10-calico.conflist"), CALICO);
+    assert_eq!(node.text(LIST), CALICO);
     assert!(!node.net("kubeconfig.json").exists() && !node.bin("linkerd-cni").exists());
 }
 
@@ -125,26 +120,6 @@ fn a_stop_signal_during_the_start_leaves_the_node_unchanged() {
 }
 
 #[test]
-fn a_kill_at_any_time_never_strands_the_node() {
-    let node = Node::uninstalling_with_calico();
-    node.write("20-net.conf", CONF);
-    let before = node.tree();
-    for round in 0..40 {
-        let mut agent = node.start();
-        thread::sleep(Duration::from_micros(700 * (round % 20)));
-        if round >= 20 {
-            agent.signal(Signal::SIGTERM);
-            agent.until_uninstalling();
-            thread::sleep(Duration::from_micros(300 * (round % 20)));
-        }
-        agent.kill();
-        node.assert_not_stranded();
-    }
-    let mut agent = node.start_ready(&[]);
-    node.assert_restored(&mut agent, &before);
-}
-
-#[test]
 fn two_agents_with_equal_settings_chain_the_plugin_once() {
     let node = Node::uninstalling_with_calico();
     let before = node.tree();
@@ -152,10 +127,9 @@ fn two_agents_with_equal_settings_chain_the_plugin_once() {
     one.until_ready();
     other.until_ready();
     for _ in 0..10 {
-        node.replace(&node.net("10-calico.conflist"), CALICO.as_bytes());
-        until("the entry", || node.chained("10-calico.conflist"));
+        node.rewrite_calico();
     }
-    assert_eq!(node.types("10-calico.conflist").len(), 3);
+    assert_eq!(node.types(LIST).len(), 3);
     one.kill();
     assert_eq!(other.stop(), Some(0));
     assert_eq!(node.tree(), before);

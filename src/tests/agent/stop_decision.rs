@@ -7,9 +7,9 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::agent_with_api::{self, Scene, all};
+use crate::agent_with_api::{Scene, all};
 use crate::api::{Api, DaemonSetState, State};
-use crate::node::CALICO;
+use crate::node::{LIST, Node};
 use crate::until::until;
 
 const DAEMONSET: &str = "/daemonsets/linkerd-cni";
@@ -258,12 +258,13 @@ fn response_of_a_recovered_api_server_decides_on_the_uninstall() {
 
 #[test]
 fn an_agent_that_found_a_kubeconfig_never_uninstalls_without_proof() {
+    let account = ("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "");
     let unreachable = [("KUBERNETES_SERVICE_HOST", "127.0.0.1"), ("KUBERNETES_SERVICE_PORT", "1")];
     let unset = [("KUBERNETES_SERVICE_HOST", ""), ("KUBERNETES_SERVICE_PORT", "")];
     all(vec![unreachable, unset], |address| {
         let mut scene = Scene::start(&[]);
         scene.agent.kill();
-        let vars = [&address[..], &[GRACE]].concat();
+        let vars = [&address[..], &[GRACE, account]].concat();
         scene.agent = scene.node.start_with(&vars);
         until("it began to work", || scene.agent.ready().0 != 0);
         scene.stop(|state| state.down = true);
@@ -316,8 +317,7 @@ fn asking_agent_restores_files_that_another_program_removes() {
     // Without a valid token, a running agent would write its own one, which ends with its pod.
     scene.api.state().tokens.retain(|token| token == "token-1");
     for _ in 0..3 {
-        scene.node.replace(&scene.node.net("10-calico.conflist"), CALICO.as_bytes());
-        until("the entry", || scene.node.chained("10-calico.conflist"));
+        scene.node.rewrite_calico();
         fs::remove_file(scene.node.bin("linkerd-cni")).unwrap();
         until("the binary", || scene.node.bin("linkerd-cni").exists());
         assert_eq!(scene.agent.ready(), (500, "not ready: received SIGTERM\n".into()));
@@ -331,22 +331,22 @@ fn asking_agent_restores_files_that_another_program_removes() {
 #[test]
 fn agent_that_never_reached_an_api_server_uninstalls_as_upstreams_does() {
     let api = Api::start();
-    let node = agent_with_api::node(&api);
+    let node = Node::with_calico();
+    node.use_api(&api);
     let before = node.tree();
     let vars = [("KUBERNETES_SERVICE_HOST", "localhost"), ("KUBERNETES_SERVICE_PORT", "1")];
-    let mut agent = node.start_ready(&vars);
+    let mut agent = node.start_ready_with(&vars);
     node.assert_restored(&mut agent, &before);
 }
 
 #[test]
 fn upgrade_leaves_every_file_unchanged() {
     let Scene { api, node, mut agent } = Scene::start(&[]);
-    let names = ["10-calico.conflist", "kubeconfig.json", "../bin/linkerd-cni"];
-    until("the plugin's own token", || node.kubeconfig()["users"][0]["user"]["token"] != "token-1");
+    let names = [LIST, "kubeconfig.json", "../bin/linkerd-cni"];
     let inodes = names.map(|name| node.inode(name));
     for _ in 0..3 {
         assert_eq!(agent.stop(), Some(0));
-        agent = node.start_owned_ready(&api.vars());
+        agent = node.start_ready();
         assert_eq!(names.map(|name| node.inode(name)), inodes);
     }
     assert_eq!(api.asked("POST", "/token"), 1);
@@ -357,7 +357,7 @@ fn an_uninstall_that_fails_is_an_event_on_the_node() {
     const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
     let mut scene = Scene::start(&[NODE]);
     // A copy of the chain in the config of another program, which the agent must not change.
-    let chained = scene.node.text("10-calico.conflist");
+    let chained = scene.node.text(LIST);
     let multus = format!(r#"{{"type":"multus","delegates":[{chained}]}}"#);
     scene.node.write("99-multus.conf", &multus);
     scene.api.state().daemon_set = DaemonSetState::Status(404);

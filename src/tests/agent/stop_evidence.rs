@@ -18,8 +18,7 @@ const REJECTED: &str = "the API server rejected the token in the kubeconfig (HTT
 fn a_missing_daemonset_that_the_agent_never_saw_leaves_everything_in_place() {
     let api = Api::start();
     api.state().daemon_set = DaemonSetState::Status(404);
-    let vars = api.vars();
-    let mut scene = Scene::start_with(api, &vars, &[GRACE]);
+    let mut scene = Scene::start_with(api, &[GRACE]);
     scene.stop(|_| {});
     scene.assert_left_in_place("never seen", "no proof of an uninstall within 7 s; last finding: ");
     scene
@@ -32,8 +31,7 @@ fn a_daemonset_that_the_agent_sees_only_later_proves_an_uninstall_once_it_is_mis
     all(vec![403, 404], |code| {
         let api = Api::start();
         api.state().daemon_set = DaemonSetState::Status(code);
-        let vars = api.vars();
-        let mut scene = Scene::start_with(api, &vars, &[GRACE]);
+        let mut scene = Scene::start_with(api, &[GRACE]);
         scene.api.state().daemon_set = DaemonSetState::Exists;
         let asked = |path| scene.api.asked("GET", path);
         let looked = asked("/daemonsets/");
@@ -75,9 +73,7 @@ fn rejection_of_tokens_that_were_never_accepted_proves_nothing() {
     let mut scene = Scene::start(&[GRACE]);
     scene.agent.kill();
     scene.api.state().tokens.clear();
-    let vars = scene.api.vars();
-    let grace = (GRACE.0, GRACE.1.to_owned());
-    scene.agent = scene.node.start_owned(&[&vars[..], &[grace]].concat());
+    scene.agent = scene.node.start_with(&[GRACE]);
     until("it began to work", || scene.agent.ready().0 != 0);
     scene.stop(|_| {});
     scene.assert_left_in_place("restarted", "before the agent was stopped");
@@ -90,7 +86,7 @@ fn a_newer_agent_that_starts_while_the_agent_asks_keeps_the_plugin() {
         scene.api.state().daemon_set = DaemonSetState::Status(403);
         scene.agent.signal(Signal::SIGTERM);
         until("asked once", || scene.agent.log().contains("asking again"));
-        let _newer = scene.node.start_owned_ready(&scene.api.vars());
+        let _newer = scene.node.start_ready();
         scene.api.state().daemon_set = set;
         assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
         scene.assert_left_in_place(&format!("{set:?}"), "a newer agent runs on this node");

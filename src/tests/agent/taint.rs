@@ -7,9 +7,8 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::agent::Agent;
-use crate::agent_with_api;
 use crate::api::{Api, DaemonSetState};
-use crate::node::{CALICO, Node};
+use crate::node::{CALICO, LIST, Node};
 use crate::until::{until, until_within};
 
 const KEY: &str = "linkerd.io/cni-not-ready";
@@ -22,7 +21,8 @@ fn taints(keys: &[&str]) -> Vec<Value> {
 /// A node with the taint and two others.
 fn tainted() -> (Api, Node) {
     let api = Api::start();
-    let node = agent_with_api::node(&api);
+    let mut node = Node::with_api(&api);
+    node.vars.push(("LINKERD_CNI_NODE_NAME", "node-1".into()));
     fs::write(node.bin("calico"), "a plugin").unwrap();
     api.state().taints = taints(&["one", KEY, "other"]);
     (api, node)
@@ -40,19 +40,15 @@ fn another_turn(api: &Api, node: &Node) {
     }
 }
 
-fn start(node: &Node, api: &Api, more: &[(&'static str, String)]) -> Agent {
-    let mut vars = api.vars().to_vec();
-    vars.push(("LINKERD_CNI_STARTUP_TAINT", KEY.into()));
-    vars.push(("LINKERD_CNI_NODE_NAME", "node-1".into()));
-    vars.extend(more.iter().cloned());
-    node.start_owned(&vars)
+fn start(node: &Node, more: &[(&str, &str)]) -> Agent {
+    node.start_with(&[&[("LINKERD_CNI_STARTUP_TAINT", KEY)], more].concat())
 }
 
 #[test]
 fn startup_taint_alone_is_removed_once_the_node_is_verified() {
     let (api, node) = tainted();
     api.state().conflicts = 2;
-    let agent = start(&node, &api, &[]);
+    let agent = start(&node, &[]);
     let left = taints(&["one", "other"]);
     until("the taint is off", || api.state().taints == left);
     let log = || agent.log();
@@ -70,11 +66,11 @@ fn startup_taint_stays_while_the_node_is_not_ready() {
         let (api, node) = tainted();
         match what {
             "bin" => node.remove_tree("bin"),
-            "network" => fs::remove_file(node.net("10-calico.conflist")).unwrap(),
+            "network" => fs::remove_file(node.net(LIST)).unwrap(),
             _ => node.replace(&node.root().join("image/linkerd-cni"), fails),
         }
-        let test = ("LINKERD_CNI_SELF_TEST", (what == "self-test").to_string());
-        let agent = start(&node, &api, &[test]);
+        let test = ("LINKERD_CNI_SELF_TEST", if what == "self-test" { "true" } else { "false" });
+        let agent = start(&node, &[test]);
         until("not ready", || agent.ready().1.contains(what));
         another_turn(&api, &node);
         assert_eq!(api.asked("", "/api/v1/nodes/"), 0, "{what}");
@@ -84,7 +80,7 @@ fn startup_taint_stays_while_the_node_is_not_ready() {
                 fs::create_dir(node.root().join("bin")).unwrap();
                 fs::write(node.bin("calico"), "a plugin").unwrap();
             }
-            "network" => node.write("10-calico.conflist", CALICO),
+            "network" => node.write(LIST, CALICO),
             _ => continue,
         }
         until("the taint is off", || api.state().taints.len() == 2);
@@ -95,7 +91,7 @@ fn startup_taint_stays_while_the_node_is_not_ready() {
 fn startup_taint_stays_while_a_wrong_bin_dir_prevents_chaining() {
     let (api, node) = tainted();
     fs::remove_file(node.bin("calico")).unwrap();
-    let agent = start(&node, &api, &[required(true)]);
+    let agent = start(&node, &[required(true)]);
     until("the doubt", || agent.ready().1.contains("not chained"));
     another_turn(&api, &node);
     assert_eq!(api.asked("", "/api/v1/nodes/"), 0);
@@ -110,24 +106,24 @@ fn startup_taint_is_removed_if_a_wrong_bin_dir_is_only_a_warning() {
         let (api, node) = tainted();
         fs::remove_file(node.bin("calico")).unwrap();
         if killed {
-            let mut earlier = node.start_owned_ready(&api.vars());
+            let mut earlier = node.start_ready();
             earlier.kill();
         }
-        let agent = start(&node, &api, &[required(killed)]);
+        let agent = start(&node, &[required(killed)]);
         until("the taint is off", || api.state().taints.len() == 2);
         assert!(agent.log().contains("CNI directories: "), "{}", agent.log());
     }
 }
 
-fn required(required: bool) -> (&'static str, String) {
-    ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", required.to_string())
+fn required(required: bool) -> (&'static str, &'static str) {
+    ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", if required { "true" } else { "false" })
 }
 
 #[test]
 fn failed_taint_removal_is_logged_once_and_repeated() {
     let (api, node) = tainted();
     api.state().conflicts = u32::MAX;
-    let mut agent = start(&node, &api, &[]);
+    let mut agent = start(&node, &[]);
     agent.until_ready();
     until("two rounds of tries", || api.asked("PATCH", "/api/v1/nodes/node-1") > 6);
     let says = format!("cannot remove the startup taint {KEY} from node node-1: ");
@@ -141,7 +137,7 @@ fn failed_taint_removal_is_logged_once_and_repeated() {
 fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
     let (api, node) = tainted();
     api.state().conflicts = u32::MAX;
-    let mut agent = start(&node, &api, &[]);
+    let mut agent = start(&node, &[]);
     agent.until_ready();
     until("a failed removal", || agent.log().contains("cannot remove the startup taint"));
     api.state().daemon_set = DaemonSetState::Status(403);
@@ -161,7 +157,7 @@ fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
 #[test]
 fn agent_without_a_startup_taint_reads_no_node() {
     let (api, node) = tainted();
-    let _agent = node.start_owned_ready(&api.vars());
+    let _agent = node.start_ready();
     another_turn(&api, &node);
     assert_eq!(api.asked("GET", "/api/v1/nodes/"), 0);
 }
@@ -170,7 +166,7 @@ fn agent_without_a_startup_taint_reads_no_node() {
 #[test]
 fn startup_taint_of_a_node_registered_again_is_removed_within_minutes() {
     let (api, node) = tainted();
-    let agent = start(&node, &api, &[]);
+    let agent = start(&node, &[]);
     until("the taint is removed", || api.state().taints.len() == 2);
     let reads = || api.asked("GET", "/api/v1/nodes/node-1");
     let before = reads();

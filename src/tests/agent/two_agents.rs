@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::agent::Agent;
-use crate::node::{CALICO, Node, PLUGIN, TEMPLATE};
+use crate::node::{CALICO, LIST, Node, PLUGIN, TEMPLATE};
 use crate::until::until;
 
 const VARS: [(&str, &str); 2] = [
@@ -14,7 +14,6 @@ const VARS: [(&str, &str); 2] = [
     // Without an API server, a stopped agent ends after one second.
     ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "6"),
 ];
-const LIST: &str = "10-calico.conflist";
 
 fn writes(agent: &Agent) -> u64 {
     let metrics = agent.get("/metrics").1;
@@ -32,14 +31,12 @@ fn start_other(node: &Node, other: &Node, what: &str) -> Agent {
     plugin.push(0);
     fs::write(image.join("linkerd-cni"), plugin).unwrap();
     other.rotate("token-2");
-    let vars = match what {
-        "image" => ("CONTAINER_CNI_BIN_DIR", image.to_str().unwrap().to_owned()),
-        "account" => ("LINKERD_CNI_SERVICE_ACCOUNT_DIR", other.sa().to_str().unwrap().to_owned()),
+    let (name, value) = match what {
+        "image" => ("CONTAINER_CNI_BIN_DIR", image.display().to_string()),
+        "account" => ("LINKERD_CNI_SERVICE_ACCOUNT_DIR", other.sa().display().to_string()),
         _ => ("CNI_NETWORK_CONFIG", TEMPLATE.replace("4143", "5143")),
     };
-    let mut vars = vec![vars];
-    vars.extend(VARS.map(|(name, value)| (name, value.to_owned())));
-    node.start_owned(&vars)
+    node.start_with(&[&VARS[..], &[(name, &*value)]].concat())
 }
 
 fn is_new(node: &Node, what: &str) -> bool {
@@ -57,7 +54,7 @@ fn is_new(node: &Node, what: &str) -> bool {
 fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
     for what in ["image", "account", "entry"] {
         let (node, other) = (Node::with_calico(), Node::new());
-        let mut old = node.start_ready(&VARS);
+        let mut old = node.start_ready_with(&VARS);
         let before = writes(&old);
         let mut new = start_other(&node, &other, what);
         new.until_ready();
@@ -88,7 +85,7 @@ fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
     for what in ["image", "account", "entry"] {
         for killed in [false, true] {
             let (node, other) = (Node::with_calico(), Node::new());
-            let mut old = node.start_ready(&VARS);
+            let mut old = node.start_ready_with(&VARS);
             let mut new = start_other(&node, &other, what);
             new.until_ready();
             until("the newer agent's files", || is_new(&node, what));
@@ -108,16 +105,13 @@ fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
 fn an_older_agent_yields_to_a_newer_one_whether_or_not_they_have_a_run_dir() {
     for has_run_dir in [[false, true], [true, false]] {
         let node = Node::with_calico();
-        let run_dir = node.root().join("run");
+        let run_dir = node.root().join("run").display().to_string();
         fs::create_dir(&run_dir).unwrap();
         let entries = [TEMPLATE.to_owned(), TEMPLATE.replace("4143", "5143")];
         let start = |index: usize| {
-            let mut vars = vec![("CNI_NETWORK_CONFIG", entries[index].clone())];
-            vars.extend(VARS.map(|(name, value)| (name, value.to_owned())));
-            if has_run_dir[index] {
-                vars.push(("LINKERD_CNI_RUN_DIR", run_dir.display().to_string()));
-            }
-            node.start_owned_ready(&vars)
+            let run_dir = if has_run_dir[index] { &*run_dir } else { "" };
+            let own = [("CNI_NETWORK_CONFIG", &*entries[index]), ("LINKERD_CNI_RUN_DIR", run_dir)];
+            node.start_ready_with(&[&VARS[..], &own].concat())
         };
         let mut old = start(0);
         let before = writes(&old);
@@ -136,7 +130,7 @@ fn an_older_agent_yields_to_a_newer_one_whether_or_not_they_have_a_run_dir() {
 #[test]
 fn an_older_agent_restores_missing_files_while_a_newer_one_runs() {
     let (node, other) = (Node::with_calico(), Node::new());
-    let old = node.start_ready(&VARS);
+    let old = node.start_ready_with(&VARS);
     let mut new = start_other(&node, &other, "entry");
     new.until_ready();
     until("the older agent yields", || {

@@ -11,10 +11,9 @@ use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 
 use crate::agent_with_api::all;
-use crate::node::{CALICO, CONF, Node};
+use crate::node::{CALICO, CONF, LIST, Node};
 use crate::until::until;
 
-const LIST: &str = "10-calico.conflist";
 const STATE: &str = ".linkerd-cni-state";
 
 /// Makes the saved state a file that cannot be opened, and returns how to get it back.
@@ -60,7 +59,7 @@ fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_n
         make(&node.net(name));
         let before = node.tree();
         let mut agent = node.start();
-        until("the second config is chained", || node.chained("10-calico.conflist"));
+        until("the second config is chained", || node.chained(LIST));
         until(reason, || {
             let (status, why) = agent.ready();
             status == 500 && [name, reason, "or remove it"].iter().all(|part| why.contains(part))
@@ -92,14 +91,14 @@ fn configs_with_invalid_utf8_in_a_string_are_chained_and_restored_byte_for_byte(
     };
     for own_config in ["false", "true"] {
         let node = Node::uninstalling();
-        for (name, text) in [("10-calico.conflist", CALICO), ("20-net.conf", CONF)] {
+        for (name, text) in [(LIST, CALICO), ("20-net.conf", CONF)] {
             fs::write(node.net(name), spoil(text)).unwrap();
         }
         let before = node.tree();
-        let mut agent = node.start_ready(&[("LINKERD_CNI_OWN_CONFIG", own_config)]);
+        let mut agent = node.start_ready_with(&[("LINKERD_CNI_OWN_CONFIG", own_config)]);
         let chained = match own_config {
             "true" => &["00-linkerd-cni.conflist"][..],
-            _ => &["10-calico.conflist", "20-net.conflist"],
+            _ => &[LIST, "20-net.conflist"],
         };
         for name in chained {
             let bytes = fs::read(node.net(name)).unwrap();
@@ -133,7 +132,7 @@ fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist()
     all(hide.into_iter().collect(), |(what, hide)| {
         let node = Node::with_calico();
         let before = node.tree();
-        let mut agent = node.start_ready(&[]);
+        let mut agent = node.start_ready();
         let text = node.text(LIST);
         hide(&node, &text);
         assert_eq!(agent.stop(), Some(1), "{what}: {}", agent.log());
@@ -145,8 +144,7 @@ fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist()
         let _ = fs::remove_dir_all(node.net("net"));
         fs::remove_file(node.net(LIST)).unwrap();
         node.write(LIST, &text);
-        let mut uninstall = node.start_args(&["uninstall"], &[]);
-        assert_eq!(uninstall.wait(), Some(0), "{what}: {}", uninstall.log());
+        node.uninstall();
         assert_eq!(node.tree(), before, "{what}");
     });
 }
@@ -178,9 +176,7 @@ fn invalid_configs_that_do_not_name_the_plugin_do_not_prevent_an_uninstall() {
             let before = node.tree();
             for killed in [false, true] {
                 let mut agent = node.start();
-                until(what, || {
-                    node.chained("10-calico.conflist") && !node.net("20-net.conf").exists()
-                });
+                until(what, || node.chained(LIST) && !node.net("20-net.conf").exists());
                 if killed {
                     agent.kill();
                     agent = node.start_args(&["uninstall"], &[]);
@@ -199,7 +195,7 @@ fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
     all(JUNK.into_iter().collect(), |(what, make)| {
         let node = Node::uninstalling_with_calico();
         node.write("20-x.conflist", CALICO);
-        let mut agent = node.start_ready(&[]);
+        let mut agent = node.start_ready();
         assert!(node.chained("20-x.conflist"));
         fs::remove_file(node.net("20-x.conflist")).unwrap();
         make(&node.net("20-x.conflist"));
@@ -211,7 +207,7 @@ fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
         );
         let left: Vec<String> = node.tree().into_keys().collect();
         assert_eq!(left, ["etc/10-calico.conflist", "etc/20-x.conflist"], "{what}");
-        assert_eq!(node.text("10-calico.conflist"), CALICO);
+        assert_eq!(node.text(LIST), CALICO);
     });
 }
 
@@ -219,7 +215,7 @@ fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
 fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     agent.kill();
     node.write("30-new.conf", CONF);
     let give_back = hide_saved_state(&node);
@@ -228,8 +224,8 @@ fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
         agent.log().contains("30-new.conflist: ") && agent.log().contains("cannot be read")
     });
     // What needs no saved state is kept right.
-    node.write("10-calico.conflist", CALICO);
-    until("the entry", || node.chained("10-calico.conflist"));
+    node.write(LIST, CALICO);
+    until("the entry", || node.chained(LIST));
     assert_eq!(node.text("30-new.conf"), CONF);
     give_back();
     until("the new network", || node.chained("30-new.conflist"));
@@ -245,7 +241,7 @@ fn uninstall_retries_a_saved_state_that_cannot_be_read() {
         let node = Node::with_calico();
         node.write("20-net.conf", CONF);
         let before = node.tree();
-        let mut agent = node.start_ready(&[]);
+        let mut agent = node.start_ready();
         let give_back = hide_saved_state(&node);
         agent.signal(nix::sys::signal::Signal::SIGTERM);
         if passes {
@@ -266,7 +262,7 @@ fn uninstall_retries_a_saved_state_that_cannot_be_read() {
 fn an_active_conflist_that_calls_only_linkerd_cni_makes_the_node_not_ready() {
     let node = Node::new();
     node.write("05-x.conflist", r#"{"name":"x","plugins":[{"type":"linkerd-cni"}]}"#);
-    node.write("10-calico.conflist", CALICO);
+    node.write(LIST, CALICO);
     let mut agent = node.start();
     until("the reason", || {
         let (status, why) = agent.ready();

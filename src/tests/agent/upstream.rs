@@ -4,14 +4,12 @@
 
 use std::fs;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
-use std::thread;
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::node::{CALICO, Node};
-use crate::rechained::{LIST, Worker};
+use crate::node::{CALICO, LIST, Node};
+use crate::repeated::Repeated;
 
 pub const KUBECONFIG: &str =
     "kind: Config\nusers:\n- name: linkerd-cni\n  user:\n    token: of-upstream\n";
@@ -30,7 +28,7 @@ pub fn list() -> String {
     serde_json::to_string_pretty(&list).unwrap()
 }
 
-pub struct Upstream(Worker<()>);
+pub struct Upstream(Repeated<()>);
 
 impl Upstream {
     pub fn start(node: &Arc<Node>) -> Upstream {
@@ -42,12 +40,9 @@ impl Upstream {
         node.replace(&node.bin("linkerd-cni"), PLUGIN);
         node.replace(&node.net("kubeconfig.json"), kubeconfig.as_bytes());
         let (node, list) = (Arc::clone(node), list());
-        Upstream(Worker::start(move |stop| {
-            while !stop.load(Ordering::Relaxed) {
-                if node.text(LIST) != list {
-                    node.replace(&node.net(LIST), list.as_bytes());
-                }
-                thread::sleep(Duration::from_micros(500));
+        Upstream(Repeated::start(Duration::from_micros(500), (), move |()| {
+            if node.text(LIST) != list {
+                node.replace(&node.net(LIST), list.as_bytes());
             }
         }))
     }

@@ -146,10 +146,10 @@ impl Fault {
 
     /// Starts another agent, with a node like that of a first installation.
     pub fn start_again_without_kubeconfig(&mut self) {
-        let Scene { api, node, agent } = &mut self.scene;
+        let Scene { node, agent, .. } = &mut self.scene;
         agent.kill();
         std::fs::remove_file(node.net("kubeconfig.json")).unwrap();
-        *agent = node.start_owned(&api.vars());
+        *agent = node.start();
     }
 
     pub fn capture(&mut self, source: Source, text: &str) {

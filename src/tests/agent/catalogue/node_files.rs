@@ -9,11 +9,9 @@ use nix::mount::{MsFlags, mount};
 use super::fault::{checked, in_container, log_line, metrics, not_ready};
 use crate::fault_page::{FaultPage, Source, mask_numbers};
 use crate::filesystems::{bind, fill, read_only, small, with_mounts};
-use crate::node::{CALICO, Node};
+use crate::node::{CALICO, LIST, Node};
 use crate::self_test;
 use crate::until::until;
-
-const LIST: &str = "10-calico.conflist";
 
 #[test]
 fn the_net_dir_is_empty() {
@@ -115,7 +113,7 @@ fn the_directory_was_created_again() {
         let (on_node, bin) = (node.root().join("node"), node.root().join("bin"));
         fs::create_dir(&on_node).unwrap();
         bind(&on_node, &bin);
-        let agent = node.start_ready(&[]);
+        let agent = node.start_ready();
         fs::rename(&on_node, node.root().join("renamed")).unwrap();
         not_ready(("directory-missing", "mounts: "), node, &agent).check();
     });
@@ -172,7 +170,7 @@ fn another_program_removes_the_plugin_entry() {
     let node = Node::with_calico();
     // Otherwise the agent also warns of a bin dir without the network's plugins.
     fs::write(node.bin("portmap"), "").unwrap();
-    let agent = node.start_ready(&[]);
+    let agent = node.start_ready();
     let mut page = FaultPage::new("plugin-entry-removed");
     let text = "keeps being overwritten";
     let mut ready = String::new();
@@ -192,7 +190,7 @@ fn another_agent_overwrites_the_plugin() {
     let node = Node::with_calico();
     // Otherwise the agent also warns of a bin dir without the network's plugins.
     fs::write(node.bin("portmap"), "").unwrap();
-    let mut agent = node.start_ready(&[]);
+    let mut agent = node.start_ready();
     let mut page = FaultPage::new("two-agents");
     overwrite(&node, "bin/linkerd-cni", b"another plugin", || {
         agent.get("/metrics").1.contains(CONTENTION)

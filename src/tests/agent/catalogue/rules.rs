@@ -49,7 +49,7 @@ fn the_xtables_lock_is_held() {
         &format!("process {} (\"{}\")", std::process::id(), own.trim()),
         "process N (\"NAME\")",
     );
-    let add = add.env("XTABLES_LOCKFILE", path.to_str().unwrap());
+    let add = add.env("XTABLES_LOCKFILE", path);
     let mut outcome = add.run();
     // On a busy machine iptables is killed before its own wait of 5 s for the lock ends.
     for _ in 0..3 {
