@@ -12,11 +12,10 @@ use crate::config::Config;
 use crate::firewall::{self, Survey};
 use crate::kube::Client;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
-use crate::kube::types::Pod;
 use crate::netns;
 use crate::pod::Decision;
-use crate::pod::facts::facts;
-use crate::pod::mesh::is_meshed;
+use crate::pod::facts::OwnFacts;
+use crate::pod::mesh::NotAPod;
 use crate::redirect::Origin;
 
 /// Longest time for reading, or installing, the rules of one netns.
@@ -27,6 +26,8 @@ pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum Error {
     #[error("cannot determine the pod's redirect rules: {0}")]
     Redirect(#[from] cni::Error),
+    #[error("cannot determine the pod's redirect rules: {0}")]
+    NotAPod(#[from] NotAPod),
     #[error("cannot find the pod's network namespace: {0}")]
     Lookup(#[from] netns_lookup::Error),
     #[error(transparent)]
@@ -59,19 +60,20 @@ impl Inspector {
 
     /// Compares the pod's rules with those that it started with. Changes nothing. `None`: the plugin
     /// installs no rules for this pod.
-    pub fn inspect(&mut self, pod: &StrandedPod, object: Pod) -> Result<Option<Inspected>, Error> {
-        let name = pod.pod_ref();
+    pub fn inspect(
+        &mut self,
+        pod: &StrandedPod,
+        facts: Decision<OwnFacts>,
+    ) -> Result<Option<Inspected>, Error> {
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
-        let is_skipped = self.config.filter.skip_reason(&name).is_some();
-        if self.config.simulate || is_skipped || !is_meshed(&object) {
-            return Ok(None);
-        }
-        let netns = self.netns_lookup.find(&object)?;
-        let resolved = match facts(object, &name, &mut self.objects) {
-            Ok(Decision::Skip(_)) => return Ok(None),
-            Ok(Decision::Redirect(facts)) => self.config.resolve(&facts),
-            Err(error) => Err(error),
+        let is_skipped = self.config.filter.skip_reason(&pod.pod_ref()).is_some();
+        let own = match facts {
+            Decision::Redirect(own) if !self.config.simulate && !is_skipped => own,
+            _ => return Ok(None),
         };
+        let netns = self.netns_lookup.find(pod)?;
+        let facts = own.complete(&pod.namespace, &mut self.objects);
+        let resolved = facts.and_then(|facts| self.config.resolve(&facts));
         let today =
             resolved.as_ref().ok().map(|resolved| (resolved.redirect.clone(), resolved.ipv6));
         let survey = move || {

@@ -12,9 +12,8 @@ use nix::errno::Errno;
 use serde_json::Value;
 
 use super::settings::Settings;
+use super::stranded::StrandedPod;
 use crate::files;
-use crate::kube::types::Pod;
-use crate::kube::types::STATIC_POD_UID;
 use crate::netns::{self, link};
 
 /// Longest time for listing the addresses of one netns.
@@ -65,17 +64,10 @@ impl NetnsLookup {
     }
 
     /// Returns the path of the pod's netns.
-    pub fn find(&mut self, pod: &Pod) -> Result<PathBuf, Error> {
-        let ips = pod.status.ips.iter();
-        let addresses_of_pod: Vec<IpAddr> = ips.filter_map(|ip| ip.ip.parse().ok()).collect();
-        let Some(&address) = addresses_of_pod.first() else {
-            return Err(Error::NoAddress);
-        };
-        let metadata = &pod.metadata;
-        let full_name = format!("{}/{}", metadata.namespace, metadata.name);
-        // The runtime knows a static pod by another UID than the API server.
-        let static_uid = metadata.annotations.get(STATIC_POD_UID).unwrap_or(&metadata.uid);
-        let keys = [&metadata.uid, static_uid, &full_name];
+    pub fn find(&mut self, pod: &StrandedPod) -> Result<PathBuf, Error> {
+        let address = pod.address.ok_or(Error::NoAddress)?;
+        let full_name = format!("{}/{}", pod.namespace, pod.name);
+        let keys = [&pod.uid, pod.static_uid.as_ref().unwrap_or(&pod.uid), &full_name];
         let by_pod = &self.by_pod;
         for path in keys.iter().filter_map(|key| by_pod.get(*key)).flatten() {
             if addresses(path)?.contains(&address) {

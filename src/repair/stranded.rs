@@ -4,9 +4,11 @@
 //! validator exits with 95. An audit also finds running meshed pods that lost rules.
 //! [`StrandedPod`] describes both.
 
+use std::net::IpAddr;
+
 use crate::cni::args::PodRef;
 use crate::kube::pod_stream::FromPod;
-use crate::kube::types::{ContainerStatus, Pod};
+use crate::kube::types::{ContainerStatus, Pod, STATIC_POD_UID};
 use crate::pod::Decision;
 use crate::pod::containers::VALIDATOR;
 use crate::pod::mesh::{self, is_meshed};
@@ -57,6 +59,10 @@ pub struct StrandedPod {
     pub skipped_by_annotations: Option<SkipReason>,
     /// Whether the plugin installs no rules in the pod because of its containers.
     pub unmeshed: bool,
+    /// Address of the pod's network; `None` before the pod has one.
+    pub address: Option<IpAddr>,
+    /// UID by which the container runtime knows the pod, if it differs: that of a static pod.
+    pub static_uid: Option<String>,
     pub found_by: FoundBy,
 }
 
@@ -100,6 +106,8 @@ impl StrandedPod {
                 false => skipped_by_annotations(&metadata.annotations),
             },
             unmeshed: matches!(mesh::proxy(pod), Ok(Decision::Skip(_))),
+            address: pod.status.ips.iter().find_map(|ip| ip.ip.parse().ok()),
+            static_uid: metadata.annotations.get(STATIC_POD_UID).cloned(),
             found_by,
         })
     }

@@ -72,9 +72,8 @@ impl Rejection {
 /// - The chart's admission policy permits only dry runs, because an eviction does not name the
 ///   pod's node. The pod is deleted after a dry run.
 ///
-/// Returns whether the pod is deleted after a dry run. Fails with status 409 if the pod has changed, or
-/// is another pod of the same name.
-pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<bool, NotRepaired> {
+/// Fails with status 409 if the pod has changed, or is another pod of the same name.
+pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<(), NotRepaired> {
     let mut options =
         json!({"preconditions": {"uid": pod.uid, "resourceVersion": pod.resource_version}});
     // The containers of a pod with a failed validator never started, so there is nothing to shut down.
@@ -101,16 +100,12 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<bool, NotRe
         rejected.map(Some).ok_or(error)
     };
     let (rejection, message) = match evict("")? {
-        None => return Ok(false),
+        None => return Ok(()),
         Some((Rejection::NoPermission, _)) if pod.found_by == FoundBy::Validator => {
-            client.delete(&path, &options)?;
-            return Ok(false);
+            return Ok(client.delete(&path, &options)?);
         }
         Some((Rejection::ChartsPolicy, _)) => match evict("?dryRun=All")? {
-            None => {
-                client.delete(&path, &options)?;
-                return Ok(true);
-            }
+            None => return Ok(client.delete(&path, &options)?),
             Some(rejected) => rejected,
         },
         Some(rejected) => rejected,

@@ -138,14 +138,17 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
 
 /// Fails if a deletion may not help the pod: a static pod keeps running. A pod that the plugin skips by
 /// its annotations while no agent keeps the node's copy would be replaced by another such pod, which
-/// would be deleted too, and so on. Nothing replaces a pod without a controller.
+/// would be deleted too, and so on. Nothing replaces a pod without a controller, so it is deleted only if
+/// the settings say so.
 pub fn check_replacement(pod: &StrandedPod, delete_unmanaged: bool) -> Result<(), NotRepaired> {
     if pod.is_mirror {
         return Err(NotRepaired::Impossible(STATIC.to_owned()));
     }
-    let is_replaced = pod.has_controller || !delete_unmanaged;
     match pod.skipped_by_annotations {
-        Some(_) if is_replaced => Err(NotRepaired::Impossible(UNANNOTATED.to_owned())),
+        Some(_) if pod.has_controller || !delete_unmanaged => {
+            Err(NotRepaired::Impossible(UNANNOTATED.to_owned()))
+        }
+        _ if !(pod.has_controller || delete_unmanaged) => Err(NotRepaired::Unmanaged),
         _ => Ok(()),
     }
 }

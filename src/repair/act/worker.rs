@@ -12,10 +12,11 @@ use crate::kube::connection::Connection;
 use crate::kube::event::Regarding;
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
+use crate::pod::facts::own_facts;
 use crate::repair::budget::RepairBudget;
 use crate::repair::events::{PodEvent, Publisher, REPAIRED_RECENTLY};
 use crate::repair::holds::{HOLD, HoldReason, Holds, Turn};
-use crate::repair::inspect::{Inspected, Inspector};
+use crate::repair::inspect::{self, Inspected, Inspector};
 use crate::repair::settings::{RepairMode, Settings};
 use crate::repair::stranded::{FoundBy, StrandedPod};
 use crate::repair::{Shared, plugin_config};
@@ -25,7 +26,7 @@ use crate::repair::{Shared, plugin_config};
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Time for the API server to subtract a deleted pod from its disruption budgets. An eviction
-/// does so itself, a dry run and a deletion do not.
+/// does so itself, a deletion after a dry run does not.
 const BUDGET_UPDATE: Duration = Duration::from_secs(5);
 
 /// Repairs the pods of the queue.
@@ -36,14 +37,6 @@ pub struct Worker {
     pub budget: RepairBudget,
     pub holds: Holds,
     pub shared: Arc<Shared>,
-}
-
-/// A repair that was done.
-struct Repair {
-    /// Empty if the rules were not read.
-    missing_rules: Vec<String>,
-    /// Whether the pod was deleted after a dry run of its eviction.
-    by_dry_run: bool,
 }
 
 impl Worker {
@@ -94,7 +87,7 @@ impl Worker {
         };
         let began = Instant::now();
         let not_repaired = match self.attempt(pod, held_until) {
-            Ok(repair) => return self.record_repair(pod, began, &repair),
+            Ok(missing_rules) => return self.record_repair(pod, began, &missing_rules),
             Err(not_repaired) => not_repaired,
         };
         match not_repaired {
@@ -137,12 +130,13 @@ impl Worker {
         }
     }
 
-    /// Applies the repair mode to the pod if the pod still needs a repair.
+    /// Applies the repair mode to the pod if the pod still needs a repair. Returns the missing rules, if the
+    /// rules were read.
     fn attempt(
         &mut self,
         found: &StrandedPod,
         held_until: Option<Instant>,
-    ) -> Result<Repair, NotRepaired> {
+    ) -> Result<Vec<String>, NotRepaired> {
         let (pod, inspected) = self.check(found)?;
         if let Some(end) = held_until {
             return Err(NotRepaired::Held(end));
@@ -161,13 +155,10 @@ impl Worker {
             self.budget.spend(&pod.namespace, Instant::now());
         }
         match result {
-            Ok(by_dry_run) => {
-                let missing_rules = match inspected {
-                    Some(Inspected { survey: Survey::Missing(_, missing), .. }) => missing,
-                    _ => Vec::new(),
-                };
-                Ok(Repair { missing_rules, by_dry_run })
-            }
+            Ok(()) => Ok(match inspected {
+                Some(Inspected { survey: Survey::Missing(_, missing), .. }) => missing,
+                _ => Vec::new(),
+            }),
             Err(not_repaired) => match not_repaired.status_code() {
                 Some(404) => Err(NotRepaired::Unneeded("Pod is gone")),
                 Some(409) => {
@@ -191,7 +182,7 @@ impl Worker {
         }
         let config = plugin_config::read(&self.settings.net_dir());
         verdict::check_redirected(found, config.as_ref().ok())?;
-        let needed = match (self.settings.mode, found.found_by) {
+        Ok(match (self.settings.mode, found.found_by) {
             // Deleted without reading the pod again: the preconditions of the deletion name the
             // version that was found.
             (RepairMode::Delete, FoundBy::Validator) => (found.clone(), None),
@@ -203,11 +194,7 @@ impl Worker {
                 let inspected = self.inspect(&pod, object, config?)?;
                 (pod, Some(inspected))
             }
-        };
-        if self.settings.mode == RepairMode::Delete {
-            verdict::check_replacement(&needed.0, self.settings.delete_unmanaged)?;
-        }
-        Ok(needed)
+        })
     }
 
     /// Reads the pod's rules. Fails unless rules are missing, or are other rules than today's although
@@ -220,7 +207,9 @@ impl Worker {
     ) -> Result<Inspected, NotRepaired> {
         let client = self.connection.client()?;
         let mut inspector = Inspector::new(client, config, &self.settings, ReadFrom::Etcd);
-        let Some(inspected) = inspector.inspect(pod, object)? else {
+        let Some(inspected) =
+            inspector.inspect(pod, own_facts(object).map_err(inspect::Error::from)?)?
+        else {
             return Err(verdict::no_rules(pod, verdict::UNMESHED.to_owned()));
         };
         match (&inspected.survey, pod.found_by) {
@@ -234,25 +223,22 @@ impl Worker {
         }
     }
 
-    /// Deletes or labels the pod or installs its rules, as the repair mode says. Returns whether the
-    /// pod was deleted after a dry run of its eviction.
+    /// Deletes or labels the pod or installs its rules, as the repair mode says.
     fn apply(
         &mut self,
         pod: &StrandedPod,
         inspected: Option<&Inspected>,
-    ) -> Result<bool, NotRepaired> {
+    ) -> Result<(), NotRepaired> {
         match self.settings.mode {
-            RepairMode::Delete if !(pod.has_controller || self.settings.delete_unmanaged) => {
-                return Err(NotRepaired::Unmanaged);
-            }
             RepairMode::Delete => {
-                return delete::evict_or_delete(&self.connection.client()?, pod);
+                verdict::check_replacement(pod, self.settings.delete_unmanaged)?;
+                delete::evict_or_delete(&self.connection.client()?, pod)?;
             }
             RepairMode::Label => label::label(&self.connection.client()?, pod)?,
             RepairMode::InPlace => inspected.map_or(Ok(()), in_place::install)?,
             RepairMode::Report => {}
         }
-        Ok(false)
+        Ok(())
     }
 
     /// Whether the repair mode is [`RepairMode::Label`] and the pod has the label.
@@ -269,15 +255,13 @@ impl Worker {
             object => object?,
         };
         match StrandedPod::found(&object, found.found_by) {
-            Some(pod) if pod.uid != found.uid => Err(gone),
-            Some(pod) if self.is_labelled(&pod) => Err(gone),
-            Some(pod) => Ok((pod, object)),
-            None => Err(gone),
+            Some(pod) if pod.uid == found.uid && !self.is_labelled(&pod) => Ok((pod, object)),
+            _ => Err(gone),
         }
     }
 
     /// Counts, logs and publishes a repair, and starts the hold of the pod or of its owner.
-    fn record_repair(&mut self, pod: &StrandedPod, began: Instant, repair: &Repair) {
+    fn record_repair(&mut self, pod: &StrandedPod, began: Instant, missing_rules: &[String]) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let metrics = &self.shared.metrics;
         let (counter, line) = match self.settings.mode {
@@ -294,7 +278,7 @@ impl Worker {
             }
         };
         counter.inc();
-        match &*repair.missing_rules {
+        match missing_rules {
             [] => tracing::info!(namespace, name, "{line}"),
             missing => tracing::info!(
                 namespace,
@@ -304,9 +288,9 @@ impl Worker {
             ),
         }
         self.holds.hold(HoldReason::Repaired, pod, Instant::now(), SystemTime::now());
-        self.publish(pod, PodEvent::Repaired(self.settings.mode, repair.missing_rules.len()));
+        self.publish(pod, PodEvent::Repaired(self.settings.mode, missing_rules.len()));
         // A pod with a failed validator is not ready, so no budget counts it.
-        if repair.by_dry_run && pod.found_by == FoundBy::Audit {
+        if self.settings.mode == RepairMode::Delete && pod.found_by == FoundBy::Audit {
             self.shared.queue.is_closed_within(BUDGET_UPDATE);
         }
     }

@@ -2,7 +2,7 @@
 //! with, and queues pods with missing rules. The worker repairs them. Pods whose rules are not those of
 //! today's values are only counted.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
@@ -15,12 +15,12 @@ use crate::kube::object_reader::ReadFrom;
 use crate::kube::pod_stream::{FromPod, MAX_PODS};
 use crate::kube::pod_watch::{self, RETRIES};
 use crate::kube::types::Pod;
-use crate::pod::facts::CONTROL_PLANE_LABEL;
-use crate::pod::mesh::PROXY;
+use crate::pod::Decision;
+use crate::pod::facts::{OwnFacts, own_facts};
 use crate::repair::events::Publisher;
 use crate::repair::inspect::{self, Inspected, Inspector};
 use crate::repair::settings::Settings;
-use crate::repair::stranded::{FoundBy, INJECTED_LABEL, LABEL, StrandedPod};
+use crate::repair::stranded::{FoundBy, StrandedPod};
 use crate::repair::{Shared, plugin_config};
 
 /// Number of pods up to which an audit repairs all pods of a node.
@@ -37,34 +37,18 @@ pub struct Audit {
     suspension_reported: bool,
 }
 
-/// A pod to audit, reduced to the fields that an audit needs. All pods of the list are in
-/// memory at once, so that reading the response does not wait for the inspections.
+/// A pod to audit. All pods of the list are in memory at once, so that reading the response does not
+/// wait for the inspections.
 struct AuditedPod {
     pod: StrandedPod,
-    object: Pod,
+    facts: Decision<OwnFacts>,
 }
 
 impl FromPod for AuditedPod {
-    fn from_pod(mut object: Pod) -> Option<Self> {
+    fn from_pod(object: Pod) -> Option<Self> {
         let pod = StrandedPod::found(&object, FoundBy::Audit)?;
-        let spec = &mut object.spec;
-        let init_containers = Some(&mut spec.init_containers);
-        for containers in init_containers.into_iter().chain(&mut spec.containers) {
-            containers.retain(|container| container.name == PROXY);
-            containers.shrink_to_fit();
-        }
-        object.status.init_container_statuses = Vec::new();
-        object.status.container_statuses = Vec::new();
-        let labels = [LABEL, INJECTED_LABEL, CONTROL_PLANE_LABEL];
-        retain_keys(&mut object.metadata.labels, |key| labels.contains(&key));
-        Some(AuditedPod { pod, object })
+        Some(AuditedPod { pod, facts: own_facts(object).ok()? })
     }
-}
-
-/// Removes all other keys. Builds a new map, because `retain` does not free memory.
-fn retain_keys(map: &mut BTreeMap<String, String>, retain: impl Fn(&str) -> bool) {
-    let all = std::mem::take(map).into_iter();
-    *map = all.filter(|(key, _)| retain(key)).collect();
 }
 
 /// What one audit found.
@@ -195,9 +179,9 @@ impl Audit {
             let error = || format!("the list has more than {MAX_PODS} pods");
             findings.add_errors(list.dropped, error);
         }
-        for AuditedPod { pod, object } in list.pods {
+        for AuditedPod { pod, facts } in list.pods {
             if !pod.is_on_other_node(&self.settings.node) {
-                let inspected = inspector.inspect(&pod, object);
+                let inspected = inspector.inspect(&pod, facts);
                 findings.add(pod, inspected);
             }
         }
