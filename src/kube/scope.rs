@@ -7,6 +7,8 @@
 //! - taints for node conditions never count, whatever their effect. The controller tolerates most
 //!   of them, and the others are removed when the condition ends.
 
+use std::cmp::Ordering;
+
 use super::scheduling::{Node, NodeSelectorTerm, Placement, Requirement, Taint, Toleration};
 
 const NO_EXECUTE: &str = "NoExecute";
@@ -83,36 +85,23 @@ fn fails(requirement: &Requirement, found: Option<&str>) -> bool {
         "NotIn" => found.is_some_and(is_listed),
         "Exists" => found.is_none(),
         "DoesNotExist" => found.is_some(),
-        "Gt" => exceeds(requirement, found) == Some(false),
-        "Lt" => falls_below(requirement, found) == Some(false),
+        "Gt" => compares(requirement, found, Ordering::Greater) == Some(false),
+        "Lt" => compares(requirement, found, Ordering::Less) == Some(false),
         _ => false,
     }
 }
 
-/// Whether `found` is greater than the bound; `None` if either is not a whole number. A missing
+/// Whether `found` is on this side of the bound; `None` if either is not a whole number. A missing
 /// label never matches.
-fn exceeds(requirement: &Requirement, found: Option<&str>) -> Option<bool> {
-    let (bound, found) = numbers(requirement, found)?;
-    Some(found.is_some_and(|found| found > bound))
-}
-
-/// Whether `found` is less than the bound; `None` if either is not a whole number. A missing label
-/// never matches.
-fn falls_below(requirement: &Requirement, found: Option<&str>) -> Option<bool> {
-    let (bound, found) = numbers(requirement, found)?;
-    Some(found.is_some_and(|found| found < bound))
-}
-
-/// Parses the bound and the value as whole numbers; `None` if either is not one.
-fn numbers(requirement: &Requirement, found: Option<&str>) -> Option<(i64, Option<i64>)> {
+fn compares(requirement: &Requirement, found: Option<&str>, side: Ordering) -> Option<bool> {
     let [bound] = &requirement.values[..] else {
         return None;
     };
-    let found = match found {
-        Some(text) => Some(text.parse().ok()?),
-        None => None,
-    };
-    Some((bound.parse().ok()?, found))
+    let bound: i64 = bound.parse().ok()?;
+    match found {
+        Some(found) => Some(found.parse::<i64>().ok()?.cmp(&bound) == side),
+        None => Some(false),
+    }
 }
 
 /// Whether the taint keeps pods of this template off the node.
