@@ -153,7 +153,7 @@ fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     let mut request = Vec::new();
     let response = loop {
         limit()?;
-        let read = at_least_one(retried(|| stream.read(&mut chunk))?)?;
+        let read = transfer(|| stream.read(&mut chunk))?;
         request.extend_from_slice(&chunk[..read]);
         if let Some(response) = respond(&request, handlers) {
             break response.into_bytes();
@@ -162,32 +162,25 @@ fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     let mut written = 0;
     while written < response.len() {
         stream.set_write_timeout(Some(end.remaining()))?;
-        written += at_least_one(retried(|| stream.write(&response[written..]))?)?;
+        written += transfer(|| stream.write(&response[written..]))?;
     }
     stream.shutdown(Shutdown::Write)?;
     // Closing a connection with unread data would reset it, and the client might lose the response. So
     // the server reads until the client closes.
     loop {
         limit()?;
-        at_least_one(retried(|| stream.read(&mut chunk))?)?;
+        transfer(|| stream.read(&mut chunk))?;
     }
 }
 
-/// Repeats a call that a signal interrupts, as SIGCONT does.
-fn retried(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
+/// Repeats a call that a signal interrupts, as SIGCONT does. Fails at the end of the stream.
+fn transfer(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
     loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
             done => return done,
         }
-    }
-}
-
-/// Fails if `count` is 0, the end of the stream.
-fn at_least_one(count: usize) -> io::Result<usize> {
-    match count {
-        0 => Err(io::ErrorKind::UnexpectedEof.into()),
-        count => Ok(count),
     }
 }
 
