@@ -29,18 +29,18 @@ impl FromStr for Format {
     }
 }
 
-/// Parses a log level. Accepts all names that upstream's programs accept: those of Go's logrus
-/// (`panic`, `fatal`, `warning`), of Rust's tracing (`off`), and the common ones.
+/// Parses a log level. Accepts all that upstream's programs accept: the names of Go's logrus
+/// (`panic`, `fatal`, `warning`), and the names and numbers of Rust's tracing (`off`, `5`).
 pub fn level(text: &str) -> Result<LevelFilter, String> {
-    match text.to_ascii_lowercase().as_str() {
-        "off" => Ok(LevelFilter::OFF),
-        "panic" | "fatal" | "error" => Ok(LevelFilter::ERROR),
-        "warn" | "warning" => Ok(LevelFilter::WARN),
-        "info" => Ok(LevelFilter::INFO),
-        "debug" => Ok(LevelFilter::DEBUG),
-        "trace" => Ok(LevelFilter::TRACE),
-        _ => Err(format!("\"{text}\" is not a log level: trace, debug, info, warn, error or off")),
-    }
+    let level = match text.to_ascii_lowercase().as_str() {
+        "panic" | "fatal" => Some(LevelFilter::ERROR),
+        "warning" => Some(LevelFilter::WARN),
+        "" => None,
+        name => name.parse().ok(),
+    };
+    level.ok_or_else(|| {
+        format!("\"{text}\" is not a log level: trace, debug, info, warn, error or off")
+    })
 }
 
 /// Starts logging for the whole process. A second call has no effect.

@@ -18,9 +18,9 @@ pub fn level(filter: &str) -> Result<LevelFilter, String> {
     let directives = filter.split(',').map(str::trim);
     for directive in directives.filter(|directive| !directive.is_empty()) {
         let (target, level) = match directive.split_once('=') {
-            Some((target, level)) => (target, parse_level(level)?),
+            Some((target, level)) => (target, log::level(level)?),
             None if directive == TARGET => (TARGET, LevelFilter::TRACE),
-            None => ("", parse_level(directive)?),
+            None => ("", log::level(directive)?),
         };
         // Ignore a span or field, as in `target[span{field}]=level`.
         let target = target.split('[').next().unwrap_or(target);
@@ -30,13 +30,6 @@ pub fn level(filter: &str) -> Result<LevelFilter, String> {
         }
     }
     Ok(longest_match.map_or(LevelFilter::ERROR, |(_, level)| level))
-}
-
-/// Parses a level given as a name or as a number from 0 (`off`) to 5 (`trace`).
-fn parse_level(level: &str) -> Result<LevelFilter, String> {
-    let numbered = ["off", "error", "warn", "info", "debug", "trace"];
-    let number = level.parse().ok().and_then(|number: usize| numbered.get(number));
-    log::level(number.unwrap_or(&level))
 }
 
 #[cfg(test)]
