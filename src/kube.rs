@@ -140,8 +140,7 @@ impl Client {
 
     /// GETs `path` (absolute, with its query, e.g. `/api/v1/nodes/a`).
     pub fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, Error> {
-        let response = self.send(&self.http, Method::GET, path, None)?;
-        self.decode(Method::GET, path, response)
+        self.read_object(Method::GET, path, None)
     }
 
     /// GETs a list and returns a reader of the response, so that a long list is never in memory
@@ -163,8 +162,7 @@ impl Client {
         path: &str,
         body: &Value,
     ) -> Result<T, Error> {
-        let response = self.send(&self.http, Method::POST, path, Some(body))?;
-        self.decode(Method::POST, path, response)
+        self.read_object(Method::POST, path, Some(body))
     }
 
     /// PATCHes `path` with the JSON merge patch `body`; the body of the response is discarded.
@@ -180,20 +178,10 @@ impl Client {
     }
 
     /// Starts a watch. Each line of the returned reader is one JSON event. The watch ends when the
-    /// server ends it, when no event arrives for [`Deadlines::body`], or by [`Client::stop`].
+    /// server ends it, or when no event arrives for [`Deadlines::body`].
     pub fn watch(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
         let response = self.send(&self.watch_http, Method::GET, path, None)?;
         Ok(BufReader::new(response.into_body().into_reader()))
-    }
-
-    /// Aborts the running watches and requests of all clones of this client.
-    pub fn stop(&self) {
-        self.http.clone().shutdown();
-        self.watch_http.clone().shutdown();
-    }
-
-    fn url(&self, path: &str) -> String {
-        format!("{}{path}", self.server)
     }
 
     /// Sends a request. Fails unless the status of the response is 2xx.
@@ -204,27 +192,32 @@ impl Client {
         path: &str,
         body: Option<&Value>,
     ) -> Result<Response<Body>, Error> {
-        let url = self.url(path);
-        let fail = |source| Error::Transport { method: method.clone(), url: url.clone(), source };
-        let mut request = Request::builder()
-            .method(method.clone())
-            .uri(&url)
-            .header(header::ACCEPT, "application/json");
+        let url = format!("{}{path}", self.server);
+        let request = format!("{method} {url}");
+        let content_type = match method {
+            Method::PATCH => "application/merge-patch+json",
+            _ => "application/json",
+        };
+        let mut builder =
+            Request::builder().method(method).uri(url).header(header::ACCEPT, "application/json");
         if let Some(token) = &self.token {
-            request = request.header(header::AUTHORIZATION, format!("Bearer {token}"));
+            builder = builder.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
         let response = match body {
-            Some(body) => request
-                .header(header::CONTENT_TYPE, content_type(&method))
+            Some(body) => builder
+                .header(header::CONTENT_TYPE, content_type)
                 .body(body.to_string())
                 .map_err(ureq::Error::Http)
                 .and_then(|request| http.run(request)),
             None => {
-                request.body(()).map_err(ureq::Error::Http).and_then(|request| http.run(request))
+                builder.body(()).map_err(ureq::Error::Http).and_then(|request| http.run(request))
             }
         };
         request_metrics::count(response.as_ref().ok().map(|found| found.status().as_u16()));
-        let mut response = response.map_err(fail)?;
+        let mut response = match response {
+            Ok(response) => response,
+            Err(source) => return Err(Error::Transport { request, source }),
+        };
         if response.status().is_success() {
             return Ok(response);
         }
@@ -237,38 +230,30 @@ impl Client {
         let mut bytes = Vec::new();
         // The status code is what matters, so a truncated message is good enough.
         let _ = response.body_mut().as_reader().take(ERROR_LIMIT).read_to_end(&mut bytes);
-        let status = serde_json::from_slice::<ApiStatus>(&bytes).ok();
-        let (text, reason) = status.map_or((None, None), |status| (status.message, status.reason));
-        let text = text.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
+        let ApiStatus { reason, message, .. } = serde_json::from_slice(&bytes).unwrap_or_default();
+        let text = message.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
         let message = redact::message(&text, self.token.as_deref());
-        Err(Error::Status { method, url, code, reason, message, retry_after })
+        Err(Error::Status { request, code, reason, message, retry_after })
     }
 
-    fn decode<T: DeserializeOwned>(
+    /// Sends a request and decodes the object in the response.
+    fn read_object<T: DeserializeOwned>(
         &self,
         method: Method,
         path: &str,
-        mut response: Response<Body>,
+        body: Option<&Value>,
     ) -> Result<T, Error> {
-        let url = self.url(path);
-        let bytes = response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec();
-        let bytes = match bytes {
+        let request = format!("{method} {}{path}", self.server);
+        let mut response = self.send(&self.http, method, path, body)?;
+        let bytes = match response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec() {
             Ok(bytes) => bytes,
-            Err(source) => return Err(Error::Transport { method, url, source }),
+            Err(source) => return Err(Error::Transport { request, source }),
         };
         redact::object(&bytes).map_err(|error| Error::Decode {
-            method,
-            url,
+            request,
             problem: redact::problem(&error),
             is_truncated: error.is_eof(),
         })
-    }
-}
-
-fn content_type(method: &Method) -> &'static str {
-    match *method {
-        Method::PATCH => "application/merge-patch+json",
-        _ => "application/json",
     }
 }
 

@@ -2,8 +2,7 @@
 
 use std::path::PathBuf;
 
-use super::kubeconfig;
-use super::kubeconfig::ApiAccess;
+use super::kubeconfig::{self, ApiAccess};
 use super::{Client, Deadlines};
 
 /// Where address and credential of the API server come from.
@@ -41,7 +40,10 @@ impl Connection {
     /// Returns the client for the next request. Reads the source each time, so that a rotated token
     /// is used before the API server rejects the old one. Reading costs less than a request.
     pub fn client(&mut self) -> Result<Client, Error> {
-        let access = read(&self.source)?;
+        let access = match &self.source {
+            AccessSource::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
+            AccessSource::Kubeconfig(path) => kubeconfig::read(path),
+        }?;
         if let Some((known, client)) = &self.current
             && *known == access
         {
@@ -60,12 +62,5 @@ impl Connection {
     /// Returns the token of the client that was returned last.
     pub fn token(&self) -> Option<&str> {
         self.current.as_ref()?.0.token.as_deref()
-    }
-}
-
-fn read(source: &AccessSource) -> Result<ApiAccess, kubeconfig::Error> {
-    match source {
-        AccessSource::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
-        AccessSource::Kubeconfig(path) => kubeconfig::read(path),
     }
 }

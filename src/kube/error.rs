@@ -2,34 +2,24 @@
 
 use std::time::Duration;
 
-use ureq::http::Method;
-
 /// `reason` of Kubernetes' Status with HTTP 401 and 404. A response without it comes from a proxy.
 pub const UNAUTHORIZED: &str = "Unauthorized";
 pub const NOT_FOUND: &str = "NotFound";
 
-/// Why an API request failed.
+/// Why an API request failed. `request` is its method and URL.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("{server}: the CA of the API server contains no PEM certificate")]
-    NoCertificates { server: String },
-    #[error("{server}: the CA of the API server is not valid PEM: {source}")]
-    BadCertificate {
-        server: String,
-        #[source]
-        source: ureq::Error,
-    },
-    #[error("{method} {url}: {source}")]
+    #[error("{server}: the CA of the API server {problem}")]
+    InvalidCa { server: String, problem: String },
+    #[error("{request}: {source}")]
     Transport {
-        method: Method,
-        url: String,
+        request: String,
         #[source]
         source: ureq::Error,
     },
-    #[error("{method} {url}: HTTP {code}: {message}")]
+    #[error("{request}: HTTP {code}: {message}")]
     Status {
-        method: Method,
-        url: String,
+        request: String,
         /// HTTP status code, e.g. 404.
         code: u16,
         /// Kubernetes' name of the error, e.g. `NotFound`. `None` if a proxy responded instead.
@@ -38,10 +28,9 @@ pub enum Error {
         /// `Retry-After` of the response, if it is in seconds.
         retry_after: Option<Duration>,
     },
-    #[error("{method} {url}: unexpected response: {problem}")]
+    #[error("{request}: unexpected response: {problem}")]
     Decode {
-        method: Method,
-        url: String,
+        request: String,
         problem: String,
         /// Whether the response ends too early.
         is_truncated: bool,

@@ -25,12 +25,8 @@ pub const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceacc
 pub enum Error {
     #[error(transparent)]
     Read(#[from] files::Error),
-    #[error("kubeconfig {}: {message}", path.display())]
-    Syntax { path: PathBuf, message: String },
-    #[error("kubeconfig {}: {what} does not exist", path.display())]
-    Missing { path: PathBuf, what: String },
-    #[error("kubeconfig {}: {field}: {message}", path.display())]
-    Field { path: PathBuf, field: &'static str, message: String },
+    #[error("kubeconfig {}: {problem}", path.display())]
+    Invalid { path: PathBuf, problem: String },
 }
 
 /// Address of an API server and the credential for it.

@@ -5,25 +5,21 @@ use std::io::Read as _;
 use std::time::Duration;
 
 use ureq::Agent as HttpAgent;
-use ureq::http::Method;
 use ureq::unversioned::resolver::DefaultResolver;
 use ureq::unversioned::transport::TcpConnector;
 
 use super::{ERROR_LIMIT, Error};
 
-/// GETs `url`. Returns the status code and the start of the body. `timeout` is that of each phase.
+/// GETs `url`. Returns the status code and the start of the body.
 pub fn get(url: &str, timeout: Duration) -> Result<(u16, String), Error> {
     let config = HttpAgent::config_builder()
         .proxy(None)
         .max_redirects(0)
         .http_status_as_error(false)
-        .timeout_connect(Some(timeout))
-        .timeout_send_request(Some(timeout))
-        .timeout_recv_response(Some(timeout))
-        .timeout_recv_body(Some(timeout))
+        .timeout_global(Some(timeout))
         .build();
     let agent = HttpAgent::with_parts(config, TcpConnector::default(), DefaultResolver::default());
-    let failed = |source| Error::Transport { method: Method::GET, url: url.to_owned(), source };
+    let failed = |source| Error::Transport { request: format!("GET {url}"), source };
     let mut response = agent.get(url).call().map_err(failed)?;
     let mut body = Vec::new();
     // The status code is what matters, so a truncated body is good enough.

@@ -4,13 +4,12 @@
 //! [`Client::read_list`](super::Client::read_list) limits a list to 128 MiB. This module limits the
 //! number of pods that are kept.
 
-use std::fmt;
 use std::io::BufRead;
 
 use serde::Deserialize;
-use serde::de::{self, Deserializer, Error as _, SeqAccess, Visitor};
+use serde::de::{Deserializer, Error as _, IgnoredAny};
 
-use super::types::{ListMetadata, Metadata, Pod};
+use super::types::{ApiStatus, ListMetadata, Object, Pod, for_each};
 
 /// The part of a pod that a program keeps.
 pub trait FromPod: Sized {
@@ -62,30 +61,12 @@ struct Reduced<T> {
 }
 
 fn reduce<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<Reduced<T>, D::Error> {
-    items.deserialize_any(Reduced { pods: Vec::new(), dropped: 0 })
-}
-
-impl<'de, T: FromPod> Visitor<'de> for Reduced<T> {
-    type Value = Self;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("a list of pods")
-    }
-
-    /// Go encodes an empty list as `null`.
-    fn visit_unit<E: de::Error>(self) -> Result<Self, E> {
-        Ok(self)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self, A::Error> {
-        while let Some(pod) = items.next_element::<Pod>()? {
-            match T::from_pod(pod) {
-                Some(_) if self.pods.len() == MAX_PODS => self.dropped += 1,
-                kept => self.pods.extend(kept),
-            }
-        }
-        Ok(self)
-    }
+    let mut reduced = Reduced { pods: Vec::new(), dropped: 0 };
+    for_each(items, |pod| match T::from_pod(pod) {
+        Some(_) if reduced.pods.len() == MAX_PODS => reduced.dropped += 1,
+        kept => reduced.pods.extend(kept),
+    })?;
+    Ok(reduced)
 }
 
 /// An event of a watch:
@@ -98,22 +79,11 @@ pub enum WatchEvent {
     Deleted(Versioned),
     Bookmark(Versioned),
     /// The API server ended the watch.
-    Error(WatchStatus),
+    Error(ApiStatus),
 }
 
 /// An object of which only the metadata counts.
-#[derive(Debug, Deserialize)]
-pub struct Versioned {
-    pub metadata: Metadata,
-}
-
-/// The Status with which the API server ends a watch.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct WatchStatus {
-    pub code: u16,
-    pub message: String,
-}
+pub type Versioned = Object<IgnoredAny>;
 
 /// Iterates over the events of a watch until the watch ends. Yields an error for an invalid
 /// or incomplete event.
@@ -194,13 +164,13 @@ mod tests {
                 Ok(WatchEvent::Modified(pod)) => format!("modified {}", pod.metadata.name),
                 Ok(WatchEvent::Deleted(at)) => format!("deleted {}", at.metadata.resource_version),
                 Ok(WatchEvent::Bookmark(at)) => at.metadata.resource_version,
-                Ok(WatchEvent::Error(status)) => format!("{} {}", status.code, status.message),
+                Ok(WatchEvent::Error(status)) => format!("{} {:?}", status.code, status.message),
                 Err(error) => format!("cut off: {}", error.is_eof()),
             })
             .collect();
         assert_eq!(
             read,
-            ["added a", "modified a", "deleted 7", "8", "9", "410 old", "cut off: true"]
+            ["added a", "modified a", "deleted 7", "8", "9", "410 Some(\"old\")", "cut off: true"]
         );
     }
 }

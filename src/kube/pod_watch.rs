@@ -7,10 +7,10 @@ use std::time::{Duration, Instant};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::connection::{self, Connection};
-use super::pod_stream::{self, FromPod, PodList, WatchEvent, WatchStatus};
+use super::pod_stream::{self, FromPod, PodList, WatchEvent};
 use super::redact;
 use super::retry::Retry;
-use super::types::Metadata;
+use super::types::{ApiStatus, Metadata};
 use crate::backoff::{Backoff, Limits, between, jitter};
 
 /// Waits before a failed request is sent again. A restart of the API server ends the watches of all
@@ -205,8 +205,8 @@ impl Watch {
         }
         for event in pod_stream::events(response) {
             let (version, update) = match event? {
-                WatchEvent::Error(WatchStatus { code, message }) => {
-                    let message = redact::message(&message, connection.token());
+                WatchEvent::Error(ApiStatus { code, message, .. }) => {
+                    let message = redact::message(&message.unwrap_or_default(), connection.token());
                     return Err(Error::ServerStatus { code, message });
                 }
                 WatchEvent::Bookmark(object) => (object.metadata.resource_version, Update::Alive),
@@ -251,7 +251,6 @@ impl Watch {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ureq::http::Method;
 
     #[test]
     fn a_watch_continues_unless_its_version_expired_or_it_received_nothing_for_long() {
@@ -279,8 +278,7 @@ mod tests {
             [(None, 0, 0), (Some(0), 0, 0), (Some(10), 10, 15), (Some(3600), 60, 90)]
         {
             let error = Error::Request(super::super::Error::Status {
-                method: Method::GET,
-                url: String::new(),
+                request: String::new(),
                 code: 429,
                 reason: None,
                 message: String::new(),

@@ -64,12 +64,10 @@ impl Error {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use ureq::http::Method;
 
     fn status(code: u16, retry_after: Option<u64>) -> Error {
         Error::Status {
-            method: Method::GET,
-            url: "u".into(),
+            request: String::new(),
             code,
             reason: None,
             message: String::new(),
@@ -96,7 +94,7 @@ mod tests {
 
     #[test]
     fn an_invalid_certificate_is_not_retried_and_a_reset_is() {
-        let transport = |source| Error::Transport { method: Method::GET, url: "u".into(), source };
+        let transport = |source| Error::Transport { request: String::new(), source };
         let wrong = || rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
         let wrapped = std::io::Error::new(std::io::ErrorKind::InvalidData, wrong());
         let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
@@ -108,8 +106,7 @@ mod tests {
     #[test]
     fn a_response_timeout_differs_from_a_server_that_cannot_be_reached() {
         let timeout = |phase| Error::Transport {
-            method: Method::GET,
-            url: "u".into(),
+            request: String::new(),
             source: ureq::Error::Timeout(phase),
         };
         assert!(timeout(ureq::Timeout::RecvResponse).is_response_timeout());

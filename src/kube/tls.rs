@@ -43,50 +43,37 @@ impl Tls {
     /// Trusts the CA of the kubeconfig, or with `insecure-skip-tls-verify` any certificate. Fails
     /// if the CA has no certificate or is not valid PEM. Plain HTTP needs no CA.
     pub fn of(access: &ApiAccess) -> Result<Self, Error> {
-        let invalid = |source| Error::BadCertificate { server: access.server.clone(), source };
-        let mut roots = Vec::new();
-        let is_verified = !access.insecure && access.server.starts_with("https://");
-        for item in parse_pem(&access.ca).take_while(|_| is_verified) {
-            if let PemItem::Certificate(certificate) = item.map_err(invalid)? {
-                roots.push(CertificateDer::from(certificate.der().to_vec()));
+        let invalid = |problem| Error::InvalidCa { server: access.server.clone(), problem };
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let algorithms = provider.signature_verification_algorithms;
+        let (mut webpki, mut roots) = (None, Vec::new());
+        if !access.insecure && access.server.starts_with("https://") {
+            for item in parse_pem(&access.ca) {
+                let item = item.map_err(|error| invalid(format!("is not valid PEM: {error}")))?;
+                if let PemItem::Certificate(certificate) = item {
+                    roots.push(CertificateDer::from(certificate.der().to_vec()));
+                }
             }
-        }
-        if is_verified && roots.is_empty() {
-            return Err(Error::NoCertificates { server: access.server.clone() });
-        }
-        let config = client_config(roots, is_verified).map_err(invalid)?;
-        let server_name = access.tls_server_name.clone();
-        Ok(Tls { config: Arc::new(config), server_name })
-    }
-}
-
-/// Trusts the valid certificates among `roots`, or any certificate unless `is_verified`. Fails if
-/// none of `roots` is valid.
-fn client_config(
-    roots: Vec<CertificateDer<'static>>,
-    is_verified: bool,
-) -> Result<ClientConfig, ureq::Error> {
-    let provider = Arc::new(rustls::crypto::ring::default_provider());
-    let algorithms = provider.signature_verification_algorithms;
-    let no_valid_root = |_| ureq::Error::Tls("the CA contains no usable certificate");
-    let webpki = match is_verified {
-        true => {
+            if roots.is_empty() {
+                return Err(invalid("contains no PEM certificate".to_owned()));
+            }
             let mut store = RootCertStore::empty();
             store.add_parsable_certificates(roots.iter().cloned());
-            let builder =
-                WebPkiServerVerifier::builder_with_provider(Arc::new(store), provider.clone());
-            Some(builder.build().map_err(no_valid_root)?)
+            let store = Arc::new(store);
+            let builder = WebPkiServerVerifier::builder_with_provider(store, provider.clone());
+            let unusable = |_| invalid("contains no usable certificate".to_owned());
+            webpki = Some(builder.build().map_err(unusable)?);
         }
-        false => None,
-    };
-    let mut config = ClientConfig::builder_with_provider(provider)
-        .with_safe_default_protocol_versions()?
-        .dangerous()
-        .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots, algorithms }))
-        .with_no_client_auth();
-    // Its cache of sessions costs memory, and few connections follow one another.
-    config.resumption = Resumption::disabled();
-    Ok(config)
+        let mut config = ClientConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions()
+            .map_err(|error| invalid(format!("cannot be used: {error}")))?
+            .dangerous()
+            .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots, algorithms }))
+            .with_no_client_auth();
+        // Its cache of sessions costs memory, and few connections follow one another.
+        config.resumption = Resumption::disabled();
+        Ok(Tls { config: Arc::new(config), server_name: access.tls_server_name.clone() })
+    }
 }
 
 impl<In: Transport> Connector<In> for Tls {

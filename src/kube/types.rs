@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-pub(crate) use fields::null_as_default;
 use fields::{annotations, listen_addresses, namespace, pod};
+pub(crate) use fields::{for_each, null_as_default};
 
 /// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
 /// pod. The mirror pod's own UID differs. `kubernetes.io/config.hash` has the same value, but can be
@@ -18,8 +18,10 @@ use fields::{annotations, listen_addresses, namespace, pod};
 pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
 
 /// The error object of the API server.
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
 pub struct ApiStatus {
+    pub code: u16,
     pub message: Option<String>,
     pub reason: Option<String>,
 }

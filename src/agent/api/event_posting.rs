@@ -138,8 +138,7 @@ mod tests {
 
     fn status(code: u16, message: &str) -> Error {
         Error::Client(kube::Error::Status {
-            method: ureq::http::Method::POST,
-            url: "https://x".into(),
+            request: String::new(),
             code,
             reason: None,
             message: message.into(),

@@ -44,14 +44,11 @@ impl TokenHistory {
 mod tests {
     use std::time::Duration;
 
-    use ureq::http::Method;
-
     use super::*;
 
     fn status(code: u16, reason: Option<&str>) -> Result<(), kube::Error> {
         Err(kube::Error::Status {
-            method: Method::GET,
-            url: "u".into(),
+            request: String::new(),
             code,
             reason: reason.map(str::to_owned),
             message: String::new(),

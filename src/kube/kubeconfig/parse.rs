@@ -12,13 +12,11 @@ use super::{ApiAccess, CONTEXT, Error};
 use crate::files;
 use crate::kube::redact;
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Kubeconfig {
-    #[serde(default)]
     clusters: Vec<Named<Cluster>>,
-    #[serde(default)]
     users: Vec<Named<User>>,
-    #[serde(default)]
     contexts: Vec<Named<Context>>,
 }
 
@@ -30,16 +28,14 @@ struct Named<T> {
     value: Option<T>,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "kebab-case", default)]
 struct Cluster {
-    #[serde(default)]
     server: String,
     tls_server_name: Option<String>,
     certificate_authority_data: Option<String>,
     /// A file.
     certificate_authority: Option<PathBuf>,
-    #[serde(default)]
     insecure_skip_tls_verify: bool,
 }
 
@@ -50,32 +46,30 @@ struct User {
     token_file: Option<PathBuf>,
 }
 
-#[derive(Deserialize)]
+#[derive(Default, Deserialize)]
+#[serde(default)]
 struct Context {
-    #[serde(default)]
     cluster: String,
-    #[serde(default)]
     user: String,
 }
 
 /// Returns the access of the context [`CONTEXT`] in the kubeconfig `bytes`, which was read from
 /// `path`. Relative paths in the kubeconfig start at the directory of `path`, as for kubectl.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
-    let syntax = |message| Error::Syntax { path: path.to_owned(), message };
-    let invalid = |field, message: String| Error::Field { path: path.to_owned(), field, message };
+    let invalid = |problem| Error::Invalid { path: path.to_owned(), problem };
     let read = |file: PathBuf| files::read(&path.with_file_name(file)).map(|(bytes, _)| bytes);
-    let file = decode(bytes).map_err(syntax)?;
-    let context = find(path, "context", file.contexts, CONTEXT)?;
-    let cluster = find(path, "cluster", file.clusters, &context.cluster)?;
-    let user = find(path, "user", file.users, &context.user)?;
+    let file = decode(bytes).map_err(invalid)?;
+    let context = find("context", file.contexts, CONTEXT).map_err(invalid)?;
+    let cluster = find("cluster", file.clusters, &context.cluster).map_err(invalid)?;
+    let user = find("user", file.users, &context.user).map_err(invalid)?;
     let server = cluster.server;
     if !server.starts_with("https://") && !server.starts_with("http://") {
-        return Err(invalid("server", format!("\"{server}\" is not an https:// URL")));
+        return Err(invalid(format!("server: \"{server}\" is not an https:// URL")));
     }
     let ca = match (cluster.certificate_authority_data, cluster.certificate_authority) {
-        (Some(data), _) => BASE64.decode(data.trim()).map_err(|error| {
-            invalid("certificate-authority-data", format!("not base64: {error}"))
-        })?,
+        (Some(data), _) => BASE64
+            .decode(data.trim())
+            .map_err(|error| invalid(format!("certificate-authority-data: not base64: {error}")))?,
         (None, Some(file)) => read(file)?,
         (None, None) => Vec::new(),
     };
@@ -86,8 +80,8 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
     let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
     if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| (b' '..=b'~').contains(&byte)))
     {
-        let why = "contains characters that are invalid in an HTTP header";
-        return Err(invalid("token", why.to_owned()));
+        let problem = "token: contains characters that are invalid in an HTTP header";
+        return Err(invalid(problem.to_owned()));
     }
     Ok(ApiAccess {
         server,
@@ -98,11 +92,10 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
     })
 }
 
-fn find<T>(path: &Path, kind: &str, items: Vec<Named<T>>, name: &str) -> Result<T, Error> {
-    let missing = |what| Error::Missing { path: path.to_owned(), what };
+fn find<T>(kind: &str, items: Vec<Named<T>>, name: &str) -> Result<T, String> {
     let found = items.into_iter().find(|item| item.name == name);
-    let item = found.ok_or_else(|| missing(format!("{kind} \"{name}\"")))?;
-    item.value.ok_or_else(|| missing(format!("field {kind} of {kind} \"{name}\"")))
+    let item = found.ok_or_else(|| format!("{kind} \"{name}\" does not exist"))?;
+    item.value.ok_or_else(|| format!("field {kind} of {kind} \"{name}\" does not exist"))
 }
 
 /// Decodes JSON or YAML. An error does not quote values, which may be tokens.

@@ -3,6 +3,7 @@
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::marker::PhantomData;
 
 use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
@@ -47,74 +48,75 @@ fn is_read(key: &str) -> bool {
 pub(super) fn annotations<'de, D: Deserializer<'de>>(
     field: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
-    struct Read;
+    #[derive(Default)]
+    struct Read(BTreeMap<String, String>);
+
+    impl<'de> Deserialize<'de> for Read {
+        fn deserialize<D: Deserializer<'de>>(field: D) -> Result<Self, D::Error> {
+            field.deserialize_map(Read::default())
+        }
+    }
 
     impl<'de> Visitor<'de> for Read {
-        type Value = BTreeMap<String, String>;
+        type Value = Self;
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a map of annotations")
         }
 
-        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(BTreeMap::new())
-        }
-
-        fn visit_unit<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(BTreeMap::new())
-        }
-
-        fn visit_some<D: Deserializer<'de>>(self, field: D) -> Result<Self::Value, D::Error> {
-            field.deserialize_map(self)
-        }
-
-        fn visit_map<A: MapAccess<'de>>(self, mut field: A) -> Result<Self::Value, A::Error> {
-            let mut annotations = BTreeMap::new();
+        fn visit_map<A: MapAccess<'de>>(mut self, mut field: A) -> Result<Self, A::Error> {
             while let Some(key) = field.next_key::<String>()? {
                 match is_read(&key) {
-                    true => drop(annotations.insert(key, field.next_value()?)),
+                    true => drop(self.0.insert(key, field.next_value()?)),
                     false => drop(field.next_value::<IgnoredAny>()?),
                 }
             }
-            Ok(annotations)
+            Ok(self)
         }
     }
 
-    field.deserialize_option(Read)
+    Ok(null_as_default::<_, Read>(field)?.0)
 }
 
 /// Keeps the proxy's listen addresses and drops each other variable before the next is read: a
 /// pod may have a megabyte of variables.
 pub(super) fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
-    struct Addresses;
+    let mut addresses = Vec::new();
+    for_each(env, |var: EnvVar| {
+        if var.name.starts_with("LINKERD2_PROXY_") && var.name.contains("_LISTEN_ADDR") {
+            addresses.push(var);
+        }
+    })?;
+    Ok(addresses)
+}
 
-    impl<'de> Visitor<'de> for Addresses {
-        type Value = Vec<EnvVar>;
+/// Passes each element of a list to `each` before the next is read. Go encodes an empty list as `null`.
+pub(crate) fn for_each<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
+    list: D,
+    each: impl FnMut(T),
+) -> Result<(), D::Error> {
+    struct ForEach<T, F>(F, PhantomData<T>);
+
+    impl<'de, T: Deserialize<'de>, F: FnMut(T)> Visitor<'de> for ForEach<T, F> {
+        type Value = ();
 
         fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
             f.write_str("a sequence")
         }
 
-        fn visit_none<E: Error>(self) -> Result<Self::Value, E> {
-            Ok(Vec::new())
+        fn visit_unit<E>(self) -> Result<(), E> {
+            Ok(())
         }
 
-        fn visit_some<D: Deserializer<'de>>(self, env: D) -> Result<Self::Value, D::Error> {
-            env.deserialize_seq(self)
-        }
-
-        fn visit_seq<A: SeqAccess<'de>>(self, mut env: A) -> Result<Self::Value, A::Error> {
-            let mut addresses = Vec::new();
-            while let Some(var) = env.next_element::<EnvVar>()? {
-                if var.name.starts_with("LINKERD2_PROXY_") && var.name.contains("_LISTEN_ADDR") {
-                    addresses.push(var);
-                }
+        fn visit_seq<A: SeqAccess<'de>>(mut self, mut list: A) -> Result<(), A::Error> {
+            while let Some(element) = list.next_element()? {
+                (self.0)(element);
             }
-            Ok(addresses)
+            Ok(())
         }
     }
 
-    env.deserialize_option(Addresses)
+    list.deserialize_any(ForEach(each, PhantomData))
 }
 
 #[cfg(test)]
