@@ -38,7 +38,6 @@ pub mod settings;
 pub mod stranded;
 
 use std::io;
-use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,17 +46,14 @@ use nix::sys::signal::{SigSet, Signal};
 
 use crate::admin::{self, Handlers};
 use crate::files::MountedDir;
+use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::pod_watch::READ_TIMEOUT;
-use crate::kube::{Deadlines, event};
 use act::worker::{self, Worker};
-use budget::RepairBudget;
-use events::Publisher;
 use find::audit::Audit;
 use find::readiness::Readiness;
 use find::relist::Relist;
 use find::watch;
-use holds::Holds;
 use settings::Settings;
 use stranded::{FoundBy, StrandedPod};
 
@@ -83,9 +79,9 @@ pub enum Error {
     Signal(#[source] nix::Error),
 }
 
-/// State shared by the threads.
-#[derive(Default)]
+/// Settings and state shared by the threads.
 pub struct Shared {
+    pub settings: Settings,
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
     readiness: Mutex<Readiness>,
@@ -93,6 +89,16 @@ pub struct Shared {
 }
 
 impl Shared {
+    fn new(settings: Settings) -> Self {
+        Shared {
+            settings,
+            queue: queue::Queue::default(),
+            metrics: metrics::Metrics::default(),
+            readiness: Mutex::default(),
+            relist: Mutex::default(),
+        }
+    }
+
     /// Queues the pod. If the queue is full, a list or the next audit finds the pod again.
     fn enqueue(&self, pod: StrandedPod) {
         let found_by = pod.found_by;
@@ -127,33 +133,20 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block().map_err(Error::Signal)?;
 
-    let shared = Arc::new(Shared::default());
-    let settings = Arc::new(settings);
-    let net_dir = MountedDir::at_start(&settings.net_dir());
-    serve(settings.admin_addr, Arc::clone(&shared), net_dir)?;
+    let shared = Arc::new(Shared::new(settings));
+    let net_dir = MountedDir::at_start(&shared.settings.net_dir());
+    serve(Arc::clone(&shared), net_dir)?;
     let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
     let list_and_watch =
         Deadlines { connect: RESPONSE_TIMEOUT, response: RESPONSE_TIMEOUT, body: READ_TIMEOUT };
-    let instance = settings.pod_name.clone();
-    let publisher = Publisher {
-        reporter: event::Reporter { controller: CONTROLLER, instance },
-        shared: Arc::clone(&shared),
-    };
-    let audit = Audit::new(connection(list_and_watch), Arc::clone(&settings), publisher.clone());
-    let worker = Worker {
-        connection: connection(Deadlines::each(worker::REQUEST_TIMEOUT)),
-        publisher,
-        budget: RepairBudget::new(settings.repairs_per_minute),
-        holds: Holds::new(settings.mode),
-        settings: Arc::clone(&settings),
-        shared: Arc::clone(&shared),
-    };
-    let (watching, node, watched) =
-        (connection(list_and_watch), settings.node.clone(), Arc::clone(&shared));
-    spawn("watch", move || watch::run(watching, &node, &watched))?;
-    if let Some(period) = settings.audit_period() {
+    let (watching, watched) = (connection(list_and_watch), Arc::clone(&shared));
+    spawn("watch", move || watch::run(watching, &watched))?;
+    if let Some(period) = shared.settings.audit_period() {
+        let audit = Audit::new(connection(list_and_watch), Arc::clone(&shared));
         spawn("audit", move || audit.run(period))?;
     }
+    let connection = connection(Deadlines::each(worker::REQUEST_TIMEOUT));
+    let worker = Worker::new(connection, Arc::clone(&shared));
     let (worker_running, worker_ended) = mpsc::channel::<()>();
     spawn("worker", move || {
         worker.run();
@@ -169,7 +162,8 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
 }
 
 /// Starts the HTTP server for probes and metrics.
-fn serve(address: SocketAddr, shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), Error> {
+fn serve(shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), Error> {
+    let address = shared.settings.admin_addr;
     let ready = Arc::clone(&shared);
     let handlers = Handlers {
         // The main thread only waits for signals.

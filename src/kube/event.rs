@@ -20,12 +20,12 @@ const NOTE_LIMIT: usize = 1024;
 const DEFAULT_NAMESPACE: &str = "default";
 
 /// The program that publishes an Event.
-#[derive(Clone, Debug)]
-pub struct Reporter {
+#[derive(Clone, Copy, Debug)]
+pub struct Reporter<'a> {
     /// Name of the program.
     pub controller: &'static str,
     /// Name of the program's pod.
-    pub instance: String,
+    pub instance: &'a str,
 }
 
 /// The object that an Event is about.
@@ -70,7 +70,7 @@ pub struct EventContent {
 /// right to `create` `events` in the group `events.k8s.io`.
 pub fn publish(
     client: &Client,
-    reporter: &Reporter,
+    reporter: Reporter<'_>,
     regarding: Regarding<'_>,
     content: &EventContent,
     id: Option<&str>,
@@ -85,7 +85,7 @@ pub fn publish(
 
 /// Without an `id`, the name of the Event has the time.
 fn event(
-    reporter: &Reporter,
+    reporter: Reporter<'_>,
     regarding: Regarding<'_>,
     content: &EventContent,
     now: SystemTime,
@@ -112,7 +112,7 @@ fn event(
         "note": shorten(&content.note, NOTE_LIMIT),
         "regarding": object,
         "reportingController": reporter.controller,
-        "reportingInstance": shorten(&reporter.instance, INSTANCE_LIMIT),
+        "reportingInstance": shorten(reporter.instance, INSTANCE_LIMIT),
     })
 }
 
@@ -134,8 +134,8 @@ mod tests {
 
     use super::*;
 
-    fn reporter(instance: &str) -> Reporter {
-        Reporter { controller: "linkerd-cni-repair-controller", instance: instance.into() }
+    fn reporter(instance: &str) -> Reporter<'_> {
+        Reporter { controller: "linkerd-cni-repair-controller", instance }
     }
 
     fn pod(name: &str) -> Regarding<'_> {
@@ -155,7 +155,7 @@ mod tests {
     fn an_event_names_object_reason_and_reporter() {
         let now = UNIX_EPOCH + Duration::from_micros(1_767_225_600_000_042);
         let note = message("Deleting pod to create a new one with proper CNI config");
-        let event = event(&reporter("linkerd-cni-x"), pod("web-1"), &note, now, None);
+        let event = event(reporter("linkerd-cni-x"), pod("web-1"), &note, now, None);
         insta::assert_snapshot!(format!("{event:#}"), @r#"
         {
           "apiVersion": "events.k8s.io/v1",
@@ -186,8 +186,8 @@ mod tests {
     fn texts_are_cut_to_the_limits_of_the_api() {
         let long = "a-".repeat(126);
         let note = message(&"ü".repeat(900));
-        let reporter = reporter(&"b".repeat(253));
-        let event = event(&reporter, pod(&long), &note, SystemTime::now(), None);
+        let instance = "b".repeat(253);
+        let event = event(reporter(&instance), pod(&long), &note, SystemTime::now(), None);
         let name = event["metadata"]["name"].as_str().unwrap();
         assert!(name.len() <= NAME_LIMIT && !name.contains("-."), "{name}");
         assert_eq!(event["reportingInstance"], "b".repeat(INSTANCE_LIMIT));
@@ -197,7 +197,7 @@ mod tests {
     #[test]
     fn an_event_on_a_node_is_in_the_default_namespace() {
         let node = Regarding::node("node-1");
-        let event = event(&reporter("x"), node, &message("y"), SystemTime::now(), Some("z"));
+        let event = event(reporter("x"), node, &message("y"), SystemTime::now(), Some("z"));
         assert_eq!(event["metadata"]["namespace"], "default");
         assert!(event["regarding"].get("namespace").is_none());
     }

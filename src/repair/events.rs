@@ -1,11 +1,10 @@
 //! The Events that report to operators what happened to a pod, and what an audit found on the node.
 
-use std::sync::Arc;
 use std::time::Instant;
 
-use super::Shared;
 use super::settings::RepairMode;
 use super::stranded::{FoundBy, LABEL};
+use super::{CONTROLLER, Shared};
 use crate::kube::connection::Connection;
 use crate::kube::event::{self, EventContent, EventType, Regarding, Reporter};
 
@@ -71,14 +70,7 @@ impl PodEvent<'_> {
     }
 }
 
-/// Publishes Events.
-#[derive(Clone)]
-pub struct Publisher {
-    pub reporter: Reporter,
-    pub shared: Arc<Shared>,
-}
-
-impl Publisher {
+impl Shared {
     /// Publishes an Event, or one in all of this `id`. A failure is only counted and logged. Returns
     /// whether the Event exists.
     pub fn publish(
@@ -89,12 +81,13 @@ impl Publisher {
         id: Option<&str>,
     ) -> bool {
         let began = Instant::now();
+        let reporter = Reporter { controller: CONTROLLER, instance: &self.settings.pod_name };
         let result = match connection.client() {
-            Ok(client) => event::publish(&client, &self.reporter, regarding, content, id)
+            Ok(client) => event::publish(&client, reporter, regarding, content, id)
                 .map_err(|error| (error.is_timeout(), error.to_string())),
             Err(error) => Err((false, error.to_string())),
         };
-        let metrics = &self.shared.metrics;
+        let metrics = &self.metrics;
         let Err((is_timeout, error)) = result else {
             metrics.events_publish_latency.observe(began.elapsed().as_secs_f64());
             return true;

@@ -9,7 +9,7 @@ use super::settings::Settings;
 use super::stranded::StrandedPod;
 use crate::cni;
 use crate::config::Config;
-use crate::firewall::{self, Survey};
+use crate::firewall::{self, Survey, describe_missing};
 use crate::kube::Client;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::netns;
@@ -21,7 +21,7 @@ use crate::redirect::Origin;
 /// Longest time for reading, or installing, the rules of one netns.
 pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a pod cannot be inspected.
+/// Why a pod's rules cannot be inspected or installed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot determine the pod's redirect rules: {0}")]
@@ -34,6 +34,13 @@ pub enum Error {
     Netns(#[from] netns::Error),
     #[error(transparent)]
     Firewall(#[from] firewall::Error),
+    #[error("redirect rules are still missing after installing them: {}", describe_missing(.0))]
+    StillMissing(Vec<String>),
+    #[error(
+        "cannot verify the installed redirect rules: the network namespace has a table of \
+         iptables-legacy, or too many rules, which the repair controller cannot read"
+    )]
+    Unverified,
 }
 
 /// Rules of a pod in which the plugin installs rules.

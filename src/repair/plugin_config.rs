@@ -1,42 +1,29 @@
 //! Reads the plugin's configuration for the next pod.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::cni;
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::conflist::{net_dir, plan};
-use crate::files;
 
 /// File name of the plugin's kubeconfig, which is no network config.
 const KUBECONFIG: &str = "ZZZ-linkerd-cni-kubeconfig";
 
 /// Why the plugin's configuration cannot be read.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot read the plugin's configuration: {0}")]
-    Files(#[from] files::Error),
-    #[error("cannot read the plugin's configuration: no active network config in {}", .0.display())]
-    NoConflist(PathBuf),
-    #[error("cannot read the plugin's configuration: {} has no plugin entry", .0.display())]
-    NoPluginEntry(PathBuf),
-    #[error("cannot read the plugin's configuration: {}: {source}", path.display())]
-    Config {
-        path: PathBuf,
-        #[source]
-        source: cni::Error,
-    },
-}
+#[error("cannot read the plugin's configuration: {0}")]
+pub struct Error(String);
 
 /// Reads the plugin entry of the active conflist in the mounted CNI net dir.
 pub fn read(net_dir: &Path) -> Result<Config, Error> {
-    let scanned = net_dir::scan(net_dir, KUBECONFIG)?;
-    let active = plan::called(&scanned).ok_or_else(|| Error::NoConflist(net_dir.to_owned()))?;
-    let path = net_dir.join(&active.name);
-    let entry = active.plugin_entry();
-    let entry = entry.and_then(|entry| serde_json::from_str::<Object>(entry.text).ok());
-    let entry = entry.ok_or_else(|| Error::NoPluginEntry(path.clone()))?;
-    Config::read(&entry).map_err(|source| Error::Config { path, source })
+    let scanned = net_dir::scan(net_dir, KUBECONFIG).map_err(|error| Error(error.to_string()))?;
+    let active = plan::called(&scanned)
+        .ok_or_else(|| Error(format!("no active network config in {}", net_dir.display())))?;
+    let (path, entry) = (net_dir.join(&active.name), active.plugin_entry());
+    let entry = entry
+        .and_then(|entry| serde_json::from_str::<Object>(entry.text).ok())
+        .ok_or_else(|| Error(format!("{} has no plugin entry", path.display())))?;
+    Config::read(&entry).map_err(|error| Error(format!("{}: {error}", path.display())))
 }
 
 #[cfg(test)]

@@ -41,9 +41,9 @@ pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> 
         }
     };
     // The API requires an instance, and upstream's chart does not tell the agent the name of its pod.
-    let instance = settings.pod_name.clone().unwrap_or_else(|| USER_AGENT.into());
+    let instance = settings.pod_name.as_deref().unwrap_or(USER_AGENT);
     let reporter = Reporter { controller: USER_AGENT, instance };
-    Ok(event::publish(&client, &reporter, regarding, event.content(), None)?)
+    Ok(event::publish(&client, reporter, regarding, event.content(), None)?)
 }
 
 /// Why an Event could not be posted.

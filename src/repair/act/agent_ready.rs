@@ -8,12 +8,14 @@ use crate::repair::Shared;
 
 /// Time between two requests to an agent that is not ready.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Timeout for connecting, and for the response.
+/// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Waits until the agent at `address` (`host:port`) is ready. Returns `false` if the queue is
+/// Waits until the agent is ready, if the settings name its address. Returns `false` if the queue is
 /// closed first.
-pub fn wait_until_ready(address: &str, shared: &Shared) -> bool {
+pub fn wait_until_ready(shared: &Shared) -> bool {
+    let address = shared.settings.agent_addr.as_deref().filter(|address| !address.is_empty());
+    let Some(address) = address else { return true };
     let mut is_logged = false;
     while let Err(why) = ready(address) {
         if !is_logged {

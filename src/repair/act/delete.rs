@@ -28,20 +28,20 @@ const NOT_PERMITTED: &str = "the repair controller has no permission to evict po
                              running pod without an eviction; permit create on pods/eviction, or \
                              set repairController.mode=in-place";
 
-/// Why the API server rejects an eviction.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// Why the API server rejects an eviction, with its message.
 enum Rejection {
     NoPermission,
     /// By the chart's admission policy.
-    ChartsPolicy,
+    ChartsPolicy(String),
     /// By a disruption budget, an admission webhook or another admission policy.
-    Other,
+    Other(String),
 }
 
 impl Rejection {
     /// Returns the rejection that an error response means; `None` for a failed request, a pod that
     /// is gone or has changed, and an overloaded API server.
-    fn of(code: u16, message: &str) -> Option<Self> {
+    fn of(error: &Error) -> Option<Self> {
+        let Error::Status { code, message, .. } = error else { return None };
         let forbidden = message.strip_prefix("pods \"").and_then(|rest| {
             let (_, why) = rest.split_once("\" is forbidden: ")?;
             Some(why)
@@ -51,12 +51,12 @@ impl Rejection {
                 Some(Rejection::NoPermission)
             }
             403 if forbidden.is_some_and(|why| why.starts_with(CHARTS_POLICY)) => {
-                Some(Rejection::ChartsPolicy)
+                Some(Rejection::ChartsPolicy(message.clone()))
             }
             401 | 404 | 408 | 409 => None,
-            400..=499 if code != 429 => Some(Rejection::Other),
+            400..=499 if *code != 429 => Some(Rejection::Other(message.clone())),
             _ if message.contains(DISRUPTION_BUDGET) || message.starts_with(WEBHOOK) => {
-                Some(Rejection::Other)
+                Some(Rejection::Other(message.clone()))
             }
             _ => None,
         }
@@ -81,37 +81,31 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<(), NotRepa
         options["gracePeriodSeconds"] = json!(0);
     }
     let path = pod.api_path();
-    let evict = |query: &str| {
-        let eviction = json!({
-            "apiVersion": "policy/v1",
-            "kind": "Eviction",
-            "metadata": {"namespace": pod.namespace, "name": pod.name},
-            "deleteOptions": options,
-        });
-        let Err(error) = client.post(&format!("{path}/eviction{query}"), &eviction) else {
-            return Ok(None);
-        };
-        let rejected = match &error {
-            Error::Status { code, message, .. } => {
-                Rejection::of(*code, message).map(|rejection| (rejection, message.clone()))
-            }
-            _ => None,
-        };
-        rejected.map(Some).ok_or(error)
-    };
-    let (rejection, message) = match evict("")? {
-        None => return Ok(()),
-        Some((Rejection::NoPermission, _)) if pod.found_by == FoundBy::Validator => {
+    let eviction = json!({
+        "apiVersion": "policy/v1",
+        "kind": "Eviction",
+        "metadata": {"namespace": pod.namespace, "name": pod.name},
+        "deleteOptions": options,
+    });
+    let evict = |query| client.post(&format!("{path}/eviction{query}"), &eviction);
+    let rejection = |result: &Result<(), Error>| result.as_ref().err().and_then(Rejection::of);
+    let mut result = evict("");
+    if let Some(Rejection::ChartsPolicy(_)) = rejection(&result) {
+        result = evict("?dryRun=All");
+        if result.is_ok() {
             return Ok(client.delete(&path, &options)?);
         }
-        Some((Rejection::ChartsPolicy, _)) => match evict("?dryRun=All")? {
-            None => return Ok(client.delete(&path, &options)?),
-            Some(rejected) => rejected,
-        },
-        Some(rejected) => rejected,
-    };
-    Err(NotRepaired::EvictionRejected(match rejection {
-        Rejection::NoPermission => NOT_PERMITTED.to_owned(),
-        Rejection::ChartsPolicy | Rejection::Other => message,
-    }))
+    }
+    match rejection(&result) {
+        None => Ok(result?),
+        Some(Rejection::NoPermission) if pod.found_by == FoundBy::Validator => {
+            Ok(client.delete(&path, &options)?)
+        }
+        Some(Rejection::NoPermission) => {
+            Err(NotRepaired::EvictionRejected(NOT_PERMITTED.to_owned()))
+        }
+        Some(Rejection::ChartsPolicy(message) | Rejection::Other(message)) => {
+            Err(NotRepaired::EvictionRejected(message))
+        }
+    }
 }

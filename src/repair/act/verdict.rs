@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use super::in_place;
 use crate::config::Config;
 use crate::kube::{self, connection};
 use crate::pod::skip::SkipReason;
@@ -75,9 +74,7 @@ pub enum Error {
     #[error(transparent)]
     Config(#[from] plugin_config::Error),
     #[error(transparent)]
-    Inspect(#[from] inspect::Error),
-    #[error(transparent)]
-    InPlace(#[from] in_place::Error),
+    Rules(#[from] inspect::Error),
 }
 
 impl<E: Into<Error>> From<E> for NotRepaired {
@@ -182,7 +179,7 @@ mod tests {
     #[test]
     fn a_failed_inspection_is_not_counted_as_a_failed_deletion() {
         let error = cni::Error::new(Failure::ApiError, "HTTP 500");
-        let error = Error::Inspect(inspect::Error::Redirect(error));
+        let error = Error::Rules(inspect::Error::Redirect(error));
         let metrics = Metrics::default();
         assert_eq!(error.count(RepairMode::Delete, &metrics), "Error repairing pod");
         assert_eq!((metrics.repair_errors.get(), metrics.pods_delete_errors.get()), (1, 0));

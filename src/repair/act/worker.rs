@@ -14,10 +14,10 @@ use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
 use crate::pod::facts::own_facts;
 use crate::repair::budget::RepairBudget;
-use crate::repair::events::{PodEvent, Publisher, REPAIRED_RECENTLY};
+use crate::repair::events::{PodEvent, REPAIRED_RECENTLY};
 use crate::repair::holds::{HOLD, HoldReason, Holds, Turn};
 use crate::repair::inspect::{self, Inspected, Inspector};
-use crate::repair::settings::{RepairMode, Settings};
+use crate::repair::settings::RepairMode;
 use crate::repair::stranded::{FoundBy, StrandedPod};
 use crate::repair::{Shared, plugin_config};
 
@@ -31,25 +31,22 @@ const BUDGET_UPDATE: Duration = Duration::from_secs(5);
 
 /// Repairs the pods of the queue.
 pub struct Worker {
-    pub connection: Connection,
-    pub publisher: Publisher,
-    pub settings: Arc<Settings>,
-    pub budget: RepairBudget,
-    pub holds: Holds,
-    pub shared: Arc<Shared>,
+    connection: Connection,
+    budget: RepairBudget,
+    holds: Holds,
+    shared: Arc<Shared>,
 }
 
 impl Worker {
+    pub fn new(connection: Connection, shared: Arc<Shared>) -> Self {
+        let budget = RepairBudget::new(shared.settings.repairs_per_minute);
+        Worker { connection, budget, holds: Holds::new(shared.settings.mode), shared }
+    }
+
     /// Repairs pods until the queue is closed.
     pub fn run(mut self) {
         while let Some(pod) = self.next_pod() {
-            let is_agent_ready = self
-                .settings
-                .agent_addr
-                .as_deref()
-                .filter(|address| !address.is_empty())
-                .is_none_or(|address| agent_ready::wait_until_ready(address, &self.shared));
-            if !is_agent_ready {
+            if !agent_ready::wait_until_ready(&self.shared) {
                 return;
             }
             self.repair(&pod);
@@ -123,7 +120,7 @@ impl Worker {
             NotRepaired::Unmanaged => self.report_unchanged(pod, verdict::UNMANAGED),
             // A new list or the next audit finds the pod again.
             NotRepaired::Failed(error) => {
-                let line = error.count(self.settings.mode, &self.shared.metrics);
+                let line = error.count(self.shared.settings.mode, &self.shared.metrics);
                 self.shared.relist().want(pod.found_by, Instant::now());
                 tracing::warn!(err = %error, namespace, name, "{line}");
             }
@@ -180,9 +177,9 @@ impl Worker {
         if self.is_labelled(found) {
             return Err(NotRepaired::Unneeded("Pod is already labelled"));
         }
-        let config = plugin_config::read(&self.settings.net_dir());
+        let config = plugin_config::read(&self.shared.settings.net_dir());
         verdict::check_redirected(found, config.as_ref().ok())?;
-        Ok(match (self.settings.mode, found.found_by) {
+        Ok(match (self.shared.settings.mode, found.found_by) {
             // Deleted without reading the pod again: the preconditions of the deletion name the
             // version that was found.
             (RepairMode::Delete, FoundBy::Validator) => (found.clone(), None),
@@ -206,7 +203,7 @@ impl Worker {
         config: Config,
     ) -> Result<Inspected, NotRepaired> {
         let client = self.connection.client()?;
-        let mut inspector = Inspector::new(client, config, &self.settings, ReadFrom::Etcd);
+        let mut inspector = Inspector::new(client, config, &self.shared.settings, ReadFrom::Etcd);
         let Some(inspected) =
             inspector.inspect(pod, own_facts(object).map_err(inspect::Error::from)?)?
         else {
@@ -229,9 +226,9 @@ impl Worker {
         pod: &StrandedPod,
         inspected: Option<&Inspected>,
     ) -> Result<(), NotRepaired> {
-        match self.settings.mode {
+        match self.shared.settings.mode {
             RepairMode::Delete => {
-                verdict::check_replacement(pod, self.settings.delete_unmanaged)?;
+                verdict::check_replacement(pod, self.shared.settings.delete_unmanaged)?;
                 delete::evict_or_delete(&self.connection.client()?, pod)?;
             }
             RepairMode::Label => label::label(&self.connection.client()?, pod)?,
@@ -243,7 +240,7 @@ impl Worker {
 
     /// Whether the repair mode is [`RepairMode::Label`] and the pod has the label.
     fn is_labelled(&self, pod: &StrandedPod) -> bool {
-        self.settings.mode == RepairMode::Label && pod.labelled
+        self.shared.settings.mode == RepairMode::Label && pod.labelled
     }
 
     /// Reads the pod from the API server, because the list, watch event or audit may be old by now. Fails
@@ -264,7 +261,7 @@ impl Worker {
     fn record_repair(&mut self, pod: &StrandedPod, began: Instant, missing_rules: &[String]) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let metrics = &self.shared.metrics;
-        let (counter, line) = match self.settings.mode {
+        let (counter, line) = match self.shared.settings.mode {
             RepairMode::Delete => {
                 metrics.pods_delete_latency.observe(began.elapsed().as_secs_f64());
                 (&metrics.pods_deleted, "Deleted pod")
@@ -288,9 +285,9 @@ impl Worker {
             ),
         }
         self.holds.hold(HoldReason::Repaired, pod, Instant::now(), SystemTime::now());
-        self.publish(pod, PodEvent::Repaired(self.settings.mode, missing_rules.len()));
+        self.publish(pod, PodEvent::Repaired(self.shared.settings.mode, missing_rules.len()));
         // A pod with a failed validator is not ready, so no budget counts it.
-        if self.settings.mode == RepairMode::Delete && pod.found_by == FoundBy::Audit {
+        if self.shared.settings.mode == RepairMode::Delete && pod.found_by == FoundBy::Audit {
             self.shared.queue.is_closed_within(BUDGET_UPDATE);
         }
     }
@@ -313,6 +310,6 @@ impl Worker {
         let regarding =
             Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
         let content = event.content(pod.found_by);
-        self.publisher.publish(&mut self.connection, regarding, &content, None);
+        self.shared.publish(&mut self.connection, regarding, &content, None);
     }
 }

@@ -17,9 +17,7 @@ use crate::kube::pod_watch::{self, RETRIES};
 use crate::kube::types::Pod;
 use crate::pod::Decision;
 use crate::pod::facts::{OwnFacts, own_facts};
-use crate::repair::events::Publisher;
 use crate::repair::inspect::{self, Inspected, Inspector};
-use crate::repair::settings::Settings;
 use crate::repair::stranded::{FoundBy, StrandedPod};
 use crate::repair::{Shared, plugin_config};
 
@@ -29,8 +27,6 @@ const FEW_PODS: usize = 2;
 /// Audits the rules of the node's pods.
 pub struct Audit {
     connection: Connection,
-    settings: Arc<Settings>,
-    publisher: Publisher,
     shared: Arc<Shared>,
     /// [`Config::rules_digest`](crate::config::Config::rules_digest) for which drift was reported.
     drift_reported: Option<u64>,
@@ -136,16 +132,8 @@ impl Findings {
 }
 
 impl Audit {
-    pub fn new(connection: Connection, settings: Arc<Settings>, publisher: Publisher) -> Self {
-        let shared = Arc::clone(&publisher.shared);
-        Audit {
-            connection,
-            settings,
-            publisher,
-            shared,
-            drift_reported: None,
-            suspension_reported: false,
-        }
+    pub fn new(connection: Connection, shared: Arc<Shared>) -> Self {
+        Audit { connection, shared, drift_reported: None, suspension_reported: false }
     }
 
     /// Audits every `period` until the queue is closed. The first audit is at a random time within the
@@ -169,18 +157,19 @@ impl Audit {
 
     /// Audits all pods of the node once.
     fn audit(&mut self) -> Result<(), Box<dyn Error>> {
-        let config = plugin_config::read(&self.settings.net_dir())?;
+        let settings = &self.shared.settings;
+        let config = plugin_config::read(&settings.net_dir())?;
         let values = config.rules_digest();
-        let list = pod_watch::list::<AuditedPod>(&mut self.connection, &self.settings.node)?;
+        let list = pod_watch::list::<AuditedPod>(&mut self.connection, &settings.node)?;
         let client = self.connection.client()?;
-        let mut inspector = Inspector::new(client, config, &self.settings, ReadFrom::Cache);
+        let mut inspector = Inspector::new(client, config, settings, ReadFrom::Cache);
         let mut findings = Findings::default();
         if list.dropped > 0 {
             let error = || format!("the list has more than {MAX_PODS} pods");
             findings.add_errors(list.dropped, error);
         }
         for AuditedPod { pod, facts } in list.pods {
-            if !pod.is_on_other_node(&self.settings.node) {
+            if !pod.is_on_other_node(&settings.node) {
                 let inspected = inspector.inspect(&pod, facts);
                 findings.add(pod, inspected);
             }
@@ -253,8 +242,8 @@ impl Audit {
         id: Option<&str>,
     ) -> bool {
         let content = EventContent { kind, reason, action: "Reporting", note };
-        let node = Regarding::node(&self.settings.node);
-        self.publisher.publish(&mut self.connection, node, &content, id)
+        let node = Regarding::node(&self.shared.settings.node);
+        self.shared.publish(&mut self.connection, node, &content, id)
     }
 }
 

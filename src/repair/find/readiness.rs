@@ -18,14 +18,13 @@ pub struct Readiness {
 }
 
 impl Readiness {
-    /// Records that the API server has just sent a complete list, or a useful response to a watch.
-    pub fn record_contact(&mut self) {
-        *self = Readiness { last_contact: Some(Instant::now()), failure: None };
-    }
-
-    /// Records why a list or watch failed.
-    pub fn record_failure(&mut self, reason: String) {
-        self.failure = Some(reason);
+    /// Records that the API server has just sent a complete list, or a useful response to a watch, or
+    /// why a list or watch failed.
+    pub fn record(&mut self, result: Result<(), String>) {
+        match result {
+            Ok(()) => *self = Readiness { last_contact: Some(Instant::now()), failure: None },
+            Err(reason) => self.failure = Some(reason),
+        }
     }
 
     /// Returns `Ok` if the controller is ready at `now`, else the reason.
@@ -54,18 +53,18 @@ mod tests {
         let mut readiness = Readiness::default();
         let not_listed = "the node's pods are not listed yet";
         assert_eq!(readiness.ready(Instant::now()), Err(not_listed.into()));
-        readiness.record_failure("connection refused".into());
+        readiness.record(Err("connection refused".into()));
         let reason = format!("{not_listed}: connection refused");
         assert_eq!(readiness.ready(Instant::now()), Err(reason));
-        readiness.record_contact();
+        readiness.record(Ok(()));
         assert_eq!(readiness.ready(Instant::now()), Ok(()));
         // One failed watch does not make the controller unready.
-        readiness.record_failure("HTTP 500".into());
+        readiness.record(Err("HTTP 500".into()));
         assert_eq!(readiness.ready(Instant::now()), Ok(()));
         let later = Instant::now() + MAX_SILENCE + Duration::from_secs(1);
         let reason = "no data from the API server for 301s: HTTP 500";
         assert_eq!(readiness.ready(later), Err(reason.into()));
-        readiness.record_contact();
+        readiness.record(Ok(()));
         assert_eq!(readiness.ready(Instant::now()), Ok(()));
     }
 }

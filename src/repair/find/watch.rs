@@ -11,11 +11,12 @@ use crate::repair::stranded::{FoundBy, StrandedPod};
 /// Longest wait before the first list.
 const START_SPREAD: Duration = Duration::from_secs(5);
 
-/// Watches the pods of `node` until the process exits.
+/// Watches the pods of the node until the process exits.
 ///
 /// A list may be older than the last event of the watch. No repair relies on the list alone: a deletion
 /// has UID and resourceVersion as preconditions, and in the other modes the worker reads the pod again.
-pub fn run(connection: Connection, node: &str, shared: &Shared) {
+pub fn run(connection: Connection, shared: &Shared) {
+    let node = &shared.settings.node;
     // A server that ignores the selector returns pods of other nodes.
     let accept = |pod: &StrandedPod| {
         let is_accepted = !pod.is_on_other_node(node);
@@ -25,6 +26,7 @@ pub fn run(connection: Connection, node: &str, shared: &Shared) {
         is_accepted
     };
     pod_watch::run(connection, node, START_SPREAD, |update| {
+        let mut result = Ok(());
         match update {
             Update::Listed { mut pods, dropped } => {
                 shared.relist().record_list(Instant::now());
@@ -33,25 +35,17 @@ pub fn run(connection: Connection, node: &str, shared: &Shared) {
                 for _ in 0..dropped {
                     shared.record_dropped(FoundBy::Validator);
                 }
-                shared.readiness().record_contact();
             }
-            Update::Changed(pod) => {
-                if accept(&pod) {
-                    shared.enqueue(pod);
-                }
-                shared.readiness().record_contact();
-            }
-            Update::Deleted(metadata) => {
-                shared.queue.remove(&metadata.uid);
-                shared.readiness().record_contact();
-            }
-            Update::Alive => shared.readiness().record_contact(),
+            Update::Changed(pod) if accept(&pod) => shared.enqueue(pod),
+            Update::Changed(_) | Update::Alive => {}
+            Update::Deleted(metadata) => shared.queue.remove(&metadata.uid),
             Update::Failed { error, wait } => {
                 tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");
                 shared.metrics.watch_errors.inc();
-                shared.readiness().record_failure(error.to_string());
+                result = Err(error.to_string());
             }
         }
+        shared.readiness().record(result);
         // If etcd reports its progress, a bookmark arrives about once a minute, so the list is late by a
         // minute at most.
         match shared.relist().is_due(Instant::now()) {
