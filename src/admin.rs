@@ -197,21 +197,15 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<String> {
         [method, target, version] if version.starts_with("HTTP/1.") => (method, target),
         _ => return Some(head("400 Bad Request", TEXT, 0)),
     };
-    let health = |result: Result<String, String>| match result {
-        Ok(text) => ("200 OK", TEXT, text),
-        Err(text) => ("500 Internal Server Error", TEXT, text),
+    let health = |word: &str, result: Result<Option<String>, String>| match result {
+        Ok(None) => ("200 OK", TEXT, format!("{word}\n")),
+        Ok(Some(note)) => ("200 OK", TEXT, format!("{word} ({note})\n")),
+        Err(reason) => ("500 Internal Server Error", TEXT, format!("not {word}: {reason}\n")),
     };
     let path = target.split('?').next().unwrap_or(target);
     let (status, content_type, body) = match (path, &handlers.status) {
-        ("/live", _) => health(match (handlers.live)() {
-            Ok(()) => Ok("alive\n".to_owned()),
-            Err(reason) => Err(format!("not alive: {reason}\n")),
-        }),
-        ("/ready", _) => health(match (handlers.ready)() {
-            Ok(None) => Ok("ready\n".to_owned()),
-            Ok(Some(note)) => Ok(format!("ready ({note})\n")),
-            Err(reason) => Err(format!("not ready: {reason}\n")),
-        }),
+        ("/live", _) => health("alive", (handlers.live)().map(|()| None)),
+        ("/ready", _) => health("ready", (handlers.ready)()),
         ("/metrics", _) => ("200 OK", OPENMETRICS, (handlers.metrics)()),
         ("/status", Some(status)) => ("200 OK", JSON, status()),
         _ => return Some(head("404 Not Found", TEXT, 0)),
