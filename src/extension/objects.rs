@@ -4,11 +4,11 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::{Value, from_value};
 
 use crate::kube::scheduling::{self, Placement};
-use crate::kube::types::{ListMetadata, Metadata, Object, null_as_default};
+pub use crate::kube::types::AnyObject;
+use crate::kube::types::{ListMetadata, Metadata, null_as_default};
 
 /// Annotation of an object that helm created: name of the release.
 const RELEASE: &str = "meta.helm.sh/release-name";
@@ -20,9 +20,6 @@ pub struct List<T> {
     #[serde(default = "Vec::new")]
     pub items: Vec<T>,
 }
-
-/// An object of which only the metadata matter.
-pub type AnyObject = Object<IgnoredAny>;
 
 #[derive(Clone, Debug, Default, Deserialize)]
 #[serde(default)]

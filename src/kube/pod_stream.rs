@@ -7,9 +7,9 @@
 use std::io::BufRead;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _, IgnoredAny};
+use serde::de::{Deserializer, Error as _};
 
-use super::types::{ApiStatus, ListMetadata, Object, Pod, for_each};
+use super::types::{AnyObject, ApiStatus, ListMetadata, Pod, for_each};
 
 /// The part of a pod that a program keeps.
 pub trait FromPod: Sized {
@@ -76,14 +76,11 @@ fn reduce<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<Reduced<T>,
 pub enum WatchEvent {
     Added(Pod),
     Modified(Pod),
-    Deleted(Versioned),
-    Bookmark(Versioned),
+    Deleted(AnyObject),
+    Bookmark(AnyObject),
     /// The API server ended the watch.
     Error(ApiStatus),
 }
-
-/// An object of which only the metadata counts.
-pub type Versioned = Object<IgnoredAny>;
 
 /// Iterates over the events of a watch until the watch ends. Yields an error for an invalid
 /// or incomplete event.

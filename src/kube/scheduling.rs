@@ -6,27 +6,13 @@ use std::collections::BTreeMap;
 
 use serde::Deserialize;
 
-use super::types::{Object, null_as_default};
+use super::types::{Object, null_as_default, objects};
 
 /// A DaemonSet, reduced to its pod template.
 pub type DaemonSet = Object<DaemonSetSpec>;
 
 /// A node, reduced to its metadata and taints.
 pub type Node = Object<NodeSpec>;
-
-/// Declares objects whose fields may be missing or `null`.
-macro_rules! objects {
-    ($($(#[$of_struct:meta])* pub struct $name:ident {
-        $($(#[$of_field:meta])* pub $field:ident: $type:ty,)*
-    })*) => {$(
-        $(#[$of_struct])*
-        #[derive(Clone, Debug, Default, Deserialize)]
-        #[serde(rename_all = "camelCase", default)]
-        pub struct $name {
-            $($(#[$of_field])* #[serde(deserialize_with = "null_as_default")] pub $field: $type,)*
-        }
-    )*};
-}
 
 objects! {
     /// The `spec` of a DaemonSet.

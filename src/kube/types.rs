@@ -12,6 +12,21 @@ use serde::de::IgnoredAny;
 use fields::{annotations, listen_addresses, namespace, pod};
 pub(crate) use fields::{for_each, null_as_default};
 
+/// Declares objects whose fields may be missing or `null`.
+macro_rules! objects {
+    ($($(#[$of_struct:meta])* pub struct $name:ident {
+        $($(#[$of_field:meta])* pub $field:ident: $type:ty,)*
+    })*) => {$(
+        $(#[$of_struct])*
+        #[derive(Clone, Debug, Default, Deserialize)]
+        #[serde(rename_all = "camelCase", default)]
+        pub struct $name {
+            $($(#[$of_field])* #[serde(deserialize_with = "null_as_default")] pub $field: $type,)*
+        }
+    )*};
+}
+pub(crate) use objects;
+
 /// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
 /// pod. The mirror pod's own UID differs. `kubernetes.io/config.hash` has the same value, but can be
 /// added to an existing pod; the API server rejects an update that adds this annotation.
@@ -61,23 +76,6 @@ pub struct Pod {
     pub status: PodStatus,
 }
 
-/// The `spec` of a pod.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PodSpec {
-    #[serde(deserialize_with = "null_as_default")]
-    pub node_name: String,
-    #[serde(deserialize_with = "null_as_default")]
-    pub host_network: bool,
-    /// `None` means that the object is not a pod but `{}`, a list or a Status: every pod has
-    /// containers.
-    pub containers: Option<Vec<Container>>,
-    #[serde(deserialize_with = "null_as_default")]
-    pub init_containers: Vec<Container>,
-    #[serde(deserialize_with = "null_as_default")]
-    pub security_context: SecurityContext,
-}
-
 /// A container. Environment variables can hold secrets, so `env` has only the proxy's listen
 /// addresses.
 #[derive(Clone, Debug, Default, Deserialize)]
@@ -92,63 +90,12 @@ pub struct Container {
     pub env: Vec<EnvVar>,
 }
 
-/// User and group of a container, or of all containers of a pod.
-#[derive(Clone, Copy, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct SecurityContext {
-    pub run_as_user: Option<i64>,
-    pub run_as_group: Option<i64>,
-}
-
 /// One environment variable of a container.
 #[derive(Clone, Debug, Deserialize)]
 pub struct EnvVar {
     pub name: String,
     #[serde(default, deserialize_with = "null_as_default")]
     pub value: String,
-}
-
-/// The `status` of a pod.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PodStatus {
-    /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
-    #[serde(deserialize_with = "null_as_default")]
-    pub phase: String,
-    #[serde(rename = "podIPs", deserialize_with = "null_as_default")]
-    pub ips: Vec<PodIp>,
-    #[serde(deserialize_with = "null_as_default")]
-    pub init_container_statuses: Vec<ContainerStatus>,
-    #[serde(deserialize_with = "null_as_default")]
-    pub container_statuses: Vec<ContainerStatus>,
-}
-
-/// One address of a pod.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct PodIp {
-    pub ip: String,
-}
-
-/// The status of one container of a pod.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ContainerStatus {
-    pub name: String,
-    /// For an init container: whether it has completed.
-    pub ready: bool,
-    #[serde(deserialize_with = "null_as_default")]
-    pub state: ContainerState,
-    #[serde(deserialize_with = "null_as_default")]
-    pub last_state: ContainerState,
-}
-
-/// The state of a container, without details of a container that waits or runs.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ContainerState {
-    pub running: Option<IgnoredAny>,
-    pub terminated: Option<Terminated>,
 }
 
 /// How a container terminated.
@@ -178,16 +125,11 @@ pub struct Object<S: Default> {
     pub spec: S,
 }
 
+/// An object of which only the metadata matter.
+pub type AnyObject = Object<IgnoredAny>;
+
 /// A Service, reduced to its ports.
 pub type Service = Object<ServiceSpec>;
-
-/// The `spec` of a Service.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ServiceSpec {
-    #[serde(deserialize_with = "null_as_default")]
-    pub ports: Vec<ServicePort>,
-}
 
 /// One port of a Service.
 #[derive(Clone, Debug, Deserialize)]
@@ -199,24 +141,74 @@ pub struct ServicePort {
     pub target_port: Option<serde_json::Value>,
 }
 
-/// The owner of an object, e.g. the ReplicaSet of a pod.
-#[derive(Clone, Debug, Deserialize)]
-pub struct OwnerReference {
-    #[serde(default)]
-    pub kind: String,
-    pub uid: String,
-    /// Whether the owner is the object's controller, which replaces a deleted object.
-    #[serde(default, deserialize_with = "null_as_default")]
-    pub controller: bool,
-}
+objects! {
+    /// The `spec` of a pod.
+    pub struct PodSpec {
+        pub node_name: String,
+        pub host_network: bool,
+        /// `None` means that the object is not a pod but `{}`, a list or a Status: every pod has
+        /// containers.
+        pub containers: Option<Vec<Container>>,
+        pub init_containers: Vec<Container>,
+        pub security_context: SecurityContext,
+    }
 
-/// Metadata of a list.
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct ListMetadata {
-    /// Version from which a watch continues.
-    pub resource_version: String,
-    /// Not empty if the API server returned only a part of the list.
-    #[serde(rename = "continue")]
-    pub continue_token: String,
+    /// User and group of a container, or of all containers of a pod.
+    #[derive(Copy)]
+    pub struct SecurityContext {
+        pub run_as_user: Option<i64>,
+        pub run_as_group: Option<i64>,
+    }
+
+    /// The `status` of a pod.
+    pub struct PodStatus {
+        /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
+        pub phase: String,
+        #[serde(rename = "podIPs")]
+        pub ips: Vec<PodIp>,
+        pub init_container_statuses: Vec<ContainerStatus>,
+        pub container_statuses: Vec<ContainerStatus>,
+    }
+
+    /// One address of a pod.
+    pub struct PodIp {
+        pub ip: String,
+    }
+
+    /// The status of one container of a pod.
+    pub struct ContainerStatus {
+        pub name: String,
+        /// For an init container: whether it has completed.
+        pub ready: bool,
+        pub state: ContainerState,
+        pub last_state: ContainerState,
+    }
+
+    /// The state of a container, without details of a container that waits or runs.
+    pub struct ContainerState {
+        pub running: Option<IgnoredAny>,
+        pub terminated: Option<Terminated>,
+    }
+
+    /// The `spec` of a Service.
+    pub struct ServiceSpec {
+        pub ports: Vec<ServicePort>,
+    }
+
+    /// The owner of an object, e.g. the ReplicaSet of a pod.
+    pub struct OwnerReference {
+        pub kind: String,
+        pub uid: String,
+        /// Whether the owner is the object's controller, which replaces a deleted object.
+        pub controller: bool,
+    }
+
+    /// Metadata of a list.
+    pub struct ListMetadata {
+        /// Version from which a watch continues.
+        pub resource_version: String,
+        /// Not empty if the API server returned only a part of the list.
+        #[serde(rename = "continue")]
+        pub continue_token: String,
+    }
 }
