@@ -32,13 +32,14 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use ureq::http::{Method, Request, Response, header};
-use ureq::unversioned::resolver::{DefaultResolver, Resolver};
+pub use ureq::unversioned::resolver::DefaultResolver as SystemResolver;
+use ureq::unversioned::resolver::Resolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent as HttpAgent, Body};
 
 pub use error::{Error, NOT_FOUND, UNAUTHORIZED};
 use kubeconfig::ApiAccess;
-use literal_address::LiteralAddress;
+pub use literal_address::LiteralAddress;
 use tls::Tls;
 use types::ApiStatus;
 
@@ -86,33 +87,18 @@ pub struct Client {
 }
 
 impl Client {
-    /// Prepares a client; sends nothing. Fails if the CA is invalid. Resolves the host of the
-    /// server's URL for each connection.
+    /// Prepares a client; sends nothing. Fails if the CA is invalid. The resolver finds the address
+    /// of the host in the server's URL for each connection.
     ///
     /// `user_agent` appears in the audit log of the API server, e.g. `linkerd-cni`.
-    pub fn new(access: &ApiAccess, user_agent: &str, deadlines: Deadlines) -> Result<Self, Error> {
-        Client::with(access, user_agent, deadlines, DefaultResolver::default)
-    }
-
-    /// Prepares a client that resolves no host names: its requests fail unless the host of the
-    /// server's URL is an IP address. A program that uses only this constructor has no resolver
-    /// in it.
-    pub fn without_resolver(
+    pub fn new<R: Resolver + Default>(
         access: &ApiAccess,
         user_agent: &str,
         deadlines: Deadlines,
     ) -> Result<Self, Error> {
-        Client::with(access, user_agent, deadlines, || LiteralAddress)
-    }
-
-    fn with<R: Resolver>(
-        access: &ApiAccess,
-        user_agent: &str,
-        deadlines: Deadlines,
-        resolver: impl Fn() -> R,
-    ) -> Result<Self, Error> {
-        let builder = || {
-            HttpAgent::config_builder()
+        let tls = Tls::of(access)?;
+        let http = |body, read| {
+            let config = HttpAgent::config_builder()
                 .proxy(None)
                 .max_redirects(0)
                 .http_status_as_error(false)
@@ -124,15 +110,15 @@ impl Client {
                 .timeout_send_request(Some(deadlines.response))
                 .timeout_send_body(Some(deadlines.response))
                 .timeout_recv_response(Some(deadlines.response))
-        };
-        let tls = Tls::of(access)?;
-        let connected = |config| {
+                .timeout_recv_body(body)
+                .timeout_per_read(read)
+                .build();
             let connector = ().chain(TcpConnector::default()).chain(tls.clone());
-            HttpAgent::with_parts(config, connector, resolver())
+            HttpAgent::with_parts(config, connector, R::default())
         };
         Ok(Client {
-            http: connected(builder().timeout_recv_body(Some(deadlines.body)).build()),
-            watch_http: connected(builder().timeout_per_read(Some(deadlines.body)).build()),
+            http: http(Some(deadlines.body), None),
+            watch_http: http(None, Some(deadlines.body)),
             server: access.server.trim_end_matches('/').to_owned(),
             token: access.token.clone(),
         })

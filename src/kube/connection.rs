@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use super::kubeconfig::{self, ApiAccess};
-use super::{Client, Deadlines};
+use super::{Client, Deadlines, SystemResolver};
 
 /// Where address and credential of the API server come from.
 #[derive(Clone, Debug)]
@@ -49,7 +49,7 @@ impl Connection {
         {
             return Ok(client.clone());
         }
-        let client = Client::new(&access, self.user_agent, self.deadlines)?;
+        let client = Client::new::<SystemResolver>(&access, self.user_agent, self.deadlines)?;
         self.current = Some((access, client.clone()));
         Ok(client)
     }

@@ -14,8 +14,8 @@ use ureq::unversioned::transport::NextTimeout;
 
 use super::kubeconfig::ApiAccess;
 
-/// Accepts IP addresses only.
-#[derive(Debug)]
+/// A resolver that accepts IP addresses only: a program with no other has no name resolution in it.
+#[derive(Debug, Default)]
 pub struct LiteralAddress;
 
 impl Resolver for LiteralAddress {

@@ -18,7 +18,7 @@ use crate::kube::kubeconfig::ApiAccess;
 use crate::kube::object_reader::{API_SERVICE, namespace_path};
 use crate::kube::retry::Retry;
 use crate::kube::types::{Namespace, Pod, Service};
-use crate::kube::{self, Client, Deadlines};
+use crate::kube::{self, Client, Deadlines, LiteralAddress};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::{AnotherPod, ClusterLookup, PodFacts, check_identity, facts};
@@ -240,7 +240,7 @@ fn read_access(path: &Path) -> Result<ApiAccess, Error> {
 /// respond to the first.
 fn new_client(access: &ApiAccess, budget: Duration) -> Result<Client, Error> {
     let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
-    Client::without_resolver(access, "linkerd-cni", deadlines)
+    Client::new::<LiteralAddress>(access, "linkerd-cni", deadlines)
         .map_err(|error| kubeconfig_error(&error.to_string()))
 }
 

@@ -3,8 +3,8 @@ use std::collections::VecDeque;
 use testkit::api::{Request, Response, Routes, Server, State};
 
 use super::*;
-use crate::kube::Deadlines;
 use crate::kube::kubeconfig::ApiAccess;
+use crate::kube::{Deadlines, SystemResolver};
 
 const KEY: &str = "linkerd.io/cni-not-ready";
 
@@ -77,7 +77,8 @@ fn a_conflicting_patch_is_repeated_and_nothing_else_is() {
         server.state().0.extend(responses);
         let access =
             ApiAccess { server: format!("http://{}", server.address), ..ApiAccess::default() };
-        let client = Client::new(&access, "test", Deadlines::each(Duration::from_secs(5))).unwrap();
+        let deadlines = Deadlines::each(Duration::from_secs(5));
+        let client = Client::new::<SystemResolver>(&access, "test", deadlines).unwrap();
         let found = remove(&client, "n", KEY, || is_ready).map_err(|error| error.code());
         assert_eq!(found, expected, "{name}");
         let requests = server.received(|_| true);

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, ensure};
 use linkerd2_cni::kube::kubeconfig::{self, ApiAccess};
-use linkerd2_cni::kube::{Client, Deadlines};
+use linkerd2_cni::kube::{Client, Deadlines, SystemResolver};
 use testkit::child::KilledOnDrop;
 
 /// Token of the administrator, in the API server's token file.
@@ -44,7 +44,8 @@ impl ControlPlane {
         let ca = fs::read(pki.join("ca.crt"))?;
         let access = access(port, &ca, ADMIN_TOKEN);
         fs::write(state.join("admin.kubeconfig"), kubeconfig::render(&access))?;
-        let admin = Client::new(&access, "fleet", Deadlines::each(Duration::from_secs(60)))?;
+        let deadlines = Deadlines::each(Duration::from_secs(60));
+        let admin = Client::new::<SystemResolver>(&access, "fleet", deadlines)?;
         let mut control_plane = ControlPlane {
             state: state.to_owned(),
             pki: pki.to_owned(),
