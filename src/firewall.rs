@@ -4,6 +4,7 @@
 //! `legacy` and `plain` run the host's iptables programs. [`IptablesMode`] selects the backends.
 
 mod check;
+mod families;
 mod iptables;
 pub mod native;
 mod unsupported;
@@ -12,11 +13,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::netns::ipv6;
 use crate::redirect::backend::{Backend, IptablesMode};
 use crate::redirect::rules::{self, Verdict};
-use crate::redirect::{Families, Family, Ipv6, Origin, Redirect};
+use crate::redirect::{Family, Origin, Redirect};
 pub use check::{Survey, describe_missing, missing, survey};
+pub use families::families;
 use unsupported::run_for;
 
 /// Time allowed for the programs of all backends of one call together, also if the call is repeated
@@ -89,23 +90,6 @@ impl Error {
             }
             _ => None,
         }
-    }
-}
-
-/// Returns IPv4, and IPv6 if `ipv6` says so. Call this inside the pod's netns, as `auto` looks
-/// for IPv6 there.
-pub fn families(ipv6: Ipv6, previous_has_ipv6: bool) -> Families {
-    match ipv6 {
-        Ipv6::Yes => Families::Both,
-        Ipv6::No => Families::Ipv4,
-        Ipv6::Auto if previous_has_ipv6 => Families::Both,
-        // A pod without IPv6 address may get one after its ADD: by router advertisement, from Multus,
-        // or because the pod sets the sysctl `disable_ipv6` of an interface to 0.
-        Ipv6::Auto => match ipv6::state() {
-            ipv6::State::NotInKernel => Families::Ipv4,
-            ipv6::State::NoGlobalAddress => Families::OptionalIpv6,
-            ipv6::State::GlobalAddress => Families::Both,
-        },
     }
 }
 

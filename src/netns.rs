@@ -3,7 +3,6 @@
 //! A thread enters the netns, runs the code and ends. The other threads stay in their netns, so the
 //! process never has to switch back. Programs that the thread starts inherit the netns.
 
-pub mod ipv6;
 pub mod link;
 
 use std::fs::{File, OpenOptions};
