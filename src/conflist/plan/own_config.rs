@@ -70,8 +70,8 @@ pub fn copy(
         return plan;
     }
     let copied_from = saved.own_configs.get(name).and_then(Option::as_deref);
-    let source = match source(name, foreign, copied_from) {
-        Ok(source) => source,
+    let (source, wanted) = match source(name, foreign, entry, copied_from) {
+        Ok(found) => found,
         Err(Some(why)) => {
             plan.not_chained = Some(why);
             return plan;
@@ -80,13 +80,6 @@ pub fn copy(
             plan.not_chained = Some(no_network_config(foreign));
             let stale = existing.filter(|file| is_own_config(file, saved));
             plan.unchain_steps.extend(stale.map(Step::remove));
-            return plan;
-        }
-    };
-    let wanted = match copy_of(source, entry) {
-        Ok(wanted) => wanted,
-        Err(reason) => {
-            plan.not_chained = Some(format!("{} {reason}", source.name));
             return plan;
         }
     };
@@ -103,7 +96,7 @@ pub fn copy(
     plan
 }
 
-/// Returns the first loadable network config, of which `name` is the copy. A damaged file named
+/// Returns the first loadable network config and its copy, which is called `name`. A damaged file named
 /// `copied_from`, the one copied before, wins if it sorts first: its owner is probably writing it.
 ///
 /// # Errors
@@ -111,11 +104,13 @@ pub fn copy(
 fn source<'f>(
     name: &str,
     foreign: &[&'f ConfigFile],
+    entry: &Entry,
     copied_from: Option<&str>,
-) -> Result<&'f ConfigFile, Option<String>> {
+) -> Result<(&'f ConfigFile, Content), Option<String>> {
     for file in foreign {
         if is_loadable(file) {
-            return Ok(file);
+            let copy = copy_of(file, entry).map(|copy| (*file, copy));
+            return copy.map_err(|reason| Some(format!("{} {reason}", file.name)));
         }
         if let Some(why) = unreadable(file) {
             return Err(Some(why));
