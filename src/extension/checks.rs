@@ -9,10 +9,11 @@ mod pre;
 mod tests;
 
 use super::api::Error;
-use super::facts::{Facts, PreFacts};
+use super::facts::Facts;
 use super::report::{Check, Problem, Severity};
 
 pub use chart::plugin_entry;
+pub use pre::checks as before_install;
 
 /// Headings of the groups of checks.
 const CHART: &str = "linkerd-cni";
@@ -35,10 +36,6 @@ pub fn installed(facts: &Facts) -> Vec<Check> {
         checks.extend(pods::checks(facts));
     }
     checks
-}
-
-pub fn before_install(facts: &PreFacts) -> Vec<Check> {
-    pre::checks(facts)
 }
 
 /// Returns a fact; if it cannot be read, the check warns.

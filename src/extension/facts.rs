@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 use super::agents::{Agent, Asking, DAEMONSET, SELECTOR, agents, joined};
 use super::api::{Api, Error, decode, encoded, find, get, list};
 use super::objects::{AgentDaemonSet, AnyObject, ConfigMap, EventObject, NodeObject};
+use crate::kube::object_reader::namespace_path;
 use crate::kube::types::Pod;
 use crate::repair::stranded::INJECTED_LABEL;
 
@@ -137,10 +138,6 @@ pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<EventO
 
 pub fn config_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps/linkerd-cni-config")
-}
-
-fn namespace_path(namespace: &str) -> String {
-    format!("/api/v1/namespaces/{namespace}")
 }
 
 fn daemonset_path(namespace: &str) -> String {
