@@ -172,7 +172,7 @@ impl Reconciler {
         // pods would start without redirect rules.
         let can_chain = binary.is_ok() && kubeconfig.is_ok();
         let chained = match observed {
-            Ok(observed) => self.install_configs(observed, kept, can_chain, held.is_held()),
+            Ok(observed) => self.install_configs(observed, kept, can_chain, held.is_some()),
             Err(error) => Err(error.to_string()),
         };
         drop(held);

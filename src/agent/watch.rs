@@ -130,17 +130,18 @@ impl Watch {
         let timeout = if self.complete { timeout } else { timeout.min(POLL_PERIOD) };
         let end = Instant::now() + timeout;
         loop {
-            let readable = self.poll(end.saturating_duration_since(Instant::now()))?;
-            if readable.stop {
+            let [stop, woken, changed] =
+                self.poll(end.saturating_duration_since(Instant::now()))?;
+            if stop {
                 return self.stop();
             }
-            match self.drain(readable.changed) {
+            match self.drain(changed) {
                 Change::PluginRemoved => return Ok(None),
                 Change::Other if self.is_urgent() => return Ok(None),
                 Change::Other => return self.settle(),
                 Change::None => {}
             }
-            if readable.woken {
+            if woken {
                 while self.wakes.recv(&mut [0]).is_ok() {}
                 return Ok(None);
             }
@@ -176,11 +177,11 @@ impl Watch {
     fn settle(&self) -> io::Result<Option<Signal>> {
         let end = Instant::now() + SETTLE_TIMEOUT;
         while Instant::now() < end {
-            let readable = self.poll(QUIET)?;
-            if readable.stop {
+            let [stop, _, changed] = self.poll(QUIET)?;
+            if stop {
                 return self.stop();
             }
-            match self.drain(readable.changed) {
+            match self.drain(changed) {
                 Change::Other => {}
                 Change::PluginRemoved | Change::None => break,
             }
@@ -188,7 +189,8 @@ impl Watch {
         Ok(None)
     }
 
-    fn poll(&self, longest: Duration) -> io::Result<Readable> {
+    /// Waits at most for `longest`. Returns which sources have data: signals, wakes, inotify.
+    fn poll(&self, longest: Duration) -> io::Result<[bool; 3]> {
         let fd = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![fd(self.signals.as_fd()), fd(self.wakes.as_fd())];
         let inotify: Option<BorrowedFd<'_>> = self.inotify.as_ref().map(AsFd::as_fd);
@@ -201,11 +203,7 @@ impl Watch {
             Err(errno) => return Err(errno.into()),
         }
         let has_data = |fd: &PollFd<'_>| fd.any().unwrap_or_default();
-        Ok(Readable {
-            stop: fds.first().is_some_and(has_data),
-            woken: fds.get(1).is_some_and(has_data),
-            changed: fds.get(2).is_some_and(has_data),
-        })
+        Ok([0, 1, 2].map(|source| fds.get(source).is_some_and(has_data)))
     }
 
     /// Reads all pending inotify events, if any are `pending`. The agent's own temporary files do
@@ -240,13 +238,6 @@ enum Change {
     /// for, and until the binary is back no pod starts.
     PluginRemoved,
     Other,
-}
-
-/// Which sources of a wait have data.
-struct Readable {
-    stop: bool,
-    woken: bool,
-    changed: bool,
 }
 
 #[cfg(test)]

@@ -27,16 +27,6 @@ const NO_WAIT: Duration = Duration::from_secs(60);
 /// Time between two attempts.
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Held until it is dropped. Empty if the lock cannot be had, as agents also work without it.
-pub struct NodeLock(Option<Flock<File>>);
-
-impl NodeLock {
-    /// Returns whether this agent holds the lock.
-    pub fn is_held(&self) -> bool {
-        self.0.is_some()
-    }
-}
-
 /// Another process holds the lock.
 #[derive(Debug)]
 struct Busy;
@@ -53,13 +43,14 @@ impl NodeLocker {
         NodeLocker { net_dir: net_dir.to_owned(), timed_out: None }
     }
 
-    /// Waits until no other agent holds the lock, at most 2 s, and takes it. Does not wait for a
-    /// minute after a wait that was in vain.
-    pub fn take(&mut self) -> NodeLock {
+    /// Waits until no other agent holds the lock, at most 2 s, and takes it until it is dropped. Does
+    /// not wait for a minute after a wait that was in vain. `None` if the lock cannot be had, as agents
+    /// also work without it.
+    pub fn take(&mut self) -> Option<Flock<File>> {
         self.take_within(WAIT)
     }
 
-    fn take_within(&mut self, longest: Duration) -> NodeLock {
+    fn take_within(&mut self, longest: Duration) -> Option<Flock<File>> {
         let wait = match self.timed_out {
             Some(at) if at.elapsed() < NO_WAIT => Duration::ZERO,
             _ => longest,
@@ -70,7 +61,7 @@ impl NodeLocker {
                 if lock.is_some() && self.timed_out.take().is_some() {
                     info!("{path} can be locked again");
                 }
-                NodeLock(lock)
+                lock
             }
             Err(Busy) => {
                 if self.timed_out.is_none() {
@@ -82,7 +73,7 @@ impl NodeLocker {
                 if self.timed_out.is_none() || wait == longest {
                     self.timed_out = Some(Instant::now());
                 }
-                NodeLock(None)
+                None
             }
         }
     }
@@ -114,7 +105,7 @@ mod tests {
     fn only_one_agent_holds_the_lock_of_a_directory() {
         let dir = tempfile::tempdir().unwrap();
         let held = NodeLocker::new(dir.path()).take();
-        assert!(held.is_held());
+        assert!(held.is_some());
         assert!(lock(dir.path(), Duration::ZERO).is_err());
         drop(held);
         assert!(matches!(lock(dir.path(), Duration::ZERO), Ok(Some(_))));
@@ -125,19 +116,19 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let held = NodeLocker::new(dir.path()).take();
         let mut locker = NodeLocker::new(dir.path());
-        assert!(!locker.take_within(RETRY).is_held());
+        assert!(locker.take_within(RETRY).is_none());
         let first = locker.timed_out.unwrap();
         // Would not end if it waited.
-        assert!(!locker.take_within(Duration::from_secs(3600)).is_held());
+        assert!(locker.take_within(Duration::from_secs(3600)).is_none());
         assert_eq!(locker.timed_out, Some(first));
         drop(held);
-        assert!(locker.take().is_held());
+        assert!(locker.take().is_some());
         assert_eq!(locker.timed_out, None);
     }
 
     #[test]
     fn a_missing_directory_is_not_locked() {
         let dir = tempfile::tempdir().unwrap();
-        assert!(!NodeLocker::new(&dir.path().join("missing")).take().is_held());
+        assert!(NodeLocker::new(&dir.path().join("missing")).take().is_none());
     }
 }
