@@ -40,13 +40,17 @@ fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
     api.end_watches();
     until("a watch from the bookmark", || watched_from("150"));
 
-    api.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "160"}}));
+    // A pod, not a bookmark: its deletion shows that the controller has read the event before the crash.
+    let mut first = stranded("web-0");
+    first["metadata"]["resourceVersion"] = json!("160");
+    api.modify(&first);
+    controller.counts("pods_deleted_total", 1);
     api.crash();
     controller.logs("Cannot watch the pods of this node");
     api.up();
     until("a watch after the restart", || watched_from("160"));
     api.modify(&stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
+    controller.counts("pods_deleted_total", 2);
     assert_eq!(api.lists(), 1);
     assert!(controller.metric("watch_errors_total") >= 1);
     assert_eq!(controller.get("/ready").1, "ready\n");
