@@ -111,9 +111,10 @@ impl Connection {
         self.send(head.as_bytes())
     }
 
-    pub fn send_response(&mut self, code: u16, body: &str) -> Option<()> {
+    pub fn send_response(&mut self, code: u16, body: impl AsRef<[u8]>) -> Option<()> {
+        let body = body.as_ref();
         let head = format!("HTTP/1.1 {code} x\r\nContent-Length: {}\r\n\r\n", body.len());
-        self.send(format!("{head}{body}").as_bytes())
+        self.send(&[head.as_bytes(), body].concat())
     }
 
     /// Sends half of the body and ends the connection.

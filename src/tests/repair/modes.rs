@@ -1,7 +1,6 @@
 //! The repair modes, the wait for the agent and the repair budget, against the fake API
 //! server.
 
-use std::io::{Read as _, Write as _};
 use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -9,6 +8,7 @@ use std::thread;
 
 use serde_json::{Value, json};
 use testkit::api::Fault;
+use testkit::server::Connection;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
@@ -179,14 +179,13 @@ pub fn agent(ready: &Arc<AtomicBool>) -> String {
     let address = listener.local_addr().unwrap().to_string();
     let ready = Arc::clone(ready);
     thread::spawn(move || {
-        for mut stream in listener.incoming().flatten() {
-            let mut request = [0; 1024];
-            let _ = stream.read(&mut request);
-            let answer = match ready.load(Ordering::Relaxed) {
-                true => "HTTP/1.1 200 OK\r\n\r\nready\n",
-                false => "HTTP/1.1 500 Internal Server Error\r\n\r\nnot ready: no binary\n",
+        for stream in listener.incoming().flatten() {
+            let mut connection = Connection::new(stream, None).unwrap();
+            let _ = connection.read_request();
+            let _ = match ready.load(Ordering::Relaxed) {
+                true => connection.send_response(200, "ready\n"),
+                false => connection.send_response(500, "not ready: no binary\n"),
             };
-            let _ = stream.write_all(answer.as_bytes());
         }
     });
     address

@@ -1,7 +1,6 @@
 //! Helm with isolated settings and a local repository named `linkerd`.
 
 use std::fs;
-use std::io::{BufRead as _, BufReader, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
@@ -13,6 +12,7 @@ use linkerd2_cni::VERSION;
 
 use super::pods::{self, kubectl};
 use super::upstream::{self, Program};
+use crate::server::Connection;
 
 /// Namespace of the release, which stays after a test: its deletion takes 5 s.
 pub const NAMESPACE: &str = "linkerd-cni";
@@ -185,27 +185,21 @@ fn serve(directory: PathBuf) -> String {
     let url = format!("http://{}", listener.local_addr().unwrap());
     thread::spawn(move || {
         for stream in listener.incoming().flatten() {
-            let _ = respond(&stream, &directory);
+            let directory = directory.clone();
+            thread::spawn(move || respond(stream, &directory));
         }
     });
     url
 }
 
-fn respond(mut stream: &TcpStream, directory: &Path) -> std::io::Result<()> {
-    let mut lines = BufReader::new(stream).lines();
-    let request = lines.next().transpose()?.unwrap_or_default();
-    for line in lines {
-        if line?.is_empty() {
-            break;
+/// Responds until the client ends the connection.
+fn respond(stream: TcpStream, directory: &Path) -> Option<()> {
+    let mut connection = Connection::new(stream, None)?;
+    loop {
+        let request = connection.read_request()?;
+        match fs::read(directory.join(request.path.trim_start_matches('/'))) {
+            Ok(body) => connection.send_response(200, body)?,
+            Err(_) => connection.send_response(404, "")?,
         }
     }
-    let path = request.split(' ').nth(1).unwrap_or_default();
-    let name = path.trim_start_matches('/');
-    let (status, body) = match fs::read(directory.join(name)) {
-        Ok(body) => ("200 OK", body),
-        Err(_) => ("404 Not Found", Vec::new()),
-    };
-    let length = body.len();
-    write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n")?;
-    stream.write_all(&body)
 }
