@@ -62,8 +62,7 @@ fn rules_that_no_packet_reaches_are_repaired() {
         let whole = node.ruleset();
         node.namespaces.run("nft", &[damage]);
         assert_ne!(node.ruleset(), whole, "{damage}");
-        let controller = node.auditing(&[]);
-        controller.counts("pods_repaired_total", 1);
+        let _controller = node.repaired();
         assert_eq!(node.ruleset(), whole, "{damage}");
     }
 }
@@ -76,8 +75,7 @@ fn a_connection_survives_the_loss_of_the_whole_table() {
     let mut connection = Connection::through(&node);
     connection.exchanges_data();
     node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
-    let controller = node.auditing(&[]);
-    controller.counts("pods_repaired_total", 1);
+    let _controller = node.repaired();
     connection.exchanges_data();
 }
 
@@ -98,8 +96,7 @@ fn rules_of_the_hosts_iptables_are_repaired_only_if_one_is_missing_or_bypassed()
 
         node.namespaces.run("iptables-nft", &[&["-t", "nat"], damage].concat());
         assert_eq!(node.response(), format!("{responder} {}:80", NEIGHBOUR[0]));
-        let controller = node.auditing(&[]);
-        controller.counts("pods_repaired_total", 1);
+        let _controller = node.repaired();
         assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
         let ruleset = node.ruleset();
         assert_eq!(ruleset.matches("redirect to :4140").count(), 1, "{ruleset}");
@@ -128,14 +125,12 @@ fn lost_ipv6_rules_of_a_pod_that_started_with_them_are_repaired() {
     entry["linkerd"]["ipv6"] = json!("auto");
     node.chain(&entry);
     node.namespaces.run("nft", &["flush", "ruleset"]);
-    let controller = node.auditing(&[]);
-    controller.counts("pods_repaired_total", 1);
+    let controller = node.repaired();
     let whole = node.ruleset();
     assert!(whole.contains("table ip6 linkerd-cni"), "{whole}");
     drop(controller);
     node.namespaces.run("nft", &["delete", "table", "ip6", "linkerd-cni"]);
-    let controller = node.auditing(&[]);
-    controller.counts("pods_repaired_total", 1);
+    let _controller = node.repaired();
     assert_eq!(node.ruleset(), whole);
 }
 
@@ -214,20 +209,16 @@ fn an_audit_waits_for_the_disruption_budgets_after_a_deletion_that_only_a_dry_ru
 
 #[test]
 fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
     let mut unowned = running();
     unowned["metadata"]["ownerReferences"] = json!([]);
-    node.knows(&unowned);
+    let node = Node::with(&unowned);
     node.api.state().evict = Answer::Status(201);
     let controller = node.auditing(&["--mode=delete"]);
     controller.counts("pods_skipped_total", 1);
     until("the Event", || node.events().len() == 1);
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
     drop(controller);
-    let repairing = node.auditing(&[]);
-    repairing.counts("pods_repaired_total", 1);
-    drop(repairing);
+    drop(node.repaired());
     let controller = node.auditing(&["--mode=delete"]);
     controller.reaches("audit_pods_complete_total", 2);
     assert_eq!(controller.metric("pods_skipped_total"), 0);

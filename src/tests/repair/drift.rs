@@ -108,15 +108,13 @@ fn a_pod_that_started_before_an_upgrade_gets_its_own_rules_back() {
         let before = node.ruleset();
         node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", jump]);
         node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
-        let controller = node.auditing(&[]);
-        controller.counts("pods_repaired_total", 1);
+        let _controller = node.repaired();
         assert_eq!(node.ruleset(), before);
     }
     let node = meshed("nft");
     node.chain(&upgraded());
     node.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
-    let controller = node.auditing(&[]);
-    controller.counts("pods_repaired_total", 1);
+    let _controller = node.repaired();
     let ruleset = node.ruleset();
     assert!(ruleset.contains("ignore-port-9999") && !ruleset.contains("7777"), "{ruleset}");
     assert!(!ruleset.contains("table ip6 linkerd-cni"), "{ruleset}");
@@ -127,8 +125,7 @@ fn a_pod_without_any_rules_gets_those_of_todays_values() {
     let node = meshed("native");
     node.chain(&upgraded());
     node.namespaces.run("nft", &["flush", "ruleset"]);
-    let controller = node.auditing(&[]);
-    controller.counts("pods_repaired_total", 1);
+    let _controller = node.repaired();
     let ruleset = node.ruleset();
     assert!(ruleset.contains("ignore-port-7777"), "{ruleset}");
     assert!(ruleset.contains("table ip6 linkerd-cni"), "{ruleset}");
@@ -136,11 +133,9 @@ fn a_pod_without_any_rules_gets_those_of_todays_values() {
 
 #[test]
 fn a_pod_whose_validator_fails_with_rules_of_earlier_values_gets_those_of_todays_values() {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
+    let node = Node::with(&waiting());
     add(&node, "native", "9999");
     node.chain(&upgraded());
-    node.knows(&waiting());
     let controller = node.controller(&[]);
     controller.counts("pods_repaired_total", 1);
     assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
@@ -149,13 +144,11 @@ fn a_pod_whose_validator_fails_with_rules_of_earlier_values_gets_those_of_todays
 /// The comments of iptables rules do not tell the UID, and these rules come before the plugin's.
 #[test]
 fn rules_of_the_hosts_iptables_with_an_earlier_uid_do_not_outlive_a_repair() {
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
+    let node = Node::with(&waiting());
     add(&node, "nft", "9999");
     let mut entry = entry("auto");
     entry["linkerd"]["proxy-uid"] = json!(3000);
     node.chain(&entry);
-    node.knows(&waiting());
     let controller = node.controller(&[]);
     controller.counts("pods_repaired_total", 1);
     let ruleset = node.ruleset();
@@ -211,8 +204,7 @@ fn guessed_ipv6_rules_do_not_outlive_the_repair_of_a_pod_without_ipv6() {
         mark_guessed(&node, name);
         let ruleset = |family| node.namespaces.run("nft", &["list", "ruleset", family]);
         assert!(ruleset("ip6").contains("redirect to"), "{name}");
-        let controller = node.auditing(&[]);
-        controller.counts("pods_repaired_total", 1);
+        let _controller = node.repaired();
         assert!(ruleset("ip").contains("redirect to :4140"), "{name}");
         assert!(!ruleset("ip6").contains("redirect to"), "{name}: {}", ruleset("ip6"));
     }
@@ -255,8 +247,7 @@ fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
     drop(controller);
 
     node.namespaces.run("iptables-nft", &["-t", "nat", "-F", "OUTPUT"]);
-    let controller = node.auditing(&[]);
-    controller.counts("pods_repaired_total", 1);
+    let _controller = node.repaired();
     assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
 }
 
@@ -265,11 +256,9 @@ fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
 fn a_pod_with_long_port_lists_is_compared_with_todays_values_only_if_it_started_with_them() {
     let ports: Vec<String> = (0..80).map(|index| (10_000 + 2 * index).to_string()).collect();
     let long = ports.join(",");
-    let node = Node::new();
-    node.cache_cni_result("uid-of-web-1");
     let mut pod = running();
     pod["metadata"]["annotations"]["config.linkerd.io/skip-outbound-ports"] = json!(long);
-    node.knows(&pod);
+    let node = Node::with(&pod);
     add(&node, "native", &long);
     let before = node.ruleset();
     let delete = |table: &str| {
@@ -280,8 +269,7 @@ fn a_pod_with_long_port_lists_is_compared_with_todays_values_only_if_it_started_
         node.namespaces.run("sh", &["-c", &script]);
     };
     delete("linkerd-cni");
-    let controller = node.auditing(&[]);
-    controller.counts("pods_repaired_total", 1);
+    let controller = node.repaired();
     assert_eq!(node.ruleset(), before);
     drop(controller);
 

@@ -48,29 +48,23 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
 }
 
 #[test]
-fn a_netns_without_the_pods_address_is_not_changed() {
-    let node = Node::new();
-    // A cached result that an earlier pod left behind.
-    node.cache_cni_result("uid-of-web-1");
-    let mut pod = waiting();
-    pod["status"]["podIPs"][0]["ip"] = json!("10.99.0.77");
-    node.knows(&pod);
-    let controller = node.controller(&[]);
-    controller.counts("repair_errors_total", 1);
-    controller.logs("has the pod's address");
-    assert_eq!(node.ruleset(), "");
-}
-
-#[test]
-fn a_netns_that_belongs_to_another_pod_is_not_changed_although_it_has_the_pods_address() {
-    let node = Node::new();
-    // The address belongs to another pod now, and the API server's status is stale.
-    node.cache_cni_result("uid-of-web-2");
-    node.knows(&waiting());
-    let controller = node.controller(&[]);
-    controller.counts("repair_errors_total", 1);
-    controller.logs("is in another pod's network namespace");
-    assert_eq!(node.ruleset(), "");
+fn a_netns_without_the_pods_address_or_of_another_pod_is_not_changed() {
+    for (uid, address, why) in [
+        // A cached result that an earlier pod left behind.
+        ("uid-of-web-1", "10.99.0.77", "has the pod's address"),
+        // The address belongs to another pod now, and the API server's status is stale.
+        ("uid-of-web-2", POD[0], "is in another pod's network namespace"),
+    ] {
+        let node = Node::new();
+        node.cache_cni_result(uid);
+        let mut pod = waiting();
+        pod["status"]["podIPs"][0]["ip"] = json!(address);
+        node.knows(&pod);
+        let controller = node.controller(&[]);
+        controller.counts("repair_errors_total", 1);
+        controller.logs(why);
+        assert_eq!(node.ruleset(), "", "{why}");
+    }
 }
 
 #[test]
@@ -95,8 +89,7 @@ fn the_mirror_pod_of_a_static_pod_is_repaired_in_place() {
         // The runtime knows the static pod by the UID that kubelet gave it.
         node.cache_cni_result("static-uid");
         node.knows(&pod);
-        let controller = node.auditing(&[]);
-        controller.counts("pods_repaired_total", 1);
+        let _controller = node.repaired();
         assert!(node.ruleset().contains("redirect to :4140"));
     }
 }

@@ -100,6 +100,13 @@ impl Node {
         self.controller(&[&["--audit-seconds=1"], arguments].concat())
     }
 
+    /// Starts the same, and waits until one pod is repaired.
+    pub fn repaired(&self) -> Controller {
+        let controller = self.auditing(&[]);
+        controller.counts("pods_repaired_total", 1);
+        controller
+    }
+
     pub fn ruleset(&self) -> String {
         self.namespaces.run("nft", &["list", "ruleset"])
     }

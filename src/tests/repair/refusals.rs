@@ -1,12 +1,10 @@
 //! Mode `delete` where the API server rejects evictions: no refusal leads to a deletion.
 
-use serde_json::json;
-
 use crate::api::{Answer, Api, NOT_PERMITTED, ONLY_DRY_RUNS};
 use crate::controller::Controller;
 use crate::node::{Node, running};
+use crate::stranded;
 use crate::until::until;
-use crate::{path, stranded};
 
 const WEBHOOK: &str = r#"admission webhook "pods.example.com" denied the request: pods "web-1" is forbidden: User "a" cannot create resource "pods/eviction""#;
 const POLICY: &str = r#"pods "web-1" is forbidden: ValidatingAdmissionPolicy 'pods' with binding 'pods' denied request: linkerd-cni may evict pods only in dry runs"#;
@@ -55,14 +53,4 @@ fn a_running_pod_is_not_deleted_if_its_eviction_or_the_dry_run_is_refused() {
         assert_eq!(controller.metric("pods_skipped_total"), 1, "reported once: {evict}");
         assert_eq!(controller.metric("pods_deleted_total"), 0);
     }
-}
-
-#[test]
-fn a_stranded_pod_is_deleted_where_the_account_has_no_permission_to_evict() {
-    let (api, controller) = Controller::watched();
-    api.modify(&stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
-    assert_eq!(api.deleted(), [path("web-1")]);
-    let deletion = &api.received(|request| request.method == "DELETE")[0].body;
-    assert_eq!(deletion["preconditions"], json!({"uid": "uid-of-web-1", "resourceVersion": "101"}));
 }
