@@ -213,6 +213,7 @@ pub fn status() -> Value {
         "conflist": "10-calico.conflist",
         "tokenExpires": NOW + 86_400,
         "problems": {},
+        "podCopy": {"published": 4, "kept": true},
         "adds": {"copy": 4, "request": 1},
         "redirects": {"native": 3},
     })

@@ -51,6 +51,7 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
     checks.extend([
         check("token", "the plugin's token is valid on each node", tokens(&bodies, facts.now)),
         check("contention", "no other program overwrites the agents' files", contention(&bodies)),
+        check("pod-copy", "the agents know the pods of their nodes", copies(&bodies)),
         check("plugin-calls", &succeed, calls(&bodies)),
     ]);
     checks
@@ -159,6 +160,16 @@ fn contention(bodies: &[(&str, &StatusBody)]) -> Verdict {
     let contended = bodies.iter().filter(|(_, body)| !body.contended.is_empty());
     let nodes = contended.map(|(node, body)| format!("{node}: {}", body.contended.join("; ")));
     Severity::Warning.if_any("nodes with contention", &nodes.collect::<Vec<_>>())
+}
+
+/// Warns of nodes on which the plugin has to ask the API server. A node without a cause is starting.
+fn copies(bodies: &[(&str, &StatusBody)]) -> Verdict {
+    let unkept = bodies.iter().filter_map(|(node, body)| {
+        let copy = body.pod_copy.as_ref().filter(|copy| !copy.kept)?;
+        Some(format!("{node}: {}", copy.problem.as_ref()?))
+    });
+    let summary = "nodes on which the plugin sends API requests for pods that start";
+    Severity::Warning.if_any(summary, &unkept.collect::<Vec<_>>())
 }
 
 /// Returns which backends redirected pods since the agents started.

@@ -45,6 +45,7 @@ fn faults() -> Vec<Fault> {
     contention["problems"] = json!({"kubeconfig": "unrelated"});
     contention["contended"] =
         json!(["network config: x keeps being overwritten by another writer: stop that writer"]);
+    let unkept = json!({"published": 0, "kept": false, "problem": "HTTP 403: pods is forbidden"});
     vec![
         ("no DaemonSet", DAEMONSET, "", Value::Null),
         ("no right to read the DaemonSet", DAEMONSET, "", json!(403)),
@@ -77,6 +78,7 @@ fn faults() -> Vec<Fault> {
             json!({"TokenRequest": "HTTP 403: denied"}),
         ),
         ("contention and another problem", STATUS_1, "", contention),
+        ("pods that cannot be watched", STATUS_1, "/podCopy", unkept),
         ("failed plugin calls", STATUS_1, "/failures", json!({"101": 2})),
         ("containers with the proxy's user", STATUS_1, "/exemptContainers", json!(2)),
         ("IPv6 of proxies that listen on IPv4 only", STATUS_1, "/ipv6Bypass", json!(2)),
