@@ -60,13 +60,35 @@ pub struct RecordSocket {
 #[derive(Default)]
 struct State {
     stopped: bool,
-    socket: Option<Arc<UnixDatagram>>,
-    /// Device and inode of the socket's file, which show whether another agent replaced it.
-    file: Option<(u64, u64)>,
+    own: Option<Bound>,
     /// The socket that this agent took over at `net_dir_path`. No plugin sends to it.
-    taken: Option<(UnixDatagram, Option<(u64, u64)>)>,
+    taken: Option<Bound>,
     /// Keys of the plugin entry about which the agent's pod already has an Event.
     reported: BTreeSet<&'static str>,
+}
+
+/// A socket that this agent has bound.
+struct Bound {
+    path: PathBuf,
+    socket: Arc<UnixDatagram>,
+    /// Device and inode of the socket's file, which show whether another agent replaced it.
+    file: Option<(u64, u64)>,
+}
+
+impl Bound {
+    fn bind(path: &Path) -> Result<Bound, files::Error> {
+        let socket = Arc::new(files::bind_socket(path, CHECK_INTERVAL)?);
+        Ok(Bound { path: path.to_owned(), socket, file: identity(path) })
+    }
+
+    fn is_in_place(&self) -> bool {
+        self.file == identity(&self.path)
+    }
+
+    /// Whether the path leads to a socket that another process reads.
+    fn is_replaced(&self) -> bool {
+        self.file.is_some() && !self.is_in_place() && is_read(&self.path)
+    }
 }
 
 impl RecordSocket {
@@ -92,8 +114,11 @@ impl RecordSocket {
         });
         // Binds before the first reconcile pass, so that an older agent sees this agent before it
         // can overwrite this agent's files. The thread retries and reports a failure.
-        let _ = receiver.bind(&mut receiver.state());
-        receiver.take_over();
+        let own = Bound::bind(&receiver.path).ok();
+        // Takes over the socket of an agent without a run dir that runs on this node.
+        let other = receiver.net_dir_path.as_ref().filter(|path| is_read(path));
+        let taken = other.and_then(|path| Bound::bind(path).ok());
+        *receiver.state() = State { own, taken, ..State::default() };
         let own = Arc::clone(&receiver);
         thread::Builder::new().name("records".into()).stack_size(STACK).spawn(move || own.run())?;
         Ok(receiver)
@@ -103,21 +128,10 @@ impl RecordSocket {
     pub fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
-        let own = state.file.filter(|file| Some(*file) == identity(&self.path)).map(|_| &self.path);
-        let taken = state.taken.as_ref().zip(self.net_dir_path.as_ref());
-        let taken = taken.filter(|((_, file), path)| *file == identity(path)).map(|(_, path)| path);
-        for path in own.into_iter().chain(taken) {
-            if let Err(error) = files::remove(path) {
+        for bound in state.own.iter().chain(&state.taken).filter(|bound| bound.is_in_place()) {
+            if let Err(error) = files::remove(&bound.path) {
                 warn!("{error}");
             }
-        }
-    }
-
-    /// Takes over the socket of an agent without a run dir that runs on this node.
-    fn take_over(&self) {
-        if let Some(path) = self.net_dir_path.as_ref().filter(|path| is_read(path)) {
-            let socket = files::bind_socket(path, CHECK_INTERVAL);
-            self.state().taken = socket.ok().map(|socket| (socket, identity(path)));
         }
     }
 
@@ -173,14 +187,10 @@ impl RecordSocket {
     /// path leads to a socket that another process reads.
     pub fn newer_agent_runs(&self) -> bool {
         let state = self.state();
-        let taken = state.taken.as_ref().and_then(|(_, file)| *file);
+        let taken = state.taken.as_ref().and_then(|taken| taken.file);
         let in_net_dir = self.net_dir_path.as_ref();
-        self.is_replaced(&state)
+        state.own.as_ref().is_some_and(Bound::is_replaced)
             || in_net_dir.is_some_and(|path| identity(path) != taken && is_read(path))
-    }
-
-    fn is_replaced(&self, state: &State) -> bool {
-        state.file.is_some() && state.file != identity(&self.path) && is_read(&self.path)
     }
 
     /// Returns the socket, and recreates it if its path is missing or leads to a socket that no
@@ -190,21 +200,12 @@ impl RecordSocket {
         if state.stopped {
             return Ok(None);
         }
-        let is_right = state.socket.is_some() && state.file == identity(&self.path);
-        if !is_right && !self.is_replaced(&state) {
-            self.bind(&mut state)?;
+        if !state.own.as_ref().is_some_and(|own| own.is_in_place() || own.is_replaced()) {
+            state.own = Some(Bound::bind(&self.path)?);
             // The reconciler may have yielded to the agent whose socket this one replaces.
             self.waker.wake();
         }
-        Ok(state.socket.clone())
-    }
-
-    fn bind(&self, state: &mut State) -> Result<(), files::Error> {
-        state.socket = None;
-        state.file = None;
-        state.socket = Some(Arc::new(files::bind_socket(&self.path, CHECK_INTERVAL)?));
-        state.file = identity(&self.path);
-        Ok(())
+        Ok(state.own.as_ref().map(|own| Arc::clone(&own.socket)))
     }
 
     /// Counts, logs and reports one record.
