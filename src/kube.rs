@@ -9,6 +9,7 @@
 //!
 //! Use it before entering a pod's netns: its connections need the host's netns.
 
+pub mod claims;
 pub mod connection;
 mod error;
 pub mod event;

@@ -6,7 +6,6 @@
 //! The thread stores its results in the state that the reconciler reads, and wakes the reconciler
 //! when the state changes.
 
-pub mod claims;
 mod event_posting;
 pub mod event_queue;
 pub mod history;
@@ -28,9 +27,9 @@ use super::watch::Waker;
 use crate::deadline::run_within;
 use crate::files;
 use crate::kube::Deadlines;
+use crate::kube::claims::Claims;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::kubeconfig;
-use claims::Claims;
 use event_queue::{Event, EventQueue};
 use history::History;
 pub use schedule::CHECK_PERIOD;
@@ -286,6 +285,6 @@ fn adopt(settings: &Settings, now: SystemTime) -> Option<(Token, Duration)> {
     let end = claims.expiry()?;
     let left = end.duration_since(now).ok()?;
     let token = Token { text, end, revoked: false };
-    (claims.sub == format!("system:serviceaccount:{namespace}:{account}"))
+    (claims.account() == Some((&*namespace, account)))
         .then_some((token, schedule::first_renewal(until_half_life, left)))
 }

@@ -17,7 +17,6 @@ use std::time::{Instant, UNIX_EPOCH};
 use tracing::info;
 
 use super::api::ApiHandle;
-use super::api::claims::Claims;
 use super::api::event_queue::Event;
 use super::contention::{ContendedFile, Contention};
 use super::credential;
@@ -32,6 +31,7 @@ use super::upstream_kubeconfig::UpstreamKubeconfig;
 use super::yielding::{OtherAgent, Yielding};
 use crate::conflist::{Entry, PLUGIN};
 use crate::files;
+use crate::kube::claims::Claims;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::binaries::Binaries;
 use crate::node::lock::NodeLocker;

@@ -13,6 +13,7 @@ use crate::cni::Error;
 use crate::cni::args::PodRef;
 use crate::deadline::{self, Deadline, NoResult};
 use crate::failure::Failure;
+use crate::kube::claims::Claims;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
 use crate::kube::object_reader::{API_SERVICE, namespace_path};
@@ -22,6 +23,7 @@ use crate::kube::{self, Client, Deadlines, LiteralAddress};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::{AnotherPod, ClusterLookup, PodFacts, check_identity, facts};
+use crate::pod::skip::{PodFilter, SkipReason};
 use crate::quote::quote;
 
 /// Pause after the first failed request, and longest pause between two requests.
@@ -88,13 +90,21 @@ pub fn run_within<T: Send + 'static>(
 /// Sends one request for the pod, one for its namespace if the namespace's annotations may apply,
 /// and one for the API server's Service if the pod belongs to the control plane. `progress` counts
 /// them. Fails with [`Failure::PodReplaced`] if another pod has taken the pod's name.
+///
+/// Sends none for a pod of the agent, whose namespace the token names: upstream's manifests do not set
+/// `agent-namespace` in the plugin entry, and the token may be rejected until that pod has started.
 pub fn fetch_facts(
     pod: &PodRef,
+    filter: &PodFilter,
     kubeconfig: &Path,
     budget: Duration,
     progress: Arc<Progress>,
 ) -> Result<Decision<PodFacts>, Error> {
     let mut api = Api::open(kubeconfig, budget, pod, progress)?;
+    let claims = api.access.token.as_deref().and_then(Claims::read).unwrap_or_default();
+    if claims.account().is_some_and(|(namespace, _)| filter.is_agent_pod(pod, namespace)) {
+        return Ok(Decision::Skip(SkipReason::AgentPod));
+    }
     let PodRef { namespace, name, .. } = pod;
     let found: Pod =
         api.get(&format!("pod {pod}"), &format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;

@@ -169,9 +169,10 @@ fn fetch(
 ) -> Result<Decision<PodFacts>, Error> {
     let progress = Arc::new(api::Progress::default());
     let shared = Arc::clone(&progress);
-    let (target, kubeconfig) = (pod.clone(), config.kubeconfig.clone());
+    let (target, filter) = (pod.clone(), config.filter.clone());
+    let kubeconfig = config.kubeconfig.clone();
     let facts = api::run_within(budget, pod, &progress, move || {
-        api::fetch_facts(&target, &kubeconfig, budget, shared)
+        api::fetch_facts(&target, &filter, &kubeconfig, budget, shared)
     });
     record.requests = progress.requests.load(Ordering::Relaxed);
     record.retries = progress.retries.load(Ordering::Relaxed);

@@ -68,7 +68,7 @@ impl SkipReason {
 }
 
 /// The settings of the plugin entry that skip pods by their names.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PodFilter {
     /// Pods in these namespaces are never redirected.
     pub exclude_namespaces: Vec<String>,
@@ -85,16 +85,16 @@ impl PodFilter {
         if self.exclude_namespaces.contains(&pod.namespace) {
             return Some(SkipReason::ExcludedNamespace);
         }
-        self.is_agent_pod(pod).then_some(SkipReason::AgentPod)
+        self.is_agent_pod(pod, &self.agent_namespace).then_some(SkipReason::AgentPod)
     }
 
-    /// Whether the pod belongs to the agent's DaemonSet, by its namespace and name. The suffix that
+    /// Whether the pod belongs to the agent's DaemonSet in `namespace`, by its name. The suffix that
     /// a DaemonSet gives its pods has no dash. In the name of a pod of a Deployment `linkerd-cni-web`,
     /// the part after `linkerd-cni-` has dashes.
-    fn is_agent_pod(&self, pod: &PodRef) -> bool {
+    pub fn is_agent_pod(&self, pod: &PodRef, namespace: &str) -> bool {
         let suffix =
             pod.name.strip_prefix(&self.agent_daemonset).and_then(|rest| rest.strip_prefix('-'));
-        pod.namespace == self.agent_namespace
+        pod.namespace == namespace
             && suffix.is_some_and(|suffix| !suffix.is_empty() && !suffix.contains('-'))
     }
 }

@@ -5,11 +5,11 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, info, warn};
 
-use super::claims::Claims;
 use super::event_queue::Event;
 use super::{ApiHandle, USER_AGENT, namespace};
 use crate::agent::settings::Settings;
 use crate::backoff::between;
+use crate::kube::claims::Claims;
 use crate::kube::connection::{Connection, Error};
 use crate::kube::event::{self, Regarding, Reporter};
 

@@ -3,8 +3,9 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::agent::api::history::History;
-use crate::agent::api::{self, USER_AGENT, claims::Claims};
+use crate::agent::api::{self, USER_AGENT};
 use crate::agent::settings::Settings;
+use crate::kube::claims::Claims;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::{DaemonSet, Node};

@@ -1,7 +1,12 @@
 //! Which pods are skipped, which cause API requests, and which settings apply to a meshed pod.
 
+use std::fs;
+
+use base64::Engine as _;
+use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
+use super::api::TOKEN;
 use super::namespaces::{NEIGHBOUR, Namespaces};
 use super::{POD_PATH, Scene, UID, UNMESHED, listen, record_socket};
 
@@ -62,6 +67,18 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_r
         skipped.run().succeeded();
     }
     assert!(scene.api.requests().is_empty(), "{:?}", scene.api.requests());
+
+    // Recognized by the namespace of the token: upstream's manifests do not set `agent-namespace`.
+    let claims = json!({"sub": "system:serviceaccount:mesh:linkerd-cni"}).to_string();
+    let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims));
+    let by_token = |namespace| {
+        let call = add(namespace);
+        fs::write(call.kubeconfig(), api.kubeconfig().replace(TOKEN, &token)).unwrap();
+        call.run()
+    };
+    by_token("mesh").succeeded();
+    assert!(api.requests().is_empty(), "{:?}", api.requests());
+    by_token("ns").failed(102, "");
 
     for failing in
         [add("mesh"), add("mesh").annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}))]

@@ -8,9 +8,9 @@ use serde_json::json;
 use tracing::info;
 
 use super::{Worker, retry_after};
-use crate::agent::api::claims::Claims;
 use crate::agent::api::token::{self, Token, TokenRequestResults};
 use crate::agent::api::{NO_NAMESPACE, namespace};
+use crate::kube::claims::Claims;
 
 /// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
 const LONGEST_TOKEN: usize = 12 << 10;

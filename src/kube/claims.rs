@@ -1,7 +1,7 @@
 //! Decodes the claims of a ServiceAccount token. Pure.
 //!
-//! The signature is not verified. The claims only decide when to renew a token and which UID an
-//! Event names; whether a token is valid is for the API server to decide.
+//! The signature is not verified. The claims only decide when to renew a token, which UID an
+//! Event names, and which pods are the agent's; whether a token is valid is for the API server to decide.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -9,12 +9,12 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64URL;
 use serde::Deserialize;
 
-/// The claims that the agent uses.
+/// The claims that agent and plugin use.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Claims {
     /// The user name: `system:serviceaccount:<namespace>:<name>`.
-    pub sub: String,
+    sub: String,
     /// When the token expires, in seconds since 1970.
     exp: u64,
     /// When the token was issued, in seconds since 1970.
@@ -42,6 +42,11 @@ impl Claims {
     pub fn read(token: &str) -> Option<Claims> {
         let payload = token.split('.').nth(1)?;
         serde_json::from_slice(&BASE64URL.decode(payload).ok()?).ok()
+    }
+
+    /// Namespace and name of the ServiceAccount.
+    pub fn account(&self) -> Option<(&str, &str)> {
+        self.sub.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
 
     /// When the token expires; `None` if it never does, as a token from a Secret.
@@ -78,7 +83,7 @@ mod tests {
         let payload = r#"{"sub":"system:serviceaccount:ns:a","iat":1000,"exp":2000,
             "kubernetes.io":{"namespace":"ns","pod":{"name":"p","uid":"u"}},"aud":["x"]}"#;
         let claims = Claims::read(&token(payload)).unwrap();
-        assert_eq!(claims.sub, "system:serviceaccount:ns:a");
+        assert_eq!(claims.account(), Some(("ns", "a")));
         assert_eq!(claims.kubernetes.pod.uid, "u");
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         for (now, left) in
