@@ -1,11 +1,10 @@
-//! Renders the plugin entry that the agent chains, from the chart's template and the settings.
+//! Renders the plugin entry that the agent chains, from the chart's template.
 
 use std::fs;
 use std::io;
 use std::path::PathBuf;
 
-use super::api;
-use super::settings::{self, EntryTemplate, Settings};
+use super::settings::{EntryTemplate, Settings};
 use crate::conflist;
 use crate::conflist::Entry;
 
@@ -45,21 +44,6 @@ pub fn render(settings: &Settings) -> Result<Entry, Error> {
         },
         EntryTemplate::None => return Err(Error::Missing),
     };
-    let entry = Entry::new(&text, &settings.node.kubeconfig_on_host)
-        .map_err(|source| Error::Invalid { origin, source })?;
-    Ok(with_agent_identity(entry, settings))
-}
-
-/// Adds the agent's namespace and DaemonSet to `entry`. The plugin recognizes the agent's own
-/// pods by them and never redirects them: the agent must be able to start while the plugin's
-/// credential is invalid. The template of upstream's chart has neither.
-fn with_agent_identity(entry: Entry, settings: &Settings) -> Entry {
-    let entry = match api::namespace(settings) {
-        Some(namespace) => entry.with_setting("agent-namespace", &namespace),
-        None => entry,
-    };
-    match &*settings.daemonset {
-        settings::DEFAULT_DAEMONSET => entry,
-        daemonset => entry.with_setting("agent-daemonset", daemonset),
-    }
+    Entry::new(&text, &settings.node.kubeconfig_on_host)
+        .map_err(|source| Error::Invalid { origin, source })
 }

@@ -150,6 +150,9 @@ impl Reconciler {
         let held = self.node_lock.take();
         let observed = observe(&self.settings.node);
         let configs = observed.as_ref().map_or(&[][..], |observed| &observed.configs);
+        // Upstream's agent writes its kubeconfig before its plugin entry.
+        let kubeconfig = self.settings.node.kubeconfig();
+        self.entry.set_exact(self.upstream_kubeconfig.remember(&kubeconfig));
         let kept = self.kept_files(configs);
         // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
         // kubeconfig has an address, which both can use.

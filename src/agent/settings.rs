@@ -20,10 +20,6 @@ use crate::node::settings::NodeSettings;
 use crate::pod_copy::RUN_DIR_VARIABLE;
 use parse::{address, api_host, api_port, file_name, flag, join, seconds};
 
-/// Name of the agent's DaemonSet in upstream's chart and in this project's, independent of the
-/// release name.
-pub const DEFAULT_DAEMONSET: &str = "linkerd-cni";
-
 /// Why a setting is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
@@ -191,7 +187,8 @@ impl Settings {
             resync: env.seconds("LINKERD_CNI_RESYNC_SECONDS", 30)?,
             namespace: env.text("LINKERD_CNI_NAMESPACE"),
             pod_name: env.text("LINKERD_CNI_POD_NAME"),
-            daemonset: env.text_or("LINKERD_CNI_DAEMONSET", DEFAULT_DAEMONSET),
+            // The name in upstream's chart and in this project's, whatever the release is called.
+            daemonset: env.text_or("LINKERD_CNI_DAEMONSET", "linkerd-cni"),
             // The default of Kubernetes. Upstream's chart does not change it.
             termination_grace: env.seconds("LINKERD_CNI_TERMINATION_GRACE_SECONDS", 30)?,
             plugin_account: env.text("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),

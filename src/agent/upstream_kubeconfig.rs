@@ -15,7 +15,7 @@ use tracing::info;
 use crate::files;
 use crate::files::FileAccess;
 
-/// The last upstream kubeconfig that this agent overwrote, and the text that replaced it.
+/// The last upstream kubeconfig on the node, and the text of this agent that replaced it.
 #[derive(Default)]
 pub struct UpstreamKubeconfig {
     saved: Option<(Vec<u8>, FileAccess)>,
@@ -23,14 +23,20 @@ pub struct UpstreamKubeconfig {
 }
 
 impl UpstreamKubeconfig {
-    /// Remembers the kubeconfig at `path`, if an upstream agent wrote it, before this agent
-    /// writes `text` there.
-    pub fn before_write(&mut self, path: &Path, text: &str) {
-        if let Ok((bytes, access)) = files::read(path)
-            && is_upstream(&bytes)
-        {
-            self.saved = Some((bytes, access));
+    /// Remembers the kubeconfig at `path` if an upstream agent wrote it. Returns whether an upstream
+    /// agent may run: it removes its kubeconfig when it ends.
+    pub fn remember(&mut self, path: &Path) -> bool {
+        match files::read(path) {
+            Ok((bytes, access)) if is_upstream(&bytes) => self.saved = Some((bytes, access)),
+            Err(error) if error.is_missing() => self.saved = None,
+            _ => {}
         }
+        self.saved.is_some()
+    }
+
+    /// Remembers the kubeconfig at `path` before this agent writes `text` there.
+    pub fn before_write(&mut self, path: &Path, text: &str) {
+        self.remember(path);
         text.clone_into(&mut self.written);
     }
 

@@ -91,7 +91,7 @@ impl Yielding {
             self.tried = None;
             return None;
         };
-        if entry.value() == own.value() {
+        if own.is(entry.text()) {
             self.was_chained = true;
             self.until = None;
             return None;
@@ -100,10 +100,11 @@ impl Yielding {
             return None;
         }
         if newer_agent_runs {
+            self.was_chained = false;
             return Some((OtherAgent::Newer, entry));
         }
         // An older agent of this project yields to this one.
-        if !is_upstreams(&entry) {
+        if !may_be_upstreams(&entry, own) {
             return None;
         }
         if std::mem::take(&mut self.was_chained) {
@@ -147,7 +148,7 @@ pub fn usable_entry_is_installed(
         && plan::chained(mode, found).is_none();
     !is_other_called
         && installed_entry(kubeconfig, found)
-            .is_some_and(|entry| entry.value() == own.value() || is_usable(&entry, kubeconfig))
+            .is_some_and(|entry| own.is(entry.text()) || is_usable(&entry, kubeconfig))
 }
 
 /// Returns the plugin entry in use among the network configs `found`.
@@ -155,20 +156,22 @@ fn installed_entry(kubeconfig: &str, found: &[ConfigFile]) -> Option<Entry> {
     Entry::new(plan::installed(found)?.plugin_entry()?.text, kubeconfig).ok()
 }
 
-/// Returns whether an upstream agent wrote a plugin entry in one of the network configs `found`, other
-/// than `own`. Such an entry is either younger than one pass, or this agent yields to it. In both cases
-/// an upstream agent probably runs.
+/// Returns whether an upstream agent may have written a plugin entry in one of the network configs
+/// `found`, other than `own`. Such an entry is either younger than one pass, or this agent yields to it.
+/// In both cases an upstream agent probably runs.
 pub fn is_chained_by_upstream(found: &[ConfigFile], own: &Entry) -> bool {
     let entries = found.iter().filter_map(ConfigFile::plugin_entry);
     entries
         .filter_map(|entry| Entry::new(entry.text, "").ok())
-        .any(|entry| entry.value() != own.value() && is_upstreams(&entry))
+        .any(|entry| !own.is(entry.text()) && may_be_upstreams(&entry, own))
 }
 
-/// Returns whether upstream's agent wrote the plugin `entry`: agents of this project set
-/// `agent-namespace`.
-fn is_upstreams(entry: &Entry) -> bool {
-    entry.value()["linkerd"]["agent-namespace"].is_null()
+/// Returns whether an upstream agent may have written the plugin `entry`. This project's chart sets
+/// `agent-namespace`. Under upstream's manifests, only a kubeconfig of upstream's agent shows that
+/// there was one; [`Entry::set_exact`] says so.
+fn may_be_upstreams(entry: &Entry, own: &Entry) -> bool {
+    let is_of_chart = |entry: &Entry| !entry.value()["linkerd"]["agent-namespace"].is_null();
+    !is_of_chart(entry) && (is_of_chart(own) || own.is_exact())
 }
 
 /// Returns whether the plugin works with the `entry`: it accepts the settings, and finds the kubeconfig
@@ -244,13 +247,18 @@ mod tests {
         assert!(!yielding.is_trying(now));
     }
 
+    /// Under this project's chart, and under upstream's manifests after an upstream agent.
     #[test]
     fn the_entry_of_a_project_agent_stays_in_use_only_while_a_newer_agent_runs() {
-        let other = entry(2, Some("ns"));
-        let (mut yielding, now) = (Yielding::new(PERIOD), Instant::now());
-        for newer in [false, true, false, false, true] {
-            let chosen = choose(&mut yielding, &[&other], newer, now);
-            assert_eq!(chosen, newer.then_some(OtherAgent::Newer));
+        for namespace in [Some("ns"), None] {
+            let mut own = Entry::new(&entry(1, namespace).to_string(), "").unwrap();
+            own.set_exact(namespace.is_none());
+            let found = found(&[&entry(2, namespace)]);
+            let (mut yielding, now) = (Yielding::new(PERIOD), Instant::now());
+            for newer in [false, true, false, true] {
+                let chosen = yielding.choose(&own, KUBECONFIG, &found, newer, now);
+                assert_eq!(chosen.map(|(other, _)| other), newer.then_some(OtherAgent::Newer));
+            }
         }
     }
 
@@ -302,17 +310,25 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_entry_without_agent_namespace_is_upstreams() {
-        let (own, upstream) = (entry(1, None), entry(2, None));
-        let own_entry = Entry::new(&own.to_string(), "").unwrap();
-        for (installed, expected) in [
-            (&own, false),
-            (&upstream, true),
-            (&entry(2, Some("x")), false),
-            (&json!({"type": "portmap"}), false),
+    fn a_plugin_entry_without_agent_namespace_may_be_upstreams_if_the_own_has_it_or_upstream_was_there()
+     {
+        let with = |namespace| entry(1, namespace);
+        for (own, is_exact, installed, expected) in [
+            (with(Some("x")), false, entry(2, None), true),
+            (with(Some("x")), true, entry(2, Some("y")), false),
+            (with(Some("x")), true, with(Some("x")), false),
+            (with(None), false, entry(2, None), false),
+            (with(None), true, entry(2, None), true),
+            (with(None), true, with(None), false),
+            (with(None), true, json!({"type": "portmap"}), false),
         ] {
-            let found = found(&[installed]);
-            assert_eq!(is_chained_by_upstream(&found, &own_entry), expected, "{installed}");
+            let mut own = Entry::new(&own.to_string(), "").unwrap();
+            own.set_exact(is_exact);
+            assert_eq!(
+                is_chained_by_upstream(&found(&[&installed]), &own),
+                expected,
+                "{installed}"
+            );
         }
     }
 }

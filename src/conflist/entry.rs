@@ -3,7 +3,7 @@
 use serde_json::Value;
 
 use super::PLUGIN;
-use super::borrowed_object::{BorrowedObject, span};
+use super::borrowed_object::BorrowedObject;
 use super::error::{Error, syntax};
 
 /// Placeholder in the template for the kubeconfig's path on the host.
@@ -13,15 +13,13 @@ pub const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
 /// and whose result may lack an address. The plugin has no address to return.
 const VERSION: &str = "0.3.1";
 
-/// Member of the plugin entry that holds the plugin's own settings.
-const SETTINGS: &str = "linkerd";
-
-/// The plugin entry to chain: the chart's template, verbatim except for the kubeconfig's path and
-/// the settings that [`Entry::with_setting`] adds.
+/// The plugin entry to chain: the chart's template, verbatim except for the kubeconfig's path. Upstream's
+/// strict readers reject any other key.
 #[derive(Clone, Debug)]
 pub struct Entry {
     text: String,
     value: Value,
+    is_exact: bool,
 }
 
 impl Entry {
@@ -36,7 +34,7 @@ impl Entry {
             return Err(Error::WrongType);
         }
         let value = serde_json::from_str(&text).map_err(|error| syntax(&text, &error))?;
-        Ok(Entry { text, value })
+        Ok(Entry { text, value, is_exact: false })
     }
 
     /// Returns the JSON text that is spliced into a conflist.
@@ -44,20 +42,29 @@ impl Entry {
         &self.text
     }
 
-    /// Returns the entry parsed, to compare entries regardless of formatting.
+    /// Returns the entry parsed.
     pub fn value(&self) -> &Value {
         &self.value
     }
 
-    /// Adds the plugin setting `key`, which only the agent knows. A value that the template sets
-    /// wins. Nothing is added if the template has no settings object. All other bytes stay.
-    pub fn with_setting(self, key: &str, value: &str) -> Entry {
-        let added = add_setting(&self.text, key, value);
-        let parsed = added.and_then(|text| Some((serde_json::from_str(&text).ok()?, text)));
-        match parsed {
-            Some((value, text)) => Entry { text, value },
-            None => self,
+    /// Sets whether an equal entry with another text is a different entry. It is upstream's if an
+    /// upstream agent with the same template runs on the node: upstream's agents format the entry.
+    pub fn set_exact(&mut self, is_exact: bool) {
+        self.is_exact = is_exact;
+    }
+
+    pub fn is_exact(&self) -> bool {
+        self.is_exact
+    }
+
+    /// Returns whether `found` in a network config is this entry. Unless it is exact, a network config
+    /// that another program reformatted needs no rewrite.
+    pub fn is(&self, found: &str) -> bool {
+        fn lines(text: &str) -> impl Iterator<Item = &str> {
+            text.lines().map(str::trim_start)
         }
+        serde_json::from_str::<Value>(found).is_ok_and(|value| value == self.value)
+            && (!self.is_exact || lines(found).eq(lines(&self.text)))
     }
 
     /// Renders a standalone `.conf`: the template with defaults for a missing `cniVersion` and
@@ -86,32 +93,11 @@ impl Entry {
     }
 }
 
-/// Returns the entry `text` with one more member at the end of its settings, separated like the
-/// members before. `None` if the setting exists or there is no settings object.
-fn add_setting(text: &str, key: &str, value: &str) -> Option<String> {
-    let settings = BorrowedObject::parse(text).ok()?.get(SETTINGS)?.get();
-    if BorrowedObject::parse(settings).ok()?.get(key).is_some() {
-        return None;
-    }
-    let inside = settings.strip_prefix('{')?.strip_suffix('}')?;
-    let members = inside.trim_end();
-    let member = format!("{}: {}", serde_json::Value::from(key), serde_json::Value::from(value));
-    let member = match members.trim_start() {
-        "" => member,
-        first => format!(",{}{member}", members.strip_suffix(first)?),
-    };
-    let end = span(text, settings).start + 1 + members.len();
-    let mut text = text.to_owned();
-    text.insert_str(end, &member);
-    Some(text)
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::conflist::Conflist;
 
     fn conf(template: &str) -> Value {
         serde_json::from_str(&Entry::new(template, "").unwrap().standalone_conf()).unwrap()
@@ -136,69 +122,15 @@ mod tests {
             json!({"cniVersion": "0.3.1", "name": "linkerd-cni", "plugins": [{"type": "linkerd-cni"}]})
         );
     }
-
-    fn added(template: &str) -> String {
-        let entry = Entry::new(template, "/k").unwrap();
-        let entry = entry.with_setting("agent-namespace", "mesh");
-        let value: Value = serde_json::from_str(entry.text()).unwrap();
-        assert_eq!(value, entry.value);
-        entry.text().to_owned()
-    }
-
     #[test]
-    fn a_setting_is_appended_to_the_settings_and_changes_no_other_byte() {
-        for (template, expected) in [
-            (
-                "{\n  \"type\": \"linkerd-cni\",\n  \"linkerd\": {\n    \"a\": 1e3,\n    \"b\": [ {} ]\n  },\n  \"z\": \"é\"\n}",
-                "{\n  \"type\": \"linkerd-cni\",\n  \"linkerd\": {\n    \"a\": 1e3,\n    \"b\": [ {} ],\n    \"agent-namespace\": \"mesh\"\n  },\n  \"z\": \"é\"\n}",
-            ),
-            (
-                r#"{"linkerd":{"a":"}"},"type":"linkerd-cni"}"#,
-                r#"{"linkerd":{"a":"}","agent-namespace": "mesh"},"type":"linkerd-cni"}"#,
-            ),
-            (
-                r#"{"linkerd":{ },"type":"linkerd-cni"}"#,
-                r#"{"linkerd":{"agent-namespace": "mesh" },"type":"linkerd-cni"}"#,
-            ),
-            (
-                r#"{"linkerd":{"a":1},"type":"linkerd-cni","linkerd":{"b":2}}"#,
-                r#"{"linkerd":{"a":1},"type":"linkerd-cni","linkerd":{"b":2,"agent-namespace": "mesh"}}"#,
-            ),
-        ] {
-            assert_eq!(added(template), expected);
+    fn an_exact_entry_is_told_from_an_equal_one_in_another_format() {
+        let mut entry = Entry::new("{\n  \"type\": \"linkerd-cni\",\n  \"a\": [1]\n}", "").unwrap();
+        let spliced = entry.text().replace('\n', "\n    ");
+        let formatted = "{\n  \"a\": [1],\n  \"type\": \"linkerd-cni\"\n}";
+        for is_exact in [false, true] {
+            entry.set_exact(is_exact);
+            assert!(entry.is(&spliced) && !entry.is(&spliced.replace('1', "2")));
+            assert_eq!(entry.is(formatted), !is_exact);
         }
-    }
-
-    #[test]
-    fn a_template_that_has_the_setting_or_no_settings_is_unchanged() {
-        for template in [
-            r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":"cni"}}"#,
-            r#"{"type":"linkerd-cni","linkerd":{"agent\u002dnamespace":""}}"#,
-            r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":null}}"#,
-            r#"{"type":"linkerd-cni","linkerd":null}"#,
-            r#"{"type":"linkerd-cni","linkerd":[]}"#,
-            r#"{"type":"linkerd-cni"}"#,
-        ] {
-            assert_eq!(added(template), template);
-        }
-    }
-
-    #[test]
-    fn a_value_is_quoted_as_json() {
-        let entry = Entry::new(r#"{"type":"linkerd-cni","linkerd":{}}"#, "/k").unwrap();
-        let entry = entry.with_setting("a", "\"},\n");
-        assert_eq!(entry.value["linkerd"]["a"], "\"},\n");
-    }
-
-    #[test]
-    fn an_entry_with_a_new_setting_differs_from_the_entry_without_it() {
-        let plain = Entry::new(r#"{"type":"linkerd-cni","linkerd":{"a":1}}"#, "/k").unwrap();
-        let set = plain.clone().with_setting("agent-namespace", "mesh");
-        let text = r#"{"name":"n","plugins":[{"type":"calico"}]}"#;
-        let patched = Conflist::parse_chainable(text).unwrap().with_entry(&set);
-        let list = Conflist::parse_chainable(&patched).unwrap();
-        assert!(list.has_entry(&set) && !list.has_entry(&plain), "{patched}");
-        assert_eq!(list.with_entry(&set), patched);
-        assert_eq!(list.without_entry(), text);
     }
 }

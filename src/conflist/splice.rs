@@ -1,6 +1,5 @@
 //! A conflist: parses it, splices the plugin entry into its text and cuts it out.
 
-use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::borrowed_object::{BorrowedObject, span};
@@ -114,14 +113,11 @@ impl<'a> Conflist<'a> {
         self.plugins.iter().any(Plugin::is_plugin_entry)
     }
 
-    /// Returns whether `entry` is the only plugin entry, behind another plugin. Both are compared as
-    /// JSON values: a conflist that another program reformatted needs no rewrite. Nor does one to
-    /// which another installer appended its own plugin: if both insisted on the last place, they
-    /// would rewrite the conflist forever.
+    /// Returns whether `entry` is the only plugin entry, behind another plugin. A conflist to which
+    /// another installer appended its own plugin needs no rewrite: if both insisted on the last place,
+    /// they would rewrite the conflist forever.
     pub fn has_entry(&self, entry: &Entry) -> bool {
-        self.only_entry().is_some_and(|found| {
-            serde_json::from_str::<Value>(found.text).is_ok_and(|value| value == *entry.value())
-        })
+        self.only_entry().is_some_and(|found| entry.is(found.text))
     }
 
     /// Returns the only plugin entry if another plugin runs before it.

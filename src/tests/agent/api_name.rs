@@ -10,7 +10,7 @@ use rcgen::CertificateParams;
 use crate::agent::Agent;
 use crate::api::Api;
 use crate::filesystems::{bind, in_mount_namespace};
-use crate::node::{CALICO, LIST, Node, PLUGIN};
+use crate::node::{CALICO, LIST, Node, PLUGIN, TEMPLATE};
 use crate::requests::report_unreachable;
 use crate::server::Identity;
 use crate::until::until;
@@ -23,11 +23,23 @@ struct Scene {
     node: Arc<Node>,
     api: Api,
     hosts: PathBuf,
+    /// Template of this project's agent.
+    template: String,
 }
 
 impl Scene {
     /// Runs `test` in a mount namespace, where [`NAME`] has no address.
     fn with(test: fn(Scene)) {
+        Scene::with_template(TEMPLATE, test);
+    }
+
+    /// Runs `test` beside an upstream agent with another template than this project's agent, and with the same.
+    fn with_upstream(test: fn(Scene)) {
+        upstream::templates().iter().for_each(|template| Scene::with_template(template, test));
+    }
+
+    fn with_template(template: &str, test: fn(Scene)) {
+        let template = template.to_owned();
         in_mount_namespace(move || {
             let api = Api::start();
             api.present(Identity::new(&CertificateParams::new([NAME.into()]).unwrap()));
@@ -39,7 +51,7 @@ impl Scene {
             let resolver = node.root().join("resolv.conf");
             fs::write(&resolver, "nameserver 127.0.0.1\noptions timeout:1 attempts:1\n").unwrap();
             bind(&resolver, "/etc/resolv.conf".as_ref());
-            test(Scene { node, api, hosts });
+            test(Scene { node, api, hosts, template });
         });
     }
 
@@ -50,7 +62,8 @@ impl Scene {
 
     fn start(&self) -> Agent {
         let resync = ("LINKERD_CNI_RESYNC_SECONDS", "5");
-        self.node.start_with(&[("KUBERNETES_SERVICE_HOST", NAME), resync])
+        let template = ("CNI_NETWORK_CONFIG", self.template.as_str());
+        self.node.start_with(&[("KUBERNETES_SERVICE_HOST", NAME), resync, template])
     }
 
     fn start_ready(&self) -> Agent {
@@ -203,7 +216,7 @@ fn an_upstream_plugin_is_replaced_only_after_its_kubeconfig_has_an_address() {
 /// `helm upgrade` from upstream's chart with a surge: both agents run.
 #[test]
 fn plugin_and_kubeconfig_of_a_running_upstream_agent_stay_until_it_ends() {
-    Scene::with(|scene| {
+    Scene::with_upstream(|scene| {
         scene.resolves_to(&["127.0.0.1"]);
         scene.install_upstream_plugin();
         let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
@@ -233,7 +246,7 @@ fn plugin_and_kubeconfig_of_a_running_upstream_agent_stay_until_it_ends() {
 
 #[test]
 fn plugin_and_kubeconfig_of_an_upstream_agent_that_dies_are_replaced() {
-    Scene::with(|scene| {
+    Scene::with_upstream(|scene| {
         scene.resolves_to(&["127.0.0.1"]);
         scene.install_upstream_plugin();
         let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
@@ -244,14 +257,14 @@ fn plugin_and_kubeconfig_of_an_upstream_agent_that_dies_are_replaced() {
         scene.until_replaced();
         agent.until_ready();
         let list = scene.node.text(LIST);
-        assert!(list.contains("agent-namespace"), "{list}");
+        assert!(upstream::is_replaced(&list), "{list}");
     });
 }
 
 /// `helm rollback` to upstream's chart.
 #[test]
 fn an_upstream_agent_that_starts_beside_this_agent_keeps_its_plugin_and_kubeconfig() {
-    Scene::with(|scene| {
+    Scene::with_upstream(|scene| {
         scene.resolves_to(&["127.0.0.1"]);
         let mut agent = scene.start_ready();
         let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());

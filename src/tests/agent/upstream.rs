@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::node::{CALICO, LIST, Node};
+use crate::node::{CALICO, LIST, Node, TEMPLATE};
 use crate::repeated::Repeated;
 
 pub const KUBECONFIG: &str =
@@ -26,6 +26,16 @@ pub fn list() -> String {
         "linkerd": {"incoming-proxy-port": 4143, "iptables-mode": "nft"},
     }));
     serde_json::to_string_pretty(&list).unwrap()
+}
+
+/// Templates of this project's agent: another one than upstream's agent has, and the same.
+pub fn templates() -> [String; 2] {
+    [TEMPLATE.into(), TEMPLATE.replace("4143", "4143, \"iptables-mode\": \"nft\"")]
+}
+
+/// Whether this project's agent wrote the plugin entry in `text`, with the template's format.
+pub fn is_replaced(text: &str) -> bool {
+    text.contains("\"linkerd\": {\"incoming-proxy-port\": 4143")
 }
 
 pub struct Upstream(Repeated<()>);

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use crate::agent::Agent;
 use crate::api::{Api, DaemonSetState};
-use crate::node::{CALICO, LIST, Node, PLUGIN};
+use crate::node::{CALICO, LIST, Node, PLUGIN, TEMPLATE};
 use crate::rechained::{PUT_BACK, watch};
 use crate::until::until;
-use crate::upstream::{self, Upstream};
+use crate::upstream::{self, Upstream, is_replaced, templates};
 
 /// Whether a new pod would not be redirected: no plugin entry, no plugin binary or no kubeconfig.
 fn has_gap(node: &Node) -> bool {
@@ -19,77 +19,80 @@ fn has_gap(node: &Node) -> bool {
         && length(node.net("kubeconfig.json")) > 0)
 }
 
-/// An API server and a node. Agents look for a dead upstream agent every second.
-fn node() -> (Api, Arc<Node>) {
+/// An API server and a node. Agents have this template, and look for a dead upstream agent every second.
+fn node(template: &str) -> (Api, Arc<Node>) {
     let api = Api::start();
     let mut node = Node::with_api(&api);
     node.vars.push(("LINKERD_CNI_RESYNC_SECONDS", "1".into()));
+    node.vars.push(("CNI_NETWORK_CONFIG", template.to_owned()));
     (api, Arc::new(node))
 }
 
 /// Both agents on one node. This project's agent is ready.
-fn both() -> (Api, Arc<Node>, Upstream, Agent) {
-    let (api, node) = node();
+fn both(template: &str) -> (Api, Arc<Node>, Upstream, Agent) {
+    let (api, node) = node(template);
     let upstream = Upstream::start(&node);
     until("the upstream entry", || node.chained(LIST));
     let agent = node.start_ready();
     (api, node, upstream, agent)
 }
 
-fn is_own(text: &str) -> bool {
-    text.contains("linkerd-cni") && text.contains("agent-namespace")
-}
-
 #[test]
 fn an_agent_beside_an_upstream_agent_is_ready_and_chains_its_entry_once_that_agent_ends() {
-    let (api, node, upstream, mut agent) = both();
-    until("the upstream entry", || node.text(LIST) == upstream::list());
-    assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN, "the agent's own binary");
-    assert_ne!(node.token(), "", "the agent's own kubeconfig");
-    until("ready beside the upstream agent", || {
-        let (status, note) = agent.ready();
-        status == 200 && note.contains("an upstream agent runs")
-    });
-    let writes = agent.metric("linkerd_cni_agent_conflist_writes_total");
-    assert!(writes <= 3.0, "{writes}: {}", agent.log());
+    for template in templates() {
+        let (api, node, upstream, mut agent) = both(&template);
+        until("the upstream entry", || node.text(LIST) == upstream::list());
+        assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN, "the agent's own binary");
+        assert_ne!(node.token(), "", "the agent's own kubeconfig");
+        until("ready beside the upstream agent", || {
+            let (status, note) = agent.ready();
+            status == 200 && note.contains("an upstream agent runs")
+        });
+        let writes = agent.metric("linkerd_cni_agent_conflist_writes_total");
+        assert!(writes <= 3.0, "{writes}: {}", agent.log());
 
-    let reader = watch(&node, has_gap);
-    upstream.stop(&node);
-    until("the agent's entry", || is_own(&node.text(LIST)));
-    agent.until_ready();
-    let longest = reader.finish();
-    assert!(longest < PUT_BACK, "{longest:?}");
-    assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);
-    assert!(agent.log().contains("this agent manages the plugin again"), "{}", agent.log());
-    assert!(!agent.log().contains("overwritten"), "{}", agent.log());
-    api.state().daemon_set = DaemonSetState::BeingDeleted;
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.text(LIST), CALICO);
+        let reader = watch(&node, has_gap);
+        upstream.stop(&node);
+        until("the agent's entry", || is_replaced(&node.text(LIST)));
+        agent.until_ready();
+        let longest = reader.finish();
+        assert!(longest < PUT_BACK, "{longest:?}");
+        assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);
+        assert!(agent.log().contains("this agent manages the plugin again"), "{}", agent.log());
+        assert!(!agent.log().contains("overwritten"), "{}", agent.log());
+        api.state().daemon_set = DaemonSetState::BeingDeleted;
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        assert_eq!(node.text(LIST), CALICO);
+    }
 }
 
 #[test]
 fn the_entry_and_the_token_of_a_dead_upstream_agent_are_replaced_at_once() {
-    let (api, node) = node();
-    let upstream = Upstream::start(&node);
-    until("the upstream entry", || node.chained(LIST));
-    upstream.kill();
-    let agent = node.start_ready();
-    assert!(is_own(&node.text(LIST)), "{}", node.text(LIST));
-    assert!(api.state().tokens.contains(&node.token()));
-    assert!(!agent.log().contains("an upstream agent runs"), "{}", agent.log());
+    for template in templates() {
+        let (api, node) = node(&template);
+        let upstream = Upstream::start(&node);
+        until("the upstream entry", || node.chained(LIST));
+        upstream.kill();
+        let agent = node.start_ready();
+        assert!(is_replaced(&node.text(LIST)), "{}", node.text(LIST));
+        assert!(api.state().tokens.contains(&node.token()));
+        assert!(!agent.log().contains("an upstream agent runs"), "{}", agent.log());
+    }
 }
 
 #[test]
 fn the_entry_of_an_upstream_agent_that_dies_beside_this_agent_is_replaced() {
-    let (api, node, upstream, mut agent) = both();
-    // Its token is never in use, so that token's end does no harm.
-    assert!(api.state().tokens.contains(&node.token()));
-    upstream.kill();
-    until("the agent's entry", || is_own(&node.text(LIST)));
-    agent.until_ready();
-    until("the log", || agent.log().contains("this agent manages the plugin again"));
-    let said = agent.log().matches("an upstream agent runs").count();
-    assert_eq!(said, 1, "{}", agent.log());
+    for template in templates() {
+        let (api, node, upstream, mut agent) = both(&template);
+        // Its token is never in use, so that token's end does no harm.
+        assert!(api.state().tokens.contains(&node.token()));
+        upstream.kill();
+        until("the agent's entry", || is_replaced(&node.text(LIST)));
+        agent.until_ready();
+        until("the log", || agent.log().contains("this agent manages the plugin again"));
+        let said = agent.log().matches("an upstream agent runs").count();
+        assert_eq!(said, 1, "{}", agent.log());
+    }
 }
 
 #[test]
@@ -98,20 +101,25 @@ fn an_upstream_entry_with_another_kubeconfig_or_invalid_settings_is_never_accept
         ("etc/kubeconfig.json", "etc/other.json"),
         ("\"iptables-mode\": \"nft\"", "\"iptables-mode\": 5"),
     ] {
-        let (_, node) = node();
+        let (_, node) = node(TEMPLATE);
         let agent = node.start_ready();
         let list = upstream::list().replace(from, to);
         assert_ne!(list, upstream::list());
         node.replace(&node.net(LIST), list.as_bytes());
-        until("the agent's entry", || is_own(&node.text(LIST)));
+        until("the agent's entry", || is_replaced(&node.text(LIST)));
         assert!(!agent.log().contains("an upstream agent runs"), "{}", agent.log());
     }
 }
 
 #[test]
 fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_the_plugin() {
-    for set in [DaemonSetState::Exists, DaemonSetState::BeingDeleted] {
-        let (api, node, upstream, mut agent) = both();
+    let [other, same] = templates();
+    for (set, template) in [
+        (DaemonSetState::Exists, &other),
+        (DaemonSetState::BeingDeleted, &other),
+        (DaemonSetState::Exists, &same),
+    ] {
+        let (api, node, upstream, mut agent) = both(template);
         api.state().daemon_set = set;
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
         let log = agent.log();
@@ -125,16 +133,18 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
 
 #[test]
 fn an_upstream_agent_that_starts_beside_this_agent_gets_the_node_without_a_gap() {
-    let (_, node) = node();
-    let mut agent = node.start_ready();
-    let reader = watch(&node, has_gap);
-    let upstream = Upstream::start(&node);
-    until("the agent yields", || agent.log().contains("an upstream agent runs"));
-    agent.until_ready();
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    until("the upstream entry", || node.text(LIST) == upstream::list());
-    assert_eq!(node.text("kubeconfig.json"), upstream::KUBECONFIG);
-    let longest = reader.finish();
-    assert!(longest < PUT_BACK, "{longest:?}");
-    upstream.kill();
+    for template in templates() {
+        let (_, node) = node(&template);
+        let mut agent = node.start_ready();
+        let reader = watch(&node, has_gap);
+        let upstream = Upstream::start(&node);
+        until("the agent yields", || agent.log().contains("an upstream agent runs"));
+        agent.until_ready();
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        until("the upstream entry", || node.text(LIST) == upstream::list());
+        assert_eq!(node.text("kubeconfig.json"), upstream::KUBECONFIG);
+        let longest = reader.finish();
+        assert!(longest < PUT_BACK, "{longest:?}");
+        upstream.kill();
+    }
 }

@@ -87,7 +87,7 @@ impl Planner {
 
 fn entry(number: usize) -> Entry {
     let template = format!(
-        r#"{{"type":"linkerd-cni","kubernetes":{{"kubeconfig":"{KUBECONFIG}"}},"linkerd":{{"incoming-proxy-port":{number},"agent-namespace":"x"}}}}"#
+        r#"{{"type":"linkerd-cni","kubernetes":{{"kubeconfig":"{KUBECONFIG}"}},"linkerd":{{"incoming-proxy-port":{number}}}}}"#
     );
     Entry::new(&template, KUBECONFIG).unwrap()
 }

@@ -54,8 +54,7 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_r
         "linkerd.io/inject": "disabled",
     });
     for skipped in [
-        // The plugin entry that the agent writes under upstream's chart: without the capability, so
-        // the runtime passes no annotations.
+        // By the values of this project's chart, on a runtime that passes no annotations.
         add("mesh").linkerd("agent-namespace", "mesh"),
         add("ops")
             .linkerd("agent-namespace", "ops")
@@ -73,11 +72,11 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_r
     let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims));
     let by_token = |namespace| {
         let call = add(namespace);
-        fs::write(call.kubeconfig(), api.kubeconfig().replace(TOKEN, &token)).unwrap();
+        fs::write(call.kubeconfig(), scene.api.kubeconfig().replace(TOKEN, &token)).unwrap();
         call.run()
     };
     by_token("mesh").succeeded();
-    assert!(api.requests().is_empty(), "{:?}", api.requests());
+    assert!(scene.api.requests().is_empty(), "{:?}", scene.api.requests());
     by_token("ns").failed(102, "");
 
     for failing in
