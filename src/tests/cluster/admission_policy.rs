@@ -8,8 +8,9 @@ use std::process::Output;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
+use crate::chart::Applied;
 use crate::helm::{Helm, NAMESPACE};
-use crate::kubectl::fed;
+use crate::kubectl::{fed, piped};
 use crate::node::Node;
 use crate::pods::{apply, command, kubectl};
 use crate::until::until;
@@ -29,7 +30,7 @@ const KINDS: [&str; 4] = [
 fn the_admission_policies_limit_the_account_to_the_taint_and_the_pods_of_its_own_node() {
     let _node = Node::exclusive();
     let objects = Objects::create();
-    let chart = Chart::apply("delete");
+    let chart = apply_chart("delete");
     let account = Account::of_pod("agent");
 
     objects.reset();
@@ -45,7 +46,7 @@ fn the_admission_policies_limit_the_account_to_the_taint_and_the_pods_of_its_own
     drop(chart);
 
     objects.reset();
-    let _chart = Chart::apply("label");
+    let _chart = apply_chart("label");
     until_refused_by("linkerd-cni-repair", || {
         account.label(OTHER, "linkerd.io/cni-stranded=true", &["--dry-run=server"])
     });
@@ -210,32 +211,19 @@ impl Drop for Objects {
     }
 }
 
-/// The chart's permissions and policies, deleted with the value.
-struct Chart(NamedTempFile);
-
-impl Chart {
-    fn apply(mode: &str) -> Chart {
-        let helm = Helm::with_local_repository();
-        let taint = format!("--set=startupTaint={TAINT}");
-        let repair = format!("--set=repairController.enabled=true,repairController.mode={mode}");
-        let chart = ["template", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE];
-        let text = helm.must(&[&chart[..], &["--kube-version=1.31.0", &taint, &repair]].concat());
-        let is_wanted = |document: &&str| {
-            KINDS.iter().any(|kind| document.contains(&format!("\nkind: {kind}\n")))
-        };
-        let wanted: Vec<&str> = text.split("\n---\n").filter(is_wanted).collect();
-        let mut file = NamedTempFile::new().unwrap();
-        file.write_all(wanted.join("\n---\n").as_bytes()).unwrap();
-        kubectl(&["apply", "-f", file.path().to_str().unwrap()]);
-        Chart(file)
-    }
-}
-
-impl Drop for Chart {
-    fn drop(&mut self) {
-        let file = self.0.path().to_str().unwrap();
-        let _ = command(&format!("delete --ignore-not-found -f {file}")).output();
-    }
+/// Applies the chart's permissions and policies. Dropping the value deletes them.
+fn apply_chart(mode: &str) -> Applied {
+    let helm = Helm::with_local_repository();
+    let taint = format!("--set=startupTaint={TAINT}");
+    let repair = format!("--set=repairController.enabled=true,repairController.mode={mode}");
+    let chart = ["template", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE];
+    let text = helm.must(&[&chart[..], &["--kube-version=1.31.0", &taint, &repair]].concat());
+    let is_wanted =
+        |document: &&str| KINDS.iter().any(|kind| document.contains(&format!("\nkind: {kind}\n")));
+    let wanted: Vec<&str> = text.split("\n---\n").filter(is_wanted).collect();
+    let applied = Applied(wanted.join("\n---\n"));
+    piped("apply -f -", &applied.0);
+    applied
 }
 
 /// A kubeconfig with a token of the ServiceAccount `linkerd-cni`.

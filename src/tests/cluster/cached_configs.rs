@@ -8,9 +8,8 @@ use std::process::Command;
 
 use serde_json::{Value, json};
 
-use crate::helm::Helm;
-use crate::node::Node;
-use crate::pods::{Pods, kubectl, stateful, unmeshed};
+use crate::pods::{kubectl, stateful, unmeshed};
+use crate::scene::Scene;
 use crate::until::until;
 
 const PODS: usize = 20;
@@ -48,10 +47,8 @@ fn delete(ids: &[String]) -> Result<(), String> {
 
 #[test]
 fn pods_are_deleted_by_cached_configs_after_an_uninstall_that_keeps_the_binary() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let helm = Helm::with_local_repository();
-    let pods = Pods::default();
+    // After a panic the pods are dropped first, and the node last.
+    let Scene { before, node, helm, pods } = Scene::begin();
     let keep = ["--set", "extraEnv[0].name=LINKERD_CNI_KEEP_BINARY"];
     helm.run("install", &[&keep[..], &["--set-string", "extraEnv[0].value=true"]].concat());
     let mut set = stateful(&unmeshed(NAME));

@@ -11,7 +11,7 @@ use std::time::Duration;
 use crate::agent::{agent, find_agent, is_ready, rolled_out};
 use crate::burst;
 use crate::scene::Scene;
-use crate::two_agents::{Account, Upstream, active_conflist};
+use crate::two_agents::{Upstream, account, active_conflist};
 use crate::until::until_within;
 use crate::upstream::Program;
 use crate::watcher::Watcher;
@@ -38,7 +38,7 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     let scene = Scene::begin();
     let Scene { node, helm, .. } = &scene;
     let (list, bare) = active_conflist();
-    let _account = Account::create();
+    let _account = account();
     helm.install_upstream_with(Program::Pause);
     let upstream = upstream_agent(&list, &bare, None);
     until_within(WAIT, "upstream's entry", || node.entry().is_some());

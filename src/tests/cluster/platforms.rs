@@ -15,6 +15,7 @@ use crate::helm::Helm;
 use crate::layouts::{Item, LAYOUTS, Layout};
 use crate::node::{Files, Node, files_in};
 use crate::pods::{self, Pods, command, kubectl};
+use crate::scene::OnDrop;
 
 const NET: &str = "/etc/cni/net.d";
 const BIN: &str = "/opt/cni/bin";
@@ -29,7 +30,7 @@ fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
     let _node = Node::exclusive();
     clear();
     let helm = Helm::with_local_repository();
-    let _kind = NetworkAttachmentDefinitions::define();
+    let _kind = multus_kind();
     let begin = Instant::now();
     for layout in &LAYOUTS {
         installs_and_uninstalls(&helm, layout);
@@ -38,7 +39,7 @@ fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
 }
 fn installs_and_uninstalls(helm: &Helm, layout: &Layout) {
     let platform = layout.platform;
-    let laid_out = LaidOut::make(layout);
+    let laid_out = lay_out(layout);
     let before = snapshot(layout);
     let release = Release(helm);
     let begin = Instant::now();
@@ -94,91 +95,73 @@ impl Drop for Release<'_> {
     }
 }
 
-/// Multus' kind, which the chart needs on OpenShift.
-struct NetworkAttachmentDefinitions;
-
 const KIND: &str = "network-attachment-definitions.k8s.cni.cncf.io";
 
-impl NetworkAttachmentDefinitions {
-    fn define() -> Self {
-        let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-        pods::apply(&json!({
-            "apiVersion": "apiextensions.k8s.io/v1",
-            "kind": "CustomResourceDefinition",
-            "metadata": {"name": KIND},
-            "spec": {
-                "group": "k8s.cni.cncf.io",
-                "scope": "Namespaced",
-                "names": {
-                    "plural": "network-attachment-definitions",
-                    "singular": "network-attachment-definition",
-                    "kind": "NetworkAttachmentDefinition",
-                },
-                "versions": [{
-                    "name": "v1",
-                    "served": true,
-                    "storage": true,
-                    "schema": {"openAPIV3Schema": schema},
-                }],
+/// Defines Multus' kind, which the chart needs on OpenShift, until the value is dropped.
+fn multus_kind() -> OnDrop<impl FnMut()> {
+    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
+    pods::apply(&json!({
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": KIND},
+        "spec": {
+            "group": "k8s.cni.cncf.io",
+            "scope": "Namespaced",
+            "names": {
+                "plural": "network-attachment-definitions",
+                "singular": "network-attachment-definition",
+                "kind": "NetworkAttachmentDefinition",
             },
-        }));
-        kubectl(&format!("wait --for=condition=Established --timeout=60s crd {KIND}"));
-        NetworkAttachmentDefinitions
-    }
-}
-
-impl Drop for NetworkAttachmentDefinitions {
-    fn drop(&mut self) {
+            "versions": [{
+                "name": "v1",
+                "served": true,
+                "storage": true,
+                "schema": {"openAPIV3Schema": schema},
+            }],
+        },
+    }));
+    kubectl(&format!("wait --for=condition=Established --timeout=60s crd {KIND}"));
+    OnDrop(|| {
         let _ = command(&format!("delete crd {KIND} --timeout=60s")).output();
-    }
+    })
 }
 
-/// A layout on this machine. Dropping the value removes it.
-struct LaidOut;
-
-impl LaidOut {
-    fn make(layout: &Layout) -> LaidOut {
-        let laid_out = LaidOut;
-        let usual = layout.net_dir == NET;
-        for item in layout.items() {
-            let path = PathBuf::from(item.path());
-            let in_bin_dir = path.starts_with(layout.bin_dir);
-            match item {
-                // Another path of the runtime's own directory.
-                Item::Directory(_) if usual && path == Path::new(layout.bin_dir) => {
-                    if layout.bin_dir != BIN {
-                        make(&path, |path| symlink(BIN, path));
-                    }
+/// Lays out this machine. Dropping the value removes the layout.
+fn lay_out(layout: &Layout) -> OnDrop<impl FnMut()> {
+    let laid_out = OnDrop(clear);
+    let usual = layout.net_dir == NET;
+    for item in layout.items() {
+        let path = PathBuf::from(item.path());
+        let in_bin_dir = path.starts_with(layout.bin_dir);
+        match item {
+            // Another path of the runtime's own directory.
+            Item::Directory(_) if usual && path == Path::new(layout.bin_dir) => {
+                if layout.bin_dir != BIN {
+                    make(&path, |path| symlink(BIN, path));
                 }
-                Item::Directory(_) => make_directory(&path),
-                // A link to one of the node's plugins stands in for each of the network's.
-                Item::File(..) if usual && in_bin_dir => {
-                    if path.symlink_metadata().is_err() {
-                        make(&path, |path| symlink("bridge", path));
-                    }
-                }
-                Item::File(_, text) if usual && text.contains("plugins") => {
-                    make(&path, |path| fs::write(path, network_like(&text)));
-                }
-                Item::File(_, text) => make(&path, |path| {
-                    fs::write(path, text)?;
-                    fs::set_permissions(path, fs::Permissions::from_mode(0o755))
-                }),
-                Item::Link(_, target) => make(&path, |path| symlink(target, path)),
             }
+            Item::Directory(_) => make_directory(&path),
+            // A link to one of the node's plugins stands in for each of the network's.
+            Item::File(..) if usual && in_bin_dir => {
+                if path.symlink_metadata().is_err() {
+                    make(&path, |path| symlink("bridge", path));
+                }
+            }
+            Item::File(_, text) if usual && text.contains("plugins") => {
+                make(&path, |path| fs::write(path, network_like(&text)));
+            }
+            Item::File(_, text) => make(&path, |path| {
+                fs::write(path, text)?;
+                fs::set_permissions(path, fs::Permissions::from_mode(0o755))
+            }),
+            Item::Link(_, target) => make(&path, |path| symlink(target, path)),
         }
-        if usual {
-            // From now on the runtime loads the platform's conflist.
-            fs::rename(NETWORK, ASIDE).unwrap();
-        }
-        laid_out
     }
-}
-
-impl Drop for LaidOut {
-    fn drop(&mut self) {
-        clear();
+    if usual {
+        // From now on the runtime loads the platform's conflist.
+        fs::rename(NETWORK, ASIDE).unwrap();
     }
+    laid_out
 }
 
 /// The cluster's own conflist, with the name of the first plugin in `text`.

@@ -8,10 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-use crate::helm::Helm;
 use crate::node::{Node, kill_component, netns_of, start_missing_components};
 use crate::pods::{self, command, kubectl};
-use crate::scene::Scene;
+use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
 
 /// Interval of the audit, in seconds.
@@ -113,13 +112,12 @@ fn a_stranded_pod_of_a_statefulset_is_replaced_after_an_api_outage() {
 
 #[test]
 fn the_startup_taint_stays_while_the_bin_dir_is_wrong_and_goes_after_the_self_test() {
-    let node = Node::exclusive();
-    let helm = Helm::with_local_repository();
-    let tainted_node = Tainted::node();
+    let scene = Scene::begin();
+    let Scene { node, helm, .. } = &scene;
+    let tainted_node = tainted();
     let taint = format!("--set=startupTaint={KEY}");
     let elsewhere = tempfile::tempdir().unwrap();
     let wrong = format!("--set=destCNIBinDir={}", elsewhere.path().display());
-    let before = node.files();
     helm.run("install", &[&taint, &wrong, "--wait=hookOnly"]);
     let log = || {
         let logs = "logs -n linkerd-cni -l k8s-app=linkerd-cni --tail=-1";
@@ -136,8 +134,7 @@ fn the_startup_taint_stays_while_the_bin_dir_is_wrong_and_goes_after_the_self_te
     let log = log();
     let (passed, removed) = (log.find("self-test passed"), log.find("removed the startup taint"));
     assert!(passed.is_some() && passed < removed, "{log}");
-    helm.remove();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    scene.remove();
     drop(tainted_node);
 }
 
@@ -146,14 +143,14 @@ fn the_startup_taint_stays_while_the_bin_dir_is_wrong_and_goes_after_the_self_te
 fn the_startup_taint_that_is_back_when_the_kubelet_starts_is_removed_within_two_minutes() {
     let scene = Scene::begin();
     let Scene { helm, .. } = &scene;
-    let tainted_node = Tainted::node();
+    let tainted_node = tainted();
     helm.run("install", &[&format!("--set=startupTaint={KEY}")]);
     until("the taint is removed", || !is_tainted());
     let agent = ["get", "pods", "-n", "linkerd-cni", "-o", "jsonpath={.items[*].metadata.uid}"];
     let uid = kubectl(&agent);
 
     kill_component("kubelet");
-    let again = Tainted::node();
+    let again = tainted();
     start_missing_components();
     until_within(Duration::from_secs(120), "the taint is removed again", || !is_tainted());
     assert_eq!(kubectl(&agent), uid, "the same agent");
@@ -167,20 +164,12 @@ fn is_tainted() -> bool {
     kubectl("get node -o jsonpath={.items[0].spec.taints[*].key}").contains(KEY)
 }
 
-/// The node with the startup taint. Dropping the value removes the taint, also on a panic.
-struct Tainted;
-
-impl Tainted {
-    fn node() -> Self {
-        kubectl(&format!("taint node --all {KEY}=:NoSchedule"));
-        Tainted
-    }
-}
-
-impl Drop for Tainted {
-    fn drop(&mut self) {
+/// Sets the startup taint of the node, until the value is dropped.
+fn tainted() -> OnDrop<impl FnMut()> {
+    kubectl(&format!("taint node --all {KEY}=:NoSchedule"));
+    OnDrop(|| {
         let _ = command(&format!("taint node --all {KEY}-")).output();
-    }
+    })
 }
 
 /// An open connection with continuous writes, as the server closes a connection that is silent for a second. After a

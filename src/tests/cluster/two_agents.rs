@@ -17,7 +17,7 @@ use serde_json::Value;
 use crate::agent::{KUBECONFIG, is_ready};
 use crate::cni::upstream_entry;
 use crate::pods::{self, Pods, kubectl};
-use crate::scene::Scene;
+use crate::scene::{OnDrop, Scene};
 use crate::until::until_within;
 use crate::watcher::Watcher;
 
@@ -33,7 +33,7 @@ fn pods_start_and_end_after_either_of_two_agents_uninstalls() {
     let Scene { node, helm, .. } = &scene;
     let (list, bare) = active_conflist();
     helm.run("install", &[]);
-    let _account = Account::create();
+    let _account = account();
 
     let upstream = Upstream::start(&list, &bare);
     until_within(Duration::from_secs(60), "both agents have written", is_own);
@@ -85,24 +85,16 @@ fn pods_start_and_end(name: &str) {
     }
 }
 
-/// A ServiceAccount with the rights of upstream's. Dropping the value deletes it.
-pub struct Account;
-
-impl Account {
-    pub fn create() -> Account {
-        kubectl(&format!("create serviceaccount {ACCOUNT} -n default"));
-        let account = format!("--serviceaccount=default:{ACCOUNT}");
-        kubectl(&format!("create clusterrolebinding {ACCOUNT} --clusterrole=view {account}"));
-        Account
-    }
-}
-
-impl Drop for Account {
-    fn drop(&mut self) {
+/// Creates a ServiceAccount with the rights of upstream's. Dropping the value deletes it.
+pub fn account() -> OnDrop<impl FnMut()> {
+    kubectl(&format!("create serviceaccount {ACCOUNT} -n default"));
+    let account = format!("--serviceaccount=default:{ACCOUNT}");
+    kubectl(&format!("create clusterrolebinding {ACCOUNT} --clusterrole=view {account}"));
+    OnDrop(|| {
         for object in ["serviceaccount", "clusterrolebinding"] {
             let _ = pods::command(&format!("delete {object} {ACCOUNT} -n default")).output();
         }
-    }
+    })
 }
 
 /// The stand-in for upstream's agent. Dropping the value removes its files.
@@ -174,7 +166,7 @@ fn chained(bare: &str) -> String {
     serde_json::to_string_pretty(&list).unwrap()
 }
 
-/// A kubeconfig in YAML, as upstream writes it, with a token of [`Account`]. API server and CA are kubectl's.
+/// A kubeconfig in YAML, as upstream writes it, with a token of [`account`]. API server and CA are kubectl's.
 fn kubeconfig() -> String {
     let own = kubectl("config view --raw --minify --flatten -o json");
     let own: Value = serde_json::from_str(&own).unwrap();
