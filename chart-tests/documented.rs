@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::commands::{self, Shown};
-use crate::helm::{chart, helm, platforms, read, yaml};
+use crate::helm::{Objects, chart, helm, platforms, read};
 
 /// Flags of Helm with an argument that `helm template` needs.
 const WITH_ARGUMENT: [&str; 9] = [
@@ -147,7 +147,5 @@ fn render(page: &str, words: &[String], help: &str) {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(output.status.success(), "{page}: helm {arguments:?}: {error}");
     let text = String::from_utf8(output.stdout).unwrap();
-    for document in text.split("\n---\n").filter(|document| document.contains("kind:")) {
-        yaml(document.trim_start_matches("---\n"));
-    }
+    Objects::parse(&text);
 }

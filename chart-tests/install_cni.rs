@@ -5,7 +5,7 @@ use std::process::{Command, Output};
 
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, Render, yaml};
+use crate::helm::{Objects, Render};
 
 fn script(flags: &[&str], registry: &str) -> Output {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/install-cni");
@@ -26,12 +26,7 @@ fn text(flags: &[&str], registry: &str) -> String {
 }
 
 fn printed(flags: &[&str]) -> Objects {
-    objects(&text(flags, ""))
-}
-
-fn objects(text: &str) -> Objects {
-    let documents = text.split("\n---\n").filter(|text| text.contains("kind:"));
-    Objects(documents.map(yaml).collect())
+    Objects::parse(&text(flags, ""))
 }
 
 /// Renders the chart with these values and the `cliVersion` that the script sets.
@@ -135,7 +130,7 @@ fn values_files_win_over_flags() {
 
 #[test]
 fn the_registry_in_the_environment_wins_over_the_flag() {
-    let objects = objects(&text(&["--registry", "example.com/flag"], "example.com/env"));
+    let objects = Objects::parse(&text(&["--registry", "example.com/flag"], "example.com/env"));
     let image = objects.container("install-cni")["image"].as_str().unwrap();
     assert!(image.starts_with("example.com/env/cni-plugin:"), "{image}");
 }

@@ -170,13 +170,7 @@ impl Render {
     }
 
     pub fn objects(&self) -> Objects {
-        let text = self.text().unwrap_or_else(|error| panic!("{error}"));
-        let objects = text
-            .split("\n---\n")
-            .filter(|document| document.contains("kind:"))
-            .map(|document| yaml(document.trim_start_matches("---\n")))
-            .collect();
-        Objects(objects)
+        Objects::parse(&self.text().unwrap_or_else(|error| panic!("{error}")))
     }
 }
 
@@ -184,6 +178,11 @@ impl Render {
 pub struct Objects(pub Vec<Value>);
 
 impl Objects {
+    pub fn parse(text: &str) -> Objects {
+        let documents = text.split("\n---\n").filter(|document| document.contains("kind:"));
+        Objects(documents.map(|document| yaml(document.trim_start_matches("---\n"))).collect())
+    }
+
     pub fn get(&self, kind: &str) -> &Value {
         let mut found = self.0.iter().filter(|object| object["kind"] == kind);
         let object = found.next().unwrap_or_else(|| panic!("no {kind}"));
