@@ -2,16 +2,13 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, chart, read, with};
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).into()
-}
+use testkit::repository;
 
 fn alerts() -> Objects {
     with(json!({"prometheusRule": {"enabled": true}}))
@@ -61,7 +58,7 @@ fn each_alert_fires_on_its_problem_and_not_otherwise() {
     let directory = tempfile::tempdir().unwrap();
     let rules = alerts().get("PrometheusRule")["spec"].to_string();
     fs::write(directory.path().join("rules.json"), rules).unwrap();
-    let tests = root().join("chart-tests/alerts.yaml");
+    let tests = repository().join("chart-tests/alerts.yaml");
     fs::copy(&tests, directory.path().join("alerts.yaml")).unwrap();
     promtool(directory.path(), &["check", "rules", "--lint=all", "--lint-fatal", "rules.json"]);
     promtool(directory.path(), &["test", "rules", "alerts.yaml"]);
@@ -78,7 +75,7 @@ fn each_alert_fires_on_its_problem_and_not_otherwise() {
 
 #[test]
 fn each_alert_has_severity_texts_and_a_runbook_with_all_parts() {
-    let page = read(root().join("docs/alerts.md"));
+    let page = read(repository().join("docs/alerts.md"));
     let rules = rules(&alerts());
     assert_eq!(rules.len(), 7);
     for rule in &rules {
@@ -118,7 +115,7 @@ fn metrics(expression: &str) -> BTreeSet<&str> {
 
 #[test]
 fn alerts_and_dashboard_use_documented_metrics_only() {
-    let page = read(root().join("docs/monitoring.md"));
+    let page = read(repository().join("docs/monitoring.md"));
     let documented = |name: &str| {
         let base = ["_bucket", "_sum", "_count"].iter().find_map(|end| name.strip_suffix(end));
         [Some(name), base].into_iter().flatten().any(|name| page.contains(&format!("| `{name}` |")))

@@ -9,13 +9,10 @@ use serde_json::json;
 use crate::commands;
 use crate::helm::{chart, read, with};
 use crate::schema::schema;
+use testkit::repository;
 
 /// Where the chart's README, which Artifact Hub shows without the repository, finds other pages.
 const REPOSITORY: &str = "https://github.com/linkerd/linkerd2-cni";
-
-fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).into()
-}
 
 fn chart_readme() -> PathBuf {
     chart().join("README.md")
@@ -23,7 +20,7 @@ fn chart_readme() -> PathBuf {
 
 fn pages() -> Vec<PathBuf> {
     let mut pages = commands::pages();
-    pages.push(root().join("CHANGELOG.md"));
+    pages.push(repository().join("CHANGELOG.md"));
     pages
 }
 
@@ -54,7 +51,7 @@ fn every_link_leads_to_a_file_and_a_heading() {
             let is_form = path.ends_with("/security/advisories/new");
             let target = if let Some(rest) = path.strip_prefix(REPOSITORY).filter(|_| !is_form) {
                 let rest = rest.strip_prefix("/blob/main/").unwrap_or(rest);
-                root().join(if rest.is_empty() { "README.md" } else { rest })
+                repository().join(if rest.is_empty() { "README.md" } else { rest })
             } else if path.starts_with("https://") {
                 continue;
             } else if path.is_empty() {
@@ -93,7 +90,7 @@ pub fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
 #[test]
 fn monitoring_lists_the_reason_of_every_event() {
     let mut found = Vec::new();
-    sources(&root().join("src"), &mut found);
+    sources(&repository().join("src"), &mut found);
     let mut reasons = BTreeSet::new();
     for path in found {
         for rest in read(path).split("\"LinkerdCNI").skip(1) {
@@ -105,7 +102,7 @@ fn monitoring_lists_the_reason_of_every_event() {
         }
     }
     assert!(reasons.len() >= 4, "{reasons:?}");
-    let page = read(root().join("docs/monitoring.md"));
+    let page = read(repository().join("docs/monitoring.md"));
     for reason in reasons {
         assert!(page.contains(&format!("| {reason} | ")), "{reason}");
     }
@@ -134,7 +131,7 @@ fn commands(text: &str) -> Vec<&str> {
 
 #[test]
 fn the_install_commands_run_in_this_order() {
-    for page in [root().join("README.md"), chart_readme()] {
+    for page in [repository().join("README.md"), chart_readme()] {
         let text = read(&page);
         let commands = commands(&text);
         let mut last = 0;

@@ -5,7 +5,6 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::commands::root;
 use crate::helm::{Objects, Render, chart, ci_values, read, with};
 
 /// Values that together render every permission, capability and mount.
@@ -30,7 +29,7 @@ fn uses() -> Vec<Objects> {
 
 /// Returns the first `count` cells of each row of the table whose first column has this heading, without backticks.
 fn rows(heading: &str, count: usize) -> BTreeSet<Vec<String>> {
-    let page = read(root().join("docs/security.md"));
+    let page = read(testkit::repository().join("docs/security.md"));
     let table =
         page.split(&format!("\n| {heading} | ")).nth(1).unwrap_or_else(|| panic!("{heading}"));
     let lines = table.lines().skip(2).take_while(|line| line.starts_with("| "));

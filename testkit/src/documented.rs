@@ -3,6 +3,8 @@
 use std::fs;
 use std::path::PathBuf;
 
+use crate::repository;
+
 /// How it is shown that a command of a page works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
@@ -57,11 +59,8 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("ausearch ", Not("the kernel has no SELinux")),
     ("crictl ", Not("the tests do not install crictl")),
     ("scripts/benchmarks", Not(TAKES_LONG)),
-    ("scripts/pictures", Not(TAKES_LONG)),
     ("scripts/soak", Not(TAKES_LONG)),
     ("helm test linkerd-cni ", OnCluster),
-    ("helm list ", OnCluster),
-    ("helm status ", OnCluster),
     ("helm history linkerd-cni ", OnCluster),
     ("helm get values linkerd-cni ", OnCluster),
     (
@@ -189,14 +188,10 @@ pub fn rows() -> impl Iterator<Item = (&'static str, Shown)> {
     COMMANDS.iter().copied()
 }
 
-pub fn root() -> PathBuf {
-    crate::repository().into()
-}
-
 /// Returns the pages for users and contributors.
 pub fn pages() -> Vec<PathBuf> {
     let mut pages = Vec::new();
-    let mut directories = vec![root().join("docs")];
+    let mut directories = vec![repository().join("docs")];
     while let Some(directory) = directories.pop() {
         for entry in fs::read_dir(directory).unwrap() {
             let path = entry.unwrap().path();
@@ -209,7 +204,7 @@ pub fn pages() -> Vec<PathBuf> {
     }
     pages.sort();
     let others = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "charts/linkerd2-cni/README.md"];
-    pages.extend(others.map(|page| root().join(page)));
+    pages.extend(others.map(|page| repository().join(page)));
     pages
 }
 
@@ -217,7 +212,7 @@ pub fn pages() -> Vec<PathBuf> {
 pub fn commands() -> Vec<Command> {
     let of = |page: PathBuf| {
         let text = fs::read_to_string(&page).unwrap();
-        let page = page.strip_prefix(root()).unwrap().display().to_string();
+        let page = page.strip_prefix(repository()).unwrap().display().to_string();
         let commands = commands_of(&text).into_iter();
         commands.map(move |text| Command { page: page.clone(), text }).collect::<Vec<_>>()
     };

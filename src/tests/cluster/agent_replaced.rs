@@ -8,13 +8,21 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 
 use crate::agent::{
-    KUBECONFIG, agent, clean, delete_by_force, find_agent, is_ready, kill_agent, process_of,
+    KUBECONFIG, agent, clean, delete_by_force, find_agent_in, is_ready, kill_agent, process_of,
     revoke_token, rolled_out, token, token_in, until_rejected, with_token,
 };
 use crate::burst;
 use crate::pods::{self, Pods, kubectl};
 use crate::scene::Scene;
 use crate::until::until_within;
+
+/// Waits until an agent after the pod `old` is ready, with another token than `garbage`.
+pub fn until_healed(namespace: &str, old: &str) {
+    until_within(Duration::from_secs(60), "the next agent is ready", || {
+        let healed = || token().is_some_and(|token| token != "garbage");
+        healed() && find_agent_in(namespace).is_some_and(|next| next.pod != old && next.ready)
+    });
+}
 
 /// In kB, the unit of `VmRSS`.
 const RSS: u64 = 4096;
@@ -77,10 +85,7 @@ fn the_agent_replaces_a_damaged_and_a_revoked_token() {
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
     delete_by_force(&old, "linkerd-cni");
     let begin = Instant::now();
-    until_within(Duration::from_secs(60), "the next agent is ready", || {
-        let healed = || token().is_some_and(|token| token != "garbage");
-        healed() && find_agent().is_some_and(|next| next.pod != old.pod && next.ready)
-    });
+    until_healed("linkerd-cni", &old.pod);
     println!("with a dead token the agent was back in {:.1?}", begin.elapsed());
 
     // Pods start again.

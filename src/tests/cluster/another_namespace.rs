@@ -5,7 +5,8 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::agent::{KUBECONFIG, clean_with, delete_by_force, find_agent_in, token, with_token};
+use crate::agent::{KUBECONFIG, clean_with, delete_by_force, find_agent_in, with_token};
+use crate::agent_replaced::until_healed;
 use crate::helm::Helm;
 use crate::node::Node;
 use crate::until::until_within;
@@ -30,10 +31,7 @@ fn an_agent_of_upstreams_chart_in_another_namespace_restarts_while_the_token_is_
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
     delete_by_force(&old, NAMESPACE);
     let begin = Instant::now();
-    until_within(Duration::from_secs(60), "the next agent is ready", || {
-        let healed = || token().is_some_and(|token| token != "garbage");
-        healed() && find_agent_in(NAMESPACE).is_some_and(|next| next.pod != old.pod && next.ready)
-    });
+    until_healed(NAMESPACE, &old.pod);
     println!("with a dead token upstream's agent was back in {:.1?}", begin.elapsed());
 
     // The only token is bound to the agent's pod, so its rejection is no proof of an uninstall.

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,10 +15,7 @@ use crate::kubectl::{command, fed, kubectl, piped};
 use crate::node::Node;
 use crate::scene::Scene;
 use crate::until::until;
-
-fn repository() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
+use testkit::repository;
 
 #[test]
 fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
@@ -121,7 +117,6 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     assert_eq!(node.files(), before, "deleting leaves files: {log}");
 }
 
-/// The objects of `install-cni` in the cluster. Dropping the value deletes them, also after a failure.
 /// Runs `helm test`. Its pod is deleted afterwards.
 fn passes_its_own_test(helm: &Helm) {
     let printed =

@@ -36,11 +36,7 @@ pub fn injected(name: &str) -> Value {
 #[test]
 fn with_a_revoked_token_injected_pods_start_redirected_and_other_meshed_pods_wait() {
     let scene = Scene::installed(&[]);
-    kubectl("create namespace outage");
-    pods::until_account("outage");
-    let namespace = OnDrop(|| {
-        let _ = command("delete namespace outage --timeout=60s").output();
-    });
+    let namespace = namespace("outage");
 
     // The agent would renew the token, so it is stopped meanwhile.
     let old = std::fs::read_to_string(KUBECONFIG).unwrap();
@@ -48,13 +44,8 @@ fn with_a_revoked_token_injected_pods_start_redirected_and_other_meshed_pods_wai
     revoke_token();
     until_rejected(&old);
     let begin = Instant::now();
-    let list = (0..PODS).map(|number| validating_pod("outage", number, &marked()));
-    apply(&json!({"apiVersion": "v1", "kind": "List", "items": list.collect::<Vec<_>>()}));
-    until("all injected pods are redirected", || {
-        let phases = phases();
-        assert!(!phases.iter().any(|phase| phase == "Failed"), "bare: {phases:?}");
-        phases.iter().filter(|phase| *phase == "Succeeded").count() == PODS
-    });
+    create_all("outage", (0..PODS).map(|_| marked()));
+    until("all injected pods are redirected", || redirected("outage") == PODS);
     println!("{PODS} injected pods ran redirected in {:.1?}", begin.elapsed());
 
     let unmarked = json!({"linkerd.io/proxy-version": "test"});
@@ -72,8 +63,7 @@ fn with_a_revoked_token_injected_pods_start_redirected_and_other_meshed_pods_wai
 
     drop(paused);
     until("the agent renews the token and the other pod starts", || {
-        token() != crate::agent::token_in(&old)
-            && phases().iter().filter(|phase| *phase == "Succeeded").count() == PODS + 1
+        token() != crate::agent::token_in(&old) && redirected("outage") == PODS + 1
     });
     until("the Events", || {
         let events = kubectl("get events -n outage");
@@ -176,9 +166,25 @@ fn connect(address: &str) -> Option<String> {
     Some(answer)
 }
 
-/// Phases of the pods in the test's namespace.
-fn phases() -> Vec<String> {
+/// Creates a namespace for pods that end. Dropping the value deletes it.
+pub fn namespace(name: &str) -> OnDrop<impl FnMut()> {
+    kubectl(&format!("create namespace {name}"));
+    pods::until_account(name);
+    OnDrop(move || {
+        let _ = command(&format!("delete namespace {name} --timeout=60s")).output();
+    })
+}
+
+/// Creates the pods, one for each of the annotations.
+pub fn create_all(namespace: &str, annotations: impl Iterator<Item = Value>) {
+    let pods = annotations.enumerate().map(|(number, of)| validating_pod(namespace, number, &of));
+    apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}));
+}
+
+/// Number of the pods in the namespace that ran redirected. No pod may have run without redirection.
+pub fn redirected(namespace: &str) -> usize {
     let path = "jsonpath={.items[*].status.phase}";
-    let phases = kubectl(&format!("get pods -n outage -o {path}"));
-    phases.split_whitespace().map(str::to_owned).collect()
+    let phases = kubectl(&format!("get pods -n {namespace} -o {path}"));
+    assert!(!phases.contains("Failed"), "bare: {phases}");
+    phases.matches("Succeeded").count()
 }

@@ -5,11 +5,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::burst::validating_pod;
-use crate::outage::injected;
-use crate::pods::{self, Pods, apply, command, container, in_default, kubectl};
+use crate::outage::{create_all, injected, namespace, redirected};
+use crate::pods::{self, Pods, container, in_default, kubectl};
 use crate::repair::set;
-use crate::scene::{OnDrop, Scene};
+use crate::scene::Scene;
 use crate::until::{until, until_within};
 
 const PROFILES: [&str; 5] = ["general", "baseline", "restricted", "netadmin", "sysadmin"];
@@ -52,18 +51,11 @@ fn pods_of_every_origin_are_decided_by_their_containers_without_an_api_request()
 #[test]
 fn of_sixty_pods_at_once_at_most_one_percent_wait_longer_than_the_limit() {
     let scene = Scene::installed(&[]);
-    kubectl("create namespace sixty");
-    pods::until_account("sixty");
-    let namespace = OnDrop(|| {
-        let _ = command("delete namespace sixty --timeout=60s").output();
-    });
+    let namespace = namespace("sixty");
     let annotations = [json!({"linkerd.io/proxy-version": "test"}), json!({})];
-    let pods = (0..PODS).map(|number| validating_pod("sixty", number, &annotations[number % 2]));
-    apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}));
+    create_all("sixty", (0..PODS).map(|number| annotations[number % 2].clone()));
     until_within(Duration::from_secs(180), "all pods are redirected", || {
-        let phases = kubectl("get pods -n sixty -o jsonpath={.items[*].status.phase}");
-        assert!(!phases.contains("Failed"), "bare: {phases}");
-        phases.matches("Succeeded").count() == PODS
+        redirected("sixty") == PODS
     });
     let log = kubectl("logs -n linkerd-cni daemonset/linkerd-cni");
     let lines: Vec<_> = log.lines().filter(|line| line.contains("ADD sixty/")).collect();

@@ -4,40 +4,32 @@
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::Node;
 use crate::pods::{command, kubectl};
-use crate::scene::Scene;
-
-/// The user's ServiceAccounts. Dropping the value deletes them and what the release keeps, because later releases
-/// create objects with these names.
-struct Accounts;
+use crate::scene::{OnDrop, Scene};
 
 const ACCOUNTS: [&str; 2] = ["serviceaccount/cni-agent", "serviceaccount/linkerd-cni-plugin"];
 const KEPT: [&str; 2] = ["role/linkerd-cni-uninstall", "rolebinding/linkerd-cni-uninstall"];
 
-impl Accounts {
-    fn create() -> Self {
-        // Exists if another test ran before.
-        let _ = command(&format!("create namespace {NAMESPACE}")).output();
-        let accounts = Accounts;
-        for (kind, name) in ACCOUNTS.iter().filter_map(|account| account.split_once('/')) {
-            kubectl(&format!("create {kind} {name} -n {NAMESPACE}"));
-        }
-        accounts
-    }
-}
-
-impl Drop for Accounts {
-    fn drop(&mut self) {
+/// Creates the user's ServiceAccounts. Dropping the value deletes them and what the release keeps, because later
+/// releases create objects with these names.
+fn accounts() -> OnDrop<impl FnMut()> {
+    // Exists if another test ran before.
+    let _ = command(&format!("create namespace {NAMESPACE}")).output();
+    let accounts = OnDrop(|| {
         for object in ACCOUNTS.iter().chain(&KEPT) {
             let _ = command(&format!("delete {object} -n {NAMESPACE} --ignore-not-found")).output();
         }
+    });
+    for (kind, name) in ACCOUNTS.iter().filter_map(|account| account.split_once('/')) {
+        kubectl(&format!("create {kind} {name} -n {NAMESPACE}"));
     }
+    accounts
 }
 
 #[test]
 fn helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user() {
     let node = Node::exclusive();
     let before = node.files();
-    let _accounts = Accounts::create();
+    let _accounts = accounts();
     let helm = Helm::with_local_repository();
     let values = "serviceAccount.create=false,serviceAccount.name=cni-agent";
     helm.run("install", &["--set", values]);
