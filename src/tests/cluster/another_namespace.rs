@@ -37,5 +37,5 @@ fn an_agent_of_upstreams_chart_in_another_namespace_restarts_while_the_token_is_
     // The only token is bound to the agent's pod, so its rejection is no proof of an uninstall.
     helm.uninstall();
     assert!(node.entry().is_some());
-    clean_with(NAMESPACE, &node, &before);
+    clean_with(NAMESPACE, "", &node, &before);
 }

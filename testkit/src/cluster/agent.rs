@@ -162,14 +162,16 @@ pub fn rolled_out() {
 
 /// Removes the files of a dead agent with the command in the chart's README.
 pub fn clean(node: &Node, before: &Files) {
-    clean_with("linkerd-cni", node, before);
+    clean_with("linkerd-cni", "", node, before);
 }
 
-/// The same with a pod in `namespace`.
-pub fn clean_with(namespace: &str, node: &Node, before: &Files) {
+/// The same with a pod in `namespace`, and more `options` of `kubectl debug`.
+pub fn clean_with(namespace: &str, options: &str, node: &Node, before: &Files) {
     let node_name = kubectl("get nodes -o name");
     let debug = format!("debug {} --image={} --profile=sysadmin", node_name.trim(), crate::image());
-    kubectl(&format!("{debug} -n {namespace} -- /usr/bin/linkerd2-cni-install uninstall"));
+    kubectl(&format!(
+        "{debug} -n {namespace} {options} -- /usr/bin/linkerd2-cni-install uninstall"
+    ));
     until_within(Duration::from_secs(30), "the node is as it was", || node.files() == *before);
     kubectl(&format!("delete pods -n {namespace} --all --timeout=60s"));
 }

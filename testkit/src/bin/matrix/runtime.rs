@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use crate::agent::{clean, rolled_out};
+use crate::agent::{clean_with, rolled_out};
 use crate::families::setting;
 use crate::node::{Files, Node, kill_component, start_missing_components};
 use crate::pods::{self, Pods, kubectl};
@@ -50,7 +50,7 @@ pub fn has_cached(namespace: &str) -> bool {
 
 /// Removes the kept binary with the documented command, once no pod needs it.
 pub fn remove_kept(node: &Node, before: &Files) -> String {
-    clean(node, before);
+    clean_with("linkerd-cni", "--env=LINKERD_CNI_KEEP_BINARY=false", node, before);
     "the node's files as before".to_owned()
 }
 
