@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 
-use crate::agent::{KUBECONFIG, clean_with, delete_by_force, find_agent_in, with_token};
+use crate::agent::{KUBECONFIG, clean_with, delete_by_force, find_agent_in, token_in, with_token};
 use crate::agent_replaced::until_healed;
 use crate::helm::Helm;
 use crate::node::Node;
@@ -22,13 +22,16 @@ fn an_agent_of_upstreams_chart_in_another_namespace_restarts_while_the_token_is_
     let installed = || node.entry().is_some() && find_agent_in(NAMESPACE).is_some();
     until_within(Duration::from_secs(60), "the plugin entry is in the conflist", installed);
     let settings = node.linkerd_entry()["linkerd"].clone();
-    assert_eq!(settings["agent-namespace"], NAMESPACE, "{settings}");
+    assert!(settings["agent-namespace"].is_null(), "{settings}");
 
-    // The agent no longer renews the token, and the API server rejects the plugin's.
+    // The agent no longer renews the token, and the API server rejects the plugin's. Its claims, by
+    // which the plugin knows the agent's pod, are those of every token that the node ever had.
     let old = find_agent_in(NAMESPACE).unwrap();
     kill(old.pid, Signal::SIGSTOP).unwrap();
     let good = fs::read_to_string(KUBECONFIG).unwrap();
-    fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
+    let token = token_in(&good).unwrap();
+    let (claims, _) = token.rsplit_once('.').unwrap();
+    fs::write(KUBECONFIG, with_token(&good, &format!("{claims}.garbage"))).unwrap();
     delete_by_force(&old, NAMESPACE);
     let begin = Instant::now();
     until_healed(NAMESPACE, &old.pod);
