@@ -60,7 +60,7 @@ fn read_marker(marker: Option<&str>, today: Option<&Origin>) -> (Age, Option<Ori
 /// Fails if no backend of the mode can list rules, or if one that may have the rules cannot, as rules
 /// are not proven to be missing then.
 pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
-    let check = Check { listing: Listing::read(), mode, deadline: Deadline::after(DEADLINE) };
+    let check = Check { listing: Listing::default(), mode, deadline: Deadline::after(DEADLINE) };
     let marker = match check.listing.marker() {
         Ok(Some(marker)) => Some(marker),
         listed => match check.legacy_marker()? {
@@ -192,7 +192,7 @@ pub fn survey(today: Option<&Origin>) -> Result<Survey, Error> {
 }
 
 fn survey_readable(today: Option<&Origin>) -> Result<Survey, Error> {
-    let listing = Listing::read();
+    let listing = Listing::default();
     let (age, marked) = read_marker(listing.marker()?.as_deref(), today);
     if let (Age::Guessed, Some(today)) = (age, today) {
         let families = today.families.wanted().iter();

@@ -2,6 +2,7 @@
 //! those of `iptables-nft` in its tables `nat`.
 
 use std::borrow::Cow;
+use std::cell::{Cell, OnceCell};
 
 use nix::errno::Errno;
 
@@ -14,29 +15,18 @@ use crate::netlink::socket::{self, DUMP_LIMIT};
 use crate::redirect::rules::{self, Chain, ListedRules, Rule, nft};
 use crate::redirect::{Family, Redirect};
 
-/// The rules of both tables, for each family, or the error of listing them.
+/// The rules of both tables, for each family. A table is listed when its rules are first asked for, and
+/// only once.
+#[derive(Default)]
 pub struct Listing {
-    plugin: [Result<ListedRules<ListedRule>, Errno>; 2],
-    nat: [Result<ListedRules<ListedRule>, Errno>; 2],
+    plugin: [OnceCell<ListedRules<ListedRule>>; 2],
+    nat: [OnceCell<ListedRules<ListedRule>>; 2],
+    /// Bytes of all rules listed so far. A process of the pod with CAP_NET_ADMIN can add rules without
+    /// limit, so [`DUMP_LIMIT`] is that of all tables together.
+    length: Cell<usize>,
 }
 
 impl Listing {
-    /// Lists the rules. A process of the pod with CAP_NET_ADMIN can add rules without limit, so
-    /// [`DUMP_LIMIT`] is that of all tables together.
-    pub fn read() -> Listing {
-        let mut length = 0;
-        let mut limited = |name, family| {
-            let rules = list(name, family)?;
-            length += rules.iter().flatten().map(|rule| rule.0.len()).sum::<usize>();
-            if length > DUMP_LIMIT { Err(Errno::EFBIG) } else { Ok(rules) }
-        };
-        let families = [Family::Ipv4, Family::Ipv6];
-        Listing {
-            plugin: families.map(|family| limited(message::PLUGIN_TABLE, family)),
-            nat: families.map(|family| limited(rules::NAT_TABLE, family)),
-        }
-    }
-
     /// Returns the marker of the rules in the plugin's tables, or else in those of `iptables-nft`.
     ///
     /// # Errors
@@ -124,9 +114,19 @@ impl Listing {
 
     fn table(&self, name: &str, family: Family) -> Result<&ListedRules<ListedRule>, Error> {
         let tables = if name == rules::NAT_TABLE { &self.nat } else { &self.plugin };
-        let subject = || format!("the list of rules in table {name}");
-        let listed = tables[family as usize].as_ref();
-        listed.map_err(|errno| rejection::list_error(&subject(), *errno))
+        let table = &tables[family as usize];
+        match table.get() {
+            Some(rules) => Ok(rules),
+            None => {
+                let rules = list(name, family)?;
+                let length: usize = rules.iter().flatten().map(|rule| rule.0.len()).sum();
+                self.length.set(self.length.get() + length);
+                match self.length.get() > DUMP_LIMIT {
+                    true => Err(Error::TooLong { subject: "the list of nf_tables rules".into() }),
+                    false => Ok(table.get_or_init(|| rules)),
+                }
+            }
+        }
     }
 }
 
@@ -184,7 +184,7 @@ fn unlisted(errno: Errno) -> Error {
 }
 
 /// Lists the rules of `table`, by chain. A missing table has no rules.
-fn list(table: &str, family: Family) -> Result<ListedRules<ListedRule>, Errno> {
+fn list(table: &str, family: Family) -> Result<ListedRules<ListedRule>, Error> {
     let mut found = ListedRules::default();
     let request = Attributes::default().text(nfta::RULE_TABLE, table);
     let result = socket::dump(kind::GET_RULE, protocol_family(family), &request, &mut |payload| {
@@ -193,8 +193,10 @@ fn list(table: &str, family: Family) -> Result<ListedRules<ListedRule>, Errno> {
         }
     });
     match result {
-        Err(errno) if errno != Errno::ENOENT => Err(errno),
-        _ => Ok(found),
+        Ok(()) | Err(Errno::ENOENT) => Ok(found),
+        Err(errno) => {
+            Err(rejection::list_error(&format!("the list of rules in table {table}"), errno))
+        }
     }
 }
 
