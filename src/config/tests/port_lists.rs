@@ -178,8 +178,8 @@ fn a_quarter_megabyte_of_annotation_is_decided_at_once_and_quoted_in_less_than_a
                 let before = cpu_time();
                 let found = config.resolve(&facts);
                 let took = cpu_time() - before;
-                // 5 ms in a release build.
-                assert!(took < Duration::from_millis(50), "{name} in {key}: {took:?}");
+                // 5 ms in a release build. Quadratic work would take seconds.
+                assert!(took < Duration::from_millis(250), "{name} in {key}: {took:?}");
                 let shown = match &found {
                     Ok(found) => ignored_ports::summary(&found.ignored).unwrap_or_default(),
                     Err(error) => error.to_string(),
