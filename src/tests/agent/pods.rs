@@ -79,8 +79,15 @@ impl Scene {
 
     /// Adds a pod by the watch, and waits for its file: then the events before are applied, too.
     fn add(&self, name: &str, uid: &str) {
-        self.api.send("ADDED", &unmeshed(name, uid));
-        until("the added pod", || self.read(name, uid).is_some());
+        let is_added = || self.read(name, uid).is_some();
+        until("the added pod", || {
+            // On a busy machine the agent may have given up the watch that gets the event.
+            if !is_added() {
+                self.api.send("ADDED", &unmeshed(name, uid));
+                thread::sleep(Duration::from_millis(100));
+            }
+            is_added()
+        });
     }
 
     fn status(&self) -> Value {
@@ -393,11 +400,11 @@ fn memory_of_the_agent_does_not_grow_with_the_pods_of_its_node() {
     };
     let few = peak(vec![fat(0, 10)]);
     // On a busy machine, more than some megabytes take the API server of the test too long.
-    for (pods, annotation) in [(250, 10), (20, 250_000)] {
+    for (pods, annotation) in [(250, 10), (10, 250_000)] {
         let more = peak((0..pods).map(|number| fat(number, annotation)).collect());
         let more = more.saturating_sub(few);
         println!("{pods} pods of 20 kB, annotation of {annotation} B: {more} kB above {few} kB");
-        // The lists of both are 5 MB.
+        // The lists have 5 and 2.5 MB.
         assert!(more <= 1000, "{annotation}: {more} kB more than {few} kB");
     }
 }
