@@ -122,6 +122,7 @@ mod tests {
             json!({"cniVersion": "0.3.1", "name": "linkerd-cni", "plugins": [{"type": "linkerd-cni"}]})
         );
     }
+
     #[test]
     fn an_exact_entry_is_told_from_an_equal_one_in_another_format() {
         let mut entry = Entry::new("{\n  \"type\": \"linkerd-cni\",\n  \"a\": [1]\n}", "").unwrap();

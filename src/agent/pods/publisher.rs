@@ -95,8 +95,10 @@ pub(super) struct Publisher {
     problem: Option<String>,
     /// Held while the watch is open, or open again soon.
     lock: Option<Lock>,
-    /// Failed requests of the watch in a row, and why the last one failed.
-    failures: (u32, Option<String>),
+    /// Failed requests of the watch in a row.
+    failures: u32,
+    /// Why the last one failed.
+    watch_problem: Option<String>,
     /// When the pods are listed again if there are problems.
     relist: Instant,
 }
@@ -118,7 +120,8 @@ impl Publisher {
             known: BTreeMap::new(),
             problem: None,
             lock: None,
-            failures: (0, None),
+            failures: 0,
+            watch_problem: None,
             relist: Instant::now(),
         }
     }
@@ -146,7 +149,8 @@ impl Publisher {
         }
         self.reader = None;
         self.connection.close();
-        self.failures = (0, None);
+        self.failures = 0;
+        self.watch_problem = None;
         let flow = self.keep();
         let has_problem = self.show();
         match has_problem && Instant::now() >= self.relist {
@@ -241,23 +245,23 @@ impl Publisher {
     /// Releases the lock from the second failure in a row on, and waits longer in the end if only an
     /// administrator can correct the failure.
     fn fail(&mut self, error: &pod_watch::Error, wait: Duration) {
-        let failures = self.failures.0 + 1;
-        let is_lost = failures >= FAILURES;
+        self.failures += 1;
+        let is_lost = self.failures >= FAILURES;
         if is_lost {
             self.lock = None;
         }
         let is_denied = error.is_denied() && is_lost;
         let problem = if is_denied { format!("{DENIED}: {error}") } else { error.to_string() };
         match is_denied {
-            true if self.failures.1.as_ref() == Some(&problem) => {}
+            true if self.watch_problem.as_ref() == Some(&problem) => {}
             true => warn!("{problem}"),
             false => {
                 warn!("cannot watch the pods of this node; retrying in {wait:.1?}: {problem}");
             }
         }
-        self.failures = (failures, Some(problem));
+        self.watch_problem = Some(problem);
         self.show();
-        if is_denied && failures >= DENIALS {
+        if is_denied && self.failures >= DENIALS {
             thread::sleep(between(LONG_WAIT, 2 * LONG_WAIT));
         }
     }
@@ -278,7 +282,7 @@ impl Publisher {
     /// Sets what `/status` and the metrics say. Returns whether there is a problem.
     fn show(&self) -> bool {
         let of_pods = self.known.values().filter_map(|known| known.problem.as_ref());
-        let problem = self.failures.1.iter().chain(&self.problem).chain(of_pods).next().cloned();
+        let problem = self.watch_problem.iter().chain(&self.problem).chain(of_pods).next().cloned();
         let has_problem = problem.is_some();
         let (published, kept) = (self.published(), self.lock.is_some());
         self.status.set_pod_copy(PodCopyStatus { published, kept, problem });
