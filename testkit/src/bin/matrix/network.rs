@@ -1,6 +1,6 @@
 //! Checks of primary CNIs with daemons: the daemons restart, and Calico's network policies.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::process::Command;
 use std::time::Duration;
 
@@ -11,8 +11,9 @@ use crate::node::Files;
 use crate::pods::{Pods, apply, kubectl};
 use crate::until::until_within;
 
-/// Calico's credential, which its daemon and its init container write again at every start.
-const CALICO_KUBECONFIG: &str = "/etc/cni/net.d/calico-kubeconfig";
+/// What primary CNIs write again at each start: Calico its credential, Multus its plugin.
+const REWRITTEN: [&str; 3] =
+    ["/etc/cni/net.d/calico-kubeconfig", "/opt/cni/bin/multus", "/opt/cni/bin/multus-shim"];
 /// Time in which a changed policy takes effect.
 const POLICY: Duration = Duration::from_secs(60);
 
@@ -35,12 +36,13 @@ pub fn has_policies() -> bool {
     setting("CLUSTER_NETWORK") == "calico"
 }
 
-/// The files without those whose content the primary CNI changes by itself.
+/// The files, without the content or time of those that the primary CNI writes again by itself.
 pub fn unchanging(files: &Files) -> Files {
     let mut files = files.clone();
-    let path = PathBuf::from(CALICO_KUBECONFIG);
-    if let Some(file) = files.get_mut(&path) {
-        *file = (file.0, file.1, 0, 0);
+    for path in REWRITTEN {
+        if let Some(file) = files.get_mut(Path::new(path)) {
+            *file = (file.0, file.1, 0, 0);
+        }
     }
     files
 }
