@@ -147,6 +147,11 @@ pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     })
 }
 
+fn is_agent(pid: i32) -> bool {
+    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
+    "linkerd2-cni-install".starts_with(name.trim()) && !name.is_empty()
+}
+
 /// The process in a container, found by its control group. CRI-O's control group of conmon, which supervises the
 /// container, also has the container's ID in its name.
 pub fn process_of(container: &str) -> Option<Pid> {
@@ -169,11 +174,18 @@ pub fn clean(node: &Node, before: &Files) {
 
 /// The same with a pod in `namespace`, and more `options` of `kubectl debug`.
 pub fn clean_with(namespace: &str, options: &str, node: &Node, before: &Files) {
+    // An agent that kubelet started again before it saw the deletion of the pod outlives the pod, and restores the files.
+    until_within(Duration::from_secs(60), "no agent runs", || !crate::pids().any(is_agent));
     let node_name = kubectl("get nodes -o name");
     let debug = format!("debug {} --image={} --profile=sysadmin", node_name.trim(), crate::image());
     kubectl(&format!(
         "{debug} -n {namespace} {options} -- /usr/bin/linkerd2-cni-install uninstall"
     ));
-    until_within(Duration::from_secs(30), "the node is as it was", || node.files() == *before);
+    let pod = format!("-n {namespace} -l app.kubernetes.io/managed-by=kubectl-debug");
+    until_within(Duration::from_secs(60), "the command has ended", || {
+        let phase = kubectl(&format!("get pods {pod} -o jsonpath={{.items[*].status.phase}}"));
+        phase == "Succeeded" || phase == "Failed"
+    });
+    assert_eq!(node.files(), *before, "the command says: {}", kubectl(&format!("logs {pod}")));
     kubectl(&format!("delete pods -n {namespace} --all --timeout=60s"));
 }
