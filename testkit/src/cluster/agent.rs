@@ -1,6 +1,7 @@
 //! The agent's container on a node: found, killed, rolled out, its credential, and its files removed after its end.
 
 use std::fs;
+use std::os::unix::fs::MetadataExt as _;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
@@ -147,9 +148,12 @@ pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     })
 }
 
+/// Whether it is an agent on this node.
 fn is_agent(pid: i32) -> bool {
+    let inode = |path: &str| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    "linkerd2-cni-install".starts_with(name.trim()) && !name.is_empty()
+    let net_dir = inode(&format!("/proc/{pid}/root/host/etc/cni/net.d"));
+    name.trim() == "linkerd2-cni-in" && net_dir == inode("/etc/cni/net.d")
 }
 
 /// The process in a container, found by its control group. CRI-O's control group of conmon, which supervises the
