@@ -11,9 +11,10 @@ use crate::node::Files;
 use crate::pods::{Pods, apply, kubectl};
 use crate::until::until_within;
 
-/// What primary CNIs write again at each start: Calico its credential, Multus its plugin.
-const REWRITTEN: [&str; 3] =
-    ["/etc/cni/net.d/calico-kubeconfig", "/opt/cni/bin/multus", "/opt/cni/bin/multus-shim"];
+/// Calico's credential, which its daemon and its init container write again at every start.
+const CALICO_KUBECONFIG: &str = "/etc/cni/net.d/calico-kubeconfig";
+/// Plugins that Multus copies again at every start, so that their times change.
+const MULTUS: [&str; 2] = ["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim"];
 /// Time in which a changed policy takes effect.
 const POLICY: Duration = Duration::from_secs(60);
 
@@ -36,12 +37,15 @@ pub fn has_policies() -> bool {
     setting("CLUSTER_NETWORK") == "calico"
 }
 
-/// The files, without the content or time of those that the primary CNI writes again by itself.
+/// The files, without what the primary CNI changes by itself.
 pub fn unchanging(files: &Files) -> Files {
     let mut files = files.clone();
-    for path in REWRITTEN {
-        if let Some(file) = files.get_mut(Path::new(path)) {
-            *file = (file.0, file.1, 0, 0);
+    if let Some((_, _, size, hash)) = files.get_mut(Path::new(CALICO_KUBECONFIG)) {
+        (*size, *hash) = (0, 0);
+    }
+    for path in MULTUS {
+        if let Some((_, _, _, hash)) = files.get_mut(Path::new(path)) {
+            *hash = 0;
         }
     }
     files
