@@ -76,6 +76,8 @@ impl Action {
     /// Performs the action and waits for the recovery.
     pub fn perform(self, world: &mut World) {
         world.ledger.begin(self.name);
+        // Between two agents nobody keeps the copy.
+        let _copy = (!self.keeps_agent).then(|| world.outages.open(Cause::Copy));
         (self.perform)(world);
     }
 }
@@ -226,10 +228,10 @@ fn damage_copy(world: &mut World) {
 }
 
 /// A file or directory that nobody can change. Dropping the value ends that.
-struct Immutable(PathBuf);
+pub struct Immutable(PathBuf);
 
 impl Immutable {
-    fn make(path: PathBuf) -> Immutable {
+    pub fn make(path: PathBuf) -> Immutable {
         let _ = Command::new("chattr").arg("+i").arg(&path).stderr(Stdio::null()).status();
         Immutable(path)
     }

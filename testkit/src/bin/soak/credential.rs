@@ -11,8 +11,10 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
+use crate::actions::Immutable;
 use crate::agent::{self, KUBECONFIG, Paused, token, with_token};
 use crate::helm::NAMESPACE;
+use crate::node::COPY;
 use crate::outages::Cause;
 use crate::pods::kubectl;
 use crate::world::{World, replace};
@@ -21,14 +23,16 @@ const ACCOUNT: &str = "linkerd-cni-plugin";
 /// Key that the API server signs tokens with.
 const KEY: &str = "/var/lib/linkerd2-cni-cluster/pki/tokens.key";
 
-/// Deletes the plugin's account and creates it again, so that the API server rejects its tokens.
+/// Deletes the plugin's account and creates it again, so that the API server rejects its tokens. No pod gets a copy
+/// meanwhile: only a plugin that sends a request meets the rejection, and reports it to the agent.
 pub fn revoke(world: &mut World) {
     let old = token();
-    let outage = world.outages.open(Cause::Credential);
+    let outages = [Cause::Credential, Cause::Copy].map(|cause| world.outages.open(cause));
+    let immutable = Immutable::make(COPY.into());
     agent::revoke_token();
     let begin = Instant::now();
     world.recovered(begin, || token().is_some_and(|now| Some(now) != old));
-    drop(outage);
+    drop((immutable, outages));
 }
 
 /// Validity of a token, in seconds from now.

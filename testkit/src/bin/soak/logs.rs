@@ -38,8 +38,8 @@ pub fn check_kubelet_log(node: &Node, ledger: &Ledger) -> usize {
     failed
 }
 
-/// The plugin sends no API request for an unmeshed pod, unless the copy of the node's pods is disturbed while an agent
-/// keeps it. The agent sends requests: without any, the log cannot show that.
+/// The plugin sends no API request for an unmeshed pod while an agent keeps the copy of the node's pods and nothing
+/// disturbs it. The agent sends requests: without any, the log cannot show that.
 pub fn check_audit_log(ledger: &Ledger, outages: &Outages) {
     let log = BufReader::new(File::open(AUDIT_LOG).expect("the API server's audit log"));
     let lines = log.lines().map_while(Result::ok);
@@ -56,7 +56,8 @@ pub fn check_audit_log(ledger: &Ledger, outages: &Outages) {
         let is_of_plugin = text(&event["userAgent"]).starts_with("linkerd-cni/");
         let received = humantime::parse_rfc3339(&text(&event["requestReceivedTimestamp"]));
         let age = received.ok().and_then(|received| received.elapsed().ok()).unwrap_or_default();
-        let is_disturbed = outages.was_open(Cause::Copy, age);
+        let mut causes = [Cause::Copy, Cause::ApiServer].into_iter();
+        let is_disturbed = causes.any(|cause| outages.was_open(cause, age));
         if is_of_plugin && name.starts_with(UNMESHED) && !is_disturbed {
             let seen = format!("API request for {name}: {}", event["requestURI"]);
             ledger.violated(Invariant::UnmeshedStart, seen);

@@ -21,7 +21,7 @@ pub enum Cause {
     Unchained,
     /// The kubeconfig is missing.
     NoKubeconfig,
-    /// The copy of the node's pods is damaged, or its watch is cut.
+    /// The copy of the node's pods is damaged, its watch is cut, or no agent keeps it.
     Copy,
 }
 
