@@ -215,6 +215,8 @@ fn each_value_of_the_plugin_entry_and_the_test_pod_changes_the_recorded_fields()
             "ignoreOutboundPorts: [25]",
             "strictAnnotations: true",
             "strictProxyUser: true",
+            "sandboxedRuntimeClasses: [secure]",
+            "sandboxedRuntimeClasses: []",
             "skipSubnets: ''",
             "skipSubnets: '10.0.0.0/8, fd00::/8'",
             "useWaitFlag: true",

@@ -57,6 +57,7 @@ const INVALID: &[&str] = &[
     "ignoreOutboundPorts: '443, 1000', strictAnnotations: true",
     "strictAnnotations: 'true'",
     "strictProxyUser: 'true'",
+    "sandboxedRuntimeClasses: [gVisor]",
     "skipSubnets: '10.0.0.0'",
     // The plugin would fail every meshed pod.
     "skipSubnets: '10.0.0.0/8,10.0.0.0/33'",

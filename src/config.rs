@@ -4,6 +4,7 @@
 pub mod ignored_ports;
 mod proxy_user;
 mod resolve;
+mod sandbox;
 mod section;
 
 use std::path::PathBuf;
@@ -37,6 +38,8 @@ pub struct ResolvedRedirect {
     pub blocked_init_containers: Vec<String>,
     /// Names of containers whose connections bypass the proxy, as they run as the proxy's user.
     pub exempt_containers: Vec<String>,
+    /// Name of the pod's RuntimeClass if its sandbox ignores the rules.
+    pub sandboxed_by: Option<String>,
 }
 
 /// The plugin entry, as far as the plugin uses it. Unknown keys are ignored.
@@ -57,6 +60,8 @@ pub struct Config {
     pub strict_annotations: bool,
     /// Whether a container that runs as the proxy's user fails the pod.
     pub strict_proxy_user: bool,
+    /// Names of RuntimeClasses whose sandboxes ignore redirect rules. `None`: [`sandbox::CLASSES`].
+    sandboxed_classes: Option<Vec<String>>,
     defaults: Defaults,
     /// Error for the first key with an invalid value.
     problem: Option<Error>,
@@ -125,6 +130,7 @@ impl Config {
                 .unwrap_or(DEFAULT_API_BUDGET),
             strict_annotations: linkerd.flag("strict-annotations"),
             strict_proxy_user: linkerd.flag("strict-proxy-user"),
+            sandboxed_classes: linkerd.optional_strings("sandboxed-runtime-classes"),
             defaults: Defaults {
                 incoming_proxy_port: linkerd.number("incoming-proxy-port"),
                 outgoing_proxy_port: linkerd.number("outgoing-proxy-port"),

@@ -3,6 +3,8 @@
 //! [`TABLE`] has the words for the plugin's CNI error, the Events on the pod, `linkerd cni check` and
 //! `docs/error-codes.md`.
 
+use std::collections::BTreeSet;
+
 /// Code, name and words of one failure.
 #[derive(Debug)]
 pub struct Row {
@@ -93,6 +95,9 @@ failures! {
     SharedProxyUser 111 "shared-proxy-user"
         cause "a container runs as the proxy's user, so its connections would bypass the proxy"
         remedy "set another runAsUser for these containers, or for the proxy; the chart's strictProxyUser=false admits the pod"
+    SandboxedPod 112 "sandboxed-pod"
+        cause "the pod's RuntimeClass runs it in a sandbox that ignores redirect rules, so its connections would bypass the proxy"
+        remedy "inject the pod with the init container linkerd-init, which works inside the sandbox, or choose another RuntimeClass; sandboxes that keep to the rules are excluded with the chart's sandboxedRuntimeClasses"
     NoIptables 120 "no-iptables"
         cause "the node has no iptables program together with its -restore program"
         remedy "install iptables on the node, or set the chart's iptablesMode to auto"
@@ -137,6 +142,11 @@ impl Failure {
     }
 }
 
+/// Returns the codes of the failures for which `is_wanted` holds, each once.
+pub fn codes(is_wanted: impl Fn(Failure) -> bool) -> BTreeSet<u32> {
+    TABLE.iter().filter(|row| is_wanted(row.failure)).map(|row| row.code).collect()
+}
+
 /// Returns the causes of a code in one clause, for counts by code. `None` for an unknown code.
 pub fn causes(code: &str) -> Option<String> {
     let rows = TABLE.iter().filter(|row| row.code.to_string() == code);
@@ -146,8 +156,6 @@ pub fn causes(code: &str) -> Option<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeSet;
-
     use super::*;
 
     #[test]

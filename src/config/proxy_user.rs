@@ -60,8 +60,8 @@ impl Config {
     }
 
     /// Returns the error for a pod with containers that run as the user of the proxy, if
-    /// [`Config::strict_proxy_user`] is set. Only ADD may refuse a pod: a running one keeps its rules.
-    pub fn refusal(&self, resolved: &ResolvedRedirect) -> Option<Error> {
+    /// [`Config::strict_proxy_user`] is set.
+    pub(super) fn shared_user(&self, resolved: &ResolvedRedirect) -> Option<Error> {
         let names = &resolved.exempt_containers;
         if !self.strict_proxy_user || names.is_empty() {
             return None;

@@ -62,6 +62,7 @@ impl Config {
             ignored: resolver.ignored,
             blocked_init_containers: containers::blocked(&pod.early_containers, &redirect),
             exempt_containers: containers::exempt(&pod.app_containers, &redirect),
+            sandboxed_by: self.is_sandboxed(&pod.runtime_class).then(|| pod.runtime_class.clone()),
             redirect,
         })
     }

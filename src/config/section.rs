@@ -70,7 +70,11 @@ impl<'a> Section<'a> {
     }
 
     pub fn strings(&mut self, key: &str) -> Vec<String> {
-        self.read(key, "a list of strings", |value| list(value, string)).unwrap_or_default()
+        self.optional_strings(key).unwrap_or_default()
+    }
+
+    pub fn optional_strings(&mut self, key: &str) -> Option<Vec<String>> {
+        self.read(key, "a list of strings", |value| list(value, string))
     }
 
     /// Reads a list of ports. Upstream requires numbers in `ports-to-redirect` and strings in

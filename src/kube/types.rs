@@ -146,6 +146,8 @@ objects! {
     pub struct PodSpec {
         pub node_name: String,
         pub host_network: bool,
+        /// Name of the pod's RuntimeClass. Empty for the runtime's default.
+        pub runtime_class_name: String,
         /// `None` means that the object is not a pod but `{}`, a list or a Status: every pod has
         /// containers.
         pub containers: Option<Vec<Container>>,

@@ -24,6 +24,9 @@ pub struct PodFacts {
     pub annotations: Annotations,
     /// User and ports of the container `linkerd-proxy`.
     pub proxy: Proxy,
+    /// Name of the pod's RuntimeClass. Empty without one, or if the pod object was not read.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub runtime_class: String,
     /// Ports of the API server, which a control-plane pod reaches without the proxy. Empty
     /// for other pods.
     pub api_ports: Vec<PortRange>,
@@ -119,6 +122,7 @@ pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
     };
     let early_containers = containers::before_proxy(&found);
     let app_containers = containers::of_app(&found);
+    let runtime_class = found.spec.runtime_class_name;
     let Metadata { uid, annotations, labels, .. } = found.metadata;
     let component = labels.get(CONTROL_PLANE_LABEL);
     Ok(Decision::Redirect(OwnFacts {
@@ -128,6 +132,7 @@ pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
             uid,
             annotations: known(annotations),
             proxy,
+            runtime_class,
             api_ports: Vec::new(),
             early_containers,
             app_containers,

@@ -8,7 +8,7 @@ use super::netns_lookup::{self, NetnsLookup};
 use super::settings::Settings;
 use super::stranded::StrandedPod;
 use crate::cni;
-use crate::config::Config;
+use crate::config::{Config, ResolvedRedirect};
 use crate::firewall::{self, Survey, describe_missing};
 use crate::kube::Client;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
@@ -81,6 +81,9 @@ impl Inspector {
         let netns = self.netns_lookup.find(pod)?;
         let facts = own.complete(&pod.namespace, &mut self.objects);
         let resolved = facts.and_then(|facts| self.config.resolve(&facts));
+        if let Some(error) = resolved.as_ref().ok().and_then(ResolvedRedirect::sandbox_error) {
+            return Err(error.into());
+        }
         let today =
             resolved.as_ref().ok().map(|resolved| (resolved.redirect.clone(), resolved.ipv6));
         let survey = move || {

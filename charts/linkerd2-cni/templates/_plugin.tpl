@@ -157,6 +157,9 @@ every meshed pod.
 {{- if eq (toString .Values.strictProxyUser) "true" }}
 {{- $_ := set $linkerd "strict-proxy-user" true }}
 {{- end }}
+{{- if not (kindIs "invalid" .Values.sandboxedRuntimeClasses) }}
+{{- $_ := set $linkerd "sandboxed-runtime-classes" .Values.sandboxedRuntimeClasses }}
+{{- end }}
 {{- $_ := set $linkerd "api-retry-seconds" (.Values.apiRetrySeconds | default 10 | int64) }}
 {{- /* The plugin skips the agent's pods, which install the credential, without an API request. */}}
 {{- $_ := set $linkerd "agent-namespace" .Release.Namespace }}

@@ -2,7 +2,7 @@
 //! process that can write to the socket can send records.
 
 use std::array;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::cni::Command;
 use crate::config::ignored_ports::SOURCES;
-use crate::failure::Failure;
+use crate::failure::{self, Failure};
 use crate::metrics::{
     Counters, Durations, Labels, register, register_durations_each, register_each,
 };
@@ -22,11 +22,7 @@ use crate::redirect::backend::Backend;
 const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
 /// Values of the label `result`.
 const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "skipped"];
-/// Values of the label `code`: CNI error codes of the plugin's ADD and CHECK. Any other code counts
-/// as [`OTHER`].
-const CODES: [u32; 16] = [1, 4, 5, 6, 7, 8, 100, 101, 102, 103, 104, 110, 111, 120, 121, 122];
-/// Values of the label `code` of `degraded`: CNI error codes of a failed API request.
-const API_CODES: [u32; 4] = [100, 101, 102, 104];
+/// Value of labels for what this version does not know.
 const OTHER: &str = "other";
 /// Value of the label `source` for calls that no source decided.
 const NONE: &str = "none";
@@ -120,7 +116,7 @@ impl PluginCalls {
                 group,
                 "degraded",
                 "Pods redirected by annotations and plugin entry alone, because the API server or the credential failed, by CNI error code",
-                api_codes(),
+                labels(api_codes()),
             ),
             ignored_ports: register_each(
                 group,
@@ -190,12 +186,12 @@ impl PluginCalls {
             self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
         }
         if let Some(error) = &record.error {
-            let [code] = code(&CODES, error.code);
+            let [code] = code(&codes(), error.code);
             self.failures.get_or_create(&[("command", command.to_string()), code]).inc();
         }
         if let Some(error) = &record.degraded {
             match command {
-                Command::Add => self.degraded.get_or_create(&code(&API_CODES, error.code)).inc(),
+                Command::Add => self.degraded.get_or_create(&code(&api_codes(), error.code)).inc(),
                 _ => self.unproven_checks.inc(),
             };
         }
@@ -212,7 +208,7 @@ impl PluginCalls {
             adds: nonzero(&self.adds, Source::ALL.map(|known| [source(Some(known))])),
             redirects: nonzero(&self.redirects, backends()),
             failures,
-            degraded: nonzero(&self.degraded, api_codes()),
+            degraded: nonzero(&self.degraded, labels(api_codes())),
             exempt_containers: self.exempt_containers.get(),
             ipv6_bypass: self.ipv6_bypass.get(),
         }
@@ -245,20 +241,30 @@ fn backends() -> [Labels<1>; Backend::ALL.len()] {
     Backend::ALL.map(|backend| [("backend", backend.to_string())])
 }
 
+/// Codes of the failures of ADD and CHECK that have a count of their own.
+fn codes() -> BTreeSet<u32> {
+    failure::codes(|failure| failure != Failure::Internal)
+}
+
+/// Codes of API requests that failed, so that the annotations decided.
+fn api_codes() -> BTreeSet<u32> {
+    failure::codes(Failure::is_outage)
+}
+
 fn failures() -> impl Iterator<Item = Labels<2>> {
     COMMANDS.into_iter().flat_map(|command| {
-        let codes = CODES.iter().map(u32::to_string).chain([OTHER.into()]);
-        codes.map(move |code| [("command", command.to_string()), ("code", code)])
+        labels(codes()).map(move |[code]| [("command", command.to_string()), code])
     })
 }
 
-fn api_codes() -> impl Iterator<Item = Labels<1>> {
-    let codes = API_CODES.iter().map(u32::to_string).chain([OTHER.into()]);
+/// Returns every value of the label `code`.
+fn labels(codes: BTreeSet<u32>) -> impl Iterator<Item = Labels<1>> {
+    let codes = codes.into_iter().map(|code| code.to_string()).chain([OTHER.into()]);
     codes.map(|code| [("code", code)])
 }
 
 /// Returns the label `code`, with a value of the fixed set.
-fn code(known: &[u32], code: u32) -> Labels<1> {
+fn code(known: &BTreeSet<u32>, code: u32) -> Labels<1> {
     let value = if known.contains(&code) { code.to_string() } else { OTHER.into() };
     [("code", value)]
 }

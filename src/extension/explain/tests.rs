@@ -122,6 +122,15 @@ fn a_proxy_that_no_annotation_shows_is_explained_with_what_happens_without_an_ag
 }
 
 #[test]
+fn a_pod_whose_sandbox_ignores_the_rules_is_explained_with_the_error_of_its_start() {
+    let mut cluster = cluster(meshed());
+    cluster.set(POD, "/spec/runtimeClassName", json!("gvisor"));
+    let text = explained(&cluster);
+    assert!(text.contains("RuntimeClass gvisor ignore redirect rules"), "{text}");
+    assert!(text.contains("(code 112)") && text.contains("linkerd-init"), "{text}");
+}
+
+#[test]
 fn a_missing_pod_or_chart_is_named_with_the_remedy() {
     let error = fetch(&Cluster::healthy(), "linkerd-cni", "shop", "web").unwrap_err();
     assert_eq!(error, "pod shop/web does not exist; name its namespace with --namespace");

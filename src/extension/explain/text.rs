@@ -36,7 +36,7 @@ pub fn render(inputs: &PodInputs) -> String {
         ),
         Some(Err(error)) => (
             "the plugin fails, and the pod cannot start",
-            format!("{} (code {})", error.msg, error.failure.code()),
+            format!("{} (code {})\nRemedy:    {}", error.msg, error.failure.code(), error.details),
         ),
     };
     let mut text = format!(

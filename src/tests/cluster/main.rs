@@ -33,6 +33,7 @@ mod proxy_user;
 mod quickstart;
 mod release;
 mod repair;
+mod sandboxed_pods;
 mod scene;
 mod service_accounts;
 mod sigterm;

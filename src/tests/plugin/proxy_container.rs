@@ -102,6 +102,45 @@ fn strict_proxy_user_refuses_a_marked_pod_while_its_containers_are_known() {
 }
 
 #[test]
+fn a_pod_whose_sandbox_ignores_the_rules_is_refused_unless_its_init_container_redirects() {
+    let started = |class: &str, classes: Option<Value>, init: Value| {
+        let mut spec = with_proxy(json!({}));
+        spec["runtimeClassName"] = json!(class);
+        spec["initContainers"] = init;
+        let scene = Scene::of(api(spec, json!({})));
+        let add = scene.add();
+        let add = match classes {
+            Some(classes) => add.linkerd("sandboxed-runtime-classes", classes),
+            None => add,
+        };
+        let outcome = add.run();
+        if outcome.json()["code"].is_null() {
+            return true;
+        }
+        let (code, msg) = outcome.error();
+        assert_eq!((code, scene.rules().as_str()), (112, ""), "{msg}");
+        assert!(msg.contains(&format!("RuntimeClass {class} ignore")), "{msg}");
+        assert!(outcome.json()["details"].as_str().unwrap().contains("linkerd-init"));
+        false
+    };
+    for (class, classes, wanted) in [
+        ("gvisor", None, false),
+        ("runsc", None, false),
+        ("kata-qemu", None, false),
+        ("katalog", None, true),
+        ("nvidia", None, true),
+        ("", None, true),
+        ("secure", Some(json!(["secure"])), false),
+        ("gvisor", Some(json!(["secure"])), true),
+        ("gvisor", Some(json!([])), true),
+        ("gvisor", Some(json!([""])), true),
+    ] {
+        assert_eq!(started(class, classes, json!([])), wanted, "{class}");
+    }
+    assert!(started("gvisor", None, json!([{"name": "linkerd-init"}])));
+}
+
+#[test]
 fn a_port_annotation_that_the_injector_ignores_is_ignored_and_recorded() {
     for value in [" 5143", "5143 ", "5143\n", "0", "70000", "x"] {
         let annotations = json!({"config.linkerd.io/inbound-port": value});

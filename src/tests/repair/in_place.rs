@@ -68,6 +68,20 @@ fn a_netns_without_the_pods_address_or_of_another_pod_is_not_changed() {
 }
 
 #[test]
+fn a_pod_whose_sandbox_ignores_the_rules_is_not_repaired() {
+    let node = Node::new();
+    node.cache_cni_result("uid-of-web-1");
+    let mut pod = waiting();
+    pod["spec"]["runtimeClassName"] = json!("kata-qemu");
+    node.knows(&pod);
+    let controller = node.controller(&[]);
+    controller.counts("repair_errors_total", 1);
+    controller.logs("the sandboxes of RuntimeClass kata-qemu ignore redirect rules");
+    assert_eq!(node.ruleset(), "");
+    assert!(node.api.deleted().is_empty());
+}
+
+#[test]
 fn no_rules_are_installed_if_the_active_conflist_has_no_plugin_entry() {
     let node = Node::new();
     node.cache_cni_result("uid-of-web-1");

@@ -57,6 +57,16 @@ fn a_container_runs_as_the_proxys_user() {
 }
 
 #[test]
+fn the_pods_sandbox_ignores_redirect_rules() {
+    let fault = Fault::new("sandboxed-pod");
+    let mut pod = meshed_pod();
+    pod["spec"]["runtimeClassName"] = json!("gvisor");
+    fault.answer_pod(200, &pod);
+    let outcome = fault.add().run();
+    fault.check_failure(&outcome);
+}
+
+#[test]
 fn the_network_namespace_is_gone() {
     let fault = Fault::new("network-namespace-missing");
     let outcome = fault.add().env("CNI_NETNS", "/var/run/netns/cni-1234").run();

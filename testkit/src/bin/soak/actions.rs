@@ -76,7 +76,7 @@ impl Action {
     /// Performs the action and waits for the recovery.
     pub fn perform(self, world: &mut World) {
         world.ledger.begin(self.name);
-        // Between two agents nobody keeps the copy.
+        // A new agent keeps the copy before it has seen all pods.
         let _copy = (!self.keeps_agent).then(|| world.outages.open(Cause::Copy));
         (self.perform)(world);
     }

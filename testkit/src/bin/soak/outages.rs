@@ -21,7 +21,7 @@ pub enum Cause {
     Unchained,
     /// The kubeconfig is missing.
     NoKubeconfig,
-    /// The copy of the node's pods is damaged, its watch is cut, or no agent keeps it.
+    /// The copy of the node's pods is damaged, its watch is cut, or a new agent fills it.
     Copy,
 }
 
