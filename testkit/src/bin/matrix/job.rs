@@ -60,6 +60,9 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
         a_native_sidecar_passes_the_validator_and_proxies(pods);
         "the validator passed".to_owned()
     });
+    if runtime::has_user_namespaces() {
+        checks.run("a pod in a user namespace", || runtime::start_in_user_namespace(pods));
+    }
     checks.run("helm test", || {
         helm.must(&["test", "linkerd-cni", "-n", NAMESPACE, "--timeout", "60s"]);
         "passed".to_owned()

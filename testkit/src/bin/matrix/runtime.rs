@@ -4,8 +4,10 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::agent::{clean_with, rolled_out};
-use crate::families::setting;
+use crate::families::{Family, setting};
 use crate::node::{Files, Node, kill_component, start_missing_components};
 use crate::pods::{self, Pods, kubectl};
 use crate::until::until_within;
@@ -68,4 +70,36 @@ pub fn restart(pods: &Pods) -> String {
     assert_eq!(containers(), before, "the restart ends containers");
     rolled_out();
     format!("{} back after {:.1} s; its pods run on", component(), took.as_secs_f64())
+}
+
+/// Whether the runtime can give a pod a user namespace of its own (`hostUsers: false`).
+pub fn has_user_namespaces() -> bool {
+    let handlers =
+        "get nodes -o jsonpath={.items[*].status.runtimeHandlers[*].features.userNamespaces}";
+    kubectl(handlers).contains("true")
+}
+
+/// nf_tables compares UIDs as the pod's user namespace maps them, so the proxy's is exempt as in any pod. iptables' owner
+/// match is refused there (`owner_check` in the kernel's `net/netfilter/xt_owner.c`).
+pub fn start_in_user_namespace(pods: &Pods) -> String {
+    let mut pod = pods::native_sidecar("mapped");
+    pod["spec"]["hostUsers"] = json!(false);
+    pods.start(&[pod]);
+    pods.assert_answers("unmeshed", "mapped", "proxy-inbound");
+    let target = Family::all()[0].to(&pods.ip("unmeshed"), 8080);
+    for (container, responder) in [("app", "proxy-outbound"), ("linkerd-proxy", "app-of-unmeshed")]
+    {
+        let response = pods.connect("mapped", container, &target);
+        assert!(response.starts_with(responder), "{container}: {response}, not {responder}");
+    }
+    let read = |pid: i32, name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
+    let mut pods = testkit::pids()
+        .filter(|pid| read(*pid, "cmdline").is_ok_and(|line| line.starts_with("/probe\0")));
+    let map = pods.find_map(|pid| {
+        let map = read(pid, "uid_map").ok()?;
+        let words: Vec<&str> = map.split_whitespace().collect();
+        (words.first() == Some(&"0") && words.get(1) != Some(&"0")).then(|| words.join(" "))
+    });
+    let map = map.expect("a process of a pod is in another user namespace");
+    format!("redirected as in other pods; UIDs are mapped: {map}")
 }
