@@ -22,9 +22,9 @@ const HEAD: &str = "\
 
 # Troubleshooting
 
-Search this page for a part of the error text, not for the whole line: without the names of your pods and nodes. Each row has the cause, and a
-link to the page with remedy and a command to verify it. The texts are those of Events, of `/ready` and the log of the agent, of Helm, and of
-`linkerd cni check`. `linkerd cni` is optional: [cli.md](cli.md#without-the-extension) has the commands of kubectl instead.
+Search this page for a part of the error text, without the names of your pods and nodes. Each row links to the page with the remedy and a command
+to verify it. The texts are those of Events, `/ready`, the agent's log, Helm and `linkerd cni check`. `linkerd cni` is optional:
+[cli.md](cli.md#without-the-extension) has the commands of kubectl instead.
 
 ```sh
 kubectl describe pod -n NAMESPACE POD             # Events of a pod that does not start
