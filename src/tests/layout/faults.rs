@@ -22,7 +22,7 @@ const HEAD: &str = "\
 
 # Troubleshooting
 
-Search this page for a part of the error text, without the names of your pods and nodes. Each row links to the page with the remedy and a command
+Search this page for a few words of the error text, without the names of your pods and nodes. Each row links to the page with the remedy and a command
 to verify it. The texts are those of Events, `/ready`, the agent's log, Helm and `linkerd cni check`. `linkerd cni` is optional:
 [cli.md](cli.md#without-the-extension) has the commands of kubectl instead.
 
