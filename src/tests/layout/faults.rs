@@ -124,12 +124,14 @@ impl Page {
         iter::once(self.title()).chain(other).collect()
     }
 
-    /// The texts of `RELATED_TEXTS`, each with its cause.
+    /// The texts of `RELATED_TEXTS`, each with its cause. A line may have several texts of one cause.
     fn related_texts(&self) -> Vec<(&str, &str)> {
         let rows = self.section(RELATED_TEXTS).lines().filter(|line| line.starts_with("- "));
-        rows.map(|line| {
+        rows.flat_map(|line| {
             let row = line.strip_prefix("- `").and_then(|rest| rest.split_once("`: "));
-            row.unwrap_or_else(|| panic!("{}: no text and cause in {line}", self.name))
+            let (texts, cause) =
+                row.unwrap_or_else(|| panic!("{}: no text and cause in {line}", self.name));
+            texts.split("`, `").map(move |text| (text, cause))
         })
         .collect()
     }
