@@ -31,6 +31,7 @@ texts are those of Events, `/ready`, the agent's log, Helm and `linkerd cni chec
 ```sh
 kubectl describe pod -n NAMESPACE POD             # Events of a pod that does not start
 linkerd cni check -o short                        # problems of the installation (cli.md)
+linkerd cni explain POD -n NAMESPACE              # what the plugin does with a pod
 kubectl get pods -n linkerd-cni -l k8s-app=linkerd-cni -o wide
 kubectl logs -n linkerd-cni AGENT-POD -c install-cni --tail=50
 ```
