@@ -24,7 +24,7 @@ const HEAD: &str = "\
 
 # Troubleshooting
 
-Search this page for a few words of the error text, without the names of your pods and nodes. Each row links to the page with the remedy. The
+Search this page for a few words of the error text, without the names of your pods and nodes. Each row links to the page with cause and remedy. The
 texts are those of Events, `/ready`, the agent's log, Helm and `linkerd cni check`. `linkerd cni` is optional:
 [cli.md](cli.md#without-the-extension) has the commands of kubectl instead.
 
@@ -43,8 +43,8 @@ kubectl rollout status -n linkerd-cni daemonset/linkerd-cni --timeout=2m
 kubectl wait -n NAMESPACE --for=condition=Ready pod/POD --timeout=2m
 ```
 
-| error text | cause | page |
-| --- | --- | --- |
+| error text | page |
+| --- | --- |
 ";
 
 /// Reasons of Events whose cause is in their note: what each means, and the page about it.
@@ -202,26 +202,28 @@ fn each_page_has_one_test() {
     }
 }
 
-/// The rows of the index, by the first of their error texts, regardless of case. A row has all texts of one cause.
+/// The rows of the index, by the first of their error texts, regardless of case. A row has all texts of one cause, which it
+/// names if it is not the first cause of the page.
 fn index() -> String {
     let mut rows = BTreeMap::new();
-    let mut add = |texts: &[&str], cause: &str, link: &str| {
+    let mut add = |texts: &[&str], cell: &str| {
         let mut texts = texts.iter().map(|text| text.replace('|', "\\|")).collect::<Vec<_>>();
         texts.sort_by_key(|text| text.to_lowercase());
-        let row =
-            format!("| `{}` | {} | {link} |\n", texts.join(BETWEEN), cause.replace('|', "\\|"));
-        rows.insert((texts[0].to_lowercase(), link.to_owned()), row);
+        let row = format!("| `{}` | {} |\n", texts.join(BETWEEN), cell.replace('|', "\\|"));
+        rows.insert((texts[0].to_lowercase(), cell.to_owned()), row);
     };
     for page in Page::all() {
         let link = format!("[{name}](faults/{name}.md)", name = page.name);
-        add(&page.error_texts(), page.cause(), &link);
+        add(&page.error_texts(), &link);
         let mut related = BTreeMap::<_, Vec<_>>::new();
         for (text, cause) in page.related_texts() {
             related.entry(cause).or_default().push(text);
         }
-        related.iter().for_each(|(cause, texts)| add(texts, cause, &link));
+        related.iter().for_each(|(cause, texts)| add(texts, &format!("{link}: {cause}")));
     }
-    EVENT_REASONS.into_iter().for_each(|(reason, cause, link)| add(&[reason], cause, link));
+    for (reason, cause, link) in EVENT_REASONS {
+        add(&[reason], &format!("{link}: {cause}"));
+    }
     HEAD.to_owned() + &rows.into_values().collect::<String>()
 }
 
