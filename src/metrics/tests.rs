@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/monitoring.md");
 
 /// Fails unless the page lists exactly the metrics of this OpenMetrics text whose names start with
-/// one of `prefixes`, with type, labels and help. The message has the rows to paste.
+/// one of `prefixes`, with help and labels. The message has the rows to paste.
 pub fn assert_documented(openmetrics: &str, prefixes: &[&str]) {
     let is_listed = |row: &&str| prefixes.iter().any(|p| row.starts_with(&format!("| `{p}")));
     let page = std::fs::read_to_string(PAGE).unwrap();
@@ -22,7 +22,8 @@ pub fn assert_documented(openmetrics: &str, prefixes: &[&str]) {
     );
 }
 
-/// Returns a table row for each metric: name as queried, type, labels and help.
+/// Returns a table row for each metric: name as queried, help and labels. Panics if the end of a name does not tell the
+/// metric's type, as the page says that it does.
 fn rows(openmetrics: &str) -> Vec<String> {
     let (mut helps, mut types) = (BTreeMap::new(), BTreeMap::new());
     let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -43,20 +44,24 @@ fn rows(openmetrics: &str) -> Vec<String> {
     }
     let row = |(name, help): (&str, &str)| {
         let suffix = if types[name] == "counter" { "_total" } else { "" };
+        let is_time =
+            ["_duration_seconds", "_latency_seconds"].iter().any(|end| name.ends_with(end));
+        assert_eq!(types[name] == "histogram", is_time, "{name}");
         let keys = labels.get(name).into_iter().flatten();
         let keys: Vec<_> = keys.map(|key| format!("`{key}`")).collect();
-        format!("| `{name}{suffix}` | {} | {} | {help} |", types[name], keys.join(", "))
-            .replace("|  |", "| |")
+        let keys = if keys.is_empty() { String::new() } else { format!(" ({})", keys.join(", ")) };
+        format!("| `{name}{suffix}` | {help}{keys} |")
     };
     helps.into_iter().map(row).collect()
 }
 
 #[test]
-fn a_row_has_the_queried_name_the_labels_and_the_help() {
+fn a_row_has_the_queried_name_the_help_and_the_labels() {
     let text = "# HELP a_b Calls.\n# TYPE a_b counter\na_b_total{x=\"1\",y=\"2,z\"} 0\n\
-                # HELP c Sizes.\n# TYPE c histogram\nc_bucket{le=\"1.0\"} 0\n# EOF\n";
+                # HELP c_latency_seconds Times.\n# TYPE c_latency_seconds histogram\n\
+                c_latency_seconds_bucket{le=\"1.0\"} 0\n# EOF\n";
     assert_eq!(
         rows(text),
-        ["| `a_b_total` | counter | `x`, `y` | Calls |", "| `c` | histogram | | Sizes |"]
+        ["| `a_b_total` | Calls (`x`, `y`) |", "| `c_latency_seconds` | Times |"]
     );
 }
