@@ -1,5 +1,5 @@
 //! What each platform of the chart has in its two CNI directories, as it comes: the primary
-//! CNI's files and plugins, links included. Sources: the table in the chart's README.
+//! CNI's files and plugins, links included. Sources: the files in the chart's `platforms`.
 
 /// A platform's node, as far as the agent sees it.
 pub struct Layout {
