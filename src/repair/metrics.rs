@@ -53,7 +53,7 @@ metrics! {
     pods_labelled: Counter = register "Labelled pods"
     pods_reported: Counter = register "Stranded pods that were only reported"
     pods_skipped: Counter = register
-        "Stranded pods left unchanged because the eviction was rejected, nothing would replace the pod, the rules are unreadable, the validator fails in spite of all rules or the plugin installs no rules in the pod"
+        "Stranded pods left unchanged, for a reason that the Event with the action Skipping names"
     repair_errors: Counter = register "Failed attempts to inspect, repair, label or report a pod"
     agent_waits: Counter = register "Times that a repair waited for the agent to be ready"
     budget_waits: Counter = register "Times that a repair waited for the repair budget"
