@@ -53,9 +53,12 @@ pub fn until_rejected(kubeconfig: &str) {
     let path = dir.path().join("kubeconfig");
     fs::write(&path, kubeconfig).unwrap();
     until_within(Duration::from_secs(90), "the token is rejected", || {
-        // A request to an API server that is just being replaced may get no answer.
-        let mut get =
-            command("get namespace linkerd-cni --context linkerd-cni-context --request-timeout=5s");
+        // A request to an API server that is just being replaced may get no answer. `--raw` spares
+        // kubectl's discovery, which words a rejection in another way where its cache is empty.
+        let mut get = command(
+            "get --raw /api/v1/namespaces/linkerd-cni --context linkerd-cni-context \
+             --request-timeout=5s",
+        );
         let output = get.arg("--kubeconfig").arg(&path).output().unwrap();
         String::from_utf8_lossy(&output.stderr).contains("Unauthorized")
     });
