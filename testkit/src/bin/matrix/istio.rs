@@ -171,7 +171,10 @@ fn assert_redirected(pods: &Pods, name: &str) {
 /// Waits until the node's files are as before. At each event in the directory, Istio's agent copies its plugin binary
 /// again.
 pub fn until_as_before(node: &Node, before: &Files) {
-    until_within(REACTION, "the node's files are as before", || node.files() == *before);
+    let before = network::unchanging(before);
+    until_within(REACTION, "the node's files are as before", || {
+        network::unchanging(&node.files()) == before
+    });
 }
 
 /// Waits until Istio's plugin is chained alone, with the node's files otherwise as before.

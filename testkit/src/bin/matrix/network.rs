@@ -13,8 +13,10 @@ use crate::until::until_within;
 
 /// Calico's credential, which its daemon and its init container write again at every start.
 const CALICO_KUBECONFIG: &str = "/etc/cni/net.d/calico-kubeconfig";
-/// Plugins that Multus copies again at every start, so that their times change.
-const MULTUS: [&str; 2] = ["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim"];
+/// Plugins that Multus copies again at every start, and Istio's agent at each event in the directory, so that their
+/// times change.
+const COPIED: [&str; 3] =
+    ["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/opt/cni/bin/istio-cni"];
 /// Time in which a changed policy takes effect.
 const POLICY: Duration = Duration::from_secs(60);
 
@@ -43,7 +45,7 @@ pub fn unchanging(files: &Files) -> Files {
     if let Some((_, _, size, hash)) = files.get_mut(Path::new(CALICO_KUBECONFIG)) {
         (*size, *hash) = (0, 0);
     }
-    for path in MULTUS {
+    for path in COPIED {
         if let Some((_, _, _, hash)) = files.get_mut(Path::new(path)) {
             *hash = 0;
         }
