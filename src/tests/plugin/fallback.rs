@@ -233,6 +233,26 @@ fn in_a_user_namespace_native_works_and_too_many_rules_are_an_error_with_a_remed
     assert_eq!(ruleset(), rules);
 }
 
+/// The runtime makes the netns of a pod with `hostUsers: false` in the pod's user namespace, and calls the plugin outside.
+#[test]
+fn a_pod_with_a_user_namespace_is_redirected_and_checked_by_native_and_refused_by_iptables() {
+    let (api, pod) = (meshed_api(), rootless());
+    let netns = format!("/proc/{}/ns/net", pod.0.id());
+    let call = |mode: &str, command: &str| {
+        Call::new(command, Path::new(&netns), &api).linkerd("iptables-mode", mode)
+    };
+    for mode in ["nft", "legacy"] {
+        let outcome = call(mode, "ADD").run();
+        outcome.failed(121, "iptables");
+        outcome.advises("check that the node supports the backend of the chart's iptablesMode, or set another one");
+    }
+    assert_eq!(call("native", "CHECK").run().error().0, 122);
+    for mode in ["native", "auto"] {
+        call(mode, "ADD").run().succeeded();
+        assert_eq!(call(mode, "CHECK").run().succeeded().stdout, "");
+    }
+}
+
 #[test]
 fn a_foreign_accept_in_output_exempts_from_iptables_rules_only() {
     for (program, mode, wanted) in [
