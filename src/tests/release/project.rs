@@ -1,5 +1,6 @@
 //! Files of the project that have to agree: Rust version, dependencies and workflows.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -239,5 +240,29 @@ fn python_packages_that_make_published_files_are_pinned_by_version_and_hash() {
             let version = pin.unwrap().trim_end_matches(" \\");
             assert!(tools.contains(&format!("{package} {version}")), "{package} {version}");
         }
+    }
+}
+
+#[test]
+fn the_committed_results_have_each_row_of_the_matrix_and_are_those_of_its_page() {
+    let names = |text: &str, start: &str, end: char| -> BTreeSet<String> {
+        let rows = text.lines().filter_map(|line| line.strip_prefix(start)?.split(end).next());
+        rows.map(str::to_owned).collect()
+    };
+    let rows = names(&read("scripts/matrix.d/rows"), "[", ']');
+    let results: Value =
+        serde_json::from_str(&read("docs/maintainers/compatibility.json")).unwrap();
+    let results = results["rows"].as_array().unwrap();
+    let named = |row: &Value| row["row"].as_str().unwrap().to_owned();
+    assert_eq!(results.iter().map(named).collect::<BTreeSet<_>>(), rows);
+    let page = read("docs/maintainers/compatibility.md");
+    assert_eq!(names(&page, "| `", '`'), rows);
+    for row in results {
+        let (name, checks) = (named(row), row["checks"].as_array().unwrap());
+        assert_eq!(row["failed"], "", "{name}");
+        let passed = checks.iter().filter(|check| check["passed"] == true).count();
+        assert_eq!(passed, checks.len(), "{name}");
+        let line = page.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).unwrap();
+        assert!(line.contains(&format!("| {passed} checks passed |")), "{line}");
     }
 }
