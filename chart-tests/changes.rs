@@ -269,19 +269,17 @@ fn resources_have_upstreams_form_or_that_of_kubernetes() {
     let agent = RESOURCES.map(|row| format!("resources: {row}"));
     let repair = RESOURCES.map(|row| format!("repairController: {{resources: {row}}}"));
     let rows = agent.iter().chain(&repair).map(String::as_str);
-    let text = changes("repairController: {enabled: true}", rows);
+    let text = changes("", rows);
     insta::assert_snapshot!(text);
 }
 
 #[test]
 fn each_value_of_the_repair_controller_changes_the_recorded_fields() {
-    let off = "repairController: {enabled: false}";
-    // Mode delete, the default, is what `off` removes.
     let text = changes(
-        "repairController: {enabled: true}",
+        "",
         [
-            off,
-            "repairController: {mode: in-place}",
+            "repairController: {enabled: false}",
+            "repairController: {mode: delete}",
             "repairController: {mode: label}",
             "repairController: {mode: report}",
             "repairController: {mode: report, auditIntervalSeconds: 300}",
@@ -316,7 +314,7 @@ fn each_value_of_the_repair_controller_changes_the_recorded_fields() {
             // refuse to tell the agent that its DaemonSet is gone, so the plugin would stay on the nodes.
             "serviceAccount: {create: false, name: mine}, commonAnnotations: {team: a}",
             // The controller reads the net dir that is mounted.
-            "repairController: {mode: in-place}, platform: k3s",
+            "platform: k3s",
             "admissionPolicy: {enabled: false}",
             "rbac: {create: false}",
         ],
@@ -330,7 +328,7 @@ fn each_optional_object_is_rendered_as_recorded() {
         "",
         [
             "podMonitor: {enabled: true}",
-            "podMonitor: {enabled: true}, repairController: {enabled: true}",
+            "podMonitor: {enabled: true}, repairController: {enabled: false}",
             "podMonitor: {enabled: true, labels: {release: a, linkerd.io/cni-resource: 'no', app.kubernetes.io/part-of: b}}",
             // Metrics have the node's name beside the user's labels.
             "podMonitor: {enabled: true, relabelings: [{targetLabel: a}], metricRelabelings: [{regex: b}]}",

@@ -71,8 +71,8 @@ fn templates_read_only_values_of_values_yaml() {
 #[test]
 fn every_value_has_an_effect() {
     let everything = |values: &Value| {
-        // A disabled feature reads no values.
-        let repair = json!({"repairController": {"enabled": true}});
+        // Only modes that change pods have an admission policy.
+        let repair = json!({"repairController": {"mode": "delete"}});
         let render = Render::new().values(&repair).values(values);
         render.text().unwrap() + &render.notes()
     };

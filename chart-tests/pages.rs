@@ -140,7 +140,6 @@ fn the_install_commands_run_in_this_order() {
             "kubectl label namespace linkerd-cni pod-security.kubernetes.io/enforce=privileged",
             "helm install linkerd-cni charts/linkerd2-cni -n linkerd-cni --wait",
             "  --set image.name=",
-            "  --set repairController.enabled=true --set repairController.mode=in-place",
             "kubectl rollout status -n linkerd-cni daemonset/linkerd-cni",
             "linkerd check --pre --linkerd-cni-enabled",
             "linkerd install --crds | kubectl apply -f -",

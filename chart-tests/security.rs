@@ -151,7 +151,7 @@ fn only_pods_of_the_daemonset_mount_a_token() {
 /// An error in a condition or a policy must not affect other accounts.
 #[test]
 fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
-    let values = json!({"startupTaint": "a.b/c", "repairController": {"enabled": true}});
+    let values = json!({"startupTaint": "a.b/c", "repairController": {"mode": "delete"}});
     let objects = Render::new().namespace("mesh").values(&values).objects();
     for name in ["linkerd-cni-taint", "linkerd-cni-repair"] {
         let spec = &objects.named("ValidatingAdmissionPolicy", name)["spec"];

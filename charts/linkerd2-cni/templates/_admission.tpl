@@ -10,7 +10,7 @@ controller to the node of the caller, which RBAC cannot.
 
 {{/* "true" if the repair controller's permissions to change pods are limited, else empty. */}}
 {{- define "linkerd-cni.admissionPolicyRepair" -}}
-{{- if and (include "linkerd-cni.admissionPolicy" .) (.Values.repairController).enabled (has (include "linkerd-cni.repairMode" .) (list "delete" "label")) }}true{{ end }}
+{{- if and (include "linkerd-cni.admissionPolicy" .) (include "linkerd-cni.repairs" .) (has (include "linkerd-cni.repairMode" .) (list "delete" "label")) }}true{{ end }}
 {{- end }}
 
 {{/* "true" if the agent's permission to change nodes is limited, else empty. */}}

@@ -102,7 +102,7 @@ The items of `extraVolumes` or `extraVolumeMounts`, or empty. Argument: a dict w
   hostPath:
     path: /run/linkerd-cni
     type: DirectoryOrCreate
-{{- if and (.Values.repairController).enabled (include "linkerd-cni.repairEntersPods" .) }}
+{{- if and (include "linkerd-cni.repairs" .) (include "linkerd-cni.repairEntersPods" .) }}
 - name: netns
   hostPath:
     # Not /var/run/netns: containerd would treat the symbolic link as a mount of /.

@@ -35,7 +35,7 @@ by which the DaemonSet selects its pods.
 {{- define "linkerd-cni.podAnnotations" -}}
 {{- $fixed := include "linkerd-cni.createdBy" . | fromYaml }}
 {{- $_ := set $fixed "linkerd.io/inject" "disabled" }}
-{{- if (.Values.repairController).enabled }}
+{{- if include "linkerd-cni.repairs" . }}
 {{- $_ := set $fixed "kubectl.kubernetes.io/default-container" "install-cni" }}
 {{- end }}
 {{- include "linkerd-cni.stringMap" (merge $fixed (omit (.Values.podAnnotations | default dict) "checksum/config")) }}
@@ -120,8 +120,15 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
+{{/* "true" if the repair controller runs, else empty. */}}
+{{- define "linkerd-cni.repairs" -}}
+{{- if ne (toString (.Values.repairController).enabled) "false" }}true{{ end }}
+{{- end }}
+
+{{/* Mode of the repair controller. Without security context it has no capability to enter pods. */}}
 {{- define "linkerd-cni.repairMode" -}}
-{{- (.Values.repairController).mode | default "delete" }}
+{{- $possible := ternary "delete" "in-place" (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
+{{- (.Values.repairController).mode | default $possible }}
 {{- end }}
 
 {{/* "true" if the repair controller enters pods' network namespaces, else empty. */}}
@@ -223,10 +230,10 @@ updateStrategy:
 
 {{/* Fails for values that contradict each other, which the schema cannot express. */}}
 {{- define "linkerd-cni.validate" -}}
-{{- if and (.Values.repairController).enabled (eq (include "linkerd-cni.adminPort" .) "9990") }}
+{{- if and (include "linkerd-cni.repairs" .) (eq (include "linkerd-cni.adminPort" .) "9990") }}
 {{- fail "adminPort: 9990 is the repair controller's port; choose another port" }}
 {{- end }}
-{{- if and (include "linkerd-cni.repairEntersPods" .) (.Values.repairController).enabled (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
+{{- if and (include "linkerd-cni.repairEntersPods" .) (include "linkerd-cni.repairs" .) (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
 {{- fail "repairController: mode in-place and audits enter pods' network namespaces, which requires enableSecurityContext: true" }}
 {{- end }}
 {{- if and (eq (toString .Values.chained) "false") (eq (toString .Values.ownConfig) "true") }}
@@ -250,7 +257,7 @@ updateStrategy:
 {{- fail (printf "logLevel: %q is not a log level: trace, debug, info, warn, error or off" .Values.logLevel) }}
 {{- end }}
 {{- /* The repair controller does not start with an invalid filter. */}}
-{{- if (.Values.repairController).enabled }}
+{{- if include "linkerd-cni.repairs" . }}
 {{- $directive := "^\\s*(linkerd_cni_repair_controller|([A-Za-z0-9_:.-]*(\\[[^,=\\]]*\\])?=)?(?i:off|panic|fatal|error|warn|warning|info|debug|trace))\\s*$" }}
 {{- range splitList "," ((.Values.repairController).logLevel | default "info") }}
 {{- if not (regexMatch $directive .) }}

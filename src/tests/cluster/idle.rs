@@ -89,8 +89,9 @@ impl Drop for Agent {
 fn objects() -> String {
     let chart = Path::new(env!("CARGO_MANIFEST_DIR")).join("charts/linkerd2-cni");
     // Pods of other tests and their restarts of the API server would cause requests of a watch: the fleet counts those.
-    let values =
-        format!("watchPods=false,destCNINetDir={DIRECTORY}/net.d,destCNIBinDir={DIRECTORY}/bin");
+    let values = format!(
+        "watchPods=false,repairController.enabled=false,destCNINetDir={DIRECTORY}/net.d,destCNIBinDir={DIRECTORY}/bin"
+    );
     let rendered = Command::new("helm")
         .args(["template", "linkerd-cni", chart.to_str().unwrap(), "-n", NAMESPACE])
         .args(["--kube-version", "1.36.0", "--skip-tests", "--set", &values])
