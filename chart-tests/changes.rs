@@ -123,6 +123,8 @@ fn each_value_of_the_daemonset_changes_the_recorded_fields() {
             "minReadySeconds: 15",
             // The ServiceAccount has the secrets, unless the chart creates none.
             "imagePullSecrets: [{name: mirror}]",
+            "global: {imagePullSecrets: [mirror, {name: other}]}, imagePullSecrets: [{name: mirror}]",
+            "extraObjects: [{kind: A, metadata: {name: '{{ .Release.Name }}-a', labels: {}}}, '{kind: B, metadata: {name: b, labels: {}}}']",
             "imagePullSecrets: [{name: mirror}], serviceAccount: {create: false}",
             // The default surge gives way to maxUnavailable.
             "updateStrategy: {rollingUpdate: {maxUnavailable: 2}}",
@@ -290,6 +292,7 @@ fn each_value_of_the_repair_controller_changes_the_recorded_fields() {
             "repairController: {readinessProbe: {failureThreshold: 3}, livenessProbe: {timeoutSeconds: 4}}",
             "repairController: {extraEnv: [{name: RUST_BACKTRACE, value: '1'}]}",
             "adminPort: 8081",
+            "adminPort: 9990, repairController: {adminPort: 9992}",
             // Both containers have the image.
             "image: {name: a/b/c, version: v1}",
             "image: {repository: a/b/c, tag: v1}",
@@ -297,6 +300,8 @@ fn each_value_of_the_repair_controller_changes_the_recorded_fields() {
             "image: {name: a/b, version: 'v1@sha256:DIGEST'}",
             "image: {tag: 'v1@sha256:DIGEST', name: a/b}",
             "image: {registry: example.com}",
+            "global: {imageRegistry: example.com}",
+            "global: {imageRegistry: example.com}, image: {registry: a.example.com}",
             "image: {registry: 'example.com:5000/proxy'}",
             // A path with which the registry ends is not repeated.
             "image: {registry: example.com/linkerd}",

@@ -107,6 +107,11 @@ const INVALID: &[&str] = &[
     "livenessprobe: {}",
     "minReady: 1",
     "repairController: {intervalSeconds: 1}",
+    "adminPort: 9992, repairController: {adminPort: 9992}",
+    "prometheusRule: {alerts: {LinkerdCNIAbsent: {enabled: false}}}",
+    "global: {imageRegistry: 'https://a'}",
+    "global: {imagePullSecrets: a}",
+    "extraObjects: {a: b}",
 ];
 
 /// Returns the part of Helm's error that is about the values.

@@ -25,7 +25,9 @@ fn over_values(values: &Value) -> Render {
 /// would never get ready with this chart's probes.
 #[test]
 fn a_go_image_is_rejected_with_the_remedy() {
-    for version in ["v1.7.0-alpha.1", "v1.6.5", "1.6.5", "v1.10.0", &format!("v1.6.5@{DIGEST}")] {
+    for version in
+        ["v1.7.0-alpha.1", "v1.6.5", "1.6.5", "v1.10.0", "v1.6.0-rc.1", &format!("v1.6.5@{DIGEST}")]
+    {
         let error = rejection(&json!({"image": {"version": version}}));
         for part in [
             &format!("image.version: {version} is upstream's image"),
@@ -35,7 +37,9 @@ fn a_go_image_is_rejected_with_the_remedy() {
             assert!(error.contains(part), "{version}: {error}");
         }
     }
-    for version in ["", "v2.0.0", "v11.0.0", "v2.1.0-rc.1", "edge", "main-1.6.5", "20261201"] {
+    for version in
+        ["", "v2.0.0", "v11.0.0", "v2.1.0-rc.1", "edge", "main-1.6.5", "20261201", "v1.4.0-corp"]
+    {
         with(json!({"image": {"version": version}}));
     }
     let error = over_values(&upstreams_values()).text().unwrap_err();

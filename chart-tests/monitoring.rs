@@ -31,16 +31,16 @@ fn panels() -> Vec<Value> {
     panels.iter().filter(|panel| panel["type"] != "row").cloned().collect()
 }
 
-/// The expressions of all panels, with values in place of Grafana's variables.
+/// The expression with values in place of Grafana's variables.
+fn with_values(expression: &Value) -> String {
+    let text = expression.as_str().unwrap().replace("$__rate_interval", "5m");
+    ["$cluster", "$namespace", "$node"].iter().fold(text, |text, name| text.replace(name, ".*"))
+}
+
 fn panel_expressions() -> Vec<String> {
     let panels = panels();
     let targets = panels.iter().flat_map(|panel| panel["targets"].as_array().unwrap());
-    let expressions = targets.map(|target| {
-        let text = target["expr"].as_str().unwrap();
-        let text = text.replace("$__rate_interval", "5m");
-        text.replace("$namespace", ".*").replace("$node", ".*")
-    });
-    expressions.collect()
+    targets.map(|target| with_values(&target["expr"])).collect()
 }
 
 /// Runs promtool in `directory` and returns its output. Panics if it finds a problem.
@@ -152,8 +152,8 @@ fn each_panel_has_title_description_unit_and_the_data_source_variable() {
             assert_eq!(target["datasource"], source, "{title}");
             assert!(!target["legendFormat"].as_str().unwrap().is_empty(), "{title}");
             let expression = target["expr"].as_str().unwrap();
-            assert!(expression.contains("namespace=~\"$namespace\""), "{title}");
-            assert!(expression.contains("node=~\"$node\""), "{title}");
+            let filter = r#"{cluster=~"$cluster",namespace=~"$namespace",node=~"$node""#;
+            assert!(expression.contains(filter), "{title}");
         }
     }
 }
@@ -180,8 +180,7 @@ fn the_dashboard_counts_nodes_and_shows_no_number_without_agents() {
     let panels = panels();
     let test = |title: &str, minute: &str, value: Option<u32>| {
         let panel = panels.iter().find(|panel| panel["title"] == title).unwrap();
-        let expression = panel["targets"][0]["expr"].as_str().unwrap();
-        let expression = expression.replace("$namespace", ".*").replace("$node", ".*");
+        let expression = with_values(&panel["targets"][0]["expr"]);
         let samples: Vec<_> =
             value.iter().map(|value| json!({"labels": "{}", "value": value})).collect();
         json!({"expr": expression, "eval_time": minute, "exp_samples": samples})

@@ -12,22 +12,22 @@ by which the DaemonSet selects its pods.
       "app.kubernetes.io/component" "cni"
       "app.kubernetes.io/instance" .Release.Name
       "app.kubernetes.io/managed-by" .Release.Service
-      "app.kubernetes.io/name" "linkerd-cni"
       "app.kubernetes.io/part-of" "linkerd"
       "app.kubernetes.io/version" .Chart.AppVersion
       "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
-{{- $fixed := dict "linkerd.io/cni-resource" "true" }}
+{{- $fixed := dict
+      "app.kubernetes.io/name" "linkerd-cni"
+      "linkerd.io/cni-resource" "true" }}
 {{- include "linkerd-cni.stringMap" (merge $fixed (omit (.Values.commonLabels | default dict) "k8s-app") $labels) }}
 {{- end }}
 
 {{/* Labels of the pods. No version, so that a new chart version alone does not replace the pods. */}}
 {{- define "linkerd-cni.podLabels" -}}
 {{- $fixed := dict
+      "app.kubernetes.io/name" "linkerd-cni"
       "k8s-app" "linkerd-cni"
       "linkerd.io/cni-resource" "true" }}
-{{- $labels := dict
-      "app.kubernetes.io/instance" .Release.Name
-      "app.kubernetes.io/name" "linkerd-cni" }}
+{{- $labels := dict "app.kubernetes.io/instance" .Release.Name }}
 {{- include "linkerd-cni.stringMap" (merge $fixed (.Values.podLabels | default dict) $labels) }}
 {{- end }}
 
@@ -65,13 +65,17 @@ node removes.
 {{- end }}
 
 {{/*
-Image pull secrets of the pods, or empty. The chart's ServiceAccount has them already, an
-existing one may not.
+The key `imagePullSecrets`, or empty. The pods have it besides their ServiceAccount, so that a secret
+that is added replaces pods whose image cannot be pulled.
 */}}
 {{- define "linkerd-cni.imagePullSecrets" -}}
-{{- if and .Values.imagePullSecrets (eq (toString (.Values.serviceAccount).create) "false") -}}
+{{- $secrets := list }}
+{{- range concat ((.Values.global).imagePullSecrets | default list) (.Values.imagePullSecrets | default list) }}
+{{- $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) }}
+{{- end }}
+{{- with uniq $secrets -}}
 imagePullSecrets:
-  {{- toYaml .Values.imagePullSecrets | nindent 2 }}
+  {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- end }}
 
@@ -129,6 +133,11 @@ imagePullSecrets:
 {{- define "linkerd-cni.repairMode" -}}
 {{- $possible := ternary "delete" "in-place" (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
 {{- (.Values.repairController).mode | default $possible }}
+{{- end }}
+
+{{/* Port of the repair controller's health and metrics. */}}
+{{- define "linkerd-cni.repairPort" -}}
+{{- (.Values.repairController).adminPort | default 9990 | int64 }}
 {{- end }}
 
 {{/* "true" if the repair controller enters pods' network namespaces, else empty. */}}
@@ -230,8 +239,8 @@ updateStrategy:
 
 {{/* Fails for values that contradict each other, which the schema cannot express. */}}
 {{- define "linkerd-cni.validate" -}}
-{{- if and (include "linkerd-cni.repairs" .) (eq (include "linkerd-cni.adminPort" .) "9990") }}
-{{- fail "adminPort: 9990 is the repair controller's port; choose another port" }}
+{{- if and (include "linkerd-cni.repairs" .) (eq (include "linkerd-cni.adminPort" .) (include "linkerd-cni.repairPort" .)) }}
+{{- fail (printf "adminPort: %s is the repair controller's port (repairController.adminPort), too; choose another port" (include "linkerd-cni.adminPort" .)) }}
 {{- end }}
 {{- if and (include "linkerd-cni.repairEntersPods" .) (include "linkerd-cni.repairs" .) (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
 {{- fail "repairController: mode in-place and audits enter pods' network namespaces, which requires enableSecurityContext: true" }}

@@ -12,7 +12,7 @@ is not repeated.
 */}}
 {{- define "linkerd-cni.imageName" -}}
 {{- $name := (.Values.image).repository | default (.Values.image).name | default "cr.l5d.io/linkerd/cni-plugin" }}
-{{- with (.Values.image).registry }}
+{{- with (.Values.image).registry | default (.Values.global).imageRegistry }}
 {{- $path := regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $name "" }}
 {{- if hasSuffix (printf "/%s" (dir $path)) . }}
 {{- $path = base $path }}
@@ -45,7 +45,7 @@ imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
 {{- fail (printf "image.tag: image.version is set, too, to %s; set one of them" (include "linkerd-cni.string" $image.version)) }}
 {{- end }}
 {{- /* Upstream's agent serves no `/ready`, so its pods would never get ready. */}}
-{{- if regexMatch "^v?1[.][0-9]+[.]" $version }}
+{{- if regexMatch "^v?1[.][0-9]+[.][0-9]+(-(alpha|beta|rc)[.0-9]*)?(@|$)" $version }}
 {{- $key := ternary "image.tag" "image.version" (not (empty $image.tag)) }}
 {{- fail (printf "%[1]s: %[2]s is upstream's image, which has no admin port and would never be ready with this chart's probes; set %[1]s=\"\" for this chart's image, %[3]s, or keep upstream's chart (helm rollback returns to it)" $key $version .Chart.AppVersion) }}
 {{- end }}

@@ -62,7 +62,7 @@ failureThreshold: 30
   command: [/usr/lib/linkerd/linkerd-cni-repair-controller]
   args:
     - --admin-addr
-    - {{ include "linkerd-cni.listenAddress" 9990 | quote }}
+    - {{ include "linkerd-cni.listenAddress" (include "linkerd-cni.repairPort" .) | quote }}
     - --log-format
     - {{ $repair.logFormat | default "plain" }}
     - --log-level
@@ -74,7 +74,7 @@ failureThreshold: 30
     {{- end }}
   ports:
     - name: repair-admin
-      containerPort: 9990
+      containerPort: {{ include "linkerd-cni.repairPort" . }}
   readinessProbe:
     {{- include "linkerd-cni.probe" (dict "values" $repair.readinessProbe "probe" (include "linkerd-cni.repairReadinessProbe" .)) | nindent 4 }}
   livenessProbe:
