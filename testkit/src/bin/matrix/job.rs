@@ -5,6 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use serde_json::json;
+
 use crate::agent::{kill_agent, rolled_out};
 use crate::burst;
 use crate::checks::Checks;
@@ -30,9 +32,16 @@ pub fn run(values: &str, checks: &mut Checks) {
     let helm = Helm::with_local_repository();
     let pods = Pods::default();
     let set: &[&str] = if values.is_empty() { &[] } else { &["--set", values] };
+    let mut stranded = pods::validated("stranded", "1s");
+    if runtime::has_user_namespaces() {
+        stranded["spec"]["hostUsers"] = json!(false);
+    }
+    pods.create(&[stranded]);
+    pods.until_stranded("stranded");
     if !checks.run("install", || install(&helm, set)) {
         return;
     }
+    checks.run("a pod that started before is repaired", || repaired(&pods));
     primary_cni::after_install(checks);
     while_installed(&node, &helm, &pods, checks);
     primary_cni::while_installed(&pods, checks);
@@ -92,6 +101,15 @@ fn install(helm: &Helm, set: &[&str]) -> String {
     helm.run("install", set);
     linkerd_check_finds_what_it_looks_up();
     format!("ready after {:.1} s", begin.elapsed().as_secs_f64())
+}
+
+/// The repair controller, which the chart has by default, applies the rules in place.
+fn repaired(pods: &Pods) -> String {
+    let uid = || pods.field("stranded", ".metadata.uid");
+    let (before, begin) = (uid(), Instant::now());
+    pods.until_ready("stranded");
+    assert_eq!(uid(), before, "the pod is replaced");
+    format!("in place, ready after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
 fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
