@@ -32,7 +32,7 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
     assert_rights("linkerd-cni", &everywhere, &agent);
 
-    let more = "repairController.enabled=true,startupTaint=example.com/cni,logLevel=debug";
+    let more = "repairController.mode=delete,startupTaint=example.com/cni,logLevel=debug";
     helm.run("upgrade", &["--set", more]);
     let repair = ["/nodes get,patch", "/pods delete", "/pods/eviction create"];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
@@ -83,8 +83,9 @@ fn required_network_plugins() -> String {
 fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     let node = Node::exclusive();
     let before = node.files();
-    let repair = "repairController.enabled=true,networkPolicy.enabled=true";
-    let objects = install_cni(&["--skip-inbound-ports", "9999", "--set", repair]);
+    let policy = "networkPolicy.enabled=true";
+    let objects = install_cni(&["--skip-inbound-ports", "9999", "--set", policy]);
+    let fewer = install_cni(&["--set", "repairController.enabled=false"]);
     let applied = Applied(install_cni(&[]));
     piped("apply -f -", &objects);
     kubectl_rollout();
@@ -96,7 +97,7 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     let allowed = install_cni(&["--prune-allowlist"]);
     let label = ["apply", "--prune", "-l", "linkerd.io/cni-resource=true"];
     let prune: Vec<_> = label.into_iter().chain(allowed.lines()).chain(["-f", "-"]).collect();
-    piped(&prune, &install_cni(&[]));
+    piped(&prune, &fewer);
     kubectl_rollout();
     let left = labelled();
     assert!(!left.iter().any(|name| name.contains("repair")), "{left:?}");

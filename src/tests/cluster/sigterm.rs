@@ -255,12 +255,11 @@ fn processes() -> Vec<Pid> {
     let is_agent = |pid: &i32| {
         let program = fs::read_link(format!("/proc/{pid}/exe"));
         let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
+        let has = |variable: String| environment.split('\0').any(|found| found == variable);
         program.is_ok_and(|path| path == Path::new("/usr/bin/linkerd2-cni-install"))
-            && environment.split('\0').all(|variable| match variable.split_once('=') {
-                Some(("LINKERD_CNI_NAMESPACE", namespace)) => namespace != "idle",
-                Some(("LINKERD_CNI_NODE_NAME", name)) => name == node,
-                _ => true,
-            })
+            // The repair controller, whose program is the same, has other variables.
+            && has(format!("LINKERD_CNI_NODE_NAME={node}"))
+            && !has("LINKERD_CNI_NAMESPACE=idle".to_owned())
     };
     pids.filter(is_agent).map(Pid::from_raw).collect()
 }
