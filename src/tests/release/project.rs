@@ -266,3 +266,26 @@ fn the_committed_results_have_each_row_of_the_matrix_and_are_those_of_its_page()
         assert!(line.contains(&format!("| {passed} checks passed |")), "{line}");
     }
 }
+
+/// Figures of older commits say little about the present programs.
+#[test]
+fn the_committed_results_name_one_of_the_last_200_commits() {
+    // Rows that were seen before the results had a commit have none.
+    let commits = [("compatibility", ".rows[].commit // empty"), ("soak", ".commit")];
+    for (name, filter) in commits {
+        let results = repository().join(format!("docs/maintainers/{name}.json"));
+        let print = |command: &mut Command| String::from_utf8(must(command)).unwrap();
+        let named = print(Command::new("jq").args(["-r", filter]).arg(results));
+        assert!(!named.trim().is_empty());
+        for commit in named.lines().collect::<BTreeSet<_>>() {
+            let git =
+                |args: &[&str]| print(Command::new("git").current_dir(repository()).args(args));
+            git(&["merge-base", "--is-ancestor", commit, "HEAD"]);
+            let count = git(&["rev-list", "--count", &format!("{commit}..HEAD")]);
+            assert!(
+                count.trim().parse::<u32>().unwrap() <= 200,
+                "{name}.json: {commit} is {count} commits old"
+            );
+        }
+    }
+}
