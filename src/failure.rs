@@ -1,7 +1,7 @@
 //! Why a plugin call fails: code, name, cause and remedy of each failure. Pure.
 //!
 //! [`TABLE`] has the words for the plugin's CNI error, the Events on the pod, `linkerd cni check` and
-//! `docs/error-codes.md`.
+//! `docs/troubleshooting.md`.
 
 use std::collections::BTreeSet;
 
@@ -13,7 +13,7 @@ pub struct Row {
     /// [`pkg/types`](https://github.com/containernetworking/cni/blob/main/pkg/types/types.go) 8. Codes
     /// from 100 on are linkerd-cni's own. Failures that an alert need not tell apart share a code.
     pub code: u32,
-    /// Name in plugin records and in the documentation.
+    /// Name in plugin records.
     pub name: &'static str,
     /// A clause that can follow "because".
     pub cause: &'static str,

@@ -36,13 +36,8 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("helm upgrade linkerd-cni charts/linkerd2-cni ", Rendered),
     ("helm template linkerd-cni . ", Rendered),
     ("helm template linkerd-cni charts/linkerd2-cni ", Rendered),
-    ("kubectl get configmap -n kube-system cilium-config ", Not(NO_CILIUM)),
     ("kubectl wait ", OnCluster),
     ("time kubectl get ", OnCluster),
-    (
-        "kubectl delete pod -n linkerd-cni AGENT-POD",
-        By("the_agent_replaces_a_damaged_and_a_revoked_token"),
-    ),
     // On a node. That of the cluster tests is the machine of the test.
     ("date -u ", OnCluster),
     ("df -h /opt/cni/bin ", OnCluster),
@@ -55,6 +50,19 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("grep server /etc/cni/net.d/", OnCluster),
     ("sed -n 's/.*\"certificate-authority-data\"", OnCluster),
     ("curl -k https://ADDRESS:443/readyz", Not("the address is that in the error text")),
+    (
+        "for netns in /var/run/netns/",
+        By("linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults"),
+    ),
+    (
+        "nsenter --net=NETNS nft ",
+        By("linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults"),
+    ),
+    (
+        "nsenter --net=NETNS iptables-legacy ",
+        By("iptables_legacy_rules_are_reported_and_not_changed"),
+    ),
+    ("journalctl ", Not("the tests' kubelet and runtimes do not log to the journal")),
     ("grep CapEff ", Not("container runtimes of other clusters run on the machine")),
     ("ausearch ", Not("the kernel has no SELinux")),
     ("crictl ", Not("the tests do not install crictl")),
@@ -81,7 +89,6 @@ const COMMANDS: &[(&str, Shown)] = &[
     ),
     ("kubectl get ", OnCluster),
     ("kubectl get podmonitor ", Not(NO_CRD)),
-    ("kubectl get secret ", Not("the reader's secret with the credential of a registry")),
     ("kubectl get configmap cilium-config ", Not(NO_CILIUM)),
     ("helm upgrade cilium ", Not(NO_CILIUM)),
     ("kubectl rollout restart -n kube-system daemonset/cilium ", Not(NO_CILIUM)),

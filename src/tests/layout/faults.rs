@@ -1,145 +1,127 @@
-//! The pages of the fault catalogue (`docs/faults`) and their index, `docs/troubleshooting.md`, which this test writes
-//! with `UPDATE_DOCS=1`. `docs/maintainers/faults.md` has how each fault is caused and what is shown of it. The tests that
-//! compare these texts are in the suites `agent` and `cluster`.
+//! The error texts of `docs/troubleshooting.md`: each stands once, has a cause and a remedy, and is printed by a program. Its
+//! table of codes is that of `failure::TABLE`, which this test writes with `UPDATE_DOCS=1`. `docs/maintainers/faults.md` has
+//! how each fault is caused and what is shown of it. The tests that compare these texts are in the suites `agent` and
+//! `cluster`.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::fs;
-use std::iter;
 use std::path::{Path, PathBuf};
 
 use linkerd2_cni::failure;
 
-/// Between the error texts of a row of the index.
-const BETWEEN: &str = "`<br>`";
+const PAGE: &str = "troubleshooting.md";
 
-const REMEDY: &str = "## Remedy\n";
-/// An optional section, with commands beside those of `HEAD` that verify every remedy.
-const VERIFY: &str = "## Verify\n";
-/// An optional section: error texts beside the title.
-const OTHER_ERROR_TEXTS: &str = "## Other error texts\n";
-/// An optional section: texts of other programs, and symptoms, each with its own cause. No test captures these texts.
-const RELATED_TEXTS: &str = "## Related texts\n";
-const HEAD: &str = "\
-<!-- Written by UPDATE_DOCS=1 cargo test --test layout from docs/faults. -->
-
-# Troubleshooting
-
-Search this page for a few words of the error text, without the names of your pods and nodes. Each row links to the page with cause and remedy. The
-texts are those of Events, `/ready`, the agent's log, Helm and `linkerd cni check`. `linkerd cni` is optional:
-[cli.md](cli.md#without-the-extension) has the commands of kubectl instead.
-
-```sh
-kubectl describe pod -n NAMESPACE POD             # Events of a pod that does not start
-linkerd cni check -o short                        # problems of the installation (cli.md)
-linkerd cni explain POD -n NAMESPACE              # what the plugin does with a pod
-kubectl get pods -n linkerd-cni -l k8s-app=linkerd-cni -o wide
-kubectl logs -n linkerd-cni AGENT-POD -c install-cni --tail=50
-```
-
-After the remedy, verify that the agents and the pod get ready:
-
-```sh
-kubectl rollout status -n linkerd-cni daemonset/linkerd-cni --timeout=2m
-kubectl wait -n NAMESPACE --for=condition=Ready pod/POD --timeout=2m
-```
-
-| error text | page |
-| --- | --- |
-";
-
-/// Reasons of Events whose cause is in their note: what each means, and the page about it.
-const EVENT_REASONS: [(&str, &str, &str); 4] = [
-    (
-        "LinkerdCNIContention",
-        "Another program keeps overwriting a file of the agent. Search for a part of the Event's note.",
-        "[alerts](alerts.md#linkerdcnicontention)",
-    ),
-    (
-        "LinkerdCNIFailed",
-        "The plugin could not redirect the pod. Search for the text after `Remedy:` in the Event's note, or for its code.",
-        "[error-codes](error-codes.md)",
-    ),
-    (
-        "LinkerdCNINotReady",
-        "The agent of this node has not been ready for 5 minutes. Search for a part of the Event's note.",
-        "[alerts](alerts.md#linkerdcninodenotready)",
-    ),
-    (
-        "LinkerdCNIUninstallFailed",
-        "The agent could not uninstall, or another program keeps chaining the plugin.",
-        "[uninstall](uninstall.md#special-cases)",
-    ),
+/// Texts that no test captures: of Helm, the scheduler, the kubelet, other plugins and policy engines, or of faults that
+/// these tests cannot cause.
+const NOT_CAPTURED: [&str; 42] = [
+    "invalid ownership metadata",
+    "kubectl-client-side-apply",
+    "chart requires kubeVersion",
+    "cannot re-use a name that is still in use",
+    "another operation (install/upgrade/rollback) is in progress",
+    "context deadline exceeded",
+    "timed out waiting for the condition",
+    "exceeded quota",
+    "insufficient quota to match these scopes",
+    "denied the request",
+    "unable to validate against any security context constraint",
+    "GKE Warden rejected the request",
+    "ValidatingAdmissionPolicy 'linkerd-cni-",
+    "Insufficient cpu",
+    "Insufficient memory",
+    "Too many pods",
+    "didn't match Pod's node affinity/selector",
+    "untolerated taint",
+    "ErrImagePull",
+    "cr.l5d.io/linkerd/cni-plugin",
+    "exec format error",
+    "no match for platform in manifest",
+    "FailedPreStopHook",
+    "Operation not permitted (os error 1)",
+    "the agent may not list and watch pods",
+    "cannot watch the pods of this node",
+    "is not published:",
+    "more pods of this node are not published",
+    "invalid peer certificate: certificate not valid for name",
+    "x509: certificate signed by unknown authority",
+    "load the kernel module nft_redir",
+    "load the kernel module nft_chain_nat",
+    "Operation not supported",
+    "failed (delete): failed to find plugin",
+    "linkerd-network-validator",
+    "exit code 95",
+    "connection refused",
+    "Init:0/1",
+    "Init:Error",
+    "LinkerdCNINotReady",
+    "LinkerdCNIContention",
+    "LinkerdCNIUninstallFailed",
 ];
 
 fn docs() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("docs")
 }
 
-struct Page {
-    name: String,
-    text: String,
-    /// The section in `docs/maintainers/faults.md`: how to cause the fault, and the captured texts.
-    shown: String,
+fn page() -> String {
+    fs::read_to_string(docs().join(PAGE)).unwrap()
 }
 
-impl Page {
-    fn all() -> Vec<Page> {
-        let mut paths: Vec<PathBuf> = fs::read_dir(docs().join("faults"))
-            .unwrap()
-            .map(|entry| entry.unwrap().path())
-            .collect();
-        paths.sort();
+/// A line of the page: error texts with one cause and remedy.
+struct Entry<'a> {
+    heading: &'a str,
+    texts: Vec<&'a str>,
+    remedy: &'a str,
+}
+
+impl Entry<'_> {
+    /// The anchor of the heading above.
+    fn anchor(&self) -> String {
+        self.heading.to_lowercase().replace(' ', "-").replace(',', "")
+    }
+
+    fn all(page: &str) -> Vec<Entry<'_>> {
+        let mut heading = "";
+        let mut entries = Vec::new();
+        for line in page.lines() {
+            if line.starts_with('#') {
+                heading = line.trim_start_matches('#').trim();
+            }
+            let Some(rest) = line.strip_prefix("- `") else { continue };
+            let parts = rest.split_once("`: ");
+            let (texts, remedy) = parts.unwrap_or_else(|| panic!("no remedy: {line}"));
+            entries.push(Entry { heading, texts: texts.split("`, `").collect(), remedy });
+        }
+        entries
+    }
+}
+
+/// A section of `docs/maintainers/faults.md`: how to cause the fault, and the captured texts.
+struct Fault {
+    name: String,
+    text: String,
+}
+
+impl Fault {
+    fn all() -> Vec<Fault> {
         let sections = fs::read_to_string(docs().join("maintainers/faults.md")).unwrap();
-        let read = |path: PathBuf| {
-            let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
-            let text = fs::read_to_string(&path).unwrap();
-            let section = sections.split_once(&format!("\n## {name}\n"));
-            let (_, shown) = section.unwrap_or_else(|| panic!("{name}: no section of its texts"));
-            // The captured texts have no headings.
-            let shown = shown.split("\n## ").next().unwrap().to_owned();
-            Page { name, text, shown }
-        };
-        paths.into_iter().map(read).collect()
+        // The captured texts have no headings.
+        let sections = sections.split("\n## ").skip(1).map(|section| {
+            let (name, text) = section.split_once('\n').unwrap();
+            Fault { name: name.to_owned(), text: text.to_owned() }
+        });
+        sections.collect()
     }
 
-    /// The error text that is the page's title.
-    fn title(&self) -> &str {
-        self.text.lines().next().and_then(|line| line.strip_prefix("# ")).unwrap_or_default()
-    }
-
-    /// The first line after the title.
-    fn cause(&self) -> &str {
-        self.text.lines().nth(2).unwrap_or_default()
-    }
-
-    /// The text below a heading; empty if the page does not have the heading.
-    fn section(&self, heading: &str) -> &str {
-        let rest = self.text.split_once(heading).map_or("", |(_, rest)| rest);
-        rest.split("\n## ").next().unwrap_or_default()
-    }
-
-    /// The title, and the texts of `OTHER_ERROR_TEXTS`.
-    fn error_texts(&self) -> Vec<&str> {
-        let lines = self.section(OTHER_ERROR_TEXTS).lines();
-        let other = lines.filter_map(|line| line.strip_prefix("- `")?.strip_suffix('`'));
-        iter::once(self.title()).chain(other).collect()
-    }
-
-    /// The texts of `RELATED_TEXTS`, each with its cause. A line may have several texts of one cause.
-    fn related_texts(&self) -> Vec<(&str, &str)> {
-        let rows = self.section(RELATED_TEXTS).lines().filter(|line| line.starts_with("- "));
-        rows.flat_map(|line| {
-            let row = line.strip_prefix("- `").and_then(|rest| rest.split_once("`: "));
-            let (texts, cause) =
-                row.unwrap_or_else(|| panic!("{}: no text and cause in {line}", self.name));
-            texts.split("`, `").map(move |text| (text, cause))
-        })
-        .collect()
+    /// The heading of `PAGE` with the remedy, as an anchor.
+    fn anchor(&self) -> &str {
+        let link = self.text.split_once(&format!("(../{PAGE}#"));
+        let (_, rest) = link.unwrap_or_else(|| panic!("{}: no link to its remedy", self.name));
+        rest.split(')').next().unwrap_or_default()
     }
 
     /// The captured texts, each with the line that introduces it.
     fn captured(&self) -> Vec<(&str, &str)> {
-        let blocks = self.shown.split("\n```text\n").collect::<Vec<_>>();
+        let blocks = self.text.split("\n```text\n").collect::<Vec<_>>();
         let pairs = blocks.windows(2).map(|pair| {
             let heading = pair[0].trim().lines().last().unwrap_or_default();
             (heading, pair[1].split("```").next().unwrap_or_default())
@@ -149,40 +131,35 @@ impl Page {
 }
 
 #[test]
-fn each_page_has_its_sections_and_its_error_texts_were_captured() {
-    for page in Page::all() {
-        let name = &page.name;
-        assert!(page.section(REMEDY).trim().len() > 10, "{name}: no remedy");
-        let cause = page.shown.split("<!-- captured: ").next().unwrap_or_default();
-        assert!(cause.trim().len() > 10, "{name}: no word on how to cause it");
-        let verify = page.section(VERIFY);
-        assert!(verify.is_empty() || verify.contains("```sh\n"), "{name}: no command to verify");
-        assert!(
-            !page.cause().is_empty() && page.cause().ends_with('.'),
-            "{name}: no cause below the title"
-        );
-        assert!(!page.title().is_empty(), "{name}: no title");
-        let captured = page.captured();
-        for text in page.error_texts() {
-            let is_captured = captured.iter().any(|(_, block)| block.contains(text));
-            assert!(is_captured, "{name}: no captured text has {text:?}");
+fn each_error_text_stands_once_and_has_a_cause_and_a_remedy() {
+    let page = page();
+    let mut seen = BTreeSet::new();
+    for Entry { texts, remedy, .. } in Entry::all(&page) {
+        for text in &texts {
+            assert!(text.len() > 7 && !text.contains('`'), "{text}");
+            assert!(seen.insert(*text), "{text} stands twice");
         }
+        assert!(remedy.ends_with('.') && remedy.len() > 14, "{texts:?}: {remedy}");
     }
+    assert!(seen.len() > 100, "{} texts", seen.len());
 }
 
 #[test]
-fn each_related_text_has_its_own_cause() {
-    for page in Page::all() {
-        let name = &page.name;
-        for (text, cause) in page.related_texts() {
-            assert!(!page.error_texts().contains(&text), "{name}: {text:?} is an error text");
-            assert!(cause.ends_with('.'), "{name}: no cause on the line of {text:?}");
-        }
-    }
+fn each_error_text_was_captured_or_is_known_to_be_another_programs() {
+    let (page, faults) = (page(), Fault::all());
+    let is_captured =
+        |text: &str| faults.iter().flat_map(Fault::captured).any(|(_, block)| block.contains(text));
+    let texts: Vec<_> = Entry::all(&page).into_iter().flat_map(|entry| entry.texts).collect();
+    let lost: Vec<_> =
+        texts.iter().filter(|text| !NOT_CAPTURED.contains(text) && !is_captured(text)).collect();
+    assert!(lost.is_empty(), "no captured text has {lost:#?}");
+    let is_stale = |text: &&&str| !texts.contains(text) || is_captured(text);
+    let stale: Vec<_> = NOT_CAPTURED.iter().filter(is_stale).collect();
+    assert!(stale.is_empty(), "the page lacks these, or they are captured: {stale:#?}");
 }
 
 #[test]
-fn each_page_has_one_test() {
+fn each_fault_has_a_cause_and_one_test() {
     let mut tests = String::new();
     for folder in ["agent/catalogue", "cluster/catalogue"] {
         let Ok(entries) = fs::read_dir(super::source().join("tests").join(folder)) else {
@@ -193,182 +170,189 @@ fn each_page_has_one_test() {
             paths.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
         sources.for_each(|path| tests += &fs::read_to_string(path).unwrap());
     }
-    for Page { name, .. } in Page::all() {
-        assert_eq!(
-            tests.matches(&format!("(\"{name}\"")).count(),
-            1,
-            "tests of docs/faults/{name}.md"
-        );
+    let faults = Fault::all();
+    assert!(faults.len() > 45, "{} faults", faults.len());
+    for Fault { name, text } in faults {
+        let cause = text.split("<!-- captured: ").next().unwrap_or_default();
+        assert!(cause.trim().len() > 40, "{name}: no word on how to cause it");
+        assert_eq!(tests.matches(&format!("(\"{name}\"")).count(), 1, "tests of {name}");
     }
 }
 
-/// The rows of the index, by the first of their error texts, regardless of case. A row has all texts of one cause, which it
-/// names if it is not the first cause of the page.
-fn index() -> String {
-    let mut rows = BTreeMap::new();
-    let mut add = |texts: &[&str], cell: &str| {
-        let mut texts = texts.iter().map(|text| text.replace('|', "\\|")).collect::<Vec<_>>();
-        texts.sort_by_key(|text| text.to_lowercase());
-        let row = format!("| `{}` | {} |\n", texts.join(BETWEEN), cell.replace('|', "\\|"));
-        rows.insert((texts[0].to_lowercase(), cell.to_owned()), row);
-    };
-    for page in Page::all() {
-        let link = format!("[{name}](faults/{name}.md)", name = page.name);
-        add(&page.error_texts(), &link);
-        let mut related = BTreeMap::<_, Vec<_>>::new();
-        for (text, cause) in page.related_texts() {
-            related.entry(cause).or_default().push(text);
-        }
-        related.iter().for_each(|(cause, texts)| add(texts, &format!("{link}: {cause}")));
-    }
-    for (reason, cause, link) in EVENT_REASONS {
-        add(&[reason], &format!("{link}: {cause}"));
-    }
-    HEAD.to_owned() + &rows.into_values().collect::<String>()
-}
+const TABLE_HEAD: &str = "| code | cause | remedy |\n| --- | --- | --- |\n";
 
-#[test]
-fn the_troubleshooting_page_lists_the_error_texts_of_the_catalogue() {
-    let path = docs().join("troubleshooting.md");
-    if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(&path, index()).unwrap();
-    }
-    let committed = fs::read_to_string(path).unwrap_or_default();
-    assert!(
-        committed == index(),
-        "docs/troubleshooting.md is outdated: run UPDATE_DOCS=1 cargo test --test layout"
-    );
-}
-
-const TABLE_HEAD: &str = "| code | name | cause | remedy |\n| --- | --- | --- | --- |\n";
-
-/// The rows of the table in `docs/error-codes.md`.
-fn error_codes() -> String {
+/// The rows of the page's table of error codes. A remedy that an entry of the page explains is a link.
+fn error_codes(page: &str) -> String {
+    let entries = Entry::all(page);
     let row = |row: &failure::Row| {
-        let [cause, remedy] = [row.cause, row.remedy].map(|text| text.replace('*', "\\*"));
-        format!("| {} | `{}` | {cause} | {remedy} |\n", row.code, row.name)
+        let explains = |entry: &&Entry<'_>| {
+            entry.texts.iter().any(|text| row.cause == *text || row.remedy.starts_with(text))
+        };
+        let remedy = match entries.iter().find(explains) {
+            Some(entry) => format!("[{}](#{})", entry.heading, entry.anchor()),
+            None => row.remedy.to_owned(),
+        };
+        format!("| {} | {} | {remedy} |\n", row.code, row.cause.replace('*', "\\*"))
     };
     failure::TABLE.iter().map(row).collect()
 }
 
 #[test]
-fn error_codes_page_has_the_table_of_failures() {
-    let path = docs().join("error-codes.md");
-    let page = fs::read_to_string(&path).unwrap();
+fn the_table_of_error_codes_has_each_failure() {
+    let page = page();
     let (text, rows) = page.split_once(TABLE_HEAD).unwrap();
+    let wanted = error_codes(&page);
     if std::env::var_os("UPDATE_DOCS").is_some() {
-        fs::write(&path, [text, TABLE_HEAD, &error_codes()].concat()).unwrap();
+        fs::write(docs().join(PAGE), [text, TABLE_HEAD, &wanted].concat()).unwrap();
         return;
     }
-    assert_eq!(rows, error_codes(), "run UPDATE_DOCS=1 cargo test --test layout");
+    assert_eq!(rows, wanted, "run UPDATE_DOCS=1 cargo test --test layout");
 }
 
 /// As a user would search: with the whole text, and only this page at hand.
 #[test]
-fn each_captured_text_leads_to_its_page() {
-    let index = index();
-    let rows: Vec<(&str, &str)> =
-        index.lines().filter_map(|line| line.strip_prefix("| `")?.split_once("` | ")).collect();
+fn each_captured_text_leads_to_its_remedy() {
+    let page = page();
+    let entries = Entry::all(&page);
     let mut lost = Vec::new();
-    for page in Page::all() {
-        let link = format!("(faults/{}.md)", page.name);
-        for (source, block) in page.captured() {
+    for fault in Fault::all() {
+        for (source, block) in fault.captured() {
             // A metric has no cause of its own, and a status of a pod many. Failed plugin calls have a code.
             let has_code = block.contains(" with code ");
             if source.starts_with("Metrics") || source.contains("get pods") || has_code {
                 continue;
             }
-            let leads = |(texts, rest): &&(&str, &str)| {
-                let mut texts = texts.split(BETWEEN).map(|text| text.replace("\\|", "|"));
-                rest.contains(&link) && texts.any(|text| block.contains(&text))
+            let leads = |entry: &Entry<'_>| {
+                entry.anchor() == fault.anchor()
+                    && entry.texts.iter().any(|text| block.contains(text))
             };
-            if !rows.iter().any(|row| leads(&row)) {
-                lost.push(format!("{}: {source} {block}", page.name));
+            if !entries.iter().any(leads) {
+                lost.push(format!("{}: {source} {block}", fault.name));
             }
         }
     }
     assert!(
         lost.is_empty(),
-        "no row of the index leads from these texts to their pages:\n{}",
+        "no text of the page leads from these to their remedies:\n{}",
         lost.join("\n")
     );
 }
 
-/// Error texts as users paste them, with other names and times than those of the pages, and the page of each.
-const PASTED: [(&str, &str); 14] = [
+/// Error texts as users paste them, with other names and times than those of the page, and the text that leads from each
+/// to its remedy.
+const PASTED: [(&str, &str); 24] = [
     (
         "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox \"93af\": \
          plugin type=\"linkerd-cni\" name=\"linkerd-cni\" failed (add): cannot read pod emojivoto/web-57f5d4b5c-9xq2p: \
          GET https://172.20.0.1:443/api/v1/namespaces/emojivoto/pods/web-57f5d4b5c-9xq2p: HTTP 401: Unauthorized \
          (API requests sent: 1); the linkerd-cni agent on this node renews the token: check that its pod is ready",
-        "token-rejected",
+        "HTTP 401: Unauthorized",
     ),
     (
         "plugin type=\"linkerd-cni\" failed (add): failed to find plugin \"linkerd-cni\" in path [/usr/lib/cni]",
-        "plugin-missing",
+        "failed to find plugin \"linkerd-cni\" in path",
     ),
     (
         "io: invalid peer certificate: certificate expired: verification time 1795356315 (UNIX), but certificate",
-        "certificate-expired",
+        "invalid peer certificate: certificate expired",
     ),
     (
         "Failed to validate networking configuration. Please ensure iptables rules are rewriting traffic as expected.",
-        "stranded-pod",
+        "Failed to validate networking configuration",
     ),
     (
         "not ready: binary: cannot create /host/opt/cni/bin/linkerd-cni: Read-only file system (os error 30); remount the \
          node's file system writable, or set the chart's platform, destCNINetDir or destCNIBinDir to a writable directory",
-        "read-only-directory",
+        "Read-only file system (os error 30)",
     ),
     (
         "/sbin/iptables-restore did not get the xtables lock in time: /run/xtables.lock is held by process 812",
-        "xtables-lock",
+        "did not get the xtables lock in time",
     ),
     (
         "Error creating: pods is forbidden: violates PodSecurity \"baseline:latest\": hostPath",
-        "namespace-label",
+        "violates PodSecurity",
     ),
     (
         "/host/etc/cni/net.d/05-cilium.conflist keeps being overwritten by another writer, which removes the plugin entry, \
          so meshed pods may start without redirect rules: with Cilium set cni.exclusive=false",
-        "plugin-entry-removed",
+        "keeps being overwritten by another writer, which removes the plugin entry",
     ),
     (
         "image.version: v1.6.5 is upstream's image, which has no admin port and would never be ready with this chart's probes",
-        "upstream-image",
+        "is upstream's image, which has no admin port",
     ),
     (
         "none of iptables-legacy, iptables, together with its -restore program, is in PATH; install iptables on the node, \
          or set the chart's iptablesMode to auto",
-        "no-iptables",
+        "none of iptables",
     ),
     (
         "error killing pod: failed to \"KillPodSandbox\" for \"5d2c\" with KillPodSandboxError: \"rpc error: code = Unknown \
          desc = failed to destroy network for sandbox k8s_web: plugin type=\\\"linkerd-cni\\\" name=\\\"k8s-pod-network\\\" \
          failed (delete): failed to find plugin \\\"linkerd-cni\\\" in path [/opt/cni/bin]\"",
-        "plugin-missing",
+        "failed (delete): failed to find plugin",
     ),
-    ("linkerd-network-validator: Terminated, Reason: Error, exit code 95", "stranded-pod"),
+    ("linkerd-network-validator: Terminated, Reason: Error, exit code 95", "exit code 95"),
     (
         "Get \"https://172.20.0.1:443/api/v1/namespaces/emojivoto/pods/web\": tls: failed to verify certificate: \
          x509: certificate signed by unknown authority",
-        "wrong-ca",
+        "x509: certificate signed by unknown authority",
     ),
-    ("psql: could not connect to server: connection refused", "init-container-without-network"),
+    ("psql: could not connect to server: connection refused", "connection refused"),
+    (
+        "Error: INSTALLATION FAILED: Unable to continue with install: ClusterRole \"linkerd-cni\" in namespace \"\" exists and \
+         cannot be imported into the current release: invalid ownership metadata; annotation validation error: key \
+         \"meta.helm.sh/release-namespace\" must equal \"linkerd-cni\": current value is \"cni\"",
+        "invalid ownership metadata",
+    ),
+    (
+        "Error: INSTALLATION FAILED: chart requires kubeVersion: >=1.31.0-0 which is incompatible with Kubernetes v1.30.4",
+        "chart requires kubeVersion",
+    ),
+    (
+        "0/12 nodes are available: 1 Insufficient cpu, 11 node(s) didn't satisfy plugin(s) [NodeAffinity]. preemption: 0/12",
+        "Insufficient cpu",
+    ),
+    ("0/3 nodes are available: 1 Too many pods, 2 node(s) were unschedulable.", "Too many pods"),
+    ("exec /usr/bin/linkerd2-cni-install: exec format error", "exec format error"),
+    (
+        "Failed to pull image \"registry.example.com/linkerd/cni-plugin:v2.0.0\": rpc error: code = NotFound desc = failed to \
+         pull and unpack image: no match for platform in manifest: not found",
+        "no match for platform in manifest",
+    ),
+    (
+        "Error creating: pods \"linkerd-cni-8x2kd\" is forbidden: exceeded quota: default, requested: pods=1, used: pods=40, \
+         limited: pods=40",
+        "exceeded quota",
+    ),
+    (
+        "Error creating: admission webhook \"validate.kyverno.svc-fail\" denied the request: resource \
+         Pod/linkerd-cni/linkerd-cni-8x2kd was blocked due to the following policies",
+        "denied the request",
+    ),
+    (
+        "admission webhook \"validation.gatekeeper.sh\" denied the request: [psp-host-filesystem] HostPath volume",
+        "denied the request",
+    ),
+    (
+        "nodes \"a\" is forbidden: ValidatingAdmissionPolicy 'linkerd-cni-taint' with binding 'linkerd-cni-taint' denied \
+         request: linkerd-cni may only remove the startup taint from a node, and not change: metadata.labels",
+        "ValidatingAdmissionPolicy 'linkerd-cni-",
+    ),
 ];
 
 #[test]
-fn pasted_error_texts_lead_to_their_pages() {
-    let pages = Page::all();
+fn pasted_error_texts_lead_to_their_remedies() {
+    let page = page();
+    let entries = Entry::all(&page);
     for (pasted, wanted) in PASTED {
-        let texts = pages.iter().flat_map(|page| {
-            let related = page.related_texts().into_iter().map(|(text, _)| text);
-            page.error_texts().into_iter().chain(related).map(move |text| (text, page))
-        });
-        // The longest text of the index that the pasted one has.
+        let texts =
+            entries.iter().flat_map(|entry| entry.texts.iter().map(move |text| (text, entry)));
+        // The longest text of the page that the pasted one has.
         let found =
-            texts.filter(|(text, _)| pasted.contains(text)).max_by_key(|(text, _)| text.len());
-        let (_, page) = found.unwrap_or_else(|| panic!("nothing leads from {pasted}"));
-        assert_eq!(page.name, wanted, "{pasted}");
+            texts.filter(|(text, _)| pasted.contains(**text)).max_by_key(|(text, _)| text.len());
+        let (_, entry) = found.unwrap_or_else(|| panic!("nothing leads from {pasted}"));
+        assert!(entry.texts.contains(&wanted), "{pasted} leads to {:?}", entry.texts);
     }
 }
