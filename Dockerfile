@@ -1,22 +1,21 @@
 # syntax=docker/dockerfile:1
-# Builds the image with docker: docker buildx build . (README.md says how to build for two platforms).
-# scripts/image builds an image with the same paths and programs without a container engine. Its programs are linked
-# against glibc, those of this file against musl.
+# Builds the image with docker: README.md has the commands. scripts/compile builds the programs, as for scripts/image. It
+# runs on the builder's own platform and compiles for the image's.
 
-FROM rust:1.95-alpine AS build
-# musl-dev: for ring's C code. Alpine's Rust target is musl, so the programs are static.
-RUN apk add --no-cache musl-dev
+FROM --platform=$BUILDPLATFORM rust:1.95-slim-bookworm AS build
 WORKDIR /src
+ENV LINKERD2_CNI_CACHE=/cache
 COPY Cargo.toml Cargo.lock ./
 COPY src src
+COPY scripts scripts
 # The manifest of a workspace member, without which cargo does not read the workspace.
 COPY testkit/Cargo.toml testkit/Cargo.toml
 ARG TARGETPLATFORM
-RUN --mount=type=cache,target=/usr/local/cargo/registry \
-    --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \
-    cargo build --locked --release --bin linkerd-cni --bin linkerd2-cni-install \
- && install -D target/release/linkerd-cni /root-fs/opt/cni/bin/linkerd-cni \
- && install -D target/release/linkerd2-cni-install /root-fs/usr/bin/linkerd2-cni-install \
+RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
+    --mount=type=cache,target=/cache,sharing=locked \
+    scripts/compile "$TARGETPLATFORM" /programs linkerd-cni linkerd2-cni-install \
+ && install -D /programs/linkerd-cni /root-fs/opt/cni/bin/linkerd-cni \
+ && install -D /programs/linkerd2-cni-install /root-fs/usr/bin/linkerd2-cni-install \
  && install -d /root-fs/usr/lib/linkerd \
  && ln -s ../../bin/linkerd2-cni-install /root-fs/usr/lib/linkerd/linkerd-cni-repair-controller \
  && install -d -m 1777 /root-fs/tmp
@@ -26,9 +25,9 @@ COPY LICENSE THIRD-PARTY-NOTICES.txt /root-fs/linkerd/
 FROM build AS build-probe
 COPY testkit testkit
 ARG TARGETPLATFORM
-RUN --mount=type=cache,target=/usr/local/cargo/registry \
-    --mount=type=cache,target=/src/target,id=target-$TARGETPLATFORM \
-    cargo build --locked --release --package testkit --bin netprobe && install -D target/release/netprobe /probe-fs/probe
+RUN --mount=type=cache,target=/usr/local/cargo/registry,sharing=locked \
+    --mount=type=cache,target=/cache,sharing=locked \
+    scripts/compile "$TARGETPLATFORM" /programs testkit:netprobe && install -D /programs/netprobe /probe-fs/probe
 
 FROM scratch AS probe
 COPY --from=build-probe /probe-fs /

@@ -23,7 +23,10 @@ fn workflows() -> Vec<PathBuf> {
 fn every_build_uses_the_rust_version_of_cargo_toml() {
     let manifest = read("Cargo.toml");
     let version = manifest.split("rust-version = \"").nth(1).unwrap().split('"').next().unwrap();
-    assert!(read("Dockerfile").contains(&format!("FROM rust:{version}-alpine")));
+    assert!(
+        read("Dockerfile")
+            .contains(&format!("FROM --platform=$BUILDPLATFORM rust:{version}-slim-bookworm"))
+    );
     assert!(read("rust-toolchain.toml").contains(&format!("channel = \"{version}.0\"")));
     for path in workflows() {
         for rest in read(&path).split("image: rust:").skip(1) {
