@@ -123,10 +123,10 @@ fn the_charts_readme_names_every_value_without_effect() {
     }
 }
 
-/// The commands of a page.
+/// The lines of a page's commands, without the indentation of lists.
 fn commands(text: &str) -> Vec<&str> {
     let blocks = text.split("```sh\n").skip(1).map(|rest| rest.split("```").next().unwrap());
-    blocks.flat_map(str::lines).collect()
+    blocks.flat_map(str::lines).map(str::trim).collect()
 }
 
 #[test]
@@ -139,7 +139,7 @@ fn the_install_commands_run_in_this_order() {
             "kubectl create namespace linkerd-cni",
             "kubectl label namespace linkerd-cni pod-security.kubernetes.io/enforce=privileged",
             "helm install linkerd-cni charts/linkerd2-cni -n linkerd-cni --wait",
-            "  --set image.name=",
+            "--set image.name=",
             "kubectl rollout status -n linkerd-cni daemonset/linkerd-cni",
             "linkerd check --pre --linkerd-cni-enabled",
             "linkerd install --crds | kubectl apply -f -",
