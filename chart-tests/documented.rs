@@ -1,13 +1,13 @@
-//! The commands in the pages: each is shown to work, or says why it cannot run here.
+//! The commands and manifests in the pages: each is shown to work, or says why it cannot run here.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::process::Command;
 
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::commands::{self, Shown};
-use crate::helm::{Objects, chart, helm, platforms, read};
+use crate::helm::{Objects, chart, helm, platforms, read, with, yaml};
 
 /// Flags of Helm with an argument that `helm template` needs.
 const WITH_ARGUMENT: [&str; 9] = [
@@ -149,4 +149,137 @@ fn render(page: &str, words: &[String], help: &str) {
     assert!(output.status.success(), "{page}: helm {arguments:?}: {error}");
     let text = String::from_utf8(output.stdout).unwrap();
     Objects::parse(&text);
+}
+
+/// The YAML documents of a page.
+fn manifests(page: &str) -> Objects {
+    let text = read(testkit::repository().join(page));
+    let blocks = text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
+    Objects(blocks.flat_map(|block| block.split("---\n").map(yaml)).collect())
+}
+
+#[test]
+fn the_manifests_of_argo_cd_and_flux_render_and_their_namespace_admits_the_agents_pods() {
+    let found = manifests("docs/gitops.md");
+    let (argo, flux) = (&found.get("Application")["spec"], &found.get("HelmRelease")["spec"]);
+    let label = "pod-security.kubernetes.io/enforce";
+    let managed = &argo["syncPolicy"]["managedNamespaceMetadata"]["labels"][label];
+    assert_eq!(*managed, "privileged");
+    assert_eq!(argo["syncPolicy"]["syncOptions"], json!(["CreateNamespace=true"]));
+    assert_eq!(found.named("Namespace", "linkerd-cni")["metadata"]["labels"][label], "privileged");
+
+    let (helm, chart) = (&argo["source"]["helm"], &flux["chart"]["spec"]);
+    for (path, release, namespace, values) in [
+        (
+            &argo["source"]["path"],
+            &helm["releaseName"],
+            &argo["destination"]["namespace"],
+            &helm["valuesObject"],
+        ),
+        (
+            &chart["chart"],
+            &flux["releaseName"],
+            &found.get("HelmRelease")["metadata"]["namespace"],
+            &flux["values"],
+        ),
+    ] {
+        let path = path.as_str().unwrap().trim_start_matches("./");
+        assert!(testkit::repository().join(path).join("Chart.yaml").exists(), "{path}");
+        assert_eq!((release, namespace), (&json!("linkerd-cni"), &json!("linkerd-cni")));
+        let objects = with(values.clone());
+        let image = objects.container("install-cni")["image"].as_str().unwrap();
+        assert!(image.starts_with("registry.example.com/linkerd/cni-plugin:v"), "{image}");
+    }
+    let (source, repository) = (&chart["sourceRef"], found.get("GitRepository"));
+    assert_eq!(source["kind"], "GitRepository");
+    assert_eq!(source["name"], repository["metadata"]["name"]);
+    assert_eq!(repository["spec"]["url"], argo["source"]["repoURL"]);
+}
+
+#[test]
+fn the_documented_chart_with_this_one_as_its_dependency_renders() {
+    let Objects(found) = manifests("docs/gitops.md");
+    let parent = found.iter().find(|part| part["name"] == "mesh").unwrap();
+    let values = found.iter().find(|part| part.get("linkerd2-cni").is_some()).unwrap();
+    let scratch = tempfile::tempdir().unwrap();
+    let mesh = scratch.path().join("mesh");
+    fs::create_dir(&mesh).unwrap();
+    let own = chart();
+    let copied = Command::new("cp").arg("-r").arg(own).arg(scratch.path()).status().unwrap();
+    assert!(copied.success());
+    fs::write(mesh.join("Chart.yaml"), parent.to_string()).unwrap();
+    fs::write(mesh.join("values.yaml"), values.to_string()).unwrap();
+    let mesh = mesh.to_str().unwrap();
+    let output = helm(&["dependency", "update", mesh]);
+    assert!(output.status.success(), "{output:?}");
+    let output = helm(&["template", "mesh", mesh, "-n", "linkerd-cni", "--kube-version=1.36.0"]);
+    assert!(output.status.success(), "{output:?}");
+    let objects = Objects::parse(&String::from_utf8(output.stdout).unwrap());
+    let image = objects.container("install-cni")["image"].as_str().unwrap();
+    assert!(image.starts_with("registry.example.com/linkerd/cni-plugin:v"), "{image}");
+    let volumes = objects.pod()["spec"]["volumes"].to_string();
+    assert!(volumes.contains("/var/lib/rancher/k3s/agent/etc/cni/net.d"), "{volumes}");
+}
+
+/// Of a taint in `taints`, Karpenter expects that pods tolerate it.
+#[test]
+fn the_documented_startup_taint_of_karpenter_is_one_that_the_agent_removes() {
+    let found = manifests("docs/platforms.md");
+    let spec = &found.get("NodePool")["spec"]["template"]["spec"];
+    let taint = &spec["startupTaints"][0];
+    assert_eq!((spec.get("taints"), &taint["effect"]), (None, &json!("NoExecute")));
+    let objects = with(json!({"startupTaint": taint["key"]}));
+    let removed = objects.variable("install-cni", "LINKERD_CNI_STARTUP_TAINT");
+    assert_eq!(removed, taint["key"]);
+    let readme = read(chart().join("README.md"));
+    assert!(readme.contains(&format!("startupTaint={}", taint["key"].as_str().unwrap())));
+}
+
+/// Capabilities that the baseline of the Pod Security Standards admits.
+const BASELINE: &str = "AUDIT_WRITE CHOWN DAC_OVERRIDE FOWNER FSETID KILL MKNOD NET_BIND_SERVICE SETFCAP SETGID \
+                        SETPCAP SETUID SYS_CHROOT";
+
+/// The policies of the chart `kyverno-policies` that the agent's pods violate, by their own rules.
+fn violated(pod: &Value) -> BTreeSet<&'static str> {
+    let spec = &pod["spec"];
+    let mut violated = BTreeSet::new();
+    let mut check = |policy, is_violated: bool| {
+        if is_violated {
+            violated.insert(policy);
+        }
+    };
+    let has = |key: &str| spec.get(key).is_some_and(|value| *value == json!(true));
+    check("disallow-host-namespaces", ["hostNetwork", "hostPID", "hostIPC"].into_iter().any(has));
+    let volumes = spec["volumes"].as_array().unwrap();
+    check("disallow-host-path", volumes.iter().any(|volume| volume.get("hostPath").is_some()));
+    let profile = &spec["securityContext"]["seccompProfile"]["type"];
+    check("restrict-seccomp", profile == "Unconfined");
+    check("disallow-selinux", spec["securityContext"].get("seLinuxOptions").is_some());
+    for container in spec["containers"].as_array().unwrap() {
+        let context = &container["securityContext"];
+        check("disallow-privileged-containers", context["privileged"] == true);
+        let added = context["capabilities"]["add"].as_array().unwrap();
+        let is_beyond = |name: &Value| !BASELINE.split(' ').any(|admitted| name == admitted);
+        check("disallow-capabilities", added.iter().any(is_beyond));
+        let ports = container["ports"].as_array().unwrap();
+        check("disallow-host-ports", ports.iter().any(|port| port.get("hostPort").is_some()));
+    }
+    violated
+}
+
+#[test]
+fn the_documented_exceptions_admit_what_the_agents_pods_need_and_no_more() {
+    let found = manifests("docs/security.md");
+    let spec = &found.get("PolicyException")["spec"];
+    let exceptions = spec["exceptions"].as_array().unwrap();
+    let named: BTreeSet<_> =
+        exceptions.iter().map(|exception| exception["policyName"].as_str().unwrap()).collect();
+    let objects = with(json!({}));
+    assert_eq!(named, violated(objects.pod()));
+    let resources = &spec["match"]["any"][0]["resources"];
+    let name = objects.get("DaemonSet")["metadata"]["name"].as_str().unwrap();
+    assert_eq!(resources["names"], json!([format!("{name}*")]));
+    assert_eq!(resources["namespaces"], json!(["linkerd-cni"]));
+    let excluded = &found.get("Config")["spec"]["match"][0]["excludedNamespaces"];
+    assert_eq!(*excluded, json!(["linkerd-cni"]));
 }
