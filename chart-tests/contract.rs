@@ -41,6 +41,8 @@ fn objects_have_the_names_that_linkerd_check_expects() {
             ("Role", "linkerd-cni-agent", &here),
             ("RoleBinding", "linkerd-cni-agent", &here),
             ("DaemonSet", "linkerd-cni", &here),
+            ("ValidatingAdmissionPolicy", "linkerd-cni-token", &Value::Null),
+            ("ValidatingAdmissionPolicyBinding", "linkerd-cni-token", &Value::Null),
             // Only `helm test` creates this pod.
             ("Pod", "test-linkerd-cni", &here),
         ]

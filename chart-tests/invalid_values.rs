@@ -29,6 +29,8 @@ const INVALID: &[&str] = &[
     "commonAnnotations: {a: []}",
     "serviceAccount: {name: linkerd-cni-plugin}",
     "serviceAccount: {name: A}",
+    "admissionPolicy: {tokenAudiences: ['']}",
+    "admissionPolicy: {tokenAudiences: vault}",
     "iptablesMode: bogus",
     r#"logLevel: 'info","x":"y'"#,
     "logLevel: inof",

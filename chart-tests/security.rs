@@ -153,7 +153,7 @@ fn only_pods_of_the_daemonset_mount_a_token() {
 fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
     let values = json!({"startupTaint": "a.b/c", "repairController": {"mode": "delete"}});
     let objects = Render::new().namespace("mesh").values(&values).objects();
-    for name in ["linkerd-cni-taint", "linkerd-cni-repair"] {
+    for name in ["linkerd-cni-token", "linkerd-cni-taint", "linkerd-cni-repair"] {
         let spec = &objects.named("ValidatingAdmissionPolicy", name)["spec"];
         assert_eq!(spec["failurePolicy"], "Fail");
         let condition = spec["matchConditions"][0]["expression"].as_str().unwrap();
@@ -193,10 +193,8 @@ fn the_readmes_commands_print_what_rbac_create_false_leaves_out() {
         let without = with(without).0;
         let mut left_out = with(values.clone()).0;
         left_out.retain(|object| !without.contains(object));
-        let has_policies =
-            left_out.iter().any(|object| object["kind"] == "ValidatingAdmissionPolicy");
         let mut printed = Vec::new();
-        for pattern in &patterns[..1 + usize::from(has_policies)] {
+        for pattern in &patterns {
             printed.extend(Render::new().values(&values).templates(pattern).objects().0);
         }
         for objects in [&mut left_out, &mut printed] {

@@ -1,6 +1,6 @@
 {{/*
 ValidatingAdmissionPolicies. They limit the permissions of the ServiceAccount of agent and repair
-controller to the node of the caller, which RBAC cannot.
+controller to the node of the caller and its tokens to a day, which RBAC cannot.
 */}}
 
 {{/* "true" if policies may be created. Clusters without permission for roles have none for policies. */}}

@@ -5,6 +5,8 @@ use std::io::Write as _;
 use std::path::Path;
 use std::process::Output;
 
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
@@ -19,18 +21,20 @@ const TAINT: &str = "startup-taint.cluster-autoscaler.kubernetes.io/linkerd-cni"
 const OWN: &str = "policy-own";
 const OTHER: &str = "policy-other";
 /// Kinds of the chart that the test applies. The DaemonSet is not needed.
-const KINDS: [&str; 4] = [
+const KINDS: [&str; 6] = [
     "ClusterRole",
     "ClusterRoleBinding",
+    "Role",
+    "RoleBinding",
     "ValidatingAdmissionPolicy",
     "ValidatingAdmissionPolicyBinding",
 ];
 
 #[test]
-fn the_admission_policies_limit_the_account_to_the_taint_and_the_pods_of_its_own_node() {
+fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_day() {
     let _node = Node::exclusive();
     let objects = Objects::create();
-    let chart = apply_chart("delete");
+    let chart = apply_chart("delete", &json!([]));
     let account = Account::of_pod("agent");
 
     objects.reset();
@@ -42,11 +46,15 @@ fn the_admission_policies_limit_the_account_to_the_taint_and_the_pods_of_its_own
     });
     nodes_lose_only_the_startup_taint_on_the_own_node(&account);
     pods_are_deleted_only_on_the_own_node(&account);
+    until_refused_by("linkerd-cni-token", || account.token(&["--duration=86401s"]).map(drop));
+    let audiences = tokens_last_a_day_at_most(&account);
     a_token_without_a_node_is_refused();
     drop(chart);
 
     objects.reset();
-    let _chart = apply_chart("label");
+    let _chart = apply_chart("label", &audiences);
+    until_refused_by("linkerd-cni-token", || account.token(&["--audience=vault"]).map(drop));
+    tokens_are_for_the_given_audiences_only(&account, &audiences);
     until_refused_by("linkerd-cni-repair", || {
         account.label(OTHER, "linkerd.io/cni-stranded=true", &["--dry-run=server"])
     });
@@ -133,9 +141,41 @@ fn pods_get_only_the_label_on_the_own_node(account: &Account) {
     account.label(OWN, "linkerd.io/cni-stranded=true", &[]).unwrap();
 }
 
+/// Returns the audiences of the API server, which a token gets by default.
+fn tokens_last_a_day_at_most(account: &Account) -> Value {
+    for seconds in ["86401", "31536000", "4294967296"] {
+        let refused = account.token(&[&format!("--duration={seconds}s")]).unwrap_err();
+        assert!(refused.contains("create tokens for at most 86400 s"), "{refused}");
+    }
+    // What is left without `tokenAudiences`.
+    assert_eq!(audiences(&account.token(&["--audience=vault"]).unwrap()), json!(["vault"]));
+    // The lifetime that the agent requests.
+    audiences(&account.token(&["--duration=86400s"]).unwrap())
+}
+
+fn tokens_are_for_the_given_audiences_only(account: &Account, given: &Value) {
+    let both = [&format!("--audience={}", given[0].as_str().unwrap()), "--audience=vault"];
+    for more in [&both[1..], &both] {
+        let refused = account.token(more).unwrap_err();
+        assert!(refused.contains("may not create tokens for the audiences"), "{refused}");
+        assert!(refused.contains("vault"), "{refused}");
+    }
+    for more in [&["--duration=86400s"], &both[..1]] {
+        assert_eq!(audiences(&account.token(more).unwrap()), *given);
+    }
+}
+
+/// The audiences in a token.
+fn audiences(token: &str) -> Value {
+    let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
+    serde_json::from_slice::<Value>(&claims).unwrap()["aud"].take()
+}
+
 fn a_token_without_a_node_is_refused() {
     let account =
         Account::with_token(&kubectl(&format!("create token linkerd-cni -n {NAMESPACE}")));
+    let refused = account.token(&[]).unwrap_err();
+    assert!(refused.contains("the token names no node"), "{refused}");
     let refused = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
     assert!(refused.contains("the token names no node"), "{refused}");
 }
@@ -164,7 +204,7 @@ impl Objects {
                 .stdout
                 == b"Active"
         });
-        for account in ["default", "linkerd-cni"] {
+        for account in ["default", "linkerd-cni", "linkerd-cni-plugin"] {
             let _ = command(&format!("create serviceaccount {account} -n {NAMESPACE}")).output();
         }
         objects.reset();
@@ -206,18 +246,20 @@ impl Drop for Objects {
         let pods = ["pod", "agent", OWN, OTHER, "-n", NAMESPACE];
         let _ = command(&[&delete[..], &pods].concat()).output();
         let _ = command(&[&delete[..], &["node", OWN, OTHER]].concat()).output();
-        let account = ["serviceaccount", "linkerd-cni", "-n", NAMESPACE];
-        let _ = command(&[&delete[..], &account].concat()).output();
+        let accounts = ["serviceaccount", "linkerd-cni", "linkerd-cni-plugin", "-n", NAMESPACE];
+        let _ = command(&[&delete[..], &accounts].concat()).output();
     }
 }
 
 /// Applies the chart's permissions and policies. Dropping the value deletes them.
-fn apply_chart(mode: &str) -> Applied {
+fn apply_chart(mode: &str, audiences: &Value) -> Applied {
     let helm = Helm::with_local_repository();
     let taint = format!("--set=startupTaint={TAINT}");
     let repair = format!("--set=repairController.enabled=true,repairController.mode={mode}");
     let chart = ["template", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE];
-    let text = helm.must(&[&chart[..], &["--kube-version=1.31.0", &taint, &repair]].concat());
+    let audiences = format!("--set-json=admissionPolicy.tokenAudiences={audiences}");
+    let more = ["--kube-version=1.31.0", &taint, &repair, &audiences];
+    let text = helm.must(&[&chart[..], &more].concat());
     let is_wanted =
         |document: &&str| KINDS.iter().any(|kind| document.contains(&format!("\nkind: {kind}\n")));
     let wanted: Vec<&str> = text.split("\n---\n").filter(is_wanted).collect();
@@ -249,7 +291,19 @@ impl Account {
 
     /// Runs kubectl with the token. Fails with the text that kubectl wrote to stderr.
     fn run(&self, args: &[&str]) -> Result<(), String> {
-        result(&command(args).env("KUBECONFIG", self.path()).output().unwrap())
+        self.print(args).map(drop)
+    }
+
+    /// Runs kubectl with the token and returns what it prints.
+    fn print(&self, args: &[&str]) -> Result<String, String> {
+        let output = command(args).env("KUBECONFIG", self.path()).output().unwrap();
+        result(&output).map(|()| String::from_utf8(output.stdout).unwrap())
+    }
+
+    /// Requests a token of the plugin's ServiceAccount.
+    fn token(&self, more: &[&str]) -> Result<String, String> {
+        let create = ["create", "token", "linkerd-cni-plugin", "-n", NAMESPACE];
+        self.print(&[&create[..], more].concat())
     }
 
     fn path(&self) -> &Path {
