@@ -22,10 +22,23 @@ is not repeated.
 {{- $name }}
 {{- end }}
 
+{{/*
+Digest of the image: that of the value, else that which scripts/release writes into a packaged Chart.yaml. An image
+with another name or tag has another digest, for example in a mirror.
+*/}}
+{{- define "linkerd-cni.imageDigest" -}}
+{{- $image := .Values.image | default dict }}
+{{- if $image.digest }}
+{{- $image.digest }}
+{{- else if and (not ($image.tag | default $image.version)) (eq (include "linkerd-cni.imageName" .) "cr.l5d.io/linkerd/cni-plugin") }}
+{{- regexFind "sha256:[0-9a-f]{64}" (index .Chart.Annotations "artifacthub.io/images") }}
+{{- end }}
+{{- end }}
+
 {{/* Image and pull policy of a container. */}}
 {{- define "linkerd-cni.image" -}}
 {{- $version := include "linkerd-cni.imageVersion" . }}
-{{- with (.Values.image).digest }}
+{{- with include "linkerd-cni.imageDigest" . }}
 {{- $version = printf "%s@%s" (splitList "@" $version | first) . }}
 {{- end -}}
 image: {{ printf "%s:%s" (include "linkerd-cni.imageName" .) $version | toYaml }}

@@ -4,10 +4,11 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
+use serde_json::json;
 use tempfile::TempDir;
 
-use crate::checkout::Checkout;
-use crate::{repository, said};
+use crate::versions::Checkout;
+use crate::{must, repository, said};
 
 fn script(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -89,4 +90,72 @@ fn another_rust_or_debian_is_refused() {
         assert!(!output.status.success());
         assert!(said(&output).contains(reason), "{}", said(&output));
     }
+}
+
+/// Writes a folder of this checkout's commit whose provenance names these compilers.
+fn released(checkout: &Checkout, compilers: &[&str]) -> TempDir {
+    let folder = TempDir::new().unwrap();
+    let commit = checkout.git(&["rev-parse", "HEAD"]);
+    let mut sources = vec![json!({"digest": {"gitCommit": commit}}), json!({"digest": {}})];
+    for compiler in compilers {
+        let (name, version) = compiler.split_once('=').unwrap();
+        sources.push(json!({"name": name, "annotations": {"version": version}}));
+    }
+    let statement = json!({"predicate": {"buildDefinition": {
+        "externalParameters": {"command": ["scripts/release", "2.0.0"]},
+        "resolvedDependencies": sources,
+    }}});
+    let name = "linkerd2-cni-v2.0.0.intoto.json";
+    fs::write(folder.path().join(name), statement.to_string()).unwrap();
+    let sums = must(Command::new("sha256sum").arg(name).current_dir(&folder));
+    fs::write(folder.path().join("SHA256SUMS"), sums).unwrap();
+    folder
+}
+
+/// A rebuild on a machine with gcc-12 12-2 of the source gcc, whose mirror has 12-1 and 12-2, and with Rust 1.95.0.
+/// The build itself is replaced: it ends with the installed version.
+fn rebuild(compilers: &[&str], change: impl Fn(&Checkout, &Path)) -> String {
+    let state = TempDir::new().unwrap();
+    let [gcc, rust] = ["gcc", "rust"].map(|name| state.path().join(name).display().to_string());
+    let checkout = checkout(&format!("sed 's/^/rustc=/' {rust}; sed 's/^/gcc-12=/' {gcc}"));
+    script(&checkout.path("scripts/release.d/check"), &format!("cat {gcc} {rust} >&2; exit 1"));
+    checkout.commit();
+    let folder = released(&checkout, compilers);
+    fs::write(state.path().join("gcc"), "12-2\n").unwrap();
+    fs::write(state.path().join("rust"), "rustc 1.95.0 (a)\n").unwrap();
+    for (program, text) in [
+        ("rustc", "cat \"$STATE/rust\""),
+        ("rustup", "echo \"rustc $3 (a)\" >\"$STATE/rust\""),
+        (
+            "dpkg-query",
+            "v=$(cat \"$STATE/gcc\"); for p in gcc-12 cpp-12; do echo \"$p gcc $v ii \"; done; echo 'a b 12-2 ii '",
+        ),
+        ("apt-cache", "echo \" $2 | 12-1 | mirror\"; echo \" $2 | 12-2 | mirror\""),
+        (
+            "apt-get",
+            "[[ ${*: -2} == *cpp-12=12-1* && ${*: -2} == *gcc-12=12-1* && $* != *' a='* ]] && echo 12-1 >\"$STATE/gcc\"",
+        ),
+    ] {
+        script(&state.path().join(program), text);
+    }
+    change(&checkout, folder.path());
+    let mut release = Command::new(checkout.path("scripts/release"));
+    let path = format!("{}:{}", state.path().display(), std::env::var("PATH").unwrap());
+    release.env("PATH", path).env("STATE", state.path());
+    said(&release.arg("--rebuild").arg(folder.path()).output().unwrap())
+}
+
+#[test]
+fn a_folder_is_rebuilt_with_the_recorded_compilers_or_the_reason_is_named() {
+    let nothing = |_: &Checkout, _: &Path| {};
+    let same = rebuild(&["rustc=rustc 1.95.0 (a)", "gcc-12=12-2"], nothing);
+    assert!(same.contains("12-2\nrustc 1.95.0"), "{same}");
+    let older = rebuild(&["rustc=rustc 1.94.1 (a)", "gcc-12=12-1"], nothing);
+    assert!(older.contains("12-1\nrustc 1.94.1"), "{older}");
+    let gone = rebuild(&["rustc=rustc 1.95.0 (a)", "gcc-12=12-0"], nothing);
+    assert!(gone.contains("does not have cpp-12=12-0 gcc-12=12-0 any more"), "{gone}");
+    let changed = rebuild(&["gcc-12=12-2"], |_, folder| {
+        fs::write(folder.join("linkerd2-cni-v2.0.0.intoto.json"), "{}").unwrap();
+    });
+    assert!(changed.contains("differs from its SHA256SUMS"), "{changed}");
 }

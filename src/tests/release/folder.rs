@@ -1,4 +1,5 @@
-//! The files of a release, and that they agree with each other.
+//! The files of a release, and that they agree with each other. The programs in an image: that of `LINKERD2_CNI_IMAGE`, as
+//! `scripts/test` makes it without a release, or those of the folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -10,7 +11,7 @@ use tempfile::TempDir;
 
 use crate::{VERSION, must, release, repository};
 
-pub const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
+const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 /// Published programs.
 const PROGRAMS: [&str; 3] = ["linkerd-cni", "linkerd2-cni-install", "linkerd-cni-cli"];
 /// Programs in the image, and their directories there.
@@ -22,7 +23,7 @@ fn names(folder: &Path) -> BTreeSet<String> {
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
 
-pub fn json(path: impl AsRef<Path>) -> Value {
+fn json(path: impl AsRef<Path>) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }
 
@@ -31,14 +32,14 @@ fn sha256(path: &Path) -> String {
     output.split(' ').next().unwrap().into()
 }
 
-pub fn unpacked(archive: &Path) -> TempDir {
+fn unpacked(archive: &Path) -> TempDir {
     let directory = TempDir::new().unwrap();
     must(Command::new("tar").arg("-xf").arg(archive).arg("-C").arg(directory.path()));
     directory
 }
 
 /// The file of a descriptor in an OCI layout.
-pub fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
+fn blob(layout: &Path, descriptor: &Value) -> PathBuf {
     let digest = descriptor["digest"].as_str().unwrap();
     let path = layout.join("blobs").join(digest.replace(':', "/"));
     assert_eq!(format!("sha256:{}", sha256(&path)), digest);
@@ -51,7 +52,7 @@ fn file(name: &str, architecture: &str) -> PathBuf {
     release().join(format!("{name}-v{VERSION}-linux-{architecture}"))
 }
 
-pub fn archive(architecture: &str) -> PathBuf {
+fn archive(architecture: &str) -> PathBuf {
     file("cni-plugin", &format!("{architecture}.tar"))
 }
 
@@ -237,9 +238,24 @@ fn the_index_has_the_chart_and_the_manifest_its_image() {
     assert_eq!(entry["urls"][0], **chart);
     assert_eq!(entry["digest"], sha256(&release().join(chart)));
     assert_eq!(entry["appVersion"], format!("v{VERSION}"));
+    // Both name the image by the digest that the registry will have.
+    let pinned = format!("{}@{}", IMAGE.replace("VERSION", VERSION), image_digest());
     let manifest = fs::read_to_string(release().join("install-cni.yaml")).unwrap();
-    let image = format!("image: cr.l5d.io/linkerd/cni-plugin:v{VERSION}");
-    assert!(manifest.contains(&image));
+    let images: Vec<_> = manifest.lines().filter_map(|line| line.split_once("image: ")).collect();
+    assert!(!images.is_empty() && images.iter().all(|(_, image)| *image == pinned), "{images:?}");
+    let templates = |more: &[&str]| {
+        let mut helm = Command::new("helm");
+        helm.arg("template").arg("linkerd-cni").arg(release().join(chart)).args(more);
+        String::from_utf8(must(&mut helm)).unwrap()
+    };
+    assert!(templates(&[]).contains(&format!("image: {pinned}\n")));
+    // An image with another name or tag has another digest.
+    for value in ["image.name=a.b/c", "image.version=v3.0.0", "image.registry=a.b"] {
+        let text = templates(&["--set", value]);
+        assert!(!text.contains(&image_digest()), "{value}");
+    }
+    let archive = templates(&["--set", &format!("image.version=v{VERSION}")]);
+    assert!(archive.contains(&format!("image: {}\n", IMAGE.replace("VERSION", VERSION))));
 }
 
 #[test]
@@ -263,5 +279,34 @@ fn no_file_names_a_directory_of_the_build() {
             let found = contents.windows(bytes.len()).any(|window| window == bytes);
             assert!(!found, "{name} names {directory}");
         }
+    }
+}
+
+fn images() -> Vec<PathBuf> {
+    match std::env::var_os("LINKERD2_CNI_IMAGE") {
+        Some(image) => vec![image.into()],
+        None => ARCHITECTURES.into_iter().map(archive).collect(),
+    }
+}
+
+/// What glibc's resolver has in a static program. It loads modules of the host, which belong to another libc.
+const RESOLVER: [&str; 4] = ["getaddrinfo", "libnss_%s.so", "/etc/nsswitch.conf", "gethostbyname"];
+
+#[test]
+fn the_plugin_has_no_resolver_that_loads_modules_of_the_host() {
+    for image in images() {
+        let layout = unpacked(&image);
+        let index = json(layout.path().join("index.json"));
+        let manifest = json(blob(layout.path(), &index["manifests"][0]));
+        let layer = unpacked(&blob(layout.path(), &manifest["layers"][0]));
+        let resolver_of = |program: &str| {
+            let bytes = fs::read(layer.path().join(program)).unwrap();
+            let has = |text: &&str| bytes.windows(text.len()).any(|part| part == text.as_bytes());
+            RESOLVER.into_iter().filter(has).collect::<Vec<_>>()
+        };
+        // The agent resolves names, so the texts can be found.
+        assert!(!resolver_of("usr/bin/linkerd2-cni-install").is_empty(), "{}", image.display());
+        let found = resolver_of("opt/cni/bin/linkerd-cni");
+        assert!(found.is_empty(), "{}: the plugin has {found:?}", image.display());
     }
 }

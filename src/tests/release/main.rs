@@ -8,10 +8,8 @@
 mod arm64;
 mod benchmarks;
 mod build;
-mod checkout;
 mod docker;
 mod folder;
-mod image;
 mod project;
 mod signature;
 mod versions;

@@ -1,17 +1,63 @@
-//! `scripts/release.d/check` and `scripts/release.d/tree-commit`, on small repositories.
+//! `scripts/release.d/check` and `scripts/release.d/reproduce --commit`, on small repositories.
 
 use std::fs;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use crate::checkout::Checkout;
-use crate::{repository, said};
+use tempfile::TempDir;
+
+use crate::{must, repository, said};
 
 const CHANGELOG: &str = "# Changelog\n\n## [Unreleased]\n\n## [2.1.0] - 2026-12-24\n\n- A change.\n\n## [2.0.0] - 2026-12-01\n\n- First.\n";
 const CHART: &str = "charts/linkerd2-cni/Chart.yaml";
 
+/// A small committed repository with copies of this project's scripts.
+pub struct Checkout(TempDir);
+
+impl Checkout {
+    /// An empty repository with these scripts.
+    pub fn with(scripts: &[&str]) -> Checkout {
+        let checkout = Checkout(TempDir::new().unwrap());
+        for name in scripts {
+            fs::create_dir_all(checkout.path(name).parent().unwrap()).unwrap();
+            fs::copy(repository().join(name), checkout.path(name)).unwrap();
+        }
+        checkout.git(&["init", "--quiet"]);
+        checkout
+    }
+
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.0.path().join(name)
+    }
+
+    /// Writes a file, and its directory if that is missing.
+    pub fn write(&self, name: &str, text: &str) {
+        fs::create_dir_all(self.path(name).parent().unwrap()).unwrap();
+        fs::write(self.path(name), text).unwrap();
+    }
+
+    /// Runs git and returns what it prints.
+    pub fn git(&self, args: &[&str]) -> String {
+        let identity = ["-c", "user.name=test", "-c", "user.email=test@localhost"];
+        let output = must(Command::new("git").current_dir(&self.0).args(identity).args(args));
+        String::from_utf8(output).unwrap().trim_end().to_owned()
+    }
+
+    pub fn commit(&self) {
+        self.git(&["add", "--all"]);
+        self.git(&["commit", "--quiet", "--allow-empty", "--message", "A change"]);
+    }
+}
+
+impl AsRef<Path> for Checkout {
+    fn as_ref(&self) -> &Path {
+        self.0.path()
+    }
+}
+
 /// A committed repository with the files that the check reads, at version 2.1.0 after the tag v2.0.0.
 fn tree() -> Checkout {
-    let scripts = ["scripts/common", "scripts/release.d/check", "scripts/release.d/tree-commit"];
+    let scripts = ["scripts/common", "scripts/release.d/check", "scripts/release.d/reproduce"];
     let tree = Checkout::with(&scripts);
     tree.write("CHANGELOG.md", "# Changelog\n\n## [2.0.0] - 2026-12-01\n\n- First.\n");
     set_versions(&tree, "2.0.0", "2026.12.0");
@@ -135,8 +181,8 @@ fn a_clean_tree_is_released_from_its_own_commit_and_a_changed_one_from_a_child()
     let tree = tree();
     let head = tree.git(&["rev-parse", "HEAD"]);
     let commit = || {
-        let script = tree.path("scripts/release.d/tree-commit");
-        String::from_utf8(crate::must(&mut Command::new(script))).unwrap().trim_end().to_owned()
+        let mut script = Command::new(tree.path("scripts/release.d/reproduce"));
+        String::from_utf8(must(script.arg("--commit"))).unwrap().trim_end().to_owned()
     };
     assert_eq!(commit(), head);
 
@@ -153,14 +199,34 @@ fn a_clean_tree_is_released_from_its_own_commit_and_a_changed_one_from_a_child()
 fn a_version_with_texts_of_an_unpublished_one_is_released_but_not_published() {
     let tree = tree();
     let publish = ["2.1.0", "--publish"];
-    let prerelease =
-        "version: 2026.12.1\nappVersion: \"v2.1.0\"\n  artifacthub.io/prerelease: \"true\"\n";
+    let chart = "version: 2026.12.1\nappVersion: \"v2.1.0\"\n";
+    let prerelease = format!("{chart}  artifacthub.io/prerelease: \"true\"\n");
+    let unsigned = format!("{chart}# No signKey: no release has been signed yet.\n");
     let later = CHANGELOG.replace("[Unreleased]\n", "[Unreleased]\n\n- Later.\n");
+    let digest = format!("      image: rust:1@sha256:{}\n", "a".repeat(64));
+    let movable = format!("{digest}      image: rust:1.95-bookworm\n");
+    let short = format!("FROM rust:1@sha256:{}\n", "a".repeat(63));
     for (file, text, reason) in [
         ("docs/page.md", "The image is not published yet.\n", "docs/page.md:1"),
-        ("docs/page.md", "Nothing is published yet.\n", "docs/page.md:1"),
-        (CHART, prerelease, "set it to \"false\""),
+        ("docs/maintainers/release.md", "Nothing is published: no key.\n", "release.md:1"),
+        ("docs/maintainers/release.md", "\nThere is no such key.\n", "release.md:2"),
+        (
+            "docs/maintainers/release.md",
+            "The image `a.b/c`, which is not there yet.\n",
+            "release.md:1",
+        ),
+        ("docs/maintainers/release.md", "They have not run on GitHub yet.\n", "release.md:1"),
+        ("SECURITY.md", "No version has been released.\n", "SECURITY.md:1"),
+        ("SECURITY.md", "Version 2 is unpublished.\n", "SECURITY.md:1"),
+        ("CONTRIBUTING.md", "It was never published.\n", "CONTRIBUTING.md:1"),
+        ("charts/artifacthub-repo.yml", "# Before the first release is there.\n", "repo.yml:1"),
+        (CHART, &unsigned, "Chart.yaml:3"),
+        (CHART, &prerelease, "set it to \"false\""),
         ("CHANGELOG.md", &later, "under \"Unreleased\""),
+        // Whoever can move the tag of a container changes the programs.
+        (".github/workflows/release.yml", &movable, "release.yml:2"),
+        ("Dockerfile", "FROM rust:1.95-alpine AS build\n", "Dockerfile:1"),
+        ("Dockerfile", &short, "add @sha256:DIGEST"),
     ] {
         let before = fs::read_to_string(tree.path(file)).unwrap_or_default();
         tree.write(file, text);
@@ -170,5 +236,11 @@ fn a_version_with_texts_of_an_unpublished_one_is_released_but_not_published() {
         tree.write(file, &before);
         tree.commit();
     }
+    tree.write(".github/workflows/release.yml", &digest);
+    tree.write(
+        "Dockerfile",
+        &format!("{}\nFROM scratch\n", digest.trim().replace("image:", "FROM")),
+    );
+    tree.commit();
     assert_eq!(refusal(&tree, &publish), None);
 }

@@ -57,9 +57,10 @@ impl Helm {
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
 
-    /// Installs a packaged chart with its default values.
+    /// Installs a packaged chart with the image of an archive, which has another digest than the chart names.
     pub fn install_chart(&self, package: &Path) {
-        let install = ["install", "linkerd-cni", package.to_str().unwrap()];
+        let version = format!("image.version=v{VERSION}");
+        let install = ["install", "linkerd-cni", package.to_str().unwrap(), "--set", &version];
         let into = ["-n", self.namespace, "--create-namespace", "--wait", "--timeout", "60s"];
         self.must(&[&install[..], &into].concat());
     }
