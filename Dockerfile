@@ -2,7 +2,7 @@
 # Builds the image with docker: README.md has the commands. scripts/compile builds the programs, as for scripts/image. It
 # runs on the builder's own platform and compiles for the image's.
 
-FROM --platform=$BUILDPLATFORM rust:1.95-slim-bookworm AS build
+FROM --platform=$BUILDPLATFORM rust:1.95-slim-bookworm@sha256:d7482085ff5b415f84dba5647ae71606650bdef00db7aeb69f4b3d170c3e4082 AS build
 WORKDIR /src
 ENV LINKERD2_CNI_CACHE=/cache
 COPY Cargo.toml Cargo.lock ./

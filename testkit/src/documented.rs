@@ -25,9 +25,11 @@ const NO_DOCKER: &str = "no container engine here: scripts/image builds the imag
 const THIS_RUN: &str = "runs the tests, this one included";
 const TAKES_LONG: &str =
     "takes minutes to hours; a workflow or a step of scripts/test runs a short form";
-const NO_SIGNER: &str = "needs a keyless signature by a workflow, and nothing is published";
 const NO_CILIUM: &str = "the cluster of the tests has no Cilium";
 const NO_CRD: &str = "the cluster of the tests has no Prometheus operator";
+
+const PUBLISHED: &str =
+    "a_release_is_published_in_spite_of_failures_and_verified_with_the_commands_of_the_page";
 
 /// Commands by their beginning. The longest beginning that matches counts.
 const COMMANDS: &[(&str, Shown)] = &[
@@ -168,10 +170,11 @@ const COMMANDS: &[(&str, Shown)] = &[
     ),
     ("install -D target/release/linkerd-cni-cli ", Not("installs into the home directory")),
     ("export PATH=", Not("sets a variable of the reader's shell")),
-    ("identity=", Not(NO_SIGNER)),
-    ("issuer=", Not(NO_SIGNER)),
-    ("cosign ", Not(NO_SIGNER)),
-    ("skopeo ", Not("no registry here: the release's tests read the image index")),
+    ("scripts/release --rebuild ", By("release")),
+    ("signer=", Not("a keyless signature needs the workflow: the test has a key instead")),
+    ("cosign ", By(PUBLISHED)),
+    ("sha256sum --ignore-missing ", By(PUBLISHED)),
+    ("skopeo copy --all ", By(PUBLISHED)),
     ("docker ", Not(NO_DOCKER)),
     ("kind load ", Not(NO_DOCKER)),
     ("k3d image import ", Not(NO_DOCKER)),

@@ -11,6 +11,8 @@ mod build;
 mod docker;
 mod folder;
 mod project;
+mod publish;
+mod registry;
 mod signature;
 mod versions;
 

@@ -23,16 +23,14 @@ fn workflows() -> Vec<PathBuf> {
 fn every_build_uses_the_rust_version_of_cargo_toml() {
     let manifest = read("Cargo.toml");
     let version = manifest.split("rust-version = \"").nth(1).unwrap().split('"').next().unwrap();
-    assert!(
-        read("Dockerfile")
-            .contains(&format!("FROM --platform=$BUILDPLATFORM rust:{version}-slim-bookworm"))
-    );
+    let image = format!("FROM --platform=$BUILDPLATFORM rust:{version}-slim-bookworm@sha256:");
+    assert!(read("Dockerfile").contains(&image));
     assert!(read("rust-toolchain.toml").contains(&format!("channel = \"{version}.0\"")));
     for path in workflows() {
         for rest in read(&path).split("image: rust:").skip(1) {
             let used = rest.lines().next().unwrap();
-            // A digest may follow.
-            let tag = used.split('@').next().unwrap();
+            // `scripts/release.d/check --publish` looks at the digest, too.
+            let tag = used.split("@sha256:").next().unwrap();
             assert_eq!(tag, format!("{version}-bookworm"), "{}", path.display());
         }
     }
@@ -68,13 +66,6 @@ fn steps<'a>(workflow: &'a Value, job: &str) -> &'a [Value] {
 /// The commands of the steps of a job, in order.
 fn commands<'a>(workflow: &'a Value, job: &str) -> Vec<&'a str> {
     steps(workflow, job).iter().filter_map(|step| step["run"].as_str()).collect()
-}
-
-/// The commands of a step of the workflow `release`.
-fn release_step(name: &str) -> String {
-    let workflow = workflow("release");
-    let step = steps(&workflow, "publish").iter().find(|step| step["name"] == name);
-    step.unwrap()["run"].as_str().unwrap().to_owned()
 }
 
 /// A disabled step would still satisfy a test that looks for its commands.
@@ -118,61 +109,88 @@ fn the_workflow_test_runs_every_test() {
 }
 
 #[test]
-fn the_release_workflow_publishes_after_tests_and_approval_and_gives_githubs_token_to_github_only()
-{
+fn the_release_workflow_publishes_what_was_built_after_tests_and_approval() {
     let workflow = workflow("release");
     let publish = &workflow["jobs"]["publish"];
-    assert_eq!(publish["needs"], json!(["build", "test"]));
+    assert_eq!(publish["needs"], json!(["build", "dependencies", "test"]));
     assert_eq!(publish["environment"], "release");
-    let text = publish.to_string();
-    assert!(text.contains("(vars.REGISTRY_IS_GITHUBS == 'true' && github.token)"));
-    assert!(!text.contains("secrets.REGISTRY_TOKEN || github.token"));
+    // The output of the step that hashes the folder, which no other job can change.
+    let build = &workflow["jobs"]["build"];
+    let output = &build["outputs"]["checksum"];
+    assert_eq!(output, "${{ steps.checksum.outputs.checksum }}");
+    let script = steps(&workflow, "publish").last().unwrap();
+    assert_eq!(script["run"], "scripts/release.d/publish \"dist/${GITHUB_REF_NAME#v}\"");
+    assert_eq!(script["env"]["CHECKSUM"], "${{ needs.build.outputs.checksum }}");
+    // Only GitHub's registry gets GitHub's token.
+    let token = script["env"]["REGISTRY_TOKEN"].as_str().unwrap();
+    let github = "(vars.REGISTRY_IS_GITHUBS == 'true' && github.token)";
+    assert_eq!(token.replace(github, "").matches("github.token").count(), 0);
+    assert!(publish.to_string().matches("github.token").count() == 2, "{publish}");
     // A failure on the left of a pipe fails the step.
     assert_eq!(workflow["defaults"]["run"]["shell"], "bash");
-    let commands = commands(&workflow, "build");
-    let is_before = |text: &str| {
-        let at = |start: &str| commands.iter().position(|command| command.starts_with(start));
-        at(text) < at("scripts/release \"") && at(text).is_some()
+    // One group for all tags would cancel the second of three.
+    assert_eq!(workflow["concurrency"], "release-${{ github.ref }}");
+
+    // Nothing that is no part of the release is compiled or run where the release is made.
+    let [refuse, is_published, ..] = &commands(&workflow, "build")[1..] else { panic!() };
+    assert_eq!(*refuse, "git merge-base --is-ancestor HEAD origin/main");
+    assert!(is_published.starts_with("scripts/release.d/check "), "{is_published}");
+    assert!(!build.to_string().contains("scripts/deny") && build["container"]["options"].is_null());
+    assert_eq!(commands(&workflow, "dependencies"), [DENY]);
+    let cosign = steps(&workflow, "publish")[2]["with"]["cosign-release"].as_str().unwrap();
+    assert!(read("scripts/tools").contains(&format!("cosign/v3/cmd/cosign {cosign} ")));
+}
+
+/// Runs the command with the variables of a workflow and `bash` as in its `defaults`.
+fn run_step(step: &str, directory: &Path, path: &Path) -> std::process::Output {
+    let mut shell = Command::new("bash");
+    shell.args(["--noprofile", "--norc", "-eo", "pipefail", "-c", step]).current_dir(directory);
+    shell.env("GITHUB_REF_NAME", "v2.0.0").env("RUNNER_TEMP", directory);
+    shell.env("GITHUB_OUTPUT", directory.join("output"));
+    let search = format!("{}:{}", path.display(), std::env::var("PATH").unwrap());
+    shell.env("PATH", search).output().unwrap()
+}
+
+#[test]
+fn the_release_workflow_outputs_the_checksum_that_publish_compares() {
+    let workflow = workflow("release");
+    let step = steps(&workflow, "build").iter().find(|step| step["id"] == "checksum").unwrap();
+    let directory = tempfile::tempdir().unwrap();
+    fs::create_dir_all(directory.path().join("dist/2.0.0")).unwrap();
+    fs::write(directory.path().join("dist/2.0.0/SHA256SUMS"), "a").unwrap();
+    let output = run_step(step["run"].as_str().unwrap(), directory.path(), directory.path());
+    assert!(output.status.success(), "{}", crate::said(&output));
+    let sum = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb";
+    let written = fs::read_to_string(directory.path().join("output")).unwrap();
+    assert_eq!(written, format!("checksum={sum}\n"));
+}
+
+/// With a `docker` that runs the programs of this build, as it has them.
+#[test]
+fn the_workflow_hosted_fails_if_the_image_of_the_dockerfile_has_no_working_programs() {
+    let workflow = workflow("hosted");
+    assert_eq!(commands(&workflow, "kind"), ["scripts/quickstart", "scripts/quickstart --down"]);
+    let [build, run] = commands(&workflow, "docker")[..] else { panic!() };
+    let directory = tempfile::tempdir().unwrap();
+    let docker = r#"#!/usr/bin/env bash
+set -euo pipefail
+if [[ $1 == buildx ]]; then [[ -e Dockerfile && $* == "buildx build --tag cni-plugin:test --load ." ]] && exit; fi
+[[ $1-$2 == run---rm ]] && shift 2
+[[ $1 != --env ]] || { export "$2" && shift 2; }
+[[ $1 == cni-plugin:test ]] && exec "$PROGRAMS/${2##*/}" "${@:3}"
+"#;
+    testkit::write_program(directory.path().join("docker"), docker);
+    let programs = Path::new(env!("CARGO_BIN_EXE_linkerd-cni")).parent().unwrap();
+    let run_with = |programs: &Path, step: &str| {
+        let step = format!("export PROGRAMS={}\n{step}", programs.display());
+        run_step(&step, repository(), directory.path())
     };
-    assert!(is_before("git merge-base --is-ancestor HEAD origin/main"), "{commands:?}");
-    assert!(is_before(DENY), "{commands:?}");
-}
-
-#[test]
-fn the_release_workflow_stops_if_the_image_of_the_chart_is_not_the_pushed_one() {
-    let step = release_step("Check that the image of the chart can be pulled");
-    let directory = tempfile::tempdir().unwrap();
-    let path = |name: &str| directory.path().join(name);
-    fs::write(path("install-cni.yaml"), "      image: example.com/a:v1\n").unwrap();
-    fs::write(path("digest"), "sha256:aa").unwrap();
-    for (answer, served) in [("echo sha256:aa", true), ("echo sha256:bb", false), ("exit 1", false)]
-    {
-        let skopeo =
-            "skopeo() { [ \"${!#}\" = docker://example.com/a:v1 ] || exit 9; (ANSWER); }\n";
-        let script = format!("{}{step}", skopeo.replace("ANSWER", answer));
-        let mut shell = Command::new("bash");
-        shell.args(["-eo", "pipefail", "-c", &script]).current_dir(&directory);
-        assert_eq!(shell.output().unwrap().status.success(), served, "{answer}");
+    for step in [build, run] {
+        let step = step.replace("$RUNNER_TEMP", directory.path().to_str().unwrap());
+        let output = run_with(programs, &step);
+        assert!(output.status.success(), "{}", crate::said(&output));
+        assert_eq!(run_with(Path::new("/bin"), &step).status.success(), step == build);
     }
-}
-
-/// `gh release create` rejects a directory.
-#[test]
-fn the_release_workflow_moves_the_downloaded_files_and_leaves_no_directory() {
-    let step = release_step("Move the files here and check them");
-    let directory = tempfile::tempdir().unwrap();
-    let folder = directory.path().join("2.0.0");
-    fs::create_dir(&folder).unwrap();
-    fs::write(folder.join("chart.tgz"), "a").unwrap();
-    let sums = "ca978112ca1bbdcafac231b39a23dc4da786eff8147c4e72b9807785afee48bb  chart.tgz\n";
-    fs::write(folder.join("SHA256SUMS"), sums).unwrap();
-    let shell = &mut Command::new("bash");
-    let shell = shell.args(["-e", "-c", &step]).env("GITHUB_REF_NAME", "v2.0.0");
-    must(shell.current_dir(&directory));
-    let names = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().file_name());
-    let mut names: Vec<_> = names.collect();
-    names.sort();
-    assert_eq!(names, ["SHA256SUMS", "chart.tgz"]);
 }
 
 /// This machine may have a cluster, such as that of `scripts/quickstart`, which the tests must not use or delete.
