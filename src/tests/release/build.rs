@@ -159,3 +159,42 @@ fn a_folder_is_rebuilt_with_the_recorded_compilers_or_the_reason_is_named() {
     });
     assert!(changed.contains("differs from its SHA256SUMS"), "{changed}");
 }
+
+/// Runs `scripts/deny` with `cargo` and `govulncheck` that print what they check. One of them fails.
+fn deny(checks: &[&str], fails: &str) -> Output {
+    let checkout = Checkout::with(&["scripts/common", "scripts/deny"]);
+    let says = "echo \"${0##*/} $*\"; [[ -z $FAILS || $* != *$FAILS* ]]";
+    for program in ["bin/cargo", "bin/govulncheck"] {
+        script(&checkout.path(program), says);
+    }
+    script(&checkout.path("scripts/tools"), "echo /nonexistent");
+    checkout.write("deny.toml", "exclude-dev = true\n");
+    let path = format!("{}:{}", checkout.path("bin").display(), std::env::var("PATH").unwrap());
+    let mut deny = Command::new(checkout.path("scripts/deny"));
+    deny.args(checks).env("PATH", path).env("FAILS", fails).output().unwrap()
+}
+
+#[test]
+fn advisories_of_programs_tests_fuzz_targets_and_go_modules_are_checked() {
+    let offline = deny(&[], "");
+    assert!(offline.status.success());
+    assert!(!said(&offline).contains("advisories"), "{}", said(&offline));
+    let places = [
+        "check --hide-inclusion-graph licenses bans sources advisories",
+        "--workspace --manifest-path Cargo.toml check",
+        "--workspace --manifest-path fuzz/Cargo.toml check",
+        "-C scripts/kubernetes -scan=package",
+        "-C scripts/libcni -scan=package",
+    ];
+    let checks = ["licenses", "bans", "sources", "advisories"];
+    let everything = deny(&checks, "");
+    assert!(everything.status.success(), "{}", said(&everything));
+    for place in places {
+        assert!(said(&everything).contains(place), "{place}: {}", said(&everything));
+        assert!(!deny(&checks, place).status.success(), "{place}");
+    }
+    // The directories are those of the modules in this tree.
+    for place in ["fuzz/Cargo.toml", "scripts/kubernetes/go.mod", "scripts/libcni/go.mod"] {
+        assert!(repository().join(place).is_file(), "{place}");
+    }
+}
