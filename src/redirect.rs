@@ -2,6 +2,8 @@
 //! and checks them.
 
 pub mod backend;
+pub mod difference;
+pub mod nat;
 pub mod ports;
 pub mod rules;
 

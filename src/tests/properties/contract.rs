@@ -10,8 +10,8 @@ use linkerd2_cni::kube::types::Service;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::facts::{self, ClusterLookup};
-use linkerd2_cni::redirect::Redirect;
 use linkerd2_cni::redirect::ports::PortRange;
+use linkerd2_cni::redirect::{Family, Redirect};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
@@ -131,6 +131,85 @@ impl Settings {
             Hook::Output => self.container.outbound_port.unwrap_or(self.outbound_port),
         };
         (!is_skipped).then_some(port)
+    }
+
+    /// Returns the rules that upstream's plugin would install for the family, as `iptables -S` lists them:
+    /// lists in their order, with repeated and overlapping elements, and the chains by name.
+    pub fn upstream_lines(&self, family: Family) -> Vec<String> {
+        if family == Family::Ipv6 && !self.ipv6 {
+            return vec!["-P PREROUTING ACCEPT".into(), "-P OUTPUT ACCEPT".into()];
+        }
+        let [inbound, outbound] = ["PROXY_INIT_REDIRECT", "PROXY_INIT_OUTPUT"];
+        let all = |lists: &[&Option<Vec<PortRange>>]| -> Vec<PortRange> {
+            lists.iter().flat_map(|list| list.iter().flatten()).copied().collect()
+        };
+        let annotated = |list: fn(&Layer) -> &Option<Vec<PortRange>>| {
+            let lists = [list(&self.pod), list(&self.namespace)];
+            lists.into_iter().find(|list| list.is_some()).unwrap_or(&None)
+        };
+        let mut skip_inbound =
+            all(&[&self.entry.skip_inbound, annotated(|layer| &layer.skip_inbound)]);
+        skip_inbound.extend(self.container.admin_port.map(PortRange::from));
+        let mut skip_outbound = match annotated(|layer| &layer.skip_outbound) {
+            None => all(&[&self.entry.skip_outbound]),
+            of_pod => all(&[of_pod]),
+        };
+        if self.is_control_plane {
+            skip_outbound.extend(API_PORTS.map(PortRange::from));
+        }
+        let skipped = |chain: &str, ranges: &[PortRange]| -> Vec<String> {
+            // At most 15 numbers, also if each element is a range.
+            let texts: Vec<String> =
+                ranges.iter().map(|range| range_text(*range).replace('-', ":")).collect();
+            let groups = texts.chunks(7).map(|group| group.join(","));
+            groups
+                .map(|ports| {
+                    format!(
+                        "-A {chain} -p tcp -m multiport --dports {ports} -m comment --comment \
+                         \"proxy-init/ignore-port-{ports}\" -j RETURN"
+                    )
+                })
+                .collect()
+        };
+        let layers = [&self.pod, &self.namespace, &self.entry];
+        let mut lines: Vec<String> =
+            ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT"].map(String::from).into();
+        lines.extend([inbound, outbound].map(|chain| format!("-N {chain}")));
+        let [from, to] = [("PREROUTING", inbound), ("OUTPUT", outbound)].map(|(hook, chain)| {
+            format!("-A {hook} -m comment --comment \"proxy-init/install-proxy-init\" -j {chain}")
+        });
+        lines.extend([from, to]);
+        lines.extend(skipped(inbound, &skip_inbound));
+        let subnets = layers.iter().find_map(|layer| layer.skip_subnets.as_ref());
+        for net in subnets
+            .into_iter()
+            .flatten()
+            .filter(|net| net.addr().is_ipv4() == (family == Family::Ipv4))
+        {
+            // Without host bits, and without a condition that each packet meets.
+            let source =
+                if net.prefix_len() == 0 { String::new() } else { format!(" -s {}", net.trunc()) };
+            lines.push(format!(
+                "-A {inbound}{source} -m comment --comment proxy-init/ignore-subnet -j RETURN"
+            ));
+        }
+        let to_proxy = self.container.inbound_port.unwrap_or(self.inbound_port);
+        if self.ports_to_redirect.is_empty() {
+            lines.push(format!("-A {inbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
+        }
+        for port in &self.ports_to_redirect {
+            lines.push(format!(
+                "-A {inbound} -p tcp -m tcp --dport {port} -j REDIRECT --to-ports {to_proxy}"
+            ));
+        }
+        let (uid, gid) = self.user();
+        lines.extend(uid.map(|uid| format!("-A {outbound} -m owner --uid-owner {uid} -j RETURN")));
+        lines.extend(gid.map(|gid| format!("-A {outbound} -m owner --gid-owner {gid} -j RETURN")));
+        lines.push(format!("-A {outbound} -o lo -j RETURN"));
+        lines.extend(skipped(outbound, &skip_outbound));
+        let to_proxy = self.container.outbound_port.unwrap_or(self.outbound_port);
+        lines.push(format!("-A {outbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
+        lines
     }
 
     /// UID and GID of the proxy. 0 and negative IDs count as none.

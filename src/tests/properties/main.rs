@@ -4,6 +4,7 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
+mod comparison;
 mod contract;
 mod equivalence;
 mod json;

@@ -2,22 +2,14 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
+use linkerd2_cni::redirect::nat::{self, Field, interface_number};
+pub use linkerd2_cni::redirect::nat::{Hook, TCP, UDP};
 use linkerd2_cni::redirect::ports::PortRange;
 use linkerd2_cni::redirect::{Family, Redirect};
-
-pub const TCP: u8 = 6;
-pub const UDP: u8 = 17;
 
 /// Addresses in no subnet of the tests.
 pub const ANY_SOURCES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7)), IpAddr::V6(Ipv6Addr::LOCALHOST)];
-
-/// A hook of table `nat` that has redirect rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hook {
-    Prerouting,
-    Output,
-}
 
 #[derive(Clone, Debug)]
 pub struct Packet {
@@ -53,6 +45,25 @@ impl Packet {
             socket: Some((uid, gid)),
             ..Packet::inbound(source, destination_port)
         }
+    }
+
+    /// Returns the fields that conditions of rules compare. The destination is an address of no test.
+    pub fn fields(&self) -> nat::Packet {
+        let is_inbound = self.hook == Hook::Prerouting;
+        let mut fields = nat::Packet::default();
+        for (field, number) in [
+            (Field::Protocol, Some(self.protocol.into())),
+            (Field::Source, Some(nat::address(self.source))),
+            (Field::Destination, Some(0)),
+            (Field::Port, Some(self.destination_port.into())),
+            (Field::Uid, self.socket.map(|(uid, _)| uid.into())),
+            (Field::Gid, self.socket.map(|(_, gid)| gid.into())),
+            (Field::Input, is_inbound.then(|| interface_number("eth0"))),
+            (Field::Output, (!is_inbound).then(|| interface_number(self.output))),
+        ] {
+            fields[field as usize] = number;
+        }
+        fields
     }
 
     pub fn family(&self) -> Family {

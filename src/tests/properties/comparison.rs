@@ -1,0 +1,204 @@
+//! The comparison of `linkerd cni compare`: rules as upstream's plugin makes them differ from ours exactly
+//! if a packet goes elsewhere.
+
+use std::collections::BTreeSet;
+
+use linkerd2_cni::redirect::difference::differences;
+use linkerd2_cni::redirect::nat::Nat;
+use linkerd2_cni::redirect::rules::{install_script, rules};
+use linkerd2_cni::redirect::{Family, Redirect};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use crate::contract::settings;
+use crate::packet::{Boundaries, Hook, Packet, all, boundaries};
+use crate::recorded::{REGRESSIONS, recorded_in};
+use crate::{iptables, subnet};
+
+fn read(lines: &[String]) -> Result<Nat, String> {
+    Nat::read(lines.iter().map(String::as_str))
+}
+
+/// The rules of this plugin.
+fn wanted(redirect: &Redirect, family: Family, ipv6: bool) -> Nat {
+    let mut table = iptables::Nat::default();
+    if family == Family::Ipv4 || ipv6 {
+        table.apply(&install_script(&rules(redirect, family), true, &[])).unwrap();
+    }
+    read(&table.listed()).unwrap()
+}
+
+/// A change of a list of rules, which may or may not change its meaning.
+#[derive(Clone, Debug)]
+enum Change {
+    Remove(Index),
+    SwapWithNext(Index),
+    /// Adds one to a number of a rule.
+    Number(Index, Index),
+    /// Returns before this rule.
+    Return(Index),
+}
+
+fn change() -> impl Strategy<Value = Change> {
+    prop_oneof![
+        any::<Index>().prop_map(Change::Remove),
+        any::<Index>().prop_map(Change::SwapWithNext),
+        any::<(Index, Index)>().prop_map(|(rule, number)| Change::Number(rule, number)),
+        any::<Index>().prop_map(Change::Return),
+    ]
+}
+
+impl Change {
+    fn apply(&self, lines: &[String]) -> Vec<String> {
+        let mut lines = lines.to_vec();
+        let rules: Vec<usize> =
+            (0..lines.len()).filter(|at| lines[*at].starts_with("-A ")).collect();
+        if rules.is_empty() {
+            return lines;
+        }
+        match self {
+            Change::Remove(rule) => drop(lines.remove(*rule.get(&rules))),
+            Change::SwapWithNext(rule) => {
+                let at = *rule.get(&rules);
+                if at + 1 < lines.len() {
+                    lines.swap(at, at + 1);
+                }
+            }
+            Change::Number(rule, number) => {
+                let line = &mut lines[*rule.get(&rules)];
+                let starts: Vec<usize> = (1..line.len())
+                    .filter(|&at| {
+                        let bytes = line.as_bytes();
+                        bytes[at].is_ascii_digit() && b" ,:".contains(&bytes[at - 1])
+                    })
+                    .collect();
+                if starts.is_empty() {
+                    return lines;
+                }
+                let start = *number.get(&starts);
+                let length = line[start..].bytes().take_while(u8::is_ascii_digit).count();
+                let value: u64 = line[start..start + length].parse().unwrap();
+                line.replace_range(start..start + length, &(value + 1).to_string());
+            }
+            Change::Return(rule) => {
+                let at = *rule.get(&rules);
+                let chain = lines[at].split(' ').nth(1).unwrap().to_owned();
+                lines.insert(at, format!("-A {chain} -j RETURN"));
+            }
+        }
+        lines
+    }
+}
+
+/// Every packet with a value at an edge of a rule of the redirect, or at a number of the lines.
+fn packets(redirect: &Redirect, lines: &[String]) -> Vec<Packet> {
+    let Boundaries { mut ports, mut uids, mut gids, sources } = boundaries(redirect);
+    let conditions = lines.iter().map(|line| line.split(" -j ").next().unwrap());
+    for number in conditions.flat_map(|line| line.split([' ', ',', ':'])) {
+        if let Ok(number) = number.parse::<u16>() {
+            ports.extend([number.wrapping_sub(1), number, number.wrapping_add(1)]);
+            uids.push(number.into());
+            gids.push(number.into());
+        }
+    }
+    let distinct = |ids: Vec<u32>, id: Option<u32>| -> Vec<u32> {
+        let near = |other: &u32| id.is_none_or(|id| other.abs_diff(id) < 3) || *other == 0;
+        ids.into_iter().filter(near).collect::<BTreeSet<_>>().into_iter().collect()
+    };
+    let ports: BTreeSet<u16> = ports.into_iter().collect();
+    let sources: BTreeSet<_> = sources.into_iter().collect();
+    all(&Boundaries {
+        ports: ports.into_iter().collect(),
+        sources: sources.into_iter().collect(),
+        uids: distinct(uids, redirect.proxy_uid),
+        gids: distinct(gids, redirect.proxy_gid),
+    })
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 1000, ..recorded_in(REGRESSIONS) })]
+
+    #[test]
+    fn upstreams_rules_of_a_pod_are_equal_and_changed_rules_differ_if_a_packet_goes_elsewhere(
+        settings in settings(),
+        change in change(),
+    ) {
+        let Ok(redirect) = settings.redirect() else {
+            return Ok(());
+        };
+        for family in [Family::Ipv4, Family::Ipv6] {
+            let lines = settings.upstream_lines(family);
+            let wanted = wanted(&redirect, family, settings.ipv6);
+            let upstream = read(&lines).unwrap();
+            prop_assert_eq!(differences(&[upstream], &wanted, family), Ok(vec![]), "{:#?}", lines);
+
+            let changed_lines = change.apply(&lines);
+            // An invalid number or jump cannot be compared.
+            let Ok(changed) = read(&changed_lines) else {
+                continue;
+            };
+            let found = differences(std::slice::from_ref(&changed), &wanted, family).unwrap();
+            let goes_elsewhere = |packet: &Packet| {
+                changed.redirected_to(packet.hook, &packet.fields()) != settings.redirected_to(packet)
+            };
+            let packets = packets(&redirect, &changed_lines);
+            let elsewhere =
+                packets.iter().find(|packet| packet.family() == family && goes_elsewhere(packet));
+            prop_assert_eq!(
+                elsewhere.is_some(), !found.is_empty(),
+                "{:?} {:?} {:#?} {:#?}", elsewhere, found, lines, changed_lines
+            );
+        }
+    }
+
+    /// The text names the subnet, the ports and nothing else.
+    #[test]
+    fn a_skipped_subnet_or_port_is_named(net in subnet(), port in 1..=u16::MAX) {
+        let family = if net.net.addr().is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
+        prop_assume!(net.net.prefix_len() > 0);
+        let redirect = Redirect { inbound_port: 4143, outbound_port: 4140, proxy_uid: Some(2102), ..Redirect::default() };
+        let wanted = wanted(&redirect, family, true);
+        let redirect = Redirect { skip_subnets: vec![net.clone()], skip_outbound: vec![port.into()], ..redirect };
+        let now = self::wanted_of(&redirect, family);
+        let (first, last) = (net.net.network(), net.net.broadcast());
+        let range = if first == last { first.to_string() } else { format!("{first}-{last}") };
+        let ip = if family == Family::Ipv6 { " IPv6" } else { "" };
+        let found = differences(&[now], &wanted, family).unwrap();
+        prop_assert_eq!(found, [
+            format!("inbound{ip} TCP from {range} does not go to the proxy now, and would go to its port 4143"),
+            format!("outbound{ip} TCP to port {port} through other interfaces of UID 0-2101,2103-4294967295 does not go to the proxy now, and would go to its port 4140"),
+        ]);
+    }
+}
+
+fn wanted_of(redirect: &Redirect, family: Family) -> Nat {
+    wanted(redirect, family, true)
+}
+
+#[test]
+fn rules_of_a_form_that_is_not_known_are_named_and_never_equal() {
+    let lines = |rule: &str| {
+        ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT", "-N X", "-N UNUSED", "-A OUTPUT -j X", rule]
+            .map(str::to_owned)
+    };
+    for (rule, why) in [
+        ("-A X -m mark --mark 0x1 -j RETURN", "unknown option -m mark"),
+        ("-A X -p tcp -j DNAT --to-destination 10.0.0.1", "unknown option --to-destination"),
+        ("-A X -p tcp -j REDIRECT --to-ports 1-9", "invalid value 1-9"),
+        ("-A X -p tcp -j REDIRECT", "unknown form of REDIRECT"),
+        ("-A X -o eth+ -j RETURN", "unknown form of interface eth+"),
+        ("-A X -p icmp -j RETURN", "unknown option -p icmp"),
+        ("-A X -j OTHER", "unknown target OTHER"),
+        ("-A X -p tcp -m tcp --dport 9:8 -j RETURN", "9:8 is reversed"),
+    ] {
+        let error = read(&lines(rule)).unwrap_err();
+        assert!(error.contains(rule) && error.contains(why), "{error}");
+        // Packets never reach the chain.
+        let unused = rule.replace("-A X", "-A UNUSED");
+        assert!(read(&lines(&unused)).is_ok(), "{unused}");
+    }
+    let known = "-A X ! -s 10.0.0.0/8 -d 10.1.0.0/16 ! -o lo -p udp -m owner ! --uid-owner 1-5 -m comment --comment \"a \\\"b c\" -j ACCEPT";
+    let known = read(&lines(known)).unwrap();
+    assert_eq!(known.conditions().count(), 5);
+    assert_eq!(known.redirected_to(Hook::Output, &Default::default()), None);
+}
