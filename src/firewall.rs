@@ -4,6 +4,7 @@
 //! `legacy` and `plain` run the host's iptables programs. [`IptablesMode`] selects the backends.
 
 mod check;
+mod compare;
 mod families;
 mod iptables;
 pub mod native;
@@ -17,6 +18,7 @@ use crate::redirect::backend::{Backend, IptablesMode};
 use crate::redirect::rules::{self, Verdict};
 use crate::redirect::{Family, Origin, Redirect};
 pub use check::{Survey, describe_missing, missing, survey};
+pub use compare::compare;
 pub use families::families;
 use unsupported::run_for;
 
@@ -68,6 +70,8 @@ pub enum Error {
     TooLong { subject: String },
     #[error("no backend is usable: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
     NoBackend { errors: Vec<Error> },
+    #[error("the rules cannot be compared: {why}")]
+    Incomparable { why: String },
 }
 
 impl Error {

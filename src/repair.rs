@@ -8,6 +8,8 @@
 //! - [`find::audit`] reads the rules of all running pods, and queues pods that lost rules.
 //! - [`act::worker`] takes the pods from the [`queue`] and repairs one at a time.
 //!
+//! With `--compare`, [`compare`] runs instead, and nothing is repaired.
+//!
 //! Decisions, which are pure:
 //!
 //! - [`stranded`]: which pods are stranded, and which pods are audited
@@ -25,6 +27,7 @@
 
 pub mod act;
 pub mod budget;
+pub mod compare;
 pub mod events;
 pub mod find;
 pub mod holds;
@@ -64,6 +67,10 @@ pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 /// Timeout for connecting to the API server, and for the start of its response, for lists and watches.
 /// Upstream's value.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
+
+/// Deadlines of lists and watches.
+const LIST_AND_WATCH: Deadlines =
+    Deadlines { connect: RESPONSE_TIMEOUT, response: RESPONSE_TIMEOUT, body: READ_TIMEOUT };
 
 /// How long the process waits for the repair in progress after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -133,16 +140,20 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block().map_err(Error::Signal)?;
 
+    if let Some(root) = settings.compare.clone() {
+        let connection = Connection::new(source.clone(), CONTROLLER, LIST_AND_WATCH);
+        compare::start(settings, root, connection)?;
+        signals.wait().map_err(Error::Signal)?;
+        return Ok(());
+    }
     let shared = Arc::new(Shared::new(settings));
     let net_dir = MountedDir::at_start(&shared.settings.net_dir());
     serve(Arc::clone(&shared), net_dir)?;
     let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
-    let list_and_watch =
-        Deadlines { connect: RESPONSE_TIMEOUT, response: RESPONSE_TIMEOUT, body: READ_TIMEOUT };
-    let (watching, watched) = (connection(list_and_watch), Arc::clone(&shared));
+    let (watching, watched) = (connection(LIST_AND_WATCH), Arc::clone(&shared));
     spawn("watch", move || watch::run(watching, &watched))?;
     if let Some(period) = shared.settings.audit_period() {
-        let audit = Audit::new(connection(list_and_watch), Arc::clone(&shared));
+        let audit = Audit::new(connection(LIST_AND_WATCH), Arc::clone(&shared));
         spawn("audit", move || audit.run(period))?;
     }
     let connection = connection(Deadlines::each(worker::REQUEST_TIMEOUT));

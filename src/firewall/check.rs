@@ -228,11 +228,18 @@ fn survey_readable(today: Option<&Origin>) -> Result<Survey, Error> {
 
 /// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns.
 fn has_legacy_nat() -> bool {
-    ["ip_tables_names", "ip6_tables_names"].iter().any(|names| {
-        // The file is missing if the kernel lacks legacy iptables.
-        std::fs::read_to_string(format!("/proc/thread-self/net/{names}"))
-            .is_ok_and(|names| names.lines().any(|name| name == rules::NAT_TABLE))
-    })
+    [Family::Ipv4, Family::Ipv6].into_iter().any(has_legacy_nat_of)
+}
+
+/// Returns the same for one address family.
+pub(super) fn has_legacy_nat_of(family: Family) -> bool {
+    let names = match family {
+        Family::Ipv4 => "ip_tables_names",
+        Family::Ipv6 => "ip6_tables_names",
+    };
+    // The file is missing if the kernel lacks legacy iptables.
+    std::fs::read_to_string(format!("/proc/thread-self/net/{names}"))
+        .is_ok_and(|names| names.lines().any(|name| name == rules::NAT_TABLE))
 }
 
 /// Describes missing rules in an error or a log line: the first ones, and the number of the others.

@@ -154,12 +154,34 @@ fn list(
     family: Family,
     deadline: Deadline,
 ) -> Result<ListedRules<String>, Error> {
-    let programs = programs::find(backend, family)?;
-    let lines = program::list(&programs.command, time_for_program(deadline))?;
+    let lines = lines(backend, family, deadline)?;
     Ok(Chain::ALL.map(|chain| {
         let start = format!("-A {} ", chain.name());
         lines.iter().filter(|line| line.starts_with(&start)).cloned().collect()
     }))
+}
+
+/// Lists table `nat`, all lines of `iptables -S`.
+///
+/// # Errors
+/// Like [`missing`].
+pub fn lines(backend: Backend, family: Family, deadline: Deadline) -> Result<Vec<String>, Error> {
+    let programs = programs::find(backend, family)?;
+    program::list(&programs.command, time_for_program(deadline))
+}
+
+/// Like [`lines`], for the table of nf_tables or that of legacy iptables. Never lists the other one, as
+/// listing creates a missing legacy table.
+pub fn lines_of(is_legacy: bool, family: Family, deadline: Deadline) -> Result<Vec<String>, Error> {
+    let backend = if is_legacy { Backend::Legacy } else { Backend::Nft };
+    let programs = [backend, Backend::Plain].map(|backend| programs::find(backend, family));
+    for programs in programs.into_iter().flatten() {
+        if program::is_legacy(&programs.command, time_for_program(deadline))? == is_legacy {
+            return program::list(&programs.command, time_for_program(deadline));
+        }
+    }
+    let why = format!("the node has no iptables-{backend} to list them");
+    Err(Error::Incomparable { why })
 }
 
 /// Returns the comment of a rule, empty if it has none. Comments with a blank are quoted.

@@ -50,6 +50,7 @@ pub fn is_unsupported(error: &Error) -> bool {
         Error::Start { .. }
         | Error::Unread { .. }
         | Error::TooLong { .. }
+        | Error::Incomparable { .. }
         | Error::Deadline { .. }
         | Error::Locked { .. } => false,
     }

@@ -1,8 +1,11 @@
 //! Compares the rules in a pod's netns with those that the pod started with. Leaves out pods without
 //! a proxy, and pods that the plugin skips by namespace or name.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{chdir, chroot};
 
 use super::netns_lookup::{self, NetnsLookup};
 use super::settings::Settings;
@@ -32,6 +35,8 @@ pub enum Error {
     Lookup(#[from] netns_lookup::Error),
     #[error(transparent)]
     Netns(#[from] netns::Error),
+    #[error("cannot enter the host's root directory: {0}")]
+    Root(#[from] nix::Error),
     #[error(transparent)]
     Firewall(#[from] firewall::Error),
     #[error("redirect rules are still missing after installing them: {}", describe_missing(.0))]
@@ -72,15 +77,11 @@ impl Inspector {
         pod: &StrandedPod,
         facts: Decision<OwnFacts>,
     ) -> Result<Option<Inspected>, Error> {
-        // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
-        let is_skipped = self.config.filter.skip_reason(&pod.pod_ref()).is_some();
-        let own = match facts {
-            Decision::Redirect(own) if !self.config.simulate && !is_skipped => own,
-            _ => return Ok(None),
+        let Some(own) = self.redirected(pod, facts) else {
+            return Ok(None);
         };
         let netns = self.netns_lookup.find(pod)?;
-        let facts = own.complete(&pod.namespace, &mut self.objects);
-        let resolved = facts.and_then(|facts| self.config.resolve(&facts));
+        let resolved = self.resolve(pod, own);
         if let Some(error) = resolved.as_ref().ok().and_then(ResolvedRedirect::sandbox_error) {
             return Err(error.into());
         }
@@ -99,5 +100,54 @@ impl Inspector {
             resolved?;
         }
         Ok(Some(Inspected { netns, survey }))
+    }
+
+    /// Describes the packets of the pod that go elsewhere than with the rules that the plugin would
+    /// install. Runs the iptables programs of the directory `root`.
+    pub fn compare(
+        &mut self,
+        pod: &StrandedPod,
+        facts: Decision<OwnFacts>,
+        root: &Path,
+    ) -> Result<Vec<String>, Error> {
+        let netns = self.netns_lookup.find(pod)?;
+        let own = self.redirected(pod, facts);
+        let today = own.map(|own| self.resolve(pod, own)).transpose()?;
+        if let Some(error) = today.as_ref().and_then(ResolvedRedirect::sandbox_error) {
+            return Err(error.into());
+        }
+        let root = root.to_owned();
+        let compare = move || {
+            // The root directory of this thread only.
+            unshare(CloneFlags::CLONE_FS)?;
+            chroot(&root)?;
+            chdir("/")?;
+            let today = today.map(|ResolvedRedirect { redirect, ipv6, .. }| Origin {
+                redirect,
+                families: firewall::families(ipv6, false),
+            });
+            Ok(firewall::compare(today.as_ref())?)
+        };
+        netns::run(&netns, NETNS_TIMEOUT, compare)?
+    }
+
+    /// Returns the facts of a pod in which the plugin installs rules.
+    fn redirected(&self, pod: &StrandedPod, facts: Decision<OwnFacts>) -> Option<OwnFacts> {
+        // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
+        let is_skipped = self.config.filter.skip_reason(&pod.pod_ref()).is_some();
+        match facts {
+            Decision::Redirect(own) if !self.config.simulate && !is_skipped => Some(own),
+            _ => None,
+        }
+    }
+
+    /// Resolves the redirect of today's values.
+    fn resolve(
+        &mut self,
+        pod: &StrandedPod,
+        own: OwnFacts,
+    ) -> Result<ResolvedRedirect, cni::Error> {
+        let facts = own.complete(&pod.namespace, &mut self.objects)?;
+        self.config.resolve(&facts)
     }
 }

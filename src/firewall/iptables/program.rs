@@ -66,6 +66,16 @@ pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
     Ok(done.stdout.lines().map(str::to_owned).collect())
 }
 
+/// Whether the program is of legacy iptables, not of nf_tables. Versions before 1.8 do not print it.
+///
+/// # Errors
+/// Like [`list`].
+pub fn is_legacy(program: &Path, deadline: Duration) -> Result<bool, Error> {
+    let mut command = Command::new(program);
+    command.arg("--version").stdout(Stdio::piped());
+    Ok(!run(program, command, "", deadline)?.stdout.contains("nf_tables"))
+}
+
 /// What a program did that ended in time.
 struct Done {
     status: ExitStatus,

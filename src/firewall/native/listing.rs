@@ -3,8 +3,10 @@
 
 use std::borrow::Cow;
 use std::cell::{Cell, OnceCell};
+use std::collections::BTreeSet;
 
 use nix::errno::Errno;
+use nix::libc;
 
 use super::expressions::{SetName, expressions};
 use super::message::{self, kind, protocol_family};
@@ -63,6 +65,16 @@ impl Listing {
             missing.extend(lacks.map_err(unlisted)?);
         }
         Ok(missing)
+    }
+
+    /// Whether the plugin's table has the rules of `redirect` and no other.
+    ///
+    /// # Errors
+    /// Fails if the kernel cannot list the rules.
+    pub fn is_of(&self, redirect: &Redirect, family: Family) -> Result<bool, Error> {
+        let count: usize = self.active(family)?.iter().map(|rules| rules.len()).sum();
+        let wanted = nft::runs(&rules::rules(redirect, family)).count();
+        Ok(count == wanted && self.missing(redirect, &[family])?.is_empty())
     }
 
     /// Like [`Listing::missing`], for rules that `iptables-nft` wrote to its table `nat`. Compares rules
@@ -216,12 +228,9 @@ pub(super) fn listed_rule(table: &str, payload: &[u8]) -> Option<(Chain, ListedR
 /// Returns which chains of the plugin's table are active. Rules have no effect in a dormant table,
 /// or in a base chain with another hook, priority or policy.
 fn active_chains(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
+    let is_table_active = is_active(message::PLUGIN_TABLE, family)?;
     let family = protocol_family(family);
     let all = Attributes::default();
-    let mut is_table_active = false;
-    socket::dump(kind::GET_TABLE, family, &all, &mut |payload| {
-        is_table_active |= message::is_active_table(payload);
-    })?;
     let mut active = [false; CHAINS.len()];
     socket::dump(kind::GET_CHAIN, family, &all, &mut |payload| {
         for chain in CHAINS {
@@ -230,6 +239,65 @@ fn active_chains(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
         }
     })?;
     Ok(active)
+}
+
+/// Returns whether the table exists, and its chains have an effect.
+fn is_active(table: &str, family: Family) -> Result<bool, Errno> {
+    let (mut is_active, all) = (false, Attributes::default());
+    socket::dump(kind::GET_TABLE, protocol_family(family), &all, &mut |payload| {
+        is_active |= message::is_active_table(payload, table);
+    })?;
+    Ok(is_active)
+}
+
+/// Returns the names of the tables with chains of type `nat` for the packets that redirect rules see.
+///
+/// # Errors
+/// Fails if the kernel cannot list chains, or if such a chain is not as iptables or the plugin makes it.
+pub fn nat_tables(family: Family) -> Result<BTreeSet<String>, Error> {
+    let (mut tables, mut unknown) = (BTreeSet::new(), None);
+    for (family, is_inet) in [(protocol_family(family), false), (libc::NFPROTO_INET as u8, true)] {
+        let add = &mut |chain: &[u8]| {
+            let hook = find(chain, nfta::CHAIN_HOOK).unwrap_or_default();
+            let is = |kind, number: i32| find(hook, kind) == Some(&number.to_be_bytes()[..]);
+            let hooks = [libc::NF_INET_PRE_ROUTING, libc::NF_INET_LOCAL_OUT];
+            if find(chain, nfta::CHAIN_TYPE) != Some(b"nat\0")
+                || !hooks.iter().any(|hook| is(nfta::HOOK_HOOKNUM, *hook))
+            {
+                return;
+            }
+            let text = |kind| {
+                let text = find(chain, kind).unwrap_or_default();
+                String::from_utf8_lossy(text.strip_suffix(b"\0").unwrap_or(text)).into_owned()
+            };
+            let (table, name) = (text(nfta::CHAIN_TABLE), text(nfta::CHAIN_NAME));
+            let is_builtin = [(Chain::Prerouting, hooks[0]), (Chain::Output, hooks[1])]
+                .iter()
+                .any(|(chain, hook)| name == chain.name() && is(nfta::HOOK_HOOKNUM, *hook));
+            let is_known = table == message::PLUGIN_TABLE
+                || table == rules::NAT_TABLE
+                    && is_builtin
+                    && is(nfta::HOOK_PRIORITY, libc::NF_IP_PRI_NAT_DST);
+            if is_inet || !is_known {
+                unknown = Some(format!("the chain {name} of the nf_tables table {table}"));
+            }
+            tables.insert(table);
+        };
+        match socket::dump(kind::GET_CHAIN, family, &Attributes::default(), add) {
+            // The kernel lacks nf_tables, or the family.
+            Ok(()) | Err(Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => {}
+            Err(errno) => return Err(unlisted(errno)),
+        }
+    }
+    if tables.contains(rules::NAT_TABLE)
+        && !is_active(rules::NAT_TABLE, family).map_err(unlisted)?
+    {
+        unknown = Some("the nf_tables table nat, which is not active".to_owned());
+    }
+    match unknown {
+        Some(why) => Err(Error::Incomparable { why }),
+        None => Ok(tables),
+    }
 }
 
 /// Returns whether `found` has all attributes of `wanted`. It may have more, as the kernel lists

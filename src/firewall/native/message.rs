@@ -68,11 +68,11 @@ pub fn chain(chain: Chain) -> Attributes {
     attributes.nested(nfta::CHAIN_HOOK, hook).text(nfta::CHAIN_TYPE, "nat")
 }
 
-/// Returns whether the table that the kernel `listed` is the plugin's and active.
-pub fn is_active_table(listed: &[u8]) -> bool {
+/// Returns whether the table that the kernel `listed` has this name and is active.
+pub fn is_active_table(listed: &[u8], name: &str) -> bool {
     // The flags must be zero: a table is inactive with "dormant", and with "owner" it belongs to
     // another process.
-    find(listed, nfta::TABLE_NAME) == Some(format!("{PLUGIN_TABLE}\0").as_bytes())
+    find(listed, nfta::TABLE_NAME) == Some(format!("{name}\0").as_bytes())
         && find(listed, nfta::TABLE_FLAGS).is_none_or(|flags| flags.iter().all(|&byte| byte == 0))
 }
 

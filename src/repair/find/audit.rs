@@ -35,9 +35,9 @@ pub struct Audit {
 
 /// A pod to audit. All pods of the list are in memory at once, so that reading the response does not
 /// wait for the inspections.
-struct AuditedPod {
-    pod: StrandedPod,
-    facts: Decision<OwnFacts>,
+pub struct AuditedPod {
+    pub pod: StrandedPod,
+    pub facts: Decision<OwnFacts>,
 }
 
 impl FromPod for AuditedPod {

@@ -4,6 +4,7 @@
 
 mod api;
 mod audits;
+mod compare;
 mod controller;
 mod deletions;
 mod drift;

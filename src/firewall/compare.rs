@@ -1,0 +1,85 @@
+//! Compares by meaning the rules that the kernel has in the calling thread's netns with those that the
+//! plugin would install. Runs the host's iptables to list rules of iptables.
+
+use super::check::has_legacy_nat_of;
+use super::native::listing::{Listing, nat_tables};
+use super::{DEADLINE, Error, families, iptables};
+use crate::deadline::Deadline;
+use crate::redirect::difference::differences;
+use crate::redirect::nat::Nat;
+use crate::redirect::rules::{self, Chain};
+use crate::redirect::{Families, Family, Ipv6, Origin, Redirect};
+
+/// Describes the packets that go elsewhere than with `today`'s rules. `None`: the plugin would install no
+/// rules. Compares IPv6 only in a netns with an IPv6 address.
+///
+/// # Errors
+/// Fails if rules cannot be listed, or have a form that is not known.
+pub fn compare(today: Option<&Origin>) -> Result<Vec<String>, Error> {
+    let (listing, deadline) = (Listing::default(), Deadline::after(DEADLINE));
+    let mut found = Vec::new();
+    let compared = match families(Ipv6::Auto, false) {
+        Families::Both => Families::Both,
+        Families::Ipv4 | Families::OptionalIpv6 => Families::Ipv4,
+    };
+    for &family in compared.wanted() {
+        let now = tables(&listing, today, family, deadline)?;
+        let wanted = match today {
+            Some(today) if today.families.wanted().contains(&family) => {
+                table(&today.redirect, family)
+            }
+            _ => Ok(Nat::default()),
+        };
+        let differences = wanted.and_then(|wanted| differences(&now, &wanted, family));
+        found.extend(differences.map_err(unknown)?);
+    }
+    Ok(found)
+}
+
+fn unknown(why: String) -> Error {
+    Error::Incomparable { why }
+}
+
+/// Returns the rules of the plugin.
+fn table(redirect: &Redirect, family: Family) -> Result<Nat, String> {
+    let chains = Chain::ALL.map(|chain| format!("-N {}", chain.name())).into_iter();
+    let lines: Vec<String> =
+        chains.chain(rules::rules(redirect, family).iter().map(rules::rule_line)).collect();
+    Nat::read(lines.iter().map(String::as_str))
+}
+
+/// Returns the tables that the kernel has, in the order in which they decide.
+fn tables(
+    listing: &Listing,
+    today: Option<&Origin>,
+    family: Family,
+    deadline: Deadline,
+) -> Result<Vec<Nat>, Error> {
+    let names = nat_tables(family)?;
+    let kinds = [(true, has_legacy_nat_of(family)), (false, names.contains(rules::NAT_TABLE))];
+    let mut found = Vec::new();
+    for (is_legacy, _) in kinds.into_iter().filter(|(_, exists)| *exists) {
+        let lines = iptables::lines_of(is_legacy, family, deadline)?;
+        found.push(Nat::read(lines.iter().map(String::as_str)).map_err(unknown)?);
+    }
+    found.retain(|table| !table.is_empty());
+    if found.len() > 1 {
+        // They have the same priority.
+        return Err(unknown("both iptables-nft and iptables-legacy have rules".to_owned()));
+    }
+    if names.iter().any(|name| name != rules::NAT_TABLE) {
+        found.push(plugin_table(listing, today, family)?);
+    }
+    Ok(found)
+}
+
+/// Returns the rules of the plugin's table: those of its marker, or today's.
+fn plugin_table(listing: &Listing, today: Option<&Origin>, family: Family) -> Result<Nat, Error> {
+    let marked = listing.marker()?.as_deref().and_then(rules::marked_origin);
+    for Origin { redirect, .. } in marked.iter().chain(today) {
+        if listing.is_of(redirect, family)? {
+            return table(redirect, family).map_err(unknown);
+        }
+    }
+    Err(unknown("the table linkerd-cni has other rules than its marker says".to_owned()))
+}

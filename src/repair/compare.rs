@@ -1,0 +1,115 @@
+//! Compares by meaning the redirect of the node's running meshed pods with the one that this plugin would
+//! install, whichever plugin wrote the rules. Writes nothing on the node. `linkerd cni compare` starts it
+//! on every node, beside upstream's release, and reads `/status`.
+
+use std::collections::BTreeMap;
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+
+use serde::{Deserialize, Serialize};
+
+use crate::admin::{self, Handlers};
+use crate::backoff::Backoff;
+use crate::kube::connection::Connection;
+use crate::kube::object_reader::ReadFrom;
+use crate::kube::pod_stream::MAX_PODS;
+use crate::kube::pod_watch::{self, RETRIES};
+use crate::repair::find::audit::AuditedPod;
+use crate::repair::inspect::Inspector;
+use crate::repair::metrics::Metrics;
+use crate::repair::settings::Settings;
+use crate::repair::{self, plugin_config, spawn};
+
+/// Number of attempts to list the pods.
+const ATTEMPTS: usize = 5;
+
+/// What a comparison of a node's pods found.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    /// Number of pods whose packets all go where they would go.
+    pub equal: usize,
+    /// The packets that would go elsewhere, by `namespace/name` of the pod.
+    pub differ: BTreeMap<String, Vec<String>>,
+    /// Why a pod cannot be compared, by its name, or the pods of a node, by the node's name.
+    pub unknown: BTreeMap<String, String>,
+}
+
+/// Starts the comparison, and the server of its result. `/ready` fails until there is a result.
+pub fn start(
+    settings: Settings,
+    root: PathBuf,
+    mut connection: Connection,
+) -> Result<(), repair::Error> {
+    let report = Arc::new(OnceLock::<String>::new());
+    let (ready, status) = (Arc::clone(&report), Arc::clone(&report));
+    let handlers = Handlers {
+        live: Box::new(|| Ok(())),
+        ready: Box::new(move || match ready.get() {
+            Some(_) => Ok(None),
+            None => Err("the node's pods are not compared yet".to_owned()),
+        }),
+        metrics: Box::new(|| Metrics::default().text()),
+        status: Some(Box::new(move || status.get().cloned().unwrap_or_default())),
+    };
+    admin::serve(settings.admin_addr, handlers)?;
+    spawn("compare", move || {
+        let found = attempt(&mut connection, &settings, &root);
+        // Strings and numbers can always be serialized.
+        let _ = report.set(serde_json::to_string(&found).unwrap_or_default());
+    })
+}
+
+fn attempt(connection: &mut Connection, settings: &Settings, root: &Path) -> Report {
+    let mut backoff = Backoff::spread(RETRIES);
+    let mut attempts = 1;
+    loop {
+        match compare(connection, settings, root) {
+            Ok(report) => return report,
+            Err(error) if attempts < ATTEMPTS => {
+                attempts += 1;
+                tracing::warn!(err = %error, "Cannot compare the pods of this node; retrying");
+                thread::sleep(backoff.next_delay());
+            }
+            Err(error) => {
+                let unknown = BTreeMap::from([(settings.node.clone(), error.to_string())]);
+                return Report { unknown, ..Report::default() };
+            }
+        }
+    }
+}
+
+fn compare(
+    connection: &mut Connection,
+    settings: &Settings,
+    root: &Path,
+) -> Result<Report, Box<dyn Error>> {
+    let config = plugin_config::read(&settings.net_dir())?;
+    let list = pod_watch::list::<AuditedPod>(connection, &settings.node)?;
+    let client = connection.client()?;
+    let mut inspector = Inspector::new(client, config, settings, ReadFrom::Cache);
+    let mut report = Report::default();
+    for AuditedPod { pod, facts } in list.pods {
+        let name = format!("{}/{}", pod.namespace, pod.name);
+        if pod.is_on_other_node(&settings.node) {
+            continue;
+        }
+        match inspector.compare(&pod, facts, root) {
+            Ok(found) if found.is_empty() => report.equal += 1,
+            Ok(found) => {
+                tracing::info!("{name}: {}", found.join("; "));
+                report.differ.insert(name, found);
+            }
+            Err(error) => {
+                tracing::info!("{name} cannot be compared: {error}");
+                report.unknown.insert(name, error.to_string());
+            }
+        }
+    }
+    if list.dropped > 0 {
+        let why = format!("{} pods, as the node has more than {MAX_PODS}", list.dropped);
+        report.unknown.insert(settings.node.clone(), why);
+    }
+    Ok(report)
+}

@@ -1,0 +1,165 @@
+//! `--compare`: rules as upstream's plugin makes them with the host's iptables, compared with those of this
+//! plugin. Needs root.
+
+use linkerd2_cni::repair::compare::Report;
+
+use crate::controller::Controller;
+use crate::namespaces::NEIGHBOUR;
+use crate::node::{Node, add, running};
+use crate::until::until;
+
+/// The programs that upstream's plugin runs, by `iptablesMode`.
+const PROGRAMS: [&str; 3] = ["iptables-nft", "iptables-legacy", "iptables"];
+
+/// Upstream's commands for the pod, which skips outbound port 9999.
+const COMMANDS: [&str; 9] = [
+    "-N PROXY_INIT_REDIRECT",
+    "-A PROXY_INIT_REDIRECT -p tcp -j REDIRECT --to-port 4143 -m comment --comment proxy-init/redirect-all-incoming-to-proxy-port",
+    "-A PREROUTING -j PROXY_INIT_REDIRECT -m comment --comment proxy-init/install-proxy-init-prerouting",
+    "-N PROXY_INIT_OUTPUT",
+    "-A PROXY_INIT_OUTPUT -m owner --uid-owner 2102 -j RETURN -m comment --comment proxy-init/ignore-proxy-user-id",
+    "-A PROXY_INIT_OUTPUT -o lo -j RETURN -m comment --comment proxy-init/ignore-loopback",
+    "-A PROXY_INIT_OUTPUT -p tcp --match multiport --dports 9999 -j RETURN -m comment --comment proxy-init/ignore-port-9999",
+    "-A PROXY_INIT_OUTPUT -p tcp -j REDIRECT --to-port 4140 -m comment --comment proxy-init/redirect-all-outgoing-to-proxy-port",
+    "-A OUTPUT -j PROXY_INIT_OUTPUT -m comment --comment proxy-init/install-proxy-init-output",
+];
+
+fn run(node: &Node, program: &str, command: &str) {
+    let arguments: Vec<&str> = ["-w", "-t", "nat"].into_iter().chain(command.split(' ')).collect();
+    node.namespaces.run(program, &arguments);
+}
+
+fn upstream(program: &str) -> Node {
+    let node = Node::with(&running());
+    COMMANDS.iter().for_each(|command| run(&node, program, command));
+    node
+}
+
+/// Compares the pod, and checks that this wrote nothing in its netns.
+fn compared(node: &Node) -> Report {
+    let rules = || {
+        let tables = node.namespaces.run("cat", &["/proc/net/ip_tables_names"]);
+        let legacy = match tables.contains("nat") {
+            true => node.namespaces.nat("iptables-legacy"),
+            false => String::new(),
+        };
+        node.ruleset() + &tables + &legacy
+    };
+    let before = rules();
+    let controller = node.controller(&["--compare=/"]);
+    let report = report(&controller);
+    assert_eq!(rules(), before);
+    assert!(node.changes().is_empty() && node.events().is_empty());
+    report
+}
+
+fn report(controller: &Controller) -> Report {
+    until("the comparison", || controller.get("/ready").0 == 200);
+    serde_json::from_str(&controller.get("/status").1).unwrap()
+}
+
+/// Returns the differences of the pod.
+fn differences(node: &Node) -> Vec<String> {
+    let report = compared(node);
+    assert_eq!((report.equal, report.unknown.len()), (0, 0), "{report:?}");
+    report.differ["emojivoto/web-1"].clone()
+}
+
+#[test]
+fn rules_of_upstreams_plugin_are_equal_in_every_mode() {
+    for program in PROGRAMS {
+        let report = compared(&upstream(program));
+        assert_eq!(report, Report { equal: 1, ..Report::default() }, "{program}");
+    }
+    for mode in ["native", "nft", "legacy", "plain"] {
+        let node = Node::with(&running());
+        add(&node, mode, "9999");
+        assert_eq!(compared(&node), Report { equal: 1, ..Report::default() }, "{mode}");
+    }
+}
+
+#[test]
+fn packets_that_go_elsewhere_are_named_in_every_mode() {
+    let app = "through other interfaces of UID 0-2101,2103-4294967295";
+    for program in PROGRAMS {
+        for (command, wanted) in [
+            (
+                "-I PROXY_INIT_REDIRECT -p tcp --dport 25 -j RETURN",
+                vec!["inbound TCP to port 25 does not go to the proxy now, and would go to its port 4143".to_owned()],
+            ),
+            (
+                "-D PROXY_INIT_OUTPUT 1",
+                vec!["outbound TCP to port 0-9998,10000-65535 through other interfaces of UID 2102 goes to the proxy's port 4140 now, and would not".to_owned()],
+            ),
+            (
+                "-D PROXY_INIT_OUTPUT 3",
+                vec![format!("outbound TCP to port 9999 {app} goes to the proxy's port 4140 now, and would not")],
+            ),
+            (
+                "-I OUTPUT -d 10.1.0.0/16 -j ACCEPT",
+                vec![format!("outbound TCP to port 0-9998,10000-65535 to 10.1.0.0-10.1.255.255 {app} does not go to the proxy now, and would go to its port 4140")],
+            ),
+            (
+                "-I PREROUTING ! -i lo -p tcp -m multiport --dports 80,443:445 -j REDIRECT --to-ports 15006",
+                vec!["inbound TCP to port 80,443-445 through other interfaces goes to port 15006 now, and would go to port 4143".to_owned()],
+            ),
+            (
+                "-D PREROUTING 1",
+                vec!["inbound TCP does not go to the proxy now, and would go to its port 4143".to_owned()],
+            ),
+        ] {
+            let node = upstream(program);
+            run(&node, program, command);
+            assert_eq!(differences(&node), wanted, "{program} {command}");
+        }
+        let node = upstream(program);
+        for command in &COMMANDS[..3] {
+            run(&node, &program.replace("ip", "ip6"), command);
+        }
+        let wanted = "inbound IPv6 TCP goes to the proxy's port 4143 now, and would not";
+        assert_eq!(differences(&node), [wanted], "{program}");
+    }
+}
+
+#[test]
+fn a_pod_without_rules_or_with_those_of_other_values_differs() {
+    let node = Node::with(&running());
+    assert_eq!(differences(&node).len(), 2);
+    add(&node, "native", "9998");
+    let found = differences(&node);
+    assert_eq!(found.len(), 2, "{found:?}");
+    assert!(found[0].contains("to port 9998 ") && found[1].contains("to port 9999 "), "{found:?}");
+}
+
+#[test]
+fn rules_that_cannot_be_compared_are_named() {
+    for program in PROGRAMS {
+        let node = upstream(program);
+        run(&node, program, "-I OUTPUT -m mark --mark 1 -j RETURN");
+        let report = compared(&node);
+        let why = &report.unknown["emojivoto/web-1"];
+        assert!(why.contains("unknown option -m mark"), "{program}: {why}");
+    }
+    let own =
+        "add table inet own; add chain inet own extra { type nat hook prerouting priority -110; }";
+    let appended = "add rule ip linkerd-cni OUTPUT meta l4proto tcp redirect to :9";
+    let altered = format!("insert rule ip linkerd-cni OUTPUT ip daddr {} return", NEIGHBOUR[0]);
+    let dormant = "add table ip nat { flags dormant; }";
+    for (backend, damage, wanted) in [
+        ("nft", dormant, "the nf_tables table nat, which is not active".to_owned()),
+        ("native", own, "the chain extra of the nf_tables table own".to_owned()),
+        ("nft", own, "the chain extra of the nf_tables table own".to_owned()),
+        ("native", &altered, "the table linkerd-cni has other rules".to_owned()),
+        ("native", appended, "the table linkerd-cni has other rules".to_owned()),
+    ] {
+        let node = Node::with(&running());
+        add(&node, backend, "9999");
+        node.namespaces.run("nft", &[damage]);
+        let why = compared(&node).unknown["emojivoto/web-1"].clone();
+        assert!(why.contains(&wanted), "{backend}: {why}");
+    }
+    let both = upstream("iptables-nft");
+    COMMANDS.iter().for_each(|command| run(&both, "iptables-legacy", command));
+    let why = compared(&both).unknown["emojivoto/web-1"].clone();
+    assert!(why.contains("both iptables-nft and iptables-legacy"), "{why}");
+}
