@@ -8,11 +8,13 @@
 //! - [`checks`]: facts to check results
 //! - [`report`]: check results as table, short text or JSON, like `linkerd check`
 //! - [`nodes`]: the table of `linkerd cni nodes`
+//! - [`compare`]: compares the redirect of all meshed pods with the one that this plugin would install
 //! - [`explain`]: what the plugin decides for one pod, and why
 
 pub mod agents;
 pub mod api;
 pub mod checks;
+pub mod compare;
 pub mod explain;
 pub mod facts;
 #[cfg(test)]

@@ -21,13 +21,13 @@ use crate::extension::explain;
 use crate::extension::facts::{self, Facts};
 use crate::extension::kubectl::Kubectl;
 use crate::extension::report::{self, Check, Format, Severity};
-use crate::extension::{checks, nodes};
+use crate::extension::{checks, compare, nodes};
 use cluster::ClusterFlags;
 use terminal::{has_color, print, progress, say};
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
-/// Response to `uninstall`: this program changes nothing.
+/// Response to `uninstall`: this program leaves nothing in the cluster.
 const UNINSTALL: &str = "nothing is deleted; run helm uninstall, or scripts/install-cni with the flags of the \
                          installation | kubectl delete -f -";
 /// Time between two attempts of the checks, as in `linkerd check`.
@@ -65,6 +65,17 @@ enum Command {
         /// Namespace of the pod
         #[arg(long, short, default_value = "default")]
         namespace: String,
+    },
+    /// Compare the redirect of each meshed pod, by whichever plugin, with the one of this version's plugin.
+    /// Exits with 1 if a pod differs, with 2 if one cannot be compared
+    Compare {
+        /// Image of this version, which runs on each node for some seconds
+        /// [default: that of the chart]
+        #[arg(long)]
+        image: Option<String>,
+        /// Time to wait for the nodes
+        #[arg(long, default_value = "5m", value_parser = parse_duration)]
+        wait: Duration,
     },
     /// Say how to uninstall the chart
     Uninstall,
@@ -135,6 +146,13 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
             progress("");
             nodes::table(&facts).map_err(|why| anyhow!(why))?
         }
+        Command::Compare { image, wait } => {
+            let code = compare(&api, &flags.cluster, image.as_deref(), *wait);
+            return Ok(code.unwrap_or_else(|error| {
+                say(&format!("{error:#}"));
+                ExitCode::from(2)
+            }));
+        }
         Command::Explain { pod, namespace } => {
             connect()?;
             let cni_namespace = facts::find_namespace(&api, &flags.cluster.cni_namespace);
@@ -144,6 +162,27 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     };
     print(&text)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Compares the pods of all nodes, and prints the result.
+fn compare(
+    api: &Kubectl,
+    cluster: &ClusterFlags,
+    image: Option<&str>,
+    wait: Duration,
+) -> anyhow::Result<ExitCode> {
+    api.connect().context("cannot query the Kubernetes API")?;
+    progress("comparing the pods of all nodes");
+    let namespace = facts::find_namespace(api, &cluster.cni_namespace);
+    let report = compare::run(api, &namespace, image, Deadline::after(wait.min(LONGEST_WAIT)));
+    progress("");
+    let report = report.map_err(|why| anyhow!(why))?;
+    print(&compare::text(&report))?;
+    Ok(match (report.unknown.is_empty(), report.differ.is_empty()) {
+        (false, _) => ExitCode::from(2),
+        (true, false) => ExitCode::FAILURE,
+        (true, true) => ExitCode::SUCCESS,
+    })
 }
 
 /// Runs the checks until none may succeed later, at most for the time to wait.

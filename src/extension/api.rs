@@ -75,6 +75,8 @@ pub trait Api: Sync {
     fn get(&self, path: &str) -> Result<String, Error>;
     /// POSTs `body` to `path`. Returns the body of the response.
     fn post(&self, path: &str, body: &str) -> Result<String, Error>;
+    /// DELETEs the object at `path`.
+    fn delete(&self, path: &str) -> Result<String, Error>;
 }
 
 pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {

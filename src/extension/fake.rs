@@ -124,6 +124,11 @@ impl Api for Recorded {
     fn post(&self, path: &str, body: &str) -> Result<String, Error> {
         self.cluster.post(path, body)
     }
+
+    fn delete(&self, path: &str) -> Result<String, Error> {
+        self.paths.lock().unwrap().push(format!("DELETE {path}"));
+        self.cluster.delete(path)
+    }
 }
 
 pub fn now() -> SystemTime {
@@ -148,6 +153,10 @@ impl Api for Cluster {
     }
 
     fn post(&self, path: &str, _: &str) -> Result<String, Error> {
+        self.get(path)
+    }
+
+    fn delete(&self, path: &str) -> Result<String, Error> {
         self.get(path)
     }
 }

@@ -126,6 +126,10 @@ impl Api for Kubectl {
     fn post(&self, path: &str, body: &str) -> Result<String, Error> {
         self.run(&["create", "--raw", path, "-f", "-"], body)
     }
+
+    fn delete(&self, path: &str) -> Result<String, Error> {
+        self.run(&["delete", "--raw", path], "")
+    }
 }
 
 /// Reads a pipe to its end on a thread of its own, and copies it to `shown` as it is written. Bytes
