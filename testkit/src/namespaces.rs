@@ -45,6 +45,11 @@ impl Namespaces {
         path(&self.pod)
     }
 
+    /// The neighbour's namespace.
+    pub fn neighbour_path(&self) -> PathBuf {
+        path(&self.neighbour)
+    }
+
     /// Listens on `port` of the pod, both families. Each connection is told `name` and
     /// the address that the connection was for.
     pub fn serve_in_pod(&self, name: &'static str, port: u16) {
@@ -116,7 +121,7 @@ fn serve(netns: &File, name: &'static str, port: u16) {
 }
 
 /// SO_ORIGINAL_DST, as the proxy asks for it.
-fn original(stream: &TcpStream) -> SocketAddr {
+pub fn original(stream: &TcpStream) -> SocketAddr {
     let local = stream.local_addr().unwrap();
     let IpAddr::V6(address) = local.ip() else {
         panic!("listeners are IPv6 sockets");
