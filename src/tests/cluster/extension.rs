@@ -11,7 +11,9 @@ use crate::kubectl::piped;
 use crate::node::{Node, netns_of};
 use crate::pods::{self, Pods, kubectl};
 use crate::scene::Scene;
+use crate::two_agents::{Upstream, account, active_conflist};
 use crate::until::until;
+use crate::upstream::Program;
 
 /// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
 pub fn cni(args: &[&str]) -> (bool, String) {
@@ -64,6 +66,66 @@ fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
     until_reported(&["× an agent runs on each node", "FailedCreate", "enforce=baseline"]);
     drop(restore);
     scene.remove();
+}
+
+/// Upstream's commands for a pod, with `iptables` for the program of the mode.
+const UPSTREAM_RULES: &str = "
+iptables -N PROXY_INIT_REDIRECT
+iptables -A PROXY_INIT_REDIRECT -p tcp --match multiport --dports 4191,4190 -j RETURN -m comment --comment proxy-init/ignore-port-4191,4190
+iptables -A PROXY_INIT_REDIRECT -p tcp -j REDIRECT --to-port 4143 -m comment --comment proxy-init/redirect-all-incoming-to-proxy-port
+iptables -A PREROUTING -j PROXY_INIT_REDIRECT -m comment --comment proxy-init/install-proxy-init-prerouting
+iptables -N PROXY_INIT_OUTPUT
+iptables -A PROXY_INIT_OUTPUT -m owner --uid-owner 2102 -j RETURN -m comment --comment proxy-init/ignore-proxy-user-id
+iptables -A PROXY_INIT_OUTPUT -o lo -j RETURN -m comment --comment proxy-init/ignore-loopback
+iptables -A PROXY_INIT_OUTPUT -p tcp -j REDIRECT --to-port 4140 -m comment --comment proxy-init/redirect-all-outgoing-to-proxy-port
+iptables -A OUTPUT -j PROXY_INIT_OUTPUT -m comment --comment proxy-init/install-proxy-init-output
+";
+
+#[test]
+fn linkerd_cni_compares_pods_beside_upstreams_agent_and_names_seeded_differences() {
+    let scene = Scene::begin();
+    let (list, bare) = active_conflist();
+    let _account = account();
+    scene.helm.install_upstream_with(Program::Pause);
+    let upstream = Upstream::start(&list, &bare);
+    until("upstream's entry", || scene.node.entry().is_some());
+    let modes = ["nft", "legacy", "plain"];
+    scene.pods.start(&modes.map(pods::meshed));
+    let run = |mode: &str, script: &str| {
+        let program = if mode == "plain" { "iptables" } else { &format!("iptables-{mode}") };
+        let script = script.replace("iptables ", &format!("{program} -w -t nat "));
+        netns_of(&scene.pods.ip(mode)).must(&["sh", "-e", "-c", &script]);
+    };
+    for mode in modes {
+        run(mode, "nft flush ruleset");
+        run(mode, UPSTREAM_RULES);
+    }
+    let before = scene.node.files();
+    let compare = || cni(&["compare", "--wait=2m"]);
+    let (passes, report) = compare();
+    assert!(passes && report == "3 pods: 3 equal, 0 differ, 0 cannot be compared\n", "{report}");
+
+    run("nft", "iptables -I PROXY_INIT_REDIRECT -p tcp --dport 25 -j RETURN");
+    run("legacy", "iptables -D PROXY_INIT_REDIRECT 1");
+    run("plain", "iptables -F PREROUTING");
+    let (passes, report) = compare();
+    let wanted = [
+        "legacy/legacy: inbound TCP to port 4190-4191 goes to the proxy's port 4143 now, and would not",
+        "nft/nft: inbound TCP to port 25 does not go to the proxy now, and would go to its port 4143",
+        "plain/plain: inbound TCP to port 0-4189,4192-65535 does not go to the proxy now, and would go to its port 4143",
+        "3 pods: 0 equal, 3 differ, 0 cannot be compared",
+    ];
+    assert!(!passes && report.lines().eq(wanted), "{report}");
+    assert_eq!(scene.node.files(), before);
+    let left = kubectl(&format!("get daemonsets -n {NAMESPACE} -o name"));
+    assert_eq!(left.trim(), "daemonset.apps/linkerd-cni");
+
+    for mode in modes {
+        kubectl(&format!("delete pod {mode} -n {mode} --timeout=60s"));
+    }
+    scene.helm.uninstall();
+    upstream.stop();
+    assert!(scene.is_restored());
 }
 
 #[test]
