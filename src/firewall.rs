@@ -70,7 +70,7 @@ pub enum Error {
     TooLong { subject: String },
     #[error("no backend is usable: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
     NoBackend { errors: Vec<Error> },
-    #[error("the rules cannot be compared: {why}")]
+    #[error("{why}")]
     Incomparable { why: String },
 }
 

@@ -96,24 +96,23 @@ fn gather(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Report, Error
 /// Returns the DaemonSet, which runs where the agent of `agent` runs, with its ServiceAccount.
 fn daemonset(agent: &Value, image: &str) -> Value {
     let labels = json!({"k8s-app": NAME});
-    let from = |name: &str, source: Value| json!({"name": name, "valueFrom": source});
     let mut pod = json!({
+        "terminationGracePeriodSeconds": 1,
+        "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
         "containers": [{
             "name": "compare",
             "image": image,
             "command": ["/usr/lib/linkerd/linkerd-cni-repair-controller"],
             "args": ["--compare=/host", format!("--controller-pod-name={NAME}")],
             "env": [
-                from(
-                    "LINKERD_CNI_REPAIR_CONTROLLER_NODE_NAME",
-                    json!({"fieldRef": {"fieldPath": "spec.nodeName"}}),
-                ),
-                from(
-                    "DEST_CNI_NET_DIR",
-                    json!({"configMapKeyRef": {"name": "linkerd-cni-config", "key": "dest_cni_net_dir"}}),
-                ),
+                {"name": "LINKERD_CNI_REPAIR_CONTROLLER_NODE_NAME",
+                    "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},
+                {"name": "DEST_CNI_NET_DIR", "valueFrom":
+                    {"configMapKeyRef": {"name": "linkerd-cni-config", "key": "dest_cni_net_dir"}}},
             ],
             "readinessProbe": {"httpGet": {"path": "/ready", "port": PORT}, "periodSeconds": 1},
+            "volumeMounts": [{"name": "host", "mountPath": "/host", "readOnly": true,
+                "mountPropagation": "HostToContainer"}],
             "securityContext": {
                 "runAsUser": 0,
                 "allowPrivilegeEscalation": false,
@@ -122,19 +121,10 @@ fn daemonset(agent: &Value, image: &str) -> Value {
                 "seLinuxOptions": {"type": "spc_t"},
                 // To enter the network namespaces of pods, and to run the host's iptables there.
                 "capabilities": {
-                    "drop": ["ALL"],
-                    "add": ["SYS_ADMIN", "NET_ADMIN", "NET_RAW", "SYS_CHROOT"],
+                    "drop": ["ALL"], "add": ["SYS_ADMIN", "NET_ADMIN", "NET_RAW", "SYS_CHROOT"],
                 },
             },
-            "volumeMounts": [{
-                "name": "host",
-                "mountPath": "/host",
-                "readOnly": true,
-                "mountPropagation": "HostToContainer",
-            }],
         }],
-        "volumes": [{"name": "host", "hostPath": {"path": "/"}}],
-        "terminationGracePeriodSeconds": 1,
     });
     for key in ["serviceAccountName", "imagePullSecrets", "nodeSelector", "affinity", "tolerations"]
     {
@@ -142,16 +132,14 @@ fn daemonset(agent: &Value, image: &str) -> Value {
             pod[key] = agent[key].clone();
         }
     }
+    let annotations = json!({"linkerd.io/inject": "disabled"});
     json!({
         "apiVersion": "apps/v1",
         "kind": "DaemonSet",
         "metadata": {"name": NAME, "labels": labels},
         "spec": {
             "selector": {"matchLabels": labels},
-            "template": {
-                "metadata": {"labels": labels, "annotations": {"linkerd.io/inject": "disabled"}},
-                "spec": pod,
-            },
+            "template": {"metadata": {"labels": labels, "annotations": annotations}, "spec": pod},
         },
     })
 }

@@ -2,6 +2,7 @@
 //! plugin would install. Runs the host's iptables to list rules of iptables.
 
 use super::check::has_legacy_nat_of;
+use super::native::PLUGIN_TABLE;
 use super::native::listing::{Listing, nat_tables};
 use super::{DEADLINE, Error, families, iptables};
 use crate::deadline::Deadline;
@@ -67,7 +68,10 @@ fn tables(
         // They have the same priority.
         return Err(unknown("both iptables-nft and iptables-legacy have rules".to_owned()));
     }
-    if names.iter().any(|name| name != rules::NAT_TABLE) {
+    for name in names.iter().filter(|name| *name != rules::NAT_TABLE) {
+        if name != PLUGIN_TABLE {
+            return Err(unknown(format!("the nf_tables table {name} has chains of type nat")));
+        }
         found.push(plugin_table(listing, today, family)?);
     }
     Ok(found)

@@ -180,7 +180,7 @@ pub fn lines_of(is_legacy: bool, family: Family, deadline: Deadline) -> Result<V
             return program::list(&programs.command, time_for_program(deadline));
         }
     }
-    let why = format!("the node has no iptables-{backend} to list them");
+    let why = format!("the node has no iptables-{backend} to list its rules");
     Err(Error::Incomparable { why })
 }
 

@@ -21,6 +21,7 @@ use crate::netlink::socket::{self, APPEND, CREATE, EXCLUSIVE, Message};
 use crate::redirect::rules::{self, Chain, nft};
 use crate::redirect::{Family, Redirect};
 use expressions::SetName;
+pub use message::PLUGIN_TABLE;
 use message::{kind, protocol_family};
 
 /// All chains, in the order in which they are created.

@@ -4,40 +4,33 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::Family;
 use super::nat::{Condition, Field, Hook, Nat, Packet, Range, TCP, UDP};
+use super::{Family, ports};
 
 /// Largest number of kinds of packets that are tried.
 const KINDS_LIMIT: usize = 1 << 22;
 /// Number of ranges that the text of a difference names.
 const RANGES_NAMED: usize = 8;
 
-/// The fields of packets at a hook. UID and GID come last.
-const FIELDS: [(Hook, &[Field]); 2] = [
-    (
-        Hook::Prerouting,
-        &[Field::Protocol, Field::Port, Field::Source, Field::Destination, Field::Input],
-    ),
-    (
-        Hook::Output,
-        &[
-            Field::Protocol,
-            Field::Port,
-            Field::Source,
-            Field::Destination,
-            Field::Output,
-            Field::Uid,
-            Field::Gid,
-        ],
-    ),
+/// The fields of packets, and the words before their numbers. The first five are those of inbound packets,
+/// all but the first those of outbound packets.
+const FIELDS: [(Field, &str); 8] = [
+    (Field::Input, "through"),
+    (Field::Protocol, "of protocol"),
+    (Field::Port, "to port"),
+    (Field::Source, "from"),
+    (Field::Destination, "to"),
+    (Field::Output, "through"),
+    (Field::Uid, "of UID"),
+    (Field::Gid, "of GID"),
 ];
 
-/// Numbers that no condition tells apart.
+/// Numbers of a field that no condition tells apart. Empty: the packet has no such field.
 type Class = Vec<Range>;
-
-/// Kinds of packets with the same results: for each field, the indexes of classes.
+/// For each field, the indexes of classes.
 type Kinds = Vec<BTreeSet<usize>>;
-type Outcome = (Option<u16>, Option<u16>);
+/// The ports to which a packet goes now, and would go.
+type Outcome = [Option<u16>; 2];
 
 /// Describes the packets with which the rules `now`, tables in the order in which they decide, do
 /// something else than `wanted`. Empty if there are none.
@@ -45,58 +38,69 @@ type Outcome = (Option<u16>, Option<u16>);
 /// # Errors
 /// Fails if there are too many kinds of packets.
 pub fn differences(now: &[Nat], wanted: &Nat, family: Family) -> Result<Vec<String>, String> {
-    let conditions: Vec<&Condition> =
-        now.iter().chain([wanted]).flat_map(Nat::conditions).collect();
-    let mut found = Vec::new();
-    for (hook, fields) in FIELDS {
-        // The kernel sends packets without a socket, and so without UID and GID. They are of interest only
-        // if all others go where they should.
-        let users = fields.iter().filter(|field| matches!(field, Field::Uid | Field::Gid)).count();
-        for fields in [fields, &fields[..fields.len() - users]] {
-            let classes: Vec<Vec<Class>> =
-                fields.iter().map(|&field| classes(field, family, &conditions)).collect();
-            let differing = differing(now, wanted, hook, fields, &classes)?;
-            let kinds = merged(differing, fields.len());
-            let describe =
-                |(outcome, kinds)| described(hook, fields, &classes, &kinds, family, outcome);
-            found.extend(kinds.into_iter().map(describe));
-            if !found.is_empty() {
-                break;
+    let conditions: Vec<_> = now.iter().chain([wanted]).flat_map(Nat::conditions).collect();
+    let mut texts = Vec::new();
+    for (hook, direction, fields) in
+        [(Hook::Prerouting, "inbound", &FIELDS[..5]), (Hook::Output, "outbound", &FIELDS[1..])]
+    {
+        let classes: Vec<Vec<Class>> =
+            fields.iter().map(|(field, _)| classes(*field, family, &conditions)).collect();
+        let count =
+            classes.iter().try_fold(1_usize, |count, classes| count.checked_mul(classes.len()));
+        let count = count.filter(|count| *count <= KINDS_LIMIT);
+        let mut found = Vec::new();
+        for mut number in 0..count.ok_or("too many kinds of packets")? {
+            let (mut packet, mut kinds) = (Packet::default(), Kinds::new());
+            for ((field, _), classes) in fields.iter().zip(&classes) {
+                let index = number % classes.len();
+                number /= classes.len();
+                packet[*field as usize] = classes[index].first().map(|(first, _)| *first);
+                kinds.push(BTreeSet::from([index]));
+            }
+            let goes = now.iter().find_map(|table| table.redirected_to(hook, &packet));
+            let would_go = wanted.redirected_to(hook, &packet);
+            if goes != would_go {
+                found.push(([goes, would_go], kinds));
             }
         }
+        for (outcome, kinds) in merged(found, fields.len()) {
+            let mut text = direction.to_owned();
+            if family == Family::Ipv6 {
+                text.push_str(" IPv6");
+            }
+            for (((field, preposition), classes), indexes) in
+                fields.iter().zip(&classes).zip(&kinds)
+            {
+                let chosen = indexes.iter().flat_map(|index| classes[*index].iter().copied());
+                let ranges = ports::merged(chosen.collect());
+                match (field, indexes.len() == classes.len()) {
+                    (Field::Protocol, false) if ranges == [(TCP.into(), TCP.into())] => {
+                        text.push_str(" TCP")
+                    }
+                    (Field::Protocol, false) if ranges == [(UDP.into(), UDP.into())] => {
+                        text.push_str(" UDP")
+                    }
+                    (_, true) => {}
+                    (_, false) => {
+                        text.push_str(&format!(" {preposition} {}", list(&ranges, *field, family)));
+                    }
+                }
+            }
+            texts.push(text + &described(outcome));
+        }
     }
-    Ok(found)
+    Ok(texts)
 }
 
-fn differing(
-    now: &[Nat],
-    wanted: &Nat,
-    hook: Hook,
-    fields: &[Field],
-    classes: &[Vec<Class>],
-) -> Result<Vec<(Outcome, Kinds)>, String> {
-    let count =
-        classes.iter().try_fold(1_usize, |count, of_field| count.checked_mul(of_field.len()));
-    let count = count.filter(|count| *count <= KINDS_LIMIT).ok_or("too many kinds of packets")?;
-    let mut found = Vec::new();
-    for mut number in 0..count {
-        let mut packet = Packet::default();
-        let mut kinds = Kinds::new();
-        for (field, of_field) in fields.iter().zip(classes) {
-            let index = number % of_field.len();
-            number /= of_field.len();
-            packet[*field as usize] = of_field[index].first().map(|(first, _)| *first);
-            kinds.push(BTreeSet::from([index]));
-        }
-        let outcome = (
-            now.iter().find_map(|table| table.redirected_to(hook, &packet)),
-            wanted.redirected_to(hook, &packet),
-        );
-        if outcome.0 != outcome.1 {
-            found.push((outcome, kinds));
-        }
+fn described(outcome: Outcome) -> String {
+    match outcome {
+        [Some(now), None] => format!(" goes to the proxy's port {now} now, and would not"),
+        [None, port] => format!(
+            " does not go to the proxy now, and would go to its port {}",
+            port.unwrap_or_default()
+        ),
+        [Some(now), Some(port)] => format!(" goes to port {now} now, and would go to port {port}"),
     }
-    Ok(found)
 }
 
 /// Splits all numbers of a field into classes.
@@ -104,24 +108,23 @@ fn classes(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Class
     let largest = match (field, family) {
         (Field::Protocol, _) => u8::MAX.into(),
         (Field::Port, _) => u16::MAX.into(),
-        (Field::Uid | Field::Gid, _) | (Field::Source | Field::Destination, Family::Ipv4) => {
-            u32::MAX.into()
-        }
+        (Field::Uid | Field::Gid, _) => u32::MAX.into(),
+        (Field::Source | Field::Destination, Family::Ipv4) => u32::MAX.into(),
         _ => u128::MAX,
     };
     let conditions = || conditions.iter().filter(|condition| condition.field == field);
     let edges = conditions().flat_map(|condition| &condition.ranges);
-    let mut starts: BTreeSet<u128> =
-        edges.flat_map(|(first, last)| [*first, last.saturating_add(1)]).collect();
-    starts.insert(0);
-    starts.retain(|start| *start <= largest);
+    let starts = edges.flat_map(|(first, last)| [*first, last.saturating_add(1)]);
+    let starts: BTreeSet<u128> = starts.chain([0]).filter(|start| *start <= largest).collect();
+    let ends = starts.iter().skip(1).map(|next| next - 1).chain([largest]);
     let mut classes: BTreeMap<Vec<bool>, Class> = BTreeMap::new();
-    let mut ends = starts.iter().skip(1).map(|next| next - 1).chain([largest]);
-    for &start in &starts {
+    for (&start, end) in starts.iter().zip(ends) {
         let signature = conditions().map(|condition| condition.has(start)).collect();
-        classes.entry(signature).or_default().push((start, ends.next().unwrap_or(largest)));
+        classes.entry(signature).or_default().push((start, end));
     }
-    classes.into_values().collect()
+    // The kernel sends packets without a socket, and so without user.
+    let without_user = matches!(field, Field::Uid | Field::Gid).then(Class::new);
+    classes.into_values().chain(without_user).collect()
 }
 
 /// Joins kinds that differ in one field only, field by field.
@@ -141,76 +144,28 @@ fn merged(mut found: Vec<(Outcome, Kinds)>, fields: usize) -> Vec<(Outcome, Kind
     found
 }
 
-fn described(
-    hook: Hook,
-    fields: &[Field],
-    classes: &[Vec<Class>],
-    kinds: &Kinds,
-    family: Family,
-    outcome: Outcome,
-) -> String {
-    let direction = if hook == Hook::Prerouting { "inbound" } else { "outbound" };
-    let mut text =
-        if family == Family::Ipv6 { format!("{direction} IPv6") } else { direction.to_owned() };
-    for ((&field, classes), indexes) in fields.iter().zip(classes).zip(kinds) {
-        let is_all = indexes.len() == classes.len();
-        let chosen = indexes.iter().flat_map(|index| classes[*index].iter().copied()).collect();
-        let ranges = super::ports::merged::<u128>(chosen);
-        let list = || list(&ranges, field, family);
-        match field {
-            Field::Protocol if ranges == [(TCP.into(), TCP.into())] => text.push_str(" TCP"),
-            Field::Protocol if ranges == [(UDP.into(), UDP.into())] => text.push_str(" UDP"),
-            Field::Protocol if is_all => text.push_str(" packets"),
-            Field::Protocol => text.push_str(&format!(" packets of protocol {}", list())),
-            _ if is_all => {}
-            Field::Port => text.push_str(&format!(" to port {}", list())),
-            Field::Source => text.push_str(&format!(" from {}", list())),
-            Field::Destination => text.push_str(&format!(" to {}", list())),
-            Field::Uid => text.push_str(&format!(" of UID {}", list())),
-            Field::Gid => text.push_str(&format!(" of GID {}", list())),
-            Field::Input | Field::Output => text.push_str(&format!(" through {}", list())),
-        }
-    }
-    if hook == Hook::Output && !fields.contains(&Field::Uid) {
-        text.push_str(" that the kernel sends");
-    }
-    match outcome {
-        (Some(now), None) => format!("{text} goes to the proxy's port {now} now, and would not"),
-        (None, Some(port)) => {
-            format!("{text} does not go to the proxy now, and would go to its port {port}")
-        }
-        (now, port) => {
-            let [now, port] = [now, port].map(Option::unwrap_or_default);
-            format!("{text} goes to port {now} now, and would go to port {port}")
-        }
-    }
-}
-
 fn list(ranges: &[Range], field: Field, family: Family) -> String {
     let one = |number: u128| match (field, family) {
         (Field::Source | Field::Destination, Family::Ipv4) => {
-            Ipv4Addr::from_bits(u32::try_from(number).unwrap_or(u32::MAX)).to_string()
+            Ipv4Addr::from_bits(number as u32).to_string()
         }
-        (Field::Source | Field::Destination, Family::Ipv6) => {
-            Ipv6Addr::from_bits(number).to_string()
-        }
+        (Field::Source | Field::Destination, _) => Ipv6Addr::from_bits(number).to_string(),
         (Field::Input | Field::Output, _) => {
             String::from_utf8_lossy(&number.to_be_bytes()).trim_start_matches('\0').to_owned()
         }
         _ => number.to_string(),
     };
-    if matches!(field, Field::Input | Field::Output)
-        && ranges.iter().any(|(first, last)| first < last)
-    {
-        return "other interfaces".to_owned();
-    }
-    let texts = ranges.iter().take(RANGES_NAMED).map(|&(first, last)| match first == last {
-        true => one(first),
-        false => format!("{}-{}", one(first), one(last)),
-    });
-    let text = texts.collect::<Vec<_>>().join(",");
+    let texts =
+        ranges.iter().take(RANGES_NAMED).map(|&(first, last)| match (first == last, field) {
+            (true, _) => one(first),
+            (false, Field::Input | Field::Output) => "other interfaces".to_owned(),
+            (false, _) => format!("{}-{}", one(first), one(last)),
+        });
+    // Ranges of other interfaces follow each other.
+    let mut texts: Vec<String> = texts.collect();
+    texts.dedup();
     match ranges.len().checked_sub(RANGES_NAMED) {
-        Some(more @ 1..) => format!("{text} and {more} more ranges"),
-        _ => text,
+        Some(more @ 1..) => format!("{} and {more} more ranges", texts.join(",")),
+        _ => texts.join(","),
     }
 }

@@ -3,13 +3,12 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
+use std::str::FromStr;
 
 use ipnet::IpNet;
 
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
-/// Largest number of nested chains. The kernel allows no loop.
-const DEPTH_LIMIT: usize = 16;
 
 /// A hook of table `nat` that has redirect rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,33 +17,24 @@ pub enum Hook {
     Output,
 }
 
-impl Hook {
-    pub fn chain(self) -> &'static str {
-        match self {
-            Hook::Prerouting => "PREROUTING",
-            Hook::Output => "OUTPUT",
-        }
-    }
-}
-
 /// What a condition compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     Protocol,
-    Source,
-    Destination,
     /// Destination port.
     Port,
-    Uid,
-    Gid,
+    Source,
+    Destination,
     /// Incoming interface.
     Input,
     /// Outgoing interface.
     Output,
+    Uid,
+    Gid,
 }
 
 /// First packet of a connection: its fields as numbers, each at the index of its [`Field`]. `None`: the
-/// packet has no such field, such as a UID at [`Hook::Prerouting`].
+/// packet has no such field, such as the UID of a packet that comes from outside.
 pub type Packet = [Option<u128>; 8];
 
 /// Numbers from the first to the last, both included.
@@ -65,22 +55,18 @@ enum Target {
     Jump(String),
 }
 
-#[derive(Clone, Debug)]
-struct Rule {
-    conditions: Vec<Condition>,
-    target: Target,
-}
-
-enum Verdict {
-    Redirect(u16),
-    Accept,
-    /// The chain ended, or a rule returned from it.
-    Return,
-}
-
-/// The rules that packets can reach in a table `nat` of one address family.
+/// The rules that packets can reach in a table `nat` of one address family, by chain.
 #[derive(Clone, Debug, Default)]
-pub struct Nat(BTreeMap<String, Vec<Rule>>);
+pub struct Nat(BTreeMap<String, Vec<(Vec<Condition>, Target)>>);
+
+impl Hook {
+    fn chain(self) -> &'static str {
+        match self {
+            Hook::Prerouting => "PREROUTING",
+            Hook::Output => "OUTPUT",
+        }
+    }
+}
 
 impl Nat {
     /// Reads lines of `iptables -S`.
@@ -90,40 +76,31 @@ impl Nat {
     pub fn read<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Nat, String> {
         let mut chains: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
         for line in lines {
-            match line.split(' ').collect::<Vec<_>>()[..] {
-                ["-P" | "-N", name, ..] => drop(chains.entry(name).or_default()),
-                ["-A", name, ..] => chains.entry(name).or_default().push(line),
-                _ => return Err(format!("the line {line}")),
+            let mut words = line.split(' ');
+            let (command, chain) = (words.next(), words.next().unwrap_or_default());
+            let rules = chains.entry(chain).or_default();
+            if command == Some("-A") {
+                rules.push(line);
             }
         }
         let mut nat = Nat::default();
-        for hook in [Hook::Prerouting, Hook::Output] {
-            nat.add(&chains, hook.chain(), 0)?;
-        }
+        nat.add(&chains, Hook::Prerouting.chain())?;
+        nat.add(&chains, Hook::Output.chain())?;
         Ok(nat)
     }
 
-    /// Adds a chain, and those to which its rules jump.
-    fn add(
-        &mut self,
-        chains: &BTreeMap<&str, Vec<&str>>,
-        name: &str,
-        depth: usize,
-    ) -> Result<(), String> {
-        if depth > DEPTH_LIMIT {
-            return Err(format!("the chain {name}, as it is nested too deep"));
-        }
-        if self.0.contains_key(name) {
-            return Ok(());
-        }
+    /// Adds a chain, and those to which its rules jump. The kernel allows no loop.
+    fn add(&mut self, chains: &BTreeMap<&str, Vec<&str>>, name: &str) -> Result<(), String> {
         let mut rules = Vec::new();
         for line in chains.get(name).into_iter().flatten() {
             let rule = rule(line).map_err(|why| format!("the rule {line}: {why}"))?;
-            if let Target::Jump(chain) = &rule.target {
+            if let Target::Jump(chain) = &rule.1 {
                 if !chains.contains_key(chain.as_str()) {
                     return Err(format!("the rule {line}: unknown target {chain}"));
                 }
-                self.add(chains, chain, depth + 1)?;
+                if !self.0.contains_key(chain) {
+                    self.add(chains, chain)?;
+                }
             }
             rules.push(rule);
         }
@@ -137,33 +114,31 @@ impl Nat {
     }
 
     pub fn conditions(&self) -> impl Iterator<Item = &Condition> {
-        self.0.values().flatten().flat_map(|rule| &rule.conditions)
+        self.0.values().flatten().flat_map(|(conditions, _)| conditions)
     }
 
     /// Returns the port to which the connection of `packet` is redirected.
     pub fn redirected_to(&self, hook: Hook, packet: &Packet) -> Option<u16> {
-        match self.walk(hook.chain(), packet) {
-            Verdict::Redirect(port) => Some(port),
-            Verdict::Accept | Verdict::Return => None,
-        }
+        self.walk(hook.chain(), packet).flatten()
     }
 
-    fn walk(&self, chain: &str, packet: &Packet) -> Verdict {
-        for rule in self.0.get(chain).into_iter().flatten() {
-            if !rule.conditions.iter().all(|condition| condition.is_met(packet)) {
+    /// Returns the verdict on a packet, `None` if the chain ends or returns.
+    fn walk(&self, chain: &str, packet: &Packet) -> Option<Option<u16>> {
+        for (conditions, target) in self.0.get(chain).into_iter().flatten() {
+            if !conditions.iter().all(|condition| condition.is_met(packet)) {
                 continue;
             }
-            match &rule.target {
-                Target::Return => return Verdict::Return,
-                Target::Accept => return Verdict::Accept,
-                Target::Redirect(port) => return Verdict::Redirect(*port),
+            match target {
+                Target::Return => return None,
+                Target::Accept => return Some(None),
+                Target::Redirect(port) => return Some(Some(*port)),
                 Target::Jump(chain) => match self.walk(chain, packet) {
-                    Verdict::Return => {}
+                    None => {}
                     verdict => return verdict,
                 },
             }
         }
-        Verdict::Return
+        None
     }
 }
 
@@ -178,7 +153,7 @@ impl Condition {
     }
 }
 
-fn rule(line: &str) -> Result<Rule, String> {
+fn rule(line: &str) -> Result<(Vec<Condition>, Target), String> {
     let words = words(line);
     // The first two words are `-A` and the chain.
     let mut words = words.iter().map(String::as_str).skip(2);
@@ -188,89 +163,76 @@ fn rule(line: &str) -> Result<Rule, String> {
             is_negated = true;
             continue;
         }
-        let value = words.next().ok_or(format!("no value of {option}"))?;
-        let (field, ranges) = match (option, value) {
-            ("-m", "tcp" | "udp" | "multiport" | "owner" | "comment") | ("--comment", _) => {
+        let value = words.next().unwrap_or_default();
+        let (field, ranges) = match option {
+            "-m" if ["tcp", "udp", "multiport", "owner", "comment"].contains(&value) => continue,
+            "--comment" => continue,
+            "-j" => {
+                target = Some(match value {
+                    "RETURN" => Target::Return,
+                    "ACCEPT" => Target::Accept,
+                    "REDIRECT" if words.next() == Some("--to-ports") => {
+                        Target::Redirect(number(words.next().unwrap_or_default())?)
+                    }
+                    chain => Target::Jump(chain.to_owned()),
+                });
                 continue;
             }
-            ("-j", "RETURN") => {
-                target = Some(Target::Return);
-                continue;
+            "-p" if value == "tcp" => (Field::Protocol, vec![(TCP.into(), TCP.into())]),
+            "-p" if value == "udp" => (Field::Protocol, vec![(UDP.into(), UDP.into())]),
+            "-s" => (Field::Source, vec![subnet(value)?]),
+            "-d" => (Field::Destination, vec![subnet(value)?]),
+            "-i" => (Field::Input, vec![interface(value)?]),
+            "-o" => (Field::Output, vec![interface(value)?]),
+            "--dport" | "--dports" => {
+                let ranges = value.split(',').map(|ports| range::<u16>(ports, ':'));
+                (Field::Port, ranges.collect::<Result<_, _>>()?)
             }
-            ("-j", "ACCEPT") => {
-                target = Some(Target::Accept);
-                continue;
-            }
-            ("-j", "REDIRECT") => match (words.next(), words.next().map(number::<u16>)) {
-                (Some("--to-ports"), Some(port)) => {
-                    target = Some(Target::Redirect(port?));
-                    continue;
-                }
-                _ => return Err("unknown form of REDIRECT".to_owned()),
-            },
-            ("-j", chain) => {
-                target = Some(Target::Jump(chain.to_owned()));
-                continue;
-            }
-            ("-p", "tcp") => (Field::Protocol, vec![(TCP.into(), TCP.into())]),
-            ("-p", "udp") => (Field::Protocol, vec![(UDP.into(), UDP.into())]),
-            ("-s", net) => (Field::Source, vec![subnet(net)?]),
-            ("-d", net) => (Field::Destination, vec![subnet(net)?]),
-            ("-i", name) => (Field::Input, vec![interface(name)?]),
-            ("-o", name) => (Field::Output, vec![interface(name)?]),
-            ("--dport" | "--dports", ports) => (
-                Field::Port,
-                ports.split(',').map(|ports| range::<u16>(ports, ':')).collect::<Result<_, _>>()?,
-            ),
-            ("--uid-owner", id) => (Field::Uid, vec![range::<u32>(id, '-')?]),
-            ("--gid-owner", id) => (Field::Gid, vec![range::<u32>(id, '-')?]),
+            "--uid-owner" => (Field::Uid, vec![range::<u32>(value, '-')?]),
+            "--gid-owner" => (Field::Gid, vec![range::<u32>(value, '-')?]),
             _ => return Err(format!("unknown option {option} {value}")),
         };
         conditions.push(Condition { field, ranges, is_negated });
         is_negated = false;
     }
-    Ok(Rule { conditions, target: target.ok_or("no target")? })
+    Ok((conditions, target.ok_or("no target")?))
 }
 
 /// Splits a line at blanks outside quotes, and removes the quotes.
 fn words(line: &str) -> Vec<String> {
-    let (mut words, mut is_quoted, mut characters) = (vec![String::new()], false, line.chars());
+    let (mut words, mut word, mut is_quoted) = (Vec::new(), String::new(), false);
+    let mut characters = line.chars();
     while let Some(character) = characters.next() {
         match character {
             '"' => is_quoted = !is_quoted,
-            ' ' if !is_quoted => words.push(String::new()),
-            character => {
-                let escaped = if character == '\\' { characters.next() } else { None };
-                words
-                    .last_mut()
-                    .map(|word| word.push(escaped.unwrap_or(character)))
-                    .unwrap_or_default();
-            }
+            '\\' => word.extend(characters.next()),
+            ' ' if !is_quoted => words.push(std::mem::take(&mut word)),
+            character => word.push(character),
         }
     }
+    words.push(word);
     words
 }
 
 /// Reads a number, or two with `separator` in between.
-fn range<T: std::str::FromStr + Into<u128>>(text: &str, separator: char) -> Result<Range, String> {
+fn range<T: FromStr + Into<u128>>(text: &str, separator: char) -> Result<Range, String> {
     let (first, last) = text.split_once(separator).unwrap_or((text, text));
     let (first, last) = (number::<T>(first)?.into(), number::<T>(last)?.into());
     if first <= last { Ok((first, last)) } else { Err(format!("{text} is reversed")) }
 }
 
-fn number<T: std::str::FromStr>(text: &str) -> Result<T, String> {
+fn number<T: FromStr>(text: &str) -> Result<T, String> {
     text.parse().map_err(|_| format!("invalid value {text}"))
 }
 
 fn subnet(text: &str) -> Result<Range, String> {
     let net: IpNet = number(text)?;
-    if net != net.trunc() {
-        return Err(format!("{text} is not a subnet"));
+    match net == net.trunc() {
+        true => Ok((address(net.network()), address(net.broadcast()))),
+        false => Err(format!("{text} is not a subnet")),
     }
-    Ok((address(net.network()), address(net.broadcast())))
 }
 
-/// Returns the number of an address.
 pub fn address(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => address.to_bits().into(),
@@ -278,16 +240,15 @@ pub fn address(address: IpAddr) -> u128 {
     }
 }
 
-/// Reads a name of at most 15 bytes (`IFNAMSIZ`) as a number. `+` at its end stands for any text.
+/// Reads the name of an interface, at most 15 bytes (`IFNAMSIZ`), as a number.
 fn interface(name: &str) -> Result<Range, String> {
-    if name.ends_with('+') || name.len() >= size_of::<u128>() {
-        return Err(format!("unknown form of interface {name}"));
+    // A `+` at the end stands for any text.
+    match name.ends_with('+') || name.len() >= size_of::<u128>() {
+        true => Err(format!("unknown form of interface {name}")),
+        false => Ok((interface_number(name), interface_number(name))),
     }
-    let number = interface_number(name);
-    Ok((number, number))
 }
 
-/// Returns the number of an interface: the bytes of its name.
 pub fn interface_number(name: &str) -> u128 {
     name.bytes().fold(0, |number, byte| number << 8 | u128::from(byte))
 }

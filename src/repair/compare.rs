@@ -6,24 +6,19 @@ use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
-use std::thread;
 
 use serde::{Deserialize, Serialize};
 
 use crate::admin::{self, Handlers};
-use crate::backoff::Backoff;
 use crate::kube::connection::Connection;
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::pod_stream::MAX_PODS;
-use crate::kube::pod_watch::{self, RETRIES};
+use crate::kube::pod_watch;
 use crate::repair::find::audit::AuditedPod;
 use crate::repair::inspect::Inspector;
 use crate::repair::metrics::Metrics;
 use crate::repair::settings::Settings;
 use crate::repair::{self, plugin_config, spawn};
-
-/// Number of attempts to list the pods.
-const ATTEMPTS: usize = 5;
 
 /// What a comparison of a node's pods found.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -55,29 +50,13 @@ pub fn start(
     };
     admin::serve(settings.admin_addr, handlers)?;
     spawn("compare", move || {
-        let found = attempt(&mut connection, &settings, &root);
+        let found = compare(&mut connection, &settings, &root).unwrap_or_else(|error| Report {
+            unknown: [(settings.node.clone(), error.to_string())].into(),
+            ..Report::default()
+        });
         // Strings and numbers can always be serialized.
         let _ = report.set(serde_json::to_string(&found).unwrap_or_default());
     })
-}
-
-fn attempt(connection: &mut Connection, settings: &Settings, root: &Path) -> Report {
-    let mut backoff = Backoff::spread(RETRIES);
-    let mut attempts = 1;
-    loop {
-        match compare(connection, settings, root) {
-            Ok(report) => return report,
-            Err(error) if attempts < ATTEMPTS => {
-                attempts += 1;
-                tracing::warn!(err = %error, "Cannot compare the pods of this node; retrying");
-                thread::sleep(backoff.next_delay());
-            }
-            Err(error) => {
-                let unknown = BTreeMap::from([(settings.node.clone(), error.to_string())]);
-                return Report { unknown, ..Report::default() };
-            }
-        }
-    }
 }
 
 fn compare(
@@ -97,14 +76,8 @@ fn compare(
         }
         match inspector.compare(&pod, facts, root) {
             Ok(found) if found.is_empty() => report.equal += 1,
-            Ok(found) => {
-                tracing::info!("{name}: {}", found.join("; "));
-                report.differ.insert(name, found);
-            }
-            Err(error) => {
-                tracing::info!("{name} cannot be compared: {error}");
-                report.unknown.insert(name, error.to_string());
-            }
+            Ok(found) => drop(report.differ.insert(name, found)),
+            Err(error) => drop(report.unknown.insert(name, error.to_string())),
         }
     }
     if list.dropped > 0 {

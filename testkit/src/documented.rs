@@ -146,6 +146,10 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("linkerd cni nodes ", OnCluster),
     ("linkerd cni explain ", OnCluster),
     (
+        "linkerd cni compare ",
+        By("linkerd_cni_compares_pods_beside_upstreams_agent_and_names_seeded_differences"),
+    ),
+    (
         "linkerd cni check --pre",
         By("linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults"),
     ),

@@ -250,53 +250,33 @@ fn is_active(table: &str, family: Family) -> Result<bool, Errno> {
     Ok(is_active)
 }
 
-/// Returns the names of the tables with chains of type `nat` for the packets that redirect rules see.
+/// Returns the names of the tables with chains of type `nat`. Those of the family `inet` begin with
+/// `inet `.
 ///
 /// # Errors
-/// Fails if the kernel cannot list chains, or if such a chain is not as iptables or the plugin makes it.
+/// Fails if the kernel cannot list chains, or if a table of iptables is not active.
 pub fn nat_tables(family: Family) -> Result<BTreeSet<String>, Error> {
-    let (mut tables, mut unknown) = (BTreeSet::new(), None);
-    for (family, is_inet) in [(protocol_family(family), false), (libc::NFPROTO_INET as u8, true)] {
-        let add = &mut |chain: &[u8]| {
-            let hook = find(chain, nfta::CHAIN_HOOK).unwrap_or_default();
-            let is = |kind, number: i32| find(hook, kind) == Some(&number.to_be_bytes()[..]);
-            let hooks = [libc::NF_INET_PRE_ROUTING, libc::NF_INET_LOCAL_OUT];
-            if find(chain, nfta::CHAIN_TYPE) != Some(b"nat\0")
-                || !hooks.iter().any(|hook| is(nfta::HOOK_HOOKNUM, *hook))
-            {
-                return;
+    let (mut tables, all) = (BTreeSet::new(), Attributes::default());
+    for (number, prefix) in [(protocol_family(family), ""), (libc::NFPROTO_INET as u8, "inet ")] {
+        let listed = socket::dump(kind::GET_CHAIN, number, &all, &mut |chain| {
+            if find(chain, nfta::CHAIN_TYPE) == Some(b"nat\0") {
+                let table = find(chain, nfta::CHAIN_TABLE).unwrap_or_default();
+                let name = String::from_utf8_lossy(table.strip_suffix(b"\0").unwrap_or(table));
+                tables.insert(format!("{prefix}{name}"));
             }
-            let text = |kind| {
-                let text = find(chain, kind).unwrap_or_default();
-                String::from_utf8_lossy(text.strip_suffix(b"\0").unwrap_or(text)).into_owned()
-            };
-            let (table, name) = (text(nfta::CHAIN_TABLE), text(nfta::CHAIN_NAME));
-            let is_builtin = [(Chain::Prerouting, hooks[0]), (Chain::Output, hooks[1])]
-                .iter()
-                .any(|(chain, hook)| name == chain.name() && is(nfta::HOOK_HOOKNUM, *hook));
-            let is_known = table == message::PLUGIN_TABLE
-                || table == rules::NAT_TABLE
-                    && is_builtin
-                    && is(nfta::HOOK_PRIORITY, libc::NF_IP_PRI_NAT_DST);
-            if is_inet || !is_known {
-                unknown = Some(format!("the chain {name} of the nf_tables table {table}"));
-            }
-            tables.insert(table);
-        };
-        match socket::dump(kind::GET_CHAIN, family, &Attributes::default(), add) {
+        });
+        match listed {
             // The kernel lacks nf_tables, or the family.
             Ok(()) | Err(Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => {}
             Err(errno) => return Err(unlisted(errno)),
         }
     }
-    if tables.contains(rules::NAT_TABLE)
-        && !is_active(rules::NAT_TABLE, family).map_err(unlisted)?
-    {
-        unknown = Some("the nf_tables table nat, which is not active".to_owned());
-    }
-    match unknown {
-        Some(why) => Err(Error::Incomparable { why }),
-        None => Ok(tables),
+    let table = rules::NAT_TABLE;
+    match tables.contains(table) && !is_active(table, family).map_err(unlisted)? {
+        true => {
+            Err(Error::Incomparable { why: format!("the nf_tables table {table} is not active") })
+        }
+        false => Ok(tables),
     }
 }
 

@@ -185,7 +185,7 @@ fn rules_of_a_form_that_is_not_known_are_named_and_never_equal() {
         ("-A X -m mark --mark 0x1 -j RETURN", "unknown option -m mark"),
         ("-A X -p tcp -j DNAT --to-destination 10.0.0.1", "unknown option --to-destination"),
         ("-A X -p tcp -j REDIRECT --to-ports 1-9", "invalid value 1-9"),
-        ("-A X -p tcp -j REDIRECT", "unknown form of REDIRECT"),
+        ("-A X -p tcp -j REDIRECT", "unknown target REDIRECT"),
         ("-A X -o eth+ -j RETURN", "unknown form of interface eth+"),
         ("-A X -p icmp -j RETURN", "unknown option -p icmp"),
         ("-A X -j OTHER", "unknown target OTHER"),

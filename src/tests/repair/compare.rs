@@ -101,7 +101,7 @@ fn packets_that_go_elsewhere_are_named_in_every_mode() {
             ),
             (
                 "-I PREROUTING ! -i lo -p tcp -m multiport --dports 80,443:445 -j REDIRECT --to-ports 15006",
-                vec!["inbound TCP to port 80,443-445 through other interfaces goes to port 15006 now, and would go to port 4143".to_owned()],
+                vec!["inbound through other interfaces TCP to port 80,443-445 goes to port 15006 now, and would go to port 4143".to_owned()],
             ),
             (
                 "-D PREROUTING 1",
@@ -146,9 +146,9 @@ fn rules_that_cannot_be_compared_are_named() {
     let altered = format!("insert rule ip linkerd-cni OUTPUT ip daddr {} return", NEIGHBOUR[0]);
     let dormant = "add table ip nat { flags dormant; }";
     for (backend, damage, wanted) in [
-        ("nft", dormant, "the nf_tables table nat, which is not active".to_owned()),
-        ("native", own, "the chain extra of the nf_tables table own".to_owned()),
-        ("nft", own, "the chain extra of the nf_tables table own".to_owned()),
+        ("nft", dormant, "the nf_tables table nat is not active".to_owned()),
+        ("native", own, "the nf_tables table inet own has chains of type nat".to_owned()),
+        ("nft", own, "the nf_tables table inet own has chains of type nat".to_owned()),
         ("native", &altered, "the table linkerd-cni has other rules".to_owned()),
         ("native", appended, "the table linkerd-cni has other rules".to_owned()),
     ] {
