@@ -103,7 +103,7 @@ fn daemonset(agent: &Value, image: &str) -> Value {
             "name": "compare",
             "image": image,
             "command": ["/usr/lib/linkerd/linkerd-cni-repair-controller"],
-            "args": ["--compare=/host", format!("--controller-pod-name={NAME}")],
+            "args": ["--compare=/host", "--mount-prefix=/", format!("--controller-pod-name={NAME}")],
             "env": [
                 {"name": "LINKERD_CNI_REPAIR_CONTROLLER_NODE_NAME",
                     "valueFrom": {"fieldRef": {"fieldPath": "spec.nodeName"}}},

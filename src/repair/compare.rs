@@ -7,6 +7,8 @@ use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
+use nix::sched::{CloneFlags, unshare};
+use nix::unistd::{chdir, chroot};
 use serde::{Deserialize, Serialize};
 
 use crate::admin::{self, Handlers};
@@ -64,9 +66,14 @@ fn compare(
     settings: &Settings,
     root: &Path,
 ) -> Result<Report, Box<dyn Error>> {
-    let config = plugin_config::read(&settings.net_dir())?;
     let list = pod_watch::list::<AuditedPod>(connection, &settings.node)?;
     let client = connection.client()?;
+    // The root directory of this thread and of those that it starts. Links such as /var/run would lead
+    // out of a mounted directory.
+    unshare(CloneFlags::CLONE_FS)?;
+    chroot(root)?;
+    chdir("/")?;
+    let config = plugin_config::read(&settings.net_dir())?;
     let mut inspector = Inspector::new(client, config, settings, ReadFrom::Cache);
     let mut report = Report::default();
     for AuditedPod { pod, facts } in list.pods {
@@ -74,7 +81,7 @@ fn compare(
         if pod.is_on_other_node(&settings.node) {
             continue;
         }
-        match inspector.compare(&pod, facts, root) {
+        match inspector.compare(&pod, facts) {
             Ok(found) if found.is_empty() => report.equal += 1,
             Ok(found) => drop(report.differ.insert(name, found)),
             Err(error) => drop(report.unknown.insert(name, error.to_string())),

@@ -1,11 +1,8 @@
 //! Compares the rules in a pod's netns with those that the pod started with. Leaves out pods without
 //! a proxy, and pods that the plugin skips by namespace or name.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
-
-use nix::sched::{CloneFlags, unshare};
-use nix::unistd::{chdir, chroot};
 
 use super::netns_lookup::{self, NetnsLookup};
 use super::settings::Settings;
@@ -35,8 +32,6 @@ pub enum Error {
     Lookup(#[from] netns_lookup::Error),
     #[error(transparent)]
     Netns(#[from] netns::Error),
-    #[error("cannot enter the host's root directory: {0}")]
-    Root(#[from] nix::Error),
     #[error(transparent)]
     Firewall(#[from] firewall::Error),
     #[error("redirect rules are still missing after installing them: {}", describe_missing(.0))]
@@ -103,12 +98,11 @@ impl Inspector {
     }
 
     /// Describes the packets of the pod that go elsewhere than with the rules that the plugin would
-    /// install. Runs the iptables programs of the directory `root`.
+    /// install.
     pub fn compare(
         &mut self,
         pod: &StrandedPod,
         facts: Decision<OwnFacts>,
-        root: &Path,
     ) -> Result<Vec<String>, Error> {
         let netns = self.netns_lookup.find(pod)?;
         let own = self.redirected(pod, facts);
@@ -116,19 +110,14 @@ impl Inspector {
         if let Some(error) = today.as_ref().and_then(ResolvedRedirect::sandbox_error) {
             return Err(error.into());
         }
-        let root = root.to_owned();
         let compare = move || {
-            // The root directory of this thread only.
-            unshare(CloneFlags::CLONE_FS)?;
-            chroot(&root)?;
-            chdir("/")?;
             let today = today.map(|ResolvedRedirect { redirect, ipv6, .. }| Origin {
                 redirect,
                 families: firewall::families(ipv6, false),
             });
-            Ok(firewall::compare(today.as_ref())?)
+            firewall::compare(today.as_ref())
         };
-        netns::run(&netns, NETNS_TIMEOUT, compare)?
+        Ok(netns::run(&netns, NETNS_TIMEOUT, compare)??)
     }
 
     /// Returns the facts of a pod in which the plugin installs rules.

@@ -60,8 +60,8 @@ pub struct Settings {
     #[arg(long, env = "CONTAINER_MOUNT_PREFIX", default_value = "/host")]
     pub mount_prefix: PathBuf,
 
-    /// Compare the redirect of the node's pods with that of this plugin, and repair nothing. Runs the
-    /// iptables programs of this root directory
+    /// Compare the redirect of the node's pods with that of this plugin, and repair nothing. The node's
+    /// files, below the mount prefix, and iptables programs are in this root directory
     #[arg(long, value_name = "ROOT")]
     pub compare: Option<PathBuf>,
 
