@@ -32,7 +32,12 @@ pub mod namespaces;
 pub mod node_copy;
 pub mod platforms;
 pub mod promtool;
-pub mod properties;
+pub mod properties {
+    pub mod decision;
+    pub mod iptables;
+    pub mod packet;
+    pub mod runtime;
+}
 pub mod repeated;
 pub mod server;
 pub mod until;

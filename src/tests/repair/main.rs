@@ -17,7 +17,6 @@ mod owners;
 mod process;
 mod refusals;
 mod skipped_pods;
-mod stale_mounts;
 mod tenants;
 mod watches;
 
