@@ -46,7 +46,7 @@ fn table(redirect: &Redirect, family: Family) -> Result<Nat, String> {
     let chains = Chain::ALL.map(|chain| format!("-N {}", chain.name())).into_iter();
     let lines: Vec<String> =
         chains.chain(rules::rules(redirect, family).iter().map(rules::rule_line)).collect();
-    Nat::read(lines.iter().map(String::as_str))
+    Nat::read(&lines)
 }
 
 /// Returns the tables that the kernel has, in the order in which they decide.
@@ -61,7 +61,7 @@ fn tables(
     let mut found = Vec::new();
     for (is_legacy, _) in kinds.into_iter().filter(|(_, exists)| *exists) {
         let lines = iptables::lines_of(is_legacy, family, deadline)?;
-        found.push(Nat::read(lines.iter().map(String::as_str)).map_err(unknown)?);
+        found.push(Nat::read(&lines).map_err(unknown)?);
     }
     found.retain(|table| !table.is_empty());
     if found.len() > 1 {

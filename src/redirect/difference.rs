@@ -1,7 +1,6 @@
 //! Compares two sets of rules by what they do with packets. Exact: packets that no condition of either
 //! set tells apart are one kind, and each kind is tried.
 
-use std::collections::{BTreeMap, BTreeSet};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use super::nat::{Condition, Field, Hook, Nat, Packet, Range, TCP, UDP};
@@ -28,7 +27,7 @@ const FIELDS: [(Field, &str); 8] = [
 /// Numbers of a field that no condition tells apart. Empty: the packet has no such field.
 type Class = Vec<Range>;
 /// For each field, the indexes of classes.
-type Kinds = Vec<BTreeSet<usize>>;
+type Kinds = Vec<Vec<usize>>;
 /// The ports to which a packet goes now, and would go.
 type Outcome = [Option<u16>; 2];
 
@@ -55,7 +54,7 @@ pub fn differences(now: &[Nat], wanted: &Nat, family: Family) -> Result<Vec<Stri
                 let index = number % classes.len();
                 number /= classes.len();
                 packet[*field as usize] = classes[index].first().map(|(first, _)| *first);
-                kinds.push(BTreeSet::from([index]));
+                kinds.push(vec![index]);
             }
             let goes = now.iter().find_map(|table| table.redirected_to(hook, &packet));
             let would_go = wanted.redirected_to(hook, &packet);
@@ -115,31 +114,38 @@ fn classes(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Class
     let conditions = || conditions.iter().filter(|condition| condition.field == field);
     let edges = conditions().flat_map(|condition| &condition.ranges);
     let starts = edges.flat_map(|(first, last)| [*first, last.saturating_add(1)]);
-    let starts: BTreeSet<u128> = starts.chain([0]).filter(|start| *start <= largest).collect();
+    let mut starts: Vec<u128> = starts.chain([0]).filter(|start| *start <= largest).collect();
+    starts.sort_unstable();
+    starts.dedup();
     let ends = starts.iter().skip(1).map(|next| next - 1).chain([largest]);
-    let mut classes: BTreeMap<Vec<bool>, Class> = BTreeMap::new();
+    let mut classes: Vec<(Vec<bool>, Class)> = Vec::new();
     for (&start, end) in starts.iter().zip(ends) {
-        let signature = conditions().map(|condition| condition.has(start)).collect();
-        classes.entry(signature).or_default().push((start, end));
+        let signature: Vec<bool> = conditions().map(|condition| condition.has(start)).collect();
+        match classes.iter_mut().find(|(known, _)| *known == signature) {
+            Some((_, class)) => class.push((start, end)),
+            None => classes.push((signature, vec![(start, end)])),
+        }
     }
     // The kernel sends packets without a socket, and so without user.
     let without_user = matches!(field, Field::Uid | Field::Gid).then(Class::new);
-    classes.into_values().chain(without_user).collect()
+    classes.into_iter().map(|(_, class)| class).chain(without_user).collect()
 }
 
 /// Joins kinds that differ in one field only, field by field.
 fn merged(mut found: Vec<(Outcome, Kinds)>, fields: usize) -> Vec<(Outcome, Kinds)> {
     for field in 0..fields {
-        let mut joined: BTreeMap<(Outcome, Kinds), BTreeSet<usize>> = BTreeMap::new();
-        for (outcome, mut kinds) in found {
-            let of_field = std::mem::take(&mut kinds[field]);
-            joined.entry((outcome, kinds)).or_default().extend(of_field);
+        let mut joined: Vec<(Outcome, Kinds)> = Vec::new();
+        for (outcome, kinds) in found {
+            let is_alike = |(other, known): &&mut (Outcome, Kinds)| {
+                let mut pairs = known.iter().zip(&kinds).enumerate();
+                *other == outcome && pairs.all(|(index, (one, next))| index == field || one == next)
+            };
+            match joined.iter_mut().find(is_alike) {
+                Some((_, known)) => known[field].extend(&kinds[field]),
+                None => joined.push((outcome, kinds)),
+            }
         }
-        let restored = joined.into_iter().map(|((outcome, mut kinds), of_field)| {
-            kinds[field] = of_field;
-            (outcome, kinds)
-        });
-        found = restored.collect();
+        found = joined;
     }
     found
 }

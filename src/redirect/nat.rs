@@ -1,7 +1,6 @@
 //! Decides for a packet what the rules of a table `nat` do, from their text. Knows the options of
 //! Linkerd's rules and similar ones; any other option is an error.
 
-use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::str::FromStr;
 
@@ -55,9 +54,11 @@ enum Target {
     Jump(String),
 }
 
+type Rule = (Vec<Condition>, Target);
+
 /// The rules that packets can reach in a table `nat` of one address family, by chain.
 #[derive(Clone, Debug, Default)]
-pub struct Nat(BTreeMap<String, Vec<(Vec<Condition>, Target)>>);
+pub struct Nat(Vec<(String, Vec<Rule>)>);
 
 impl Hook {
     fn chain(self) -> &'static str {
@@ -73,48 +74,40 @@ impl Nat {
     ///
     /// # Errors
     /// Fails if a rule that packets can reach has an unknown option, and names the rule.
-    pub fn read<'a>(lines: impl IntoIterator<Item = &'a str>) -> Result<Nat, String> {
-        let mut chains: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-        for line in lines {
-            let mut words = line.split(' ');
-            let (command, chain) = (words.next(), words.next().unwrap_or_default());
-            let rules = chains.entry(chain).or_default();
-            if command == Some("-A") {
-                rules.push(line);
-            }
-        }
+    pub fn read(lines: &[String]) -> Result<Nat, String> {
         let mut nat = Nat::default();
-        nat.add(&chains, Hook::Prerouting.chain())?;
-        nat.add(&chains, Hook::Output.chain())?;
+        nat.add(lines, Hook::Prerouting.chain())?;
+        nat.add(lines, Hook::Output.chain())?;
         Ok(nat)
     }
 
     /// Adds a chain, and those to which its rules jump. The kernel allows no loop.
-    fn add(&mut self, chains: &BTreeMap<&str, Vec<&str>>, name: &str) -> Result<(), String> {
+    fn add(&mut self, lines: &[String], name: &str) -> Result<(), String> {
+        let start = format!("-A {name} ");
         let mut rules = Vec::new();
-        for line in chains.get(name).into_iter().flatten() {
+        for line in lines.iter().filter(|line| line.starts_with(&start)) {
             let rule = rule(line).map_err(|why| format!("the rule {line}: {why}"))?;
             if let Target::Jump(chain) = &rule.1 {
-                if !chains.contains_key(chain.as_str()) {
+                if !lines.contains(&format!("-N {chain}")) {
                     return Err(format!("the rule {line}: unknown target {chain}"));
                 }
-                if !self.0.contains_key(chain) {
-                    self.add(chains, chain)?;
+                if !self.0.iter().any(|(known, _)| known == chain) {
+                    self.add(lines, chain)?;
                 }
             }
             rules.push(rule);
         }
-        self.0.insert(name.to_owned(), rules);
+        self.0.push((name.to_owned(), rules));
         Ok(())
     }
 
     /// Whether packets reach no rule.
     pub fn is_empty(&self) -> bool {
-        self.0.values().all(Vec::is_empty)
+        self.0.iter().all(|(_, rules)| rules.is_empty())
     }
 
     pub fn conditions(&self) -> impl Iterator<Item = &Condition> {
-        self.0.values().flatten().flat_map(|(conditions, _)| conditions)
+        self.0.iter().flat_map(|(_, rules)| rules).flat_map(|(conditions, _)| conditions)
     }
 
     /// Returns the port to which the connection of `packet` is redirected.
@@ -124,7 +117,8 @@ impl Nat {
 
     /// Returns the verdict on a packet, `None` if the chain ends or returns.
     fn walk(&self, chain: &str, packet: &Packet) -> Option<Option<u16>> {
-        for (conditions, target) in self.0.get(chain).into_iter().flatten() {
+        let (_, rules) = self.0.iter().find(|(name, _)| name == chain)?;
+        for (conditions, target) in rules {
             if !conditions.iter().all(|condition| condition.is_met(packet)) {
                 continue;
             }
@@ -153,7 +147,7 @@ impl Condition {
     }
 }
 
-fn rule(line: &str) -> Result<(Vec<Condition>, Target), String> {
+fn rule(line: &str) -> Result<Rule, String> {
     let words = words(line);
     // The first two words are `-A` and the chain.
     let mut words = words.iter().map(String::as_str).skip(2);

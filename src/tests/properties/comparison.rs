@@ -17,7 +17,7 @@ use crate::recorded::{REGRESSIONS, recorded_in};
 use crate::{iptables, subnet};
 
 fn read(lines: &[String]) -> Result<Nat, String> {
-    Nat::read(lines.iter().map(String::as_str))
+    Nat::read(lines)
 }
 
 /// The rules of this plugin.

@@ -35,8 +35,7 @@ impl Nat {
         for line in body.ok_or("not one transaction on table nat")?.lines() {
             next.command(line).map_err(|problem| format!("{line}: {problem}"))?;
         }
-        let listed = next.listed();
-        next.rules = nat::Nat::read(listed.iter().map(String::as_str))?;
+        next.rules = nat::Nat::read(&next.listed())?;
         *self = next;
         Ok(())
     }
