@@ -6,8 +6,10 @@ use super::Error;
 use crate::redirect::{Families, Family};
 
 /// What iptables programs print if kernel or node lack the address family or its table `nat`.
-const UNSUPPORTED: [&str; 7] = [
+const UNSUPPORTED: [&str; 8] = [
     "does not exist",
+    // Of iptables-nft 1.8.9, if the kernel has nfnetlink but no nf_tables.
+    "Could not fetch rule set generation id: Invalid argument",
     "do you need to insmod?",
     "Operation not supported",
     "Protocol not supported",
@@ -105,6 +107,7 @@ mod tests {
             (native(Errno::ETIMEDOUT), false),
             (restore("can't initialize table `nat': Table does not exist"), true),
             (restore("generation id: Operation not supported"), true),
+            (restore("Could not fetch rule set generation id: Invalid argument"), true),
             (restore("can't initialize table `nat': Permission denied"), false),
             (restore("exit status: 1"), false),
             (locked(), false),

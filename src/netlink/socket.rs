@@ -128,8 +128,8 @@ fn make_room(socket: &OwnedFd, length: usize) {
 /// Lists nf_tables objects of type `kind` and passes the attributes of each to `element`.
 ///
 /// # Errors
-/// Returns the kernel's error, `ETIMEDOUT` without a response, `EFBIG` if the list is longer than
-/// [`DUMP_LIMIT`].
+/// Returns the kernel's error, `EOPNOTSUPP` if it has no nf_tables, `ETIMEDOUT` without a response,
+/// `EFBIG` if the list is longer than [`DUMP_LIMIT`].
 pub fn dump(
     kind: u16,
     family: u8,
@@ -137,7 +137,10 @@ pub fn dump(
     element: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
     let (protocol, header) = (SockProtocol::NetlinkNetFilter, family_header(family, 0));
-    list(protocol, SUBSYSTEM << 8 | kind, &header, attributes, DUMP_LIMIT, element)
+    let listed = list(protocol, SUBSYSTEM << 8 | kind, &header, attributes, DUMP_LIMIT, element);
+    // `nfnetlink_rcv_msg` rejects a list of a missing subsystem with EINVAL, where `nfnetlink_rcv_batch`
+    // rejects a transaction with EOPNOTSUPP.
+    listed.map_err(|errno| if errno == Errno::EINVAL { Errno::EOPNOTSUPP } else { errno })
 }
 
 /// Lists rtnetlink objects and passes the attributes of each to `element`. `kind` is the message type of
