@@ -163,6 +163,8 @@ fn is_locked(errors: &[Error]) -> bool {
 }
 
 fn combined(mut errors: Vec<Error>) -> Error {
+    // Backends look for the same programs.
+    errors.dedup_by_key(|error| error.to_string());
     match errors.len() {
         1 => errors.remove(0),
         _ => Error::NoBackend { errors },
