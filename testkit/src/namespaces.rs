@@ -2,18 +2,22 @@
 
 use std::fs::File;
 use std::io::Write as _;
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
-use std::path::PathBuf;
+use std::os::unix::process::CommandExt as _;
+use std::path::{Path, PathBuf};
 use std::process::{Command, id};
 use std::thread;
+use std::time::Duration;
 
-use linkerd2_cni::netns;
-use nix::sched::{CloneFlags, setns};
+use linkerd2_cni::netns::{self, link};
 use nix::sys::socket::{getsockopt, sockopt};
 
 pub const POD: [&str; 2] = ["10.99.0.1", "fd99::1"];
 pub const NEIGHBOUR: [&str; 2] = ["10.99.0.2", "fd99::2"];
+
+/// Time for work inside a namespace.
+const WORK_BUDGET: Duration = Duration::from_secs(60);
 
 /// Two namespaces without names: only open files of this process keep them, so that they also go when it is killed.
 pub struct Namespaces {
@@ -22,20 +26,20 @@ pub struct Namespaces {
 }
 
 impl Namespaces {
+    /// With IPv6 addresses if the kernel has IPv6.
     pub fn new() -> Self {
         let these = Namespaces { pod: netns::fresh().unwrap(), neighbour: netns::fresh().unwrap() };
-        let other = path(&these.neighbour);
-        let pair = format!("link add eth0 type veth peer name eth0 netns {}", other.display());
-        inside(&these.pod, "ip", &pair.split(' ').collect::<Vec<_>>());
+        let other = these.neighbour.try_clone().unwrap();
+        within(&these.pod, move || link::create_veth_pair("eth0", other)).unwrap();
+        let families = if Path::new("/proc/net/if_inet6").exists() { 2 } else { 1 };
         for (netns, addresses) in [(&these.pod, POD), (&these.neighbour, NEIGHBOUR)] {
-            for args in [
-                "link set lo up",
-                "link set eth0 up",
-                &format!("addr add {}/24 dev eth0", addresses[0]),
-                &format!("addr add {}/64 dev eth0 nodad", addresses[1]),
-            ] {
-                inside(netns, "ip", &args.split(' ').collect::<Vec<_>>());
-            }
+            within(netns, move || {
+                link::set_up("lo").unwrap();
+                link::set_up("eth0").unwrap();
+                for (address, prefix) in addresses.iter().zip([24, 64]).take(families) {
+                    link::add_address("eth0", address.parse().unwrap(), prefix).unwrap();
+                }
+            });
         }
         these
     }
@@ -89,30 +93,27 @@ fn path(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{}", id(), file.as_raw_fd()))
 }
 
-/// `nsenter` into the namespace, without the program to run there.
-fn nsenter(netns: &File) -> Command {
-    let mut command = Command::new("nsenter");
-    command.arg(format!("--net={}", path(netns).display()));
-    command
+/// Runs `work` on a thread inside the namespace.
+fn within<T: Send + 'static>(netns: &File, work: impl FnOnce() -> T + Send + 'static) -> T {
+    netns::run(&path(netns), WORK_BUDGET, work).expect("this test needs root")
 }
 
 /// Runs a program inside the namespace and returns its output.
 fn inside(netns: &File, program: &str, args: &[&str]) -> String {
-    let output = nsenter(netns).arg(program).args(args).output().expect("util-linux is needed");
+    let mut command = Command::new(program);
+    command.args(args);
+    let output = within(netns, move || command.output()).expect("the program is needed");
     let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {args:?} (this test needs root): {error}");
+    assert!(output.status.success(), "{program} {args:?}: {error}");
     String::from_utf8(output.stdout).unwrap()
 }
 
 fn serve(netns: &File, name: &'static str, port: u16) {
-    let netns = netns.try_clone().unwrap();
-    let listener = thread::spawn(move || {
-        // The thread stays in the namespace.
-        setns(netns, CloneFlags::CLONE_NEWNET).unwrap();
-        TcpListener::bind(("::", port)).unwrap()
-    })
-    .join()
-    .unwrap();
+    let bind = move || {
+        TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+    };
+    let listener = within(netns, bind).unwrap();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let _ = writeln!(stream, "{name} {}", original(&stream));
@@ -123,10 +124,7 @@ fn serve(netns: &File, name: &'static str, port: u16) {
 /// SO_ORIGINAL_DST, as the proxy asks for it.
 pub fn original(stream: &TcpStream) -> SocketAddr {
     let local = stream.local_addr().unwrap();
-    let IpAddr::V6(address) = local.ip() else {
-        panic!("listeners are IPv6 sockets");
-    };
-    let original = if address.to_ipv4_mapped().is_some() {
+    let original = if local.ip().to_canonical().is_ipv4() {
         getsockopt(stream, sockopt::OriginalDst).map(|found| {
             let address = u32::from_be(found.sin_addr.s_addr);
             (IpAddr::from(address.to_be_bytes()), found.sin_port)
@@ -144,12 +142,9 @@ pub fn original(stream: &TcpStream) -> SocketAddr {
 /// Another user cannot be a thread, so the shell connects.
 fn connect(netns: &File, uid: u32, address: &str, port: u16) -> String {
     let script = format!("exec 3<>/dev/tcp/{address}/{port} && cat <&3");
-    let output = nsenter(netns)
-        .arg("setpriv")
-        .args([format!("--reuid={uid}"), format!("--regid={uid}")])
-        .args(["--clear-groups", "timeout", "5", "bash", "-c", &script])
-        .output()
-        .unwrap();
+    let mut command = Command::new("timeout");
+    command.args(["5", "bash", "-c", &script]).uid(uid).gid(uid);
+    let output = within(netns, move || command.output()).unwrap();
     if output.status.success() {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     } else if String::from_utf8_lossy(&output.stderr).contains("refused") {
