@@ -1,6 +1,6 @@
 //! What the tests share: a fake API server, network namespaces, callers of the programs, and the cluster of
-//! `scripts/cluster`. For development only. The programs in `src/bin` use it too: `bench`, `fleet`, `matrix`, `soak`,
-//! and `netprobe`, which runs in the pods of tests.
+//! `scripts/cluster`. For development only. The programs in `src/bin` use it too: `bench`, `fleet`, `kernels`, `matrix`,
+//! `soak`, and `netprobe`, which runs in the pods of tests.
 //!
 //! - [`until`]: waits for conditions
 //! - [`repeated`]: work that is repeated on a thread
