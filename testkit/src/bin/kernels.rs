@@ -37,7 +37,7 @@ const CHECKS_WITHOUT_IPV6: &[Check] = &[
     ("ipv6: true with ipv6.disable=1", ipv6_required),
 ];
 /// Time for one check.
-const CHECK_BUDGET: Duration = Duration::from_secs(180);
+const CHECK_BUDGET: Duration = Duration::from_secs(300);
 /// Where a check hides a module. It is put back after the check.
 const HIDDEN: &str = "/hidden.ko";
 /// Directory that stands for the node in the self-test.
@@ -270,7 +270,9 @@ fn kernel_memory() -> String {
         publish(&annotations);
         // The first round also loads modules.
         let [_, (used, left)] = [(); 2].map(|()| memory(pods));
-        assert!(left <= used / 4, "{left} of {used} KiB not freed with the {pods} namespaces");
+        // The rules without annotations are smaller than what the kernel keeps of the namespaces for a while.
+        let is_freed = left <= (used / 4).max(128 * pods);
+        assert!(is_freed, "{left} of {used} KiB not freed with the {pods} namespaces");
         used / pods
     });
     assert!((1..512).contains(&short) && (short..16 << 10).contains(&long), "{short}, {long} KiB");
@@ -300,11 +302,11 @@ fn memory(pods: u64) -> (u64, u64) {
 /// each processor keeps for itself.
 fn kernel_use() -> u64 {
     let (mut last, mut same) = (0, 0);
-    for _ in 0..20 {
+    for _ in 0..60 {
         for slab in fs::read_dir("/sys/kernel/slab").unwrap() {
             let _ = fs::write(slab.unwrap().path().join("shrink"), "1");
         }
-        sleep(Duration::from_millis(50));
+        sleep(Duration::from_millis(100));
         let info = fs::read_to_string("/proc/meminfo").unwrap();
         let field = |name: &str| -> u64 {
             let line = info.lines().find_map(|line| line.strip_prefix(name)).unwrap();
@@ -313,7 +315,7 @@ fn kernel_use() -> u64 {
         let now = ["SUnreclaim:", "VmallocUsed:", "Percpu:"].map(field).iter().sum::<u64>();
         same = if now.abs_diff(last) < 64 { same + 1 } else { 0 };
         last = now;
-        if same == 2 {
+        if same == 6 {
             break;
         }
     }
