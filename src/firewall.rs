@@ -10,6 +10,7 @@ mod iptables;
 pub mod native;
 mod unsupported;
 
+use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -81,7 +82,8 @@ impl Error {
             Error::Locked { .. } => Some(
                 "end what the process that holds the lock is doing, or set the chart's iptablesMode to native, which needs no lock".to_owned(),
             ),
-            Error::Unread { .. } => Some(
+            Error::Start { source, .. } if source.kind() != ErrorKind::PermissionDenied => None,
+            Error::Unread { .. } | Error::Start { .. } => Some(
                 "check the node's audit log for SELinux denials of the iptables program that the message names, or set the chart's iptablesMode to native, which runs no program".to_owned(),
             ),
             Error::Native { remedy, .. } => remedy.clone(),

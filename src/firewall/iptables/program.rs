@@ -180,6 +180,16 @@ mod tests {
     }
 
     #[test]
+    fn a_program_that_may_not_start_has_a_remedy() {
+        // Root may not execute a file that nobody may execute.
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let denied = restore(file.path(), "*nat\n", Duration::from_secs(5)).unwrap_err();
+        assert!(denied.remedy().unwrap().contains("SELinux"), "{denied}");
+        let missing = restore(Path::new("/missing"), "*nat\n", Duration::from_secs(5)).unwrap_err();
+        assert_eq!(missing.remedy(), None, "{missing}");
+    }
+
+    #[test]
     fn a_program_that_hangs_is_killed_at_the_deadline() {
         for hang in ["exec sleep 60", "exec 2>&-; exec sleep 60", "sleep 60; true", "sleep 60 &"] {
             let (_dir, path) = program(hang);

@@ -21,6 +21,8 @@ const NO_FAMILY: &str =
 const NO_SET: &str = "load the kernel module nf_tables_set (in older kernels a module of its own)";
 const NO_PERMISSION: &str =
     "the plugin needs CAP_NET_ADMIN in the user namespace of the pod's network namespace";
+/// Only a security module denies access.
+const NO_ACCESS: &str = "check the node's audit log for SELinux denials of netlink_netfilter_socket, and allow it for the domain of the container runtime";
 const FOREIGN_OWNER: &str =
     "another process owns this table (nft list tables shows the flag owner): end the process";
 const TOO_LARGE: &str = "the rules exceed the send buffer: shorten the pod's lists of skipped ports and subnets, or raise net.core.wmem_max";
@@ -100,6 +102,7 @@ fn remedy(errno: Errno, at_fault: Option<&Message>, part: Option<&str>) -> Optio
             return Some(format!("load the kernel module nft_{name}"));
         }
         (Errno::EPERM, None) => NO_PERMISSION,
+        (Errno::EACCES, None) => NO_ACCESS,
         (Errno::EPERM, Some(kind::NEW_TABLE)) => FOREIGN_OWNER,
         (Errno::EMSGSIZE, None) => TOO_LARGE,
         _ => return None,

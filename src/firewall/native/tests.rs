@@ -73,6 +73,7 @@ fn a_rejection_of_no_message_names_the_transaction() {
         (Errno::EPROTONOSUPPORT, "load the kernel module nf_tables"),
         (Errno::EOPNOTSUPP, "load the kernel module nf_tables"),
         (Errno::EPERM, "the plugin needs CAP_NET_ADMIN"),
+        (Errno::EACCES, "check the node's audit log for SELinux denials"),
         (Errno::EMSGSIZE, "the rules exceed the send buffer"),
     ] {
         let error = rejection::error(&[], errno.into());
