@@ -275,7 +275,8 @@ fn kernel_memory() -> String {
         assert!(is_freed, "{left} of {used} KiB not freed with the {pods} namespaces");
         used / pods
     });
-    assert!((1..512).contains(&short) && (short..16 << 10).contains(&long), "{short}, {long} KiB");
+    // The smallest object of kmalloc has 128 bytes on arm64 before Linux 6.5, so that elements of sets take twice as much.
+    assert!((1..512).contains(&short) && (short..24 << 10).contains(&long), "{short}, {long} KiB");
     format!("{short} KiB, {long} KiB with the longest annotations; freed with the pod")
 }
 
