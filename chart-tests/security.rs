@@ -160,11 +160,16 @@ fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
         let account = r#"request.userInfo.username == "system:serviceaccount:mesh:linkerd-cni""#;
         assert!(condition.ends_with(account), "{condition}");
         for validation in spec["validations"].as_array().unwrap() {
-            // 403, on which the repair controller tries a dry run. The default is 422.
+            // 403. The default is 422.
             assert_eq!(validation["reason"], "Forbidden", "{validation}");
         }
         let binding = &objects.named("ValidatingAdmissionPolicyBinding", name)["spec"];
-        assert_eq!(*binding, json!({"policyName": name, "validationActions": ["Deny"]}));
+        let mut expected = json!({"policyName": name, "validationActions": ["Deny"]});
+        if name == "linkerd-cni-repair" {
+            // The pods of the eviction's namespace.
+            expected["paramRef"] = json!({"selector": {}, "parameterNotFoundAction": "Deny"});
+        }
+        assert_eq!(*binding, expected);
     }
     let taint = objects.named("ValidatingAdmissionPolicy", "linkerd-cni-taint").to_string();
     assert!(taint.contains(r#"taint.key != \"a.b/c\""#), "{taint}");

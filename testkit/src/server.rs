@@ -44,13 +44,8 @@ impl Request {
         self.path.ends_with("/events")
     }
 
-    /// Whether the request is a dry run of an eviction.
-    pub fn is_dry_run(&self) -> bool {
-        self.path.ends_with("/eviction?dryRun=All")
-    }
-
     pub fn is_eviction(&self) -> bool {
-        self.path.ends_with("/eviction") || self.is_dry_run()
+        self.path.ends_with("/eviction")
     }
 }
 

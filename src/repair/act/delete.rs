@@ -20,9 +20,6 @@ const WEBHOOK: &str = "admission webhook ";
 /// cluster's authorizer.
 const NO_PERMISSION: &str = "User ";
 
-/// What follows `pods "NAME" is forbidden: ` if the chart's admission policy rejects the request.
-const CHARTS_POLICY: &str = "ValidatingAdmissionPolicy 'linkerd-cni-repair' ";
-
 /// Why a running pod is not deleted if the account has no permission to evict it.
 const NOT_PERMITTED: &str = "the repair controller has no permission to evict pods, and deletes no \
                              running pod without an eviction; permit create on pods/eviction, or \
@@ -31,9 +28,7 @@ const NOT_PERMITTED: &str = "the repair controller has no permission to evict po
 /// Why the API server rejects an eviction, with its message.
 enum Rejection {
     NoPermission,
-    /// By the chart's admission policy.
-    ChartsPolicy(String),
-    /// By a disruption budget, an admission webhook or another admission policy.
+    /// By a disruption budget, an admission webhook or an admission policy.
     Other(String),
 }
 
@@ -50,9 +45,6 @@ impl Rejection {
             403 if forbidden.is_some_and(|why| why.starts_with(NO_PERMISSION)) => {
                 Some(Rejection::NoPermission)
             }
-            403 if forbidden.is_some_and(|why| why.starts_with(CHARTS_POLICY)) => {
-                Some(Rejection::ChartsPolicy(message.clone()))
-            }
             401 | 404 | 408 | 409 => None,
             400..=499 if *code != 429 => Some(Rejection::Other(message.clone())),
             _ if message.contains(DISRUPTION_BUDGET) || message.starts_with(WEBHOOK) => {
@@ -64,14 +56,11 @@ impl Rejection {
 }
 
 /// Evicts the pod, so that disruption budgets and admission can reject that. No rejection leads to
-/// a deletion. Two cases are none:
+/// a deletion. Without permission to create evictions, as with the RBAC rules of upstream's chart, a
+/// pod with a failed validator, whose containers never started, is deleted, as upstream's controller
+/// does.
 ///
-/// - The account has no permission to create evictions, as with the RBAC rules of upstream's chart.
-///   A pod with a failed validator, whose containers never started, is then deleted, as
-///   upstream's controller does.
-/// - The chart's admission policy permits only dry runs, because an eviction does not name the
-///   pod's node. The pod is deleted after a dry run.
-///
+/// The chart's admission policy compares the UID in the preconditions with those of the node's pods.
 /// Fails with status 409 if the pod has changed, or is another pod of the same name.
 pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<(), NotRepaired> {
     let mut options =
@@ -87,16 +76,8 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<(), NotRepa
         "metadata": {"namespace": pod.namespace, "name": pod.name},
         "deleteOptions": options,
     });
-    let evict = |query| client.post(&format!("{path}/eviction{query}"), &eviction);
-    let rejection = |result: &Result<(), Error>| result.as_ref().err().and_then(Rejection::of);
-    let mut result = evict("");
-    if let Some(Rejection::ChartsPolicy(_)) = rejection(&result) {
-        result = evict("?dryRun=All");
-        if result.is_ok() {
-            return Ok(client.delete(&path, &options)?);
-        }
-    }
-    match rejection(&result) {
+    let result: Result<(), Error> = client.post(&format!("{path}/eviction"), &eviction);
+    match result.as_ref().err().and_then(Rejection::of) {
         None => Ok(result?),
         Some(Rejection::NoPermission) if pod.found_by == FoundBy::Validator => {
             Ok(client.delete(&path, &options)?)
@@ -104,8 +85,6 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<(), NotRepa
         Some(Rejection::NoPermission) => {
             Err(NotRepaired::EvictionRejected(NOT_PERMITTED.to_owned()))
         }
-        Some(Rejection::ChartsPolicy(message) | Rejection::Other(message)) => {
-            Err(NotRepaired::EvictionRejected(message))
-        }
+        Some(Rejection::Other(message)) => Err(NotRepaired::EvictionRejected(message)),
     }
 }

@@ -25,10 +25,6 @@ use crate::repair::{Shared, plugin_config};
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Time for the API server to subtract a deleted pod from its disruption budgets. An eviction
-/// does so itself, a deletion after a dry run does not.
-const BUDGET_UPDATE: Duration = Duration::from_secs(5);
-
 /// Repairs the pods of the queue.
 pub struct Worker {
     connection: Connection,
@@ -286,10 +282,6 @@ impl Worker {
         }
         self.holds.hold(HoldReason::Repaired, pod, Instant::now(), SystemTime::now());
         self.publish(pod, PodEvent::Repaired(self.shared.settings.mode, missing_rules.len()));
-        // A pod with a failed validator is not ready, so no budget counts it.
-        if self.shared.settings.mode == RepairMode::Delete && pod.found_by == FoundBy::Audit {
-            self.shared.queue.is_closed_within(BUDGET_UPDATE);
-        }
     }
 
     /// Reports a pod that is left unchanged for now, at most once an hour.

@@ -41,11 +41,9 @@ fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_d
     until_refused_by("linkerd-cni-taint", || {
         account.patch(OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
     });
-    until_refused_by("linkerd-cni-repair", || {
-        account.run(&["delete", "pod", OTHER, "-n", NAMESPACE, "--dry-run=server"])
-    });
+    until_refused_by("linkerd-cni-repair", || account.evict(OTHER, &uid(OTHER), "?dryRun=All"));
     nodes_lose_only_the_startup_taint_on_the_own_node(&account);
-    pods_are_deleted_only_on_the_own_node(&account);
+    pods_are_evicted_only_on_the_own_node(&account);
     until_refused_by("linkerd-cni-token", || account.token(&["--duration=86401s"]).map(drop));
     let audiences = tokens_last_a_day_at_most(&account);
     a_token_without_a_node_is_refused();
@@ -100,19 +98,30 @@ fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
     assert!(has("kept") && !has(TAINT), "{:?}", taints(OWN));
 }
 
-fn pods_are_deleted_only_on_the_own_node(account: &Account) {
-    let delete = |pod: &str| account.run(&["delete", "pod", pod, "-n", NAMESPACE, "--wait=false"]);
-    let refused = delete(OTHER).unwrap_err();
-    assert!(refused.contains("may not change or delete a pod on node policy-other"), "{refused}");
-    for pod in [OWN, OTHER] {
-        let refused = account.evict(pod, "").unwrap_err();
-        assert!(refused.contains("may evict pods only in dry runs"), "{refused}");
+fn pods_are_evicted_only_on_the_own_node(account: &Account) {
+    let without_node =
+        Account::with_token(&kubectl(&format!("create token linkerd-cni -n {NAMESPACE}")));
+    for (account, pod, uid, message) in [
+        (account, OTHER, uid(OTHER), "on node policy-own may not evict pod policy-other on node"),
+        // The next pod of a name may be on another node.
+        (account, OWN, String::new(), "only with its UID as precondition"),
+        (account, OWN, uid(OTHER), "only with its UID as precondition"),
+        (&without_node, OWN, uid(OWN), "the token names no node"),
+        (&without_node, "missing", uid(OWN), "the token names no node"),
+    ] {
+        let refused = account.evict(pod, &uid, "").expect_err(message);
+        assert!(refused.contains(message) && refused.contains("linkerd-cni-repair"), "{refused}");
     }
-    account.evict(OWN, "?dryRun=All").unwrap();
-    assert_eq!(deletion_time(OWN), "", "a dry run evicts nothing");
-    delete(OWN).unwrap();
+    // No deletion leads past the disruption budgets.
+    let delete = account.run(&["delete", "pod", OWN, "-n", NAMESPACE, "--wait=false"]);
+    assert!(delete.unwrap_err().contains("cannot delete resource"), "{OWN}");
+    account.evict(OWN, &uid(OWN), "").unwrap();
     assert_ne!(deletion_time(OWN), "");
     assert_eq!(deletion_time(OTHER), "");
+}
+
+fn uid(pod: &str) -> String {
+    kubectl(&format!("get pod {pod} -n {NAMESPACE} -o jsonpath={{.metadata.uid}}"))
 }
 
 fn pods_get_only_the_label_on_the_own_node(account: &Account) {
@@ -320,10 +329,13 @@ impl Account {
         self.run(&[&command[..], more].concat())
     }
 
-    fn evict(&self, pod: &str, query: &str) -> Result<(), String> {
+    fn evict(&self, pod: &str, uid: &str, query: &str) -> Result<(), String> {
+        let preconditions =
+            if uid.is_empty() { json!({}) } else { json!({"preconditions": {"uid": uid}}) };
         let eviction = json!({
             "apiVersion": "policy/v1", "kind": "Eviction",
             "metadata": {"name": pod, "namespace": NAMESPACE},
+            "deleteOptions": preconditions,
         });
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction{query}");
         let mut create = command(&format!("create --raw {path} -f -"));

@@ -7,8 +7,6 @@ pub use testkit::api::Request;
 
 /// Message of the API server for an account without the permission to create evictions.
 pub const NOT_PERMITTED: &str = r#"pods "web-1" is forbidden: User "system:serviceaccount:linkerd-cni:linkerd-cni" cannot create resource "pods/eviction" in API group "" in the namespace "emojivoto""#;
-/// Message of the API server if the chart's admission policy rejects an eviction that is no dry run.
-pub const ONLY_DRY_RUNS: &str = r#"pods "web-1" is forbidden: ValidatingAdmissionPolicy 'linkerd-cni-repair' with binding 'linkerd-cni-repair' denied request: linkerd-cni may evict pods only in dry runs, because an eviction does not name the pod's node"#;
 
 /// Response to one kind of request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,8 +30,6 @@ pub struct Pods {
     pub event: Answer,
     /// Response to evictions. The default is that of the RBAC rules of upstream's chart.
     pub evict: Answer,
-    /// Response to dry runs of evictions. `None`: as to evictions.
-    pub evict_dry_run: Option<Answer>,
     pub patch: Answer,
     /// The only accepted token. `None`: every token is accepted.
     pub token: Option<String>,
@@ -49,7 +45,6 @@ impl Default for Pods {
             delete: Answer::Status(200),
             event: Answer::Status(201),
             evict: Answer::Refusal(403, NOT_PERMITTED),
-            evict_dry_run: None,
             patch: Answer::Status(200),
             token: None,
         }
@@ -76,7 +71,6 @@ impl Routes for Pods {
                 },
             },
             "PATCH" => state.patch,
-            "POST" if request.is_dry_run() => state.evict_dry_run.unwrap_or(state.evict),
             "POST" if request.is_eviction() => state.evict,
             "DELETE" => state.delete,
             _ => state.event,

@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::api::{Answer, ONLY_DRY_RUNS};
+use crate::api::Answer;
 use crate::namespaces::NEIGHBOUR;
 use crate::node::{Connection, Node, entry, meshed, running};
 use crate::until::until;
-use crate::{path, stranded};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -185,26 +184,6 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
     let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
     let options = json!({"preconditions": preconditions});
     assert_eq!(eviction["deleteOptions"], options);
-}
-
-#[test]
-fn an_audit_waits_for_the_disruption_budgets_after_a_deletion_that_only_a_dry_run_checked() {
-    let node = Node::new();
-    let names = ["web-1", "web-2"];
-    for name in names {
-        node.cache_cni_result(&format!("uid-of-{name}"));
-        let mut pod = running();
-        pod["metadata"] = stranded(name)["metadata"].clone();
-        node.api.knows(&pod);
-        node.api.state().pods.push(pod);
-    }
-    node.api.state().evict = Answer::Refusal(403, ONLY_DRY_RUNS);
-    node.api.state().evict_dry_run = Some(Answer::Status(201));
-    let began = Instant::now();
-    let _controller = node.auditing(&["--mode=delete"]);
-    until("both are deleted", || node.api.deleted().len() >= 2);
-    assert!(began.elapsed() >= 5 * SECOND, "{:?}", began.elapsed());
-    assert_eq!(node.api.deleted()[..2], names.map(path));
 }
 
 #[test]

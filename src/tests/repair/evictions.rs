@@ -1,14 +1,14 @@
-//! Mode `delete` where evictions are permitted: disruption budgets, and dry runs.
+//! Mode `delete` where evictions are permitted: disruption budgets.
 
 use std::thread;
 use std::time::Duration;
 
 use serde_json::json;
 
-use crate::api::{Answer, Api, ONLY_DRY_RUNS};
+use crate::api::{Answer, Api};
 use crate::controller::Controller;
+use crate::stranded;
 use crate::until::until;
-use crate::{path, stranded};
 
 /// Message of the API server when a disruption budget rejects an eviction.
 const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
@@ -78,22 +78,4 @@ fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported(
         controller.metric("pods_deleted_total") == 1
     });
     assert_eq!(controller.metric("pods_skipped_total"), 0);
-}
-
-#[test]
-fn a_pod_is_deleted_after_a_dry_run_of_the_eviction_where_only_dry_runs_are_permitted() {
-    let api = Api::start();
-    api.state().evict = Answer::Refusal(403, ONLY_DRY_RUNS);
-    api.state().evict_dry_run = Some(Answer::Refusal(429, BUDGET));
-    let controller = Controller::watching(&api);
-    api.modify(&stranded("protected"));
-    controller.counts("pods_skipped_total", 1);
-    assert!(api.deleted().is_empty());
-    api.state().evict_dry_run = Some(Answer::Status(201));
-    api.modify(&stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
-    assert_eq!(api.deleted(), [path("web-1")]);
-    let dry_run = &api.received(|request| request.is_dry_run())[1].body;
-    let deletion = &api.received(|request| request.method == "DELETE")[0].body;
-    assert_eq!(&dry_run["deleteOptions"], deletion);
 }

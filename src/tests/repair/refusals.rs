@@ -1,13 +1,14 @@
 //! Mode `delete` where the API server rejects evictions: no refusal leads to a deletion.
 
-use crate::api::{Answer, Api, NOT_PERMITTED, ONLY_DRY_RUNS};
+use crate::api::{Answer, Api, NOT_PERMITTED};
 use crate::controller::Controller;
 use crate::node::{Node, running};
 use crate::stranded;
 use crate::until::until;
 
 const WEBHOOK: &str = r#"admission webhook "pods.example.com" denied the request: pods "web-1" is forbidden: User "a" cannot create resource "pods/eviction""#;
-const POLICY: &str = r#"pods "web-1" is forbidden: ValidatingAdmissionPolicy 'pods' with binding 'pods' denied request: linkerd-cni may evict pods only in dry runs"#;
+/// The chart's own policy, for a pod that is now on another node.
+const POLICY: &str = r#"pods "web-1" is forbidden: ValidatingAdmissionPolicy 'linkerd-cni-repair' with binding 'linkerd-cni-repair' denied request: linkerd-cni on node a may not evict pod web-1 on node b"#;
 
 #[test]
 fn a_stranded_pod_whose_eviction_admission_refuses_is_reported_and_never_deleted() {
@@ -16,8 +17,6 @@ fn a_stranded_pod_whose_eviction_admission_refuses_is_reported_and_never_deleted
     {
         let api = Api::start();
         api.state().evict = Answer::Refusal(code, why);
-        // A webhook may permit dry runs, because they change nothing.
-        api.state().evict_dry_run = Some(Answer::Status(201));
         let controller = Controller::watching(&api);
         api.modify(&stranded("web-1"));
         until("the pod is deleted or reported", || {
@@ -30,23 +29,16 @@ fn a_stranded_pod_whose_eviction_admission_refuses_is_reported_and_never_deleted
 }
 
 #[test]
-fn a_running_pod_is_not_deleted_if_its_eviction_or_the_dry_run_is_refused() {
-    for (evict, dry_run) in [
-        (NOT_PERMITTED, None),
-        (WEBHOOK, None),
-        (WEBHOOK, Some(Answer::Status(201))),
-        (ONLY_DRY_RUNS, Some(Answer::Refusal(403, WEBHOOK))),
-        (ONLY_DRY_RUNS, Some(Answer::Refusal(403, POLICY))),
-    ] {
+fn a_running_pod_is_not_deleted_if_its_eviction_is_refused() {
+    for evict in [NOT_PERMITTED, WEBHOOK, POLICY] {
         let node = Node::with(&running());
         node.api.state().evict = Answer::Refusal(403, evict);
-        node.api.state().evict_dry_run = dry_run;
         let controller = node.auditing(&["--mode=delete"]);
         let deleted = || node.api.deleted();
         until("the pod is deleted or reported", || {
             !deleted().is_empty() || !node.events().is_empty()
         });
-        assert!(deleted().is_empty(), "deleted after {evict}, {dry_run:?}");
+        assert!(deleted().is_empty(), "deleted after {evict}");
         assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
         assert_eq!(node.events()[0]["action"], "Skipping");
         controller.reaches("audits_total", 3);
