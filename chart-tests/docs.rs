@@ -88,11 +88,12 @@ fn every_value_has_an_effect() {
             "repairController.enableSecurityContext" => json!(false),
             "updateStrategy.type" => json!("OnDelete"),
             "platform" => json!("k3s"),
+            // Kubernetes 1.31 has no such policies.
+            "networkAttachmentDefinition.annotatePods" => json!(true),
             "admissionPolicy.enabled" | "chained" | "rbac.create" | "serviceAccount.create" => {
                 json!(false)
             }
             "extraVolumeMounts" => json!([{"name": "linkerd-tmp-dir", "mountPath": "/scratch"}]),
-            path if path.ends_with("limits") || path.ends_with("requests") => json!({"cpu": 1}),
             path if path.contains("resources.") => json!("1"),
             _ => {
                 let found = others.iter().find_map(|values| values.pointer(&pointer));

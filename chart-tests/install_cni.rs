@@ -154,7 +154,7 @@ fn an_invalid_flag_or_value_prints_no_objects() {
         (&["--bogus", "1"], "unknown flag: --bogus"),
         (&["--proxy-uid"], "needs an argument"),
         (&["stray"], "unknown argument: stray"),
-        (&["--set", "destCniNetDir=/x"], "'destCNINetDir'"),
+        (&["--set", "destCniNetDir=/x"], "did you mean destCNINetDir?"),
         (&["--proxy-gid", "' #\n: x"], "proxyGID"),
     ] {
         let output = script(flags, "");

@@ -155,7 +155,7 @@ fn a_new_chart_version_with_the_same_image_does_not_replace_pods() {
 }
 
 /// Renders a Helm upgrade in a cluster that has this ConfigMap `linkerd-cni-config`.
-fn over_config_map(live: Value, values: Value) -> Objects {
+pub fn over_config_map(live: Value) -> Render {
     let template = read(chart().join("templates/_agent.tpl"));
     let lookup = r#"lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config""#;
     assert!(template.contains(lookup), "the lookup has changed");
@@ -163,8 +163,6 @@ fn over_config_map(live: Value, values: Value) -> Objects {
     Render::new()
         .with_file("templates/_agent.tpl", &template)
         .with_file("live.json", &live.to_string())
-        .values(&values)
-        .objects()
 }
 
 const BIN_DIR_IN_USE: &str = "linkerd.io/cni-bin-dir-in-use";
@@ -188,7 +186,8 @@ fn an_upgrade_in_upstreams_bin_dir_does_not_require_network_plugins() {
         [(dirs[0], dirs[0]), (dirs[0], dirs[1]), (dirs[1], dirs[0]), (dirs[1], dirs[1])]
     {
         for config_map in [upstreams_config_map(live), annotated_config_map(live)] {
-            let objects = over_config_map(config_map.clone(), json!({"destCNIBinDir": now}));
+            let values = json!({"destCNIBinDir": now});
+            let objects = over_config_map(config_map.clone()).values(&values).objects();
             let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
             assert_eq!(required, "false", "{now} after {config_map}");
             // For the next upgrade, which finds this chart's ConfigMap.
@@ -213,7 +212,7 @@ fn other_config_maps_keep_the_requirement_of_network_plugins() {
         annotated_config_map("/elsewhere"),
         without_annotation,
     ] {
-        let objects = over_config_map(config_map.clone(), json!({}));
+        let objects = over_config_map(config_map.clone()).objects();
         let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
         assert_eq!(required, "true", "{config_map}");
         let annotations = objects.get("ConfigMap")["metadata"].get("annotations");

@@ -4,7 +4,9 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use crate::helm::{Render, chart, read, values};
+use crate::cni::upstream_entry;
+use crate::helm::{Render, chart, read, values, with};
+use crate::lifecycle::over_config_map;
 use crate::schema::schema;
 
 /// Returns the lines that `notes` has beside those of `default` (`+`), and those that it lacks (`-`).
@@ -29,7 +31,7 @@ fn each_value_changes_the_recorded_lines_of_the_notes() {
     let mut text = String::new();
     for row in [
         "disableIPv6: false",
-        "ipv6: auto",
+        "disableIPv6: auto",
         "iptablesMode: plain",
         "platform: k3s",
         "chained: false",
@@ -39,6 +41,7 @@ fn each_value_changes_the_recorded_lines_of_the_notes() {
         "prometheusRule: {enabled: true}, podMonitor: null",
         "prometheusRule: {enabled: true}, podMonitor: {enabled: true}",
         "networkAttachmentDefinition: {enabled: true}",
+        "networkAttachmentDefinition: {enabled: true, annotatePods: true}",
         "startupTaint: a.b/c",
         "ignoreInboundPorts: '80,http,+90', ignoreOutboundPorts: '443, 1000,'",
         "ignoreInboundPorts: '0,22,8000-8100,65535', ignoreOutboundPorts: ' '",
@@ -52,21 +55,37 @@ fn each_value_changes_the_recorded_lines_of_the_notes() {
 
 /// The control plane exists already, and its namespace fails `linkerd check --pre`.
 #[test]
-fn the_notes_of_an_upgrade_install_no_control_plane() {
+fn the_notes_of_an_upgrade_name_what_changed_and_install_no_control_plane() {
     // Helm needs a cluster for an upgrade.
     let template = read(chart().join("templates/NOTES.txt"));
     assert!(template.contains(".Release.IsUpgrade"));
     let template = template.replace(".Release.IsUpgrade", "true");
-    let upgrade = Render::new().with_file("templates/NOTES.txt", &template);
-    insta::assert_snapshot!(changed_lines(&Render::new().notes(), &upgrade.notes()));
+    let upgrade = |live: Value, row: &str| {
+        let render = over_config_map(live).with_file("templates/NOTES.txt", &template);
+        render.values(&values(row)).notes()
+    };
+    let own = with(json!({})).get("ConfigMap").clone();
+    let mut upstream = json!({"metadata": {"labels": {}}});
+    let entry = upstream_entry().to_string();
+    upstream["data"] = json!({"dest_cni_net_dir": "/etc/cni/net.d", "dest_cni_bin_dir": "/opt/cni/bin", "cni_network_config": entry});
+    let mut text = changed_lines(&Render::new().notes(), &upgrade(own.clone(), ""));
+    let unchanged = upgrade(own.clone(), "");
+    for (what, live, row) in [
+        ("values", &own, "destCNINetDir: /x, ignoreInboundPorts: [22], proxyGID: 0"),
+        ("upstream's chart", &upstream, ""),
+    ] {
+        let notes = upgrade(live.clone(), row);
+        let _ = writeln!(text, "{what}\n{}", changed_lines(&unchanged, &notes));
+    }
+    insta::assert_snapshot!(text);
 }
 
 /// `linkerd check --pre` fails if the control plane's namespace exists.
 #[test]
 fn the_notes_warn_about_the_control_planes_namespace() {
     let notes = |namespace| Render::new().namespace(namespace).notes();
-    assert!(notes("linkerd").contains("This check fails"));
-    assert!(!notes("linkerd-cni").contains("This check fails"));
+    assert!(notes("linkerd").contains("The namespace linkerd is the control plane's"));
+    assert!(!notes("linkerd-cni").contains("The namespace linkerd"));
 }
 
 /// A user with a mirror set in an old value must learn that the default image is pulled.

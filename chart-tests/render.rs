@@ -97,7 +97,7 @@ fn no_field_is_null() {
         "image": {"name": null, "version": null, "pullPolicy": null},
         "repairController": {
             "enabled": true, "logLevel": null, "logFormat": null, "enableSecurityContext": null,
-            "resources": {"cpu": null, "memory": {"limit": null}, "limits": {"cpu": null}, "requests": null},
+            "resources": {"cpu": null, "memory": {"limit": null}},
         },
         "updateStrategy": {"type": null, "rollingUpdate": {"maxUnavailable": null, "maxSurge": null}},
         "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": null},
@@ -137,9 +137,7 @@ fn a_name_that_looks_like_another_yaml_type_stays_a_string() {
                 "priorityClassName": name, "networkAttachmentDefinition": {"namespace": name},
                 "podMonitor": {"namespace": name}, "prometheusRule": {"namespace": name},
                 "grafanaDashboard": {"namespace": name}, "serviceAccount": {"name": name},
-                "image": {
-                    "name": name, "repository": "", "registry": "", "tag": "v1", "digest": "",
-                },
+                "image": {"name": name, "version": "v1"}, "global": {"imageRegistry": ""},
             }))
             .text()
             .unwrap();

@@ -175,6 +175,36 @@ fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
     assert!(taint.contains(r#"taint.key != \"a.b/c\""#), "{taint}");
 }
 
+/// Without a cluster the version of Kubernetes decides, else what the API server serves.
+#[test]
+fn the_policy_for_multus_has_the_version_that_the_api_server_serves() {
+    const BETA: &str = "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy";
+    const STABLE: &str = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy";
+    let values = json!({"networkAttachmentDefinition": {"annotatePods": true}});
+    for (kubernetes, apis, expected) in [
+        ("1.33.0", &[][..], None),
+        ("1.34.0", &[], Some("v1beta1")),
+        ("1.36.0", &[], Some("v1")),
+        ("1.35.4", &["v1/Pod"], None),
+        ("1.35.4", &["v1/Pod", BETA], Some("v1beta1")),
+        ("1.36.0", &["v1/Pod", BETA, STABLE], Some("v1")),
+    ] {
+        let text = Render::new().kubernetes(kubernetes).apis(apis).values(&values).text();
+        let Some(version) = expected else {
+            let error = text.unwrap_err();
+            let remedy = "the feature gate MutatingAdmissionPolicy";
+            assert!(error.contains(remedy), "{kubernetes} {apis:?}: {error}");
+            continue;
+        };
+        let objects = Objects::parse(&text.unwrap());
+        for kind in ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"] {
+            let api = format!("admissionregistration.k8s.io/{version}");
+            assert_eq!(objects.get(kind)["apiVersion"], api, "{kubernetes} {apis:?}");
+        }
+    }
+    assert!(!with(json!({})).have("MutatingAdmissionPolicy"));
+}
+
 #[test]
 fn the_readmes_commands_print_what_rbac_create_false_leaves_out() {
     let readme = read(chart().join("README.md"));

@@ -68,6 +68,8 @@ pub struct Render {
     templates: Option<String>,
     scratch: TempDir,
     kubernetes: String,
+    /// Versions and kinds of the API server's APIs.
+    apis: &'static [&'static str],
     namespace: &'static str,
     helm: &'static str,
 }
@@ -81,6 +83,7 @@ impl Render {
             templates: None,
             scratch: tempfile::tempdir().unwrap(),
             kubernetes: "1.36.0".into(),
+            apis: &[],
             namespace: "linkerd-cni",
             helm: "helm",
         }
@@ -94,6 +97,12 @@ impl Render {
 
     pub fn kubernetes(mut self, version: &str) -> Self {
         self.kubernetes = version.into();
+        self
+    }
+
+    /// Renders for an API server that serves these versions and kinds besides those that Helm knows.
+    pub fn apis(mut self, apis: &'static [&'static str]) -> Self {
+        self.apis = apis;
         self
     }
 
@@ -160,7 +169,8 @@ impl Render {
 
     /// Returns the output of `helm template`, or its error message.
     pub fn text(&self) -> Result<String, String> {
-        self.run(&["template", "--kube-version", &self.kubernetes])
+        let apis = self.apis.join(",");
+        self.run(&["template", "--kube-version", &self.kubernetes, "--api-versions", &apis])
     }
 
     /// Returns the notes of `helm install`.
@@ -233,7 +243,7 @@ impl Objects {
     }
 }
 
-/// Reads values that are written as YAML without the outer braces, such as `chained: false, ipv6: auto`.
+/// Reads values that are written as YAML without the outer braces, such as `chained: false, disableIPv6: auto`.
 pub fn values(text: &str) -> Value {
     yaml(&format!("{{{text}}}"))
 }

@@ -18,6 +18,26 @@ controller to the node of the caller and its tokens to a day, which RBAC cannot.
 {{- if and (include "linkerd-cni.admissionPolicy" .) .Values.startupTaint }}true{{ end }}
 {{- end }}
 
+{{/*
+Version of the API that serves MutatingAdmissionPolicies, or a failure. Without a cluster, as with
+`helm template`, no kind is known, and the version of Kubernetes decides.
+*/}}
+{{- define "linkerd-cni.mutatingPolicyVersion" -}}
+{{- $kinds := .Capabilities.APIVersions }}
+{{- $found := "" }}
+{{- range $version, $since := dict "v1" ">=1.36.0-0" "v1beta1" ">=1.34.0-0" }}
+{{- $version = printf "admissionregistration.k8s.io/%s" $version }}
+{{- $served := ternary ($kinds.Has (printf "%s/MutatingAdmissionPolicy" $version)) (semverCompare $since $.Capabilities.KubeVersion.Version) ($kinds.Has "v1/Pod") }}
+{{- if and $served (not $found) }}
+{{- $found = $version }}
+{{- end }}
+{{- end }}
+{{- if not $found }}
+{{- fail (printf "networkAttachmentDefinition.annotatePods: Kubernetes %s does not serve MutatingAdmissionPolicies; use 1.36, or 1.34 with the feature gate MutatingAdmissionPolicy and the API admissionregistration.k8s.io/v1beta1, or annotate each meshed workload yourself" .Capabilities.KubeVersion.Version) }}
+{{- end }}
+{{- $found }}
+{{- end }}
+
 {{/* Selects the requests of the ServiceAccount. Other requests are not affected, also not by errors. */}}
 {{- define "linkerd-cni.admissionAccount" -}}
 - name: service-account

@@ -87,6 +87,11 @@
 {{- ne (toString .Values.watchPods) "false" }}
 {{- end }}
 
+{{/* The ConfigMap before an upgrade, as JSON. Empty without a cluster, as with `helm template`. */}}
+{{- define "linkerd-cni.liveConfigMap" -}}
+{{- toJson (lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config") }}
+{{- end }}
+
 {{/*
 "true" if upstream's chart used the same bin dir, else empty. The runtime then finds the plugin there, even if the directory holds no plugin of the
 primary CNI. The next agent cannot see this on the node, because upstream's agent uninstalls
@@ -94,7 +99,7 @@ when it stops. An annotation of the ConfigMap keeps the fact for later upgrades.
 without a cluster, as with `helm template`.
 */}}
 {{- define "linkerd-cni.binDirInUse" -}}
-{{- $live := lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config" }}
+{{- $live := include "linkerd-cni.liveConfigMap" . | fromJson }}
 {{- if $live }}
 {{- $dir := include "linkerd-cni.binDir" . | trimSuffix "/" }}
 {{- $data := $live.data | default dict }}

@@ -2,8 +2,8 @@
 
 {{/*
 Resources of a container, or empty, as a key without value would be null. Argument: a dict with
-"values" in upstream's form (`cpu.limit`) and Kubernetes' (`limits.cpu`), which wins, and "requests",
-the default requests. A default gives way to a limit of the same kind, which is the request then.
+"values", such as `cpu.limit`, and "requests", the default requests. A default gives way to a limit of
+the same kind, which is the request then.
 */}}
 {{- define "linkerd-cni.resources" -}}
 {{- $resources := dict }}
@@ -11,12 +11,8 @@ the default requests. A default gives way to a limit of the same kind, which is 
 {{- range $kind := list "cpu" "memory" "ephemeral-storage" }}
 {{- range $bound := list "limit" "request" }}
 {{- $plural := printf "%ss" $bound }}
-{{- $quantity := "" }}
-{{- range list (get (get $values $kind | default dict) $bound) (get (get $values $plural | default dict) $kind) }}
-{{- if not (has (toString .) (list "" "<nil>")) }}
-{{- $quantity = include "linkerd-cni.string" . }}
-{{- end }}
-{{- end }}
+{{- $given := get (get $values $kind | default dict) $bound }}
+{{- $quantity := ternary "" (include "linkerd-cni.string" $given) (has (toString $given) (list "" "<nil>")) }}
 {{- if and (eq $bound "request") (not $quantity) (not (hasKey (get $resources "limits" | default dict) $kind)) }}
 {{- $quantity = get ($.requests | default dict) $kind }}
 {{- end }}

@@ -79,15 +79,6 @@ imagePullSecrets:
 {{- end }}
 {{- end }}
 
-{{/* Affinity of the pods including `nodeAffinity`, or empty. */}}
-{{- define "linkerd-cni.affinity" -}}
-{{- $affinity := include "linkerd-cni.withoutNulls" .Values.affinity | fromYaml }}
-{{- with include "linkerd-cni.withoutNulls" .Values.nodeAffinity }}
-{{- $_ := set $affinity "nodeAffinity" (fromYaml .) }}
-{{- end }}
-{{- with $affinity }}{{ toYaml . }}{{ end }}
-{{- end }}
-
 {{/* A map as YAML without null values, or empty. */}}
 {{- define "linkerd-cni.withoutNulls" -}}
 {{- $map := dict }}
@@ -117,11 +108,7 @@ imagePullSecrets:
 
 {{/* Whether IPv6 is redirected: "true", "false", or "auto" where the kernel has IPv6. */}}
 {{- define "linkerd-cni.ipv6" -}}
-{{- $asked := toString .Values.ipv6 }}
-{{- if has $asked (list "true" "false") }}{{ $asked }}
-{{- else if eq $asked "auto" }}auto
-{{- else }}{{ eq (toString .Values.disableIPv6) "false" }}
-{{- end }}
+{{- if eq (toString .Values.disableIPv6) "auto" }}auto{{ else }}{{ eq (toString .Values.disableIPv6) "false" }}{{ end }}
 {{- end }}
 
 {{/* "true" if the repair controller runs, else empty. */}}
@@ -239,6 +226,7 @@ updateStrategy:
 
 {{/* Fails for values that contradict each other, which the schema cannot express. */}}
 {{- define "linkerd-cni.validate" -}}
+{{- include "linkerd-cni.validateNames" . }}
 {{- if and (include "linkerd-cni.repairs" .) (eq (include "linkerd-cni.adminPort" .) (include "linkerd-cni.repairPort" .)) }}
 {{- fail (printf "adminPort: %s is the repair controller's port (repairController.adminPort), too; choose another port" (include "linkerd-cni.adminPort" .)) }}
 {{- end }}

@@ -157,7 +157,8 @@ every meshed pod.
 {{- if eq (toString .Values.strictProxyUser) "true" }}
 {{- $_ := set $linkerd "strict-proxy-user" true }}
 {{- end }}
-{{- if not (kindIs "invalid" .Values.sandboxedRuntimeClasses) }}
+{{- /* The default is the plugin's, too. */}}
+{{- if not (has (toJson .Values.sandboxedRuntimeClasses) (list "null" `["gvisor","kata","runsc"]`)) }}
 {{- $_ := set $linkerd "sandboxed-runtime-classes" .Values.sandboxedRuntimeClasses }}
 {{- end }}
 {{- $_ := set $linkerd "api-retry-seconds" (.Values.apiRetrySeconds | default 10 | int64) }}

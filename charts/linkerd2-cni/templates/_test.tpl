@@ -1,4 +1,21 @@
-{{/* Helpers of the `helm test` pod. */}}
+{{/* Helpers of the `helm test` pods. */}}
+
+{{/* Where and as whom both pods run. */}}
+{{- define "linkerd-cni.testPod" -}}
+{{- with include "linkerd-cni.imagePullSecrets" . }}
+{{- . }}
+{{ end -}}
+serviceAccountName: {{ include "linkerd-cni.serviceAccount" . | toYaml }}
+nodeSelector:
+  {{- include "linkerd-cni.nodeSelector" . | nindent 2 }}
+{{- with .Values.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+securityContext:
+  seccompProfile:
+    type: RuntimeDefault
+{{- end }}
 
 {{/*
 "true" if the test is meaningful, else empty. It is not in an excluded namespace; if no candidate port is redirected; and with `chained: false`
