@@ -43,7 +43,8 @@ fn objects_have_the_names_that_linkerd_check_expects() {
             ("DaemonSet", "linkerd-cni", &here),
             ("ValidatingAdmissionPolicy", "linkerd-cni-token", &Value::Null),
             ("ValidatingAdmissionPolicyBinding", "linkerd-cni-token", &Value::Null),
-            // Only `helm test` creates this pod.
+            // Only `helm test` creates these pods.
+            ("Pod", "test-linkerd-cni-nodes", &here),
             ("Pod", "test-linkerd-cni", &here),
         ]
     );

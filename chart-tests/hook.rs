@@ -7,7 +7,7 @@ use crate::helm::with;
 #[test]
 fn the_test_pod_is_meshed_and_unprivileged() {
     let objects = with(json!({"proxyUID": 12102}));
-    let pod = objects.get("Pod");
+    let pod = objects.named("Pod", "test-linkerd-cni");
     let meta = &pod["metadata"];
     assert_eq!(meta["annotations"]["helm.sh/hook"], "test");
     assert_eq!(

@@ -20,7 +20,10 @@ fn common_annotations_are_set_on_every_object_and_never_replace_the_charts() {
     }
     let daemonset = &objects.get("DaemonSet")["metadata"]["annotations"];
     assert!(daemonset["linkerd.io/created-by"].as_str().unwrap().starts_with("linkerd/helm "));
-    assert_eq!(objects.get("Pod")["metadata"]["annotations"]["helm.sh/hook"], "test");
+    assert_eq!(
+        objects.named("Pod", "test-linkerd-cni")["metadata"]["annotations"]["helm.sh/hook"],
+        "test"
+    );
     assert!(objects.pod()["metadata"]["annotations"].get("team").is_none());
 }
 

@@ -135,9 +135,9 @@ fn the_token_on_the_node_may_only_read_what_the_plugin_reads() {
     }
 }
 
-/// Only the DaemonSet's pods mount a token.
+/// Only the DaemonSet's pods mount a token, and the pod of `helm test` that reads the DaemonSet.
 #[test]
-fn only_pods_of_the_daemonset_mount_a_token() {
+fn only_pods_of_the_daemonset_and_its_reader_mount_a_token() {
     let objects = with(json!({}));
     for account in ["linkerd-cni", "linkerd-cni-plugin"] {
         let account = objects.named("ServiceAccount", account);
@@ -146,6 +146,9 @@ fn only_pods_of_the_daemonset_mount_a_token() {
     let pod = &objects.pod()["spec"];
     assert_eq!(pod["serviceAccountName"], "linkerd-cni");
     assert_eq!(pod["automountServiceAccountToken"], true);
+    for (name, mounts) in [("test-linkerd-cni", false), ("test-linkerd-cni-nodes", true)] {
+        assert_eq!(objects.named("Pod", name)["spec"]["automountServiceAccountToken"], mounts);
+    }
 }
 
 /// An error in a condition or a policy must not affect other accounts.

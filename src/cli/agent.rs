@@ -26,7 +26,7 @@ struct Flags {
 
 #[derive(Subcommand)]
 enum AgentCommand {
-    /// Verify in a meshed pod that connections are redirected, as `helm test` does
+    /// Verify connections of a meshed pod, or the agents of all nodes, as `helm test` does
     #[command(subcommand)]
     Probe(Probe),
     /// Remove everything that a dead agent left on this node
@@ -45,7 +45,7 @@ pub fn main() -> ExitCode {
     );
     log::start(level, format);
     let result = settings.map_err(anyhow::Error::from).and_then(|settings| match flags.command {
-        Some(AgentCommand::Probe(probe)) => probe.run(),
+        Some(AgentCommand::Probe(probe)) => probe.run(&settings),
         Some(AgentCommand::Uninstall) => Ok(agent::uninstall(&settings)?),
         None => Ok(agent::run(settings)?),
     });

@@ -1,7 +1,8 @@
-//! Verifies redirection from inside a meshed pod; `helm test` runs it from the agent's image.
+//! Verifies an installation; `helm test` runs it from the agent's image.
 //!
-//! One container serves the proxy's ports in place of the proxy. Another connects to an address
-//! that no host has. Only the redirect rules can connect the two.
+//! In a meshed pod, one container serves the proxy's ports in place of the proxy. Another connects to
+//! an address that no host has. Only the redirect rules can connect the two. An unmeshed pod compares
+//! the nodes of the DaemonSet with those whose agent is ready.
 
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
@@ -9,8 +10,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
+use serde::Deserialize;
 
 use crate::admin;
+use crate::agent::api::{USER_AGENT, daemonset_path, namespace, source};
+use crate::agent::settings::Settings;
+use crate::kube::Deadlines;
+use crate::kube::connection::Connection;
 
 /// Addresses reserved for documentation, one for each family. No host has them, so a connection to
 /// them succeeds only if it is redirected.
@@ -24,8 +30,12 @@ const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 const RETRY_BUDGET: Duration = Duration::from_secs(20);
 /// Pause after a failed attempt.
 const PAUSE: Duration = Duration::from_millis(200);
+/// Time for the agents of all nodes to become ready, as after an install without `--wait`.
+const ROLLOUT_BUDGET: Duration = Duration::from_secs(60);
+/// Pause between two requests for the DaemonSet.
+const ROLLOUT_PAUSE: Duration = Duration::from_secs(2);
 
-/// The two sides of the probe. Both get the same token, which tells the response of `serve` from
+/// The sides of the probe. `serve` and `outbound` get the same token, which tells the response of `serve` from
 /// that of any other server, such as another proxy.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Probe {
@@ -56,11 +66,13 @@ pub enum Probe {
         /// The proxy's port, on which `serve` has to receive the connection
         proxy_port: u16,
     },
+    /// Fail unless each node of the DaemonSet has its current agent, and each agent is ready
+    Nodes,
 }
 
 impl Probe {
     /// Runs this side of the probe. `serve` does not return.
-    pub fn run(&self) -> anyhow::Result<()> {
+    pub fn run(&self, settings: &Settings) -> anyhow::Result<()> {
         match self {
             Probe::Serve { token, ports } => serve(token, ports),
             Probe::Outbound { token, pod_ips, no_ipv6, port, proxy_port } => {
@@ -72,7 +84,77 @@ impl Probe {
                 }
                 Ok(())
             }
+            Probe::Nodes => nodes(settings, ROLLOUT_BUDGET),
         }
+    }
+}
+
+/// The agent's DaemonSet. A field that the API server omits is 0.
+#[derive(Deserialize)]
+struct DaemonSet {
+    metadata: Metadata,
+    #[serde(default)]
+    status: Status,
+}
+
+#[derive(Deserialize)]
+struct Metadata {
+    generation: u64,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default, rename_all = "camelCase")]
+struct Status {
+    observed_generation: u64,
+    desired_number_scheduled: u64,
+    updated_number_scheduled: u64,
+    number_ready: u64,
+}
+
+impl DaemonSet {
+    /// Returns the number of nodes, or what is missing.
+    fn verified(&self) -> Result<u64, String> {
+        let Status { desired_number_scheduled: nodes, number_ready: ready, .. } = self.status;
+        let updated = self.status.updated_number_scheduled;
+        match () {
+            () if self.status.observed_generation < self.metadata.generation => {
+                Err("the DaemonSet's status is older than its last change".to_owned())
+            }
+            () if nodes == 0 => Err("the DaemonSet selects no node".to_owned()),
+            () if updated < nodes => {
+                Err(format!("{updated} of {nodes} nodes have the DaemonSet's current agent"))
+            }
+            () if ready < nodes => Err(format!("the agent is ready on {ready} of {nodes} nodes")),
+            () => Ok(nodes),
+        }
+    }
+}
+
+/// Fails unless the agents of all nodes are ready before `within` has passed.
+fn nodes(settings: &Settings, within: Duration) -> anyhow::Result<()> {
+    let source = source(settings).context("KUBERNETES_SERVICE_HOST and _PORT are not set")?;
+    let namespace = namespace(settings).context("LINKERD_CNI_NAMESPACE is not set")?;
+    let path = daemonset_path(&namespace, "linkerd-cni");
+    let deadlines =
+        Deadlines { connect: ATTEMPT_TIMEOUT, response: ATTEMPT_TIMEOUT, body: ATTEMPT_TIMEOUT };
+    let mut connection = Connection::new(source, USER_AGENT, deadlines);
+    let mut verified = || -> anyhow::Result<u64> {
+        let daemonset: DaemonSet = connection.client()?.get(&path)?;
+        daemonset.verified().map_err(anyhow::Error::msg)
+    };
+    let start = Instant::now();
+    loop {
+        match verified() {
+            Ok(nodes) => {
+                tracing::info!("the agent is ready on each of {nodes} nodes");
+                return Ok(());
+            }
+            Err(problem) if start.elapsed() >= within => bail!(
+                "{problem:#}; see `kubectl get pods -n {namespace} -l k8s-app=linkerd-cni -o wide`"
+            ),
+            Err(problem) => tracing::debug!("{problem:#}"),
+        }
+        thread::sleep(ROLLOUT_PAUSE);
     }
 }
 
@@ -209,6 +291,32 @@ mod tests {
             reply_to_all(&listener, &line);
         });
         expect(address, &wanted, Duration::from_secs(60)).unwrap();
+    }
+
+    #[test]
+    fn nodes_are_verified_if_each_has_the_current_agent_and_it_is_ready() {
+        for (observed, nodes, updated, ready, expected) in [
+            (3, 5, 5, 5, Ok(5)),
+            (2, 5, 5, 5, Err("status is older")),
+            (3, 0, 0, 0, Err("selects no node")),
+            (3, 5, 4, 5, Err("4 of 5 nodes have the DaemonSet's current agent")),
+            (3, 5, 5, 4, Err("ready on 4 of 5 nodes")),
+        ] {
+            let status = serde_json::json!({
+                "observedGeneration": observed, "desiredNumberScheduled": nodes,
+                "updatedNumberScheduled": updated, "numberReady": ready,
+            });
+            let object = serde_json::json!({"metadata": {"generation": 3}, "status": status});
+            let daemonset: DaemonSet = serde_json::from_value(object).unwrap();
+            match (daemonset.verified(), expected) {
+                (Ok(number), Ok(expected)) => assert_eq!(number, expected),
+                (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem}"),
+                (result, _) => panic!("{status}: {result:?}"),
+            }
+        }
+        // The API server omits updatedNumberScheduled if it is 0, and a new DaemonSet has no status.
+        let new = serde_json::json!({"metadata": {"generation": 1}});
+        assert!(serde_json::from_value::<DaemonSet>(new).unwrap().verified().is_err());
     }
 
     #[test]
