@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::agents::{Agent, Asking, DAEMONSET, SELECTOR, agents, joined};
 use super::api::{Api, Error, decode, encoded, find, get, list};
-use super::objects::{AgentDaemonSet, AnyObject, ConfigMap, EventObject, NodeObject};
+use super::objects::{AgentDaemonSet, AnyObject, ConfigMap, EventObject, InjectedPod, NodeObject};
 use crate::kube::object_reader::namespace_path;
 use crate::kube::types::Pod;
 use crate::repair::stranded::INJECTED_LABEL;
@@ -40,6 +40,8 @@ pub struct Facts {
     pub events: Vec<EventObject>,
     /// Injected pods in phase Pending, which stranded pods are in.
     pub pending_pods: Result<Vec<Pod>, Error>,
+    /// All injected pods, if Multus calls the plugin (`chained: false`).
+    pub multus_pods: Option<Result<Vec<InjectedPod>, Error>>,
     pub cilium: Result<Vec<ConfigMap>, Error>,
     /// `cniEnabled` of the control plane. `None` if there is no control plane, or it is unreadable.
     pub control_plane_uses_cni: Option<bool>,
@@ -72,7 +74,12 @@ pub fn fetch(
         let daemonset = scope.spawn(|| {
             let daemonset: Lookup<AgentDaemonSet> = find(api, &daemonset_path(namespace));
             let known = daemonset.as_ref().ok().and_then(Option::as_ref);
-            (chart_objects(api, namespace, known), daemonset)
+            let unchained = known.filter(|daemonset| {
+                daemonset.variables.get("LINKERD_CNI_CHAINED").is_some_and(|value| value == "false")
+            });
+            let injected = format!("labelSelector={}", encoded(INJECTED_LABEL));
+            let multus_pods = unchained.map(|_| list(api, "/api/v1/pods", &injected));
+            (chart_objects(api, namespace, known), multus_pods, daemonset)
         });
         let cluster = scope.spawn(|| {
             let injected = format!(
@@ -86,7 +93,7 @@ pub fn fetch(
         let config = find(api, &config_path(namespace));
         let events = events(api, namespace, "type%3DWarning").unwrap_or_default();
         let control_plane_uses_cni = control_plane_uses_cni(api, linkerd_namespace);
-        let (objects, daemonset) = joined(daemonset);
+        let (objects, multus_pods, daemonset) = joined(daemonset);
         let (nodes, pending_pods, cilium) = joined(cluster);
         Facts {
             now: SystemTime::now(),
@@ -99,6 +106,7 @@ pub fn fetch(
             agents: joined(agents),
             events,
             pending_pods,
+            multus_pods,
             cilium,
             control_plane_uses_cni,
         }

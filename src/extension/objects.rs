@@ -122,6 +122,39 @@ impl From<Value> for AgentPod {
     }
 }
 
+/// An injected pod, where Multus calls the plugin.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(from = "Value")]
+pub struct InjectedPod {
+    pub name: String,
+    /// Whether Multus has to call the plugin for the pod, and does not.
+    pub lacks_attachment: bool,
+}
+
+impl From<Value> for InjectedPod {
+    fn from(object: Value) -> InjectedPod {
+        let (metadata, spec) = (&object["metadata"], &object["spec"]);
+        let networks = text(&metadata["annotations"]["k8s.v1.cni.cncf.io/networks"]);
+        // A JSON list, or names with namespace before and interface behind.
+        let is_attached = match serde_json::from_str::<Vec<Value>>(&networks) {
+            Ok(list) => list.iter().any(|network| network["name"] == "linkerd-cni"),
+            Err(_) => networks.split(',').any(|network| {
+                let name = network.trim().split('@').next().unwrap_or_default();
+                name.rsplit('/').next() == Some("linkerd-cni")
+            }),
+        };
+        let has = |list: &str, name: &str| items(&spec[list]).any(|found| found["name"] == name);
+        let has_proxy = ["containers", "initContainers"].map(|list| has(list, "linkerd-proxy"));
+        let is_meshed = has_proxy.contains(&true) && !has("initContainers", "linkerd-init");
+        let has_ended = matches!(object["status"]["phase"].as_str(), Some("Succeeded" | "Failed"));
+        let needs_one = is_meshed && !has_ended && spec["hostNetwork"] != true;
+        InjectedPod {
+            name: format!("{}/{}", text(&metadata["namespace"]), text(&metadata["name"])),
+            lacks_attachment: needs_one && !is_attached,
+        }
+    }
+}
+
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct NodeObject {

@@ -2,18 +2,38 @@
 
 use super::{PODS, plugin_entry, readable};
 use crate::agent::metrics::PluginCounts;
+use crate::extension::api::Error;
 use crate::extension::facts::Facts;
+use crate::extension::objects::InjectedPod;
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::redirect::Ipv6;
 use crate::repair::stranded::{FoundBy, StrandedPod};
 
-pub fn checks(facts: &Facts) -> [Check; 3] {
+pub fn checks(facts: &Facts) -> Vec<Check> {
     let check = |hint, description, verdict| Check::new(PODS, hint, description, verdict);
-    [
+    let multus = facts.multus_pods.as_ref();
+    let multus = multus.map(|pods| {
+        check("multus", "Multus calls the plugin for all injected pods", attached(pods))
+    });
+    let mut checks = vec![
         check("stranded", "no meshed pod started without redirect rules", stranded(facts)),
         check("proxy-user", "no container runs as the proxy's user", proxy_user(facts)),
         check("ipv6", "all IP families of the cluster are redirected", ipv6(facts)),
-    ]
+    ];
+    checks.extend(multus);
+    checks
+}
+
+fn attached(pods: &Result<Vec<InjectedPod>, Error>) -> Verdict {
+    let pods = readable(pods, "the injected pods")?.iter();
+    let lacking: Vec<String> =
+        pods.filter(|pod| pod.lacks_attachment).map(|pod| pod.name.clone()).collect();
+    Severity::Error.if_any(
+        "pods without the annotation k8s.v1.cni.cncf.io/networks that names linkerd-cni, so without \
+         redirect rules; add it to their workloads, or set networkAttachmentDefinition.annotatePods \
+         and restart them",
+        &lacking,
+    )
 }
 
 fn stranded(facts: &Facts) -> Verdict {

@@ -118,6 +118,52 @@ fn each_fault_is_reported_with_object_cause_and_remedy() {
 }
 
 #[test]
+fn injected_pods_without_multus_annotation_are_listed_where_the_plugin_is_not_chained() {
+    let pod = |name: &str, networks: Option<&str>, spec: Value| {
+        let annotations = networks.map(|text| json!({"k8s.v1.cni.cncf.io/networks": text}));
+        let mut pod = json!({"spec": {"containers": [{"name": "linkerd-proxy"}]}});
+        pod["metadata"] = json!({"name": name, "namespace": "shop", "annotations": annotations});
+        for (key, value) in spec.as_object().unwrap() {
+            pod["spec"][key] = value.clone();
+        }
+        pod
+    };
+    let attached = [
+        pod("a", Some("default/linkerd-cni"), json!({})),
+        pod("b", Some("x/y, linkerd-cni@eth1"), json!({})),
+        pod("c", Some(r#"[{"name": "linkerd-cni"}]"#), json!({})),
+        // Pods that do not need the plugin.
+        pod("d", None, json!({"hostNetwork": true})),
+        pod("e", None, json!({"initContainers": [{"name": "linkerd-init"}]})),
+        pod("f", None, json!({"containers": [{"name": "app"}]})),
+    ];
+    let sidecar = json!({"containers": [], "initContainers": [{"name": "linkerd-proxy"}]});
+    let mut all = attached.to_vec();
+    all.extend([
+        pod("g", None, json!({})),
+        pod("h", Some("default/linkerd-cni-2"), sidecar),
+        pod("i", Some(r#"[{"name": "other"}]"#), json!({})),
+    ]);
+    let multus = |chained: &str, pods: &[Value]| {
+        let env = json!([{"name": "LINKERD_CNI_CHAINED", "value": chained}]);
+        let cluster = with(&[
+            (DAEMONSET, "/spec/template/spec/containers/0/env", env),
+            ("/api/v1/pods", "", json!({"items": pods})),
+        ]);
+        let checks = installed(&cluster.facts());
+        let found: Vec<_> = checks.into_iter().filter(|check| check.hint == "multus").collect();
+        found.into_iter().map(|check| check.verdict.err().map(|problem| problem.text)).collect()
+    };
+    let none: Vec<Option<String>> = multus("true", &all);
+    assert!(none.is_empty(), "{none:?}");
+    assert_eq!(multus("false", &attached), [None]);
+    let listed = multus("false", &all)[0].clone().unwrap();
+    let names = ["a", "b", "c", "d", "e", "f", "g", "h", "i"];
+    let listed = names.map(|name| listed.contains(&format!("shop/{name}")));
+    assert_eq!(listed, [false, false, false, false, false, false, true, true, true]);
+}
+
+#[test]
 fn several_faults_of_one_agent_are_told_apart() {
     let pending = json!({"containerStatuses": [{"name": "install-cni",
         "state": {"waiting": {"reason": "ContainerCreating"}}}]});
