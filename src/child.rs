@@ -2,7 +2,6 @@
 //!
 //! A child that leads a process group (`process_group(0)`) is killed with all processes of its group.
 
-use std::fs;
 use std::io;
 use std::process::{Child, ExitStatus};
 use std::thread;
@@ -44,38 +43,10 @@ pub fn kill(child: &mut Child) {
     reap(child);
 }
 
-/// Like [`kill`], and also kills the process groups that children of `child` lead: the plugin
-/// starts each iptables program in a group of its own.
-pub fn kill_with_groups_of_children(child: &mut Child) {
-    let parent = child.id() as i32;
-    // A stopped process hardly starts a further process, and its children keep it as their parent.
-    signal_group(parent, Signal::SIGSTOP);
-    children_of(parent).into_iter().for_each(kill_group);
-    kill(child);
-}
-
 /// Kills all processes of a group, which has the ID of its first process.
 pub fn kill_group(group: i32) {
-    signal_group(group, Signal::SIGKILL);
-}
-
-fn signal_group(group: i32, signal: Signal) {
     // Fails only if the processes have ended, or if there is no such group.
-    let _ = killpg(Pid::from_raw(group), signal);
-}
-
-/// Returns the IDs of the processes that `parent` started and that still run.
-fn children_of(parent: i32) -> Vec<i32> {
-    let processes = fs::read_dir("/proc").into_iter().flatten().flatten();
-    let ids = processes.filter_map(|process| process.file_name().to_str()?.parse().ok());
-    ids.filter(|&id| parent_of(id) == Some(parent)).collect()
-}
-
-/// Returns the ID of the process that started the process `id`.
-fn parent_of(id: i32) -> Option<i32> {
-    let stat = fs::read_to_string(format!("/proc/{id}/stat")).ok()?;
-    // The name, in parentheses, may contain anything. State and parent follow.
-    stat.rsplit_once(") ")?.1.split(' ').nth(1)?.parse().ok()
+    let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
 }
 
 /// Reaps a child that was killed, if it ends in time. Otherwise init reaps it after this process.
@@ -86,6 +57,8 @@ fn reap(child: &mut Child) {
 /// Waits until the process has ended whose ID is in the file, and fails if it does not end.
 #[cfg(test)]
 pub fn assert_ends(file: &std::path::Path) {
+    use std::fs;
+
     let id = fs::read_to_string(file).unwrap_or_default();
     let id = id.trim();
     assert!(id.parse::<i32>().is_ok(), "no process ID in {}", file.display());
@@ -99,6 +72,7 @@ pub fn assert_ends(file: &std::path::Path) {
 
 #[cfg(test)]
 mod tests {
+    use std::fs;
     use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
     use std::path::Path;
     use std::process::Command;
@@ -170,25 +144,5 @@ mod tests {
             assert_ends(&file);
             fs::remove_file(&file).unwrap();
         }
-    }
-
-    #[test]
-    fn the_parent_of_a_process_is_read_whatever_its_name() {
-        assert_eq!(
-            parent_of(std::process::id() as i32),
-            Some(std::os::unix::process::parent_id() as i32)
-        );
-        let directory = tempfile::tempdir().unwrap();
-        let program = directory.path().join("a) R 1 (b");
-        fs::copy("/bin/sleep", &program).unwrap();
-        // Another process starts the copy: this process may still have it open for writing.
-        let file = directory.path().join("id");
-        let mut child = shell(r#""${0%id}a) R 1 (b" 60 & echo $! >"$0"; wait"#, &file);
-        await_id(&file);
-        let id = fs::read_to_string(&file).unwrap().trim().parse().unwrap();
-        let found = (parent_of(id), children_of(child.id() as i32));
-        kill(&mut child);
-        assert_eq!(found, (Some(child.id() as i32), vec![id]));
-        assert_eq!(parent_of(i32::MAX), None);
     }
 }

@@ -6,14 +6,13 @@ use std::os::unix::process::CommandExt as _;
 use std::path::Path;
 use std::process::{Command, ExitStatus};
 
-use nix::fcntl::{FcntlArg, SealFlag, fcntl};
 use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
 
 use crate::child;
 use crate::deadline::Deadline;
 
-/// How much is kept of stdout and of stderr, in bytes each.
+/// How much is read of stdout and of stderr, in bytes each.
 const OUTPUT_LIMIT: u64 = 64 << 10;
 /// How much of the last line on stderr is quoted in an error, in characters.
 const QUOTE_LIMIT: usize = 300;
@@ -56,16 +55,6 @@ fn memory_file(content: &str) -> io::Result<File> {
     Ok(file)
 }
 
-/// Creates a file in memory that does not grow beyond [`OUTPUT_LIMIT`], so that a program that writes
-/// without end does not use up the agent's memory. Until it is written to, the file has zeros.
-fn output_file() -> io::Result<File> {
-    let flags = MFdFlags::MFD_CLOEXEC | MFdFlags::MFD_ALLOW_SEALING;
-    let file = File::from(memfd_create("linkerd-cni", flags)?);
-    file.set_len(OUTPUT_LIMIT)?;
-    fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_GROW))?;
-    Ok(file)
-}
-
 /// Runs `program` with the environment variables `vars`, the agent's `PATH` and `stdin`. Returns
 /// the JSON on its stdout, null if that is empty. At `end`, kills the program and what it started.
 pub fn call(
@@ -76,7 +65,7 @@ pub fn call(
 ) -> Result<Value, Error> {
     let name = program.display().to_string();
     let start = |source| Error::Start { program: name.clone(), source };
-    let outputs = [output_file().map_err(start)?, output_file().map_err(start)?];
+    let outputs = [memory_file("").map_err(start)?, memory_file("").map_err(start)?];
     let [stdout, stderr] = outputs.each_ref().map(|file| file.try_clone().map_err(start));
     let mut child = Command::new(program)
         .env_clear()
@@ -89,7 +78,7 @@ pub fn call(
         .spawn()
         .map_err(start)?;
     let Some(status) = child::wait(&mut child, end).map_err(start)? else {
-        child::kill_with_groups_of_children(&mut child);
+        child::kill(&mut child);
         return Err(Error::TimedOut { program: name });
     };
     let [stdout, stderr] = outputs.map(|file| written(file).map_err(start));
@@ -103,12 +92,11 @@ pub fn call(
     }
 }
 
-/// Reads what was written to an [`output_file`].
+/// Reads the start of what was written to the file.
 fn written(mut file: File) -> io::Result<Vec<u8>> {
     file.rewind()?;
     let mut text = Vec::new();
-    file.read_to_end(&mut text)?;
-    text.truncate(text.iter().rposition(|&byte| byte != 0).map_or(0, |last| last + 1));
+    file.take(OUTPUT_LIMIT).read_to_end(&mut text)?;
     Ok(text)
 }
 
@@ -171,17 +159,13 @@ mod tests {
     }
 
     #[test]
-    fn children_of_a_hung_program_are_killed_in_every_process_group() {
+    fn children_of_a_hung_program_are_killed_with_it() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("id");
-        // The plugin starts iptables in a group of its own, as `setsid` does.
-        for start in ["sleep 60", "setsid sleep 60"] {
-            let script = format!("{start} & echo $! >{}; wait", file.display());
-            let late = shell(&script, Duration::from_secs(1)).unwrap_err();
-            assert!(matches!(late, Error::TimedOut { .. }), "{late}");
-            child::assert_ends(&file);
-            std::fs::remove_file(&file).unwrap();
-        }
+        let script = format!("sleep 60 & echo $! >{}; wait", file.display());
+        let late = shell(&script, Duration::from_secs(1)).unwrap_err();
+        assert!(matches!(late, Error::TimedOut { .. }), "{late}");
+        child::assert_ends(&file);
     }
 
     #[test]
