@@ -13,7 +13,6 @@
 //! removed. A lock keeps reconcile passes of other agents apart from that. The plugin binary stays
 //! if existing pods need it: see `kept_binary`.
 
-mod changes;
 mod kept_binary;
 mod plugin_reference;
 
@@ -37,7 +36,6 @@ use crate::conflist::plan;
 use crate::conflist::saved_state::{self, SavedState};
 use crate::files::{self, StagedRemoval};
 use crate::pod_copy;
-use changes::NetDirChanges;
 use plugin_reference::PluginReference;
 
 /// Attempts to read the saved state, and to write a network config that another program writes at
@@ -54,6 +52,8 @@ const MAX_REMOVALS: usize = 3;
 const QUIET_BEFORE: Duration = Duration::from_millis(400);
 /// How long the renamed files can still be put back before they are removed.
 const QUIET_AFTER: Duration = Duration::from_millis(250);
+/// Time between two reads of the network configs while waiting. It takes some 0.1 ms to read them.
+const POLL_PERIOD: Duration = Duration::from_millis(2);
 /// How long to wait while a network config names the plugin in a way that this agent cannot undo.
 /// Multus regenerates its config, with a copy of the conflist, in about a second.
 const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
@@ -98,7 +98,6 @@ pub fn run(
     let end = Instant::now() + FOREIGN_TIMEOUT;
     let uninstall = Uninstall {
         settings,
-        changes: NetDirChanges::watch(&settings.net_dir),
         conflists,
         lock,
         end,
@@ -111,7 +110,6 @@ pub fn run(
 
 struct Uninstall<'s> {
     settings: &'s NodeSettings,
-    changes: NetDirChanges,
     /// The conflists that had the plugin entry.
     conflists: &'s BTreeSet<String>,
     lock: NodeLocker,
@@ -260,11 +258,11 @@ impl Uninstall<'_> {
             let now = Instant::now();
             match reference {
                 PluginReference::Missing if now >= since + quiet => return Ok(reference),
-                PluginReference::Missing => self.changes.wait(since + quiet - now),
+                PluginReference::Missing => thread::sleep(POLL_PERIOD.min(since + quiet - now)),
                 PluginReference::Removable(_) => return Ok(reference),
                 PluginReference::Foreign(_) if now >= end => return Ok(reference),
                 PluginReference::Foreign(_) => {
-                    self.changes.wait(end - now);
+                    thread::sleep(POLL_PERIOD);
                     since = Instant::now();
                 }
             }
