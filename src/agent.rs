@@ -16,7 +16,7 @@
 //! - [`upstream_kubeconfig`]: restores the kubeconfig of an upstream agent on the same node
 //! - [`contention`]: detects other writers of the same files, and slows down against them
 //! - [`yielding`]: keeps the plugin entry of another agent on the node until that agent ends
-//! - [`platforms`]: suggests the right directories for the node's platform
+//! - [`platforms`]: finds signs of a wrong net dir or bin dir
 //! - [`self_test`]: runs the installed plugin against a scratch netns
 //! - [`stop`]: decides on SIGTERM or SIGINT, from evidence, whether to uninstall
 //! - [`api`]: requests to the API server: tokens, Events, the startup taint

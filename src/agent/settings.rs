@@ -158,7 +158,6 @@ impl Settings {
             log_format.unwrap_or_else(|| env.text_or("LINKERD_CNI_LOG_FORMAT", "plain"));
         Ok(Settings {
             node: NodeSettings {
-                mount_prefix: join(&prefix, ""),
                 image_bin_dir: env.text_or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin").into(),
                 bin_dir: join(&prefix, &env.text_or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
                 kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),

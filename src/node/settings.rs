@@ -8,8 +8,6 @@ use crate::record;
 /// The agent's settings about the node.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
-    /// Directory below which directories of the host are mounted in the agent's container.
-    pub mount_prefix: PathBuf,
     /// Directory in the image with the plugin binaries to install.
     pub image_bin_dir: PathBuf,
     /// The host's CNI bin dir, as a path in the agent's container.

@@ -60,7 +60,7 @@ impl Reconciler {
         }
         self.pass.add(Subject::NetworkConfig, plan.warning.clone().map(Warning));
         let not_chained = plan.not_chained.as_ref().map(|why| match observed.configs[..] {
-            [] => format!("{why}; {}", platforms::no_network(&self.settings)),
+            [] => format!("{why}; {}", platforms::NO_NETWORK),
             _ => why.clone(),
         });
         let mode = &self.settings.node.mode;
@@ -128,7 +128,7 @@ impl Reconciler {
     fn missing_plugins(&mut self, configs: &[ConfigFile]) -> Option<String> {
         let active = plan::called(configs)
             .or_else(|| plan::called(configs.iter().filter(|file| file.content.is_ok())));
-        let warning = active.and_then(|active| platforms::no_plugins(&self.settings, active));
+        let warning = active.and_then(|active| platforms::no_plugins(&self.settings.node, active));
         self.status.metrics.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
             self.runtime_finds_plugin |= plan::chained(&self.settings.node.mode, configs).is_some();

@@ -250,6 +250,7 @@ fn on_node(node: &Node, text: &str) -> String {
     for (own, shown) in [
         (format!("{root}/etc"), "/etc/cni/net.d"),
         (format!("{root}/bin"), "/opt/cni/bin"),
+        (format!("{root}/usr"), "/usr"),
         ("kubeconfig.json".into(), "ZZZ-linkerd-cni-kubeconfig"),
     ] {
         text = text.replace(&own, shown);
