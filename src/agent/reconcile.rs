@@ -280,7 +280,7 @@ impl Reconciler {
     fn record_write(&mut self, file: ContendedFile, key: &str) {
         if self.contention.record_write(file.clone(), key, Instant::now()) {
             self.status.metrics.contentions.inc();
-            self.api.report_event(Event::OnAgentPod(EventContent {
+            self.api.report_event(Event::OnNode(EventContent {
                 kind: EventType::Warning,
                 reason: "LinkerdCNIContention",
                 action: "Chaining",

@@ -11,7 +11,6 @@
 
 mod events;
 
-use std::collections::BTreeSet;
 use std::fs;
 use std::io;
 use std::os::unix::fs::MetadataExt as _;
@@ -63,8 +62,6 @@ struct State {
     own: Option<Bound>,
     /// The socket that this agent took over at `net_dir_path`. No plugin sends to it.
     taken: Option<Bound>,
-    /// Keys of the plugin entry about which the agent's pod already has an Event.
-    reported: BTreeSet<&'static str>,
 }
 
 /// A socket that this agent has bound.
@@ -118,7 +115,7 @@ impl RecordSocket {
         // Takes over the socket of an agent without a run dir that runs on this node.
         let other = receiver.net_dir_path.as_ref().filter(|path| is_read(path));
         let taken = other.and_then(|path| Bound::bind(path).ok());
-        *receiver.state() = State { own, taken, ..State::default() };
+        *receiver.state() = State { own, taken, stopped: false };
         let own = Arc::clone(&receiver);
         thread::Builder::new().name("records".into()).stack_size(STACK).spawn(move || own.run())?;
         Ok(receiver)
@@ -231,11 +228,6 @@ impl RecordSocket {
         }
         for event in events::pod_events(&record) {
             self.api.report_event(Event::OnPod(event));
-        }
-        for (key, event) in events::agent_events(&record) {
-            if self.state().reported.insert(key) {
-                self.api.report_event(Event::OnAgentPod(event));
-            }
         }
     }
 

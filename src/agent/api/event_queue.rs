@@ -1,17 +1,15 @@
-//! Queues and rate-limits the Events that the agent posts: on its own pod, on the node, and on the
-//! pods of this node. Pure.
+//! Queues and rate-limits the Events that the agent posts on the node and on its pods. Pure.
 //!
 //! A node may start many pods with the same problem at once, and every process that can write to
 //! the agent's socket can cause Events on pods. So each problem of a pod is reported once in
-//! [`REPEAT_AFTER`], the queue is bounded, and after a burst one Event on a pod is posted per
-//! [`POST_INTERVAL`]. The agent's own Events come first, then warnings. Other Events are dropped
-//! while the queue is half full.
+//! [`REPEAT_AFTER`], the queue is bounded, and after a burst one Event is posted per
+//! [`POST_INTERVAL`]. The agent's own Events come first.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use crate::backoff::RateLimit;
-use crate::kube::event::{EventContent, EventType};
+use crate::kube::event::EventContent;
 
 /// Time after which the same problem of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
@@ -19,18 +17,15 @@ const REPEAT_AFTER: Duration = Duration::from_secs(600);
 const MAX_REPORTED: usize = 256;
 /// Maximum number of queued Events. While it is reached, new Events on pods are dropped.
 const MAX_WAITING: usize = 64;
-/// Maximum number of queued Events on the agent's pod and the node. A further one replaces the oldest.
-const MAX_OWN: usize = 4;
-/// Events on pods that are posted without a pause between them.
+/// Events that are posted without a pause between them.
 const BURST: u32 = 5;
-/// Time between two Events on pods after such a burst.
+/// Time between two Events after such a burst.
 const POST_INTERVAL: Duration = Duration::from_secs(6);
 
 /// An Event that the agent posts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    OnAgentPod(EventContent),
-    /// On the node, which outlives the agent's pod. On that pod if the settings do not name the node.
+    /// On the node, which outlives the agent's pod. Dropped if the settings do not name the node.
     OnNode(EventContent),
     OnPod(PodEvent),
 }
@@ -38,7 +33,7 @@ pub enum Event {
 impl Event {
     pub fn content(&self) -> &EventContent {
         match self {
-            Event::OnAgentPod(content) | Event::OnNode(content) => content,
+            Event::OnNode(content) => content,
             Event::OnPod(event) => &event.content,
         }
     }
@@ -61,58 +56,43 @@ pub type Queued = (Instant, Event);
 
 /// The queue.
 pub struct EventQueue {
-    /// The agent's own Events, oldest first.
-    own: VecDeque<Queued>,
-    /// Events on pods, oldest first.
-    on_pods: VecDeque<Queued>,
+    /// The agent's own Events, then those on pods, oldest first.
+    waiting: VecDeque<Queued>,
     /// Time, pod UID and subject of the accepted Events on pods, oldest first.
     reported: VecDeque<(Instant, String, &'static str)>,
-    /// Limits the Events on pods.
     rate_limit: RateLimit,
     /// No Event is posted before this time.
     paused_until: Instant,
-    /// New Events on pods are dropped before this time.
-    closed_until: Instant,
 }
 
 impl EventQueue {
     pub fn new(now: Instant) -> Self {
         EventQueue {
-            own: VecDeque::new(),
-            on_pods: VecDeque::new(),
+            waiting: VecDeque::new(),
             reported: VecDeque::new(),
             rate_limit: RateLimit::new(POST_INTERVAL, BURST, now),
             paused_until: now,
-            closed_until: now,
         }
     }
 
     /// Queues an Event. Returns `false` if it is dropped.
     pub fn offer(&mut self, event: Event, now: Instant) -> bool {
-        let Event::OnPod(event) = event else {
-            if self.own.len() == MAX_OWN {
-                self.own.pop_front();
-            }
-            self.own.push_back((now, event));
+        let Event::OnPod(pod_event) = &event else {
+            self.push_front((now, event));
             return true;
         };
         while self.reported.front().is_some_and(|(at, ..)| *at + REPEAT_AFTER <= now) {
             self.reported.pop_front();
         }
         let is_reported = |(_, uid, subject): &(Instant, String, &str)| {
-            *uid == event.uid && *subject == event.subject
+            *uid == pod_event.uid && *subject == pod_event.subject
         };
-        let share = match event.content.kind {
-            EventType::Warning => 1,
-            EventType::Normal => 2,
-        };
-        let is_full = self.on_pods.len() >= MAX_WAITING / share
-            || self.reported.len() >= MAX_REPORTED / share;
-        if now < self.closed_until || is_full || self.reported.iter().any(is_reported) {
+        let is_full = self.waiting.len() >= MAX_WAITING || self.reported.len() >= MAX_REPORTED;
+        if is_full || self.reported.iter().any(is_reported) {
             return false;
         }
-        self.reported.push_back((now, event.uid.clone(), event.subject));
-        self.on_pods.push_back((now, Event::OnPod(event)));
+        self.reported.push_back((now, pod_event.uid.clone(), pod_event.subject));
+        self.waiting.push_back((now, event));
         true
     }
 
@@ -121,60 +101,46 @@ impl EventQueue {
         if self.due()? > now {
             return None;
         }
-        if let Some(own) = self.own.pop_front() {
-            return Some(own);
-        }
         self.rate_limit.count(now);
-        let is_warning = |(_, event): &Queued| event.content().kind == EventType::Warning;
-        self.on_pods.remove(self.on_pods.iter().position(is_warning).unwrap_or(0))
+        self.waiting.pop_front()
     }
 
     /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted. Makes no
-    /// Event due until `end`, and no burst then. Drops the Event if it is older than [`REPEAT_AFTER`]
-    /// or if the queue is full.
+    /// Event due until `end`, and no burst then. Drops the Event if it is older than [`REPEAT_AFTER`].
     pub fn put_back(&mut self, (queued, event): Queued, now: Instant, end: Instant) {
         self.paused_until = end;
         self.rate_limit.exhaust_until(end);
-        let (queue, limit) = match event {
-            Event::OnPod(_) => (&mut self.on_pods, MAX_WAITING),
-            _ => (&mut self.own, MAX_OWN),
-        };
-        if now < queued + REPEAT_AFTER && queue.len() < limit {
-            queue.push_front((queued, event));
+        if now < queued + REPEAT_AFTER {
+            self.push_front((queued, event));
         }
     }
 
     /// Returns when the next Event may be posted; `None` if the queue is empty.
     pub fn due(&self) -> Option<Instant> {
-        if !self.own.is_empty() {
-            return Some(self.paused_until);
-        }
-        self.on_pods.front()?;
+        self.waiting.front()?;
         Some(self.rate_limit.due().max(self.paused_until))
     }
 
-    /// Drops all queued Events on pods, and each new one until `end`.
-    pub fn close(&mut self, end: Instant) {
-        self.on_pods.clear();
-        self.closed_until = end;
+    /// Queues an Event as the next one. The last one is dropped if the queue is full.
+    fn push_front(&mut self, event: Queued) {
+        self.waiting.push_front(event);
+        self.waiting.truncate(MAX_WAITING);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube::event::EventType;
 
-    fn content(kind: EventType) -> EventContent {
+    fn content() -> EventContent {
+        let kind = EventType::Warning;
         EventContent { kind, reason: "R", action: "A", note: String::new() }
     }
 
-    fn event_of(kind: EventType, uid: &str, subject: &'static str) -> Event {
-        let [namespace, pod, uid] = ["ns", "web", uid].map(str::to_owned);
-        Event::OnPod(PodEvent { namespace, pod, uid, subject, content: content(kind) })
-    }
-
     fn event(uid: &str, subject: &'static str) -> Event {
-        event_of(EventType::Warning, uid, subject)
+        let [namespace, pod, uid] = ["ns", "web", uid].map(str::to_owned);
+        Event::OnPod(PodEvent { namespace, pod, uid, subject, content: content() })
     }
 
     /// UID of the pod of the next Event; `None` if no Event is due.
@@ -208,7 +174,7 @@ mod tests {
             now += Duration::from_millis(10);
             events.offer(event(&number.to_string(), "a"), now);
             posted += u32::from(events.take(now).is_some());
-            assert!(events.on_pods.len() <= MAX_WAITING && events.reported.len() <= MAX_REPORTED);
+            assert!(events.waiting.len() <= MAX_WAITING && events.reported.len() <= MAX_REPORTED);
         }
         let allowed = BURST + ((now - begin).as_secs() / POST_INTERVAL.as_secs()) as u32;
         assert!((BURST..=allowed).contains(&posted), "{posted} of {allowed}");
@@ -248,42 +214,14 @@ mod tests {
     }
 
     #[test]
-    fn warnings_are_posted_first_and_have_half_of_the_queue() {
-        let now = Instant::now();
-        let mut events = EventQueue::new(now);
-        let offer = |events: &mut EventQueue, number: usize, kind| {
-            events.offer(event_of(kind, &number.to_string(), "a"), now)
-        };
-        let accepted =
-            (0..MAX_WAITING).filter(|n| offer(&mut events, *n, EventType::Normal)).count();
-        assert_eq!(accepted, MAX_WAITING / 2);
-        assert!(offer(&mut events, 1000, EventType::Warning));
-        assert_eq!(take(&mut events, now).unwrap(), "1000");
-        assert_eq!(take(&mut events, now).unwrap(), "0");
-    }
-
-    #[test]
-    fn a_closed_queue_drops_its_events() {
-        let now = Instant::now();
-        let mut events = EventQueue::new(now);
-        events.offer(event("1", "a"), now);
-        events.close(now + REPEAT_AFTER);
-        assert_eq!(events.due(), None);
-        assert!(!events.offer(event("2", "a"), now));
-        assert!(events.offer(event("2", "a"), now + REPEAT_AFTER));
-    }
-
-    #[test]
-    fn the_agents_own_events_are_posted_first_and_a_fifth_one_replaces_the_oldest() {
+    fn the_agents_own_events_are_posted_first_and_replace_the_last_event_of_a_full_queue() {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
         (0..MAX_WAITING).for_each(|n| assert!(events.offer(event(&n.to_string(), "a"), now)));
-        (0..BURST).for_each(|n| assert_eq!(take(&mut events, now), Some(n.to_string())));
-        let own = Event::OnNode(content(EventType::Normal));
-        (0..=MAX_OWN).for_each(|_| assert!(events.offer(own.clone(), now)));
-        for _ in 0..MAX_OWN {
-            assert_eq!(events.take(now), Some((now, own.clone())));
-        }
-        assert_eq!(take(&mut events, now), None);
+        let own = Event::OnNode(content());
+        assert!(events.offer(own.clone(), now));
+        assert_eq!(events.waiting.len(), MAX_WAITING);
+        assert_eq!(events.take(now), Some((now, own)));
+        assert_eq!(take(&mut events, now).unwrap(), "0");
     }
 }

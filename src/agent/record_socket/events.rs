@@ -26,9 +26,7 @@ pub fn pod_events(record: &Record) -> Vec<PodEvent> {
     if !names_a_pod(record) {
         return Vec::new();
     }
-    let ignored = record.ignored.iter().filter(|list| list.is_annotated()).map(|list| {
-        ignored_ports(list, "annotation ", "Correct the annotation of the pod or of its namespace.")
-    });
+    let ignored = record.ignored.iter().filter(|list| list.is_annotated()).map(ignored_ports);
     let failed = record.error.as_ref().filter(|_| record.command == Command::Add).and_then(failed);
     let mut reports: Vec<Report> = ignored.chain(failed).collect();
     if record.is_redirected_add() {
@@ -44,15 +42,6 @@ pub fn pod_events(record: &Record) -> Vec<PodEvent> {
         content,
     };
     reports.into_iter().map(on_pod).collect()
-}
-
-/// Returns the Events on the agent's pod: about port lists of the plugin entry, each with their key.
-pub fn agent_events(record: &Record) -> impl Iterator<Item = Report> + '_ {
-    let lists = record.ignored.iter().filter(|list| !list.is_annotated());
-    lists.map(|list| {
-        let remedy = "Correct the chart's values ignoreInboundPorts and ignoreOutboundPorts.";
-        ignored_ports(list, "the plugin entry's ", remedy)
-    })
 }
 
 /// Whether the record names a pod as the API server does: the Namespace by a DNS label (RFC 1123), the
@@ -108,13 +97,16 @@ fn degraded(error: &CallError) -> Report {
     ("degraded", report(EventType::Warning, "LinkerdCNIDegraded", note))
 }
 
-/// Reports the invalid elements of a port list; `of` says where the list is.
-fn ignored_ports(list: &Ignored, of: &str, remedy: &str) -> Report {
+/// Reports the invalid elements of an annotation with ports.
+fn ignored_ports(list: &Ignored) -> Report {
     let elements = list.to_string();
     let shown = &elements[..elements.floor_char_boundary(ELEMENTS_LIMIT)];
     let dots = if shown.len() < elements.len() { "…" } else { "" };
-    let shown = shown.replacen("ignored in ", &format!("Ignored in {of}"), 1);
-    let note = format!("{shown}{dots}. Allowed is {}. {remedy}", list.grammar());
+    let shown = shown.replacen("ignored in ", "Ignored in annotation ", 1);
+    let note = format!(
+        "{shown}{dots}. Allowed is {}. Correct the annotation of the pod or of its namespace.",
+        list.grammar()
+    );
     (list.source, report(EventType::Warning, "LinkerdCNIPortsIgnored", note))
 }
 
@@ -281,11 +273,6 @@ mod tests {
             ]
         );
         assert_eq!(events[0].subject, "config.linkerd.io/skip-outbound-ports");
-        let of_agent: Vec<Report> = agent_events(&record).collect();
-        assert_eq!(of_agent.len(), 1);
-        assert!(of_agent[0].1.note.starts_with(
-            "Ignored in the plugin entry's inbound-ports-to-ignore: \"smtp\", 3 more. "
-        ));
 
         let long = json!({
             "source": "config.linkerd.io/skip-inbound-ports", "elements": vec!["\u{6f22}".repeat(100); 10],

@@ -101,10 +101,10 @@ fn contention_for_each_file_of_the_agent_is_counted() {
 }
 
 #[test]
-fn contention_is_reported_in_one_event_on_the_agents_pod() {
-    let pod = ("LINKERD_CNI_POD_NAME", "linkerd-cni-x7x4z");
-    let Scene { api, node, agent: _agent } = Scene::start(&[pod]);
-    let events = || api.asked("POST", "/apis/events.k8s.io/v1/namespaces/linkerd-cni/events");
+fn contention_is_reported_in_one_event_on_the_node() {
+    let name = ("LINKERD_CNI_NODE_NAME", "node-1");
+    let Scene { api, node, agent: _agent } = Scene::start(&[name]);
+    let events = || api.asked("POST", "/apis/events.k8s.io/v1/namespaces/default/events");
     until("the Event", || {
         if node.chained(LIST) {
             node.replace(&node.net(LIST), CALICO.as_bytes());
@@ -113,8 +113,8 @@ fn contention_is_reported_in_one_event_on_the_agents_pod() {
     });
     assert_eq!(events(), 1);
     let event = &api.events()[0];
-    assert_eq!(event["regarding"]["kind"], "Pod");
-    assert_eq!(event["regarding"]["name"], "linkerd-cni-x7x4z");
+    assert_eq!(event["regarding"]["kind"], "Node");
+    assert_eq!(event["regarding"]["name"], "node-1");
     assert_eq!(event["type"], "Warning");
     assert_eq!(event["reportingController"], "linkerd2-cni-install");
     let note = event["note"].as_str().unwrap();

@@ -33,7 +33,7 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     let install = ["install", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE];
     helm.must(&[&install[..], &["--create-namespace"]].concat());
     until("the Event names the remedy", || {
-        pods::events(NAMESPACE, "LinkerdCNIContention").contains("cni.exclusive=false")
+        pods::events("default", "LinkerdCNIContention").contains("cni.exclusive=false")
     });
     let writes = writes_meanwhile();
     assert!((1..=WRITES).contains(&writes), "{writes} writes in {COUNTED:?}");

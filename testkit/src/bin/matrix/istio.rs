@@ -11,7 +11,6 @@ use crate::active;
 use crate::agents;
 use crate::expectations::events_in;
 use crate::families::any;
-use crate::helm::NAMESPACE;
 use crate::job;
 use crate::network;
 use crate::node::{Files, Node, netns_of};
@@ -136,7 +135,7 @@ pub fn both_restore(pods: &Pods) -> String {
     let bound = REWRITES..=2 * REWRITES;
     let is_bounded = bound.contains(&linkerd) && bound.contains(&istio);
     assert!(is_bounded, "writes of linkerd-cni {linkerd}, of Istio {istio}, not {bound:?}");
-    assert!(events_in(NAMESPACE, "LinkerdCNIContention").is_empty());
+    assert!(events_in("default", "LinkerdCNIContention").is_empty());
     assert_redirected(pods, "both-restored");
     format!(
         "{REWRITES} rewrites in 60 s: {linkerd} writes by the agent, {istio} by Istio's, both entries back after at \
