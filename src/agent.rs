@@ -109,8 +109,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let _ = status.serve(settings.admin_address);
     status.begin_pass();
     let self_test = settings.self_test.then(|| SelfTest::new(&settings, &status, watch.waker()));
-    let start = || RecordSocket::start(&settings, &status, &api, watch.waker());
-    let record_socket = settings.node.plugin_socket.then(start).transpose();
+    let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker());
     let record_socket = record_socket.map_err(Error::Thread)?;
     let reconciler = Reconciler::new(
         Arc::clone(&settings),
@@ -119,7 +118,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         Arc::clone(&api),
         Arc::clone(&mounts),
         self_test,
-        record_socket.clone(),
+        Arc::clone(&record_socket),
     );
     let pods_stopped = pods::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
     info!("starting the agent");
@@ -132,9 +131,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let verdict = decide(&mut main_loop, &settings, &waker, question)?;
     let reconciler = main_loop.reconciler;
     // The plugin keeps running while the agent decides, so its records are still logged.
-    if let Some(record_socket) = record_socket {
-        record_socket.stop();
-    }
+    record_socket.stop();
     match verdict {
         Verdict::LeaveInPlace(why) | Verdict::AskAgain(why) => {
             reconciler.restore_upstream_kubeconfig();

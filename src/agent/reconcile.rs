@@ -67,7 +67,7 @@ pub struct Reconciler {
     upstream_kubeconfig: UpstreamKubeconfig,
     /// Shows whether a newer agent of this project runs on this node: that agent replaces the socket's
     /// file. This agent then yields.
-    record_socket: Option<Arc<RecordSocket>>,
+    record_socket: Arc<RecordSocket>,
     yielding: Yielding,
     /// The other agent whose files stay in use, as logged last.
     yields_to: Option<OtherAgent>,
@@ -87,7 +87,7 @@ impl Reconciler {
         api: Arc<ApiHandle>,
         mounts: Arc<Mounts>,
         self_test: Option<SelfTest>,
-        record_socket: Option<Arc<RecordSocket>>,
+        record_socket: Arc<RecordSocket>,
     ) -> Reconciler {
         let binary = settings.node.bin_dir.join(PLUGIN);
         let had_binary = binary.symlink_metadata().is_ok();

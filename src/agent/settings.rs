@@ -165,7 +165,6 @@ impl Settings {
                 kubeconfig_name: parsed("KUBECONFIG_FILE_NAME", kubeconfig_name, file_name)?,
                 mode,
                 keep_binary: env.parsed("LINKERD_CNI_KEEP_BINARY", flag)?,
-                plugin_socket: env.flag("LINKERD_CNI_PLUGIN_SOCKET", true)?,
                 run_dir: env.text(RUN_DIR_VARIABLE).map(PathBuf::from),
             },
             entry_template: match (

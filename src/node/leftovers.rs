@@ -27,9 +27,6 @@ pub fn remove(settings: &NodeSettings) -> Vec<files::Error> {
             .is_some_and(|name| name == settings.kubeconfig_name || name.ends_with(".conflist"));
         installed || is_old_config(settings, name)
     });
-    if !settings.plugin_socket {
-        failures.extend(remove_dead_sockets(settings));
-    }
     failures
 }
 

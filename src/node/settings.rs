@@ -24,8 +24,6 @@ pub struct NodeSettings {
     /// Whether uninstall leaves the plugin binary on the host (`LINKERD_CNI_KEEP_BINARY`). Unset:
     /// only if CRI-O or Multus needs the binary to delete existing pods.
     pub keep_binary: Option<bool>,
-    /// Whether to receive the plugin's records on a socket (`LINKERD_CNI_PLUGIN_SOCKET`).
-    pub plugin_socket: bool,
     /// Directory that agent and plugin share (`LINKERD_CNI_RUN_DIR`), at the same path on the host and
     /// in the agent's container. `None`: the chart mounts none, as upstream's.
     pub run_dir: Option<PathBuf>,

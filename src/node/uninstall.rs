@@ -90,11 +90,8 @@ pub fn run(
     drop(held);
     // The network configs stop naming the plugin. Its binary stays in the node's directory.
     failures.extend(mounts.stale_bin_dir());
-    // Removed even if kubeconfig and plugin binaries have to stay. An agent without a socket of its
-    // own removes it with the leftovers.
-    if settings.plugin_socket {
-        failures.extend(leftovers::remove_dead_sockets(settings).map(|why| why.to_string()));
-    }
+    // Removed even if kubeconfig and plugin binaries have to stay.
+    failures.extend(leftovers::remove_dead_sockets(settings).map(|why| why.to_string()));
     let end = Instant::now() + FOREIGN_TIMEOUT;
     let uninstall = Uninstall {
         settings,

@@ -17,7 +17,7 @@ use crate::node::observe::observe;
 impl Reconciler {
     /// Returns whether an agent of this project that started after this one runs on this node.
     pub fn newer_agent_runs(&self) -> bool {
-        self.record_socket.as_ref().is_some_and(|socket| socket.newer_agent_runs())
+        self.record_socket.newer_agent_runs()
     }
 
     /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this

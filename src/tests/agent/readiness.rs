@@ -69,8 +69,8 @@ fn without_ipv6_in_the_kernel_the_probes_are_served_on_ipv4() {
         return;
     }
     let node = Node::with_calico();
-    // Without the socket for plugin records, the admin listener is the first socket that is bound.
-    let vars = [("LINKERD_CNI_ADMIN_ADDR", "[::]:0"), ("LINKERD_CNI_PLUGIN_SOCKET", "false")];
+    // The admin listener is the first socket that is bound.
+    let vars = [("LINKERD_CNI_ADMIN_ADDR", "[::]:0")];
     let agent = node.start_with_fault("bind:error=EAFNOSUPPORT:when=1", &vars);
     until("the listener", || agent.log().contains(" on 0.0.0.0:"));
     assert!(serves("127.0.0.1", agent.port()));
@@ -114,9 +114,9 @@ fn the_probes_are_served_while_the_first_pass_hangs() {
         return;
     }
     let node = Node::with_calico();
-    // Without the socket for plugin records, the plugin binary is the first file that is synced.
-    let vars = [("LINKERD_CNI_RESYNC_SECONDS", "1"), ("LINKERD_CNI_PLUGIN_SOCKET", "false")];
-    let agent = node.start_with_fault("fsync:delay_enter=900000000", &vars);
+    // The plugin binary is synced after the directory of the socket for plugin records.
+    let vars = [("LINKERD_CNI_RESYNC_SECONDS", "1")];
+    let agent = node.start_with_fault("fsync:delay_enter=900000000:when=2+", &vars);
     // The age of a pass grows only while the pass hangs.
     until("the hang is noticed", || {
         agent.ready().1.contains("no reconcile pass has finished for ")
@@ -125,8 +125,7 @@ fn the_probes_are_served_while_the_first_pass_hangs() {
     assert_eq!(agent.get("/live").0, 200);
     // The binary does not have its name yet.
     let names: Vec<String> = node.tree().into_keys().collect();
-    assert_eq!(names.len(), 2, "{names:?}");
     assert!(names[0].starts_with("bin/.linkerd-cni."), "{names:?}");
-    assert_eq!(names[1], "etc/10-calico.conflist");
+    assert_eq!(names[1..], ["etc/.linkerd-cni.sock", "etc/10-calico.conflist"]);
     assert_eq!(node.text(LIST), CALICO);
 }

@@ -120,21 +120,19 @@ fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
     agent.signal(Signal::SIGKILL);
     agent.wait();
     assert!(is_there(&node));
-    let mut agent = node.start_ready_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
+    let mut agent = node.start_ready();
     node.assert_restored(&mut agent, &before);
 }
 
 #[test]
 fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
     let node = Node::with_calico();
-    drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
-    let mut agent = node.start_ready_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
-    assert!(!node.net(SOCKET).exists(), "{}", agent.log());
+    let mut agent = node.start_ready();
     agent.kill();
 
     // A config that names the plugin and cannot be corrected keeps the plugin on the node.
     node.write("05-broken.conflist", r#"{"plugins": [{"type": "linkerd-cni""#);
-    drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
+    assert!(node.net(SOCKET).exists());
     node.uninstall_ends_with(1);
     assert!(!node.net(SOCKET).exists() && node.bin("linkerd-cni").exists());
     // Another agent's socket stays.
@@ -147,8 +145,9 @@ fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
 #[test]
 fn uninstall_keeps_the_record_socket_of_a_live_agent() {
     let node = Node::with_calico();
-    let mut agent = node.start_ready_with(&[("LINKERD_CNI_PLUGIN_SOCKET", "false")]);
+    let mut agent = node.start_ready();
     agent.kill();
+    std::fs::remove_file(node.net(SOCKET)).unwrap();
     let _alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
     node.uninstall();
     assert!(node.net(SOCKET).exists() && !node.bin("linkerd-cni").exists());
