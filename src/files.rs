@@ -18,14 +18,12 @@ use serde::{Deserialize, Serialize};
 
 mod atomic_replace;
 mod error;
-mod link;
 mod mounted_dir;
 mod staged_removal;
 mod temporary;
 mod xattr;
 
 pub use error::Error;
-pub use link::target_out_of;
 pub use mounted_dir::MountedDir;
 pub use staged_removal::StagedRemoval;
 pub use temporary::{TEMPORARY, is_temporary};
@@ -68,41 +66,20 @@ pub fn open_regular(path: &Path) -> io::Result<Option<(File, Metadata)>> {
     Ok(metadata.is_file().then_some((file, metadata)))
 }
 
-/// Opens a regular file for reading. Fails for any other kind of file.
-fn open(path: &Path) -> Result<(File, Metadata), Error> {
-    let opened = open_regular(path).map_err(failed("read", path))?;
-    opened.ok_or_else(|| Error::Unusable { path: path.to_owned(), why: "is not a regular file" })
-}
-
 /// Reads a regular file, with its access.
 ///
 /// # Errors
 /// Fails if the file is missing, not regular or larger than [`LIMIT`] bytes.
 pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
-    let (file, metadata) = open(path)?;
+    let opened = open_regular(path).map_err(failed("read", path))?;
+    let unusable = || Error::Unusable { path: path.to_owned(), why: "is not a regular file" };
+    let (file, metadata) = opened.ok_or_else(unusable)?;
     let mut bytes = Vec::new();
     file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed("read", path))?;
     if bytes.len() as u64 > LIMIT {
         return Err(Error::TooLarge { path: path.to_owned() });
     }
     Ok((bytes, FileAccess::of(&metadata)))
-}
-
-/// Returns whether the regular file at `path` contains `bytes`. The file can be of any size.
-pub fn contains(path: &Path, bytes: &[u8]) -> Result<bool, Error> {
-    let (mut file, _) = open(path)?;
-    let mut window = Vec::new();
-    loop {
-        let read = (&mut file).take(PART).read_to_end(&mut window).map_err(failed("read", path))?;
-        if window.windows(bytes.len()).any(|part| part == bytes) {
-            return Ok(true);
-        }
-        if read == 0 {
-            return Ok(false);
-        }
-        // Keep the end, as a match may continue in the next part.
-        window.drain(..window.len().saturating_sub(bytes.len()));
-    }
 }
 
 /// Writes `bytes` to a new file and replaces `path` with it.

@@ -1,8 +1,8 @@
 //! Reads the network configs in the CNI net dir of the host.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
-use super::{ChainedEntry, Conflist, PLUGIN, may_call_plugin, plugin_entry, text};
+use super::{ChainedEntry, Conflist, may_call_plugin, plugin_entry, text};
 use crate::files;
 use crate::files::FileAccess;
 
@@ -72,17 +72,11 @@ pub struct Unreadable {
     pub why: String,
     /// Whether the container runtime may read the file nevertheless, and load it.
     pub runtime_may_read: bool,
-    /// Directory in the net dir with the plugins of the conflist, if they are not in the file.
-    pub fragments: Option<String>,
 }
 
 impl From<files::Error> for Unreadable {
     fn from(error: files::Error) -> Self {
-        Unreadable {
-            why: error.without_path(),
-            runtime_may_read: !error.is_no_file(),
-            fragments: None,
-        }
+        Unreadable { why: error.without_path(), runtime_may_read: !error.is_no_file() }
     }
 }
 
@@ -136,34 +130,26 @@ pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>
     Ok(found)
 }
 
-/// Returns whether a container runtime may find the plugin's name in `file` of `dir`, also if this
-/// agent cannot read or parse the file.
-pub fn may_name_plugin(dir: &Path, file: &ConfigFile) -> bool {
-    let unreadable = match &file.content {
-        Ok(content) => return may_call_plugin(&content.text),
-        Err(unreadable) => unreadable,
-    };
-    let fragments = unreadable.fragments.as_ref().map(|fragments| dir.join(fragments));
-    unreadable.runtime_may_read
-        && (may_contain_plugin(dir, &file.name)
-            || fragments.is_some_and(|dir| match fragments_in(&dir) {
-                Ok(names) => names.iter().any(|name| may_contain_plugin(&dir, name)),
-                Err(_) => true,
-            }))
+/// Returns whether a container runtime may find the plugin's name in `file`, also if this agent cannot
+/// read or parse the file.
+pub fn may_name_plugin(file: &ConfigFile) -> bool {
+    match &file.content {
+        Ok(content) => may_call_plugin(&content.text),
+        Err(unreadable) => unreadable.runtime_may_read,
+    }
 }
 
-/// Returns whether the file `name` in `dir` contains the plugin's name, or cannot be searched here. A
-/// link out of the mounted directory may lead to another file on the node.
-fn may_contain_plugin(dir: &Path, name: &str) -> bool {
-    !matches!(files::target_out_of(dir, name), Ok(None))
-        || files::contains(&dir.join(name), PLUGIN.as_bytes()).unwrap_or(true)
+/// Returns whether libcni finds plugins of a conflist in `dir`.
+fn has_fragments(dir: &Path) -> bool {
+    let is_fragment = |name: &String| ConfigKind::of(name) == Some(ConfigKind::Conf);
+    files::file_names(dir).is_ok_and(|names| names.iter().any(is_fragment))
 }
 
-/// Returns the names of the files in `dir` that libcni reads as plugins of a conflist.
-fn fragments_in(dir: &Path) -> Result<Vec<String>, files::Error> {
-    let mut names = files::file_names(dir)?;
-    names.retain(|name| ConfigKind::of(name) == Some(ConfigKind::Conf));
-    Ok(names)
+/// Returns whether the symbolic link `path` may lead to a file of the node that is not mounted here. An
+/// absolute target starts at another root directory there.
+fn leads_out(path: &Path, target: &Path) -> bool {
+    let leaves = target.components().any(|part| part == Component::ParentDir);
+    target.is_absolute() || leaves && !path.exists()
 }
 
 fn split_backup(name: &str) -> (&str, &str) {
@@ -183,17 +169,15 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
         true => Some(files::link_target(path)?),
         false => None,
     };
-    if link.is_some()
-        && let Ok(Some(target)) = files::target_out_of(dir, name)
-    {
+    if let Some(target) = link.as_ref().filter(|target| leads_out(path, target)) {
         let target = target.display();
         let why = format!("is a symbolic link out of the mounted directory, to {target}");
-        return Err(Unreadable { why, runtime_may_read: true, fragments: None });
+        return Err(Unreadable { why, runtime_may_read: true });
     }
     let (bytes, access) = match files::read(path) {
         Err(error) if error.is_missing() && link.is_some() => {
             let why = "is a symbolic link to a missing file".to_owned();
-            return Err(Unreadable { why, runtime_may_read: false, fragments: None });
+            return Err(Unreadable { why, runtime_may_read: false });
         }
         Err(error) if error.is_missing() => return Ok(None),
         result => result?,
@@ -202,10 +186,10 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
     if kind == ConfigKind::Conflist
         && let Ok(conflist) = Conflist::parse_or_standalone(&text)
         && let Some(fragments) = conflist.fragments_dir()
-        && fragments_in(&dir.join(&fragments)).is_ok_and(|names| !names.is_empty())
+        && has_fragments(&dir.join(&fragments))
     {
         let why = format!("takes its plugins from the files in the directory {fragments}");
-        return Err(Unreadable { why, runtime_may_read: true, fragments: Some(fragments) });
+        return Err(Unreadable { why, runtime_may_read: true });
     }
     Ok(Some(Content { text, access, link }))
 }
@@ -230,6 +214,25 @@ mod tests {
             ("conf", None),
         ] {
             assert_eq!(ConfigKind::of(name), kind, "{name}");
+        }
+    }
+
+    #[test]
+    fn a_link_leads_out_if_it_is_absolute_or_leads_to_a_missing_path_outside() {
+        let root = tempfile::tempdir().unwrap();
+        let link = root.path().join("net.d/link");
+        std::fs::create_dir(root.path().join("net.d")).unwrap();
+        std::fs::write(root.path().join("beside"), "").unwrap();
+        for (target, expected) in [
+            ("missing", false),
+            ("link", false),
+            ("../beside", false),
+            ("../missing", true),
+            ("/etc/passwd", true),
+        ] {
+            std::os::unix::fs::symlink(target, &link).unwrap();
+            assert_eq!(leads_out(&link, Path::new(target)), expected, "{target}");
+            std::fs::remove_file(&link).unwrap();
         }
     }
 }

@@ -25,7 +25,7 @@ pub(super) fn found(files: &[(&str, &str)]) -> Vec<ConfigFile> {
         content: match *text {
             "unreadable" | "elsewhere" => {
                 let runtime_may_read = *text == "elsewhere";
-                Err(Unreadable { why: "is here".into(), runtime_may_read, fragments: None })
+                Err(Unreadable { why: "is here".into(), runtime_may_read })
             }
             text => Ok(Content { text: text.into(), access: FileAccess::own(0o600), link: None }),
         },

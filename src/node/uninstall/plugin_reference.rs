@@ -22,7 +22,7 @@ pub enum PluginReference {
 /// renamed do not count, because no runtime loads them.
 pub fn find(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> PluginReference {
     let is_named =
-        |file: &&ConfigFile| file.split_name().1.is_empty() && net_dir::may_name_plugin(dir, file);
+        |file: &&ConfigFile| file.split_name().1.is_empty() && net_dir::may_name_plugin(file);
     let named: Vec<&ConfigFile> = found.iter().filter(is_named).collect();
     let steps = plan::unchain(found, saved_state, &Default::default());
     let can_unchain = |file: &&&ConfigFile| {
