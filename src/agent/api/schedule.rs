@@ -14,9 +14,6 @@ pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
 /// Shortest time between two checks that plugin records cause. The API server caches a token
 /// review for 10 s, so an earlier check could find a revoked token still accepted.
 pub const RECORD_GAP: Duration = Duration::from_secs(12);
-/// How often [`RECORD_GAP`] doubles at most: once for each check that a plugin record causes and
-/// whose result is unchanged.
-const RECORD_GAP_DOUBLINGS: u32 = 3;
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
 /// First and longest wait after a check without a usable response. Doubles with each failure.
@@ -69,10 +66,6 @@ pub struct Schedule {
     last_check: Option<Instant>,
     /// Result of the last check of this kubeconfig.
     result: Option<CheckResult>,
-    /// Whether a plugin record caused the next check.
-    by_record: bool,
-    /// Consecutive checks that records caused and whose result was unchanged.
-    unchanged_checks: u32,
     /// Consecutive checks with the current result.
     check_failures: u32,
     /// Consecutive failed TokenRequests.
@@ -99,8 +92,6 @@ impl Schedule {
             check: now + period(),
             last_check: None,
             result: None,
-            by_record: false,
-            unchanged_checks: 0,
             check_failures: 0,
             renewal_failures: 0,
             revocations: 0,
@@ -136,20 +127,17 @@ impl Schedule {
     /// Schedules the next check earlier, because the kubeconfig has a token that was not checked
     /// yet.
     pub fn kubeconfig_changed(&mut self, now: Instant) {
-        self.unchanged_checks = 0;
         self.result = None;
-        self.by_record = false;
         self.check_after(now, CHANGE_GAP);
     }
 
     /// Schedules the next check earlier, because a plugin record reports that the API server
-    /// rejected the plugin. Any process that can write to the socket can send such records, at any
-    /// rate, so the rate of these checks is limited.
+    /// rejected the plugin, unless that is known. Any process that can write to the socket can send such
+    /// records, at any rate, so the rate of these checks is limited.
     pub fn rejection_reported(&mut self, now: Instant) {
-        let gap = RECORD_GAP * (1 << self.unchanged_checks.min(RECORD_GAP_DOUBLINGS));
-        let before = self.check;
-        self.check_after(now, gap);
-        self.by_record |= self.check < before;
+        if self.result != Some(CheckResult::Rejected) {
+            self.check_after(now, RECORD_GAP);
+        }
     }
 
     /// Schedules the next check `gap` after the last check, or at `now` if that is later. Never
@@ -162,23 +150,14 @@ impl Schedule {
     /// Postpones a check that was due, because the kubeconfig cannot be read. The reconciler
     /// requests a check once it has rewritten the kubeconfig.
     pub fn nothing_to_check(&mut self, now: Instant) {
-        self.by_record = false;
         self.check = now + period();
     }
 
     /// Schedules the next check after a check with this `result`, not before `retry_after`.
     pub fn check_done(&mut self, now: Instant, result: CheckResult, retry_after: Duration) {
-        let by_record = std::mem::take(&mut self.by_record);
-        let changed = self.result.replace(result) != Some(result);
-        if changed {
+        if self.result.replace(result) != Some(result) {
             self.check_failures = 0;
         }
-        self.unchanged_checks = match result {
-            _ if changed => 0,
-            _ if by_record => self.unchanged_checks.saturating_add(1),
-            CheckResult::Accepted => 0,
-            CheckResult::Rejected | CheckResult::Unknown => self.unchanged_checks,
-        };
         let wait = match result {
             CheckResult::Accepted => {
                 self.revocations = 0;

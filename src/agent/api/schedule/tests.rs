@@ -198,7 +198,8 @@ fn nodes_that_an_overloaded_api_server_rejects_do_not_return_together() {
 #[test]
 fn a_flood_of_records_causes_a_bounded_number_of_checks() {
     let start = Instant::now();
-    for result in [CheckResult::Accepted, CheckResult::Rejected] {
+    // A rejection that is known is checked as without records.
+    for (result, most) in [(CheckResult::Accepted, 51), (CheckResult::Rejected, 12)] {
         let mut schedule = Schedule::new(start, None);
         let mut checks = 0;
         let mut now = start;
@@ -208,7 +209,7 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
                 checks += 1;
                 schedule.check_done(now, result, Duration::ZERO);
                 assert!(schedule.next() > now + RECORD_GAP / 2);
-                assert!(checks <= 12, "{checks} checks in 10 minutes: {result:?}");
+                assert!(checks <= most, "{checks} checks in 10 minutes: {result:?}");
             }
             now += Duration::from_millis(100);
         }
@@ -223,21 +224,10 @@ fn a_record_causes_a_check_at_once_or_when_the_cached_token_review_has_expired()
     schedule.rejection_reported(start);
     assert!(schedule.is_check_due(start));
     schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
-    schedule.rejection_reported(start + RECORD_GAP);
-    assert!(schedule.is_check_due(start + RECORD_GAP));
-    let start = start + RECORD_GAP;
-    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
     let soon = start + Duration::from_secs(1);
     schedule.rejection_reported(soon);
     assert!(!schedule.is_check_due(soon));
-    // The result of that check was unchanged, so the next check waits twice the gap.
-    assert_eq!(schedule.next(), start + RECORD_GAP * 2);
-    // A quiet period ends the doubling.
-    let later = start + HOUR;
-    schedule.check_done(later, CheckResult::Accepted, Duration::ZERO);
-    schedule.check_done(later + HOUR, CheckResult::Accepted, Duration::ZERO);
-    schedule.rejection_reported(later + HOUR);
-    assert_eq!(schedule.next(), later + HOUR + RECORD_GAP);
+    assert_eq!(schedule.next(), start + RECORD_GAP);
 }
 
 #[test]
