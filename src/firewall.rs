@@ -34,7 +34,7 @@ pub enum Error {
         subject: String,
         /// The kernel's words, if any.
         text: Option<String>,
-        remedy: Option<String>,
+        remedy: Option<&'static str>,
         #[source]
         source: nix::Error,
     },
@@ -86,7 +86,7 @@ impl Error {
             Error::Unread { .. } | Error::Start { .. } => Some(
                 "check the node's audit log for SELinux denials of the iptables program that the message names, or set the chart's iptablesMode to native, which runs no program".to_owned(),
             ),
-            Error::Native { remedy, .. } => remedy.clone(),
+            Error::Native { remedy, .. } => remedy.map(str::to_owned),
             Error::OldKernel { .. } => {
                 Some("set the chart's iptablesMode to nft or legacy".to_owned())
             }

@@ -16,8 +16,6 @@ const HAS_ATTRIBUTES: u16 = libc::NLM_F_ACK_TLVS as u16;
 
 /// The kernel's words on the error, `NLMSGERR_ATTR_MSG`.
 const TEXT: u16 = 1;
-/// Offset of the attribute at fault, `NLMSGERR_ATTR_OFFS`.
-const OFFSET: u16 = 2;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
@@ -26,13 +24,11 @@ pub struct Rejection {
     pub sequence: u32,
     /// The kernel's words, from Linux 4.12 on and for some errors only.
     pub text: Option<String>,
-    /// Offset in bytes of the attribute at fault, from the start of the message's header.
-    pub offset: Option<usize>,
 }
 
 impl From<Errno> for Rejection {
     fn from(errno: Errno) -> Self {
-        Rejection { errno, sequence: 0, text: None, offset: None }
+        Rejection { errno, sequence: 0, text: None }
     }
 }
 
@@ -48,9 +44,7 @@ pub fn decode(sequence: u32, flags: u16, payload: &[u8]) -> Result<(), Rejection
     let attributes = attributes(flags, request);
     let text = find(attributes, TEXT)
         .map(|text| String::from_utf8_lossy(text.strip_suffix(b"\0").unwrap_or(text)).into_owned());
-    let offset = find(attributes, OFFSET).and_then(|offset| offset.try_into().ok());
-    let offset = offset.map(|offset| u32::from_ne_bytes(offset) as usize);
-    Err(Rejection { errno, sequence, text, offset })
+    Err(Rejection { errno, sequence, text })
 }
 
 /// Returns the attributes that follow the quoted `request`.
@@ -83,16 +77,14 @@ mod tests {
     }
 
     #[test]
-    fn an_extended_response_has_text_and_offset_of_the_attribute_at_fault() {
-        let attributes =
-            Attributes::default().text(TEXT, "no such thing").bytes(OFFSET, &20_u32.to_ne_bytes());
+    fn an_extended_response_has_the_kernels_text() {
+        let attributes = Attributes::default().text(TEXT, "no such thing");
         for (flags, whole) in [(HAS_ATTRIBUTES, true), (HAS_ATTRIBUTES | CAPPED, false)] {
             let payload = response(Errno::ENOENT, whole, &attributes);
             let wanted = Rejection {
                 errno: Errno::ENOENT,
                 sequence: 7,
                 text: Some("no such thing".to_owned()),
-                offset: Some(20),
             };
             assert_eq!(decode(7, flags, &payload), Err(wanted), "{flags:x}");
         }
@@ -107,13 +99,13 @@ mod tests {
     }
 
     #[test]
-    fn a_response_that_is_cut_short_is_an_error_without_details() {
-        let attributes = Attributes::default().text(TEXT, "x").bytes(OFFSET, &[1]);
+    fn a_response_that_is_cut_short_is_an_error() {
+        let attributes = Attributes::default().text(TEXT, "x");
         let payload = response(Errno::EPERM, true, &attributes);
         for length in 0..payload.len() {
             let rejection = decode(1, HAS_ATTRIBUTES, &payload[..length]).unwrap_err();
             let errno = if length < 4 { Errno::EBADMSG } else { Errno::EPERM };
-            assert_eq!((rejection.errno, rejection.offset), (errno, None), "{length}");
+            assert_eq!(rejection.errno, errno, "{length}");
         }
         let huge = [&(-1_i32).to_ne_bytes()[..], &[0xff; 20]].concat();
         assert_eq!(decode(1, HAS_ATTRIBUTES, &huge).unwrap_err().errno, Errno::EPERM);

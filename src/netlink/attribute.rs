@@ -69,17 +69,6 @@ pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     parse(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }
 
-/// Returns type and value of the attribute at `offset`, and the offset within the value, which is
-/// `None` if `offset` is in the attribute's header.
-pub fn at(bytes: &[u8], offset: usize) -> Option<(u16, &[u8], Option<usize>)> {
-    let mut start = 0;
-    parse(bytes).find_map(|(kind, value)| {
-        let begin = start + HEADER;
-        start = padded(begin + value.len());
-        (offset < start).then(|| (kind, value, offset.checked_sub(begin)))
-    })
-}
-
 /// Rounds `length` up to the alignment of netlink, four bytes.
 pub fn padded(length: usize) -> usize {
     length.next_multiple_of(ALIGNMENT)
@@ -97,19 +86,6 @@ mod tests {
         let wanted: [(u16, &[u8]); 3] = [(1, b"nat\0"), (2, &inner.0), (3, &[9])];
         assert_eq!(parsed, wanted);
         assert_eq!(find(&run.0, 3), Some(&[9][..]));
-    }
-
-    #[test]
-    fn an_offset_finds_the_attribute_and_the_place_in_its_value() {
-        let inner = Attributes::default().number(1, 7);
-        let run = Attributes::default().text(1, "nat").nested(2, inner.clone()).0;
-        let nested = Some((2, &inner.0[..], None));
-        assert_eq!(at(&run, 0), Some((1, &b"nat\0"[..], None)));
-        assert_eq!(at(&run, 7), Some((1, &b"nat\0"[..], Some(3))));
-        assert_eq!(at(&run, 8), nested);
-        assert_eq!(at(&run, 12), Some((2, &inner.0[..], Some(0))));
-        assert_eq!(at(&run, run.len()), None);
-        assert_eq!(at(&[], 0), None);
     }
 
     #[test]

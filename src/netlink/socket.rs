@@ -40,8 +40,6 @@ pub const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
 /// Size of `struct nfgenmsg`, in bytes.
 const FAMILY_HEADER: usize = 4;
-/// Offset of the attributes of an nf_tables message, in bytes.
-pub const ATTRIBUTES: usize = MESSAGE_HEADER + FAMILY_HEADER;
 
 /// Size of the buffer for responses, in bytes. The kernel sends at most 32 KiB of a list at a time
 /// (`netlink_recvmsg` in `net/netlink/af_netlink.c`).

@@ -1,4 +1,4 @@
-//! Describes which part of a transaction the kernel rejected, and what to do. Pure.
+//! Describes which message of a transaction the kernel rejected, and what to do. Pure.
 
 use nix::errno::Errno;
 
@@ -6,8 +6,8 @@ use super::message::kind;
 use super::nfta;
 use crate::firewall::Error;
 use crate::netlink::ack::Rejection;
-use crate::netlink::attribute::{self, find};
-use crate::netlink::socket::{ATTRIBUTES, Message};
+use crate::netlink::attribute::find;
+use crate::netlink::socket::Message;
 
 /// Remedy if the kernel has no nf_tables.
 const NO_NF_TABLES: &str = "load the kernel module nf_tables (CONFIG_NF_TABLES)";
@@ -17,6 +17,10 @@ const NO_NAT_CHAIN: &str =
 /// Remedy if the kernel has no address family.
 const NO_FAMILY: &str =
     "the kernel lacks nf_tables of this address family (CONFIG_NF_TABLES_IPV4 or _IPV6)";
+/// Remedy if the kernel lacks an expression of a rule. The redirect is the only one that needs a module
+/// in all kernels.
+const NO_REDIRECT: &str =
+    "load the kernel module nft_redir, or that of another expression of the rule";
 /// Remedy if the kernel has no sets with ranges.
 const NO_SET: &str = "load the kernel module nf_tables_set (in older kernels a module of its own)";
 const NO_PERMISSION: &str =
@@ -30,12 +34,8 @@ const TOO_LARGE: &str = "the rules exceed the send buffer: shorten the pod's lis
 pub fn error(messages: &[Message], rejection: Rejection) -> Error {
     let at_fault =
         (rejection.sequence as usize).checked_sub(1).and_then(|index| messages.get(index));
-    let mut subject = at_fault.map_or_else(|| "the transaction".to_owned(), subject);
-    let part = at_fault.zip(rejection.offset).and_then(|(message, offset)| part(message, offset));
-    if let Some(part) = &part {
-        subject.push_str(&format!(" at its {part}"));
-    }
-    let remedy = remedy(rejection.errno, at_fault, part.as_deref());
+    let subject = at_fault.map_or_else(|| "the transaction".to_owned(), subject);
+    let remedy = remedy(rejection.errno, at_fault);
     Error::Native { subject, text: rejection.text, remedy, source: rejection.errno }
 }
 
@@ -43,7 +43,7 @@ pub fn list_error(subject: &str, errno: Errno) -> Error {
     if errno == Errno::EFBIG {
         return Error::TooLong { subject: subject.to_owned() };
     }
-    let remedy = remedy(errno, None, None);
+    let remedy = remedy(errno, None);
     Error::Native { subject: subject.to_owned(), text: None, remedy, source: errno }
 }
 
@@ -73,41 +73,19 @@ fn subject(message: &Message) -> String {
     }
 }
 
-/// Names the part of a message at `offset`, such as `expression redir`.
-fn part(message: &Message, offset: usize) -> Option<String> {
-    let offset = offset.checked_sub(ATTRIBUTES)?;
-    let (kind, value, inner) = attribute::at(&message.attributes.0, offset)?;
-    match (message.kind, kind) {
-        (kind::NEW_CHAIN, nfta::CHAIN_TYPE) => Some(format!("type {}", text(value))),
-        (kind::NEW_CHAIN, nfta::CHAIN_HOOK) => Some("hook".to_owned()),
-        (kind::NEW_RULE, nfta::RULE_EXPRESSIONS) => {
-            let (_, element, _) = attribute::at(value, inner?)?;
-            let name = find(element, nfta::EXPR_NAME).map(text)?;
-            Some(format!("expression {name}"))
-        }
-        _ => None,
-    }
-}
-
-fn remedy(errno: Errno, at_fault: Option<&Message>, part: Option<&str>) -> Option<String> {
-    let remedy = match (errno, at_fault.map(|message| message.kind)) {
+fn remedy(errno: Errno, at_fault: Option<&Message>) -> Option<&'static str> {
+    Some(match (errno, at_fault.map(|message| message.kind)) {
         (Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT, None) => NO_NF_TABLES,
         (Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT, Some(kind::NEW_TABLE)) => NO_FAMILY,
         (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_CHAIN)) => NO_NAT_CHAIN,
         (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_SET)) => NO_SET,
-        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_RULE)) => {
-            // The redirect is the only expression that needs a module in all kernels. Old kernels do
-            // not tell which expression they lack.
-            let name = part.and_then(|part| part.strip_prefix("expression ")).unwrap_or("redir");
-            return Some(format!("load the kernel module nft_{name}"));
-        }
+        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_RULE)) => NO_REDIRECT,
         (Errno::EPERM, None) => NO_PERMISSION,
         (Errno::EACCES, None) => NO_ACCESS,
         (Errno::EPERM, Some(kind::NEW_TABLE)) => FOREIGN_OWNER,
         (Errno::EMSGSIZE, None) => TOO_LARGE,
         _ => return None,
-    };
-    Some(remedy.to_owned())
+    })
 }
 
 fn text(bytes: &[u8]) -> String {
