@@ -5,16 +5,14 @@
 //! neither a pod's ADD nor a reconcile pass depends on the log.
 
 use std::io::{self, IoSlice, Write};
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, open};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::{MsgFlags, send};
-use nix::sys::stat::Mode;
 use nix::unistd::write;
 use rustix::fs::FileType;
 use rustix::io::{ReadWriteFlags, pwritev2};
@@ -22,7 +20,7 @@ use rustix::io::{ReadWriteFlags, pwritev2};
 /// A write of up to this many bytes to a pipe is atomic (`PIPE_BUF` in pipe(7)).
 const PIPE_BUF: usize = 4096;
 
-static STDERR: Mutex<Option<LineWriter>> = Mutex::new(None);
+static STDERR: Mutex<Option<FdType>> = Mutex::new(None);
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
 /// Number of lines that were dropped or only partly written.
@@ -48,19 +46,11 @@ impl Write for Stderr {
 /// Writes `line`, which ends with a newline, or drops it.
 pub fn write_line(line: &[u8]) {
     let stderr = io::stderr();
-    let mut lines = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
-    let lines = lines.get_or_insert_with(|| LineWriter::to(stderr.as_fd()));
-    if !lines.write(stderr.as_fd(), line) {
+    let mut fd_type = STDERR.lock().unwrap_or_else(PoisonError::into_inner);
+    let fd_type = fd_type.get_or_insert_with(|| FdType::of(stderr.as_fd()));
+    if !fd_type.write(stderr.as_fd(), line) {
         DROPPED.fetch_add(1, Ordering::Relaxed);
     }
-}
-
-/// Writes lines to one file descriptor.
-#[derive(Debug)]
-struct LineWriter {
-    fd_type: FdType,
-    /// Whether the last written line lacks its end, so that the next one starts with a newline.
-    torn: bool,
 }
 
 /// Type of a file descriptor, which decides how to write without blocking. `O_NONBLOCK` is not
@@ -69,52 +59,32 @@ struct LineWriter {
 enum FdType {
     Socket,
     Pipe,
-    /// A terminal or another character device, opened once more with `O_NONBLOCK`.
-    Device(OwnedFd),
-    /// A regular file, or a device that cannot be opened again. A write to a regular file blocks
-    /// until the file system takes it; no flag changes that.
+    /// A regular file or a device. A write to a regular file blocks until the file system takes it; no
+    /// flag changes that.
     Other,
 }
 
-impl LineWriter {
-    fn to(fd: BorrowedFd<'_>) -> LineWriter {
-        let fd_type = match rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode))
-        {
+impl FdType {
+    fn of(fd: BorrowedFd<'_>) -> FdType {
+        match rustix::fs::fstat(fd).map(|stat| FileType::from_raw_mode(stat.st_mode)) {
             Ok(FileType::Socket) => FdType::Socket,
             Ok(FileType::Fifo) => FdType::Pipe,
-            Ok(FileType::CharacterDevice) => reopen(fd).map_or(FdType::Other, FdType::Device),
             _ => FdType::Other,
-        };
-        LineWriter { fd_type, torn: false }
+        }
     }
 
     /// Writes `line`. Returns whether all of it was written.
-    fn write(&mut self, fd: BorrowedFd<'_>, line: &[u8]) -> bool {
-        let separated;
-        let line = match self.torn {
-            true => {
-                separated = [b"\n", line].concat();
-                &separated
-            }
-            false => line,
-        };
-        let mut rest = line;
-        while !rest.is_empty() {
-            match self.fd_type.write_some(fd, rest) {
-                Ok(written @ 1..) => rest = rest.get(written..).unwrap_or_default(),
+    fn write(&self, fd: BorrowedFd<'_>, mut line: &[u8]) -> bool {
+        while !line.is_empty() {
+            match self.write_some(fd, line) {
+                Ok(written @ 1..) => line = line.get(written..).unwrap_or_default(),
                 Err(Errno::EINTR) => {}
-                Ok(0) | Err(_) => break,
+                Ok(0) | Err(_) => return false,
             }
         }
-        // If nothing was written, the previous line is still the last one.
-        if rest.len() < line.len() {
-            self.torn = !rest.is_empty();
-        }
-        rest.is_empty()
+        true
     }
-}
 
-impl FdType {
     /// Writes as many bytes from the start of `bytes` as do not block, and returns their number.
     fn write_some(&self, fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
         match self {
@@ -126,7 +96,6 @@ impl FdType {
                 check_writable(fd)?;
                 write_pipe(fd, bytes.get(..PIPE_BUF).unwrap_or(bytes))
             }
-            FdType::Device(device) => write(device, bytes),
             FdType::Other => {
                 check_writable(fd)?;
                 block_file_size_signal();
@@ -165,13 +134,6 @@ fn write_pipe(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
         Err(rustix::io::Errno::AGAIN) => Err(Errno::EAGAIN),
         Err(_) => write(fd, bytes),
     }
-}
-
-/// Opens the device behind `fd` for this process alone.
-fn reopen(fd: BorrowedFd<'_>) -> Option<OwnedFd> {
-    let path = format!("/proc/self/fd/{}", fd.as_raw_fd());
-    let flags = OFlag::O_WRONLY | OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
-    open(path.as_str(), flags, Mode::empty()).ok()
 }
 
 #[cfg(test)]

@@ -1,12 +1,9 @@
 use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::io;
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use super::*;
-
-/// Default capacity of a pipe in bytes (pipe(7)).
-const PIPE_CAPACITY: usize = 64 << 10;
 
 #[test]
 fn lines_that_fit_reach_pipes_sockets_and_files_completely() {
@@ -34,49 +31,34 @@ fn lines_that_fit_reach_pipes_sockets_and_files_completely() {
 fn a_line_is_dropped_if_stderr_is_full_closed_or_has_no_reader() {
     let (reader, writer) = io::pipe().unwrap();
     fill(writer.as_fd());
-    let mut lines = LineWriter::to(writer.as_fd());
+    let lines = FdType::of(writer.as_fd());
     assert!(!lines.write(writer.as_fd(), b"line\n"));
     drop(reader);
     assert!(!lines.write(writer.as_fd(), b"line\n"));
 
     let (reader, writer) = UnixStream::pair().unwrap();
     fill(writer.as_fd());
-    let mut lines = LineWriter::to(writer.as_fd());
+    let lines = FdType::of(writer.as_fd());
     assert!(!lines.write(writer.as_fd(), b"line\n"));
     reader.shutdown(Shutdown::Both).unwrap();
     assert!(!lines.write(writer.as_fd(), b"line\n"));
 
     let full = File::options().write(true).open("/dev/full").unwrap();
-    assert!(!LineWriter::to(full.as_fd()).write(full.as_fd(), b"line\n"));
+    assert!(!FdType::of(full.as_fd()).write(full.as_fd(), b"line\n"));
     let not_for_writing = File::open("/dev/null").unwrap();
     let fd = not_for_writing.as_fd();
-    assert!(!LineWriter { fd_type: FdType::Other, torn: false }.write(fd, b"line\n"));
-}
-
-#[test]
-fn the_line_after_a_truncated_line_starts_on_a_new_line() {
-    let (mut reader, writer) = io::pipe().unwrap();
-    let mut lines = LineWriter::to(writer.as_fd());
-    let longer_than_the_pipe = vec![b'x'; PIPE_CAPACITY + PIPE_BUF];
-    assert!(!lines.write(writer.as_fd(), &longer_than_the_pipe));
-    assert!(!lines.write(writer.as_fd(), b"dropped\n"));
-    let mut cut_off = vec![0; PIPE_CAPACITY];
-    reader.read_exact(&mut cut_off).unwrap();
-    assert!(lines.write(writer.as_fd(), b"one\n"));
-    assert!(lines.write(writer.as_fd(), b"two\n"));
-    drop(writer);
-    assert_eq!(rest_of(&mut reader), b"\none\ntwo\n");
+    assert!(!FdType::Other.write(fd, b"line\n"));
 }
 
 fn write_to(fd: BorrowedFd<'_>, lines: &[&[u8]]) {
-    let mut to = LineWriter::to(fd);
+    let to = FdType::of(fd);
     for line in lines {
         assert!(to.write(fd, line));
     }
 }
 
 fn fill(fd: BorrowedFd<'_>) {
-    let mut lines = LineWriter::to(fd);
+    let lines = FdType::of(fd);
     while lines.write(fd, &[b'x'; 512]) {}
     while lines.write(fd, b"x") {}
 }
