@@ -1,30 +1,26 @@
 //! Detects contention: another program that keeps undoing a write of this agent.
 //!
-//! Contention means that the agent had to repeat the same write more than 5 times in 60 s. The
-//! agent then waits longer before each further write. For example, Cilium with
-//! `cni.exclusive=true` removes the plugin entry from the active conflist again and again. A
-//! primary CNI that rewrites its conflist with new content does not cause contention: the agent
-//! chains the plugin at once.
+//! Contention means that the agent had to repeat the same write more than 5 times in a minute. The
+//! agent then writes again only every 10 to 12 s. For example, Cilium with `cni.exclusive=true` removes
+//! the plugin entry from the active conflist again and again. A primary CNI that rewrites its conflist
+//! with new content does not cause contention: the agent chains the plugin at once.
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::fmt;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use super::subject::Subject;
-use crate::backoff::jitter;
+use crate::backoff::{RateLimit, between};
 pub use crate::node::OVERWRITTEN;
 
-/// Maximum number of repetitions of the same write within [`WINDOW`] without contention.
-const TOLERATED_REPEATS: usize = 5;
-/// Time for which writes are counted.
-const WINDOW: Duration = Duration::from_secs(60);
-/// Delay before the first write under contention. Each further delay is a third longer.
-const FIRST_DELAY: Duration = Duration::from_millis(50);
-/// Longest delay before a write, without jitter.
-const LONGEST_DELAY: Duration = Duration::from_secs(10);
-/// Contention is over if no write was needed for this long after the last delay ended.
+/// The same writes that are allowed without contention.
+const BURST: u32 = 6;
+/// Shortest and longest time in which one more of them is allowed, and between two writes under
+/// contention. Random, as two agents with the same time would always write in the same order.
+const INTERVAL: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(12)];
+/// Contention is over if no write was needed for this long after the next one was allowed.
 const OVER_AFTER: Duration = Duration::from_secs(12);
 
 /// A file for which this agent and another program may contend.
@@ -76,68 +72,51 @@ pub struct Contention {
 struct Writes {
     /// Hash of the key of the last write.
     key: u64,
-    times: VecDeque<Instant>,
-    /// The last delay. `None` without contention.
-    delay: Option<Duration>,
-    /// Earliest time of the next write with the same key.
-    next: Instant,
+    limit: RateLimit,
+    is_contended: bool,
 }
 
 impl Contention {
     /// Returns the time before which `file` must not be written. `None` allows
-    /// the write now: there is no contention, the delay has passed, or the write is a new one.
+    /// the write now: there is no contention, the interval has passed, or the write is a new one.
     /// Writes with the same `key` repeat each other. The key is the replaced content for a network
     /// config, the written content for the kubeconfig, and empty for plugin binaries.
     pub fn blocked_until(&self, file: &ContendedFile, key: &str, now: Instant) -> Option<Instant> {
         let writes = self.writes.get(file)?;
-        (writes.key == hash(key) && now < writes.next).then_some(writes.next)
+        let due = writes.limit.due();
+        (writes.key == hash(key) && now < due).then_some(due)
     }
 
     /// Records a write to `file`, with the `key` of [`Contention::blocked_until`]. Returns whether
     /// contention began with this write.
     pub fn record_write(&mut self, file: ContendedFile, key: &str, now: Instant) -> bool {
         let key = hash(key);
-        let writes = self.writes.entry(file).or_insert(Writes {
-            key,
-            times: VecDeque::new(),
-            delay: None,
-            next: now,
-        });
-        if writes.key != key || writes.is_over(now) {
-            writes.delay = None;
+        let new = || {
+            let limit = RateLimit::new(between(INTERVAL[0], INTERVAL[1]), BURST, now);
+            Writes { key, limit, is_contended: false }
+        };
+        let writes = self.writes.entry(file).or_insert_with(new);
+        if writes.key != key || writes.is_contended && writes.is_over(now) {
+            *writes = new();
         }
-        if writes.key != key {
-            writes.key = key;
-            writes.times.clear();
-        }
-        writes.times.retain(|time| now.duration_since(*time) < WINDOW);
-        writes.times.push_back(now);
-        if writes.times.len() <= 1 + TOLERATED_REPEATS {
-            return false;
-        }
-        let before = writes.delay;
-        let delay = before.map_or(FIRST_DELAY, |delay| (delay * 4 / 3).min(LONGEST_DELAY));
-        writes.delay = Some(delay);
-        // Two agents with the same delay would always write in the same order, so that the same one
-        // always loses.
-        writes.next = now + delay + jitter(delay / 3);
-        before.is_none()
+        writes.limit.count(now);
+        let begins = !writes.is_contended && now < writes.limit.due();
+        writes.is_contended |= begins;
+        begins
     }
 
     /// Returns the files under contention, each with the time at which contention is over if
     /// no further write is needed.
     pub fn active(&self, now: Instant) -> impl Iterator<Item = (&ContendedFile, Instant)> {
-        let is_active = move |writes: &Writes| writes.delay.is_some() && !writes.is_over(now);
-        let writes = self.writes.iter();
-        writes.filter_map(move |(file, writes)| {
-            is_active(writes).then_some((file, writes.next + OVER_AFTER))
-        })
+        let is_active = move |writes: &Writes| writes.is_contended && !writes.is_over(now);
+        let writes = self.writes.iter().filter(move |(_, writes)| is_active(writes));
+        writes.map(|(file, writes)| (file, writes.limit.due() + OVER_AFTER))
     }
 }
 
 impl Writes {
     fn is_over(&self, now: Instant) -> bool {
-        now >= self.next + OVER_AFTER
+        now >= self.limit.due() + OVER_AFTER
     }
 }
 
@@ -159,18 +138,17 @@ mod tests {
     fn repeated_writes_over_the_same_content_are_contention_and_get_rarer() {
         let (mut contention, begin) = (Contention::default(), Instant::now());
         let (mut now, mut writes, mut begins) = (begin, 0, 0);
-        while now < begin + 5 * WINDOW {
+        while now < begin + Duration::from_secs(300) {
             if contention.blocked_until(&binaries(), "same", now).is_none() {
                 begins += usize::from(contention.record_write(binaries(), "same", now));
                 writes += 1;
-                assert_eq!(contention.active(now).count(), usize::from(writes > 6));
+                assert_eq!(contention.active(now).count(), usize::from(writes >= 6));
             }
             now += Duration::from_millis(10);
         }
-        assert!((40..=60).contains(&writes), "{writes}");
+        assert!((30..=36).contains(&writes), "{writes}");
         assert_eq!(begins, 1);
-        // Jitter makes the last delay up to a third longer.
-        assert_eq!(contention.active(now + LONGEST_DELAY * 4 / 3 + OVER_AFTER).count(), 0);
+        assert_eq!(contention.active(now + INTERVAL[1] + OVER_AFTER).count(), 0);
     }
 
     #[test]

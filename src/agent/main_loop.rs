@@ -19,8 +19,6 @@ use nix::sys::signal::Signal;
 const VERIFY_DELAY: Duration = Duration::from_millis(2);
 /// First and longest time until the next pass after one with a problem.
 const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(10)];
-/// Pause after a pass during contention, as every write of the other program triggers a pass.
-const CONTENTION_PAUSE: Duration = Duration::from_millis(100);
 
 /// The main loop's state between two reconcile passes.
 pub struct MainLoop {
@@ -75,12 +73,9 @@ impl MainLoop {
             return Ok(Some(signal));
         }
         self.status.begin_pass();
-        let contention = self.pass();
+        self.pass();
         self.status.end_pass();
-        match contention {
-            true => self.watch.pause(CONTENTION_PAUSE).map_err(Error::Wait),
-            false => Ok(None),
-        }
+        Ok(None)
     }
 
     /// Waits for a change, a call from another thread or a signal, at most for `longest`. Returns the
@@ -92,8 +87,8 @@ impl MainLoop {
         self.watch.wait(longest).map_err(Error::Wait)
     }
 
-    /// Runs one reconcile pass, and schedules the next one. Returns whether there is contention.
-    fn pass(&mut self) -> bool {
+    /// Runs one reconcile pass, and schedules the next one.
+    fn pass(&mut self) {
         let opened = self.status.serve(self.settings.admin_address);
         let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
         let mut pass = self.reconciler.pass();
@@ -103,7 +98,6 @@ impl MainLoop {
             self.retry.reset();
         }
         self.timeout = time_to_next_pass(&pass, &mut self.retry, self.settings.resync);
-        !pass.contended.is_empty()
     }
 }
 

@@ -151,17 +151,6 @@ impl Watch {
         }
     }
 
-    /// Sleeps for `time`, or until a stop signal. The next wait sees the changes in between.
-    pub fn pause(&self, time: Duration) -> io::Result<Option<Signal>> {
-        let mut fds = [PollFd::new(self.signals.as_fd(), PollFlags::POLLIN)];
-        let timeout = PollTimeout::try_from(time).unwrap_or(PollTimeout::MAX);
-        match poll(&mut fds, timeout) {
-            Ok(0) | Err(Errno::EINTR) => Ok(None),
-            Ok(_) => self.stop(),
-            Err(errno) => Err(errno.into()),
-        }
-    }
-
     /// Reads the pending stop signal.
     fn stop(&self) -> io::Result<Option<Signal>> {
         let number = self.signals.read_signal()?.map(|info| info.ssi_signo as i32);
