@@ -7,13 +7,12 @@
 //! - names of files that only the agent writes, which look like any network config
 //!
 //! The file lies in the CNI net dir, so that it outlives the agent, and is written before the
-//! conflist. A newer agent may add members: an older one, as after a rollback, keeps them.
+//! conflist.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
 
 use super::net_dir::Content;
 use crate::files;
@@ -25,24 +24,17 @@ pub const NAME: &str = ".linkerd-cni-state";
 /// Name of a file that could not be parsed, kept for an operator.
 pub const DAMAGED: &str = ".linkerd-cni-state.damaged";
 
-const VERSION: u32 = 1;
-
 /// The saved state of a node, keyed by file name.
 ///
 /// The names of the JSON members are part of the file format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
-    #[serde(default)]
-    version: u32,
     /// Conflists, each with the original that it was made from.
     #[serde(default)]
     pub originals: BTreeMap<String, Original>,
     /// Files that only the agent writes. The value names the original if the file is a copy.
     #[serde(default)]
     pub own_configs: BTreeMap<String, Option<String>>,
-    /// Members that only a newer agent knows.
-    #[serde(flatten)]
-    unknown: BTreeMap<String, Value>,
     #[serde(skip)]
     pub unusable: Option<Unusable>,
 }
@@ -128,7 +120,6 @@ impl SavedState {
                 why: "cannot be read, so it is not overwritten",
             });
         }
-        self.version = self.version.max(VERSION);
         let text = serde_json::to_vec(self).unwrap_or_default();
         files::write(&path, &text, FileAccess::own(0o600))
     }
@@ -141,11 +132,6 @@ impl SavedState {
         files::rename(&dir.join(NAME), &dir.join(DAMAGED))?;
         self.unusable = None;
         Ok(())
-    }
-
-    /// Returns whether the agent knows the whole content of the file, so that it can remove the file.
-    pub fn is_known(&self) -> bool {
-        self.unusable.is_none() && self.unknown.is_empty()
     }
 
     /// Removes `name`, which is restored, from the saved state and writes the file if that changed
@@ -175,12 +161,11 @@ impl SavedState {
 mod tests {
     use super::*;
 
-    const STATE: &str = r#"{"version":2,"originals":{"a.conflist":{"without_entry":"{}","replaced_without_entry":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"own_configs":{"00-b.conflist":"a.conf"},"routes":["new"]}"#;
+    const STATE: &str = r#"{"originals":{"a.conflist":{"without_entry":"{}","replaced_without_entry":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"own_configs":{"00-b.conflist":"a.conf"}}"#;
 
     #[test]
-    fn the_file_format_is_stable_and_keeps_members_of_a_newer_agent() {
+    fn the_file_format_is_stable() {
         let saved: SavedState = serde_json::from_str(STATE).unwrap();
-        assert!(!saved.is_known());
         assert_eq!(serde_json::to_string(&saved).unwrap(), STATE);
     }
 

@@ -38,11 +38,8 @@ use crate::files::{self, StagedRemoval};
 use crate::pod_copy;
 use plugin_reference::PluginReference;
 
-/// Attempts to read the saved state, and to write a network config that another program writes at
-/// the same time.
+/// Attempts to write a network config that another program writes at the same time.
 const ATTEMPTS: usize = 5;
-/// Time between two attempts to read the saved state.
-const READ_RETRY: Duration = Duration::from_millis(100);
 /// How often the plugin entry is removed if another program chains the plugin again each time.
 /// After each removal, meshed pods start without redirect rules for a moment. Kept below the number
 /// of removals at which another agent of this project reports contention.
@@ -162,7 +159,7 @@ impl Uninstall<'_> {
     /// config names the plugin again.
     fn attempt(&mut self) -> Result<PluginReference, Vec<String>> {
         let held = self.lock.take();
-        self.saved_state = load_saved_state(&self.settings.net_dir);
+        self.saved_state = SavedState::load(&self.settings.net_dir);
         let unusable = self.saved_state.unusable.iter();
         self.attempt_failures.extend(unusable.map(|unusable| unusable.why.clone()));
         let (configs, invalid) = self.unchain()?;
@@ -273,10 +270,10 @@ impl Uninstall<'_> {
         let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
         let binaries = binaries.iter().filter(|name| !keep_binary || *name != PLUGIN);
         let binaries = binaries.map(|name| settings.bin_dir.join(name));
-        // Saved state that this agent cannot read or does not know is kept: a later uninstall may be
-        // able to read it and restore the original files.
+        // Saved state that this agent cannot read is kept: a later uninstall may be able to read it and
+        // restore the original files.
         let state = settings.net_dir.join(saved_state::NAME);
-        let state = self.saved_state.is_known().then_some(state);
+        let state = self.saved_state.unusable.is_none().then_some(state);
         [settings.kubeconfig()].into_iter().chain(binaries).chain(state).collect()
     }
 
@@ -326,7 +323,7 @@ impl Uninstall<'_> {
         for name in [saved_state::NAME, saved_state::DAMAGED] {
             let path = net_dir.join(name);
             if exists(&path) {
-                warn!("{} is kept: this agent does not know all of its content", path.display());
+                warn!("{} is kept: this agent cannot read it", path.display());
             }
         }
         let binary = self.settings.bin_dir.join(PLUGIN);
@@ -358,16 +355,4 @@ fn still_named(mut failures: Vec<String>) -> Vec<String> {
         "kubeconfig and plugin binary are left in place, because a network config still names {PLUGIN}, or may name it"
     ));
     failures
-}
-
-/// Loads the saved state. Retries, because a read error may be temporary.
-fn load_saved_state(dir: &Path) -> SavedState {
-    for _ in 1..ATTEMPTS {
-        let saved_state = SavedState::load(dir);
-        if saved_state.unusable.as_ref().is_none_or(|unusable| unusable.is_damaged) {
-            return saved_state;
-        }
-        thread::sleep(READ_RETRY);
-    }
-    SavedState::load(dir)
 }
