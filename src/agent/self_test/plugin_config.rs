@@ -53,35 +53,13 @@ impl PluginConfig {
         Value::Object(fields).to_string()
     }
 
-    /// Makes the result that the plugin before this one would return for a pod with these
-    /// addresses in the netns `sandbox`. Null if no plugin runs before this one, as when Multus
-    /// calls a standalone config.
-    pub fn previous_result(&self, sandbox: &str, addresses: &[String]) -> Value {
-        if !self.has_previous {
-            return Value::Null;
+    /// Returns the `prevResult` for the plugin, which only passes it through. Null if no plugin runs before
+    /// this one, as when Multus calls a standalone config.
+    pub fn previous_result(&self) -> Value {
+        match self.has_previous {
+            true => json!({"cniVersion": self.version}),
+            false => Value::Null,
         }
-        // The supported versions have one digit a part, so their texts compare as the versions do.
-        let version = self.version.as_str();
-        if version < "0.3.0" {
-            return json!({"cniVersion": self.version, "ip4": {"ip": addresses.first()}});
-        }
-        let ips: Vec<Value> = addresses
-            .iter()
-            .map(|address| {
-                let mut ip = json!({"address": address, "interface": 0});
-                // `version` is required up to CNI version 0.4.0 and was removed in 1.0.0.
-                if version < "1.0.0" {
-                    ip["version"] = json!(if address.contains(':') { "6" } else { "4" });
-                }
-                ip
-            })
-            .collect();
-        json!({
-            "cniVersion": self.version,
-            "interfaces": [{"name": super::INTERFACE, "sandbox": sandbox}],
-            "ips": ips,
-            "dns": {},
-        })
     }
 
     /// Whether the config's CNI version has CHECK.
@@ -104,8 +82,7 @@ mod tests {
     fn stdin_is_the_plugin_entry_with_the_fields_that_a_runtime_adds() {
         let mut config = PluginConfig::of(LIST).unwrap();
         assert_eq!(config.set_auto_mode().as_deref(), Some("nft"));
-        let previous =
-            config.previous_result("/ns", &["192.0.2.1/24".into(), "2001:db8::1/64".into()]);
+        let previous = config.previous_result();
         let stdin: Value = serde_json::from_str(&config.stdin(&previous)).unwrap();
         let wanted = json!({
             "name": "net",
@@ -113,28 +90,17 @@ mod tests {
             "type": "linkerd-cni",
             "linkerd": {"iptables-mode": "auto"},
             "capabilities": {"io.kubernetes.cri.pod-annotations": true},
-            "prevResult": {
-                "cniVersion": "1.0.0",
-                "interfaces": [{"name": "eth0", "sandbox": "/ns"}],
-                "ips": [{"address": "192.0.2.1/24", "interface": 0},
-                        {"address": "2001:db8::1/64", "interface": 0}],
-                "dns": {},
-            },
+            "prevResult": {"cniVersion": "1.0.0"},
         });
         assert_eq!(stdin, wanted);
         assert!(config.has_check());
     }
 
     #[test]
-    fn old_cni_versions_get_a_prev_result_of_their_version_and_check_from_0_4_0() {
-        for (version, key, check) in [
-            ("0.2.0", "/ip4/ip", false),
-            ("0.3.1", "/ips/0/version", false),
-            ("0.4.0", "/ips/0/version", true),
-        ] {
+    fn cni_versions_have_check_from_0_4_0() {
+        for (version, check) in [("0.2.0", false), ("0.3.1", false), ("0.4.0", true)] {
             let config = PluginConfig::of(&LIST.replace("1.0.0", version)).unwrap();
-            let result = config.previous_result("/ns", &["192.0.2.1/24".into()]);
-            assert!(result.pointer(key).is_some(), "{version}: {result}");
+            assert_eq!(config.previous_result()["cniVersion"], version);
             assert_eq!(config.has_check(), check, "{version}");
         }
     }
@@ -143,7 +109,7 @@ mod tests {
     fn a_standalone_config_gets_no_prev_result_as_when_multus_calls_it() {
         let conf = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "cniVersion": "0.3.1"}"#;
         let config = PluginConfig::of(conf).unwrap();
-        let previous = config.previous_result("/ns", &["192.0.2.1/24".into()]);
+        let previous = config.previous_result();
         let stdin: Value = serde_json::from_str(&config.stdin(&previous)).unwrap();
         assert_eq!(stdin, serde_json::from_str::<Value>(conf).unwrap());
         assert!(!config.has_check());

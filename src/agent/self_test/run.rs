@@ -107,8 +107,7 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<TestOutcome, Error> {
     let call_plugin = |command, previous: &Value| {
         call_plugin(bin_dir, &scratch, &copy, &plugin_config, command, previous, end)
     };
-    let previous = plugin_config.previous_result(&scratch.path(), &scratch.pod_addresses());
-    let result = call_plugin("ADD", &previous)?;
+    let result = call_plugin("ADD", &plugin_config.previous_result())?;
     let mut redirected = Vec::new();
     if let Some(config) = config.filter(|config| !config.simulate) {
         let redirect = config.redirect(&PodFacts::default())?;

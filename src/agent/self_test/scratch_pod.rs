@@ -132,12 +132,6 @@ impl ScratchPod {
         format!("/proc/{}/fd/{}", std::process::id(), self.pod.as_raw_fd())
     }
 
-    /// The pod's addresses with their prefix lengths, as in a CNI result.
-    pub fn pod_addresses(&self) -> Vec<String> {
-        let addresses = self.addresses.iter();
-        addresses.map(|Addresses { pod, prefix, .. }| format!("{pod}/{prefix}")).collect()
-    }
-
     /// Addresses of pod and neighbour in each address family that connects them.
     pub fn addresses(&self) -> &'static [Addresses] {
         self.addresses

@@ -4,8 +4,6 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
-use std::thread;
-use std::time::Duration;
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
