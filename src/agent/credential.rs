@@ -60,7 +60,7 @@ pub fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAcc
             content(path.clone()).map_err(|error| Error::Ca { path, error: Box::new(error) })?
         }
     };
-    Ok(ApiAccess { server, tls_server_name, ca: ca.into_bytes(), insecure: false, token })
+    Ok(ApiAccess { server, tls_server_name, ca: ca.into_bytes(), token })
 }
 
 /// Returns whether the kubeconfig on the host names the API server by a host name, as upstream's

@@ -39,8 +39,6 @@ pub struct ApiAccess {
     pub tls_server_name: Option<String>,
     /// PEM certificates of the CAs that the server's certificate may come from.
     pub ca: Vec<u8>,
-    /// Do not verify the server's certificate (`insecure-skip-tls-verify`).
-    pub insecure: bool,
     /// Bearer token, without leading and trailing white space.
     pub token: Option<String>,
 }
@@ -51,7 +49,6 @@ impl fmt::Debug for ApiAccess {
         f.debug_struct("ApiAccess")
             .field("server", &self.server)
             .field("tls_server_name", &self.tls_server_name)
-            .field("insecure", &self.insecure)
             .finish_non_exhaustive()
     }
 }
@@ -77,12 +74,8 @@ pub fn render(access: &ApiAccess) -> String {
     if let Some(name) = &access.tls_server_name {
         cluster.insert("tls-server-name".into(), json!(name));
     }
-    if access.insecure {
-        cluster.insert("insecure-skip-tls-verify".into(), json!(true));
-    } else {
-        let ca = BASE64.encode(access.ca.trim_ascii());
-        cluster.insert("certificate-authority-data".into(), json!(ca));
-    }
+    let ca = BASE64.encode(access.ca.trim_ascii());
+    cluster.insert("certificate-authority-data".into(), json!(ca));
     let kubeconfig = json!({
         "apiVersion": "v1",
         "kind": "Config",
@@ -102,7 +95,6 @@ pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<ApiAccess, Error
         server: server(host, port),
         tls_server_name: None,
         ca: files::read(&dir.join("ca.crt"))?.0,
-        insecure: false,
         token: Some(String::from_utf8_lossy(&token).trim().to_owned()),
     })
 }

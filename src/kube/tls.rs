@@ -40,14 +40,14 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Trusts the CA of the kubeconfig, or with `insecure-skip-tls-verify` any certificate. Fails
-    /// if the CA has no certificate or is not valid PEM. Plain HTTP needs no CA.
+    /// Trusts the CA of the kubeconfig. Fails if the CA has no certificate or is not valid PEM. Plain
+    /// HTTP needs no CA.
     pub fn of(access: &ApiAccess) -> Result<Self, Error> {
         let invalid = |problem| Error::InvalidCa { server: access.server.clone(), problem };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
         let algorithms = provider.signature_verification_algorithms;
         let (mut webpki, mut roots) = (None, Vec::new());
-        if !access.insecure && access.server.starts_with("https://") {
+        if access.server.starts_with("https://") {
             for item in parse_pem(&access.ca) {
                 let item = item.map_err(|error| invalid(format!("is not valid PEM: {error}")))?;
                 if let PemItem::Certificate(certificate) = item {
@@ -151,7 +151,7 @@ impl Transport for Encrypted {
 /// certificate if it is for the server's name.
 #[derive(Debug)]
 struct Verifier {
-    /// `None` accepts any certificate.
+    /// `None` for plain HTTP.
     webpki: Option<Arc<WebPkiServerVerifier>>,
     roots: Vec<CertificateDer<'static>>,
     algorithms: WebPkiSupportedAlgorithms,
@@ -167,7 +167,7 @@ impl ServerCertVerifier for Verifier {
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
         let Some(webpki) = &self.webpki else {
-            return Ok(ServerCertVerified::assertion());
+            return Err(CertificateError::UnknownIssuer.into());
         };
         let verified =
             webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);

@@ -36,7 +36,6 @@ struct Cluster {
     certificate_authority_data: Option<String>,
     /// A file.
     certificate_authority: Option<PathBuf>,
-    insecure_skip_tls_verify: bool,
 }
 
 #[derive(Deserialize)]
@@ -87,7 +86,6 @@ pub fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
         server,
         tls_server_name: cluster.tls_server_name.filter(|name| !name.is_empty()),
         ca,
-        insecure: cluster.insecure_skip_tls_verify,
         token,
     })
 }

@@ -8,7 +8,6 @@ fn access() -> ApiAccess {
         server: server("fd00:10:96::1", "443"),
         tls_server_name: Some("api.example".into()),
         ca: b"-----BEGIN CERTIFICATE-----".to_vec(),
-        insecure: false,
         token: Some("secret".into()),
     }
 }
@@ -20,8 +19,6 @@ fn parsed(text: &str) -> Result<ApiAccess, Error> {
 #[test]
 fn a_rendered_kubeconfig_is_read_back_unchanged() {
     assert_eq!(parsed(&render(&access())).unwrap(), access());
-    let insecure = ApiAccess { insecure: true, ca: Vec::new(), ..access() };
-    assert_eq!(parsed(&render(&insecure)).unwrap(), insecure);
 }
 
 #[test]

@@ -42,14 +42,6 @@ fn the_certificate_is_verified_for_the_tls_server_name() {
 }
 
 #[test]
-fn insecure_skip_tls_verify_accepts_a_certificate_of_another_name_and_ca() {
-    let scene = Scene::of(api_named("api.example"));
-    let kubeconfig = scene.api.kubeconfig();
-    let ca = kubeconfig.lines().find(|line| line.contains("certificate-authority-data")).unwrap();
-    call_with(&scene, ca, "    insecure-skip-tls-verify: true").run().succeeded();
-}
-
-#[test]
 fn a_host_name_in_the_kubeconfig_is_not_resolved_and_the_error_names_it() {
     let scene = Scene::of(api_named("localhost"));
     let call = || {
