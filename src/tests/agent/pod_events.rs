@@ -159,7 +159,7 @@ fn an_invalid_port_list_of_the_plugin_entry_is_logged_and_makes_no_event() {
 #[test]
 fn a_record_without_a_valid_namespace_or_uid_makes_no_event() {
     let scene = Scene::with_socket();
-    for (key, value) in [("namespace", ".."), ("pod_uid", "u"), ("pod_uid", "")] {
+    for (key, value) in [("namespace", ".."), ("pod_uid", "a b"), ("pod_uid", "")] {
         let mut changes = invalid_ports();
         changes[key] = json!(value);
         scene.send(1, &changes);
