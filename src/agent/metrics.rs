@@ -2,12 +2,9 @@
 
 mod plugin_calls;
 
-use std::fmt;
-use std::sync::atomic::AtomicU64;
+use std::sync::atomic::{AtomicU64, Ordering};
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::counter::{ConstCounter, Counter};
+use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
@@ -43,6 +40,7 @@ pub struct Metrics {
     pub pod_copy_kept: Gauge,
     pub plugin: PluginCalls,
     self_tests: Counters<1>,
+    log_lines_dropped: Counter,
 }
 
 impl Metrics {
@@ -50,7 +48,6 @@ impl Metrics {
         let mut registry = Registry::default();
         let plugin = PluginCalls::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
         let agent = registry.sub_registry_with_prefix("linkerd_cni_agent");
-        agent.register_collector(Box::new(DroppedLogLines));
         request_metrics::register(agent);
         register_build_info(agent);
         let without_entry = Counter::default();
@@ -125,6 +122,11 @@ impl Metrics {
                 "Whether the plugin may wait for pods in the node's copy: they were listed, and the watch \
                  has not failed twice in a row since",
             ),
+            log_lines_dropped: register(
+                agent,
+                "log_lines_dropped",
+                "Log lines dropped because stderr was full, closed or not read",
+            ),
             plugin,
             self_tests: register_each(
                 agent,
@@ -143,23 +145,9 @@ impl Metrics {
 
     /// Renders the metrics in the OpenMetrics text format.
     pub fn render(&self) -> String {
+        // The logger, which is not part of the agent, counts them.
+        self.log_lines_dropped.inner().store(stderr::dropped(), Ordering::Relaxed);
         openmetrics(&self.registry)
-    }
-}
-
-/// Counts the log lines that the logger, which is not part of the agent, has dropped.
-#[derive(Debug)]
-struct DroppedLogLines;
-
-impl Collector for DroppedLogLines {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let counter = ConstCounter::new(stderr::dropped());
-        counter.encode(encoder.encode_descriptor(
-            "log_lines_dropped",
-            "Log lines dropped because stderr was full, closed or not read.",
-            None,
-            counter.metric_type(),
-        )?)
     }
 }
 
