@@ -32,7 +32,7 @@ use crate::failure::Failure;
 use crate::files;
 use crate::record::{Record, SIZE_LIMIT, SOCKET_NAME};
 
-/// Time between two checks that the socket's path still leads to this socket.
+/// Longest time between two checks that the socket's path still leads to this socket.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait after the socket could not be created or read.
 const RETRY: Duration = Duration::from_secs(1);
@@ -136,34 +136,23 @@ impl RecordSocket {
         let mut rate_limit = RateLimit::new(INTERVAL, BURST, Instant::now());
         let mut buffer = vec![0; SIZE_LIMIT + 1];
         let mut last_problem = None;
-        let mut next_check = Instant::now();
-        let mut socket = None;
         loop {
-            if Instant::now() >= next_check {
-                match self.open_socket() {
-                    Ok(None) => return,
-                    Ok(open) => {
-                        if last_problem.take().is_some() {
-                            info!("plugin records are received again");
-                        }
-                        socket = open;
-                        next_check = Instant::now() + CHECK_INTERVAL;
+            let socket = match self.open_socket() {
+                Ok(Some(socket)) => socket,
+                Ok(None) => return,
+                Err(error) => {
+                    let why = error.to_string();
+                    if last_problem.as_ref() != Some(&why) {
+                        warn!("cannot receive plugin records: {why}");
                     }
-                    Err(error) => {
-                        let why = error.to_string();
-                        if last_problem.as_ref() != Some(&why) {
-                            warn!("cannot receive plugin records: {why}");
-                        }
-                        last_problem = Some(why);
-                        socket = None;
-                        next_check = Instant::now() + RETRY;
-                    }
+                    last_problem = Some(why);
+                    thread::sleep(RETRY);
+                    continue;
                 }
-            }
-            let Some(socket) = &socket else {
-                thread::sleep(RETRY);
-                continue;
             };
+            if last_problem.take().is_some() {
+                info!("plugin records are received again");
+            }
             match socket.recv(&mut buffer) {
                 Ok(length) => {
                     self.receive(&buffer[..length]);
