@@ -31,20 +31,10 @@ impl Object {
         self.non_null(key).map_or(Ok(String::new()), |value| serde_json::from_str(value.get()))
     }
 
-    /// Replaces the value of `key` and removes duplicates. Inserts a new key as the first member.
+    /// Sets `key` as the first member, and removes others of that name.
     pub fn set(&mut self, key: &str, value: Box<RawValue>) {
-        let place = self.0.iter().rposition(|(name, _)| name == key);
-        match place {
-            Some(place) => {
-                self.0[place].1 = value;
-                let mut index = 0;
-                self.0.retain(|(name, _)| {
-                    index += 1;
-                    name != key || index - 1 == place
-                });
-            }
-            None => self.0.insert(0, (key.to_owned(), value)),
-        }
+        self.0.retain(|(name, _)| name != key);
+        self.0.insert(0, (key.to_owned(), value));
     }
 }
 
@@ -108,7 +98,7 @@ mod tests {
         let mut object: Object = serde_json::from_str(r#"{"a":1,"b":2,"a":3}"#).unwrap();
         assert_eq!(object.get("a").unwrap().get(), "3");
         object.set("a", RawValue::from_string("4".into()).unwrap());
-        assert_eq!(serde_json::to_string(&object).unwrap(), r#"{"b":2,"a":4}"#);
+        assert_eq!(serde_json::to_string(&object).unwrap(), r#"{"a":4,"b":2}"#);
     }
 
     #[test]
