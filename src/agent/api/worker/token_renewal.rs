@@ -36,18 +36,8 @@ struct TokenRequestStatus {
     token: String,
 }
 
-/// Why there is no new token.
-struct Failure {
-    why: String,
-    /// Time that an overloaded API server asks to wait.
-    retry_after: Duration,
-}
-
-impl From<String> for Failure {
-    fn from(why: String) -> Failure {
-        Failure { why, retry_after: Duration::ZERO }
-    }
-}
+/// Why there is no new token, and the time that an overloaded API server asks to wait.
+type Failure = (String, Duration);
 
 impl Worker {
     /// Requests a token of the plugin's ServiceAccount, and schedules the next request. Wakes the
@@ -70,7 +60,7 @@ impl Worker {
                 info!("received a token of ServiceAccount {account}, valid for {seconds} s");
                 true
             }
-            Err(Failure { why, retry_after }) => {
+            Err((why, retry_after)) => {
                 let mut state = self.api.state();
                 let requests = &mut state.token_requests;
                 let changed = requests.error.as_ref() != Some(&why);
@@ -89,23 +79,22 @@ impl Worker {
     /// because an upgrade replaces that pod. It is not bound to the Node either: a Node that
     /// registers again has a new UID, which would revoke the token while its pods still run.
     fn request_token(&mut self, account: &str) -> Result<(String, u64), Failure> {
-        let namespace = namespace(&self.api.settings).ok_or_else(|| NO_NAMESPACE.to_owned())?;
+        let failed = |why: String| (why, Duration::ZERO);
+        let namespace =
+            namespace(&self.api.settings).ok_or_else(|| failed(NO_NAMESPACE.to_owned()))?;
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let request = json!({
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
             "spec": {"expirationSeconds": LIFETIME},
         });
-        let client = self.own.client().map_err(|error| error.to_string())?;
+        let client = self.own.client().map_err(|error| failed(error.to_string()))?;
         let response = client.post_and_decode::<TokenRequest>(&path, &request);
         self.record_own(&response);
-        let response = response.map_err(|error| Failure {
-            why: token::describe(&error),
-            retry_after: retry_after(&error),
-        })?;
+        let response = response.map_err(|error| (token::describe(&error), retry_after(&error)))?;
         let token = response.status.token.trim().to_owned();
         match problem(&token) {
-            Some(why) => Err(format!("unexpected response to the TokenRequest: {why}").into()),
+            Some(why) => Err(failed(format!("unexpected response to the TokenRequest: {why}"))),
             None => {
                 let seconds = response.spec.expiration_seconds;
                 Ok((token, seconds.unwrap_or(LIFETIME).min(LIFETIME)))
