@@ -21,7 +21,7 @@ const BURST: u32 = 6;
 /// contention. Random, as two agents with the same time would always write in the same order.
 const INTERVAL: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(12)];
 /// Contention is over if no write was needed for this long after the next one was allowed.
-const OVER_AFTER: Duration = Duration::from_secs(12);
+const OVER_AFTER: Duration = Duration::from_secs(2);
 
 /// A file for which this agent and another program may contend.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
