@@ -51,7 +51,6 @@ pub mod upstream_kubeconfig;
 pub mod watch;
 pub mod yielding;
 
-use std::collections::BTreeSet;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -140,7 +139,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
             pods_stopped.store(true, Ordering::Relaxed);
-            let removed = remove(&settings, reconciler.chained_conflists(), &mounts);
+            let removed = remove(&settings, &mounts);
             // After a failure, too: an upstream agent may be what keeps naming the plugin.
             if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {
                 reconciler.restore_upstream_kubeconfig();
@@ -206,13 +205,9 @@ fn uninstall_failed(error: Option<&Error>) -> EventContent {
 /// Lists everything that could not be removed.
 pub fn uninstall(settings: &Settings) -> Result<(), Error> {
     info!("uninstalling");
-    remove(settings, &BTreeSet::new(), &Mounts::at_start(&settings.node)).map(|_| ())
+    remove(settings, &Mounts::at_start(&settings.node)).map(|_| ())
 }
 
-fn remove(
-    settings: &Settings,
-    chained_conflists: &BTreeSet<String>,
-    mounts: &Mounts,
-) -> Result<UninstallOutcome, Error> {
-    uninstall::run(&settings.node, chained_conflists, mounts).map_err(Error::Uninstall)
+fn remove(settings: &Settings, mounts: &Mounts) -> Result<UninstallOutcome, Error> {
+    uninstall::run(&settings.node, mounts).map_err(Error::Uninstall)
 }

@@ -10,15 +10,13 @@ pub struct EntryGap {
     counted_until: Instant,
     /// The conflist was read at least once.
     was_read: bool,
-    /// The entry was there at least once.
-    had_entry: bool,
 }
 
 impl EntryGap {
     /// Starts at `now`, before the conflist is first read. Until the entry is written, the time
     /// counts as a gap, unless the first read finds the entry.
     pub fn new(now: Instant) -> Self {
-        EntryGap { has_entry: false, counted_until: now, was_read: false, had_entry: false }
+        EntryGap { has_entry: false, counted_until: now, was_read: false }
     }
 
     /// Records that the active conflist has the entry or lacks it at `now`. Returns the time without
@@ -40,7 +38,6 @@ impl EntryGap {
         };
         self.was_read = true;
         self.has_entry = has_entry;
-        self.had_entry |= has_entry;
         self.counted_until = now;
         gap
     }
@@ -50,12 +47,6 @@ impl EntryGap {
     pub fn pause(&mut self, now: Instant) {
         self.has_entry = false;
         self.counted_until = now;
-    }
-
-    /// Whether the conflist had the entry at least once, so that chaining the plugin now repeats
-    /// earlier work.
-    pub fn had_entry(&self) -> bool {
-        self.had_entry
     }
 }
 
@@ -70,10 +61,8 @@ mod tests {
         let start = Instant::now();
         let at = |seconds: u32| start + seconds * SECOND;
         let mut gap = EntryGap::new(start);
-        assert!(!gap.had_entry());
         assert_eq!(gap.observe(at(3), false, None), 3 * SECOND);
         assert_eq!(gap.observe(at(4), true, None), SECOND);
-        assert!(gap.had_entry());
         assert_eq!(gap.observe(at(30), true, Some(2 * SECOND)), Duration::ZERO);
         assert_eq!(gap.observe(at(60), false, Some(5 * SECOND)), 5 * SECOND);
         assert_eq!(gap.observe(at(61), false, Some(6 * SECOND)), SECOND);
@@ -85,7 +74,6 @@ mod tests {
         let start = Instant::now();
         let mut gap = EntryGap::new(start);
         assert_eq!(gap.observe(start + 3 * SECOND, true, None), Duration::ZERO);
-        assert!(gap.had_entry());
     }
 
     #[test]

@@ -58,7 +58,8 @@ pub struct Reconciler {
     token_found_on_host: Option<String>,
     /// If the settings require one, readiness depends on it.
     self_test: Option<SelfTest>,
-    chained_conflists: BTreeSet<String>,
+    /// Names of all network configs to which this agent ever chained the plugin.
+    chained: BTreeSet<String>,
     /// Whether the bin dir had the plugin binary when the agent started.
     had_binary: bool,
     /// Whether the runtime is known to look for plugins in the bin dir. Never reset: the
@@ -104,7 +105,7 @@ impl Reconciler {
             contention: Contention::default(),
             token_found_on_host: None,
             self_test,
-            chained_conflists: BTreeSet::new(),
+            chained: BTreeSet::new(),
             had_binary,
             runtime_finds_plugin: false,
             upstream_kubeconfig: UpstreamKubeconfig::default(),
@@ -116,11 +117,6 @@ impl Reconciler {
             ready_logged: false,
             stopping: false,
         }
-    }
-
-    /// Returns the names of all conflists to which this agent ever chained the plugin.
-    pub fn chained_conflists(&self) -> &BTreeSet<String> {
-        &self.chained_conflists
     }
 
     /// Prepares for the passes between SIGTERM and the agent's end. They never write the kubeconfig:

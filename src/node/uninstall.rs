@@ -16,7 +16,6 @@
 mod kept_binary;
 mod plugin_reference;
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -65,18 +64,13 @@ pub enum UninstallOutcome {
 }
 
 /// Removes everything that an agent, also an earlier one, wrote to this node, unless another
-/// program keeps chaining the plugin. `conflists` names the conflists that had the plugin entry. A
-/// failure does not stop the uninstall, except that kubeconfig and plugin binaries stay while a
-/// network config names the plugin.
+/// program keeps chaining the plugin. A failure does not stop the uninstall, except that kubeconfig and
+/// plugin binaries stay while a network config names the plugin.
 ///
 /// # Errors
 /// All failures, as texts for logs. A net dir that is no longer the node's is one: its network
 /// configs may name the plugin, so everything stays in place.
-pub fn run(
-    settings: &NodeSettings,
-    conflists: &BTreeSet<String>,
-    mounts: &Mounts,
-) -> Result<UninstallOutcome, Vec<String>> {
+pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<UninstallOutcome, Vec<String>> {
     if let Some(why) = mounts.stale_net_dir() {
         return Err(still_named(vec![why]));
     }
@@ -92,7 +86,6 @@ pub fn run(
     let end = Instant::now() + FOREIGN_TIMEOUT;
     let uninstall = Uninstall {
         settings,
-        conflists,
         lock,
         end,
         saved_state: SavedState::default(),
@@ -104,8 +97,6 @@ pub fn run(
 
 struct Uninstall<'s> {
     settings: &'s NodeSettings,
-    /// The conflists that had the plugin entry.
-    conflists: &'s BTreeSet<String>,
     lock: NodeLocker,
     /// Until when to wait for a network config that this agent cannot unchain.
     end: Instant,
@@ -162,7 +153,7 @@ impl Uninstall<'_> {
         self.saved_state = SavedState::load(&self.settings.net_dir);
         let unusable = self.saved_state.unusable.iter();
         self.attempt_failures.extend(unusable.map(|unusable| unusable.why.clone()));
-        let (configs, invalid) = self.unchain()?;
+        let configs = self.unchain()?;
         drop(held);
         let needed_by = kept_binary::needed_by(self.settings, &configs);
         let paths = self.paths(needed_by.is_some());
@@ -187,7 +178,7 @@ impl Uninstall<'_> {
         match reference {
             Ok(PluginReference::Missing) => {
                 self.finish(staged);
-                self.report_what_stays(needed_by, &invalid);
+                self.report_what_stays(needed_by);
             }
             _ => self.put_back(&staged),
         }
@@ -203,9 +194,8 @@ impl Uninstall<'_> {
     }
 
     /// Removes the plugin entry from all network configs. If another program keeps writing a config
-    /// at the same time, that config is left to the next attempt. Returns the network configs, and
-    /// why some of those that had the plugin entry are invalid now.
-    fn unchain(&mut self) -> Result<(Vec<ConfigFile>, Vec<String>), Vec<String>> {
+    /// at the same time, that config is left to the next attempt. Returns the network configs.
+    fn unchain(&mut self) -> Result<Vec<ConfigFile>, Vec<String>> {
         let path = &self.settings.net_dir;
         let mut attempts = 0;
         loop {
@@ -213,15 +203,8 @@ impl Uninstall<'_> {
             let found = self.configs()?;
             let seen = |name: &str| content(&found, name);
             let net_dir = NetDir { path, seen, is_locked: true };
-            let (mut raced, mut failures, mut invalid) = (false, Vec::new(), Vec::new());
-            for step in plan::unchain(&found, &self.saved_state, self.conflists) {
-                let step = match step {
-                    Ok(step) => step,
-                    Err(why) => {
-                        invalid.push(why);
-                        continue;
-                    }
-                };
+            let (mut raced, mut failures) = (false, Vec::new());
+            for step in plan::unchain(&found, &self.saved_state) {
                 match net_dir.apply(&step, &mut self.saved_state) {
                     Ok(()) => info!(
                         "removed the plugin entry from {}",
@@ -235,7 +218,7 @@ impl Uninstall<'_> {
                 return Err(failures);
             }
             if !raced || attempts == ATTEMPTS {
-                return Ok((found, invalid));
+                return Ok(found);
             }
         }
     }
@@ -312,14 +295,10 @@ impl Uninstall<'_> {
         self.attempt_failures.extend(copy.map(|error| error.to_string()));
     }
 
-    /// Logs which files an uninstall leaves on the node, and why. `invalid` are conflists that another
-    /// program has made invalid since they were chained. They do not name the plugin.
-    fn report_what_stays(&self, binary_needed_by: Option<&str>, invalid: &[String]) {
+    /// Logs which files an uninstall leaves on the node, and why.
+    fn report_what_stays(&self, binary_needed_by: Option<&str>) {
         let net_dir = &self.settings.net_dir;
         let exists = |path: &Path| matches!(files::metadata(path), Ok(Some(_)));
-        for why in invalid {
-            warn!("{}/{why}; the file is left unchanged", net_dir.display());
-        }
         for name in [saved_state::NAME, saved_state::DAMAGED] {
             let path = net_dir.join(name);
             if exists(&path) {

@@ -113,8 +113,7 @@ impl Reconciler {
         if kept == Some(OtherAgent::Newer)
             && usable_entry_is_installed(&self.entry, kubeconfig_on_host, mode, configs)
         {
-            let Plan { conflists, not_chained, .. } = plan;
-            return Plan { conflists, not_chained, ..Plan::default() };
+            return Plan { not_chained: plan.not_chained, ..Plan::default() };
         }
         plan
     }
@@ -153,8 +152,6 @@ impl Reconciler {
         let seen = |name: &str| content(&configs, name);
         let net_dir = NetDir { path: dir, seen, is_locked };
         let mut result = Ok(false);
-        let before = self.chained_conflists.clone();
-        self.chained_conflists.append(&mut plan.conflists);
         if saved_state.unusable.is_some() {
             // Unchaining restores the original files from the saved state.
             plan.unchain_steps.clear();
@@ -182,7 +179,7 @@ impl Reconciler {
             match net_dir.apply(step, &mut saved_state) {
                 Ok(()) if chains => {
                     self.record_write(file, text);
-                    let repeats = before.contains(target) && self.entry_gap.had_entry();
+                    let repeats = !self.chained.insert(target.to_owned());
                     if repeats && !had_entry {
                         self.status.metrics.rechains.inc();
                     }

@@ -116,13 +116,7 @@ impl Plan {
         saved: &SavedState,
     ) {
         match step(foreign, file, entry, saved) {
-            Ok(Some(step)) => {
-                self.conflists.insert(step.target().to_owned());
-                self.steps.push(step);
-            }
-            Ok(None) => {
-                self.conflists.insert(file.name.clone());
-            }
+            Ok(step) => self.steps.extend(step),
             Err(reason) => {
                 self.skipped.insert(file.name.clone(), reason);
             }

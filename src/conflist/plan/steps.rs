@@ -1,6 +1,6 @@
 //! The plan: network configs to write and to restore, and why a node is not ready.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::saved_state::Original;
@@ -15,8 +15,6 @@ pub struct Plan {
     pub unchain_steps: Vec<Step>,
     /// Names of the files that are left unchanged, each with the reason.
     pub skipped: BTreeMap<String, String>,
-    /// Names of the conflists that have the plugin entry, or will have it after `steps`.
-    pub conflists: BTreeSet<String>,
     /// Why the network config of this mode lacks the current plugin entry. The agent is not ready
     /// while this is set.
     pub not_chained: Option<String>,

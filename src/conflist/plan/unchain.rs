@@ -1,7 +1,5 @@
 //! Plans how to unchain the plugin: everywhere for uninstall, or from files that another mode left.
 
-use std::collections::BTreeSet;
-
 use super::conf_conversion::is_named;
 use super::multus;
 use super::own_config;
@@ -12,17 +10,8 @@ use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
 
 /// Plans how to unchain the plugin from all network configs `found`. Of one that Cilium has renamed,
 /// the original is restored under its name with Cilium's suffix.
-///
-/// # Errors
-/// `chained` names the conflists that had the plugin entry before. An element is an error if such a
-/// conflist cannot be read or parsed now.
-pub fn unchain(
-    found: &[ConfigFile],
-    saved: &SavedState,
-    chained: &BTreeSet<String>,
-) -> Vec<Result<Step, String>> {
-    let files = found.iter();
-    files.filter_map(|file| unchain_file(found, file, saved, chained).transpose()).collect()
+pub fn unchain(found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
+    found.iter().filter_map(|file| unchain_file(found, file, saved)).collect()
 }
 
 /// Plans how to remove the plugin entries and files of modes other than `mode`. Call it once the
@@ -35,31 +24,20 @@ pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -
         }
         ChainMode::Standalone(name) | ChainMode::Copy(name) => file.name != *name,
     };
-    let no_conflists = BTreeSet::new();
     let leftovers = found.iter().filter(is_leftover);
-    leftovers
-        .filter_map(|file| unchain_file(found, file, saved, &no_conflists).ok().flatten())
-        .collect()
+    leftovers.filter_map(|file| unchain_file(found, file, saved)).collect()
 }
 
-/// Plans how to unchain the plugin from `file`; `None` if there is nothing to do.
-fn unchain_file(
-    found: &[ConfigFile],
-    file: &ConfigFile,
-    saved: &SavedState,
-    chained: &BTreeSet<String>,
-) -> Result<Option<Step>, String> {
+/// Plans how to unchain the plugin from `file`; `None` if there is nothing to do, or if the file cannot be
+/// read or parsed.
+fn unchain_file(found: &[ConfigFile], file: &ConfigFile, saved: &SavedState) -> Option<Step> {
     if own_config::is_own_config(file, saved) {
-        return Ok(Some(Step::remove(file)));
+        return Some(Step::remove(file));
     }
     if file.kind != ConfigKind::Conflist {
-        return Ok(None);
+        return None;
     }
-    let conflist = match file.conflist() {
-        Ok(conflist) => conflist,
-        Err(why) if chained.contains(&file.name) => return Err(format!("{} {why}", file.name)),
-        Err(_) => return Ok(None),
-    };
+    let conflist = file.conflist().ok()?;
     let without_entry = conflist.without_entry();
     let (config, suffix) = file.split_name();
     if let Some(original) = saved.original(config, &without_entry) {
@@ -68,23 +46,23 @@ fn unchain_file(
             && link == Some(target)
         {
             // The file is the original symbolic link, still or again: there is nothing to undo.
-            return Ok(None);
+            return None;
         }
         let name = file.name.clone();
         let original = Original { name: format!("{}{suffix}", original.name), ..original.clone() };
         let original_exists =
             original.name != name && found.iter().any(|other| other.name == original.name);
-        return Ok(Some(match original_exists {
+        return Some(match original_exists {
             true => Step::remove(file),
             false => Step::Restore { conflist: name, original },
-        }));
+        });
     }
-    Ok(match conflist.calls_plugin() {
+    match conflist.calls_plugin() {
         false => None,
         true if multus::is_made(file, found) => Some(Step::remove(file)),
         true => {
             let name = file.name.clone();
             Some(Step::Replace { name, text: without_entry, original: None })
         }
-    })
+    }
 }

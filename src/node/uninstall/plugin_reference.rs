@@ -24,11 +24,8 @@ pub fn find(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> Plugi
     let is_named =
         |file: &&ConfigFile| file.split_name().1.is_empty() && net_dir::may_name_plugin(file);
     let named: Vec<&ConfigFile> = found.iter().filter(is_named).collect();
-    let steps = plan::unchain(found, saved_state, &Default::default());
-    let can_unchain = |file: &&&ConfigFile| {
-        let mut steps = steps.iter().flatten();
-        steps.any(|step| step.target() == file.name)
-    };
+    let steps = plan::unchain(found, saved_state);
+    let can_unchain = |file: &&&ConfigFile| steps.iter().any(|step| step.target() == file.name);
     match (named.iter().find(can_unchain), named.first()) {
         (Some(file), _) => PluginReference::Removable(dir.join(&file.name)),
         (None, Some(file)) => PluginReference::Foreign(dir.join(&file.name)),

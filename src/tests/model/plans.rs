@@ -1,7 +1,7 @@
 //! The plans of the product, for what an agent of the model read.
 
 use std::cell::RefCell;
-use std::collections::{BTreeSet, HashMap};
+use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -105,9 +105,9 @@ pub fn unchain(found: &Configs, saved: Option<Text>, bug: Bug) -> Vec<Operation>
 
 fn plan_unchain(found: &Configs, saved: Option<Text>, bug: Bug) -> Vec<Operation> {
     let (found, saved) = (config_files(found), saved_state(saved));
-    let steps = plan::unchain(&found, &saved, &BTreeSet::new());
+    let steps = plan::unchain(&found, &saved);
     let mut operations = Vec::new();
-    for step in steps.into_iter().flatten() {
+    for step in steps {
         operations.extend(of_step(&step, &found, bug));
     }
     operations
