@@ -37,7 +37,7 @@ fn the_next_agent_restores_the_conf_and_adds_to_the_saved_state() {
 fn a_damaged_saved_state_is_renamed_once_and_the_agent_works_without_it() {
     let node = chained_node();
     let text = node.text(STATE);
-    for damaged in ["", "{", &text[..text.len() / 2], "[]"] {
+    for damaged in ["", "{", &text[..text.len() / 2], "[1]"] {
         node.write(STATE, damaged);
         node.write("30-new.conf", CONF);
         let mut agent = node.start_ready();
