@@ -61,7 +61,7 @@ use tracing::info;
 use crate::conflist::PLUGIN;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::mounts::Mounts;
-use crate::node::uninstall::{self, UninstallOutcome};
+use crate::node::uninstall;
 use api::ApiHandle;
 use api::event_queue::Event;
 use main_loop::MainLoop;
@@ -140,11 +140,10 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             info!("uninstalling: {why}");
             pods_stopped.store(true, Ordering::Relaxed);
             let removed = remove(&settings, &mounts);
-            // After a failure, too: an upstream agent may be what keeps naming the plugin.
-            if !matches!(removed, Ok(UninstallOutcome::Uninstalled)) {
+            if let Err(error) = &removed {
+                // An upstream agent may be what keeps naming the plugin.
                 reconciler.restore_upstream_kubeconfig();
-                let event = Event::OnNode(uninstall_failed(removed.as_ref().err()));
-                api.post_last_event(event, POST_TIME);
+                api.post_last_event(Event::OnNode(uninstall_failed(error)), POST_TIME);
             }
             removed?;
         }
@@ -178,23 +177,15 @@ fn decide(
     }
 }
 
-/// Makes the Event on the node about an uninstall that failed, or that another program prevents by
-/// chaining the plugin again.
-fn uninstall_failed(error: Option<&Error>) -> EventContent {
-    const REMEDY: &str =
-        "Correct the cause, then run `linkerd2-cni-install uninstall` on this node";
-    let why = match error {
-        Some(error) => error.to_string(),
-        None => format!(
-            "another program keeps chaining {PLUGIN}, so plugin entry, kubeconfig and plugin binary \
-             are left in place"
-        ),
-    };
+/// Makes the Event on the node about an uninstall that failed.
+fn uninstall_failed(error: &Error) -> EventContent {
     EventContent {
         kind: EventType::Warning,
         reason: "LinkerdCNIUninstallFailed",
         action: "Uninstalling",
-        note: format!("{REMEDY}: {why}"),
+        note: format!(
+            "Correct the cause, then run `linkerd2-cni-install uninstall` on this node: {error}"
+        ),
     }
 }
 
@@ -205,9 +196,9 @@ fn uninstall_failed(error: Option<&Error>) -> EventContent {
 /// Lists everything that could not be removed.
 pub fn uninstall(settings: &Settings) -> Result<(), Error> {
     info!("uninstalling");
-    remove(settings, &Mounts::at_start(&settings.node)).map(|_| ())
+    remove(settings, &Mounts::at_start(&settings.node))
 }
 
-fn remove(settings: &Settings, mounts: &Mounts) -> Result<UninstallOutcome, Error> {
+fn remove(settings: &Settings, mounts: &Mounts) -> Result<(), Error> {
     uninstall::run(&settings.node, mounts).map_err(Error::Uninstall)
 }

@@ -54,15 +54,6 @@ const POLL_PERIOD: Duration = Duration::from_millis(2);
 /// Multus regenerates its config, with a copy of the conflist, in about a second.
 const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Result of an uninstall.
-#[derive(Debug, PartialEq, Eq)]
-pub enum UninstallOutcome {
-    /// The plugin is no longer installed on this node.
-    Uninstalled,
-    /// Another program chains the plugin, so it stays installed.
-    LeftInPlace,
-}
-
 /// Removes everything that an agent, also an earlier one, wrote to this node, unless another
 /// program keeps chaining the plugin. A failure does not stop the uninstall, except that kubeconfig and
 /// plugin binaries stay while a network config names the plugin.
@@ -70,7 +61,7 @@ pub enum UninstallOutcome {
 /// # Errors
 /// All failures, as texts for logs. A net dir that is no longer the node's is one: its network
 /// configs may name the plugin, so everything stays in place.
-pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<UninstallOutcome, Vec<String>> {
+pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> {
     if let Some(why) = mounts.stale_net_dir() {
         return Err(still_named(vec![why]));
     }
@@ -107,39 +98,37 @@ struct Uninstall<'s> {
 }
 
 impl Uninstall<'_> {
-    fn run(mut self) -> Result<UninstallOutcome, Vec<String>> {
+    fn run(mut self) -> Result<(), Vec<String>> {
         let mut removals = 0;
-        let outcome = loop {
+        let why = loop {
             removals += 1;
             self.attempt_failures.clear();
-            let reference = self.attempt();
-            let why = match reference {
-                Ok(PluginReference::Missing) => break UninstallOutcome::Uninstalled,
+            match self.attempt() {
+                Ok(PluginReference::Missing) => {
+                    let failures = self.all_failures();
+                    return if failures.is_empty() { Ok(()) } else { Err(failures) };
+                }
                 Ok(PluginReference::Foreign(config)) if Instant::now() >= self.end => {
-                    vec![format!(
+                    break vec![format!(
                         "{} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
-                     `linkerd2-cni-install uninstall` on this node",
+                         `linkerd2-cni-install uninstall` on this node",
                         config.display()
-                    )]
+                    )];
                 }
                 Ok(PluginReference::Removable(config) | PluginReference::Foreign(config))
                     if removals == MAX_REMOVALS =>
                 {
-                    warn!("{}", rechained(&config));
-                    break UninstallOutcome::LeftInPlace;
+                    break vec![rechained(&config)];
                 }
                 Ok(PluginReference::Removable(config)) => {
                     info!("{} names {PLUGIN} again", config.display());
-                    continue;
                 }
-                Ok(PluginReference::Foreign(_)) => continue,
-                Err(why) => why,
-            };
-            self.attempt_failures.extend(why);
-            return Err(still_named(self.all_failures()));
+                Ok(PluginReference::Foreign(_)) => {}
+                Err(why) => break why,
+            }
         };
-        let failures = self.all_failures();
-        if failures.is_empty() { Ok(outcome) } else { Err(failures) }
+        self.attempt_failures.extend(why);
+        Err(still_named(self.all_failures()))
     }
 
     fn all_failures(self) -> Vec<String> {
@@ -321,9 +310,8 @@ impl Uninstall<'_> {
 /// Says that another program keeps chaining the plugin in this conflist, and what to do.
 fn rechained(list: &Path) -> String {
     format!(
-        "{} {OVERWRITTEN}, which chains {PLUGIN} again, so plugin \
-         entry, kubeconfig and plugin binary are left in place; if no Linkerd CNI agent should run \
-         on this node, stop that writer, then run `linkerd2-cni-install uninstall` on this node",
+        "{} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI agent should run on this node, \
+         stop that writer, then run `linkerd2-cni-install uninstall` on this node",
         list.display()
     )
 }

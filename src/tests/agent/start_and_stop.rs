@@ -86,18 +86,13 @@ fn a_directory_with_the_name_of_a_leftover_stays() {
 }
 
 #[test]
-fn uninstall_leaves_and_reports_a_conflist_that_became_invalid() {
+fn uninstall_leaves_a_conflist_that_became_invalid() {
     let node = Node::with_calico();
     node.write("20-calico.conflist", CALICO);
     let mut agent = node.start_ready();
     node.write("20-calico.conflist", "{");
     until("the damage seen", || agent.log().contains("20-calico.conflist: is not JSON"));
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    let log = agent.log();
-    assert!(
-        log.contains("20-calico.conflist is not JSON (line 1, column 1); the file is"),
-        "{log}"
-    );
     assert_eq!(node.text("20-calico.conflist"), "{");
     assert_eq!(node.text(LIST), CALICO);
     assert!(!node.net("kubeconfig.json").exists() && !node.bin("linkerd-cni").exists());
