@@ -214,7 +214,7 @@ mod tests {
             let error = fake(&script, Duration::from_secs(1)).get("/x").unwrap_err();
             assert!(matches!(error, Error::Deadline(_)), "{hang}: {error}");
             assert!(start.elapsed() < Duration::from_secs(30), "{hang}");
-            child::assert_ends(&file);
+            child::tests::assert_ends(&file);
             std::fs::remove_file(&file).unwrap();
         }
     }

@@ -165,7 +165,7 @@ mod tests {
         let script = format!("sleep 60 & echo $! >{}; wait", file.display());
         let late = shell(&script, Duration::from_secs(1)).unwrap_err();
         assert!(matches!(late, Error::TimedOut { .. }), "{late}");
-        child::assert_ends(&file);
+        child::tests::assert_ends(&file);
     }
 
     #[test]

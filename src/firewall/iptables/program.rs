@@ -206,7 +206,7 @@ mod tests {
     fn processes_that_a_hung_program_started_are_killed_too() {
         let (dir, path) = program("sleep 60 & echo $! >\"$0.pid\"; wait");
         restore(&path, "*nat\n", Duration::from_millis(500)).unwrap_err();
-        child::assert_ends(&dir.path().join("iptables-restore.pid"));
+        child::tests::assert_ends(&dir.path().join("iptables-restore.pid"));
     }
 
     #[test]

@@ -1,0 +1,86 @@
+use std::fs;
+use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
+use std::path::Path;
+use std::process::Command;
+use std::time::Instant;
+
+use super::*;
+
+/// Waits until the process has ended whose ID is in the file, and fails if it does not end.
+pub fn assert_ends(file: &Path) {
+    let id = fs::read_to_string(file).unwrap_or_default();
+    let id = id.trim();
+    assert!(id.parse::<i32>().is_ok(), "no process ID in {}", file.display());
+    let end = Deadline::after(Duration::from_secs(20));
+    // A killed process is a zombie until its new parent reaps it.
+    while fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
+        assert!(!end.has_passed(), "process {id} is alive");
+        thread::sleep(LONGEST_PAUSE);
+    }
+}
+
+const LONG: Duration = Duration::from_secs(60);
+
+/// `sh -c SCRIPT FILE` as the leader of a process group.
+fn shell(script: &str, file: &Path) -> Child {
+    let mut command = Command::new("/bin/sh");
+    command.args(["-c", script]).arg(file).process_group(0).spawn().unwrap()
+}
+
+/// Waits until the shell has written a process ID to the file.
+fn await_id(file: &Path) {
+    let end = Deadline::after(LONG);
+    while !fs::read_to_string(file).is_ok_and(|text| text.ends_with('\n')) {
+        assert!(!end.has_passed(), "nothing was written");
+        thread::sleep(FIRST_PAUSE);
+    }
+}
+
+#[test]
+fn the_exit_status_of_a_child_that_ends_in_time_is_returned() {
+    let mut child = shell("exit 7", Path::new(""));
+    let status = wait(&mut child, Deadline::after(LONG)).unwrap().unwrap();
+    assert_eq!(status.code(), Some(7));
+}
+
+#[test]
+fn a_child_that_runs_at_the_deadline_has_no_status_until_it_is_killed() {
+    let mut child = shell("exec sleep 60", Path::new(""));
+    let budget = Duration::from_millis(20);
+    let begin = Instant::now();
+    assert_eq!(wait(&mut child, Deadline::after(budget)).unwrap(), None);
+    assert!(begin.elapsed() >= budget);
+    kill(&mut child);
+    let status = wait(&mut child, Deadline::after(LONG)).unwrap().unwrap();
+    assert_eq!(status.signal(), Some(Signal::SIGKILL as i32));
+}
+
+#[test]
+fn a_child_that_does_not_end_after_its_kill_is_left_behind() {
+    let mut child = shell("exec sleep 60", Path::new(""));
+    reap(&mut child);
+    let ended = child.try_wait().unwrap();
+    kill(&mut child);
+    assert_eq!(ended, None, "waited for the end");
+}
+
+#[test]
+fn a_child_in_the_group_of_this_process_is_killed_alone() {
+    let mut child = Command::new("sleep").arg("60").spawn().unwrap();
+    kill(&mut child);
+    let status = wait(&mut child, Deadline::after(LONG)).unwrap().unwrap();
+    assert_eq!(status.signal(), Some(Signal::SIGKILL as i32));
+}
+
+#[test]
+fn processes_of_the_group_are_killed_even_after_their_leader_exited() {
+    let directory = tempfile::tempdir().unwrap();
+    let file = directory.path().join("id");
+    for script in [r#"sleep 60 & echo $! >"$0"; wait"#, r#"sleep 60 & echo $! >"$0""#] {
+        let mut child = shell(script, &file);
+        await_id(&file);
+        kill(&mut child);
+        assert_ends(&file);
+        fs::remove_file(&file).unwrap();
+    }
+}
