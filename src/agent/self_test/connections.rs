@@ -1,6 +1,5 @@
 //! Opens the connections of a self-test, to ports that the pod's redirect rules redirect.
 
-use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
 
 use super::scratch_pod::{Direction, ScratchPod};
@@ -18,7 +17,6 @@ const PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
 /// Describes the first connection that does not reach the proxy's port.
 pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>, String> {
     let user = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
-    let mut listeners = BTreeMap::new();
     let mut redirected = Vec::new();
     for addresses in scratch.addresses() {
         let (pod, neighbour) = (addresses.pod, addresses.neighbour);
@@ -29,12 +27,8 @@ pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>,
             (Direction::Inbound, pod, inbound, redirect.inbound_port),
         ] {
             let Some(port) = port else { continue };
-            let listener = match listeners.remove(&proxy) {
-                Some(listener) => listener,
-                None => scratch.listen(proxy)?,
-            };
+            let listener = scratch.listen(proxy)?;
             scratch.expect_redirect(direction, SocketAddr::new(to, port), &listener, proxy)?;
-            listeners.insert(proxy, listener);
             let family = if pod.is_ipv6() { "IPv6" } else { "IPv4" };
             redirected.push(format!("{family} {direction}"));
         }
