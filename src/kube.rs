@@ -56,6 +56,11 @@ const ERROR_LIMIT: u64 = 64 << 10;
 /// tenth of a program's memory. The head of a request, token included, has to fit.
 const BUFFER: usize = 16 << 10;
 
+/// Time-out of a response to the agent and the repair controller. Longer than that of other phases, because
+/// an overloaded API server queues requests, and a request that is sent again waits at the end of the queue.
+/// The repair controller's value in upstream.
+pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
+
 /// Longest duration of each phase of one request.
 ///
 /// There is no deadline for the whole request: with one, ureq starts a thread for name

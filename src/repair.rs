@@ -51,7 +51,7 @@ use crate::admin::{self, Handlers};
 use crate::files::MountedDir;
 use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
-use crate::kube::pod_watch::READ_TIMEOUT;
+use crate::kube::pod_watch::DEADLINES;
 use act::worker::{self, Worker};
 use find::audit::Audit;
 use find::readiness::Readiness;
@@ -63,14 +63,6 @@ use stranded::{FoundBy, StrandedPod};
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 /// Also the file name by which `cli` starts the controller.
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
-
-/// Timeout for connecting to the API server, and for the start of its response, for lists and watches.
-/// Upstream's value.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
-
-/// Deadlines of lists and watches.
-const LIST_AND_WATCH: Deadlines =
-    Deadlines { connect: RESPONSE_TIMEOUT, response: RESPONSE_TIMEOUT, body: READ_TIMEOUT };
 
 /// How long the process waits for the repair in progress after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
@@ -141,7 +133,7 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     signals.thread_block().map_err(Error::Signal)?;
 
     if let Some(root) = settings.compare.clone() {
-        let connection = Connection::new(source.clone(), CONTROLLER, LIST_AND_WATCH);
+        let connection = Connection::new(source.clone(), CONTROLLER, DEADLINES);
         compare::start(settings, root, connection)?;
         signals.wait().map_err(Error::Signal)?;
         return Ok(());
@@ -150,10 +142,10 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     let net_dir = MountedDir::at_start(&shared.settings.net_dir());
     serve(Arc::clone(&shared), net_dir)?;
     let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
-    let (watching, watched) = (connection(LIST_AND_WATCH), Arc::clone(&shared));
+    let (watching, watched) = (connection(DEADLINES), Arc::clone(&shared));
     spawn("watch", move || watch::run(watching, &watched))?;
     if let Some(period) = shared.settings.audit_period() {
-        let audit = Audit::new(connection(LIST_AND_WATCH), Arc::clone(&shared));
+        let audit = Audit::new(connection(DEADLINES), Arc::clone(&shared));
         spawn("audit", move || audit.run(period))?;
     }
     let connection = connection(Deadlines::each(worker::REQUEST_TIMEOUT));

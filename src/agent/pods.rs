@@ -22,16 +22,12 @@ use super::settings::Settings;
 use super::watch::Waker;
 use crate::kube::Deadlines;
 use crate::kube::connection::Connection;
-use crate::kube::pod_watch::{self, READ_TIMEOUT};
+use crate::kube::pod_watch;
 use crate::pod_copy;
 use publisher::Publisher;
 
 /// Stack size of the thread, in bytes.
 const STACK: usize = 512 << 10;
-/// Time-out of each phase of a request but the response.
-const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time-out of a response, as of the agent's other requests.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 /// Time-out of each phase of a request for another object. The next pods wait behind it.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest wait before the first list. Short, as the agent is not ready before that list, and a rolling
@@ -60,12 +56,7 @@ pub fn start(
     let (Some(node), Some(source)) = (settings.node_name.clone(), source(settings)) else {
         return Ok(stopped);
     };
-    let watching = Deadlines {
-        response: RESPONSE_TIMEOUT,
-        body: READ_TIMEOUT,
-        ..Deadlines::each(PHASE_TIMEOUT)
-    };
-    let watching = Connection::new(source.clone(), USER_AGENT, watching);
+    let watching = Connection::new(source.clone(), USER_AGENT, pod_watch::DEADLINES);
     let connection = Connection::new(source, USER_AGENT, Deadlines::each(LOOKUP_TIMEOUT));
     let (own, shared) = (Arc::clone(&stopped), Arc::clone(status));
     let mut publisher = Publisher::new(run_dir.clone(), connection, own, shared);

@@ -8,9 +8,9 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::connection::{self, Connection};
 use super::pod_stream::{self, FromPod, PodList, WatchEvent};
-use super::redact;
 use super::retry::Retry;
 use super::types::{ApiStatus, Metadata};
+use super::{Deadlines, RESPONSE_TIMEOUT, redact};
 use crate::backoff::{Backoff, Limits, between, jitter};
 
 /// Waits before a failed request is sent again. A restart of the API server ends the watches of all
@@ -33,8 +33,11 @@ const EARLY_END_TOLERANCE: Duration = Duration::from_secs(10);
 /// Longest time without data in a watch. If etcd reports its progress, the API server sends a
 /// bookmark about once a minute, so a connection without data for longer is dead, even without a
 /// TCP error. Otherwise a quiet watch also times out here, and the pods are listed again
-/// (`docs/limits.md`). Use it as [`Deadlines::body`](super::Deadlines::body).
-pub const READ_TIMEOUT: Duration = Duration::from_secs(150);
+/// (`docs/limits.md`).
+const READ_TIMEOUT: Duration = Duration::from_secs(150);
+/// Deadlines of the connection for [`run`].
+pub const DEADLINES: Deadlines =
+    Deadlines { connect: RESPONSE_TIMEOUT, response: RESPONSE_TIMEOUT, body: READ_TIMEOUT };
 
 /// Longest wait taken from a `Retry-After` header.
 const RETRY_AFTER_CAP: Duration = Duration::from_secs(60);

@@ -16,13 +16,10 @@ use super::{ApiHandle, USER_AGENT, daemonset_path, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::DaemonSet;
-use crate::kube::{self, Deadlines};
+use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT};
 
 /// Time-out of each phase of a request but the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time-out of the response. Longer, because an overloaded API server queues requests, and a request
-/// that is sent again waits at the end of the queue. The same as in the repair controller.
-const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 /// Shortest time between two iterations of the loop when other threads request work.
 const MIN_ITERATION: Duration = Duration::from_millis(50);
 /// Time to wait after a response that did not arrive in time, as if the API server had asked for it:

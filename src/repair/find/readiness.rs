@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 /// Time without data from the API server after which the controller is not ready. The API server
 /// sends a bookmark about once a minute if etcd reports its progress. Otherwise the controller
-/// lists again after [`READ_TIMEOUT`](crate::kube::pod_watch::READ_TIMEOUT).
+/// lists again after `READ_TIMEOUT` of [`pod_watch`](crate::kube::pod_watch).
 const MAX_SILENCE: Duration = Duration::from_secs(300);
 
 /// Whether the connection to the API server works.
