@@ -192,10 +192,9 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<String> {
     }
     let line = request.split(|byte| *byte == b'\r').next().unwrap_or(&[]);
     let words: Vec<&str> = str::from_utf8(line).unwrap_or("").split(' ').collect();
-    let (method, target) = match words[..] {
-        _ if !is_complete => return Some(head("431 Request Header Fields Too Large", TEXT, 0)),
-        [method, target, version] if version.starts_with("HTTP/1.") => (method, target),
-        _ => return Some(head("400 Bad Request", TEXT, 0)),
+    let target = match words[..] {
+        ["GET", target, version] if is_complete && version.starts_with("HTTP/1.") => target,
+        _ => return Some(response("400 Bad Request", TEXT, "")),
     };
     let health = |word: &str, result: Result<Option<String>, String>| match result {
         Ok(None) => ("200 OK", TEXT, format!("{word}\n")),
@@ -208,18 +207,15 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<String> {
         ("/ready", _) => health("ready", (handlers.ready)()),
         ("/metrics", _) => ("200 OK", OPENMETRICS, (handlers.metrics)()),
         ("/status", Some(status)) => ("200 OK", JSON, status()),
-        _ => return Some(head("404 Not Found", TEXT, 0)),
+        _ => ("404 Not Found", TEXT, String::new()),
     };
-    Some(match method {
-        "GET" => head(status, content_type, body.len()) + &body,
-        "HEAD" => head(status, content_type, body.len()),
-        _ => head("405 Method Not Allowed\r\nAllow: GET, HEAD", TEXT, 0),
-    })
+    Some(response(status, content_type, &body))
 }
 
-fn head(status: &str, content_type: &str, length: usize) -> String {
+fn response(status: &str, content_type: &str, body: &str) -> String {
+    let length = body.len();
     format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n"
+        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     )
 }
 
