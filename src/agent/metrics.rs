@@ -34,7 +34,6 @@ pub struct Metrics {
     pub token_expiration: Gauge,
     pub reconciles: Counter,
     pub reconcile_errors: Counter,
-    pub bin_dir_without_plugins: Gauge,
     pub token_request_failed: Gauge,
     pub published_pods: Gauge,
     pub pod_copy_kept: Gauge,
@@ -100,11 +99,6 @@ impl Metrics {
                 agent,
                 "reconcile_errors",
                 "Reconcile passes with a problem that could not be corrected",
-            ),
-            bin_dir_without_plugins: register(
-                agent,
-                "bin_dir_without_plugins",
-                "Whether the bin dir has none of the plugins that the active conflist names",
             ),
             token_request_failed: register(
                 agent,

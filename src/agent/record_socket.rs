@@ -196,13 +196,11 @@ impl RecordSocket {
 
     /// Counts, logs and reports one record.
     fn receive(&self, bytes: &[u8]) {
-        let counters = &self.status.metrics.plugin;
         let Some(record) = Record::parse(bytes) else {
-            counters.reject();
             debug!("{}: rejected an invalid plugin record", self.path.display());
             return;
         };
-        counters.count(&record);
+        self.status.metrics.plugin.count(&record);
         // By code: the plugin on the node may be of another version.
         if record.has_code(Failure::TokenRejected) {
             self.api.report_rejection();

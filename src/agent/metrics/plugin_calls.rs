@@ -44,7 +44,6 @@ pub struct PluginCalls {
     exempt_containers: Counter,
     ipv6_bypass: Counter,
     unproven_checks: Counter,
-    rejected_records: Counter,
 }
 
 /// What `/status` says about the plugin's calls since the agent started. Counts of zero are left out
@@ -144,11 +143,6 @@ impl PluginCalls {
                 "unproven_checks",
                 "CHECKs that could not prove whether redirect rules are missing, and succeeded",
             ),
-            rejected_records: register(
-                group,
-                "rejected_records",
-                "Datagrams that are not valid plugin records",
-            ),
         }
     }
 
@@ -212,11 +206,6 @@ impl PluginCalls {
             exempt_containers: self.exempt_containers.get(),
             ipv6_bypass: self.ipv6_bypass.get(),
         }
-    }
-
-    /// Counts a datagram that is not a valid record.
-    pub fn reject(&self) {
-        self.rejected_records.inc();
     }
 }
 
@@ -309,7 +298,6 @@ mod tests {
         let check = r#"{"level":"warn","command":"CHECK","namespace":"n","pod":"p","container_id":"c",
             "decision":"checked","requests":0,"ms":1,"degraded":{"code":101,"msg":""}}"#;
         counters.count(&Record::parse(check.as_bytes()).unwrap());
-        counters.reject();
         let one = |name: &str, count| BTreeMap::from([(name.to_owned(), count)]);
         let failures = BTreeMap::from([("101".into(), 1), ("other".into(), 2)]);
         let counts = PluginCounts {
@@ -346,7 +334,6 @@ mod tests {
             r#"linkerd_cni_plugin_degraded_total{code="other"} 2"#,
             r#"linkerd_cni_plugin_ignored_ports_total{source="config.linkerd.io/skip-inbound-ports"} 3"#,
             r#"linkerd_cni_plugin_ignored_ports_total{source="outbound-ports-to-ignore"} 0"#,
-            "linkerd_cni_plugin_rejected_records_total 1",
         ] {
             assert!(text.lines().any(|found| found == line), "{line} in {text}");
         }

@@ -118,9 +118,9 @@ impl Reconciler {
         plan
     }
 
-    /// Returns a warning and sets the metric if the bin dir holds no plugin of the active conflist
-    /// among `configs`: the runtime probably looks for plugins elsewhere. While the agent cannot read
-    /// the first config, checks the one after it, which is chained as well.
+    /// Returns a warning if the bin dir holds no plugin of the active conflist among `configs`: the runtime
+    /// probably looks for plugins elsewhere. While the agent cannot read the first config, checks the one
+    /// after it, which is chained as well.
     ///
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
@@ -128,7 +128,6 @@ impl Reconciler {
         let active = plan::called(configs)
             .or_else(|| plan::called(configs.iter().filter(|file| file.content.is_ok())));
         let warning = active.and_then(|active| platforms::no_plugins(&self.settings.node, active));
-        self.status.metrics.bin_dir_without_plugins.set(warning.is_some().into());
         if self.had_binary || warning.is_none() {
             self.runtime_finds_plugin |= plan::chained(&self.settings.node.mode, configs).is_some();
         }
