@@ -71,7 +71,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
         leftovers::remove(settings).iter().map(ToString::to_string).collect();
     drop(held);
     // The network configs stop naming the plugin. Its binary stays in the node's directory.
-    failures.extend(mounts.stale_bin_dir());
+    failures.extend(mounts.stale());
     // Removed even if kubeconfig and plugin binaries have to stay.
     failures.extend(leftovers::remove_dead_sockets(settings).map(|why| why.to_string()));
     let end = Instant::now() + FOREIGN_TIMEOUT;
