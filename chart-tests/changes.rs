@@ -220,6 +220,8 @@ fn each_value_of_the_plugin_entry_and_the_test_pod_changes_the_recorded_fields()
             "sandboxedRuntimeClasses: [gvisor, kata, runsc]",
             "skipSubnets: ''",
             "skipSubnets: '10.0.0.0/8, fd00::/8'",
+            "skipInboundSubnets: '10.0.0.0/8, fd00::/8'",
+            "skipOutboundSubnets: '10.0.0.0/8, fd00::/8'",
             "useWaitFlag: true",
             "iptablesMode: legacy",
             "iptablesMode: native",

@@ -62,6 +62,8 @@ const INVALID: &[&str] = &[
     "skipSubnets: '10.0.0.256/32'",
     "skipSubnets: 'fd00::/129'",
     "skipSubnets: 'fd00:1/64'",
+    "skipInboundSubnets: '10.0.0.0'",
+    "skipOutboundSubnets: '10.0.0.0/8,10.0.0.0/33'",
     "disableIPv6: 'false'",
     "privileged: 'false'",
     "destCNINetDir: etc/cni",

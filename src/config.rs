@@ -19,6 +19,7 @@ use crate::redirect::backend::IptablesMode;
 use crate::redirect::rules;
 use crate::redirect::{Ipv6, Redirect};
 use ignored_ports::Ignored;
+use resolve::SUBNETS;
 use section::Section;
 
 /// Namespace and DaemonSet of the agent if the plugin entry does not name them.
@@ -78,7 +79,8 @@ struct Defaults {
     ports_to_redirect: Vec<String>,
     inbound_ports_to_ignore: Vec<String>,
     outbound_ports_to_ignore: Vec<String>,
-    subnets_to_ignore: Vec<String>,
+    /// In the order of [`SUBNETS`].
+    subnets_to_ignore: [Vec<String>; SUBNETS.len()],
 }
 
 impl Config {
@@ -139,7 +141,7 @@ impl Config {
                 ports_to_redirect: linkerd.ports("ports-to-redirect"),
                 inbound_ports_to_ignore: linkerd.ports(ignored_ports::INBOUND_KEY),
                 outbound_ports_to_ignore: linkerd.ports(ignored_ports::OUTBOUND_KEY),
-                subnets_to_ignore: linkerd.strings("subnets-to-ignore"),
+                subnets_to_ignore: SUBNETS.map(|(_, key)| linkerd.strings(key)),
             },
             problem: None,
         };

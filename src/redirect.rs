@@ -29,6 +29,8 @@ pub struct Redirect {
     pub skip_outbound: Vec<PortRange>,
     /// Inbound connections from these subnets are not redirected.
     pub skip_subnets: Vec<Subnet>,
+    /// Outbound connections to these subnets are not redirected.
+    pub skip_outbound_subnets: Vec<Subnet>,
     /// Whether the pod object could not be read, so that its proxy may need another redirect.
     pub is_guessed: bool,
 }

@@ -19,6 +19,14 @@ use crate::quote::{self, quote};
 use crate::redirect::ports::{self, InvalidElements, PortRange};
 use crate::redirect::{Ipv6, Redirect, Subnet};
 
+/// Annotations with subnets that are not redirected, and the keys of the plugin entry that they
+/// replace. The first two are of inbound connections, the last is of outbound ones.
+pub(super) const SUBNETS: [(&str, &str); 3] = [
+    (annotation::SKIP_SUBNETS, "subnets-to-ignore"),
+    (annotation::SKIP_INBOUND_SUBNETS, "inbound-subnets-to-ignore"),
+    (annotation::SKIP_OUTBOUND_SUBNETS, "outbound-subnets-to-ignore"),
+];
+
 impl Config {
     /// Returns the redirect for `pod` and the ignored elements of its port lists. The proxy
     /// container wins over annotations, and those win over the plugin entry.
@@ -34,6 +42,7 @@ impl Config {
         let mut resolver = Resolver { config: self, pod, ignored: Vec::new() };
         let defaults = &self.defaults;
         let skip_outbound = resolver.skipped_outbound()?;
+        let [any, inbound, outbound] = [0, 1, 2].map(|index| self.subnets(pod, index));
         let (proxy_uid, proxy_gid) = self.proxy_user(pod)?;
         let redirect = Redirect {
             inbound_port: match resolver.port(pod.proxy.inbound_port, annotation::INBOUND_PORT)? {
@@ -51,7 +60,8 @@ impl Config {
             ports_to_redirect: redirected_ports(&defaults.ports_to_redirect)?,
             skip_inbound: resolver.skipped_inbound()?,
             skip_outbound,
-            skip_subnets: resolver.skipped_subnets()?,
+            skip_subnets: [any?.1, inbound?.1].concat(),
+            skip_outbound_subnets: outbound?.1,
             is_guessed: false,
         };
         Ok(ResolvedRedirect {
@@ -71,6 +81,40 @@ impl Config {
     pub fn redirect(&self, pod: &PodFacts) -> Result<Redirect, Error> {
         self.resolve(pod).map(|resolved| resolved.redirect)
     }
+
+    /// Returns the inbound ports of the plugin entry (the chart includes the proxy's admin and control
+    /// port), and the annotated ones, which are added to them.
+    pub(super) fn inbound_ports<'a>(&'a self, pod: &'a PodFacts) -> Vec<PortList<'a>> {
+        let configured = &self.defaults.inbound_ports_to_ignore;
+        let configured = PortList::configured(INBOUND_KEY, configured);
+        let annotated = PortList::annotated(pod, annotation::SKIP_INBOUND_PORTS);
+        [configured].into_iter().chain(annotated).collect()
+    }
+
+    /// Returns the annotated outbound ports, or else those of the plugin entry.
+    pub(super) fn outbound_ports<'a>(&'a self, pod: &'a PodFacts) -> PortList<'a> {
+        let configured = &self.defaults.outbound_ports_to_ignore;
+        PortList::annotated(pod, annotation::SKIP_OUTBOUND_PORTS)
+            .unwrap_or_else(|| PortList::configured(OUTBOUND_KEY, configured))
+    }
+
+    /// Returns the annotated subnets, or else those of the plugin entry, and their annotation or key.
+    /// `index` is that of [`SUBNETS`].
+    pub(super) fn subnets(
+        &self,
+        pod: &PodFacts,
+        index: usize,
+    ) -> Result<(&'static str, Vec<Subnet>), Error> {
+        let (annotation, key) = SUBNETS[index];
+        match pod.annotations.get(annotation) {
+            Some(text) => subnets(text.split(','))
+                .map(|subnets| (annotation, subnets))
+                .map_err(|problem| annotation_error(annotation, text, &problem)),
+            None => subnets(self.defaults.subnets_to_ignore[index].iter().map(String::as_str))
+                .map(|subnets| (key, subnets))
+                .map_err(|problem| config_error(key, &problem)),
+        }
+    }
 }
 
 /// Combines the values for one pod, and collects the ignored elements.
@@ -81,10 +125,10 @@ struct Resolver<'a> {
 }
 
 /// A port list as configured. Its text is that of an annotation; the plugin entry has none.
-struct PortList<'a> {
-    key: &'static str,
+pub(super) struct PortList<'a> {
+    pub key: &'static str,
     annotation: Option<&'a str>,
-    ranges: Vec<PortRange>,
+    pub ranges: Vec<PortRange>,
     invalid: InvalidElements<'a>,
 }
 
@@ -109,23 +153,16 @@ impl<'a> PortList<'a> {
 }
 
 impl<'a> Resolver<'a> {
-    /// Returns the annotated outbound ports, or else those of the plugin entry, followed by the
-    /// API server's ports.
+    /// Returns the skipped outbound ports, followed by the API server's ports.
     fn skipped_outbound(&mut self) -> Result<Vec<PortRange>, Error> {
-        let configured = &self.config.defaults.outbound_ports_to_ignore;
-        let list = PortList::annotated(self.pod, annotation::SKIP_OUTBOUND_PORTS)
-            .unwrap_or_else(|| PortList::configured(OUTBOUND_KEY, configured));
+        let list = self.config.outbound_ports(self.pod);
         let ports = self.valid_ranges([list], &self.pod.api_ports)?;
         Ok(ports::distinct(&ports))
     }
 
-    /// Returns the inbound ports of the plugin entry (the chart includes the proxy's admin and
-    /// control port), the annotated ones, and the admin and control port of this pod's proxy.
+    /// Returns the skipped inbound ports, and the admin and control port of this pod's proxy.
     fn skipped_inbound(&mut self) -> Result<Vec<PortRange>, Error> {
-        let configured = &self.config.defaults.inbound_ports_to_ignore;
-        let configured = PortList::configured(INBOUND_KEY, configured);
-        let annotated = PortList::annotated(self.pod, annotation::SKIP_INBOUND_PORTS);
-        let mut ports = self.valid_ranges([configured].into_iter().chain(annotated), &[])?;
+        let mut ports = self.valid_ranges(self.config.inbound_ports(self.pod), &[])?;
         for (explicit, key) in [
             (self.pod.proxy.admin_port, annotation::ADMIN_PORT),
             (self.pod.proxy.control_port, annotation::CONTROL_PORT),
@@ -133,15 +170,6 @@ impl<'a> Resolver<'a> {
             ports.extend(self.port(explicit, key)?.map(PortRange::from));
         }
         Ok(ports::distinct(&ports))
-    }
-
-    fn skipped_subnets(&self) -> Result<Vec<Subnet>, Error> {
-        match self.pod.annotations.get(annotation::SKIP_SUBNETS) {
-            Some(text) => subnets(text.split(','))
-                .map_err(|problem| annotation_error(annotation::SKIP_SUBNETS, text, &problem)),
-            None => subnets(self.config.defaults.subnets_to_ignore.iter().map(String::as_str))
-                .map_err(|problem| config_error("subnets-to-ignore", &problem)),
-        }
     }
 
     /// Returns the ranges of all `lists` in order, followed by `more`. Ignores invalid elements, unless

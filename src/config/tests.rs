@@ -5,8 +5,8 @@ use crate::failure::Failure;
 use crate::pod::annotation::{self, Annotations};
 use crate::pod::facts::PodFacts;
 use crate::pod::mesh::Proxy;
-use crate::redirect::Redirect;
 use crate::redirect::ports::{self, PortRange};
+use crate::redirect::{Redirect, Subnet};
 
 /// Annotation names without their prefix, and values.
 type Pairs<'a> = &'a [(&'a str, &'a str)];
@@ -97,6 +97,27 @@ fn subnets_of_both_families_keep_their_original_text() {
 }
 
 #[test]
+fn each_annotation_with_subnets_replaces_its_list_of_the_plugin_entry_alone() {
+    let config = defaults(
+        r#","subnets-to-ignore":["10.0.0.0/8"],"inbound-subnets-to-ignore":["10.1.0.0/16"],
+            "outbound-subnets-to-ignore":["10.2.0.0/16"]"#,
+    );
+    let texts = |subnets: &[Subnet]| -> String {
+        subnets.iter().map(|subnet| &*subnet.text).collect::<Vec<_>>().join(" ")
+    };
+    for (key, inbound, outbound) in [
+        ("other", "10.0.0.0/8 10.1.0.0/16", "10.2.0.0/16"),
+        ("skip-subnets", "fd00::/8 10.1.0.0/16", "10.2.0.0/16"),
+        ("skip-inbound-subnets", "10.0.0.0/8 fd00::/8", "10.2.0.0/16"),
+        ("skip-outbound-subnets", "10.0.0.0/8 10.1.0.0/16", "fd00::/8"),
+    ] {
+        let redirect = redirect(&config, &[(key, "fd00::/8")]).unwrap();
+        assert_eq!(texts(&redirect.skip_subnets), inbound, "{key}");
+        assert_eq!(texts(&redirect.skip_outbound_subnets), outbound, "{key}");
+    }
+}
+
+#[test]
 fn the_proxys_uid_and_gid_come_from_the_annotation_or_the_plugin_entry() {
     let cases: [(&str, Pairs<'_>, Owner); 5] = [
         ("", &[], (Some(2102), None)),
@@ -128,7 +149,9 @@ fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
     let cidr = "is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8";
     for value in ["10.0.0.0", "010.0.0.0/8"] {
         let problem = format!("\"{value}\" {cidr}");
-        assert_annotation_error(&defaults(""), ("skip-subnets", value), &problem);
+        for key in ["skip-subnets", "skip-inbound-subnets", "skip-outbound-subnets"] {
+            assert_annotation_error(&defaults(""), (key, value), &problem);
+        }
     }
 }
 
@@ -184,6 +207,7 @@ fn members_of_the_wrong_type_are_rejected_with_key_value_and_grammar() {
             "\"inbound-ports-to-ignore\": \"80\" is not a list of ports, such as [\"25\", \"8000-8010\"]",
         ),
         (r#"{"subnets-to-ignore":[8]}"#, "\"subnets-to-ignore\": [8] is not a list of strings"),
+        (r#"{"outbound-subnets-to-ignore":""}"#, "\"outbound-subnets-to-ignore\": \"\" is not"),
         (r#"{"simulate":"no"}"#, "\"simulate\": \"no\" is not true or false"),
         (r#"{"ipv6":1}"#, "\"ipv6\": 1 is not one of true, false and \"auto\""),
         (

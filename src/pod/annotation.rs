@@ -13,6 +13,9 @@ pub type Annotations = BTreeMap<String, String>;
 pub const SKIP_OUTBOUND_PORTS: &str = "config.linkerd.io/skip-outbound-ports";
 pub const SKIP_INBOUND_PORTS: &str = "config.linkerd.io/skip-inbound-ports";
 pub const SKIP_SUBNETS: &str = "config.linkerd.io/skip-subnets";
+/// Proposed in <https://github.com/linkerd/linkerd2/pull/15496>, as is [`SKIP_OUTBOUND_SUBNETS`].
+pub const SKIP_INBOUND_SUBNETS: &str = "config.linkerd.io/skip-inbound-subnets";
+pub const SKIP_OUTBOUND_SUBNETS: &str = "config.linkerd.io/skip-outbound-subnets";
 pub const PROXY_UID: &str = "config.linkerd.io/proxy-uid";
 pub const PROXY_GID: &str = "config.linkerd.io/proxy-gid";
 pub const INBOUND_PORT: &str = "config.linkerd.io/inbound-port";
@@ -37,10 +40,18 @@ const PROXY_VERSION: &str = "linkerd.io/proxy-version";
 /// Annotation with the hash of the proxy's trust anchors.
 const TRUST_ROOT: &str = "linkerd.io/trust-root-sha256";
 
-/// Annotations that upstream's plugin reads. If the pod lacks one, the namespace's value
-/// applies.
-pub const UPSTREAM_KEYS: [&str; 5] =
-    [SKIP_OUTBOUND_PORTS, SKIP_INBOUND_PORTS, SKIP_SUBNETS, PROXY_UID, PROXY_GID];
+/// Annotations that the namespace may have for its pods. If the pod lacks one, the namespace's value
+/// applies. Upstream's plugin reads them too, except [`SKIP_INBOUND_SUBNETS`] and
+/// [`SKIP_OUTBOUND_SUBNETS`].
+pub const INHERITED_KEYS: [&str; 7] = [
+    SKIP_OUTBOUND_PORTS,
+    SKIP_INBOUND_PORTS,
+    SKIP_SUBNETS,
+    SKIP_INBOUND_SUBNETS,
+    SKIP_OUTBOUND_SUBNETS,
+    PROXY_UID,
+    PROXY_GID,
+];
 
 /// Whether the pod's author disabled the proxy injector.
 pub fn is_disabled(annotations: &Annotations) -> bool {
@@ -76,8 +87,8 @@ pub fn is_of_a_proxy(annotations: &Annotations) -> bool {
 /// Whether the pod has the proxy injector's mark: [`CREATED_BY`] names the injector, and injection
 /// is not disabled. The author of a pod can copy the mark.
 ///
-/// The injector copies each of [`UPSTREAM_KEYS`] from the namespace to the pod when it sets
-/// [`CREATED_BY`], so the namespace is read only if the pod has an empty value. A disabled pod with
+/// The injector copies each of [`INHERITED_KEYS`] that it knows from the namespace to the pod when it
+/// sets [`CREATED_BY`], so the namespace is read only if the pod has an empty value. A disabled pod with
 /// the mark is a copy of an injected pod, because the injector skips disabled pods.
 pub fn is_injected(annotations: &Annotations) -> bool {
     let mark = annotations.get(CREATED_BY).and_then(|value| value.strip_prefix(INJECTOR));

@@ -54,9 +54,11 @@ fn user(container: &Container, pod: &Pod) -> ContainerUser {
 }
 
 /// Returns the names of those containers whose outbound connections `redirect` sends to the proxy:
-/// not those with the proxy's UID or GID, and none if all ports are skipped.
+/// not those with the proxy's UID or GID, and none if all ports or all IPv4 addresses are skipped.
 pub fn blocked(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
-    if skips_all_ports(&redirect.skip_outbound) {
+    let mut subnets = redirect.skip_outbound_subnets.iter().map(|subnet| subnet.net);
+    let skips_ipv4 = subnets.any(|net| net.prefix_len() == 0 && net.addr().is_ipv4());
+    if skips_ipv4 || skips_all_ports(&redirect.skip_outbound) {
         return Vec::new();
     }
     names(containers.iter().filter(|container| !container.is_exempt(redirect)))

@@ -166,11 +166,11 @@ impl OwnFacts {
 }
 
 /// Whether a value of the namespace applies to a pod with these annotations: the pod lacks one of
-/// [`annotation::UPSTREAM_KEYS`]. The proxy injector copies the namespace's values to its pods, but
+/// [`annotation::INHERITED_KEYS`]. The proxy injector copies the namespace's values to its pods, but
 /// does not replace an empty value. So on a pod with its mark, only an empty value counts as missing.
 fn needs_namespace(annotations: &Annotations) -> bool {
     let is_injected = annotation::is_injected(annotations);
-    annotation::UPSTREAM_KEYS.iter().any(|key| match annotations.get(*key) {
+    annotation::INHERITED_KEYS.iter().any(|key| match annotations.get(*key) {
         Some(value) => value.is_empty(),
         None => !is_injected,
     })
@@ -184,11 +184,11 @@ impl PodFacts {
     }
 }
 
-/// Keeps the annotations that change redirect rules ([`annotation::UPSTREAM_KEYS`],
+/// Keeps the annotations that change redirect rules ([`annotation::INHERITED_KEYS`],
 /// [`annotation::PROXY_PORTS`]), without empty values: an empty value on the pod does not override
 /// the namespace's value.
 fn known(annotations: Annotations) -> Annotations {
-    let keys = [&annotation::UPSTREAM_KEYS[..], &annotation::PROXY_PORTS].concat();
+    let keys = [&annotation::INHERITED_KEYS[..], &annotation::PROXY_PORTS].concat();
     annotations
         .into_iter()
         .filter(|(key, value)| keys.contains(&key.as_str()) && !value.is_empty())

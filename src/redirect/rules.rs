@@ -54,6 +54,7 @@ pub enum Match {
     Ports(Vec<PortRange>),
     Port(u16),
     Source(IpNet),
+    Destination(IpNet),
     Uid(u32),
     Gid(u32),
     /// The packet leaves through the interface `lo`.
@@ -85,7 +86,7 @@ pub type ListedRules<T> = [Vec<T>; Chain::ALL.len()];
 /// The jumps to Linkerd's chains come last, as in upstream. [`marked_rules`] adds the marker.
 pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let mut rules = inbound(redirect, family);
-    rules.extend(outbound(redirect));
+    rules.extend(outbound(redirect, family));
     rules.extend(jumps());
     rules
 }
@@ -128,12 +129,7 @@ fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let chain = Chain::ProxyInitRedirect;
     let to_proxy = Verdict::Redirect(redirect.inbound_port);
     let mut rules = skipped_ports(chain, &redirect.skip_inbound);
-    for subnet in outermost(&redirect.skip_subnets, family) {
-        let comment = format!("ignore-subnet-{}", subnet.text);
-        // iptables omits the condition `-s 0.0.0.0/0`, which every packet meets.
-        let from = (subnet.net.prefix_len() > 0).then_some(Match::Source(subnet.net));
-        rules.push(rule(chain, from.into_iter().collect(), Verdict::Return, &comment));
-    }
+    rules.extend(skipped_subnets(chain, &redirect.skip_subnets, family, Match::Source));
     if redirect.ports_to_redirect.is_empty() {
         rules.push(rule(chain, vec![Match::Tcp], to_proxy, "redirect-all-incoming-to-proxy-port"));
     }
@@ -144,7 +140,7 @@ fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
-fn outbound(redirect: &Redirect) -> Vec<Rule> {
+fn outbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let chain = Chain::ProxyInitOutput;
     let mut rules = Vec::new();
     if let Some(uid) = redirect.proxy_uid {
@@ -155,6 +151,8 @@ fn outbound(redirect: &Redirect) -> Vec<Rule> {
     }
     rules.push(rule(chain, vec![Match::Loopback], Verdict::Return, "ignore-loopback"));
     rules.extend(skipped_ports(chain, &redirect.skip_outbound));
+    let subnets = &redirect.skip_outbound_subnets;
+    rules.extend(skipped_subnets(chain, subnets, family, Match::Destination));
     rules.push(rule(
         chain,
         vec![Match::Tcp],
@@ -174,6 +172,20 @@ fn outermost(subnets: &[Subnet], family: Family) -> Vec<&Subnet> {
     sorted.dedup_by(|(_, inner), (_, outer)| outer.net.contains(&inner.net));
     sorted.sort_by_key(|(index, _)| *index);
     sorted.into_iter().map(|(_, subnet)| subnet).collect()
+}
+
+fn skipped_subnets(
+    chain: Chain,
+    subnets: &[Subnet],
+    family: Family,
+    condition: fn(IpNet) -> Match,
+) -> impl Iterator<Item = Rule> {
+    outermost(subnets, family).into_iter().map(move |subnet| {
+        let comment = format!("ignore-subnet-{}", subnet.text);
+        // iptables omits the conditions `-s 0.0.0.0/0` and `-d 0.0.0.0/0`, which every packet meets.
+        let matches = (subnet.net.prefix_len() > 0).then(|| condition(subnet.net));
+        rule(chain, matches.into_iter().collect(), Verdict::Return, &comment)
+    })
 }
 
 fn skipped_ports(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {

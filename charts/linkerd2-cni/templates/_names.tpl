@@ -11,7 +11,7 @@
   platform podAnnotations podLabels podMonitor portsToRedirect priorityClassName privileged prometheusRule
   proxyAdminPort proxyControlPort proxyGID proxyUID rbac readinessProbe repairController requireNetworkPlugins
   resourceQuota resources resyncSeconds revisionHistoryLimit sandboxedRuntimeClasses seLinuxOptions securityContext
-  selfTest serviceAccount skipSubnets startupProbe startupTaint strictAnnotations strictProxyUser
+  selfTest serviceAccount skipInboundSubnets skipOutboundSubnets skipSubnets startupProbe startupTaint strictAnnotations strictProxyUser
   terminationGracePeriodSeconds tolerations updateStrategy useWaitFlag watchPods
 image: name pullPolicy version
 networkAttachmentDefinition: annotatePods enabled namespace

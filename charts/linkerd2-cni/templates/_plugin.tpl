@@ -95,17 +95,17 @@ with an invalid element, as upstream has no arrays. Argument: a dict with "name"
 
 {{/*
 Like linkerd-cni.list, for CIDRs. Fails for an invalid CIDR, with which the plugin would fail
-every meshed pod.
+every meshed pod. Argument: a dict with "name" and "value".
 */}}
 {{- define "linkerd-cni.subnets" -}}
-{{- $list := include "linkerd-cni.list" . }}
+{{- $list := include "linkerd-cni.list" .value }}
 {{- $v4 := "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])[.]){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])" }}
 {{- $word := "[0-9A-Fa-f]{1,4}" }}
 {{- $v6 := printf "(%[1]s:){7}%[1]s|(%[1]s(:%[1]s){0,6})?::(%[1]s(:%[1]s){0,6}|(%[1]s:){0,5}%[2]s)?" $word $v4 }}
 {{- $cidr := printf "^(%s/(3[0-2]|[12]?[0-9])|(%s)/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$" $v4 $v6 }}
-{{- range (fromJson $list).items }}
-{{- if not (regexMatch $cidr .) }}
-{{- fail (printf "skipSubnets: %q is not a CIDR, such as 10.0.0.0/8 or fd00::/8" .) }}
+{{- range $item := (fromJson $list).items }}
+{{- if not (regexMatch $cidr $item) }}
+{{- fail (printf "%s: %q is not a CIDR, such as 10.0.0.0/8 or fd00::/8" $.name $item) }}
 {{- end }}
 {{- end }}
 {{- $list }}
@@ -118,7 +118,6 @@ every meshed pod.
       (.Values.proxyControlPort | default 4190 | int64 | toString) }}
 {{- $inbound = concat $inbound (include "linkerd-cni.ignoredPorts" (dict "name" "ignoreInboundPorts" "value" .Values.ignoreInboundPorts "root" $) | fromJson).items }}
 {{- $outbound := (include "linkerd-cni.ignoredPorts" (dict "name" "ignoreOutboundPorts" "value" .Values.ignoreOutboundPorts "root" $) | fromJson).items }}
-{{- $subnets := (include "linkerd-cni.subnets" .Values.skipSubnets | fromJson).items }}
 {{- $redirected := list }}
 {{- range (include "linkerd-cni.ports" (dict "name" "portsToRedirect" "value" .Values.portsToRedirect) | fromJson).items }}
 {{- $redirected = append $redirected (int64 .) }}
@@ -142,8 +141,13 @@ every meshed pod.
 {{- if $outbound }}
 {{- $_ := set $linkerd "outbound-ports-to-ignore" $outbound }}
 {{- end }}
-{{- if $subnets }}
-{{- $_ := set $linkerd "subnets-to-ignore" $subnets }}
+{{- range $list := list
+      (dict "key" "subnets-to-ignore" "name" "skipSubnets" "value" .Values.skipSubnets)
+      (dict "key" "inbound-subnets-to-ignore" "name" "skipInboundSubnets" "value" .Values.skipInboundSubnets)
+      (dict "key" "outbound-subnets-to-ignore" "name" "skipOutboundSubnets" "value" .Values.skipOutboundSubnets) }}
+{{- with (include "linkerd-cni.subnets" $list | fromJson).items }}
+{{- $_ := set $linkerd $list.key . }}
+{{- end }}
 {{- end }}
 {{- if eq (include "linkerd-cni.ipv6" .) "auto" }}
 {{- $_ := set $linkerd "ipv6" "auto" }}

@@ -3,8 +3,8 @@
 use std::net::{IpAddr, SocketAddr};
 
 use super::scratch_pod::{Direction, ScratchPod};
-use crate::redirect::Redirect;
 use crate::redirect::ports::PortRange;
+use crate::redirect::{Redirect, Subnet};
 
 /// Candidate ports. If the config skips all of them, the direction is not tested: such a config
 /// redirects hardly any port.
@@ -20,7 +20,7 @@ pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>,
     let mut redirected = Vec::new();
     for addresses in scratch.addresses() {
         let (pod, neighbour) = (addresses.pod, addresses.neighbour);
-        let outbound = outbound(redirect, user);
+        let outbound = outbound(redirect, user, neighbour);
         let inbound = inbound(redirect, neighbour);
         for (direction, to, port, proxy) in [
             (Direction::Outbound, neighbour, outbound, redirect.outbound_port),
@@ -36,10 +36,11 @@ pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>,
     Ok(redirected)
 }
 
-/// Returns a port to which outbound connections of this UID and GID are redirected: the proxy's own
-/// connections are not.
-fn outbound(redirect: &Redirect, (uid, gid): (u32, u32)) -> Option<u16> {
-    if redirect.proxy_uid == Some(uid) || redirect.proxy_gid == Some(gid) {
+/// Returns a port of `to` to which outbound connections of this UID and GID are redirected: the proxy's
+/// own connections are not.
+fn outbound(redirect: &Redirect, (uid, gid): (u32, u32), to: IpAddr) -> Option<u16> {
+    let is_skipped = has(&redirect.skip_outbound_subnets, to);
+    if is_skipped || redirect.proxy_uid == Some(uid) || redirect.proxy_gid == Some(gid) {
         return None;
     }
     PORTS.into_iter().find(|&port| !is_in(&redirect.skip_outbound, port))
@@ -47,7 +48,7 @@ fn outbound(redirect: &Redirect, (uid, gid): (u32, u32)) -> Option<u16> {
 
 /// Returns a port on which inbound connections from this address are redirected.
 fn inbound(redirect: &Redirect, from: IpAddr) -> Option<u16> {
-    if redirect.skip_subnets.iter().any(|subnet| subnet.net.contains(&from)) {
+    if has(&redirect.skip_subnets, from) {
         return None;
     }
     let proxy_ports = [redirect.inbound_port, redirect.outbound_port];
@@ -59,6 +60,10 @@ fn inbound(redirect: &Redirect, from: IpAddr) -> Option<u16> {
     candidates.find(|port| !proxy_ports.contains(port) && !is_in(&redirect.skip_inbound, *port))
 }
 
+fn has(subnets: &[Subnet], address: IpAddr) -> bool {
+    subnets.iter().any(|subnet| subnet.net.contains(&address))
+}
+
 fn is_in(ranges: &[PortRange], port: u16) -> bool {
     ranges.iter().any(|range| (range.first..=range.last).contains(&port))
 }
@@ -66,7 +71,6 @@ fn is_in(ranges: &[PortRange], port: u16) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::redirect::Subnet;
 
     #[test]
     fn connections_are_opened_only_to_ports_that_are_redirected() {
@@ -88,14 +92,18 @@ mod tests {
             proxy_uid: Some(0),
             ..Redirect::example()
         };
+        let to_near =
+            Redirect { skip_outbound_subnets: near.skip_subnets.clone(), ..Redirect::example() };
         for (redirect, expected) in [
             (Redirect::example(), (Some(80), Some(80))),
             (skipped, (None, Some(8080))),
             (listed, (None, Some(7001))),
             (near, (None, None)),
+            (to_near, (None, Some(80))),
         ] {
             let neighbour = "192.0.2.2".parse().unwrap();
-            let found = (outbound(&redirect, (0, 0)), inbound(&redirect, neighbour));
+            let outbound = outbound(&redirect, (0, 0), neighbour);
+            let found = (outbound, inbound(&redirect, neighbour));
             assert_eq!(found, expected, "{redirect:?}");
         }
     }

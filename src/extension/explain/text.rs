@@ -135,6 +135,9 @@ fn connections(text: &mut String, redirect: &Redirect) {
     if !redirect.skip_outbound.is_empty() {
         line("outbound", &ports("to", &redirect.skip_outbound), DIRECT);
     }
+    for subnet in &redirect.skip_outbound_subnets {
+        line("outbound", &format!("to {}", subnet.net), DIRECT);
+    }
     line("outbound", "to any other port", &outbound);
 }
 

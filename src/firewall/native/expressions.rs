@@ -15,9 +15,9 @@ const REGISTER: u32 = libc::NFT_REG_1 as u32;
 const VERDICT_REGISTER: u32 = libc::NFT_REG_VERDICT as u32;
 /// Offset of the destination port in the TCP header (RFC 9293, section 3.1).
 const DESTINATION_PORT: u32 = 2;
-/// Offset of the source address in the IPv4 header (RFC 791, section 3.1).
+/// Offset of the source address in the IPv4 header (RFC 791, section 3.1). The destination follows.
 const IPV4_SOURCE: u32 = 12;
-/// Offset of the source address in the IPv6 header (RFC 8200, section 3).
+/// Offset of the source address in the IPv6 header (RFC 8200, section 3). The destination follows.
 const IPV6_SOURCE: u32 = 8;
 /// Name of the interface `lo`, padded with NULs.
 const LOOPBACK: [u8; libc::IFNAMSIZ] = *b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
@@ -62,10 +62,14 @@ pub fn expressions(run: &[Rule], set: &SetName<'_>) -> Attributes {
                     _ => list.lookup(set),
                 }
             }
-            Match::Source(net) => {
-                let (key, offset) = match net {
+            Match::Source(net) | Match::Destination(net) => {
+                let (key, source) = match net {
                     IpNet::V4(_) => (Key::Ipv4Address, IPV4_SOURCE),
                     IpNet::V6(_) => (Key::Ipv6Address, IPV6_SOURCE),
+                };
+                let offset = match condition {
+                    Match::Source(_) => source,
+                    _ => source + key.length() as u32,
                 };
                 let list = list.payload(libc::NFT_PAYLOAD_NETWORK_HEADER, offset, key);
                 match run.len() {

@@ -75,6 +75,7 @@ fn match_text(condition: &Match) -> String {
         }
         Match::Port(port) => format!("-m tcp --dport {port}"),
         Match::Source(net) => format!("-s {net}"),
+        Match::Destination(net) => format!("-d {net}"),
         Match::Uid(uid) => format!("-m owner --uid-owner {uid}"),
         Match::Gid(gid) => format!("-m owner --gid-owner {gid}"),
         Match::Loopback => "-o lo".to_owned(),

@@ -51,7 +51,8 @@ pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
         ("to", redirect.ports_to_redirect.iter().map(u16::to_string).collect::<Vec<_>>()),
         ("skip-in", redirect.skip_inbound.iter().map(PortRange::dashed).collect()),
         ("skip-out", redirect.skip_outbound.iter().map(PortRange::dashed).collect()),
-        ("skip-from", redirect.skip_subnets.iter().map(|subnet| subnet.text.clone()).collect()),
+        ("skip-from", texts(&redirect.skip_subnets)),
+        ("skip-to", texts(&redirect.skip_outbound_subnets)),
     ] {
         if !values.is_empty() {
             let _ = write!(marker, " {key}={}", values.join(","));
@@ -89,6 +90,7 @@ pub fn marked_origin(text: &str) -> Option<Origin> {
             ("skip-in", ports) => redirect.skip_inbound = list(ports, range)?,
             ("skip-out", ports) => redirect.skip_outbound = list(ports, range)?,
             ("skip-from", subnets) => redirect.skip_subnets = list(subnets, subnet)?,
+            ("skip-to", subnets) => redirect.skip_outbound_subnets = list(subnets, subnet)?,
             _ => return None,
         }
     }
@@ -103,6 +105,10 @@ pub fn is_guessed(marker: &str) -> bool {
 
 fn list<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
     text.split(',').map(parse).collect()
+}
+
+fn texts(subnets: &[Subnet]) -> Vec<String> {
+    subnets.iter().map(|subnet| subnet.text.clone()).collect()
 }
 
 fn range(text: &str) -> Option<PortRange> {
@@ -148,6 +154,7 @@ mod tests {
             skip_inbound: vec![PortRange { first: 4190, last: 4191 }, 9990.into()],
             skip_outbound: vec![443.into()],
             skip_subnets: vec![subnet("192.168.1.7/24").unwrap()],
+            skip_outbound_subnets: vec![subnet("fd00::/8").unwrap()],
             ..Redirect::example()
         };
         let both = Families::Both.wanted();
@@ -158,7 +165,7 @@ mod tests {
         assert_eq!(
             text,
             "linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 gid=2103 to=8080 \
-             skip-in=4190-4191,9990 skip-out=443 skip-from=192.168.1.7/24"
+             skip-in=4190-4191,9990 skip-out=443 skip-from=192.168.1.7/24 skip-to=fd00::/8"
         );
         assert_eq!(marked_origin(&text), origin(&redirect));
         let guessed = Redirect { is_guessed: true, ..redirect };
@@ -187,6 +194,7 @@ mod tests {
             text.replace("ip=4 ", ""),
             format!("{text} skip-out="),
             format!("{text} skip-from=10.0.0.0"),
+            format!("{text} skip-to=10.0.0.0/8 skip-from=10.0.0.0/8"),
             format!("{text} more=1"),
             format!("{text} guessed guessed"),
             format!("{text} guessed uid=2102"),

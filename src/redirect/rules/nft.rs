@@ -2,6 +2,7 @@
 //! the same meaning as the text of [`super::iptables`].
 
 use std::borrow::Cow;
+use std::mem::discriminant;
 
 use ipnet::IpNet;
 
@@ -48,7 +49,10 @@ pub fn runs(rules: &[Rule]) -> impl Iterator<Item = &[Rule]> {
         (one.chain, one.verdict, one.matches.len())
             == (next.chain, next.verdict, next.matches.len())
             && lists == 1
-            && pairs.all(|(one, next)| one == next || (key(one).is_some() && key(one) == key(next)))
+            && pairs.all(|(one, next)| {
+                let is_same_kind = discriminant(one) == discriminant(next);
+                one == next || (is_same_kind && key(one).is_some() && key(one) == key(next))
+            })
     })
 }
 
@@ -78,8 +82,10 @@ pub fn set(run: &[Rule]) -> Option<Set> {
 fn key(condition: &Match) -> Option<Key> {
     match condition {
         Match::Ports(_) | Match::Port(_) => Some(Key::Port),
-        Match::Source(IpNet::V4(_)) => Some(Key::Ipv4Address),
-        Match::Source(IpNet::V6(_)) => Some(Key::Ipv6Address),
+        Match::Source(net) | Match::Destination(net) => Some(match net {
+            IpNet::V4(_) => Key::Ipv4Address,
+            IpNet::V6(_) => Key::Ipv6Address,
+        }),
         Match::Tcp | Match::Uid(_) | Match::Gid(_) | Match::Loopback => None,
     }
 }
@@ -93,10 +99,10 @@ pub fn ranges(run: &[Rule]) -> Vec<(u128, u128)> {
                 ranges.extend(ports.iter().map(|range| (range.first.into(), range.last.into())));
             }
             Match::Port(port) => ranges.push(((*port).into(), (*port).into())),
-            Match::Source(IpNet::V4(net)) => {
+            Match::Source(IpNet::V4(net)) | Match::Destination(IpNet::V4(net)) => {
                 ranges.push((net.network().to_bits().into(), net.broadcast().to_bits().into()));
             }
-            Match::Source(IpNet::V6(net)) => {
+            Match::Source(IpNet::V6(net)) | Match::Destination(IpNet::V6(net)) => {
                 ranges.push((net.network().to_bits(), net.broadcast().to_bits()));
             }
             Match::Tcp | Match::Uid(_) | Match::Gid(_) | Match::Loopback => {}

@@ -60,6 +60,48 @@ fn a_port_list_of_190_kb_is_one_native_rule_and_check_reads_its_ports() {
 }
 
 #[test]
+fn separate_subnets_skip_one_direction_each_from_pod_namespace_or_plugin_entry() {
+    let own = "10.99.0.0/24,fd99::/64";
+    let annotation = |key: &str| json!({format!("config.linkerd.io/{key}"): own});
+    for key in ["skip-subnets", "skip-inbound-subnets", "skip-outbound-subnets"] {
+        let entry_key = match key {
+            "skip-subnets" => "subnets-to-ignore",
+            "skip-inbound-subnets" => "inbound-subnets-to-ignore",
+            _ => "outbound-subnets-to-ignore",
+        };
+        for (mode, of_pod, of_namespace, of_entry) in [
+            ("native", annotation(key), json!({}), json!(["192.0.2.0/24"])),
+            ("nft", annotation(key), json!({}), json!([])),
+            ("legacy", json!({}), annotation(key), json!(["192.0.2.0/24"])),
+            ("plain", json!({}), json!({}), json!(["10.99.0.0/24", "fd99::/64"])),
+            ("native", json!({}), json!({}), json!(["10.99.0.2/32", "fd99::2/128", "::/128"])),
+        ] {
+            let metadata = json!({"annotations": of_pod});
+            let scene = Scene::of(api_of(metadata, &meshed_spec(), &of_namespace));
+            listen(&scene);
+            let call = |command| {
+                let call = scene.in_mode(mode, command).linkerd("ipv6", true);
+                call.linkerd(entry_key, of_entry.clone())
+            };
+            call("ADD").run().succeeded();
+            let [inbound, outbound] = match key {
+                "skip-outbound-subnets" => ["inbound", "server"],
+                _ => ["app", "outbound"],
+            };
+            for (pod, neighbour) in POD.into_iter().zip(NEIGHBOUR) {
+                let got = scene.connect_from_neighbour(pod, 8080);
+                assert!(got.starts_with(inbound), "{key}, {mode}: {got}");
+                let got = scene.connect_from_pod(0, neighbour, 9000);
+                assert!(got.starts_with(outbound), "{key}, {mode}: {got}");
+            }
+            call("CHECK").run().succeeded();
+            // The pod keeps the rules that it started with.
+            call("CHECK").linkerd(entry_key, ["198.51.100.0/24"]).run().succeeded();
+        }
+    }
+}
+
+#[test]
 fn skipped_subnets_are_one_native_rule_for_each_family() {
     let others =
         || (0..8000).map(|number| format!("172.{}.{}.1/32", 16 + number / 250, number % 250));

@@ -176,6 +176,7 @@ fn check_fails_if_a_native_rule_was_changed() {
             .linkerd("inbound-ports-to-ignore", ["4191", "80-90"])
             .linkerd("outbound-ports-to-ignore", ["8000-8010"])
             .linkerd("subnets-to-ignore", ["fd00::/16", "fd02::/16"])
+            .linkerd("outbound-subnets-to-ignore", ["fd03::/16", "fd05::/16"])
             .linkerd("ipv6", true)
     };
     call("ADD").run().succeeded();
@@ -188,6 +189,8 @@ fn check_fails_if_a_native_rule_was_changed() {
         ("{ 80-90, 4191 }", "{ 80-90 }"),
         ("dport { 80-90, 4191 }", "dport != { 80-90, 4191 }"),
         ("fd02::/16", "fd02::/17"),
+        ("fd05::/16", "fd05::/17"),
+        ("daddr { fd03::/16", "saddr { fd03::/16"),
         ("redirect to :4140", "redirect to :4141"),
         ("oifname \"lo\"", "oifname \"lo0\""),
     ] {

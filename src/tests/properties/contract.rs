@@ -25,7 +25,8 @@ use crate::{port_range, subnet};
 pub struct Layer {
     skip_inbound: Option<Vec<PortRange>>,
     skip_outbound: Option<Vec<PortRange>>,
-    skip_subnets: Option<Vec<IpNet>>,
+    /// In the order of [`SUBNETS`].
+    skip_subnets: [Option<Vec<IpNet>>; 3],
     uid: Option<i64>,
     gid: Option<i64>,
 }
@@ -52,11 +53,22 @@ pub struct Settings {
     pub ipv6: bool,
 }
 
+/// Annotations with subnets, and the keys of the plugin entry.
+const SUBNETS: [(&str, &str); 3] = [
+    ("skip-subnets", "subnets-to-ignore"),
+    ("skip-inbound-subnets", "inbound-subnets-to-ignore"),
+    ("skip-outbound-subnets", "outbound-subnets-to-ignore"),
+];
+
+fn subnets() -> impl Strategy<Value = Option<Vec<IpNet>>> {
+    option::of(vec(subnet().prop_map(|subnet| subnet.net), 1..4))
+}
+
 prop_compose! {
     fn layer()(
         skip_inbound in option::of(vec(port_range(), 1..12)),
         skip_outbound in option::of(vec(port_range(), 1..12)),
-        skip_subnets in option::of(vec(subnet().prop_map(|subnet| subnet.net), 1..4)),
+        skip_subnets in [subnets(), subnets(), subnets()],
         uid in option::of(-1..3000i64),
         gid in option::of(-1..3000i64),
     ) -> Layer {
@@ -103,16 +115,21 @@ impl Settings {
             self.pod.skip_inbound.as_deref().or(self.namespace.skip_inbound.as_deref()),
             self.pod.skip_outbound.as_deref().or(self.namespace.skip_outbound.as_deref()),
         );
+        // An annotation replaces the namespace's and the list of the plugin entry.
+        let is_in_subnets = |index: usize, address| {
+            let layers = [&self.pod, &self.namespace, &self.entry];
+            let subnets = layers.iter().find_map(|layer| layer.skip_subnets[index].as_ref());
+            subnets.is_some_and(|all| all.iter().any(|net| net.contains(address)))
+        };
         let is_skipped = match packet.hook {
             // Annotated inbound ports are added to those of the plugin entry. The proxy's own admin
             // port is never redirected. Then come subnets, then the ports to redirect.
             Hook::Prerouting => {
-                let subnets = [&self.pod, &self.namespace, &self.entry];
-                let subnets = subnets.iter().find_map(|layer| layer.skip_subnets.as_ref());
                 is_in(self.entry.skip_inbound.as_deref().unwrap_or_default())
                     || is_in(annotated_inbound.unwrap_or_default())
                     || self.container.admin_port == Some(packet.destination_port)
-                    || subnets.is_some_and(|all| all.iter().any(|net| net.contains(&packet.source)))
+                    || is_in_subnets(0, &packet.source)
+                    || is_in_subnets(1, &packet.source)
                     || !(self.ports_to_redirect.is_empty()
                         || self.ports_to_redirect.contains(&packet.destination_port))
             }
@@ -123,6 +140,7 @@ impl Settings {
                 packet.socket.is_some_and(|user| self.is_proxy(user))
                     || packet.output == "lo"
                     || is_in(annotated_outbound.or(of_entry).unwrap_or_default())
+                    || is_in_subnets(2, &packet.destination)
                     || (self.is_control_plane && API_PORTS.contains(&packet.destination_port))
             }
         };
@@ -171,7 +189,22 @@ impl Settings {
                 })
                 .collect()
         };
-        let layers = [&self.pod, &self.namespace, &self.entry];
+        let skipped_subnets = |chain: &str, option: &str, index: usize| -> Vec<String> {
+            let layers = [&self.pod, &self.namespace, &self.entry];
+            let subnets = layers.iter().find_map(|layer| layer.skip_subnets[index].as_ref());
+            let of_family = |net: &&IpNet| net.addr().is_ipv4() == (family == Family::Ipv4);
+            let line = |net: &IpNet| {
+                // Without host bits, and without a condition that each packet meets.
+                let condition = match net.prefix_len() {
+                    0 => String::new(),
+                    _ => format!(" {option} {}", net.trunc()),
+                };
+                format!(
+                    "-A {chain}{condition} -m comment --comment proxy-init/ignore-subnet -j RETURN"
+                )
+            };
+            subnets.into_iter().flatten().filter(of_family).map(line).collect()
+        };
         let mut lines: Vec<String> =
             ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT"].map(String::from).into();
         lines.extend([inbound, outbound].map(|chain| format!("-N {chain}")));
@@ -180,19 +213,8 @@ impl Settings {
         });
         lines.extend([from, to]);
         lines.extend(skipped(inbound, &skip_inbound));
-        let subnets = layers.iter().find_map(|layer| layer.skip_subnets.as_ref());
-        for net in subnets
-            .into_iter()
-            .flatten()
-            .filter(|net| net.addr().is_ipv4() == (family == Family::Ipv4))
-        {
-            // Without host bits, and without a condition that each packet meets.
-            let source =
-                if net.prefix_len() == 0 { String::new() } else { format!(" -s {}", net.trunc()) };
-            lines.push(format!(
-                "-A {inbound}{source} -m comment --comment proxy-init/ignore-subnet -j RETURN"
-            ));
-        }
+        lines.extend(skipped_subnets(inbound, "-s", 0));
+        lines.extend(skipped_subnets(inbound, "-s", 1));
         let to_proxy = self.container.inbound_port.unwrap_or(self.inbound_port);
         if self.ports_to_redirect.is_empty() {
             lines.push(format!("-A {inbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
@@ -207,6 +229,7 @@ impl Settings {
         lines.extend(gid.map(|gid| format!("-A {outbound} -m owner --gid-owner {gid} -j RETURN")));
         lines.push(format!("-A {outbound} -o lo -j RETURN"));
         lines.extend(skipped(outbound, &skip_outbound));
+        lines.extend(skipped_subnets(outbound, "-d", 2));
         let to_proxy = self.container.outbound_port.unwrap_or(self.outbound_port);
         lines.push(format!("-A {outbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
         lines
@@ -246,17 +269,20 @@ impl Settings {
         let texts = |ranges: &Option<Vec<PortRange>>| -> Vec<String> {
             ranges.iter().flatten().copied().map(range_text).collect()
         };
-        let subnets = self.entry.skip_subnets.iter().flatten().map(ToString::to_string);
-        json!({
+        let mut entry = json!({
             "incoming-proxy-port": self.inbound_port,
             "outgoing-proxy-port": self.outbound_port,
             "ports-to-redirect": self.ports_to_redirect,
             "inbound-ports-to-ignore": texts(&self.entry.skip_inbound),
             "outbound-ports-to-ignore": texts(&self.entry.skip_outbound),
-            "subnets-to-ignore": subnets.collect::<Vec<_>>(),
             "proxy-uid": self.entry.uid.unwrap_or_default(),
             "proxy-gid": self.entry.gid.unwrap_or_default(),
-        })
+        });
+        for ((_, key), subnets) in SUBNETS.iter().zip(&self.entry.skip_subnets) {
+            let texts = subnets.iter().flatten().map(ToString::to_string);
+            entry[key] = texts.collect::<Vec<_>>().into();
+        }
+        entry
     }
 
     fn pod_object(&self) -> Value {
@@ -289,14 +315,14 @@ impl Layer {
                 ranges.chain([" 8080".to_owned(), "http".to_owned()]).collect::<Vec<_>>().join(","),
             )
         };
-        let subnets = self
-            .skip_subnets
-            .as_ref()
-            .map(|all| all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "));
+        let subnets = self.skip_subnets.iter().map(|all| {
+            let texts = all.as_ref()?.iter().map(ToString::to_string);
+            Some(texts.collect::<Vec<_>>().join(", "))
+        });
+        let subnets = SUBNETS.iter().map(|(key, _)| *key).zip(subnets);
         let values = [
             ("skip-inbound-ports", ports(&self.skip_inbound)),
             ("skip-outbound-ports", ports(&self.skip_outbound)),
-            ("skip-subnets", subnets),
             ("proxy-uid", self.uid.map(|id| id.to_string())),
             ("proxy-gid", self.gid.map(|id| id.to_string())),
         ];
@@ -304,7 +330,7 @@ impl Layer {
         let render = |(key, value): (&str, Option<String>)| {
             (format!("config.linkerd.io/{key}"), value.unwrap_or_default())
         };
-        values.into_iter().map(render).collect()
+        values.into_iter().chain(subnets).map(render).collect()
     }
 }
 

@@ -82,20 +82,21 @@ prop_compose! {
 
 impl Choice {
     fn packet(&self, known: &Boundaries) -> Packet {
-        let [port, source, uid, gid] = &self.indexes;
+        let [port, peer, uid, gid] = &self.indexes;
         let (any_port, any_address, is_ipv4, any_id) = self.any;
-        let [is_any_port, is_any_source, is_any_user] = self.is_any;
+        let [is_any_port, is_any_peer, is_any_user] = self.is_any;
         let [a, b, c, d, ..] = any_address;
         let any_address = if is_ipv4 { [a, b, c, d].into() } else { IpAddr::from(any_address) };
         let port = if is_any_port { any_port } else { *port.get(&known.ports) };
-        let source = if is_any_source { any_address } else { *source.get(&known.sources) };
+        let peers = if self.is_inbound { &known.sources } else { &known.destinations };
+        let peer = if is_any_peer { any_address } else { *peer.get(peers) };
         let user = (*uid.get(&known.uids), *gid.get(&known.gids));
         let user = if is_any_user { (any_id, any_id) } else { user };
-        let inbound = Packet { protocol: self.protocol, ..Packet::inbound(source, port) };
+        let inbound = Packet { protocol: self.protocol, ..Packet::inbound(peer, port) };
         if self.is_inbound {
             return inbound;
         }
-        let outbound = Packet::outbound(source, port, user);
+        let outbound = Packet::outbound(peer, port, user);
         let socket = outbound.socket.filter(|_| self.has_socket);
         Packet { protocol: self.protocol, output: self.output, socket, ..outbound }
     }
@@ -164,6 +165,7 @@ fn redirect_of_every_kind() -> Redirect {
         skip_inbound: vec![4191.into(), PortRange { first: 7000, last: 7010 }],
         skip_outbound: vec![25.into(), 3306.into()],
         skip_subnets: ["10.0.0.0/8", "192.168.1.0/24", "fd00::/8"].map(subnet).into(),
+        skip_outbound_subnets: ["172.16.0.0/12", "192.0.2.0/24", "fd01::/16"].map(subnet).into(),
         is_guessed: false,
     }
 }
@@ -181,6 +183,7 @@ fn samples() -> [(Redirect, Vec<Packet>); 3] {
         skip_inbound: vec![4191.into(), 4190.into()],
         skip_outbound: vec![25.into()],
         skip_subnets: all_ports.skip_subnets[1..].to_vec(),
+        skip_outbound_subnets: all_ports.skip_outbound_subnets[1..].to_vec(),
         ..all_ports.clone()
     };
     [all_ports, some_ports, few_ports].map(|redirect| {

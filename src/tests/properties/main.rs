@@ -33,6 +33,7 @@ use percent_encoding::percent_decode_str;
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
+use proptest::sample::select;
 use recorded::{REGRESSIONS, recorded_in};
 use testkit::properties::{decision, iptables, packet};
 use ureq::http::Uri;
@@ -54,6 +55,10 @@ fn annotated(key: &str, value: &str) -> PodFacts {
 fn nearly_a_list() -> impl Strategy<Value = String> {
     prop_oneof!["[0-9a-f ,:./;=+-]{0,40}", "\\PC{0,20}"]
 }
+
+/// Annotations with a list of subnets.
+const SUBNET_KEYS: [&str; 3] =
+    [annotation::SKIP_SUBNETS, annotation::SKIP_INBOUND_SUBNETS, annotation::SKIP_OUTBOUND_SUBNETS];
 
 /// A list of subnets, of which some may be invalid.
 fn nearly_subnets() -> impl Strategy<Value = String> {
@@ -98,12 +103,12 @@ prop_compose! {
         ports_to_redirect in vec(1..=u16::MAX, 0..4),
         skip_inbound in vec(port_range(), 0..40),
         skip_outbound in vec(port_range(), 0..40),
-        skip_subnets in vec(subnet(), 0..6),
+        (skip_subnets, skip_outbound_subnets) in (vec(subnet(), 0..6), vec(subnet(), 0..6)),
         is_guessed in any::<bool>(),
     ) -> Redirect {
         Redirect {
             inbound_port, outbound_port, proxy_uid, proxy_gid,
-            ports_to_redirect, skip_inbound, skip_outbound, skip_subnets,
+            ports_to_redirect, skip_inbound, skip_outbound, skip_subnets, skip_outbound_subnets,
             is_guessed,
         }
     }
@@ -180,16 +185,20 @@ proptest! {
     #[test]
     fn each_element_of_a_list_of_subnets_is_used_or_fails_with_its_annotation(
         text in prop_oneof![nearly_a_list(), nearly_subnets()],
+        key in select(&SUBNET_KEYS[..]),
     ) {
-        let key = annotation::SKIP_SUBNETS;
         let elements: Vec<&str> =
             text.split(',').map(str::trim).filter(|element| !element.is_empty()).collect();
         match config().redirect(&annotated(key, &text)) {
             Ok(redirect) => {
-                let used: Vec<&str> =
-                    redirect.skip_subnets.iter().map(|subnet| &*subnet.text).collect();
+                let (inbound, outbound) = (redirect.skip_subnets, redirect.skip_outbound_subnets);
+                let is_outbound = key == annotation::SKIP_OUTBOUND_SUBNETS;
+                let (subnets, others) =
+                    if is_outbound { (outbound, inbound) } else { (inbound, outbound) };
+                let used: Vec<&str> = subnets.iter().map(|subnet| &*subnet.text).collect();
                 prop_assert_eq!(used, elements);
-                for subnet in &redirect.skip_subnets {
+                prop_assert_eq!(others, vec![]);
+                for subnet in &subnets {
                     prop_assert_eq!(subnet.text.parse::<IpNet>().unwrap().trunc(), subnet.net);
                 }
             }
@@ -251,6 +260,7 @@ proptest! {
         redirect.skip_inbound.truncate(length);
         redirect.skip_outbound.truncate(length);
         redirect.skip_subnets.truncate(length / 2);
+        redirect.skip_outbound_subnets.truncate(length / 3);
         let origin = Origin { redirect: redirect.clone(), families };
         let families = families.wanted();
         let marked = rules::marked_rules(&redirect, Family::Ipv4, families);

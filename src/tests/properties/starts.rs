@@ -27,6 +27,8 @@ fn annotations() -> impl Strategy<Value = Annotations> {
         annotation::SKIP_INBOUND_PORTS,
         annotation::SKIP_OUTBOUND_PORTS,
         annotation::SKIP_SUBNETS,
+        annotation::SKIP_INBOUND_SUBNETS,
+        annotation::SKIP_OUTBOUND_SUBNETS,
         annotation::PROXY_UID,
         annotation::PROXY_GID,
         annotation::INBOUND_PORT,

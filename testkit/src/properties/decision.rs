@@ -18,7 +18,7 @@ use linkerd2_cni::pod::skip::runtime_annotations;
 use linkerd2_cni::pod_copy::NodeCopy;
 use linkerd2_cni::record::Record;
 use linkerd2_cni::redirect::rules::{install_script, rules};
-use linkerd2_cni::redirect::{Family, Redirect};
+use linkerd2_cni::redirect::{Family, Redirect, Subnet};
 use serde_json::{Value, json};
 
 use super::iptables::Nat;
@@ -175,7 +175,7 @@ impl Start {
         let mut nat = Nat::default();
         let script = install_script(&rules(redirect, Family::Ipv4), true, &[]);
         assert_eq!(nat.apply(&script), Ok(()), "{script}");
-        let source = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7));
+        let peer = IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7));
         // Neither the UID nor the GID of the proxy.
         let other = [1, 2, 3]
             .into_iter()
@@ -185,12 +185,16 @@ impl Start {
             ranges.iter().any(|range| range.first <= port && port <= range.last)
         };
         for port in [0, 1, 25, 80, 443, 3306, 4140, 4143, 8080, 65535] {
-            let outbound = nat.redirected_to(&Packet::outbound(source, port, (other, other)));
-            let wanted = (!is_in(&redirect.skip_outbound, port)).then_some(redirect.outbound_port);
+            let outbound = nat.redirected_to(&Packet::outbound(peer, port, (other, other)));
+            let is_in_subnet =
+                |subnets: &[Subnet]| subnets.iter().any(|subnet| subnet.net.contains(&peer));
+            let is_skipped = is_in(&redirect.skip_outbound, port)
+                || is_in_subnet(&redirect.skip_outbound_subnets);
+            let wanted = (!is_skipped).then_some(redirect.outbound_port);
             assert_eq!(outbound, wanted, "outbound to {port}: {script}");
-            let inbound = nat.redirected_to(&Packet::inbound(source, port));
-            let is_skipped = is_in(&redirect.skip_inbound, port)
-                || redirect.skip_subnets.iter().any(|subnet| subnet.net.contains(&source));
+            let inbound = nat.redirected_to(&Packet::inbound(peer, port));
+            let is_skipped =
+                is_in(&redirect.skip_inbound, port) || is_in_subnet(&redirect.skip_subnets);
             let wanted = (!is_skipped).then_some(redirect.inbound_port);
             assert_eq!(inbound, wanted, "inbound to {port}: {script}");
         }

@@ -5,17 +5,26 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use linkerd2_cni::redirect::nat::{self, Field, interface_number};
 pub use linkerd2_cni::redirect::nat::{Hook, TCP, UDP};
 use linkerd2_cni::redirect::ports::PortRange;
-use linkerd2_cni::redirect::{Family, Redirect};
+use linkerd2_cni::redirect::{Family, Redirect, Subnet};
 
 /// Addresses in no subnet of the tests.
 pub const ANY_SOURCES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7)), IpAddr::V6(Ipv6Addr::LOCALHOST)];
+
+/// Returns the pod's address of the family of `other`.
+fn pod(other: IpAddr) -> IpAddr {
+    match other {
+        IpAddr::V4(_) => Ipv4Addr::new(198, 51, 100, 1).into(),
+        IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+    }
+}
 
 #[derive(Clone, Debug)]
 pub struct Packet {
     pub hook: Hook,
     pub protocol: u8,
     pub source: IpAddr,
+    pub destination: IpAddr,
     pub source_port: u16,
     pub destination_port: u16,
     /// Outgoing interface. Empty at [`Hook::Prerouting`].
@@ -31,6 +40,7 @@ impl Packet {
             hook: Hook::Prerouting,
             protocol: TCP,
             source,
+            destination: pod(source),
             source_port: 40_000,
             destination_port,
             output: "",
@@ -38,23 +48,25 @@ impl Packet {
         }
     }
 
-    pub fn outbound(source: IpAddr, destination_port: u16, (uid, gid): (u32, u32)) -> Self {
+    pub fn outbound(destination: IpAddr, destination_port: u16, (uid, gid): (u32, u32)) -> Self {
         Packet {
             hook: Hook::Output,
             output: "eth0",
             socket: Some((uid, gid)),
-            ..Packet::inbound(source, destination_port)
+            source: pod(destination),
+            destination,
+            ..Packet::inbound(destination, destination_port)
         }
     }
 
-    /// Returns the fields that conditions of rules compare. The destination is an address of no test.
+    /// Returns the fields that conditions of rules compare.
     pub fn fields(&self) -> nat::Packet {
         let is_inbound = self.hook == Hook::Prerouting;
         let mut fields = nat::Packet::default();
         for (field, number) in [
             (Field::Protocol, Some(self.protocol.into())),
             (Field::Source, Some(nat::address(self.source))),
-            (Field::Destination, Some(0)),
+            (Field::Destination, Some(nat::address(self.destination))),
             (Field::Port, Some(self.destination_port.into())),
             (Field::Uid, self.socket.map(|(uid, _)| uid.into())),
             (Field::Gid, self.socket.map(|(_, gid)| gid.into())),
@@ -75,6 +87,9 @@ impl Packet {
 pub struct Boundaries {
     pub ports: Vec<u16>,
     pub sources: Vec<IpAddr>,
+    pub destinations: Vec<IpAddr>,
+    /// Destinations in no skipped subnet, if there are any.
+    pub open: Vec<IpAddr>,
     pub uids: Vec<u32>,
     pub gids: Vec<u32>,
 }
@@ -85,22 +100,39 @@ pub fn boundaries(redirect: &Redirect) -> Boundaries {
     let ports = skipped.chain(to_redirect).flat_map(|PortRange { first, last }| {
         [first.wrapping_sub(1), first, last, last.wrapping_add(1)]
     });
-    let sources = redirect.skip_subnets.iter().flat_map(|subnet| {
-        let (first, last) = (subnet.net.network(), subnet.net.broadcast());
-        let neighbours = [shifted(first, u128::MAX), first, last, shifted(last, 1)];
-        // One bit of one byte differs.
-        neighbours.into_iter().chain((0..16).map(move |byte| shifted(first, 1 << (8 * byte))))
-    });
     let around = |id: Option<u32>| {
         let id = id.unwrap_or(1000);
         vec![0, id.wrapping_sub(1), id, id.wrapping_add(1)]
     };
+    let destinations = around_each(&redirect.skip_outbound_subnets);
+    let is_open = |address: &&IpAddr| {
+        !redirect.skip_outbound_subnets.iter().any(|subnet| subnet.net.contains(*address))
+    };
+    let first_open = |is_ipv4: bool| {
+        destinations.iter().filter(is_open).find(|address| address.is_ipv4() == is_ipv4).copied()
+    };
     Boundaries {
+        open: ANY_SOURCES
+            .into_iter()
+            .chain([true, false].into_iter().filter_map(first_open))
+            .collect(),
         ports: ports.chain([8080]).collect(),
-        sources: sources.chain(ANY_SOURCES).collect(),
+        sources: around_each(&redirect.skip_subnets),
+        destinations,
         uids: around(redirect.proxy_uid),
         gids: around(redirect.proxy_gid),
     }
+}
+
+/// Returns the addresses at the boundaries of subnets, and [`ANY_SOURCES`].
+fn around_each(subnets: &[Subnet]) -> Vec<IpAddr> {
+    let around = |subnet: &Subnet| {
+        let (first, last) = (subnet.net.network(), subnet.net.broadcast());
+        let neighbours = [shifted(first, u128::MAX), first, last, shifted(last, 1)];
+        // One bit of one byte differs.
+        neighbours.into_iter().chain((0..16).map(move |byte| shifted(first, 1 << (8 * byte))))
+    };
+    subnets.iter().flat_map(around).chain(ANY_SOURCES).collect()
 }
 
 /// Returns the address that is `distance` above `address`, with overflow.
@@ -113,9 +145,11 @@ fn shifted(address: IpAddr, distance: u128) -> IpAddr {
     }
 }
 
-/// Returns all packets with the values of `boundaries`. No rule for outbound connections has a
-/// condition on the source, so these have one source of each family.
-pub fn all(Boundaries { ports, sources, uids, gids }: &Boundaries) -> Vec<Packet> {
+/// Returns packets with all values of `boundaries`. No rule has conditions on user and destination, so
+/// either the user of an outbound packet varies or its destination.
+pub fn all(
+    Boundaries { ports, sources, destinations, open, uids, gids }: &Boundaries,
+) -> Vec<Packet> {
     let mut packets = Vec::new();
     for &port in ports {
         for &source in sources {
@@ -124,8 +158,10 @@ pub fn all(Boundaries { ports, sources, uids, gids }: &Boundaries) -> Vec<Packet
             packets.push(inbound);
         }
         let users = uids.iter().flat_map(|&uid| gids.iter().map(move |&gid| (uid, gid)));
-        for (source, user) in users.flat_map(|user| ANY_SOURCES.map(|source| (source, user))) {
-            let outbound = Packet::outbound(source, port, user);
+        let by_user = users.flat_map(|user| open.iter().map(move |&other| (other, user)));
+        let by_destination = destinations.iter().map(|&destination| (destination, (0, 0)));
+        for (destination, user) in by_user.chain(by_destination) {
+            let outbound = Packet::outbound(destination, port, user);
             packets.push(Packet { output: "lo", ..outbound.clone() });
             packets.push(Packet { protocol: UDP, ..outbound.clone() });
             packets.push(outbound);

@@ -95,21 +95,24 @@ fn meta(key: u32, packet: &Packet) -> Option<Vec<u8>> {
     }
 }
 
-/// Returns the IP header, in which all but version, protocol and source address is zero.
+/// Returns the IP header, in which all but version, protocol and addresses is zero.
 fn network(packet: &Packet) -> Vec<u8> {
-    match packet.source {
-        IpAddr::V4(source) => {
+    match (packet.source, packet.destination) {
+        (IpAddr::V4(source), IpAddr::V4(destination)) => {
             let mut header = [0; 20];
             (header[0], header[9]) = (0x45, packet.protocol);
             header[12..16].copy_from_slice(&source.octets());
+            header[16..20].copy_from_slice(&destination.octets());
             header.to_vec()
         }
-        IpAddr::V6(source) => {
+        (IpAddr::V6(source), IpAddr::V6(destination)) => {
             let mut header = [0; 40];
             (header[0], header[6]) = (0x60, packet.protocol);
             header[8..24].copy_from_slice(&source.octets());
+            header[24..40].copy_from_slice(&destination.octets());
             header.to_vec()
         }
+        mixed => panic!("addresses of two families: {mixed:?}"),
     }
 }
 
