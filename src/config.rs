@@ -1,10 +1,10 @@
 //! Computes the redirect of one pod from the plugin entry, the annotations of the pod and its
 //! namespace, and the proxy container. The plugin and the repair controller fetch the API objects. Pure.
 
+pub mod bypass;
 pub mod ignored_ports;
 mod proxy_user;
 mod resolve;
-mod sandbox;
 mod section;
 
 use std::path::PathBuf;
@@ -61,7 +61,7 @@ pub struct Config {
     pub strict_annotations: bool,
     /// Whether a container that runs as the proxy's user fails the pod.
     pub strict_proxy_user: bool,
-    /// Names of RuntimeClasses whose sandboxes ignore redirect rules. `None`: [`sandbox::CLASSES`].
+    /// Names of RuntimeClasses whose sandboxes ignore redirect rules. `None`: the built-in names.
     sandboxed_classes: Option<Vec<String>>,
     defaults: Defaults,
     /// Error for the first key with an invalid value.

@@ -11,6 +11,33 @@ use serde::{Deserialize, Serialize};
 
 use skip::SkipReason;
 
+/// Makes an enum of one list, with a word for programs and a text for people for each variant. The words
+/// never change their meaning.
+macro_rules! reasons {
+    ($(#[$attribute:meta])* pub enum $name:ident {
+        $($(#[$of_variant:meta])* $variant:ident $label:literal $text:literal)*
+    }) => {
+        $(#[$attribute])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name { $($(#[$of_variant])* $variant),* }
+
+        impl $name {
+            pub const ALL: &[$name] = &[$($name::$variant),*];
+
+            /// Returns the reason as one word, for metrics and other programs.
+            pub fn label(self) -> &'static str {
+                match self { $($name::$variant => $label),* }
+            }
+
+            /// Returns the reason for people.
+            pub fn text(self) -> &'static str {
+                match self { $($name::$variant => $text),* }
+            }
+        }
+    };
+}
+pub(crate) use reasons;
+
 /// Whether the plugin redirects a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

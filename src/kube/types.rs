@@ -32,6 +32,9 @@ pub(crate) use objects;
 /// added to an existing pod; the API server rejects an update that adds this annotation.
 pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
 
+/// Annotation in which Multus lists the networks of a pod, with their addresses.
+pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
+
 /// The error object of the API server.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
@@ -152,14 +155,24 @@ objects! {
         /// containers.
         pub containers: Option<Vec<Container>>,
         pub init_containers: Vec<Container>,
+        /// Containers that `kubectl debug` added.
+        pub ephemeral_containers: Vec<Container>,
         pub security_context: SecurityContext,
     }
 
-    /// User and group of a container, or of all containers of a pod.
-    #[derive(Copy)]
+    /// User, group and capabilities of a container, or user and group of all containers of a pod.
     pub struct SecurityContext {
         pub run_as_user: Option<i64>,
         pub run_as_group: Option<i64>,
+        pub run_as_non_root: Option<bool>,
+        pub privileged: bool,
+        pub capabilities: Capabilities,
+    }
+
+    /// Capabilities that a container has more or fewer than the runtime's defaults.
+    pub struct Capabilities {
+        pub add: Vec<String>,
+        pub drop: Vec<String>,
     }
 
     /// The `status` of a pod.

@@ -1,11 +1,12 @@
 //! Finds the containers that the redirect rules treat in a way that their author may not expect: init
 //! containers whose outbound connections are redirected to a proxy that does not run yet, and
-//! containers of the app whose connections bypass the proxy. Pure.
+//! containers of the app whose connections bypass the proxy, or that can make them. Pure.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::mesh::PROXY;
-use crate::kube::types::{Container, Pod};
+use crate::kube::types::{Container, NETWORK_STATUS, Pod, SecurityContext};
 use crate::redirect::Redirect;
 use crate::redirect::ports::{self, PortRange};
 
@@ -35,8 +36,82 @@ pub fn before_proxy(pod: &Pod) -> Vec<ContainerUser> {
 /// not count: the proxy's UID is the documented way to give them the network before the proxy starts.
 pub fn of_app(pod: &Pod) -> Vec<ContainerUser> {
     let sidecars = pod.spec.init_containers.iter().filter(|container| is_sidecar(container));
-    let all = pod.spec.containers.iter().flatten().chain(sidecars);
-    all.filter(|container| container.name != PROXY).map(|container| user(container, pod)).collect()
+    let all = pod.spec.containers.iter().flatten().chain(&pod.spec.ephemeral_containers);
+    let all = all.chain(sidecars).filter(|container| container.name != PROXY);
+    all.map(|container| user(container, pod)).collect()
+}
+
+/// What a pod's object says about ways around the rules, besides the facts on which the rules depend. The
+/// lists name containers.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Exposure {
+    pub host_network: bool,
+    /// Init containers that are no native sidecars.
+    pub init_containers: Vec<ContainerUser>,
+    pub net_admin: Vec<String>,
+    /// With NET_RAW, because the author added it.
+    pub net_raw: Vec<String>,
+    /// May run as root with the capability to become any user, or with NET_RAW.
+    pub root: Vec<String>,
+}
+
+pub fn exposure(pod: &Pod) -> Exposure {
+    let spec = &pod.spec;
+    let init = spec.init_containers.iter().filter(|container| container.name != VALIDATOR);
+    let all = spec.containers.iter().flatten().chain(init.clone());
+    let all = all.chain(&spec.ephemeral_containers).filter(|container| container.name != PROXY);
+    let named = |has: &dyn Fn(&SecurityContext) -> bool| {
+        let found = all.clone().filter(|container| has(&container.security_context));
+        found.map(|container| container.name.clone()).collect()
+    };
+    let init = init.filter(|container| container.name != PROXY && !is_sidecar(container));
+    Exposure {
+        host_network: spec.host_network,
+        init_containers: init.map(|container| user(container, pod)).collect(),
+        net_admin: named(&|context| context.adds("NET_ADMIN")),
+        net_raw: named(&|context| context.adds("NET_RAW")),
+        root: named(&|context| {
+            let of_pod = &spec.security_context;
+            let is_non_root = context.run_as_non_root.or(of_pod.run_as_non_root) == Some(true);
+            let may_be_root = match context.run_as_user.or(of_pod.run_as_user) {
+                Some(uid) => uid == 0,
+                None => !is_non_root,
+            };
+            may_be_root && ["SETUID", "NET_RAW"].iter().any(|name| context.may_have(name))
+        }),
+    }
+}
+
+/// Whether the pod has an IPv6 address, also in a network of Multus.
+pub fn has_ipv6_address(pod: &Pod) -> bool {
+    let status = pod.metadata.annotations.get(NETWORK_STATUS);
+    let networks: Value =
+        status.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
+    let networks = networks.as_array().into_iter().flatten();
+    let mut ips = networks.filter_map(|network| network["ips"].as_array()).flatten();
+    pod.status.ips.iter().any(|address| address.ip.contains(':'))
+        || ips.any(|ip| ip.as_str().is_some_and(|ip| ip.contains(':')))
+}
+
+impl SecurityContext {
+    /// Whether the container has the capability because its author added it.
+    fn adds(&self, capability: &str) -> bool {
+        self.privileged || has(&self.capabilities.add, capability)
+    }
+
+    /// Whether the container has the capability if the runtime gives it to every container.
+    fn may_have(&self, capability: &str) -> bool {
+        self.adds(capability) || !has(&self.capabilities.drop, capability)
+    }
+}
+
+/// Whether the list names the capability, as containerd and CRI-O read it.
+fn has(list: &[String], capability: &str) -> bool {
+    list.iter().any(|name| {
+        let name = name.to_ascii_uppercase();
+        [capability, "ALL"].contains(&name.strip_prefix("CAP_").unwrap_or(&name))
+    })
 }
 
 /// Whether the init container keeps running beside the containers of the app.
@@ -45,7 +120,7 @@ fn is_sidecar(init_container: &Container) -> bool {
 }
 
 fn user(container: &Container, pod: &Pod) -> ContainerUser {
-    let (own, of_pod) = (container.security_context, pod.spec.security_context);
+    let (own, of_pod) = (&container.security_context, &pod.spec.security_context);
     ContainerUser {
         name: container.name.clone(),
         uid: own.run_as_user.or(of_pod.run_as_user),

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::Decision;
 use super::annotation::{self, Annotations};
-use super::containers::{self, ContainerUser};
+use super::containers::{self, ContainerUser, Exposure};
 use super::mesh::{NotAPod, Proxy, proxy};
 use crate::cni::Error;
 use crate::cni::args::PodRef;
@@ -22,6 +22,9 @@ pub struct PodFacts {
     pub uid: String,
     /// Annotations that change redirect rules: the pod's values, else the namespace's values.
     pub annotations: Annotations,
+    /// Keys of those that are the namespace's.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub inherited: Vec<String>,
     /// User and ports of the container `linkerd-proxy`.
     pub proxy: Proxy,
     /// Name of the pod's RuntimeClass. Empty without one, or if the pod object was not read.
@@ -34,6 +37,9 @@ pub struct PodFacts {
     pub early_containers: Vec<ContainerUser>,
     /// Containers that run beside the proxy. Empty if the pod object was not read.
     pub app_containers: Vec<ContainerUser>,
+    /// Ways around the rules that no rule depends on.
+    #[serde(default)]
+    pub exposure: Exposure,
 }
 
 /// Label of control-plane pods, which must reach the API server without the proxy.
@@ -122,6 +128,7 @@ pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
     };
     let early_containers = containers::before_proxy(&found);
     let app_containers = containers::of_app(&found);
+    let exposure = containers::exposure(&found);
     let runtime_class = found.spec.runtime_class_name;
     let Metadata { uid, annotations, labels, .. } = found.metadata;
     let component = labels.get(CONTROL_PLANE_LABEL);
@@ -131,11 +138,13 @@ pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
         facts: PodFacts {
             uid,
             annotations: known(annotations),
+            inherited: Vec::new(),
             proxy,
             runtime_class,
             api_ports: Vec::new(),
             early_containers,
             app_containers,
+            exposure,
         },
     }))
 }
@@ -155,7 +164,10 @@ impl OwnFacts {
         let OwnFacts { mut facts, needs_namespace, is_control_plane } = self;
         if needs_namespace {
             for (key, value) in known(lookup.namespace(namespace)?) {
-                facts.annotations.entry(key).or_insert(value);
+                if !facts.annotations.contains_key(&key) {
+                    facts.inherited.push(key.clone());
+                    facts.annotations.insert(key, value);
+                }
             }
         }
         if is_control_plane {

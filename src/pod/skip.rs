@@ -7,63 +7,27 @@ use serde::{Deserialize, Serialize};
 use super::annotation::{Annotations, is_disabled, is_of_a_proxy};
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
+use crate::pod::reasons;
 
 /// Capability with which a runtime passes the pod's annotations to the plugin, if the plugin entry
 /// declares it (containerd since 1.5, CRI-O since 1.29).
 const ANNOTATIONS_CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
 
-/// Why the plugin skips a pod.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub enum SkipReason {
-    /// `CNI_ARGS` name no pod, so the runtime does not act for Kubernetes.
-    NoPod,
-    ExcludedNamespace,
-    AgentPod,
-    NoProxyAnnotation,
-    /// The annotation `linkerd.io/inject` is `disabled`, and no annotation is that of a proxy.
-    InjectionDisabled,
-    NoProxy,
-    /// The init container `linkerd-init` installs the redirect rules.
-    ProxyInit,
-}
-
-impl SkipReason {
-    /// Every reason.
-    pub const ALL: [SkipReason; 7] = [
-        SkipReason::NoPod,
-        SkipReason::ExcludedNamespace,
-        SkipReason::AgentPod,
-        SkipReason::NoProxyAnnotation,
-        SkipReason::InjectionDisabled,
-        SkipReason::NoProxy,
-        SkipReason::ProxyInit,
-    ];
-
-    /// Returns the reason as one word, for metrics.
-    pub fn label(self) -> &'static str {
-        self.words().0
-    }
-
-    /// Returns the reason for logs and plugin records.
-    pub fn text(self) -> &'static str {
-        self.words().1
-    }
-
-    fn words(self) -> (&'static str, &'static str) {
-        match self {
-            SkipReason::NoPod => ("no_pod", "skipped: no pod in CNI_ARGS"),
-            SkipReason::ExcludedNamespace => ("excluded_namespace", "skipped: excluded namespace"),
-            SkipReason::AgentPod => ("agent_pod", "skipped: agent pod"),
-            SkipReason::NoProxyAnnotation => {
-                ("no_proxy_annotation", "skipped: not meshed (no annotation of a proxy)")
-            }
-            SkipReason::InjectionDisabled => {
-                ("injection_disabled", "skipped: not meshed (linkerd.io/inject: disabled)")
-            }
-            SkipReason::NoProxy => ("no_proxy", "skipped: no linkerd-proxy container"),
-            SkipReason::ProxyInit => ("proxy_init", "skipped: linkerd-init container"),
-        }
+reasons! {
+    /// Why the plugin skips a pod.
+    #[derive(Serialize, Deserialize)]
+    #[serde(rename_all = "camelCase")]
+    pub enum SkipReason {
+        /// `CNI_ARGS` name no pod, so the runtime does not act for Kubernetes.
+        NoPod "no_pod" "skipped: no pod in CNI_ARGS"
+        ExcludedNamespace "excluded_namespace" "skipped: excluded namespace"
+        AgentPod "agent_pod" "skipped: agent pod"
+        NoProxyAnnotation "no_proxy_annotation" "skipped: not meshed (no annotation of a proxy)"
+        /// The annotation `linkerd.io/inject` is `disabled`, and no annotation is that of a proxy.
+        InjectionDisabled "injection_disabled" "skipped: not meshed (linkerd.io/inject: disabled)"
+        NoProxy "no_proxy" "skipped: no linkerd-proxy container"
+        /// The init container `linkerd-init` installs the redirect rules.
+        ProxyInit "proxy_init" "skipped: linkerd-init container"
     }
 }
 

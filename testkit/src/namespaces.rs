@@ -74,6 +74,33 @@ impl Namespaces {
         connect(&self.neighbour, 0, address, port)
     }
 
+    /// Runs `task` on a thread in the pod's namespace. Sockets that it opens stay there.
+    pub fn in_pod<T: Send + 'static>(&self, task: impl FnOnce() -> T + Send + 'static) -> T {
+        within(&self.pod, task)
+    }
+
+    /// The same in the neighbour.
+    pub fn in_neighbour<T: Send + 'static>(&self, task: impl FnOnce() -> T + Send + 'static) -> T {
+        within(&self.neighbour, task)
+    }
+
+    /// Adds a second interface to the pod, as Multus does, with the addresses `10.98.0.1` and `fd98::1`.
+    /// The neighbour has those that end in 2.
+    pub fn add_network(&self) {
+        let other = path(&self.neighbour);
+        let pair = format!("link add net1 type veth peer name net1 netns {}", other.display());
+        inside(&self.pod, "ip", &pair.split(' ').collect::<Vec<_>>());
+        for (netns, end) in [(&self.pod, 1), (&self.neighbour, 2)] {
+            for args in [
+                "link set net1 up",
+                &format!("addr add 10.98.0.{end}/24 dev net1"),
+                &format!("addr add fd98::{end}/64 dev net1 nodad"),
+            ] {
+                inside(netns, "ip", &args.split(' ').collect::<Vec<_>>());
+            }
+        }
+    }
+
     /// Runs a program inside the pod's namespace and returns its output.
     pub fn run(&self, program: &str, args: &[&str]) -> String {
         inside(&self.pod, program, args)

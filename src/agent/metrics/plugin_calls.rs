@@ -161,8 +161,8 @@ impl PluginCalls {
         }
         self.durations.get_or_create(&[("command", command.to_string()), source]).observe(seconds);
         if let CallResult::Skipped(text) = &record.result {
-            let known = SkipReason::ALL.into_iter().find(|reason| reason.text() == text.as_ref());
-            let reason = known.map_or(OTHER, SkipReason::label);
+            let known = SkipReason::ALL.iter().find(|reason| reason.text() == text.as_ref());
+            let reason = known.map_or(OTHER, |reason| reason.label());
             self.skips.get_or_create(&[("reason", reason.into())]).inc();
         }
         self.api_requests.inc_by(record.requests.into());

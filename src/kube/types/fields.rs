@@ -8,7 +8,7 @@ use std::marker::PhantomData;
 use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{EnvVar, STATIC_POD_UID};
+use super::{EnvVar, NETWORK_STATUS, STATIC_POD_UID};
 
 /// Reads a field; `null` is the default value.
 pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
@@ -36,11 +36,12 @@ pub(super) fn namespace<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Er
     kind(field, "Namespace")
 }
 
-/// Whether a program reads the annotation: it is Linkerd's, Helm's or [`STATIC_POD_UID`].
+/// Whether a program reads the annotation: it is Linkerd's, Helm's, [`NETWORK_STATUS`] or
+/// [`STATIC_POD_UID`].
 fn is_read(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     let is_linkerds = domain == "linkerd.io" || domain.ends_with(".linkerd.io");
-    is_linkerds || domain == "meta.helm.sh" || key == STATIC_POD_UID
+    is_linkerds || domain == "meta.helm.sh" || [NETWORK_STATUS, STATIC_POD_UID].contains(&key)
 }
 
 /// Keeps the annotations that a program reads and drops each other one before the next is read: an
@@ -132,12 +133,18 @@ mod tests {
         };
         let kept = [
             "config.alpha.linkerd.io/a",
+            "k8s.v1.cni.cncf.io/network-status",
             "kubernetes.io/config.mirror",
             "linkerd.io/inject",
             "meta.helm.sh/release-name",
         ];
-        let dropped =
-            ["kubernetes.io/config.hash", "notlinkerd.io/inject", "linkerd.io", "x/linkerd.io"];
+        let dropped = [
+            "k8s.v1.cni.cncf.io/networks",
+            "kubernetes.io/config.hash",
+            "notlinkerd.io/inject",
+            "linkerd.io",
+            "x/linkerd.io",
+        ];
         let all: Vec<_> =
             kept.iter().chain(&dropped).map(|key| format!(r#""{key}":"v""#)).collect();
         assert_eq!(read(&format!("{{{}}}", all.join(","))).unwrap(), kept);

@@ -4,6 +4,7 @@
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod api_address;
+mod bypass;
 mod check;
 mod decisions;
 mod failures;

@@ -1,0 +1,250 @@
+//! The paths on which traffic of a meshed pod bypasses its proxy, each with a stable reason. Docs,
+//! `linkerd cni` and the agent's metric take reasons and their meaning from here. Pure.
+
+use super::ignored_ports::{INBOUND_KEY, OUTBOUND_KEY};
+use super::resolve::SUBNETS;
+use super::{Config, ResolvedRedirect};
+use crate::cni::Error;
+use crate::cni::args::PodRef;
+use crate::failure::Failure;
+use crate::kube::types::{Metadata, Pod};
+use crate::pod::containers::{exempt, has_ipv6_address};
+use crate::pod::facts::{self, CONTROL_PLANE_LABEL, ClusterLookup, PodFacts};
+use crate::pod::skip::SkipReason;
+use crate::pod::{Decision, annotation, reasons};
+use crate::quote;
+use crate::redirect::Ipv6;
+use crate::redirect::ports::PortRange;
+
+/// Names of RuntimeClasses that [gVisor](https://gvisor.dev/docs/architecture_guide/networking/) and
+/// [Kata](https://github.com/kata-containers/kata-containers/blob/main/docs/design/architecture/networking.md)
+/// document, or their first parts, as in `kata-qemu`. Both take the packets from the pod's interface
+/// before the kernel's rules do.
+const SANDBOXED_CLASSES: [&str; 3] = ["gvisor", "kata", "runsc"];
+/// Ports of the proxy's admin and control server, if neither container nor annotation states them, with
+/// the annotation.
+const PROXY_SERVERS: [(u16, &str); 2] =
+    [(4191, annotation::ADMIN_PORT), (4190, annotation::CONTROL_PORT)];
+/// Values of the chart that become keys of the plugin entry.
+const VALUES: [(&str, &str); 5] = [
+    (INBOUND_KEY, "ignoreInboundPorts"),
+    (OUTBOUND_KEY, "ignoreOutboundPorts"),
+    (SUBNETS[0].1, "skipSubnets"),
+    (SUBNETS[1].1, "skipInboundSubnets"),
+    (SUBNETS[2].1, "skipOutboundSubnets"),
+];
+
+reasons! {
+    /// Why traffic of a meshed pod bypasses the proxy. The text says which traffic.
+    pub enum Reason {
+        HostNetwork "host-network"
+            "Everything: the pod uses the node's network namespace"
+        NotRedirected "not-redirected"
+            "Everything: the plugin skips the pod, or only logs its rules"
+        Sandbox "sandbox"
+            "Everything: the sandbox of the pod's RuntimeClass ignores the rules"
+        RulesMissing "rules-missing"
+            "What the missing or changed rules redirect: the repair controller reported and did not repair them"
+        Ipv6 "ipv6"
+            "IPv6, which is not redirected although the pod has an address"
+        ProxyUser "proxy-user"
+            "Outbound connections of containers that run as the proxy's user"
+        InitProxyUser "init-proxy-user"
+            "Outbound connections of init containers that run as the proxy's user"
+        NetAdmin "net-admin"
+            "What containers with `NET_ADMIN` let pass: they can change the rules"
+        NetRaw "net-raw"
+            "Packets of containers with `NET_RAW`, which can send them past the rules"
+        RootContainer "root-container"
+            "Outbound connections of containers that may run as root and do not drop all capabilities: they can become the proxy's user, or send packets past the rules under a runtime that gives them `NET_RAW`, such as containerd"
+        PortsToRedirect "ports-to-redirect"
+            "Inbound connections to other ports than these"
+        SkipInboundPorts "skip-inbound-ports"
+            "Inbound connections to these ports"
+        SkipOutboundPorts "skip-outbound-ports"
+            "Outbound connections to these ports"
+        SkipInboundSubnets "skip-inbound-subnets"
+            "Inbound connections from these subnets"
+        SkipOutboundSubnets "skip-outbound-subnets"
+            "Outbound connections to these subnets"
+        Udp "udp"
+            "UDP and other protocols of every pod: only TCP is redirected"
+    }
+}
+
+/// One path around the proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bypass {
+    pub reason: Reason,
+    /// The containers, ports or subnets. May be empty.
+    pub detail: String,
+    /// What causes the path, unless the pod's spec does: `pod` or `namespace` and an annotation, or
+    /// `value` and a value of the chart.
+    pub cause: Option<(&'static str, &'static str)>,
+}
+
+impl Bypass {
+    pub fn new(reason: Reason, detail: impl AsRef<str>) -> Bypass {
+        let detail = quote::cut(&quote::one_line(detail.as_ref()));
+        Bypass { reason, detail, cause: None }
+    }
+
+    fn by(self, kind: &'static str, key: &'static str) -> Bypass {
+        Bypass { cause: Some((kind, key)), ..self }
+    }
+
+    /// Names the cause of a list: an annotation, or a key of the plugin entry.
+    fn by_list(self, key: &'static str, facts: &PodFacts) -> Bypass {
+        match VALUES.iter().find(|(entry, _)| *entry == key) {
+            Some((_, value)) => self.by("value", value),
+            None if facts.inherited.iter().any(|inherited| inherited == key) => {
+                self.by("namespace", key)
+            }
+            None => self.by("pod", key),
+        }
+    }
+}
+
+impl Config {
+    /// Returns why ADD refuses the pod. Only ADD may: a running pod keeps its rules.
+    pub fn refusal(&self, resolved: &ResolvedRedirect) -> Option<Error> {
+        resolved.sandbox_error().or_else(|| self.shared_user(resolved))
+    }
+
+    /// Whether a pod with this RuntimeClass ignores rules: its name is one of the plugin entry or of
+    /// [`SANDBOXED_CLASSES`], or begins with one and a dash.
+    pub(super) fn is_sandboxed(&self, runtime_class: &str) -> bool {
+        let is_named = |name: &str| {
+            let rest = runtime_class.strip_prefix(name).filter(|_| !name.is_empty());
+            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
+        };
+        match &self.sandboxed_classes {
+            Some(names) => names.iter().any(|name| is_named(name)),
+            None => SANDBOXED_CLASSES.into_iter().any(is_named),
+        }
+    }
+
+    /// Returns the paths of [`Config::bypasses`] for a pod that its containers say to redirect, or why
+    /// they say not to.
+    pub fn bypasses_of(
+        &self,
+        pod: Pod,
+        lookup: &mut impl ClusterLookup,
+    ) -> Result<Decision<Vec<Bypass>>, Error> {
+        let Metadata { namespace, name, uid, .. } = pod.metadata.clone();
+        let pod_ref = PodRef { namespace, name, uid };
+        let has_ipv6 = has_ipv6_address(&pod);
+        Ok(match facts::facts(pod, &pod_ref, lookup)? {
+            Decision::Skip(reason) => Decision::Skip(reason),
+            Decision::Redirect(facts) => {
+                Decision::Redirect(self.bypasses(&pod_ref, &facts, has_ipv6)?)
+            }
+        })
+    }
+
+    /// Returns the paths around the proxy of a meshed pod: those that its object, its namespace and the
+    /// plugin entry cause today.
+    ///
+    /// # Errors
+    /// The error with which the pod would not start today.
+    pub fn bypasses(
+        &self,
+        pod: &PodRef,
+        facts: &PodFacts,
+        has_ipv6: bool,
+    ) -> Result<Vec<Bypass>, Error> {
+        let exposure = &facts.exposure;
+        if exposure.host_network {
+            return Ok(vec![Bypass::new(Reason::HostNetwork, "")]);
+        }
+        if let Some(reason) = self.filter.skip_reason(pod) {
+            let skipped = Bypass::new(Reason::NotRedirected, reason.text());
+            return Ok(vec![match reason {
+                SkipReason::ExcludedNamespace => skipped.by("value", "excludeNamespaces"),
+                _ => skipped,
+            }]);
+        }
+        if self.simulate {
+            return Ok(vec![Bypass::new(Reason::NotRedirected, "simulate is true")]);
+        }
+        let resolved = self.resolve(facts)?;
+        if let Some(class) = &resolved.sandboxed_by {
+            return Ok(vec![Bypass::new(Reason::Sandbox, class)]);
+        }
+        let mut found = Vec::new();
+        if resolved.ipv6 == Ipv6::No && has_ipv6 {
+            found.push(match self.ipv6 {
+                Ipv6::Auto => Bypass::new(Reason::Ipv6, "the proxy listens on IPv4 only"),
+                _ => Bypass::new(Reason::Ipv6, "").by("value", "disableIPv6"),
+            });
+        }
+        let init_containers = exempt(&exposure.init_containers, &resolved.redirect);
+        for (reason, names) in [
+            (Reason::ProxyUser, &resolved.exempt_containers),
+            (Reason::InitProxyUser, &init_containers),
+            (Reason::NetAdmin, &exposure.net_admin),
+            (Reason::NetRaw, &exposure.net_raw),
+            (Reason::RootContainer, &exposure.root),
+        ] {
+            if !names.is_empty() {
+                found.push(Bypass::new(reason, names.join(", ")));
+            }
+        }
+        let ports = &resolved.redirect.ports_to_redirect;
+        if !ports.is_empty() {
+            let ports: Vec<PortRange> = ports.iter().map(|&port| port.into()).collect();
+            let bypass = Bypass::new(Reason::PortsToRedirect, dashed(&ports).join(", "));
+            found.push(bypass.by("value", "portsToRedirect"));
+        }
+        found.extend(self.skipped(facts)?);
+        Ok(found)
+    }
+
+    /// Returns a path for each list of ports or subnets, without the ports of the proxy's own servers.
+    fn skipped(&self, facts: &PodFacts) -> Result<Vec<Bypass>, Error> {
+        let stated = [facts.proxy.admin_port, facts.proxy.control_port];
+        let servers = [0, 1].map(|index| {
+            let (default, key) = PROXY_SERVERS[index];
+            let annotated = || facts.annotations.get(key)?.parse().ok();
+            stated[index].or_else(annotated).unwrap_or(default)
+        });
+        let is_own =
+            |range: &PortRange| (range.first..=range.last).all(|port| servers.contains(&port));
+        let mut found = Vec::new();
+        let mut push = |reason, texts: Vec<String>, key| {
+            if !texts.is_empty() {
+                found.push(Bypass::new(reason, texts.join(", ")).by_list(key, facts));
+            }
+        };
+        for mut list in self.inbound_ports(facts) {
+            list.ranges.retain(|range| !is_own(range));
+            push(Reason::SkipInboundPorts, dashed(&list.ranges), list.key);
+        }
+        let list = self.outbound_ports(facts);
+        push(Reason::SkipOutboundPorts, dashed(&list.ranges), list.key);
+        push(Reason::SkipOutboundPorts, dashed(&facts.api_ports), CONTROL_PLANE_LABEL);
+        let inbound = Reason::SkipInboundSubnets;
+        for (index, reason) in
+            [inbound, inbound, Reason::SkipOutboundSubnets].into_iter().enumerate()
+        {
+            let (key, subnets) = self.subnets(facts, index)?;
+            push(reason, subnets.into_iter().map(|subnet| subnet.text).collect(), key);
+        }
+        Ok(found)
+    }
+}
+
+fn dashed(ranges: &[PortRange]) -> Vec<String> {
+    ranges.iter().map(PortRange::dashed).collect()
+}
+
+impl ResolvedRedirect {
+    /// Returns the error for a pod whose sandbox ignores the rules.
+    pub fn sandbox_error(&self) -> Option<Error> {
+        let class = self.sandboxed_by.as_ref()?;
+        let problem = format!(
+            "the sandboxes of RuntimeClass {class} ignore redirect rules, so all connections of the pod would bypass the proxy"
+        );
+        Some(Error::new(Failure::SandboxedPod, problem))
+    }
+}
