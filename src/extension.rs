@@ -10,9 +10,11 @@
 //! - [`nodes`]: the table of `linkerd cni nodes`
 //! - [`compare`]: compares the redirect of all meshed pods with the one that this plugin would install
 //! - [`explain`]: what the plugin decides for one pod, and why
+//! - [`bypass`]: the paths on which traffic of meshed pods bypasses the proxy
 
 pub mod agents;
 pub mod api;
+pub mod bypass;
 pub mod checks;
 pub mod compare;
 pub mod explain;

@@ -17,6 +17,7 @@ use humantime::parse_duration;
 
 use crate::deadline::Deadline;
 use crate::extension::agents::{AGENT_LIMIT, Agent, Asking};
+use crate::extension::bypass;
 use crate::extension::explain;
 use crate::extension::facts::{self, Facts};
 use crate::extension::kubectl::Kubectl;
@@ -76,6 +77,15 @@ enum Command {
         /// Time to wait for the nodes
         #[arg(long, default_value = "5m", value_parser = parse_duration)]
         wait: Duration,
+    },
+    /// List the paths on which traffic of meshed pods bypasses the proxy
+    Bypass {
+        /// Namespace of the pods; without it, all namespaces
+        #[arg(long, short)]
+        namespace: Option<String>,
+        /// Format of the report
+        #[arg(long, short, value_parser = ["table", "json"], default_value = "table")]
+        output: String,
     },
     /// Say how to uninstall the chart
     Uninstall,
@@ -158,6 +168,13 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
             let cni_namespace = facts::find_namespace(&api, &flags.cluster.cni_namespace);
             let inputs = explain::fetch(&api, &cni_namespace, namespace, pod);
             explain::render(&inputs.map_err(|why| anyhow!(why))?)
+        }
+        Command::Bypass { namespace, output } => {
+            connect()?;
+            let cni_namespace = facts::find_namespace(&api, &flags.cluster.cni_namespace);
+            let report = bypass::fetch(&api, &cni_namespace, namespace.as_deref());
+            let report = report.map_err(|why| anyhow!(why))?;
+            if output == "json" { bypass::json(&report) } else { bypass::table(&report) }
         }
     };
     print(&text)?;

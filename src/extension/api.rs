@@ -11,6 +11,8 @@ use crate::quote::one_line;
 
 const PAGE: usize = 500;
 const PAGE_LIMIT: usize = 100;
+/// Largest number of objects that [`list`] returns.
+pub const LIST_LIMIT: usize = PAGE * PAGE_LIMIT;
 /// Start of kubectl's message if the API server responded with an error.
 const FROM_SERVER: &str = "Error from server (";
 

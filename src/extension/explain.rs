@@ -4,11 +4,12 @@
 mod fetch;
 mod text;
 
-pub use fetch::fetch;
+pub use fetch::{existing_config, fetch, unreadable};
 pub use text::render;
 
 use crate::cni::args::PodRef;
 use crate::cni::error::Error;
+use crate::config::bypass::Bypass;
 use crate::config::{Config, ResolvedRedirect};
 use crate::kube::types::{Pod, Service};
 use crate::pod::Decision;
@@ -59,6 +60,16 @@ impl PodInputs {
         match self.config.refusal(&resolved) {
             Some(error) => Err(error),
             None => Ok(Decision::Redirect(resolved)),
+        }
+    }
+}
+
+impl PodInputs {
+    /// Returns the paths around the proxy. Empty if they are unknown, as the pod cannot start.
+    pub fn bypasses(&self) -> Vec<Bypass> {
+        match self.config.bypasses_of(self.pod.clone(), &mut Fetched(self)) {
+            Ok(Decision::Redirect(found)) => found,
+            _ => Vec::new(),
         }
     }
 }

@@ -101,12 +101,12 @@ fn rounded(time: Duration) -> String {
 }
 
 /// Pads each column to its longest cell, with three blanks in between, as kubectl does.
-fn align(rows: &[[String; 9]]) -> String {
+pub fn align<const N: usize>(rows: &[[String; N]]) -> String {
     let width = |column: usize| {
         rows.iter().map(|row| row[column].chars().count()).max().unwrap_or_default()
     };
-    let widths: Vec<usize> = (0..HEADINGS.len()).map(width).collect();
-    let line = |row: &[String; 9]| {
+    let widths: Vec<usize> = (0..N).map(width).collect();
+    let line = |row: &[String; N]| {
         let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
         cells.collect::<Vec<_>>().join("   ").trim_end().to_owned() + "\n"
     };

@@ -183,6 +183,7 @@ pub struct EventObject {
     pub name: String,
     pub uid: String,
     pub reason: String,
+    pub is_warning: bool,
     pub message: String,
     /// Time of the newest occurrence, RFC 3339.
     pub time: String,
@@ -197,6 +198,7 @@ impl From<Value> for EventObject {
             name: text(&involved["name"]),
             uid: text(&involved["uid"]),
             reason: text(&object["reason"]),
+            is_warning: object["type"] == "Warning",
             message: text(&object["message"]),
             time: times.into_iter().find(|time| !time.is_empty()).unwrap_or_default(),
         }

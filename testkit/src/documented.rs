@@ -145,6 +145,7 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("linkerd cni check ", OnCluster),
     ("linkerd cni nodes ", OnCluster),
     ("linkerd cni explain ", OnCluster),
+    ("linkerd cni bypass", OnCluster),
     (
         "linkerd cni compare ",
         By("linkerd_cni_compares_pods_beside_upstreams_agent_and_names_seeded_differences"),

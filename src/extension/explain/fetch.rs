@@ -5,6 +5,7 @@ use serde::de::DeserializeOwned;
 use super::{NodeReport, PodInputs};
 use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
+use crate::config::Config;
 use crate::extension::agents::{Agent, agent_on};
 use crate::extension::api::{Api, Error, encoded, find, get};
 use crate::extension::checks::plugin_entry;
@@ -43,14 +44,7 @@ pub fn fetch(
         &format!("pod {namespace}/{name}"),
         "name its namespace with --namespace",
     )?;
-    let map: ConfigMap = existing(
-        api,
-        &config_path(cni_namespace),
-        &format!("ConfigMap {cni_namespace}/linkerd-cni-config"),
-        "install the chart, or name its namespace with --cni-namespace",
-    )?;
-    let config = plugin_entry(&map)
-        .map_err(|why| format!("ConfigMap {cni_namespace}/linkerd-cni-config: {why}"))?;
+    let config = existing_config(api, cni_namespace)?;
     let namespace_annotations: Result<Annotations, CniError> =
         get::<Namespace>(api, &namespace_path(namespace))
             .map(|found| found.metadata.annotations)
@@ -58,6 +52,20 @@ pub fn fetch(
     let report = report(api, cni_namespace, &pod);
     let api_service = get(api, API_SERVICE).map_err(unreadable);
     Ok(PodInputs { pod, namespace_annotations, api_service, config, report })
+}
+
+/// Reads the plugin entry of the chart in this namespace.
+///
+/// # Errors
+/// Names the ConfigMap and the remedy.
+pub fn existing_config(api: &dyn Api, cni_namespace: &str) -> Result<Config, String> {
+    let map: ConfigMap = existing(
+        api,
+        &config_path(cni_namespace),
+        &format!("ConfigMap {cni_namespace}/linkerd-cni-config"),
+        "install the chart, or name its namespace with --cni-namespace",
+    )?;
+    plugin_entry(&map).map_err(|why| format!("ConfigMap {cni_namespace}/linkerd-cni-config: {why}"))
 }
 
 /// Reads an object that must exist. The error names `what` and the remedy for a missing object.
@@ -75,7 +83,7 @@ fn existing<T: DeserializeOwned>(
 }
 
 /// The error of a failed request, as the plugin would report it.
-fn unreadable(error: Error) -> CniError {
+pub fn unreadable(error: Error) -> CniError {
     CniError::new(Failure::ApiError, error.to_string())
 }
 

@@ -97,9 +97,10 @@ fn the_bypass_of_a_container_with_the_proxys_user_and_of_ipv6_is_named() {
     cluster.set(POD, "/status/podIPs", json!([{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]));
     let text = explained(&cluster);
     for line in [
-        "Warning:   containers run as the proxy's user, and their connections bypass it: app\n",
-        "IPv6:      no (ipv6: auto, and the proxy listens on IPv4 only; the pod has an IPv6 \
-         address, and its IPv6 traffic bypasses the proxy)\n",
+        "Bypass:    proxy-user app\n",
+        "Bypass:    ipv6 the proxy listens on IPv4 only\n",
+        "Bypass:    skip-outbound-ports 3306, 8000-8010 (pod: config.linkerd.io/skip-outbound-ports)\n",
+        "IPv6:      no (ipv6: auto, and the proxy listens on IPv4 only)\n",
     ] {
         assert!(text.contains(line), "{line}: {text}");
     }

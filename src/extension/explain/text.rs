@@ -4,9 +4,9 @@ use std::fmt::Write as _;
 
 use super::{NodeReport, PodInputs};
 use crate::config::ResolvedRedirect;
+use crate::config::bypass::Bypass;
 use crate::pod::Decision;
 use crate::pod::skip::skipped_by_annotations;
-use crate::redirect::ports::PortRange;
 use crate::redirect::rules::{marked_rules, rule_line};
 use crate::redirect::{Family, Ipv6, Redirect};
 
@@ -64,26 +64,21 @@ fn families(inputs: &PodInputs, resolved: &ResolvedRedirect) -> (&'static [Famil
         (Ipv6::Auto, Ipv6::No) => "ipv6: auto, and the proxy listens on IPv4 only",
         (_, Ipv6::No) => "disableIPv6=true",
     };
-    let effect = match inputs.pod.status.ips.iter().any(|address| address.ip.contains(':')) {
-        true => "the pod has an IPv6 address, and its IPv6 traffic bypasses the proxy",
-        false => "the pod has no IPv6 address",
-    };
-    (&[Family::Ipv4], format!("no ({why}; {effect})"))
+    (&[Family::Ipv4], format!("no ({why})"))
 }
 
 fn redirect(text: &mut String, inputs: &PodInputs, resolved: &ResolvedRedirect) {
     let (families, ipv6) = families(inputs, resolved);
     // Writing to a String cannot fail.
+    let Redirect { inbound_port, outbound_port, .. } = resolved.redirect;
+    let _ = writeln!(text, "Ports:     inbound {inbound_port}, outbound {outbound_port}");
     let _ = writeln!(text, "IPv6:      {ipv6}");
     for list in &resolved.ignored {
         let _ = writeln!(text, "Warning:   {list}; expected {}", list.grammar());
     }
-    if !resolved.exempt_containers.is_empty() {
-        let names = resolved.exempt_containers.join(", ");
-        let _ = writeln!(
-            text,
-            "Warning:   containers run as the proxy's user, and their connections bypass it: {names}"
-        );
+    for Bypass { reason, detail, cause } in inputs.bypasses() {
+        let cause = cause.map(|(kind, key)| format!(" ({kind}: {key})")).unwrap_or_default();
+        let _ = writeln!(text, "Bypass:    {} {detail}{cause}", reason.label());
     }
     if inputs.config.simulate {
         let _ = writeln!(
@@ -91,8 +86,6 @@ fn redirect(text: &mut String, inputs: &PodInputs, resolved: &ResolvedRedirect) 
             "Warning:   simulate is true: the plugin logs the rules and installs none"
         );
     }
-    text.push_str("\nConnections (TCP), first match wins:\n");
-    connections(text, &resolved.redirect);
     text.push_str("\nRules, as the plugin would install them now, in the form of iptables-save:\n");
     for &family in families {
         let _ = writeln!(text, "\n{family:?}:");
@@ -100,52 +93,6 @@ fn redirect(text: &mut String, inputs: &PodInputs, resolved: &ResolvedRedirect) 
             let _ = writeln!(text, "{}", rule_line(&rule));
         }
     }
-}
-
-/// Lists which connections reach the proxy, in the order of the rules.
-fn connections(text: &mut String, redirect: &Redirect) {
-    let mut line = |direction: &str, what: &str, result: &str| {
-        let _ = writeln!(text, "  {direction:<9} {what:<44} {result}");
-    };
-    const DIRECT: &str = "direct";
-    let inbound = format!("proxy, port {}", redirect.inbound_port);
-    let outbound = format!("proxy, port {}", redirect.outbound_port);
-    if !redirect.skip_inbound.is_empty() {
-        line("inbound", &ports("to", &redirect.skip_inbound), DIRECT);
-    }
-    for subnet in &redirect.skip_subnets {
-        line("inbound", &format!("from {}", subnet.net), DIRECT);
-    }
-    match redirect.ports_to_redirect.is_empty() {
-        true => line("inbound", "to any other port", &inbound),
-        false => {
-            let redirected: Vec<PortRange> =
-                redirect.ports_to_redirect.iter().map(|&port| port.into()).collect();
-            line("inbound", &ports("to", &redirected), &inbound);
-            line("inbound", "to any other port", DIRECT);
-        }
-    }
-    if let Some(uid) = redirect.proxy_uid {
-        line("outbound", &format!("by user {uid}, the proxy"), DIRECT);
-    }
-    if let Some(gid) = redirect.proxy_gid {
-        line("outbound", &format!("by group {gid}, the proxy"), DIRECT);
-    }
-    line("outbound", "through the interface lo", DIRECT);
-    if !redirect.skip_outbound.is_empty() {
-        line("outbound", &ports("to", &redirect.skip_outbound), DIRECT);
-    }
-    for subnet in &redirect.skip_outbound_subnets {
-        line("outbound", &format!("to {}", subnet.net), DIRECT);
-    }
-    line("outbound", "to any other port", &outbound);
-}
-
-fn ports(preposition: &str, ranges: &[PortRange]) -> String {
-    let each: Vec<String> = ranges.iter().map(PortRange::dashed).collect();
-    let noun =
-        if ranges.len() == 1 && ranges[0].first == ranges[0].last { "port" } else { "ports" };
-    format!("{preposition} {noun} {}", each.join(", "))
 }
 
 fn node_report(text: &mut String, report: &NodeReport) {
