@@ -25,19 +25,22 @@ pub fn register<M: Metric + Clone + Default>(group: &mut Registry, name: &str, h
     metric
 }
 
-/// Adds a counter for each of these `labels`.
-pub fn register_each<const N: usize>(
+/// Adds a metric for each of these `labels`.
+pub fn register_each<const N: usize, M: Default>(
     group: &mut Registry,
     name: &str,
     help: &str,
     labels: impl IntoIterator<Item = Labels<N>>,
-) -> Counters<N> {
-    let counters = Counters::default();
+) -> Family<Labels<N>, M>
+where
+    Family<Labels<N>, M>: Metric,
+{
+    let metrics = Family::<Labels<N>, M>::default();
     for labels in labels {
-        drop(counters.get_or_create(&labels));
+        drop(metrics.get_or_create(&labels));
     }
-    group.register(name, help, counters.clone());
-    counters
+    group.register(name, help, metrics.clone());
+    metrics
 }
 
 /// Histograms of durations that differ in `N` labels.

@@ -5,12 +5,14 @@ mod plugin_calls;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::{Registry, Unit};
 
+use crate::config::bypass::Reason;
 use crate::kube::request_metrics;
 use crate::log::stderr;
-use crate::metrics::{Counters, openmetrics, register, register_build_info, register_each};
+use crate::metrics::{Counters, Labels, openmetrics, register, register_build_info, register_each};
 use plugin_calls::PluginCalls;
 pub use plugin_calls::PluginCounts;
 
@@ -37,9 +39,14 @@ pub struct Metrics {
     pub token_request_failed: Gauge,
     pub published_pods: Gauge,
     pub pod_copy_kept: Gauge,
+    bypassing_pods: Family<Labels<1>, Gauge>,
     pub plugin: PluginCalls,
     self_tests: Counters<1>,
     log_lines_dropped: Counter,
+}
+
+fn bypass_labels(reason: &Reason) -> Labels<1> {
+    [("reason", reason.label().to_owned())]
 }
 
 impl Metrics {
@@ -121,6 +128,12 @@ impl Metrics {
                 "log_lines_dropped",
                 "Log lines dropped because stderr was full, closed or not read",
             ),
+            bypassing_pods: register_each(
+                agent,
+                "bypassing_pods",
+                "Meshed pods of this node with a path around the proxy, by the reason in `linkerd cni bypass`",
+                Reason::ALL.iter().map(bypass_labels),
+            ),
             plugin,
             self_tests: register_each(
                 agent,
@@ -129,6 +142,14 @@ impl Metrics {
                 SELF_TEST_RESULTS.map(|result| [("result", result.to_owned())]),
             ),
             registry,
+        }
+    }
+
+    /// Sets the number of pods with each reason.
+    pub fn set_bypassing_pods(&self, count: impl Fn(Reason) -> usize) {
+        for reason in Reason::ALL {
+            let pods = i64::try_from(count(*reason)).unwrap_or(i64::MAX);
+            self.bypassing_pods.get_or_create(&bypass_labels(reason)).set(pods);
         }
     }
 

@@ -17,9 +17,12 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::api::{USER_AGENT, source};
+use super::plugin_entry;
 use super::readiness::Status;
 use super::settings::Settings;
 use super::watch::Waker;
+use crate::cni::object::Object;
+use crate::config::Config;
 use crate::kube::Deadlines;
 use crate::kube::connection::Connection;
 use crate::kube::pod_watch;
@@ -59,7 +62,10 @@ pub fn start(
     let watching = Connection::new(source.clone(), USER_AGENT, pod_watch::DEADLINES);
     let connection = Connection::new(source, USER_AGENT, Deadlines::each(LOOKUP_TIMEOUT));
     let (own, shared) = (Arc::clone(&stopped), Arc::clone(status));
-    let mut publisher = Publisher::new(run_dir.clone(), connection, own, shared);
+    let config = plugin_entry::render(settings).ok();
+    let config = config.and_then(|entry| serde_json::from_str::<Object>(entry.text()).ok());
+    let config = config.map(|entry| Config::read_leniently(&entry)).unwrap_or_default();
+    let mut publisher = Publisher::new(run_dir.clone(), config, connection, own, shared);
     status.await_pod_copy(Instant::now() + FIRST_LIST, waker);
     let run = move || {
         pod_watch::run(watching, &node, START_SPREAD, |update| publisher.update(update));

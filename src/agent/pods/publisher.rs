@@ -14,12 +14,15 @@ use tracing::{info, warn};
 use crate::agent::readiness::{PodCopyStatus, Status};
 use crate::backoff::between;
 use crate::cni::args::PodRef;
+use crate::config::Config;
+use crate::config::bypass::Reason;
 use crate::kube::connection::Connection;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::kube::pod_stream::FromPod;
 use crate::kube::pod_watch::{self, Update};
 use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
 use crate::pod::Decision;
+use crate::pod::containers::has_ipv6_address;
 use crate::pod::facts::{OwnFacts, PodFacts, own_facts};
 use crate::pod_copy::{self, Lock};
 
@@ -48,6 +51,8 @@ pub(super) struct NodePod {
     /// A `Decision<OwnFacts>` as JSON, a third of its size: all pods of a list are in memory at once.
     /// Empty if it is longer than [`FACTS_LIMIT`].
     facts: Box<[u8]>,
+    /// Not one of the facts, as it changes after the pod is published.
+    has_ipv6: bool,
 }
 
 impl FromPod for NodePod {
@@ -57,9 +62,10 @@ impl FromPod for NodePod {
             return None;
         }
         let pod = pod_ref(&object.metadata);
+        let has_ipv6 = has_ipv6_address(&object);
         let facts = serde_json::to_vec(&own_facts(object).ok()?).ok()?;
         let facts = if facts.len() <= FACTS_LIMIT { facts } else { Vec::new() };
-        Some(NodePod { pod, facts: facts.into_boxed_slice() })
+        Some(NodePod { pod, facts: facts.into_boxed_slice(), has_ipv6 })
     }
 }
 
@@ -77,11 +83,16 @@ struct Known {
     hash: Option<u64>,
     /// Why the pod has no file.
     problem: Option<String>,
+    /// Why traffic of the pod bypasses the proxy, if the pod has an IPv6 address.
+    reasons: Vec<Reason>,
+    has_ipv6: bool,
 }
 
 /// Writes and removes the files of the copy.
 pub(super) struct Publisher {
     run_dir: PathBuf,
+    /// The plugin entry, for the reasons why traffic bypasses the proxy.
+    config: Config,
     /// For the objects besides the pods. Connects only if a pod needs one: an idle connection costs
     /// memory.
     connection: Connection,
@@ -107,12 +118,14 @@ impl Publisher {
     /// `connection` is for requests for the objects besides the pods.
     pub(super) fn new(
         run_dir: PathBuf,
+        config: Config,
         connection: Connection,
         stopped: Arc<AtomicBool>,
         status: Arc<Status>,
     ) -> Publisher {
         Publisher {
             run_dir,
+            config,
             connection,
             reader: None,
             stopped,
@@ -183,16 +196,24 @@ impl Publisher {
 
     /// Publishes the pod, unless its file is right. Removes the file if that fails. Until the next list,
     /// only a change of the pod repeats requests that failed.
-    fn publish(&mut self, NodePod { pod, facts }: NodePod) {
+    fn publish(&mut self, NodePod { pod, facts, has_ipv6 }: NodePod) {
         let mut hash = Some(hash(&facts));
+        if let Some(known) = self.known.get_mut(&pod.uid) {
+            known.has_ipv6 = has_ipv6;
+        }
         let is_whole = || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_)));
         let known = self.known.get(&pod.uid).filter(|known| known.hash == hash);
         if known.is_some_and(|known| known.problem.is_some() || is_whole()) {
             return;
         }
+        let mut reasons = Vec::new();
         let result = match self.complete(&facts, &pod.namespace) {
             _ if self.is_stopped() => return,
             Ok(decision) => {
+                if let Decision::Redirect(facts) = &decision {
+                    let found = self.config.bypasses(&pod, facts, true).unwrap_or_default();
+                    reasons.extend(found.iter().map(|bypass| bypass.reason));
+                }
                 let published = pod_copy::publish(&self.run_dir, pod.clone(), decision);
                 // Another try costs no request.
                 hash = hash.filter(|_| published.is_ok());
@@ -211,7 +232,7 @@ impl Publisher {
         {
             warn!("{problem}");
         }
-        self.known.insert(pod.uid, Known { hash, problem });
+        self.known.insert(pod.uid, Known { hash, problem, reasons, has_ipv6 });
     }
 
     fn remove(&mut self, pod: &PodRef) {
@@ -285,6 +306,12 @@ impl Publisher {
         let problem = self.watch_problem.iter().chain(&self.problem).chain(of_pods).next().cloned();
         let has_problem = problem.is_some();
         let (published, kept) = (self.published(), self.lock.is_some());
+        self.status.metrics.set_bypassing_pods(|reason| {
+            let has = |known: &&Known| {
+                known.reasons.contains(&reason) && (known.has_ipv6 || reason != Reason::Ipv6)
+            };
+            self.known.values().filter(has).count()
+        });
         self.status.set_pod_copy(PodCopyStatus { published, kept, problem });
         has_problem
     }

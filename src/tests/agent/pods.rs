@@ -11,6 +11,7 @@ use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::pod::skip::SkipReason;
 use linkerd2_cni::pod_copy;
 use serde_json::{Value, json};
+use testkit::cni::upstream_entry;
 
 use crate::agent_with_api::Scene;
 use crate::api::{Api, DaemonSetState};
@@ -37,6 +38,7 @@ impl Scene {
         let mut node = Node::with_api(&api);
         node.vars.push(("LINKERD_CNI_RUN_DIR", node.root().join("run").display().to_string()));
         node.vars.push(("LINKERD_CNI_NODE_NAME", "node-1".into()));
+        node.vars.push(("CNI_NETWORK_CONFIG", upstream_entry().to_string()));
         Scene::start_on(api, node, &[])
     }
 
@@ -212,6 +214,41 @@ fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request(
     until("status", || watched.status() == wanted);
     assert_eq!(watched.agent.metric("linkerd_cni_agent_published_pods"), 8.0);
     assert_eq!(watched.agent.metric("linkerd_cni_agent_pod_copy_kept"), 1.0);
+}
+
+#[test]
+fn pods_with_a_path_around_the_proxy_are_counted_by_reason_while_they_exist() {
+    let mut shared = injected("shared", "u-shared");
+    shared["spec"]["containers"][0]["securityContext"] =
+        json!({"runAsUser": 2103, "privileged": true});
+    let watched =
+        Scene::watching(&[shared.clone(), injected("web", "u-web"), unmeshed("job", "u-job")]);
+    let count = |reason: &str| {
+        watched.agent.metric(&format!("linkerd_cni_agent_bypassing_pods{{reason=\"{reason}\"}}"))
+    };
+    let until = |reason, wanted| until(reason, || count(reason) == wanted);
+    // Without a securityContext an app may run as root.
+    for (reason, pods) in [
+        ("proxy-user", 1.0),
+        ("net-admin", 1.0),
+        ("root-container", 1.0),
+        ("skip-inbound-ports", 2.0),
+        ("ipv6", 0.0),
+    ] {
+        until(reason, pods);
+    }
+    let mut web = injected("web", "u-web");
+    web["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]});
+    watched.api.modify(&web);
+    until("ipv6", 1.0);
+    web["spec"]["ephemeralContainers"] = json!([{"name": "debugger", "securityContext":
+        {"runAsUser": 1000, "capabilities": {"add": ["NET_RAW"]}}}]);
+    watched.api.modify(&web);
+    until("net-raw", 2.0);
+    watched.api.send("DELETED", &shared);
+    for (reason, pods) in [("proxy-user", 0.0), ("net-raw", 1.0), ("skip-inbound-ports", 1.0)] {
+        until(reason, pods);
+    }
 }
 
 #[test]
