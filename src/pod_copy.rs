@@ -44,7 +44,7 @@ const POLL: Duration = Duration::from_millis(2);
 /// What the copy says about a pod.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NodeCopy {
-    Decides(Decision<PodFacts>),
+    Decides(Box<Decision<PodFacts>>),
     /// A live agent keeps the copy, and has not published the pod.
     Lacks,
     /// No live agent keeps the copy, and the pod is not in it.
@@ -116,7 +116,7 @@ pub fn wait(run_dir: &Path, pod: &PodRef, longest: Duration) -> NodeCopy {
             tracing::debug!("linkerd-cni: pod {pod}: the node's copy is unusable: {error}");
         }
         match found {
-            Ok(Some(decision)) => return NodeCopy::Decides(decision),
+            Ok(Some(decision)) => return NodeCopy::Decides(Box::new(decision)),
             _ if !is_kept(run_dir) => return NodeCopy::Unkept,
             Ok(None) if !pod.uid.is_empty() && !deadline.has_passed() => {}
             _ => return NodeCopy::Lacks,

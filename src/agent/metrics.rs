@@ -2,6 +2,7 @@
 
 mod plugin_calls;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use prometheus_client::metrics::counter::Counter;
@@ -145,11 +146,12 @@ impl Metrics {
         }
     }
 
-    /// Sets the number of pods with each reason.
-    pub fn set_bypassing_pods(&self, count: impl Fn(Reason) -> usize) {
+    /// Sets the number of pods by reason.
+    pub fn set_bypassing_pods(&self, counts: &BTreeMap<String, usize>) {
         for reason in Reason::ALL {
-            let pods = i64::try_from(count(*reason)).unwrap_or(i64::MAX);
-            self.bypassing_pods.get_or_create(&bypass_labels(reason)).set(pods);
+            let count = counts.get(reason.label()).copied().unwrap_or_default();
+            let count = i64::try_from(count).unwrap_or(i64::MAX);
+            self.bypassing_pods.get_or_create(&bypass_labels(reason)).set(count);
         }
     }
 

@@ -63,6 +63,8 @@ pub struct PodCopyStatus {
     /// Why it is not, or why a pod has no file.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
+    /// Number of pods with a path around the proxy, by the label of the reason.
+    pub bypasses: BTreeMap<String, usize>,
 }
 
 /// The agent's state, shared between its threads and the admin server.
@@ -128,6 +130,7 @@ impl Status {
         let published = i64::try_from(pod_copy.published).unwrap_or(i64::MAX);
         self.metrics.published_pods.set(published);
         self.metrics.pod_copy_kept.set(pod_copy.kept.into());
+        self.metrics.set_bypassing_pods(&pod_copy.bypasses);
         let mut state = self.state();
         state.pod_copy = Some(pod_copy);
         state.awaited_pods.take().iter().for_each(|(_, waker)| waker.wake());
@@ -319,7 +322,7 @@ mod tests {
             ..StatusBody::default()
         });
         let adds = BTreeMap::from([("copy".into(), 3)]);
-        let calls = PluginCounts { adds, ipv6_bypass: 1, ..PluginCounts::default() };
+        let calls = PluginCounts { adds, ..PluginCounts::default() };
         let text = status.state().body(Instant::now(), calls);
         let version = env!("CARGO_PKG_VERSION");
         assert_eq!(
@@ -328,8 +331,7 @@ mod tests {
                 r#"{{"version":"{version}","ready":false,"notReady":"kubeconfig token: it \"expired\"","#
             ) + r#""conflist":"10-calico.conflist","tokenExpires":1800000000,"#
                 + r#""contended":["binary: stop that writer"],"problems":{"kubeconfig token":"it \"expired\""},"#
-                + r#""adds":{"copy":3},"redirects":{},"failures":{},"degraded":{},"#
-                + r#""exemptContainers":0,"ipv6Bypass":1}"#
+                + r#""adds":{"copy":3},"redirects":{},"failures":{},"degraded":{}}"#
         );
         let body: StatusBody = serde_json::from_str(&text).unwrap();
         assert_eq!(body.token_expires, Some(1_800_000_000));

@@ -24,11 +24,14 @@ use crate::quote::{one_line, quote};
 /// Selects the repair controller's Events on running pods.
 const EVENTS: &str = "fieldSelector=reason%3DLinkerdCNIRulesMissing";
 
+/// Paths around the proxy, or why they are unknown.
+type Paths = Result<Vec<Bypass>, CniError>;
+
 /// The meshed pods of a namespace or the cluster.
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Namespace and name of each pod, and its paths or why they are unknown.
-    pods: Vec<([String; 2], Result<Vec<Bypass>, CniError>)>,
+    /// Namespace and name of each pod, and its paths.
+    pods: Vec<([String; 2], Paths)>,
     /// Number of pods whose rules `linkerd-init` installs.
     with_init: usize,
 }

@@ -201,7 +201,7 @@ pub fn daemonset() -> Value {
 fn node(name: &str) -> Value {
     json!({
         "metadata": {"name": name, "labels": {"kubernetes.io/os": "linux"}},
-        "spec": {"podCIDRs": ["10.1.0.0/24"]},
+        "spec": {},
     })
 }
 
@@ -222,7 +222,7 @@ pub fn status() -> Value {
         "conflist": "10-calico.conflist",
         "tokenExpires": NOW + 86_400,
         "problems": {},
-        "podCopy": {"published": 4, "kept": true},
+        "podCopy": {"published": 4, "kept": true, "bypasses": {"root-container": 1}},
         "adds": {"copy": 4, "request": 1},
         "redirects": {"native": 3},
     })

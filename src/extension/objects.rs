@@ -159,7 +159,6 @@ impl From<Value> for InjectedPod {
 #[serde(try_from = "Value")]
 pub struct NodeObject {
     pub name: String,
-    pub pod_cidrs: Vec<String>,
     /// Decides whether a DaemonSet runs on the node.
     pub scheduling: scheduling::Node,
 }
@@ -168,9 +167,8 @@ impl TryFrom<Value> for NodeObject {
     type Error = serde_json::Error;
 
     fn try_from(object: Value) -> Result<NodeObject, serde_json::Error> {
-        let pod_cidrs = items(&object["spec"]["podCIDRs"]).map(text).collect();
         let name = text(&object["metadata"]["name"]);
-        Ok(NodeObject { name, pod_cidrs, scheduling: from_value(object)? })
+        Ok(NodeObject { name, scheduling: from_value(object)? })
     }
 }
 

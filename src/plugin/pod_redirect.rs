@@ -115,7 +115,7 @@ impl KnownPod {
         let skip_reason = self.skip_reason();
         let mut api_error = None;
         let (source, decision) = match (self.copy, answer, skip_reason) {
-            (NodeCopy::Decides(decision), ..) => (Source::Copy, decision),
+            (NodeCopy::Decides(decision), ..) => (Source::Copy, *decision),
             (_, Some(Ok(decision)), _) => (Source::Request, decision),
             (_, answer, Some(reason)) => {
                 if let Some(Err(error)) = answer {

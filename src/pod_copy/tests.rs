@@ -177,7 +177,7 @@ fn plugin_waits_for_a_file_only_while_an_agent_keeps_the_copy() {
         let waiting = scope.spawn(|| wait(dir.path(), &web, minute));
         thread::sleep(Duration::from_millis(20));
         publish(dir.path(), web.clone(), meshed()).unwrap();
-        assert_eq!(waiting.join().unwrap(), NodeCopy::Decides(meshed()));
+        assert_eq!(waiting.join().unwrap(), NodeCopy::Decides(Box::new(meshed())));
         let waiting = scope.spawn(|| wait(dir.path(), &pod("web", "u-2"), minute));
         thread::sleep(Duration::from_millis(20));
         drop(lock);

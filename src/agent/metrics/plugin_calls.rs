@@ -41,8 +41,6 @@ pub struct PluginCalls {
     degraded: Counters<1>,
     ignored_ports: Counters<1>,
     blocked_init_containers: Counter,
-    exempt_containers: Counter,
-    ipv6_bypass: Counter,
     unproven_checks: Counter,
 }
 
@@ -59,10 +57,6 @@ pub struct PluginCounts {
     pub failures: BTreeMap<String, u64>,
     /// Pods redirected by annotations and plugin entry alone, by CNI error code.
     pub degraded: BTreeMap<String, u64>,
-    /// Pods with containers that run as the proxy's user.
-    pub exempt_containers: u64,
-    /// Pods whose IPv6 traffic bypasses the proxy.
-    pub ipv6_bypass: u64,
 }
 
 impl PluginCalls {
@@ -128,16 +122,6 @@ impl PluginCalls {
                 "pods_with_blocked_init_containers",
                 "Redirected pods with init containers that start before the proxy, so that their connections are refused",
             ),
-            exempt_containers: register(
-                group,
-                "pods_with_exempt_containers",
-                "Redirected pods with containers that run as the proxy's user, so that their connections bypass the proxy",
-            ),
-            ipv6_bypass: register(
-                group,
-                "pods_with_ipv6_bypass",
-                "Redirected pods whose IPv6 traffic bypasses the proxy, as it listens on IPv4 only",
-            ),
             unproven_checks: register(
                 group,
                 "unproven_checks",
@@ -170,12 +154,6 @@ impl PluginCalls {
         if !record.blocked_init_containers.is_empty() {
             self.blocked_init_containers.inc();
         }
-        if !record.exempt_containers.is_empty() {
-            self.exempt_containers.inc();
-        }
-        if record.ipv6_bypasses_proxy {
-            self.ipv6_bypass.inc();
-        }
         if let Some(backend) = record.backend {
             self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
         }
@@ -203,8 +181,6 @@ impl PluginCalls {
             redirects: nonzero(&self.redirects, backends()),
             failures,
             degraded: nonzero(&self.degraded, labels(api_codes())),
-            exempt_containers: self.exempt_containers.get(),
-            ipv6_bypass: self.ipv6_bypass.get(),
         }
     }
 }
@@ -305,8 +281,6 @@ mod tests {
             redirects: one("nft", 3),
             failures: failures.clone(),
             degraded: failures,
-            exempt_containers: 3,
-            ipv6_bypass: 3,
         };
         assert_eq!(counters.counts(), counts);
         let text = openmetrics(&registry);
@@ -326,8 +300,6 @@ mod tests {
             "linkerd_cni_plugin_api_requests_total 3",
             "linkerd_cni_plugin_api_retries_total 6",
             "linkerd_cni_plugin_pods_with_blocked_init_containers_total 3",
-            "linkerd_cni_plugin_pods_with_exempt_containers_total 3",
-            "linkerd_cni_plugin_pods_with_ipv6_bypass_total 3",
             "linkerd_cni_plugin_unproven_checks_total 1",
             r#"linkerd_cni_plugin_degraded_total{code="101"} 1"#,
             r#"linkerd_cni_plugin_degraded_total{code="102"} 0"#,

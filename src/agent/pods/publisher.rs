@@ -213,6 +213,7 @@ impl Publisher {
                 if let Decision::Redirect(facts) = &decision {
                     let found = self.config.bypasses(&pod, facts, true).unwrap_or_default();
                     reasons.extend(found.iter().map(|bypass| bypass.reason));
+                    reasons.dedup();
                 }
                 let published = pod_copy::publish(&self.run_dir, pod.clone(), decision);
                 // Another try costs no request.
@@ -306,13 +307,14 @@ impl Publisher {
         let problem = self.watch_problem.iter().chain(&self.problem).chain(of_pods).next().cloned();
         let has_problem = problem.is_some();
         let (published, kept) = (self.published(), self.lock.is_some());
-        self.status.metrics.set_bypassing_pods(|reason| {
-            let has = |known: &&Known| {
-                known.reasons.contains(&reason) && (known.has_ipv6 || reason != Reason::Ipv6)
-            };
-            self.known.values().filter(has).count()
-        });
-        self.status.set_pod_copy(PodCopyStatus { published, kept, problem });
+        let mut bypasses = BTreeMap::new();
+        for known in self.known.values() {
+            let has = |reason: &Reason| known.has_ipv6 || *reason != Reason::Ipv6;
+            for reason in known.reasons.iter().copied().filter(has) {
+                *bypasses.entry(reason.label().to_owned()).or_default() += 1;
+            }
+        }
+        self.status.set_pod_copy(PodCopyStatus { published, kept, problem, bypasses });
         has_problem
     }
 

@@ -1,12 +1,12 @@
 //! Checks of meshed pods. Pure.
 
-use super::{PODS, plugin_entry, readable};
-use crate::agent::metrics::PluginCounts;
+use super::{PODS, readable};
+use crate::config::bypass::Reason;
+use crate::extension::agents::Agent;
 use crate::extension::api::Error;
 use crate::extension::facts::Facts;
 use crate::extension::objects::InjectedPod;
 use crate::extension::report::{Check, Severity, Verdict};
-use crate::redirect::Ipv6;
 use crate::repair::stranded::{FoundBy, StrandedPod};
 
 pub fn checks(facts: &Facts) -> Vec<Check> {
@@ -49,41 +49,23 @@ fn stranded(facts: &Facts) -> Verdict {
     )
 }
 
-/// Judges by the agents' counters: reading all pods of the cluster would cost too much.
 fn proxy_user(facts: &Facts) -> Verdict {
-    Severity::Warning.if_any(
-        "pods with a container that bypasses the proxy, since the agent started; the Events \
-         LinkerdCNIProxyUserShared name them",
-        &counted(facts, |calls| calls.exempt_containers),
-    )
+    let summary = "pods with a container that bypasses the proxy; linkerd cni bypass names them";
+    counted(facts, Reason::ProxyUser, summary)
 }
 
-fn counted(facts: &Facts, count: fn(&PluginCounts) -> u64) -> Vec<String> {
-    let counts = facts.agents.iter().flatten();
-    let counts = counts.filter_map(|agent| Some((agent.node(), count(&agent.body()?.calls))));
-    let counted = counts.filter(|(_, count)| *count > 0);
-    counted.map(|(node, count)| format!("{node}: {count} pods")).collect()
-}
-
-/// Fails for pods that the agents counted, else for nodes whose pods have IPv6 addresses.
 fn ipv6(facts: &Facts) -> Verdict {
-    Severity::Warning.if_any(
-        "pods whose IPv6 traffic bypasses the proxy, which listens on IPv4 only, since the agent \
-         started; set disableIPv6=false in the control plane and restart the pods",
-        &counted(facts, |calls| calls.ipv6_bypass),
-    )?;
-    let entry = facts.config.iter().flatten().map(plugin_entry).next();
-    if !entry.is_some_and(|entry| entry.is_ok_and(|entry| entry.ipv6 == Ipv6::No)) {
-        return Ok(());
-    }
-    let nodes = facts.nodes.iter().flatten();
-    let nodes = nodes.filter(|node| node.pod_cidrs.iter().any(|cidr| cidr.contains(':')));
-    let nodes = nodes.map(|node| {
-        let addresses = node.pod_cidrs.join(", ");
-        format!("{}: pods have addresses of {addresses}", node.name)
-    });
-    Severity::Warning.if_any(
-        "IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart and in the control plane",
-        &nodes.collect::<Vec<_>>(),
-    )
+    let summary = "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart \
+                   and in the control plane, and restart the pods";
+    counted(facts, Reason::Ipv6, summary)
+}
+
+/// Judges by the pods that each agent watches: reading all pods of the cluster would cost too much.
+fn counted(facts: &Facts, reason: Reason, summary: &str) -> Verdict {
+    let count = |agent: &Agent| {
+        let count = *agent.body()?.pod_copy.as_ref()?.bypasses.get(reason.label())?;
+        Some(format!("{}: {count} pods", agent.node()))
+    };
+    let counts = facts.agents.iter().flatten().filter_map(count);
+    Severity::Warning.if_any(summary, &counts.collect::<Vec<_>>())
 }

@@ -80,16 +80,10 @@ fn faults() -> Vec<Fault> {
         ("contention and another problem", STATUS_1, "", contention),
         ("pods that cannot be watched", STATUS_1, "/podCopy", unkept),
         ("failed plugin calls", STATUS_1, "/failures", json!({"101": 2})),
-        ("containers with the proxy's user", STATUS_1, "/exemptContainers", json!(2)),
-        ("IPv6 of proxies that listen on IPv4 only", STATUS_1, "/ipv6Bypass", json!(2)),
+        ("containers with the proxy's user", STATUS_1, "/podCopy/bypasses/proxy-user", json!(2)),
+        ("IPv6 is not redirected", STATUS_1, "/podCopy/bypasses/ipv6", json!(2)),
         ("Cilium", "/api/v1/configmaps", "", cilium),
         ("stranded pod", "/api/v1/pods", "", stranded),
-        (
-            "dual stack",
-            "/api/v1/nodes",
-            "/items/0/spec/podCIDRs",
-            json!(["10.1.0.0/24", "fd00::/64"]),
-        ),
     ]
 }
 

@@ -54,21 +54,20 @@ pub fn render(inputs: &PodInputs) -> String {
 }
 
 /// Returns the redirected IP families, and why IPv6 is redirected or not.
-fn families(inputs: &PodInputs, resolved: &ResolvedRedirect) -> (&'static [Family], String) {
+fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static str) {
     const BOTH: &[Family] = &[Family::Ipv4, Family::Ipv6];
-    let why = match (inputs.config.ipv6, resolved.ipv6) {
-        (_, Ipv6::Yes) => return (BOTH, "yes (disableIPv6=false)".to_owned()),
-        (_, Ipv6::Auto) => {
-            return (BOTH, "yes (ipv6: auto, if the node's kernel has IPv6)".to_owned());
+    match (configured, resolved) {
+        (_, Ipv6::Yes) => (BOTH, "yes (disableIPv6=false)"),
+        (_, Ipv6::Auto) => (BOTH, "yes (ipv6: auto, if the node's kernel has IPv6)"),
+        (Ipv6::Auto, Ipv6::No) => {
+            (&[Family::Ipv4], "no (ipv6: auto, and the proxy listens on IPv4 only)")
         }
-        (Ipv6::Auto, Ipv6::No) => "ipv6: auto, and the proxy listens on IPv4 only",
-        (_, Ipv6::No) => "disableIPv6=true",
-    };
-    (&[Family::Ipv4], format!("no ({why})"))
+        (_, Ipv6::No) => (&[Family::Ipv4], "no (disableIPv6=true)"),
+    }
 }
 
 fn redirect(text: &mut String, inputs: &PodInputs, resolved: &ResolvedRedirect) {
-    let (families, ipv6) = families(inputs, resolved);
+    let (families, ipv6) = families(inputs.config.ipv6, resolved.ipv6);
     // Writing to a String cannot fail.
     let Redirect { inbound_port, outbound_port, .. } = resolved.redirect;
     let _ = writeln!(text, "Ports:     inbound {inbound_port}, outbound {outbound_port}");

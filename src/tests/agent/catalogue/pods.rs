@@ -50,7 +50,6 @@ fn a_container_runs_as_the_proxys_user() {
     fault.add().run().succeeded();
     fault.pod_event("LinkerdCNIProxyUserShared");
     fault.log_line("run as the proxy's user");
-    fault.metrics("linkerd_cni_plugin_pods_with_exempt_containers_total");
     let outcome = fault.add().linkerd("strict-proxy-user", json!(true)).run();
     fault.pod_fails(&outcome);
     fault.check();
