@@ -140,6 +140,7 @@ fn each_value_of_the_daemonset_changes_the_recorded_fields() {
             "startupTaint: a.b/c, admissionPolicy: {enabled: false}",
             "startupTaint: a.b/c, rbac: {create: false}",
             "rbac: {create: false}, serviceAccount: {create: false}",
+            "nodeCondition: true",
             "privileged: true",
             "securityContext: {capabilities: {add: []}, runAsUser: 0}",
             "seLinuxOptions: {type: spc_t, user: null}",

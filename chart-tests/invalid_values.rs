@@ -87,6 +87,7 @@ const INVALID: &[&str] = &[
     "terminationGracePeriodSeconds: 29",
     "terminationGracePeriodSeconds: '29'",
     "startupTaint: 'key=value:NoSchedule'",
+    "startupTaint: a.b/c, nodeCondition: true",
     "chained: false, ownConfig: true",
     // The repair controller would not start.
     "repairController: {enabled: true, logLevel: inof}",

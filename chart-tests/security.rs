@@ -14,6 +14,7 @@ fn uses() -> Vec<Objects> {
     let all = [
         json!({}),
         json!({"startupTaint": "a"}),
+        json!({"nodeCondition": true}),
         json!({"openshift": {"enabled": true}}),
         json!({"serviceAccount": {"create": false}}),
         json!({"selfTest": false}),
@@ -156,7 +157,7 @@ fn only_pods_of_the_daemonset_and_its_reader_mount_a_token() {
 fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
     let values = json!({"startupTaint": "a.b/c", "repairController": {"mode": "delete"}});
     let objects = Render::new().namespace("mesh").values(&values).objects();
-    for name in ["linkerd-cni-token", "linkerd-cni-taint", "linkerd-cni-repair"] {
+    for name in ["linkerd-cni-token", "linkerd-cni-node", "linkerd-cni-repair"] {
         let spec = &objects.named("ValidatingAdmissionPolicy", name)["spec"];
         assert_eq!(spec["failurePolicy"], "Fail");
         let condition = spec["matchConditions"][0]["expression"].as_str().unwrap();
@@ -174,7 +175,7 @@ fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
         }
         assert_eq!(*binding, expected);
     }
-    let taint = objects.named("ValidatingAdmissionPolicy", "linkerd-cni-taint").to_string();
+    let taint = objects.named("ValidatingAdmissionPolicy", "linkerd-cni-node").to_string();
     assert!(taint.contains(r#"taint.key != \"a.b/c\""#), "{taint}");
 }
 
@@ -220,6 +221,7 @@ fn the_readmes_commands_print_what_rbac_create_false_leaves_out() {
     for values in [
         json!({}),
         json!({"startupTaint": "a"}),
+        json!({"nodeCondition": true}),
         repair("in-place"),
         repair("report"),
         repair("delete"),

@@ -19,7 +19,7 @@
 //! - [`platforms`]: finds signs of a wrong net dir or bin dir
 //! - [`self_test`]: runs the installed plugin against a scratch netns
 //! - [`stop`]: decides on SIGTERM or SIGINT, from evidence, whether to uninstall
-//! - [`api`]: requests to the API server: tokens, Events, the startup taint
+//! - [`api`]: requests to the API server: tokens, Events, the Node object
 //! - [`pods`]: watches the node's pods and publishes them for the plugin
 //! - [`record_socket`]: receives, logs and counts plugin records
 //! - [`readiness`]: what `/live`, `/ready` and `/status` respond
@@ -73,7 +73,7 @@ use settings::Settings;
 use stop::{Question, Verdict};
 use watch::{Waker, Watch};
 
-/// Longest time for posting an Event before the agent ends.
+/// Longest time for each of the last requests before the agent ends.
 const POST_TIME: Duration = Duration::from_secs(2);
 
 /// Why the agent ends without a signal, or cannot uninstall.
@@ -140,6 +140,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             info!("uninstalling: {why}");
             pods_stopped.store(true, Ordering::Relaxed);
             let removed = remove(&settings, &mounts);
+            api.remove_node_condition(POST_TIME);
             if let Err(error) = &removed {
                 // An upstream agent may be what keeps naming the plugin.
                 reconciler.restore_upstream_kubeconfig();

@@ -1,5 +1,5 @@
 //! Talks to the API server: requests the plugin's token, checks the token in the kubeconfig on
-//! the host, posts Events and removes the startup taint.
+//! the host, posts Events, and keeps the Node object: startup taint or condition.
 //!
 //! All requests of this module are sent from one thread, so that a slow or unreachable API server
 //! never delays a reconcile pass. On SIGTERM, `stop` sends its own requests.
@@ -9,9 +9,9 @@
 mod event_posting;
 pub mod event_queue;
 pub mod history;
+mod node_object;
 mod schedule;
 pub mod server_address;
-mod startup_taint;
 pub mod token;
 mod worker;
 
@@ -22,16 +22,17 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tracing::{debug, warn};
 
-use super::settings::Settings;
+use super::settings::{NodeSignal, Settings};
 use super::watch::Waker;
 use crate::deadline::run_within;
 use crate::files;
 use crate::kube::Deadlines;
 use crate::kube::claims::Claims;
-use crate::kube::connection::{AccessSource, Connection};
+use crate::kube::connection::{self, AccessSource, Connection};
 use crate::kube::kubeconfig;
 use event_queue::{Event, EventQueue};
 use history::History;
+use node_object::{NodeState, Wanted};
 pub use schedule::CHECK_PERIOD;
 use server_address::ServerAddress;
 use token::{Token, TokenRequestResults};
@@ -59,8 +60,7 @@ struct State {
     /// Why the last check got no usable response.
     check_error: Option<String>,
     history: History,
-    /// The last reconcile pass found the node ready.
-    node_ready: bool,
+    node: NodeState,
     events: EventQueue,
     requests: Requests,
     /// The thread has something to do.
@@ -115,7 +115,7 @@ impl ApiHandle {
             last_check: None,
             check_error: None,
             history: History::default(),
-            node_ready: false,
+            node: NodeState::at_start(Instant::now()),
             events: EventQueue::new(Instant::now()),
             requests: Requests::default(),
             is_requested: false,
@@ -185,14 +185,19 @@ impl ApiHandle {
         self.state().history
     }
 
-    /// Sets whether the node is ready. The startup taint is removed only while the node is ready. Each
-    /// pass calls this, also the one that a new token of the agent causes.
-    pub fn set_node_ready(&self, ready: bool) {
+    /// Sets why the node is not ready, for the Node object. Each pass calls this, also the one that a
+    /// new token of the agent causes.
+    pub fn pass_finished(&self, not_ready: Option<&str>) {
         let mut state = self.state();
-        state.node_ready = ready;
-        if ready && self.settings.startup_taint.is_some() {
+        state.node.pass_finished(not_ready, Instant::now());
+        if self.settings.node_signal.is_some() {
             self.wake_thread(&mut state);
         }
+    }
+
+    /// From now on, the Node object stays as it is.
+    pub fn stop_node_updates(&self) {
+        self.state().node.stop();
     }
 
     /// Queues an Event. An Event on a pod other than the agent's own is dropped if it repeats a recent
@@ -208,19 +213,44 @@ impl ApiHandle {
         }
     }
 
-    /// Posts an Event on a thread of its own, and waits for it at most for `longest`. For an agent that
-    /// ends.
+    /// Posts an Event. For an agent that ends: waits for the response at most for `longest`.
     pub fn post_last_event(&self, event: Event, longest: Duration) {
+        let settings = Arc::clone(&self.settings);
+        self.send_last("post an Event", longest, move |connection| {
+            event_posting::post(connection, &settings, &event)
+        });
+    }
+
+    /// Removes the condition from the Node if the agent keeps one, as after an uninstall. Waits for the
+    /// responses at most for `longest`.
+    pub fn remove_node_condition(&self, longest: Duration) {
+        let Settings { node_signal: Some(NodeSignal::Condition), node_name: Some(node), .. } =
+            &*self.settings
+        else {
+            return;
+        };
+        let (node, wanted) = (node.clone(), Wanted::NoCondition);
+        self.send_last(&wanted.task(&node, false), longest, move |connection| {
+            node_object::update(&connection.client()?, &node, &wanted, || true)?;
+            Ok(())
+        });
+    }
+
+    /// Sends requests on a thread of its own, and waits for it at most for `longest`.
+    fn send_last(
+        &self,
+        task: &str,
+        longest: Duration,
+        send: impl FnOnce(&mut Connection) -> Result<(), connection::Error> + Send + 'static,
+    ) {
         let Some(source) = source(&self.settings) else {
             return;
         };
-        let settings = Arc::clone(&self.settings);
-        let posted = run_within("last event", longest, move || {
-            let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(longest));
-            event_posting::post(&mut connection, &settings, &event)
+        let sent = run_within("last requests", longest, move || {
+            send(&mut Connection::new(source, USER_AGENT, Deadlines::each(longest)))
         });
-        if let Ok(Err(error)) = posted {
-            warn!("cannot post an Event: {error}");
+        if let Ok(Err(error)) = sent {
+            warn!("cannot {task}: {error}");
         }
     }
 

@@ -13,7 +13,7 @@ use super::watch::Waker;
 use crate::admin;
 
 /// Number of resync periods without a finished pass after which the agent is not ready.
-const MAX_RESYNCS: u32 = 3;
+pub const MAX_RESYNCS: u32 = 3;
 /// Longest time of one pass. A pass takes milliseconds, but a busy disk may take seconds to sync
 /// one file.
 const STUCK_AFTER: Duration = Duration::from_secs(60);

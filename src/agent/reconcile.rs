@@ -121,10 +121,10 @@ impl Reconciler {
 
     /// Prepares for the passes between SIGTERM and the agent's end. They never write the kubeconfig:
     /// the agent's token becomes invalid with its pod, and whether to uninstall depends on the token
-    /// found there. From now on the startup taint is not removed either.
+    /// found there. From now on the Node object is not changed either.
     pub fn stop(&mut self) {
         self.stopping = true;
-        self.api.set_node_ready(false);
+        self.api.stop_node_updates();
     }
 
     /// Runs one reconcile pass, and sets what `/ready` and the metrics report. Writes nothing to
@@ -201,7 +201,7 @@ impl Reconciler {
         self.status.metrics.token_expiration.set(i64::try_from(seconds).unwrap_or(i64::MAX));
     }
 
-    /// Sets what `/ready`, the metrics, the startup taint and Events show of the pass.
+    /// Sets what `/ready`, the metrics, the Node object and Events show of the pass.
     fn publish(&mut self) {
         let metrics = &self.status.metrics;
         metrics.contention_active.set((!self.pass.contended.is_empty()).into());
@@ -217,9 +217,8 @@ impl Reconciler {
             self.ready_logged = true;
             info!("linkerd CNI is installed and verified on this node");
         }
-        // The startup taint is removed once the node is ready. Warnings do not delay the removal,
-        // because some are permanent.
-        self.api.set_node_ready(not_ready.is_none());
+        // Warnings neither keep the startup taint nor change the condition, because some are permanent.
+        self.api.pass_finished(not_ready.as_deref());
         if let Some(event) = self.not_ready.update(not_ready.as_deref(), Instant::now()) {
             self.api.report_event(Event::OnNode(event));
         }

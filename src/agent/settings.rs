@@ -39,6 +39,16 @@ pub enum EntryTemplate {
     None,
 }
 
+/// What the Node shows of the agent's readiness. Only one of these: with the condition, the program
+/// that reads it owns the taint.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum NodeSignal {
+    /// A taint with this key is removed once the node is ready (`LINKERD_CNI_STARTUP_TAINT`).
+    StartupTaint(String),
+    /// A condition says whether the node is ready (`LINKERD_CNI_NODE_CONDITION`).
+    Condition,
+}
+
 /// All settings of the agent.
 #[derive(Clone, Debug)]
 pub struct Settings {
@@ -78,9 +88,8 @@ pub struct Settings {
     /// Whether to watch the pods of the node and publish them for the plugin
     /// (`LINKERD_CNI_WATCH_PODS`). Needs `node.run_dir` and `node_name`.
     pub watch_pods: bool,
-    /// Key of the taint to remove from the node once the agent is ready
-    /// (`LINKERD_CNI_STARTUP_TAINT`).
-    pub startup_taint: Option<String>,
+    /// What the Node shows of the agent's readiness.
+    pub node_signal: Option<NodeSignal>,
     /// Name of the node (`LINKERD_CNI_NODE_NAME`).
     pub node_name: Option<String>,
     pub log_level: LevelFilter,
@@ -153,6 +162,16 @@ impl Settings {
             value: conf_name.unwrap_or_default(),
             message: why.into(),
         })?;
+        let has_condition = env.flag("LINKERD_CNI_NODE_CONDITION", false)?;
+        let node_signal = match env.text("LINKERD_CNI_STARTUP_TAINT") {
+            Some(value) if has_condition => {
+                let message = "LINKERD_CNI_NODE_CONDITION=true leaves the taint to another program";
+                let name = "LINKERD_CNI_STARTUP_TAINT";
+                return Err(Error::Value { name, value, message: message.into() });
+            }
+            Some(key) => Some(NodeSignal::StartupTaint(key)),
+            None => has_condition.then_some(NodeSignal::Condition),
+        };
         let log_level = log_level.unwrap_or_else(|| env.text_or("LINKERD_CNI_LOG_LEVEL", "info"));
         let log_format =
             log_format.unwrap_or_else(|| env.text_or("LINKERD_CNI_LOG_FORMAT", "plain"));
@@ -193,7 +212,7 @@ impl Settings {
             require_network_plugins: env.flag("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", false)?,
             self_test: env.flag("LINKERD_CNI_SELF_TEST", false)?,
             watch_pods: env.flag("LINKERD_CNI_WATCH_PODS", true)?,
-            startup_taint: env.text("LINKERD_CNI_STARTUP_TAINT"),
+            node_signal,
             node_name: env.text("LINKERD_CNI_NODE_NAME"),
             log_level: log::level(&log_level)
                 .map_err(|message| Error::LogLevel { value: log_level, message })?,

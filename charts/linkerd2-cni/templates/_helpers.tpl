@@ -236,6 +236,9 @@ updateStrategy:
 {{- if and (eq (toString .Values.chained) "false") (eq (toString .Values.ownConfig) "true") }}
 {{- fail "ownConfig: true requires chained: true" }}
 {{- end }}
+{{- if and .Values.nodeCondition .Values.startupTaint }}
+{{- fail "startupTaint: with nodeCondition: true, the program that reads the condition owns the taint; set one of them" }}
+{{- end }}
 {{- include "linkerd-cni.validateImage" . }}
 {{- if eq (include "linkerd-cni.serviceAccount" .) "default" }}
 {{- fail "serviceAccount.name: every pod of the namespace may use the ServiceAccount default, and would get the agent's permissions; choose another name" }}

@@ -7,7 +7,7 @@
   destCNIBinDir destCNINetDir disableIPv6 dnsPolicy enablePSP enabled excludeNamespaces extraEnv extraInitContainers
   extraObjects extraVolumeMounts extraVolumes global grafanaDashboard ignoreInboundPorts ignoreOutboundPorts image
   imagePullSecrets inboundProxyPort iptablesMode livenessProbe logFormat logLevel minReadySeconds
-  networkAttachmentDefinition networkPolicy nodeAffinity nodeSelector openshift outboundProxyPort ownConfig partials
+  networkAttachmentDefinition networkPolicy nodeAffinity nodeCondition nodeSelector openshift outboundProxyPort ownConfig partials
   platform podAnnotations podLabels podMonitor portsToRedirect priorityClassName privileged prometheusRule
   proxyAdminPort proxyControlPort proxyGID proxyUID rbac readinessProbe repairController requireNetworkPlugins
   resourceQuota resources resyncSeconds revisionHistoryLimit sandboxedRuntimeClasses seLinuxOptions securityContext

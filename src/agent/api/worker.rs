@@ -1,6 +1,6 @@
 //! The thread that talks to the API server: resolves its name, renews the plugin's token
-//! ([`token_renewal`]), checks the token in the kubeconfig ([`token_check`]), posts Events and removes
-//! the startup taint.
+//! ([`token_renewal`]), checks the token in the kubeconfig ([`token_check`]), posts Events and keeps
+//! the Node object.
 
 mod token_check;
 mod token_renewal;
@@ -9,9 +9,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use super::event_posting::EventPosting;
+use super::node_object::NodeUpdates;
 use super::schedule::Schedule;
 use super::server_address::Resolution;
-use super::startup_taint::TaintRemoval;
 use super::{ApiHandle, USER_AGENT, daemonset_path, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
@@ -40,7 +40,7 @@ pub struct Worker {
     schedule: Schedule,
     /// `None` if the settings have the IP address of the API server.
     resolution: Option<Resolution>,
-    taint_removal: TaintRemoval,
+    node_updates: NodeUpdates,
     event_posting: EventPosting,
 }
 
@@ -57,7 +57,7 @@ impl Worker {
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
             schedule: Schedule::new(now, renewal),
             resolution: Resolution::of(&api.settings, now),
-            taint_removal: TaintRemoval::of(&api.settings, now),
+            node_updates: NodeUpdates::of(&api.settings, now),
             event_posting: EventPosting::default(),
             api,
         }
@@ -87,11 +87,11 @@ impl Worker {
                 self.look_for_daemonset();
             }
             self.event_posting.run(&self.api, &mut self.own);
-            let is_ready = || self.api.state().node_ready;
-            let taint = self.taint_removal.run(&mut self.own, is_ready, Instant::now());
+            let node_state = || self.api.state().node.clone();
+            let node = self.node_updates.run(&mut self.own, node_state, Instant::now());
             let resolution = self.resolution.as_ref().map(Resolution::due);
             let event = self.api.state().events.due();
-            let others = [taint, resolution, event].into_iter().flatten();
+            let others = [node, resolution, event].into_iter().flatten();
             let next = others.fold(self.schedule.next(), Instant::min);
             if next.saturating_duration_since(Instant::now()) > LONGEST_IDLE {
                 self.own.close();

@@ -81,6 +81,21 @@ fn an_invalid_setting_is_an_error_with_its_name_and_value() {
 }
 
 #[test]
+fn the_node_shows_either_the_startup_taint_or_the_condition() {
+    let (taint, condition) =
+        (("LINKERD_CNI_STARTUP_TAINT", "a/b"), ("LINKERD_CNI_NODE_CONDITION", "true"));
+    for (vars, signal) in [
+        (vec![], None),
+        (vec![taint], Some(NodeSignal::StartupTaint("a/b".into()))),
+        (vec![condition], Some(NodeSignal::Condition)),
+    ] {
+        assert_eq!(read(&vars).map(|settings| settings.node_signal), Ok(signal));
+    }
+    let error = read(&[taint, condition]).unwrap_err().to_string();
+    assert!(error.starts_with("LINKERD_CNI_STARTUP_TAINT=a/b: LINKERD_CNI_NODE_CONDITION=true"));
+}
+
+#[test]
 fn a_flag_wins_over_its_variable() {
     let level = |flag: Option<&str>| {
         let lookup = |name: &str| (name == "LINKERD_CNI_LOG_LEVEL").then(|| "debug".to_owned());

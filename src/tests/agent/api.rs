@@ -36,10 +36,11 @@ pub struct Kubernetes {
     pub proxy: Option<u16>,
     /// The spec of the DaemonSet's pods.
     pub placement: Value,
-    /// A status instead of the node, its labels, its taints, and its version.
+    /// A status instead of the node, its labels, taints and conditions, and its version.
     pub node: Option<u16>,
     pub labels: Value,
     pub taints: Vec<Value>,
+    pub conditions: Vec<Value>,
     pub version: u64,
     /// The metadata of the agent's pod, or a status instead of it.
     pub pod: Result<Value, u16>,
@@ -67,6 +68,7 @@ impl Default for Kubernetes {
             node: None,
             labels: json!({"kubernetes.io/os": "linux"}),
             taints: Vec::new(),
+            conditions: vec![json!({"type": "Ready", "status": "True"})],
             version: 1,
             pod: Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": "2026-01-01T00:00:00Z"})),
             pods: Vec::new(),
@@ -115,11 +117,11 @@ impl Routes for Kubernetes {
             let set = json!({"kind": "DaemonSet", "metadata": metadata, "spec": spec});
             return Response::new(200, set);
         }
-        if path == "/api/v1/nodes/node-1" {
+        if ["/api/v1/nodes/node-1", "/api/v1/nodes/node-1/status"].contains(&path) {
             if let Some(code) = state.node {
                 return Response::status(code);
             }
-            return answer_node(state, method, &request.body);
+            return answer_node(state, request);
         }
         if path == "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-x" {
             return match &state.pod {
@@ -158,8 +160,9 @@ impl Routes for Kubernetes {
     }
 }
 
-fn answer_node(state: &mut State, method: &str, patch: &Value) -> Response {
-    if method == "PATCH" {
+fn answer_node(state: &mut State, request: &Request) -> Response {
+    let (is_status, patch) = (request.path.ends_with("/status"), &request.body);
+    if request.method == "PATCH" {
         if state.conflicts > 0 {
             state.conflicts -= 1;
             state.version += 1;
@@ -169,12 +172,20 @@ fn answer_node(state: &mut State, method: &str, patch: &Value) -> Response {
             return Response::refusal(409, "the object has been modified");
         }
         state.version += 1;
-        state.taints = patch["spec"]["taints"].as_array().unwrap().clone();
+        // Of each patch, the API server applies only the part that belongs to its path.
+        match is_status {
+            true => state.conditions = patch["status"]["conditions"].as_array().unwrap().clone(),
+            false => state.taints = patch["spec"]["taints"].as_array().unwrap().clone(),
+        }
     }
     let version = state.version.to_string();
     let metadata = json!({"name": "node-1", "labels": state.labels, "resourceVersion": version});
     let spec = json!({"taints": state.taints});
-    Response::new(200, json!({"kind": "Node", "metadata": metadata, "spec": spec}))
+    let status = json!({"conditions": state.conditions});
+    Response::new(
+        200,
+        json!({"kind": "Node", "metadata": metadata, "spec": spec, "status": status}),
+    )
 }
 
 /// A token of the plugin's account that ran out long ago.

@@ -20,6 +20,8 @@ use crate::until::until;
 const TAINT: &str = "startup-taint.cluster-autoscaler.kubernetes.io/linkerd-cni";
 const OWN: &str = "policy-own";
 const OTHER: &str = "policy-other";
+/// A ClusterRole and its binding.
+const READER: &str = "policy-reader";
 /// Kinds of the chart that the test applies. The DaemonSet is not needed.
 const KINDS: [&str; 6] = [
     "ClusterRole",
@@ -34,11 +36,11 @@ const KINDS: [&str; 6] = [
 fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_day() {
     let _node = Node::exclusive();
     let objects = Objects::create();
-    let chart = apply_chart("delete", &json!([]));
+    let chart = apply_chart("delete", &format!("startupTaint={TAINT}"), &json!([]));
     let account = Account::of_pod("agent");
 
     objects.reset();
-    until_refused_by("linkerd-cni-taint", || {
+    until_refused_by("linkerd-cni-node", || {
         account.patch(OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
     });
     until_refused_by("linkerd-cni-repair", || account.evict(OTHER, &uid(OTHER), "?dryRun=All"));
@@ -50,9 +52,12 @@ fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_d
     drop(chart);
 
     objects.reset();
-    let _chart = apply_chart("label", &audiences);
+    let _chart = apply_chart("label", "nodeCondition=true", &audiences);
     until_refused_by("linkerd-cni-token", || account.token(&["--audience=vault"]).map(drop));
     tokens_are_for_the_given_audiences_only(&account, &audiences);
+    let other = conditions(&json!({"type": "linkerd-cni.linkerd.io/Ready", "status": "True"}));
+    until_refused_by("linkerd-cni-node", || account.patch(OTHER, &other, &STATUS));
+    only_the_condition_changes_on_the_own_node(&account);
     until_refused_by("linkerd-cni-repair", || {
         account.label(OTHER, "linkerd.io/cni-stranded=true", &["--dry-run=server"])
     });
@@ -86,7 +91,7 @@ fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
         (OWN, json!({"metadata": {"finalizers": ["a.b/c"]}}), "not change: finalizers"),
     ] {
         let refused = account.patch(node, &patch, &[]).expect_err(&patch.to_string());
-        assert!(refused.contains(message) && refused.contains("linkerd-cni-taint"), "{refused}");
+        assert!(refused.contains(message) && refused.contains("linkerd-cni-node"), "{refused}");
     }
     // Other taints, which the control plane adds to a node without kubelet, have to stay.
     until("the startup taint is removed", || {
@@ -96,6 +101,51 @@ fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
     });
     let has = |key: &str| taints(OWN).iter().any(|taint| taint["key"] == key);
     assert!(has("kept") && !has(TAINT), "{:?}", taints(OWN));
+}
+
+/// A merge patch of the list of conditions by type.
+const STATUS: [&str; 2] = ["--subresource=status", "--type=strategic"];
+
+fn conditions(condition: &Value) -> Value {
+    json!({"status": {"conditions": [condition]}})
+}
+
+fn only_the_condition_changes_on_the_own_node(account: &Account) {
+    kubectl(
+        &[
+            &[
+                "patch",
+                "node",
+                OWN,
+                "-p",
+                &conditions(&json!({"type": "Ready", "status": "True"})).to_string(),
+            ],
+            &STATUS[..],
+        ]
+        .concat(),
+    );
+    let own = |status: Option<&str>| {
+        let kind = "linkerd-cni.linkerd.io/Ready";
+        let removed = json!({"type": kind, "$patch": "delete"});
+        conditions(&status.map_or(removed, |status| json!({"type": kind, "status": status})))
+    };
+    for (node, patch, message) in [
+        (OTHER, own(Some("True")), "on node policy-own may not change node policy-other"),
+        (OWN, conditions(&json!({"type": "Ready", "status": "False"})), "its own condition"),
+        (OWN, conditions(&json!({"type": "Ready", "$patch": "delete"})), "its own condition"),
+        (OWN, conditions(&json!({"type": "Mine", "status": "True"})), "its own condition"),
+        (OWN, json!({"status": {"capacity": {"cpu": "1"}}}), "capacity"),
+        (OWN, json!({"metadata": {"labels": {"a": "b"}}}), "not change: labels"),
+        (OWN, json!({"metadata": {"annotations": {"a": "b"}}}), "not change: annotations"),
+    ] {
+        let refused = account.patch(node, &patch, &STATUS).expect_err(&patch.to_string());
+        assert!(refused.contains(message) && refused.contains("linkerd-cni-node"), "{refused}");
+    }
+    let refused = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
+    assert!(refused.contains("Forbidden") && !refused.contains("linkerd-cni-node"), "{refused}");
+    for status in [Some("True"), Some("False"), None] {
+        account.patch(OWN, &own(status), &STATUS).unwrap();
+    }
 }
 
 fn pods_are_evicted_only_on_the_own_node(account: &Account) {
@@ -216,6 +266,13 @@ impl Objects {
         for account in ["default", "linkerd-cni", "linkerd-cni-plugin"] {
             let _ = command(&format!("create serviceaccount {account} -n {NAMESPACE}")).output();
         }
+        // kubectl reads the subresource before it patches it. The agent reads the Node.
+        let _ = command(&format!("create clusterrole {READER} --verb=get --resource=nodes/status"))
+            .output();
+        let account = format!("--serviceaccount={NAMESPACE}:linkerd-cni");
+        let binding =
+            format!("create clusterrolebinding {READER} --clusterrole={READER} {account}");
+        let _ = command(&binding).output();
         objects.reset();
         objects
     }
@@ -257,17 +314,18 @@ impl Drop for Objects {
         let _ = command(&[&delete[..], &["node", OWN, OTHER]].concat()).output();
         let accounts = ["serviceaccount", "linkerd-cni", "linkerd-cni-plugin", "-n", NAMESPACE];
         let _ = command(&[&delete[..], &accounts].concat()).output();
+        let _ = command(&format!("delete clusterrole,clusterrolebinding {READER}")).output();
     }
 }
 
 /// Applies the chart's permissions and policies. Dropping the value deletes them.
-fn apply_chart(mode: &str, audiences: &Value) -> Applied {
+fn apply_chart(mode: &str, value: &str, audiences: &Value) -> Applied {
     let helm = Helm::with_local_repository();
-    let taint = format!("--set=startupTaint={TAINT}");
+    let value = format!("--set={value}");
     let repair = format!("--set=repairController.enabled=true,repairController.mode={mode}");
     let chart = ["template", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE];
     let audiences = format!("--set-json=admissionPolicy.tokenAudiences={audiences}");
-    let more = ["--kube-version=1.31.0", &taint, &repair, &audiences];
+    let more = ["--kube-version=1.31.0", &value, &repair, &audiences];
     let text = helm.must(&[&chart[..], &more].concat());
     let is_wanted =
         |document: &&str| KINDS.iter().any(|kind| document.contains(&format!("\nkind: {kind}\n")));

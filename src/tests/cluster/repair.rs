@@ -1,12 +1,14 @@
 //! Pods that started before the plugin was installed, and pods that lost their redirect rules.
 
 use std::collections::BTreeSet;
+use std::fs;
 use std::io::Write as _;
 use std::net::TcpStream;
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crate::node::{Node, kill_component, netns_of, start_missing_components};
 use crate::pods::{self, command, kubectl};
@@ -155,6 +157,50 @@ fn the_startup_taint_that_is_back_when_the_kubelet_starts_is_removed_within_two_
     until_within(Duration::from_secs(120), "the taint is removed again", || !is_tainted());
     assert_eq!(kubectl(&agent), uid, "the same agent");
     drop((again, tainted_node));
+    scene.remove();
+}
+
+#[test]
+fn the_node_condition_is_withdrawn_within_two_seconds_of_a_fault_and_restored() {
+    const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
+    let scene = Scene::begin();
+    let Scene { helm, .. } = &scene;
+    let condition = |field: &str| {
+        let path = format!("{{.items[0].status.conditions[?(@.type=='{CONDITION}')].{field}}}");
+        kubectl(&["get", "node", "-o", &format!("jsonpath={path}")])
+    };
+    helm.run("install", &["--set=nodeCondition=true"]);
+    until("the condition is true", || condition("status") == "True");
+    let since = condition("lastTransitionTime");
+
+    // The agent restores a deleted binary at once, so a directory takes its place.
+    let binary = Path::new("/opt/cni/bin/linkerd-cni");
+    let restore = OnDrop(|| {
+        let _ = fs::remove_dir_all(binary);
+    });
+    fs::remove_file(binary).unwrap();
+    until("the binary is restored", || binary.is_file());
+    let begin = Instant::now();
+    while fs::create_dir_all(binary.join("in-the-way")).is_err() {
+        let _ = fs::remove_file(binary);
+    }
+    until("the condition is withdrawn", || condition("status") == "False");
+    let elapsed = begin.elapsed();
+    println!("withdrawn after {elapsed:.1?}: {}", condition("message"));
+    assert!(elapsed < Duration::from_secs(2), "{elapsed:?}");
+    assert!(condition("message").contains("binary"), "{}", condition("message"));
+    assert_eq!(condition("reason"), "LinkerdCNINotReady");
+
+    drop(restore);
+    until("the condition is true again", || condition("status") == "True");
+    assert_ne!(condition("lastTransitionTime"), since);
+    let since = condition("lastTransitionTime");
+    helm.run("upgrade", &["--set=nodeCondition=true,logLevel=debug"]);
+    assert_eq!((condition("status"), condition("lastTransitionTime")), ("True".into(), since));
+
+    // The DaemonSet alone: with the release, Helm deletes the agent's permissions, too.
+    kubectl("delete daemonset linkerd-cni -n linkerd-cni --cascade=foreground --timeout=60s");
+    assert_eq!(condition("status"), "");
     scene.remove();
 }
 

@@ -1,7 +1,8 @@
-//! The startup taint, which holds pods off the node until all on it is right.
+//! The agent's Node object: the startup taint, which holds pods off the node until it is ready, and the
+//! condition.
 
 use std::fs;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -177,4 +178,104 @@ fn startup_taint_of_a_node_registered_again_is_removed_within_minutes() {
         api.state().taints.is_empty()
     });
     assert_eq!(reads(), before + 1, "{}", agent.log());
+}
+
+const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
+/// Longest time from a fault to the withdrawal of the condition.
+const WITHDRAWAL: Duration = Duration::from_secs(2);
+
+fn start_with_condition(node: &Node) -> Agent {
+    node.start_with(&[("LINKERD_CNI_NODE_CONDITION", "true")])
+}
+
+/// The agent's condition, or null.
+fn condition(api: &Api) -> Value {
+    let conditions = api.state().conditions.clone();
+    assert_eq!(conditions[0], json!({"type": "Ready", "status": "True"}), "the kubelet's own");
+    conditions.into_iter().find(|condition| condition["type"] == CONDITION).unwrap_or_default()
+}
+
+fn patches(api: &Api) -> usize {
+    assert_eq!(api.asked("PATCH", "/api/v1/nodes/node-1"), api.asked("PATCH", "/node-1/status"));
+    api.asked("PATCH", "/node-1/status")
+}
+
+#[test]
+fn condition_is_true_while_the_node_is_ready_and_withdrawn_within_two_seconds_of_a_fault() {
+    let (api, node) = tainted();
+    api.state().conflicts = 2;
+    let agent = start_with_condition(&node);
+    until("the condition is true", || condition(&api)["status"] == "True");
+    assert_eq!(condition(&api)["reason"], "PluginVerified");
+    assert!(agent.log().find("is installed and verified") < agent.log().find("to True"));
+    assert_eq!((patches(&api), api.state().taints.len()), (3, 3), "{}", agent.log());
+
+    for (count, fault) in [(4, "bin"), (6, "network config")] {
+        let begin = Instant::now();
+        match fault {
+            "bin" => node.remove_tree("bin"),
+            _ => fs::remove_file(node.net(LIST)).unwrap(),
+        }
+        until("the condition is withdrawn", || condition(&api)["status"] == "False");
+        assert!(begin.elapsed() < WITHDRAWAL, "{:?}\n{}", begin.elapsed(), agent.log());
+        let withdrawn = condition(&api);
+        assert_eq!(withdrawn["reason"], "LinkerdCNINotReady");
+        assert!(withdrawn["message"].as_str().unwrap().contains(fault), "{withdrawn}");
+        assert_eq!(patches(&api), count, "{}", agent.log());
+        match fault {
+            "bin" => {
+                fs::create_dir(node.root().join("bin")).unwrap();
+                fs::write(node.bin("calico"), "a plugin").unwrap();
+            }
+            _ => node.write(LIST, CALICO),
+        }
+        until("the condition is true again", || condition(&api)["status"] == "True");
+    }
+    assert_eq!(agent.ready().0, 200);
+    another_turn(&api, &node);
+    assert_eq!(patches(&api), 7, "only changes are written: {}", agent.log());
+}
+
+#[test]
+fn condition_outlasts_a_fault_that_the_agent_corrects_and_a_replaced_agent() {
+    let (api, node) = tainted();
+    let mut agent = start_with_condition(&node);
+    until("the condition is true", || condition(&api)["status"] == "True");
+    let before = condition(&api);
+    for _ in 0..3 {
+        fs::remove_file(node.bin("linkerd-cni")).unwrap();
+        until("the binary is restored", || node.bin("linkerd-cni").exists());
+    }
+    agent.until_ready();
+    another_turn(&api, &node);
+    assert_eq!(agent.stop(), Some(0));
+    assert!(agent.log().contains("left in place for the next agent"), "{}", agent.log());
+    let mut next = start_with_condition(&node);
+    next.until_ready();
+    another_turn(&api, &node);
+    next.kill();
+    assert_eq!((patches(&api), condition(&api)), (1, before), "{}", next.log());
+}
+
+#[test]
+fn condition_of_a_node_that_never_gets_ready_says_why() {
+    let (api, node) = tainted();
+    fs::remove_file(node.net(LIST)).unwrap();
+    let agent = start_with_condition(&node);
+    until("the condition is false", || condition(&api)["status"] == "False");
+    assert!(condition(&api)["message"].as_str().unwrap().contains("network config"));
+    node.write(LIST, CALICO);
+    until("the condition is true", || condition(&api)["status"] == "True");
+    assert_eq!(patches(&api), 2, "{}", agent.log());
+}
+
+#[test]
+fn uninstall_removes_the_condition() {
+    let (api, node) = tainted();
+    let mut agent = start_with_condition(&node);
+    until("the condition is true", || condition(&api)["status"] == "True");
+    api.state().daemon_set = DaemonSetState::BeingDeleted;
+    assert_eq!(agent.stop(), Some(0));
+    assert!(!node.bin("linkerd-cni").exists(), "{}", agent.log());
+    assert_eq!((condition(&api), patches(&api)), (Value::Null, 2), "{}", agent.log());
 }

@@ -1,0 +1,371 @@
+//! Keeps the agent's Node object as the settings say: without the startup taint once the node is ready,
+//! or with the condition [`CONDITION`].
+//!
+//! The taint is set when the node is created: by Karpenter's `startupTaints`, by the settings
+//! of a node pool, or by the kubelet's `--register-with-taints`. The agent never adds the
+//! taint: added later, it would come too late for pods that are already scheduled.
+//!
+//! The condition is written only when it changes, since an idle node sends hardly any request. So its
+//! `lastHeartbeatTime` is the time of the last write. Kubernetes' node lifecycle controller marks
+//! conditions without heartbeats as unknown, but only kubelet's own: `tryUpdateNodeHealth` in
+//! <https://github.com/kubernetes/kubernetes/blob/v1.35.0/pkg/controller/nodelifecycle/node_lifecycle_controller.go>.
+
+use std::mem::discriminant;
+use std::time::{Duration, Instant, SystemTime};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::agent::readiness::MAX_RESYNCS;
+use crate::agent::settings::{NodeSignal, Settings};
+use crate::backoff::{Backoff, Limits, between};
+use crate::kube::connection::Connection;
+use crate::kube::types::Metadata;
+use crate::kube::{self, Client};
+
+/// Type of the condition.
+pub const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
+/// Reason and message of the condition while the node is ready.
+const READY: [&str; 2] = ["PluginVerified", "linkerd CNI is installed and verified on this node"];
+/// Reason of the condition while the node is not ready, as of the Event.
+const NOT_READY: &str = "LinkerdCNINotReady";
+/// Longest message of the condition, in bytes. As of an Event.
+const MESSAGE_LIMIT: usize = 1024;
+
+/// How long a node stays not ready before the condition says so. Shorter are the agent's own
+/// corrections, such as of a deleted plugin binary.
+const PATIENCE: Duration = Duration::from_millis(500);
+/// The same for an agent that starts: the plugin that an earlier agent installed keeps working.
+const START_PATIENCE: Duration = Duration::from_secs(10);
+/// Shortest time between two writes that change only why the node is not ready.
+const REASON_GAP: Duration = Duration::from_secs(60);
+
+/// Attempts to patch the node when the API server responds 409. The kubelet of a new node
+/// changes the node object every few seconds.
+const MAX_ATTEMPTS: u32 = 5;
+/// Shortest and longest time until the Node is read again after a success, if the kubelet
+/// does not renew the agent's token before. It does after four fifths of an hour.
+pub const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from_secs(90 * 60)];
+
+/// Shortest and longest time from a renewal of the agent's token to the next read of the Node. A
+/// kubelet that starts registers its node and renews the tokens of all pods, in any order.
+pub const TOKEN_RENEWED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(45)];
+
+/// First and longest wait after a failure.
+const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
+
+/// What the reconcile passes have found.
+#[derive(Clone, Debug)]
+pub struct NodeState {
+    /// Why the node is not ready.
+    not_ready: Option<String>,
+    /// When the node became ready or not ready.
+    since: Instant,
+    /// How long the node stays not ready before the condition says so.
+    patience: Duration,
+    /// When the last pass finished.
+    last_pass: Instant,
+    /// The agent received SIGTERM or SIGINT: what the Node shows is left to the next agent.
+    is_stopping: bool,
+}
+
+impl NodeState {
+    pub fn at_start(now: Instant) -> NodeState {
+        NodeState {
+            not_ready: Some("the first reconcile pass has not finished".into()),
+            since: now,
+            patience: START_PATIENCE,
+            last_pass: now,
+            is_stopping: false,
+        }
+    }
+
+    /// Records the result of a pass.
+    pub fn pass_finished(&mut self, not_ready: Option<&str>, now: Instant) {
+        if not_ready.is_none() != self.not_ready.is_none() {
+            self.since = now;
+        }
+        if not_ready.is_none() {
+            self.patience = PATIENCE;
+        }
+        self.not_ready = not_ready.map(str::to_owned);
+        self.last_pass = now;
+    }
+
+    pub fn stop(&mut self) {
+        self.is_stopping = true;
+    }
+
+    /// Returns what the Node should have, and when to look again. `None`: leave the Node as it is.
+    fn wanted(
+        &self,
+        signal: &NodeSignal,
+        resync: Duration,
+        now: Instant,
+    ) -> (Option<Wanted>, Option<Instant>) {
+        match (signal, &self.not_ready) {
+            _ if self.is_stopping => (None, None),
+            (NodeSignal::StartupTaint(key), None) => (Some(Wanted::NoTaint(key.clone())), None),
+            (NodeSignal::StartupTaint(_), Some(_)) => (None, None),
+            (NodeSignal::Condition, Some(why)) => match self.since + self.patience {
+                end if now < end => (None, Some(end)),
+                _ => (Some(Wanted::NotReady(why.clone())), None),
+            },
+            (NodeSignal::Condition, None) => match self.last_pass + resync * MAX_RESYNCS {
+                end if now <= end => (Some(Wanted::Ready), Some(end)),
+                _ => {
+                    let why = "the reconcile passes have stopped; check the node's file systems";
+                    (Some(Wanted::NotReady(why.into())), None)
+                }
+            },
+        }
+    }
+}
+
+/// What the Node should have.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Wanted {
+    /// No taint with this key, whatever its value and effect.
+    NoTaint(String),
+    /// The condition with the status `True`.
+    Ready,
+    /// The condition with the status `False`, and this message.
+    NotReady(String),
+    NoCondition,
+}
+
+/// Keeps the Node as it should be.
+pub struct NodeUpdates {
+    /// Name of the node, and what to keep there; `None` if nothing is configured.
+    target: Option<(String, NodeSignal)>,
+    resync: Duration,
+    due: Instant,
+    /// What was tried last, and when.
+    last: Option<Wanted>,
+    tried: Instant,
+    /// The agent's token at the last run. A Node is registered again, with the taint and without the
+    /// condition, only when its kubelet starts. The kubelet's cache of tokens is in memory, so it then
+    /// writes a new token.
+    token: Option<String>,
+    backoff: Backoff,
+    last_problem: Option<String>,
+}
+
+impl NodeUpdates {
+    pub fn of(settings: &Settings, now: Instant) -> NodeUpdates {
+        let (node, signal) = (settings.node_name.clone(), settings.node_signal.clone());
+        if signal.is_some() && node.is_none() {
+            warn!("cannot change the Node: LINKERD_CNI_NODE_NAME is not set");
+        }
+        NodeUpdates {
+            target: node.zip(signal),
+            resync: settings.resync,
+            due: now,
+            last: None,
+            tried: now,
+            token: None,
+            backoff: Backoff::new(RETRY),
+            last_problem: None,
+        }
+    }
+
+    /// Changes the Node if a try is due and the Node is not as it should be. Returns when to look again.
+    pub fn run(
+        &mut self,
+        connection: &mut Connection,
+        state: impl Fn() -> NodeState,
+        now: Instant,
+    ) -> Option<Instant> {
+        let (node, signal) = self.target.as_ref()?;
+        let (wanted, look_again) = state().wanted(signal, self.resync, now);
+        let Some(wanted) = wanted else {
+            return look_again;
+        };
+        let client = connection.client().map_err(|error| error.to_string());
+        if self.token.as_deref() != connection.token() {
+            self.token = connection.token().map(str::to_owned);
+            self.due = self.due.min(now + between(TOKEN_RENEWED[0], TOKEN_RENEWED[1]));
+        }
+        match (&self.last, &wanted) {
+            (Some(last), _) if *last == wanted => {}
+            (Some(Wanted::NotReady(_)), Wanted::NotReady(_)) => {
+                self.due = self.due.min(self.tried + REASON_GAP);
+            }
+            _ => self.due = now,
+        }
+        if now < self.due {
+            return Some(look_again.map_or(self.due, |end| end.min(self.due)));
+        }
+        let is_wanted = || {
+            let (now_wanted, _) = state().wanted(signal, self.resync, Instant::now());
+            now_wanted.is_some_and(|other| discriminant(&other) == discriminant(&wanted))
+        };
+        let outcome = client.and_then(|client| {
+            update(&client, node, &wanted, is_wanted).map_err(|error| error.to_string())
+        });
+        let wait = match outcome {
+            Ok(Outcome::Obsolete) => return None,
+            Ok(outcome) => {
+                let resolved = self.last_problem.take().is_some();
+                if outcome == Outcome::Patched {
+                    info!("{}", wanted.task(node, true));
+                } else if resolved {
+                    info!("no longer needed: {}", wanted.task(node, false));
+                }
+                self.backoff.reset();
+                between(RECHECK[0], RECHECK[1])
+            }
+            Err(why) => {
+                let why = format!("cannot {}: {why}", wanted.task(node, false));
+                if self.last_problem.as_ref() != Some(&why) {
+                    warn!("{why}");
+                }
+                self.last_problem = Some(why);
+                self.backoff.next_delay()
+            }
+        };
+        self.last = Some(wanted);
+        self.tried = Instant::now();
+        self.due = self.tried + wait;
+        Some(look_again.map_or(self.due, |end| end.min(self.due)))
+    }
+}
+
+/// Result of an attempt to change the Node.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    Patched,
+    /// The Node was as it should be.
+    Unchanged,
+    /// Something else was wanted, or the agent received SIGTERM, before the patch was sent.
+    Obsolete,
+}
+
+/// Patches `node` unless it is as `wanted`. Checks `is_wanted` before each patch, because reading the
+/// node may take seconds.
+///
+/// Costs one GET if the node is as wanted. Needs the verb `get` on nodes, and `patch` on nodes or on
+/// `nodes/status`.
+///
+/// # Errors
+/// If a request fails, or all attempts end with a conflict (409).
+pub fn update(
+    client: &Client,
+    node: &str,
+    wanted: &Wanted,
+    is_wanted: impl Fn() -> bool,
+) -> Result<Outcome, kube::Error> {
+    let path = format!("/api/v1/nodes/{node}");
+    let subresource = match wanted {
+        Wanted::NoTaint(_) => "",
+        Wanted::Ready | Wanted::NotReady(_) | Wanted::NoCondition => "/status",
+    };
+    let mut attempt = 1;
+    loop {
+        let found: Node = client.get(&path)?;
+        let Some(patch) = wanted.patch(&found, SystemTime::now()) else {
+            return Ok(Outcome::Unchanged);
+        };
+        if !is_wanted() {
+            return Ok(Outcome::Obsolete);
+        }
+        match client.merge_patch(&format!("{path}{subresource}"), &patch) {
+            Err(error) if error.code() == Some(409) && attempt < MAX_ATTEMPTS => attempt += 1,
+            patched => return patched.map(|()| Outcome::Patched),
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct Node {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: Spec,
+    #[serde(default)]
+    status: Status,
+}
+
+// Lists of raw JSON, so that a patch keeps fields unknown to this program.
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Spec {
+    taints: Option<Vec<Value>>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct Status {
+    conditions: Option<Vec<Value>>,
+}
+
+impl Wanted {
+    /// Returns the merge patch that makes the node as wanted, or `None` if it is.
+    ///
+    /// A merge patch replaces the whole list. So it contains the resource version: if another client
+    /// changed the node since, the API server rejects the patch with a 409.
+    fn patch(&self, node: &Node, now: SystemTime) -> Option<Value> {
+        let taints = node.spec.taints.as_deref().unwrap_or_default();
+        let conditions = node.status.conditions.as_deref().unwrap_or_default();
+        let (part, list, items) = match self {
+            Wanted::NoTaint(key) => ("spec", "taints", without(taints, "key", key)?),
+            Wanted::NoCondition => {
+                ("status", "conditions", without(conditions, "type", CONDITION)?)
+            }
+            Wanted::Ready => {
+                ("status", "conditions", with_condition(conditions, "True", READY, now)?)
+            }
+            Wanted::NotReady(why) => {
+                let text = [NOT_READY, &why[..why.floor_char_boundary(MESSAGE_LIMIT)]];
+                ("status", "conditions", with_condition(conditions, "False", text, now)?)
+            }
+        };
+        let version = &node.metadata.resource_version;
+        Some(json!({"metadata": {"resourceVersion": version}, part: {list: items}}))
+    }
+
+    /// Says what is to be done, or was done.
+    pub fn task(&self, node: &str, is_done: bool) -> String {
+        let remove = if is_done { "removed" } else { "remove" };
+        match self {
+            Wanted::NoTaint(key) => format!("{remove} the startup taint {key} from node {node}"),
+            Wanted::NoCondition => format!("{remove} the condition {CONDITION} from node {node}"),
+            Wanted::Ready => format!("set the condition {CONDITION} of node {node} to True"),
+            Wanted::NotReady(_) => format!("set the condition {CONDITION} of node {node} to False"),
+        }
+    }
+}
+
+/// Returns the items whose field `key` is not `value`; `None` if these are all.
+fn without(items: &[Value], key: &str, value: &str) -> Option<Vec<Value>> {
+    let left: Vec<Value> = items.iter().filter(|item| item[key] != value).cloned().collect();
+    (left.len() < items.len()).then_some(left)
+}
+
+/// Returns the conditions with the agent's own; `None` if that is the same as before.
+fn with_condition(
+    all: &[Value],
+    status: &str,
+    [reason, message]: [&str; 2],
+    now: SystemTime,
+) -> Option<Vec<Value>> {
+    let old = all.iter().find(|condition| condition["type"] == CONDITION).unwrap_or(&Value::Null);
+    if old["status"] == status && old["reason"] == reason && old["message"] == message {
+        return None;
+    }
+    let now = json!(humantime::format_rfc3339_seconds(now).to_string());
+    let since = if old["status"] == status { &old["lastTransitionTime"] } else { &now };
+    let mut conditions = without(all, "type", CONDITION).unwrap_or_else(|| all.to_vec());
+    conditions.push(json!({
+        "type": CONDITION,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastHeartbeatTime": now,
+        "lastTransitionTime": since,
+    }));
+    Some(conditions)
+}
+
+#[cfg(test)]
+mod tests;
