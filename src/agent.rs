@@ -22,7 +22,7 @@
 //! - [`api`]: requests to the API server: tokens, Events, the Node object
 //! - [`pods`]: watches the node's pods and publishes them for the plugin
 //! - [`record_socket`]: receives, logs and counts plugin records
-//! - [`readiness`]: what `/live`, `/ready` and `/status` respond
+//! - [`readiness`], [`status_body`]: what `/live`, `/ready` and `/status` respond
 //! - [`metrics`]: the metrics of the agent, and of the plugin's calls
 //! - [`subject`], [`problem_log`]: the log lines about problems
 //! - `entry_gap`: how long the active conflist lacks the plugin entry
@@ -45,6 +45,7 @@ pub mod reconcile;
 pub mod record_socket;
 pub mod self_test;
 pub mod settings;
+pub mod status_body;
 pub mod stop;
 pub mod subject;
 pub mod upstream_kubeconfig;

@@ -39,29 +39,57 @@
 /// Version of the programs, without `v`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
+// On other systems, `linkerd cni` has only the parts of these modules that it needs.
+#[cfg(not(target_os = "linux"))]
+pub mod agent {
+    pub mod status_body;
+}
+#[cfg(not(target_os = "linux"))]
+pub mod cli {
+    pub mod extension;
+}
+#[cfg(not(target_os = "linux"))]
+pub mod repair {
+    pub mod comparison;
+    pub mod stranded;
+}
+
+#[cfg(target_os = "linux")]
 pub mod admin;
+#[cfg(target_os = "linux")]
 pub mod agent;
 pub mod backoff;
 pub mod child;
+#[cfg(target_os = "linux")]
 pub mod cli;
 pub mod cni;
 pub mod config;
+#[cfg(target_os = "linux")]
 pub mod conflist;
 pub mod deadline;
 pub mod extension;
 pub mod failure;
 pub mod files;
+#[cfg(target_os = "linux")]
 pub mod firewall;
 pub mod kube;
+#[cfg(target_os = "linux")]
 pub mod log;
+#[cfg(target_os = "linux")]
 pub mod metrics;
+#[cfg(target_os = "linux")]
 pub mod netlink;
+#[cfg(target_os = "linux")]
 pub mod netns;
+#[cfg(target_os = "linux")]
 pub mod node;
+#[cfg(target_os = "linux")]
 pub mod plugin;
 pub mod pod;
+#[cfg(target_os = "linux")]
 pub mod pod_copy;
 pub mod quote;
 pub mod record;
 pub mod redirect;
+#[cfg(target_os = "linux")]
 pub mod repair;

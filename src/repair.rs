@@ -28,6 +28,7 @@
 pub mod act;
 pub mod budget;
 pub mod compare;
+pub mod comparison;
 pub mod events;
 pub mod find;
 pub mod holds;

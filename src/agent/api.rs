@@ -189,7 +189,7 @@ impl ApiHandle {
     /// new token of the agent causes.
     pub fn pass_finished(&self, not_ready: Option<&str>) {
         let mut state = self.state();
-        state.node.pass_finished(not_ready, Instant::now());
+        state.node.pass_finished(not_ready, self.settings.resync, Instant::now());
         if self.settings.node_signal.is_some() {
             self.wake_thread(&mut state);
         }

@@ -15,7 +15,6 @@ use crate::kube::request_metrics;
 use crate::log::stderr;
 use crate::metrics::{Counters, Labels, openmetrics, register, register_build_info, register_each};
 use plugin_calls::PluginCalls;
-pub use plugin_calls::PluginCounts;
 
 /// Values of the label `result` of `self_tests`.
 const SELF_TEST_RESULTS: [&str; 4] = ["passed", "passed_with_auto", "skipped", "failed"];

@@ -16,7 +16,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use humantime::parse_duration;
 
 use crate::deadline::Deadline;
-use crate::extension::agents::{AGENT_LIMIT, Agent, Asking};
+use crate::extension::agents::{Agent, Asking, in_parallel};
 use crate::extension::bypass;
 use crate::extension::explain;
 use crate::extension::facts::{self, Facts};
@@ -35,8 +35,10 @@ const UNINSTALL: &str = "nothing is deleted; run helm uninstall, or scripts/inst
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to ask the agents in `check`, if `--wait` is shorter.
 const SHORTEST_SWEEP: Duration = Duration::from_secs(60);
-/// Time to ask the agents in `nodes`: by default, and with `--all-nodes`.
-const NODES_SWEEP: [Duration; 2] = [Duration::from_secs(300), Duration::from_secs(3600)];
+/// Time to ask the agents in `nodes`.
+const NODES_SWEEP: Duration = Duration::from_secs(300);
+/// Number of clusters that are checked at the same time.
+const CONTEXTS: usize = 8;
 /// Longest time to wait. A longer `--wait` counts as this.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
@@ -55,10 +57,7 @@ enum Command {
     /// Check the chart's objects, the agent of each node, and meshed pods
     Check(CheckFlags),
     /// Show the state of each node
-    Nodes {
-        #[command(flatten)]
-        scope: ScopeFlags,
-    },
+    Nodes,
     /// Show what the plugin decides for a pod, why, and with which rules
     Explain {
         /// Name of the pod
@@ -95,16 +94,10 @@ enum Command {
 }
 
 #[derive(Args)]
-struct ScopeFlags {
-    /// Ask each agent for its state, also in a cluster with more than 500
-    #[arg(long)]
-    all_nodes: bool,
-}
-
-#[derive(Args)]
 struct CheckFlags {
-    #[command(flatten)]
-    scope: ScopeFlags,
+    /// Contexts of the kubeconfig, with commas: check each of these clusters
+    #[arg(long, value_delimiter = ',', conflicts_with = "context")]
+    contexts: Vec<String>,
     /// Check whether the chart can be installed
     #[arg(long)]
     pre: bool,
@@ -142,17 +135,16 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
         Command::ExtensionMetadata => METADATA.to_owned(),
         Command::Uninstall => bail!(UNINSTALL),
         Command::Check(check) => {
-            let results = attempt(&api, &flags.cluster, check);
-            print(&report::render(&results, check.output, has_color()))?;
-            return Ok(match report::is_success(&results) {
+            let clusters = check_each(&flags.cluster, check);
+            print(&report::render_each(&clusters, check.output, has_color()))?;
+            return Ok(match clusters.iter().all(|(_, results)| report::is_success(results)) {
                 true => ExitCode::SUCCESS,
                 false => ExitCode::FAILURE,
             });
         }
-        Command::Nodes { scope } => {
+        Command::Nodes => {
             connect()?;
-            let end = Deadline::after(NODES_SWEEP[usize::from(scope.all_nodes)]);
-            let facts = fetch(&api, &flags.cluster, scope, &[], end);
+            let facts = fetch(&api, &flags.cluster, &[], Deadline::after(NODES_SWEEP));
             progress("");
             nodes::table(&facts).map_err(|why| anyhow!(why))?
         }
@@ -202,6 +194,19 @@ fn compare(
     })
 }
 
+/// Runs the checks in the cluster of each context, or in the only cluster, which has no name here.
+fn check_each(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(Option<String>, Vec<Check>)> {
+    let contexts = match flags.contexts.is_empty() {
+        true => vec![None],
+        false => flags.contexts.iter().cloned().map(Some).collect(),
+    };
+    in_parallel(contexts, CONTEXTS, |_, context| {
+        let flag = context.iter().map(|context| format!("--context={context}"));
+        let api = Kubectl::new(cluster.kubectl().into_iter().chain(flag).collect());
+        (context, attempt(&api, cluster, flags))
+    })
+}
+
 /// Runs the checks until none may succeed later, at most for the time to wait.
 fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
     let reachable = |verdict| {
@@ -219,7 +224,7 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
         let results = match flags.pre {
             true => checks::before_install(&facts::fetch_pre(api, &cluster.cni_namespace)),
             false => {
-                let facts = fetch(api, cluster, &flags.scope, &known, sweep_end);
+                let facts = fetch(api, cluster, &known, sweep_end);
                 let results = checks::installed(&facts);
                 known = facts.agents.unwrap_or_default();
                 results
@@ -235,16 +240,9 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
 }
 
 /// Fetches the facts of the installed chart. `known` and `end` are those of [`Asking`].
-fn fetch(
-    api: &Kubectl,
-    cluster: &ClusterFlags,
-    scope: &ScopeFlags,
-    known: &[Agent],
-    end: Deadline,
-) -> Facts {
-    let limit = if scope.all_nodes { usize::MAX } else { AGENT_LIMIT };
+fn fetch(api: &Kubectl, cluster: &ClusterFlags, known: &[Agent], end: Deadline) -> Facts {
     let agent_progress = |number, all| progress(&format!("asking agent {number} of {all}"));
-    let asking = Asking { known, limit, end, progress: &agent_progress };
+    let asking = Asking { known, end, progress: &agent_progress };
     let namespace = facts::find_namespace(api, &cluster.cni_namespace);
     facts::fetch(api, &namespace, cluster.linkerd_namespace(), &asking)
 }
@@ -266,7 +264,6 @@ mod tests {
             panic!("not check");
         };
         assert_eq!((check.output, check.wait), (Format::Json, Duration::from_secs(300)));
-        assert!(!check.scope.all_nodes);
     }
 
     #[test]

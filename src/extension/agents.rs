@@ -1,6 +1,5 @@
 //! The agents' pods, and what each agent reports through the API server's proxy for pods.
 
-use std::collections::BTreeMap;
 use std::iter;
 use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
@@ -9,21 +8,18 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use super::api::{Api, Error, encoded, get, list};
 use super::objects::{AgentPod, EventObject};
-use crate::agent::readiness::StatusBody;
+use crate::agent::status_body::StatusBody;
 use crate::deadline::Deadline;
 
 /// Name of the DaemonSet, which the chart cannot change.
 pub const DAEMONSET: &str = "linkerd-cni";
 /// Selects the DaemonSet and its pods, of this chart and of upstream's.
 pub const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni";
-/// Number of agents that are asked if the user does not ask for all. An agent costs a start of kubectl.
-pub const AGENT_LIMIT: usize = 500;
-/// Number of requests at the same time. Each runs one kubectl.
-const PARALLEL: usize = 8;
+/// Number of agents that are asked at the same time.
+const PARALLEL: usize = 16;
 /// A token that expires sooner should have been renewed.
 const TOKEN_MARGIN: Duration = Duration::from_secs(600);
-const OVER_LIMIT: &str = "the cluster has more than 500 agents; add --all-nodes to ask all";
-const OUT_OF_TIME: &str = "the time was up; add a longer --wait to check, or --all-nodes to nodes";
+const OUT_OF_TIME: &str = "the time was up";
 
 /// An agent's pod, and what it reports.
 #[derive(Clone, Debug, Default)]
@@ -31,16 +27,14 @@ pub struct Agent {
     pub pod: AgentPod,
     /// The body of `/status`, or why it cannot be read. `None` if the agent was not asked.
     pub status: Option<Result<StatusBody, Error>>,
-    /// Why the agent was not asked for its state.
-    pub unasked: Option<&'static str>,
+    /// The agent was not asked for its state, as the time was up.
+    pub is_unasked: bool,
 }
 
 /// Which agents are asked, and until when.
 pub struct Asking<'a> {
     /// Agents of the previous attempt. Those without a problem are not asked again.
     pub known: &'a [Agent],
-    /// Largest number of agents with an answer. Agents that are not ready are asked first.
-    pub limit: usize,
     /// After this, no more agents are asked.
     pub end: Deadline,
     /// Called before an agent is asked, with its number and the number of agents to ask.
@@ -131,7 +125,8 @@ impl Asking<'_> {
     }
 }
 
-/// Lists the agents' pods, then asks agents for their state, several at a time.
+/// Lists the agents' pods, then asks agents for their state, several at a time. Those that are not
+/// ready are asked first.
 pub fn agents(api: &dyn Api, namespace: &str, asking: &Asking<'_>) -> Result<Vec<Agent>, Error> {
     let mut found = Vec::new();
     let mut waiting = Vec::new();
@@ -142,23 +137,16 @@ pub fn agents(api: &dyn Api, namespace: &str, asking: &Asking<'_>) -> Result<Vec
         }
     }
     waiting.sort_by_key(|pod: &AgentPod| pod.is_ready);
-    let asked = asking.limit.saturating_sub(found.len()).min(waiting.len());
-    let rest = waiting.split_off(asked);
-    found.extend(rest.into_iter().map(|pod| unasked(pod, OVER_LIMIT)));
-    let waiting = Mutex::new(waiting.into_iter().zip(1..));
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let answer = |(pod, number)| {
+    let all = waiting.len();
+    found.extend(in_parallel(waiting, PARALLEL, |number, pod: AgentPod| {
         if asking.end.has_passed() {
-            return unasked(pod, OUT_OF_TIME);
+            // Upstream's agent has no state to ask for.
+            let is_unasked = pod.admin_port.is_some();
+            return Agent { pod, is_unasked, ..Agent::default() };
         }
-        (asking.progress)(number, asked);
+        (asking.progress)(number, all);
         ask(api, namespace, pod)
-    };
-    thread::scope(|scope| {
-        let work = || iter::from_fn(next).map(answer).collect::<Vec<_>>();
-        let workers: Vec<_> = (0..PARALLEL.min(asked)).map(|_| scope.spawn(work)).collect();
-        found.extend(workers.into_iter().flat_map(joined));
-    });
+    }));
     found.sort_by_cached_key(|agent| (agent.node().to_owned(), agent.pod.name.clone()));
     Ok(found)
 }
@@ -176,24 +164,15 @@ pub fn agent_on(api: &dyn Api, namespace: &str, node: &str) -> Option<Agent> {
     Some(ask(api, namespace, pod))
 }
 
-pub fn unasked_counts(agents: &[Agent]) -> Vec<String> {
-    let mut counts = BTreeMap::new();
-    for why in agents.iter().filter_map(|agent| agent.unasked) {
-        *counts.entry(why).or_insert(0) += 1;
-    }
-    let line = |(why, count): (&str, usize)| format!("{count} agents were not asked: {why}");
-    counts.into_iter().map(line).collect()
+/// Says how many agents were not asked, if any.
+pub fn unasked(agents: &[Agent]) -> Option<String> {
+    let count = agents.iter().filter(|agent| agent.is_unasked).count();
+    (count > 0).then(|| format!("{count} agents were not asked: {OUT_OF_TIME}"))
 }
 
 fn pods(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<AgentPod>, Error> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
     list(api, &path, &format!("{SELECTOR}{fields}"))
-}
-
-fn unasked(pod: AgentPod, why: &'static str) -> Agent {
-    // Upstream's agent has no state to ask for.
-    let unasked = pod.admin_port.map(|_| why);
-    Agent { pod, unasked, ..Agent::default() }
 }
 
 /// Reads the agent's `/status` through the API server's proxy for pods. Upstream's agent has none.
@@ -202,7 +181,27 @@ fn ask(api: &dyn Api, namespace: &str, pod: AgentPod) -> Agent {
         let name = &pod.name;
         get(api, &format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status"))
     };
-    Agent { status: pod.admin_port.map(proxied), pod, unasked: None }
+    Agent { status: pod.admin_port.map(proxied), pod, is_unasked: false }
+}
+
+/// Calls `work` with the number and the item for each of `items`, on at most `limit` threads. Returns
+/// the results in the order of the items.
+pub fn in_parallel<T: Send, R: Send>(
+    items: Vec<T>,
+    limit: usize,
+    work: impl Fn(usize, T) -> R + Sync,
+) -> Vec<R> {
+    let threads = limit.min(items.len());
+    let queue = Mutex::new((1..).zip(items));
+    let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let each = |(number, item)| (number, work(number, item));
+    let run = || iter::from_fn(next).map(each).collect::<Vec<_>>();
+    let mut results: Vec<(usize, R)> = thread::scope(|scope| {
+        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
+        workers.into_iter().flat_map(joined).collect()
+    });
+    results.sort_by_key(|(number, _)| *number);
+    results.into_iter().map(|(_, result)| result).collect()
 }
 
 /// Returns the result of a thread. A panic goes on in the caller.
@@ -237,16 +236,18 @@ mod tests {
     }
 
     #[test]
-    fn above_the_limit_agents_that_are_not_ready_are_asked_first_and_the_others_are_counted() {
+    fn agents_that_are_not_ready_are_asked_first() {
         let mut cluster = Cluster::healthy();
         cluster.set(AGENTS, "/items/1/status", json!({}));
         let api = Recorded::new(cluster);
-        let found = sweep(&api, &Asking { limit: 1, ..asking() });
-        assert_eq!(api.count("/status"), 1);
-        assert!(found[1].body().is_some(), "{found:?}");
-        let counts = unasked_counts(&found);
-        assert_eq!(counts, [format!("1 agents were not asked: {OVER_LIMIT}")]);
-        assert!(OVER_LIMIT.contains(&format!("more than {AGENT_LIMIT} ")));
+        // The thread with the second agent waits for the request to the first.
+        let progress = |number, _| {
+            while number > 1 && api.count("/status") == 0 {
+                thread::yield_now();
+            }
+        };
+        sweep(&api, &Asking { progress: &progress, ..asking() });
+        assert!(api.first("/status").contains("linkerd-cni-2:"), "{}", api.first("/status"));
     }
 
     #[test]
@@ -255,7 +256,8 @@ mod tests {
         let end = Deadline::after(Duration::ZERO);
         let found = sweep(&api, &Asking { end, ..asking() });
         assert_eq!(api.count("/status"), 0);
-        assert_eq!(unasked_counts(&found), [format!("2 agents were not asked: {OUT_OF_TIME}")]);
+        let count = unasked(&found).unwrap();
+        assert_eq!(count, format!("2 agents were not asked: {OUT_OF_TIME}"));
     }
 
     #[test]

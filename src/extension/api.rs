@@ -7,6 +7,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
 use super::objects::List;
+use crate::kube::types::ApiStatus;
 use crate::quote::one_line;
 
 const PAGE: usize = 500;
@@ -56,6 +57,14 @@ impl Error {
 
     pub fn start(error: io::Error) -> Error {
         Error::Start(error.to_string())
+    }
+
+    /// Reads the error object of the API server; another body is the message.
+    pub fn from_status(code: &str, body: &str) -> Error {
+        let ApiStatus { reason, message, .. } = serde_json::from_str(body).unwrap_or_default();
+        let reason = reason.unwrap_or_else(|| format!("HTTP {code}"));
+        let message = message.unwrap_or_else(|| body.trim().to_owned());
+        Error::Status { reason: one_line(&reason), message: one_line(&message) }
     }
 
     pub fn from_stderr(stderr: &str) -> Error {

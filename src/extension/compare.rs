@@ -10,7 +10,7 @@ use super::agents::{DAEMONSET, joined};
 use super::api::{Api, Error, get, list};
 use crate::VERSION;
 use crate::deadline::Deadline;
-use crate::repair::compare::Report;
+use crate::repair::comparison::Report;
 
 /// Name of the DaemonSet that compares.
 const NAME: &str = "linkerd-cni-compare";

@@ -34,6 +34,8 @@ pub struct Facts {
     pub config: Lookup<ConfigMap>,
     pub daemonset: Lookup<AgentDaemonSet>,
     pub objects: Vec<ChartObject>,
+    /// DaemonSets of this chart or Linkerd's in any namespace.
+    pub daemonsets: Result<Vec<AgentDaemonSet>, Error>,
     pub nodes: Result<Vec<NodeObject>, Error>,
     pub agents: Result<Vec<Agent>, Error>,
     /// Warning Events in the DaemonSet's namespace, oldest first.
@@ -69,46 +71,34 @@ pub fn fetch(
     asking: &Asking<'_>,
 ) -> Facts {
     thread::scope(|scope| {
-        // A request takes as long as a start of kubectl, so independent ones run at the same time.
+        // The agents take longest.
         let agents = scope.spawn(|| agents(api, namespace, asking));
-        let daemonset = scope.spawn(|| {
-            let daemonset: Lookup<AgentDaemonSet> = find(api, &daemonset_path(namespace));
-            let known = daemonset.as_ref().ok().and_then(Option::as_ref);
-            let unchained = known.filter(|daemonset| {
-                daemonset.variables.get("LINKERD_CNI_CHAINED").is_some_and(|value| value == "false")
-            });
-            let injected = format!("labelSelector={}", encoded(INJECTED_LABEL));
-            let multus_pods = unchained.map(|_| list(api, "/api/v1/pods", &injected));
-            (chart_objects(api, namespace, known), multus_pods, daemonset)
+        let daemonset: Lookup<AgentDaemonSet> = find(api, &daemonset_path(namespace));
+        let known = daemonset.as_ref().ok().and_then(Option::as_ref);
+        let unchained = known.filter(|daemonset| {
+            daemonset.variables.get("LINKERD_CNI_CHAINED").is_some_and(|value| value == "false")
         });
-        let cluster = scope.spawn(|| {
-            let injected = format!(
-                "labelSelector={}&fieldSelector=status.phase%3DPending",
-                encoded(INJECTED_LABEL)
-            );
-            let nodes = list(api, "/api/v1/nodes", "");
-            (nodes, list(api, "/api/v1/pods", &injected), cilium(api))
-        });
-        let namespace_object = find(api, &namespace_path(namespace));
-        let config = find(api, &config_path(namespace));
-        let events = events(api, namespace, "type%3DWarning").unwrap_or_default();
-        let control_plane_uses_cni = control_plane_uses_cni(api, linkerd_namespace);
-        let (objects, multus_pods, daemonset) = joined(daemonset);
-        let (nodes, pending_pods, cilium) = joined(cluster);
+        let of_injector = format!("labelSelector={}", encoded(INJECTED_LABEL));
+        let multus_pods = unchained.map(|_| list(api, "/api/v1/pods", &of_injector));
+        let injected = format!(
+            "labelSelector={}&fieldSelector=status.phase%3DPending",
+            encoded(INJECTED_LABEL)
+        );
         Facts {
             now: SystemTime::now(),
             namespace: namespace.to_owned(),
-            namespace_object,
-            config,
+            namespace_object: find(api, &namespace_path(namespace)),
+            config: find(api, &config_path(namespace)),
+            objects: chart_objects(api, namespace, known),
             daemonset,
-            objects,
-            nodes,
+            daemonsets: daemonsets(api),
+            nodes: list(api, "/api/v1/nodes", ""),
+            events: events(api, namespace, "type%3DWarning").unwrap_or_default(),
+            pending_pods: list(api, "/api/v1/pods", &injected),
+            cilium: cilium(api),
+            control_plane_uses_cni: control_plane_uses_cni(api, linkerd_namespace),
             agents: joined(agents),
-            events,
-            pending_pods,
             multus_pods,
-            cilium,
-            control_plane_uses_cni,
         }
     })
 }

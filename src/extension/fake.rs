@@ -89,7 +89,7 @@ impl Cluster {
 /// Asks all agents.
 pub fn asking() -> Asking<'static> {
     let end = Deadline::after(Duration::from_secs(3600));
-    Asking { known: &[], limit: usize::MAX, end, progress: &|_, _| {} }
+    Asking { known: &[], end, progress: &|_, _| {} }
 }
 
 /// A cluster that records the paths of the requests.
@@ -106,6 +106,12 @@ impl Recorded {
     /// Number of requests whose path has `text`.
     pub fn count(&self, text: &str) -> usize {
         self.paths.lock().unwrap().iter().filter(|path| path.contains(text)).count()
+    }
+
+    /// The first path that has `text`.
+    pub fn first(&self, text: &str) -> String {
+        let paths = self.paths.lock().unwrap();
+        paths.iter().find(|path| path.contains(text)).unwrap().clone()
     }
 
     /// The last path that has `text`.

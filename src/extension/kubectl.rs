@@ -2,31 +2,50 @@
 //!
 //! An administrator's kubeconfig can have client certificates, exec plugins, proxies and several
 //! merged files, and kubectl handles all of them. [`crate::kube`] reads only kubeconfigs with a
-//! token. Every administrator has kubectl, and `kubectl get --raw` passes the response on unchanged.
+//! token. Every administrator has kubectl. After the first request, `kubectl proxy` sends the others,
+//! from a socket that only the user can open: kubectl and its credential plugin start once, not for
+//! each of 500 agents.
 
-mod children;
-
-use std::ffi::OsString;
+use std::env;
+use std::ffi::{OsStr, OsString};
+use std::fs;
 use std::io::{self, IsTerminal as _, Read, Write};
+use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
-use std::process::{Command, Stdio};
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver};
+use std::sync::{Mutex, OnceLock, PoisonError};
 use std::thread;
 use std::time::Duration;
+
+use nix::unistd::mkdtemp;
 
 use super::api::{Api, Error};
 use crate::child;
 use crate::deadline::Deadline;
-use children::Children;
 
-/// Time for one request, with the credential plugin that kubectl may start.
+/// Time for the first request, with the credential plugin that kubectl may start, for the start of
+/// `kubectl proxy`, and for each request through it.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Time for the first request if a user may log in.
 const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
-/// Time that kubectl allows the API server, as its flag.
+/// Time that kubectl allows the API server for the first request, as its flag.
 const REQUEST_TIMEOUT: &str = "--request-timeout=15s";
+/// Pause between two attempts to open the socket of a `kubectl proxy` that starts.
+const START_PAUSE: Duration = Duration::from_millis(5);
 /// Largest response that is read, in bytes.
 const OUTPUT_LIMIT: u64 = 64 << 20;
+/// Runs its arguments in place of the shell. When this process ends, in whatever way, the pipe at stdin
+/// closes: a subshell then removes the socket's directory `$0` and kills the process group, with a credential
+/// plugin that hangs. A signal handler could not do so after SIGKILL.
+const GUARD: &str = r#"exec 3<&0
+(read -r _ <&3; /bin/rm "$0/socket"; /bin/rmdir "$0"; kill -9 0) >/dev/null 2>&1 &
+exec "$@" </dev/null 3<&-"#;
+/// Exit code of a shell that does not find a program.
+const NOT_FOUND: i32 = 127;
+/// Held by the request in which a user may log in.
+static LOGIN: Mutex<()> = Mutex::new(());
 
 /// kubectl with the flags that select cluster and user.
 #[derive(Debug)]
@@ -34,7 +53,15 @@ pub struct Kubectl {
     program: OsString,
     flags: Vec<String>,
     deadline: Duration,
-    children: Children,
+    proxy: OnceLock<Result<Proxy, Error>>,
+}
+
+/// A `kubectl proxy` that runs. Dropping it ends it.
+#[derive(Debug)]
+struct Proxy {
+    child: Child,
+    /// Has the socket. Only this user can open it.
+    dir: PathBuf,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -49,54 +76,34 @@ enum Group {
 impl Kubectl {
     /// `flags` select cluster and user, such as `--context=NAME`.
     pub fn new(flags: Vec<String>) -> Kubectl {
-        let children = Children::default();
-        Kubectl { program: "kubectl".into(), flags, deadline: DEADLINE, children }
+        let proxy = OnceLock::new();
+        Kubectl { program: "kubectl".into(), flags, deadline: DEADLINE, proxy }
     }
 
-    /// Sends the first request. On a terminal, the user has time to log in.
-    ///
-    /// Afterwards SIGINT, SIGTERM and SIGHUP end this process with every kubectl that runs.
+    /// Sends the first request. On a terminal, the user has time to log in, to one cluster at a time.
     pub fn connect(&self) -> Result<(), Error> {
         let (group, deadline) = match io::stdin().is_terminal() {
             true => (Group::Foreground, LOGIN_DEADLINE),
             false => (Group::Own, self.deadline),
         };
-        // The mask of blocked signals passes on to children, so that Ctrl-C would not end a
-        // credential plugin in the foreground.
-        if group == Group::Own {
-            self.children.end_on_signals();
-        }
-        let response = self.run_in(group, deadline, &["get", "--raw", "/version"], "");
-        if group == Group::Foreground {
-            self.children.end_on_signals();
-        }
-        response.map(drop)
+        let _turn = (group == Group::Foreground)
+            .then(|| LOGIN.lock().unwrap_or_else(PoisonError::into_inner));
+        self.run(group, deadline, &["get", "--raw", "/version"]).map(drop)
     }
 
-    fn run(&self, arguments: &[&str], input: &str) -> Result<String, Error> {
-        self.run_in(Group::Own, self.deadline, arguments, input)
-    }
-
-    fn run_in(
-        &self,
-        group: Group,
-        deadline: Duration,
-        arguments: &[&str],
-        input: &str,
-    ) -> Result<String, Error> {
+    fn run(&self, group: Group, deadline: Duration, arguments: &[&str]) -> Result<String, Error> {
         let end = Deadline::after(deadline);
-        let mut command = Command::new(&self.program);
-        command.args(&self.flags).arg(REQUEST_TIMEOUT).args(arguments);
-        command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        match group {
-            Group::Own => command.stdin(Stdio::piped()).process_group(0),
-            Group::Foreground => command.stdin(Stdio::inherit()),
+        let mut command = match group {
+            Group::Own => self.guarded("".as_ref()),
+            Group::Foreground => {
+                let mut command = Command::new(&self.program);
+                command.args(&self.flags).stdin(Stdio::inherit());
+                command
+            }
         };
-        let (mut child, _entry) = self.children.spawn(&mut command).map_err(Error::start)?;
-        if let Some(mut stdin) = child.stdin.take() {
-            // The input is smaller than a pipe. Fails only if kubectl has ended.
-            let _ = stdin.write_all(input.as_bytes());
-        }
+        command.arg(REQUEST_TIMEOUT).args(arguments);
+        let mut child =
+            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Error::start)?;
         let shown: Box<dyn Write + Send> = match group {
             Group::Own => Box::new(io::sink()),
             Group::Foreground => Box::new(io::stderr()),
@@ -106,29 +113,121 @@ impl Kubectl {
         let text = |output: &Receiver<String>| output.recv_timeout(end.remaining()).ok();
         let outputs = text(&stdout).zip(text(&stderr));
         // Only after both outputs: a process group cannot be killed safely once its leader is reaped.
-        let done = outputs.and_then(|texts| Some((texts, child::wait(&mut child, end).ok()??)));
+        let done = outputs.and_then(|texts| Some((texts, wait(&mut child, end)?)));
         let Some(((stdout, stderr), status)) = done else {
             child::kill(&mut child);
             return Err(Error::Deadline(deadline));
         };
-        match status.success() {
-            true => Ok(stdout),
-            false => Err(Error::from_stderr(&stderr)),
+        match status.code() {
+            Some(0) => Ok(stdout),
+            Some(NOT_FOUND) => Err(Error::Start("not found".to_owned())),
+            _ => Err(Error::from_stderr(&stderr)),
+        }
+    }
+
+    /// Makes the command of a kubectl that [`GUARD`] ends.
+    fn guarded(&self, dir: &OsStr) -> Command {
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(GUARD).arg(dir).arg(&self.program).args(&self.flags);
+        command.stdin(Stdio::piped()).process_group(0);
+        command
+    }
+
+    fn start_proxy(&self) -> Result<Proxy, Error> {
+        let end = Deadline::after(self.deadline);
+        let dir = mkdtemp(&env::temp_dir().join("linkerd-cni-XXXXXX"))
+            .map_err(|errno| Error::start(errno.into()))?;
+        let mut command = self.guarded(dir.as_os_str());
+        command.arg("proxy").arg("--unix-socket").arg(dir.join("socket"));
+        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
+        let mut proxy = Proxy { child: child.map_err(Error::start)?, dir };
+        let stderr = reader(proxy.child.stderr.take(), io::sink());
+        while proxy.open().is_err() {
+            if let Ok(text) = stderr.try_recv() {
+                return Err(Error::from_stderr(&text));
+            }
+            if end.has_passed() {
+                return Err(Error::Deadline(self.deadline));
+            }
+            thread::sleep(START_PAUSE);
+        }
+        Ok(proxy)
+    }
+
+    /// Sends a request as HTTP/1.0, whose response ends with the connection.
+    fn request(&self, method: &str, path: &str, body: &str) -> Result<String, Error> {
+        let proxy = self.proxy.get_or_init(|| self.start_proxy()).as_ref().map_err(Clone::clone)?;
+        let end = Deadline::after(self.deadline);
+        let length = body.len();
+        let request = format!(
+            "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        );
+        let exchange = || {
+            let mut stream = proxy.open()?;
+            stream.write_all(request.as_bytes())?;
+            let (mut response, mut part) = (Vec::new(), vec![0; 1 << 16]);
+            while (response.len() as u64) < OUTPUT_LIMIT {
+                // Zero would mean without end.
+                stream.set_read_timeout(Some(end.remaining().max(START_PAUSE)))?;
+                match stream.read(&mut part)? {
+                    0 => break,
+                    length => response.extend_from_slice(&part[..length]),
+                }
+            }
+            Ok(response)
+        };
+        match exchange() {
+            Ok(response) => body_of(&String::from_utf8_lossy(&response)),
+            Err(_) if end.has_passed() => Err(Error::Deadline(self.deadline)),
+            Err(error) => Err(Error::Failed(format!("proxy: {}", io::Error::to_string(&error)))),
         }
     }
 }
 
 impl Api for Kubectl {
     fn get(&self, path: &str) -> Result<String, Error> {
-        self.run(&["get", "--raw", path], "")
+        self.request("GET", path, "")
     }
 
     fn post(&self, path: &str, body: &str) -> Result<String, Error> {
-        self.run(&["create", "--raw", path, "-f", "-"], body)
+        self.request("POST", path, body)
     }
 
     fn delete(&self, path: &str) -> Result<String, Error> {
-        self.run(&["delete", "--raw", path], "")
+        self.request("DELETE", path, "")
+    }
+}
+
+impl Proxy {
+    fn open(&self) -> io::Result<UnixStream> {
+        UnixStream::connect(self.dir.join("socket"))
+    }
+}
+
+impl Drop for Proxy {
+    fn drop(&mut self) {
+        child::kill(&mut self.child);
+        // Fails only if the proxy made no socket, or somebody else has removed it.
+        let _ = fs::remove_file(self.dir.join("socket"));
+        let _ = fs::remove_dir(&self.dir);
+    }
+}
+
+fn wait(child: &mut Child, end: Deadline) -> Option<std::process::ExitStatus> {
+    child::wait(child, end).ok()?
+}
+
+/// Returns the body of an HTTP response.
+///
+/// # Errors
+/// If the status is an error.
+fn body_of(response: &str) -> Result<String, Error> {
+    let (head, body) = response.split_once("\r\n\r\n").unwrap_or((response, ""));
+    let status = head.split_whitespace().nth(1).unwrap_or_default();
+    match status.starts_with('2') {
+        true => Ok(body.to_owned()),
+        false => Err(Error::from_status(status, body)),
     }
 }
 
@@ -166,42 +265,77 @@ mod tests {
     /// A program in place of kubectl: `sh -c SCRIPT`, whose arguments are those of kubectl.
     fn fake(script: &str, deadline: Duration) -> Kubectl {
         let flags = vec!["-c".to_owned(), script.to_owned()];
-        Kubectl { program: "/bin/sh".into(), flags, deadline, children: Children::default() }
+        Kubectl { program: "/bin/sh".into(), deadline, ..Kubectl::new(flags) }
     }
 
     const LONG: Duration = Duration::from_secs(60);
 
+    /// Responses of the API server, each as the only one.
+    struct Responded(&'static str);
+
+    impl Api for Responded {
+        fn get(&self, _: &str) -> Result<String, Error> {
+            body_of(self.0)
+        }
+
+        fn post(&self, path: &str, _: &str) -> Result<String, Error> {
+            self.get(path)
+        }
+
+        fn delete(&self, path: &str) -> Result<String, Error> {
+            self.get(path)
+        }
+    }
+
     #[test]
-    fn the_response_is_passed_on_and_the_input_reaches_kubectl() {
+    fn the_first_request_passes_the_flags_and_the_response() {
         let api = fake("echo \"$0 $*\"", LONG);
-        assert_eq!(api.get("/api").unwrap(), "--request-timeout=15s get --raw /api\n");
-        assert_eq!(fake("cat", LONG).post("/api", "{}").unwrap(), "{}");
+        let response = api.run(Group::Own, LONG, &["get", "--raw", "/api"]).unwrap();
+        assert_eq!(response, "--request-timeout=15s get --raw /api\n");
     }
 
     #[test]
     fn errors_of_the_api_server_are_told_from_those_of_kubectl() {
-        let fail = |text: &str| fake(&format!("echo '{text}' >&2; exit 1"), LONG);
-        let missing = "Error from server (NotFound): daemonsets.apps \"x\" not found";
-        let error = fail(missing).get("/x").unwrap_err();
-        assert!(error.is_not_found(), "{error}");
-        assert!(find::<()>(&fail(missing), "/x").unwrap().is_none());
+        let fail =
+            |text: &str| fake(&format!("echo '{text}' >&2; exit 1"), LONG).connect().unwrap_err();
         let refused = "The connection to the server was refused\nIs it running?";
-        let error = fail(refused).get("/x").unwrap_err();
         let wanted =
             "kubectl failed: The connection to the server was refused; Is it running?; check ";
-        assert!(error.to_string().starts_with(wanted), "{error}");
-        let error = fail("Error from server (Forbidden): no").get("/x").unwrap_err().to_string();
+        let error = fail(refused).to_string();
+        assert!(error.starts_with(wanted), "{error}");
+        let error = fail("Error from server (Forbidden): no").to_string();
         assert!(error.starts_with("no (Forbidden); grant this right to the user"), "{error}");
-        let error = get::<u8>(&fake("echo {}", LONG), "/x").unwrap_err();
+
+        let missing =
+            "HTTP/1.0 404 Not Found\r\nA: b\r\n\r\n{\"reason\":\"NotFound\",\"message\":\"no x\"}";
+        let error = get::<u8>(&Responded(missing), "/x").unwrap_err();
+        assert_eq!(error.to_string(), "no x (NotFound)");
+        assert!(find::<()>(&Responded(missing), "/x").unwrap().is_none());
+        let refused = Responded("HTTP/1.0 500 Internal\r\n\r\ndial tcp: connection refused\n");
+        let error = get::<u8>(&refused, "/x").unwrap_err();
+        assert_eq!(error.to_string(), "dial tcp: connection refused (HTTP 500)");
+        let error = get::<u8>(&Responded("HTTP/1.0 200 OK\r\n\r\n{}"), "/x").unwrap_err();
         assert!(error.to_string().starts_with("/x: unexpected response: "), "{error}");
+        assert!(get::<u8>(&Responded("cut"), "/x").is_err());
     }
 
     #[test]
     fn a_missing_kubectl_is_named_with_the_remedy() {
         let program = "/nonexistent/kubectl".into();
         let api = Kubectl { program, ..fake("", LONG) };
-        let error = api.get("/x").unwrap_err().to_string();
+        let error = api.connect().unwrap_err().to_string();
         assert!(error.starts_with("cannot run kubectl: ") && error.contains("PATH"), "{error}");
+    }
+
+    #[test]
+    fn a_proxy_that_ends_or_hangs_at_its_start_fails_each_request() {
+        let api = fake("echo 'error: unknown flag' >&2; exit 1", LONG);
+        for _ in 0..2 {
+            let error = api.get("/x").unwrap_err().to_string();
+            assert!(error.starts_with("kubectl failed: error: unknown flag"), "{error}");
+        }
+        let api = fake("exec sleep 60", Duration::from_millis(100));
+        assert!(matches!(api.get("/x"), Err(Error::Deadline(_))));
     }
 
     #[test]
@@ -211,7 +345,7 @@ mod tests {
         for hang in ["echo $$ >FILE; exec sleep 60", "sleep 60 & echo $! >FILE"] {
             let start = Instant::now();
             let script = hang.replace("FILE", file.to_str().unwrap());
-            let error = fake(&script, Duration::from_secs(1)).get("/x").unwrap_err();
+            let error = fake(&script, Duration::from_secs(1)).connect().unwrap_err();
             assert!(matches!(error, Error::Deadline(_)), "{hang}: {error}");
             assert!(start.elapsed() < Duration::from_secs(30), "{hang}");
             child::tests::assert_ends(&file);
@@ -224,7 +358,7 @@ mod tests {
         let group = "read -r pid name state parent group rest </proc/self/stat; echo $group";
         let api = fake(group, LONG);
         let own = nix::unistd::getpgrp().to_string();
-        let of = |group| api.run_in(group, LONG, &[], "").unwrap().trim().to_owned();
+        let of = |group| api.run(group, LONG, &[]).unwrap().trim().to_owned();
         assert_eq!(of(Group::Foreground), own);
         assert_ne!(of(Group::Own), own);
     }
@@ -232,7 +366,7 @@ mod tests {
     #[test]
     fn a_login_that_hangs_ends_at_its_deadline_and_names_the_credential_plugin() {
         let api = fake("exec sleep 60", LONG);
-        let error = api.run_in(Group::Foreground, Duration::from_millis(100), &[], "");
+        let error = api.run(Group::Foreground, Duration::from_millis(100), &[]);
         assert!(error.unwrap_err().to_string().contains("credential plugin"));
     }
 }

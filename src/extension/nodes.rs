@@ -3,9 +3,9 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use super::agents::{Agent, TokenState, token_state, unasked_counts};
+use super::agents::{Agent, TokenState, token_state, unasked};
 use super::facts::Facts;
-use crate::agent::metrics::PluginCounts;
+use crate::agent::status_body::PluginCounts;
 use crate::quote::{cut, one_line};
 
 const HEADINGS: [&str; 9] = [
@@ -45,7 +45,7 @@ pub fn table(facts: &Facts) -> Result<String, String> {
             reasons.extend(note.map(|note| one_line(&format!("{name}: {note}")) + "\n"));
         }
     }
-    reasons.extend(unasked_counts(agents).into_iter().map(|line| line + "\n"));
+    reasons.extend(unasked(agents).map(|line| line + "\n"));
     let gap = if reasons.is_empty() { "" } else { "\n" };
     Ok(format!("{}{gap}{}", align(&rows), reasons.concat()))
 }

@@ -103,10 +103,33 @@ pub fn is_pending(checks: &[Check]) -> bool {
 /// Renders the report. `color` is for terminals.
 pub fn render(checks: &[Check], format: Format, color: bool) -> String {
     match format {
-        Format::Json => json(checks),
+        Format::Json => format!("{:#}\n", json(checks)),
         Format::Table => text(checks, false, color),
         Format::Short => text(checks, true, color),
     }
+}
+
+/// Renders the reports of several clusters, each with its name. A cluster without a name is the only one.
+pub fn render_each(
+    clusters: &[(Option<String>, Vec<Check>)],
+    format: Format,
+    color: bool,
+) -> String {
+    let named = |(name, checks): &(Option<String>, Vec<Check>)| {
+        let Some(name) = name else { return render(checks, format, color) };
+        format!("Context {}\n\n{}", one_line(name), render(checks, format, color))
+    };
+    if format != Format::Json || matches!(clusters, [(None, _)]) {
+        return clusters.iter().map(named).collect::<Vec<_>>().join("\n");
+    }
+    let reports = clusters.iter().map(|(name, checks)| {
+        let mut report = json(checks);
+        report["context"] = json!(name);
+        report
+    });
+    let reports: Vec<Value> = reports.collect();
+    let success = clusters.iter().all(|(_, checks)| is_success(checks));
+    format!("{:#}\n", json!({"success": success, "contexts": reports}))
 }
 
 fn text(checks: &[Check], short: bool, color: bool) -> String {
@@ -146,14 +169,14 @@ fn glyph(verdict: &Verdict, color: bool) -> String {
 }
 
 /// Renders the JSON of `linkerd check --output json`, which `linkerd check` reads from extensions.
-fn json(checks: &[Check]) -> String {
+fn json(checks: &[Check]) -> Value {
     let groups = checks.chunk_by(|a, b| a.category == b.category);
     let categories = groups.map(|group| {
         let checks: Vec<Value> = group.iter().map(check_json).collect();
         json!({"categoryName": group[0].category, "checks": checks})
     });
     let categories: Vec<Value> = categories.collect();
-    format!("{:#}\n", json!({"success": is_success(checks), "categories": categories}))
+    json!({"success": is_success(checks), "categories": categories})
 }
 
 fn check_json(check: &Check) -> Value {

@@ -2,36 +2,24 @@
 //! install, whichever plugin wrote the rules. Writes nothing on the node. `linkerd cni compare` starts it
 //! on every node, beside upstream's release, and reads `/status`.
 
-use std::collections::BTreeMap;
 use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, chroot};
-use serde::{Deserialize, Serialize};
 
 use crate::admin::{self, Handlers};
 use crate::kube::connection::Connection;
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::pod_stream::MAX_PODS;
 use crate::kube::pod_watch;
+use crate::repair::comparison::Report;
 use crate::repair::find::audit::AuditedPod;
 use crate::repair::inspect::Inspector;
 use crate::repair::metrics::Metrics;
 use crate::repair::settings::Settings;
 use crate::repair::{self, plugin_config, spawn};
-
-/// What a comparison of a node's pods found.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Report {
-    /// Number of pods whose packets all go where they would go.
-    pub equal: usize,
-    /// The packets that would go elsewhere, by `namespace/name` of the pod.
-    pub differ: BTreeMap<String, Vec<String>>,
-    /// Why a pod cannot be compared, by its name, or the pods of a node, by the node's name.
-    pub unknown: BTreeMap<String, String>,
-}
 
 /// Starts the comparison, and the server of its result. `/ready` fails until there is a result.
 pub fn start(

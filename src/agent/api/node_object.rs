@@ -21,7 +21,7 @@ use crate::agent::readiness::MAX_RESYNCS;
 use crate::agent::settings::{NodeSignal, Settings};
 use crate::backoff::{Backoff, Limits, between};
 use crate::kube::connection::Connection;
-use crate::kube::types::Metadata;
+use crate::kube::types::{Metadata, null_as_default, objects};
 use crate::kube::{self, Client};
 
 /// Type of the condition.
@@ -30,6 +30,8 @@ pub const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
 const READY: [&str; 2] = ["PluginVerified", "linkerd CNI is installed and verified on this node"];
 /// Reason of the condition while the node is not ready, as of the Event.
 const NOT_READY: &str = "LinkerdCNINotReady";
+/// Message while no reconcile pass finishes.
+const STUCK: &str = "the reconcile passes have stopped; check the node's file systems";
 /// Longest message of the condition, in bytes. As of an Event.
 const MESSAGE_LIMIT: usize = 1024;
 
@@ -64,8 +66,8 @@ pub struct NodeState {
     since: Instant,
     /// How long the node stays not ready before the condition says so.
     patience: Duration,
-    /// When the last pass finished.
-    last_pass: Instant,
+    /// Until when a node that is ready counts as ready, unless another pass finishes.
+    valid_until: Instant,
     /// The agent received SIGTERM or SIGINT: what the Node shows is left to the next agent.
     is_stopping: bool,
 }
@@ -76,13 +78,13 @@ impl NodeState {
             not_ready: Some("the first reconcile pass has not finished".into()),
             since: now,
             patience: START_PATIENCE,
-            last_pass: now,
+            valid_until: now,
             is_stopping: false,
         }
     }
 
-    /// Records the result of a pass.
-    pub fn pass_finished(&mut self, not_ready: Option<&str>, now: Instant) {
+    /// Records the result of a pass. Passes are at most `resync` apart.
+    pub fn pass_finished(&mut self, not_ready: Option<&str>, resync: Duration, now: Instant) {
         if not_ready.is_none() != self.not_ready.is_none() {
             self.since = now;
         }
@@ -90,7 +92,7 @@ impl NodeState {
             self.patience = PATIENCE;
         }
         self.not_ready = not_ready.map(str::to_owned);
-        self.last_pass = now;
+        self.valid_until = now + resync * MAX_RESYNCS;
     }
 
     pub fn stop(&mut self) {
@@ -98,12 +100,7 @@ impl NodeState {
     }
 
     /// Returns what the Node should have, and when to look again. `None`: leave the Node as it is.
-    fn wanted(
-        &self,
-        signal: &NodeSignal,
-        resync: Duration,
-        now: Instant,
-    ) -> (Option<Wanted>, Option<Instant>) {
+    fn wanted(&self, signal: &NodeSignal, now: Instant) -> (Option<Wanted>, Option<Instant>) {
         match (signal, &self.not_ready) {
             _ if self.is_stopping => (None, None),
             (NodeSignal::StartupTaint(key), None) => (Some(Wanted::NoTaint(key.clone())), None),
@@ -112,13 +109,10 @@ impl NodeState {
                 end if now < end => (None, Some(end)),
                 _ => (Some(Wanted::NotReady(why.clone())), None),
             },
-            (NodeSignal::Condition, None) => match self.last_pass + resync * MAX_RESYNCS {
-                end if now <= end => (Some(Wanted::Ready), Some(end)),
-                _ => {
-                    let why = "the reconcile passes have stopped; check the node's file systems";
-                    (Some(Wanted::NotReady(why.into())), None)
-                }
-            },
+            (NodeSignal::Condition, None) if now <= self.valid_until => {
+                (Some(Wanted::Ready), Some(self.valid_until))
+            }
+            (NodeSignal::Condition, None) => (Some(Wanted::NotReady(STUCK.into())), None),
         }
     }
 }
@@ -139,7 +133,6 @@ pub enum Wanted {
 pub struct NodeUpdates {
     /// Name of the node, and what to keep there; `None` if nothing is configured.
     target: Option<(String, NodeSignal)>,
-    resync: Duration,
     due: Instant,
     /// What was tried last, and when.
     last: Option<Wanted>,
@@ -160,7 +153,6 @@ impl NodeUpdates {
         }
         NodeUpdates {
             target: node.zip(signal),
-            resync: settings.resync,
             due: now,
             last: None,
             tried: now,
@@ -178,7 +170,7 @@ impl NodeUpdates {
         now: Instant,
     ) -> Option<Instant> {
         let (node, signal) = self.target.as_ref()?;
-        let (wanted, look_again) = state().wanted(signal, self.resync, now);
+        let (wanted, look_again) = state().wanted(signal, now);
         let Some(wanted) = wanted else {
             return look_again;
         };
@@ -194,11 +186,12 @@ impl NodeUpdates {
             }
             _ => self.due = now,
         }
+        let next = |due: Instant| Some(look_again.map_or(due, |end| end.min(due)));
         if now < self.due {
-            return Some(look_again.map_or(self.due, |end| end.min(self.due)));
+            return next(self.due);
         }
         let is_wanted = || {
-            let (now_wanted, _) = state().wanted(signal, self.resync, Instant::now());
+            let (now_wanted, _) = state().wanted(signal, Instant::now());
             now_wanted.is_some_and(|other| discriminant(&other) == discriminant(&wanted))
         };
         let outcome = client.and_then(|client| {
@@ -228,7 +221,7 @@ impl NodeUpdates {
         self.last = Some(wanted);
         self.tried = Instant::now();
         self.due = self.tried + wait;
-        Some(look_again.map_or(self.due, |end| end.min(self.due)))
+        next(self.due)
     }
 }
 
@@ -277,26 +270,21 @@ pub fn update(
     }
 }
 
-#[derive(Deserialize)]
-struct Node {
-    metadata: Metadata,
-    #[serde(default)]
-    spec: Spec,
-    #[serde(default)]
-    status: Status,
-}
+objects! {
+    pub struct Node {
+        pub metadata: Metadata,
+        pub spec: NodeSpec,
+        pub status: NodeStatus,
+    }
 
-// Lists of raw JSON, so that a patch keeps fields unknown to this program.
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Spec {
-    taints: Option<Vec<Value>>,
-}
+    pub struct NodeSpec {
+        /// Raw JSON, like the conditions, so that a patch keeps fields unknown to this program.
+        pub taints: Vec<Value>,
+    }
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Status {
-    conditions: Option<Vec<Value>>,
+    pub struct NodeStatus {
+        pub conditions: Vec<Value>,
+    }
 }
 
 impl Wanted {
@@ -305,8 +293,7 @@ impl Wanted {
     /// A merge patch replaces the whole list. So it contains the resource version: if another client
     /// changed the node since, the API server rejects the patch with a 409.
     fn patch(&self, node: &Node, now: SystemTime) -> Option<Value> {
-        let taints = node.spec.taints.as_deref().unwrap_or_default();
-        let conditions = node.status.conditions.as_deref().unwrap_or_default();
+        let (taints, conditions) = (&node.spec.taints, &node.status.conditions);
         let (part, list, items) = match self {
             Wanted::NoTaint(key) => ("spec", "taints", without(taints, "key", key)?),
             Wanted::NoCondition => {

@@ -6,8 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::registry::Registry;
-use serde::{Deserialize, Serialize};
 
+use crate::agent::status_body::PluginCounts;
 use crate::cni::Command;
 use crate::config::ignored_ports::SOURCES;
 use crate::failure::{self, Failure};
@@ -42,21 +42,6 @@ pub struct PluginCalls {
     ignored_ports: Counters<1>,
     blocked_init_containers: Counter,
     unproven_checks: Counter,
-}
-
-/// What `/status` says about the plugin's calls since the agent started. Counts of zero are left out
-/// of the maps.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct PluginCounts {
-    /// ADDs by the source that decided on the pod.
-    pub adds: BTreeMap<String, u64>,
-    /// Redirected pods by backend.
-    pub redirects: BTreeMap<String, u64>,
-    /// Failed calls by CNI error code, without pods that were deleted while they started.
-    pub failures: BTreeMap<String, u64>,
-    /// Pods redirected by annotations and plugin entry alone, by CNI error code.
-    pub degraded: BTreeMap<String, u64>,
 }
 
 impl PluginCalls {

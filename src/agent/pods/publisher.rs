@@ -11,7 +11,8 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::agent::readiness::{PodCopyStatus, Status};
+use crate::agent::readiness::Status;
+use crate::agent::status_body::PodCopyStatus;
 use crate::backoff::between;
 use crate::cni::args::PodRef;
 use crate::config::Config;

@@ -1,6 +1,7 @@
 //! Checks of the chart's objects and the rollout of the DaemonSet. Pure.
 
 use super::cluster::pod_security;
+use super::pre::other_agents;
 use super::{CHART, readable};
 use crate::cni::object::Object;
 use crate::config::Config;
@@ -35,6 +36,8 @@ pub fn checks(facts: &Facts) -> Vec<Check> {
         check("objects", &exists, chart_object(name, object))
     }));
     checks.push(check("daemonset", &format!("{DAEMONSET} DaemonSet exists"), daemonset(facts)));
+    let is_other = |daemonset: &AgentDaemonSet| daemonset.namespace != *name;
+    checks.push(other_agents(CHART, &facts.daemonsets, name, is_other));
     if let Ok(Some(daemonset)) = &facts.daemonset {
         let verdict = rollout(&format!("{name}/{DAEMONSET}"), daemonset);
         checks.push(check("rollout", &format!("{DAEMONSET} DaemonSet is rolled out"), verdict));

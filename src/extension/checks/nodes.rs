@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
 use super::{NODES, readable};
-use crate::agent::readiness::StatusBody;
-use crate::extension::agents::{Agent, DAEMONSET, TokenState, token_state, unasked_counts};
+use crate::agent::status_body::StatusBody;
+use crate::extension::agents::{Agent, DAEMONSET, TokenState, token_state, unasked};
 use crate::extension::facts::Facts;
 use crate::extension::nodes::decided_by;
 use crate::extension::objects::AgentDaemonSet;
@@ -106,7 +106,7 @@ fn reports(agents: &[Agent]) -> Verdict {
         .iter()
         .filter(|agent| agent.pod.is_ready)
         .filter_map(|agent| Some(named(agent, agent.status.as_ref()?.as_ref().err()?.to_string())));
-    let items: Vec<String> = unasked_counts(agents).into_iter().chain(silent).collect();
+    let items: Vec<String> = unasked(agents).into_iter().chain(silent).collect();
     Severity::Warning.if_any(
         "agents without readable /status, whose network config, token and contention are not checked",
         &items,

@@ -28,7 +28,7 @@ pub fn checks(facts: &PreFacts) -> Vec<Check> {
     };
     checks.extend([
         check("namespace", &admits, admission),
-        check("other-agent", "no other agent of Linkerd is installed", other_agents(facts)),
+        other_agents(PRE, &facts.daemonsets, name, |_| true),
         cilium(PRE, &facts.cilium),
     ]);
     checks
@@ -57,23 +57,32 @@ fn right(facts: &PreFacts, kind: &str, allowed: &Result<bool, Error>) -> Verdict
     }
 }
 
-fn other_agents(facts: &PreFacts) -> Verdict {
-    let found = readable(&facts.daemonsets, "the DaemonSets")?;
-    let names: Vec<String> = found.iter().map(|daemonset| describe(daemonset, facts)).collect();
-    Severity::Warning.if_any(&format!("DaemonSets with the label k8s-app={DAEMONSET}"), &names)
+/// Checks that there is no agent beside the one in `namespace`. `is_other` decides about DaemonSets.
+pub fn other_agents(
+    category: &'static str,
+    daemonsets: &Result<Vec<AgentDaemonSet>, Error>,
+    namespace: &str,
+    is_other: impl Fn(&AgentDaemonSet) -> bool,
+) -> Check {
+    let verdict = readable(daemonsets, "the DaemonSets").and_then(|found| {
+        let others = found.iter().filter(|daemonset| is_other(daemonset));
+        let names: Vec<String> = others.map(|daemonset| describe(daemonset, namespace)).collect();
+        Severity::Warning.if_any(&format!("DaemonSets with the label k8s-app={DAEMONSET}"), &names)
+    });
+    Check::new(category, "other-agent", "no other agent of Linkerd is installed", verdict)
 }
 
-fn describe(daemonset: &AgentDaemonSet, facts: &PreFacts) -> String {
+fn describe(daemonset: &AgentDaemonSet, namespace: &str) -> String {
     let is_upstream = daemonset.admin_port.is_none();
     let whose = if is_upstream { "upstream's chart" } else { "this chart" };
     let tool = match daemonset.is_in_release {
         true => "helm upgrade",
         false => "scripts/install-cni | kubectl apply -f -",
     };
-    let what = match (daemonset.namespace == facts.namespace, is_upstream) {
+    let what = match (daemonset.namespace == namespace, is_upstream) {
         (true, true) => format!("{tool} replaces it"),
         (true, false) => format!("upgrade with {tool}, and use linkerd cni check without --pre"),
-        (false, _) => "uninstall it first: two agents would share the nodes' files".to_owned(),
+        (false, _) => "uninstall it: two agents would share the nodes' files".to_owned(),
     };
     format!("{}/{} of {whose}: {what}", daemonset.namespace, daemonset.name)
 }

@@ -45,6 +45,8 @@ fn faults() -> Vec<Fault> {
     contention["problems"] = json!({"kubeconfig": "unrelated"});
     contention["contended"] =
         json!(["network config: x keeps being overwritten by another writer: stop that writer"]);
+    let mut other = daemonset();
+    other["metadata"]["namespace"] = json!("kube-system");
     let unkept = json!({"published": 0, "kept": false, "problem": "HTTP 403: pods is forbidden"});
     vec![
         ("no DaemonSet", DAEMONSET, "", Value::Null),
@@ -82,6 +84,7 @@ fn faults() -> Vec<Fault> {
         ("failed plugin calls", STATUS_1, "/failures", json!({"101": 2})),
         ("containers with the proxy's user", STATUS_1, "/podCopy/bypasses/proxy-user", json!(2)),
         ("IPv6 is not redirected", STATUS_1, "/podCopy/bypasses/ipv6", json!(2)),
+        ("another agent", "/apis/apps/v1/daemonsets", "", json!({"items": [daemonset(), other]})),
         ("Cilium", "/api/v1/configmaps", "", cilium),
         ("stranded pod", "/api/v1/pods", "", stranded),
     ]

@@ -2,9 +2,15 @@
 
 #![allow(clippy::unwrap_used)]
 
-use std::io::Read as _;
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::thread;
+use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -82,23 +88,158 @@ fn cluster_flags_reach_kubectl() {
     assert!(error.contains(passed), "{error}");
 }
 
+/// SIGKILL too, which no handler sees.
 #[test]
 fn a_signal_ends_the_command_and_every_kubectl() {
+    for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
+        assert_ends_with_its_kubectl(signal);
+    }
+}
+
+fn assert_ends_with_its_kubectl(signal: Signal) {
     let dir = with_kubectl(
         "case $* in */version) echo {} ;; *) echo $$ >$0.pid; mv $0.pid $0.running; exec /bin/sleep 600 ;; esac",
     );
+    let scratch = tempfile::tempdir().unwrap();
+    let left = || std::fs::read_dir(scratch.path()).unwrap().count();
     let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
         .arg("nodes")
         .env("PATH", format!("{}:/usr/bin:/bin", dir.path().display()))
+        .env("TMPDIR", scratch.path())
         .stdin(Stdio::null())
         .spawn()
         .unwrap();
     let running = dir.path().join("kubectl.running");
     until("kubectl runs", || running.exists());
     let pid = std::fs::read_to_string(&running).unwrap().trim().to_owned();
-    kill(Pid::from_raw(command.id() as i32), Signal::SIGINT).unwrap();
-    assert_eq!(command.wait().unwrap().code(), Some(130));
+    assert_eq!(left(), 1, "the directory of the proxy's socket");
+    kill(Pid::from_raw(command.id() as i32), signal).unwrap();
+    assert_eq!(command.wait().unwrap().signal(), Some(signal as i32));
     until("kubectl has ended", || has_ended(&pid));
+    until("the socket's directory is removed", || left() == 0);
+}
+
+/// Number of agents, and how long the fake API server takes for each response.
+const AGENTS: usize = 500;
+const LATENCY: Duration = Duration::from_millis(50);
+/// Longest time for a check of three clusters. One after the other, the responses take 75 s.
+const TIME: Duration = Duration::from_secs(20);
+
+/// Asks 500 agents of each cluster, with a login and a proxy for each.
+#[test]
+fn three_clusters_with_500_agents_each_are_checked_in_seconds() {
+    let scratch = tempfile::tempdir().unwrap();
+    let socket = scratch.path().join("api");
+    let most = serve(UnixListener::bind(&socket).unwrap());
+    let dir = with_kubectl(&format!(
+        "echo $* >>$0.log
+case $* in
+*context=down*) echo refused >&2; exit 1 ;;
+*/version) echo {{}} ;;
+*) for path; do :; done; ln -s {} $path; exec /bin/sleep 600 ;;
+esac",
+        socket.display()
+    ));
+    let path = format!("{}:/usr/bin:/bin", dir.path().display());
+    let check = |contexts: &str, format: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"));
+        command.args(["check", "--wait=0s", "--contexts", contexts, "-o", format]);
+        command.env("PATH", &path).env("TMPDIR", scratch.path()).output().unwrap()
+    };
+    let begin = Instant::now();
+    let output = check("a,b,c", "json");
+    let time = begin.elapsed();
+    assert!(output.status.success() && time < TIME, "{time:?} {output:?}");
+    println!("{} agents asked in {time:.1?}, at most {} at a time", 3 * AGENTS, most.load(SeqCst));
+    assert!((16..=3 * 16 + 12).contains(&most.load(SeqCst)), "{most:?}");
+    let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+    assert_eq!(report["success"], true);
+    let contexts = report["contexts"].as_array().unwrap();
+    let names: Vec<&Value> = contexts.iter().map(|report| &report["context"]).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    for report in contexts {
+        let checks = report["categories"][1]["checks"].as_array().unwrap();
+        let state = checks
+            .iter()
+            .find(|check| check["description"] == "the state of each agent can be read");
+        assert_eq!(state.unwrap()["result"], "success", "{report:#}");
+    }
+    let log = std::fs::read_to_string(dir.path().join("kubectl.log")).unwrap();
+    assert_eq!(log.lines().count(), 6, "one login and one proxy for each cluster: {log}");
+
+    let output = check("a,down", "short");
+    assert_eq!(output.status.code(), Some(1));
+    let text = text(&output.stdout);
+    assert!(text.starts_with("Context a\n\n") && text.contains("\nContext down\n\n"), "{text}");
+    assert!(text.contains("× can query the Kubernetes API\n    kubectl failed: refused"), "{text}");
+    until("no socket is left", || std::fs::read_dir(scratch.path()).unwrap().count() == 1);
+}
+
+/// Serves a healthy cluster. Returns the largest number of requests at a time.
+fn serve(listener: UnixListener) -> Arc<AtomicUsize> {
+    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+    let found = Arc::clone(&most);
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (now, most) = (Arc::clone(&now), Arc::clone(&most));
+            thread::spawn(move || {
+                most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+                respond(&mut stream.unwrap());
+                now.fetch_sub(1, SeqCst);
+            });
+        }
+    });
+    found
+}
+
+fn respond(stream: &mut UnixStream) {
+    let mut line = String::new();
+    BufReader::new(&mut *stream).read_line(&mut line).unwrap();
+    // The first connection shows only that the socket is open.
+    let Some(path) = line.split_whitespace().nth(1).and_then(|path| path.split('?').next()) else {
+        return;
+    };
+    thread::sleep(LATENCY);
+    let body = match path.rsplit('/').next().unwrap() {
+        "status" => json!({
+            "version": env!("CARGO_PKG_VERSION"), "ready": true, "conflist": "a", "podCopy": {"kept": true},
+        }),
+        "pods" if path.contains("linkerd-cni") => list(|number| {
+            json!({
+                "metadata": {"name": format!("agent-{number}"), "uid": number.to_string()},
+                "spec": pod_spec(number),
+                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
+            })
+        }),
+        "nodes" => list(|number| json!({"metadata": {"name": format!("node-{number}")}})),
+        "daemonsets" | "pods" | "events" | "configmaps" => json!({"items": []}),
+        "linkerd-cni-config" => {
+            let entry = testkit::cni::upstream_entry().to_string();
+            json!({"metadata": {}, "data": {"cni_network_config": entry}})
+        }
+        _ => json!({
+            "metadata": {"name": "linkerd-cni", "namespace": "linkerd-cni",
+                "labels": {"pod-security.kubernetes.io/enforce": "privileged"}},
+            "spec": {"template": {"spec": pod_spec(0)}},
+            "status": {"desiredNumberScheduled": AGENTS, "updatedNumberScheduled": AGENTS},
+        }),
+    };
+    let _ = write!(stream, "HTTP/1.0 200 OK\r\nContent-Type: a\r\n\r\n{body}");
+}
+
+fn list(item: impl Fn(usize) -> Value) -> Value {
+    json!({"items": (0..AGENTS).map(item).collect::<Vec<_>>()})
+}
+
+fn pod_spec(number: usize) -> Value {
+    json!({
+        "nodeName": format!("node-{number}"),
+        "serviceAccountName": "linkerd-cni",
+        "containers": [{
+            "name": "install-cni",
+            "ports": [{"name": "install-admin", "containerPort": 9991}],
+        }],
+    })
 }
 
 #[test]

@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use syn::meta::ParseNestedMeta;
 use syn::visit::{self, Visit};
-use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree};
+use syn::{Attribute, File, Item, ItemMod, ItemUse, LitStr, UseTree};
 
 /// Modules by path (`agent::reconcile`), each with the modules that it imports from.
 pub type Edges = BTreeMap<String, BTreeSet<String>>;
@@ -51,7 +52,13 @@ fn is_test(attributes: &[Attribute]) -> bool {
     for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("cfg")) {
         let parsed = attribute.parse_nested_meta(|meta| {
             found |= meta.path.is_ident("test");
-            Ok(())
+            // `target_os = "linux"`, or not that.
+            let value = |meta: ParseNestedMeta<'_>| meta.value()?.parse::<LitStr>().map(drop);
+            match meta.path.get_ident().map(ToString::to_string).as_deref() {
+                Some("target_os") => value(meta),
+                Some("not") => meta.parse_nested_meta(value),
+                _ => Ok(()),
+            }
         });
         assert!(parsed.is_ok() || found, "a cfg attribute that this test cannot read");
     }

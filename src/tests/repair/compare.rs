@@ -1,7 +1,7 @@
 //! `--compare`: rules as upstream's plugin makes them with the host's iptables, compared with those of this
 //! plugin. Needs root.
 
-use linkerd2_cni::repair::compare::Report;
+use linkerd2_cni::repair::comparison::Report;
 
 use crate::controller::Controller;
 use crate::namespaces::NEIGHBOUR;

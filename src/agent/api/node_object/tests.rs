@@ -144,24 +144,21 @@ fn the_condition_waits_out_short_faults_and_the_start_and_ends_with_the_passes()
     let (resync, begin) = (Duration::from_secs(30), Instant::now());
     let at = |milliseconds| begin + Duration::from_millis(milliseconds);
     let mut state = NodeState::at_start(begin);
-    let wanted = |state: &NodeState, now| state.wanted(&NodeSignal::Condition, resync, at(now));
+    let wanted = |state: &NodeState, now| state.wanted(&NodeSignal::Condition, at(now));
     let bad = |why: &str| (Some(Wanted::NotReady(why.into())), None);
-    state.pass_finished(Some("waiting"), at(100));
+    state.pass_finished(Some("waiting"), resync, at(100));
     assert_eq!(wanted(&state, 9_999), (None, Some(at(10_000))));
     assert_eq!(wanted(&state, 10_000), bad("waiting"));
 
-    state.pass_finished(None, at(20_000));
+    state.pass_finished(None, resync, at(20_000));
     assert_eq!(wanted(&state, 20_000), (Some(Wanted::Ready), Some(at(110_000))));
-    assert_eq!(
-        wanted(&state, 110_001),
-        bad("the reconcile passes have stopped; check the node's file systems")
-    );
+    assert_eq!(wanted(&state, 110_001), bad(STUCK));
 
-    state.pass_finished(Some("binary"), at(120_000));
-    state.pass_finished(Some("self-test"), at(120_400));
+    state.pass_finished(Some("binary"), resync, at(120_000));
+    state.pass_finished(Some("self-test"), resync, at(120_400));
     assert_eq!(wanted(&state, 120_499), (None, Some(at(120_500))));
     assert_eq!(wanted(&state, 120_500), bad("self-test"));
-    state.pass_finished(None, at(121_000));
+    state.pass_finished(None, resync, at(121_000));
     assert_eq!(wanted(&state, 121_000).0, Some(Wanted::Ready));
     state.stop();
     assert_eq!(wanted(&state, 999_000), (None, None));
@@ -169,18 +166,18 @@ fn the_condition_waits_out_short_faults_and_the_start_and_ends_with_the_passes()
 
 #[test]
 fn the_startup_taint_is_unwanted_only_while_the_node_is_ready() {
-    let now = Instant::now();
+    let (resync, now) = (Duration::from_secs(30), Instant::now());
     let wanted = |state: &NodeState| {
         let signal = NodeSignal::StartupTaint(KEY.into());
-        state.wanted(&signal, Duration::from_secs(30), now + Duration::from_secs(3600))
+        state.wanted(&signal, now + Duration::from_secs(3600))
     };
     let mut state = NodeState::at_start(now);
     assert_eq!(wanted(&state), (None, None));
-    state.pass_finished(None, now);
+    state.pass_finished(None, resync, now);
     assert_eq!(wanted(&state), (Some(no_taint()), None));
-    state.pass_finished(Some("x"), now);
+    state.pass_finished(Some("x"), resync, now);
     assert_eq!(wanted(&state), (None, None));
-    state.pass_finished(None, now);
+    state.pass_finished(None, resync, now);
     state.stop();
     assert_eq!(wanted(&state), (None, None));
 }

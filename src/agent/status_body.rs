@@ -1,0 +1,80 @@
+//! What the agent reports at `/status`, which `linkerd cni` reads through the API server. Pure.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+/// The JSON object of `/status`. A missing key has its default value, so that agents and `linkerd cni`
+/// of different versions understand each other.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct StatusBody {
+    /// Version of the agent.
+    pub version: String,
+    pub ready: bool,
+    /// Why the node is not ready.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub not_ready: Option<String>,
+    /// What `/ready` adds to a response of 200.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
+    /// Name of the network config through which the runtime calls the plugin. Missing: the runtime does
+    /// not call the plugin.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub conflist: Option<String>,
+    /// Expiry of the token in the kubeconfig, in seconds since 1970. Missing: unknown, or never.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_expires: Option<u64>,
+    /// Each file that another program keeps overwriting: its subject, and what to do.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub contended: Vec<String>,
+    /// The node's copy of its pods. Missing: the agent does not watch them.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub pod_copy: Option<PodCopyStatus>,
+    /// Problems and warnings of the last pass, by subject.
+    pub problems: BTreeMap<String, String>,
+    #[serde(flatten)]
+    pub calls: PluginCounts,
+}
+
+/// What `/status` says about the node's copy of its pods.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct PodCopyStatus {
+    /// Number of pods with a file.
+    pub published: usize,
+    /// Whether the plugin may wait for pods there: they were listed, and the watch has not failed twice
+    /// in a row since.
+    pub kept: bool,
+    /// Why it is not, or why a pod has no file.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub problem: Option<String>,
+    /// Number of pods with a path around the proxy, by the label of the reason.
+    pub bypasses: BTreeMap<String, usize>,
+}
+
+/// What `/status` says about the plugin's calls since the agent started. Counts of zero are left out
+/// of the maps.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+pub struct PluginCounts {
+    /// ADDs by the source that decided on the pod.
+    pub adds: BTreeMap<String, u64>,
+    /// Redirected pods by backend.
+    pub redirects: BTreeMap<String, u64>,
+    /// Failed calls by CNI error code, without pods that were deleted while they started.
+    pub failures: BTreeMap<String, u64>,
+    /// Pods redirected by annotations and plugin entry alone, by CNI error code.
+    pub degraded: BTreeMap<String, u64>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_body_with_unknown_and_missing_keys_is_read() {
+        let body: StatusBody = serde_json::from_str(r#"{"ready":true,"later":[1]}"#).unwrap();
+        assert_eq!(body, StatusBody { ready: true, ..StatusBody::default() });
+    }
+}
