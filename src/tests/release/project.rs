@@ -288,11 +288,31 @@ fn the_committed_results_have_each_row_of_the_matrix_and_are_those_of_its_page()
     }
 }
 
+#[test]
+fn the_committed_results_have_each_kernel_and_are_those_of_the_page() {
+    let list = must(Command::new(repository().join("scripts/kernels")).arg("--list"));
+    let listed = String::from_utf8(list).unwrap();
+    let results: Value =
+        serde_json::from_str(&read("docs/maintainers/compatibility.json")).unwrap();
+    let results = results["kernels"]["rows"].as_array().unwrap();
+    let rows: BTreeSet<_> = results.iter().map(|row| row["row"].as_str().unwrap()).collect();
+    assert_eq!(rows, listed.lines().collect());
+    let page = read("docs/maintainers/compatibility.md");
+    let header = page.lines().find(|line| line.contains(" `trixie-arm64` ")).unwrap();
+    for row in results {
+        let (name, kernel) = (row["row"].as_str().unwrap(), row["kernel"].as_str().unwrap());
+        let checks = row["checks"].as_array().unwrap();
+        assert!(checks.len() >= 11 && checks.iter().all(|check| check["passed"] == true), "{name}");
+        assert!(page.contains(kernel) && header.contains(&format!(" `{name}` ")), "{name}");
+    }
+}
+
 /// Figures of older commits say little about the present programs.
 #[test]
 fn the_committed_results_name_one_of_the_last_200_commits() {
     // Rows that were seen before the results had a commit have none.
-    let commits = [("compatibility", ".rows[].commit // empty"), ("soak", ".commit")];
+    let commits =
+        [("compatibility", ".rows[].commit // empty, .kernels.rows[].commit"), ("soak", ".commit")];
     for (name, filter) in commits {
         let results = repository().join(format!("docs/maintainers/{name}.json"));
         let print = |command: &mut Command| String::from_utf8(must(command)).unwrap();
