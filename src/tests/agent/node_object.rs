@@ -207,6 +207,7 @@ fn condition_is_true_while_the_node_is_ready_and_withdrawn_within_two_seconds_of
     let agent = start_with_condition(&node);
     until("the condition is true", || condition(&api)["status"] == "True");
     assert_eq!(condition(&api)["reason"], "PluginVerified");
+    until("the change is logged", || agent.log().contains("to True"));
     assert!(agent.log().find("is installed and verified") < agent.log().find("to True"));
     assert_eq!((patches(&api), api.state().taints.len()), (3, 3), "{}", agent.log());
 

@@ -1,8 +1,11 @@
 //! What `linkerd cni check` says of one agent. The other objects of its cluster are healthy, and a script stands for
 //! kubectl: src/tests/cluster has the checks with a real one.
 
-use std::fs;
+use std::collections::BTreeMap;
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
+use std::thread;
 
 use serde_json::{Value, json};
 
@@ -22,20 +25,19 @@ pub fn problems(agent: &Agent, not_ready: Option<&str>) -> Vec<String> {
         let body: Value = serde_json::from_str(&status).unwrap_or_default();
         body["notReady"].as_str() == wanted && body["version"].is_string()
     });
-    let responses = tempfile::tempdir().unwrap();
-    let respond = |path: &str, body: &str| {
-        fs::write(responses.path().join(path.replace('/', "_")), body).unwrap();
-    };
-    for (path, object) in objects(not_ready.is_none()) {
-        respond(&path, &object.to_string());
-    }
+    let mut responses: BTreeMap<String, String> = objects(not_ready.is_none())
+        .into_iter()
+        .map(|(path, object)| (path, object.to_string()))
+        .collect();
     let proxy = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-x:9991/proxy";
-    respond(&format!("{proxy}/status"), &status);
-    respond(&format!("{proxy}/metrics"), &agent.get("/metrics").1);
+    responses.insert(format!("{proxy}/status"), status);
+    let scratch = tempfile::tempdir().unwrap();
+    let socket = scratch.path().join("api");
+    serve(UnixListener::bind(&socket).unwrap(), responses);
     let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
         .args(["check", "-o", "short", CHECK_TIMEOUT])
         .env("PATH", format!("{BIN}:/usr/bin:/bin"))
-        .env("RESPONSES", responses.path())
+        .env("API_SOCKET", &socket)
         .output()
         .unwrap();
     let report = String::from_utf8(output.stdout).unwrap();
@@ -48,6 +50,29 @@ pub fn problems(agent: &Agent, not_ready: Option<&str>) -> Vec<String> {
         }
     }
     problems
+}
+
+/// Responds as `kubectl proxy` does, until the test's process ends.
+fn serve(listener: UnixListener, responses: BTreeMap<String, String>) {
+    thread::spawn(move || {
+        for stream in listener.incoming() {
+            respond(stream.unwrap(), &responses);
+        }
+    });
+}
+
+fn respond(mut stream: UnixStream, responses: &BTreeMap<String, String>) {
+    let mut line = String::new();
+    BufReader::new(&mut stream).read_line(&mut line).unwrap();
+    // The first connection shows only that the socket is open.
+    let Some(path) = line.split_whitespace().nth(1).and_then(|path| path.split('?').next()) else {
+        return;
+    };
+    let (status, body) = match responses.get(path) {
+        Some(body) => ("200 OK", body.clone()),
+        None => ("404 Not Found", json!({"reason": "NotFound", "message": path}).to_string()),
+    };
+    let _ = write!(stream, "HTTP/1.0 {status}\r\n\r\n{body}");
 }
 
 /// The objects of a cluster of one node with a healthy installation, by path.
@@ -76,6 +101,7 @@ fn objects(is_ready: bool) -> Vec<(String, Value)> {
     let label = json!({"pod-security.kubernetes.io/enforce": "privileged"});
     let mut objects = vec![
         ("/version".to_owned(), json!({"gitVersion": "v1.36.0"})),
+        ("/apis/apps/v1/daemonsets".to_owned(), json!({"items": [set]})),
         (namespace.to_owned(), json!({"metadata": {"labels": label}})),
         (
             format!("{namespace}/configmaps/linkerd-cni-config"),
