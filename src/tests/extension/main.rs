@@ -102,8 +102,9 @@ fn assert_ends_with_its_kubectl(signal: Signal) {
     );
     let scratch = tempfile::tempdir().unwrap();
     let left = || std::fs::read_dir(scratch.path()).unwrap().count();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
-        .arg("nodes")
+    // A background process of a shell without job control inherits an ignored SIGINT.
+    let mut command = Command::new("/usr/bin/env")
+        .args(["--default-signal=INT", env!("CARGO_BIN_EXE_linkerd-cni-cli"), "nodes"])
         .env("PATH", format!("{}:/usr/bin:/bin", dir.path().display()))
         .env("TMPDIR", scratch.path())
         .stdin(Stdio::null())
