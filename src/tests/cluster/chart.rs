@@ -34,7 +34,7 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
 
     let more = "repairController.mode=delete,startupTaint=example.com/cni,logLevel=debug";
     helm.run("upgrade", &["--set", more]);
-    let repair = ["/nodes get,patch", "/pods delete", "/pods/eviction create"];
+    let repair = ["/nodes patch", "/pods/eviction create"];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
     assert_rights("linkerd-cni", &[&everywhere[..], &repair].concat(), &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");

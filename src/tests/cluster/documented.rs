@@ -106,6 +106,10 @@ fn with_names(text: &str) -> String {
     let text = text.replace(IMAGE[0], IMAGE[1]);
     let text =
         text.replacen("linkerd cni ", concat!(env!("CARGO_BIN_EXE_linkerd-cni-cli"), " "), 1);
+    let text = match text.contains("CONTEXT") {
+        true => text.replace("CONTEXT", kubectl("config current-context").trim()),
+        false => text,
+    };
     // In the namespace of the release, POD is an agent. The other pod is in a namespace of its name.
     let is_agent = text.contains("-n linkerd-cni ");
     let name = |placeholder: &str| match placeholder {
