@@ -104,8 +104,8 @@ const COMMANDS: &[(&str, Shown)] = &[
     ("kubectl describe ", OnCluster),
     ("kubectl logs ", OnCluster),
     (
-        "kubectl logs -n linkerd-cni test-linkerd-cni ",
-        Not("the pod exists only after a failed helm test"),
+        "kubectl logs -n linkerd-cni test-linkerd-cni",
+        Not("these pods exist only after a failed helm test"),
     ),
     (
         "kubectl logs -n linkerd-cni -f NODE-DEBUGGER-POD",
