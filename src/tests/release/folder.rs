@@ -250,7 +250,7 @@ fn the_index_has_the_chart_and_the_manifest_its_image() {
     };
     assert!(templates(&[]).contains(&format!("image: {pinned}\n")));
     // An image with another name or tag has another digest.
-    for value in ["image.name=a.b/c", "image.version=v3.0.0", "image.registry=a.b"] {
+    for value in ["image.name=a.b/c", "image.version=v3.0.0", "global.imageRegistry=a.b"] {
         let text = templates(&["--set", value]);
         assert!(!text.contains(&image_digest()), "{value}");
     }
