@@ -16,7 +16,7 @@ pub const DAEMONSET: &str = "linkerd-cni";
 /// Selects the DaemonSet and its pods, of this chart and of upstream's.
 pub const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni";
 /// Number of agents that are asked at the same time.
-const PARALLEL: usize = 16;
+pub(super) const PARALLEL: usize = 16;
 /// A token that expires sooner should have been renewed.
 const TOKEN_MARGIN: Duration = Duration::from_secs(600);
 const OUT_OF_TIME: &str = "the time was up";

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::agents::{DAEMONSET, joined};
+use super::agents::{DAEMONSET, PARALLEL, in_parallel};
 use super::api::{Api, Error, get, list};
 use crate::VERSION;
 use crate::deadline::Deadline;
@@ -18,8 +18,6 @@ const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni-compare";
 const PORT: u16 = 8080;
 /// Time between two looks at the DaemonSet.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Number of requests at the same time. Each runs one kubectl.
-const PARALLEL: usize = 8;
 /// Number of differences that are shown of a pod.
 const SHOWN: usize = 3;
 
@@ -70,7 +68,7 @@ fn gather(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Report, Error
     }
     let pods_path = format!("/api/v1/namespaces/{namespace}/pods");
     let pods: Vec<Value> = list(api, &pods_path, SELECTOR)?;
-    let ask = |pod: &Value| {
+    let ask = |_, pod: Value| {
         let name = pod["metadata"]["name"].as_str().unwrap_or_default();
         let node = pod["spec"]["nodeName"].as_str().unwrap_or(name).to_owned();
         get(api, &format!("{pods_path}/{name}:{PORT}/proxy/status")).unwrap_or_else(|why| {
@@ -79,16 +77,10 @@ fn gather(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Report, Error
         })
     };
     let mut all = Report::default();
-    for pods in pods.chunks(PARALLEL) {
-        let reports: Vec<Report> = thread::scope(|scope| {
-            let threads: Vec<_> = pods.iter().map(|pod| scope.spawn(|| ask(pod))).collect();
-            threads.into_iter().map(joined).collect()
-        });
-        for report in reports {
-            all.equal += report.equal;
-            all.differ.extend(report.differ);
-            all.unknown.extend(report.unknown);
-        }
+    for report in in_parallel(pods, PARALLEL, ask) {
+        all.equal += report.equal;
+        all.differ.extend(report.differ);
+        all.unknown.extend(report.unknown);
     }
     Ok(all)
 }
