@@ -54,20 +54,22 @@ fn path(namespace: &str, name: &str) -> String {
     if name.is_empty() { all } else { format!("{all}/{name}") }
 }
 
-/// Waits until all pods have compared, and joins what they found.
+/// Waits until all pods have compared, and joins what they found. Pods of an earlier comparison, which are
+/// listed until they have ended, are not asked.
 fn gather(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Report, Error> {
-    loop {
+    let uid = loop {
         let found: Value = get(api, &path(namespace, NAME))?;
         let (status, wanted) = (&found["status"], &found["metadata"]["generation"]);
         let is_done = status["observedGeneration"] == *wanted
             && status["desiredNumberScheduled"] == status["numberReady"];
         if is_done || end.has_passed() {
-            break;
+            break found["metadata"]["uid"].clone();
         }
         thread::sleep(INTERVAL.min(end.remaining()));
-    }
+    };
     let pods_path = format!("/api/v1/namespaces/{namespace}/pods");
-    let pods: Vec<Value> = list(api, &pods_path, SELECTOR)?;
+    let mut pods: Vec<Value> = list(api, &pods_path, SELECTOR)?;
+    pods.retain(|pod| pod["metadata"]["ownerReferences"][0]["uid"] == uid);
     let ask = |_, pod: Value| {
         let name = pod["metadata"]["name"].as_str().unwrap_or_default();
         let node = pod["spec"]["nodeName"].as_str().unwrap_or(name).to_owned();
@@ -218,6 +220,18 @@ mod tests {
         let (report, api) = ran(unlisted, Duration::ZERO);
         assert!(report.unwrap_err().starts_with("cannot read what the nodes found: "));
         assert_eq!(api.count("DELETE"), 1);
+    }
+
+    #[test]
+    fn a_pod_of_an_earlier_comparison_that_has_not_ended_is_not_asked() {
+        let mut again = cluster(&[json!({"equal": 1, "differ": {}, "unknown": {}})]);
+        again.set(OF_COMPARISON, "/metadata/uid", json!("2"));
+        for (item, owner) in ["2", "1"].iter().enumerate() {
+            let owners = format!("/items/{item}/metadata/ownerReferences");
+            again.set(AGENTS, &owners, json!([{"uid": owner}]));
+        }
+        let (report, _) = ran(again, Duration::ZERO);
+        assert_eq!(text(&report.unwrap()), "1 pods: 1 equal, 0 differ, 0 cannot be compared\n");
     }
 
     #[test]
