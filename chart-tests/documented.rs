@@ -30,7 +30,7 @@ fn every_command_of_a_page_is_shown_to_work_or_says_why_it_cannot_run() {
         assert!(texts.any(|text| text.starts_with(beginning)), "no page has {beginning}");
     }
     let unknown: Vec<_> = all.iter().filter(|command| command.shown().is_none()).collect();
-    assert!(unknown.is_empty(), "add rows to testkit/src/documented.rs for {unknown:#?}");
+    assert!(unknown.is_empty(), "add rows to testkit/src/documented.txt for {unknown:#?}");
     for page in commands::pages() {
         let text = read(&page);
         for language in ["bash", "shell", "console", "sh-session"] {
