@@ -1,6 +1,6 @@
 //! Other programs that tests run.
 
-use std::process::{Child, Command};
+use std::process::{Child, Command, Output};
 
 /// Makes `bind` fail, which only netlink sockets call: in the plugin, and in `iptables-nft`. strace
 /// waits for every process that the plugin leaves, so its time is limited.
@@ -25,6 +25,33 @@ impl Drop for KilledOnDrop {
         let _ = self.0.kill();
         let _ = self.0.wait();
     }
+}
+
+/// Runs a command and returns its output. Panics with its error if it fails.
+#[track_caller]
+pub fn must(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| {
+        panic!(
+            "{command:?}: {error}; scripts/tools installs programs where scripts/tools --path says"
+        )
+    });
+    checked(command, output)
+}
+
+/// Returns the output of a command that has ended. Panics with its error if it failed.
+#[track_caller]
+pub fn checked(command: &Command, output: Output) -> String {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Runs one of the scripts in the checkout and returns its output. Panics with its error if it fails.
+#[track_caller]
+pub fn script(name: &str, args: &[&str]) -> String {
+    let checkout = crate::repository();
+    let script = checkout.join("scripts").join(name);
+    must(Command::new(script).args(args).current_dir(checkout).stdin(std::process::Stdio::null()))
 }
 
 /// Whether tests can use strace, which CI must have.

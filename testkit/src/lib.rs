@@ -4,6 +4,7 @@
 //!
 //! - [`until`]: waits for conditions
 //! - [`repeated`]: work that is repeated on a thread
+//! - [`statistics`]: medians and percentiles
 //! - [`api`], [`server`]: a fake API server, and its HTTP connections
 //! - [`cni`]: what a container runtime passes to the plugin
 //! - [`call`]: one call of the plugin binary
@@ -40,6 +41,7 @@ pub mod properties {
 }
 pub mod repeated;
 pub mod server;
+pub mod statistics;
 pub mod until;
 pub mod unwritable;
 

@@ -12,6 +12,16 @@ pub fn until(what: &str, condition: impl FnMut() -> bool) {
     until_within(LIMIT, what, condition);
 }
 
+/// Waits until `find` finds something, `limit` at most, and returns it.
+pub fn until_some<T>(limit: Duration, what: &str, mut find: impl FnMut() -> Option<T>) -> T {
+    let mut found = None;
+    until_within(limit, what, || {
+        found = find();
+        found.is_some()
+    });
+    found.expect("the condition is true")
+}
+
 /// Waits for `condition`, `limit` at most. Waits of more than a second are printed, as they show
 /// where a test's time goes.
 pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 
 use crate::chart::Applied;
-use crate::helm::{Helm, NAMESPACE};
+use crate::helm::{CHART, Helm, NAMESPACE};
 use crate::kubectl::{fed, piped};
 use crate::node::Node;
 use crate::pods::{apply, command, kubectl};
@@ -320,10 +320,10 @@ impl Drop for Objects {
 
 /// Applies the chart's permissions and policies. Dropping the value deletes them.
 fn apply_chart(mode: &str, value: &str, audiences: &Value) -> Applied {
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     let value = format!("--set={value}");
     let repair = format!("--set=repairController.enabled=true,repairController.mode={mode}");
-    let chart = ["template", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE];
+    let chart = ["template", "linkerd-cni", CHART, "-n", NAMESPACE];
     let audiences = format!("--set-json=admissionPolicy.tokenAudiences={audiences}");
     let more = ["--kube-version=1.31.0", &value, &repair, &audiences];
     let text = helm.must(&[&chart[..], &more].concat());

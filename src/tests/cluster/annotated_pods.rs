@@ -6,7 +6,7 @@ use testkit::api::{Response, Routes, Server, State};
 use testkit::server::Request;
 
 use crate::chart::Applied;
-use crate::helm::{Helm, NAMESPACE};
+use crate::helm::{CHART, Helm, NAMESPACE};
 use crate::kubectl::{fed, piped};
 use crate::node::Node;
 use crate::pods::command;
@@ -36,9 +36,9 @@ impl Routes for Injector {
 #[test]
 fn the_policy_annotates_each_meshed_pod_also_if_the_injector_adds_the_proxy() {
     let _node = Node::exclusive();
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     let values = "--set=networkAttachmentDefinition.annotatePods=true";
-    let chart = ["template", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE, values];
+    let chart = ["template", "linkerd-cni", CHART, "-n", NAMESPACE, values];
     let policies = ["--kube-version=1.35.0", "--show-only=templates/mutating*"];
     let policy = Applied(helm.must(&[&chart[..], &policies].concat()));
     piped("apply -f -", &policy.0);

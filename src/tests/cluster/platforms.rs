@@ -29,7 +29,7 @@ const RECORD: &str = "/run/linkerd2-cni-layout";
 fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
     let _node = Node::exclusive();
     clear();
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     let _kind = multus_kind();
     let begin = Instant::now();
     for layout in &LAYOUTS {

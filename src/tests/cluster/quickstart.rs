@@ -72,7 +72,7 @@ fn quickstart_changes_nothing_where_an_upstream_release_is() {
     let node = Node::exclusive();
     delete_release_namespace();
     let untouched = node.files();
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     helm.install_upstream();
     kubectl("rollout status -n linkerd-cni ds/linkerd-cni");
     until("the plugin is chained", || node.is_chained());

@@ -18,7 +18,7 @@ impl Scene {
     /// Waits until no other test uses the node. Installs nothing.
     pub fn begin() -> Scene {
         let node = Node::exclusive();
-        let (pods, helm) = (Pods::default(), Helm::with_local_repository());
+        let (pods, helm) = (Pods::default(), Helm::new());
         Scene { pods, helm, before: node.files(), node }
     }
 

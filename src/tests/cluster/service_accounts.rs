@@ -30,7 +30,7 @@ fn helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user() {
     let node = Node::exclusive();
     let before = node.files();
     let _accounts = accounts();
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     let values = "serviceAccount.create=false,serviceAccount.name=cni-agent";
     helm.run("install", &["--set", values]);
     assert!(node.is_chained());

@@ -1,24 +1,74 @@
-//! The network config that the runtime loads, and the plugins that it calls for a pod's primary network.
+//! The network config that the runtime loads, the plugins that it calls for a pod's primary network, and whether the
+//! plugin is installed there.
 
 use std::fs;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
 
 use serde_json::Value;
 
-const NET_DIR: &str = "/etc/cni/net.d";
+pub const NET_DIR: &str = "/etc/cni/net.d";
+pub const BIN_DIR: &str = "/opt/cni/bin";
+
+/// The node's files at one instant.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum State {
+    /// The active conflist has the plugin entry; kubeconfig and binary are whole.
+    Installed,
+    /// There is no network config.
+    NoConflist,
+    BrokenConflist(String),
+    /// The active conflist has no plugin entry.
+    Unchained,
+    /// The active conflist has the plugin entry, and the kubeconfig that it names is missing.
+    NoKubeconfig,
+    /// The active conflist has the plugin entry, and another file is missing or damaged.
+    Damaged(String),
+}
+
+/// The state of the node whose file system is at the path `root`.
+pub fn state(root: &str) -> State {
+    let Some(text) = path(root).and_then(|path| fs::read_to_string(path).ok()) else {
+        return State::NoConflist;
+    };
+    let plugins = serde_json::from_str(&text).map(|config| plugins_of(root, &config));
+    let plugins = plugins.unwrap_or_default();
+    if plugins.is_empty() {
+        return State::BrokenConflist(format!("no JSON or no plugins: {} bytes", text.len()));
+    }
+    let Some(entry) = plugins.iter().find(|plugin| plugin["type"] == "linkerd-cni") else {
+        return State::Unchained;
+    };
+    let kubeconfig = entry["kubernetes"]["kubeconfig"].as_str().unwrap_or_default();
+    match fs::read_to_string(format!("{root}{kubeconfig}")) {
+        Err(_) => State::NoKubeconfig,
+        Ok(text) if !is_kubeconfig(&text) => {
+            State::Damaged(format!("the kubeconfig has {} bytes and no token", text.len()))
+        }
+        Ok(_) if is_program(root, "linkerd-cni") => State::Installed,
+        Ok(_) => State::Damaged("the plugin binary is missing or damaged".to_owned()),
+    }
+}
+
+/// Whether a kubeconfig has a token. Upstream's is YAML, with the current context in its last line.
+fn is_kubeconfig(text: &str) -> bool {
+    text.trim_end().ends_with("current-context: linkerd-cni-context")
+        || super::agent::token_in(text).is_some_and(|token| !token.is_empty())
+}
+
+/// Whether the plugin `name` is in the bin dir.
+pub fn is_program(root: &str, name: &str) -> bool {
+    let file = fs::metadata(format!("{root}{BIN_DIR}/{name}"));
+    file.is_ok_and(|file| file.len() > 0 && file.permissions().mode() & 0o111 != 0)
+}
 
 /// The plugins that the runtime calls, in this order; empty if there is no valid network config. Multus stands for the
 /// plugins of its delegate, which it calls in its place: its config has a copy of the primary CNI's conflist, or the
 /// path of that conflist.
 pub fn plugins() -> Vec<Value> {
-    plugins_of_node("")
-}
-
-/// The same for the node whose file system is at the path `root`.
-pub fn plugins_of_node(root: &str) -> Vec<Value> {
-    let config = path(root).and_then(|path| fs::read_to_string(path).ok());
+    let config = path("").and_then(|path| fs::read_to_string(path).ok());
     let config = config.and_then(|text| serde_json::from_str(&text).ok());
-    config.map_or_else(Vec::new, |config| plugins_of(root, &config))
+    config.map_or_else(Vec::new, |config| plugins_of("", &config))
 }
 
 /// The first network config by name, which the runtime loads.

@@ -8,17 +8,16 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
+use super::kubectl::{apply, command, get, kubectl};
 use super::node::{Files, Node};
-use super::pods::{apply, command, kubectl};
-use crate::until::until_within;
+use crate::until::{until_some, until_within};
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
 
 /// Deletes the plugin's ServiceAccount and creates it again, so that the API server rejects its tokens.
 pub fn revoke_token() {
     let account = "serviceaccount linkerd-cni-plugin -n linkerd-cni";
-    let mut object: Value =
-        serde_json::from_str(&kubectl(&format!("get {account} -o json"))).unwrap();
+    let mut object = get(account);
     for field in ["uid", "resourceVersion", "creationTimestamp"] {
         object["metadata"].as_object_mut().unwrap().remove(field);
     }
@@ -111,12 +110,7 @@ pub fn kill_agent() {
 
 /// The only agent, once a surge is over and it runs.
 pub fn agent() -> Agent {
-    let mut found = None;
-    until_within(Duration::from_secs(60), "one agent that runs", || {
-        found = find_agent();
-        found.is_some()
-    });
-    found.unwrap()
+    until_some(Duration::from_secs(60), "one agent that runs", find_agent)
 }
 
 /// The agent, if there is exactly one and it runs.

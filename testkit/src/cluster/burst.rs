@@ -1,14 +1,14 @@
 //! Batches of meshed pods that start while something else happens. Each pod connects at once; its exit code tells
 //! whether the connection was redirected.
 
-use std::process::Stdio;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::pods::{self, apply, command, container, kubectl};
+use super::kubectl::{apply, kubectl, list, succeeds};
+use super::pods::{self, container};
 
 /// Number of pods created at a time.
 const BATCH: usize = 10;
@@ -24,15 +24,18 @@ const PATIENCE: Duration = Duration::from_secs(300);
 
 /// Runs `event` while pods start, and asserts that every pod was redirected and that no ADD of the plugin failed.
 pub fn during(what: &str, event: impl FnOnce()) {
-    let pods = |namespace: &str, number| validating_pod(namespace, number, &annotations());
-    let (_, failures) = of(pods, what, event);
-    assert!(failures.is_empty(), "{what}: {failures:#?}");
+    without_failures(what, |_| annotations(), event);
 }
 
 /// The same, and every second pod is hand-made, without an annotation: an agent has to keep its copy all the time.
 pub fn of_any_origin(what: &str, event: impl FnOnce()) {
     let of_number =
         |number: usize| if number.is_multiple_of(2) { json!({}) } else { annotations() };
+    without_failures(what, of_number, event);
+}
+
+/// Runs `event` while pods with the annotations of their number start.
+fn without_failures(what: &str, of_number: impl Fn(usize) -> Value + Sync, event: impl FnOnce()) {
     let pods = |namespace: &str, number| validating_pod(namespace, number, &of_number(number));
     let (_, failures) = of(pods, what, event);
     assert!(failures.is_empty(), "{what}: {failures:#?}");
@@ -133,25 +136,20 @@ impl Namespace {
     }
 
     fn pods(&self) -> Vec<Value> {
-        let list = kubectl(&["get", "pods", "-n", &self.0, "-o", "json"]);
-        let mut list: Value = serde_json::from_str(&list).unwrap();
-        serde_json::from_value(list["items"].take()).unwrap()
+        list(&format!("pods -n {}", self.0))
     }
 
     /// Messages of failures to set up a pod's network; kubelet retries.
     fn failed_sandboxes(&self) -> Vec<String> {
-        let events = ["get", "events", "-n", &self.0, "-o", "json"];
-        let events: Value = serde_json::from_str(&kubectl(&events)).unwrap();
-        let events = events["items"].as_array().unwrap().iter();
-        let failed = events.filter(|event| event["reason"] == "FailedCreatePodSandBox");
-        failed.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
+        let failed = format!("events -n {} --field-selector reason=FailedCreatePodSandBox", self.0);
+        let messages = list(&failed).into_iter();
+        messages.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
     }
 }
 
 impl Drop for Namespace {
     fn drop(&mut self) {
-        let delete = ["delete", "namespace", &self.0, "--timeout=60s"];
-        let _ = command(&delete).stdout(Stdio::null()).status();
+        succeeds(&format!("delete namespace {} --timeout=60s", self.0));
     }
 }
 

@@ -1,44 +1,82 @@
 //! Pods as the container runtime has them, which needs no API server.
 
+use std::collections::BTreeMap;
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
+use std::time::SystemTime;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use serde_json::Value;
 
 const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
+/// Directory of the ADD results that libcni caches for the runtime.
+const RESULTS: &str = "/var/lib/cni/results";
 
-/// IPv4 address of the pod whose name starts with `name`, from the runtime's cache of ADD results: kubelet takes up to a
-/// minute to report it to an API server that was restarted. `None` if the pod has no network.
+/// A pod's network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Sandbox {
+    pub address: String,
+    pub netns: PathBuf,
+    /// Whether the network config that ADD used has the plugin entry.
+    pub has_entry: bool,
+}
+
+/// The sandboxes of the node by the names of their pods.
+pub fn sandboxes() -> BTreeMap<String, Sandbox> {
+    let entries = fs::read_dir(RESULTS).into_iter().flatten().flatten();
+    // The loopback interface has a separate result.
+    let files = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with("-eth0"));
+    let mut found: Vec<(SystemTime, String, Sandbox)> = files
+        .filter_map(|entry| {
+            let written = entry.metadata().ok()?.modified().ok()?;
+            let (name, sandbox) = sandbox(&fs::read_to_string(entry.path()).ok()?)?;
+            Some((written, name, sandbox))
+        })
+        .collect();
+    // The last one counts: the runtime may not have deleted an earlier sandbox of the pod yet.
+    found.sort_by_key(|(written, ..)| *written);
+    found.into_iter().map(|(_, name, sandbox)| (name, sandbox)).collect()
+}
+
+fn sandbox(text: &str) -> Option<(String, Sandbox)> {
+    let cached: Value = serde_json::from_str(text).ok()?;
+    let mut args = cached["cniArgs"].as_array()?.iter();
+    let name = args.find(|arg| arg[0] == "K8S_POD_NAME")?[1].as_str()?;
+    let result = &cached["result"];
+    let address = result["ips"][0]["address"].as_str()?.split('/').next()?;
+    let mut interfaces = result["interfaces"].as_array()?.iter();
+    let netns = interfaces.find_map(|interface| interface["sandbox"].as_str())?;
+    let config = STANDARD.decode(cached["config"].as_str()?).ok()?;
+    let sandbox = Sandbox {
+        address: address.to_owned(),
+        netns: PathBuf::from(netns),
+        has_entry: String::from_utf8_lossy(&config).contains("\"linkerd-cni\""),
+    };
+    Some((name.to_owned(), sandbox))
+}
+
+/// IPv4 address of the pod whose name starts with `name`, by its ADD result: kubelet takes up to a minute to report it
+/// to an API server that was restarted. `None` if the pod has no network.
 pub fn address_of(name: &str) -> Option<String> {
-    let results = fs::read_dir("/var/lib/cni/results").unwrap();
-    let texts = results.filter_map(|entry| fs::read_to_string(entry.ok()?.path()).ok());
-    let cached = texts.filter_map(|text| serde_json::from_str::<Value>(&text).ok());
-    let mut of_pod = cached.filter(|cached| {
-        let args = cached["cniArgs"].as_array().into_iter().flatten();
-        let names = args.filter(|arg| arg[0] == "K8S_POD_NAME");
-        let mut names = names.filter_map(|arg| arg[1].as_str());
-        // The loopback interface has a separate result.
-        cached["ifName"] == "eth0" && names.any(|given| given.starts_with(name))
-    });
-    of_pod.find_map(|cached| {
-        let address = cached["result"]["ips"][0]["address"].as_str()?;
-        Some(address.split_once('/')?.0.to_owned())
-    })
+    let mut sandboxes = sandboxes().into_iter();
+    sandboxes.find(|(pod, _)| pod.starts_with(name)).map(|(_, sandbox)| sandbox.address)
 }
 
 /// Kills the sandbox of the pod whose name starts with `name`, so that kubelet makes another one.
 pub fn kill_sandbox(name: &str) {
     let running = running("sandbox", name);
     assert_eq!(running.len(), 1, "sandboxes of {name}: {running:?}");
-    ctr(&["tasks", "kill", "--signal", "SIGKILL", &running[0]]);
+    ctr(&["--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", &running[0]]);
 }
 
 /// The running containers of the pod whose name starts with `name`: those of the kind `sandbox` or `container`.
 pub fn running(kind: &str, name: &str) -> Vec<String> {
     let kind = format!(r#"labels."io.cri-containerd.kind"=={kind}"#);
     let filter = format!(r#"{kind},labels."io.kubernetes.pod.name"~={name}"#);
-    let containers = ctr(&["containers", "list", "--quiet", &filter]);
-    let tasks = ctr(&["tasks", "list"]);
+    let containers = ctr(&["--namespace", "k8s.io", "containers", "list", "--quiet", &filter]);
+    let tasks = ctr(&["--namespace", "k8s.io", "tasks", "list"]);
     let runs = |id: &&str| {
         let mut lines = tasks.lines();
         lines.any(|line| line.starts_with(id) && line.contains("RUNNING"))
@@ -46,11 +84,8 @@ pub fn running(kind: &str, name: &str) -> Vec<String> {
     containers.lines().filter(runs).map(str::to_owned).collect()
 }
 
-fn ctr(args: &[&str]) -> String {
-    let output = Command::new("ctr")
-        .args(["--address", CONTAINERD, "--namespace", "k8s.io"])
-        .args(args)
-        .output()
-        .unwrap();
+/// Runs containerd's client and returns its output, also if it fails.
+pub fn ctr(args: &[&str]) -> String {
+    let output = Command::new("ctr").args(["--address", CONTAINERD]).args(args).output().unwrap();
     String::from_utf8(output.stdout).unwrap()
 }

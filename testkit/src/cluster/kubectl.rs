@@ -6,19 +6,32 @@ use std::thread;
 
 use serde_json::Value;
 
+use crate::child::{checked, must};
+
 /// Runs kubectl and returns its output. Panics with its error if it fails.
 pub fn kubectl(args: &(impl Arguments + ?Sized)) -> String {
-    let mut command = command(args);
-    let output = command
-        .output()
-        .expect("kubectl runs; scripts/tools kubernetes puts it where scripts/tools --path says");
-    said(&command, output)
+    must(&mut command(args))
+}
+
+/// Runs `kubectl get`, and returns the object or the list. Panics if it fails.
+pub fn get(what: &str) -> Value {
+    serde_json::from_str(&kubectl(&format!("get {what} -o json"))).unwrap()
+}
+
+/// Runs `kubectl get`, and returns the objects of the list. Panics if it fails.
+pub fn list(what: &str) -> Vec<Value> {
+    serde_json::from_value(get(what)["items"].take()).unwrap()
 }
 
 pub fn command(args: &(impl Arguments + ?Sized)) -> Command {
     let mut command = Command::new("kubectl");
     command.args(args.words());
     command
+}
+
+/// Whether kubectl succeeds. Its output is discarded.
+pub fn succeeds(args: &(impl Arguments + ?Sized)) -> bool {
+    command(args).output().unwrap().status.success()
 }
 
 pub fn apply(object: &Value) {
@@ -29,7 +42,7 @@ pub fn apply(object: &Value) {
 pub fn piped(args: &(impl Arguments + ?Sized), text: &str) -> String {
     let mut command = command(args);
     let output = fed(&mut command, text);
-    said(&command, output)
+    checked(&command, output)
 }
 
 /// Runs a command with `text` on its stdin.
@@ -37,19 +50,12 @@ pub fn fed(command: &mut Command, text: &str) -> Output {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
-    let text = text.to_owned();
-    // The command may write output before it has read all of its input.
-    let writer = thread::spawn(move || stdin.write_all(text.as_bytes()));
-    let output = child.wait_with_output().unwrap();
-    // It fails if the command has ended early. Then the command failed too.
-    let _ = writer.join();
-    output
-}
-
-fn said(command: &Command, output: Output) -> String {
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{command:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
+    thread::scope(|scope| {
+        // The command may write output before it has read all of its input. A write fails if the command has ended
+        // early. Then the command failed too.
+        scope.spawn(move || stdin.write_all(text.as_bytes()));
+        child.wait_with_output().unwrap()
+    })
 }
 
 /// Arguments of a command: one line with blanks between them, or a list.
@@ -65,7 +71,7 @@ impl Arguments for str {
 
 impl Arguments for String {
     fn words(&self) -> Vec<&str> {
-        self.split_whitespace().collect()
+        self.as_str().words()
     }
 }
 

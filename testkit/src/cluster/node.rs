@@ -22,7 +22,8 @@ use serde_json::Value;
 use super::active;
 use super::containers::{address_of, running};
 use super::helm::NAMESPACE;
-use super::pods::command;
+use super::kubectl::succeeds;
+use crate::child::must;
 use crate::until::until;
 
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
@@ -140,7 +141,9 @@ impl Node {
     /// Audit events since the test began whose user agent starts with `program`.
     pub fn requests_of(&self, program: &str) -> Vec<Value> {
         let mut events = self.audit_log.events();
-        events.retain(|event| is_of(event, program));
+        events.retain(|event| {
+            event["userAgent"].as_str().is_some_and(|agent| agent.starts_with(program))
+        });
         events
     }
 }
@@ -180,9 +183,7 @@ impl Drop for Node {
     /// release's namespace, which the tests leave, as a deletion takes 5 s.
     fn drop(&mut self) {
         if WAITING.load(Ordering::SeqCst) == 0 {
-            let _ = command(&format!("delete namespace {NAMESPACE} --ignore-not-found"))
-                .args(["--timeout=60s"])
-                .output();
+            succeeds(&format!("delete namespace {NAMESPACE} --ignore-not-found --timeout=60s"));
         }
         let current = thread::current();
         let name = current.name().unwrap_or_default();
@@ -209,13 +210,13 @@ impl AuditLog {
             user.starts_with(&accounts)
         };
         let events = self.events();
-        let shown = events.iter().filter(is_of_account).map(|event| {
+        let described = events.iter().filter(is_of_account).map(|event| {
             let field = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
             let code = &event["responseStatus"]["code"];
             let (verb, uri, agent) = (field("verb"), field("requestURI"), field("userAgent"));
             format!("{verb} {uri} {code} {agent}")
         });
-        shown.collect()
+        described.collect()
     }
 
     fn events(&self) -> Vec<Value> {
@@ -229,11 +230,6 @@ impl AuditLog {
 /// Length of a file, 0 if it is missing.
 fn length(path: &Path) -> usize {
     fs::metadata(path).map_or(0, |file| file.len() as usize)
-}
-
-/// Whether the user agent of an audit event starts with `program`.
-fn is_of(event: &Value, program: &str) -> bool {
-    event["userAgent"].as_str().is_some_and(|agent| agent.starts_with(program))
 }
 
 /// Starts a killed API server again. Its clients are restarted, as they could wait up to a minute before they
@@ -250,6 +246,7 @@ pub fn start_missing_components() {
     let cluster = crate::repository().join("scripts/cluster");
     let up = Command::new(cluster).arg("up").output().unwrap();
     let error = String::from_utf8_lossy(&up.stderr);
+    // A panic within a panic would end the program.
     assert!(up.status.success() || thread::panicking(), "{error}");
 }
 
@@ -310,20 +307,15 @@ pub struct Netns(String);
 pub fn netns_of(ip: &str) -> Netns {
     let names = fs::read_dir("/run/netns").unwrap();
     let mut names = names.map(|name| Netns(name.unwrap().file_name().into_string().unwrap()));
-    names
-        .find(|netns| {
-            let addresses = netns.output(&["ip", "-o", "address"]);
-            addresses.contains(&format!(" {ip}/"))
-        })
-        .unwrap_or_else(|| panic!("no netns has {ip}"))
+    let address = format!(" {ip}/");
+    let found = names.find(|netns| netns.output(&["ip", "-o", "address"]).contains(&address));
+    found.unwrap_or_else(|| panic!("no netns has {ip}"))
 }
 
 impl Netns {
-    /// Runs a program in the netns. Panics if the program fails.
+    /// Runs a program in the netns. Panics with its error if it fails.
     pub fn must(&self, args: &[&str]) {
-        let exec = ["netns", "exec", &self.0];
-        let done = Command::new("ip").args(exec).args(args).status().unwrap();
-        assert!(done.success(), "{args:?} in {}", self.0);
+        must(Command::new("ip").args(["netns", "exec", &self.0]).args(args));
     }
 
     /// Removes the redirect rules of inbound connections.
@@ -333,8 +325,8 @@ impl Netns {
 
     /// Runs a program in the netns and returns its output.
     pub fn output(&self, args: &[&str]) -> String {
-        let exec = ["netns", "exec", &self.0];
-        let output = Command::new("ip").args(exec).args(args).output().unwrap();
+        let output = Command::new("ip").args(["netns", "exec", &self.0]).args(args).output();
+        let output = output.unwrap();
         String::from_utf8(output.stdout).unwrap()
     }
 }

@@ -4,7 +4,6 @@
 use std::cell::RefCell;
 use std::env;
 use std::fs;
-use std::process::{Child, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,8 +12,9 @@ use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::families::{self, Family};
+use super::kubectl::succeeds;
 pub use super::kubectl::{apply, command, kubectl};
-use crate::until::{until, until_within};
+use crate::until::{until, until_some, until_within};
 
 /// Time in which kubelet accepts `kubectl exec` again after a restart.
 const EXEC: Duration = Duration::from_secs(90);
@@ -39,9 +39,7 @@ impl Pods {
         for object in objects {
             let name = object["metadata"]["name"].as_str().unwrap();
             // An earlier test's namespace of that name may not be deleted yet.
-            until("the namespace is created", || {
-                command(&format!("create namespace {name}")).output().unwrap().status.success()
-            });
+            until("the namespace is created", || succeeds(&format!("create namespace {name}")));
             self.names.borrow_mut().push(name.to_owned());
             until_account(name);
             apply(object);
@@ -51,12 +49,8 @@ impl Pods {
     /// Waits until the pod in the namespace `name` is ready.
     pub fn until_ready(&self, name: &str) {
         let begin = Instant::now();
-        let ready = command(&format!("wait -n {name} --for=condition=Ready --timeout=180s"))
-            .args(["pod", "--all"])
-            .stdout(Stdio::null())
-            .status();
         assert!(
-            ready.unwrap().success(),
+            succeeds(&format!("wait -n {name} --for=condition=Ready --timeout=180s pod --all")),
             "pod {name} is not ready: {}",
             kubectl(&format!("get pods,events -n {name}"))
         );
@@ -83,19 +77,16 @@ impl Pods {
 
     /// Connects from the container. Returns the response, `refused` or `timeout`.
     pub fn connect(&self, pod: &str, container: &str, target: &str) -> String {
-        let exec = ["exec", "-n", pod, pod, "-c", container, "--"];
-        let mut response = String::new();
+        let connect = format!("exec -n {pod} {pod} -c {container} -- /probe connect {target}");
         // After a restart, kubelet rejects kubectl for some time.
-        until_within(EXEC, &format!("kubectl exec in {pod}"), || {
-            let mut kubectl = command(&exec);
-            let output = kubectl.args(["/probe", "connect", target]).output();
-            let output = output.unwrap();
-            response = String::from_utf8(output.stdout).unwrap().trim().to_owned();
-            let error = String::from_utf8_lossy(&output.stderr);
-            show_unless(!response.is_empty(), &error);
-            !response.is_empty()
-        });
-        response
+        until_some(EXEC, &format!("kubectl exec in {pod}"), || {
+            let output = command(&connect).output().unwrap();
+            let response = String::from_utf8(output.stdout).unwrap().trim().to_owned();
+            if response.is_empty() {
+                println!("{}", String::from_utf8_lossy(&output.stderr).trim());
+            }
+            (!response.is_empty()).then_some(response)
+        })
     }
 
     /// Connects the app of one pod to port 8080 of another.
@@ -126,24 +117,16 @@ impl Pods {
     }
 }
 
-fn show_unless(good: bool, error: &str) {
-    if !good {
-        println!("{}", error.trim());
-    }
-}
-
 impl Drop for Pods {
     fn drop(&mut self) {
         let begin = Instant::now();
         let names = self.names.borrow();
-        let delete = |name: &String| {
-            let delete = ["delete", "statefulset,pod", "--all", "--grace-period=1", "-n", name];
-            command(&delete).stdout(Stdio::null()).stderr(Stdio::null()).spawn()
-        };
-        let deletions: Vec<Child> = names.iter().filter_map(|name| delete(name).ok()).collect();
-        for mut deletion in deletions {
-            let _ = deletion.wait();
-        }
+        thread::scope(|scope| {
+            for name in names.iter() {
+                let delete = format!("delete statefulset,pod --all --grace-period=1 -n {name}");
+                scope.spawn(move || succeeds(&delete));
+            }
+        });
         // The deletion of a namespace takes 5 s, for which nothing has to wait.
         let _ = command("delete namespace --wait=false").args(names.iter()).output();
         println!("{:>6.1?} pods are deleted", begin.elapsed());
@@ -152,13 +135,8 @@ impl Drop for Pods {
 
 /// Waits for a new namespace's default ServiceAccount, without which no pod can be created.
 pub fn until_account(namespace: &str) {
-    until("the namespace's account", || {
-        command(&format!("get serviceaccount default -n {namespace}"))
-            .output()
-            .unwrap()
-            .status
-            .success()
-    });
+    let get = format!("get serviceaccount default -n {namespace}");
+    until("the namespace's account", || succeeds(&get));
 }
 
 /// Messages of the Events with this reason in a namespace.
@@ -307,24 +285,15 @@ pub fn container(name: &str, uid: u32, words: &[impl AsRef<str>]) -> Value {
 
 /// A pod with these containers. If one is a proxy, the pod has the annotation and the label of Linkerd's injector.
 fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
-    let all = containers.iter().chain(init);
-    let meshed = all.clone().any(|one| one["name"] == "linkerd-proxy");
-    let (annotations, labels) = match meshed {
-        true => (
-            json!({"linkerd.io/proxy-version": "test"}),
-            json!({"linkerd.io/control-plane-ns": "linkerd"}),
-        ),
-        false => (json!({}), json!({})),
-    };
-    json!({
+    let mut pod = json!({
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {
-            "name": name,
-            "namespace": name,
-            "annotations": annotations,
-            "labels": labels,
-        },
+        "metadata": {"name": name, "namespace": name, "annotations": {}, "labels": {}},
         "spec": {"initContainers": init, "containers": containers},
-    })
+    });
+    if containers.iter().chain(init).any(|one| one["name"] == "linkerd-proxy") {
+        pod["metadata"]["annotations"] = json!({"linkerd.io/proxy-version": "test"});
+        pod["metadata"]["labels"] = json!({"linkerd.io/control-plane-ns": "linkerd"});
+    }
+    pod
 }

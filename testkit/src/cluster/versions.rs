@@ -3,14 +3,14 @@
 use serde_json::{Value, json};
 
 use super::families::setting;
-use super::pods::kubectl;
+use super::kubectl::list;
 
 /// Versions and settings of the cluster's node.
 pub fn of_node() -> Value {
-    let nodes: Value = serde_json::from_str(&kubectl(&["get", "nodes", "-o", "json"])).unwrap();
-    let info = &nodes["items"][0]["status"]["nodeInfo"];
+    let nodes = list("nodes");
+    let info = &nodes[0]["status"]["nodeInfo"];
     json!({
-        "nodes": nodes["items"].as_array().map_or(0, Vec::len),
+        "nodes": nodes.len(),
         "kubernetes": info["kubeletVersion"],
         "runtime": info["containerRuntimeVersion"],
         "kernel": info["kernelVersion"],

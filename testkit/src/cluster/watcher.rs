@@ -1,28 +1,12 @@
 //! Reads the node's network config, kubeconfig and plugin binary every 2 ms, as a container
 //! runtime could at any instant.
 
-use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
-
-use super::active;
+use super::active::{State, state};
 use crate::repeated::Repeated;
 
-const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const PERIOD: Duration = Duration::from_millis(2);
-
-/// The node at one instant.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum State {
-    /// The active conflist has the plugin entry; kubeconfig and binary are there.
-    Installed,
-    /// The active conflist has no plugin entry.
-    Unchained,
-    /// It has one, but this is missing or damaged.
-    Stranded(&'static str),
-}
 
 /// A time in which the plugin was not installed.
 #[derive(Debug)]
@@ -65,7 +49,11 @@ impl Watcher {
 
 impl Seen {
     fn read(&mut self) {
-        let state = read(&self.root);
+        // Twice if the plugin is not installed, as a file that is replaced between two reads may look missing.
+        let state = match state(&self.root) {
+            State::Installed => State::Installed,
+            _ => state(&self.root),
+        };
         self.took = self.begin.elapsed();
         match self.gaps.last_mut() {
             _ if state == State::Installed => {}
@@ -106,43 +94,19 @@ impl Seen {
     /// Prints and returns the longest time in which the active conflist had the plugin entry, but binary or kubeconfig
     /// were missing or damaged.
     pub fn longest_stranded(&self, scene: &str) -> Duration {
-        let stranded = self.gaps.iter().filter(|gap| gap.state != State::Unchained);
-        let longest = stranded.map(|gap| gap.length).max().unwrap_or_default();
+        let longest = self.stranded().map(|gap| gap.length).max().unwrap_or_default();
         println!("{scene}: at most {longest:.1?} without binary or kubeconfig");
         longest
     }
 
     /// Asserts that binary and kubeconfig existed whenever the active conflist had the plugin entry.
     pub fn assert_never_stranded(&self, scene: &str) {
-        let mut gaps = self.gaps.iter();
-        let stranded = gaps.find(|gap| gap.state != State::Unchained);
-        assert!(stranded.is_none(), "{scene}: {stranded:?}");
+        let stranded: Vec<&Gap> = self.stranded().collect();
+        assert!(stranded.is_empty(), "{scene}: {stranded:?}");
     }
-}
 
-/// Reads the state, twice if the plugin is not installed, as a file that is replaced between two reads may look missing.
-fn read(root: &str) -> State {
-    match read_once(root) {
-        State::Installed => State::Installed,
-        _ => read_once(root),
+    fn stranded(&self) -> impl Iterator<Item = &Gap> {
+        let is_stranded = |state: &State| matches!(state, State::NoKubeconfig | State::Damaged(_));
+        self.gaps.iter().filter(move |gap| is_stranded(&gap.state))
     }
-}
-
-fn read_once(root: &str) -> State {
-    let is_entry = |plugin: &Value| plugin["type"] == "linkerd-cni";
-    let Some(entry) = active::plugins_of_node(root).into_iter().find(is_entry) else {
-        return State::Unchained;
-    };
-    let kubeconfig = entry["kubernetes"]["kubeconfig"].as_str().unwrap_or_default();
-    let kubeconfig = fs::read_to_string(format!("{root}{kubeconfig}")).unwrap_or_default();
-    // Upstream's is YAML, with the current context in its last line.
-    let is_upstreams = kubeconfig.trim_end().ends_with("current-context: linkerd-cni-context");
-    if !is_upstreams && serde_json::from_str::<Value>(&kubeconfig).is_err() {
-        return State::Stranded("kubeconfig");
-    }
-    let binary = fs::metadata(format!("{root}{BINARY}"));
-    if !binary.is_ok_and(|file| file.len() > 0 && file.permissions().mode() & 0o111 != 0) {
-        return State::Stranded("binary");
-    }
-    State::Installed
 }

@@ -18,7 +18,7 @@ fn a_cluster_shows_the_faults_of_pods_and_of_the_installation_as_documented() {
 
     // Those of other tests, which leave the namespace.
     let _ = pods::command(&["delete", "events", "--all", "-n", NAMESPACE]).output();
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     let pods = Pods::default();
     pods.create(&[pods::validated("stranded", "1s")]);
     let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";

@@ -6,7 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::agents;
-use crate::helm::{Helm, NAMESPACE};
+use crate::helm::{CHART, Helm, NAMESPACE};
 use crate::job;
 use crate::node::{Files, Node};
 use crate::pods::{self, Pods, kubectl};
@@ -30,7 +30,7 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     fs::copy(CONFLIST, OTHER).unwrap();
     let bak = format!("{OTHER}.cilium_bak");
     until("Cilium renames other network configs", || Path::new(&bak).exists());
-    let install = ["install", "linkerd-cni", "linkerd/linkerd2-cni", "-n", NAMESPACE];
+    let install = ["install", "linkerd-cni", CHART, "-n", NAMESPACE];
     helm.must(&[&install[..], &["--create-namespace"]].concat());
     until("the Event names the remedy", || {
         pods::events("default", "LinkerdCNIContention").contains("cni.exclusive=false")

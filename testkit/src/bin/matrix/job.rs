@@ -29,7 +29,7 @@ use crate::watcher::Watcher;
 pub fn run(values: &str, checks: &mut Checks) {
     let node = Node::exclusive();
     let before = node.files();
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     let pods = Pods::default();
     let set: &[&str] = if values.is_empty() { &[] } else { &["--set", values] };
     let mut stranded = pods::validated("stranded", "1s");

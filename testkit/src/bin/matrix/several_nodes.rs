@@ -28,7 +28,7 @@ const TIMEOUT: &str = "--timeout=180s";
 /// Runs every check. The plugin is not installed on the first two nodes; the third one joins later.
 pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
     let [first, second] = [names[0], names[1]].map(Machine::of);
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     let pods = Pods::default();
     if !checks.run("install on tainted nodes", || install(&helm, &pods, [&first, &second])) {
         return;

@@ -93,7 +93,7 @@ fn main() -> ExitCode {
     context.normal = load::normal_start(&context);
     let normal = context.normal.as_secs_f64();
     println!("an unmeshed pod without the plugin responds after {normal:.1} s");
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     ledger.begin(INSTALL);
     helm.run("install", &["--set", VALUES]);
     // A second revision, so that a rollback is possible from the start.
