@@ -3,7 +3,6 @@
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -13,16 +12,16 @@ use crate::agent::{self, KUBECONFIG, Paused};
 use crate::credential;
 use crate::disk::Ballast;
 use crate::helm::NAMESPACE;
-use crate::ledger::Invariant;
+use crate::ledger::{self, Invariant};
 use crate::node::{COPY, copied_pods, kill_component, netns_of, pid_of, restart_api_server};
-use crate::outages::{Cause, Outages};
-use crate::pods::kubectl;
-use crate::reader;
+use crate::outages::{self, Cause};
 use crate::runtime;
 use crate::world::{World, replace};
 use rand::RngExt as _;
-use serde_json::Value;
 use testkit::cluster::active;
+use testkit::cluster::kubectl::{get, kubectl};
+
+type Perform = fn(&mut World);
 
 /// A kind of actions.
 #[derive(Clone, Copy)]
@@ -30,44 +29,40 @@ pub struct Action {
     pub name: &'static str,
     /// Whether the agent's process is the same afterwards.
     pub keeps_agent: bool,
-    perform: fn(&mut World),
+    perform: Perform,
 }
 
-/// An action after which the agent's process is another one.
-const fn replaces_agent(name: &'static str, perform: fn(&mut World)) -> Action {
-    Action { name, keeps_agent: false, perform }
-}
-
-const fn keeps_agent(name: &'static str, perform: fn(&mut World)) -> Action {
-    Action { name, keeps_agent: true, perform }
-}
-
-pub const ACTIONS: [Action; 20] = [
-    replaces_agent("agent killed (SIGKILL)", kill_agent),
-    replaces_agent("agent pod deleted", delete_pod),
-    keeps_agent("API server killed, started again", |world| kill_api_server(world, false)),
-    replaces_agent("API server and agent killed", |world| kill_api_server(world, true)),
-    keeps_agent("API server stalled (SIGSTOP)", |world| stall(world, "kube-apiserver")),
-    keeps_agent("etcd stalled (SIGSTOP)", |world| stall(world, "etcd")),
-    keeps_agent("conflist rewritten by the primary CNI", |world| rewrite_conflist(world, false)),
-    replaces_agent("agent killed, conflist rewritten", |world| rewrite_conflist(world, true)),
-    keeps_agent("conflist deleted, written again", delete_conflist),
-    keeps_agent("kubeconfig deleted", delete_kubeconfig),
-    keeps_agent("token revoked (ServiceAccount recreated)", credential::revoke),
-    replaces_agent("token expired an hour ago, agent killed", |world| {
+/// Name, whether the agent's process is the same afterwards, and what is done.
+const TABLE: [(&str, bool, Perform); 20] = [
+    ("agent killed (SIGKILL)", false, kill_agent),
+    ("agent pod deleted", false, delete_pod),
+    ("API server killed, started again", true, |world| kill_api_server(world, false)),
+    ("API server and agent killed", false, |world| kill_api_server(world, true)),
+    ("API server stalled (SIGSTOP)", true, |world| stall(world, "kube-apiserver")),
+    ("etcd stalled (SIGSTOP)", true, |world| stall(world, "etcd")),
+    ("conflist rewritten by the primary CNI", true, |world| rewrite_conflist(world, false)),
+    ("agent killed, conflist rewritten", false, |world| rewrite_conflist(world, true)),
+    ("conflist deleted, written again", true, delete_conflist),
+    ("kubeconfig deleted", true, delete_kubeconfig),
+    ("token revoked (ServiceAccount recreated)", true, credential::revoke),
+    ("token expired an hour ago, agent killed", false, |world| {
         credential::replace_by(world, credential::EXPIRED);
     }),
-    replaces_agent("token valid only in an hour, agent killed", |world| {
+    ("token valid only in an hour, agent killed", false, |world| {
         credential::replace_by(world, credential::NOT_YET_VALID);
     }),
-    replaces_agent("CNI directories full, agent replaced", fill_disk),
-    keeps_agent("copy of the node's pods damaged", damage_copy),
-    keeps_agent("agent's watch of pods cut", cut_watch),
-    replaces_agent("helm upgrade", upgrade),
-    replaces_agent("helm rollback", rollback),
-    replaces_agent("kubectl rollout restart", rollout_restart),
-    keeps_agent("containerd killed, started again", runtime::restart),
+    ("CNI directories full, agent replaced", false, fill_disk),
+    ("copy of the node's pods damaged", true, damage_copy),
+    ("agent's watch of pods cut", true, cut_watch),
+    ("helm upgrade", false, upgrade),
+    ("helm rollback", false, rollback),
+    ("kubectl rollout restart", false, rollout_restart),
+    ("containerd killed, started again", true, runtime::restart),
 ];
+
+pub fn actions() -> Vec<Action> {
+    TABLE.map(|(name, keeps_agent, perform)| Action { name, keeps_agent, perform }).to_vec()
+}
 
 /// Bound of the wait for pods that start while the API server is down.
 const WITHOUT_API: Duration = Duration::from_secs(90);
@@ -75,9 +70,9 @@ const WITHOUT_API: Duration = Duration::from_secs(90);
 impl Action {
     /// Performs the action and waits for the recovery.
     pub fn perform(self, world: &mut World) {
-        world.ledger.begin(self.name);
+        ledger::begin(self.name);
         // A new agent keeps the copy before it has seen all pods.
-        let _copy = (!self.keeps_agent).then(|| world.outages.open(Cause::Copy));
+        let _copy = (!self.keeps_agent).then(|| outages::open(Cause::Copy));
         (self.perform)(world);
     }
 }
@@ -93,22 +88,19 @@ fn kill_agent(world: &mut World) {
 
 fn delete_pod(world: &mut World) {
     let old = agent::agent();
-    let mut delete = vec!["delete", "pod", &old.pod, "-n", NAMESPACE, "--wait=false"];
-    if world.rng.random_bool(0.5) {
-        delete.extend(["--force", "--grace-period=0"]);
-    }
-    kubectl(&delete);
+    let force = if world.rng.random_bool(0.5) { "--force --grace-period=0" } else { "" };
+    kubectl(&format!("delete pod {} -n {NAMESPACE} --wait=false {force}", old.pod));
     let begin = Instant::now();
     world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
 }
 
 /// Starts a killed API server again when it is dropped, also on a panic.
-struct RestartApiServer<'a>(&'a Outages);
+struct RestartApiServer;
 
-impl Drop for RestartApiServer<'_> {
+impl Drop for RestartApiServer {
     fn drop(&mut self) {
         // Kubelet is restarted, too.
-        let _node = self.0.open(Cause::Node);
+        let _node = outages::open(Cause::Node);
         restart_api_server();
     }
 }
@@ -116,15 +108,11 @@ impl Drop for RestartApiServer<'_> {
 /// Kills the API server, and the agent too if it `kills_agent`.
 fn kill_api_server(world: &World, kills_agent: bool) {
     let agent = agent::agent();
-    let seen = &world.load;
-    let counts = || {
-        [&seen.unmeshed_without_api, &seen.meshed_without_api]
-            .map(|one| one.load(Ordering::Relaxed))
-    };
+    let counts = || world.load.without_api();
     let before = counts();
     {
-        let _down = world.outages.open(Cause::ApiServer);
-        let _restart = RestartApiServer(&world.outages);
+        let _down = outages::open(Cause::ApiServer);
+        let _restart = RestartApiServer;
         kill_component("kube-apiserver");
         if kills_agent {
             let _ = kill(agent.pid, Signal::SIGKILL);
@@ -134,7 +122,7 @@ fn kill_api_server(world: &World, kills_agent: bool) {
             if begin.elapsed() > WITHOUT_API {
                 let started = format!("{:?}, before {before:?}", counts());
                 let seen = format!("unmeshed and meshed pods started without it: {started}");
-                world.ledger.violated(Invariant::StartsWithoutApi, seen);
+                ledger::violated(Invariant::StartsWithoutApi, seen);
                 break;
             }
             thread::sleep(Duration::from_millis(200));
@@ -147,8 +135,8 @@ fn kill_api_server(world: &World, kills_agent: bool) {
 fn stall(world: &mut World, name: &str) {
     let pid = pid_of(name);
     {
-        let _api = world.outages.open(Cause::ApiServer);
-        let _node = world.outages.open(Cause::Node);
+        let _api = outages::open(Cause::ApiServer);
+        let _node = outages::open(Cause::Node);
         let _stopped = Paused::process(pid);
         thread::sleep(Duration::from_secs(world.rng.random_range(5..20)));
     }
@@ -160,7 +148,7 @@ fn stall(world: &mut World, name: &str) {
 fn rewrite_conflist(world: &World, kills_agent: bool) {
     let agent = agent::agent();
     let path = active::path("").expect("there is a conflist");
-    let outage = world.outages.open(Cause::Unchained);
+    let outage = outages::open(Cause::Unchained);
     if kills_agent {
         let _ = kill(agent.pid, Signal::SIGKILL);
     }
@@ -172,8 +160,8 @@ fn rewrite_conflist(world: &World, kills_agent: bool) {
 
 fn delete_conflist(world: &mut World) {
     let path = active::path("").expect("there is a conflist");
-    let missing = world.outages.open(Cause::NoConflist);
-    let unchained = world.outages.open(Cause::Unchained);
+    let missing = outages::open(Cause::NoConflist);
+    let unchained = outages::open(Cause::Unchained);
     fs::remove_file(&path).expect("the conflist can be deleted");
     thread::sleep(Duration::from_millis(world.rng.random_range(500..3000)));
     let begin = Instant::now();
@@ -184,8 +172,8 @@ fn delete_conflist(world: &mut World) {
 }
 
 fn delete_kubeconfig(world: &mut World) {
-    let outage = world.outages.open(Cause::NoKubeconfig);
-    let credential = world.outages.open(Cause::Credential);
+    let outage = outages::open(Cause::NoKubeconfig);
+    let credential = outages::open(Cause::Credential);
     let begin = Instant::now();
     fs::remove_file(KUBECONFIG).expect("there is a kubeconfig");
     world.recovered(begin, || Path::new(KUBECONFIG).exists());
@@ -196,8 +184,8 @@ fn delete_kubeconfig(world: &mut World) {
 fn fill_disk(world: &mut World) {
     let old = agent::agent();
     {
-        let _ballast = [reader::NET_DIR, reader::BIN_DIR].map(Ballast::fill);
-        kubectl(&["delete", "pod", &old.pod, "-n", NAMESPACE, "--wait=false"]);
+        let _ballast = [active::NET_DIR, active::BIN_DIR].map(Ballast::fill);
+        kubectl(&format!("delete pod {} -n {NAMESPACE} --wait=false", old.pod));
         thread::sleep(Duration::from_secs(15));
     }
     let begin = Instant::now();
@@ -206,7 +194,7 @@ fn fill_disk(world: &mut World) {
 
 /// Removes, cuts and makes immutable files of the copy of the node's pods while pods start, and at last the directory.
 fn damage_copy(world: &mut World) {
-    let outage = world.outages.open(Cause::Copy);
+    let outage = outages::open(Cause::Copy);
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(10) {
         for name in copied_pods().into_iter().filter(|name| !name.starts_with('.')) {
@@ -245,8 +233,7 @@ impl Drop for Immutable {
 
 /// Drops all packets between the agent's pod and the API server for some seconds. The plugin uses the node's network.
 fn cut_watch(world: &mut World) {
-    let agent = kubectl(&["get", "pod", &agent::agent().pod, "-n", NAMESPACE, "-o", "json"]);
-    let agent: Value = serde_json::from_str(&agent).expect("kubectl prints JSON");
+    let agent = get(&format!("pod {} -n {NAMESPACE}", agent::agent().pod));
     let netns = netns_of(agent["status"]["podIP"].as_str().expect("the agent runs"));
     let chain = |name: &str, port: &str| {
         let hook = format!("type filter hook {name} priority 0");
@@ -254,7 +241,7 @@ fn cut_watch(world: &mut World) {
         format!("chain {name} {{ {hook}; {rule}; }}\n")
     };
     let [input, output] = [chain("input", "sport"), chain("output", "dport")];
-    let outage = world.outages.open(Cause::Copy);
+    let outage = outages::open(Cause::Copy);
     netns.must(&["nft", &format!("table inet soak {{ {input}{output} }}")]);
     thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
     netns.must(&["nft", "delete", "table", "inet", "soak"]);
@@ -278,7 +265,7 @@ fn rollback(world: &mut World) {
 
 fn rollout_restart(world: &mut World) {
     let begin = Instant::now();
-    kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", NAMESPACE]);
+    kubectl(&format!("rollout restart daemonset/linkerd-cni -n {NAMESPACE}"));
     agent::rolled_out();
     world.recovered(begin, || true);
 }

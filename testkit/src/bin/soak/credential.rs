@@ -1,9 +1,8 @@
 //! The plugin's token: revoked, expired, or not valid yet.
 
 use std::fs;
-use std::io::Write as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
@@ -15,9 +14,9 @@ use crate::actions::Immutable;
 use crate::agent::{self, KUBECONFIG, Paused, token, with_token};
 use crate::helm::NAMESPACE;
 use crate::node::COPY;
-use crate::outages::Cause;
-use crate::pods::kubectl;
+use crate::outages::{self, Cause};
 use crate::world::{World, replace};
+use testkit::cluster::kubectl::{fed, kubectl};
 
 const ACCOUNT: &str = "linkerd-cni-plugin";
 /// Key that the API server signs tokens with.
@@ -27,7 +26,7 @@ const KEY: &str = "/var/lib/linkerd2-cni-cluster/pki/tokens.key";
 /// meanwhile: only a plugin that sends a request meets the rejection, and reports it to the agent.
 pub fn revoke(world: &mut World) {
     let old = token();
-    let outages = [Cause::Credential, Cause::Copy].map(|cause| world.outages.open(cause));
+    let outages = [Cause::Credential, Cause::Copy].map(outages::open);
     let immutable = Immutable::make(COPY.into());
     agent::revoke_token();
     let begin = Instant::now();
@@ -47,7 +46,7 @@ pub const NOT_YET_VALID: Validity = 3600..90_000;
 pub fn replace_by(world: &World, validity: Validity) {
     let old = agent::agent();
     let invalid = signed_token(validity);
-    let outage = world.outages.open(Cause::Credential);
+    let outage = outages::open(Cause::Credential);
     // Stopped first: a running agent would replace the foreign token at once.
     let stopped = Paused::process(old.pid);
     let kubeconfig = fs::read_to_string(KUBECONFIG).expect("there is a kubeconfig");
@@ -83,19 +82,7 @@ fn signed_token(validity: Validity) -> String {
     });
     let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
     let signed = format!("{}.{}", encode(&json!({"alg": "RS256", "typ": "JWT"})), encode(&claims));
-    let signature = URL_SAFE_NO_PAD.encode(sign(signed.as_bytes()));
-    format!("{signed}.{signature}")
-}
-
-fn sign(text: &[u8]) -> Vec<u8> {
-    let mut openssl = Command::new("openssl")
-        .args(["dgst", "-sha256", "-sign", KEY])
-        .stdin(Stdio::piped())
-        .stdout(Stdio::piped())
-        .spawn()
-        .expect("openssl runs");
-    let mut stdin = openssl.stdin.take().expect("stdin is a pipe");
-    stdin.write_all(text).expect("openssl reads");
-    drop(stdin);
-    openssl.wait_with_output().expect("openssl ends").stdout
+    let mut openssl = Command::new("openssl");
+    let signature = fed(openssl.args(["dgst", "-sha256", "-sign", KEY]), &signed).stdout;
+    format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
 }

@@ -1,7 +1,7 @@
-//! Violations of the invariants, with the action during or after which each was seen.
+//! Violations of the invariants, with the action during or after which each was seen. All threads write to one ledger.
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
@@ -56,65 +56,44 @@ pub struct Performed {
     pub longest_recovery: Duration,
 }
 
-/// What the threads of the program write to.
-#[derive(Clone)]
 pub struct Ledger {
-    begin: Instant,
-    inner: Arc<Mutex<Inner>>,
-}
-
-struct Inner {
     action: &'static str,
-    violations: Vec<Violation>,
-    performed: BTreeMap<&'static str, Performed>,
+    pub violations: Vec<Violation>,
+    pub performed: BTreeMap<&'static str, Performed>,
 }
 
-impl Ledger {
-    pub fn new() -> Ledger {
-        let inner = Inner { action: INSTALL, violations: Vec::new(), performed: BTreeMap::new() };
-        Ledger { begin: Instant::now(), inner: Arc::new(Mutex::new(inner)) }
-    }
+static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+static LEDGER: Mutex<Ledger> =
+    Mutex::new(Ledger { action: INSTALL, violations: Vec::new(), performed: BTreeMap::new() });
 
-    pub fn elapsed(&self) -> Duration {
-        self.begin.elapsed()
-    }
+/// Calls `read` with the ledger.
+pub fn with<T>(read: impl FnOnce(&mut Ledger) -> T) -> T {
+    read(&mut LEDGER.lock().unwrap_or_else(PoisonError::into_inner))
+}
 
-    /// From now on violations are seen with this action.
-    pub fn begin(&self, action: &'static str) {
-        println!("{:>5} s  {action}", self.elapsed().as_secs());
-        self.with(|inner| {
-            inner.action = action;
-            inner.performed.entry(action).or_default().times += 1;
-        });
-    }
+/// From now on violations are seen with this action.
+pub fn begin(action: &'static str) {
+    println!("{:>5} s  {action}", BEGIN.elapsed().as_secs());
+    with(|ledger| {
+        ledger.action = action;
+        ledger.performed.entry(action).or_default().times += 1;
+    });
+}
 
-    /// The current action was over after this time.
-    pub fn recovered(&self, took: Duration) {
-        println!("         recovered after {:.1} s", took.as_secs_f64());
-        self.with(|inner| {
-            let performed = inner.performed.entry(inner.action).or_default();
-            performed.longest_recovery = performed.longest_recovery.max(took);
-        });
-    }
+/// The current action was over after this time.
+pub fn recovered(took: Duration) {
+    println!("         recovered after {:.1} s", took.as_secs_f64());
+    with(|ledger| {
+        let performed = ledger.performed.entry(ledger.action).or_default();
+        performed.longest_recovery = performed.longest_recovery.max(took);
+    });
+}
 
-    pub fn violated(&self, invariant: Invariant, seen: impl Into<String>) {
-        let (second, seen) = (self.elapsed().as_secs(), seen.into());
-        println!("{second:>5} s  VIOLATION of {invariant:?}: {seen}");
-        self.with(|inner| {
-            let action = inner.action;
-            inner.violations.push(Violation { invariant, action, second, seen });
-        });
-    }
-
-    pub fn violations(&self) -> Vec<Violation> {
-        self.with(|inner| inner.violations.clone())
-    }
-
-    pub fn performed(&self) -> BTreeMap<&'static str, Performed> {
-        self.with(|inner| inner.performed.clone())
-    }
-
-    fn with<T>(&self, use_it: impl FnOnce(&mut Inner) -> T) -> T {
-        use_it(&mut self.inner.lock().unwrap_or_else(PoisonError::into_inner))
-    }
+pub fn violated(invariant: Invariant, seen: impl Into<String>) {
+    let (second, seen) = (BEGIN.elapsed().as_secs(), seen.into());
+    println!("{second:>5} s  VIOLATION of {invariant:?}: {seen}");
+    with(|ledger| {
+        let action = ledger.action;
+        ledger.violations.push(Violation { invariant, action, second, seen });
+    });
 }

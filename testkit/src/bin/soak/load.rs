@@ -8,14 +8,17 @@ use std::time::{Duration, Instant};
 
 use crate::api::Api;
 use crate::manifest::{host, manifest, static_path};
-use crate::outages::{Cause, RETRY};
-use crate::pod::{Context, END, Kind, Pod, Source};
+use crate::outages::{self, Cause, RETRY};
+use crate::pod::{END, Kind, Pod, Source};
+use crate::report::spread;
 use crate::running::RunningPods;
-use crate::sandbox;
 use crate::seeded::Break;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
+use serde::Serialize;
+use testkit::cluster::containers::sandboxes;
 use testkit::repeated::Repeated;
+use testkit::until::until;
 
 pub const NAMESPACE: &str = "soak";
 /// Highest number of pods that are not deleted.
@@ -31,24 +34,35 @@ const LAST: Duration = LAST_START.saturating_add(END).saturating_add(RETRY);
 /// What is seen of the load while it runs.
 #[derive(Default)]
 pub struct Seen {
-    /// Pods that were created and got ready while the API server was down.
-    pub unmeshed_without_api: AtomicUsize,
-    pub meshed_without_api: AtomicUsize,
+    /// Unmeshed and meshed pods that were created and got ready while the API server was down.
+    without_api: [AtomicUsize; 2],
     pub running: RunningPods,
 }
 
+impl Seen {
+    /// Numbers of unmeshed and of meshed pods that were created and got ready while the API server was down.
+    pub fn without_api(&self) -> [usize; 2] {
+        self.without_api.each_ref().map(|count| count.load(Ordering::Relaxed))
+    }
+}
+
 /// Figures of the load.
-#[derive(Default)]
+#[derive(Default, Serialize)]
 pub struct LoadFigures {
     pub meshed: usize,
     pub unmeshed: usize,
+    /// Pods that were created and responded while the API server was down.
+    pub unmeshed_without_api: usize,
+    pub meshed_without_api: usize,
     /// Meshed pods that started while another writer had removed the plugin entry; the repair controller repaired them.
     pub repaired: usize,
     /// Number of times that the rules of a pod were listed.
     pub rule_checks: usize,
-    /// Seconds from the creation of an unmeshed pod until it responds, of pods that no outage held back.
-    pub unmeshed_starts: Vec<f64>,
-    pub meshed_starts: Vec<f64>,
+    /// Times from the creation of a pod until it responds, of pods that no outage held back.
+    #[serde(rename = "unmeshed_start", serialize_with = "spread")]
+    pub unmeshed_starts: Vec<Duration>,
+    #[serde(rename = "meshed_start", serialize_with = "spread")]
+    pub meshed_starts: Vec<Duration>,
 }
 
 /// The running load.
@@ -58,10 +72,9 @@ pub struct Load {
 }
 
 impl Load {
-    pub fn start(context: Context, rng: StdRng, seeded: Option<Break>) -> Load {
+    pub fn start(rng: StdRng, seeded: Option<Break>) -> Load {
         let seen = Arc::<Seen>::default();
         let running = Running {
-            context,
             rng,
             api: Api::new(),
             seen: Arc::clone(&seen),
@@ -85,7 +98,6 @@ impl Load {
 }
 
 struct Running {
-    context: Context,
     rng: StdRng,
     api: Api,
     seen: Arc<Seen>,
@@ -99,7 +111,7 @@ struct Running {
 
 impl Running {
     fn create(&mut self) {
-        let is_down = self.context.outages.is_open(Cause::ApiServer);
+        let is_down = outages::is_open(Cause::ApiServer);
         let counts = |pod: &&Pod| pod.deleted.is_none() && (!is_down || pod.source == Source::File);
         let staying = self.pods.iter().filter(counts).count();
         let most = if is_down { MOST_STATIC } else { MOST };
@@ -141,19 +153,19 @@ impl Running {
     }
 
     fn turn(&mut self) {
-        let sandboxes = sandbox::all();
+        let sandboxes = sandboxes();
         for pod in &mut self.pods {
             let had = pod.answered.is_some();
-            pod.observe(sandboxes.get(&pod.name), &self.context);
+            pod.observe(sandboxes.get(&pod.name));
             if !had && pod.answered.is_some() {
                 pod.sandbox.iter().for_each(|sandbox| self.seen.running.insert(&pod.name, sandbox));
-                note_start(pod, &self.context, &self.seen, &mut self.figures);
+                note_start(pod, &self.seen, &mut self.figures);
                 self.seeded.iter().for_each(|bug| bug.harm(pod));
             }
         }
         self.delete_old();
         for pod in &mut self.pods {
-            pod.check_end(&self.context);
+            pod.check_end();
         }
         let figures = &mut self.figures;
         self.pods.retain(|pod| {
@@ -167,12 +179,12 @@ impl Running {
 
     /// Deletes pods some seconds after they got ready.
     fn delete_old(&mut self) {
-        let Running { pods, api, rng, context, seen, .. } = self;
+        let Running { pods, api, rng, seen, .. } = self;
         for pod in pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
             let age = pod.answered.map_or(Duration::ZERO, |answered| answered.elapsed());
             let is_old = age > Duration::from_secs(6) && !pod.is_silent();
             if is_old && rng.random_range(0..40) == 0 && seen.running.remove(&pod.name) {
-                pod.observe_last(context);
+                pod.observe_last();
                 delete(pod, api);
             }
         }
@@ -192,24 +204,26 @@ impl Running {
             thread::sleep(TICK);
         }
         for pod in &mut self.pods {
-            pod.report_leftover(&self.context);
+            pod.report_leftover();
             note_end(pod, &mut self.figures);
         }
+        let figures = &mut self.figures;
+        [figures.unmeshed_without_api, figures.meshed_without_api] = self.seen.without_api();
         self.figures
     }
 }
 
-fn note_start(pod: &Pod, context: &Context, seen: &Seen, figures: &mut LoadFigures) {
-    let took = pod.undisturbed(context).map(|took| took.as_secs_f64());
-    let without_api = pod.without_api && context.outages.is_open(Cause::ApiServer);
+fn note_start(pod: &Pod, seen: &Seen, figures: &mut LoadFigures) {
+    let without_api = pod.without_api && outages::is_open(Cause::ApiServer);
     let LoadFigures { meshed, unmeshed, meshed_starts, unmeshed_starts, .. } = figures;
-    let (counter, number, starts) = match pod.is_meshed() {
-        true => (&seen.meshed_without_api, meshed, meshed_starts),
-        false => (&seen.unmeshed_without_api, unmeshed, unmeshed_starts),
+    let (number, starts) = match pod.is_meshed() {
+        true => (meshed, meshed_starts),
+        false => (unmeshed, unmeshed_starts),
     };
-    counter.fetch_add(usize::from(without_api), Ordering::Relaxed);
+    seen.without_api[usize::from(pod.is_meshed())]
+        .fetch_add(usize::from(without_api), Ordering::Relaxed);
     *number += 1;
-    starts.extend(took);
+    starts.extend(pod.undisturbed());
 }
 
 fn note_end(pod: &Pod, figures: &mut LoadFigures) {
@@ -218,7 +232,7 @@ fn note_end(pod: &Pod, figures: &mut LoadFigures) {
 }
 
 fn delete(pod: &mut Pod, api: &Api) {
-    pod.on_deletion_tried();
+    pod.deletion_tried = true;
     let is_deleted = match pod.source {
         Source::ApiServer => {
             let name = &pod.name;
@@ -232,8 +246,8 @@ fn delete(pod: &mut Pod, api: &Api) {
     pod.deleted = is_deleted.then(Instant::now);
 }
 
-/// The longest start of a few unmeshed pods, in seconds.
-pub fn normal_start(context: &Context) -> Duration {
+/// The longest start of a few unmeshed pods.
+pub fn normal_start() -> Duration {
     let api = Api::new();
     let mut longest = Duration::ZERO;
     for number in 0..4 {
@@ -241,8 +255,8 @@ pub fn normal_start(context: &Context) -> Duration {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
         assert!(api.create(&path, &manifest(&name, Kind::Unmeshed)), "pod {name} is created");
         let mut pod = Pod::new(name, Kind::Unmeshed, Source::ApiServer, false);
-        crate::until::until("an unmeshed pod responds without the plugin", || {
-            pod.observe(sandbox::all().get(&pod.name.clone()), context);
+        until("an unmeshed pod responds without the plugin", || {
+            pod.observe(sandboxes().get(&pod.name.clone()));
             pod.answered.is_some()
         });
         longest = longest.max(pod.created.elapsed());

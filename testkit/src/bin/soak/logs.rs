@@ -6,9 +6,9 @@ use std::io::{BufRead as _, BufReader};
 use serde_json::Value;
 
 use crate::helm::NAMESPACE;
-use crate::ledger::{Invariant, Ledger};
+use crate::ledger::{Invariant, violated};
 use crate::node::Node;
-use crate::outages::{Cause, Outages};
+use crate::outages::{self, Cause};
 
 const AUDIT_LOG: &str = "/var/lib/linkerd2-cni-cluster/audit.log";
 /// What the name of an unmeshed pod begins with.
@@ -16,7 +16,7 @@ const UNMESHED: &str = "unmeshed-";
 
 /// Failed tries of ADD. Those of unmeshed pods, and those without the plugin binary, are violations. Returns the number
 /// of the others.
-pub fn check_kubelet_log(node: &Node, ledger: &Ledger) -> usize {
+pub fn check_kubelet_log(node: &Node) -> usize {
     let log = node.kubelet_log();
     let failures = log.lines().filter(|line| line.contains("Failed to create sandbox for pod"));
     let mut failed = 0;
@@ -28,9 +28,9 @@ pub fn check_kubelet_log(node: &Node, ledger: &Ledger) -> usize {
     });
     for line in of_plugin {
         if line.contains("failed to find plugin") {
-            ledger.violated(Invariant::Files, line);
+            violated(Invariant::Files, line);
         } else if line.contains(UNMESHED) {
-            ledger.violated(Invariant::UnmeshedStart, line);
+            violated(Invariant::UnmeshedStart, line);
         } else {
             failed += 1;
         }
@@ -40,7 +40,7 @@ pub fn check_kubelet_log(node: &Node, ledger: &Ledger) -> usize {
 
 /// The plugin sends no API request for an unmeshed pod while an agent keeps the copy of the node's pods and nothing
 /// disturbs it. The agent sends requests: without any, the log cannot show that.
-pub fn check_audit_log(ledger: &Ledger, outages: &Outages) {
+pub fn check_audit_log() {
     let log = BufReader::new(File::open(AUDIT_LOG).expect("the API server's audit log"));
     let lines = log.lines().map_while(Result::ok);
     let mut of_agent = 0;
@@ -57,14 +57,14 @@ pub fn check_audit_log(ledger: &Ledger, outages: &Outages) {
         let received = humantime::parse_rfc3339(&text(&event["requestReceivedTimestamp"]));
         let age = received.ok().and_then(|received| received.elapsed().ok()).unwrap_or_default();
         let mut causes = [Cause::Copy, Cause::ApiServer].into_iter();
-        let is_disturbed = causes.any(|cause| outages.was_open(cause, age));
+        let is_disturbed = causes.any(|cause| outages::was_open(cause, age));
         if is_of_plugin && name.starts_with(UNMESHED) && !is_disturbed {
             let seen = format!("API request for {name}: {}", event["requestURI"]);
-            ledger.violated(Invariant::UnmeshedStart, seen);
+            violated(Invariant::UnmeshedStart, seen);
         }
     }
     if of_agent == 0 {
         let seen = "the audit log has no API request of the agent";
-        ledger.violated(Invariant::UnmeshedStart, seen);
+        violated(Invariant::UnmeshedStart, seen);
     }
 }

@@ -26,7 +26,6 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,15 +34,13 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use testkit::cluster::{active, agent, helm, node, pods, versions};
-use testkit::until;
 
-use actions::{ACTIONS, Action};
+use actions::Action;
 use helm::Helm;
-use ledger::{INSTALL, Invariant, Ledger};
+use ledger::{INSTALL, Invariant};
 use load::Load;
 use node::{Files, Node};
-use outages::{Cause, Outages};
-use pod::Context;
+use outages::Cause;
 use pods::kubectl;
 use reader::Reader;
 use report::{Pods, Report};
@@ -84,63 +81,48 @@ fn main() -> ExitCode {
     let node = Node::exclusive();
     let before = node.files();
     let bare = fs::read_to_string(active::path("").expect("there is a conflist")).unwrap();
-    let (ledger, outages) = (Ledger::new(), Outages::default());
     kubectl(&["create", "namespace", load::NAMESPACE]);
     pods::until_account(load::NAMESPACE);
 
-    let mut context =
-        Context { ledger: ledger.clone(), outages: outages.clone(), normal: Duration::ZERO };
-    context.normal = load::normal_start(&context);
-    let normal = context.normal.as_secs_f64();
-    println!("an unmeshed pod without the plugin responds after {normal:.1} s");
+    let normal = *pod::NORMAL.get_or_init(load::normal_start);
+    println!("an unmeshed pod without the plugin responds after {normal:.1?}");
     let helm = Helm::new();
-    ledger.begin(INSTALL);
+    ledger::begin(INSTALL);
     helm.run("install", &["--set", VALUES]);
     // A second revision, so that a rollback is possible from the start.
     helm.run("upgrade", &["--reuse-values", "--set", "logLevel=debug"]);
 
     let mut rng = StdRng::seed_from_u64(options.seed);
-    let reader = Reader::start(ledger.clone(), outages.clone());
+    let reader = Reader::start();
     let sampler = Sampler::start();
-    let load = Load::start(context, StdRng::from_rng(&mut rng), options.seeded);
-    let mut world = World {
-        helm,
-        api: api::Api::new(),
-        ledger: ledger.clone(),
-        outages: outages.clone(),
-        rng,
-        load: Arc::clone(&load.seen),
-        bare,
-    };
+    let load = Load::start(StdRng::from_rng(&mut rng), options.seeded);
+    let mut world = World { helm, api: api::Api::new(), rng, load: Arc::clone(&load.seen), bare };
     let span = Duration::from_secs_f64(options.minutes * 60.0);
     match options.seeded {
         Some(seeded) => seeded::run(seeded, &world, span),
         None => disturb(&mut world, &options, span),
     }
     // The rest of the pods' lives.
-    ledger.begin(CALM);
+    ledger::begin(CALM);
     thread::sleep(Duration::from_secs(5));
-    let seen = Arc::clone(&load.seen);
     let figures = load.finish();
-    let resources = sampler.finish(&ledger);
+    let resources = sampler.finish();
     uninstall(&world, &node, &before);
     let reads = reader.finish();
-    let failed_tries = logs::check_kubelet_log(&node, &ledger);
-    logs::check_audit_log(&ledger, &outages);
+    let failed_tries = logs::check_kubelet_log(&node);
+    logs::check_audit_log();
 
-    let without_api = [&seen.unmeshed_without_api, &seen.meshed_without_api]
-        .map(|count| count.load(Ordering::Relaxed));
     let mut names = vec![INSTALL];
-    names.extend(ACTIONS.map(|action| action.name));
+    names.extend(actions::actions().iter().map(|action| action.name));
     names.extend([seeded::TORN, seeded::KILLED, CALM, END]);
     let report = Report {
         seed: options.seed,
         minutes: options.minutes,
         versions: versions::of_node(),
         reads,
-        pods: Pods::of(figures, without_api, failed_tries, normal),
-        actions: report::rows(&ledger, &names),
-        violations: ledger.violations(),
+        pods: Pods { load: figures, failed_tries, normal_start: report::seconds(normal) },
+        actions: report::rows(&names),
+        violations: ledger::with(|ledger| ledger.violations.clone()),
         resources,
     };
     let text = serde_json::to_string_pretty(&report).unwrap();
@@ -157,7 +139,7 @@ fn disturb(world: &mut World, options: &Options, span: Duration) {
         options.only.is_empty() || options.only.iter().any(|part| action.name.contains(part))
     };
     for round in 0.. {
-        let mut actions = ACTIONS.to_vec();
+        let mut actions = actions::actions();
         actions.retain(|action| is_wanted(action) && (round % 3 == 0 || action.keeps_agent));
         assert!(round > 0 || !actions.is_empty(), "no action has such a name");
         actions.shuffle(&mut world.rng);
@@ -175,23 +157,23 @@ fn disturb(world: &mut World, options: &Options, span: Duration) {
 fn perform(action: Action, world: &mut World) {
     let done = catch_unwind(AssertUnwindSafe(|| action.perform(world)));
     if let Err(panic) = done {
-        world.ledger.violated(Invariant::Recovery, testkit::panic_message(&*panic));
+        ledger::violated(Invariant::Recovery, testkit::panic_message(&*panic));
     }
 }
 
 fn uninstall(world: &World, node: &Node, before: &Files) {
     // The agent removes the plugin entry, and then binary and kubeconfig.
-    let _unchained = world.outages.open(Cause::Unchained);
-    world.ledger.begin(END);
+    let _unchained = outages::open(Cause::Unchained);
+    ledger::begin(END);
     let begin = Instant::now();
     world.helm.uninstall();
     while node.files() != *before {
         if begin.elapsed() > UNINSTALL {
             let names: Vec<_> = node.files().into_keys().collect();
             let seen = format!("the node has other files than before: {names:?}");
-            return world.ledger.violated(Invariant::Uninstall, seen);
+            return ledger::violated(Invariant::Uninstall, seen);
         }
         thread::sleep(Duration::from_millis(200));
     }
-    world.ledger.recovered(begin.elapsed());
+    ledger::recovered(begin.elapsed());
 }

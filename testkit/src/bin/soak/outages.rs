@@ -1,6 +1,6 @@
 //! Times in which something outside of the plugin's promises held pods back, or changed the node's files.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 /// Time after an outage in which its consequences go on: kubelet and the controllers retry after up to 15 s.
@@ -32,77 +32,62 @@ struct Outage {
 }
 
 /// All outages so far.
-#[derive(Clone, Default)]
-pub struct Outages(Arc<Mutex<Vec<Outage>>>);
+static OUTAGES: Mutex<Vec<Outage>> = Mutex::new(Vec::new());
 
-/// An open outage. Dropping the value closes it.
-pub struct OpenOutage {
-    outages: Outages,
-    cause: Cause,
+fn all() -> MutexGuard<'static, Vec<Outage>> {
+    OUTAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-impl Outages {
-    pub fn open(&self, cause: Cause) -> OpenOutage {
-        let outage = Outage { cause, begin: Instant::now(), end: None };
-        self.with(|all| all.push(outage));
-        OpenOutage { outages: self.clone(), cause }
-    }
+/// An open outage. Dropping the value closes it.
+pub struct OpenOutage(Cause);
 
-    pub fn is_open(&self, cause: Cause) -> bool {
-        self.with(|all| all.iter().any(|outage| outage.cause == cause && outage.end.is_none()))
-    }
+pub fn open(cause: Cause) -> OpenOutage {
+    all().push(Outage { cause, begin: Instant::now(), end: None });
+    OpenOutage(cause)
+}
 
-    /// Whether there was an outage of this cause after `begin`, or shortly before.
-    pub fn since(&self, cause: Cause, begin: Instant) -> bool {
-        self.with(|all| {
-            let mut of_cause = all.iter().filter(|outage| outage.cause == cause);
-            of_cause.any(|outage| outage.end.is_none_or(|end| end + RETRY >= begin))
-        })
-    }
+pub fn is_open(cause: Cause) -> bool {
+    all().iter().any(|outage| outage.cause == cause && outage.end.is_none())
+}
 
-    /// Whether there was an outage of this cause, or its retries, at the time that is `age` ago.
-    pub fn was_open(&self, cause: Cause, age: Duration) -> bool {
-        self.with(|all| {
-            let mut of_cause = all.iter().filter(|outage| outage.cause == cause);
-            of_cause.any(|outage| {
-                let ended = outage.end.map_or(Duration::ZERO, |end| (end + RETRY).elapsed());
-                outage.begin.elapsed() >= age && ended <= age
-            })
-        })
-    }
+/// Whether there was an outage of this cause after `begin`, or shortly before.
+pub fn since(cause: Cause, begin: Instant) -> bool {
+    let ended = |outage: &Outage| outage.end.is_some_and(|end| end + RETRY < begin);
+    all().iter().any(|outage| outage.cause == cause && !ended(outage))
+}
 
-    /// The time from `begin` until now that is in no outage of these causes, nor in the retries after it.
-    pub fn elapsed_outside(&self, causes: &[Cause], begin: Instant) -> Duration {
-        let now = Instant::now();
-        let mut inside: Vec<(Instant, Instant)> = self.with(|all| {
-            let of_causes = all.iter().filter(|outage| causes.contains(&outage.cause));
-            let spans = of_causes.map(|outage| {
-                let end = outage.end.map_or(now, |end| end + RETRY);
-                (outage.begin.max(begin), end.min(now))
-            });
-            spans.filter(|(from, to)| from < to).collect()
-        });
-        inside.sort();
-        let (mut outside, mut covered) = (Duration::ZERO, begin);
-        for (from, to) in inside {
-            outside += from.saturating_duration_since(covered);
-            covered = covered.max(to);
-        }
-        outside + now.saturating_duration_since(covered)
-    }
+/// Whether there was an outage of this cause, or its retries, at the time that is `age` ago.
+pub fn was_open(cause: Cause, age: Duration) -> bool {
+    all().iter().filter(|outage| outage.cause == cause).any(|outage| {
+        let ended = outage.end.map_or(Duration::ZERO, |end| (end + RETRY).elapsed());
+        outage.begin.elapsed() >= age && ended <= age
+    })
+}
 
-    fn with<T>(&self, use_all: impl FnOnce(&mut Vec<Outage>) -> T) -> T {
-        use_all(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+/// The time from `begin` until now that is in no outage of these causes, nor in the retries after it.
+pub fn elapsed_outside(causes: &[Cause], begin: Instant) -> Duration {
+    let now = Instant::now();
+    let all = all();
+    let of_causes = all.iter().filter(|outage| causes.contains(&outage.cause));
+    let spans = of_causes.map(|outage| {
+        let end = outage.end.map_or(now, |end| end + RETRY);
+        (outage.begin.max(begin), end.min(now))
+    });
+    let mut inside: Vec<(Instant, Instant)> = spans.filter(|(from, to)| from < to).collect();
+    inside.sort();
+    let (mut outside, mut covered) = (Duration::ZERO, begin);
+    for (from, to) in inside {
+        outside += from.saturating_duration_since(covered);
+        covered = covered.max(to);
     }
+    outside + now.saturating_duration_since(covered)
 }
 
 impl Drop for OpenOutage {
     fn drop(&mut self) {
-        let is_open = |outage: &&mut Outage| outage.cause == self.cause && outage.end.is_none();
-        self.outages.with(|all| {
-            if let Some(outage) = all.iter_mut().find(is_open) {
-                outage.end = Some(Instant::now());
-            }
-        });
+        let is_open = |outage: &&mut Outage| outage.cause == self.0 && outage.end.is_none();
+        if let Some(outage) = all().iter_mut().find(is_open) {
+            outage.end = Some(Instant::now());
+        }
     }
 }

@@ -1,11 +1,14 @@
 //! One pod of the load: what it must do, and what it has done so far.
 
 use std::collections::BTreeSet;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
-use crate::ledger::{Invariant, Ledger};
-use crate::outages::{Cause, Outages};
-use crate::sandbox::{Rules, Sandbox};
+use testkit::cluster::containers::Sandbox;
+
+use crate::ledger::{self, Invariant};
+use crate::outages::{self, Cause};
+use crate::sandbox::{self, Rules};
 
 /// Bounds beyond a pod's normal time, on a machine with two processors.
 const UNMESHED: Duration = Duration::from_secs(45);
@@ -37,13 +40,8 @@ pub enum Source {
     File,
 }
 
-/// What the load shares with its pods.
-pub struct Context {
-    pub ledger: Ledger,
-    pub outages: Outages,
-    /// The longest start of an unmeshed pod without the plugin.
-    pub normal: Duration,
-}
+/// The longest start of an unmeshed pod without the plugin. Until it is measured there is no bound.
+pub static NORMAL: OnceLock<Duration> = OnceLock::new();
 
 /// A pod.
 pub struct Pod {
@@ -64,7 +62,7 @@ pub struct Pod {
     pub rule_checks: usize,
     checked: Instant,
     /// Whether a deletion was tried. The API server may have performed it also if it did not respond.
-    deletion_tried: bool,
+    pub deletion_tried: bool,
     /// Consecutive checks without a response, up to now, of a pod that has responded.
     silent_checks: usize,
     /// What was reported already.
@@ -98,36 +96,36 @@ impl Pod {
     }
 
     /// Takes note of the pod's sandbox, and checks the pod.
-    pub fn observe(&mut self, found: Option<&Sandbox>, context: &Context) {
+    pub fn observe(&mut self, found: Option<&Sandbox>) {
         if self.deleted.is_some() {
             return;
         }
         if let Some(sandbox) = found.filter(|found| self.sandbox.as_ref() != Some(*found)) {
-            self.on_sandbox(sandbox, context);
+            self.on_sandbox(sandbox);
         }
         let Some(sandbox) = self.sandbox.clone() else {
-            return self.check_start(context);
+            return self.check_start();
         };
         if self.checked.elapsed() > CHECK || self.answered.is_none() {
-            self.check_response(&sandbox, context);
+            self.check_response(&sandbox);
         }
         if self.checked.elapsed() > CHECK {
-            self.check_rules(&sandbox, context);
+            self.check_rules(&sandbox);
         }
-        self.check_start(context);
+        self.check_start();
     }
 
     /// Checks the rules of a pod that is about to be deleted.
-    pub fn observe_last(&mut self, context: &Context) {
+    pub fn observe_last(&mut self) {
         if let Some(sandbox) = self.sandbox.clone() {
-            self.check_rules(&sandbox, context);
+            self.check_rules(&sandbox);
         }
     }
 
     /// Time since the creation, if nothing held the pod back.
-    pub fn undisturbed(&self, context: &Context) -> Option<Duration> {
+    pub fn undisturbed(&self) -> Option<Duration> {
         let elapsed = self.created.elapsed();
-        let outside = context.outages.elapsed_outside(self.held_by(), self.created);
+        let outside = outages::elapsed_outside(self.held_by(), self.created);
         (outside >= elapsed).then_some(elapsed)
     }
 
@@ -136,24 +134,19 @@ impl Pod {
         self.silent_checks > 0 && !self.reported.contains(&Invariant::Running)
     }
 
-    /// Notes that a deletion begins, whether or not it succeeds.
-    pub fn on_deletion_tried(&mut self) {
-        self.deletion_tried = true;
-    }
-
     /// Takes note of a sandbox, and checks its rules. A pod that has responded keeps its sandbox.
-    fn on_sandbox(&mut self, sandbox: &Sandbox, context: &Context) {
+    fn on_sandbox(&mut self, sandbox: &Sandbox) {
         if let Some(old) = self.sandbox.replace(sandbox.clone()) {
             let seen = format!("has netns {:?} after {:?}", sandbox.netns, old.netns);
-            self.report_death(context, &seen);
+            self.report_death(&seen);
         }
         // ADD used a network config without the plugin entry. Only another writer may have caused that.
         let foreign = [Cause::Unchained, Cause::NoConflist];
-        let is_foreign = foreign.iter().any(|cause| context.outages.since(*cause, self.created));
+        let is_foreign = foreign.iter().any(|cause| outages::since(*cause, self.created));
         if self.is_meshed() && !sandbox.has_entry && is_foreign {
             self.repair_by = Some(Instant::now() + REPAIR);
         }
-        self.check_rules(sandbox, context);
+        self.check_rules(sandbox);
     }
 
     /// Whether the pod still may wait for a repair.
@@ -162,45 +155,45 @@ impl Pod {
     }
 
     /// The repair controller needs the API server: its time begins anew after an outage.
-    fn extend_repair_deadline(&mut self, context: &Context) {
+    fn extend_repair_deadline(&mut self) {
         let causes = [Cause::ApiServer, Cause::Node];
-        if causes.iter().any(|cause| context.outages.is_open(*cause)) {
+        if causes.iter().any(|cause| outages::is_open(*cause)) {
             let extended = Instant::now() + REPAIR;
             self.repair_by = self.repair_by.map(|by| by.max(extended));
         }
     }
 
-    fn check_rules(&mut self, sandbox: &Sandbox, context: &Context) {
+    fn check_rules(&mut self, sandbox: &Sandbox) {
         self.checked = Instant::now();
         self.rule_checks += 1;
-        self.extend_repair_deadline(context);
-        match (sandbox.rules(), self.is_meshed()) {
-            (Rules::Gone, _) => self.report_death(context, "has no netns"),
-            (Rules::Unreadable(error), true) => self.report_missing_rules(context, &error),
+        self.extend_repair_deadline();
+        match (sandbox::rules(sandbox), self.is_meshed()) {
+            (Rules::Gone, _) => self.report_death("has no netns"),
+            (Rules::Unreadable(error), true) => self.report_missing_rules(&error),
             (Rules::Nothing, false) => {}
             (Rules::All, true) => self.repaired |= self.repair_by.is_some(),
             (rules, true) => {
                 if !self.awaits_repair() {
-                    self.report_missing_rules(context, &format!("{rules:?}"));
+                    self.report_missing_rules(&format!("{rules:?}"));
                 }
             }
             (rules, false) => {
-                self.report(context, Invariant::UnmeshedRules, &format!("has {rules:?}"));
+                self.report(Invariant::UnmeshedRules, &format!("has {rules:?}"));
             }
         }
     }
 
-    fn check_response(&mut self, sandbox: &Sandbox, context: &Context) {
-        let Some(response) = sandbox.response() else {
-            return self.on_silence(context);
+    fn check_response(&mut self, sandbox: &Sandbox) {
+        let Some(response) = sandbox::response(sandbox) else {
+            return self.on_silence();
         };
         self.silent_checks = 0;
         let past_proxy = response.starts_with("app-of");
         if past_proxy && self.is_meshed() {
-            self.extend_repair_deadline(context);
-            if !self.awaits_repair() && sandbox.rules() != Rules::Gone {
+            self.extend_repair_deadline();
+            if !self.awaits_repair() && sandbox::rules(sandbox) != Rules::Gone {
                 let seen = format!("reached without the proxy: {response}");
-                self.report_missing_rules(context, &seen);
+                self.report_missing_rules(&seen);
             }
             return;
         }
@@ -208,34 +201,34 @@ impl Pod {
     }
 
     /// Takes note of a check without a response.
-    fn on_silence(&mut self, context: &Context) {
+    fn on_silence(&mut self) {
         self.silent_checks += usize::from(self.answered.is_some());
         if self.silent_checks >= SILENT_CHECKS {
-            self.report_death(context, "responds no more");
+            self.report_death("responds no more");
         }
     }
 
     /// Reports that a pod that has responded does not run on, unless its deletion was tried.
-    fn report_death(&mut self, context: &Context, seen: &str) {
+    fn report_death(&mut self, seen: &str) {
         if self.answered.is_some() && !self.deletion_tried {
-            self.report(context, Invariant::Running, seen);
+            self.report(Invariant::Running, seen);
         }
     }
 
-    fn report_missing_rules(&mut self, context: &Context, seen: &str) {
+    fn report_missing_rules(&mut self, seen: &str) {
         let how = if self.repair_by.is_some() { "was not repaired: " } else { "" };
-        self.report(context, Invariant::MeshedRules, &format!("{how}{seen}"));
+        self.report(Invariant::MeshedRules, &format!("{how}{seen}"));
     }
 
     /// Reports each invariant once.
-    fn report(&mut self, context: &Context, invariant: Invariant, seen: &str) {
+    fn report(&mut self, invariant: Invariant, seen: &str) {
         if self.reported.insert(invariant) {
             let seen = format!("{} ({:?}, {:?}) {seen}", self.name, self.kind, self.source);
-            context.ledger.violated(invariant, seen);
+            ledger::violated(invariant, seen);
         }
     }
 
-    fn check_start(&mut self, context: &Context) {
+    fn check_start(&mut self) {
         if self.answered.is_some() {
             return;
         }
@@ -244,10 +237,10 @@ impl Pod {
             _ if self.repair_by.is_some() => (Invariant::MeshedStart, MESHED + REPAIR),
             _ => (Invariant::MeshedStart, MESHED),
         };
-        let took = context.outages.elapsed_outside(self.held_by(), self.created);
-        if took > context.normal + bound {
+        let took = outages::elapsed_outside(self.held_by(), self.created);
+        if took > NORMAL.get().copied().unwrap_or(Duration::MAX).saturating_add(bound) {
             let state = if self.sandbox.is_some() { "added" } else { "not added" };
-            self.report(context, invariant, &format!("{state}, not ready after {took:.0?}"));
+            self.report(invariant, &format!("{state}, not ready after {took:.0?}"));
         }
     }
 
@@ -263,21 +256,21 @@ impl Pod {
     }
 
     /// Reports a pod that is still there at the end of the load, unless its end is reported.
-    pub fn report_leftover(&mut self, context: &Context) {
+    pub fn report_leftover(&mut self) {
         let state = if self.deleted.is_some() { "deleted" } else { "not deleted" };
-        self.report(context, Invariant::End, &format!("is left at the end of the load, {state}"));
+        self.report(Invariant::End, &format!("is left at the end of the load, {state}"));
     }
 
     /// Checks that the deleted pod goes away.
-    pub fn check_end(&mut self, context: &Context) {
+    pub fn check_end(&mut self) {
         let Some(deleted) = self.deleted else {
             return;
         };
         let causes = [Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::NoKubeconfig];
-        let took = context.outages.elapsed_outside(&causes, deleted);
+        let took = outages::elapsed_outside(&causes, deleted);
         if took > END {
             let seen = format!("has a network {took:.0?} after its deletion");
-            self.report(context, Invariant::End, &seen);
+            self.report(Invariant::End, &seen);
         }
     }
 }

@@ -11,9 +11,10 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use crate::ledger::{Invariant, Ledger};
-use crate::sandbox::Sandbox;
-use crate::until::until;
+use testkit::cluster::containers::Sandbox;
+use testkit::until::until;
+
+use crate::ledger::{self, Invariant};
 
 /// Program of the pods' containers.
 const PROBE: &str = "/probe\0";
@@ -46,9 +47,10 @@ impl RunningPods {
     }
 
     /// Checks that `disturb` leaves all pods the netns and processes that they have. No pod is deleted meanwhile.
-    pub fn survive(&self, ledger: &Ledger, disturb: impl FnOnce()) {
+    pub fn survive(&self, disturb: impl FnOnce()) {
         until("a pod has responded", || !self.state().netns.is_empty());
-        let _held = Held::new(self);
+        self.state().is_held = true;
+        let _held = Held(self);
         let before = self.state().netns.clone();
         let processes: BTreeMap<_, _> =
             before.values().map(|netns| (netns, found(netns))).collect();
@@ -58,7 +60,7 @@ impl RunningPods {
             let (had, has) = (&processes[netns], found(netns));
             if had.is_empty() || !had.is_subset(&has) {
                 let seen = format!("pod {name} had processes {had:?} in {netns:?}, now {has:?}");
-                ledger.violated(Invariant::Running, seen);
+                ledger::violated(Invariant::Running, seen);
             }
         }
         println!("         {} pods ran before, and were compared", before.len());
@@ -79,13 +81,6 @@ impl RunningPods {
 
 /// Holds back deletions until it is dropped.
 struct Held<'a>(&'a RunningPods);
-
-impl Held<'_> {
-    fn new(pods: &RunningPods) -> Held<'_> {
-        pods.state().is_held = true;
-        Held(pods)
-    }
-}
 
 impl Drop for Held<'_> {
     fn drop(&mut self) {

@@ -1,22 +1,21 @@
 //! Restarts of the container runtime.
 
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::node::{kill_component, start_missing_components};
-use crate::outages::Cause;
+use crate::outages::{self, Cause};
 use crate::world::World;
+use testkit::cluster::containers::ctr;
 
 /// Bound of the time in which containerd serves pods after its restart.
 const RUNTIME: Duration = Duration::from_secs(120);
-const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
 
 /// Kills containerd and starts it again. All pods have to survive that.
 pub fn restart(world: &mut World) {
-    world.load.running.survive(&world.ledger, || {
+    world.load.running.survive(|| {
         {
-            let _down = world.outages.open(Cause::Node);
+            let _down = outages::open(Cause::Node);
             kill_component("containerd");
             start_missing_components();
             start_cri();
@@ -39,9 +38,7 @@ fn start_cri() {
 }
 
 fn has_cri() -> bool {
-    let list = ["--address", CONTAINERD, "plugins", "list"];
-    let output = Command::new("ctr").args(list).output().expect("ctr runs");
-    let text = String::from_utf8_lossy(&output.stdout).into_owned();
+    let text = ctr(&["plugins", "list"]);
     let mut cri = text.lines().filter(|line| line.split_whitespace().nth(1) == Some("cri"));
     cri.any(|line| line.trim_end().ends_with("ok"))
 }

@@ -4,8 +4,10 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::ledger;
 use crate::pod::Pod;
 use crate::running;
+use crate::sandbox::nft;
 use crate::world::{World, replace};
 use testkit::cluster::active;
 
@@ -29,7 +31,11 @@ impl Break {
     /// Harms a pod that has just responded.
     pub fn harm(self, pod: &Pod) {
         match (self, &pod.sandbox) {
-            (Break::Rules, Some(sandbox)) if pod.is_meshed() => sandbox.flush(),
+            (Break::Rules, Some(sandbox)) if pod.is_meshed() => {
+                if let Err(error) = nft(sandbox, &["flush", "ruleset"]) {
+                    println!("         the rules of {} are not flushed: {error}", pod.name);
+                }
+            }
             (Break::Pods, Some(sandbox)) => running::kill_all(&sandbox.netns),
             _ => {}
         }
@@ -42,7 +48,7 @@ pub fn run(seeded: Break, world: &World, span: Duration) {
     while begin.elapsed() < span {
         thread::sleep(Duration::from_secs(5));
         match seeded {
-            Break::Conflist => tear(world),
+            Break::Conflist => tear(),
             Break::Processes => kill_processes(world),
             Break::Rules | Break::Pods => {}
         }
@@ -50,8 +56,8 @@ pub fn run(seeded: Break, world: &World, span: Duration) {
 }
 
 /// Cuts the conflist for a moment, as a program does that writes the file in place.
-fn tear(world: &World) {
-    world.ledger.begin(TORN);
+fn tear() {
+    ledger::begin(TORN);
     let Some(path) = active::path("") else {
         return;
     };
@@ -63,7 +69,7 @@ fn tear(world: &World) {
 
 /// Kills a container of a pod where all pods have to survive, as a restart of the container runtime may.
 fn kill_processes(world: &World) {
-    world.ledger.begin(KILLED);
+    ledger::begin(KILLED);
     let running = &world.load.running;
-    running.survive(&world.ledger, || running.kill_container_of_one());
+    running.survive(|| running.kill_container_of_one());
 }

@@ -9,12 +9,11 @@ use std::time::{Duration, Instant};
 use crate::agent;
 use crate::api::Api;
 use crate::helm::{Helm, NAMESPACE};
-use crate::ledger::{Invariant, Ledger};
+use crate::ledger::{self, Invariant};
 use crate::load::Seen;
-use crate::outages::Outages;
 use crate::pods::command;
-use crate::reader::{self, State};
 use rand::rngs::StdRng;
+use testkit::cluster::active::{self, State};
 
 /// Bound of a recovery. Kubelet restarts a killed container after up to 40 s when it was killed before, and the API
 /// server caches a token review for 10 s.
@@ -24,8 +23,6 @@ const RECOVERY: Duration = Duration::from_secs(150);
 pub struct World {
     pub helm: Helm,
     pub api: Api,
-    pub ledger: Ledger,
-    pub outages: Outages,
     pub rng: StdRng,
     pub load: Arc<Seen>,
     /// The conflist without the plugin entry.
@@ -39,22 +36,20 @@ impl World {
         while !is_recovered() {
             if begin.elapsed() > RECOVERY {
                 let seen = format!("not recovered after {RECOVERY:?}: {}", self.state());
-                return self.ledger.violated(Invariant::Recovery, seen);
+                return ledger::violated(Invariant::Recovery, seen);
             }
             thread::sleep(Duration::from_millis(100));
         }
-        self.ledger.recovered(begin.elapsed());
+        ledger::recovered(begin.elapsed());
     }
 
     /// Whether the plugin is installed, and the only agent and its repair controller are ready.
     fn is_healthy(&self) -> bool {
-        reader::now() == State::Installed
-            && self.agent_address().is_some_and(|address| self.is_ready(&address))
-    }
-
-    fn is_ready(&self, address: &str) -> bool {
-        let mut ports = [9990, 9991].into_iter();
-        ports.all(|port| self.api.is_ok(&format!("http://{address}:{port}/ready")))
+        active::state("") == State::Installed
+            && self.agent_address().is_some_and(|address| {
+                let is_ready = |port| self.api.is_ok(&format!("http://{address}:{port}/ready"));
+                [9990, 9991].into_iter().all(is_ready)
+            })
     }
 
     /// The address of the only agent, if there is no other one.
@@ -73,19 +68,11 @@ impl World {
     /// Describes why the node is not healthy.
     fn state(&self) -> String {
         let agents = agent::find_agent().map(|agent| (agent.pod, agent.ready));
-        let logs = [
-            "logs",
-            "-n",
-            NAMESPACE,
-            "-l",
-            "k8s-app=linkerd-cni",
-            "--tail=15",
-            "--prefix",
-            "--all-containers",
-        ];
-        let logs = command(&logs).output().map(|logs| logs.stdout).unwrap_or_default();
-        let logs = String::from_utf8_lossy(&logs);
-        format!("files {:?}, agent and its readiness {agents:?}, its log: {logs}", reader::now())
+        let logs = format!("logs -n {NAMESPACE} -l k8s-app=linkerd-cni --tail=15 --prefix");
+        let logs = command(&logs).arg("--all-containers").output();
+        let logs = logs.map(|logs| logs.stdout).unwrap_or_default();
+        let (files, logs) = (active::state(""), String::from_utf8_lossy(&logs));
+        format!("files {files:?}, agent and its readiness {agents:?}, its log: {logs}")
     }
 }
 
