@@ -35,8 +35,7 @@ impl ControlPlane {
     /// Starts both processes. `pki` has `ca.crt`, `apiserver.crt`, `apiserver.key`, `tokens.pub` and
     /// `tokens.key`.
     pub fn start(pki: &Path, state: &Path) -> anyhow::Result<ControlPlane> {
-        let ports = free_ports::<3>()?;
-        let [etcd_port, peer_port, port] = ports;
+        let [etcd_port, peer_port, port] = free_ports()?;
         let etcd = start_etcd(state, etcd_port, peer_port)?;
         fs::write(state.join("tokens.csv"), format!("{ADMIN_TOKEN},admin,0,system:masters\n"))?;
         fs::write(state.join("audit.yaml"), AUDIT_POLICY)?;
@@ -121,18 +120,9 @@ fn start_etcd(state: &Path, port: u16, peer_port: u16) -> anyhow::Result<KilledO
         .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
         .args(["--initial-cluster", &format!("default={peer_url}")])
         .args(["--unsafe-no-fsync", "--quota-backend-bytes", "8000000000"])
-        .args([progress_flag()?, "5s"]);
+        // Experimental before etcd 3.6, which still takes this name.
+        .args(["--experimental-watch-progress-notify-interval", "5s"]);
     spawn(command, &state.join("etcd.log"))
-}
-
-/// The flag's name in the installed etcd: before 3.6 it is experimental.
-fn progress_flag() -> anyhow::Result<&'static str> {
-    const FLAG: &str = "--watch-progress-notify-interval";
-    let help = Command::new("etcd").arg("--help").output()?;
-    let help = [help.stdout, help.stderr].concat();
-    let is_stable =
-        String::from_utf8_lossy(&help).lines().any(|line| line.trim().starts_with(FLAG));
-    Ok(if is_stable { FLAG } else { "--experimental-watch-progress-notify-interval" })
 }
 
 fn start_apiserver(
@@ -169,13 +159,11 @@ fn spawn(mut command: Command, log: &Path) -> anyhow::Result<KilledOnDrop> {
 }
 
 /// Ports that are free now.
-fn free_ports<const COUNT: usize>() -> anyhow::Result<[u16; COUNT]> {
-    let mut listeners = Vec::new();
-    let mut ports = [0; COUNT];
-    for port in &mut ports {
-        let listener = TcpListener::bind("127.0.0.1:0")?;
-        *port = listener.local_addr()?.port();
-        listeners.push(listener);
+fn free_ports() -> anyhow::Result<[u16; 3]> {
+    let listeners = [(); 3].map(|()| TcpListener::bind("127.0.0.1:0"));
+    let mut ports = [0; 3];
+    for (port, listener) in ports.iter_mut().zip(listeners) {
+        *port = listener?.local_addr()?.port();
     }
     Ok(ports)
 }

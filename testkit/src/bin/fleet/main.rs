@@ -4,14 +4,11 @@
 //! Each simulated node is a Node object with meshed pods, and two real processes: the agent and
 //! the repair controller, with directories of their own. No kubelet runs.
 
-mod audit_log;
-mod checks;
 mod control_plane;
-mod metrics;
 mod node;
 mod objects;
 mod phase;
-mod report;
+mod requests;
 
 use std::fs;
 use std::path::PathBuf;
@@ -19,11 +16,11 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use clap::Parser;
+use serde_json::{Value, json};
 
 use control_plane::ControlPlane;
-use node::Fleet;
+use node::{AGENT, Fleet, REPAIR_CONTROLLER};
 use phase::Recorder;
-use report::Run;
 
 /// Measures the load that agents and repair controllers put on an API server.
 #[derive(Parser)]
@@ -55,56 +52,55 @@ struct Options {
 }
 
 fn main() -> ExitCode {
-    let options = Options::parse();
-    let mut broken = Vec::new();
-    let mut memory = Vec::new();
-    for &nodes in &options.nodes {
-        match run(&options, nodes) {
-            Ok(run) => {
-                println!("{}", run.markdown());
-                memory.push(run.memory_json());
-                broken.extend(checks::broken_limits(&run));
-            }
-            Err(error) => {
-                eprintln!("fleet: {nodes} nodes: {error:#}");
-                return ExitCode::FAILURE;
-            }
+    match run_all(&Options::parse()) {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("fleet: {error:#}");
+            ExitCode::FAILURE
         }
     }
-    if let Some(path) = &options.json
-        && let Err(error) = fs::write(path, serde_json::Value::from(memory).to_string())
-    {
-        eprintln!("fleet: {}: {error}", path.display());
-        return ExitCode::FAILURE;
+}
+
+fn run_all(options: &Options) -> anyhow::Result<ExitCode> {
+    let (mut memory, mut broken) = (Vec::new(), Vec::new());
+    for &nodes in &options.nodes {
+        memory.push(run(options, nodes, &mut broken)?);
+    }
+    if let Some(path) = &options.json {
+        fs::write(path, Value::from(memory).to_string())?;
     }
     for limit in &broken {
         eprintln!("fleet: {limit}");
     }
-    ExitCode::from(u8::from(options.check && !broken.is_empty()))
+    Ok(ExitCode::from(u8::from(options.check && !broken.is_empty())))
 }
 
-/// Runs one fleet through all phases.
-fn run(options: &Options, nodes: usize) -> anyhow::Result<Run> {
-    let state = options.state.join(nodes.to_string());
+/// Runs one fleet through all phases and prints the results as Markdown. Adds a sentence to `broken` for each limit that
+/// the fleet breaks. Returns the memory of the programs, for scripts/benchmarks.
+fn run(options: &Options, nodes: usize, broken: &mut Vec<String>) -> anyhow::Result<Value> {
+    let (state, pods) = (options.state.join(nodes.to_string()), options.pods);
     fs::create_dir_all(&state)?;
-    let mut control_plane = ControlPlane::start(&options.state, &state)?;
-    objects::create(&control_plane, &options.manifests, nodes, options.pods)?;
-    eprintln!("fleet: {nodes} nodes: created the objects");
-    let mut fleet = Fleet::prepare(&control_plane, &options.programs, &state, nodes, options.pods)?;
+    let control_plane = ControlPlane::start(&options.state, &state)?;
+    objects::create(&control_plane, &options.manifests, nodes, pods)?;
+    let mut fleet = Fleet::prepare(&control_plane, &options.programs, &state, nodes, pods)?;
 
-    let mut recorder = Recorder::new(&control_plane, nodes)?;
-    let baseline = recorder.observe(&control_plane, options.idle.min(Duration::from_secs(20)))?;
-    eprintln!("fleet: {nodes} nodes: starting");
+    println!("\n## {nodes} nodes with {pods} meshed pods each\n\n{}", phase::HEADER);
+    let mut recorder = Recorder::new(control_plane, nodes)?;
+    let calm = options.idle.min(Duration::from_secs(20));
+    let mut phases = vec![recorder.observe("before the start", calm)?];
     fleet.start()?;
-    let start = recorder.until_connected(&control_plane, &fleet)?;
-    eprintln!("fleet: {nodes} nodes: start: {}", start.summary());
-    let memory = fleet.memory();
-    let idle = recorder.observe(&control_plane, options.idle)?;
-    eprintln!("fleet: {nodes} nodes: idle: {}; restarting the API server", idle.summary());
-    control_plane.restart()?;
-    recorder.restarted(&control_plane)?;
-    let restart = recorder.until_connected(&control_plane, &fleet)?;
-    eprintln!("fleet: {nodes} nodes: restart: {}", restart.summary());
+    phases.push(recorder.until_connected(phase::START, &fleet)?);
+    let [agent, controller] = [AGENT, REPAIR_CONTROLLER].map(|program| fleet.memory(program));
+    phases.push(recorder.observe(phase::IDLE, options.idle)?);
+    recorder.restart()?;
+    phases.push(recorder.until_connected(phase::RESTART, &fleet)?);
     drop(fleet);
-    Ok(Run { nodes, pods: options.pods, memory, baseline, start, idle, restart })
+    for phase in &phases {
+        phase.print_requests();
+    }
+    println!("- proportional set size: agent {agent} KiB, repair controller {controller} KiB");
+    broken.extend(phases[1..].iter().flat_map(|phase| phase.broken_limits(nodes)));
+    Ok(
+        json!({"nodes": nodes, "pods": pods, "agent_kib": agent, "repair_controller_kib": controller}),
+    )
 }

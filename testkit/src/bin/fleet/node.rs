@@ -1,12 +1,11 @@
 //! The processes of the simulated nodes.
 
-use std::fs::{self, File, Permissions};
-use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::fs::{self, File};
+use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::time::Duration;
 
 use anyhow::Context as _;
 use linkerd2_cni::kube::Client;
@@ -18,8 +17,8 @@ use testkit::child::KilledOnDrop;
 use crate::control_plane::ControlPlane;
 use crate::objects::{NAMESPACE, SERVICE_ACCOUNT, agent_pod_name, in_parallel, node_name};
 
-const AGENT: &str = "linkerd2-cni-install";
-const REPAIR_CONTROLLER: &str = "linkerd-cni-repair-controller";
+pub const AGENT: &str = "linkerd2-cni-install";
+pub const REPAIR_CONTROLLER: &str = "linkerd-cni-repair-controller";
 /// User of the first node's processes. The kernel limits inotify instances per user, so each node
 /// has a user of its own.
 const FIRST_USER: u32 = 200_000;
@@ -39,12 +38,6 @@ pub struct Fleet {
     processes: Vec<KilledOnDrop>,
 }
 
-/// Memory of the processes of one program.
-pub struct Memory {
-    pub agent_kib: u64,
-    pub repair_controller_kib: u64,
-}
-
 impl Fleet {
     /// Lays out the directories of `nodes` nodes with `pods` meshed pods each, and with a token bound to the node's agent pod.
     pub fn prepare(
@@ -57,12 +50,11 @@ impl Fleet {
         fs::create_dir_all(state.join("image"))?;
         // The self-test is off, so that the plugin is never run.
         let plugin = state.join("image/linkerd-cni");
-        fs::write(&plugin, "stands for the plugin binary")?;
-        fs::set_permissions(plugin, Permissions::from_mode(0o755))?;
+        testkit::write_program(plugin, "stands for the plugin binary");
         for program in [AGENT, REPAIR_CONTROLLER] {
             fs::copy(programs.join(program), state.join(program))?;
         }
-        in_parallel(nodes, |node| lay_out(control_plane, &state.join("nodes"), node))?;
+        in_parallel(nodes, |node| lay_out(control_plane, state, node))?;
         let processes = Vec::new();
         Ok(Fleet { state: state.to_owned(), port: control_plane.port, nodes, pods, processes })
     }
@@ -81,40 +73,31 @@ impl Fleet {
         result
     }
 
-    /// Number of nodes whose agent has copied all pods of the node.
-    pub fn copies(&self) -> usize {
-        let files = |node| fs::read_dir(directory(&self.nodes_dir(), node).join("run/pods"));
-        let count = |node: &usize| files(*node).into_iter().flatten().count();
-        // Of the meshed pods and the agent's own, and the lock.
-        (0..self.nodes).filter(|node| count(node) >= self.pods + 2).count()
-    }
-
-    /// Number of nodes whose kubeconfig has been written.
-    pub fn kubeconfigs(&self) -> usize {
-        let path = |node| directory(&self.nodes_dir(), node).join("host/net.d/kubeconfig");
-        (0..self.nodes).filter(|node| path(*node).exists()).count()
-    }
-
-    /// Mean proportional set size of the processes, from a sample of 20 nodes.
-    pub fn memory(&self) -> Memory {
-        let mean = |name: &str| {
-            let sizes: Vec<u64> = self
-                .processes
-                .iter()
-                .filter_map(|process| proportional_size(process.0.id(), name))
-                .take(20)
-                .collect();
-            sizes.iter().sum::<u64>() / (sizes.len() as u64).max(1)
+    /// Number of nodes whose agent has written the kubeconfig, and has copied all pods of the node.
+    pub fn connected(&self) -> usize {
+        let is_connected = |node: &usize| {
+            let dir = self.directory(*node);
+            let files = fs::read_dir(dir.join("run/pods")).into_iter().flatten();
+            // Of the meshed pods and the agent's own, and the lock.
+            dir.join("host/net.d/kubeconfig").exists() && files.count() >= self.pods + 2
         };
-        Memory { agent_kib: mean(AGENT), repair_controller_kib: mean(REPAIR_CONTROLLER) }
+        (0..self.nodes).filter(is_connected).count()
     }
 
-    fn nodes_dir(&self) -> PathBuf {
-        self.state.join("nodes")
+    /// Mean proportional set size of the processes of a program in KiB, from a sample of 20 nodes.
+    pub fn memory(&self, program: &str) -> u64 {
+        let pids = self.processes.iter().map(|process| process.0.id());
+        let sizes = pids.filter_map(|pid| proportional_size(pid, program)).take(20);
+        let sizes: Vec<u64> = sizes.collect();
+        sizes.iter().sum::<u64>() / (sizes.len() as u64).max(1)
+    }
+
+    fn directory(&self, node: usize) -> PathBuf {
+        directory(&self.state, node)
     }
 
     fn agent(&self, node: usize) -> Command {
-        let dir = directory(&self.nodes_dir(), node);
+        let dir = self.directory(node);
         let mut command = Command::new(self.state.join(AGENT));
         command
             .env("CONTAINER_MOUNT_PREFIX", dir.join("host"))
@@ -135,7 +118,7 @@ impl Fleet {
     }
 
     fn repair_controller(&self, node: usize) -> Command {
-        let dir = directory(&self.nodes_dir(), node);
+        let dir = self.directory(node);
         let mut command = Command::new(self.state.join(REPAIR_CONTROLLER));
         command
             .args(["--admin-addr", "127.0.0.1:0", "--mode", "in-place"])
@@ -157,17 +140,17 @@ impl Fleet {
     }
 }
 
-fn directory(nodes_dir: &Path, node: usize) -> PathBuf {
-    nodes_dir.join(node_name(node))
+fn directory(state: &Path, node: usize) -> PathBuf {
+    state.join("nodes").join(node_name(node))
 }
 
 fn user(node: usize) -> u32 {
     FIRST_USER + node as u32
 }
 
-fn lay_out(control_plane: &ControlPlane, nodes_dir: &Path, node: usize) -> anyhow::Result<()> {
+fn lay_out(control_plane: &ControlPlane, state: &Path, node: usize) -> anyhow::Result<()> {
     let token = agent_token(&control_plane.admin, node)?;
-    let dir = directory(nodes_dir, node);
+    let dir = directory(state, node);
     let directories = ["host/bin", "host/net.d", "account", "run"].map(|name| dir.join(name));
     let access = control_plane.access(&token);
     let files = [
@@ -213,6 +196,3 @@ fn proportional_size(pid: u32, program: &str) -> Option<u64> {
     let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     line.trim().trim_end_matches("kB").trim().parse().ok()
 }
-
-/// Longest time until the whole fleet is connected.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);

@@ -1,143 +1,214 @@
-//! Measures phases: what the API server and its audit log say about a span of time.
+//! Measures phases: what the API server's metrics and its audit log say about a span of time, and the limits that a
+//! fleet must keep.
 
 use std::collections::BTreeMap;
+use std::io::Read as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
+use linkerd2_cni::kube::Client;
 
-use crate::audit_log::{AuditLog, Request, peak_per_second};
 use crate::control_plane::ControlPlane;
-use crate::metrics::Metrics;
-use crate::node::{CONNECT_TIMEOUT, Fleet};
+use crate::node::Fleet;
+use crate::requests::{AuditLog, Request, peak_per_second, span};
 
 /// Time between two looks at the state of the fleet.
 const POLL: Duration = Duration::from_millis(500);
+/// Longest time until the whole fleet is connected.
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
 /// Watches of pods that one node has open: the agent's and the repair controller's.
-pub const WATCHES: usize = 2;
+const WATCHES: usize = 2;
+
+/// Names of phases with a limit of requests.
+pub const START: &str = "start of all";
+pub const IDLE: &str = "idle";
+pub const RESTART: &str = "API server restarted";
+/// Requests of one node at its start: TokenRequest, DaemonSet, token check, a list and a watch of
+/// both programs, and three retries.
+const REQUESTS_AT_START: usize = 10;
+/// Requests of one node after a restart of the API server. Of both programs: a watch from a version
+/// that is too old, a list and a watch, and three rejected attempts while the API server fills its caches.
+const REQUESTS_AFTER_RESTART: usize = 12;
+
+/// Header of the rows of [`Phase`].
+pub const HEADER: &str = "\
+| phase | seconds | requests | first to last, s | most in 1 s | requests per node | API server CPU, s \
+| CPU of one core | response bytes | watches | pod lists from etcd | pods read per list |
+| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |";
+
+/// One sample of the API server's metrics. Counters start at the API server's start.
+#[derive(Clone, Copy)]
+struct Metrics {
+    cpu_seconds: f64,
+    /// Watches of pods that are open now.
+    pod_watches: f64,
+    /// Bytes of responses to lists, GETs and POSTs.
+    response_bytes: f64,
+    /// Lists of pods that etcd answered.
+    etcd_pod_lists: f64,
+    /// Lists of pods that the cache answered, and pods that it read for these.
+    cache_pod_lists: f64,
+    cache_pods_read: f64,
+}
+
+impl Metrics {
+    fn read(client: &Client) -> anyhow::Result<Metrics> {
+        let mut text = String::new();
+        client.read_list("/metrics")?.read_to_string(&mut text)?;
+        // Sum of all series of the metric whose labels contain all of `labels`.
+        let sum = |name: &str, labels: &[&str]| -> f64 {
+            let series = text.lines().filter_map(|line| line.strip_prefix(name));
+            let series = series.filter(|rest| rest.starts_with(['{', ' ']));
+            let series = series.filter(|rest| labels.iter().all(|label| rest.contains(label)));
+            series.filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+        };
+        let verbs = ["verb=\"LIST\"", "verb=\"GET\"", "verb=\"POST\""];
+        let watches = ["resource=\"pods\"", "verb=\"WATCH\"", "scope=\"cluster\""];
+        let lists = ["operation=\"list\"", "pods\""];
+        Ok(Metrics {
+            cpu_seconds: sum("process_cpu_seconds_total", &[]),
+            pod_watches: sum("apiserver_longrunning_requests", &watches),
+            response_bytes: verbs
+                .map(|verb| sum("apiserver_response_sizes_sum", &[verb]))
+                .iter()
+                .sum(),
+            etcd_pod_lists: sum("etcd_request_duration_seconds_count", &lists),
+            cache_pod_lists: sum("apiserver_cache_list_total", &["pods\""]),
+            cache_pods_read: sum("apiserver_cache_list_fetched_objects_total", &["pods\""]),
+        })
+    }
+}
 
 /// What was measured between the phase's begin and end.
 pub struct Phase {
-    pub span: Duration,
-    pub cpu_seconds: f64,
-    pub memory_bytes: f64,
+    name: &'static str,
+    span: Duration,
     /// Requests of the fleet, from the audit log.
-    pub requests: Vec<Request>,
+    requests: Vec<Request>,
     /// Open watches of pods at the end of the phase.
-    pub watches: usize,
-    pub response_bytes: f64,
-    pub watch_bytes: f64,
-    pub etcd_pod_lists: usize,
-    /// Pods that the API server read per list; zero if it does not say so.
-    pub pods_read_per_list: f64,
+    watches: usize,
+    etcd_pod_lists: usize,
 }
 
 impl Phase {
-    pub fn peak_per_second(&self) -> usize {
-        peak_per_second(&self.requests)
-    }
-
-    /// The phase in a few words, in case that a later phase fails.
-    pub fn summary(&self) -> String {
-        let (count, peak) = (self.requests.len(), self.peak_per_second());
-        let (span, cpu) = (self.span, self.cpu_seconds);
-        format!("{span:.0?}, {count} requests, {peak} in one second, API server CPU {cpu:.1} s")
-    }
-
-    /// Number of requests by program, verb and status.
-    pub fn kinds(&self) -> BTreeMap<(&str, u16), usize> {
-        let mut kinds = BTreeMap::new();
+    /// Prints the number of requests by program, verb and status.
+    pub fn print_requests(&self) {
+        let mut kinds: BTreeMap<(&str, u64), usize> = BTreeMap::new();
         for request in &self.requests {
             *kinds.entry((&*request.kind, request.status)).or_default() += 1;
         }
-        kinds
+        for ((kind, status), count) in kinds {
+            println!("- {}: {kind}, HTTP {status}: {count}", self.name);
+        }
     }
 
-    /// Time from the first to the last request.
-    pub fn requests_span(&self) -> Duration {
-        let times = || self.requests.iter().map(|request| request.received);
-        let (first, last) = (times().min(), times().max());
-        first
-            .zip(last)
-            .and_then(|(first, last)| last.duration_since(first).ok())
-            .unwrap_or_default()
+    /// Returns a sentence for each limit that the phase breaks.
+    pub fn broken_limits(&self, nodes: usize) -> Vec<String> {
+        let Phase { name, requests, watches, etcd_pod_lists: lists, .. } = self;
+        let count = requests.len();
+        let most = match *name {
+            START => REQUESTS_AT_START * nodes,
+            RESTART => REQUESTS_AFTER_RESTART * nodes,
+            _ => (nodes as f64 * self.span.as_secs_f64() / 300.0) as usize,
+        };
+        let uncached = requests.iter().find(|request| is_uncached_list(request));
+        let peak = peak_per_second(requests);
+        let limits = [
+            (*watches == WATCHES * nodes, format!("{watches} watches")),
+            // Filling a cache takes one list, whatever the number of nodes.
+            (*lists <= 2, format!("etcd answered {lists} lists of pods")),
+            (uncached.is_none(), format!("a list not from the cache: {uncached:?}")),
+            (count <= most, format!("{count} requests")),
+            // Clients retry over 5 s. Without that, all would return in the same instant.
+            (*name != RESTART || peak <= count * 2 / 3, format!("{peak} requests in one second")),
+        ];
+        let broken = limits.into_iter().filter(|(holds, _)| !holds);
+        broken.map(|(_, what)| format!("{nodes} nodes: {name}: {what}")).collect()
     }
 }
 
+fn is_uncached_list(request: &Request) -> bool {
+    request.kind.ends_with(" list")
+        && (!request.uri.contains("resourceVersion=0") || request.uri.contains("limit="))
+}
+
 pub struct Recorder {
+    control_plane: ControlPlane,
     nodes: usize,
     /// Watches of pods that the API server itself has open.
-    own_pod_watches: usize,
+    own_pod_watches: f64,
     audit_log: AuditLog,
     begin: Instant,
     before: Metrics,
 }
 
 impl Recorder {
-    pub fn new(control_plane: &ControlPlane, nodes: usize) -> anyhow::Result<Recorder> {
+    pub fn new(control_plane: ControlPlane, nodes: usize) -> anyhow::Result<Recorder> {
         let audit_log = AuditLog::new(control_plane.audit_log());
         let before = Metrics::read(&control_plane.admin)?;
-        let own_pod_watches = before.pod_watches;
-        Ok(Recorder { nodes, own_pod_watches, audit_log, begin: Instant::now(), before })
+        let (own_pod_watches, begin) = (before.pod_watches, Instant::now());
+        Ok(Recorder { control_plane, nodes, own_pod_watches, audit_log, begin, before })
     }
 
-    /// Measures a phase of the length `span`.
-    pub fn observe(
-        &mut self,
-        control_plane: &ControlPlane,
-        span: Duration,
-    ) -> anyhow::Result<Phase> {
-        thread::sleep(span);
-        self.finish(control_plane)
-    }
-
-    /// Starts a phase after a restart of the API server, whose counters are reset.
-    pub fn restarted(&mut self, control_plane: &ControlPlane) -> anyhow::Result<()> {
-        self.before = Metrics::read(&control_plane.admin)?;
+    /// Restarts the API server, whose counters are reset, and starts a phase.
+    pub fn restart(&mut self) -> anyhow::Result<()> {
+        self.control_plane.restart()?;
+        self.before = Metrics::read(&self.control_plane.admin)?;
         self.begin = Instant::now();
         Ok(())
     }
 
+    /// Measures a phase of the length `span`.
+    pub fn observe(&mut self, name: &'static str, span: Duration) -> anyhow::Result<Phase> {
+        thread::sleep(span);
+        self.finish(name)
+    }
+
     /// Measures until every node has its kubeconfig, its watches and the copy of its pods, and then for 5 s more.
-    pub fn until_connected(
-        &mut self,
-        control_plane: &ControlPlane,
-        fleet: &Fleet,
-    ) -> anyhow::Result<Phase> {
-        while fleet.kubeconfigs() < self.nodes
-            || fleet.copies() < self.nodes
-            || self.watches(&Metrics::read(&control_plane.admin)?) < WATCHES * self.nodes
+    pub fn until_connected(&mut self, name: &'static str, fleet: &Fleet) -> anyhow::Result<Phase> {
+        while fleet.connected() < self.nodes
+            || self.watches(&Metrics::read(&self.control_plane.admin)?) < WATCHES * self.nodes
         {
             ensure!(self.begin.elapsed() < CONNECT_TIMEOUT, "not all nodes are connected");
             thread::sleep(POLL);
         }
-        thread::sleep(Duration::from_secs(5));
-        self.finish(control_plane)
+        self.observe(name, Duration::from_secs(5))
     }
 
     /// Number of watches of pods that the nodes have open.
     fn watches(&self, metrics: &Metrics) -> usize {
-        metrics.pod_watches.saturating_sub(self.own_pod_watches)
+        (metrics.pod_watches - self.own_pod_watches) as usize
     }
 
-    /// Ends the phase and begins the next.
-    fn finish(&mut self, control_plane: &ControlPlane) -> anyhow::Result<Phase> {
-        let after = Metrics::read(&control_plane.admin)?;
+    /// Ends the phase, prints its row, and begins the next phase.
+    fn finish(&mut self, name: &'static str) -> anyhow::Result<Phase> {
+        let after = Metrics::read(&self.control_plane.admin)?;
         let before = std::mem::replace(&mut self.before, after);
-        let span = self.begin.elapsed();
-        self.begin = Instant::now();
-        let lists = after.cache_pod_lists - before.cache_pod_lists;
-        let pods_read = after.cache_pods_read - before.cache_pods_read;
-        Ok(Phase {
-            span,
-            cpu_seconds: after.cpu_seconds - before.cpu_seconds,
-            memory_bytes: after.memory_bytes,
+        let since = std::mem::replace(&mut self.begin, Instant::now()).elapsed();
+        let phase = Phase {
+            name,
+            span: since,
             requests: self.audit_log.read()?,
             watches: self.watches(&after),
-            response_bytes: after.response_bytes - before.response_bytes,
-            watch_bytes: after.watch_bytes - before.watch_bytes,
             etcd_pod_lists: (after.etcd_pod_lists - before.etcd_pod_lists) as usize,
-            pods_read_per_list: if lists > 0.0 { pods_read / lists } else { 0.0 },
-        })
+        };
+        let cpu = after.cpu_seconds - before.cpu_seconds;
+        let lists = after.cache_pod_lists - before.cache_pod_lists;
+        let pods_read = after.cache_pods_read - before.cache_pods_read;
+        println!(
+            "| {name} | {:.0} | {} | {:.1} | {} | {:.2} | {cpu:.1} | {:.1}% | {:.0} | {} | {} | {:.0} |",
+            since.as_secs_f64(),
+            phase.requests.len(),
+            span(&phase.requests).as_secs_f64(),
+            peak_per_second(&phase.requests),
+            phase.requests.len() as f64 / self.nodes as f64,
+            100.0 * cpu / since.as_secs_f64(),
+            after.response_bytes - before.response_bytes,
+            phase.watches,
+            phase.etcd_pod_lists,
+            pods_read / lists.max(1.0),
+        );
+        Ok(phase)
     }
 }
