@@ -2,18 +2,20 @@
 
 use std::collections::BTreeMap;
 use std::io::{BufReader, Read};
-use std::process::{Child, Stdio};
+use std::process::Stdio;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use serde_json::{Deserializer, Value};
+use testkit::child::KilledOnDrop;
+use testkit::cluster::kubectl::{command, list};
 
 use crate::helm::NAMESPACE;
-use crate::pods::{command, kubectl};
 use crate::until::until_within;
 
-const SELECTOR: [&str; 6] = ["get", "pods", "-n", NAMESPACE, "-l", "k8s-app=linkerd-cni"];
+/// Selects the agents' pods for `kubectl get`.
+const PODS: &str = "pods -n linkerd-cni -l k8s-app=linkerd-cni";
 
 /// An agent's pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -35,9 +37,11 @@ pub fn logged_writes() -> usize {
 
 /// The agent's pod on each node, except pods that are being deleted.
 pub fn by_node() -> BTreeMap<String, AgentPod> {
-    let list: Value =
-        serde_json::from_str(&kubectl(&[&SELECTOR[..], &["-o", "json"]].concat())).unwrap();
-    let pods = list["items"].as_array().into_iter().flatten().filter_map(AgentPod::of);
+    let pods = list(PODS);
+    staying(pods.iter().filter_map(AgentPod::of))
+}
+
+fn staying(pods: impl Iterator<Item = AgentPod>) -> BTreeMap<String, AgentPod> {
     pods.filter(|pod| !pod.leaving).map(|pod| (pod.node.clone(), pod)).collect()
 }
 
@@ -62,7 +66,7 @@ impl AgentPod {
 
 /// Watches the agents' pods until it is dropped.
 pub struct AgentWatch {
-    kubectl: Child,
+    _kubectl: KilledOnDrop,
     seen: Arc<Mutex<Seen>>,
 }
 
@@ -84,17 +88,14 @@ pub struct Seen {
 impl AgentWatch {
     /// Starts, and waits until each of `nodes` has a ready agent.
     pub fn start(nodes: &[&str]) -> AgentWatch {
-        let mut kubectl = command(&SELECTOR)
-            .args(["--watch", "--output-watch-events", "-o", "json"])
-            .stdout(Stdio::piped())
-            .spawn()
-            .unwrap();
-        let events = BufReader::new(kubectl.stdout.take().unwrap());
+        let watch = format!("get {PODS} --watch --output-watch-events -o json");
+        let mut kubectl = KilledOnDrop(command(&watch).stdout(Stdio::piped()).spawn().unwrap());
+        let events = BufReader::new(kubectl.0.stdout.take().unwrap());
         let seen = Arc::new(Mutex::new(Seen::default()));
         let nodes: Vec<String> = nodes.iter().map(|&node| node.to_owned()).collect();
         let of_thread = Arc::clone(&seen);
         thread::spawn(move || follow(events, &nodes, &of_thread));
-        let watch = AgentWatch { kubectl, seen };
+        let watch = AgentWatch { _kubectl: kubectl, seen };
         until_within(Duration::from_secs(60), "a ready agent on each node", || {
             watch.seen().complete
         });
@@ -109,25 +110,13 @@ impl AgentWatch {
     /// Waits until the watch has reported what is true now, and returns everything that it saw.
     pub fn finish(self) -> Seen {
         until_within(Duration::from_secs(60), "the watch reports the agents of now", || {
-            self.seen().staying() == by_node()
+            staying(self.seen().pods.into_values()) == by_node()
         });
         self.seen()
     }
 }
 
-impl Drop for AgentWatch {
-    fn drop(&mut self) {
-        let _ = self.kubectl.kill();
-        let _ = self.kubectl.wait();
-    }
-}
-
 impl Seen {
-    fn staying(&self) -> BTreeMap<String, AgentPod> {
-        let pods = self.pods.values().filter(|pod| !pod.leaving);
-        pods.map(|pod| (pod.node.clone(), pod.clone())).collect()
-    }
-
     /// Applies a watch event.
     fn apply(&mut self, event: &Value, nodes: &[String]) {
         let Some(pod) = AgentPod::of(&event["object"]) else { return };

@@ -4,9 +4,10 @@ use std::collections::BTreeSet;
 use std::fs;
 
 use serde_json::Value;
+use testkit::cluster::kubectl::list;
 
 use crate::families::{Family, state};
-use crate::pods::{Pods, kubectl};
+use crate::pods::Pods;
 use crate::until::until;
 
 /// Inbound and outbound connections of `meshed` are redirected, those of its proxy are not.
@@ -29,10 +30,7 @@ pub fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
 
 /// The Events with this reason in a namespace.
 pub fn events_in(namespace: &str, reason: &str) -> Vec<Value> {
-    let selector = format!("--field-selector=reason={reason}");
-    let list = kubectl(&["get", "events", "-n", namespace, &selector, "-o", "json"]);
-    let mut list: Value = serde_json::from_str(&list).unwrap();
-    serde_json::from_value(list["items"].take()).unwrap()
+    list(&format!("events -n {namespace} --field-selector=reason={reason}"))
 }
 
 /// The Event with this reason in a namespace. Waits for it; panics if there is more than one, or if it was sent more than

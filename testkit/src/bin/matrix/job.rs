@@ -149,14 +149,13 @@ fn rewrite(node: &Node) -> String {
 
 /// Inode and time of the last change of each network config.
 fn written() -> Vec<(PathBuf, u64, i64, i64)> {
-    let entries = fs::read_dir("/etc/cni/net.d").unwrap().flatten();
-    let stamps = entries.filter_map(|entry| {
-        let file = entry.metadata().ok()?;
-        Some((entry.path(), file.ino(), file.ctime(), file.ctime_nsec()))
+    let paths = fs::read_dir("/etc/cni/net.d").unwrap().flatten().map(|entry| entry.path());
+    let configs = paths.filter(|path| path.to_string_lossy().contains(".conf"));
+    let stamps = configs.filter_map(|path| {
+        let file = path.symlink_metadata().ok()?;
+        Some((path, file.ino(), file.ctime(), file.ctime_nsec()))
     });
-    let is_config =
-        |(path, ..): &(PathBuf, u64, i64, i64)| path.to_string_lossy().contains(".conf");
-    let mut stamps: Vec<_> = stamps.filter(is_config).collect();
+    let mut stamps: Vec<_> = stamps.collect();
     stamps.sort();
     stamps
 }
@@ -203,8 +202,8 @@ fn delete(node: &Node, pods: Pods) -> String {
     }
     let names = ["meshed", "unmeshed", "sidecar"];
     for name in names {
-        let delete = ["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=120s"];
-        kubectl(&[&delete[..], &["--ignore-not-found"]].concat());
+        let delete = format!("delete pod -n {name} {name} --grace-period=1 --timeout=120s");
+        kubectl(&format!("{delete} --ignore-not-found"));
         assert!(!runtime::has_cached(name), "the runtime has deleted {name}, but not its network");
     }
     drop(pods);

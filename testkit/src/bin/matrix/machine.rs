@@ -1,9 +1,9 @@
 //! One of several nodes, seen from this machine: each is a node of scripts/node.
 
 use std::path::Path;
-use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
+use testkit::child::script;
 
 use crate::node::{Files, files_of};
 use crate::pods::kubectl;
@@ -69,18 +69,4 @@ impl Machine {
         pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": self.name});
         pod
     }
-}
-
-/// Runs one of the scripts in the checkout and returns its output. Panics if it fails.
-fn script(name: &str, args: &[&str]) -> String {
-    let checkout = testkit::repository();
-    let output = Command::new(checkout.join("scripts").join(name))
-        .args(args)
-        .current_dir(checkout)
-        .stdin(Stdio::null())
-        .output()
-        .unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "scripts/{name} {args:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
 }

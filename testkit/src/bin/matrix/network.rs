@@ -1,10 +1,10 @@
 //! Checks of primary CNIs with daemons: the daemons restart, and Calico's network policies.
 
 use std::path::Path;
-use std::process::Command;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use testkit::child::script;
 
 use crate::families::{Family, setting};
 use crate::node::Files;
@@ -22,11 +22,7 @@ const POLICY: Duration = Duration::from_secs(60);
 
 /// Runs scripts/cluster. Returns its output; panics with its error if it fails.
 pub fn cluster(command: &str) -> String {
-    let cluster = testkit::repository().join("scripts/cluster");
-    let output = Command::new(cluster).arg(command).output().unwrap();
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "scripts/cluster {command}: {error}");
-    String::from_utf8(output.stdout).unwrap()
+    script("cluster", &[command])
 }
 
 /// Names of the primary CNI's daemons, separated by spaces.

@@ -201,18 +201,29 @@ fn one_after_the_other(seen: &Seen) -> String {
 
 /// Runs `event` and waits until every node has a ready agent. The plugin is always installed on each node.
 fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> Seen {
+    always_installed(nodes, || {
+        let watch = AgentWatch::start(&nodes.map(|node| node.name.as_str()));
+        event();
+        until_within(ROLLOUT, "a ready agent on each node", || nodes.iter().all(has_ready_agent));
+        watch.finish()
+    })
+}
+
+/// Runs `event`, and asserts that the plugin was installed on each of the nodes at every instant.
+fn always_installed<const COUNT: usize, T>(
+    nodes: [&Machine; COUNT],
+    event: impl FnOnce() -> T,
+) -> T {
     let watchers = nodes.map(Machine::watch);
-    let watch = AgentWatch::start(&nodes.map(|node| node.name.as_str()));
-    event();
-    until_within(ROLLOUT, "a ready agent on each node", || {
-        let agents = agents::by_node();
-        nodes.iter().all(|node| agents.get(&node.name).is_some_and(|agent| agent.ready))
-    });
-    let seen = watch.finish();
+    let result = event();
     for (node, watcher) in nodes.iter().zip(watchers) {
         watcher.finish().assert_always_installed(&node.name);
     }
-    seen
+    result
+}
+
+fn has_ready_agent(node: &&Machine) -> bool {
+    agents::by_node().get(&node.name).is_some_and(|agent| agent.ready)
 }
 
 /// Asserts that the agents are those of `before`, except the one of `node`.
@@ -240,8 +251,11 @@ fn killed(node: &Machine, all: [&Machine; 3]) -> String {
 }
 
 fn scope(pods: &Pods, node: &Machine, others: [&Machine; 2]) -> String {
+    always_installed(others, || leaves_and_returns(pods, node))
+}
+
+fn leaves_and_returns(pods: &Pods, node: &Machine) -> String {
     let before = agents::by_node();
-    let watchers = others.map(Machine::watch);
     let begin = Instant::now();
     kubectl(&["label", "node", &node.name, "pool-"]);
     until("the node's files are as found", || node.is_as_found());
@@ -254,31 +268,25 @@ fn scope(pods: &Pods, node: &Machine, others: [&Machine; 2]) -> String {
     assert_redirected(pods, "client", "meshed-three");
 
     kubectl(&["label", "node", &node.name, "pool=meshed"]);
-    until("the plugin is installed again", || {
-        node.has_plugin() && agents::by_node().get(&node.name).is_some_and(|agent| agent.ready)
-    });
+    until("the plugin is installed again", || node.has_plugin() && has_ready_agent(&node));
     pods.start(&[node.only(pods::meshed("in-scope"))]);
     assert_redirected(pods, "client", "in-scope");
-    for (other, watcher) in others.iter().zip(watchers) {
-        watcher.finish().assert_always_installed(&other.name);
-    }
     format!("uninstalled there after {took:.1?}, installed again; the others unchanged")
 }
 
 fn drained(pods: &Pods, node: &Machine, all: [&Machine; 3]) -> String {
-    let before = agents::by_node();
-    let watchers = all.map(Machine::watch);
-    let drain = ["drain", &node.name, "--ignore-daemonsets", "--force", "--grace-period=1"];
-    kubectl(&[&drain[..], &["--timeout=120s"]].concat());
-    let on_node = format!("--field-selector=spec.nodeName={}", node.name);
-    let left = kubectl(&["get", "pods", "-A", "-o", "name", &on_node]);
-    let agent = format!("pod/{}", before[&node.name].name);
-    assert_eq!(left.trim(), agent, "only the agent's pod is left on the node");
-    kubectl(&["uncordon", &node.name]);
-    assert_eq!(agents::by_node(), before, "all agents are the same");
-    for (node, watcher) in all.iter().zip(watchers) {
-        watcher.finish().assert_always_installed(&node.name);
-    }
+    let name = &node.name;
+    always_installed(all, || {
+        let before = agents::by_node();
+        kubectl(&format!(
+            "drain {name} --ignore-daemonsets --force --grace-period=1 --timeout=120s"
+        ));
+        let left = kubectl(&format!("get pods -A -o name --field-selector=spec.nodeName={name}"));
+        let agent = format!("pod/{}", before[name].name);
+        assert_eq!(left.trim(), agent, "only the agent's pod is left on the node");
+        kubectl(&["uncordon", name]);
+        assert_eq!(agents::by_node(), before, "all agents are the same");
+    });
     pods.start(&[node.only(pods::native_sidecar("refilled"))]);
     assert_redirected(pods, "client", "refilled");
     "its pods deleted, its agent kept; a new pod there is redirected".to_owned()
