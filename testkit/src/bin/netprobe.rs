@@ -3,15 +3,18 @@
 //! A server sends each client one line: the server's name, and the destination that the client
 //! chose. Tests so see a redirection rather than infer it. It is also the pause program of the
 //! one-node cluster and stands in for Linkerd's network validator. In the image of the tests' pods
-//! it is `/probe`.
+//! it is `/probe`. `scripts/cluster` builds that image anew if this file changes, so it uses no other
+//! file of testkit.
 
-use std::fs::File;
+use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener, TcpStream};
 use std::process::{ExitCode, exit};
 use std::thread;
 use std::time::{Duration, Instant};
 
+use anyhow::{Context as _, ensure};
+use clap::Parser;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, getsockopt, listen,
@@ -19,78 +22,90 @@ use nix::sys::socket::{
 };
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 
-const USAGE: &str = "\
-usage: netprobe serve NAME ADDR... [NAME ADDR...]...
-       netprobe connect ADDR [--timeout-ms N]
-       netprobe validate --connect ADDR --listen ADDR [--timeout N[ms|s|m]]
-       netprobe wait N[ms|s|m]
-       netprobe pause";
 /// What Linkerd's validator exits with on any failure; the repair controller looks for it.
 const NOT_REDIRECTED: u8 = 95;
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Parser)]
+enum Options {
+    /// Serves. A name holds for the addresses that follow it.
+    Serve {
+        #[arg(required = true, value_name = "NAME ADDR...")]
+        words: Vec<String>,
+    },
+    /// Prints the line of a server, `closed`, `refused` or `timeout`.
+    Connect {
+        address: SocketAddr,
+    },
+    /// As Linkerd's network validator: connects outwards and must reach its own listener.
+    Validate {
+        #[arg(long)]
+        connect: SocketAddr,
+        #[arg(long)]
+        listen: SocketAddr,
+        #[arg(long, value_parser = humantime::parse_duration)]
+        timeout: Duration,
+    },
+    Wait {
+        #[arg(value_parser = humantime::parse_duration)]
+        time: Duration,
+    },
+    Pause,
+}
 
 fn main() -> ExitCode {
-    let args: Vec<String> = std::env::args().skip(1).collect();
-    let args: Vec<&str> = args.iter().map(String::as_str).collect();
-    let result = match args.as_slice() {
-        ["serve", name, addresses @ ..] if !addresses.is_empty() => serve(name, addresses),
-        ["connect", address] => connect(address, "2000"),
-        ["connect", address, "--timeout-ms", timeout] => connect(address, timeout),
-        ["validate", options @ ..] => validate(options),
-        ["wait", time] => wait(time),
-        ["pause"] => pause(),
-        _ => Err(USAGE.to_owned()),
+    let result = match Options::parse() {
+        Options::Serve { words } => serve(&words),
+        Options::Connect { address } => Ok(connect(address)),
+        Options::Validate { connect, listen, timeout } => validate(connect, listen, timeout),
+        Options::Wait { time } => exit_on_signal(0).map(|()| {
+            thread::sleep(time);
+            ExitCode::SUCCESS
+        }),
+        Options::Pause => pause(),
     };
     result.unwrap_or_else(|error| {
-        eprintln!("{error}");
+        eprintln!("{error:#}");
         ExitCode::from(2)
     })
 }
 
 /// Signals are blocked and waited for: PID 1 has no default handlers, but blocked signals do reach it.
-fn block(signals: &[Signal]) -> Result<SigSet, String> {
+fn block(signals: &[Signal]) -> anyhow::Result<SigSet> {
     let set: SigSet = signals.iter().copied().collect();
-    set.thread_block().map_err(|error| format!("block signals: {error}"))?;
+    set.thread_block().context("block signals")?;
     Ok(set)
 }
 
-fn exit_on_signal(code: i32) -> Result<(), String> {
+fn exit_on_signal(code: u8) -> anyhow::Result<()> {
     let signals = block(&[Signal::SIGTERM, Signal::SIGINT])?;
     thread::spawn(move || {
         let _ = signals.wait();
-        exit(code)
+        exit(code.into())
     });
     Ok(())
 }
 
-fn pause() -> Result<ExitCode, String> {
+fn pause() -> anyhow::Result<ExitCode> {
     let signals = block(&[Signal::SIGTERM, Signal::SIGINT, Signal::SIGCHLD])?;
-    while signals.wait().map_err(|error| format!("wait: {error}"))? == Signal::SIGCHLD {
-        while let Ok(status) = waitpid(None, Some(WaitPidFlag::WNOHANG)) {
-            if status == WaitStatus::StillAlive {
-                break;
-            }
-        }
+    while signals.wait()? == Signal::SIGCHLD {
+        while waitpid(None, Some(WaitPidFlag::WNOHANG))
+            .is_ok_and(|status| status != WaitStatus::StillAlive)
+        {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
-fn wait(time: &str) -> Result<ExitCode, String> {
+fn serve(words: &[String]) -> anyhow::Result<ExitCode> {
     exit_on_signal(0)?;
-    thread::sleep(milliseconds(time)?);
-    Ok(ExitCode::SUCCESS)
-}
-
-/// A name holds for the addresses that follow it.
-fn serve<'a>(mut name: &'a str, words: &[&'a str]) -> Result<ExitCode, String> {
-    exit_on_signal(0)?;
-    let mut listeners = Vec::new();
+    let (mut name, mut listeners) = ("", Vec::new());
     for word in words {
         match word.contains(':') {
-            true => listeners.push((name, bound(parse(word)?)?)),
+            true => listeners.push((name, bound(word.parse()?)?)),
             false => name = word,
         }
     }
-    println!("listening on {}", words.join(" "));
+    println!("listening on {}", words[1..].join(" "));
     thread::scope(|scope| {
         for (name, listener) in &listeners {
             scope.spawn(move || accept(name, listener));
@@ -142,7 +157,7 @@ fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
 }
 
 /// A listener for exactly one family, so that `0.0.0.0:80` and `[::]:80` go together.
-fn bound(address: SocketAddr) -> Result<TcpListener, String> {
+fn bound(address: SocketAddr) -> anyhow::Result<TcpListener> {
     let listener = || -> nix::Result<TcpListener> {
         let family = match address {
             SocketAddr::V4(_) => AddressFamily::Inet,
@@ -157,16 +172,15 @@ fn bound(address: SocketAddr) -> Result<TcpListener, String> {
         listen(&fd, Backlog::new(128)?)?;
         Ok(fd.into())
     };
-    listener().map_err(|error| format!("listen on {address}: {error}"))
+    listener().with_context(|| format!("listen on {address}"))
 }
 
-fn connect(address: &str, timeout: &str) -> Result<ExitCode, String> {
-    let timeout = milliseconds(timeout)?;
-    match line_from(parse(address)?, timeout) {
+fn connect(address: SocketAddr) -> ExitCode {
+    match line_from(address, CONNECT_TIMEOUT) {
         Ok(line) if line.is_empty() => println!("closed"),
         Ok(line) => {
             println!("{}", line.trim_end());
-            return Ok(ExitCode::SUCCESS);
+            return ExitCode::SUCCESS;
         }
         Err(error) => match error.kind() {
             ErrorKind::ConnectionRefused => println!("refused"),
@@ -174,7 +188,7 @@ fn connect(address: &str, timeout: &str) -> Result<ExitCode, String> {
             _ => println!("failed: {error}"),
         },
     }
-    Ok(ExitCode::FAILURE)
+    ExitCode::FAILURE
 }
 
 fn line_from(address: SocketAddr, timeout: Duration) -> io::Result<String> {
@@ -185,23 +199,9 @@ fn line_from(address: SocketAddr, timeout: Duration) -> io::Result<String> {
     Ok(line)
 }
 
-/// As Linkerd's network validator: connects outwards and must reach its own listener.
-fn validate(options: &[&str]) -> Result<ExitCode, String> {
-    exit_on_signal(i32::from(NOT_REDIRECTED))?;
-    let (mut to, mut at) = ("192.0.2.2:1404", "0.0.0.0:4140");
-    let mut timeout = "10s";
-    for pair in options.chunks(2) {
-        match *pair {
-            ["--connect" | "--connect-addr", value] => to = value,
-            ["--listen" | "--listen-addr", value] => at = value,
-            ["--timeout", value] => timeout = value,
-            ["--log-format" | "--log-level", _] => {}
-            _ => return Err(USAGE.to_owned()),
-        }
-    }
-    let (to, at, timeout) = (parse(to)?, parse(at)?, milliseconds(timeout)?);
-    let judged = token().and_then(|token| reaches_itself(to, at, timeout, &token));
-    Ok(match judged {
+fn validate(to: SocketAddr, at: SocketAddr, timeout: Duration) -> anyhow::Result<ExitCode> {
+    exit_on_signal(NOT_REDIRECTED)?;
+    Ok(match reaches_itself(to, at, timeout) {
         Ok(()) => {
             println!("Validated");
             ExitCode::SUCCESS
@@ -209,58 +209,26 @@ fn validate(options: &[&str]) -> Result<ExitCode, String> {
         Err(error) => {
             eprintln!(
                 "Failed to validate networking configuration. Please ensure traffic redirection \
-                 rules are rewriting traffic as expected. timeout={timeout:?}: {error}"
+                 rules are rewriting traffic as expected. timeout={timeout:?}: {error:#}"
             );
             ExitCode::from(NOT_REDIRECTED)
         }
     })
 }
 
-fn reaches_itself(
-    to: SocketAddr,
-    at: SocketAddr,
-    timeout: Duration,
-    token: &str,
-) -> Result<(), String> {
+fn reaches_itself(to: SocketAddr, at: SocketAddr, timeout: Duration) -> anyhow::Result<()> {
     let start = Instant::now();
     let listener = bound(at)?;
-    let line = token.to_owned();
+    // Random.
+    let token = format!("{:016x}\n", RandomState::new().build_hasher().finish());
+    let line = token.clone();
     thread::spawn(move || {
         while let Ok((stream, _)) = listener.accept() {
             reply(stream, &line);
         }
     });
-    let got = line_from(to, timeout).map_err(|error| format!("connect to {to}: {error}"))?;
-    if start.elapsed() > timeout {
-        return Err("too late".into());
-    }
-    (got == token).then_some(()).ok_or_else(|| format!("{to} is somebody else"))
-}
-
-fn token() -> Result<String, String> {
-    let mut bytes = [0; 32];
-    File::open("/dev/urandom")
-        .and_then(|mut file| file.read_exact(&mut bytes))
-        .map_err(|error| format!("read /dev/urandom: {error}"))?;
-    let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
-    Ok(hex + "\n")
-}
-
-fn parse(address: &str) -> Result<SocketAddr, String> {
-    address.parse().map_err(|_| format!("not an address with a port: {address}"))
-}
-
-fn milliseconds(text: &str) -> Result<Duration, String> {
-    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
-    let factor = match &text[digits.len()..] {
-        "" | "ms" => Some(1),
-        "s" => Some(1000),
-        "m" => Some(60_000),
-        _ => None,
-    };
-    let wanted = factor.and_then(|factor| digits.parse::<u64>().ok()?.checked_mul(factor));
-    wanted
-        .filter(|&ms| ms > 0)
-        .map(Duration::from_millis)
-        .ok_or_else(|| format!("not a duration: {text}"))
+    let got = line_from(to, timeout).with_context(|| format!("connect to {to}"))?;
+    ensure!(start.elapsed() <= timeout, "too late");
+    ensure!(got == token, "{to} is somebody else");
+    Ok(())
 }
