@@ -18,8 +18,6 @@ pub struct Figures {
     pub architecture: String,
     /// Timed runs of each call. If 0, the figures are counted only, and all times are 0.
     pub runs: usize,
-    /// Smaller sizes than this cannot be told.
-    pub rss_floor_mb: f64,
     pub rows: Vec<Row>,
     pub unusable: Vec<Unusable>,
     pub bursts: Vec<Burst>,

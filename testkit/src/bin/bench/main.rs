@@ -1,22 +1,21 @@
 //! What the plugin costs, beside Debian's `portmap`. `scripts/bench` builds and runs it.
 
-mod burst;
 mod counters;
 mod measure;
-mod report;
 mod scene;
+mod targets;
 
 use std::env;
 use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use anyhow::Context as _;
 use clap::Parser;
 use scene::{Call, Scene};
-use testkit::benchmarks::{self, Figures, Row};
+use testkit::benchmarks::{self, Figures, Row, Size};
 
-/// Measures the plugin and prints a table.
+/// Measures the plugin and writes the figures as JSON.
 #[derive(Parser)]
 struct Options {
     /// The plugin, as it is shipped.
@@ -61,59 +60,57 @@ fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            eprintln!("bench: {error}");
+            eprintln!("bench: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
-fn bench(options: &Options) -> io::Result<bool> {
+fn bench(options: &Options) -> anyhow::Result<bool> {
     // Before the measuring, as an unreadable file is an error and the file may be overwritten.
     let baseline = options.baseline.as_deref().map(read).transpose()?;
     let scene = Scene::new(&options.plugin, &options.portmap)?;
     let timings = measure::timings(&scene, options.runs)?;
-    let myself = env::current_exe()?;
-    let myself = myself.to_string_lossy();
-    let debug_plugin = options.debug_plugin.as_deref();
     let mut rows: Vec<Row> = Vec::new();
     for (call, timings) in scene.calls.iter().zip(timings) {
-        let counts = measure::counts(&scene, call, debug_plugin, &myself)?;
         let yardstick = rows.first().map_or(0.0, |row| row.wall_ms);
-        rows.push(report::row(call, yardstick, timings, &counts));
+        let debug_plugin = options.debug_plugin.as_deref();
+        rows.push(measure::row(&scene, call, timings, yardstick, debug_plugin)?);
     }
-    let files = [("portmap", Some(&options.portmap)), ("linkerd-cni", Some(&options.plugin))];
-    let files = files.into_iter().chain([("image", options.image.as_ref())]);
-    let sizes = files.filter_map(|(name, path)| Some(report::size(name, path?)));
-    let sizes = sizes.collect::<io::Result<Vec<_>>>()?;
-    let floor = measure::rss_floor(&scene, &myself)?;
+    let mut sizes = Vec::new();
+    for (name, path) in [
+        ("portmap", Some(&options.portmap)),
+        ("linkerd-cni", Some(&options.plugin)),
+        ("image", options.image.as_ref()),
+    ] {
+        let bytes = path.map(|path| path.metadata()).transpose()?;
+        sizes.extend(bytes.map(|file| Size { name: name.to_owned(), bytes: file.len() }));
+    }
     // VERSION shows what the starts of the processes take of a burst.
     let is_in_burst = |call: &&Call| {
         let backends = scene::BACKENDS.iter().map(|row| row.0);
         backends.chain([scene::MESHED_COPY, "VERSION"]).any(|name| name == call.name)
     };
     let calls = scene.calls.iter().filter(|call| options.adds > 0 && is_in_burst(call));
-    let bursts = calls.map(|call| burst::burst(&scene, call, options.adds, options.at_once));
+    let bursts = calls.map(|call| measure::burst(&scene, call, options.adds, options.at_once));
     let figures = Figures {
         architecture: env::consts::ARCH.to_owned(),
         runs: options.runs,
-        rss_floor_mb: floor as f64 / 1024.0,
-        bursts: bursts.collect::<io::Result<_>>()?,
-        targets: report::targets(&rows, &sizes),
+        bursts: bursts.collect::<anyhow::Result<_>>()?,
+        targets: targets::targets(&rows, &sizes),
         rows,
         unusable: scene.unusable.clone(),
         sizes,
     };
     fs::write(&options.json, serde_json::to_vec_pretty(&figures)?)?;
-    print!("{}", report::table(&figures));
     let holds = !options.check || figures.targets.iter().all(|target| target.holds);
     let Some(baseline) = baseline else { return Ok(holds) };
     let comparison = benchmarks::compare(&baseline, &figures);
-    print!("\n{}", comparison.text());
+    print!("{}", comparison.text());
     Ok(holds && comparison.holds())
 }
 
-fn read(path: &Path) -> io::Result<Figures> {
+fn read(path: &Path) -> anyhow::Result<Figures> {
     let text = fs::read(path)?;
-    serde_json::from_slice(&text)
-        .map_err(|error| io::Error::other(format!("{}: {error}", path.display())))
+    serde_json::from_slice(&text).with_context(|| path.display().to_string())
 }

@@ -1,41 +1,35 @@
 //! What a call costs, counted from outside.
 
 use std::fs;
-use std::io;
 use std::path::Path;
 use std::process::Command;
+use std::sync::Mutex;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::resource::{Usage, UsageWho, getrusage};
+use anyhow::ensure;
+use nix::sys::resource::{Resource, Usage, UsageWho, getrlimit, getrusage, setrlimit};
 use nix::sys::time::TimeValLike as _;
+use testkit::benchmarks::{Burst, PORTMAP, Row};
+use testkit::statistics::{median, percentile};
 
-use crate::counters::{self, Allocations};
+use crate::counters;
 use crate::scene::{Call, Scene};
-use testkit::benchmarks::PORTMAP;
 
 /// How often a call is run for what hardly varies.
 const FEW: usize = 3;
 
 /// Of many runs of one call.
-#[derive(Default)]
+#[derive(Clone, Default)]
 pub struct Timings {
-    pub wall: Vec<Duration>,
-    pub cpu: Vec<Duration>,
-    pub page_faults: Vec<u64>,
-}
-
-/// What hardly varies between runs of one call.
-pub struct Counts {
-    pub requests: usize,
-    pub processes: usize,
-    pub rss_kib: u64,
-    pub instructions: Option<u64>,
-    pub allocations: Option<Allocations>,
+    wall: Vec<Duration>,
+    cpu: Vec<Duration>,
+    page_faults: Vec<u64>,
 }
 
 /// Runs all calls in turn, `rounds` times, so that a busy moment meets them all.
-pub fn timings(scene: &Scene, rounds: usize) -> io::Result<Vec<Timings>> {
-    let mut all: Vec<Timings> = scene.calls.iter().map(|_| Timings::default()).collect();
+pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
+    let mut all = vec![Timings::default(); scene.calls.len()];
     // Namespaces live until the end: the kernel's work of taking them away is not ours.
     let mut namespaces = Vec::new();
     if rounds == 0 {
@@ -50,10 +44,8 @@ pub fn timings(scene: &Scene, rounds: usize) -> io::Result<Vec<Timings>> {
             let started = Instant::now();
             let status = command.status()?;
             let wall = started.elapsed();
-            if !status.success() {
-                return Err(scene.failure(call));
-            }
             let after = children()?;
+            ensure!(status.success(), scene.failure(call));
             // The first round fills the page cache.
             if round > 0 {
                 timings.wall.push(wall);
@@ -66,96 +58,96 @@ pub fn timings(scene: &Scene, rounds: usize) -> io::Result<Vec<Timings>> {
     Ok(all)
 }
 
-/// Counts of one call, each by a run under the tool that can see it. `debug_plugin` is a build for counting allocations.
-pub fn counts(
+/// The row of `call`: the medians of its timings, and counts, each of a run under the tool that can see it.
+/// `yardstick_ms` is the median of the first row, and `debug_plugin` a build for counting allocations.
+pub fn row(
     scene: &Scene,
     call: &Call,
+    mut timings: Timings,
+    yardstick_ms: f64,
     debug_plugin: Option<&Path>,
-    myself: &str,
-) -> io::Result<Counts> {
+) -> anyhow::Result<Row> {
     let requests = requests(scene, call)?;
     let is_ours = !call.name.starts_with(PORTMAP);
-    let with_valgrind = is_ours && counters::is_installed();
+    let with_valgrind = is_ours && counters::has_valgrind();
     let instructions = || counters::instructions(scene, call, requests);
     let allocations = |plugin| counters::allocations(scene, call, plugin, requests);
-    Ok(Counts {
-        requests,
-        processes: processes(scene, call)?,
-        rss_kib: rss(scene, call, myself)?,
+    let allocations = debug_plugin.filter(|_| is_ours).map(allocations).transpose()?;
+    let wall_ms = ms(median(&mut timings.wall));
+    Ok(Row {
+        name: call.name.to_owned(),
+        wall_ms,
+        wall_p99_ms: ms(percentile(&mut timings.wall, 99)),
+        wall_max_ms: ms(percentile(&mut timings.wall, 100)),
+        ratio: if yardstick_ms > 0.0 { wall_ms / yardstick_ms } else { 1.0 },
+        cpu_ms: ms(median(&mut timings.cpu)),
+        requests: requests as u64,
+        processes: processes(scene, call)? as u64,
+        rss_mb: rss_kib(scene, call)? as f64 / 1024.0,
+        page_faults: median(&mut timings.page_faults),
         instructions: with_valgrind.then(instructions).transpose()?,
-        allocations: debug_plugin.filter(|_| is_ours).map(allocations).transpose()?,
+        allocations: allocations.map(|[number, _]| number),
+        allocated_bytes: allocations.map(|[_, bytes]| bytes),
     })
 }
 
+fn ms(time: Duration) -> f64 {
+    time.as_secs_f64() * 1000.0
+}
+
 /// The median of [`FEW`] runs: on a busy machine a request is repeated.
-fn requests(scene: &Scene, call: &Call) -> io::Result<usize> {
-    let mut all = Vec::new();
-    for _ in 0..FEW {
+fn requests(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
+    let mut all = [0; FEW];
+    for made in &mut all {
         let before = scene.api.requests().len();
         finish(scene, call, &[])?;
-        all.push(scene.api.requests().len() - before);
+        *made = scene.api.requests().len() - before;
     }
     Ok(median(&mut all))
 }
 
 /// Threads do not count: they are made with CLONE_THREAD.
-fn processes(scene: &Scene, call: &Call) -> io::Result<usize> {
+fn processes(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
     let notes = scene.notes();
-    let tool = ["strace", "-f", "-qq", "-e", "trace=clone,clone3,fork,vfork", "-o"];
-    let tool = [&tool[..], &[notes.as_str()]].concat();
-    finish(scene, call, &tool)?;
+    let trace = "trace=clone,clone3,fork,vfork";
+    finish(scene, call, &["strace", "-f", "-qq", "-e", trace, "-o", &notes])?;
     let is_process = |line: &&str| {
         let starts = ["clone(", "clone3(", "fork(", "vfork("];
         starts.iter().any(|start| line.contains(start)) && !line.contains("CLONE_THREAD")
     };
-    let trace = fs::read_to_string(&notes)?;
-    Ok(trace.lines().filter(is_process).count())
+    Ok(fs::read_to_string(&notes)?.lines().filter(is_process).count())
 }
 
-/// The kernel folds the size of the process that starts another into that other's, so a
-/// small copy of this program starts it, see [`peak_of`].
-fn rss(scene: &Scene, call: &Call, myself: &str) -> io::Result<u64> {
-    let notes = scene.notes();
-    let mut all = Vec::new();
-    for _ in 0..FEW {
-        finish(scene, call, &[myself, PEAK_OF, &notes])?;
-        let text = fs::read_to_string(&notes)?;
-        all.push(text.trim().parse().map_err(io::Error::other)?);
+/// The kernel folds the size of the process that starts another into that other's, so a small copy of this program
+/// starts it, see [`peak_of`]. Figures of about the size of that copy are upper bounds.
+fn rss_kib(scene: &Scene, call: &Call) -> anyhow::Result<u64> {
+    let (notes, myself) = (scene.notes(), std::env::current_exe()?);
+    let mut all = [0; FEW];
+    for kib in &mut all {
+        finish(scene, call, &[&myself.to_string_lossy(), PEAK_OF, &notes])?;
+        *kib = fs::read_to_string(&notes)?.trim().parse()?;
     }
     Ok(median(&mut all))
 }
 
-/// What [`rss`] says of a program that needs next to nothing, in KiB: the size of the copy
-/// that starts it. Figures of about that size are upper bounds.
-pub fn rss_floor(scene: &Scene, myself: &str) -> io::Result<u64> {
-    let notes = scene.notes();
-    let status = Command::new(myself).args([PEAK_OF, &notes, "/bin/true"]).status()?;
-    if !status.success() {
-        return Err(io::Error::other("/bin/true fails"));
-    }
-    let text = fs::read_to_string(&notes)?;
-    text.trim().parse().map_err(io::Error::other)
-}
-
 /// Runs `call` to its end, by way of `wrapper`.
-pub fn finish(scene: &Scene, call: &Call, wrapper: &[&str]) -> io::Result<()> {
+pub fn finish(scene: &Scene, call: &Call, wrapper: &[&str]) -> anyhow::Result<()> {
     let netns = scene.netns(call)?;
-    let status = scene.run(call, netns.as_ref(), wrapper)?.status()?;
-    if status.success() { Ok(()) } else { Err(scene.failure(call)) }
+    scene.succeed(call, &mut scene.run(call, netns.as_ref(), wrapper)?)
 }
 
 /// The argument that makes this program start another and note its size.
 pub const PEAK_OF: &str = "--peak-of";
 
 /// Runs `program` and writes its largest resident set, in KiB, into the file `notes`.
-pub fn peak_of(notes: &str, program: &str) -> io::Result<bool> {
+pub fn peak_of(notes: &str, program: &str) -> anyhow::Result<bool> {
     let status = Command::new(program).status()?;
     fs::write(notes, children()?.max_rss().to_string())?;
     Ok(status.success())
 }
 
-fn children() -> io::Result<Usage> {
-    Ok(getrusage(UsageWho::RUSAGE_CHILDREN)?)
+fn children() -> nix::Result<Usage> {
+    getrusage(UsageWho::RUSAGE_CHILDREN)
 }
 
 fn cpu(usage: &Usage) -> Duration {
@@ -163,15 +155,36 @@ fn cpu(usage: &Usage) -> Duration {
     Duration::from_micros(micros.unsigned_abs())
 }
 
-/// The middle one.
-pub fn median<T: Copy + Ord + Default>(values: &mut [T]) -> T {
-    values.sort_unstable();
-    values.get(values.len() / 2).copied().unwrap_or_default()
-}
-
-/// The smallest time that is not exceeded by `percent` of the times, in milliseconds.
-pub fn percentile_ms(times: &mut [Duration], percent: usize) -> f64 {
-    times.sort_unstable();
-    let index = (times.len() * percent).div_ceil(100).saturating_sub(1);
-    times.get(index).copied().unwrap_or_default().as_secs_f64() * 1000.0
+/// Runs `adds` ADDs, `at_once` of them at a time, as when all pods of a node start. Each has a netns of its own, which is
+/// made before the first ADD.
+pub fn burst(scene: &Scene, call: &Call, adds: usize, at_once: usize) -> anyhow::Result<Burst> {
+    // Each ADD has three open files: its netns, stdin and stdout.
+    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
+    let mut namespaces = Vec::new();
+    let mut commands = Vec::new();
+    for _ in 0..adds {
+        let netns = scene.netns(call)?;
+        commands.push(scene.run(call, netns.as_ref(), &[])?);
+        namespaces.push(netns);
+    }
+    let (commands, times) = (Mutex::new(commands), Mutex::new(Vec::new()));
+    let next = || commands.lock().expect("no worker panics").pop();
+    let worker = || {
+        while let Some(mut command) = next() {
+            let started = Instant::now();
+            let status = command.status()?;
+            times.lock().expect("no worker panics").push(started.elapsed());
+            ensure!(status.success(), "{}: an ADD of the burst failed", call.name);
+        }
+        Ok(())
+    };
+    thread::scope(|scope| {
+        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(worker)).collect();
+        workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
+    })?;
+    let mut times = times.into_inner().expect("no worker panics");
+    let mut at = |percent| ms(percentile(&mut times, percent));
+    let (p50_ms, p99_ms, max_ms) = (at(50), at(99), at(100));
+    Ok(Burst { name: call.name.to_owned(), adds, at_once, p50_ms, p99_ms, max_ms })
 }

@@ -1,14 +1,14 @@
 //! What is measured: the calls of a runtime, an API server, and namespaces of pods.
 
 use std::fs::{self, File};
-use std::io;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{self, Command, Stdio};
 use std::thread;
 
-use linkerd2_cni::kube::kubeconfig::{self as kubeconfig, ApiAccess};
+use anyhow::ensure;
+use linkerd2_cni::kube::kubeconfig::{self, ApiAccess};
 use linkerd2_cni::{netns, pod_copy};
 use serde_json::{Value, json};
 
@@ -67,8 +67,8 @@ pub struct Scene {
 pub struct Netns(File);
 
 impl Netns {
-    fn new() -> io::Result<Netns> {
-        netns::fresh().map(Netns).map_err(io::Error::other)
+    fn new() -> anyhow::Result<Netns> {
+        Ok(Netns(netns::fresh()?))
     }
 
     fn path(&self) -> String {
@@ -77,7 +77,7 @@ impl Netns {
 }
 
 impl Scene {
-    pub fn new(plugin: &Path, portmap: &Path) -> io::Result<Self> {
+    pub fn new(plugin: &Path, portmap: &Path) -> anyhow::Result<Self> {
         let api = Api::start();
         let dir = tempfile::tempdir()?;
         answer(&api, &dir.path().join("run"));
@@ -119,15 +119,11 @@ impl Scene {
 
     /// Drops the last call if this machine lacks the backend, such as a kernel without iptables-legacy. A program of
     /// iptables tells, as a failure of the plugin has to be an error.
-    fn drop_if_unusable(&mut self, mode: &str, ipv6: bool) -> io::Result<()> {
+    fn drop_if_unusable(&mut self, mode: &str, ipv6: bool) -> anyhow::Result<()> {
         if mode == "native" {
             return Ok(());
         }
-        let program = format!(
-            "{}-{}",
-            if ipv6 { "ip6tables" } else { "iptables" },
-            if mode == "legacy" { "legacy" } else { "nft" }
-        );
+        let program = format!("{}-{mode}", if ipv6 { "ip6tables" } else { "iptables" });
         let netns = Netns::new()?;
         let mut command = Command::new("nsenter");
         command.arg(format!("--net={}", netns.path())).args([&program, "-w", "-t", "nat", "-S"]);
@@ -148,7 +144,7 @@ impl Scene {
         program: &Path,
         command: &'static str,
         config: &Value,
-    ) -> io::Result<()> {
+    ) -> anyhow::Result<()> {
         let stdin = self.dir.path().join(format!("stdin-{}", self.calls.len()));
         fs::write(&stdin, config.to_string())?;
         self.calls.push(Call {
@@ -162,22 +158,29 @@ impl Scene {
     }
 
     /// The namespace that CHECK looks at.
-    fn redirect(&self, plugin: &Path) -> io::Result<()> {
+    fn redirect(&self, plugin: &Path) -> anyhow::Result<()> {
         let add = &self.calls[1];
-        let mut command = self.command(add, plugin, &self.redirected)?;
-        match command.status()?.success() {
-            true => Ok(()),
-            false => Err(self.failure(add)),
-        }
+        self.succeed(add, &mut self.command(add, plugin, &self.redirected)?)
+    }
+
+    /// Runs the command, and fails with what it printed if it fails.
+    pub fn succeed(&self, call: &Call, command: &mut Command) -> anyhow::Result<()> {
+        ensure!(command.status()?.success(), self.failure(call));
+        Ok(())
     }
 
     /// A namespace for one run of `call`, if it needs one without rules.
-    pub fn netns(&self, call: &Call) -> io::Result<Option<Netns>> {
+    pub fn netns(&self, call: &Call) -> anyhow::Result<Option<Netns>> {
         call.fresh.then(Netns::new).transpose()
     }
 
     /// One run of `call`, by way of `wrapper` (a tool and its arguments) if there is one.
-    pub fn run(&self, call: &Call, netns: Option<&Netns>, wrapper: &[&str]) -> io::Result<Command> {
+    pub fn run(
+        &self,
+        call: &Call,
+        netns: Option<&Netns>,
+        wrapper: &[&str],
+    ) -> anyhow::Result<Command> {
         let netns = netns.unwrap_or(&self.redirected);
         let Some((tool, args)) = wrapper.split_first() else {
             return self.command(call, &call.program, netns);
@@ -187,7 +190,7 @@ impl Scene {
         Ok(command)
     }
 
-    fn command(&self, call: &Call, program: &Path, netns: &Netns) -> io::Result<Command> {
+    fn command(&self, call: &Call, program: &Path, netns: &Netns) -> anyhow::Result<Command> {
         let pod = match call.name {
             name if name.starts_with("unmeshed") => "plain",
             name if name.contains("injected") || name == MESHED_COPY => "injected",
@@ -220,15 +223,15 @@ impl Scene {
         path.to_string_lossy().into_owned()
     }
 
-    /// What a failed run printed, as an error.
-    pub fn failure(&self, call: &Call) -> io::Error {
+    /// What a failed run printed.
+    pub fn failure(&self, call: &Call) -> String {
         let printed = fs::read_to_string(self.output()).unwrap_or_default();
-        io::Error::other(format!("{}: {printed}", call.name))
+        format!("{}: {printed}", call.name)
     }
 }
 
 /// The agent listens for records beside the kubeconfig.
-fn listen(dir: &Path) -> io::Result<()> {
+fn listen(dir: &Path) -> anyhow::Result<()> {
     let socket = UnixDatagram::bind(dir.join(".linkerd-cni.sock"))?;
     thread::spawn(move || {
         let mut record = [0; 8192];
