@@ -1,6 +1,8 @@
 //! The figures of the bench, and the comparison of the counted ones with `docs/maintainers/benchmarks.json`. Pure. Times and
 //! resident sizes are not compared.
 
+use std::collections::BTreeMap;
+
 use serde::{Deserialize, Serialize};
 
 /// A figure that is worse by more than this is an error.
@@ -94,16 +96,14 @@ pub struct Comparison {
     pub skipped: Vec<String>,
 }
 
-struct Figure<'a> {
-    row: &'a str,
-    name: &'static str,
-    value: Option<u64>,
-}
+/// Row and name of a figure.
+type Key<'a> = (&'a str, &'static str);
 
 impl Figures {
-    fn all(&self) -> Vec<Figure<'_>> {
+    /// The figures that are compared.
+    fn all(&self) -> Vec<(Key<'_>, Option<u64>)> {
         let rows = self.rows.iter().flat_map(|row| {
-            let figure = move |name, value| Figure { row: &row.name, name, value };
+            let figure = move |name, value| ((&*row.name, name), value);
             [
                 figure("requests", Some(row.requests)),
                 figure("processes", Some(row.processes)),
@@ -112,24 +112,14 @@ impl Figures {
                 figure("allocated bytes", row.allocated_bytes),
             ]
         });
-        let sizes = self.sizes.iter().map(|size| Figure {
-            row: &size.name,
-            name: "bytes",
-            value: Some(size.bytes),
-        });
-        rows.chain(sizes).filter(|figure| !figure.row.starts_with(PORTMAP)).collect()
+        let sizes = self.sizes.iter().map(|size| ((&*size.name, "bytes"), Some(size.bytes)));
+        rows.chain(sizes).filter(|((row, _), _)| !row.starts_with(PORTMAP)).collect()
     }
-}
-
-fn value_of(figures: &[Figure<'_>], wanted: &Figure<'_>) -> Option<u64> {
-    let same = |figure: &&Figure<'_>| figure.row == wanted.row && figure.name == wanted.name;
-    figures.iter().find(same).and_then(|figure| figure.value)
 }
 
 /// Compares the figures of a run with those of the committed file.
 pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
     let mut comparison = Comparison::default();
-    let (before, after) = (committed.all(), measured.all());
     let other_machine = committed.architecture != measured.architecture;
     if other_machine {
         comparison.skipped.push(format!(
@@ -139,28 +129,28 @@ pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
             measured.architecture
         ));
     }
-    let unusable = |row: &str| measured.unusable.iter().any(|unusable| unusable.name == row);
-    comparison
-        .skipped
-        .extend(measured.unusable.iter().map(|row| format!("{}: {}", row.name, row.reason)));
-    for figure in &before {
-        if unusable(figure.row) || other_machine && OF_ARCHITECTURE.contains(&figure.name) {
-            continue;
-        }
-        comparison.add(figure, figure.value, value_of(&after, figure));
-    }
-    let is_new = |figure: &&Figure<'_>| {
-        !before.iter().any(|known| known.row == figure.row && known.name == figure.name)
+    let unusable = measured.unusable.iter();
+    comparison.skipped.extend(unusable.map(|row| format!("{}: {}", row.name, row.reason)));
+    let is_skipped = |(row, name): &Key<'_>| {
+        other_machine && OF_ARCHITECTURE.contains(name)
+            || measured.unusable.iter().any(|unusable| unusable.name == *row)
     };
-    for figure in after.iter().filter(is_new) {
-        comparison.add(figure, None, figure.value);
+    let mut new: BTreeMap<_, _> = measured.all().into_iter().collect();
+    for (key, value) in committed.all() {
+        let measured = new.remove(&key).flatten();
+        if !is_skipped(&key) {
+            comparison.add(key, value, measured);
+        }
+    }
+    for (key, value) in new {
+        comparison.add(key, None, value);
     }
     comparison
 }
 
 impl Comparison {
-    fn add(&mut self, figure: &Figure<'_>, before: Option<u64>, after: Option<u64>) {
-        let of = format!("{}: {}", figure.row, figure.name);
+    fn add(&mut self, (row, name): Key<'_>, before: Option<u64>, after: Option<u64>) {
+        let of = format!("{row}: {name}");
         let (Some(before), Some(after)) = (before, after) else {
             let side = if before.is_none() { "the committed file" } else { "this run" };
             self.missing.push(format!("{of}: missing in {side}"));

@@ -7,6 +7,8 @@ use std::process::{Command, Output};
 use serde_json::Value;
 use tempfile::TempDir;
 
+use crate::child::must;
+
 /// Directory of the committed chart.
 pub fn chart() -> PathBuf {
     crate::repository().join("charts/linkerd2-cni")
@@ -134,17 +136,8 @@ impl Render {
     pub fn with_file(mut self, name: &str, text: &str) -> Self {
         if self.copy.is_none() {
             let copy = tempfile::tempdir().unwrap();
-            for part in ["Chart.yaml", "values.yaml", "values.schema.json"] {
-                fs::copy(self.chart.join(part), copy.path().join(part)).unwrap();
-            }
-            for directory in ["templates", "platforms", "dashboards"] {
-                let target = copy.path().join(directory);
-                fs::create_dir(&target).unwrap();
-                for from in files(&self.chart.join(directory)) {
-                    fs::copy(&from, target.join(from.file_name().unwrap())).unwrap();
-                }
-            }
-            self.chart = copy.path().into();
+            must(Command::new("cp").arg("-r").arg(&self.chart).arg(copy.path()));
+            self.chart = copy.path().join(self.chart.file_name().unwrap());
             self.copy = Some(copy);
         }
         fs::write(self.chart.join(name), text).unwrap();
@@ -201,10 +194,9 @@ impl Objects {
     }
 
     pub fn named(&self, kind: &str, name: &str) -> &Value {
-        let found = self
-            .0
-            .iter()
-            .find(|object| object["kind"] == kind && object["metadata"]["name"] == name);
+        let is_named =
+            |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
+        let found = self.0.iter().find(is_named);
         found.unwrap_or_else(|| panic!("no {kind} {name}"))
     }
 

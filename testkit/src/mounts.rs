@@ -7,17 +7,15 @@ use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
 /// Runs `test` on a thread with a mount namespace of its own, which the programs that it starts share.
-pub fn in_mount_namespace(test: impl FnOnce() + Send + 'static) {
+pub fn in_mount_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
     let alone = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
         let none = None::<&str>;
         mount(none, "/", none, private, none).unwrap();
-        test();
+        test()
     });
-    if let Err(panic) = alone.join() {
-        std::panic::resume_unwind(panic);
-    }
+    alone.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 pub fn bind(from: &Path, to: &Path) {

@@ -87,32 +87,26 @@ macro_rules! corpus {
     };
 }
 
-const CALICO_FILES: [(&str, &str); 2] = [
-    ("10-calico.conflist", corpus!("10-calico.conflist")),
-    ("calico-kubeconfig", "apiVersion: v1\nkind: Config\n"),
-];
-const CANAL_FILES: [(&str, &str); 2] = [
-    ("10-canal.conflist", corpus!("10-calico.conflist")),
-    ("calico-kubeconfig", "apiVersion: v1\nkind: Config\n"),
-];
-const AWS_FILES: [(&str, &str); 1] = [("10-aws.conflist", corpus!("10-aws.conflist"))];
-const KINDNET_FILES: [(&str, &str); 1] = [("10-kindnet.conflist", corpus!("10-kindnet.conflist"))];
-const FLANNEL_FILES: [(&str, &str); 1] = [("10-flannel.conflist", corpus!("10-flannel.conflist"))];
-const K3S_FILES: [(&str, &str); 1] = [("10-flannel.conflist", corpus!("10-k3s.conflist"))];
-const GKE_FILES: [(&str, &str); 1] = [("10-gke-ptp.conflist", corpus!("10-gke-ptp.conflist"))];
-const AZURE_FILES: [(&str, &str); 1] = [("10-azure.conflist", corpus!("10-azure.conflist"))];
+const CALICO_CONFLIST: &str = corpus!("10-calico.conflist");
+const CALICO_KUBECONFIG: (&str, &str) = ("calico-kubeconfig", "apiVersion: v1\nkind: Config\n");
+const CALICO_FILES: Files = &[("10-calico.conflist", CALICO_CONFLIST), CALICO_KUBECONFIG];
+const CANAL_FILES: Files = &[("10-canal.conflist", CALICO_CONFLIST), CALICO_KUBECONFIG];
+const AWS_FILES: Files = &[("10-aws.conflist", corpus!("10-aws.conflist"))];
+const KINDNET_FILES: Files = &[("10-kindnet.conflist", corpus!("10-kindnet.conflist"))];
+const FLANNEL_FILES: Files = &[("10-flannel.conflist", corpus!("10-flannel.conflist"))];
+const K3S_FILES: Files = &[("10-flannel.conflist", corpus!("10-k3s.conflist"))];
+const GKE_FILES: Files = &[("10-gke-ptp.conflist", corpus!("10-gke-ptp.conflist"))];
+const AZURE_FILES: Files = &[("10-azure.conflist", corpus!("10-azure.conflist"))];
+const LOOPBACK: &str = "{\n    \"cniVersion\": \"0.3.1\",\n    \"name\": \"loopback\",\n    \"type\": \"loopback\"\n}\n";
 /// What the node image brings, renamed so that no runtime loads it, and its loopback.
-const MINIKUBE_FILES: [(&str, &str); 3] = [
+const MINIKUBE_FILES: Files = &[
     ("10-kindnet.conflist", corpus!("10-kindnet.conflist")),
     ("87-podman-bridge.conflist.mk_disabled", corpus!("10-flannel.conflist")),
-    (
-        "200-loopback.conf",
-        "{\n    \"cniVersion\": \"0.3.1\",\n    \"name\": \"loopback\",\n    \"type\": \"loopback\"\n}\n",
-    ),
+    ("200-loopback.conf", LOOPBACK),
 ];
-const MICROK8S_FILES: [(&str, &str); 3] = [
-    ("10-calico.conflist", corpus!("10-calico.conflist")),
-    ("calico-kubeconfig", "apiVersion: v1\nkind: Config\n"),
+const MICROK8S_FILES: Files = &[
+    ("10-calico.conflist", CALICO_CONFLIST),
+    CALICO_KUBECONFIG,
     ("cni.yaml", "kind: DaemonSet\n"),
 ];
 
@@ -134,18 +128,18 @@ const fn usual(platform: &'static str, plugins: &'static [&'static str], files: 
 }
 
 pub const LAYOUTS: [Layout; 14] = [
-    usual("aks", &["azure-vnet", "azure-vnet-ipam", "loopback", "portmap"], &AZURE_FILES),
-    usual("bottlerocket", &AWS, &AWS_FILES),
-    Layout { bin_dir: "/home/kubernetes/bin", ..usual("cos", &CALICO, &CALICO_FILES) },
-    usual("eks", &AWS, &AWS_FILES),
-    Layout { bin_dir: "/home/kubernetes/bin", ..usual("gke", &REFERENCE, &GKE_FILES) },
-    usual("iks", &CALICO, &CALICO_FILES),
+    usual("aks", &["azure-vnet", "azure-vnet-ipam", "loopback", "portmap"], AZURE_FILES),
+    usual("bottlerocket", &AWS, AWS_FILES),
+    Layout { bin_dir: "/home/kubernetes/bin", ..usual("cos", &CALICO, CALICO_FILES) },
+    usual("eks", &AWS, AWS_FILES),
+    Layout { bin_dir: "/home/kubernetes/bin", ..usual("gke", &REFERENCE, GKE_FILES) },
+    usual("iks", &CALICO, CALICO_FILES),
     // k3s in its image: links beside the program of all plugins.
     Layout {
         bin_dir: "/bin",
         net_dir: "/var/lib/rancher/k3s/agent/etc/cni/net.d",
         multi_call: Some("cni"),
-        ..usual("k3d", &FLANNEL, &K3S_FILES)
+        ..usual("k3d", &FLANNEL, K3S_FILES)
     },
     // The links lead to a directory that is not mounted into the agent.
     Layout {
@@ -154,24 +148,24 @@ pub const LAYOUTS: [Layout; 14] = [
         multi_call: Some(
             "/var/lib/rancher/k3s/data/3ac4e5a8d1fe9b1f5e6b3c2d7a0f4e8b9c6d5a4f3e2b1c0d9e8f7a6b5c4d3e2f/bin/cni",
         ),
-        ..usual("k3s", &FLANNEL, &K3S_FILES)
+        ..usual("k3s", &FLANNEL, K3S_FILES)
     },
-    usual("kind", &REFERENCE, &KINDNET_FILES),
+    usual("kind", &REFERENCE, KINDNET_FILES),
     Layout {
         bin_dir: "/var/snap/microk8s/current/opt/cni/bin",
         net_dir: "/var/snap/microk8s/current/args/cni-network",
         links: &[("/var/snap/microk8s/current", "7964")],
         // The snap's hook `configure` gives them to the group microk8s.
         group: 997,
-        ..usual("microk8s", &CALICO, &MICROK8S_FILES)
+        ..usual("microk8s", &CALICO, MICROK8S_FILES)
     },
-    usual("minikube", &REFERENCE, &MINIKUBE_FILES),
+    usual("minikube", &REFERENCE, MINIKUBE_FILES),
     // Multus' own directory, which the runtime does not read.
     Layout {
         bin_dir: "/var/lib/cni/bin",
         net_dir: "/etc/cni/multus/net.d",
         ..usual("openshift", &["multus", "multus-shim", "ovn-k8s-cni-overlay", "loopback"], &[])
     },
-    usual("rke2", &CALICO, &CANAL_FILES),
-    usual("talos", &FLANNEL, &FLANNEL_FILES),
+    usual("rke2", &CALICO, CANAL_FILES),
+    usual("talos", &FLANNEL, FLANNEL_FILES),
 ];

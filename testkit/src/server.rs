@@ -100,23 +100,16 @@ impl Connection {
         stream.flush().ok()
     }
 
-    /// Sends status line and headers. `more` is a further header line, or empty.
-    pub fn send_head(&mut self, code: u16, length: usize, more: &str) -> Option<()> {
+    /// Sends status line, headers and the first `part` of a body of `length` bytes. `more` is a further header line, or
+    /// empty.
+    pub fn send_part(&mut self, code: u16, length: usize, more: &str, part: &[u8]) -> Option<()> {
         let head = format!("HTTP/1.1 {code} x\r\n{more}Content-Length: {length}\r\n\r\n");
-        self.send(head.as_bytes())
+        self.send(&[head.as_bytes(), part].concat())
     }
 
     pub fn send_response(&mut self, code: u16, body: impl AsRef<[u8]>) -> Option<()> {
         let body = body.as_ref();
-        let head = format!("HTTP/1.1 {code} x\r\nContent-Length: {}\r\n\r\n", body.len());
-        self.send(&[head.as_bytes(), body].concat())
-    }
-
-    /// Sends half of the body and ends the connection.
-    pub fn cut_response(&mut self, code: u16, body: &str) -> Option<()> {
-        self.send_head(code, body.len(), "")?;
-        self.send(&body.as_bytes()[..body.len() / 2])?;
-        self.cut()
+        self.send_part(code, body.len(), "", body)
     }
 
     /// Ends the connection.
@@ -128,15 +121,6 @@ impl Connection {
     /// Starts a response without a length. The caller sends the chunks.
     pub fn send_chunked_head(&mut self) -> Option<()> {
         self.send(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
-    }
-
-    /// Sends spaces until the client closes the connection.
-    pub fn send_endless_body(&mut self) -> Option<()> {
-        self.send_chunked_head()?;
-        let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
-        loop {
-            self.send(chunk.as_bytes())?;
-        }
     }
 }
 

@@ -4,15 +4,14 @@ use std::fs::File;
 use std::io::{self, Write as _};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread;
 
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::pty::openpty;
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::termios::{FlowArg, tcflow};
+
+use crate::mounts::in_mount_namespace;
 
 /// One such output. Until it is dropped it stays as it is.
 pub struct Unwritable {
@@ -55,9 +54,12 @@ impl Unwritable {
     }
 }
 
+fn of(name: &'static str, output: impl Into<OwnedFd>, unread: Option<OwnedFd>) -> Unwritable {
+    Unwritable { name, output: Some(output.into()), _unread: unread }
+}
+
 pub fn full_device() -> Unwritable {
-    let device = File::options().write(true).open("/dev/full").unwrap();
-    Unwritable { name: "a full device", output: Some(device.into()), _unread: None }
+    of("a full device", File::options().write(true).open("/dev/full").unwrap(), None)
 }
 
 pub fn closed() -> Unwritable {
@@ -75,44 +77,26 @@ fn full_socket() -> Unwritable {
 }
 
 fn pipe_without_a_reader() -> Unwritable {
-    let (_, writer) = io::pipe().unwrap();
-    Unwritable { name: "a pipe without a reader", output: Some(writer.into()), _unread: None }
+    of("a pipe without a reader", io::pipe().unwrap().1, None)
 }
 
 /// As after ^S.
 fn stopped_terminal() -> Unwritable {
     let terminal = openpty(None, None).unwrap();
     tcflow(&terminal.slave, FlowArg::TCOOFF).unwrap();
-    Unwritable {
-        name: "a stopped terminal",
-        output: Some(terminal.slave),
-        _unread: Some(terminal.master),
-    }
+    of("a stopped terminal", terminal.slave, Some(terminal.master))
 }
 
 fn file_on_a_full_disk() -> Unwritable {
-    let in_a_mount_namespace = thread::spawn(|| {
-        unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        let none = None::<&str>;
-        mount(none, "/", none, MsFlags::MS_REC | MsFlags::MS_PRIVATE, none).unwrap();
-        let dir = tempfile::tempdir().unwrap();
-        let file = file_on(dir.path());
+    let file = in_mount_namespace(|| {
+        let (dir, tmpfs) = (tempfile::tempdir().unwrap(), Some("tmpfs"));
+        mount(tmpfs, dir.path(), tmpfs, MsFlags::empty(), Some("size=4k")).unwrap();
+        let mut file = File::create(dir.path().join("log")).unwrap();
+        while file.write_all(&[b'x'; 64]).is_ok() {}
         umount2(dir.path(), MntFlags::MNT_DETACH).unwrap();
         file
     });
-    Unwritable {
-        name: "a file on a full disk",
-        output: Some(in_a_mount_namespace.join().unwrap().into()),
-        _unread: None,
-    }
-}
-
-fn file_on(dir: &Path) -> File {
-    let tmpfs = Some("tmpfs");
-    mount(tmpfs, dir, tmpfs, MsFlags::empty(), Some("size=4k")).unwrap();
-    let mut file = File::create(dir.join("log")).unwrap();
-    while file.write_all(&[b'x'; 64]).is_ok() {}
-    file
+    of("a file on a full disk", file, None)
 }
 
 /// Fills `writer`, which then blocks whoever writes to it.
@@ -122,5 +106,5 @@ fn filled(name: &'static str, writer: OwnedFd, unread: OwnedFd) -> Unwritable {
         while nix::unistd::write(&writer, &[b'x'; 4096][..length]).is_ok() {}
     }
     fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
-    Unwritable { name, output: Some(writer), _unread: Some(unread) }
+    of(name, writer, Some(unread))
 }

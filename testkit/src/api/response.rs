@@ -61,27 +61,37 @@ impl Response {
 
     /// Sends the response, or what goes wrong instead. `None` ends the connection.
     pub(super) fn send(&self, connection: &mut Connection) -> Option<()> {
+        let (code, body) = (self.code, self.body.as_bytes());
         match self.fault {
-            None => connection.send_response(self.code, &self.body),
+            None => connection.send_response(code, body),
             Some(Fault::Slow(ms)) => {
                 thread::sleep(Duration::from_millis(ms));
-                connection.send_response(self.code, &self.body)
+                connection.send_response(code, body)
             }
             Some(Fault::Hang) => Some(()),
             Some(Fault::Close) => None,
-            Some(Fault::Cut) => connection.cut_response(self.code, &self.body),
+            Some(Fault::Cut) => {
+                connection.send_part(code, body.len(), "", &body[..body.len() / 2])?;
+                connection.cut()
+            }
             Some(Fault::Drip) => {
-                connection.send_head(self.code, self.body.len(), "")?;
-                for byte in self.body.as_bytes() {
+                connection.send_part(code, body.len(), "", b"")?;
+                body.iter().try_for_each(|byte| {
                     connection.send(&[*byte])?;
                     thread::sleep(Duration::from_millis(100));
-                }
-                Some(())
+                    Some(())
+                })
             }
-            Some(Fault::Endless) => connection.send_endless_body(),
+            Some(Fault::Endless) => {
+                connection.send_chunked_head()?;
+                let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
+                loop {
+                    connection.send(chunk.as_bytes())?;
+                }
+            }
             Some(Fault::Garbage) => connection.send(b"SSH-2.0-x\r\n\r\n"),
             Some(Fault::Status(code, seconds)) => {
-                connection.send_head(code, 0, &format!("Retry-After: {seconds}\r\n"))
+                connection.send_part(code, 0, &format!("Retry-After: {seconds}\r\n"), b"")
             }
         }
     }

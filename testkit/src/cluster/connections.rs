@@ -42,11 +42,7 @@ fn connections_in(family: Family, pods: &Pods) {
         ("unmeshed", "app", to(&other, 8080), "app-of-other", String::new()),
         ("unmeshed", "app", to(&other, 9999), "refused", String::new()),
     ] {
-        let response = pods.connect(pod, container, &target);
-        assert!(
-            response.starts_with(responder) && response.contains(&text),
-            "{container} in {pod} to {target}: {response}, not {responder} {text}"
-        );
+        pods.assert_connects([pod, container, &target], responder, &text);
     }
 }
 

@@ -42,16 +42,31 @@ pub struct Node {
     _exclusive: MutexGuard<'static, ()>,
     begin: Instant,
     audit_log: AuditLog,
-    /// Length of kubelet's log when the test began.
-    kubelet_log_begin: usize,
+    kubelet_log: NewLines,
+}
+
+/// A log from the time at which the value was created.
+struct NewLines {
+    path: PathBuf,
+    /// Length of the file at that time, 0 if it was missing.
+    begin: usize,
+}
+
+impl NewLines {
+    /// The log `name` in the cluster's state directory.
+    fn of(name: &str) -> NewLines {
+        let path = Path::new(CLUSTER).join(name);
+        NewLines { begin: fs::metadata(&path).map_or(0, |file| file.len() as usize), path }
+    }
+
+    fn read(&self) -> String {
+        let log = fs::read(&self.path).unwrap();
+        String::from_utf8_lossy(log.get(self.begin..).unwrap_or_default()).into_owned()
+    }
 }
 
 /// The API server's audit log from the time at which the value was created.
-pub struct AuditLog {
-    path: PathBuf,
-    /// Length of the file at that time.
-    begin: usize,
-}
+pub struct AuditLog(NewLines);
 
 /// Mode, owner, size and hash of each file. Contents would make the message of a failed assertion unreadable.
 pub type Files = BTreeMap<PathBuf, (u32, u32, u64, u64)>;
@@ -68,7 +83,7 @@ impl Node {
             _exclusive: exclusive,
             begin: Instant::now(),
             audit_log: AuditLog::from_now(),
-            kubelet_log_begin: length(&Path::new(CLUSTER).join("log/kubelet")),
+            kubelet_log: NewLines::of("log/kubelet"),
         };
         for path in DIRECTORIES.map(Path::new) {
             assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
@@ -120,9 +135,7 @@ impl Node {
 
     /// Kubelet's log since the test began.
     pub fn kubelet_log(&self) -> String {
-        let log = fs::read(Path::new(CLUSTER).join("log/kubelet")).unwrap();
-        let new = log.get(self.kubelet_log_begin..).unwrap_or_default();
-        String::from_utf8_lossy(new).into_owned()
+        self.kubelet_log.read()
     }
 
     /// Whether any network config has a plugin entry.
@@ -197,9 +210,9 @@ impl AuditLog {
             std::env::var_os("KUBECONFIG").is_some(),
             "KUBECONFIG is not set: run scripts/cluster up and export what it prints"
         );
-        let path = Path::new(CLUSTER).join("audit.log");
-        assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
-        AuditLog { begin: length(&path), path }
+        let log = NewLines::of("audit.log");
+        assert!(log.path.exists(), "{} is missing; see scripts/cluster", log.path.display());
+        AuditLog(log)
     }
 
     /// Requests of a namespace's ServiceAccounts: verb, URI, response code and user agent of each.
@@ -220,16 +233,9 @@ impl AuditLog {
     }
 
     fn events(&self) -> Vec<Value> {
-        let log = fs::read_to_string(&self.path).unwrap();
-        let new = log.get(self.begin..).expect("the audit log only grows");
         // The last line may be incomplete.
-        new.lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
+        self.0.read().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
     }
-}
-
-/// Length of a file, 0 if it is missing.
-fn length(path: &Path) -> usize {
-    fs::metadata(path).map_or(0, |file| file.len() as usize)
 }
 
 /// Starts a killed API server again. Its clients are restarted, as they could wait up to a minute before they

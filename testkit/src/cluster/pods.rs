@@ -100,6 +100,20 @@ impl Pods {
         assert!(response.starts_with(responder), "{from} to {to}: {response}, not {responder}");
     }
 
+    /// Asserts which container responds to a container, and that the response contains `text`.
+    pub fn assert_connects(
+        &self,
+        [pod, container, target]: [&str; 3],
+        responder: &str,
+        text: &str,
+    ) {
+        let response = self.connect(pod, container, target);
+        assert!(
+            response.starts_with(responder) && response.contains(text),
+            "{container} in {pod} to {target}: {response}, not {responder} {text}"
+        );
+    }
+
     /// Waits until the validator of the pod `name`, which has no redirect rules, has failed.
     pub fn until_stranded(&self, name: &str) {
         let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";

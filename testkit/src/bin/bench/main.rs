@@ -39,9 +39,6 @@ struct Options {
     /// ADDs of each backend in a burst.
     #[arg(long, default_value_t = 0)]
     adds: usize,
-    /// ADDs of a burst that run at the same time.
-    #[arg(long, default_value_t = 110)]
-    at_once: usize,
     /// Fail where a target is missed.
     #[arg(long)]
     check: bool,
@@ -92,7 +89,7 @@ fn bench(options: &Options) -> anyhow::Result<bool> {
         backends.chain([scene::MESHED_COPY, "VERSION"]).any(|name| name == call.name)
     };
     let calls = scene.calls.iter().filter(|call| options.adds > 0 && is_in_burst(call));
-    let bursts = calls.map(|call| measure::burst(&scene, call, options.adds, options.at_once));
+    let bursts = calls.map(|call| measure::burst(&scene, call, options.adds));
     let figures = Figures {
         architecture: env::consts::ARCH.to_owned(),
         runs: options.runs,

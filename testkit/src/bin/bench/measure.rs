@@ -19,6 +19,9 @@ use crate::scene::{Call, Scene};
 /// How often a call is run for what hardly varies.
 const FEW: usize = 3;
 
+/// ADDs of a burst that run at the same time: kubelet's default limit of pods.
+const AT_ONCE: usize = 110;
+
 /// Of many runs of one call.
 #[derive(Clone, Default)]
 pub struct Timings {
@@ -155,9 +158,9 @@ fn cpu(usage: &Usage) -> Duration {
     Duration::from_micros(micros.unsigned_abs())
 }
 
-/// Runs `adds` ADDs, `at_once` of them at a time, as when all pods of a node start. Each has a netns of its own, which is
-/// made before the first ADD.
-pub fn burst(scene: &Scene, call: &Call, adds: usize, at_once: usize) -> anyhow::Result<Burst> {
+/// Runs `adds` ADDs, [`AT_ONCE`] of them at a time, as when all pods of a node start. Each has a netns of its own, which
+/// is made before the first ADD.
+pub fn burst(scene: &Scene, call: &Call, adds: usize) -> anyhow::Result<Burst> {
     // Each ADD has three open files: its netns, stdin and stdout.
     let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
@@ -180,11 +183,11 @@ pub fn burst(scene: &Scene, call: &Call, adds: usize, at_once: usize) -> anyhow:
         Ok(())
     };
     thread::scope(|scope| {
-        let workers: Vec<_> = (0..at_once).map(|_| scope.spawn(worker)).collect();
+        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(worker)).collect();
         workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
     })?;
     let mut times = times.into_inner().expect("no worker panics");
     let mut at = |percent| ms(percentile(&mut times, percent));
     let (p50_ms, p99_ms, max_ms) = (at(50), at(99), at(100));
-    Ok(Burst { name: call.name.to_owned(), adds, at_once, p50_ms, p99_ms, max_ms })
+    Ok(Burst { name: call.name.to_owned(), adds, at_once: AT_ONCE, p50_ms, p99_ms, max_ms })
 }

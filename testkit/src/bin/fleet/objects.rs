@@ -2,7 +2,6 @@
 
 use std::path::Path;
 use std::process::Command;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
 use anyhow::ensure;
@@ -76,18 +75,10 @@ pub fn in_parallel(
     count: usize,
     action: impl Fn(usize) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<()> {
-    let next = AtomicUsize::new(0);
-    let work = || {
-        loop {
-            let index = next.fetch_add(1, Ordering::Relaxed);
-            if index >= count {
-                return Ok(());
-            }
-            action(index)?;
-        }
-    };
+    let work = |first: usize| (first..count).step_by(CREATORS).try_for_each(&action);
     thread::scope(|scope| {
-        let threads: Vec<_> = (0..CREATORS).map(|_| scope.spawn(work)).collect();
+        let start = |first| scope.spawn(move || work(first));
+        let threads: Vec<_> = (0..CREATORS).map(start).collect();
         threads.into_iter().try_for_each(|thread| thread.join().unwrap())
     })
 }

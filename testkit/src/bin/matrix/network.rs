@@ -59,18 +59,17 @@ pub fn policies(pods: &Pods) -> String {
 
     apply(&policy("Ingress", 8080));
     until_within(POLICY, "port 9999 is denied", || to_meshed(9999) == "timeout");
-    let response = to_meshed(8080);
-    assert!(response.starts_with("proxy-inbound"), "the app's port is allowed: {response}");
+    // The app's port is allowed.
+    pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
 
     apply(&policy("Ingress", 4143));
     until_within(POLICY, "the app's port is denied", || to_meshed(8080) == "timeout");
 
     apply(&policy("Egress", 9999));
     until_within(POLICY, "the proxy's connections are denied", || from_proxy() == "timeout");
-    let response = to_meshed(8080);
-    assert!(response.starts_with("proxy-inbound"), "no policy for ingress is left: {response}");
-    let app = pods.connect("meshed", "app", &family.to(&unmeshed, 8080));
-    assert!(app.starts_with("proxy-outbound"), "from the app to its proxy: {app}");
+    // No policy for ingress is left, and none is for connections from the app to its proxy.
+    pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
+    pods.assert_answers("meshed", "unmeshed", "proxy-outbound");
 
     kubectl(&["delete", "networkpolicy", "ports", "-n", "meshed"]);
     until_within(POLICY, "no policy is left", || from_proxy().starts_with("app-of-unmeshed"));

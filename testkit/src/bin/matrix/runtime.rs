@@ -89,8 +89,7 @@ pub fn start_in_user_namespace(pods: &Pods) -> String {
     let target = Family::all()[0].to(&pods.ip("unmeshed"), 8080);
     for (container, responder) in [("app", "proxy-outbound"), ("linkerd-proxy", "app-of-unmeshed")]
     {
-        let response = pods.connect("mapped", container, &target);
-        assert!(response.starts_with(responder), "{container}: {response}, not {responder}");
+        pods.assert_connects(["mapped", container, &target], responder, "");
     }
     let read = |pid: i32, name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
     let mut pods = testkit::pids()

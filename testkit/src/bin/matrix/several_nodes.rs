@@ -139,11 +139,7 @@ fn connections(pods: &Pods, all: [&Machine; 3]) -> String {
         for (container, responder) in
             [("app", "proxy-outbound"), ("linkerd-proxy", "proxy-inbound")]
         {
-            let response = pods.connect(from, container, &target);
-            assert!(
-                response.starts_with(responder) && response.contains(&target),
-                "{container} in {from} to {to}, {target}: {response}, not {responder}"
-            );
+            pods.assert_connects([from, container, &target], responder, &target);
         }
     }
     format!(

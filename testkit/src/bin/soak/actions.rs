@@ -13,6 +13,7 @@ use crate::credential;
 use crate::disk::Ballast;
 use crate::helm::NAMESPACE;
 use crate::ledger::{self, Invariant};
+use crate::load::without_api;
 use crate::node::{COPY, copied_pods, kill_component, netns_of, pid_of, restart_api_server};
 use crate::outages::{self, Cause};
 use crate::runtime;
@@ -108,8 +109,7 @@ impl Drop for RestartApiServer {
 /// Kills the API server, and the agent too if it `kills_agent`.
 fn kill_api_server(world: &World, kills_agent: bool) {
     let agent = agent::agent();
-    let counts = || world.load.without_api();
-    let before = counts();
+    let before = without_api();
     {
         let _down = outages::open(Cause::ApiServer);
         let _restart = RestartApiServer;
@@ -118,9 +118,9 @@ fn kill_api_server(world: &World, kills_agent: bool) {
             let _ = kill(agent.pid, Signal::SIGKILL);
         }
         let begin = Instant::now();
-        while !counts().iter().zip(before).all(|(now, before)| *now > before) {
+        while !without_api().iter().zip(before).all(|(now, before)| *now > before) {
             if begin.elapsed() > WITHOUT_API {
-                let started = format!("{:?}, before {before:?}", counts());
+                let started = format!("{:?}, before {before:?}", without_api());
                 let seen = format!("unmeshed and meshed pods started without it: {started}");
                 ledger::violated(Invariant::StartsWithoutApi, seen);
                 break;

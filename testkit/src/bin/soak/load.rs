@@ -1,7 +1,6 @@
 //! Pods that come and go all the time, a start every one to two seconds.
 
 use std::fs;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use crate::manifest::{host, manifest, static_path};
 use crate::outages::{self, Cause, RETRY};
 use crate::pod::{END, Kind, Pod, Source};
 use crate::report::spread;
-use crate::running::RunningPods;
+use crate::running;
 use crate::seeded::Break;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
@@ -31,19 +30,11 @@ const LAST_START: Duration = Duration::from_secs(90);
 /// Bound of the wait for the last pods' end: a pod that is deleted last is still checked against its bound.
 const LAST: Duration = LAST_START.saturating_add(END).saturating_add(RETRY);
 
-/// What is seen of the load while it runs.
-#[derive(Default)]
-pub struct Seen {
-    /// Unmeshed and meshed pods that were created and got ready while the API server was down.
-    without_api: [AtomicUsize; 2],
-    pub running: RunningPods,
-}
+/// Numbers of unmeshed and of meshed pods that were created and got ready while the API server was down.
+static WITHOUT_API: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-impl Seen {
-    /// Numbers of unmeshed and of meshed pods that were created and got ready while the API server was down.
-    pub fn without_api(&self) -> [usize; 2] {
-        self.without_api.each_ref().map(|count| count.load(Ordering::Relaxed))
-    }
+pub fn without_api() -> [usize; 2] {
+    WITHOUT_API.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
 /// Figures of the load.
@@ -66,41 +57,34 @@ pub struct LoadFigures {
 }
 
 /// The running load.
-pub struct Load {
-    pub seen: Arc<Seen>,
-    running: Repeated<Running>,
-}
+pub struct Load(Repeated<Running>);
 
 impl Load {
     pub fn start(rng: StdRng, seeded: Option<Break>) -> Load {
-        let seen = Arc::<Seen>::default();
         let running = Running {
             rng,
             api: Api::new(),
-            seen: Arc::clone(&seen),
             pods: Vec::new(),
             count: 0,
             next: Instant::now(),
             seeded,
             figures: LoadFigures::default(),
         };
-        let running = Repeated::start(TICK, running, |running| {
+        Load(Repeated::start(TICK, running, |running| {
             running.create();
             running.turn();
-        });
-        Load { seen, running }
+        }))
     }
 
     /// Deletes the pods and returns the figures.
     pub fn finish(self) -> LoadFigures {
-        self.running.finish().end()
+        self.0.finish().end()
     }
 }
 
 struct Running {
     rng: StdRng,
     api: Api,
-    seen: Arc<Seen>,
     pods: Vec<Pod>,
     count: usize,
     /// When the next pod is created.
@@ -158,8 +142,8 @@ impl Running {
             let had = pod.answered.is_some();
             pod.observe(sandboxes.get(&pod.name));
             if !had && pod.answered.is_some() {
-                pod.sandbox.iter().for_each(|sandbox| self.seen.running.insert(&pod.name, sandbox));
-                note_start(pod, &self.seen, &mut self.figures);
+                pod.sandbox.iter().for_each(|sandbox| running::insert(&pod.name, sandbox));
+                note_start(pod, &mut self.figures);
                 self.seeded.iter().for_each(|bug| bug.harm(pod));
             }
         }
@@ -179,11 +163,11 @@ impl Running {
 
     /// Deletes pods some seconds after they got ready.
     fn delete_old(&mut self) {
-        let Running { pods, api, rng, seen, .. } = self;
+        let Running { pods, api, rng, .. } = self;
         for pod in pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
             let age = pod.answered.map_or(Duration::ZERO, |answered| answered.elapsed());
             let is_old = age > Duration::from_secs(6) && !pod.is_silent();
-            if is_old && rng.random_range(0..40) == 0 && seen.running.remove(&pod.name) {
+            if is_old && rng.random_range(0..40) == 0 && running::remove(&pod.name) {
                 pod.observe_last();
                 delete(pod, api);
             }
@@ -208,19 +192,19 @@ impl Running {
             note_end(pod, &mut self.figures);
         }
         let figures = &mut self.figures;
-        [figures.unmeshed_without_api, figures.meshed_without_api] = self.seen.without_api();
+        [figures.unmeshed_without_api, figures.meshed_without_api] = without_api();
         self.figures
     }
 }
 
-fn note_start(pod: &Pod, seen: &Seen, figures: &mut LoadFigures) {
+fn note_start(pod: &Pod, figures: &mut LoadFigures) {
     let without_api = pod.without_api && outages::is_open(Cause::ApiServer);
     let LoadFigures { meshed, unmeshed, meshed_starts, unmeshed_starts, .. } = figures;
     let (number, starts) = match pod.is_meshed() {
         true => (meshed, meshed_starts),
         false => (unmeshed, unmeshed_starts),
     };
-    seen.without_api[usize::from(pod.is_meshed())]
+    WITHOUT_API[usize::from(pod.is_meshed())]
         .fetch_add(usize::from(without_api), Ordering::Relaxed);
     *number += 1;
     starts.extend(pod.undisturbed());

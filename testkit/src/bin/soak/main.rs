@@ -25,7 +25,6 @@ use std::fs;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -42,9 +41,7 @@ use load::Load;
 use node::{Files, Node};
 use outages::Cause;
 use pods::kubectl;
-use reader::Reader;
 use report::{Pods, Report};
-use resources::Sampler;
 use seeded::Break;
 use world::World;
 
@@ -93,22 +90,22 @@ fn main() -> ExitCode {
     helm.run("upgrade", &["--reuse-values", "--set", "logLevel=debug"]);
 
     let mut rng = StdRng::seed_from_u64(options.seed);
-    let reader = Reader::start();
-    let sampler = Sampler::start();
+    let reader = reader::start();
+    let sampler = resources::start();
     let load = Load::start(StdRng::from_rng(&mut rng), options.seeded);
-    let mut world = World { helm, api: api::Api::new(), rng, load: Arc::clone(&load.seen), bare };
+    let mut world = World { helm, api: api::Api::new(), rng, bare };
     let span = Duration::from_secs_f64(options.minutes * 60.0);
     match options.seeded {
-        Some(seeded) => seeded::run(seeded, &world, span),
+        Some(seeded) => seeded::run(seeded, span),
         None => disturb(&mut world, &options, span),
     }
     // The rest of the pods' lives.
     ledger::begin(CALM);
     thread::sleep(Duration::from_secs(5));
     let figures = load.finish();
-    let resources = sampler.finish();
+    let resources = resources::growths(&sampler.finish());
     uninstall(&world, &node, &before);
-    let reads = reader.finish();
+    let reads = reader.finish().reads;
     let failed_tries = logs::check_kubelet_log(&node);
     logs::check_audit_log();
 

@@ -13,26 +13,17 @@ use crate::outages::{self, Cause};
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const PERIOD: Duration = Duration::from_millis(2);
 
-/// Reads until [`Reader::finish`].
-pub struct Reader(Repeated<Watched>);
-
-impl Reader {
-    pub fn start() -> Reader {
-        Reader(Repeated::start(PERIOD, Watched::default(), Watched::read))
-    }
-
-    /// Ends the thread and returns the number of reads.
-    pub fn finish(self) -> u64 {
-        self.0.finish().reads
-    }
+pub fn start() -> Repeated<Watched> {
+    Repeated::start(PERIOD, Watched::default(), Watched::read)
 }
 
 #[derive(Default)]
-struct Watched {
+pub struct Watched {
     binary: Binary,
     /// The violation that lasts, and its begin.
     bad: Option<(State, Instant)>,
-    reads: u64,
+    /// Number of reads.
+    pub reads: u64,
 }
 
 impl Watched {

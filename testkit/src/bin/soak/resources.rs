@@ -44,11 +44,8 @@ pub struct Growth {
     pub last: ProcessFigures,
 }
 
-/// Samples until [`Sampler::finish`].
-pub struct Sampler(Repeated<Samples>);
-
 #[derive(Default)]
-struct Samples {
+pub struct Samples {
     taken: Vec<Sample>,
     /// When each process was seen first.
     since: BTreeMap<i32, Instant>,
@@ -67,40 +64,37 @@ impl Samples {
     }
 }
 
-impl Sampler {
-    pub fn start() -> Sampler {
-        Sampler(Repeated::start(PERIOD, Samples::default(), Samples::take))
-    }
+pub fn start() -> Repeated<Samples> {
+    Repeated::start(PERIOD, Samples::default(), Samples::take)
+}
 
-    /// Compares the samples of each program in the whole run, and of each process that ran long enough. A program with
-    /// too few samples for a comparison is a violation: its growth was not checked.
-    pub fn finish(self) -> Vec<Growth> {
-        let samples = self.0.finish().taken;
-        let mut growths = Vec::new();
-        for (program, _) in PROGRAMS {
-            let of_program = || samples.iter().filter(|sample| sample.program == program);
-            let pids: BTreeSet<i32> = of_program().map(|sample| sample.pid).collect();
-            let all: Vec<_> = of_program().collect();
-            let whole_run = compare(program, format!("{} processes", pids.len()), &all);
-            if whole_run.is_none() {
-                let seen = format!("{program}: no comparison, as there are {} samples", all.len());
-                violated(Invariant::Flat, seen);
-            }
-            growths.extend(whole_run);
-            for pid in &pids {
-                let own: Vec<_> = of_program().filter(|sample| sample.pid == *pid).collect();
-                if own.len() >= SAMPLES {
-                    growths.extend(compare(program, format!("process {pid}"), &own));
-                }
+/// Compares the samples of each program in the whole run, and of each process that ran long enough. A program with
+/// too few samples for a comparison is a violation: its growth was not checked.
+pub fn growths(samples: &Samples) -> Vec<Growth> {
+    let mut growths = Vec::new();
+    for (program, _) in PROGRAMS {
+        let of_program = || samples.taken.iter().filter(|sample| sample.program == program);
+        let pids: BTreeSet<i32> = of_program().map(|sample| sample.pid).collect();
+        let all: Vec<_> = of_program().collect();
+        let whole_run = compare(program, format!("{} processes", pids.len()), &all);
+        if whole_run.is_none() {
+            let seen = format!("{program}: no comparison, as there are {} samples", all.len());
+            violated(Invariant::Flat, seen);
+        }
+        growths.extend(whole_run);
+        for pid in &pids {
+            let own: Vec<_> = of_program().filter(|sample| sample.pid == *pid).collect();
+            if own.len() >= SAMPLES {
+                growths.extend(compare(program, format!("process {pid}"), &own));
             }
         }
-        for Growth { program, of, first, last, .. } in &growths {
-            if ALLOWED_GROWTH.iter().any(|(name, growth)| last[name] > first[name] + growth) {
-                violated(Invariant::Flat, format!("{program}, {of}: {first:?}, then {last:?}"));
-            }
-        }
-        growths
     }
+    for Growth { program, of, first, last, .. } in &growths {
+        if ALLOWED_GROWTH.iter().any(|(name, growth)| last[name] > first[name] + growth) {
+            violated(Invariant::Flat, format!("{program}, {of}: {first:?}, then {last:?}"));
+        }
+    }
+    growths
 }
 
 fn compare(program: &'static str, of: String, all: &[&Sample]) -> Option<Growth> {

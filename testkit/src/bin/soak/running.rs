@@ -22,69 +22,64 @@ const PROBE: &str = "/probe\0";
 const SETTLE: Duration = Duration::from_secs(5);
 
 /// Pods that have responded and are not being deleted. The load writes, an action reads.
-#[derive(Default)]
-pub struct RunningPods(Mutex<State>);
+static RUNNING: Mutex<Running> = Mutex::new(Running { netns: BTreeMap::new(), is_held: false });
 
-#[derive(Default)]
-struct State {
+struct Running {
     netns: BTreeMap<String, PathBuf>,
     /// Whether the load deletes no pods.
     is_held: bool,
 }
 
-impl RunningPods {
-    pub fn insert(&self, name: &str, sandbox: &Sandbox) {
-        self.state().netns.insert(name.to_owned(), sandbox.netns.clone());
-    }
+fn running() -> MutexGuard<'static, Running> {
+    RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
-    /// Called before a deletion begins. Returns whether it may: not during [`RunningPods::survive`].
-    pub fn remove(&self, name: &str) -> bool {
-        let mut state = self.state();
-        if !state.is_held {
-            state.netns.remove(name);
-        }
-        !state.is_held
-    }
+pub fn insert(name: &str, sandbox: &Sandbox) {
+    running().netns.insert(name.to_owned(), sandbox.netns.clone());
+}
 
-    /// Checks that `disturb` leaves all pods the netns and processes that they have. No pod is deleted meanwhile.
-    pub fn survive(&self, disturb: impl FnOnce()) {
-        until("a pod has responded", || !self.state().netns.is_empty());
-        self.state().is_held = true;
-        let _held = Held(self);
-        let before = self.state().netns.clone();
-        let processes: BTreeMap<_, _> =
-            before.values().map(|netns| (netns, found(netns))).collect();
-        disturb();
-        thread::sleep(SETTLE);
-        for (name, netns) in &before {
-            let (had, has) = (&processes[netns], found(netns));
-            if had.is_empty() || !had.is_subset(&has) {
-                let seen = format!("pod {name} had processes {had:?} in {netns:?}, now {has:?}");
-                ledger::violated(Invariant::Running, seen);
-            }
-        }
-        println!("         {} pods ran before, and were compared", before.len());
+/// Called before a deletion begins. Returns whether it may: not during [`survive`].
+pub fn remove(name: &str) -> bool {
+    let mut running = running();
+    if !running.is_held {
+        running.netns.remove(name);
     }
+    !running.is_held
+}
 
-    /// Kills the last container of a pod, as a seeded bug. Kubelet starts it again in the same netns.
-    pub fn kill_container_of_one(&self) {
-        let netns = self.state().netns.values().next().cloned().expect("a pod has responded");
-        if let Some(pid) = found(&netns).last() {
-            let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
+/// Checks that `disturb` leaves all pods the netns and processes that they have. No pod is deleted meanwhile.
+pub fn survive(disturb: impl FnOnce()) {
+    until("a pod has responded", || !running().netns.is_empty());
+    running().is_held = true;
+    let _held = Held;
+    let before = running().netns.clone();
+    let processes: BTreeMap<_, _> = before.values().map(|netns| (netns, found(netns))).collect();
+    disturb();
+    thread::sleep(SETTLE);
+    for (name, netns) in &before {
+        let (had, has) = (&processes[netns], found(netns));
+        if had.is_empty() || !had.is_subset(&has) {
+            let seen = format!("pod {name} had processes {had:?} in {netns:?}, now {has:?}");
+            ledger::violated(Invariant::Running, seen);
         }
     }
+    println!("         {} pods ran before, and were compared", before.len());
+}
 
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+/// Kills the last container of a pod, as a seeded bug. Kubelet starts it again in the same netns.
+pub fn kill_container_of_one() {
+    let netns = running().netns.values().next().cloned().expect("a pod has responded");
+    if let Some(pid) = found(&netns).last() {
+        let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
     }
 }
 
 /// Holds back deletions until it is dropped.
-struct Held<'a>(&'a RunningPods);
+struct Held;
 
-impl Drop for Held<'_> {
+impl Drop for Held {
     fn drop(&mut self) {
-        self.0.state().is_held = false;
+        running().is_held = false;
     }
 }
 

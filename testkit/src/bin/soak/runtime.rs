@@ -5,6 +5,7 @@ use std::time::{Duration, Instant};
 
 use crate::node::{kill_component, start_missing_components};
 use crate::outages::{self, Cause};
+use crate::running;
 use crate::world::World;
 use testkit::cluster::containers::ctr;
 
@@ -13,7 +14,7 @@ const RUNTIME: Duration = Duration::from_secs(120);
 
 /// Kills containerd and starts it again. All pods have to survive that.
 pub fn restart(world: &mut World) {
-    world.load.running.survive(|| {
+    running::survive(|| {
         {
             let _down = outages::open(Cause::Node);
             kill_component("containerd");

@@ -8,7 +8,7 @@ use crate::ledger;
 use crate::pod::Pod;
 use crate::running;
 use crate::sandbox::nft;
-use crate::world::{World, replace};
+use crate::world::replace;
 use testkit::cluster::active;
 
 pub const TORN: &str = "conflist torn by the soak";
@@ -43,13 +43,13 @@ impl Break {
 }
 
 /// Breaks the promise again and again for `span`, unless the load harms its pods itself.
-pub fn run(seeded: Break, world: &World, span: Duration) {
+pub fn run(seeded: Break, span: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < span {
         thread::sleep(Duration::from_secs(5));
         match seeded {
             Break::Conflist => tear(),
-            Break::Processes => kill_processes(world),
+            Break::Processes => kill_processes(),
             Break::Rules | Break::Pods => {}
         }
     }
@@ -68,8 +68,7 @@ fn tear() {
 }
 
 /// Kills a container of a pod where all pods have to survive, as a restart of the container runtime may.
-fn kill_processes(world: &World) {
+fn kill_processes() {
     ledger::begin(KILLED);
-    let running = &world.load.running;
-    running.survive(|| running.kill_container_of_one());
+    running::survive(running::kill_container_of_one);
 }

@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::path::Path;
-use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,7 +9,6 @@ use crate::agent;
 use crate::api::Api;
 use crate::helm::{Helm, NAMESPACE};
 use crate::ledger::{self, Invariant};
-use crate::load::Seen;
 use crate::pods::command;
 use rand::rngs::StdRng;
 use testkit::cluster::active::{self, State};
@@ -24,7 +22,6 @@ pub struct World {
     pub helm: Helm,
     pub api: Api,
     pub rng: StdRng,
-    pub load: Arc<Seen>,
     /// The conflist without the plugin entry.
     pub bare: String,
 }
