@@ -59,20 +59,25 @@ impl Netns {
 }
 
 #[test]
-fn the_emulated_plugin_and_agent_start() {
+fn the_emulated_agent_starts_and_the_plugin_skips_an_unmeshed_pod_and_refuses_an_annotation() {
     let version = must(emulated("linkerd-cni").env("CNI_COMMAND", "VERSION").stdin(Stdio::null()));
     let version: Value = serde_json::from_slice(&version).unwrap();
     assert_eq!(version["cniVersion"], "1.1.0");
     let help = must(emulated("linkerd2-cni-install").arg("--help"));
     assert!(String::from_utf8(help).unwrap().contains("Usage"));
-}
 
-#[test]
-fn the_emulated_plugin_skips_an_unmeshed_pod() {
-    let output = add("/var/run/netns/missing", &json!({"a": "b"}), "nft");
-    assert!(output.status.success(), "{}", said(&output));
-    let result: Value = serde_json::from_slice(&output.stdout).unwrap();
+    let missing = "/var/run/netns/missing";
+    let skipped = add(missing, &json!({"a": "b"}), "nft");
+    assert!(skipped.status.success(), "{}", said(&skipped));
+    let result: Value = serde_json::from_slice(&skipped.stdout).unwrap();
     assert_eq!(result["cniVersion"], "1.0.0");
+    let annotations = json!({
+        "linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3",
+        "config.linkerd.io/proxy-uid": "root",
+    });
+    let refused = add(missing, &annotations, "nft");
+    let error: Value = serde_json::from_slice(&refused.stdout).unwrap();
+    assert_eq!(error["code"], 110, "{}", said(&refused));
 }
 
 #[test]
@@ -91,15 +96,4 @@ fn the_emulated_plugin_redirects_a_meshed_pod_with_the_hosts_iptables() {
             assert!(rules.contains(part), "{mode}: {part}: {rules}");
         }
     }
-}
-
-#[test]
-fn the_emulated_plugin_reports_an_invalid_annotation() {
-    let annotations = json!({
-        "linkerd.io/created-by": "linkerd/proxy-injector edge-26.8.3",
-        "config.linkerd.io/proxy-uid": "root",
-    });
-    let output = add("/var/run/netns/missing", &annotations, "nft");
-    let error: Value = serde_json::from_slice(&output.stdout).unwrap();
-    assert_eq!(error["code"], 110, "{}", said(&output));
 }

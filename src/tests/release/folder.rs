@@ -18,7 +18,7 @@ const PROGRAMS: [&str; 3] = ["linkerd-cni", "linkerd2-cni-install", "linkerd-cni
 const IN_IMAGE: [(&str, &str); 2] =
     [("linkerd-cni", "opt/cni/bin"), ("linkerd2-cni-install", "usr/bin")];
 
-fn names(folder: &Path) -> BTreeSet<String> {
+pub fn names(folder: &Path) -> BTreeSet<String> {
     let entries = fs::read_dir(folder).unwrap();
     entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
 }
@@ -63,35 +63,12 @@ fn index() -> (TempDir, Value) {
     (layout, descriptor)
 }
 
-fn provenance() -> Value {
-    json(release().join(format!("linkerd2-cni-v{VERSION}.intoto.json")))
-}
-
 const IMAGE: &str = "cr.l5d.io/linkerd/cni-plugin:vVERSION";
 
 /// The digest of the image index, as a registry computes it.
 fn image_digest() -> String {
     let (layout, descriptor) = index();
     format!("sha256:{}", sha256(&blob(layout.path(), &descriptor)))
-}
-
-#[test]
-fn the_digest_of_the_image_is_in_a_file() {
-    let file = release().join(format!("cni-plugin-v{VERSION}.digest"));
-    let image = IMAGE.replace("VERSION", VERSION);
-    assert_eq!(fs::read_to_string(file).unwrap(), format!("{image}@{}\n", image_digest()));
-}
-
-#[test]
-fn the_provenance_names_the_compilers_and_the_libraries() {
-    let statement = provenance();
-    let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
-    let names: BTreeSet<_> =
-        sources.as_array().unwrap().iter().filter_map(|source| source["name"].as_str()).collect();
-    for name in ["rustc", "cargo", "helm", "gcc-12", "binutils", "libc6-dev", "spdx-tools"] {
-        assert!(names.contains(name), "{name}: {names:?}");
-    }
-    assert!(names.iter().any(|name| name.starts_with("libc6-dev-") && name.ends_with("-cross")));
 }
 
 #[test]
@@ -192,9 +169,9 @@ fn sboms_have_every_crate_that_is_compiled_in() {
 }
 
 #[test]
-fn the_provenance_names_the_commit_and_every_file() {
+fn the_provenance_names_the_commit_every_file_the_compilers_and_the_libraries() {
     let name = format!("linkerd2-cni-v{VERSION}.intoto.json");
-    let statement = provenance();
+    let statement = json(release().join(&name));
     let mut subjects = BTreeSet::from([name, "SHA256SUMS".into()]);
     let mut has_image = false;
     for subject in statement["subject"].as_array().unwrap() {
@@ -211,6 +188,12 @@ fn the_provenance_names_the_commit_and_every_file() {
     assert_eq!(subjects, names(&release()));
     assert!(has_image);
     let sources = &statement["predicate"]["buildDefinition"]["resolvedDependencies"];
+    let named = |source: &Value| source["name"].as_str().map(str::to_owned);
+    let names: BTreeSet<_> = sources.as_array().unwrap().iter().filter_map(named).collect();
+    for name in ["rustc", "cargo", "helm", "gcc-12", "binutils", "libc6-dev", "spdx-tools"] {
+        assert!(names.contains(name), "{name}: {names:?}");
+    }
+    assert!(names.iter().any(|name| name.starts_with("libc6-dev-") && name.ends_with("-cross")));
     let commit = sources[0]["digest"]["gitCommit"].as_str().unwrap();
     let git =
         |args: &[&str]| Command::new("git").current_dir(repository()).args(args).output().unwrap();
@@ -228,7 +211,7 @@ fn the_provenance_names_the_commit_and_every_file() {
 }
 
 #[test]
-fn the_index_has_the_chart_and_the_manifest_its_image() {
+fn the_index_has_the_chart_and_the_manifest_and_a_file_its_image() {
     let charts: Vec<_> =
         names(&release()).into_iter().filter(|name| name.ends_with(".tgz")).collect();
     let [chart] = &charts[..] else { panic!("{charts:?}") };
@@ -238,8 +221,10 @@ fn the_index_has_the_chart_and_the_manifest_its_image() {
     assert_eq!(entry["urls"][0], **chart);
     assert_eq!(entry["digest"], sha256(&release().join(chart)));
     assert_eq!(entry["appVersion"], format!("v{VERSION}"));
-    // Both name the image by the digest that the registry will have.
+    // All name the image by the digest that the registry will have.
     let pinned = format!("{}@{}", IMAGE.replace("VERSION", VERSION), image_digest());
+    let file = release().join(format!("cni-plugin-v{VERSION}.digest"));
+    assert_eq!(fs::read_to_string(file).unwrap(), format!("{pinned}\n"));
     let manifest = fs::read_to_string(release().join("install-cni.yaml")).unwrap();
     let images: Vec<_> = manifest.lines().filter_map(|line| line.split_once("image: ")).collect();
     assert!(!images.is_empty() && images.iter().all(|(_, image)| *image == pinned), "{images:?}");

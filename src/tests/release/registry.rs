@@ -2,7 +2,6 @@
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
-use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::Duration;
 
@@ -10,6 +9,7 @@ use serde_json::json;
 use tempfile::TempDir;
 use testkit::until::until_within;
 
+use crate::folder::names;
 use crate::publish::Publication;
 use crate::{VERSION, must, release, repository, said};
 
@@ -111,9 +111,9 @@ fn a_release_is_published_in_spite_of_failures_and_verified_with_the_commands_of
     publication.must_refuse("has a GitHub release already");
 
     let assets = publication.path("state/assets");
-    let mut names = names(&assets);
-    names.retain(|name| !name.ends_with(".sigstore.json"));
-    assert_eq!(names, self::names(&release()));
+    let mut published = names(&assets);
+    published.retain(|name| !name.ends_with(".sigstore.json"));
+    assert_eq!(published, names(&release()));
     let verified = verify(&publication, &prefix, "cosign.pub");
     assert!(verified.status.success(), "{}", said(&verified));
 
@@ -148,14 +148,6 @@ fn chart_version() -> String {
     let chart =
         names.iter().find_map(|name| name.strip_prefix("linkerd2-cni-")?.strip_suffix(".tgz"));
     chart.unwrap().to_owned()
-}
-
-fn names(directory: &Path) -> Vec<String> {
-    let entries = fs::read_dir(directory).unwrap();
-    let mut names: Vec<_> =
-        entries.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-    names.sort();
-    names
 }
 
 /// Runs the commands of the page on the files of the GitHub release, with a key instead of the workflow's identity.
