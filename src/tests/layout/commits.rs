@@ -9,6 +9,7 @@ use std::process::Command;
 const BEFORE_RULES: &str = "81defda";
 /// Longest subject, in characters.
 const SUBJECT_LIMIT: usize = 72;
+const INFLECTED: &str = "the subject is not in the imperative";
 /// First words with the end of a participle or a third person that are imperatives.
 const IMPERATIVES: [&str; 6] = ["Bring", "Embed", "Feed", "Focus", "Need", "Seed"];
 
@@ -32,7 +33,7 @@ fn faults(message: &str) -> Vec<&'static str> {
         (subject.chars().count() > SUBJECT_LIMIT, "the subject has more than 72 characters"),
         (subject.ends_with('.'), "the subject ends with a full stop"),
         (!first.starts_with(char::is_uppercase), "the subject starts with a small letter"),
-        (is_inflected && !IMPERATIVES.contains(&first), "the subject is not in the imperative"),
+        (is_inflected && !IMPERATIVES.contains(&first), INFLECTED),
         (reasons.next().is_none(), "no body says why"),
         (!body.lines().any(|line| is_signed(&line)), "no Signed-off-by: use git commit --signoff"),
     ];
@@ -69,8 +70,8 @@ fn each_fault_of_a_commit_message_is_found() {
     for (message, expected) in [
         (format!("Drop the option{signed}"), vec![]),
         (format!("Pass the option{signed}"), vec![]),
-        (format!("Drops the option{signed}"), vec!["the subject is not in the imperative"]),
-        (format!("Dropping the option{signed}"), vec!["the subject is not in the imperative"]),
+        (format!("Drops the option{signed}"), vec![INFLECTED]),
+        (format!("Dropping the option{signed}"), vec![INFLECTED]),
         (
             format!("drop the option.{signed}"),
             vec!["the subject ends with a full stop", "the subject starts with a small letter"],

@@ -162,13 +162,10 @@ fn each_error_text_was_captured_or_is_known_to_be_another_programs() {
 fn each_fault_has_a_cause_and_one_test() {
     let mut tests = String::new();
     for folder in ["agent/catalogue", "cluster/catalogue"] {
-        let Ok(entries) = fs::read_dir(super::source().join("tests").join(folder)) else {
-            continue;
-        };
-        let paths = entries.map(|entry| entry.unwrap().path());
-        let sources =
-            paths.filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
-        sources.for_each(|path| tests += &fs::read_to_string(path).unwrap());
+        let entries = fs::read_dir(super::source().join("tests").join(folder)).unwrap();
+        for path in entries.map(|entry| entry.unwrap().path()).filter(|path| path.is_file()) {
+            tests += &fs::read_to_string(path).unwrap();
+        }
     }
     let faults = Fault::all();
     assert!(faults.len() > 45, "{} faults", faults.len());
@@ -238,106 +235,45 @@ fn each_captured_text_leads_to_its_remedy() {
     );
 }
 
-/// Error texts as users paste them, with other names and times than those of the page, and the text that leads from each
-/// to its remedy.
-const PASTED: [(&str, &str); 24] = [
+/// Error texts that no test captures, as users paste them, and the text of the page that leads from each to its remedy.
+const PASTED: [(&str, &str); 13] = [
     (
-        "Failed to create pod sandbox: rpc error: code = Unknown desc = failed to setup network for sandbox \"93af\": \
-         plugin type=\"linkerd-cni\" name=\"linkerd-cni\" failed (add): cannot read pod emojivoto/web-57f5d4b5c-9xq2p: \
-         GET https://172.20.0.1:443/api/v1/namespaces/emojivoto/pods/web-57f5d4b5c-9xq2p: HTTP 401: Unauthorized \
-         (API requests sent: 1); the linkerd-cni agent on this node renews the token: check that its pod is ready",
-        "HTTP 401: Unauthorized",
+        "ClusterRole \"linkerd-cni\" exists and cannot be imported into the current release: invalid ownership metadata",
+        "invalid ownership metadata",
     ),
+    ("INSTALLATION FAILED: chart requires kubeVersion: >=1.31.0-0", "chart requires kubeVersion"),
+    ("0/3 nodes are available: 1 Too many pods, 2 node(s) were unschedulable.", "Too many pods"),
+    ("exec /usr/bin/linkerd2-cni-install: exec format error", "exec format error"),
     (
-        "plugin type=\"linkerd-cni\" failed (add): failed to find plugin \"linkerd-cni\" in path [/usr/lib/cni]",
-        "failed to find plugin \"linkerd-cni\" in path",
-    ),
-    (
-        "io: invalid peer certificate: certificate expired: verification time 1795356315 (UNIX), but certificate",
-        "invalid peer certificate: certificate expired",
-    ),
-    (
-        "Failed to validate networking configuration. Please ensure iptables rules are rewriting traffic as expected.",
-        "Failed to validate networking configuration",
-    ),
-    (
-        "not ready: binary: cannot create /host/opt/cni/bin/linkerd-cni: Read-only file system (os error 30); remount the \
-         node's file system writable, or set the chart's platform, destCNINetDir or destCNIBinDir to a writable directory",
-        "Read-only file system (os error 30)",
-    ),
-    (
-        "/sbin/iptables-restore did not get the xtables lock in time: /run/xtables.lock is held by process 812",
-        "did not get the xtables lock in time",
-    ),
-    (
-        "Error creating: pods is forbidden: violates PodSecurity \"baseline:latest\": hostPath",
-        "violates PodSecurity",
-    ),
-    (
-        "/host/etc/cni/net.d/05-cilium.conflist keeps being overwritten by another writer, which removes the plugin entry, \
-         so meshed pods may start without redirect rules: with Cilium set cni.exclusive=false",
-        "keeps being overwritten by another writer, which removes the plugin entry",
-    ),
-    (
-        "image.version: v1.6.5 is upstream's image, which has no admin port and would never be ready with this chart's probes",
-        "is upstream's image, which has no admin port",
-    ),
-    (
-        "none of iptables-legacy, iptables, together with its -restore program, is in PATH; install iptables on the node, \
-         or set the chart's iptablesMode to auto",
-        "none of iptables",
-    ),
-    (
-        "error killing pod: failed to \"KillPodSandbox\" for \"5d2c\" with KillPodSandboxError: \"rpc error: code = Unknown \
-         desc = failed to destroy network for sandbox k8s_web: plugin type=\\\"linkerd-cni\\\" name=\\\"k8s-pod-network\\\" \
-         failed (delete): failed to find plugin \\\"linkerd-cni\\\" in path [/opt/cni/bin]\"",
+        "error killing pod: failed to \"KillPodSandbox\" for \"5d2c\": failed to destroy network for sandbox k8s_web: plugin \
+         type=\\\"linkerd-cni\\\" failed (delete): failed to find plugin \\\"linkerd-cni\\\" in path [/opt/cni/bin]",
         "failed (delete): failed to find plugin",
     ),
     ("linkerd-network-validator: Terminated, Reason: Error, exit code 95", "exit code 95"),
     (
-        "Get \"https://172.20.0.1:443/api/v1/namespaces/emojivoto/pods/web\": tls: failed to verify certificate: \
-         x509: certificate signed by unknown authority",
+        "tls: failed to verify certificate: x509: certificate signed by unknown authority",
         "x509: certificate signed by unknown authority",
     ),
     ("psql: could not connect to server: connection refused", "connection refused"),
     (
-        "Error: INSTALLATION FAILED: Unable to continue with install: ClusterRole \"linkerd-cni\" in namespace \"\" exists and \
-         cannot be imported into the current release: invalid ownership metadata; annotation validation error: key \
-         \"meta.helm.sh/release-namespace\" must equal \"linkerd-cni\": current value is \"cni\"",
-        "invalid ownership metadata",
-    ),
-    (
-        "Error: INSTALLATION FAILED: chart requires kubeVersion: >=1.31.0-0 which is incompatible with Kubernetes v1.30.4",
-        "chart requires kubeVersion",
-    ),
-    (
-        "0/12 nodes are available: 1 Insufficient cpu, 11 node(s) didn't satisfy plugin(s) [NodeAffinity]. preemption: 0/12",
+        "0/12 nodes are available: 1 Insufficient cpu, 11 node(s) didn't satisfy plugin(s) [NodeAffinity]",
         "Insufficient cpu",
     ),
-    ("0/3 nodes are available: 1 Too many pods, 2 node(s) were unschedulable.", "Too many pods"),
-    ("exec /usr/bin/linkerd2-cni-install: exec format error", "exec format error"),
     (
-        "Failed to pull image \"registry.example.com/linkerd/cni-plugin:v2.0.0\": rpc error: code = NotFound desc = failed to \
-         pull and unpack image: no match for platform in manifest: not found",
+        "Failed to pull image \"registry.example.com/linkerd/cni-plugin:v2.0.0\": no match for platform in manifest",
         "no match for platform in manifest",
     ),
     (
-        "Error creating: pods \"linkerd-cni-8x2kd\" is forbidden: exceeded quota: default, requested: pods=1, used: pods=40, \
-         limited: pods=40",
+        "Error creating: pods \"linkerd-cni-8x2kd\" is forbidden: exceeded quota: default, requested: pods=1",
         "exceeded quota",
     ),
     (
-        "Error creating: admission webhook \"validate.kyverno.svc-fail\" denied the request: resource \
-         Pod/linkerd-cni/linkerd-cni-8x2kd was blocked due to the following policies",
-        "denied the request",
-    ),
-    (
-        "admission webhook \"validation.gatekeeper.sh\" denied the request: [psp-host-filesystem] HostPath volume",
+        "admission webhook \"validate.kyverno.svc-fail\" denied the request: resource Pod/linkerd-cni/linkerd-cni-8x2kd",
         "denied the request",
     ),
     (
         "nodes \"a\" is forbidden: ValidatingAdmissionPolicy 'linkerd-cni-taint' with binding 'linkerd-cni-taint' denied \
-         request: linkerd-cni may only remove the startup taint from a node, and not change: metadata.labels",
+         request: linkerd-cni may only remove the startup taint from a node",
         "ValidatingAdmissionPolicy 'linkerd-cni-",
     ),
 ];
@@ -346,13 +282,12 @@ const PASTED: [(&str, &str); 24] = [
 fn pasted_error_texts_lead_to_their_remedies() {
     let page = page();
     let entries = Entry::all(&page);
+    let texts =
+        || entries.iter().flat_map(|entry| entry.texts.iter().map(move |text| (text, entry)));
     for (pasted, wanted) in PASTED {
-        let texts =
-            entries.iter().flat_map(|entry| entry.texts.iter().map(move |text| (text, entry)));
         // The longest text of the page that the pasted one has.
-        let found =
-            texts.filter(|(text, _)| pasted.contains(**text)).max_by_key(|(text, _)| text.len());
-        let (_, entry) = found.unwrap_or_else(|| panic!("nothing leads from {pasted}"));
+        let found = texts().filter(|(text, _)| pasted.contains(**text));
+        let (_, entry) = found.max_by_key(|(text, _)| text.len()).expect(pasted);
         assert!(entry.texts.contains(&wanted), "{pasted} leads to {:?}", entry.texts);
     }
 }
