@@ -45,26 +45,26 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn the_metadata_make_linkerd_check_run_the_extension() {
+fn without_kubectl_metadata_are_printed_and_the_checks_fail_in_the_format_of_linkerd_check() {
     let dir = tempfile::tempdir().unwrap();
     let output = run(dir.path(), &["_extension-metadata"]);
     assert!(output.status.success());
     let metadata: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(metadata, json!({"name": "linkerd-cni", "checks": "always"}));
-}
 
-#[test]
-fn without_kubectl_the_checks_fail_in_the_format_of_linkerd_check() {
-    let dir = tempfile::tempdir().unwrap();
     let output = run(dir.path(), &["check", "--output=json", "--wait=5m0s"]);
-    assert_eq!(output.status.code(), Some(1));
+    assert_eq!((output.status.code(), text(&output.stderr)), (Some(1), ""));
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["success"], false);
     let check = &report["categories"][0]["checks"][0];
     let error = check["error"].as_str().unwrap();
     assert!(error.starts_with("cannot run kubectl: "), "{error}");
     assert!(check["hint"].as_str().unwrap().ends_with("/docs/cli.md#kubernetes-api"), "{check}");
-    assert_eq!(text(&output.stderr), "");
+
+    let output = run(dir.path(), &["uninstall"]);
+    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
+    let error = text(&output.stderr);
+    assert!(error.contains("run helm uninstall, or scripts/install-cni"), "{error}");
 }
 
 #[test]
@@ -249,15 +249,6 @@ fn a_wait_of_any_length_does_not_panic() {
     let output = run(dir.path(), &["check", "--pre", "--wait=5000000000000000h", "-o", "json"]);
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert!(report["success"].is_boolean(), "{report}");
-}
-
-#[test]
-fn uninstall_names_the_commands_that_uninstall_and_runs_no_kubectl() {
-    let dir = tempfile::tempdir().unwrap();
-    let output = run(dir.path(), &["uninstall"]);
-    assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
-    let error = text(&output.stderr);
-    assert!(error.contains("run helm uninstall, or scripts/install-cni"), "{error}");
 }
 
 #[test]
