@@ -42,21 +42,12 @@ fn rendered(mut values: Value) -> Vec<Value> {
 fn without_flags_the_namespace_and_the_default_objects_are_printed() {
     let mut printed = printed(&[]).0;
     let namespace = printed.remove(0);
-    assert_eq!(
-        namespace,
-        json!({
-            "apiVersion": "v1",
-            "kind": "Namespace",
-            "metadata": {
-                "name": "linkerd-cni",
-                "labels": {
-                    "linkerd.io/cni-resource": "true",
-                    "config.linkerd.io/admission-webhooks": "disabled",
-                    "pod-security.kubernetes.io/enforce": "privileged",
-                },
-            },
-        })
-    );
+    let labels = json!({
+        "linkerd.io/cni-resource": "true", "config.linkerd.io/admission-webhooks": "disabled",
+        "pod-security.kubernetes.io/enforce": "privileged",
+    });
+    let metadata = json!({"name": "linkerd-cni", "labels": labels});
+    assert_eq!(namespace, json!({"apiVersion": "v1", "kind": "Namespace", "metadata": metadata}));
     assert_eq!(printed, rendered(json!({})));
 }
 
@@ -116,7 +107,7 @@ fn each_flag_sets_the_same_value_as_upstreams_command() {
 }
 
 #[test]
-fn values_files_win_over_flags() {
+fn values_files_and_the_registry_in_the_environment_win_over_flags() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(&file, "proxyUID: 3\nlogFormat: json\n").unwrap();
     let path = file.path().to_str().unwrap();
@@ -126,10 +117,6 @@ fn values_files_win_over_flags() {
         let flags = [&["--proxy-uid", "1"], flags].concat();
         assert_eq!(printed(&flags).0[1..], expected, "{flags:?}");
     }
-}
-
-#[test]
-fn the_registry_in_the_environment_wins_over_the_flag() {
     let objects = Objects::parse(&text(&["--registry", "example.com/flag"], "example.com/env"));
     let image = objects.container("install-cni")["image"].as_str().unwrap();
     assert!(image.starts_with("example.com/env/cni-plugin:"), "{image}");
@@ -137,11 +124,9 @@ fn the_registry_in_the_environment_wins_over_the_flag() {
 
 #[test]
 fn an_invalid_flag_or_value_prints_no_objects() {
+    let not_a_port = "--skip-inbound-ports: \"x\" is neither a port nor a range";
     for (flags, said) in [
-        (
-            &["--skip-inbound-ports", "80,x"][..],
-            "--skip-inbound-ports: \"x\" is neither a port nor a range",
-        ),
+        (&["--skip-inbound-ports", "80,x"][..], not_a_port),
         (&["--skip-inbound-ports", "80, 81"], "\" 81\" is neither"),
         (&["--skip-inbound-ports", "80,"], "\"\" is neither"),
         (&["--skip-inbound-ports", "80\n81"], "80\n81\" is neither"),
@@ -187,33 +172,15 @@ fn the_allowlist_prunes_every_kind_of_the_chart() {
 }
 
 /// Constructs newer than bash 3.2, and options of GNU tools.
-const NOT_ON_MACOS: [&str; 18] = [
-    "declare -A",
-    "local -A",
-    "local -n",
-    "mapfile",
-    "readarray",
-    "EPOCH",
-    ",,}",
-    "^^}",
-    "@Q}",
-    "&>>",
-    "sed -i",
-    "sed -r",
-    "grep -P",
-    "readlink -f",
-    "date -d",
-    "stat -c",
-    "base64 -w",
-    "env -C",
-];
+const NOT_ON_MACOS: &str = "declare -A|local -A|local -n|mapfile|readarray|EPOCH|,,}|^^}|@Q}|&>>|sed -i|sed -r|\
+     grep -P|readlink -f|date -d|stat -c|base64 -w|env -C";
 
 #[test]
 fn install_cni_uses_only_features_that_macos_has() {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/install-cni");
     let text = crate::helm::read(path);
     for line in text.lines().filter(|line| !line.trim().starts_with('#')) {
-        for construct in NOT_ON_MACOS {
+        for construct in NOT_ON_MACOS.split('|') {
             assert!(!line.contains(construct), "{construct}: {line}");
         }
         // In bash 3.2 with `set -u`, an empty array is unset.

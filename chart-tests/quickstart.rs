@@ -18,12 +18,10 @@ const UPSTREAM: [(&str, &str, &str); 5] = [
         "ConfigMap|other|linkerd-cni-config|",
         "ConfigMap linkerd-cni-config in namespace other",
     ),
-    (
-        "secrets",
-        "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|",
-        "helm release linkerd-cni in namespace linkerd-cni",
-    ),
+    ("secrets", RELEASE, "helm release linkerd-cni in namespace linkerd-cni"),
 ];
+const RELEASE: &str = "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|";
+const DOWN: [&str; 3] = ["--down", "--context", "prod"];
 const GIVEN: [&str; 4] = ["--context", "prod", "--image", "example.com/cni-plugin:v1"];
 
 fn assert_refused(ran: &Ran, sentences: &[&str]) {
@@ -46,34 +44,32 @@ fn an_old_bash_or_another_shell_is_refused_before_the_script_is_parsed() {
 }
 
 #[test]
-fn macos_without_kind_is_told_what_works_there() {
-    let fakes = Fakes::new().without(&["kind", "docker"]);
-    fakes.program("uname", "echo Darwin");
-    assert_refused(
-        &fakes.run(&[]),
-        &["macOS", "docker is not installed", "kind is not installed", "--context NAME"],
-    );
-}
-
-#[test]
-fn fedora_without_an_engine_is_told_what_works_there() {
-    let fakes = Fakes::new();
-    fakes.program("docker", "exit 1");
-    let fedora = "ID=fedora\nPRETTY_NAME='Fedora Linux 44'\n";
-    assert_refused(
-        &fakes.on(fedora, &[]),
-        &["docker has no running engine", "Fedora Linux 44", "--context NAME"],
-    );
-}
-
-#[test]
-fn without_root_the_one_node_cluster_is_refused() {
-    let fakes = Fakes::new().without(&["kind"]);
-    fakes.program("id", "echo 1000");
-    assert_refused(
-        &fakes.on("ID=ubuntu\nID_LIKE=debian\n", &[]),
-        &["kind is not installed", "it needs root"],
-    );
+fn a_machine_that_cannot_have_a_cluster_is_told_what_works_there() {
+    // Programs that are missing, one with another body, the system, and texts of the refusal.
+    for (missing, (program, body), system, texts) in [
+        (
+            &["kind", "docker"][..],
+            ("uname", "echo Darwin"),
+            "",
+            &["macOS", "docker is not installed", "kind is not installed", "--context NAME"][..],
+        ),
+        (
+            &[],
+            ("docker", "exit 1"),
+            "ID=fedora\nPRETTY_NAME='Fedora Linux 44'\n",
+            &["docker has no running engine", "Fedora Linux 44", "--context NAME"],
+        ),
+        (
+            &["kind"],
+            ("id", "echo 1000"),
+            "ID=ubuntu\nID_LIKE=debian\n",
+            &["kind is not installed", "it needs root"],
+        ),
+    ] {
+        let fakes = Fakes::new().without(missing);
+        fakes.program(program, body);
+        assert_refused(&fakes.on(system, &[]), texts);
+    }
 }
 
 #[test]
@@ -82,11 +78,7 @@ fn an_exported_kubeconfig_is_not_used_without_context() {
     let ran = fakes.run(&[]);
     assert!(ran.said.contains("KUBECONFIG is ignored"), "{ran:?}");
     assert!(ran.calls.iter().any(|call| call.starts_with("kubectl")), "{ran:?}");
-    for call in &ran.calls {
-        assert!(!call.contains(fakes::USERS_KUBECONFIG), "{call}");
-    }
-    let down = fakes.run(&["--down"]);
-    for call in &down.calls {
+    for call in ran.calls.iter().chain(&fakes.run(&["--down"]).calls) {
         assert!(!call.contains(fakes::USERS_KUBECONFIG), "{call}");
     }
 }
@@ -96,29 +88,27 @@ fn every_foreign_object_of_linkerd_cni_is_named_and_nothing_is_changed() {
     for (list, line, name) in UPSTREAM {
         let fakes = Fakes::new();
         fakes.object(list, line);
-        let ran = fakes.run(&GIVEN);
-        assert_refused(
-            &ran,
-            &[name, "quickstart did not create", "Nothing was changed", "context prod"],
-        );
-        let down = fakes.run(&["--down", "--context", "prod"]);
-        assert!(down.success, "{down:?}");
-        assert_eq!(down.changes(), [""; 0], "{down:?}");
-        assert!(down.said.contains("nothing that quickstart created"), "{down:?}");
-        assert!(down.said.contains(name), "{down:?}");
+        let texts = [name, "quickstart did not create", "Nothing was changed", "context prod"];
+        assert_refused(&fakes.run(&GIVEN), &texts);
+        removes_nothing(&fakes.run(&DOWN), name);
+    }
+}
+
+/// Asserts that `--down` succeeded, found nothing of quickstart's, named this object, and changed nothing.
+fn removes_nothing(down: &Ran, name: &str) {
+    assert!(down.success, "{down:?}");
+    assert_eq!(down.changes(), [""; 0], "{down:?}");
+    for text in ["nothing that quickstart created", name] {
+        assert!(down.said.contains(text), "{down:?}");
     }
 }
 
 #[test]
 fn down_removes_its_release_also_beside_a_foreign_one_elsewhere() {
     let fakes = Fakes::new();
-    for line in [
-        "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|true",
-        "Secret|other|sh.helm.release.v1.linkerd-cni.v1|",
-    ] {
-        fakes.object("secrets", line);
-    }
-    let down = fakes.run(&["--down", "--context", "prod"]);
+    fakes.object("secrets", &format!("{RELEASE}true"));
+    fakes.object("secrets", "Secret|other|sh.helm.release.v1.linkerd-cni.v1|");
+    let down = fakes.run(&DOWN);
     assert!(down.success, "{down:?}");
     let uninstall = down.call("uninstall linkerd-cni");
     assert!(uninstall.contains("-n linkerd-cni"), "{uninstall}");
@@ -136,10 +126,10 @@ fn a_release_without_the_label_stays_and_so_does_its_namespace() {
     ] {
         fakes.object("namespaces", line);
     }
-    fakes.object("secrets", "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|");
+    fakes.object("secrets", RELEASE);
     assert_refused(&fakes.run(&GIVEN), &["helm release linkerd-cni"]);
-    fakes.object("pods", "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|");
-    let down = fakes.run(&["--down", "--context", "prod"]);
+    fakes.object("pods", RELEASE);
+    let down = fakes.run(&DOWN);
     assert!(down.said.contains("The namespace linkerd-cni stays"), "{down:?}");
     assert_eq!(down.changes(), [""; 0], "{down:?}");
 }
@@ -152,7 +142,7 @@ fn a_cluster_that_cannot_be_listed_is_not_taken_for_an_empty_one() {
         "[[ $1 == config ]] && exit 0; echo 'Error from server (Forbidden): no' >&2; exit 1",
     );
     assert_refused(&fakes.run(&GIVEN), &["Forbidden", "cannot list"]);
-    assert_refused(&fakes.run(&["--down", "--context", "prod"]), &["cannot list"]);
+    assert_refused(&fakes.run(&DOWN), &["cannot list"]);
 }
 
 #[test]
@@ -179,10 +169,8 @@ fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() 
     for call in ran.changes() {
         let local = ["helm package", "helm repo", "helm search"];
         if !local.iter().any(|verb| call.starts_with(verb)) {
-            assert!(
-                call.contains("--context prod") || call.contains("--kube-context prod"),
-                "{call}"
-            );
+            let names = ["--context prod", "--kube-context prod"];
+            assert!(names.iter().any(|name| call.contains(name)), "{call}");
         }
         assert!(!call.starts_with("kind") && !call.starts_with("docker"), "{call}");
     }
@@ -196,7 +184,7 @@ fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() 
 }
 
 #[test]
-fn kind_needs_only_docker_kind_kubectl_and_helm_and_is_removed_by_down() {
+fn kind_needs_only_docker_kind_kubectl_and_helm_and_down_removes_its_cluster_alone() {
     let fakes = Fakes::new().without(&["cargo", "rustc", "go", "python3"]);
     let ran = fakes.run(&[]);
     let name = ran.call("kind create cluster");
@@ -220,20 +208,12 @@ fn kind_needs_only_docker_kind_kubectl_and_helm_and_is_removed_by_down() {
     let deleted: Vec<_> = down.calls.iter().filter(|call| call.contains("kind delete")).collect();
     assert_eq!(deleted.len(), 1, "{down:?}");
     assert!(deleted[0].contains(&format!("--name {name} ")), "{deleted:?}");
-    let twice = fakes.run(&["--down"]);
-    assert!(twice.success && twice.said.contains("nothing that quickstart created"), "{twice:?}");
-    assert_eq!(twice.changes(), [""; 0], "{twice:?}");
-}
+    removes_nothing(&fakes.run(&["--down"]), "");
 
-#[test]
-fn down_removes_a_kind_cluster_whose_creation_was_interrupted() {
-    let fakes = Fakes::new();
+    // A creation that was interrupted left a cluster, too.
     fakes.program("kind-create", "exit 1");
-    let ran = fakes.run(&[]);
-    assert!(!ran.success, "{ran:?}");
-    let down = fakes.run(&["--down"]);
-    assert!(down.success, "{down:?}");
-    down.call("kind delete cluster");
+    assert!(!fakes.run(&[]).success);
+    fakes.run(&["--down"]).call("kind delete cluster");
 }
 
 /// Without the record, a later `--down` would not find the cluster.
@@ -260,21 +240,16 @@ fn down_deletes_no_kind_cluster_of_another_name_than_quickstarts() {
 }
 
 #[test]
-fn printed_commands_are_quoted_for_the_shell() {
-    let fakes = Fakes::new();
-    let ran = fakes.run(&[]);
-    let kubeconfig = fakes.cache().join("quickstart/kind.kubeconfig");
-    let quoted = kubeconfig.display().to_string().replace(' ', "\\ ");
-    let printed = format!("kubectl --kubeconfig {quoted} --context kind-");
-    assert!(ran.said.contains(&printed), "{printed}: {ran:?}");
-}
-
-#[test]
-fn quickstart_works_without_home_and_without_flock_which_macos_lacks() {
+fn quickstart_works_without_home_and_flock_and_quotes_the_commands_that_it_prints() {
+    // macOS has no flock.
     let fakes = Fakes::new().without(&["flock"]);
     let script = format!("unset HOME; exec {}", fakes::script().display());
     let ran = fakes.shell("bash", &["-c", &script]);
     ran.call("install linkerd-cni linkerd/linkerd2-cni");
+    let kubeconfig = fakes.cache().join("quickstart/kind.kubeconfig");
+    let quoted = kubeconfig.display().to_string().replace(' ', "\\ ");
+    let printed = format!("kubectl --kubeconfig {quoted} --context kind-");
+    assert!(ran.said.contains(&printed), "{printed}: {ran:?}");
 }
 
 #[test]

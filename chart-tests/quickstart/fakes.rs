@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::Command;
 
 use tempfile::TempDir;
 
@@ -81,13 +81,12 @@ impl Fakes {
             let found = found.iter().find(|path| path.exists());
             std::os::unix::fs::symlink(found.unwrap(), fakes.path("bin").join(name)).unwrap();
         }
-        fakes.program("docker", "");
-        fakes.program("kind", KIND);
-        fakes.program("kubectl", KUBECTL);
-        fakes.program("helm", HELM);
-        fakes.program("cargo", "");
-        fakes.program("go", "");
-        fakes.program("apt-get", "");
+        for (name, body) in [("kind", KIND), ("kubectl", KUBECTL), ("helm", HELM)] {
+            fakes.program(name, body);
+        }
+        for name in ["docker", "cargo", "go", "apt-get"] {
+            fakes.program(name, "");
+        }
         fakes
     }
 
@@ -117,15 +116,11 @@ impl Fakes {
 
     /// Adds an object to the list whose first kind is `list`.
     pub fn object(&self, list: &str, line: &str) {
-        let path = self.path("objects").join(list);
-        let before = fs::read_to_string(&path).unwrap_or_default();
-        fs::write(path, format!("{before}{line}\n")).unwrap();
+        append(&self.path("objects").join(list), line);
     }
 
     pub fn kind_cluster(&self, name: &str) {
-        let path = self.path("clusters");
-        let before = fs::read_to_string(&path).unwrap();
-        fs::write(path, format!("{before}{name}\n")).unwrap();
+        append(&self.path("clusters"), name);
     }
 
     pub fn run(&self, arguments: &[&str]) -> Ran {
@@ -158,15 +153,12 @@ impl Fakes {
             .env("FAKES", self.home.path())
             .env("LINKERD2_CNI_CACHE", self.cache())
             .env("KUBECONFIG", USERS_KUBECONFIG)
-            .env("HELM_REPOSITORY_CONFIG", USERS_HELM)
-            .env("HELM_PLUGINS", USERS_HELM)
-            .env("HELM_DRIVER", USERS_HELM)
+            .envs(
+                ["REPOSITORY_CONFIG", "PLUGINS", "DRIVER"]
+                    .map(|of| (format!("HELM_{of}"), USERS_HELM)),
+            )
             .output()
             .unwrap();
-        self.ran(&output)
-    }
-
-    fn ran(&self, output: &Output) -> Ran {
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         let calls = fs::read_to_string(self.path("calls")).unwrap_or_default();
         Ran {
@@ -175,4 +167,9 @@ impl Fakes {
             calls: calls.lines().map(str::to_owned).collect(),
         }
     }
+}
+
+fn append(path: &Path, line: &str) {
+    let before = fs::read_to_string(path).unwrap_or_default();
+    fs::write(path, format!("{before}{line}\n")).unwrap();
 }
