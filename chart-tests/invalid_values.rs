@@ -140,19 +140,12 @@ fn reasons(values_text: &str, render: Render) -> String {
 }
 
 #[test]
-fn an_invalid_value_is_rejected_with_its_name_and_reason() {
+fn an_invalid_value_is_rejected_with_its_name_and_reason_by_helm_3_and_helm_4() {
     let mut text = String::new();
     for values in INVALID {
-        let reasons = reasons(values, Render::new()).replace('\n', "\n  ");
-        let _ = writeln!(text, "{values}\n  {reasons}");
+        let reasons = [Render::new(), Render::new().helm_3()].map(|render| reasons(values, render));
+        assert_eq!(reasons[0], reasons[1], "{values}");
+        let _ = writeln!(text, "{values}\n  {}", reasons[0].replace('\n', "\n  "));
     }
     insta::assert_snapshot!(text);
-}
-
-#[test]
-fn helm_3_and_helm_4_reject_the_same_values_for_the_same_reasons() {
-    for values in INVALID {
-        let four = reasons(values, Render::new());
-        assert_eq!(reasons(values, Render::new().helm_3()), four, "{values}");
-    }
 }
