@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, Render, chart, read, rejection, with, yaml};
+use crate::helm::{Objects, Render, chart, read, rejection, values, with, yaml};
 
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
@@ -90,10 +90,10 @@ fn values_of_an_older_chart_render_this_charts_pods() {
 
 #[test]
 fn upstreams_values_render_also_if_one_is_missing() {
-    let Value::Object(mut values) = upstreams_values() else { panic!("not a map") };
-    values["image"]["version"] = json!("");
-    for key in values.keys() {
-        let mut fewer = values.clone();
+    let Value::Object(mut upstream) = upstreams_values() else { panic!("not a map") };
+    upstream["image"]["version"] = json!("");
+    for key in upstream.keys() {
+        let mut fewer = upstream.clone();
         fewer.remove(key);
         let rendered = over_values(&Value::Object(fewer)).text();
         rendered.unwrap_or_else(|error| panic!("without {key}: {error}"));
@@ -102,39 +102,19 @@ fn upstreams_values_render_also_if_one_is_missing() {
 }
 
 #[test]
-fn keys_of_older_charts_have_no_effect() {
-    let legacy = json!({
-        "global": {"a": 1}, "enabled": true, "partials": {"global": {}}, "namespace": "x",
-        "installNamespace": true, "enablePSP": true, "linkerdVersion": "edge-1",
-        "cniPluginImage": "x", "cniPluginVersion": "x", "cniResourceLabel": "x",
-        "createdByAnnotation": "x", "repairController": {"image": {"name": "x"}},
-    });
-    assert_eq!(with(legacy).0, with(json!({})).0);
-}
-
-#[test]
 fn pods_are_replaced_for_a_new_configuration_only() {
     let default = with(json!({}));
-    for values in [
-        json!({"logLevel": "debug"}),
-        json!({"proxyGID": 0}),
-        json!({"destCNIBinDir": "/x"}),
-        json!({"skipSubnets": "10.0.0.0/8"}),
+    for (row, is_configuration) in [
+        ("logLevel: debug", true),
+        ("proxyGID: 0", true),
+        ("destCNIBinDir: /x", true),
+        ("skipSubnets: 10.0.0.0/8", true),
+        ("commonLabels: {a: b}, revisionHistoryLimit: 3", false),
     ] {
-        let changed = with(values.clone());
-        assert_ne!(changed.checksum(), default.checksum(), "{values}");
+        let changed = with(values(row));
+        assert_eq!(changed.checksum() != default.checksum(), is_configuration, "{row}");
+        assert_eq!(changed.pod() != default.pod(), is_configuration, "{row}");
     }
-    for values in [
-        json!({"priorityClassName": "x"}),
-        json!({"commonLabels": {"a": "b"}}),
-        json!({"revisionHistoryLimit": 3}),
-    ] {
-        let changed = with(values.clone());
-        assert_eq!(changed.checksum(), default.checksum(), "{values}");
-    }
-    // Other values must not change the pod template either.
-    let labelled = with(json!({"commonLabels": {"a": "b"}, "revisionHistoryLimit": 3}));
-    assert_eq!(labelled.pod(), default.pod());
 }
 
 #[test]
@@ -165,6 +145,7 @@ pub fn over_config_map(live: Value) -> Render {
         .with_file("live.json", &live.to_string())
 }
 
+const DIR: &str = "/opt/cni/bin";
 const BIN_DIR_IN_USE: &str = "linkerd.io/cni-bin-dir-in-use";
 
 fn upstreams_config_map(bin_dir: &str) -> Value {
@@ -180,42 +161,35 @@ fn annotated_config_map(bin_dir: &str) -> Value {
 }
 
 #[test]
-fn an_upgrade_in_upstreams_bin_dir_does_not_require_network_plugins() {
-    let dirs = ["/opt/cni/bin", "/opt/cni/bin/"];
-    for (live, now) in
-        [(dirs[0], dirs[0]), (dirs[0], dirs[1]), (dirs[1], dirs[0]), (dirs[1], dirs[1])]
-    {
-        for config_map in [upstreams_config_map(live), annotated_config_map(live)] {
-            let values = json!({"destCNIBinDir": now});
-            let objects = over_config_map(config_map.clone()).values(&values).objects();
-            let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
-            assert_eq!(required, "false", "{now} after {config_map}");
-            // For the next upgrade, which finds this chart's ConfigMap.
-            let annotations = &objects.get("ConfigMap")["metadata"]["annotations"];
-            assert_eq!(annotations[BIN_DIR_IN_USE], now, "{config_map}");
-        }
-    }
-}
-
-#[test]
-fn other_config_maps_keep_the_requirement_of_network_plugins() {
-    let without_annotation = json!({"metadata": {}, "data": {
-        "dest_cni_bin_dir": "/opt/cni/bin", "cni_network_config": "{\"api-retry-seconds\": 10}",
+fn only_an_upgrade_in_upstreams_bin_dir_does_not_require_network_plugins() {
+    let of_this_chart = json!({"metadata": {}, "data": {
+        "dest_cni_bin_dir": DIR, "cni_network_config": "{\"api-retry-seconds\": 10}",
     }});
-    for config_map in [
-        json!({}),
-        json!({"metadata": {}}),
-        json!({"metadata": {"annotations": null}, "data": null}),
-        json!({"metadata": {}, "data": {"dest_cni_bin_dir": "/opt/cni/bin"}}),
-        json!({"metadata": {}, "data": {"cni_network_config": "{}"}}),
-        upstreams_config_map("/elsewhere"),
-        annotated_config_map("/elsewhere"),
-        without_annotation,
+    let slash = "/opt/cni/bin/";
+    // The live ConfigMap, the bin dir of the upgrade, and whether the plugins are required.
+    for (live, now, required) in [
+        (upstreams_config_map(DIR), DIR, "false"),
+        (upstreams_config_map(DIR), slash, "false"),
+        (upstreams_config_map(slash), DIR, "false"),
+        (annotated_config_map(DIR), slash, "false"),
+        (annotated_config_map(slash), DIR, "false"),
+        (annotated_config_map(slash), slash, "false"),
+        (json!({}), DIR, "true"),
+        (json!({"metadata": {}}), DIR, "true"),
+        (json!({"metadata": {"annotations": null}, "data": null}), DIR, "true"),
+        (json!({"metadata": {}, "data": {"dest_cni_bin_dir": DIR}}), DIR, "true"),
+        (json!({"metadata": {}, "data": {"cni_network_config": "{}"}}), DIR, "true"),
+        (upstreams_config_map("/elsewhere"), DIR, "true"),
+        (annotated_config_map("/elsewhere"), DIR, "true"),
+        (of_this_chart, DIR, "true"),
     ] {
-        let objects = over_config_map(config_map.clone()).objects();
-        let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
-        assert_eq!(required, "true", "{config_map}");
-        let annotations = objects.get("ConfigMap")["metadata"].get("annotations");
-        assert_eq!(annotations, None, "{config_map}");
+        let values = json!({"destCNIBinDir": now});
+        let objects = over_config_map(live.clone()).values(&values).objects();
+        let found = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
+        assert_eq!(found, required, "{now} after {live}");
+        // For the next upgrade, which finds this chart's ConfigMap.
+        let annotations = &objects.get("ConfigMap")["metadata"]["annotations"];
+        let kept = if required == "false" { json!(now) } else { Value::Null };
+        assert_eq!(annotations[BIN_DIR_IN_USE], kept, "{now} after {live}");
     }
 }
