@@ -208,19 +208,18 @@ fn the_dashboard_counts_nodes_and_shows_no_number_without_agents() {
 
 #[test]
 fn the_dashboard_has_the_label_and_folder_of_grafanas_sidecar() {
-    let objects = with(json!({"grafanaDashboard": {"enabled": true}}));
-    let map = objects.named("ConfigMap", "linkerd-cni-dashboard");
-    assert_eq!(map["metadata"]["labels"]["grafana_dashboard"], "1");
-    assert_eq!(map["metadata"]["annotations"]["grafana_folder"], "Linkerd");
-    let text = map["data"]["linkerd-cni.json"].as_str().unwrap();
+    let map = |values: &str| {
+        let objects = with(crate::helm::values(values));
+        objects.named("ConfigMap", "linkerd-cni-dashboard").clone()
+    };
+    let default = map("grafanaDashboard: {enabled: true}");
+    assert_eq!(default["metadata"]["labels"]["grafana_dashboard"], "1");
+    assert_eq!(default["metadata"]["annotations"]["grafana_folder"], "Linkerd");
+    let text = default["data"]["linkerd-cni.json"].as_str().unwrap();
     assert_eq!(serde_json::from_str::<Value>(text).unwrap(), dashboard());
-    let values = json!({"enabled": true, "folder": "", "namespace": "monitoring"});
-    let objects = with(json!({"grafanaDashboard": values}));
-    let map = objects.named("ConfigMap", "linkerd-cni-dashboard");
-    assert_eq!(map["metadata"]["namespace"], "monitoring");
-    assert!(
-        map["metadata"].get("annotations").is_none_or(|all| all.get("grafana_folder").is_none())
-    );
+    let other = map("grafanaDashboard: {enabled: true, folder: '', namespace: monitoring}");
+    assert_eq!(other["metadata"]["namespace"], "monitoring");
+    assert_eq!(other["metadata"]["annotations"]["grafana_folder"], Value::Null);
 }
 
 #[test]
