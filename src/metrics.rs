@@ -14,14 +14,57 @@ const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 
 
 /// Names and values of `N` labels.
 pub type Labels<const N: usize> = [(&'static str, String); N];
+
+/// Returns one label.
+pub fn label(name: &'static str, value: impl ToString) -> (&'static str, String) {
+    (name, value.to_string())
+}
+
 /// Counters that differ in `N` labels.
 pub type Counters<const N: usize> = Family<Labels<N>, Counter>;
+
+/// Makes a group of metrics with a registry of its own: the prefix of their names, functions that
+/// register further metrics, and for each metric its name, type, function that registers it, help and,
+/// in brackets, labels.
+macro_rules! metrics {
+    ($(#[$doc:meta])* $group:ident $prefix:literal [$($other:path),*]
+        $($(#[$note:meta])* $name:ident: $type:ty = $register:ident $help:literal $(($labels:expr))?)*
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $group {
+            pub registry: ::prometheus_client::registry::Registry,
+            $($(#[$note])* pub $name: $type,)*
+        }
+
+        impl Default for $group {
+            fn default() -> Self {
+                let mut registry = ::prometheus_client::registry::Registry::with_prefix($prefix);
+                $($other(&mut registry);)*
+                $(let $name = $register(&mut registry, stringify!($name), $help $(, $labels)?);)*
+                $group { registry, $($name),* }
+            }
+        }
+    };
+}
+pub(crate) use metrics;
 
 /// Adds a metric. The text prefixes `name` with the group's prefix, appends `_total` to the name of
 /// a counter, and ends `help` with a full stop.
 pub fn register<M: Metric + Clone + Default>(group: &mut Registry, name: &str, help: &str) -> M {
     let metric = M::default();
     group.register(name, help, metric.clone());
+    metric
+}
+
+/// Adds a metric in seconds. The text appends `_seconds` to `name`.
+pub fn register_seconds<M: Metric + Clone + Default>(
+    group: &mut Registry,
+    name: &str,
+    help: &str,
+) -> M {
+    let metric = M::default();
+    group.register_with_unit(name, help, Unit::Seconds, metric.clone());
     metric
 }
 
@@ -74,11 +117,14 @@ pub fn register_durations(group: &mut Registry, name: &str, help: &str) -> Histo
     histogram
 }
 
-/// Returns the OpenMetrics text.
-pub fn openmetrics(registry: &Registry) -> String {
+/// Returns the OpenMetrics text of all `registries`.
+pub fn openmetrics<'a>(registries: impl IntoIterator<Item = &'a Registry>) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.
-    let _ = text::encode(&mut out, registry);
+    for registry in registries {
+        let _ = text::encode_registry(&mut out, registry);
+    }
+    let _ = text::encode_eof(&mut out);
     out
 }
 

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::metrics::Metrics;
+use super::metrics::{Metrics, PluginCalls};
 use super::status_body::{PluginCounts, PodCopyStatus, StatusBody};
 use super::watch::Waker;
 use crate::admin;
@@ -20,6 +20,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub struct Status {
     pub metrics: Metrics,
+    pub plugin_calls: PluginCalls,
     state: Mutex<State>,
 }
 
@@ -54,7 +55,11 @@ impl Status {
             is_serving: false,
             stale_mount: None,
         };
-        Status { metrics: Metrics::register(), state: Mutex::new(state) }
+        Status {
+            metrics: Metrics::default(),
+            plugin_calls: PluginCalls::default(),
+            state: Mutex::new(state),
+        }
     }
 
     /// Sets what the last pass found.
@@ -128,10 +133,10 @@ impl Status {
             metrics: Box::new(move || {
                 let is_ready = metrics.state().ready(Instant::now()).is_ok();
                 metrics.metrics.ready.set(is_ready.into());
-                metrics.metrics.render()
+                metrics.metrics.render(&metrics.plugin_calls)
             }),
             status: Some(Box::new(move || {
-                body.state().body(Instant::now(), body.metrics.plugin.counts())
+                body.state().body(Instant::now(), body.plugin_calls.counts())
             })),
         };
         admin::serve(address, handlers).map_err(|error| error.to_string())?;

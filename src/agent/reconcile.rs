@@ -199,14 +199,15 @@ impl Reconciler {
         let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
         self.pass.token_expires = end.map(|end| end.as_secs());
         let seconds = self.pass.token_expires.unwrap_or_default();
-        self.status.metrics.token_expiration.set(i64::try_from(seconds).unwrap_or(i64::MAX));
+        let expires = i64::try_from(seconds).unwrap_or(i64::MAX);
+        self.status.metrics.token_expiration_timestamp.set(expires);
     }
 
     /// Sets what `/ready`, the metrics, the Node object and Events show of the pass.
     fn publish(&mut self) {
         let metrics = &self.status.metrics;
         metrics.contention_active.set((!self.pass.contended.is_empty()).into());
-        metrics.reconciles.inc();
+        metrics.reconcile.inc();
         if self.pass.has_problem() {
             metrics.reconcile_errors.inc();
         }

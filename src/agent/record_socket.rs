@@ -200,7 +200,7 @@ impl RecordSocket {
             debug!("{}: rejected an invalid plugin record", self.path.display());
             return;
         };
-        self.status.metrics.plugin.count(&record);
+        self.status.plugin_calls.count(&record);
         // By code: the plugin on the node may be of another version.
         if record.has_code(Failure::TokenRejected) {
             self.api.report_rejection();

@@ -63,7 +63,7 @@ mod tests {
         }
         let mut registry = Registry::default();
         register(registry.sub_registry_with_prefix("x"));
-        let text = openmetrics(&registry);
+        let text = openmetrics([&registry]);
         for status in STATUSES {
             let sample = format!("x_api_requests_total{{status=\"{status}\"}} ");
             let value = text.lines().find_map(|line| line.strip_prefix(&sample)).unwrap();

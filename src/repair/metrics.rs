@@ -3,36 +3,13 @@
 use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::Histogram;
-use prometheus_client::registry::Registry;
 
 use crate::kube::request_metrics;
-use crate::metrics::{openmetrics, register, register_build_info, register_durations};
-
-const PREFIX: &str = "linkerd_cni_repair_controller";
-
-/// Makes the struct and registers its metrics: name, type, function that registers it, help.
-macro_rules! metrics {
-    ($($name:ident: $type:ty = $register:ident $help:literal)*) => {
-        /// All metrics of the controller.
-        pub struct Metrics {
-            registry: Registry,
-            $(pub $name: $type,)*
-        }
-
-        impl Default for Metrics {
-            fn default() -> Self {
-                let mut registry = Registry::default();
-                let group = registry.sub_registry_with_prefix(PREFIX);
-                register_build_info(group);
-                request_metrics::register(group);
-                $(let $name = $register(group, stringify!($name), $help);)*
-                Metrics { registry, $($name),* }
-            }
-        }
-    };
-}
+use crate::metrics::{metrics, openmetrics, register, register_build_info, register_durations};
 
 metrics! {
+    /// All metrics of the controller.
+    Metrics "linkerd_cni_repair_controller" [register_build_info, request_metrics::register]
     queue_overflow: Counter = register
         "Stranded pods dropped because the queue was full or the list too long"
     pods_held: Counter = register
@@ -73,7 +50,7 @@ metrics! {
 impl Metrics {
     /// Returns the OpenMetrics text.
     pub fn text(&self) -> String {
-        openmetrics(&self.registry)
+        openmetrics([&self.registry])
     }
 }
 
@@ -84,7 +61,7 @@ mod tests {
 
     #[test]
     fn the_docs_list_every_metric_of_the_controller() {
-        assert_documented(&Metrics::default().text(), &[PREFIX]);
+        assert_documented(&Metrics::default().text(), &["linkerd_cni_repair_controller"]);
     }
 
     #[test]

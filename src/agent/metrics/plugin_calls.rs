@@ -5,14 +5,13 @@ use std::array;
 use std::collections::{BTreeMap, BTreeSet};
 
 use prometheus_client::metrics::counter::Counter;
-use prometheus_client::registry::Registry;
 
 use crate::agent::status_body::PluginCounts;
 use crate::cni::Command;
 use crate::config::ignored_ports::SOURCES;
 use crate::failure::{self, Failure};
 use crate::metrics::{
-    Counters, Durations, Labels, register, register_durations_each, register_each,
+    Counters, Durations, Labels, label, metrics, register, register_durations_each, register_each,
 };
 use crate::pod::skip::SkipReason;
 use crate::record::{CallResult, Record, Source};
@@ -27,94 +26,41 @@ const OTHER: &str = "other";
 /// Value of the label `source` for calls that no source decided.
 const NONE: &str = "none";
 
-/// Metrics of the plugin's calls, from its records.
-#[derive(Debug)]
-pub struct PluginCalls {
-    calls: Counters<2>,
-    durations: Durations<2>,
-    adds: Counters<1>,
-    skips: Counters<1>,
-    api_requests: Counter,
-    api_retries: Counter,
-    redirects: Counters<1>,
-    failures: Counters<2>,
-    degraded: Counters<1>,
-    ignored_ports: Counters<1>,
-    blocked_init_containers: Counter,
-    unproven_checks: Counter,
+metrics! {
+    /// Metrics of the plugin's calls, from its records. Each has all its label values from the start.
+    PluginCalls "linkerd_cni_plugin" []
+    requests: Counters<2> = register_each "Plugin calls, by result" (
+        COMMANDS.iter().flat_map(|command| RESULTS.map(|result| call_labels(*command, result)))
+    )
+    request_duration: Durations<2> = register_durations_each
+        "Duration of plugin calls, by the source that decided on the pod"
+        (COMMANDS.into_iter().flat_map(|command| {
+            sources().map(move |source| [label("command", command), source])
+        }))
+    adds: Counters<1> = register_each "ADDs, by the source that decided on the pod"
+        (sources().map(|source| [source]))
+    skips: Counters<1> = register_each "Pods that the plugin did not redirect, by reason" (
+        SkipReason::ALL.iter().map(|reason| reason.label()).chain([OTHER])
+            .map(|reason| [label("reason", reason)])
+    )
+    api_requests: Counter = register "Requests of the plugin to the API server"
+    api_retries: Counter = register
+        "Requests of the plugin to the API server that repeated a failed one"
+    redirects: Counters<1> = register_each "Redirected pods, by backend" (backends())
+    failures: Counters<2> = register_each "Failed plugin calls, by CNI error code" (failures())
+    degraded: Counters<1> = register_each
+        "Pods redirected by annotations and plugin entry alone, because the API server or the credential failed, by CNI error code"
+        (labels(api_codes()))
+    ignored_ports: Counters<1> = register_each
+        "Port lists with ignored elements, by annotation or key of the plugin entry"
+        (SOURCES.map(|source| [label("source", source)]))
+    pods_with_blocked_init_containers: Counter = register
+        "Redirected pods with init containers that start before the proxy, so that their connections are refused"
+    unproven_checks: Counter = register
+        "CHECKs that could not prove whether redirect rules are missing, and succeeded"
 }
 
 impl PluginCalls {
-    /// Adds the counters to `group`, for all label values.
-    pub fn register(group: &mut Registry) -> Self {
-        let calls = COMMANDS
-            .into_iter()
-            .flat_map(|command| RESULTS.map(|result| call_labels(command, result)));
-        let skips = SkipReason::ALL.iter().map(|reason| reason.label()).chain([OTHER]);
-        PluginCalls {
-            calls: register_each(group, "requests", "Plugin calls, by result", calls),
-            durations: register_durations_each(
-                group,
-                "request_duration",
-                "Duration of plugin calls, by the source that decided on the pod",
-                COMMANDS.into_iter().flat_map(|command| {
-                    sources().map(move |source| [("command", command.to_string()), source])
-                }),
-            ),
-            adds: register_each(
-                group,
-                "adds",
-                "ADDs, by the source that decided on the pod",
-                sources().map(|source| [source]),
-            ),
-            skips: register_each(
-                group,
-                "skips",
-                "Pods that the plugin did not redirect, by reason",
-                skips.map(|reason| [("reason", reason.into())]),
-            ),
-            api_requests: register(
-                group,
-                "api_requests",
-                "Requests of the plugin to the API server",
-            ),
-            api_retries: register(
-                group,
-                "api_retries",
-                "Requests of the plugin to the API server that repeated a failed one",
-            ),
-            redirects: register_each(group, "redirects", "Redirected pods, by backend", backends()),
-            failures: register_each(
-                group,
-                "failures",
-                "Failed plugin calls, by CNI error code",
-                failures(),
-            ),
-            degraded: register_each(
-                group,
-                "degraded",
-                "Pods redirected by annotations and plugin entry alone, because the API server or the credential failed, by CNI error code",
-                labels(api_codes()),
-            ),
-            ignored_ports: register_each(
-                group,
-                "ignored_ports",
-                "Port lists with ignored elements, by annotation or key of the plugin entry",
-                SOURCES.map(|source| [("source", source.into())]),
-            ),
-            blocked_init_containers: register(
-                group,
-                "pods_with_blocked_init_containers",
-                "Redirected pods with init containers that start before the proxy, so that their connections are refused",
-            ),
-            unproven_checks: register(
-                group,
-                "unproven_checks",
-                "CHECKs that could not prove whether redirect rules are missing, and succeeded",
-            ),
-        }
-    }
-
     /// Counts a record.
     pub fn count(&self, record: &Record) {
         let command = record.command;
@@ -122,29 +68,29 @@ impl PluginCalls {
             CallResult::Skipped(_) => "skipped".into(),
             result => result.to_string(),
         };
-        self.calls.get_or_create(&call_labels(command, &result)).inc();
+        self.requests.get_or_create(&call_labels(command, &result)).inc();
         let seconds = record.ms as f64 / 1000.0;
         let source = source(record.source);
         if command == Command::Add {
             self.adds.get_or_create(array::from_ref(&source)).inc();
         }
-        self.durations.get_or_create(&[("command", command.to_string()), source]).observe(seconds);
+        self.request_duration.get_or_create(&[label("command", command), source]).observe(seconds);
         if let CallResult::Skipped(text) = &record.result {
             let known = SkipReason::ALL.iter().find(|reason| reason.text() == text.as_ref());
             let reason = known.map_or(OTHER, |reason| reason.label());
-            self.skips.get_or_create(&[("reason", reason.into())]).inc();
+            self.skips.get_or_create(&[label("reason", reason)]).inc();
         }
         self.api_requests.inc_by(record.requests.into());
         self.api_retries.inc_by(record.retries.into());
         if !record.blocked_init_containers.is_empty() {
-            self.blocked_init_containers.inc();
+            self.pods_with_blocked_init_containers.inc();
         }
         if let Some(backend) = record.backend {
-            self.redirects.get_or_create(&[("backend", backend.to_string())]).inc();
+            self.redirects.get_or_create(&[label("backend", backend)]).inc();
         }
         if let Some(error) = &record.error {
             let [code] = code(&codes(), error.code);
-            self.failures.get_or_create(&[("command", command.to_string()), code]).inc();
+            self.failures.get_or_create(&[label("command", command), code]).inc();
         }
         if let Some(error) = &record.degraded {
             match command {
@@ -153,7 +99,7 @@ impl PluginCalls {
             };
         }
         for list in &record.ignored {
-            self.ignored_ports.get_or_create(&[("source", list.source.into())]).inc();
+            self.ignored_ports.get_or_create(&[label("source", list.source)]).inc();
         }
     }
 
@@ -188,7 +134,7 @@ fn nonzero<const N: usize>(
 }
 
 fn backends() -> [Labels<1>; Backend::ALL.len()] {
-    Backend::ALL.map(|backend| [("backend", backend.to_string())])
+    Backend::ALL.map(|backend| [label("backend", backend)])
 }
 
 /// Codes of the failures of ADD and CHECK that have a count of their own.
@@ -202,9 +148,9 @@ fn api_codes() -> BTreeSet<u32> {
 }
 
 fn failures() -> impl Iterator<Item = Labels<2>> {
-    COMMANDS.into_iter().flat_map(|command| {
-        labels(codes()).map(move |[code]| [("command", command.to_string()), code])
-    })
+    COMMANDS
+        .into_iter()
+        .flat_map(|command| labels(codes()).map(move |[code]| [label("command", command), code]))
 }
 
 /// Returns every value of the label `code`.
@@ -229,7 +175,7 @@ fn source(source: Option<Source>) -> (&'static str, String) {
 }
 
 fn call_labels(command: Command, result: &str) -> Labels<2> {
-    [("command", command.to_string()), ("result", result.into())]
+    [label("command", command), label("result", result)]
 }
 
 #[cfg(test)]
@@ -239,10 +185,8 @@ mod tests {
 
     #[test]
     fn records_add_no_label_values() {
-        let mut registry = Registry::default();
-        let counters =
-            PluginCalls::register(registry.sub_registry_with_prefix("linkerd_cni_plugin"));
-        let before = openmetrics(&registry).lines().count();
+        let counters = PluginCalls::default();
+        let before = openmetrics([&counters.registry]).lines().count();
         for (decision, code) in
             [("redirected", 101), ("skipped: no linkerd-proxy container", 77), ("x", 12345)]
         {
@@ -268,7 +212,7 @@ mod tests {
             degraded: failures,
         };
         assert_eq!(counters.counts(), counts);
-        let text = openmetrics(&registry);
+        let text = openmetrics([&counters.registry]);
         assert_eq!(text.lines().count(), before);
         for line in [
             r#"linkerd_cni_plugin_requests_total{command="ADD",result="redirected"} 1"#,

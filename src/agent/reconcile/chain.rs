@@ -84,7 +84,7 @@ impl Reconciler {
         }
         let is_chained = plan::chained(&self.settings.node.mode, &observed.configs).is_some();
         let gap = self.entry_gap.observe(Instant::now(), is_chained, observed.changed_before);
-        self.status.metrics.without_entry.inc_by(gap.as_secs_f64());
+        self.status.metrics.conflist_without_entry.inc_by(gap.as_secs_f64());
     }
 
     /// Renames a damaged saved state if it `can` be replaced, so that a new one can be written.
