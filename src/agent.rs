@@ -64,7 +64,7 @@ use crate::kube::event::{EventContent, EventType};
 use crate::node::mounts::Mounts;
 use crate::node::uninstall;
 use api::ApiHandle;
-use api::event_queue::Event;
+use api::events::Event;
 use main_loop::MainLoop;
 use readiness::Status;
 use reconcile::Reconciler;
@@ -145,7 +145,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             if let Err(error) = &removed {
                 // An upstream agent may be what keeps naming the plugin.
                 reconciler.restore_upstream_kubeconfig();
-                api.post_last_event(Event::OnNode(uninstall_failed(error)), POST_TIME);
+                api.post_last_event(Event::on_node(uninstall_failed(error)), POST_TIME);
             }
             removed?;
         }

@@ -6,8 +6,7 @@
 //! The thread stores its results in the state that the reconciler reads, and wakes the reconciler
 //! when the state changes.
 
-mod event_posting;
-pub mod event_queue;
+pub mod events;
 pub mod history;
 mod node_object;
 mod schedule;
@@ -30,11 +29,12 @@ use crate::kube::Deadlines;
 use crate::kube::claims::Claims;
 use crate::kube::connection::{self, AccessSource, Connection};
 use crate::kube::kubeconfig;
-use event_queue::{Event, EventQueue};
+use events::{Event, EventQueue};
 use history::History;
 use node_object::{NodeState, Wanted};
 pub use schedule::CHECK_PERIOD;
-use server_address::ServerAddress;
+use schedule::Schedule;
+use server_address::{Resolution, ServerAddress};
 use token::{Token, TokenRequestResults};
 
 /// User agent of the requests, which the API server's audit log shows.
@@ -46,7 +46,7 @@ pub const NO_NAMESPACE: &str = "the agent's namespace is unknown: set LINKERD_CN
 pub struct ApiHandle {
     settings: Arc<Settings>,
     state: Mutex<State>,
-    /// Wakes the thread.
+    /// Wakes the thread, which then looks at the times in the state again.
     wake: Condvar,
     /// Wakes the reconciler.
     waker: Waker,
@@ -62,22 +62,21 @@ struct State {
     history: History,
     node: NodeState,
     events: EventQueue,
-    requests: Requests,
+    schedule: Schedule,
+    /// `None` if the settings have the IP address of the API server.
+    resolution: Option<Resolution>,
     /// The thread has something to do.
     is_requested: bool,
     /// Token for which the reconciler requested a check last.
     check_requested: Option<String>,
 }
 
-/// What other threads request from the thread that talks to the API server.
-#[derive(Clone, Copy, Default)]
-struct Requests {
-    /// Check the token: the kubeconfig was written, or its token is new.
-    kubeconfig_changed: bool,
-    /// Check the token: a plugin record reports that the API server rejected it.
-    token_rejected: bool,
-    /// Resolve the API server's name: a plugin record reports that it is unreachable.
-    server_unreachable: bool,
+impl State {
+    fn unreachable_reported(&mut self) {
+        if let Some(resolution) = &mut self.resolution {
+            resolution.unreachable_reported(Instant::now());
+        }
+    }
 }
 
 /// Result of checking a token.
@@ -105,7 +104,9 @@ impl ApiHandle {
     /// thread if the address of an API server is configured.
     pub fn start(settings: &Arc<Settings>, waker: Waker) -> io::Result<Arc<ApiHandle>> {
         let adopted = adopt(settings, SystemTime::now());
+        let now = Instant::now();
         let renewal = adopted.as_ref().map_or(Duration::ZERO, |(_, wait)| *wait);
+        let renewal = settings.plugin_account.as_ref().map(|_| renewal);
         let state = State {
             token_requests: TokenRequestResults {
                 token: adopted.map(|(token, _)| token),
@@ -115,9 +116,10 @@ impl ApiHandle {
             last_check: None,
             check_error: None,
             history: History::default(),
-            node: NodeState::at_start(Instant::now()),
-            events: EventQueue::new(Instant::now()),
-            requests: Requests::default(),
+            node: NodeState::at_start(now),
+            events: EventQueue::new(now),
+            schedule: Schedule::new(now, renewal),
+            resolution: Resolution::of(settings, now),
             is_requested: false,
             check_requested: None,
         };
@@ -128,7 +130,7 @@ impl ApiHandle {
             waker,
         });
         if let Some(source) = source(settings) {
-            let worker = worker::Worker::new(Arc::clone(&api), source, renewal);
+            let worker = worker::Worker::new(Arc::clone(&api), source);
             thread::Builder::new()
                 .name("api".into())
                 .stack_size(512 << 10)
@@ -158,7 +160,7 @@ impl ApiHandle {
         let requested = state.check_requested.as_deref() == Some(token);
         if written || result.is_none() && !requested {
             state.check_requested = Some(token.to_owned());
-            state.requests.kubeconfig_changed = true;
+            state.schedule.kubeconfig_changed(Instant::now());
             self.wake_thread(&mut state);
         }
         TokenStatus { result, responded, error: state.check_error.clone() }
@@ -168,7 +170,7 @@ impl ApiHandle {
     /// token (HTTP 401 or 403).
     pub fn report_rejection(&self) {
         let mut state = self.state();
-        state.requests.token_rejected = true;
+        state.schedule.rejection_reported(Instant::now());
         self.wake_thread(&mut state);
     }
 
@@ -176,7 +178,7 @@ impl ApiHandle {
     /// record reports that the API server is unreachable.
     pub fn report_unreachable(&self) {
         let mut state = self.state();
-        state.requests.server_unreachable = true;
+        state.unreachable_reported();
         self.wake_thread(&mut state);
     }
 
@@ -203,7 +205,7 @@ impl ApiHandle {
     /// Queues an Event. An Event on a pod other than the agent's own is dropped if it repeats a recent
     /// one, or if too many are waiting.
     pub fn report_event(&self, event: Event) {
-        let reason = event.content().reason;
+        let reason = event.content.reason;
         let mut state = self.state();
         match state.events.offer(event, Instant::now()) {
             true => self.wake_thread(&mut state),
@@ -217,7 +219,7 @@ impl ApiHandle {
     pub fn post_last_event(&self, event: Event, longest: Duration) {
         let settings = Arc::clone(&self.settings);
         self.send_last("post an Event", longest, move |connection| {
-            event_posting::post(connection, &settings, &event)
+            events::post(connection, &settings, &event)
         });
     }
 
@@ -254,15 +256,10 @@ impl ApiHandle {
         }
     }
 
-    /// Makes the thread look at its requests.
+    /// Makes the thread look at the state again.
     fn wake_thread(&self, state: &mut State) {
         state.is_requested = true;
         self.wake.notify_one();
-    }
-
-    /// Takes the requests since the last call.
-    fn take_requests(&self) -> Requests {
-        std::mem::take(&mut self.state().requests)
     }
 
     /// Waits until another thread requests something, or until `end`. Returns whether it did.

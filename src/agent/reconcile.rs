@@ -17,7 +17,7 @@ use std::time::{Instant, UNIX_EPOCH};
 use tracing::info;
 
 use super::api::ApiHandle;
-use super::api::event_queue::Event;
+use super::api::events::Event;
 use super::contention::{ContendedFile, Contention};
 use super::credential;
 use super::entry_gap::EntryGap;
@@ -222,7 +222,7 @@ impl Reconciler {
         // Warnings neither keep the startup taint nor change the condition, because some are permanent.
         self.api.pass_finished(not_ready.as_deref());
         if let Some(event) = self.not_ready.update(not_ready.as_deref(), Instant::now()) {
-            self.api.report_event(Event::OnNode(event));
+            self.api.report_event(Event::on_node(event));
         }
         let Pass { notes, conflist, token_expires, contended, .. } = &self.pass;
         self.status.publish(StatusBody {
@@ -277,7 +277,7 @@ impl Reconciler {
     fn record_write(&mut self, file: ContendedFile, key: &str) {
         if self.contention.record_write(file.clone(), key, Instant::now()) {
             self.status.metrics.contentions.inc();
-            self.api.report_event(Event::OnNode(EventContent {
+            self.api.report_event(Event::on_node(EventContent {
                 kind: EventType::Warning,
                 reason: "LinkerdCNIContention",
                 action: "Chaining",

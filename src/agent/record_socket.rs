@@ -23,7 +23,6 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, info, warn};
 
 use super::api::ApiHandle;
-use super::api::event_queue::Event;
 use super::readiness::Status;
 use super::settings::Settings;
 use super::watch::Waker;
@@ -214,7 +213,7 @@ impl RecordSocket {
             record => info!("{record}"),
         }
         for event in events::pod_events(&record) {
-            self.api.report_event(Event::OnPod(event));
+            self.api.report_event(event);
         }
     }
 

@@ -78,25 +78,24 @@ impl Resolution {
         self.due = self.due.min(self.earliest.max(now));
     }
 
-    /// Resolves the name if that is due. Returns what is known then, instead of `current`.
-    pub fn run(&mut self, current: &ServerAddress) -> Option<ServerAddress> {
-        if self.due > Instant::now() {
-            return None;
-        }
+    /// Resolves the name, and schedules the next resolution. Returns what is known then, instead of
+    /// `current`.
+    pub fn run(mut self, current: &ServerAddress) -> (Resolution, ServerAddress) {
         let found = addresses(&self.host, self.port);
         self.done(Instant::now(), found.is_ok());
         let answers = |address| {
-            TcpStream::connect_timeout(&SocketAddr::new(address, self.port), CONNECT_TIMEOUT)
-                .is_ok()
+            let address = SocketAddr::new(address, self.port);
+            TcpStream::connect_timeout(&address, CONNECT_TIMEOUT).is_ok()
         };
-        Some(match found {
+        let known = match found {
             Ok(found) => {
                 ServerAddress { address: choose(current.address, &found, answers), error: None }
             }
             Err(error) => {
                 ServerAddress { address: current.address, error: Some(error.to_string()) }
             }
-        })
+        };
+        (self, known)
     }
 
     /// Schedules the next resolution after one that succeeded, or failed.

@@ -8,11 +8,9 @@ mod token_renewal;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use super::event_posting::EventPosting;
 use super::node_object::NodeUpdates;
-use super::schedule::Schedule;
 use super::server_address::Resolution;
-use super::{ApiHandle, USER_AGENT, daemonset_path, namespace};
+use super::{ApiHandle, USER_AGENT, daemonset_path, events, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::DaemonSet;
@@ -37,28 +35,17 @@ pub struct Worker {
     own: Connection,
     /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
-    schedule: Schedule,
-    /// `None` if the settings have the IP address of the API server.
-    resolution: Option<Resolution>,
     node_updates: NodeUpdates,
-    event_posting: EventPosting,
 }
 
 impl Worker {
-    /// Prepares the thread. `renewal` is the time until the first TokenRequest, if the plugin has a
-    /// ServiceAccount of its own.
-    pub fn new(api: Arc<ApiHandle>, source: AccessSource, renewal: Duration) -> Worker {
+    pub fn new(api: Arc<ApiHandle>, source: AccessSource) -> Worker {
         let kubeconfig = AccessSource::Kubeconfig(api.settings.node.kubeconfig());
         let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
-        let now = Instant::now();
-        let renewal = api.settings.plugin_account.as_ref().map(|_| renewal);
         Worker {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
-            schedule: Schedule::new(now, renewal),
-            resolution: Resolution::of(&api.settings, now),
-            node_updates: NodeUpdates::of(&api.settings, now),
-            event_posting: EventPosting::default(),
+            node_updates: NodeUpdates::of(&api.settings, Instant::now()),
             api,
         }
     }
@@ -67,32 +54,23 @@ impl Worker {
     pub fn run(mut self) {
         loop {
             let begin = Instant::now();
-            let requests = self.api.take_requests();
-            if requests.server_unreachable {
-                self.unreachable_reported();
-            }
-            if requests.kubeconfig_changed {
-                self.schedule.kubeconfig_changed(begin);
-            }
-            if requests.token_rejected {
-                self.schedule.rejection_reported(begin);
-            }
             self.resolve();
-            if self.schedule.is_renewal_due(begin) {
+            if self.api.state().schedule.is_renewal_due(begin) {
                 self.renew();
                 self.look_for_daemonset();
             }
-            if self.schedule.is_check_due(Instant::now()) {
+            if self.api.state().schedule.is_check_due(Instant::now()) {
                 self.check();
                 self.look_for_daemonset();
             }
-            self.event_posting.run(&self.api, &mut self.own);
+            events::post_due(&self.api, &mut self.own);
             let node_state = || self.api.state().node.clone();
             let node = self.node_updates.run(&mut self.own, node_state, Instant::now());
-            let resolution = self.resolution.as_ref().map(Resolution::due);
-            let event = self.api.state().events.due();
-            let others = [node, resolution, event].into_iter().flatten();
-            let next = others.fold(self.schedule.next(), Instant::min);
+            let state = self.api.state();
+            let resolution = state.resolution.as_ref().map(Resolution::due);
+            let others = [node, resolution, state.events.due()].into_iter().flatten();
+            let next = others.fold(state.schedule.next(), Instant::min);
+            drop(state);
             if next.saturating_duration_since(Instant::now()) > LONGEST_IDLE {
                 self.own.close();
                 self.plugin.close();
@@ -106,17 +84,19 @@ impl Worker {
     /// Resolves the API server's name if that is due. Wakes the reconciler if the address or an error
     /// changed.
     fn resolve(&mut self) {
-        let current = self.api.state().server_address.clone();
-        let found = self.resolution.as_mut().and_then(|resolution| resolution.run(&current));
-        if let Some(found) = found.filter(|found| *found != current) {
-            self.api.state().server_address = found;
+        let mut state = self.api.state();
+        let Some(due) = state.resolution.take_if(|resolution| resolution.due() <= Instant::now())
+        else {
+            return;
+        };
+        let current = state.server_address.clone();
+        drop(state);
+        let (resolution, found) = due.run(&current);
+        let mut state = self.api.state();
+        state.resolution = Some(resolution);
+        if found != current {
+            state.server_address = found;
             self.api.waker.wake();
-        }
-    }
-
-    fn unreachable_reported(&mut self) {
-        if let Some(resolution) = &mut self.resolution {
-            resolution.unreachable_reported(Instant::now());
         }
     }
 
@@ -124,8 +104,9 @@ impl Worker {
     /// uninstall only to an agent that has seen it. An early HTTP 403 or 404 may come from a role that
     /// is created later, or from a cache that lags behind. Call it after another request.
     fn look_for_daemonset(&mut self) {
-        let history = self.api.state().history;
-        let is_due = self.schedule.is_daemonset_due(Instant::now());
+        let state = self.api.state();
+        let (history, is_due) = (state.history, state.schedule.is_daemonset_due(Instant::now()));
+        drop(state);
         if !history.reached || history.daemonset_seen || !is_due {
             return;
         }
@@ -139,9 +120,10 @@ impl Worker {
         let response = client.get::<DaemonSet>(&path);
         self.record_own(&response);
         let is_seen = response.is_ok_and(|found| found.metadata.name == *name);
-        self.api.state().history.daemonset_seen = is_seen;
+        let mut state = self.api.state();
+        state.history.daemonset_seen = is_seen;
         if !is_seen {
-            self.schedule.daemonset_unseen(Instant::now());
+            state.schedule.daemonset_unseen(Instant::now());
         }
     }
 

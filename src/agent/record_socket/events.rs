@@ -4,8 +4,9 @@
 //! nothing from it but names, ports and the error code, whose words are those of
 //! [`failure`](crate::failure).
 
-use crate::agent::api::event_queue::PodEvent;
+use crate::agent::api::events::Event;
 use crate::cni::Command;
+use crate::cni::args::PodRef;
 use crate::config::ignored_ports::Ignored;
 use crate::failure::Failure;
 use crate::kube::event::{EventContent, EventType};
@@ -22,7 +23,7 @@ type Report = (&'static str, EventContent);
 
 /// Returns the Events on the record's pod. An empty list if its UID is unknown: the Event would not be
 /// shown with the pod, and repetitions would not be recognized.
-pub fn pod_events(record: &Record) -> Vec<PodEvent> {
+pub fn pod_events(record: &Record) -> Vec<Event> {
     if record.pod_uid.is_empty() {
         return Vec::new();
     }
@@ -34,13 +35,12 @@ pub fn pod_events(record: &Record) -> Vec<PodEvent> {
         reports.extend(listed(&record.blocked_init_containers).map(without_network));
         reports.extend(listed(&record.exempt_containers).map(exempt));
     }
-    let on_pod = |(subject, content)| PodEvent {
+    let pod = PodRef {
         namespace: record.namespace.clone(),
-        pod: record.pod.clone(),
+        name: record.pod.clone(),
         uid: record.pod_uid.clone(),
-        subject,
-        content,
     };
+    let on_pod = |(subject, content)| Event { pod: Some(pod.clone()), subject, content };
     reports.into_iter().map(on_pod).collect()
 }
 
@@ -141,13 +141,13 @@ mod tests {
     }
 
     /// The only Event on the pod of such a record, if there is one.
-    fn event(changes: Value) -> Option<PodEvent> {
+    fn event(changes: Value) -> Option<Event> {
         let mut events = pod_events(&record(changes));
         assert!(events.len() <= 1, "{events:?}");
         events.pop()
     }
 
-    fn failed_call(command: &str, code: u32, name: &str) -> Option<PodEvent> {
+    fn failed_call(command: &str, code: u32, name: &str) -> Option<Event> {
         let error = json!({"code": code, "failure": name, "msg": "text of the sender"});
         event(json!({"command": command, "decision": "failed", "error": error}))
     }
@@ -268,8 +268,8 @@ mod tests {
     #[test]
     fn only_a_pod_with_a_uid_gets_events() {
         let event = |uid: &str| event(json!({"pod_uid": uid, "error": {"code": 101, "msg": ""}}));
-        let found = event(UID).unwrap();
-        assert_eq!([found.namespace, found.pod, found.uid], ["ns", "web", UID].map(str::to_owned));
+        let [namespace, name, uid] = ["ns", "web", UID].map(str::to_owned);
+        assert_eq!(event(UID).unwrap().pod, Some(PodRef { namespace, name, uid }));
         assert_eq!(event(""), None);
         assert_eq!(event("not a uid"), None);
     }

@@ -19,7 +19,7 @@ impl Worker {
         let (Some(client), Some(token), Some(namespace)) =
             (client, token, namespace(&self.api.settings))
         else {
-            self.schedule.nothing_to_check(Instant::now());
+            self.api.state().schedule.nothing_to_check(Instant::now());
             return;
         };
         // With `resourceVersion=0` the API server responds from its cache.
@@ -41,14 +41,15 @@ impl Worker {
             (Some(error), _) => return self.check_failed(error),
         };
         let result = if rejection.is_ok() { CheckResult::Accepted } else { CheckResult::Rejected };
-        self.schedule.check_done(now, result, Duration::ZERO);
-        let mut state = self.api.state();
+        let mut guard = self.api.state();
+        let state = &mut *guard;
+        state.schedule.check_done(now, result, Duration::ZERO);
         state.history.reached = true;
         let issued = state.token_requests.token.as_mut();
         if let Some(issued) = issued.filter(|issued| issued.text == token) {
             let is_revoked = code == Some(401);
             if is_revoked && !issued.revoked {
-                self.schedule.revoked(now);
+                state.schedule.revoked(now);
             }
             issued.revoked = is_revoked;
         }
@@ -61,11 +62,11 @@ impl Worker {
 
     /// Records a check without a usable response.
     fn check_failed(&mut self, error: &kube::Error) {
-        self.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
-        if !error.is_response() {
-            self.unreachable_reported();
-        }
         let mut state = self.api.state();
+        state.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
+        if !error.is_response() {
+            state.unreachable_reported();
+        }
         state.history.reached |= error.is_response();
         let why = Some(error.to_string());
         if state.check_error != why {

@@ -54,9 +54,10 @@ impl Worker {
                 let ends = SystemTime::now() + lifetime;
                 let end = Claims::read(&text).and_then(|claims| claims.expiry());
                 let end = end.map_or(ends, |end| end.max(ends));
-                self.schedule.renewed(Instant::now(), lifetime);
                 let token = Some(Token { text, end, revoked: false });
-                self.api.state().token_requests = TokenRequestResults { token, error: None };
+                let mut state = self.api.state();
+                state.schedule.renewed(Instant::now(), lifetime);
+                state.token_requests = TokenRequestResults { token, error: None };
                 info!("received a token of ServiceAccount {account}, valid for {seconds} s");
                 true
             }
@@ -66,7 +67,7 @@ impl Worker {
                 let changed = requests.error.as_ref() != Some(&why);
                 requests.error = Some(why);
                 let has_valid_token = requests.has_valid_token(SystemTime::now());
-                self.schedule.not_renewed(Instant::now(), has_valid_token, retry_after);
+                state.schedule.not_renewed(Instant::now(), has_valid_token, retry_after);
                 changed
             }
         };

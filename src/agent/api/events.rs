@@ -1,4 +1,4 @@
-//! Queues and rate-limits the Events that the agent posts on the node and on its pods. Pure.
+//! Queues, rate-limits and posts the Events on the node and on its pods.
 //!
 //! A node may start many pods with the same problem at once, and every process that can write to
 //! the agent's socket can cause Events on pods. So each problem of a pod is reported once in
@@ -6,10 +6,17 @@
 //! [`POST_INTERVAL`]. The agent's own Events come first.
 
 use std::collections::VecDeque;
+use std::mem;
 use std::time::{Duration, Instant};
 
-use crate::backoff::RateLimit;
-use crate::kube::event::EventContent;
+use tracing::{debug, info, warn};
+
+use super::{ApiHandle, USER_AGENT};
+use crate::agent::settings::Settings;
+use crate::backoff::{RateLimit, between};
+use crate::cni::args::PodRef;
+use crate::kube::connection::{Connection, Error};
+use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
 /// Time after which the same problem of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
@@ -21,34 +28,29 @@ const MAX_WAITING: usize = 64;
 const BURST: u32 = 5;
 /// Time between two Events after such a burst.
 const POST_INTERVAL: Duration = Duration::from_secs(6);
+/// Shortest and longest pause after a temporary failure, such as an unreachable API server. Random,
+/// because the failure may hit all nodes at once.
+const UNAVAILABLE_PAUSE: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(180)];
+/// Shortest and longest pause after HTTP 403: the agent's ServiceAccount may not create Events.
+/// Upstream's chart does not grant it.
+const FORBIDDEN_PAUSE: [Duration; 2] = [Duration::from_secs(600), Duration::from_secs(900)];
 
 /// An Event that the agent posts.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Event {
-    /// On the node, which outlives the agent's pod. Dropped if the settings do not name the node.
-    OnNode(EventContent),
-    OnPod(PodEvent),
-}
-
-impl Event {
-    pub fn content(&self) -> &EventContent {
-        match self {
-            Event::OnNode(content) => content,
-            Event::OnPod(event) => &event.content,
-        }
-    }
-}
-
-/// An Event on a pod of this node.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodEvent {
-    pub namespace: String,
-    pub pod: String,
-    pub uid: String,
+pub struct Event {
+    /// `None`: the Event is on the node, which outlives the agent's pod. It is dropped if the settings do
+    /// not name the node.
+    pub pod: Option<PodRef>,
     /// What the Event is about, such as the name of an annotation. With the pod's UID it tells
     /// whether an Event repeats another.
     pub subject: &'static str,
     pub content: EventContent,
+}
+
+impl Event {
+    pub fn on_node(content: EventContent) -> Event {
+        Event { pod: None, subject: content.reason, content }
+    }
 }
 
 /// An Event, and when it was queued.
@@ -63,6 +65,8 @@ pub struct EventQueue {
     rate_limit: RateLimit,
     /// No Event is posted before this time.
     paused_until: Instant,
+    /// The last Event could not be posted.
+    is_failing: bool,
 }
 
 impl EventQueue {
@@ -72,26 +76,27 @@ impl EventQueue {
             reported: VecDeque::new(),
             rate_limit: RateLimit::new(POST_INTERVAL, BURST, now),
             paused_until: now,
+            is_failing: false,
         }
     }
 
     /// Queues an Event. Returns `false` if it is dropped.
     pub fn offer(&mut self, event: Event, now: Instant) -> bool {
-        let Event::OnPod(pod_event) = &event else {
+        let Some(PodRef { uid, .. }) = &event.pod else {
             self.push_front((now, event));
             return true;
         };
         while self.reported.front().is_some_and(|(at, ..)| *at + REPEAT_AFTER <= now) {
             self.reported.pop_front();
         }
-        let is_reported = |(_, uid, subject): &(Instant, String, &str)| {
-            *uid == pod_event.uid && *subject == pod_event.subject
+        let is_reported = |(_, reported, subject): &(Instant, String, &str)| {
+            reported == uid && *subject == event.subject
         };
         let is_full = self.waiting.len() >= MAX_WAITING || self.reported.len() >= MAX_REPORTED;
         if is_full || self.reported.iter().any(is_reported) {
             return false;
         }
-        self.reported.push_back((now, pod_event.uid.clone(), pod_event.subject));
+        self.reported.push_back((now, uid.clone(), event.subject));
         self.waiting.push_back((now, event));
         true
     }
@@ -128,27 +133,92 @@ impl EventQueue {
     }
 }
 
+/// Posts an Event. Does nothing if the settings do not name its object.
+pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> Result<(), Error> {
+    let regarding = match (&event.pod, settings.node_name.as_deref()) {
+        (Some(PodRef { namespace, name, uid }), _) => {
+            Regarding { kind: "Pod", namespace, name, uid }
+        }
+        (None, Some(node)) => Regarding::node(node),
+        (None, None) => return Ok(()),
+    };
+    // The API requires an instance, and upstream's chart does not tell the agent the name of its pod.
+    let instance = settings.pod_name.as_deref().unwrap_or(USER_AGENT);
+    let reporter = Reporter { controller: USER_AGENT, instance };
+    Ok(event::publish(&connection.client()?, reporter, regarding, &event.content, None)?)
+}
+
+/// Posts all Events that are due, and logs once that they cannot be posted. If the API server is
+/// unavailable, the Event is retried: many Events report that very outage.
+pub fn post_due(api: &ApiHandle, connection: &mut Connection) {
+    loop {
+        let next = api.state().events.take(Instant::now());
+        let Some((queued, event)) = next else {
+            return;
+        };
+        let Err(error) = post(connection, &api.settings, &event) else {
+            if mem::take(&mut api.state().events.is_failing) {
+                info!("Events are posted again");
+            }
+            continue;
+        };
+        let Some(pause) = pause(&error) else {
+            debug!("cannot post an Event {}: {error}", event.content.reason);
+            continue;
+        };
+        let now = Instant::now();
+        let events = &mut api.state().events;
+        events.put_back((queued, event), now, now + between(pause[0], pause[1]));
+        if mem::replace(&mut events.is_failing, true) {
+            continue;
+        }
+        let cause = match pause {
+            FORBIDDEN_PAUSE => {
+                ", because the agent's ServiceAccount may not create Events (the chart's ClusterRole \
+                 linkerd-cni-agent grants it, upstream's chart does not)"
+            }
+            _ => "",
+        };
+        warn!("cannot post Events{cause}: {error}");
+    }
+}
+
+/// Returns the shortest and longest pause before the Event is posted again. `None` drops it: the API
+/// server rejects only this Event, as its pod or namespace is gone or being deleted, its name is in use
+/// (409), or it is invalid (400, 422).
+fn pause(error: &Error) -> Option<[Duration; 2]> {
+    let Error::Client(error) = error else {
+        return Some(UNAVAILABLE_PAUSE);
+    };
+    match error.code() {
+        // A namespace that is being deleted rejects new objects, whatever RBAC allows.
+        Some(403) if error.to_string().contains("being terminated") => None,
+        Some(403) => Some(FORBIDDEN_PAUSE),
+        Some(401 | 408 | 429) => Some(UNAVAILABLE_PAUSE),
+        Some(400..=499) => None,
+        _ => Some(UNAVAILABLE_PAUSE),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::kube;
     use crate::kube::event::EventType;
 
-    fn content() -> EventContent {
-        let kind = EventType::Warning;
-        EventContent { kind, reason: "R", action: "A", note: String::new() }
+    fn on_node() -> Event {
+        let (kind, note) = (EventType::Warning, String::new());
+        Event::on_node(EventContent { kind, reason: "R", action: "A", note })
     }
 
     fn event(uid: &str, subject: &'static str) -> Event {
-        let [namespace, pod, uid] = ["ns", "web", uid].map(str::to_owned);
-        Event::OnPod(PodEvent { namespace, pod, uid, subject, content: content() })
+        let [namespace, name, uid] = ["ns", "web", uid].map(str::to_owned);
+        Event { pod: Some(PodRef { namespace, name, uid }), subject, ..on_node() }
     }
 
     /// UID of the pod of the next Event; `None` if no Event is due.
     fn take(events: &mut EventQueue, now: Instant) -> Option<String> {
-        match events.take(now)?.1 {
-            Event::OnPod(event) => Some(event.uid),
-            own => panic!("{own:?}"),
-        }
+        Some(events.take(now)?.1.pod.unwrap().uid)
     }
 
     #[test]
@@ -218,10 +288,39 @@ mod tests {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
         (0..MAX_WAITING).for_each(|n| assert!(events.offer(event(&n.to_string(), "a"), now)));
-        let own = Event::OnNode(content());
+        let own = on_node();
         assert!(events.offer(own.clone(), now));
         assert_eq!(events.waiting.len(), MAX_WAITING);
         assert_eq!(events.take(now), Some((now, own)));
         assert_eq!(take(&mut events, now).unwrap(), "0");
+    }
+
+    fn status(code: u16, message: &str) -> Error {
+        Error::Client(kube::Error::Status {
+            request: String::new(),
+            code,
+            reason: None,
+            message: message.into(),
+            retry_after: None,
+        })
+    }
+
+    #[test]
+    fn a_missing_permission_pauses_for_ten_minutes_and_a_rejected_event_not_at_all() {
+        let ending = "events is forbidden: unable to create new content in namespace a because it is being terminated";
+        for (error, wanted) in [
+            (status(403, "events is forbidden"), Some(FORBIDDEN_PAUSE)),
+            (status(403, ending), None),
+            (status(404, "namespaces \"a\" not found"), None),
+            (status(400, "bad request"), None),
+            (status(413, "too large"), None),
+            (status(422, "invalid"), None),
+            (status(401, "Unauthorized"), Some(UNAVAILABLE_PAUSE)),
+            (status(408, "timeout"), Some(UNAVAILABLE_PAUSE)),
+            (status(429, "slow down"), Some(UNAVAILABLE_PAUSE)),
+            (status(503, "x"), Some(UNAVAILABLE_PAUSE)),
+        ] {
+            assert_eq!(pause(&error), wanted, "{error}");
+        }
     }
 }
