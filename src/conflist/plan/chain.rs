@@ -1,7 +1,7 @@
 //! Plans how to chain the plugin: to every network config, to one file, or in a file of its own.
 
 use super::active::{active, called, has_entry, lacks_entry, no_network_config};
-use super::conf_conversion::{self, is_named};
+use super::conf_conversion::is_named;
 use super::steps::{Plan, Step};
 use super::{multus, own_config, unchain};
 use crate::conflist::chain_mode::ChainMode;
@@ -9,17 +9,27 @@ use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{Conflist, Entry};
 
+/// What a plan is made from.
+pub(super) struct Inputs<'a> {
+    pub found: &'a [ConfigFile],
+    /// The network configs that are not the agent's own.
+    pub foreign: &'a [&'a ConfigFile],
+    pub entry: &'a Entry,
+    pub saved: &'a SavedState,
+}
+
 /// Plans how to chain `entry` to the files that `mode` names, among the network configs `found`.
 pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let is_foreign = |file: &&ConfigFile| {
         mode.own_config() != Some(&file.name) && !own_config::is_own_config(file, saved)
     };
     let foreign: Vec<&ConfigFile> = found.iter().filter(is_foreign).collect();
+    let inputs = Inputs { found, foreign: &foreign, entry, saved };
     let mut plan = match mode {
-        ChainMode::Every => every(&foreign, entry, saved),
-        ChainMode::Only(name) => only(name, &foreign, entry, saved),
-        ChainMode::Standalone(name) => own_config::standalone(name, found, entry, saved),
-        ChainMode::Copy(name) => own_config::copy(name, found, &foreign, entry, saved),
+        ChainMode::Every => inputs.every(),
+        ChainMode::Only(name) => inputs.only(name),
+        ChainMode::Standalone(name) => inputs.standalone(name),
+        ChainMode::Copy(name) => inputs.copy(name),
     };
     if plan.steps.is_empty() && plan.not_chained.is_none() {
         if *mode == ChainMode::Every {
@@ -30,71 +40,101 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
     plan
 }
 
-/// Chains to every conflist and every `.conf`, as upstream does, and to a `.json` only if it is the
-/// active network config. A `.conf` of Multus' daemon stays unchanged: the conflist that it names
-/// gets the entry.
-fn every(foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
-    let mut plan = Plan::default();
-    let active = called(foreign.iter().copied());
-    for file in foreign {
-        let is_active = active.is_some_and(|active| active.name == file.name);
-        if multus::delegate(file, foreign).is_some()
-            || multus::is_delegate_conf(file, foreign) && !is_active
-            || made_from_multus_confs(foreign).any(|stale| stale.name == file.name)
-        {
-            continue;
+impl Inputs<'_> {
+    /// Chains to every conflist and every `.conf`, as upstream does, and to a `.json` only if it is the
+    /// active network config. A `.conf` of Multus' daemon stays unchanged: the conflist that it names
+    /// gets the entry.
+    fn every(&self) -> Plan {
+        let Inputs { foreign, entry, .. } = *self;
+        let mut plan = Plan::default();
+        let active = called(foreign.iter().copied());
+        for file in foreign {
+            let is_active = active.is_some_and(|active| active.name == file.name);
+            if multus::delegate(file, foreign).is_some()
+                || multus::is_delegate_conf(file, foreign) && !is_active
+                || made_from_multus_confs(foreign).any(|stale| stale.name == file.name)
+            {
+                continue;
+            }
+            if file.kind != ConfigKind::Json || is_active {
+                self.chain_to(file, &mut plan);
+            }
         }
-        if file.kind != ConfigKind::Json || is_active {
-            plan.chain_to(foreign, file, entry, saved);
+        plan.not_chained = match active {
+            None => Some(no_network_config(foreign)),
+            Some(file) if has_entry(file, entry) => None,
+            Some(file) => Some(format!(
+                "the active network config {} {}{}",
+                file.name,
+                lacks_entry(file),
+                plan.skip_reason(&file.name)
+            )),
+        };
+        plan
+    }
+
+    /// Chains only to the file `name`, or to the conflist that was made from it.
+    fn only(&self, name: &str) -> Plan {
+        let Inputs { foreign, entry, .. } = *self;
+        let mut plan = Plan::default();
+        let named: Vec<&&ConfigFile> = foreign.iter().filter(|file| is_named(file, name)).collect();
+        for file in &named {
+            self.chain_to(file, &mut plan);
+        }
+        plan.not_chained = match named.first() {
+            None => Some(format!(
+                "{name}, which cniConfFileName names, does not exist yet{}",
+                alternatives(foreign)
+            )),
+            Some(file) if has_entry(file, entry) => None,
+            Some(file) => {
+                Some(format!("{} {}{}", file.name, lacks_entry(file), plan.skip_reason(&file.name)))
+            }
+        };
+        let Some(active) = active(foreign.iter().copied()) else {
+            plan.not_chained.get_or_insert_with(|| no_network_config(foreign));
+            return plan;
+        };
+        if plan.not_chained.is_none() && !named.iter().any(|file| file.name == active.name) {
+            plan.warning = Some(format!(
+                "the active network config is {0}, but cniConfFileName names {name}: the runtime calls \
+             linkerd-cni only if {0} calls {name}; if {0} does not, correct cniConfFileName",
+                active.name
+            ));
+        }
+        plan
+    }
+
+    /// Plans the write that `file` needs, if any.
+    fn chain_to(&self, file: &ConfigFile, plan: &mut Plan) {
+        match self.step(file) {
+            Ok(step) => plan.steps.extend(step),
+            Err(reason) => {
+                plan.skipped.insert(file.name.clone(), reason);
+            }
         }
     }
-    plan.not_chained = match active {
-        None => Some(no_network_config(foreign)),
-        Some(file) if has_entry(file, entry) => None,
-        Some(file) => Some(format!(
-            "the active network config {} {}{}",
-            file.name,
-            lacks_entry(file),
-            plan.skip_reason(&file.name)
-        )),
-    };
-    plan
+
+    /// Plans the write that `file` needs; `None` if it has the current entry.
+    fn step(&self, file: &ConfigFile) -> Result<Option<Step>, String> {
+        let content = file.content.as_ref().map_err(|reason| reason.why.clone())?;
+        if file.kind != ConfigKind::Conflist {
+            return self.convert(file, content).map(Some);
+        }
+        let conflist =
+            Conflist::parse_chainable(&content.text).map_err(|error| error.to_string())?;
+        let link = content.link.as_ref();
+        Ok((!conflist.has_entry(self.entry)).then(|| Step::Replace {
+            name: file.name.clone(),
+            text: conflist.with_entry(self.entry),
+            original: link.map(|_| Original::new(&file.name, content, conflist.without_entry())),
+        }))
+    }
 }
 
 /// Returns the conflists that were made from a `.conf` of Multus' daemon, and must not stay.
 fn made_from_multus_confs<'f>(foreign: &[&'f ConfigFile]) -> impl Iterator<Item = &'f ConfigFile> {
     foreign.iter().filter_map(|file| multus::made_from(file, foreign))
-}
-
-/// Chains only to the file `name`, or to the conflist that was made from it.
-fn only(name: &str, foreign: &[&ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
-    let mut plan = Plan::default();
-    let named: Vec<&&ConfigFile> = foreign.iter().filter(|file| is_named(file, name)).collect();
-    for file in &named {
-        plan.chain_to(foreign, file, entry, saved);
-    }
-    plan.not_chained = match named.first() {
-        None => Some(format!(
-            "{name}, which cniConfFileName names, does not exist yet{}",
-            alternatives(foreign)
-        )),
-        Some(file) if has_entry(file, entry) => None,
-        Some(file) => {
-            Some(format!("{} {}{}", file.name, lacks_entry(file), plan.skip_reason(&file.name)))
-        }
-    };
-    let Some(active) = active(foreign.iter().copied()) else {
-        plan.not_chained.get_or_insert_with(|| no_network_config(foreign));
-        return plan;
-    };
-    if plan.not_chained.is_none() && !named.iter().any(|file| file.name == active.name) {
-        plan.warning = Some(format!(
-            "the active network config is {0}, but cniConfFileName names {name}: the runtime calls \
-             linkerd-cni only if {0} calls {name}; if {0} does not, correct cniConfFileName",
-            active.name
-        ));
-    }
-    plan
 }
 
 /// Lists the network configs that exist instead of a missing one, which may be mistyped.
@@ -104,45 +144,4 @@ fn alternatives(foreign: &[&ConfigFile]) -> String {
         true => String::new(),
         false => format!(" (found: {})", names.join(", ")),
     }
-}
-
-impl Plan {
-    /// Plans the write that `file` needs, if any.
-    fn chain_to(
-        &mut self,
-        foreign: &[&ConfigFile],
-        file: &ConfigFile,
-        entry: &Entry,
-        saved: &SavedState,
-    ) {
-        match step(foreign, file, entry, saved) {
-            Ok(step) => self.steps.extend(step),
-            Err(reason) => {
-                self.skipped.insert(file.name.clone(), reason);
-            }
-        }
-    }
-}
-
-/// Plans the write that `file` needs; `None` if it has the current entry.
-///
-/// # Errors
-/// Says why the entry cannot be chained to `file`.
-fn step(
-    foreign: &[&ConfigFile],
-    file: &ConfigFile,
-    entry: &Entry,
-    saved: &SavedState,
-) -> Result<Option<Step>, String> {
-    let content = file.content.as_ref().map_err(|reason| reason.why.clone())?;
-    if file.kind != ConfigKind::Conflist {
-        return conf_conversion::convert(foreign, file, content, entry, saved).map(Some);
-    }
-    let conflist = Conflist::parse_chainable(&content.text).map_err(|error| error.to_string())?;
-    let link = content.link.as_ref();
-    Ok((!conflist.has_entry(entry)).then(|| Step::Replace {
-        name: file.name.clone(),
-        text: conflist.with_entry(entry),
-        original: link.map(|_| Original::new(&file.name, content, conflist.without_entry())),
-    }))
 }

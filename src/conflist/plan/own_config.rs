@@ -2,6 +2,7 @@
 //! network config with the plugin entry.
 
 use super::active::{active, is_loadable, no_network_config, unreadable};
+use super::chain::Inputs;
 use super::steps::{Plan, Step};
 use crate::conflist;
 use crate::conflist::chain_mode;
@@ -33,96 +34,125 @@ fn is_own_content(file: &ConfigFile) -> bool {
     }
 }
 
-pub fn standalone(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
-    let wanted = Content {
-        text: match ConfigKind::of(name) {
-            Some(ConfigKind::Conflist) => entry.standalone_conflist(),
-            _ => entry.standalone_conf(),
-        },
-        access: FileAccess::own(MODE),
-        link: None,
-    };
-    let mut plan = Plan::default();
-    plan.write_own_config(name, found, wanted, None, saved);
-    let is_active = active(found).is_some_and(|active| active.name == name);
-    let others = found.iter().any(|file| file.name != name && is_loadable(file));
-    if is_active && others {
-        plan.warning = Some(format!(
-            "{name} sorts before the other network configs: if a runtime reads this directory, \
+impl Inputs<'_> {
+    /// Plans the standalone config `name`.
+    pub(super) fn standalone(&self, name: &str) -> Plan {
+        let Inputs { found, entry, .. } = *self;
+        let wanted = Content {
+            text: match ConfigKind::of(name) {
+                Some(ConfigKind::Conflist) => entry.standalone_conflist(),
+                _ => entry.standalone_conf(),
+            },
+            access: FileAccess::own(MODE),
+            link: None,
+        };
+        let mut plan = Plan::default();
+        self.write_own_config(name, wanted, None, &mut plan);
+        let is_active = active(found).is_some_and(|active| active.name == name);
+        let others = found.iter().any(|file| file.name != name && is_loadable(file));
+        if is_active && others {
+            plan.warning = Some(format!(
+                "{name} sorts before the other network configs: if a runtime reads this directory, \
              pods get no network; set cniConfFileName to a name that sorts last"
-        ));
+            ));
+        }
+        plan
     }
-    plan
-}
 
-/// Plans the copy `name` of the network config that would be active without the copy.
-pub fn copy(
-    name: &str,
-    found: &[ConfigFile],
-    foreign: &[&ConfigFile],
-    entry: &Entry,
-    saved: &SavedState,
-) -> Plan {
-    let mut plan = Plan::default();
-    let existing = found.iter().find(|file| file.name == name);
-    plan.not_chained = name_taken(existing, saved);
-    if plan.not_chained.is_some() {
-        return plan;
-    }
-    let copied_from = saved.own_configs.get(name).and_then(Option::as_deref);
-    let (source, wanted) = match source(name, foreign, entry, copied_from) {
-        Ok(found) => found,
-        Err(Some(why)) => {
-            plan.not_chained = Some(why);
+    /// Plans the copy `name` of the network config that would be active without the copy.
+    pub(super) fn copy(&self, name: &str) -> Plan {
+        let Inputs { found, foreign, saved, .. } = *self;
+        let mut plan = Plan::default();
+        let existing = found.iter().find(|file| file.name == name);
+        plan.not_chained = name_taken(existing, saved);
+        if plan.not_chained.is_some() {
             return plan;
         }
-        Err(None) => {
-            plan.not_chained = Some(no_network_config(foreign));
-            let stale = existing.filter(|file| is_own_config(file, saved));
-            plan.unchain_steps.extend(stale.map(Step::remove));
-            return plan;
-        }
-    };
-    plan.write_own_config(name, found, wanted, Some(source.name.clone()), saved);
-    // An earlier copy of another name does not count: it is removed once this copy is correct.
-    let is_active = |file: &ConfigFile| file.name == source.name;
-    if plan.not_chained.is_none() && active(found).is_some_and(is_active) {
-        plan.not_chained = Some(format!(
-            "the active network config is {}, which sorts before {name}: set cniConfFileName to a \
+        let copied_from = saved.own_configs.get(name).and_then(Option::as_deref);
+        let (source, wanted) = match self.source(name, copied_from) {
+            Ok(found) => found,
+            Err(Some(why)) => {
+                plan.not_chained = Some(why);
+                return plan;
+            }
+            Err(None) => {
+                plan.not_chained = Some(no_network_config(foreign));
+                let stale = existing.filter(|file| is_own_config(file, saved));
+                plan.unchain_steps.extend(stale.map(Step::remove));
+                return plan;
+            }
+        };
+        self.write_own_config(name, wanted, Some(source.name.clone()), &mut plan);
+        // An earlier copy of another name does not count: it is removed once this copy is correct.
+        let is_active = |file: &ConfigFile| file.name == source.name;
+        if plan.not_chained.is_none() && active(found).is_some_and(is_active) {
+            plan.not_chained = Some(format!(
+                "the active network config is {}, which sorts before {name}: set cniConfFileName to a \
              name that sorts first",
-            source.name
-        ));
+                source.name
+            ));
+        }
+        plan
     }
-    plan
-}
 
-/// Returns the first loadable network config and its copy, which is called `name`. A damaged file named
-/// `copied_from`, the one copied before, wins if it sorts first: its owner is probably writing it.
-///
-/// # Errors
-/// Says why the copy must stay as it is; `None` if there is no network config to copy.
-fn source<'f>(
-    name: &str,
-    foreign: &[&'f ConfigFile],
-    entry: &Entry,
-    copied_from: Option<&str>,
-) -> Result<(&'f ConfigFile, Content), Option<String>> {
-    for file in foreign {
-        if is_loadable(file) {
-            let copy = copy_of(file, entry).map(|copy| (*file, copy));
-            return copy.map_err(|reason| Some(format!("{} {reason}", file.name)));
+    /// Returns the first loadable network config and its copy, which is called `name`. A damaged file named
+    /// `copied_from`, the one copied before, wins if it sorts first: its owner is probably writing it.
+    ///
+    /// # Errors
+    /// Says why the copy must stay as it is; `None` if there is no network config to copy.
+    fn source(
+        &self,
+        name: &str,
+        copied_from: Option<&str>,
+    ) -> Result<(&ConfigFile, Content), Option<String>> {
+        for file in self.foreign {
+            if is_loadable(file) {
+                let copy = copy_of(file, self.entry).map(|copy| (*file, copy));
+                return copy.map_err(|reason| Some(format!("{} {reason}", file.name)));
+            }
+            if let Some(why) = unreadable(file) {
+                return Err(Some(why));
+            }
+            if copied_from == Some(&file.name) {
+                return Err(Some(format!(
+                    "{} is invalid, so {name} remains a copy of its last valid content",
+                    file.name
+                )));
+            }
         }
-        if let Some(why) = unreadable(file) {
-            return Err(Some(why));
-        }
-        if copied_from == Some(&file.name) {
-            return Err(Some(format!(
-                "{} is invalid, so {name} remains a copy of its last valid content",
-                file.name
-            )));
-        }
+        Err(None)
     }
-    Err(None)
+
+    /// Plans to write `wanted` to the file `name`, unless it is up to date or another program owns
+    /// it.
+    fn write_own_config(
+        &self,
+        name: &str,
+        wanted: Content,
+        copied_from: Option<String>,
+        plan: &mut Plan,
+    ) {
+        let existing = self.found.iter().find(|file| file.name == name);
+        if let Some(reason) = name_taken(existing, self.saved) {
+            plan.not_chained = Some(reason);
+            return;
+        }
+        let is_current =
+            |file: &ConfigFile| file.content.as_ref().is_ok_and(|found| found.is_like(&wanted));
+        if existing.is_some_and(is_current)
+            && self.saved.own_configs.get(name) == Some(&copied_from)
+        {
+            return;
+        }
+        let state = existing.map_or("is missing", |_| "is outdated");
+        plan.not_chained = Some(format!("{name} {state}"));
+        plan.steps.push(Step::WriteOwnConfig {
+            name: name.to_owned(),
+            text: wanted.text,
+            access: wanted.access,
+            copied_from,
+        });
+    }
 }
 
 /// Returns `source` with `entry` chained. It gets the same access, as it can hold the same
@@ -146,38 +176,6 @@ fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<Strin
     let file = existing
         .filter(|file| !saved.own_configs.contains_key(&file.name) && !is_own_content(file))?;
     Some(format!("{} belongs to another program: set cniConfFileName to an unused name", file.name))
-}
-
-impl Plan {
-    /// Plans to write `wanted` to the file `name`, unless it is up to date or another program owns
-    /// it.
-    fn write_own_config(
-        &mut self,
-        name: &str,
-        found: &[ConfigFile],
-        wanted: Content,
-        copied_from: Option<String>,
-        saved: &SavedState,
-    ) {
-        let existing = found.iter().find(|file| file.name == name);
-        if let Some(reason) = name_taken(existing, saved) {
-            self.not_chained = Some(reason);
-            return;
-        }
-        let is_current =
-            |file: &ConfigFile| file.content.as_ref().is_ok_and(|found| found.is_like(&wanted));
-        if existing.is_some_and(is_current) && saved.own_configs.get(name) == Some(&copied_from) {
-            return;
-        }
-        let state = existing.map_or("is missing", |_| "is outdated");
-        self.not_chained = Some(format!("{name} {state}"));
-        self.steps.push(Step::WriteOwnConfig {
-            name: name.to_owned(),
-            text: wanted.text,
-            access: wanted.access,
-            copied_from,
-        });
-    }
 }
 
 #[cfg(test)]
