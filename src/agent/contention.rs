@@ -148,23 +148,9 @@ mod tests {
         }
         assert!((30..=36).contains(&writes), "{writes}");
         assert_eq!(begins, 1);
-        assert_eq!(contention.active(now + INTERVAL[1] + OVER_AFTER).count(), 0);
-    }
-
-    #[test]
-    fn writes_over_new_content_are_never_delayed() {
-        let (mut contention, now) = (Contention::default(), Instant::now());
-        for turn in 0..1000 {
-            let content = format!("mtu {turn}");
-            assert_eq!(contention.blocked_until(&binaries(), &content, now), None);
-            assert!(!contention.record_write(binaries(), &content, now));
-        }
-        for _ in 0..7 {
-            contention.record_write(binaries(), "same", now);
-        }
-        assert!(contention.blocked_until(&binaries(), "same", now).is_some());
         assert_eq!(contention.blocked_until(&binaries(), "other", now), None);
         let other = ContendedFile { subject: Subject::Kubeconfig, ..binaries() };
         assert_eq!(contention.blocked_until(&other, "same", now), None);
+        assert_eq!(contention.active(now + INTERVAL[1] + OVER_AFTER).count(), 0);
     }
 }

@@ -54,45 +54,38 @@ impl EntryGap {
 mod tests {
     use super::*;
 
-    const SECOND: Duration = Duration::from_secs(1);
-
     #[test]
-    fn the_time_from_the_removal_of_the_entry_until_its_return_is_counted() {
+    fn the_time_without_the_entry_in_an_active_conflist_is_counted() {
+        enum Read {
+            /// The conflist lacks the entry, and changed that many seconds ago.
+            Lacks(u64),
+            Has,
+            /// No network config is active.
+            Nothing,
+        }
+        use Read::{Has, Lacks, Nothing};
         let start = Instant::now();
-        let at = |seconds: u32| start + seconds * SECOND;
-        let mut gap = EntryGap::new(start);
-        assert_eq!(gap.observe(at(3), false, None), 3 * SECOND);
-        assert_eq!(gap.observe(at(4), true, None), SECOND);
-        assert_eq!(gap.observe(at(30), true, Some(2 * SECOND)), Duration::ZERO);
-        assert_eq!(gap.observe(at(60), false, Some(5 * SECOND)), 5 * SECOND);
-        assert_eq!(gap.observe(at(61), false, Some(6 * SECOND)), SECOND);
-        assert_eq!(gap.observe(at(63), true, None), 2 * SECOND);
-    }
-
-    #[test]
-    fn an_entry_found_at_the_first_read_is_no_gap() {
-        let start = Instant::now();
-        let mut gap = EntryGap::new(start);
-        assert_eq!(gap.observe(start + 3 * SECOND, true, None), Duration::ZERO);
-    }
-
-    #[test]
-    fn the_time_without_an_active_conflist_is_not_counted() {
-        let start = Instant::now();
-        let mut gap = EntryGap::new(start);
-        gap.observe(start, true, None);
-        gap.pause(start + 60 * SECOND);
-        gap.pause(start + 90 * SECOND);
-        assert_eq!(gap.observe(start + 91 * SECOND, false, Some(60 * SECOND)), SECOND);
-    }
-
-    #[test]
-    fn a_gap_never_begins_before_the_last_read_of_the_conflist() {
-        let start = Instant::now();
-        let mut gap = EntryGap::new(start);
-        gap.observe(start, true, None);
-        let removed = gap.observe(start + SECOND, false, Some(3600 * SECOND));
-        assert_eq!(removed, SECOND);
-        assert_eq!(gap.observe(start + SECOND, true, None), Duration::ZERO);
+        for (reads, expected) in [
+            (&[(3, Lacks(0)), (4, Has), (30, Has)][..], &[3, 1, 0][..]),
+            (&[(3, Has)], &[0]),
+            (&[(30, Has), (60, Lacks(5)), (61, Lacks(6)), (63, Has)], &[0, 5, 1, 2]),
+            // No gap begins before the last read.
+            (&[(0, Has), (1, Lacks(3600)), (1, Has)], &[0, 1, 0]),
+            (&[(0, Has), (60, Nothing), (90, Nothing), (91, Lacks(60))], &[0, 0, 0, 1]),
+        ] {
+            let mut gap = EntryGap::new(start);
+            for ((at, read), seconds) in reads.iter().zip(expected) {
+                let now = start + Duration::from_secs(*at);
+                let counted = match read {
+                    Lacks(ago) => gap.observe(now, false, Some(Duration::from_secs(*ago))),
+                    Has => gap.observe(now, true, None),
+                    Nothing => {
+                        gap.pause(now);
+                        Duration::ZERO
+                    }
+                };
+                assert_eq!(counted, Duration::from_secs(*seconds), "at {at} s of {expected:?}");
+            }
+        }
     }
 }

@@ -263,50 +263,32 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_agents_network_configs_are_left_alone_if_their_entry_is_usable() {
+    fn a_newer_agents_network_configs_are_left_alone_if_their_entry_is_usable_and_called() {
         let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
-        let mut invalid = entry(2, Some("ns"));
+        let is_usable = |mode: &ChainMode, found: &[_]| {
+            usable_entry_is_installed(&own, KUBECONFIG, mode, found)
+        };
+        let [mut lenient, mut elsewhere, mut invalid] = [2; 3].map(|port| entry(port, Some("ns")));
+        lenient["linkerd"]["inbound-ports-to-ignore"] = json!(["http"]);
+        elsewhere["kubernetes"]["kubeconfig"] = json!("/elsewhere");
         invalid["linkerd"]["incoming-proxy-port"] = json!("many");
+        assert!(!is_usable(&ChainMode::Every, &found(&[])));
         for (installed, expected) in [
-            (vec![], false),
-            (vec![entry(1, Some("ns"))], true),
-            (vec![entry(2, Some("ns"))], true),
-            (vec![invalid], false),
+            (entry(1, Some("ns")), true),
+            (entry(2, Some("ns")), true),
+            (lenient, true),
+            (elsewhere, false),
+            (invalid, false),
         ] {
-            let found = found(&installed.iter().collect::<Vec<_>>());
-            let mode = &ChainMode::Every;
-            assert_eq!(usable_entry_is_installed(&own, KUBECONFIG, mode, &found), expected);
+            let found = found(&[&installed]);
+            assert_eq!(is_usable(&ChainMode::Every, &found), expected, "{installed}");
         }
-    }
-
-    #[test]
-    fn an_entry_that_the_runtime_does_not_call_does_not_keep_the_older_agent_from_chaining() {
-        let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
+        // The runtime does not call the entry.
         let mut configs = found(&[]);
         configs.extend(found(&[&entry(1, Some("ns"))]));
         configs[1].name = "20-net.conflist".into();
-        let is_usable =
-            |mode: &ChainMode| usable_entry_is_installed(&own, KUBECONFIG, mode, &configs);
-        assert!(!is_usable(&ChainMode::Every));
-        assert!(is_usable(&ChainMode::Only("20-net.conflist".into())));
-    }
-
-    #[test]
-    fn an_entry_that_the_plugin_cannot_use_never_stays_in_use() {
-        let valid = entry(2, None);
-        let mut lenient = valid.clone();
-        lenient["linkerd"]["inbound-ports-to-ignore"] = json!(["http"]);
-        let mut elsewhere = valid.clone();
-        elsewhere["kubernetes"]["kubeconfig"] = json!("/elsewhere");
-        let mut invalid = valid.clone();
-        invalid["linkerd"]["incoming-proxy-port"] = json!("many");
-        for (installed, is_kept) in
-            [(&valid, true), (&lenient, true), (&elsewhere, false), (&invalid, false)]
-        {
-            let now = Instant::now();
-            let chosen = choose(&mut Yielding::new(PERIOD), &[installed], true, now);
-            assert_eq!(chosen.is_some(), is_kept, "{installed}");
-        }
+        assert!(!is_usable(&ChainMode::Every, &configs));
+        assert!(is_usable(&ChainMode::Only("20-net.conflist".into()), &configs));
     }
 
     #[test]

@@ -82,6 +82,8 @@ mod tests {
         assert_eq!(found.version.as_deref(), Some("1.0.0"));
         assert!(found.has_previous);
         assert_eq!(plugin_types(&list), ["bridge", "linkerd-cni"]);
+        let alone = format!(r#"{{"name": "net", "plugins": [{ENTRY}]}}"#);
+        assert!(!plugin_entry(&alone).unwrap().has_previous);
 
         let standalone = format!("\n{ENTRY}\n");
         let found = plugin_entry(&standalone).unwrap();
@@ -89,12 +91,6 @@ mod tests {
         assert_eq!(found.name.as_deref(), Some("linkerd-cni"));
         assert_eq!((found.version, found.has_previous), (None, false));
         assert_eq!(plugin_types(&standalone), ["linkerd-cni"]);
-    }
-
-    #[test]
-    fn the_only_plugin_of_a_conflist_has_no_previous_result() {
-        let list = format!(r#"{{"name": "net", "plugins": [{ENTRY}]}}"#);
-        assert!(!plugin_entry(&list).unwrap().has_previous);
     }
 
     #[test]

@@ -165,14 +165,10 @@ mod tests {
     }
 
     #[test]
-    fn failed_check_and_deleted_pod_make_no_event() {
+    fn failed_check_and_deleted_pod_make_no_event_and_an_unknown_code_makes_one() {
         assert_eq!(failed_call("CHECK", 122, "rules-missing"), None);
         assert_eq!(failed_call("ADD", 103, "pod-not-found"), None);
         assert_eq!(failed_call("ADD", 103, "pod-replaced"), None);
-    }
-
-    #[test]
-    fn unknown_error_code_makes_an_event_with_that_code() {
         let note = failed_call("ADD", 777, "of a later version").unwrap().content.note;
         assert!(note.contains("(code 777)") && note.contains("upgrade the agent"), "{note}");
         assert!(!note.contains("bug"), "{note}");

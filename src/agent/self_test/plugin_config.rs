@@ -97,28 +97,16 @@ mod tests {
     }
 
     #[test]
-    fn cni_versions_have_check_from_0_4_0() {
+    fn a_standalone_config_gets_no_prev_result_and_versions_from_0_4_0_have_check() {
         for (version, check) in [("0.2.0", false), ("0.3.1", false), ("0.4.0", true)] {
             let config = PluginConfig::of(&LIST.replace("1.0.0", version)).unwrap();
             assert_eq!(config.previous_result()["cniVersion"], version);
             assert_eq!(config.has_check(), check, "{version}");
         }
-    }
-
-    #[test]
-    fn a_standalone_config_gets_no_prev_result_as_when_multus_calls_it() {
+        // As when Multus calls it.
         let conf = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "cniVersion": "0.3.1"}"#;
         let config = PluginConfig::of(conf).unwrap();
-        let previous = config.previous_result();
-        let stdin: Value = serde_json::from_str(&config.stdin(&previous)).unwrap();
+        let stdin: Value = serde_json::from_str(&config.stdin(&config.previous_result())).unwrap();
         assert_eq!(stdin, serde_json::from_str::<Value>(conf).unwrap());
-        assert!(!config.has_check());
-    }
-
-    #[test]
-    fn a_network_config_without_plugin_entry_has_no_plugin_config() {
-        for text in ["", "{}", r#"{"plugins": [{"type": "bridge"}]}"#] {
-            assert_eq!(PluginConfig::of(text), None);
-        }
     }
 }

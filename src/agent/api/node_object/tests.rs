@@ -140,7 +140,7 @@ fn the_condition_alone_is_written_and_keeps_its_transition_time_while_its_status
 }
 
 #[test]
-fn the_condition_waits_out_short_faults_and_the_start_and_ends_with_the_passes() {
+fn the_condition_waits_out_short_faults_and_the_taint_is_unwanted_only_on_a_ready_node() {
     let (resync, begin) = (Duration::from_secs(30), Instant::now());
     let at = |milliseconds| begin + Duration::from_millis(milliseconds);
     let mut state = NodeState::at_start(begin);
@@ -160,24 +160,12 @@ fn the_condition_waits_out_short_faults_and_the_start_and_ends_with_the_passes()
     assert_eq!(wanted(&state, 120_500), bad("self-test"));
     state.pass_finished(None, resync, at(121_000));
     assert_eq!(wanted(&state, 121_000).0, Some(Wanted::Ready));
+    let taint = NodeSignal::StartupTaint(KEY.into());
+    assert_eq!(state.wanted(&taint, at(121_000)), (Some(no_taint()), None));
+    state.pass_finished(Some("x"), resync, at(122_000));
+    assert_eq!(state.wanted(&taint, at(999_000)), (None, None));
+    state.pass_finished(None, resync, at(123_000));
     state.stop();
     assert_eq!(wanted(&state, 999_000), (None, None));
-}
-
-#[test]
-fn the_startup_taint_is_unwanted_only_while_the_node_is_ready() {
-    let (resync, now) = (Duration::from_secs(30), Instant::now());
-    let wanted = |state: &NodeState| {
-        let signal = NodeSignal::StartupTaint(KEY.into());
-        state.wanted(&signal, now + Duration::from_secs(3600))
-    };
-    let mut state = NodeState::at_start(now);
-    assert_eq!(wanted(&state), (None, None));
-    state.pass_finished(None, resync, now);
-    assert_eq!(wanted(&state), (Some(no_taint()), None));
-    state.pass_finished(Some("x"), resync, now);
-    assert_eq!(wanted(&state), (None, None));
-    state.pass_finished(None, resync, now);
-    state.stop();
-    assert_eq!(wanted(&state), (None, None));
+    assert_eq!(state.wanted(&taint, at(999_000)), (None, None));
 }
