@@ -4,7 +4,7 @@
 //! - [`api`], [`kubectl`]: requests to the API server
 //! - [`objects`]: the fields of API objects that the commands read
 //! - [`agents`]: the agents' pods, and what each agent reports
-//! - [`facts`]: everything that the checks look at, after and before the installation
+//! - [`facts`]: everything that the checks of an installed chart look at
 //! - [`checks`]: facts to check results
 //! - [`report`]: check results as table, short text or JSON, like `linkerd check`
 //! - [`nodes`]: the table of `linkerd cni nodes`

@@ -222,7 +222,7 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
     loop {
         progress("running the checks");
         let results = match flags.pre {
-            true => checks::before_install(&facts::fetch_pre(api, &cluster.cni_namespace)),
+            true => checks::before_install(api, &cluster.cni_namespace),
             false => {
                 let facts = fetch(api, cluster, &known, sweep_end);
                 let results = checks::installed(&facts);

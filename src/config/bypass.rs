@@ -7,7 +7,7 @@ use super::{Config, ResolvedRedirect};
 use crate::cni::Error;
 use crate::cni::args::PodRef;
 use crate::failure::Failure;
-use crate::kube::types::{Metadata, Pod};
+use crate::kube::types::Pod;
 use crate::pod::containers::{exempt, has_ipv6_address};
 use crate::pod::facts::{self, CONTROL_PLANE_LABEL, ClusterLookup, PodFacts};
 use crate::pod::skip::SkipReason;
@@ -131,8 +131,7 @@ impl Config {
         pod: Pod,
         lookup: &mut impl ClusterLookup,
     ) -> Result<Decision<Vec<Bypass>>, Error> {
-        let Metadata { namespace, name, uid, .. } = pod.metadata.clone();
-        let pod_ref = PodRef { namespace, name, uid };
+        let pod_ref = PodRef::from(&pod.metadata);
         let has_ipv6 = has_ipv6_address(&pod);
         Ok(match facts::facts(pod, &pod_ref, lookup)? {
             Decision::Skip(reason) => Decision::Skip(reason),

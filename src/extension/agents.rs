@@ -6,8 +6,10 @@ use std::sync::{Mutex, PoisonError};
 use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use serde_json::Value;
+
 use super::api::{Api, Error, encoded, get, list};
-use super::objects::{AgentPod, EventObject};
+use super::objects::{admin_port, condition, items, text};
 use crate::agent::status_body::StatusBody;
 use crate::deadline::Deadline;
 
@@ -24,7 +26,7 @@ const OUT_OF_TIME: &str = "the time was up";
 /// An agent's pod, and what it reports.
 #[derive(Clone, Debug, Default)]
 pub struct Agent {
-    pub pod: AgentPod,
+    pub pod: Value,
     /// The body of `/status`, or why it cannot be read. `None` if the agent was not asked.
     pub status: Option<Result<StatusBody, Error>>,
     /// The agent was not asked for its state, as the time was up.
@@ -52,8 +54,16 @@ pub enum TokenState {
 }
 
 impl Agent {
+    pub fn name(&self) -> &str {
+        text(&self.pod["metadata"]["name"])
+    }
+
     pub fn node(&self) -> &str {
-        &self.pod.node
+        text(&self.pod["spec"]["nodeName"])
+    }
+
+    pub fn is_ready(&self) -> bool {
+        is_ready(&self.pod)
     }
 
     pub fn body(&self) -> Option<&StatusBody> {
@@ -62,37 +72,42 @@ impl Agent {
 
     /// Returns why the agent is not ready: from the agent, else from its containers, its conditions
     /// or Events on its pod. `None` if it is ready.
-    pub fn not_ready(&self, events: &[EventObject]) -> Option<String> {
+    pub fn not_ready(&self, events: &[Value]) -> Option<String> {
         if let Some(body) = self.body() {
             return body.not_ready.clone();
         }
         if let Some(why) = self.waiting_container(events) {
             return Some(why);
         }
-        if let Some(why) = &self.pod.unscheduled {
-            return Some(format!("not scheduled: {why}"));
+        if let Some(unscheduled) = condition(&self.pod, "PodScheduled", "False") {
+            return Some(format!("not scheduled: {}", text(&unscheduled["message"])));
         }
         match &self.status {
-            _ if self.pod.is_ready => None,
+            _ if self.is_ready() => None,
             Some(Err(why)) => Some(format!("its /status cannot be read: {why}")),
             _ => Some("its readiness probe fails".to_owned()),
         }
     }
 
     /// Returns which container waits, and why: from its state, else from an Event on the pod.
-    fn waiting_container(&self, events: &[EventObject]) -> Option<String> {
-        let waiting = self.pod.waiting.as_ref()?;
+    fn waiting_container(&self, events: &[Value]) -> Option<String> {
+        let mut containers = items(&self.pod["status"]["containerStatuses"]);
+        let container = containers.find(|found| found["state"]["waiting"].is_object())?;
+        let waiting = &container["state"]["waiting"];
         // Other Warning Events, such as MissingClusterDNS, do not keep a container from starting.
-        let event = events
-            .iter()
-            .rev()
-            .find(|event| event.uid == self.pod.uid && event.reason.starts_with("Failed"));
-        let message = match (waiting.message.is_empty(), event) {
-            (false, _) => format!(": {}", waiting.message),
-            (true, Some(event)) => format!(": {}: {}", event.reason, event.message),
-            (true, None) => String::new(),
+        let event = events.iter().rev().find(|event| {
+            event["involvedObject"]["uid"] == self.pod["metadata"]["uid"]
+                && text(&event["reason"]).starts_with("Failed")
+        });
+        let message = match (text(&waiting["message"]), event) {
+            ("", Some(event)) => {
+                format!(": {}: {}", text(&event["reason"]), text(&event["message"]))
+            }
+            ("", None) => String::new(),
+            (message, _) => format!(": {message}"),
         };
-        Some(format!("container {}: {}{message}", waiting.name, waiting.reason))
+        let name = text(&container["name"]);
+        Some(format!("container {name}: {}{message}", text(&waiting["reason"])))
     }
 
     /// Whether the agent reported no problem, so that a retry need not ask again.
@@ -117,11 +132,10 @@ pub fn token_state(body: &StatusBody, now: SystemTime) -> TokenState {
 
 impl Asking<'_> {
     /// Returns the previous state of an agent that need not be asked again.
-    fn known(&self, pod: &AgentPod) -> Option<Agent> {
-        let uid = &pod.uid;
-        let is_same = |agent: &&Agent| !uid.is_empty() && agent.pod.uid == *uid;
-        let agent = self.known.iter().find(is_same)?;
-        (pod.is_ready && agent.is_settled()).then(|| Agent { pod: pod.clone(), ..agent.clone() })
+    fn known(&self, pod: &Value) -> Option<Agent> {
+        let uid = pod["metadata"]["uid"].as_str()?;
+        let agent = self.known.iter().find(|agent| agent.pod["metadata"]["uid"] == uid)?;
+        (is_ready(pod) && agent.is_settled()).then(|| Agent { pod: pod.clone(), ..agent.clone() })
     }
 }
 
@@ -136,18 +150,18 @@ pub fn agents(api: &dyn Api, namespace: &str, asking: &Asking<'_>) -> Result<Vec
             None => waiting.push(pod),
         }
     }
-    waiting.sort_by_key(|pod: &AgentPod| pod.is_ready);
+    waiting.sort_by_key(is_ready);
     let all = waiting.len();
-    found.extend(in_parallel(waiting, PARALLEL, |number, pod: AgentPod| {
+    found.extend(in_parallel(waiting, PARALLEL, |number, pod| {
         if asking.end.has_passed() {
             // Upstream's agent has no state to ask for.
-            let is_unasked = pod.admin_port.is_some();
+            let is_unasked = admin_port(&pod["spec"]).is_some();
             return Agent { pod, is_unasked, ..Agent::default() };
         }
         (asking.progress)(number, all);
         ask(api, namespace, pod)
     }));
-    found.sort_by_cached_key(|agent| (agent.node().to_owned(), agent.pod.name.clone()));
+    found.sort_by_cached_key(|agent| (agent.node().to_owned(), agent.name().to_owned()));
     Ok(found)
 }
 
@@ -159,8 +173,8 @@ pub fn agent_on(api: &dyn Api, namespace: &str, node: &str) -> Option<Agent> {
     let fields = format!("&fieldSelector=spec.nodeName%3D{}", encoded(node));
     let pods = pods(api, namespace, &fields).ok()?;
     // During a rollout, the node can have the pod that is terminated too.
-    let on_node = pods.into_iter().filter(|pod| pod.node == node);
-    let pod = on_node.max_by_key(|pod| pod.is_ready)?;
+    let on_node = pods.into_iter().filter(|pod| pod["spec"]["nodeName"] == node);
+    let pod = on_node.max_by_key(is_ready)?;
     Some(ask(api, namespace, pod))
 }
 
@@ -170,18 +184,22 @@ pub fn unasked(agents: &[Agent]) -> Option<String> {
     (count > 0).then(|| format!("{count} agents were not asked: {OUT_OF_TIME}"))
 }
 
-fn pods(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<AgentPod>, Error> {
+fn is_ready(pod: &Value) -> bool {
+    condition(pod, "Ready", "True").is_some()
+}
+
+fn pods(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<Value>, Error> {
     let path = format!("/api/v1/namespaces/{namespace}/pods");
     list(api, &path, &format!("{SELECTOR}{fields}"))
 }
 
 /// Reads the agent's `/status` through the API server's proxy for pods. Upstream's agent has none.
-fn ask(api: &dyn Api, namespace: &str, pod: AgentPod) -> Agent {
+fn ask(api: &dyn Api, namespace: &str, pod: Value) -> Agent {
     let proxied = |port| {
-        let name = &pod.name;
+        let name = text(&pod["metadata"]["name"]);
         get(api, &format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status"))
     };
-    Agent { status: pod.admin_port.map(proxied), pod, is_unasked: false }
+    Agent { status: admin_port(&pod["spec"]).map(proxied), pod, is_unasked: false }
 }
 
 /// Calls `work` with the number and the item for each of `items`, on at most `limit` threads. Returns
@@ -264,7 +282,7 @@ mod tests {
     fn only_the_agent_of_the_node_is_asked() {
         let api = Recorded::new(Cluster::healthy());
         let agent = agent_on(&api, "linkerd-cni", "node-2").unwrap();
-        assert_eq!(agent.pod.name, "linkerd-cni-2");
+        assert_eq!(agent.name(), "linkerd-cni-2");
         assert_eq!(api.count("/status"), 1);
         assert_eq!(api.count("fieldSelector=spec.nodeName%3Dnode%2D2"), 1);
         assert!(agent_on(&api, "linkerd-cni", "").is_none());

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::api::{Api, LIST_LIMIT, get, list};
 use super::explain::{existing_config, unreadable};
 use super::nodes::align;
-use super::objects::EventObject;
+use super::objects::{event_time, text};
 use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
 use crate::config::bypass::{Bypass, Reason};
@@ -65,8 +65,7 @@ pub fn fetch(
     let namespaces = namespaces.map(|found| (found.metadata.name, found.metadata.annotations));
     let mut lookup = Lookup { api, namespaces: namespaces.collect(), service: None };
     let mut report = Report::default();
-    let has_ended = |pod: &Pod| matches!(&*pod.status.phase, "Succeeded" | "Failed");
-    for pod in pods.into_iter().filter(|pod| !has_ended(pod)) {
+    for pod in pods.into_iter().filter(|pod| !pod.status.has_ended()) {
         let metadata = &pod.metadata;
         let names = [metadata.namespace.clone(), metadata.name.clone()];
         let note = damaged.get(&metadata.uid);
@@ -103,12 +102,12 @@ impl ClusterLookup for Lookup<'_> {
 }
 
 /// Returns the note of the newest Event on each pod, by UID, unless it is that of a repair.
-fn damaged(mut events: Vec<EventObject>) -> BTreeMap<String, String> {
-    events.sort_by(|a, b| a.time.cmp(&b.time));
-    let newest: BTreeMap<String, EventObject> =
-        events.into_iter().map(|event| (event.uid.clone(), event)).collect();
-    let unrepaired = newest.into_iter().filter(|(_, event)| event.is_warning);
-    unrepaired.map(|(uid, event)| (uid, event.message)).collect()
+fn damaged(mut events: Vec<Value>) -> BTreeMap<String, String> {
+    events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
+    let newest: BTreeMap<&str, &Value> =
+        events.iter().map(|event| (text(&event["involvedObject"]["uid"]), event)).collect();
+    let unrepaired = newest.into_iter().filter(|(_, event)| event["type"] == "Warning");
+    unrepaired.map(|(uid, event)| (uid.to_owned(), text(&event["message"]).to_owned())).collect()
 }
 
 /// Renders a row for each path, and below the table what holds for many pods.

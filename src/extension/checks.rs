@@ -1,25 +1,33 @@
-//! The checks of `linkerd cni check`: facts to results. Pure.
+//! The checks of `linkerd cni check` after the installation. Pure.
 
-mod chart;
-mod cluster;
 mod nodes;
-mod pods;
 mod pre;
 #[cfg(test)]
 mod tests;
 
-use super::api::Error;
-use super::facts::Facts;
-use super::report::{Check, Problem, Severity};
+use serde_json::Value;
 
-pub use chart::plugin_entry;
+use super::agents::{Agent, DAEMONSET};
+use super::api::Error;
+use super::facts::{ChartObject, Facts};
+use super::objects::InjectedPod;
+use super::report::{Check, Problem, Severity, Verdict};
+use crate::cni::object::Object;
+use crate::config::Config;
+use crate::config::bypass::Reason;
+use crate::repair::stranded::{FoundBy, StrandedPod};
+
 pub use pre::checks as before_install;
 
 /// Headings of the groups of checks.
 const CHART: &str = "linkerd-cni";
 const NODES: &str = "linkerd-cni-nodes";
 const PODS: &str = "linkerd-cni-pods";
-const PRE: &str = "linkerd-cni-pre";
+
+/// Key of the ConfigMap with the template of the plugin entry.
+const ENTRY_KEY: &str = "cni_network_config";
+const REINSTALL: &str = "install the chart again (helm upgrade, or scripts/install-cni | kubectl \
+                         apply -f -), which creates missing objects";
 
 /// Checks an installed chart. Without a DaemonSet, checks of nodes would only repeat that.
 ///
@@ -29,19 +37,180 @@ pub fn installed(facts: &Facts) -> Vec<Check> {
         let unused = "not installed, and not needed: cniEnabled of the control plane is false";
         return vec![Check::new(CHART, "daemonset", unused, Ok(()))];
     }
-    let mut checks = chart::checks(facts);
+    let mut checks = chart(facts);
     if let Ok(Some(daemonset)) = &facts.daemonset {
         checks.extend(nodes::checks(facts, daemonset));
-        checks.push(cluster::cilium(NODES, &facts.cilium));
-        checks.extend(pods::checks(facts));
+        checks.push(pre::cilium(NODES, &facts.cilium));
+        checks.extend(pods(facts));
     }
     checks
 }
 
 /// Returns a fact; if it cannot be read, the check warns.
 fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Problem> {
-    match fact {
-        Ok(fact) => Ok(fact),
-        Err(why) => Severity::Warning.unreadable(what, why),
+    fact.as_ref().or_else(|why| Severity::Warning.unreadable(what, why))
+}
+
+/// Checks the chart's objects and the rollout of the DaemonSet.
+fn chart(facts: &Facts) -> Vec<Check> {
+    let check = |hint, description: &str, verdict| Check::new(CHART, hint, description, verdict);
+    let name = &facts.namespace;
+    if is_absent(facts) {
+        let absent = Severity::Error.because(format!(
+            "no object of the chart exists in namespace {name}; install the chart with helm install or \
+             scripts/install-cni | kubectl apply -f -, or name its namespace with --cni-namespace"
+        ));
+        return vec![check("daemonset", "the chart is installed", absent)];
     }
+    let has_pods = facts.agents.as_ref().is_ok_and(|agents| !agents.is_empty());
+    let admission = pre::pod_security(name, &facts.namespace_object, has_pods);
+    let mut checks = vec![
+        check("namespace", &format!("namespace {name} admits the agent's pods"), admission),
+        check("configmap", "linkerd-cni-config ConfigMap has a valid plugin entry", config(facts)),
+    ];
+    checks.extend(facts.objects.iter().map(|object| {
+        let exists = format!("{} {} exists", object.name, object.kind);
+        check("objects", &exists, chart_object(name, object))
+    }));
+    checks.push(check("daemonset", &format!("{DAEMONSET} DaemonSet exists"), daemonset(facts)));
+    let is_other = |daemonset: &Value| daemonset["metadata"]["namespace"] != **name;
+    checks.push(pre::other_agents(CHART, &facts.daemonsets, name, is_other));
+    if let Ok(Some(daemonset)) = &facts.daemonset {
+        let verdict = rollout(&format!("{name}/{DAEMONSET}"), daemonset);
+        checks.push(check("rollout", &format!("{DAEMONSET} DaemonSet is rolled out"), verdict));
+    }
+    checks
+}
+
+/// Whether the chart is not installed. Each of its objects would be reported as missing.
+fn is_absent(facts: &Facts) -> bool {
+    let is_missing = |object: &ChartObject| matches!(object.found, Ok(None));
+    matches!((&facts.daemonset, &facts.config), (Ok(None), Ok(None)))
+        && facts.objects.iter().all(is_missing)
+}
+
+fn config(facts: &Facts) -> Verdict {
+    let name = format!("ConfigMap {}/linkerd-cni-config", facts.namespace);
+    match readable(&facts.config, &name)?.as_ref().map(plugin_entry) {
+        None => missing(&name),
+        Some(Ok(_)) => Ok(()),
+        Some(Err(why)) => Severity::Error.because(format!("{name}: {why}")),
+    }
+}
+
+/// Reads the plugin entry from the ConfigMap.
+///
+/// # Errors
+/// Names the key and the problem.
+pub fn plugin_entry(map: &Value) -> Result<Config, String> {
+    let text = map["data"][ENTRY_KEY].as_str();
+    let text = text.ok_or_else(|| format!("the key {ENTRY_KEY} is missing"))?;
+    let object: Object =
+        serde_json::from_str(text).map_err(|error| format!("{ENTRY_KEY}: {error}"))?;
+    Config::read(&object).map_err(|error| format!("{ENTRY_KEY}: {}", error.msg))
+}
+
+fn chart_object(namespace: &str, object: &ChartObject) -> Verdict {
+    let ChartObject { kind, name, found } = object;
+    match readable(found, &format!("{kind} {name}"))? {
+        Some(_) => Ok(()),
+        None if kind.starts_with("Cluster") => missing(&format!("{kind} {name}")),
+        None => missing(&format!("{kind} {namespace}/{name}")),
+    }
+}
+
+fn missing(object: &str) -> Verdict {
+    Severity::Error.because(format!("{object} does not exist; {REINSTALL}"))
+}
+
+fn daemonset(facts: &Facts) -> Verdict {
+    let name = format!("DaemonSet {}/{DAEMONSET}", facts.namespace);
+    match &facts.daemonset {
+        Ok(Some(_)) => Ok(()),
+        Ok(None) => Severity::Error.because(format!(
+            "{name} does not exist; install the chart, or name its namespace with --cni-namespace"
+        )),
+        Err(why) => Severity::Error.unreadable(&name, why),
+    }
+}
+
+fn rollout(name: &str, daemonset: &Value) -> Verdict {
+    let (metadata, status) = (&daemonset["metadata"], &daemonset["status"]);
+    let number = |field: &Value| field.as_u64().unwrap_or_default();
+    if number(&status["observedGeneration"]) < number(&metadata["generation"]) {
+        return Severity::Pending
+            .because(format!("Kubernetes has not processed the newest change of {name} yet"));
+    }
+    let numbers = ["desiredNumberScheduled", "updatedNumberScheduled"];
+    match numbers.map(|name| number(&status[name])) {
+        [0, _] => Severity::Error.because(format!(
+            "no node is in the scope of {name}; check its nodeSelector, affinity and tolerations"
+        )),
+        [wanted, updated] if updated < wanted => Severity::Pending.because(format!(
+            "{updated} of {wanted} nodes have a pod of the newest revision of {name}"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Checks the meshed pods.
+fn pods(facts: &Facts) -> Vec<Check> {
+    let check = |hint, description, verdict| Check::new(PODS, hint, description, verdict);
+    let multus = facts.multus_pods.as_ref();
+    let multus = multus.map(|pods| {
+        check("multus", "Multus calls the plugin for all injected pods", attached(pods))
+    });
+    let mut checks = vec![
+        check("stranded", "no meshed pod started without redirect rules", stranded(facts)),
+        check("proxy-user", "no container runs as the proxy's user", proxy_user(facts)),
+        check("ipv6", "all IP families of the cluster are redirected", ipv6(facts)),
+    ];
+    checks.extend(multus);
+    checks
+}
+
+fn attached(pods: &Result<Vec<InjectedPod>, Error>) -> Verdict {
+    let pods = readable(pods, "the injected pods")?.iter();
+    let lacking: Vec<String> =
+        pods.filter(|pod| pod.lacks_attachment).map(|pod| pod.name.clone()).collect();
+    Severity::Error.if_any(
+        "pods without the annotation k8s.v1.cni.cncf.io/networks that names linkerd-cni, so without \
+         redirect rules; add it to their workloads, or set networkAttachmentDefinition.annotatePods \
+         and restart them",
+        &lacking,
+    )
+}
+
+fn stranded(facts: &Facts) -> Verdict {
+    let pods = readable(&facts.pending_pods, "the pods in phase Pending")?.iter();
+    let stranded: Vec<String> = pods
+        .filter_map(|pod| StrandedPod::found(pod, FoundBy::Validator))
+        .map(|pod| format!("{}/{} on {}", pod.namespace, pod.name, pod.node))
+        .collect();
+    Severity::Error.if_any(
+        "pods that started before the plugin was installed on their node; delete them, or enable \
+         repairController",
+        &stranded,
+    )
+}
+
+fn proxy_user(facts: &Facts) -> Verdict {
+    let summary = "pods with a container that bypasses the proxy; linkerd cni bypass names them";
+    counted(facts, Reason::ProxyUser, summary)
+}
+
+fn ipv6(facts: &Facts) -> Verdict {
+    let summary = "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart \
+                   and in the control plane, and restart the pods";
+    counted(facts, Reason::Ipv6, summary)
+}
+
+/// Judges by the pods that each agent watches: reading all pods of the cluster would cost too much.
+fn counted(facts: &Facts, reason: Reason, summary: &str) -> Verdict {
+    let count = |agent: &Agent| {
+        let count = *agent.body()?.pod_copy.as_ref()?.bypasses.get(reason.label())?;
+        Some(format!("{}: {count} pods", agent.node()))
+    };
+    let counts = facts.agents.iter().flatten().filter_map(count);
+    Severity::Warning.if_any(summary, &counts.collect::<Vec<_>>())
 }

@@ -1,28 +1,45 @@
-//! What `linkerd cni explain` says about one pod. The decision is made by the same code as in the
-//! plugin, from the objects as they are now. Pure, except for [`fetch`].
+//! `linkerd cni explain`: what the plugin decides for one pod, by the same code, from the objects as they
+//! are now.
 
-mod fetch;
+#[cfg(test)]
+mod tests;
 mod text;
 
-pub use fetch::{existing_config, fetch, unreadable};
 pub use text::render;
 
-use crate::cni::args::PodRef;
-use crate::cni::error::Error;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use super::agents::{Agent, agent_on};
+use super::api::{Api, Error, encoded, find, get};
+use super::checks::plugin_entry;
+use super::facts::{config_path, events};
+use super::objects::{self, event_time};
+use crate::cni::Error as CniError;
+use crate::cni::args::{PodRef, is_name};
 use crate::config::bypass::Bypass;
 use crate::config::{Config, ResolvedRedirect};
-use crate::kube::types::{Pod, Service};
+use crate::failure::Failure;
+use crate::kube::object_reader::{API_SERVICE, namespace_path};
+use crate::kube::types::{Namespace, Pod, Service};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::{self, ClusterLookup};
+use crate::quote::{one_line, quote};
+use crate::record::Record;
+
+/// Largest part of the agent's log that is read, in lines.
+const LOG_LINES: usize = 5000;
+/// Number of log lines and of Events that are shown.
+const SHOWN: usize = 5;
 
 /// The objects on which the plugin's decision depends, and what the pod's node reports.
 #[derive(Debug)]
 pub struct PodInputs {
     pub pod: Pod,
-    pub namespace_annotations: Result<Annotations, Error>,
+    pub namespace_annotations: Result<Annotations, CniError>,
     /// The Service of the API server. Only control-plane pods need it.
-    pub api_service: Result<Service, Error>,
+    pub api_service: Result<Service, CniError>,
     pub config: Config,
     pub report: NodeReport,
 }
@@ -42,13 +59,8 @@ impl PodInputs {
     ///
     /// # Errors
     /// The plugin's error, with which the pod cannot start.
-    pub fn decide(&self) -> Result<Decision<ResolvedRedirect>, Error> {
-        let metadata = &self.pod.metadata;
-        let pod = PodRef {
-            namespace: metadata.namespace.clone(),
-            name: metadata.name.clone(),
-            uid: metadata.uid.clone(),
-        };
+    pub fn decide(&self) -> Result<Decision<ResolvedRedirect>, CniError> {
+        let pod = PodRef::from(&self.pod.metadata);
         if let Some(reason) = self.config.filter.skip_reason(&pod) {
             return Ok(Decision::Skip(reason));
         }
@@ -62,9 +74,7 @@ impl PodInputs {
             None => Ok(Decision::Redirect(resolved)),
         }
     }
-}
 
-impl PodInputs {
     /// Returns the paths around the proxy. Empty if they are unknown, as the pod cannot start.
     pub fn bypasses(&self) -> Vec<Bypass> {
         match self.config.bypasses_of(self.pod.clone(), &mut Fetched(self)) {
@@ -78,14 +88,118 @@ impl PodInputs {
 struct Fetched<'i>(&'i PodInputs);
 
 impl ClusterLookup for Fetched<'_> {
-    fn namespace(&mut self, _: &str) -> Result<Annotations, Error> {
+    fn namespace(&mut self, _: &str) -> Result<Annotations, CniError> {
         self.0.namespace_annotations.clone()
     }
 
-    fn api_service(&mut self) -> Result<Service, Error> {
+    fn api_service(&mut self) -> Result<Service, CniError> {
         self.0.api_service.clone()
     }
 }
 
-#[cfg(test)]
-mod tests;
+/// Fetches everything about the pod. `cni_namespace` has the agent's DaemonSet.
+///
+/// # Errors
+/// If the pod or the plugin entry cannot be read, with object and remedy.
+pub fn fetch(
+    api: &dyn Api,
+    cni_namespace: &str,
+    namespace: &str,
+    name: &str,
+) -> Result<PodInputs, String> {
+    for text in [cni_namespace, namespace, name] {
+        if !is_name(text) {
+            return Err(format!("{} is not the name of a pod or namespace", quote(text)));
+        }
+    }
+    let pod: Pod = existing(
+        api,
+        &format!("/api/v1/namespaces/{namespace}/pods/{name}"),
+        &format!("pod {namespace}/{name}"),
+        "name its namespace with --namespace",
+    )?;
+    let config = existing_config(api, cni_namespace)?;
+    let namespace_annotations: Result<Annotations, CniError> =
+        get::<Namespace>(api, &namespace_path(namespace))
+            .map(|found| found.metadata.annotations)
+            .map_err(unreadable);
+    let report = report(api, cni_namespace, &pod);
+    let api_service = get(api, API_SERVICE).map_err(unreadable);
+    Ok(PodInputs { pod, namespace_annotations, api_service, config, report })
+}
+
+/// Reads the plugin entry of the chart in this namespace.
+///
+/// # Errors
+/// Names the ConfigMap and the remedy.
+pub fn existing_config(api: &dyn Api, cni_namespace: &str) -> Result<Config, String> {
+    let map: Value = existing(
+        api,
+        &config_path(cni_namespace),
+        &format!("ConfigMap {cni_namespace}/linkerd-cni-config"),
+        "install the chart, or name its namespace with --cni-namespace",
+    )?;
+    plugin_entry(&map).map_err(|why| format!("ConfigMap {cni_namespace}/linkerd-cni-config: {why}"))
+}
+
+/// Reads an object that must exist. The error names `what` and the remedy for a missing object.
+fn existing<T: DeserializeOwned>(
+    api: &dyn Api,
+    path: &str,
+    what: &str,
+    remedy: &str,
+) -> Result<T, String> {
+    match find(api, path) {
+        Ok(Some(object)) => Ok(object),
+        Ok(None) => Err(format!("{what} does not exist; {remedy}")),
+        Err(error) => Err(format!("cannot read {what}: {error}")),
+    }
+}
+
+/// The error of a failed request, as the plugin would report it.
+pub fn unreadable(error: Error) -> CniError {
+    CniError::new(Failure::ApiError, error.to_string())
+}
+
+/// Returns what the node's agent and Events say about the pod. What cannot be read is left out.
+fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
+    let metadata = &pod.metadata;
+    let uid = encoded(&metadata.uid);
+    let found = events(api, &metadata.namespace, &format!("involvedObject.uid%3D{uid}"));
+    let events = found.iter().flatten().filter_map(event_line).collect();
+    let agent = agent_on(api, cni_namespace, &pod.spec.node_name);
+    let records = agent.as_ref().map(|agent| records(api, cni_namespace, agent, pod));
+    NodeReport {
+        agent: agent.map(|agent| {
+            let state = match agent.not_ready(&[]) {
+                Some(why) => format!("not ready: {}", one_line(&why)),
+                None => "ready".to_owned(),
+            };
+            (agent.name().to_owned(), state)
+        }),
+        records: records.unwrap_or_default(),
+        events: newest(events),
+    }
+}
+
+fn records(api: &dyn Api, cni_namespace: &str, agent: &Agent, pod: &Pod) -> Vec<String> {
+    let name = agent.name();
+    let path = format!(
+        "/api/v1/namespaces/{cni_namespace}/pods/{name}/log?container=install-cni&tailLines={LOG_LINES}"
+    );
+    let log = api.get(&path).unwrap_or_default();
+    let [add, check] = Record::line_starts(&pod.metadata.namespace, &pod.metadata.name);
+    let lines = log.lines().filter(|line| line.contains(&add) || line.contains(&check));
+    newest(lines.map(one_line).collect())
+}
+
+fn newest(mut lines: Vec<String>) -> Vec<String> {
+    lines.split_off(lines.len().saturating_sub(SHOWN))
+}
+
+/// Returns the line for an Event of Linkerd's CNI, or of a sandbox that could not be created.
+fn event_line(event: &Value) -> Option<String> {
+    let [reason, message] = ["reason", "message"].map(|key| objects::text(&event[key]));
+    let is_about_cni = reason.starts_with("LinkerdCNI") || reason == "FailedCreatePodSandBox";
+    is_about_cni.then(|| one_line(&format!("{} {reason}: {message}", event_time(event))))
+}

@@ -3,20 +3,21 @@
 use std::thread;
 use std::time::SystemTime;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use super::agents::{Agent, Asking, DAEMONSET, SELECTOR, agents, joined};
-use super::api::{Api, Error, decode, encoded, find, get, list};
-use super::objects::{AgentDaemonSet, AnyObject, ConfigMap, EventObject, InjectedPod, NodeObject};
+use super::api::{Api, Error, encoded, find, get, list};
+use super::objects::{InjectedPod, event_time, pod_spec, text, variable};
 use crate::kube::object_reader::namespace_path;
+use crate::kube::scheduling::Node;
 use crate::kube::types::Pod;
 use crate::repair::stranded::INJECTED_LABEL;
 
-const RBAC: &str = "rbac.authorization.k8s.io";
+pub const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// The result of reading an object: the object, `None` if it does not exist, or why it cannot be
 /// read.
-pub type Lookup<T = AnyObject> = Result<Option<T>, Error>;
+pub type Lookup = Result<Option<Value>, Error>;
 
 #[derive(Clone, Debug)]
 pub struct ChartObject {
@@ -31,35 +32,22 @@ pub struct Facts {
     /// Namespace of the DaemonSet.
     pub namespace: String,
     pub namespace_object: Lookup,
-    pub config: Lookup<ConfigMap>,
-    pub daemonset: Lookup<AgentDaemonSet>,
+    pub config: Lookup,
+    pub daemonset: Lookup,
     pub objects: Vec<ChartObject>,
     /// DaemonSets of this chart or Linkerd's in any namespace.
-    pub daemonsets: Result<Vec<AgentDaemonSet>, Error>,
-    pub nodes: Result<Vec<NodeObject>, Error>,
+    pub daemonsets: Result<Vec<Value>, Error>,
+    pub nodes: Result<Vec<Node>, Error>,
     pub agents: Result<Vec<Agent>, Error>,
     /// Warning Events in the DaemonSet's namespace, oldest first.
-    pub events: Vec<EventObject>,
+    pub events: Vec<Value>,
     /// Injected pods in phase Pending, which stranded pods are in.
     pub pending_pods: Result<Vec<Pod>, Error>,
     /// All injected pods, if Multus calls the plugin (`chained: false`).
     pub multus_pods: Option<Result<Vec<InjectedPod>, Error>>,
-    pub cilium: Result<Vec<ConfigMap>, Error>,
+    pub cilium: Result<Vec<Value>, Error>,
     /// `cniEnabled` of the control plane. `None` if there is no control plane, or it is unreadable.
     pub control_plane_uses_cni: Option<bool>,
-}
-
-#[derive(Clone, Debug)]
-pub struct PreFacts {
-    pub namespace: String,
-    /// Version of the API server, e.g. `v1.34.1`, or why it cannot be read.
-    pub version: Result<String, Error>,
-    pub namespace_object: Lookup,
-    /// Kinds that the chart creates, and whether the user may create them.
-    pub rights: Vec<(&'static str, Result<bool, Error>)>,
-    /// DaemonSets of this chart or Linkerd's in any namespace.
-    pub daemonsets: Result<Vec<AgentDaemonSet>, Error>,
-    pub cilium: Result<Vec<ConfigMap>, Error>,
 }
 
 /// Fetches the facts for the checks of an installed chart. A failed request does not stop the
@@ -73,17 +61,13 @@ pub fn fetch(
     thread::scope(|scope| {
         // The agents take longest.
         let agents = scope.spawn(|| agents(api, namespace, asking));
-        let daemonset: Lookup<AgentDaemonSet> = find(api, &daemonset_path(namespace));
+        let daemonset: Lookup = find(api, &daemonset_path(namespace));
         let known = daemonset.as_ref().ok().and_then(Option::as_ref);
-        let unchained = known.filter(|daemonset| {
-            daemonset.variables.get("LINKERD_CNI_CHAINED").is_some_and(|value| value == "false")
-        });
-        let of_injector = format!("labelSelector={}", encoded(INJECTED_LABEL));
-        let multus_pods = unchained.map(|_| list(api, "/api/v1/pods", &of_injector));
-        let injected = format!(
-            "labelSelector={}&fieldSelector=status.phase%3DPending",
-            encoded(INJECTED_LABEL)
-        );
+        let unchained =
+            known.filter(|found| variable(found, "LINKERD_CNI_CHAINED") == Some("false"));
+        let injected = format!("labelSelector={}", encoded(INJECTED_LABEL));
+        let multus_pods = unchained.map(|_| list(api, "/api/v1/pods", &injected));
+        let pending = format!("{injected}&fieldSelector=status.phase%3DPending");
         Facts {
             now: SystemTime::now(),
             namespace: namespace.to_owned(),
@@ -94,7 +78,7 @@ pub fn fetch(
             daemonsets: daemonsets(api),
             nodes: list(api, "/api/v1/nodes", ""),
             events: events(api, namespace, "type%3DWarning").unwrap_or_default(),
-            pending_pods: list(api, "/api/v1/pods", &injected),
+            pending_pods: list(api, "/api/v1/pods", &pending),
             cilium: cilium(api),
             control_plane_uses_cni: control_plane_uses_cni(api, linkerd_namespace),
             agents: joined(agents),
@@ -103,34 +87,22 @@ pub fn fetch(
     })
 }
 
-pub fn fetch_pre(api: &dyn Api, namespace: &str) -> PreFacts {
-    let version = get::<Value>(api, "/version");
-    PreFacts {
-        namespace: namespace.to_owned(),
-        version: version.map(|body| body["gitVersion"].as_str().unwrap_or_default().to_owned()),
-        namespace_object: find(api, &namespace_path(namespace)),
-        rights: CREATED.iter().map(|right| (right.0, may_create(api, namespace, right))).collect(),
-        daemonsets: daemonsets(api),
-        cilium: cilium(api),
-    }
-}
-
 /// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.
 pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
-    if !matches!(find::<AnyObject>(api, &daemonset_path(wanted)), Ok(None)) {
+    if !matches!(find::<Value>(api, &daemonset_path(wanted)), Ok(None)) {
         return wanted.to_owned();
     }
     match daemonsets(api).as_deref() {
-        Ok([only]) => only.namespace.clone(),
+        Ok([only]) => text(&only["metadata"]["namespace"]).to_owned(),
         _ => wanted.to_owned(),
     }
 }
 
 /// Lists the Events of a namespace that match `fields`, oldest first.
-pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<EventObject>, Error> {
+pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<Value>, Error> {
     let path = format!("{}/events", namespace_path(namespace));
-    let mut events: Vec<EventObject> = list(api, &path, &format!("fieldSelector={fields}"))?;
-    events.sort_by(|a, b| a.time.cmp(&b.time));
+    let mut events = list(api, &path, &format!("fieldSelector={fields}"))?;
+    events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
     Ok(events)
 }
 
@@ -142,28 +114,24 @@ fn daemonset_path(namespace: &str) -> String {
     format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{DAEMONSET}")
 }
 
-fn daemonsets(api: &dyn Api) -> Result<Vec<AgentDaemonSet>, Error> {
+pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {
     list(api, "/apis/apps/v1/daemonsets", SELECTOR)
 }
 
-fn cilium(api: &dyn Api) -> Result<Vec<ConfigMap>, Error> {
+pub fn cilium(api: &dyn Api) -> Result<Vec<Value>, Error> {
     list(api, "/api/v1/configmaps", "fieldSelector=metadata.name%3Dcilium-config")
 }
 
 /// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap.
 fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
     let path = format!("{}/configmaps/linkerd-config", namespace_path(linkerd_namespace));
-    let map: ConfigMap = get(api, &path).ok()?;
-    let values = map.data.get("values")?;
+    let map: Value = get(api, &path).ok()?;
+    let values = map["data"]["values"].as_str()?;
     Some(values.lines().any(|line| line == "cniEnabled: true"))
 }
 
 /// Looks for the objects without which the agent or the plugin does not work.
-fn chart_objects(
-    api: &dyn Api,
-    namespace: &str,
-    daemonset: Option<&AgentDaemonSet>,
-) -> Vec<ChartObject> {
+fn chart_objects(api: &dyn Api, namespace: &str, daemonset: Option<&Value>) -> Vec<ChartObject> {
     let rbac = format!("/apis/{RBAC}/v1");
     let mut wanted = vec![
         ("ClusterRole", "linkerd-cni", format!("{rbac}/clusterroles")),
@@ -171,11 +139,11 @@ fn chart_objects(
     ];
     let accounts = format!("{}/serviceaccounts", namespace_path(namespace));
     if let Some(daemonset) = daemonset {
-        if !daemonset.service_account.is_empty() {
-            wanted.push(("ServiceAccount", &daemonset.service_account, accounts.clone()));
+        if let Some(agent) = pod_spec(daemonset)["serviceAccountName"].as_str() {
+            wanted.push(("ServiceAccount", agent, accounts.clone()));
         }
         // Upstream's chart has none of these.
-        if let Some(plugin) = daemonset.variables.get("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
+        if let Some(plugin) = variable(daemonset, "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
             wanted.push(("ServiceAccount", plugin, accounts));
             let roles = format!("{rbac}/namespaces/{namespace}");
             wanted.push(("Role", "linkerd-cni-agent", format!("{roles}/roles")));
@@ -187,36 +155,4 @@ fn chart_objects(
         ChartObject { kind, name: name.to_owned(), found }
     };
     wanted.into_iter().map(look_up).collect()
-}
-
-/// Kinds that the chart creates: kind, API group, resource, and whether it is namespaced.
-type Right = (&'static str, &'static str, &'static str, bool);
-
-const CREATED: [Right; 8] = [
-    ("Namespaces", "", "namespaces", false),
-    ("ClusterRoles", RBAC, "clusterroles", false),
-    ("ClusterRoleBindings", RBAC, "clusterrolebindings", false),
-    ("Roles", RBAC, "roles", true),
-    ("RoleBindings", RBAC, "rolebindings", true),
-    ("ServiceAccounts", "", "serviceaccounts", true),
-    ("ConfigMaps", "", "configmaps", true),
-    ("DaemonSets", "apps", "daemonsets", true),
-];
-
-fn may_create(
-    api: &dyn Api,
-    namespace: &str,
-    &(_, group, resource, is_namespaced): &Right,
-) -> Result<bool, Error> {
-    const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-    let namespace = if is_namespaced { namespace } else { "" };
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {
-            "verb": "create", "group": group, "resource": resource, "namespace": namespace,
-        }},
-    });
-    let response: Value = decode(PATH, &api.post(PATH, &review.to_string())?)?;
-    Ok(response["status"]["allowed"] == true)
 }

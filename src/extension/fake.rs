@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::agents::Asking;
 use super::api::{Api, Error};
-use super::facts::{self, Facts, PreFacts, fetch_pre};
+use super::facts::{self, Facts};
 use crate::deadline::Deadline;
 
 /// Seconds since 1970 at which the checks run.
@@ -79,10 +79,6 @@ impl Cluster {
 
     pub fn facts(&self) -> Facts {
         Facts { now: now(), ..facts::fetch(self, "linkerd-cni", "linkerd", &asking()) }
-    }
-
-    pub fn pre_facts(&self) -> PreFacts {
-        fetch_pre(self, "linkerd-cni")
     }
 }
 

@@ -29,7 +29,7 @@ pub fn table(facts: &Facts) -> Result<String, String> {
     let mut rows = vec![HEADINGS.map(str::to_owned)];
     let mut reasons = Vec::new();
     for node in nodes {
-        let name = &node.name;
+        let name = &node.metadata.name;
         let on_node: Vec<&Agent> = agents.iter().filter(|agent| agent.node() == name).collect();
         if on_node.is_empty() {
             let mut cells = HEADINGS.map(|_| UNKNOWN.to_owned());

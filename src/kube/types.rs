@@ -101,6 +101,12 @@ pub struct EnvVar {
     pub value: String,
 }
 
+impl PodStatus {
+    pub fn has_ended(&self) -> bool {
+        matches!(self.phase.as_str(), "Succeeded" | "Failed")
+    }
+}
+
 /// How a container terminated.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]

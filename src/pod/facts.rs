@@ -71,6 +71,12 @@ fn unread(error: impl ToString) -> Error {
     Error::new(Failure::ApiError, error.to_string()).with_details(remedy)
 }
 
+impl From<&Metadata> for PodRef {
+    fn from(Metadata { namespace, name, uid, .. }: &Metadata) -> PodRef {
+        PodRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
+    }
+}
+
 /// Why an object is not the requested pod.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum AnotherPod {

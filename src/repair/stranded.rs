@@ -80,7 +80,7 @@ impl StrandedPod {
         };
         let is_exempt = pod.metadata.deletion_timestamp.is_some()
             || pod.spec.host_network
-            || matches!(pod.status.phase.as_str(), "Succeeded" | "Failed");
+            || pod.status.has_ended();
         if !may_need_repair || is_exempt {
             return None;
         }

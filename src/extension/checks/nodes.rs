@@ -3,21 +3,25 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::SystemTime;
 
+use serde::Deserialize as _;
+use serde_json::Value;
+
 use super::{NODES, readable};
 use crate::agent::status_body::StatusBody;
 use crate::extension::agents::{Agent, DAEMONSET, TokenState, token_state, unasked};
 use crate::extension::facts::Facts;
 use crate::extension::nodes::decided_by;
-use crate::extension::objects::AgentDaemonSet;
+use crate::extension::objects::{admin_port, agent_container, pod_spec, text, variable};
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::failure;
+use crate::kube::scheduling::Placement;
 use crate::kube::scope::{Exclusion, exclusion};
 
 /// Heading of the nodes with an expired token. Pods with the injector's mark start redirected by
 /// their annotations.
 const EXPIRED: &str = "nodes on which meshed pods without the proxy injector's mark fail to start";
 
-pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
+pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     let check = |hint, description: &str, verdict| Check::new(NODES, hint, description, verdict);
     let mut checks = vec![
         check("agent-on-each-node", "an agent runs on each node", placed(facts, daemonset)),
@@ -26,11 +30,12 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
     let Ok(agents) = &facts.agents else {
         return checks;
     };
-    if daemonset.admin_port.is_none() {
+    let spec = pod_spec(daemonset);
+    if admin_port(spec).is_none() {
         let unknown = Severity::Warning.because(format!(
             "Linkerd's own agent (image {}) runs here, which reports no state: network config, token \
              and contention are not checked; install this chart in its place",
-            daemonset.image
+            text(&agent_container(spec)["image"])
         ));
         checks.push(check("upstream", "the agents report their state", unknown));
         return checks;
@@ -43,7 +48,7 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
         check("agent-state", "the state of each agent can be read", reports(agents)),
         check("version", &same_version, versions(&bodies, own)),
     ]);
-    if daemonset.variables.get("LINKERD_CNI_CHAINED").is_none_or(|value| value != "false") {
+    if variable(daemonset, "LINKERD_CNI_CHAINED") != Some("false") {
         let called = "the active network config of each node calls the plugin";
         checks.push(check("conflist", called, conflists(&bodies)));
     }
@@ -57,13 +62,14 @@ pub fn checks(facts: &Facts, daemonset: &AgentDaemonSet) -> Vec<Check> {
     checks
 }
 
-fn placed(facts: &Facts, daemonset: &AgentDaemonSet) -> Verdict {
+fn placed(facts: &Facts, daemonset: &Value) -> Verdict {
+    let placement = Placement::deserialize(pod_spec(daemonset)).unwrap_or_default();
     let nodes = readable(&facts.nodes, "the nodes")?;
     let agents = readable(&facts.agents, "the agents' pods")?;
     let (mut missing, mut tainted) = (Vec::new(), Vec::new());
     for node in nodes {
-        let name = &node.name;
-        match exclusion(&daemonset.placement, &node.scheduling) {
+        let name = &node.metadata.name;
+        match exclusion(&placement, node) {
             _ if agents.iter().any(|agent| agent.node() == name) => {}
             None => missing.push(name.clone()),
             Some(Exclusion::Tainted(why)) => tainted.push(format!("{name}: {why}")),
@@ -71,12 +77,13 @@ fn placed(facts: &Facts, daemonset: &AgentDaemonSet) -> Verdict {
             Some(Exclusion::NotSelected(_)) => {}
         }
     }
-    let event = facts
-        .events
-        .iter()
-        .rev()
-        .find(|event| event.kind == "DaemonSet" && event.name == DAEMONSET);
-    let cause = event.map(|event| format!(" ({}: {})", event.reason, event.message));
+    let is_about_it = |event: &&Value| {
+        let object = &event["involvedObject"];
+        object["kind"] == "DaemonSet" && object["name"] == DAEMONSET
+    };
+    let event = facts.events.iter().rev().find(is_about_it);
+    let cause =
+        event.map(|event| format!(" ({}: {})", text(&event["reason"]), text(&event["message"])));
     let summary = format!(
         "nodes without an agent, where meshed pods start without redirect rules{}",
         cause.unwrap_or_default()
@@ -104,7 +111,7 @@ fn ready(facts: &Facts) -> Verdict {
 fn reports(agents: &[Agent]) -> Verdict {
     let silent = agents
         .iter()
-        .filter(|agent| agent.pod.is_ready)
+        .filter(|agent| agent.is_ready())
         .filter_map(|agent| Some(named(agent, agent.status.as_ref()?.as_ref().err()?.to_string())));
     let items: Vec<String> = unasked(agents).into_iter().chain(silent).collect();
     Severity::Warning.if_any(
@@ -114,7 +121,7 @@ fn reports(agents: &[Agent]) -> Verdict {
 }
 
 fn named(agent: &Agent, why: String) -> String {
-    format!("{}: pod {}: {why}", agent.node(), agent.pod.name)
+    format!("{}: pod {}: {why}", agent.node(), agent.name())
 }
 
 fn versions(bodies: &[(&str, &StatusBody)], own: &str) -> Verdict {

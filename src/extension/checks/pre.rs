@@ -1,41 +1,67 @@
-//! Checks before the installation. Pure.
+//! Checks before the installation, and those of the cluster that apply after it too.
 
-use super::cluster::{cilium, pod_security};
-use super::{PRE, readable};
+use serde_json::{Value, json};
+
+use super::readable;
 use crate::extension::agents::DAEMONSET;
-use crate::extension::api::Error;
-use crate::extension::facts::PreFacts;
-use crate::extension::objects::AgentDaemonSet;
+use crate::extension::api::{Api, Error, decode, find, get};
+use crate::extension::facts::{self, Lookup, RBAC};
+use crate::extension::objects::{admin_port, pod_spec, text};
 use crate::extension::report::{Check, Severity, Verdict};
+use crate::kube::object_reader::namespace_path;
 
+const PRE: &str = "linkerd-cni-pre";
 /// Oldest supported Kubernetes: `kubeVersion` of the chart.
 pub const OLDEST_KUBERNETES: (u32, u32) = (1, 31);
+/// Annotation of an object that helm created: name of the release.
+const RELEASE: &str = "meta.helm.sh/release-name";
+/// Label of a namespace with the Pod Security Standard that its pods must meet.
+const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 
-pub fn checks(facts: &PreFacts) -> Vec<Check> {
+/// Kinds that the chart creates: kind, API group, resource, and whether it is namespaced.
+type Right = (&'static str, &'static str, &'static str, bool);
+
+const CREATED: [Right; 8] = [
+    ("Namespaces", "", "namespaces", false),
+    ("ClusterRoles", RBAC, "clusterroles", false),
+    ("ClusterRoleBindings", RBAC, "clusterrolebindings", false),
+    ("Roles", RBAC, "roles", true),
+    ("RoleBindings", RBAC, "rolebindings", true),
+    ("ServiceAccounts", "", "serviceaccounts", true),
+    ("ConfigMaps", "", "configmaps", true),
+    ("DaemonSets", "apps", "daemonsets", true),
+];
+
+/// Checks whether the chart can be installed in `namespace`. A failed request does not stop the others.
+pub fn checks(api: &dyn Api, namespace: &str) -> Vec<Check> {
     let check = |hint, description: &str, verdict| Check::new(PRE, hint, description, verdict);
     let (major, minor) = OLDEST_KUBERNETES;
     let is_supported = format!("Kubernetes is {major}.{minor} or later");
-    let mut checks = vec![check("kubernetes-version", &is_supported, version(&facts.version))];
-    checks.extend(facts.rights.iter().map(|(kind, allowed)| {
-        check("rights", &format!("can create {kind}"), right(facts, kind, allowed))
+    let found = find(api, &namespace_path(namespace));
+    let version = version(&get(api, "/version"));
+    let mut checks = vec![check("kubernetes-version", &is_supported, version)];
+    checks.extend(CREATED.iter().map(|kind| {
+        // The namespace may exist already.
+        let exists = kind.0 == "Namespaces" && matches!(found, Ok(Some(_)));
+        let verdict = if exists { Ok(()) } else { right(api, namespace, kind) };
+        check("rights", &format!("can create {}", kind.0), verdict)
     }));
-    let name = &facts.namespace;
-    let admits = format!("namespace {name} admits the agent's pods");
-    let admission = match &facts.namespace_object {
+    let admits = format!("namespace {namespace} admits the agent's pods");
+    let admission = match &found {
         // It is still to be created, with the label.
         Ok(None) => Ok(()),
-        found => pod_security(name, found, false),
+        found => pod_security(namespace, found, false),
     };
     checks.extend([
         check("namespace", &admits, admission),
-        other_agents(PRE, &facts.daemonsets, name, |_| true),
-        cilium(PRE, &facts.cilium),
+        other_agents(PRE, &facts::daemonsets(api), namespace, |_| true),
+        cilium(PRE, &facts::cilium(api)),
     ]);
     checks
 }
 
-fn version(version: &Result<String, Error>) -> Verdict {
-    let text = readable(version, "the version of the API server")?;
+fn version(version: &Result<Value, Error>) -> Verdict {
+    let text = text(&readable(version, "the version of the API server")?["gitVersion"]);
     let mut numbers = text.trim_start_matches('v').split('.').map(|part| part.parse::<u32>().ok());
     match (numbers.next().flatten(), numbers.next().flatten()) {
         (Some(a), Some(b)) if (a, b) >= OLDEST_KUBERNETES => Ok(()),
@@ -46,10 +72,24 @@ fn version(version: &Result<String, Error>) -> Verdict {
     }
 }
 
-fn right(facts: &PreFacts, kind: &str, allowed: &Result<bool, Error>) -> Verdict {
-    // The namespace may exist already.
-    let exists = kind == "Namespaces" && matches!(facts.namespace_object, Ok(Some(_)));
-    match *readable(allowed, "your rights")? || exists {
+/// Whether the user may create objects of a kind.
+fn right(
+    api: &dyn Api,
+    namespace: &str,
+    &(kind, group, resource, is_namespaced): &Right,
+) -> Verdict {
+    const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
+    let namespace = if is_namespaced { namespace } else { "" };
+    let review = json!({
+        "apiVersion": "authorization.k8s.io/v1",
+        "kind": "SelfSubjectAccessReview",
+        "spec": {"resourceAttributes": {
+            "verb": "create", "group": group, "resource": resource, "namespace": namespace,
+        }},
+    });
+    let response =
+        api.post(PATH, &review.to_string()).and_then(|body| decode::<Value>(PATH, &body));
+    match readable(&response, "your rights")?["status"]["allowed"] == true {
         true => Ok(()),
         false => Severity::Error.because(format!(
             "you have no right to create {kind}; install the chart as a user with this right"
@@ -60,9 +100,9 @@ fn right(facts: &PreFacts, kind: &str, allowed: &Result<bool, Error>) -> Verdict
 /// Checks that there is no agent beside the one in `namespace`. `is_other` decides about DaemonSets.
 pub fn other_agents(
     category: &'static str,
-    daemonsets: &Result<Vec<AgentDaemonSet>, Error>,
+    daemonsets: &Result<Vec<Value>, Error>,
     namespace: &str,
-    is_other: impl Fn(&AgentDaemonSet) -> bool,
+    is_other: impl Fn(&Value) -> bool,
 ) -> Check {
     let verdict = readable(daemonsets, "the DaemonSets").and_then(|found| {
         let others = found.iter().filter(|daemonset| is_other(daemonset));
@@ -72,17 +112,68 @@ pub fn other_agents(
     Check::new(category, "other-agent", "no other agent of Linkerd is installed", verdict)
 }
 
-fn describe(daemonset: &AgentDaemonSet, namespace: &str) -> String {
-    let is_upstream = daemonset.admin_port.is_none();
+fn describe(daemonset: &Value, namespace: &str) -> String {
+    let metadata = &daemonset["metadata"];
+    let [own_namespace, name] = ["namespace", "name"].map(|key| text(&metadata[key]));
+    let is_upstream = admin_port(pod_spec(daemonset)).is_none();
     let whose = if is_upstream { "upstream's chart" } else { "this chart" };
-    let tool = match daemonset.is_in_release {
+    let tool = match metadata["annotations"][RELEASE].is_string() {
         true => "helm upgrade",
         false => "scripts/install-cni | kubectl apply -f -",
     };
-    let what = match (daemonset.namespace == namespace, is_upstream) {
+    let what = match (own_namespace == namespace, is_upstream) {
         (true, true) => format!("{tool} replaces it"),
         (true, false) => format!("upgrade with {tool}, and use linkerd cni check without --pre"),
         (false, _) => "uninstall it: two agents would share the nodes' files".to_owned(),
     };
-    format!("{}/{} of {whose}: {what}", daemonset.namespace, daemonset.name)
+    format!("{own_namespace}/{name} of {whose}: {what}")
+}
+
+/// Checks that Cilium neither disables the plugin's network config nor bypasses the redirect rules.
+pub fn cilium(category: &'static str, maps: &Result<Vec<Value>, Error>) -> Check {
+    let verdict = readable(maps, "the ConfigMaps cilium-config").and_then(|maps| {
+        let problems: Vec<String> = maps.iter().flat_map(cilium_problems).collect();
+        Severity::Warning.if_any("Cilium's settings conflict with the plugin", &problems)
+    });
+    Check::new(category, "cilium", "Cilium, if installed, leaves the plugin in place", verdict)
+}
+
+fn cilium_problems(map: &Value) -> Vec<String> {
+    let data = &map["data"];
+    let namespace = text(&map["metadata"]["namespace"]);
+    let mut problems = Vec::new();
+    // Cilium's default is true.
+    if data["cni-exclusive"] != "false" {
+        problems.push(format!(
+            "{namespace}/cilium-config: cni-exclusive is not \"false\", so Cilium disables the network \
+             configs of other plugins; install Cilium with cni.exclusive=false"
+        ));
+    }
+    if data["kube-proxy-replacement"] == "true" && data["bpf-lb-sock-hostns-only"] != "true" {
+        problems.push(format!(
+            "{namespace}/cilium-config: with kube-proxy-replacement, Cilium resolves Services before \
+             the proxy sees them; install Cilium with socketLB.hostNamespaceOnly=true"
+        ));
+    }
+    problems
+}
+
+/// Checks that Pod Security Admission admits the agent's pods. `has_pods`: it has admitted some.
+pub fn pod_security(name: &str, namespace: &Lookup, has_pods: bool) -> Verdict {
+    let remedy = format!("kubectl label --overwrite namespace {name} {ENFORCE}=privileged");
+    let Some(namespace) = readable(namespace, &format!("namespace {name}"))? else {
+        return Severity::Error.because(format!("namespace {name} does not exist"));
+    };
+    match namespace["metadata"]["labels"][ENFORCE].as_str() {
+        Some("privileged") => Ok(()),
+        Some(level) => Severity::Error.because(format!(
+            "the label {ENFORCE}={level} of namespace {name} rejects the agent's pods, which mount \
+             directories of the node: {remedy}"
+        )),
+        None if has_pods => Ok(()),
+        None => Severity::Warning.because(format!(
+            "namespace {name} has no label {ENFORCE}. If the cluster's default is baseline or \
+             restricted, the agent's pods are rejected: {remedy}"
+        )),
+    }
 }

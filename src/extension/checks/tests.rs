@@ -310,7 +310,7 @@ fn pre_reports() -> (String, Vec<Check>) {
     for (name, fault) in faults {
         let base = [(NAMESPACE, "", Value::Null), (daemonsets, "", none.clone())];
         let cluster = with(&[&base[..], &fault].concat());
-        let checks = before_install(&cluster.pre_facts());
+        let checks = before_install(&cluster, "linkerd-cni");
         let format = if fault.is_empty() { Format::Table } else { Format::Short };
         let _ = writeln!(text, "## {name}\n{}", render(&checks, format, false));
         all.extend(checks);
@@ -343,7 +343,6 @@ fn each_hint_points_to_a_section_of_the_docs() {
 
 #[test]
 fn the_plugin_entry_of_the_fake_cluster_is_complete() {
-    let text = json!({"cni_network_config": entry().to_string()});
-    let map = serde_json::from_value(json!({"metadata": {}, "data": text})).unwrap();
-    assert!(plugin_entry(&map).is_ok());
+    let data = json!({"cni_network_config": entry().to_string()});
+    assert!(plugin_entry(&json!({"data": data})).is_ok());
 }
