@@ -27,7 +27,6 @@ pub enum Error {
         .0.as_secs()
     )]
     Deadline(Duration),
-    /// The API server responded with an error.
     #[error("{message} ({reason}){}", remedy(.reason))]
     Status { reason: String, message: String },
     #[error(
@@ -50,7 +49,6 @@ fn remedy(reason: &str) -> &'static str {
 }
 
 impl Error {
-    /// Whether the API server responded that the object does not exist.
     pub fn is_not_found(&self) -> bool {
         matches!(self, Error::Status { reason, .. } if reason == "NotFound")
     }
@@ -82,16 +80,12 @@ impl Error {
 
 /// Sends requests to the API server. Tests replace it.
 pub trait Api: Sync {
-    /// GETs `path`, absolute and with its query. Returns the body of the response.
-    fn get(&self, path: &str) -> Result<String, Error>;
-    /// POSTs `body` to `path`. Returns the body of the response.
-    fn post(&self, path: &str, body: &str) -> Result<String, Error>;
-    /// DELETEs the object at `path`.
-    fn delete(&self, path: &str) -> Result<String, Error>;
+    /// Sends a request for `path`, absolute and with its query. Returns the body of the response.
+    fn request(&self, method: &str, path: &str, body: &str) -> Result<String, Error>;
 }
 
 pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
-    decode(path, &api.get(path)?)
+    decode(path, &api.request("GET", path, "")?)
 }
 
 /// GETs an object; `None` if the API server responds that it does not exist.

@@ -37,9 +37,7 @@ pub struct Report {
 }
 
 /// Reads the pods of `namespace`, or of all, and finds their paths around the proxy.
-///
-/// # Errors
-/// If an object cannot be read, with its name and the remedy.
+/// Fails if an object cannot be read, with its name and the remedy.
 pub fn fetch(
     api: &dyn Api,
     cni_namespace: &str,

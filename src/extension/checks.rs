@@ -99,9 +99,7 @@ fn config(facts: &Facts) -> Verdict {
 }
 
 /// Reads the plugin entry from the ConfigMap.
-///
-/// # Errors
-/// Names the key and the problem.
+/// The error names the key and the problem.
 pub fn plugin_entry(map: &Value) -> Result<Config, String> {
     let text = map["data"][ENTRY_KEY].as_str();
     let text = text.ok_or_else(|| format!("the key {ENTRY_KEY} is missing"))?;
@@ -160,10 +158,21 @@ fn pods(facts: &Facts) -> Vec<Check> {
     let multus = multus.map(|pods| {
         check("multus", "Multus calls the plugin for all injected pods", attached(pods))
     });
+    let exempt = counted(
+        facts,
+        Reason::ProxyUser,
+        "pods with a container that bypasses the proxy; linkerd cni bypass names them",
+    );
+    let ipv6 = counted(
+        facts,
+        Reason::Ipv6,
+        "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart and in the \
+         control plane, and restart the pods",
+    );
     let mut checks = vec![
         check("stranded", "no meshed pod started without redirect rules", stranded(facts)),
-        check("proxy-user", "no container runs as the proxy's user", proxy_user(facts)),
-        check("ipv6", "all IP families of the cluster are redirected", ipv6(facts)),
+        check("proxy-user", "no container runs as the proxy's user", exempt),
+        check("ipv6", "all IP families of the cluster are redirected", ipv6),
     ];
     checks.extend(multus);
     checks
@@ -192,17 +201,6 @@ fn stranded(facts: &Facts) -> Verdict {
          repairController",
         &stranded,
     )
-}
-
-fn proxy_user(facts: &Facts) -> Verdict {
-    let summary = "pods with a container that bypasses the proxy; linkerd cni bypass names them";
-    counted(facts, Reason::ProxyUser, summary)
-}
-
-fn ipv6(facts: &Facts) -> Verdict {
-    let summary = "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart \
-                   and in the control plane, and restart the pods";
-    counted(facts, Reason::Ipv6, summary)
 }
 
 /// Judges by the pods that each agent watches: reading all pods of the cluster would cost too much.

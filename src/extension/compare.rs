@@ -8,6 +8,7 @@ use serde_json::{Value, json};
 
 use super::agents::{DAEMONSET, PARALLEL, in_parallel};
 use super::api::{Api, Error, get, list};
+use super::facts::daemonset_path;
 use crate::VERSION;
 use crate::deadline::Deadline;
 use crate::repair::comparison::Report;
@@ -22,8 +23,6 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const SHOWN: usize = 3;
 
 /// Compares the pods of all nodes with an agent. `image` runs on the nodes.
-///
-/// # Errors
 /// Fails if the DaemonSet cannot be created, or none of its pods can be asked.
 pub fn run(
     api: &dyn Api,
@@ -31,12 +30,13 @@ pub fn run(
     image: Option<&str>,
     end: Deadline,
 ) -> Result<Report, String> {
-    let agent: Value = get(api, &path(namespace, DAEMONSET))
+    let agent: Value = get(api, &daemonset_path(namespace, DAEMONSET))
         .map_err(|why| format!("cannot read the DaemonSet {namespace}/{DAEMONSET}: {why}"))?;
     let image =
         image.map_or_else(|| format!("cr.l5d.io/linkerd/cni-plugin:v{VERSION}"), str::to_owned);
+    let all = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");
     let daemonset = daemonset(&agent["spec"]["template"]["spec"], &image).to_string();
-    api.post(&path(namespace, ""), &daemonset).map_err(|why| match &why {
+    api.request("POST", &all, &daemonset).map_err(|why| match &why {
         Error::Status { reason, .. } if reason == "AlreadyExists" => format!(
             "the DaemonSet {namespace}/{NAME} exists; wait until the other comparison ends, or \
              delete it with kubectl -n {namespace} delete daemonset {NAME}"
@@ -44,21 +44,16 @@ pub fn run(
         _ => format!("cannot create the DaemonSet {namespace}/{NAME}: {why}"),
     })?;
     let report = gather(api, namespace, end);
-    let deleted = api.delete(&path(namespace, NAME));
+    let deleted = api.request("DELETE", &daemonset_path(namespace, NAME), "");
     deleted.map_err(|why| format!("cannot delete the DaemonSet {namespace}/{NAME}: {why}"))?;
     report.map_err(|why| format!("cannot read what the nodes found: {why}"))
-}
-
-fn path(namespace: &str, name: &str) -> String {
-    let all = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");
-    if name.is_empty() { all } else { format!("{all}/{name}") }
 }
 
 /// Waits until all pods have compared, and joins what they found. Pods of an earlier comparison, which are
 /// listed until they have ended, are not asked.
 fn gather(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Report, Error> {
     let uid = loop {
-        let found: Value = get(api, &path(namespace, NAME))?;
+        let found: Value = get(api, &daemonset_path(namespace, NAME))?;
         let (status, wanted) = (&found["status"], &found["metadata"]["generation"]);
         let is_done = status["observedGeneration"] == *wanted
             && status["desiredNumberScheduled"] == status["numberReady"];
@@ -170,7 +165,7 @@ mod tests {
     fn cluster(results: &[Value]) -> Cluster {
         let mut cluster = Cluster::healthy();
         let ready = json!({"observedGeneration": 1, "desiredNumberScheduled": 2, "numberReady": 2});
-        cluster.put(&path("linkerd-cni", ""), json!({}));
+        cluster.put("/apis/apps/v1/namespaces/linkerd-cni/daemonsets", json!({}));
         cluster.put(OF_COMPARISON, json!({"metadata": {"generation": 1}, "status": ready}));
         for (number, result) in results.iter().enumerate() {
             let name = format!("linkerd-cni-{}", number + 1);

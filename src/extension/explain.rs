@@ -56,9 +56,7 @@ pub struct NodeReport {
 
 impl PodInputs {
     /// Decides as the plugin does for an ADD if it knows the pod's containers.
-    ///
-    /// # Errors
-    /// The plugin's error, with which the pod cannot start.
+    /// Fails with the plugin's error, with which the pod cannot start.
     pub fn decide(&self) -> Result<Decision<ResolvedRedirect>, CniError> {
         let pod = PodRef::from(&self.pod.metadata);
         if let Some(reason) = self.config.filter.skip_reason(&pod) {
@@ -98,9 +96,7 @@ impl ClusterLookup for Fetched<'_> {
 }
 
 /// Fetches everything about the pod. `cni_namespace` has the agent's DaemonSet.
-///
-/// # Errors
-/// If the pod or the plugin entry cannot be read, with object and remedy.
+/// Fails if the pod or the plugin entry cannot be read, with object and remedy.
 pub fn fetch(
     api: &dyn Api,
     cni_namespace: &str,
@@ -129,9 +125,7 @@ pub fn fetch(
 }
 
 /// Reads the plugin entry of the chart in this namespace.
-///
-/// # Errors
-/// Names the ConfigMap and the remedy.
+/// The error names the ConfigMap and the remedy.
 pub fn existing_config(api: &dyn Api, cni_namespace: &str) -> Result<Config, String> {
     let map: Value = existing(
         api,
@@ -187,7 +181,7 @@ fn records(api: &dyn Api, cni_namespace: &str, agent: &Agent, pod: &Pod) -> Vec<
     let path = format!(
         "/api/v1/namespaces/{cni_namespace}/pods/{name}/log?container=install-cni&tailLines={LOG_LINES}"
     );
-    let log = api.get(&path).unwrap_or_default();
+    let log = api.request("GET", &path, "").unwrap_or_default();
     let [add, check] = Record::line_starts(&pod.metadata.namespace, &pod.metadata.name);
     let lines = log.lines().filter(|line| line.contains(&add) || line.contains(&check));
     newest(lines.map(one_line).collect())

@@ -29,7 +29,6 @@ pub struct ChartObject {
 #[derive(Clone, Debug)]
 pub struct Facts {
     pub now: SystemTime,
-    /// Namespace of the DaemonSet.
     pub namespace: String,
     pub namespace_object: Lookup,
     pub config: Lookup,
@@ -61,7 +60,7 @@ pub fn fetch(
     thread::scope(|scope| {
         // The agents take longest.
         let agents = scope.spawn(|| agents(api, namespace, asking));
-        let daemonset: Lookup = find(api, &daemonset_path(namespace));
+        let daemonset: Lookup = find(api, &daemonset_path(namespace, DAEMONSET));
         let known = daemonset.as_ref().ok().and_then(Option::as_ref);
         let unchained =
             known.filter(|found| variable(found, "LINKERD_CNI_CHAINED") == Some("false"));
@@ -89,7 +88,7 @@ pub fn fetch(
 
 /// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.
 pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
-    if !matches!(find::<Value>(api, &daemonset_path(wanted)), Ok(None)) {
+    if !matches!(find::<Value>(api, &daemonset_path(wanted, DAEMONSET)), Ok(None)) {
         return wanted.to_owned();
     }
     match daemonsets(api).as_deref() {
@@ -110,8 +109,8 @@ pub fn config_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps/linkerd-cni-config")
 }
 
-fn daemonset_path(namespace: &str) -> String {
-    format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{DAEMONSET}")
+pub fn daemonset_path(namespace: &str, name: &str) -> String {
+    format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
 }
 
 pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {

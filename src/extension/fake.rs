@@ -118,18 +118,9 @@ impl Recorded {
 }
 
 impl Api for Recorded {
-    fn get(&self, path: &str) -> Result<String, Error> {
-        self.paths.lock().unwrap().push(path.to_owned());
-        self.cluster.get(path)
-    }
-
-    fn post(&self, path: &str, body: &str) -> Result<String, Error> {
-        self.cluster.post(path, body)
-    }
-
-    fn delete(&self, path: &str) -> Result<String, Error> {
-        self.paths.lock().unwrap().push(format!("DELETE {path}"));
-        self.cluster.delete(path)
+    fn request(&self, method: &str, path: &str, body: &str) -> Result<String, Error> {
+        self.paths.lock().unwrap().push(format!("{method} {path}"));
+        self.cluster.request(method, path, body)
     }
 }
 
@@ -138,7 +129,7 @@ pub fn now() -> SystemTime {
 }
 
 impl Api for Cluster {
-    fn get(&self, path: &str) -> Result<String, Error> {
+    fn request(&self, _: &str, path: &str, _: &str) -> Result<String, Error> {
         let name = path.split('?').next().unwrap();
         let error = |reason: &str| {
             Err(Error::Status {
@@ -152,14 +143,6 @@ impl Api for Cluster {
             Some(Value::String(text)) => Ok(text.clone()),
             Some(object) => Ok(object.to_string()),
         }
-    }
-
-    fn post(&self, path: &str, _: &str) -> Result<String, Error> {
-        self.get(path)
-    }
-
-    fn delete(&self, path: &str) -> Result<String, Error> {
-        self.get(path)
     }
 }
 
@@ -207,7 +190,7 @@ fn node(name: &str) -> Value {
     })
 }
 
-fn agent(number: u8) -> Value {
+pub fn agent(number: u8) -> Value {
     let mut spec = pod_spec();
     spec["nodeName"] = json!(format!("node-{number}"));
     json!({

@@ -34,7 +34,6 @@ const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
 const REQUEST_TIMEOUT: &str = "--request-timeout=15s";
 /// Pause between two attempts to open the socket of a `kubectl proxy` that starts.
 const START_PAUSE: Duration = Duration::from_millis(5);
-/// Largest response that is read, in bytes.
 const OUTPUT_LIMIT: u64 = 64 << 20;
 /// Runs its arguments in place of the shell. When this process ends, in whatever way, the pipe at stdin
 /// closes: a subshell then removes the socket's directory `$0` and kills the process group, with a credential
@@ -47,7 +46,6 @@ const NOT_FOUND: i32 = 127;
 /// Held by the request in which a user may log in.
 static LOGIN: Mutex<()> = Mutex::new(());
 
-/// kubectl with the flags that select cluster and user.
 #[derive(Debug)]
 pub struct Kubectl {
     program: OsString,
@@ -113,7 +111,7 @@ impl Kubectl {
         let text = |output: &Receiver<String>| output.recv_timeout(end.remaining()).ok();
         let outputs = text(&stdout).zip(text(&stderr));
         // Only after both outputs: a process group cannot be killed safely once its leader is reaped.
-        let done = outputs.and_then(|texts| Some((texts, wait(&mut child, end)?)));
+        let done = outputs.and_then(|texts| Some((texts, child::wait(&mut child, end).ok()??)));
         let Some(((stdout, stderr), status)) = done else {
             child::kill(&mut child);
             return Err(Error::Deadline(deadline));
@@ -153,7 +151,9 @@ impl Kubectl {
         }
         Ok(proxy)
     }
+}
 
+impl Api for Kubectl {
     /// Sends a request as HTTP/1.0, whose response ends with the connection.
     fn request(&self, method: &str, path: &str, body: &str) -> Result<String, Error> {
         let proxy = self.proxy.get_or_init(|| self.start_proxy()).as_ref().map_err(Clone::clone)?;
@@ -185,20 +185,6 @@ impl Kubectl {
     }
 }
 
-impl Api for Kubectl {
-    fn get(&self, path: &str) -> Result<String, Error> {
-        self.request("GET", path, "")
-    }
-
-    fn post(&self, path: &str, body: &str) -> Result<String, Error> {
-        self.request("POST", path, body)
-    }
-
-    fn delete(&self, path: &str) -> Result<String, Error> {
-        self.request("DELETE", path, "")
-    }
-}
-
 impl Proxy {
     fn open(&self) -> io::Result<UnixStream> {
         UnixStream::connect(self.dir.join("socket"))
@@ -214,14 +200,8 @@ impl Drop for Proxy {
     }
 }
 
-fn wait(child: &mut Child, end: Deadline) -> Option<std::process::ExitStatus> {
-    child::wait(child, end).ok()?
-}
-
 /// Returns the body of an HTTP response.
-///
-/// # Errors
-/// If the status is an error.
+/// Fails if the status is an error.
 fn body_of(response: &str) -> Result<String, Error> {
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((response, ""));
     let status = head.split_whitespace().nth(1).unwrap_or_default();
@@ -274,24 +254,9 @@ mod tests {
     struct Responded(&'static str);
 
     impl Api for Responded {
-        fn get(&self, _: &str) -> Result<String, Error> {
+        fn request(&self, _: &str, _: &str, _: &str) -> Result<String, Error> {
             body_of(self.0)
         }
-
-        fn post(&self, path: &str, _: &str) -> Result<String, Error> {
-            self.get(path)
-        }
-
-        fn delete(&self, path: &str) -> Result<String, Error> {
-            self.get(path)
-        }
-    }
-
-    #[test]
-    fn the_first_request_passes_the_flags_and_the_response() {
-        let api = fake("echo \"$0 $*\"", LONG);
-        let response = api.run(Group::Own, LONG, &["get", "--raw", "/api"]).unwrap();
-        assert_eq!(response, "--request-timeout=15s get --raw /api\n");
     }
 
     #[test]
@@ -320,22 +285,14 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_kubectl_is_named_with_the_remedy() {
-        let program = "/nonexistent/kubectl".into();
-        let api = Kubectl { program, ..fake("", LONG) };
-        let error = api.connect().unwrap_err().to_string();
-        assert!(error.starts_with("cannot run kubectl: ") && error.contains("PATH"), "{error}");
-    }
-
-    #[test]
     fn a_proxy_that_ends_or_hangs_at_its_start_fails_each_request() {
         let api = fake("echo 'error: unknown flag' >&2; exit 1", LONG);
         for _ in 0..2 {
-            let error = api.get("/x").unwrap_err().to_string();
+            let error = api.request("GET", "/x", "").unwrap_err().to_string();
             assert!(error.starts_with("kubectl failed: error: unknown flag"), "{error}");
         }
         let api = fake("exec sleep 60", Duration::from_millis(100));
-        assert!(matches!(api.get("/x"), Err(Error::Deadline(_))));
+        assert!(matches!(api.request("GET", "/x", ""), Err(Error::Deadline(_))));
     }
 
     #[test]

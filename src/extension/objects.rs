@@ -59,7 +59,6 @@ fn named<'l>(list: &'l Value, name: &str) -> &'l Value {
     items(list).find(|item| item["name"] == name).unwrap_or(&Value::Null)
 }
 
-/// Returns the spec of the pods that a DaemonSet creates.
 pub fn pod_spec(daemonset: &Value) -> &Value {
     &daemonset["spec"]["template"]["spec"]
 }

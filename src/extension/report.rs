@@ -12,7 +12,6 @@ const ITEM_LIMIT: usize = 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
-    /// Heading of the check's group.
     pub category: &'static str,
     /// Section of docs/cli.md about the check.
     pub hint: &'static str,

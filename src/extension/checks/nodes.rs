@@ -40,7 +40,7 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
         checks.push(check("upstream", "the agents report their state", unknown));
         return checks;
     }
-    let bodies: Vec<(&str, &StatusBody)> =
+    let bodies: Bodies<'_> =
         agents.iter().filter_map(|agent| Some((agent.node(), agent.body()?))).collect();
     let own = env!("CARGO_PKG_VERSION");
     let same_version = format!("each agent has this command's version {own}");
@@ -124,19 +124,24 @@ fn named(agent: &Agent, why: String) -> String {
     format!("{}: pod {}: {why}", agent.node(), agent.name())
 }
 
-fn versions(bodies: &[(&str, &StatusBody)], own: &str) -> Verdict {
+/// The reports of the agents, each with its node.
+type Bodies<'a> = Vec<(&'a str, &'a StatusBody)>;
+
+/// Returns what `problem` finds in the reports, each with its node.
+fn each(bodies: &Bodies<'_>, problem: impl Fn(&StatusBody) -> Option<String>) -> Vec<String> {
+    let found = |(node, body): &(&str, &StatusBody)| Some(format!("{node}: {}", problem(body)?));
+    bodies.iter().filter_map(found).collect()
+}
+
+fn versions(bodies: &Bodies<'_>, own: &str) -> Verdict {
     let found: BTreeSet<&str> = bodies.iter().map(|(_, body)| body.version.as_str()).collect();
-    let others: Vec<String> = bodies
-        .iter()
-        .filter(|(_, body)| body.version != own)
-        .map(|(node, body)| format!("{node}: {}", body.version))
-        .collect();
+    let others = each(bodies, |body| (body.version != own).then(|| body.version.clone()));
     let differ = if found.len() > 1 { "; the agents' versions differ" } else { "" };
     let summary = format!("agents with another version than this command{differ}");
     Severity::Warning.if_any(&summary, &others)
 }
 
-fn conflists(bodies: &[(&str, &StatusBody)]) -> Verdict {
+fn conflists(bodies: &Bodies<'_>) -> Verdict {
     let missing = bodies.iter().filter(|(_, body)| body.conflist.is_none());
     let missing: Vec<String> = missing
         .map(|(node, body)| match body.problems.get("network config") {
@@ -147,7 +152,7 @@ fn conflists(bodies: &[(&str, &StatusBody)]) -> Verdict {
     Severity::Error.if_any("nodes whose active network config does not call the plugin", &missing)
 }
 
-fn tokens(bodies: &[(&str, &StatusBody)], now: SystemTime) -> Verdict {
+fn tokens(bodies: &Bodies<'_>, now: SystemTime) -> Verdict {
     let (mut expired, mut doubtful) = (Vec::new(), Vec::new());
     for (node, body) in bodies {
         match token_state(body, now) {
@@ -163,24 +168,20 @@ fn tokens(bodies: &[(&str, &StatusBody)], now: SystemTime) -> Verdict {
     Severity::Warning.if_any("nodes with a problem of the token", &doubtful)
 }
 
-fn contention(bodies: &[(&str, &StatusBody)]) -> Verdict {
-    let contended = bodies.iter().filter(|(_, body)| !body.contended.is_empty());
-    let nodes = contended.map(|(node, body)| format!("{node}: {}", body.contended.join("; ")));
-    Severity::Warning.if_any("nodes with contention", &nodes.collect::<Vec<_>>())
+fn contention(bodies: &Bodies<'_>) -> Verdict {
+    let contended =
+        each(bodies, |body| (!body.contended.is_empty()).then(|| body.contended.join("; ")));
+    Severity::Warning.if_any("nodes with contention", &contended)
 }
 
 /// Warns of nodes on which the plugin has to ask the API server. A node without a cause is starting.
-fn copies(bodies: &[(&str, &StatusBody)]) -> Verdict {
-    let unkept = bodies.iter().filter_map(|(node, body)| {
-        let copy = body.pod_copy.as_ref().filter(|copy| !copy.kept)?;
-        Some(format!("{node}: {}", copy.problem.as_ref()?))
-    });
+fn copies(bodies: &Bodies<'_>) -> Verdict {
+    let unkept = each(bodies, |body| body.pod_copy.clone().filter(|copy| !copy.kept)?.problem);
     let summary = "nodes on which the plugin sends API requests for pods that start";
-    Severity::Warning.if_any(summary, &unkept.collect::<Vec<_>>())
+    Severity::Warning.if_any(summary, &unkept)
 }
 
-/// Returns which backends redirected pods since the agents started.
-fn backends(bodies: &[(&str, &StatusBody)]) -> String {
+fn backends(bodies: &Bodies<'_>) -> String {
     let redirects = bodies.iter().flat_map(|(_, body)| body.calls.redirects.keys());
     let names: BTreeSet<&str> = redirects.map(String::as_str).collect();
     match names.is_empty() {
@@ -190,7 +191,7 @@ fn backends(bodies: &[(&str, &StatusBody)]) -> String {
 }
 
 /// Returns what decided on pods since the agents started.
-fn sources(bodies: &[(&str, &StatusBody)]) -> String {
+fn sources(bodies: &Bodies<'_>) -> String {
     let mut all = BTreeMap::new();
     for (source, count) in bodies.iter().flat_map(|(_, body)| &body.calls.adds) {
         let sum: &mut u64 = all.entry(source.clone()).or_default();
@@ -202,7 +203,7 @@ fn sources(bodies: &[(&str, &StatusBody)]) -> String {
 
 /// Fails for plugin calls that failed or were redirected by annotations alone, since the agents
 /// started.
-fn calls(bodies: &[(&str, &StatusBody)]) -> Verdict {
+fn calls(bodies: &Bodies<'_>) -> Verdict {
     let mut failed = Vec::new();
     for (node, body) in bodies {
         let StatusBody { calls, .. } = body;

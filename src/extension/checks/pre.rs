@@ -87,8 +87,9 @@ fn right(
             "verb": "create", "group": group, "resource": resource, "namespace": namespace,
         }},
     });
-    let response =
-        api.post(PATH, &review.to_string()).and_then(|body| decode::<Value>(PATH, &body));
+    let response = api
+        .request("POST", PATH, &review.to_string())
+        .and_then(|body| decode::<Value>(PATH, &body));
     match readable(&response, "your rights")?["status"]["allowed"] == true {
         true => Ok(()),
         false => Severity::Error.because(format!(

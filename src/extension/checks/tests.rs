@@ -5,16 +5,13 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::extension::fake::{
-    AGENTS, CONFIG, Cluster, DAEMONSET, EVENTS, NAMESPACE, NOW, REVIEWS, STATUS_1, daemonset,
-    entry, namespace, status,
+    AGENTS, CONFIG, Cluster, DAEMONSET, EVENTS, NAMESPACE, NOW, REVIEWS, STATUS_1, agent,
+    daemonset, entry, namespace, status,
 };
 use crate::extension::report::{Format, is_success, render};
 
-/// A change of the healthy cluster: name, path, JSON pointer and value. An empty pointer replaces the
-/// whole response, and `null` removes it.
-type Fault = (&'static str, &'static str, &'static str, Value);
-
-/// One change: path, JSON pointer and value.
+/// A change of the healthy cluster: path, JSON pointer and value. An empty pointer replaces the whole
+/// response, and `null` removes it.
 type Change = (&'static str, &'static str, Value);
 
 fn with(changes: &[Change]) -> Cluster {
@@ -29,7 +26,24 @@ fn with(changes: &[Change]) -> Cluster {
     cluster
 }
 
-fn faults() -> Vec<Fault> {
+/// Renders the reports of clusters with these changes after those of `base`, each below its name.
+fn rendered(
+    cases: Vec<(&str, Vec<Change>)>,
+    base: &[Change],
+    run: fn(&Cluster) -> Vec<Check>,
+) -> (String, Vec<Check>) {
+    let (mut text, mut all) = (String::new(), Vec::new());
+    for (name, changes) in cases {
+        let checks = run(&with(&[base, &changes].concat()));
+        let format = if changes.is_empty() { Format::Table } else { Format::Short };
+        let _ = writeln!(text, "## {name}\n{}", render(&checks, format, false));
+        all.extend(checks);
+    }
+    (text, all)
+}
+
+/// Reports of all faults, and the checks in them.
+fn reports() -> (String, Vec<Check>) {
     let rejected = json!({"items": [{"involvedObject": {"kind": "DaemonSet", "name": "linkerd-cni"},
         "reason": "FailedCreate", "message": "pods is forbidden: violates PodSecurity"}]});
     let stranded = json!({"items": [{"metadata": {"name": "web", "namespace": "shop",
@@ -48,58 +62,66 @@ fn faults() -> Vec<Fault> {
     let mut other = daemonset();
     other["metadata"]["namespace"] = json!("kube-system");
     let unkept = json!({"published": 0, "kept": false, "problem": "HTTP 403: pods is forbidden"});
-    vec![
-        ("no DaemonSet", DAEMONSET, "", Value::Null),
-        ("no right to read the DaemonSet", DAEMONSET, "", json!(403)),
-        ("no ServiceAccount of the plugin", account, "", Value::Null),
-        ("no ConfigMap", CONFIG, "", Value::Null),
-        (
+    let mut upstream = daemonset();
+    let container = &mut upstream["spec"]["template"]["spec"]["containers"][0];
+    container["ports"] = Value::Null;
+    container["env"] = Value::Null;
+    let no_agents = (AGENTS, "/items", json!([]));
+    let events = (EVENTS, "", rejected);
+    let tainted = ("/api/v1/nodes", "/items/1/spec/taints", taint);
+    let one = |name, path, pointer, value| (name, vec![(path, pointer, value)]);
+    let cases = vec![
+        one("no DaemonSet", DAEMONSET, "", Value::Null),
+        one("no right to read the DaemonSet", DAEMONSET, "", json!(403)),
+        one("no ServiceAccount of the plugin", account, "", Value::Null),
+        one("no ConfigMap", CONFIG, "", Value::Null),
+        one(
             "invalid plugin entry",
             CONFIG,
             "/data/cni_network_config",
             json!("{\"linkerd\":{\"ipv6\":7}}"),
         ),
-        ("namespace enforces baseline", NAMESPACE, "", namespace("baseline")),
-        ("rollout is not processed", DAEMONSET, "/metadata/generation", json!(3)),
-        ("rollout is not finished", DAEMONSET, "/status/updatedNumberScheduled", json!(1)),
-        ("no node in scope", DAEMONSET, "/status/desiredNumberScheduled", json!(0)),
-        ("node without agent", AGENTS, "/items", json!([])),
-        ("agents cannot be listed", AGENTS, "", json!(403)),
-        ("no fault: an old Event", EVENTS, "", rejected),
-        ("no fault: a tainted node with an agent", "/api/v1/nodes", "/items/1/spec/taints", taint),
-        ("agent not ready", STATUS_1, "/notReady", json!("kubeconfig: waiting for a token")),
-        ("no status", STATUS_1, "", Value::Null),
-        ("another version", STATUS_1, "/version", json!("1.9.0")),
-        ("no conflist", STATUS_1, "/conflist", Value::Null),
-        ("token expired", STATUS_1, "/tokenExpires", json!(NOW - 1)),
-        ("token expires soon", STATUS_1, "/tokenExpires", json!(NOW + 60)),
+        one("namespace enforces baseline", NAMESPACE, "", namespace("baseline")),
+        one("rollout is not processed", DAEMONSET, "/metadata/generation", json!(3)),
+        one("rollout is not finished", DAEMONSET, "/status/updatedNumberScheduled", json!(1)),
+        one("no node in scope", DAEMONSET, "/status/desiredNumberScheduled", json!(0)),
+        ("node without agent", vec![no_agents.clone()]),
+        ("node without agent, with the Event of the DaemonSet", vec![no_agents, events.clone()]),
         (
+            "tainted node without agent",
+            vec![(AGENTS, "/items", json!([agent(1)])), tainted.clone()],
+        ),
+        one("upstream's agents", DAEMONSET, "", upstream),
+        one("agents cannot be listed", AGENTS, "", json!(403)),
+        ("no fault: an old Event", vec![events]),
+        ("no fault: a tainted node with an agent", vec![tainted]),
+        one("agent not ready", STATUS_1, "/notReady", json!("kubeconfig: waiting for a token")),
+        one("no status", STATUS_1, "", Value::Null),
+        one("another version", STATUS_1, "/version", json!("1.9.0")),
+        one("no conflist", STATUS_1, "/conflist", Value::Null),
+        one("token expired", STATUS_1, "/tokenExpires", json!(NOW - 1)),
+        one("token expires soon", STATUS_1, "/tokenExpires", json!(NOW + 60)),
+        one(
             "denied token request",
             STATUS_1,
             "/problems",
             json!({"TokenRequest": "HTTP 403: denied"}),
         ),
-        ("contention and another problem", STATUS_1, "", contention),
-        ("pods that cannot be watched", STATUS_1, "/podCopy", unkept),
-        ("failed plugin calls", STATUS_1, "/failures", json!({"101": 2})),
-        ("containers with the proxy's user", STATUS_1, "/podCopy/bypasses/proxy-user", json!(2)),
-        ("IPv6 is not redirected", STATUS_1, "/podCopy/bypasses/ipv6", json!(2)),
-        ("another agent", "/apis/apps/v1/daemonsets", "", json!({"items": [daemonset(), other]})),
-        ("Cilium", "/api/v1/configmaps", "", cilium),
-        ("stranded pod", "/api/v1/pods", "", stranded),
-    ]
-}
-
-/// Reports of all faults, and the checks in them.
-fn reports() -> (String, Vec<Check>) {
-    let (mut text, mut all) = (String::new(), Vec::new());
-    for (name, path, pointer, value) in faults() {
-        let cluster = with(&[(path, pointer, value)]);
-        let checks = installed(&cluster.facts());
-        let _ = writeln!(text, "## {name}\n{}", render(&checks, Format::Short, false));
-        all.extend(checks);
-    }
-    (text, all)
+        one("contention and another problem", STATUS_1, "", contention),
+        one("pods that cannot be watched", STATUS_1, "/podCopy", unkept),
+        one("failed plugin calls", STATUS_1, "/failures", json!({"101": 2})),
+        one("containers with the proxy's user", STATUS_1, "/podCopy/bypasses/proxy-user", json!(2)),
+        one("IPv6 is not redirected", STATUS_1, "/podCopy/bypasses/ipv6", json!(2)),
+        one(
+            "another agent",
+            "/apis/apps/v1/daemonsets",
+            "",
+            json!({"items": [daemonset(), other]}),
+        ),
+        one("Cilium", "/api/v1/configmaps", "", cilium),
+        one("stranded pod", "/api/v1/pods", "", stranded),
+    ];
+    rendered(cases, &[], |cluster| installed(&cluster.facts()))
 }
 
 #[test]
@@ -189,29 +211,6 @@ fn several_faults_of_one_agent_are_told_apart() {
 }
 
 #[test]
-fn a_node_without_agent_names_the_event_of_the_daemonset() {
-    let rejected = json!({"items": [{"involvedObject": {"kind": "DaemonSet", "name": "linkerd-cni"},
-        "reason": "FailedCreate", "message": "violates PodSecurity"}]});
-    let cluster = with(&[(AGENTS, "/items", json!([])), (EVENTS, "", rejected)]);
-    let text = render(&installed(&cluster.facts()), Format::Short, false);
-    assert!(
-        text.contains("(FailedCreate: violates PodSecurity):\n\t* node-1\n\t* node-2"),
-        "{text}"
-    );
-}
-
-#[test]
-fn a_tainted_node_without_agent_is_out_of_scope() {
-    let taint = json!([{"key": "gpu", "value": "yes", "effect": "NoSchedule"}]);
-    let mut cluster = with(&[("/api/v1/nodes", "/items/1/spec/taints", taint)]);
-    cluster.0.get_mut(AGENTS).unwrap()["items"].as_array_mut().unwrap().pop();
-    let checks = installed(&cluster.facts());
-    assert!(is_success(&checks));
-    let text = render(&checks, Format::Short, false);
-    assert!(text.contains("node-2: taint gpu=yes:NoSchedule is not tolerated"), "{text}");
-}
-
-#[test]
 fn a_chart_that_is_not_installed_is_one_failure_with_the_command_that_installs_it() {
     let mut cluster = Cluster::healthy();
     cluster.0.retain(|path, _| !path.contains("linkerd-cni"));
@@ -268,22 +267,6 @@ fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
     assert_eq!(listed.unwrap_err().text, "a:\n\t*  b c");
 }
 
-#[test]
-fn upstreams_agents_are_recognized() {
-    let mut upstream = daemonset();
-    let container = &mut upstream["spec"]["template"]["spec"]["containers"][0];
-    container["ports"] = Value::Null;
-    container["env"] = Value::Null;
-    let cluster = with(&[(DAEMONSET, "", upstream)]);
-    let checks = installed(&cluster.facts());
-    assert!(is_success(&checks));
-    let text = render(&checks, Format::Short, false);
-    assert!(
-        text.contains("Linkerd's own agent (image cr.l5d.io/linkerd/cni-plugin:v2.0.0) runs here"),
-        "{text}"
-    );
-}
-
 fn pre_reports() -> (String, Vec<Check>) {
     let old = json!({"gitVersion": "v1.30.9-gke.1"});
     let unlabeled = json!({"metadata": {}});
@@ -294,8 +277,7 @@ fn pre_reports() -> (String, Vec<Check>) {
     release["metadata"]["annotations"] = json!({"meta.helm.sh/release-name": "linkerd-cni"});
     let mut elsewhere = daemonset();
     elsewhere["metadata"]["namespace"] = json!("kube-system");
-    let (mut text, mut all) = (String::new(), Vec::new());
-    let faults: Vec<(&str, Vec<Change>)> = vec![
+    let cases = vec![
         ("ready to install", vec![]),
         ("old Kubernetes", vec![("/version", "", old)]),
         ("unknown version", vec![("/version", "", json!({"gitVersion": "x"}))]),
@@ -307,15 +289,8 @@ fn pre_reports() -> (String, Vec<Check>) {
         ("installed by helm", vec![(daemonsets, "", json!({"items": [release]}))]),
         ("Cilium", vec![("/api/v1/configmaps", "", cilium)]),
     ];
-    for (name, fault) in faults {
-        let base = [(NAMESPACE, "", Value::Null), (daemonsets, "", none.clone())];
-        let cluster = with(&[&base[..], &fault].concat());
-        let checks = before_install(&cluster, "linkerd-cni");
-        let format = if fault.is_empty() { Format::Table } else { Format::Short };
-        let _ = writeln!(text, "## {name}\n{}", render(&checks, format, false));
-        all.extend(checks);
-    }
-    (text, all)
+    let base = [(NAMESPACE, "", Value::Null), (daemonsets, "", none)];
+    rendered(cases, &base, |cluster| before_install(cluster, "linkerd-cni"))
 }
 
 #[test]

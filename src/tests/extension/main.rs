@@ -58,7 +58,7 @@ fn without_kubectl_metadata_are_printed_and_the_checks_fail_in_the_format_of_lin
     assert_eq!(report["success"], false);
     let check = &report["categories"][0]["checks"][0];
     let error = check["error"].as_str().unwrap();
-    assert!(error.starts_with("cannot run kubectl: "), "{error}");
+    assert!(error.starts_with("cannot run kubectl: ") && error.contains("PATH"), "{error}");
     assert!(check["hint"].as_str().unwrap().ends_with("/docs/cli.md#kubernetes-api"), "{check}");
 
     let output = run(dir.path(), &["uninstall"]);
