@@ -68,7 +68,6 @@ pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 /// How long the process waits for the repair in progress after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
 
-/// Why the controller cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -79,7 +78,6 @@ pub enum Error {
     Signal(#[source] nix::Error),
 }
 
-/// Settings and state shared by the threads.
 pub struct Shared {
     pub settings: Settings,
     pub queue: queue::Queue,
@@ -123,11 +121,6 @@ impl Shared {
     }
 }
 
-/// Runs the controller until SIGTERM or SIGINT.
-///
-/// # Errors
-/// Fails if signals cannot be blocked or awaited, the admin address cannot be bound, or a thread
-/// cannot start.
 pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     // Block the signals before the first thread starts: all threads inherit the mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
@@ -165,7 +158,6 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     Ok(())
 }
 
-/// Starts the HTTP server for probes and metrics.
 fn serve(shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), Error> {
     let address = shared.settings.admin_addr;
     let ready = Arc::clone(&shared);

@@ -2,7 +2,5 @@
 
 mod agent_ready;
 mod delete;
-mod in_place;
-mod label;
 pub mod verdict;
 pub mod worker;

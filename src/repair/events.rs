@@ -13,12 +13,10 @@ pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of thi
                                      of its owner's last pod; check that the CNI plugin works on \
                                      this node";
 
-/// What happened to a pod.
 #[derive(Clone, Copy, Debug)]
 pub enum PodEvent<'a> {
     /// The repair mode was applied. The number of missing rules; 0 if the rules were not read.
     Repaired(RepairMode, usize),
-    /// The pod cannot be repaired, for this reason.
     Skipped(&'a str),
     /// The pod may be repaired later. Why not now.
     SkippedForNow(&'a str),
@@ -108,41 +106,21 @@ mod tests {
 
     #[test]
     fn the_event_of_a_repair_has_upstreams_words_the_missing_rules_and_a_type() {
-        let not_redirected = "The pod's traffic is not redirected to its proxy";
-        for (mode, missing, kind, note) in [
-            (
-                RepairMode::Delete,
-                0,
-                EventType::Normal,
-                "Deleting pod to create a new one with proper CNI config".to_owned(),
-            ),
-            (
-                RepairMode::InPlace,
-                8,
-                EventType::Normal,
-                "Installed the redirect rules in the pod's network namespace; \
-                 8 redirect rules were missing"
-                    .to_owned(),
-            ),
-            (
-                RepairMode::Label,
-                1,
-                EventType::Warning,
-                format!(
-                    "{not_redirected}; labelled linkerd.io/cni-stranded=true; \
-                     1 redirect rule was missing"
-                ),
-            ),
-            (
-                RepairMode::Report,
-                0,
-                EventType::Warning,
-                format!("{not_redirected}; delete the pod to replace it"),
-            ),
-        ] {
+        let repairs = [
+            (RepairMode::Delete, 0),
+            (RepairMode::InPlace, 8),
+            (RepairMode::Label, 1),
+            (RepairMode::Report, 0),
+        ];
+        let events = repairs.map(|(mode, missing)| {
             let event = PodEvent::Repaired(mode, missing).content(FoundBy::Validator);
-            assert_eq!(event.reason, "LinkerdCNINotConfigured");
-            assert_eq!((event.kind, event.note), (kind, note), "{mode:?}");
-        }
+            format!("{:?} {}: {}", event.kind, event.reason, event.note)
+        });
+        insta::assert_snapshot!(events.join("\n"), @"
+        Normal LinkerdCNINotConfigured: Deleting pod to create a new one with proper CNI config
+        Normal LinkerdCNINotConfigured: Installed the redirect rules in the pod's network namespace; 8 redirect rules were missing
+        Warning LinkerdCNINotConfigured: The pod's traffic is not redirected to its proxy; labelled linkerd.io/cni-stranded=true; 1 redirect rule was missing
+        Warning LinkerdCNINotConfigured: The pod's traffic is not redirected to its proxy; delete the pod to replace it
+        ");
     }
 }

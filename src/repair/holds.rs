@@ -29,23 +29,19 @@ const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 /// Maximum number of entries, to bound memory.
 const MAX_ENTRIES: usize = 2048;
 
-/// Why a pod is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HoldReason {
     /// The pod was repaired, or another pod of its owner was deleted.
     Repaired,
     /// The pod was only reported, or cannot be repaired.
     Reported,
-    /// The API server rejected the eviction.
     EvictionRejected,
-    /// The pod had all its rules.
     Complete,
     /// It was reported that the pod is left unchanged for now.
     ReportedUnchanged,
 }
 
 impl HoldReason {
-    /// The first hold for this reason.
     fn hold(self) -> Duration {
         match self {
             HoldReason::Repaired | HoldReason::EvictionRejected => HOLD,
@@ -55,7 +51,6 @@ impl HoldReason {
     }
 }
 
-/// Whether it is a pod's turn.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Turn {
     Now,
@@ -121,7 +116,6 @@ impl Holds {
         Holds { mode, entries: HashMap::new() }
     }
 
-    /// Returns whether it is the pod's turn at `now`.
     pub fn turn(&self, pod: &StrandedPod, now: Instant) -> Turn {
         let held_until = |reason| self.held_until(reason, pod, now);
         if held_until(HoldReason::Reported).is_some() {

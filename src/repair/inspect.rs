@@ -1,10 +1,10 @@
-//! Compares the rules in a pod's netns with those that the pod started with. Leaves out pods without
-//! a proxy, and pods that the plugin skips by namespace or name.
+//! Compares the rules in a pod's netns with those that the pod started with, and installs missing ones.
+//! Leaves out pods without a proxy, and pods that the plugin skips by namespace or name.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::netns_lookup::{self, NetnsLookup};
+use super::netns_lookup::NetnsLookup;
 use super::settings::Settings;
 use super::stranded::StrandedPod;
 use crate::cni;
@@ -19,9 +19,8 @@ use crate::pod::mesh::NotAPod;
 use crate::redirect::Origin;
 
 /// Longest time for reading, or installing, the rules of one netns.
-pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
+const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Why a pod's rules cannot be inspected or installed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot determine the pod's redirect rules: {0}")]
@@ -29,7 +28,7 @@ pub enum Error {
     #[error("cannot determine the pod's redirect rules: {0}")]
     NotAPod(#[from] NotAPod),
     #[error("cannot find the pod's network namespace: {0}")]
-    Lookup(#[from] netns_lookup::Error),
+    Lookup(String),
     #[error(transparent)]
     Netns(#[from] netns::Error),
     #[error(transparent)]
@@ -43,11 +42,29 @@ pub enum Error {
     Unverified,
 }
 
-/// Rules of a pod in which the plugin installs rules.
 #[derive(Debug)]
 pub struct Inspected {
     pub netns: PathBuf,
     pub survey: Survey,
+}
+
+impl Inspected {
+    /// Installs the missing rules, or those of today, and reads them back. Always uses the native backend,
+    /// whatever `iptablesMode` says, because this container lacks the host's iptables.
+    pub fn repair(&self) -> Result<(), Error> {
+        let (Survey::Missing(origin, _) | Survey::Drifted(origin)) = &self.survey else {
+            return Ok(());
+        };
+        let origin = origin.clone();
+        let install = move || {
+            firewall::install_native(&origin).and_then(|()| firewall::survey(Some(&origin)))
+        };
+        match netns::run(&self.netns, NETNS_TIMEOUT, install)?? {
+            Survey::Complete | Survey::Drifted(_) => Ok(()),
+            Survey::Missing(_, missing) => Err(Error::StillMissing(missing)),
+            Survey::Unreadable => Err(Error::Unverified),
+        }
+    }
 }
 
 /// Inspects pods. Reads the runtime's cache and each API object only once: create a new inspector
@@ -75,21 +92,9 @@ impl Inspector {
         let Some(own) = self.redirected(pod, facts) else {
             return Ok(None);
         };
-        let netns = self.netns_lookup.find(pod)?;
+        let netns = self.netns_lookup.find(pod).map_err(Error::Lookup)?;
         let resolved = self.resolve(pod, own);
-        if let Some(error) = resolved.as_ref().ok().and_then(ResolvedRedirect::sandbox_error) {
-            return Err(error.into());
-        }
-        let today =
-            resolved.as_ref().ok().map(|resolved| (resolved.redirect.clone(), resolved.ipv6));
-        let survey = move || {
-            let today = today.map(|(redirect, ipv6)| Origin {
-                redirect,
-                families: firewall::families(ipv6, false),
-            });
-            firewall::survey(today.as_ref())
-        };
-        let survey = netns::run(&netns, NETNS_TIMEOUT, survey)??;
+        let survey = in_netns(&netns, resolved.as_ref().ok(), firewall::survey)?;
         if survey == Survey::Unreadable {
             // Without today's rules, every pod without a marker is unreadable.
             resolved?;
@@ -104,23 +109,12 @@ impl Inspector {
         pod: &StrandedPod,
         facts: Decision<OwnFacts>,
     ) -> Result<Vec<String>, Error> {
-        let netns = self.netns_lookup.find(pod)?;
+        let netns = self.netns_lookup.find(pod).map_err(Error::Lookup)?;
         let own = self.redirected(pod, facts);
         let today = own.map(|own| self.resolve(pod, own)).transpose()?;
-        if let Some(error) = today.as_ref().and_then(ResolvedRedirect::sandbox_error) {
-            return Err(error.into());
-        }
-        let compare = move || {
-            let today = today.map(|ResolvedRedirect { redirect, ipv6, .. }| Origin {
-                redirect,
-                families: firewall::families(ipv6, false),
-            });
-            firewall::compare(today.as_ref())
-        };
-        Ok(netns::run(&netns, NETNS_TIMEOUT, compare)??)
+        in_netns(&netns, today.as_ref(), firewall::compare)
     }
 
-    /// Returns the facts of a pod in which the plugin installs rules.
     fn redirected(&self, pod: &StrandedPod, facts: Decision<OwnFacts>) -> Option<OwnFacts> {
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
         let is_skipped = self.config.filter.skip_reason(&pod.pod_ref()).is_some();
@@ -130,7 +124,6 @@ impl Inspector {
         }
     }
 
-    /// Resolves the redirect of today's values.
     fn resolve(
         &mut self,
         pod: &StrandedPod,
@@ -139,4 +132,25 @@ impl Inspector {
         let facts = own.complete(&pod.namespace, &mut self.objects)?;
         self.config.resolve(&facts)
     }
+}
+
+/// Runs `work` in the netns with the rules that the plugin would install now, if they are known. Fails if
+/// the pod's sandbox ignores them.
+fn in_netns<T: Send + 'static>(
+    netns: &Path,
+    today: Option<&ResolvedRedirect>,
+    work: fn(Option<&Origin>) -> Result<T, firewall::Error>,
+) -> Result<T, Error> {
+    if let Some(error) = today.and_then(ResolvedRedirect::sandbox_error) {
+        return Err(error.into());
+    }
+    let today = today.map(|resolved| (resolved.redirect.clone(), resolved.ipv6));
+    let work = move || {
+        let origin = |(redirect, ipv6)| {
+            let families = firewall::families(ipv6, false);
+            Origin { redirect, families }
+        };
+        work(today.map(origin).as_ref())
+    };
+    Ok(netns::run(netns, NETNS_TIMEOUT, work)??)
 }

@@ -48,7 +48,6 @@ metrics! {
 }
 
 impl Metrics {
-    /// Returns the OpenMetrics text.
     pub fn text(&self) -> String {
         openmetrics([&self.registry])
     }

@@ -19,21 +19,6 @@ use crate::netns::{self, link};
 /// Longest time for listing the addresses of one netns.
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Why a pod's netns is unknown.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("the pod has no IP address yet")]
-    NoAddress,
-    #[error("no network namespace in {} has the pod's address", dir.display())]
-    NotFound { dir: PathBuf },
-    #[error("the pod's network namespace has too many addresses to list")]
-    TooManyAddresses,
-    #[error("several network namespaces have the pod's address {address}")]
-    Ambiguous { address: IpAddr },
-    #[error("the pod's address {address} is in another pod's network namespace")]
-    InOtherPod { address: IpAddr },
-}
-
 /// The netns of each pod of the node. Later changes on the node are not noticed.
 pub struct NetnsLookup {
     /// Directory with a file for the netns of each pod.
@@ -63,9 +48,9 @@ impl NetnsLookup {
         NetnsLookup { netns_dir, by_pod, by_address: None }
     }
 
-    /// Returns the path of the pod's netns.
-    pub fn find(&mut self, pod: &StrandedPod) -> Result<PathBuf, Error> {
-        let address = pod.address.ok_or(Error::NoAddress)?;
+    /// Returns the path of the pod's netns, or why it is unknown.
+    pub fn find(&mut self, pod: &StrandedPod) -> Result<PathBuf, String> {
+        let address = pod.address.ok_or("the pod has no IP address yet")?;
         let full_name = format!("{}/{}", pod.namespace, pod.name);
         let keys = [&pod.uid, pod.static_uid.as_ref().unwrap_or(&pod.uid), &full_name];
         let by_pod = &self.by_pod;
@@ -77,18 +62,22 @@ impl NetnsLookup {
         let dir = &self.netns_dir;
         let by_address = self.by_address.get_or_insert_with(|| scan(dir));
         match by_address.get(&address).map(Vec::as_slice) {
-            None | Some([]) => Err(Error::NotFound { dir: dir.clone() }),
+            None | Some([]) => {
+                Err(format!("no network namespace in {} has the pod's address", dir.display()))
+            }
             // The address may belong to a newer pod whose status has not reached the API
             // server yet.
             Some([path]) => {
                 let mut others = by_pod.iter().filter(|(key, _)| !keys.contains(key));
                 match others.any(|(_, paths)| paths.contains(path)) {
-                    true => Err(Error::InOtherPod { address }),
+                    true => Err(format!(
+                        "the pod's address {address} is in another pod's network namespace"
+                    )),
                     false => Ok(path.clone()),
                 }
             }
             // Rules in the netns of the wrong pod would break that pod.
-            Some(_) => Err(Error::Ambiguous { address }),
+            Some(_) => Err(format!("several network namespaces have the pod's address {address}")),
         }
     }
 }
@@ -114,7 +103,6 @@ fn cached_add(text: &[u8]) -> Option<(String, String)> {
     Some((pod, netns))
 }
 
-/// Reads the addresses of every netns in `dir`.
 fn scan(dir: &Path) -> HashMap<IpAddr, Vec<PathBuf>> {
     let mut found: HashMap<IpAddr, Vec<PathBuf>> = HashMap::new();
     for path in entries(dir) {
@@ -135,14 +123,16 @@ fn entries(dir: &Path) -> Vec<PathBuf> {
 }
 
 /// Addresses, without loopback, of the netns at `path`. Empty if the netns cannot be
-/// entered or is this process's own. Fails with [`Error::TooManyAddresses`] only.
-fn addresses(path: &Path) -> Result<Vec<IpAddr>, Error> {
+/// entered or is this process's own. Fails only if there are too many.
+fn addresses(path: &Path) -> Result<Vec<IpAddr>, String> {
     if netns::is_own(path) {
         return Ok(Vec::new());
     }
     let listed = netns::run(path, LIST_ADDRESSES_TIMEOUT, link::addresses);
     let mut addresses = match listed {
-        Ok(Err(Errno::EFBIG)) => return Err(Error::TooManyAddresses),
+        Ok(Err(Errno::EFBIG)) => {
+            return Err("the pod's network namespace has too many addresses to list".to_owned());
+        }
         Ok(listed) => listed.unwrap_or_default(),
         Err(error) => {
             tracing::debug!("{error}");

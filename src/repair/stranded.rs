@@ -51,7 +51,6 @@ pub struct StrandedPod {
     pub is_mirror: bool,
     /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
-    /// Whether the pod has [`LABEL`].
     pub labelled: bool,
     /// Why the plugin skips a pod with these annotations, such as the pod that replaces this one,
     /// unless it asks the API server for every pod. `None` for a pod of the injector, which also
@@ -123,12 +122,10 @@ impl StrandedPod {
         !self.node.is_empty() && self.node != node
     }
 
-    /// Returns the pod's name as the plugin gets it.
     pub fn pod_ref(&self) -> PodRef {
         PodRef { namespace: self.namespace.clone(), name: self.name.clone(), uid: self.uid.clone() }
     }
 
-    /// Returns the path of the pod in the API.
     pub fn api_path(&self) -> String {
         format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name)
     }

@@ -6,9 +6,7 @@ use std::time::Duration;
 use crate::kube::plain_http;
 use crate::repair::Shared;
 
-/// Time between two requests to an agent that is not ready.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
-/// Timeout of a request.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Waits until the agent is ready, if the settings name its address. Returns `false` if the queue is
@@ -30,8 +28,6 @@ pub fn wait_until_ready(shared: &Shared) -> bool {
     true
 }
 
-/// Requests `/ready` from the agent at `address`. Returns `Ok` on status 200, else why the node is not
-/// known to be ready.
 fn ready(address: &str) -> Result<(), String> {
     let (status, body) = plain_http::get(&format!("http://{address}/ready"), TIMEOUT)
         .map_err(|error| format!("the agent at {address} does not respond: {error}"))?;

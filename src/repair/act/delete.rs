@@ -25,7 +25,6 @@ const NOT_PERMITTED: &str = "the repair controller has no permission to evict po
                              running pod without an eviction; permit create on pods/eviction, or \
                              set repairController.mode=in-place";
 
-/// Why the API server rejects an eviction, with its message.
 enum Rejection {
     NoPermission,
     /// By a disruption budget, an admission webhook or an admission policy.

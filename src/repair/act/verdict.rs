@@ -10,38 +10,30 @@ use crate::repair::settings::RepairMode;
 use crate::repair::stranded::{FoundBy, StrandedPod};
 use crate::repair::{inspect, plugin_config};
 
-/// The rules in the pod's netns cannot be read.
 pub const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too many \
                               rules, which the repair controller cannot read; delete the pod to \
                               replace it";
 
-/// The pod has no controller, and [`Settings::delete_unmanaged`](crate::repair::settings::Settings) is
-/// not set.
 pub const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
                              delete it and create it again, or set repairController.mode=in-place \
                              or repairController.deleteUnmanaged=true";
 
-/// The validator fails again in spite of all rules.
 pub const COMPLETE: &str = "its linkerd-network-validator fails, although it has all its redirect \
                             rules; check its annotations config.linkerd.io/skip-outbound-ports and \
                             config.linkerd.io/skip-subnets, and its log";
 
-/// The pod is the mirror pod of a static pod.
 const STATIC: &str = "it is a static pod, which keeps running although its mirror pod is deleted; \
                       move its manifest away until the pod is gone, then back, or set \
                       repairController.mode=in-place";
 
-/// The plugin skips the pod by its annotations if no agent runs.
 const UNANNOTATED: &str = "no annotation of the pod is that of a proxy, so the pod that replaces it has no \
                            redirect rules either if no agent runs when it starts; delete the pod while \
                            the agent on its node is ready, give the pod the annotation \
                            linkerd.io/proxy-version, or set repairController.mode=in-place";
 
-/// The plugin only logs the rules.
 const SIMULATED: &str = "the plugin installs no redirect rules in this pod (simulate is set in the \
                          plugin entry); set simulate to false";
 
-/// The pod is unmeshed.
 pub const UNMESHED: &str = "the plugin installs no redirect rules in this pod (its containers or \
                             annotations say that it is not meshed); remove the init container \
                             linkerd-network-validator, or correct the annotations";
@@ -49,22 +41,17 @@ pub const UNMESHED: &str = "the plugin installs no redirect rules in this pod (i
 /// Why a pod was not repaired.
 #[derive(Debug)]
 pub enum NotRepaired {
-    /// The pod does not need a repair, for this reason.
     Unneeded(&'static str),
     /// The pod has all its rules, but the last run of its validator failed.
     Complete,
     /// The pod, or the one that it replaces, was repaired recently. When the pod may be repaired.
     Held(Instant),
-    /// The pod cannot be repaired, for this reason.
     Impossible(String),
-    /// The eviction is rejected, for this reason.
     EvictionRejected(String),
-    /// The pod is not deleted, because no controller would replace it.
     Unmanaged,
     Failed(Box<Error>),
 }
 
-/// Why a repair failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -84,7 +71,6 @@ impl<E: Into<Error>> From<E> for NotRepaired {
 }
 
 impl NotRepaired {
-    /// HTTP status of the API server's response, if there was a response.
     pub fn status_code(&self) -> Option<u16> {
         match self {
             NotRepaired::Failed(error) => match &**error {

@@ -4,28 +4,30 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
+use serde_json::json;
+
 use super::verdict::{self, COMPLETE, NotRepaired};
-use super::{agent_ready, delete, in_place, label};
+use super::{agent_ready, delete};
 use crate::config::Config;
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
 use crate::kube::event::Regarding;
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
+use crate::kube::{self, Client};
 use crate::pod::facts::own_facts;
 use crate::repair::budget::RepairBudget;
 use crate::repair::events::{PodEvent, REPAIRED_RECENTLY};
 use crate::repair::holds::{HOLD, HoldReason, Holds, Turn};
 use crate::repair::inspect::{self, Inspected, Inspector};
 use crate::repair::settings::RepairMode;
-use crate::repair::stranded::{FoundBy, StrandedPod};
+use crate::repair::stranded::{FoundBy, LABEL, StrandedPod};
 use crate::repair::{Shared, plugin_config};
 
 /// Timeout of each API request of the worker, once for connecting and once for the
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Repairs the pods of the queue.
 pub struct Worker {
     connection: Connection,
     budget: RepairBudget,
@@ -39,7 +41,6 @@ impl Worker {
         Worker { connection, budget, holds: Holds::new(shared.settings.mode), shared }
     }
 
-    /// Repairs pods until the queue is closed.
     pub fn run(mut self) {
         while let Some(pod) = self.next_pod() {
             if !agent_ready::wait_until_ready(&self.shared) {
@@ -60,7 +61,6 @@ impl Worker {
         })
     }
 
-    /// Tries to repair the pod if it is the pod's turn, and reports the result.
     fn repair(&mut self, pod: &StrandedPod) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         // Queued before the audit that suspended repairs. The next audit finds the pod again.
@@ -216,7 +216,6 @@ impl Worker {
         }
     }
 
-    /// Deletes or labels the pod or installs its rules, as the repair mode says.
     fn apply(
         &mut self,
         pod: &StrandedPod,
@@ -227,14 +226,13 @@ impl Worker {
                 verdict::check_replacement(pod, self.shared.settings.delete_unmanaged)?;
                 delete::evict_or_delete(&self.connection.client()?, pod)?;
             }
-            RepairMode::Label => label::label(&self.connection.client()?, pod)?,
-            RepairMode::InPlace => inspected.map_or(Ok(()), in_place::install)?,
+            RepairMode::Label => label(&self.connection.client()?, pod)?,
+            RepairMode::InPlace => inspected.map_or(Ok(()), Inspected::repair)?,
             RepairMode::Report => {}
         }
         Ok(())
     }
 
-    /// Whether the repair mode is [`RepairMode::Label`] and the pod has the label.
     fn is_labelled(&self, pod: &StrandedPod) -> bool {
         self.shared.settings.mode == RepairMode::Label && pod.labelled
     }
@@ -253,7 +251,6 @@ impl Worker {
         }
     }
 
-    /// Counts, logs and publishes a repair, and starts the hold of the pod or of its owner.
     fn record_repair(&mut self, pod: &StrandedPod, began: Instant, missing_rules: &[String]) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         let metrics = &self.shared.metrics;
@@ -304,4 +301,15 @@ impl Worker {
         let content = event.content(pod.found_by);
         self.shared.publish(&mut self.connection, regarding, &content, None);
     }
+}
+
+/// Sets [`LABEL`] on exactly the pod that was found. Fails with status 409 if the pod has
+/// changed, or is another pod of the same name.
+fn label(client: &Client, pod: &StrandedPod) -> Result<(), kube::Error> {
+    let patch = json!({"metadata": {
+        "uid": pod.uid,
+        "resourceVersion": pod.resource_version,
+        "labels": {LABEL: "true"},
+    }});
+    client.merge_patch(&pod.api_path(), &patch)
 }

@@ -24,7 +24,6 @@ use crate::repair::{Shared, plugin_config};
 /// Number of pods up to which an audit repairs all pods of a node.
 const FEW_PODS: usize = 2;
 
-/// Audits the rules of the node's pods.
 pub struct Audit {
     connection: Connection,
     shared: Arc<Shared>,
@@ -47,26 +46,20 @@ impl FromPod for AuditedPod {
     }
 }
 
-/// What one audit found.
 #[derive(Debug, Default)]
 struct Findings {
-    /// Number of pods with an error.
     errors: usize,
     first_error: String,
-    /// Number of pods whose rules cannot be read.
     unreadable: usize,
-    /// Number of pods with all rules.
     complete: usize,
     /// Number of those whose rules are not today's.
     drifted: usize,
     /// Namespaces of pods with all rules.
     complete_namespaces: BTreeSet<String>,
-    /// Pods with missing rules.
     damaged: Vec<StrandedPod>,
 }
 
 impl Findings {
-    /// Adds the result of inspecting a pod.
     fn add(&mut self, pod: StrandedPod, inspected: Result<Option<Inspected>, inspect::Error>) {
         let inspected = match inspected {
             Ok(Some(inspected)) => inspected,
@@ -155,7 +148,6 @@ impl Audit {
         }
     }
 
-    /// Audits all pods of the node once.
     fn audit(&mut self) -> Result<(), Box<dyn Error>> {
         let settings = &self.shared.settings;
         let config = plugin_config::read(&settings.net_dir())?;

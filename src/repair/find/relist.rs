@@ -13,7 +13,6 @@ const DELAYS: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
 /// Time without a list after which the delays begin again with the first.
 const CALM: Duration = Duration::from_secs(600);
 
-/// The schedule of the next list.
 pub struct Relist {
     /// Earliest time at which a list helps one of the unrepaired pods. `None`: no pod is unrepaired.
     wanted: Option<Instant>,
