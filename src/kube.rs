@@ -77,7 +77,6 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    /// The same deadline for each phase.
     pub fn each(phase: Duration) -> Self {
         Deadlines { connect: phase, response: phase, body: phase }
     }
@@ -143,12 +142,10 @@ impl Client {
         Ok(BufReader::new(body.reader()))
     }
 
-    /// POSTs `body` to `path`; the body of the response is discarded.
     pub fn post(&self, path: &str, body: &Value) -> Result<(), Error> {
         self.send(&self.http, Method::POST, path, Some(body)).map(drain)
     }
 
-    /// POSTs `body` to `path` and returns the object in the response.
     pub fn post_and_decode<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -164,7 +161,6 @@ impl Client {
         self.send(&self.http, Method::PATCH, path, Some(body)).map(drain)
     }
 
-    /// DELETEs `path` with the delete options `body`; the body of the response is discarded.
     pub fn delete(&self, path: &str, body: &Value) -> Result<(), Error> {
         self.send(&self.http, Method::DELETE, path, Some(body)).map(drain)
     }
@@ -176,7 +172,6 @@ impl Client {
         Ok(BufReader::new(response.into_body().into_reader()))
     }
 
-    /// Sends a request. Fails unless the status of the response is 2xx.
     fn send(
         &self,
         http: &HttpAgent,
@@ -228,7 +223,6 @@ impl Client {
         Err(Error::Status { request, code, reason, message, retry_after })
     }
 
-    /// Sends a request and decodes the object in the response.
     fn read_object<T: DeserializeOwned>(
         &self,
         method: Method,

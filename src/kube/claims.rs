@@ -8,8 +8,8 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64URL;
 use serde::Deserialize;
+use serde_json::Value;
 
-/// The claims that agent and plugin use.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Claims {
@@ -20,21 +20,7 @@ pub struct Claims {
     /// When the token was issued, in seconds since 1970.
     iat: u64,
     #[serde(rename = "kubernetes.io")]
-    pub kubernetes: KubernetesClaim,
-}
-
-/// The claim `kubernetes.io`.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct KubernetesClaim {
-    pub pod: BoundPod,
-}
-
-/// The pod to which the token is bound; empty if there is none.
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct BoundPod {
-    pub uid: String,
+    kubernetes: Value,
 }
 
 impl Claims {
@@ -44,9 +30,13 @@ impl Claims {
         serde_json::from_slice(&BASE64URL.decode(payload).ok()?).ok()
     }
 
-    /// Namespace and name of the ServiceAccount.
     pub fn account(&self) -> Option<(&str, &str)> {
         self.sub.strip_prefix("system:serviceaccount:")?.split_once(':')
+    }
+
+    /// UID of the pod to which the token is bound; `None` if it is bound to none.
+    pub fn pod_uid(&self) -> Option<&str> {
+        self.kubernetes["pod"]["uid"].as_str()
     }
 
     /// When the token expires; `None` if it never does, as a token from a Secret.
@@ -55,7 +45,6 @@ impl Claims {
         end.filter(|_| self.exp != 0)
     }
 
-    /// Whether the token has expired at `now`.
     pub fn has_expired(&self, now: SystemTime) -> bool {
         self.expiry().is_some_and(|end| end <= now)
     }
@@ -84,7 +73,7 @@ mod tests {
             "kubernetes.io":{"namespace":"ns","pod":{"name":"p","uid":"u"}},"aud":["x"]}"#;
         let claims = Claims::read(&token(payload)).unwrap();
         assert_eq!(claims.account(), Some(("ns", "a")));
-        assert_eq!(claims.kubernetes.pod.uid, "u");
+        assert_eq!(claims.pod_uid(), Some("u"));
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         for (now, left) in
             [(10, Some(500)), (1000, Some(500)), (1400, Some(100)), (1999, Some(0)), (2000, None)]

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use super::kubeconfig::{self, ApiAccess};
 use super::{Client, Deadlines, SystemResolver};
 
-/// Where address and credential of the API server come from.
 #[derive(Clone, Debug)]
 pub enum AccessSource {
     /// The address and the ServiceAccount credential that Kubernetes gives each pod.
@@ -14,7 +13,6 @@ pub enum AccessSource {
     Kubeconfig(PathBuf),
 }
 
-/// Why a client cannot be prepared.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot read the API server's address or credential: {0}")]
@@ -23,7 +21,6 @@ pub enum Error {
     Client(#[from] super::Error),
 }
 
-/// Provides a client with the current content of its source.
 pub struct Connection {
     source: AccessSource,
     user_agent: &'static str,
@@ -32,7 +29,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Stores the parameters; reads nothing.
     pub fn new(source: AccessSource, user_agent: &'static str, deadlines: Deadlines) -> Self {
         Connection { source, user_agent, deadlines, current: None }
     }

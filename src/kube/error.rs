@@ -20,7 +20,6 @@ pub enum Error {
     #[error("{request}: HTTP {code}: {message}")]
     Status {
         request: String,
-        /// HTTP status code, e.g. 404.
         code: u16,
         /// Kubernetes' name of the error, e.g. `NotFound`. `None` if a proxy responded instead.
         reason: Option<String>,
@@ -38,7 +37,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns the HTTP status code of an error response.
     pub fn code(&self) -> Option<u16> {
         match self {
             Error::Status { code, .. } => Some(*code),

@@ -9,26 +9,20 @@ use super::{Client, Error};
 // Limits of the API, in bytes:
 // https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/core/validation/events.go
 
-/// Longest object name.
 const NAME_LIMIT: usize = 253;
-/// Longest `reportingInstance`.
 const INSTANCE_LIMIT: usize = 128;
-/// Longest `note`.
 const NOTE_LIMIT: usize = 1024;
 
 /// Namespace of Events about cluster-scoped objects, such as nodes.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// The program that publishes an Event.
 #[derive(Clone, Copy, Debug)]
 pub struct Reporter<'a> {
-    /// Name of the program.
     pub controller: &'static str,
     /// Name of the program's pod.
     pub instance: &'a str,
 }
 
-/// The object that an Event is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Regarding<'a> {
     pub kind: &'static str,
@@ -46,14 +40,12 @@ impl<'a> Regarding<'a> {
     }
 }
 
-/// The `type` of an Event.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum EventType {
     Normal,
     Warning,
 }
 
-/// The content of an Event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventContent {
     pub kind: EventType,

@@ -29,7 +29,6 @@ pub enum Error {
     Invalid { path: PathBuf, problem: String },
 }
 
-/// Address of an API server and the credential for it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiAccess {
     /// `https://host:port`, an IPv6 host in brackets.
@@ -62,7 +61,6 @@ pub fn server(host: &str, port: &str) -> String {
     }
 }
 
-/// Reads the kubeconfig at `path` and returns the access of its context [`CONTEXT`].
 pub fn read(path: &Path) -> Result<ApiAccess, Error> {
     parse::parse(path, &files::read(path)?.0)
 }

@@ -7,10 +7,8 @@ use serde::de::DeserializeOwned;
 use super::Client;
 use super::types::{Namespace, Service};
 
-/// API path of the API server's Service.
 pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
-/// Returns the API path of a namespace.
 pub fn namespace_path(name: &str) -> String {
     format!("/api/v1/namespaces/{name}")
 }
@@ -36,15 +34,10 @@ pub struct ObjectReader {
 }
 
 impl ObjectReader {
-    /// Reads nothing yet.
     pub fn new(client: Client, read_from: ReadFrom) -> Self {
         ObjectReader { client, read_from, namespaces: BTreeMap::new(), api_service: None }
     }
 
-    /// Returns the annotations of a namespace.
-    ///
-    /// # Errors
-    /// The error of the request, also of an earlier one.
     pub fn namespace_annotations(
         &mut self,
         name: &str,
@@ -58,10 +51,6 @@ impl ObjectReader {
         annotations
     }
 
-    /// Returns the Service of the API server.
-    ///
-    /// # Errors
-    /// The error of the request, also of an earlier one.
     pub fn api_server_service(&mut self) -> Result<Service, String> {
         let found = self.api_service.take().unwrap_or_else(|| self.get(API_SERVICE));
         self.api_service.insert(found).clone()

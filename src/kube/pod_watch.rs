@@ -35,7 +35,6 @@ const EARLY_END_TOLERANCE: Duration = Duration::from_secs(10);
 /// TCP error. Otherwise a quiet watch also times out here, and the pods are listed again
 /// (`docs/limits.md`).
 const READ_TIMEOUT: Duration = Duration::from_secs(150);
-/// Deadlines of the connection for [`run`].
 pub const DEADLINES: Deadlines =
     Deadlines { connect: RESPONSE_TIMEOUT, response: RESPONSE_TIMEOUT, body: READ_TIMEOUT };
 
@@ -46,18 +45,22 @@ const RETRY_AFTER_CAP: Duration = Duration::from_secs(60);
 pub enum Update<'a, T> {
     /// The pods of a complete list. `dropped` further pods exceed
     /// [`MAX_PODS`](pod_stream::MAX_PODS).
-    Listed { pods: Vec<T>, dropped: usize },
-    /// An added or modified pod.
+    Listed {
+        pods: Vec<T>,
+        dropped: usize,
+    },
     Changed(T),
     /// A pod that was deleted, by its last metadata.
     Deleted(Metadata),
     /// Data from the API server without a pod that is kept.
     Alive,
     /// A request failed. The next follows after `wait`.
-    Failed { error: &'a Error, wait: Duration },
+    Failed {
+        error: &'a Error,
+        wait: Duration,
+    },
 }
 
-/// Why a list or watch failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -91,16 +94,13 @@ impl Error {
     /// Wait that the API server requests by a `Retry-After` header, capped, plus up to half of it as
     /// jitter: the API server sends the same header to all nodes. Zero without the header.
     fn retry_after(&self) -> Duration {
-        match self {
-            Error::Request(error) => match error.retry() {
-                Retry::After(wait) => {
-                    let wait = wait.min(RETRY_AFTER_CAP);
-                    wait + jitter(wait / 2)
-                }
-                _ => Duration::ZERO,
-            },
-            _ => Duration::ZERO,
+        if let Error::Request(error) = self
+            && let Retry::After(wait) = error.retry()
+        {
+            let wait = wait.min(RETRY_AFTER_CAP);
+            return wait + jitter(wait / 2);
         }
+        Duration::ZERO
     }
 }
 
@@ -121,7 +121,6 @@ pub fn list<T: FromPod>(connection: &mut Connection, node: &str) -> Result<PodLi
     Ok(pod_stream::list(connection.client()?.read_list(&path)?)?)
 }
 
-/// Path of the pods of the node.
 fn pods_of(node: &str) -> String {
     format!("/api/v1/pods?fieldSelector={}", encode(&format!("spec.nodeName={node}")))
 }
@@ -176,7 +175,6 @@ pub fn run<T: FromPod>(
     }
 }
 
-/// One watch request.
 struct Watch {
     /// resourceVersion of the last event, from which the next watch continues.
     version: String,

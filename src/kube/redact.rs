@@ -5,7 +5,6 @@ use serde::de::{DeserializeOwned, Error as _};
 
 /// Longest message of an error response that is shown, in characters.
 const MESSAGE_LIMIT: usize = 500;
-/// Replacement for the token.
 const TOKEN_PLACEHOLDER: &str = "[token]";
 
 /// Decodes a JSON object. Rejects a JSON list, from which serde would fill the fields in order.

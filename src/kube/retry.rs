@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use super::Error;
 
-/// Whether and when to retry a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// Do not retry: the result would be the same.
@@ -19,7 +18,6 @@ pub enum Retry {
 }
 
 impl Error {
-    /// Returns whether and when to retry the request.
     pub fn retry(&self) -> Retry {
         match self {
             Error::Status { code: 401, .. } => Retry::NewCredential,

@@ -8,19 +8,15 @@ use serde::Deserialize;
 
 use super::types::{Object, null_as_default, objects};
 
-/// A DaemonSet, reduced to its pod template.
 pub type DaemonSet = Object<DaemonSetSpec>;
 
-/// A node, reduced to its metadata and taints.
 pub type Node = Object<NodeSpec>;
 
 objects! {
-    /// The `spec` of a DaemonSet.
     pub struct DaemonSetSpec {
         pub template: PodTemplate,
     }
 
-    /// The template from which a DaemonSet makes its pods.
     pub struct PodTemplate {
         pub spec: Placement,
     }
@@ -51,13 +47,11 @@ objects! {
 
     /// Selects the nodes that meet all requirements.
     pub struct NodeSelectorTerm {
-        /// Requirements on the node's labels.
         pub match_expressions: Vec<Requirement>,
         /// Requirements on the node's fields. Kubernetes supports only `metadata.name`.
         pub match_fields: Vec<Requirement>,
     }
 
-    /// A requirement on one label or field of a node.
     pub struct Requirement {
         pub key: String,
         pub operator: String,
@@ -73,7 +67,6 @@ objects! {
         pub effect: String,
     }
 
-    /// The `spec` of a node.
     pub struct NodeSpec {
         pub taints: Vec<Taint>,
     }

@@ -104,7 +104,6 @@ fn compares(requirement: &Requirement, found: Option<&str>, side: Ordering) -> O
     }
 }
 
-/// Whether the taint keeps pods of this template off the node.
 fn repels(taint: &Taint, template: &Placement) -> bool {
     let mut tolerations = template.tolerations.iter();
     [NO_EXECUTE, NO_SCHEDULE].contains(&taint.effect.as_str())

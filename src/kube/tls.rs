@@ -9,7 +9,6 @@ use std::sync::Arc;
 use rustls::client::Resumption;
 use rustls::client::danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier};
 use rustls::client::{WebPkiServerVerifier, verify_server_name};
-use rustls::crypto::{WebPkiSupportedAlgorithms, verify_tls12_signature, verify_tls13_signature};
 use rustls::pki_types::{CertificateDer, ServerName, UnixTime};
 use rustls::server::ParsedCertificate;
 use rustls::{
@@ -34,7 +33,8 @@ const SERVER_CERTIFICATE_IS_CA: &str = "CaUsedAsEndEntity";
 /// The ureq connector that adds TLS to a connection. Clones share their TLS sessions.
 #[derive(Clone, Debug)]
 pub struct Tls {
-    config: Arc<ClientConfig>,
+    /// `None` for plain HTTP.
+    config: Option<Arc<ClientConfig>>,
     /// The name that the certificate is for. `None`: the host of the URL.
     server_name: Option<String>,
 }
@@ -43,36 +43,36 @@ impl Tls {
     /// Trusts the CA of the kubeconfig. Fails if the CA has no certificate or is not valid PEM. Plain
     /// HTTP needs no CA.
     pub fn of(access: &ApiAccess) -> Result<Self, Error> {
+        let server_name = access.tls_server_name.clone();
+        if !access.server.starts_with("https://") {
+            return Ok(Tls { config: None, server_name });
+        }
         let invalid = |problem| Error::InvalidCa { server: access.server.clone(), problem };
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let algorithms = provider.signature_verification_algorithms;
-        let (mut webpki, mut roots) = (None, Vec::new());
-        if access.server.starts_with("https://") {
-            for item in parse_pem(&access.ca) {
-                let item = item.map_err(|error| invalid(format!("is not valid PEM: {error}")))?;
-                if let PemItem::Certificate(certificate) = item {
-                    roots.push(CertificateDer::from(certificate.der().to_vec()));
-                }
+        let mut roots = Vec::new();
+        for item in parse_pem(&access.ca) {
+            let item = item.map_err(|error| invalid(format!("is not valid PEM: {error}")))?;
+            if let PemItem::Certificate(certificate) = item {
+                roots.push(CertificateDer::from(certificate.der().to_vec()));
             }
-            if roots.is_empty() {
-                return Err(invalid("contains no PEM certificate".to_owned()));
-            }
-            let mut store = RootCertStore::empty();
-            store.add_parsable_certificates(roots.iter().cloned());
-            let store = Arc::new(store);
-            let builder = WebPkiServerVerifier::builder_with_provider(store, provider.clone());
-            let unusable = |_| invalid("contains no usable certificate".to_owned());
-            webpki = Some(builder.build().map_err(unusable)?);
         }
+        if roots.is_empty() {
+            return Err(invalid("contains no PEM certificate".to_owned()));
+        }
+        let mut store = RootCertStore::empty();
+        store.add_parsable_certificates(roots.iter().cloned());
+        let builder = WebPkiServerVerifier::builder_with_provider(store.into(), provider.clone());
+        let unusable = |_| invalid("contains no usable certificate".to_owned());
+        let webpki = builder.build().map_err(unusable)?;
         let mut config = ClientConfig::builder_with_provider(provider)
             .with_safe_default_protocol_versions()
             .map_err(|error| invalid(format!("cannot be used: {error}")))?
             .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots, algorithms }))
+            .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots }))
             .with_no_client_auth();
         // Its cache of sessions costs memory, and few connections follow one another.
         config.resumption = Resumption::disabled();
-        Ok(Tls { config: Arc::new(config), server_name: access.tls_server_name.clone() })
+        Ok(Tls { config: Some(Arc::new(config)), server_name })
     }
 }
 
@@ -90,12 +90,14 @@ impl<In: Transport> Connector<In> for Tls {
         if !details.needs_tls() {
             return Ok(Some(Either::A(transport)));
         }
+        let config =
+            self.config.clone().ok_or(ureq::Error::Tls("the server has no https:// URL"))?;
         let name = self.server_name.as_deref().unwrap_or(host(details.uri));
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ureq::Error::BadUri(format!("{name} is not a valid server name")))?;
         let mut socket = TransportAdapter::new(transport.boxed(), details.current_time.clone());
         socket.set_timeout(details.timeout);
-        let mut connection = ClientConnection::new(self.config.clone(), name)?;
+        let mut connection = ClientConnection::new(config, name)?;
         connection.complete_io(&mut socket)?;
         Ok(Some(Either::B(Encrypted {
             buffers: LazyBuffers::new(
@@ -107,7 +109,6 @@ impl<In: Transport> Connector<In> for Tls {
     }
 }
 
-/// A TLS connection after its handshake.
 pub struct Encrypted {
     buffers: LazyBuffers,
     stream: StreamOwned<ClientConnection, TransportAdapter>,
@@ -151,10 +152,8 @@ impl Transport for Encrypted {
 /// certificate if it is for the server's name.
 #[derive(Debug)]
 struct Verifier {
-    /// `None` for plain HTTP.
-    webpki: Option<Arc<WebPkiServerVerifier>>,
+    webpki: Arc<WebPkiServerVerifier>,
     roots: Vec<CertificateDer<'static>>,
-    algorithms: WebPkiSupportedAlgorithms,
 }
 
 impl ServerCertVerifier for Verifier {
@@ -166,12 +165,9 @@ impl ServerCertVerifier for Verifier {
         ocsp_response: &[u8],
         now: UnixTime,
     ) -> Result<ServerCertVerified, rustls::Error> {
-        let Some(webpki) = &self.webpki else {
-            return Err(CertificateError::UnknownIssuer.into());
-        };
-        let verified =
-            webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now);
-        match verified {
+        let webpki = &self.webpki;
+        match webpki.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)
+        {
             Err(error) if is_ca(&error) && self.roots.iter().any(|root| root == end_entity) => {
                 verify_server_name(&ParsedCertificate::try_from(end_entity)?, server_name)?;
                 Ok(ServerCertVerified::assertion())
@@ -186,7 +182,7 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls12_signature(message, cert, dss, &self.algorithms)
+        self.webpki.verify_tls12_signature(message, cert, dss)
     }
 
     fn verify_tls13_signature(
@@ -195,11 +191,11 @@ impl ServerCertVerifier for Verifier {
         cert: &CertificateDer<'_>,
         dss: &DigitallySignedStruct,
     ) -> Result<HandshakeSignatureValid, rustls::Error> {
-        verify_tls13_signature(message, cert, dss, &self.algorithms)
+        self.webpki.verify_tls13_signature(message, cert, dss)
     }
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
-        self.algorithms.supported_schemes()
+        self.webpki.supported_verify_schemes()
     }
 }
 

@@ -35,7 +35,6 @@ pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
 /// Annotation in which Multus lists the networks of a pod, with their addresses.
 pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
-/// The error object of the API server.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ApiStatus {
@@ -67,7 +66,6 @@ pub struct Metadata {
     pub owner_references: Vec<OwnerReference>,
 }
 
-/// A pod.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pod {
     #[serde(default, deserialize_with = "pod")]
@@ -93,7 +91,6 @@ pub struct Container {
     pub env: Vec<EnvVar>,
 }
 
-/// One environment variable of a container.
 #[derive(Clone, Debug, Deserialize)]
 pub struct EnvVar {
     pub name: String,
@@ -107,14 +104,12 @@ impl PodStatus {
     }
 }
 
-/// How a container terminated.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Terminated {
     pub exit_code: i32,
 }
 
-/// A namespace; its metadata has the annotations and the deletion time.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Namespace {
     #[serde(default, deserialize_with = "namespace")]
@@ -137,10 +132,8 @@ pub struct Object<S: Default> {
 /// An object of which only the metadata matter.
 pub type AnyObject = Object<IgnoredAny>;
 
-/// A Service, reduced to its ports.
 pub type Service = Object<ServiceSpec>;
 
-/// One port of a Service.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ServicePort {
@@ -151,7 +144,6 @@ pub struct ServicePort {
 }
 
 objects! {
-    /// The `spec` of a pod.
     pub struct PodSpec {
         pub node_name: String,
         pub host_network: bool,
@@ -181,7 +173,6 @@ objects! {
         pub drop: Vec<String>,
     }
 
-    /// The `status` of a pod.
     pub struct PodStatus {
         /// `Pending`, `Running`, `Succeeded`, `Failed` or `Unknown`.
         pub phase: String,
@@ -191,12 +182,10 @@ objects! {
         pub container_statuses: Vec<ContainerStatus>,
     }
 
-    /// One address of a pod.
     pub struct PodIp {
         pub ip: String,
     }
 
-    /// The status of one container of a pod.
     pub struct ContainerStatus {
         pub name: String,
         /// For an init container: whether it has completed.
@@ -211,7 +200,6 @@ objects! {
         pub terminated: Option<Terminated>,
     }
 
-    /// The `spec` of a Service.
     pub struct ServiceSpec {
         pub ports: Vec<ServicePort>,
     }
@@ -224,7 +212,6 @@ objects! {
         pub controller: bool,
     }
 
-    /// Metadata of a list.
     pub struct ListMetadata {
         /// Version from which a watch continues.
         pub resource_version: String,

@@ -85,7 +85,7 @@ impl TokenFacts {
         let claims = claims.as_ref();
         TokenFacts {
             has_expired: claims.is_some_and(|claims| claims.has_expired(SystemTime::now())),
-            outlives_pod: claims.is_some_and(|claims| claims.kubernetes.pod.uid.is_empty()),
+            outlives_pod: claims.is_some_and(|claims| claims.pod_uid().is_none()),
         }
     }
 }

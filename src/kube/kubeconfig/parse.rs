@@ -34,7 +34,6 @@ struct Cluster {
     server: String,
     tls_server_name: Option<String>,
     certificate_authority_data: Option<String>,
-    /// A file.
     certificate_authority: Option<PathBuf>,
 }
 
