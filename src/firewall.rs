@@ -32,7 +32,6 @@ pub enum Error {
     #[error("the kernel rejected {subject}: {source}{}", text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default())]
     Native {
         subject: String,
-        /// The kernel's words, if any.
         text: Option<String>,
         remedy: Option<&'static str>,
         #[source]
@@ -76,7 +75,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Says what to do, if this kind of error has a remedy of its own.
     pub fn remedy(&self) -> Option<String> {
         match self {
             Error::Locked { .. } => Some(
@@ -105,7 +103,6 @@ pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
         || mode.backends().iter().all(|&backend| has_own_programs(backend, families))
 }
 
-/// Whether this process finds the backend's own programs.
 fn has_own_programs(backend: Backend, families: &[Family]) -> bool {
     backend == Backend::Native
         || families.iter().all(|&family| iptables::has_programs(backend, family))
@@ -114,8 +111,6 @@ fn has_own_programs(backend: Backend, families: &[Family]) -> bool {
 /// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
 /// programs of the mode, another variant writes the rules, see [`iptables::apply`]. Idempotent;
 /// foreign rules stay.
-///
-/// # Errors
 /// Fails if no backend of the mode is usable. The chains that a failed backend created are removed;
 /// chains that existed before keep the rules that the failed backend wrote.
 pub fn apply(Origin { redirect, families }: &Origin, mode: IptablesMode) -> Result<Backend, Error> {
@@ -149,8 +144,6 @@ fn apply_all(
 /// Corrects what [`survey`] reported as missing, without programs of the host: writes the rules to the
 /// plugin's tables and deletes those of `iptables-nft`, which would decide first, and those of IPv6 if
 /// the pod has IPv4 rules only.
-///
-/// # Errors
 /// Fails if nf_tables is not usable in this kernel.
 pub fn install_native(Origin { redirect, families }: &Origin) -> Result<(), Error> {
     run_for(*families, |families| {

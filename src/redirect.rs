@@ -23,13 +23,9 @@ pub struct Redirect {
     pub proxy_gid: Option<u32>,
     /// Inbound ports to redirect. Empty means all ports.
     pub ports_to_redirect: Vec<u16>,
-    /// Inbound ports that are not redirected.
     pub skip_inbound: Vec<PortRange>,
-    /// Outbound ports that are not redirected.
     pub skip_outbound: Vec<PortRange>,
-    /// Inbound connections from these subnets are not redirected.
     pub skip_subnets: Vec<Subnet>,
-    /// Outbound connections to these subnets are not redirected.
     pub skip_outbound_subnets: Vec<Subnet>,
     /// Whether the pod object could not be read, so that its proxy may need another redirect.
     pub is_guessed: bool,
@@ -59,7 +55,6 @@ pub enum Ipv6 {
     Auto,
 }
 
-/// Which address families of a pod get redirect rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
     Ipv4,

@@ -55,27 +55,27 @@ fn read_marker(marker: Option<&str>, today: Option<&Origin>) -> (Age, Option<Ori
 /// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`. The list is empty
 /// if any backend finds all rules in order: the mode may have changed since the pod started. Otherwise
 /// it is the shortest of the lists of the mode's backends. `today` counts for rules without a marker.
-///
-/// # Errors
 /// Fails if no backend of the mode can list rules, or if one that may have the rules cannot, as rules
 /// are not proven to be missing then.
 pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
-    let check = Check { listing: Listing::default(), mode, deadline: Deadline::after(DEADLINE) };
-    let marker = match check.listing.marker() {
+    let (listing, deadline) = (Listing::default(), Deadline::after(DEADLINE));
+    let marker = match listing.marker() {
         Ok(Some(marker)) => Some(marker),
-        listed => match check.legacy_marker()? {
+        listed => match legacy_marker(deadline)? {
             None => unless_unsupported(listed)?,
             legacy => legacy,
         },
     };
     let (_, origin) = read_marker(marker.as_deref(), Some(today));
-    let Origin { redirect, families } = origin.as_ref().unwrap_or(today);
-    let missing = run_for(*families, |families| check.missing(redirect, families))?;
+    let wanted = origin.as_ref().unwrap_or(today);
+    let missing = run_for(wanted.families, |families| {
+        fewest_missing(&listing, wanted, families, mode, deadline)
+    })?;
     if missing.is_empty() || origin.is_some() {
         return Ok(missing);
     }
-    let native = is_redirecting(&|family| check.listing.comments(family));
-    if matches!(native, Ok(true)) || is_redirecting(&|family| check.legacy_comments(family))? {
+    let native = is_redirecting(&|family| listing.comments(family));
+    if matches!(native, Ok(true)) || is_redirecting(&|family| legacy_comments(family, deadline))? {
         return Ok(Vec::new());
     }
     native.map(|_| missing)
@@ -102,64 +102,62 @@ fn is_redirecting(
     Ok(linkerds.all(Vec::is_empty) || rules::is_redirecting(&ipv6))
 }
 
-struct Check {
-    listing: Listing,
-    mode: IptablesMode,
-    deadline: Deadline,
+/// Returns the marker of rules that only programs of the host can list.
+fn legacy_marker(deadline: Deadline) -> Result<Option<String>, Error> {
+    let comments = unless_unsupported(legacy_comments(Family::Ipv4, deadline))?;
+    let mut markers = comments.iter().flatten().filter_map(|text| rules::split_comment(text).1);
+    Ok(markers.next().map(str::to_owned))
 }
 
-impl Check {
-    /// Returns the marker of rules that only programs of the host can list.
-    fn legacy_marker(&self) -> Result<Option<String>, Error> {
-        let comments = unless_unsupported(self.legacy_comments(Family::Ipv4))?;
-        let mut markers = comments.iter().flatten().filter_map(|text| rules::split_comment(text).1);
-        Ok(markers.next().map(str::to_owned))
+/// Lists the comments of the rules of `iptables-legacy`.
+fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules<String>, Error> {
+    let mut backends = [Backend::Legacy, Backend::Plain].into_iter();
+    match backends.find(|&backend| iptables::has_programs(backend, family)) {
+        Some(backend) if has_legacy_nat() => iptables::comments(backend, family, deadline),
+        _ => Ok(ListedRules::default()),
     }
+}
 
-    /// Lists the comments of the rules of `iptables-legacy`.
-    fn legacy_comments(&self, family: Family) -> Result<ListedRules<String>, Error> {
-        let mut backends = [Backend::Legacy, Backend::Plain].into_iter();
-        match backends.find(|&backend| iptables::has_programs(backend, family)) {
-            Some(backend) if has_legacy_nat() => iptables::comments(backend, family, self.deadline),
-            _ => Ok(ListedRules::default()),
-        }
-    }
-
-    /// Returns the shortest list of missing rules of the mode's backends, or an empty one if any backend
-    /// has all rules. Otherwise fails if a backend cannot be read, unless the node lacks it.
-    fn missing(&self, redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
-        let of_mode = self.mode.backends();
-        // Listing creates a missing legacy table, which would hide from `survey` that rules are missing.
-        let has_legacy = has_legacy_nat();
-        let is_other = |backend: &Backend| {
-            !of_mode.contains(backend)
-                && (has_legacy || [Backend::Native, Backend::Nft].contains(backend))
-                && has_own_programs(*backend, families)
+/// Returns the shortest list of missing rules of the mode's backends, or an empty one if any backend
+/// has all rules. Otherwise fails if a backend cannot be read, unless the node lacks it.
+fn fewest_missing(
+    listing: &Listing,
+    Origin { redirect, .. }: &Origin,
+    families: &[Family],
+    mode: IptablesMode,
+    deadline: Deadline,
+) -> Result<Vec<String>, Error> {
+    let of_mode = mode.backends();
+    // Listing creates a missing legacy table, which would hide from `survey` that rules are missing.
+    let has_legacy = has_legacy_nat();
+    let is_other = |backend: &Backend| {
+        !of_mode.contains(backend)
+            && (has_legacy || [Backend::Native, Backend::Nft].contains(backend))
+            && has_own_programs(*backend, families)
+    };
+    let others = Backend::ALL.into_iter().filter(is_other);
+    let mut fewest: Option<Vec<String>> = None;
+    let mut errors = Vec::new();
+    for backend in of_mode.iter().copied().chain(others) {
+        let missing = match backend {
+            Backend::Native => listing.missing(redirect, families),
+            _ if is_locked(&errors) => continue,
+            backend => iptables::missing(redirect, families, backend, deadline),
         };
-        let others = Backend::ALL.into_iter().filter(is_other);
-        let mut fewest: Option<Vec<String>> = None;
-        let mut errors = Vec::new();
-        for backend in of_mode.iter().copied().chain(others) {
-            let missing = match backend {
-                Backend::Native => self.listing.missing(redirect, families),
-                _ if is_locked(&errors) => continue,
-                backend => iptables::missing(redirect, families, backend, self.deadline),
-            };
-            match missing {
-                Ok(missing) if missing.is_empty() => return Ok(missing),
-                Ok(missing) => {
-                    let is_fewer = |fewest: &Vec<String>| missing.len() < fewest.len();
-                    if of_mode.contains(&backend) && fewest.as_ref().is_none_or(is_fewer) {
-                        fewest = Some(missing);
-                    }
+        match missing {
+            Ok(missing) if missing.is_empty() => return Ok(missing),
+            Ok(missing) => {
+                let is_fewer = |fewest: &Vec<String>| missing.len() < fewest.len();
+                if of_mode.contains(&backend) && fewest.as_ref().is_none_or(is_fewer) {
+                    fewest = Some(missing);
                 }
-                Err(error) => errors.push(error),
             }
+            Err(error) => errors.push(error),
         }
-        match fewest {
-            Some(fewest) if errors.iter().all(is_unsupported) => Ok(fewest),
-            _ => Err(combined(errors)),
-        }
+    }
+    match fewest {
+        Some(fewest) if errors.iter().all(is_unsupported) => Ok(fewest),
+        _ => Err(combined(errors)),
     }
 }
 
@@ -181,9 +179,6 @@ pub enum Survey {
 ///
 /// Reads the plugin's tables and the tables of `iptables-nft`, which are nf_tables tables too. For
 /// `iptables-legacy`, only detects that a table exists.
-///
-/// # Errors
-/// Fails if the kernel cannot list rules.
 pub fn survey(today: Option<&Origin>) -> Result<Survey, Error> {
     match survey_readable(today) {
         Err(Error::TooLong { .. }) => Ok(Survey::Unreadable),
@@ -231,7 +226,6 @@ fn has_legacy_nat() -> bool {
     [Family::Ipv4, Family::Ipv6].into_iter().any(has_legacy_nat_of)
 }
 
-/// Returns the same for one address family.
 pub(super) fn has_legacy_nat_of(family: Family) -> bool {
     let names = match family {
         Family::Ipv4 => "ip_tables_names",

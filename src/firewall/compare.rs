@@ -13,8 +13,6 @@ use crate::redirect::{Families, Family, Ipv6, Origin, Redirect};
 
 /// Describes the packets that go elsewhere than with `today`'s rules. `None`: the plugin would install no
 /// rules. Compares IPv6 only in a netns with an IPv6 address.
-///
-/// # Errors
 /// Fails if rules cannot be listed, or have a form that is not known.
 pub fn compare(today: Option<&Origin>) -> Result<Vec<String>, Error> {
     let (listing, deadline) = (Listing::default(), Deadline::after(DEADLINE));
@@ -41,7 +39,6 @@ fn unknown(why: String) -> Error {
     Error::Incomparable { why }
 }
 
-/// Returns the rules of the plugin.
 fn table(redirect: &Redirect, family: Family) -> Result<Nat, String> {
     let chains = Chain::ALL.map(|chain| format!("-N {}", chain.name())).into_iter();
     let lines: Vec<String> =

@@ -12,11 +12,14 @@ use std::time::Duration;
 use super::Error;
 use crate::deadline::Deadline;
 use crate::redirect::backend::Backend;
+use crate::redirect::nat::words;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Family, Redirect};
 use programs::Programs;
 pub use programs::exist as has_programs;
 
+/// The word before a rule's comment.
+const COMMENT: &str = "--comment";
 /// Timeout for one program, including its wait of at most 5 s for the xtables lock.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(8);
 /// Timeout for the program that removes the rules of one family after an error. It comes in addition
@@ -26,8 +29,6 @@ const UNDO_DEADLINE: Duration = Duration::from_secs(3);
 /// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the table
 /// stay. Returns the backend whose programs wrote the rules of the first family: `backend`, unless the
 /// host lacks its programs.
-///
-/// # Errors
 /// Fails if a program is missing or fails. Then the chains that this call created are removed;
 /// chains that existed before keep the new rules.
 pub fn apply(
@@ -103,9 +104,6 @@ fn time_for_program(deadline: Deadline) -> Duration {
 
 /// Returns the rules of `redirect` that table `nat` lacks, as lines of `iptables-save`. Empty if all
 /// are present in order.
-///
-/// # Errors
-/// Fails if a program is missing or cannot list the table.
 pub fn missing(
     redirect: &Redirect,
     families: &[Family],
@@ -114,15 +112,11 @@ pub fn missing(
 ) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in families {
-        let unmarked = |line: &String| {
-            let comment = comment(line);
-            words(&line.replacen(comment, rules::split_comment(comment).0, 1))
-        };
         let listed = list(backend, family, deadline)?;
-        let listed = listed.map(|lines| lines.iter().map(unmarked).collect::<Vec<_>>());
+        let listed = listed.map(|lines| lines.iter().map(|line| sorted(line)).collect::<Vec<_>>());
         let rules = rules::rules(redirect, family);
         let is_same =
-            |run: &[Rule], listed: &Vec<String>| Ok(*listed == words(&rules::rule_line(&run[0])));
+            |run: &[Rule], listed: &Vec<String>| Ok(*listed == sorted(&rules::rule_line(&run[0])));
         let listed = listed.each_ref().map(Vec::as_slice);
         missing.extend(rules::missing_in_order(
             &mut rules.chunks(1),
@@ -136,16 +130,17 @@ pub fn missing(
 
 /// Returns the comments of the rules in table `nat`, markers included. Rules without a comment have an
 /// empty one.
-///
-/// # Errors
-/// Like [`missing`].
 pub fn comments(
     backend: Backend,
     family: Family,
     deadline: Deadline,
 ) -> Result<ListedRules<String>, Error> {
+    let comment = |line: &String| {
+        let mut words = words(line).into_iter();
+        words.find(|word| word == COMMENT).and_then(|_| words.next()).unwrap_or_default()
+    };
     let listed = list(backend, family, deadline)?;
-    Ok(listed.map(|lines| lines.iter().map(|line| comment(line).to_owned()).collect()))
+    Ok(listed.map(|lines| lines.iter().map(comment).collect()))
 }
 
 /// Lists the rules of table `nat`, as lines of `iptables -S`.
@@ -154,24 +149,16 @@ fn list(
     family: Family,
     deadline: Deadline,
 ) -> Result<ListedRules<String>, Error> {
-    let lines = lines(backend, family, deadline)?;
+    let programs = programs::find(backend, family)?;
+    let lines = program::list(&programs.command, time_for_program(deadline))?;
     Ok(Chain::ALL.map(|chain| {
         let start = format!("-A {} ", chain.name());
         lines.iter().filter(|line| line.starts_with(&start)).cloned().collect()
     }))
 }
 
-/// Lists table `nat`, all lines of `iptables -S`.
-///
-/// # Errors
-/// Like [`missing`].
-pub fn lines(backend: Backend, family: Family, deadline: Deadline) -> Result<Vec<String>, Error> {
-    let programs = programs::find(backend, family)?;
-    program::list(&programs.command, time_for_program(deadline))
-}
-
-/// Like [`lines`], for the table of nf_tables or that of legacy iptables. Never lists the other one, as
-/// listing creates a missing legacy table.
+/// Lists the whole table `nat` of nf_tables, or that of legacy iptables, as lines of `iptables -S`. Never
+/// lists the other one, as listing creates a missing legacy table.
 pub fn lines_of(is_legacy: bool, family: Family, deadline: Deadline) -> Result<Vec<String>, Error> {
     let backend = if is_legacy { Backend::Legacy } else { Backend::Nft };
     let programs = [backend, Backend::Plain].map(|backend| programs::find(backend, family));
@@ -184,20 +171,15 @@ pub fn lines_of(is_legacy: bool, family: Family, deadline: Deadline) -> Result<V
     Err(Error::Incomparable { why })
 }
 
-/// Returns the comment of a rule, empty if it has none. Comments with a blank are quoted.
-fn comment(line: &str) -> &str {
-    let (_, comment) = line.split_once("--comment ").unwrap_or_default();
-    match comment.strip_prefix('"') {
-        Some(quoted) => quoted.split('"').next().unwrap_or_default(),
-        None => comment.split(' ').next().unwrap_or_default(),
+/// Returns the words of a rule without its marker, sorted: versions of iptables differ in the order of
+/// conditions.
+fn sorted(line: &str) -> Vec<String> {
+    let mut words = words(line);
+    if let Some(index) = words.iter().position(|word| word == COMMENT)
+        && let Some(comment) = words.get_mut(index + 1)
+    {
+        comment.truncate(rules::split_comment(comment).0.len());
     }
-}
-
-/// Returns the words of a rule, sorted and unquoted. Versions of iptables differ in the order of
-/// conditions and in quotes.
-fn words(line: &str) -> Vec<String> {
-    let mut words: Vec<String> =
-        line.split_whitespace().map(|word| word.trim_matches('"').to_owned()).collect();
     words.sort_unstable();
     words
 }

@@ -36,8 +36,6 @@ const OLDEST_KERNEL: (u32, u32) = (4, 18);
 ///
 /// In a netns without the table, one transaction is enough. If the table exists, a second one
 /// replaces it. The old rules apply until the new ones do.
-///
-/// # Errors
 /// Fails with the kernel's error; then no rule changed. After a timeout the rules may have changed.
 pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     refuse_old_kernel(&uname().map(|name| name.release().to_owned()).unwrap_or_default())?;

@@ -33,8 +33,6 @@ type Outcome = [Option<u16>; 2];
 
 /// Describes the packets with which the rules `now`, tables in the order in which they decide, do
 /// something else than `wanted`. Empty if there are none.
-///
-/// # Errors
 /// Fails if there are too many kinds of packets.
 pub fn differences(now: &[Nat], wanted: &Nat, family: Family) -> Result<Vec<String>, String> {
     let conditions: Vec<_> = now.iter().chain([wanted]).flat_map(Nat::conditions).collect();
@@ -72,18 +70,15 @@ pub fn differences(now: &[Nat], wanted: &Nat, family: Family) -> Result<Vec<Stri
             {
                 let chosen = indexes.iter().flat_map(|index| classes[*index].iter().copied());
                 let ranges = ports::merged(chosen.collect());
-                match (field, indexes.len() == classes.len()) {
-                    (Field::Protocol, false) if ranges == [(TCP.into(), TCP.into())] => {
-                        text.push_str(" TCP")
-                    }
-                    (Field::Protocol, false) if ranges == [(UDP.into(), UDP.into())] => {
-                        text.push_str(" UDP")
-                    }
-                    (_, true) => {}
-                    (_, false) => {
-                        text.push_str(&format!(" {preposition} {}", list(&ranges, *field, family)));
-                    }
-                }
+                let only = |protocol: u8| {
+                    *field == Field::Protocol && ranges == [(protocol.into(), protocol.into())]
+                };
+                text.push_str(&match indexes.len() == classes.len() {
+                    true => String::new(),
+                    false if only(TCP) => " TCP".to_owned(),
+                    false if only(UDP) => " UDP".to_owned(),
+                    false => format!(" {preposition} {}", list(&ranges, *field, family)),
+                });
             }
             texts.push(text + &described(outcome));
         }

@@ -16,17 +16,13 @@ pub enum Hook {
     Output,
 }
 
-/// What a condition compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     Protocol,
-    /// Destination port.
     Port,
     Source,
     Destination,
-    /// Incoming interface.
     Input,
-    /// Outgoing interface.
     Output,
     Uid,
     Gid,
@@ -71,8 +67,6 @@ impl Hook {
 
 impl Nat {
     /// Reads lines of `iptables -S`.
-    ///
-    /// # Errors
     /// Fails if a rule that packets can reach has an unknown option, and names the rule.
     pub fn read(lines: &[String]) -> Result<Nat, String> {
         let mut nat = Nat::default();
@@ -141,7 +135,6 @@ impl Condition {
         packet[self.field as usize].is_some_and(|number| self.has(number)) != self.is_negated
     }
 
-    /// Whether the number is in one of the ranges.
     pub fn has(&self, number: u128) -> bool {
         self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&number))
     }
@@ -193,7 +186,7 @@ fn rule(line: &str) -> Result<Rule, String> {
 }
 
 /// Splits a line at blanks outside quotes, and removes the quotes.
-fn words(line: &str) -> Vec<String> {
+pub fn words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut is_quoted) = (Vec::new(), String::new(), false);
     let mut characters = line.chars();
     while let Some(character) = characters.next() {

@@ -31,7 +31,6 @@ pub struct PortRange {
 #[error("{} {why}", quote(.at_fault))]
 pub struct InvalidElement<'a> {
     pub text: &'a str,
-    /// The part that is invalid.
     at_fault: &'a str,
     why: &'static str,
 }
@@ -41,7 +40,6 @@ pub struct InvalidElement<'a> {
 pub struct InvalidElements<'a> {
     /// At most [`INVALID_LIMIT`] elements.
     pub first: Vec<InvalidElement<'a>>,
-    /// Number of further elements.
     pub more: usize,
 }
 

@@ -23,9 +23,7 @@ use super::{Family, Redirect, Subnet};
 pub enum Chain {
     Prerouting,
     Output,
-    /// Linkerd's chain for inbound connections.
     ProxyInitRedirect,
-    /// Linkerd's chain for outbound connections.
     ProxyInitOutput,
 }
 
@@ -65,7 +63,6 @@ pub enum Match {
 pub enum Verdict {
     /// Continues in the calling chain, so that the packet is not redirected.
     Return,
-    /// Redirects the connection to this port of the pod.
     Redirect(u16),
     Jump(Chain),
 }

@@ -26,8 +26,6 @@ const STDOUT_LIMIT: usize = 8 << 20;
 
 /// Runs the `-restore` program with `script` as input. The program applies all of the script or
 /// nothing.
-///
-/// # Errors
 /// Fails with the program's stderr, with [`Error::Locked`], with [`Error::Unread`], or with
 /// [`Error::Deadline`] after killing the program.
 pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), Error> {
@@ -45,9 +43,7 @@ pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), E
 }
 
 /// Lists table `nat` as lines of `iptables -S`.
-///
-/// # Errors
-/// Like [`restore`], and with [`Error::TooLong`].
+/// Fails like [`restore`], and with [`Error::TooLong`].
 pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
     let failed = |message| Error::List { program: program.to_owned(), message };
     let mut command = Command::new(program);
@@ -67,9 +63,6 @@ pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
 }
 
 /// Whether the program is of legacy iptables, not of nf_tables. Versions before 1.8 do not print it.
-///
-/// # Errors
-/// Like [`list`].
 pub fn is_legacy(program: &Path, deadline: Duration) -> Result<bool, Error> {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::piped());

@@ -11,7 +11,6 @@ use crate::redirect::backend::Backend;
 /// Searched after `PATH`, which some runtimes leave empty.
 const FALLBACK_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
-/// A pair of programs of the same backend and family.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Programs {
     pub backend: Backend,
@@ -21,8 +20,6 @@ pub struct Programs {
 
 /// Finds the programs for `backend` and `family`. If the host lacks them, uses the first complete
 /// pair of nft, plain and legacy, and logs a warning.
-///
-/// # Errors
 /// Fails if the host has no complete pair.
 pub fn find(backend: Backend, family: Family) -> Result<Programs, Error> {
     find_in(&dirs(), backend, family)

@@ -118,7 +118,6 @@ impl Expressions {
         self.push("payload", data)
     }
 
-    /// Clears the bits that `mask` does not have.
     fn mask(self, mask: &[u8]) -> Self {
         let data = Attributes::default()
             .number(nfta::BITWISE_SREG, REGISTER)

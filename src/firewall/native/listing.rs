@@ -30,9 +30,6 @@ pub struct Listing {
 
 impl Listing {
     /// Returns the marker of the rules in the plugin's tables, or else in those of `iptables-nft`.
-    ///
-    /// # Errors
-    /// Fails if the kernel cannot list rules of IPv4.
     pub fn marker(&self) -> Result<Option<String>, Error> {
         for table in [message::PLUGIN_TABLE, rules::NAT_TABLE] {
             for family in [Family::Ipv4, Family::Ipv6] {
@@ -50,9 +47,6 @@ impl Listing {
 
     /// Returns the rules of `redirect` that are missing or at another position in the plugin's tables,
     /// as lines of `iptables-save`.
-    ///
-    /// # Errors
-    /// Fails if the kernel cannot list the rules.
     pub fn missing(&self, redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
         let mut missing = Vec::new();
         for &family in families {
@@ -68,9 +62,6 @@ impl Listing {
     }
 
     /// Whether the plugin's table has the rules of `redirect` and no other.
-    ///
-    /// # Errors
-    /// Fails if the kernel cannot list the rules.
     pub fn is_of(&self, redirect: &Redirect, family: Family) -> Result<bool, Error> {
         let count: usize = self.active(family)?.iter().map(|rules| rules.len()).sum();
         let wanted = nft::runs(&rules::rules(redirect, family)).count();
@@ -102,9 +93,6 @@ impl Listing {
 
     /// Returns the comments, without markers, of the rules that decide: those of `iptables-nft`, which
     /// come first, or else those of the plugin's table.
-    ///
-    /// # Errors
-    /// Fails if the kernel cannot list rules of the family.
     pub fn comments(&self, family: Family) -> Result<ListedRules<String>, Error> {
         let nat = self.table(rules::NAT_TABLE, family)?;
         let found = match has_linkerd_rules(nat) {
@@ -252,8 +240,6 @@ fn is_active(table: &str, family: Family) -> Result<bool, Errno> {
 
 /// Returns the names of the tables with chains of type `nat`. Those of the family `inet` begin with
 /// `inet `.
-///
-/// # Errors
 /// Fails if the kernel cannot list chains, or if a table of iptables is not active.
 pub fn nat_tables(family: Family) -> Result<BTreeSet<String>, Error> {
     let (mut tables, all) = (BTreeSet::new(), Attributes::default());

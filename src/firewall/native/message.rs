@@ -16,7 +16,6 @@ pub const PLUGIN_TABLE: &str = "linkerd-cni";
 /// another program wins.
 const PRIORITY: i32 = libc::NF_IP_PRI_NAT_DST + 1;
 
-/// Message types of nf_tables.
 pub mod kind {
     use nix::libc;
 

@@ -9,19 +9,15 @@ use crate::netlink::ack::Rejection;
 use crate::netlink::attribute::find;
 use crate::netlink::socket::Message;
 
-/// Remedy if the kernel has no nf_tables.
 const NO_NF_TABLES: &str = "load the kernel module nf_tables (CONFIG_NF_TABLES)";
-/// Remedy if the kernel has no chains of type `nat`.
 const NO_NAT_CHAIN: &str =
     "load the kernel module nft_chain_nat (before Linux 5.2 nft_chain_nat_ipv4 and _ipv6)";
-/// Remedy if the kernel has no address family.
 const NO_FAMILY: &str =
     "the kernel lacks nf_tables of this address family (CONFIG_NF_TABLES_IPV4 or _IPV6)";
 /// Remedy if the kernel lacks an expression of a rule. The redirect is the only one that needs a module
 /// in all kernels.
 const NO_REDIRECT: &str =
     "load the kernel module nft_redir, or that of another expression of the rule";
-/// Remedy if the kernel has no sets with ranges.
 const NO_SET: &str = "load the kernel module nf_tables_set (in older kernels a module of its own)";
 const NO_PERMISSION: &str =
     "the plugin needs CAP_NET_ADMIN in the user namespace of the pod's network namespace";

@@ -28,7 +28,6 @@ struct Element {
     is_end: bool,
 }
 
-/// Returns the elements of a set, ascending.
 fn elements(set: &Set) -> Vec<Element> {
     let largest = u128::MAX >> (u128::BITS as usize - 8 * set.key.length());
     let mut elements = Vec::with_capacity(2 * set.ranges.len());
@@ -91,9 +90,6 @@ fn encode(element: Element, key: Key) -> Attributes {
 
 /// Returns whether the set with this name, which a rule of the plugin's table has, has the elements of
 /// `wanted`.
-///
-/// # Errors
-/// Returns the kernel's error.
 pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errno> {
     let request = Attributes::default()
         .text(nfta::SET_ELEM_LIST_TABLE, PLUGIN_TABLE)

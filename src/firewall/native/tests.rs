@@ -84,25 +84,14 @@ fn rules_of_other_tables_that_old_kernels_list_too_are_ignored() {
 
 #[test]
 fn kernels_before_4_18_are_refused() {
-    for (release, is_refused) in [
-        ("2.6.78", true),
-        ("3.10.0-1160.el7.x86_64", true),
-        ("4.14.355-196.amzn2.x86_64", true),
-        ("4.17", true),
-        ("4.18.0-553.el8_10.x86_64", false),
-        ("5.3", false),
-        ("6.18.44-fc", false),
-        ("10.0", false),
-        ("", false),
-        ("next", false),
-    ] {
-        let refused = refuse_old_kernel(OsStr::new(release));
-        assert_eq!(refused.is_err(), is_refused, "{release}");
-        if let Err(error) = refused {
-            let wanted =
-                format!("the backend native needs Linux 4.18, and this kernel is {release}");
-            assert_eq!(error.to_string(), wanted);
-            assert!(error.remedy().is_some());
-        }
+    let old = ["2.6.78", "3.10.0-1160.el7.x86_64", "4.14.355-196.amzn2.x86_64", "4.17"];
+    for release in old {
+        let error = refuse_old_kernel(OsStr::new(release)).unwrap_err();
+        let wanted = format!("the backend native needs Linux 4.18, and this kernel is {release}");
+        assert_eq!(error.to_string(), wanted);
+        assert!(error.remedy().is_some());
+    }
+    for release in ["4.18.0-553.el8_10.x86_64", "5.3", "6.18.44-fc", "10.0", "", "next"] {
+        refuse_old_kernel(OsStr::new(release)).unwrap();
     }
 }

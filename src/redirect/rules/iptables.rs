@@ -62,7 +62,6 @@ pub fn undo_script(rules: &[Rule]) -> String {
     script
 }
 
-/// Turns a line that appends a rule into one that deletes the rule.
 fn deletion(line: &str) -> String {
     line.replacen("-A ", "-D ", 1)
 }

@@ -15,53 +15,40 @@ fn lines(redirect: &Redirect, family: Family) -> String {
 }
 
 #[test]
-fn default_rules_are_upstreams() {
-    insta::assert_snapshot!(lines(&redirect(), Family::Ipv4));
-}
-
-#[test]
-fn both_families_get_the_same_rules() {
-    assert_eq!(lines(&redirect(), Family::Ipv4), lines(&redirect(), Family::Ipv6));
-}
-
-#[test]
-fn ports_to_redirect_replace_the_rule_for_all_ports() {
-    let redirect = Redirect { ports_to_redirect: vec![8080, 9090], ..redirect() };
-    insta::assert_snapshot!(lines(&redirect, Family::Ipv4));
-}
-
-#[test]
-fn more_than_fifteen_ports_take_more_than_one_rule() {
+fn rules_of_both_families_are_upstreams() {
     let skip_inbound = [4191, 4190].into_iter().chain(1..=19).map(PortRange::from);
     let skip_outbound = (100..120).step_by(2).map(|first| PortRange { first, last: first + 1 });
-    let redirect = Redirect {
-        skip_inbound: skip_inbound.collect(),
-        skip_outbound: skip_outbound.collect(),
-        ..redirect()
-    };
-    insta::assert_snapshot!(lines(&redirect, Family::Ipv4));
-}
-
-#[test]
-fn annotations_add_rules_at_upstreams_positions() {
-    let redirect = Redirect {
-        proxy_uid: Some(1234),
-        proxy_gid: Some(5678),
-        skip_inbound: vec![4191.into(), 4190.into(), 9998.into(), 9999.into()],
-        skip_outbound: vec![25.into(), 3306.into()],
-        skip_subnets: vec![
-            subnet("10.0.0.0/8"),
-            subnet("192.168.1.7/24"),
-            subnet("fd00::/8"),
-            subnet("::/0"),
-        ],
-        ..redirect()
-    };
-    insta::assert_snapshot!(format!(
-        "IPv4\n{}\n\nIPv6\n{}",
-        lines(&redirect, Family::Ipv4),
-        lines(&redirect, Family::Ipv6)
-    ));
+    let cases = [
+        ("default values", redirect()),
+        ("ports to redirect", Redirect { ports_to_redirect: vec![8080, 9090], ..redirect() }),
+        (
+            "more than fifteen ports",
+            Redirect {
+                skip_inbound: skip_inbound.collect(),
+                skip_outbound: skip_outbound.collect(),
+                ..redirect()
+            },
+        ),
+        (
+            "annotations",
+            Redirect {
+                proxy_uid: Some(1234),
+                proxy_gid: Some(5678),
+                skip_inbound: vec![4191.into(), 4190.into(), 9998.into(), 9999.into()],
+                skip_outbound: vec![25.into(), 3306.into()],
+                skip_subnets: ["10.0.0.0/8", "192.168.1.7/24", "fd00::/8", "::/0"]
+                    .map(subnet)
+                    .into(),
+                ..redirect()
+            },
+        ),
+    ];
+    let rendered = cases.map(|(name, redirect)| {
+        let [ipv4, ipv6] = [Family::Ipv4, Family::Ipv6].map(|family| lines(&redirect, family));
+        let ipv6 = if ipv6 == ipv4 { "the same".to_owned() } else { ipv6 };
+        format!("{name}, IPv4:\n{ipv4}\nIPv6:\n{ipv6}\n")
+    });
+    insta::assert_snapshot!(rendered.join("\n"));
 }
 
 #[test]
