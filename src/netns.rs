@@ -58,8 +58,6 @@ pub fn is_own(path: &Path) -> bool {
 
 /// Creates a netns and returns a file that keeps it alive. The netns is removed when the file is closed
 /// and no process is inside.
-///
-/// # Errors
 /// Fails if the process lacks CAP_SYS_ADMIN or cannot start a thread.
 pub fn fresh() -> Result<File, Error> {
     let created = run_within("netns", CREATE_BUDGET, || {
@@ -70,8 +68,6 @@ pub fn fresh() -> Result<File, Error> {
 }
 
 /// Runs `work` inside the netns at `path` and waits for it at most `deadline`.
-///
-/// # Errors
 /// Fails if the netns cannot be opened or entered, or with [`Error::Work`]. After the deadline the thread
 /// keeps running until `work` returns or the process ends.
 pub fn run<T: Send + 'static>(

@@ -29,9 +29,6 @@ const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 const PREVIOUS_MISSING: &str = "CHECK: required prevResult missing";
 
 /// Runs the command in `request` and returns the text for stdout.
-///
-/// # Errors
-/// Fails with the CNI error that the runtime shows.
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
         Command::Version => Ok(version::response()),
@@ -123,7 +120,11 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
 fn check(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     record.result = CallResult::Checked;
     match missing_rules(request, config, record) {
-        Ok(missing) if !missing.is_empty() => return Err(rules_missing(&missing)),
+        Ok(missing) if !missing.is_empty() => {
+            let missing = firewall::describe_missing(&missing);
+            let problem = format!("redirect rules of the pod are missing or changed: {missing}");
+            return Err(Error::new(Failure::RulesMissing, problem));
+        }
         Ok(_) => {
             let is_known = request.config.non_null("prevResult").is_some();
             if !is_known && record.result == CallResult::Checked {
@@ -179,16 +180,6 @@ fn missing_rules(
             Ok(Vec::new())
         }
     }
-}
-
-fn rules_missing(missing: &[String]) -> Error {
-    Error::new(
-        Failure::RulesMissing,
-        format!(
-            "redirect rules of the pod are missing or changed: {}",
-            firewall::describe_missing(missing)
-        ),
-    )
 }
 
 /// Rejects a request for the plugin's own netns, in which the rules would redirect the

@@ -143,9 +143,7 @@ impl Config {
 
     /// Returns the paths around the proxy of a meshed pod: those that its object, its namespace and the
     /// plugin entry cause today.
-    ///
-    /// # Errors
-    /// The error with which the pod would not start today.
+    /// Fails with the error with which the pod would not start today.
     pub fn bypasses(
         &self,
         pod: &PodRef,

@@ -38,7 +38,6 @@ pub const CREATE: u16 = libc::NLM_F_CREATE as u16;
 /// Flag of a request that creates a rule: add it at the end of its chain.
 pub const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
-/// Size of `struct nfgenmsg`, in bytes.
 const FAMILY_HEADER: usize = 4;
 
 /// Size of the buffer for responses, in bytes. The kernel sends at most 32 KiB of a list at a time
@@ -55,9 +54,7 @@ sockopt_impl!(
 
 /// Sends one rtnetlink request and waits for the kernel's response. `header` is the structure that
 /// the message type `kind` has before its attributes.
-///
-/// # Errors
-/// Returns the kernel's error, `ETIMEDOUT` without a response.
+/// Fails with the kernel's error, `ETIMEDOUT` without a response.
 pub fn request_rtnetlink(
     kind: u16,
     flags: u16,
@@ -71,7 +68,6 @@ pub fn request_rtnetlink(
     receive_result(&socket).map_err(|rejection| rejection.errno)
 }
 
-/// One request of an nf_tables transaction.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Message type within nf_tables, such as `NFT_MSG_NEWTABLE`.
@@ -83,9 +79,7 @@ pub struct Message {
 }
 
 /// Applies `messages` as one nf_tables transaction: all of them or none.
-///
-/// # Errors
-/// Returns the kernel's error for the first message that fails, with the position of the message,
+/// Fails with the kernel's error for the first message that fails, with the position of the message,
 /// counted from 1, as its sequence number. `ETIMEDOUT` without a response, `EMSGSIZE` if the messages
 /// exceed the send buffer.
 pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
@@ -124,9 +118,7 @@ fn make_room(socket: &OwnedFd, length: usize) {
 }
 
 /// Lists nf_tables objects of type `kind` and passes the attributes of each to `element`.
-///
-/// # Errors
-/// Returns the kernel's error, `EOPNOTSUPP` if it has no nf_tables, `ETIMEDOUT` without a response,
+/// Fails with the kernel's error, `EOPNOTSUPP` if it has no nf_tables, `ETIMEDOUT` without a response,
 /// `EFBIG` if the list is longer than [`DUMP_LIMIT`].
 pub fn dump(
     kind: u16,
@@ -143,9 +135,7 @@ pub fn dump(
 
 /// Lists rtnetlink objects and passes the attributes of each to `element`. `kind` is the message type of
 /// the request, and `header` the structure that each message has before its attributes.
-///
-/// # Errors
-/// As [`dump`], with a list longer than `limit` bytes.
+/// Fails as [`dump`], with a list longer than `limit` bytes.
 pub fn dump_rtnetlink(
     kind: u16,
     header: &[u8],

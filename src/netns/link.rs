@@ -18,7 +18,6 @@ const ADDRESSES_LIMIT: usize = 256 << 10;
 
 const NEW_LINK: u16 = libc::RTM_NEWLINK;
 const NEW_ADDRESS: u16 = libc::RTM_NEWADDR;
-/// Create the object and fail if it exists.
 const NEW: u16 = CREATE | EXCLUSIVE;
 
 const UP: u32 = libc::IFF_UP as u32;
@@ -38,9 +37,7 @@ mod ifla {
 }
 
 /// Creates a veth pair: two connected interfaces called `name`, one in this netns and one in `other`.
-///
-/// # Errors
-/// Returns the kernel's error, such as `EEXIST`.
+/// Fails with the kernel's error, such as `EEXIST`.
 pub fn create_veth_pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
     let other = other.as_fd().as_raw_fd();
     let mut peer = Attributes(interface(0, 0).to_vec());
@@ -70,9 +67,7 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno>
 }
 
 /// Returns the addresses of all interfaces.
-///
-/// # Errors
-/// Returns the kernel's error, `EFBIG` if the list is longer than [`ADDRESSES_LIMIT`].
+/// Fails with the kernel's error, `EFBIG` if the list is longer than [`ADDRESSES_LIMIT`].
 pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
     let mut addresses = Vec::new();
     // `struct ifaddrmsg`, of any family and interface.

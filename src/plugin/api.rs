@@ -32,7 +32,6 @@ const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 /// State of the requests for one pod, readable also if their thread does not end in time.
 #[derive(Default)]
 pub struct Progress {
-    /// Number of requests sent.
     pub requests: AtomicU32,
     /// How many of them repeated a failed request.
     pub retries: AtomicU32,
@@ -57,8 +56,6 @@ impl Progress {
 /// The client's deadlines bound single phases of a request, so a response that arrives
 /// in small pieces could take longer than the budget. After a timeout the thread runs on
 /// until the process exits.
-///
-/// # Errors
 /// Fails with the error of `work`, and on a timeout with the error of the last request, or with
 /// [`Failure::ApiUnreachable`] if no request has failed.
 pub fn run_within<T: Send + 'static>(
@@ -188,7 +185,6 @@ impl<'a> Api<'a> {
         Ok(true)
     }
 
-    /// Builds the CNI error for a request that is not retried.
     fn final_error(&self, object: &str, error: &kube::Error) -> Error {
         let failure = match error.code() {
             Some(401) => Failure::TokenRejected,
@@ -222,7 +218,6 @@ impl ClusterLookup for Api<'_> {
     }
 }
 
-/// Error for the object of another pod.
 fn another_pod(pod: &PodRef, problem: &AnotherPod) -> Error {
     match problem {
         AnotherPod::Name { .. } => unexpected(&format!("pod {pod}"), &problem.to_string()),

@@ -43,7 +43,6 @@ const SHORT_BUDGET: Duration = Duration::from_secs(2);
 /// A pod's redirect, and the API error if it was computed without the pod object.
 pub struct PodRedirect {
     pub resolved: ResolvedRedirect,
-    /// Why the pod object was not read.
     pub api_error: Option<Error>,
 }
 
@@ -160,7 +159,6 @@ impl KnownPod {
     }
 }
 
-/// Fetches the facts about the pod on a thread of its own, and counts the requests.
 fn fetch(
     pod: &PodRef,
     config: &Config,

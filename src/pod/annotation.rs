@@ -7,7 +7,6 @@ use crate::cni::Error;
 use crate::failure::Failure;
 use crate::quote::quote;
 
-/// Annotation keys and values.
 pub type Annotations = BTreeMap<String, String>;
 
 pub const SKIP_OUTBOUND_PORTS: &str = "config.linkerd.io/skip-outbound-ports";
@@ -35,9 +34,7 @@ pub const CREATED_BY: &str = "linkerd.io/created-by";
 /// follow.
 pub const INJECTOR: &str = "linkerd/proxy-injector";
 
-/// Annotation with the version of the pod's proxy.
 const PROXY_VERSION: &str = "linkerd.io/proxy-version";
-/// Annotation with the hash of the proxy's trust anchors.
 const TRUST_ROOT: &str = "linkerd.io/trust-root-sha256";
 
 /// Annotations that the namespace may have for its pods. If the pod lacks one, the namespace's value

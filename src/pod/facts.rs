@@ -18,14 +18,12 @@ use crate::redirect::ports::PortRange;
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct PodFacts {
-    /// UID of the pod object.
     pub uid: String,
     /// Annotations that change redirect rules: the pod's values, else the namespace's values.
     pub annotations: Annotations,
     /// Keys of those that are the namespace's.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub inherited: Vec<String>,
-    /// User and ports of the container `linkerd-proxy`.
     pub proxy: Proxy,
     /// Name of the pod's RuntimeClass. Empty without one, or if the pod object was not read.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -49,9 +47,7 @@ const DEFAULT_API_PORTS: [u16; 2] = [443, 6443];
 
 /// Fetches the objects besides the pod on which its redirect may depend.
 pub trait ClusterLookup {
-    /// Returns the annotations of a namespace.
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error>;
-    /// Returns the Service of the API server.
     fn api_service(&mut self) -> Result<Service, Error>;
 }
 
@@ -112,7 +108,10 @@ pub fn facts(
     pod: &PodRef,
     lookup: &mut impl ClusterLookup,
 ) -> Result<Decision<PodFacts>, Error> {
-    Ok(match own_facts(found).map_err(|problem| unexpected_response(pod, problem))? {
+    let unexpected = |problem| {
+        Error::new(Failure::UnexpectedResponse, format!("cannot read pod {pod}: {problem}"))
+    };
+    Ok(match own_facts(found).map_err(unexpected)? {
         Decision::Redirect(own) => Decision::Redirect(own.complete(&pod.namespace, lookup)?),
         Decision::Skip(reason) => Decision::Skip(reason),
     })
@@ -126,7 +125,6 @@ pub struct OwnFacts {
     pub is_control_plane: bool,
 }
 
-/// Returns the facts in the pod object.
 pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
     let proxy = match proxy(&found)? {
         Decision::Redirect(proxy) => proxy,
@@ -227,11 +225,6 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
         "linkerd-cni: using the default ports {DEFAULT_API_PORTS:?} of Service default/kubernetes: {problem}"
     );
     DEFAULT_API_PORTS.map(PortRange::from).to_vec()
-}
-
-/// Error for a response that is an object but not a pod.
-fn unexpected_response(pod: &PodRef, problem: NotAPod) -> Error {
-    Error::new(Failure::UnexpectedResponse, format!("cannot read pod {pod}: {problem}"))
 }
 
 /// Returns the Service's port and, if it is a number, its target port.

@@ -9,7 +9,6 @@ use super::Decision;
 use super::skip::SkipReason;
 use crate::kube::types::{Container, Pod};
 
-/// Name of the proxy container.
 pub const PROXY: &str = "linkerd-proxy";
 /// Name of the init container that installs redirect rules itself. The plugin skips its pod.
 const PROXY_INIT: &str = "linkerd-init";
@@ -37,7 +36,6 @@ pub fn is_meshed(pod: &Pod) -> bool {
     matches!(proxy(pod), Ok(Decision::Redirect(_)))
 }
 
-/// Returns the proxy of a meshed pod.
 pub fn proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
     let containers = pod.spec.containers.as_ref().ok_or(NotAPod)?;
     let init = &pod.spec.init_containers;

@@ -39,7 +39,6 @@ pub struct PodFilter {
     /// Namespace of the agent's DaemonSet. Its pods are skipped: they install the credential that an
     /// API request needs.
     pub agent_namespace: String,
-    /// Name of the agent's DaemonSet.
     pub agent_daemonset: String,
 }
 
@@ -110,57 +109,41 @@ mod tests {
     fn a_pod_without_an_annotation_that_only_pods_with_a_proxy_have_is_skipped() {
         let none = Some(SkipReason::NoProxyAnnotation);
         let disabled = Some(SkipReason::InjectionDisabled);
-        let cases = [
-            ("{}", none),
-            (r#"{"kubernetes.io/config.source":"api"}"#, none),
-            (r#"{"linkerd.io/inject":"disabled"}"#, disabled),
-            (r#"{"notlinkerd.io/inject":"enabled"}"#, none),
-            (r#"{"linkerd.io/inject":"enabled"}"#, none),
-            (r#"{"config.linkerd.io/opaque-ports":"3306"}"#, none),
-            (
-                r#"{"config.linkerd.io/opaque-ports":"3306","linkerd.io/inject":"disabled"}"#,
-                disabled,
-            ),
-            (r#"{"linkerd.io/inject":"disabled","linkerd.io/proxy-version":"x"}"#, None),
-            (
-                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/helm v1.7.0"}"#,
-                disabled,
-            ),
-            (
-                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","checksum/config":"x"}"#,
-                disabled,
-            ),
-            (
-                // Charts set `created-by` from their value `cliVersion`, which may be any text.
-                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"foo"}"#,
-                disabled,
-            ),
-            (
-                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#,
-                None,
-            ),
-            (
-                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","linkerd.io/proxy-version":"x"}"#,
-                None,
-            ),
-            (
-                r#"{"linkerd.io/inject":"disabled","linkerd.io/created-by":"linkerd/cli v1","config.linkerd.io/proxy-uid":"1"}"#,
-                disabled,
-            ),
-            (r#"{"linkerd.io/inject":"enabled","linkerd.io/created-by":"linkerd/helm v1"}"#, none),
-            (r#"{"linkerd.io/created-by":"linkerd/cli v1"}"#, none),
-            (r#"{"linkerd.io/created-by":"linkerd/helm v1"}"#, none),
-            (r#"{"linkerd.io/created-by":"linkerd/proxy-injector edge-1"}"#, None),
-            (r#"{"linkerd.io/proxy-version":"x"}"#, None),
-            (r#"{"linkerd.io/inject":"disabled","linkerd.io/trust-root-sha256":"x"}"#, None),
-            (r#"{"config.linkerd.io/skip-inbound-ports":"1"}"#, none),
-            ("null", None),
-            ("[]", None),
-            (r#"{"a":1}"#, None),
-        ];
-        for (annotations, wanted) in cases {
-            let got = from_runtime(annotations).as_ref().and_then(skipped_by_annotations);
-            assert_eq!(got, wanted, "{annotations:?}");
+        for (annotations, wanted) in [
+            ("", none),
+            ("kubernetes.io/config.source=api", none),
+            ("inject=disabled", disabled),
+            ("notlinkerd.io/inject=enabled", none),
+            ("inject=enabled", none),
+            ("config.linkerd.io/opaque-ports=3306", none),
+            ("config.linkerd.io/opaque-ports=3306; inject=disabled", disabled),
+            ("inject=disabled; proxy-version=x", None),
+            ("inject=disabled; created-by=linkerd/helm v1.7.0", disabled),
+            ("inject=disabled; created-by=linkerd/cli v1; checksum/config=x", disabled),
+            // Charts set `created-by` from their value `cliVersion`, which may be any text.
+            ("inject=disabled; created-by=foo", disabled),
+            ("inject=disabled; created-by=linkerd/proxy-injector edge-1", None),
+            ("inject=disabled; created-by=linkerd/cli v1; proxy-version=x", None),
+            ("inject=disabled; created-by=linkerd/cli v1; config.linkerd.io/proxy-uid=1", disabled),
+            ("inject=enabled; created-by=linkerd/helm v1", none),
+            ("created-by=linkerd/cli v1", none),
+            ("created-by=linkerd/helm v1", none),
+            ("created-by=linkerd/proxy-injector edge-1", None),
+            ("proxy-version=x", None),
+            ("inject=disabled; trust-root-sha256=x", None),
+            ("config.linkerd.io/skip-inbound-ports=1", none),
+        ] {
+            let pairs = annotations.split("; ").filter_map(|pair| pair.split_once('='));
+            let whole = |key: &str| match key.contains('/') {
+                true => key.to_owned(),
+                false => format!("linkerd.io/{key}"),
+            };
+            let pairs: BTreeMap<_, _> = pairs.map(|(key, value)| (whole(key), value)).collect();
+            let found = from_runtime(&serde_json::to_string(&pairs).unwrap()).unwrap();
+            assert_eq!(skipped_by_annotations(&found), wanted, "{annotations}");
+        }
+        for annotations in ["null", "[]", r#"{"a":1}"#] {
+            assert_eq!(from_runtime(annotations), None, "{annotations}");
         }
     }
 
