@@ -19,7 +19,7 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use testkit::cluster::{
-    active, agent, burst, connections, families, helm, node, pods, versions, watcher,
+    active, agent, burst, connections, families, helm, kubectl, node, pods, versions, watcher,
 };
 use testkit::until;
 

@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use crate::families::Family;
 use crate::helm::{Helm, NAMESPACE};
 use crate::job;
+use crate::kubectl::piped;
 use crate::node::{Files, Netns, Node, netns_of};
 use crate::pods::{self, Pods, apply, kubectl};
 use crate::primary_cni;
@@ -66,14 +67,13 @@ pub fn stopped_daemon(pods: &Pods) -> String {
 }
 
 /// With `chained: false` Multus calls the plugin only for pods that name its NetworkAttachmentDefinition.
-pub fn called_by_an_attachment(node: &Node, helm: &Helm, before: &Files) -> String {
+pub fn called_by_an_attachment(helm: &Helm, pods: &Pods) -> String {
     // The plugin binary of the last install, which no pod needs any more.
     let _ = fs::remove_file("/opt/cni/bin/linkerd-cni");
     let standalone =
         format!("chained=false,networkAttachmentDefinition.enabled=true,destCNINetDir={NET_DIR}");
     helm.run("install", &["--set", &standalone]);
     assert!(Path::new(NET_DIR).join("linkerd-cni.conf").exists());
-    let pods = Pods::default();
     pods.start(&[attached(pods::meshed("named"), "default/linkerd-cni"), pods::meshed("unnamed")]);
     // Neither connection is redirected where it begins.
     pods.assert_answers("unnamed", "named", "proxy-inbound");
@@ -82,11 +82,63 @@ pub fn called_by_an_attachment(node: &Node, helm: &Helm, before: &Files) -> Stri
     assert!(unnamed.starts_with("app-of-unnamed"), "{unnamed}");
     assert_one_set(&netns_of(&pods.ip("named")));
     helm.must(&["test", "linkerd-cni", "-n", NAMESPACE, "--timeout", "60s"]);
+    "only the pod that names it is redirected".to_owned()
+}
+
+/// A MutatingAdmissionPolicy names the NetworkAttachmentDefinition, here of another namespace than `default`, in each new
+/// meshed pod. Uses the pod `unnamed` of [`called_by_an_attachment`].
+pub fn annotated_by_the_policy(helm: &Helm, pods: &Pods) -> String {
+    let value =
+        |name: &str, value: &str| format!("--set=networkAttachmentDefinition.{name}={value}");
+    let values = [value("annotatePods", "true"), value("namespace", "kube-system")];
+    helm.run("upgrade", &["--reuse-values", &values[0], &values[1]]);
+    let both = "default/second,kube-system/linkerd-cni";
+    let cases = [
+        (pods::meshed("annotated"), json!("kube-system/linkerd-cni")),
+        (attached(pods::meshed("annotated-twice"), "default/second"), json!(both)),
+        (pods::unmeshed("unannotated"), Value::Null),
+    ];
+    let networks = |pod: &str| {
+        serde_json::from_str::<Value>(pod).unwrap()["metadata"]["annotations"][NETWORKS].take()
+    };
+    let admitted = |pod: &Value| {
+        networks(&piped(
+            "create --dry-run=server -o json -f -",
+            &pods::in_default(pod.clone()).to_string(),
+        ))
+    };
+    until("the policy is in effect", || admitted(&cases[0].0) == cases[0].1);
+    for (pod, annotation) in &cases {
+        let name = pod["metadata"]["name"].as_str().unwrap();
+        assert_eq!(admitted(pod), *annotation, "{name}, dry run");
+        pods.start(std::slice::from_ref(pod));
+        let created = kubectl(&["get", "pod", "-n", name, name, "-o", "json"]);
+        assert_eq!(networks(&created), *annotation, "{name}");
+        if annotation.is_string() {
+            pods.assert_answers("unnamed", name, "proxy-inbound");
+            assert_one_set(&netns_of(&pods.ip(name)));
+        }
+    }
+    pods.assert_answers("annotated", "unannotated", "proxy-outbound");
+    "each meshed pod has the annotation and one set of rules, also one with a second network"
+        .to_owned()
+}
+
+/// The pods end after the uninstall.
+pub fn uninstalled_without_chaining(
+    node: &Node,
+    helm: &Helm,
+    before: &Files,
+    pods: Pods,
+) -> String {
     helm.uninstall();
     primary_cni::assert_files_after_uninstall(node, before);
     assert!(!Path::new(NET_DIR).join("linkerd-cni.conf").exists());
-    kubectl(&["delete", "pod", "-n", "named", "named", "--grace-period=1", "--timeout=60s"]);
-    "only the pod that names it is redirected; the pod is deleted after the uninstall".to_owned()
+    for name in ["named", "annotated", "annotated-twice"] {
+        kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=60s"]);
+    }
+    drop(pods);
+    "the node's files as before; pods that named it are deleted".to_owned()
 }
 
 fn attached(mut pod: Value, networks: &str) -> Value {

@@ -158,8 +158,15 @@ pub fn after_uninstall(node: &Node, helm: &Helm, before: &Files, checks: &mut Ch
             checks.run("Istio's plugin is removed last", || istio::removed(node, before));
         }
         Kind::MultusThin | Kind::MultusThick => {
+            let pods = Pods::default();
             checks.run("called by a NetworkAttachmentDefinition", || {
-                multus::called_by_an_attachment(node, helm, before)
+                multus::called_by_an_attachment(helm, &pods)
+            });
+            checks.run("annotated by a MutatingAdmissionPolicy", || {
+                multus::annotated_by_the_policy(helm, &pods)
+            });
+            checks.run("uninstall without chaining", || {
+                multus::uninstalled_without_chaining(node, helm, before, pods)
             });
         }
     }
