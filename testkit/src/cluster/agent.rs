@@ -146,7 +146,7 @@ pub fn find_agent_in(namespace: &str) -> Option<Agent> {
 }
 
 /// Whether it is an agent on this node.
-fn is_agent(pid: i32) -> bool {
+pub fn is_agent(pid: i32) -> bool {
     let inode = |path: &str| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let net_dir = inode(&format!("/proc/{pid}/root/host/etc/cni/net.d"));

@@ -25,14 +25,9 @@ pub struct Sandbox {
 
 /// The sandboxes of the node by the names of their pods.
 pub fn sandboxes() -> BTreeMap<String, Sandbox> {
-    let entries = fs::read_dir(RESULTS).into_iter().flatten().flatten();
-    // The loopback interface has a separate result.
-    let files = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with("-eth0"));
-    let mut found: Vec<(SystemTime, String, Sandbox)> = files
-        .filter_map(|entry| {
-            let written = entry.metadata().ok()?.modified().ok()?;
-            let (name, sandbox) = sandbox(&fs::read_to_string(entry.path()).ok()?)?;
-            Some((written, name, sandbox))
+    let mut found: Vec<(SystemTime, String, Sandbox)> = cached_adds()
+        .filter_map(|(written, cached)| {
+            Some((written, pod_of(&cached)?.to_owned(), sandbox(&cached)?))
         })
         .collect();
     // The last one counts: the runtime may not have deleted an earlier sandbox of the pod yet.
@@ -40,21 +35,35 @@ pub fn sandboxes() -> BTreeMap<String, Sandbox> {
     found.into_iter().map(|(_, name, sandbox)| (name, sandbox)).collect()
 }
 
-fn sandbox(text: &str) -> Option<(String, Sandbox)> {
-    let cached: Value = serde_json::from_str(text).ok()?;
+/// The cached ADD calls of eth0, each with the time at which it was written. The loopback interface has a
+/// separate one.
+fn cached_adds() -> impl Iterator<Item = (SystemTime, Value)> {
+    let entries = fs::read_dir(RESULTS).into_iter().flatten().flatten();
+    let files = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with("-eth0"));
+    files.filter_map(|entry| {
+        let written = entry.metadata().ok()?.modified().ok()?;
+        let text = fs::read_to_string(entry.path()).ok()?;
+        Some((written, serde_json::from_str(&text).ok()?))
+    })
+}
+
+/// Name of the pod of a cached ADD call.
+fn pod_of(cached: &Value) -> Option<&str> {
     let mut args = cached["cniArgs"].as_array()?.iter();
-    let name = args.find(|arg| arg[0] == "K8S_POD_NAME")?[1].as_str()?;
+    args.find(|arg| arg[0] == "K8S_POD_NAME")?[1].as_str()
+}
+
+fn sandbox(cached: &Value) -> Option<Sandbox> {
     let result = &cached["result"];
     let address = result["ips"][0]["address"].as_str()?.split('/').next()?;
     let mut interfaces = result["interfaces"].as_array()?.iter();
     let netns = interfaces.find_map(|interface| interface["sandbox"].as_str())?;
     let config = STANDARD.decode(cached["config"].as_str()?).ok()?;
-    let sandbox = Sandbox {
+    Some(Sandbox {
         address: address.to_owned(),
         netns: PathBuf::from(netns),
         has_entry: String::from_utf8_lossy(&config).contains("\"linkerd-cni\""),
-    };
-    Some((name.to_owned(), sandbox))
+    })
 }
 
 /// IPv4 address of the pod whose name starts with `name`, by its ADD result: kubelet takes up to a minute to report it
@@ -62,6 +71,12 @@ fn sandbox(text: &str) -> Option<(String, Sandbox)> {
 pub fn address_of(name: &str) -> Option<String> {
     let mut sandboxes = sandboxes().into_iter();
     sandboxes.find(|(pod, _)| pod.starts_with(name)).map(|(_, sandbox)| sandbox.address)
+}
+
+/// The ADD call for the pod whose name starts with `name`, and its result, as libcni caches them.
+pub fn cached_add(name: &str) -> Option<Value> {
+    let is_of_pod = |cached: &Value| pod_of(cached).is_some_and(|pod| pod.starts_with(name));
+    cached_adds().map(|(_, cached)| cached).find(is_of_pod)
 }
 
 /// Kills the sandbox of the pod whose name starts with `name`, so that kubelet makes another one.

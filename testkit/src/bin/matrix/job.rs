@@ -96,7 +96,7 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     checks.run("the container runtime restarts", || runtime::restart(pods));
 }
 
-fn install(helm: &Helm, set: &[&str]) -> String {
+pub fn install(helm: &Helm, set: &[&str]) -> String {
     let begin = Instant::now();
     helm.run("install", set);
     linkerd_check_finds_what_it_looks_up();
@@ -186,7 +186,7 @@ fn restart() {
     rolled_out();
 }
 
-fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
+pub fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     helm.uninstall();
     primary_cni::assert_files_after_uninstall(node, before);
     let pods = Pods::default();

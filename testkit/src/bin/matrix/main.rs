@@ -11,6 +11,7 @@ mod machine;
 mod multus;
 mod network;
 mod primary_cni;
+mod restarts;
 mod runtime;
 mod several_nodes;
 
@@ -19,7 +20,8 @@ use std::process::ExitCode;
 
 use clap::Parser;
 use testkit::cluster::{
-    active, agent, burst, connections, families, helm, kubectl, node, pods, versions, watcher,
+    active, agent, burst, connections, containers, families, helm, kubectl, node, pods, versions,
+    watcher,
 };
 use testkit::until;
 
@@ -35,6 +37,9 @@ struct Options {
     /// File to write the results to, as JSON.
     #[arg(long)]
     json: PathBuf,
+    /// Number of the node's reboots, in a job of its own.
+    #[arg(long, default_value_t = 0)]
+    reboots: usize,
     /// Nodes of scripts/node: two that are in the cluster, and the name of one that joins it.
     #[arg(long = "node")]
     nodes: Vec<String>,
@@ -47,6 +52,7 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let mut checks = Checks::new(options.json, versions::of_node());
     match (&options.nodes[..], &options.image) {
+        ([], _) if options.reboots > 0 => restarts::run(options.reboots, &mut checks),
         ([], _) => job::run(&options.set, &mut checks),
         ([first, second, third], Some(image)) => {
             several_nodes::run([first, second, third], image, &mut checks);
