@@ -9,8 +9,6 @@
 mod admission_policy;
 mod agent_replaced;
 mod annotated_pods;
-mod another_namespace;
-mod cached_configs;
 /// The pages of the fault catalogue that only a cluster can show. `src/tests/agent/catalogue` has the others.
 mod catalogue {
     mod installation;
@@ -20,7 +18,6 @@ mod catalogue {
 mod chart;
 mod denied_evictions;
 mod documented;
-mod drift;
 mod extension;
 mod idle;
 mod invalid_ports;
@@ -28,7 +25,6 @@ mod migration;
 mod mounted_directories;
 mod outage;
 mod platforms;
-mod plugin;
 mod pod_copy;
 mod proxy_user;
 mod quickstart;
