@@ -1,5 +1,5 @@
-//! The copy of the node's pods that the agent keeps for the plugin: how many requests pods cause with and without it,
-//! and who waits for it.
+//! The copy of the node's pods that the agent keeps for the plugin. Without it, the plugin sends requests, as
+//! `src/tests/plugin` counts, and audits repair what has no annotation, as `src/tests/repair` shows.
 
 use std::time::Duration;
 
@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use crate::outage::{create_all, injected, namespace, redirected};
 use crate::pods::{self, Pods, container, in_default, kubectl};
-use crate::repair::set;
 use crate::scene::Scene;
 use crate::until::{until, until_within};
 
@@ -45,12 +44,11 @@ fn pods_of_every_origin_are_decided_by_their_containers_without_an_api_request()
     println!("API requests: {counts:?}");
     assert!(counts.iter().all(|(_, count)| *count == 0), "{counts:?}");
     drop(static_pod);
-    scene.uninstall();
+    of_sixty_pods_at_once_at_most_one_percent_wait_longer_than_the_limit();
+    scene.remove();
 }
 
-#[test]
 fn of_sixty_pods_at_once_at_most_one_percent_wait_longer_than_the_limit() {
-    let scene = Scene::installed(&[]);
     let namespace = namespace("sixty");
     let annotations = [json!({"linkerd.io/proxy-version": "test"}), json!({})];
     create_all("sixty", (0..PODS).map(|number| annotations[number % 2].clone()));
@@ -71,52 +69,6 @@ fn of_sixty_pods_at_once_at_most_one_percent_wait_longer_than_the_limit() {
     );
     assert!(lines.len() >= PODS && share <= 1.0, "{late:#?}");
     drop(namespace);
-    scene.remove();
-}
-
-#[test]
-fn without_the_copy_pods_cause_requests_and_an_audit_repairs_those_without_annotations() {
-    let scene = Scene::installed(&["--set=watchPods=false"]);
-    let Scene { node, helm, pods, .. } = &scene;
-    pods.start(&[pods::unmeshed("client"), pods::meshed("web"), injected("injected")]);
-    pods.start(&databases());
-    for name in ["web", "injected"] {
-        pods.assert_answers("client", name, "proxy-inbound");
-    }
-    let names = ["injected", "web", "client"];
-    let counts: Vec<_> =
-        names.iter().chain(&DATABASES).map(|name| node.api_requests(name)).collect();
-    println!("API requests: injected, manual, unmeshed and four databases: {counts:?}");
-    assert_eq!(counts, [1, 2, 0, 0, 0, 0, 0]);
-
-    // An audit repairs no pod if most pods of the node lack rules.
-    let healthy = PROFILES.map(|profile| pods::meshed(&format!("healthy-{profile}")));
-    pods.start(&healthy);
-    copy_by_kubectl_debug();
-    for profile in PROFILES {
-        until("the copy starts bare", || response_of_copy(pods, profile).starts_with("app-of-web"));
-        let metadata = field_of_copy(profile, ".metadata.labels")
-            + &field_of_copy(profile, ".metadata.annotations");
-        assert!(!metadata.contains("linkerd.io"), "{profile}: {metadata}");
-        println!(
-            "{profile}: phase {}, metadata {metadata:?}",
-            field_of_copy(profile, ".status.phase")
-        );
-    }
-    // The debug container must not run as root with this profile, and its image has no other user.
-    assert_eq!(field_of_copy("restricted", ".status.phase"), "Pending");
-
-    helm.run("upgrade", &["--set=watchPods=false", &set("in-place", 3)]);
-    for profile in PROFILES {
-        until_within(Duration::from_secs(60), "the audit repairs the copy", || {
-            response_of_copy(pods, profile).starts_with("proxy-inbound")
-        });
-        let copy = format!("involvedObject.name=web-{profile},reason=LinkerdCNIRulesMissing");
-        until("the Event on the copy", || {
-            !kubectl(&format!("get events -n web -o name --field-selector {copy}")).is_empty()
-        });
-    }
-    scene.remove();
 }
 
 /// Milliseconds of a call, from its line in the agent's log.

@@ -1,8 +1,8 @@
-//! A release whose ServiceAccounts outlive it (`serviceAccount.create: false`), and one whose ServiceAccounts are deleted
-//! with its namespace.
+//! A release whose ServiceAccounts outlive it (`serviceAccount.create: false`), or are deleted with its namespace.
 
-use crate::helm::{Helm, NAMESPACE};
-use crate::node::Node;
+use std::fs;
+
+use crate::helm::NAMESPACE;
 use crate::pods::{command, kubectl};
 use crate::scene::{OnDrop, Scene};
 
@@ -26,28 +26,22 @@ fn accounts() -> OnDrop<impl FnMut()> {
 }
 
 #[test]
-fn helm_uninstall_removes_the_plugin_with_a_service_account_of_the_user() {
-    let node = Node::exclusive();
-    let before = node.files();
+fn helm_uninstall_and_a_deleted_namespace_uninstall_with_a_service_account_of_the_user() {
+    let scene = Scene::begin();
+    let Scene { node, helm, before, .. } = &scene;
     let _accounts = accounts();
-    let helm = Helm::new();
     let values = "serviceAccount.create=false,serviceAccount.name=cni-agent";
-    helm.run("install", &["--set", values]);
+    let keep =
+        ["--set=extraEnv[0].name=LINKERD_CNI_KEEP_BINARY", "--set-string=extraEnv[0].value=true"];
+    helm.run("install", &[&keep[..], &["--set", values]].concat());
     assert!(node.is_chained());
-
     helm.uninstall();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
+    fs::remove_file("/opt/cni/bin/linkerd-cni").expect("the binary is kept");
+    assert_eq!(node.files(), *before, "uninstalling leaves the node's files");
+
     kubectl(&format!("get -n {NAMESPACE} role/linkerd-cni-uninstall"));
     // The kept objects belong to the release, so the next one takes them over.
     helm.run("install", &["--set", values]);
-    helm.uninstall();
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
-}
-
-#[test]
-fn deleting_the_releases_namespace_uninstalls_the_node() {
-    let scene = Scene::installed(&[]);
-    let Scene { node, helm, before, .. } = &scene;
     kubectl(&format!("delete namespace {NAMESPACE} --timeout=60s"));
     assert_eq!(node.files(), *before, "deleting the namespace leaves the node's files");
     // The next release takes over the objects that are in no namespace.
