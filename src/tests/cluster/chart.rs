@@ -1,27 +1,47 @@
-//! The chart on a real API server: granted rights, upgrades and rollbacks, and `scripts/install-cni`.
+//! The chart on a real cluster, from its installation to its end: by Helm, and by kubectl with `scripts/install-cni`.
 
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::burst;
-use crate::connections::linkerd_check_finds_what_it_looks_up;
+use crate::agent::rolled_out;
+use crate::connections::{
+    a_native_sidecar_passes_the_validator_and_proxies,
+    connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
+    pods_started_after_an_upgrade_follow_it,
+};
+use crate::documented::{Shell, on_page};
+use crate::extension::{
+    cni, linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod,
+    the_namespace_passes_the_checks_before_an_installation,
+};
 use crate::helm::{Helm, NAMESPACE};
 use crate::kubectl::{command, fed, kubectl, piped};
 use crate::node::Node;
 use crate::scene::Scene;
-use crate::until::until;
 use testkit::repository;
 
 #[test]
-fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
-    let scene = Scene::installed(&[]);
-    let Scene { node, helm, .. } = &scene;
+fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
+    let scene = Scene::begin();
+    let Scene { node, helm, pods, .. } = &scene;
+    the_namespace_passes_the_checks_before_an_installation();
+
+    let start = Instant::now();
+    helm.run("install", &[]);
+    println!("ready after {:.1?}", start.elapsed());
     assert_eq!(required_network_plugins(), "true");
+    linkerd_check_finds_what_it_looks_up();
+    connections_go_through_the_proxy_where_they_should(pods);
+    for name in ["meshed", "unmeshed"] {
+        assert_eq!(node.api_requests(name), 0, "API requests for the pod {name}");
+    }
+    a_native_sidecar_passes_the_validator_and_proxies(pods);
+    linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod(pods);
     passes_its_own_test(helm);
     the_api_server_accepts_every_use_of_the_chart(helm);
     let plugin = ["/namespaces get", "/pods get", "/services=kubernetes get"];
@@ -33,47 +53,22 @@ fn a_release_has_the_rights_it_needs_through_upgrade_rollback_and_uninstall() {
     assert_rights("linkerd-cni", &everywhere, &agent);
 
     let more = "repairController.mode=delete,startupTaint=example.com/cni,logLevel=debug";
-    helm.run("upgrade", &["--set", more]);
+    helm.run("upgrade", &["--set", more, "--set=ignoreInboundPorts=9999"]);
     let repair = ["/nodes patch", "/pods/eviction create"];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
     assert_rights("linkerd-cni", &[&everywhere[..], &repair].concat(), &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");
+    pods_started_after_an_upgrade_follow_it(pods);
 
-    let release = ["linkerd-cni", "-n", "linkerd-cni"];
-    let waiting = ["--wait", "--timeout", "60s"];
-    helm.must(&[&["rollback"], &release[..], &["1"], &waiting].concat());
+    helm.rollback(&["--wait", "--timeout=60s"]);
     assert_rights("linkerd-cni", &everywhere, &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "info");
     linkerd_check_finds_what_it_looks_up();
-    scene.remove();
-}
-
-#[test]
-fn a_release_of_upstreams_chart_is_upgraded_to_this_chart_without_a_bare_pod() {
-    let scene = Scene::begin();
-    let Scene { node, helm, .. } = &scene;
-    helm.install_upstream();
-    // Upstream's pod is ready before it has chained the plugin.
-    kubectl_rollout();
-    until("upstream's plugin entry is in the conflist", || node.is_chained());
-
-    // Upstream's agent has the plugin removed at its end, so the first try of a pod may fail.
-    burst::with_retries("helm upgrade from upstream's chart", || {
-        helm.run("upgrade", &["--reset-then-reuse-values"]);
-    });
-    let entry = node.linkerd_entry();
-    assert_eq!(entry["linkerd"]["iptables-mode"], "auto", "{entry}");
-    assert_eq!(required_network_plugins(), "false", "the bin dir is known");
-    linkerd_check_finds_what_it_looks_up();
-    passes_its_own_test(helm);
-
-    helm.run("upgrade", &["--reset-then-reuse-values"]);
-    assert_eq!(required_network_plugins(), "false", "an annotation keeps the setting");
-    scene.remove();
+    scene.uninstall();
 }
 
 /// The DaemonSet's setting for a bin dir without the primary CNI's plugins.
-fn required_network_plugins() -> String {
+pub fn required_network_plugins() -> String {
     let env = "{.spec.template.spec.containers[0].env[?(@.name==\"LINKERD_CNI_REQUIRE_NETWORK_PLUGINS\")].value}";
     let output = format!("jsonpath={env}");
     kubectl(&format!("get daemonset/linkerd-cni -n linkerd-cni -o {output}"))
@@ -83,43 +78,50 @@ fn required_network_plugins() -> String {
 fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     let node = Node::exclusive();
     let before = node.files();
+    let check = |more: &[&str]| cni(&[&["check", "-o", "short"], more].concat());
+    let is_not_installed = || {
+        let (passes, report) = check(&["--wait=0s"]);
+        assert!(!passes && report.contains("× the chart is installed\n    no object"), "{report}");
+    };
+    is_not_installed();
     let policy = "networkPolicy.enabled=true";
     let objects = install_cni(&["--skip-inbound-ports", "9999", "--set", policy]);
     let fewer = install_cni(&["--set", "repairController.enabled=false"]);
-    let applied = Applied(install_cni(&[]));
+    let _applied = Applied(install_cni(&[]));
     piped("apply -f -", &objects);
-    kubectl_rollout();
+    rolled_out();
     linkerd_check_finds_what_it_looks_up();
     let ports = node.linkerd_entry()["linkerd"]["inbound-ports-to-ignore"].clone();
     assert_eq!(ports, json!(["4191", "4190", "9999"]));
     assert!(labelled().contains("clusterrole.rbac.authorization.k8s.io/linkerd-cni-repair"));
+    let (passes, report) = check(&[]);
+    assert!(passes && !report.contains('‼'), "{report}");
+    let (passes, report) = check(&["--wait=0s", "--as=jane"]);
+    let denied = "× linkerd-cni DaemonSet exists\n    cannot read DaemonSet linkerd-cni/linkerd-cni: \
+                  daemonsets.apps \"linkerd-cni\" is forbidden: User \"jane\" cannot get";
+    assert!(!passes && report.contains(denied), "{report}");
+    assert!(report.contains("; grant this right to the user, or choose another user"), "{report}");
 
     let allowed = install_cni(&["--prune-allowlist"]);
     let label = ["apply", "--prune", "-l", "linkerd.io/cni-resource=true"];
     let prune: Vec<_> = label.into_iter().chain(allowed.lines()).chain(["-f", "-"]).collect();
     piped(&prune, &fewer);
-    kubectl_rollout();
+    rolled_out();
     let left = labelled();
-    assert!(!left.iter().any(|name| name.contains("repair")), "{left:?}");
-    assert!(!left.iter().any(|name| name.contains("networkpolicy")), "{left:?}");
+    let is_pruned = |name: &String| name.contains("repair") || name.contains("networkpolicy");
+    assert!(!left.iter().any(is_pruned), "{left:?}");
     linkerd_check_finds_what_it_looks_up();
 
-    let log = "logs --follow --since=1s daemonset/linkerd-cni -n linkerd-cni";
-    let log = Command::new("kubectl")
-        .args(log.split(' '))
-        .stdout(Stdio::piped())
-        .stderr(Stdio::null())
-        .spawn()
-        .unwrap();
-    drop(applied);
+    for command in on_page("docs/gitops.md", |text| text.starts_with("kubectl delete ")) {
+        Shell::new().must(&command);
+    }
     assert_eq!(labelled(), BTreeSet::new());
-    let log = log.wait_with_output().unwrap().stdout;
-    let log = String::from_utf8_lossy(&log);
-    assert_eq!(node.files(), before, "deleting leaves files: {log}");
+    is_not_installed();
+    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
 }
 
 /// Runs `helm test`. Its pod is deleted afterwards.
-fn passes_its_own_test(helm: &Helm) {
+pub fn passes_its_own_test(helm: &Helm) {
     let printed =
         helm.must(&["test", "linkerd-cni", "-n", "linkerd-cni", "--timeout", "60s", "--logs"]);
     assert!(printed.contains("192.0.2.1:20001 was redirected to 4140"), "{printed}");
@@ -223,16 +225,12 @@ fn labelled() -> BTreeSet<String> {
     names.lines().map(str::to_owned).collect()
 }
 
-pub fn install_cni(flags: &[&str]) -> String {
+fn install_cni(flags: &[&str]) -> String {
     let script =
         Command::new(repository().join("scripts/install-cni")).args(flags).output().unwrap();
     let error = String::from_utf8_lossy(&script.stderr);
     assert!(script.status.success(), "install-cni {flags:?}: {error}");
     String::from_utf8(script.stdout).unwrap()
-}
-
-fn kubectl_rollout() {
-    kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
 }
 
 /// A manifest that was applied. Dropping the value deletes its objects, also after a failure.

@@ -1,14 +1,12 @@
-//! `linkerd cni` on a real cluster: healthy, and with faults.
+//! `linkerd cni` on a real cluster. `catalogue` has what it says of faults.
 
 use std::collections::BTreeSet;
 use std::process::Command;
 
 use serde_json::Value;
 
-use crate::chart::{Applied, install_cni};
 use crate::helm::NAMESPACE;
-use crate::kubectl::piped;
-use crate::node::{Node, netns_of};
+use crate::node::netns_of;
 use crate::pods::{self, Pods, kubectl};
 use crate::scene::Scene;
 use crate::two_agents::{Upstream, account, active_conflist};
@@ -25,26 +23,16 @@ pub fn cni(args: &[&str]) -> (bool, String) {
     (output.status.success(), text)
 }
 
-/// Waits until the checks print all of `texts`.
-fn until_reported(texts: &[&str]) {
-    until(&format!("linkerd cni check says {texts:?}"), || {
-        let (passes, report) = cni(&["check", "-o", "short", "--wait=0s"]);
-        !passes && texts.iter().all(|text| report.contains(text))
-    });
-}
-
-#[test]
-fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
-    let scene = Scene::begin();
-    let Scene { helm, pods, .. } = &scene;
+pub fn the_namespace_passes_the_checks_before_an_installation() {
     // Other tests leave the namespace, without this label.
     let _ = pods::command(&format!("create namespace {NAMESPACE}")).output();
     label("pod-security.kubernetes.io/enforce=privileged");
     let (passes, report) = cni(&["check", "--pre", "--wait=0s"]);
     assert!(passes && !report.contains('‼'), "{report}");
+}
 
-    helm.run("install", &[]);
-    pods.start(&[pods::meshed("meshed")]);
+/// The pods have one named `meshed`.
+pub fn linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod(pods: &Pods) {
     let (passes, report) = cni(&["check"]);
     assert!(passes && !report.contains('‼'), "{report}");
     let (passes, json) = cni(&["check", "--output=json", "--as-group=[]", "--proxy=false"]);
@@ -52,20 +40,15 @@ fn linkerd_cni_reports_a_healthy_cluster_explains_a_pod_and_names_faults() {
     assert!(passes && json["success"] == true, "{json}");
     let (passes, table) = cni(&["nodes"]);
     assert!(passes && table.contains("   yes   "), "{table}");
-    the_explained_rules_are_those_in_the_kernel(pods);
-
-    let restore = Restore;
-    kubectl(&format!("delete serviceaccount linkerd-cni-plugin -n {NAMESPACE}"));
-    until_reported(&["× linkerd-cni-plugin ServiceAccount exists"]);
-
-    set_conflist("LINKERD_CNI_CONF_NAME=99-missing.conflist");
-    until_reported(&["× each agent is ready", "99-missing.conflist"]);
-
-    label("pod-security.kubernetes.io/enforce=baseline");
-    kubectl(&format!("delete pod -l k8s-app=linkerd-cni -n {NAMESPACE}"));
-    until_reported(&["× an agent runs on each node", "FailedCreate", "enforce=baseline"]);
-    drop(restore);
-    scene.remove();
+    let (passes, explained) = cni(&["explain", "meshed", "-n", "meshed"]);
+    assert!(passes);
+    let listed = netns_of(&pods.ip("meshed")).output(&["nft", "list", "ruleset"]);
+    let comments = |text: &str| -> BTreeSet<String> {
+        let parts = text.split("comment \"").skip(1);
+        parts.filter_map(|part| Some(part.split_once('"')?.0.to_owned())).collect()
+    };
+    assert_eq!(comments(&explained), comments(&listed), "{explained}\n{listed}");
+    assert!(explained.contains("linkerd-cni: ADD meshed/meshed container"), "{explained}");
 }
 
 /// Upstream's commands for a pod, with `iptables` for the program of the mode.
@@ -128,66 +111,6 @@ fn linkerd_cni_compares_pods_beside_upstreams_agent_and_names_seeded_differences
     assert!(scene.is_restored());
 }
 
-#[test]
-fn linkerd_cni_names_the_rights_that_a_user_lacks_and_kubectl_uninstalls_by_label() {
-    let node = Node::exclusive();
-    let before = node.files();
-    let (passes, report) = cni(&["check", "-o", "short", "--wait=0s"]);
-    assert!(!passes && report.contains("× the chart is installed\n    no object"), "{report}");
-
-    let installed = Applied(install_cni(&["--set", "repairController.enabled=true"]));
-    piped(&["apply", "-f", "-"], &installed.0);
-    let (passes, report) = cni(&["check", "-o", "short"]);
-    assert!(passes && !report.contains('‼'), "{report}");
-
-    let (passes, report) = cni(&["check", "-o", "short", "--wait=0s", "--as=jane"]);
-    let denied = "× linkerd-cni DaemonSet exists\n    cannot read DaemonSet linkerd-cni/linkerd-cni: \
-                  daemonsets.apps \"linkerd-cni\" is forbidden: User \"jane\" cannot get";
-    assert!(!passes && report.contains(denied), "{report}");
-    assert!(report.contains("; grant this right to the user, or choose another user"), "{report}");
-
-    // As in docs/gitops.md.
-    let label = "-l linkerd.io/cni-resource=true --timeout=60s";
-    kubectl(&format!("delete daemonsets --all-namespaces {label}"));
-    let others = "namespaces,clusterroles,clusterrolebindings,validatingadmissionpolicies,\
-                  validatingadmissionpolicybindings";
-    kubectl(&format!("delete {others} {label}"));
-    let (_, report) = cni(&["check", "-o", "short", "--wait=0s"]);
-    assert!(report.contains("× the chart is installed\n    no object"), "{report}");
-    drop(installed);
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
-}
-
-fn the_explained_rules_are_those_in_the_kernel(pods: &Pods) {
-    let (passes, explained) = cni(&["explain", "meshed", "-n", "meshed"]);
-    assert!(passes);
-    let listed = netns_of(&pods.ip("meshed")).output(&["nft", "list", "ruleset"]);
-    let comments = |text: &str| -> BTreeSet<String> {
-        let parts = text.split("comment \"").skip(1);
-        parts.filter_map(|part| Some(part.split_once('"')?.0.to_owned())).collect()
-    };
-    assert_eq!(comments(&explained), comments(&listed), "{explained}\n{listed}");
-    assert!(explained.contains("linkerd-cni: ADD meshed/meshed container"), "{explained}");
-}
-
-fn set_conflist(variable: &str) {
-    kubectl(&format!("set env daemonset/linkerd-cni -c install-cni {variable} -n {NAMESPACE}"));
-}
-
 pub fn label(label: &str) {
     kubectl(&format!("label --overwrite namespace {NAMESPACE} {label}"));
-}
-
-/// Lets the DaemonSet's pods run again when it is dropped, also after a failure, so that the agent
-/// can uninstall.
-pub struct Restore;
-
-impl Drop for Restore {
-    fn drop(&mut self) {
-        label("pod-security.kubernetes.io/enforce=privileged");
-        set_conflist("LINKERD_CNI_CONF_NAME-");
-        // Without the plugin's account no agent gets ready.
-        kubectl(&format!("create serviceaccount linkerd-cni-plugin -n {NAMESPACE}"));
-        kubectl(&format!("rollout status daemonset/linkerd-cni --timeout=90s -n {NAMESPACE}"));
-    }
 }
