@@ -6,23 +6,18 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
+use serde_json::json;
 
 use crate::agent::{
-    KUBECONFIG, agent, clean, delete_by_force, find_agent_in, is_ready, kill_agent, process_of,
-    revoke_token, rolled_out, token, token_in, until_rejected, with_token,
+    KUBECONFIG, Paused, agent, clean, delete_by_force, find_agent, is_ready, kill_agent,
+    process_of, revoke_token, rolled_out, token, token_in, until_rejected, with_token,
 };
-use crate::burst;
-use crate::pods::{self, Pods, kubectl};
+use crate::burst::{self, validating_pod};
+use crate::outage::{create_all, marked, namespace, redirected};
+use crate::pods::{self, Pods, apply, kubectl};
 use crate::scene::Scene;
-use crate::until::until_within;
-
-/// Waits until an agent after the pod `old` is ready, with another token than `garbage`.
-pub fn until_healed(namespace: &str, old: &str) {
-    until_within(Duration::from_secs(60), "the next agent is ready", || {
-        let healed = || token().is_some_and(|token| token != "garbage");
-        healed() && find_agent_in(namespace).is_some_and(|next| next.pod != old && next.ready)
-    });
-}
+use crate::until::{until, until_within};
+use crate::watcher::Watcher;
 
 /// In kB, the unit of `VmRSS`.
 const RSS: u64 = 4096;
@@ -30,13 +25,25 @@ const RSS: u64 = 4096;
 #[test]
 fn meshed_pods_start_redirected_while_the_agent_is_replaced_or_killed() {
     let scene = Scene::installed(&[]);
-    let Scene { helm, .. } = &scene;
+    let Scene { node, helm, .. } = &scene;
 
     let binary = Path::new("/opt/cni/bin/linkerd-cni");
     let written = fs::metadata(binary).unwrap().modified().unwrap();
-    burst::of_any_origin("helm upgrade", || {
+    let is_ignored = || {
+        let entry = node.linkerd_entry();
+        entry["linkerd"]["inbound-ports-to-ignore"].to_string().contains("\"9999\"")
+    };
+    let watcher = Watcher::start();
+    burst::of_any_origin("helm upgrade with other values", || {
         helm.run("upgrade", &["--set", "ignoreInboundPorts=9999"]);
     });
+    assert!(is_ignored());
+    burst::during("helm rollback to the first values", || {
+        helm.rollback(&["--wait"]);
+        rolled_out();
+    });
+    assert!(!is_ignored());
+    watcher.finish().assert_always_installed("upgrade and rollback with other values");
     burst::of_any_origin("kubectl rollout restart", || {
         kubectl("rollout restart daemonset/linkerd-cni -n linkerd-cni");
         rolled_out();
@@ -49,6 +56,46 @@ fn meshed_pods_start_redirected_while_the_agent_is_replaced_or_killed() {
     println!("agent: {rss} kB resident");
     assert!(rss <= RSS, "{rss} kB");
     scene.remove();
+}
+
+/// Number of pods that the injector marked.
+const INJECTED: usize = 8;
+
+/// Other meshed pods wait until the agent has replaced the token, which it does once a pod fails.
+fn an_api_server_that_rejects_the_token_keeps_no_injected_pod_waiting(good: &str) {
+    let namespace = namespace("revoked");
+    // The agent would renew the token, so it is stopped meanwhile.
+    let paused = Paused::process(agent().pid);
+    revoke_token();
+    until_rejected(good);
+    create_all("revoked", (0..INJECTED).map(|_| marked()));
+    until("all injected pods are redirected", || redirected("revoked") == INJECTED);
+    let unmarked = json!({"linkerd.io/proxy-version": "test"});
+    apply(&validating_pod("revoked", INJECTED, &unmarked));
+    let reason = format!("cannot read pod revoked/pod-{INJECTED}");
+    let mut event = String::new();
+    until("the reason why the other pod waits", || {
+        let said = kubectl(&format!("describe pod -n revoked pod-{INJECTED}"));
+        let line = said.lines().find(|line| line.contains("FailedCreatePodSandBox"));
+        event = line.unwrap_or_default().to_owned();
+        event.contains(&reason)
+    });
+    assert!(event.contains("HTTP 401") && event.contains("renews the token"), "{event}");
+
+    let begin = Instant::now();
+    drop(paused);
+    until_within(Duration::from_secs(60), "the token is replaced", || {
+        token().is_some() && token() != token_in(good)
+    });
+    println!("a revoked token was replaced in {:.1?}", begin.elapsed());
+    until("the other pod runs", || redirected("revoked") == INJECTED + 1);
+    // Their rate is limited.
+    until("Events of pods that started without the API server", || {
+        let events = kubectl("get events -n revoked");
+        events.lines().filter(|line| line.contains("LinkerdCNIDegraded")).count() >= 5
+    });
+    drop(namespace);
+    until_within(Duration::from_secs(30), "ready", is_ready);
 }
 
 #[test]
@@ -64,20 +111,7 @@ fn the_agent_replaces_a_damaged_and_a_revoked_token() {
     until_within(Duration::from_secs(60), "the token is restored", || token() == token_in(&good));
     println!("a damaged kubeconfig was restored in {:.1?}", begin.elapsed());
 
-    let revoked = token();
-    revoke_token();
-    until_rejected(&good);
-    // The agent notices when a pod fails: the plugin record makes it check the token.
-    let begin = Instant::now();
-    let pods = Pods::default();
-    pods.create(&[pods::meshed("revoked")]);
-    until_within(Duration::from_secs(60), "the token is replaced", || {
-        token().is_some() && token() != revoked
-    });
-    println!("a revoked token was replaced in {:.1?}", begin.elapsed());
-    pods.until_ready("revoked");
-    drop(pods);
-    until_within(Duration::from_secs(30), "ready", is_ready);
+    an_api_server_that_rejects_the_token_keeps_no_injected_pod_waiting(&good);
 
     // The agent ends while the node's credential is dead: the next agent pod must start nevertheless.
     let old = agent();
@@ -85,7 +119,10 @@ fn the_agent_replaces_a_damaged_and_a_revoked_token() {
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
     delete_by_force(&old, "linkerd-cni");
     let begin = Instant::now();
-    until_healed("linkerd-cni", &old.pod);
+    until_within(Duration::from_secs(60), "the next agent is ready", || {
+        let healed = || token().is_some_and(|token| token != "garbage");
+        healed() && find_agent().is_some_and(|next| next.pod != old.pod && next.ready)
+    });
     println!("with a dead token the agent was back in {:.1?}", begin.elapsed());
 
     // Pods start again.

@@ -1,6 +1,5 @@
-//! `helm upgrade` from upstream's chart to this project's chart, `helm rollback` to upstream's, and
-//! upgrades between releases of this project. As with the default update strategy, two agents run
-//! side by side on the node.
+//! `helm upgrade` from upstream's chart to this project's chart, and `helm rollback` to upstream's. As with the
+//! default update strategy, two agents run side by side on the node.
 //!
 //! Upstream's image is not available here. The DaemonSet runs a pod that does nothing, and a
 //! stand-in for upstream's agent runs until that pod's process ends.
@@ -23,7 +22,7 @@ const STATE: &str = "/etc/cni/net.d/.linkerd-cni-state";
 const WAIT: Duration = Duration::from_secs(60);
 
 /// The stand-in for upstream's agent, which runs as long as the process of upstream's pod.
-fn upstream_agent(list: &Path, bare: &str, other: Option<&str>) -> Upstream {
+fn upstreams_agent(list: &Path, bare: &str, other: Option<&str>) -> Upstream {
     let mut found = None;
     until_within(WAIT, "upstream's pod runs", || {
         found = find_agent().filter(|pod| Some(pod.pod.as_str()) != other);
@@ -40,7 +39,7 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     let (list, bare) = active_conflist();
     let _account = account();
     helm.install_upstream_with(Program::Pause);
-    let upstream = upstream_agent(&list, &bare, None);
+    let upstream = upstreams_agent(&list, &bare, None);
     until_within(WAIT, "upstream's entry", || node.entry().is_some());
 
     let watcher = Watcher::start();
@@ -59,7 +58,7 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     let mut upstream = None;
     burst::with_retries("helm rollback to upstream's agent", || {
         helm.rollback(&[]);
-        upstream = Some(upstream_agent(&list, &bare, Some(&upgraded)));
+        upstream = Some(upstreams_agent(&list, &bare, Some(&upgraded)));
         rolled_out();
     });
     watcher.finish().assert_no_gap_of(GAP, "helm rollback to upstream's agent");
@@ -70,27 +69,4 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     // Upstream's agent does not know of this file, which this project's next agent would use.
     let _ = std::fs::remove_file(STATE);
     assert!(scene.is_restored());
-}
-
-#[test]
-fn an_upgrade_with_other_values_ends_with_the_newer_entry_and_has_no_gap() {
-    let scene = Scene::installed(&[]);
-    let Scene { node, helm, .. } = &scene;
-    let ignored = |port: &str| {
-        let entry = node.linkerd_entry();
-        let ports = entry["linkerd"]["inbound-ports-to-ignore"].as_array().cloned();
-        ports.unwrap_or_default().iter().any(|found| found == port)
-    };
-    let watcher = Watcher::start();
-    burst::during("helm upgrade with other values", || {
-        helm.run("upgrade", &["--set", "ignoreInboundPorts=9999"]);
-    });
-    assert!(ignored("9999"));
-    burst::during("helm rollback to the first values", || {
-        helm.rollback(&["--wait"]);
-        rolled_out();
-    });
-    assert!(!ignored("9999"));
-    watcher.finish().assert_always_installed("upgrade and rollback with other values");
-    scene.uninstall();
 }

@@ -14,15 +14,19 @@ use crate::agent::{
     KUBECONFIG, Paused, agent, clean, delete_by_force, find_agent, is_ready, rolled_out,
     until_rejected,
 };
-use crate::node::{CLUSTER, kill_component, start_missing_components};
+use crate::burst;
+use crate::chart::{passes_its_own_test, required_network_plugins};
+use crate::connections::linkerd_check_finds_what_it_looks_up;
+use crate::node::{CLUSTER, kill_component, pid_of, start_missing_components};
 use crate::pods::{self, kubectl};
+use crate::quickstart::quickstart_refuses_a_cluster_that_has_an_upstream_release;
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
 use crate::watcher::Watcher;
 
 /// A grace period of 10 s, for agents that get no proof of an uninstall and use it up. The schema accepts no shorter one
 /// than the default of 30 s.
-const SHORT_GRACE: [&str; 2] =
+pub const SHORT_GRACE: [&str; 2] =
     ["--skip-schema-validation", "--set=terminationGracePeriodSeconds=10"];
 /// Upper bound of the time in which an agent uninstalls. The API server accepts tokens of deleted accounts for 10 s, and
 /// the agent wants rejections for 4 s. An agent that misses them ends after its grace period of 30 s and leaves the files
@@ -33,35 +37,18 @@ const UNINSTALL: Duration = Duration::from_secs(60);
 const RECONNECTED: Duration = Duration::from_secs(120);
 
 #[test]
-fn a_deleted_role_binding_and_a_restart_leave_no_instant_without_the_plugin() {
+fn an_agent_uninstalls_with_its_scope_or_its_release_and_stays_through_a_lost_role_binding() {
     let scene = Scene::installed(&SHORT_GRACE);
-    let Scene { helm, .. } = &scene;
-
-    let watcher = Watcher::start();
-    kubectl("delete rolebinding linkerd-cni-agent -n linkerd-cni");
-    restart_with_default_grace();
-    watcher.finish().assert_always_installed("RoleBinding deleted, restart");
-
-    let watcher = Watcher::start();
-    let begin = Instant::now();
-    helm.begin_uninstall();
-    until_within(UNINSTALL, "the node is as it was", || scene.is_restored());
-    println!("helm uninstall without a RoleBinding: {:.1?}", begin.elapsed());
-    watcher.finish().assert_never_stranded("helm uninstall");
-    helm.end_uninstall();
-    assert!(scene.is_restored());
-}
-
-#[test]
-fn a_node_that_leaves_the_daemonsets_scope_is_uninstalled_and_one_that_returns_is_installed() {
-    let scene = Scene::installed(&[]);
     let Scene { node, helm, .. } = &scene;
+    let until_restored = |what: &str| {
+        let begin = Instant::now();
+        until_within(UNINSTALL, "the node is as it was", || scene.is_restored());
+        println!("{what}: the node is as it was after {:.1?}", begin.elapsed());
+    };
 
-    let begin = Instant::now();
-    helm.run("upgrade", &["--set", "nodeSelector.pool=elsewhere"]);
-    until_within(UNINSTALL, "the node is as it was", || scene.is_restored());
-    println!("nodeSelector elsewhere: {:.1?}", begin.elapsed());
-
+    let elsewhere = ["--set=nodeSelector.pool=elsewhere"];
+    helm.run("upgrade", &[&SHORT_GRACE[..], &elsewhere].concat());
+    until_restored("nodeSelector elsewhere");
     let name = kubectl("get nodes -o name");
     kubectl(&format!("label {} pool=elsewhere", name.trim()));
     let label = OnDrop(|| {
@@ -70,8 +57,20 @@ fn a_node_that_leaves_the_daemonsets_scope_is_uninstalled_and_one_that_returns_i
     until("the plugin is installed again", is_ready);
     assert!(node.is_chained());
     drop(label);
-    until_within(UNINSTALL, "the node is as it was", || scene.is_restored());
-    scene.remove();
+    until_restored("label removed");
+
+    helm.run("upgrade", &SHORT_GRACE);
+    let watcher = Watcher::start();
+    kubectl("delete rolebinding linkerd-cni-agent -n linkerd-cni");
+    restart_with_default_grace();
+    watcher.finish().assert_always_installed("RoleBinding deleted, restart");
+
+    let watcher = Watcher::start();
+    helm.begin_uninstall();
+    until_restored("helm uninstall without a RoleBinding");
+    watcher.finish().assert_never_stranded("helm uninstall");
+    helm.end_uninstall();
+    assert!(scene.is_restored());
 }
 
 /// Sets the default grace period in the DaemonSet, which restarts the agent.
@@ -85,36 +84,25 @@ fn restart_with_default_grace() {
 }
 
 #[test]
-fn an_agent_that_is_restarted_and_stopped_in_an_api_outage_leaves_the_plugin_installed() {
-    let scene = Scene::installed(&SHORT_GRACE);
-    let Scene { node, .. } = &scene;
-
-    let first = agent().pid;
-    let watcher = Watcher::start();
-    node.without_api_server(|| {
-        kill(first, Signal::SIGKILL).unwrap();
-        let mut next = first;
-        until("kubelet restarts the agent", || {
-            let found = processes().into_iter().find(|pid| *pid != first);
-            next = found.unwrap_or(first);
-            next != first && handles_signals(next)
-        });
-        kill(next, Signal::SIGTERM).unwrap();
-        until_ended(next, "stopped in an API outage");
-    });
-    until("an agent is ready", is_ready);
-    watcher.finish().assert_always_installed("API outage, SIGKILL, SIGTERM");
-    scene.remove();
-}
-
-#[test]
-fn a_rollback_to_upstreams_chart_leaves_no_instant_without_the_plugin() {
+fn an_upgrade_from_upstreams_chart_leaves_no_bare_pod_and_a_rollback_no_instant_without_the_plugin()
+{
     let scene = Scene::begin();
     let Scene { node, helm, before, .. } = &scene;
     helm.install_upstream();
+    // Upstream's pod is ready before it has chained the plugin.
+    rolled_out();
     until("upstream's chart is installed", || node.entry().is_some());
-    helm.run("upgrade", &[&["--reset-then-reuse-values"], &SHORT_GRACE[..]].concat());
+    quickstart_refuses_a_cluster_that_has_an_upstream_release();
+    let upgrade =
+        || helm.run("upgrade", &[&["--reset-then-reuse-values"], &SHORT_GRACE[..]].concat());
+    // Upstream's agent has the plugin removed at its end, so the first try of a pod may fail.
+    burst::with_retries("helm upgrade from upstream's chart", upgrade);
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
+    assert_eq!(required_network_plugins(), "false", "the bin dir is known");
+    linkerd_check_finds_what_it_looks_up();
+    passes_its_own_test(helm);
+    upgrade();
+    assert_eq!(required_network_plugins(), "false", "an annotation keeps the setting");
 
     let watcher = Watcher::start();
     helm.rollback(&[]);
@@ -234,13 +222,11 @@ fn openssl(args: &[&str]) {
 
 /// Stops a component of the cluster until the value is dropped.
 fn pause(component: &str) -> Paused {
-    let path = Path::new(CLUSTER).join("pid").join(component);
-    let pid = fs::read_to_string(path).unwrap();
-    Paused::process(Pid::from_raw(pid.trim().parse().unwrap()))
+    Paused::process(pid_of(component))
 }
 
 /// Waits until an agent has ended, and prints how long that took.
-fn until_ended(agent: Pid, how: &str) {
+pub fn until_ended(agent: Pid, how: &str) {
     let begin = Instant::now();
     until_within(UNINSTALL, "the agent has ended", || !processes().contains(&agent));
     println!("{how}: ends after {:.1?}", begin.elapsed());
@@ -248,10 +234,8 @@ fn until_ended(agent: Pid, how: &str) {
 
 /// The agents of the namespace `linkerd-cni` on this node, found without the API server. The nodes of this machine share
 /// its processes.
-fn processes() -> Vec<Pid> {
+pub fn processes() -> Vec<Pid> {
     let node = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_lowercase();
-    let entries = fs::read_dir("/proc").unwrap().flatten();
-    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
     let is_agent = |pid: &i32| {
         let program = fs::read_link(format!("/proc/{pid}/exe"));
         let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
@@ -259,13 +243,12 @@ fn processes() -> Vec<Pid> {
         program.is_ok_and(|path| path == Path::new("/usr/bin/linkerd2-cni-install"))
             // The repair controller, whose program is the same, has other variables.
             && has(format!("LINKERD_CNI_NODE_NAME={node}"))
-            && !has("LINKERD_CNI_NAMESPACE=idle".to_owned())
     };
-    pids.filter(is_agent).map(Pid::from_raw).collect()
+    testkit::pids().filter(is_agent).map(Pid::from_raw).collect()
 }
 
 /// Whether an agent has blocked SIGTERM, which its main loop then reads.
-fn handles_signals(pid: Pid) -> bool {
+pub fn handles_signals(pid: Pid) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
     let mask = u64::from_str_radix(blocked.unwrap_or_default().trim(), 16).unwrap_or(0);

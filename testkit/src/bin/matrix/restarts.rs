@@ -33,7 +33,7 @@ const AUDIT: u64 = 3;
 pub fn run(reboots: usize, checks: &mut Checks) {
     let node = Node::exclusive();
     let before = node.files();
-    let helm = Helm::with_local_repository();
+    let helm = Helm::new();
     let pods = Pods::default();
     pods.create(&[job(pods::validated("validated", "1s")), job(pods::meshed("running"))]);
     until("the validator fails", || !failed_with_95("validated").is_empty());
