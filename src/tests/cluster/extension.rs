@@ -9,9 +9,9 @@ use crate::helm::NAMESPACE;
 use crate::node::netns_of;
 use crate::pods::{self, Pods, kubectl};
 use crate::scene::Scene;
-use crate::two_agents::{Upstream, account, active_conflist};
 use crate::until::until;
 use crate::upstream::Program;
+use crate::upstream_agent::{Upstream, account, active_conflist};
 
 /// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
 pub fn cni(args: &[&str]) -> (bool, String) {

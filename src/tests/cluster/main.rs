@@ -33,7 +33,7 @@ mod scene;
 mod service_accounts;
 mod sigterm;
 mod take_ownership;
-mod two_agents;
+mod upstream_agent;
 
 use testkit::cluster::{
     agent, burst, connections, containers, helm, kubectl, node, pods, upstream, watcher,

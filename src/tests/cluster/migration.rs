@@ -10,9 +10,9 @@ use std::time::Duration;
 use crate::agent::{agent, find_agent, is_ready, rolled_out};
 use crate::burst;
 use crate::scene::Scene;
-use crate::two_agents::{Upstream, account, active_conflist};
 use crate::until::until_within;
 use crate::upstream::Program;
+use crate::upstream_agent::{Upstream, account, active_conflist};
 use crate::watcher::Watcher;
 
 /// The longest time without the plugin. It should be below 50 ms, but a busy machine delays the

@@ -8,8 +8,8 @@ use super::shown::Shown;
 use crate::cni::upstream_entry;
 use crate::fault_page::{FaultPage, Source};
 use crate::pods::{self, Pods};
-use crate::two_agents::active_conflist;
 use crate::until::until;
+use crate::upstream_agent::active_conflist;
 
 /// The network config of the node, with a plugin entry while this value lives.
 struct Entry {

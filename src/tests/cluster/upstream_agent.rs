@@ -1,8 +1,5 @@
-//! This project's agent and upstream's on the same node, as during `helm upgrade` with a surge or `helm rollback`:
-//! whichever ends first, pods can be started and deleted.
-//!
-//! The stand-in for upstream's agent writes the same files: binary and kubeconfig when it starts, and its plugin entry
-//! whenever the conflist changes. When it ends, it removes all three, binary first.
+//! A stand-in for upstream's agent, which writes the same files: binary and kubeconfig when it starts, and its plugin
+//! entry whenever the conflist changes. When it ends, it removes all three, binary first.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -14,50 +11,14 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::agent::{KUBECONFIG, is_ready};
+use crate::agent::KUBECONFIG;
 use crate::cni::upstream_entry;
-use crate::pods::{self, Pods, kubectl};
-use crate::scene::{OnDrop, Scene};
-use crate::until::until_within;
-use crate::watcher::Watcher;
+use crate::pods::{self, kubectl};
+use crate::scene::OnDrop;
 
 const NET_DIR: &str = "/etc/cni/net.d";
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const ACCOUNT: &str = "upstream-agent";
-/// Upper bound of a time without binary or kubeconfig. Usually none is seen; upstream's agent would leave them missing.
-const RESTORED: Duration = Duration::from_secs(2);
-
-#[test]
-fn pods_start_and_end_after_either_of_two_agents_uninstalls() {
-    let scene = Scene::begin();
-    let Scene { node, helm, .. } = &scene;
-    let (list, bare) = active_conflist();
-    helm.run("install", &[]);
-    let _account = account();
-
-    let upstream = Upstream::start(&list, &bare);
-    until_within(Duration::from_secs(60), "both agents have written", is_own);
-    until_within(Duration::from_secs(60), "this project's agent is ready beside it", is_ready);
-    let watcher = Watcher::start();
-    upstream.stop();
-    until_within(Duration::from_secs(60), "this project's agent is ready", || {
-        node.entry().is_some() && is_ready()
-    });
-    watcher.finish().longest_stranded("upstream's agent ends first");
-    pods_start_and_end("upstream-left");
-
-    let upstream = Upstream::start(&list, &bare);
-    until_within(Duration::from_secs(60), "both agents have written", is_own);
-    let watcher = Watcher::start();
-    helm.uninstall();
-    assert!(watcher.finish().longest_stranded("this project's agent ends first") < RESTORED);
-    let kubeconfig = fs::read_to_string(KUBECONFIG).unwrap();
-    assert!(kubeconfig.starts_with("# upstream"), "restored");
-    pods_start_and_end("own-left");
-
-    upstream.stop();
-    assert!(scene.is_restored());
-}
 
 /// The active conflist and its text.
 pub fn active_conflist() -> (PathBuf, String) {
@@ -67,22 +28,6 @@ pub fn active_conflist() -> (PathBuf, String) {
     let first = paths.into_iter().min().unwrap();
     let text = fs::read_to_string(&first).unwrap();
     (first, text)
-}
-
-/// Whether the kubeconfig is of this project's agent, which writes JSON.
-fn is_own() -> bool {
-    let text = fs::read_to_string(KUBECONFIG).unwrap_or_default();
-    serde_json::from_str::<Value>(&text).is_ok()
-}
-
-/// Starts and deletes a meshed pod, which needs redirection to start, and an unmeshed pod.
-fn pods_start_and_end(name: &str) {
-    let meshed = format!("meshed-{name}");
-    let pods = Pods::default();
-    pods.start(&[pods::unmeshed(name), pods::native_sidecar(&meshed)]);
-    for name in [name, &meshed] {
-        kubectl(&format!("delete pod {name} -n {name} --timeout=60s"));
-    }
 }
 
 /// Creates a ServiceAccount with the rights of upstream's. Dropping the value deletes it.
