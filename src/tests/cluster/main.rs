@@ -19,7 +19,6 @@ mod chart;
 mod denied_evictions;
 mod documented;
 mod extension;
-mod idle;
 mod migration;
 mod mounted_directories;
 mod outage;
