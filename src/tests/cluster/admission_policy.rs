@@ -70,6 +70,12 @@ fn until_refused_by(policy: &str, request: impl Fn() -> Result<(), String>) {
     until("the policy is enforced", || request().is_err_and(|error| error.contains(&policy)));
 }
 
+/// Asserts that this policy refused the request with the message.
+fn assert_refused<T>(policy: &str, request: Result<T, String>, message: &str) {
+    let Err(refused) = request else { panic!("not refused: {message}") };
+    assert!(refused.contains(message) && refused.contains(policy), "{refused}");
+}
+
 fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
     let kept = json!({"key": "kept", "value": "a", "effect": "PreferNoSchedule"});
     let startup = json!({"key": TAINT, "effect": "NoSchedule"});
@@ -80,18 +86,13 @@ fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
         (OWN, json!({"spec": {"taints": []}}), "may only remove the taint"),
         (OWN, json!({"spec": {"taints": [startup]}}), "may only remove the taint"),
         (OWN, json!({"spec": {"taints": [kept, added]}}), "may only remove the taint"),
-        (
-            OWN,
-            json!({"spec": {"taints": [kept], "unschedulable": true}}),
-            "not change: unschedulable",
-        ),
+        (OWN, json!({"spec": {"unschedulable": true}}), "not change: unschedulable"),
         (OWN, json!({"spec": {"providerID": "a"}}), "not change: providerID"),
         (OWN, json!({"metadata": {"labels": {"a": "b"}}}), "not change: labels"),
         (OWN, json!({"metadata": {"annotations": {"a": "b"}}}), "not change: annotations"),
         (OWN, json!({"metadata": {"finalizers": ["a.b/c"]}}), "not change: finalizers"),
     ] {
-        let refused = account.patch(node, &patch, &[]).expect_err(&patch.to_string());
-        assert!(refused.contains(message) && refused.contains("linkerd-cni-node"), "{refused}");
+        assert_refused("linkerd-cni-node", account.patch(node, &patch, &[]), message);
     }
     // Other taints, which the control plane adds to a node without kubelet, have to stay.
     until("the startup taint is removed", || {
@@ -111,19 +112,8 @@ fn conditions(condition: &Value) -> Value {
 }
 
 fn only_the_condition_changes_on_the_own_node(account: &Account) {
-    kubectl(
-        &[
-            &[
-                "patch",
-                "node",
-                OWN,
-                "-p",
-                &conditions(&json!({"type": "Ready", "status": "True"})).to_string(),
-            ],
-            &STATUS[..],
-        ]
-        .concat(),
-    );
+    let ready = conditions(&json!({"type": "Ready", "status": "True"})).to_string();
+    kubectl(&[&["patch", "node", OWN, "-p", &ready], &STATUS[..]].concat());
     let own = |status: Option<&str>| {
         let kind = "linkerd-cni.linkerd.io/Ready";
         let removed = json!({"type": kind, "$patch": "delete"});
@@ -138,8 +128,7 @@ fn only_the_condition_changes_on_the_own_node(account: &Account) {
         (OWN, json!({"metadata": {"labels": {"a": "b"}}}), "not change: labels"),
         (OWN, json!({"metadata": {"annotations": {"a": "b"}}}), "not change: annotations"),
     ] {
-        let refused = account.patch(node, &patch, &STATUS).expect_err(&patch.to_string());
-        assert!(refused.contains(message) && refused.contains("linkerd-cni-node"), "{refused}");
+        assert_refused("linkerd-cni-node", account.patch(node, &patch, &STATUS), message);
     }
     let refused = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
     assert!(refused.contains("Forbidden") && !refused.contains("linkerd-cni-node"), "{refused}");
@@ -149,8 +138,7 @@ fn only_the_condition_changes_on_the_own_node(account: &Account) {
 }
 
 fn pods_are_evicted_only_on_the_own_node(account: &Account) {
-    let without_node =
-        Account::with_token(&kubectl(&format!("create token linkerd-cni -n {NAMESPACE}")));
+    let without_node = Account::without_node();
     for (account, pod, uid, message) in [
         (account, OTHER, uid(OTHER), "on node policy-own may not evict pod policy-other on node"),
         // The next pod of a name may be on another node.
@@ -159,8 +147,7 @@ fn pods_are_evicted_only_on_the_own_node(account: &Account) {
         (&without_node, OWN, uid(OWN), "the token names no node"),
         (&without_node, "missing", uid(OWN), "the token names no node"),
     ] {
-        let refused = account.evict(pod, &uid, "").expect_err(message);
-        assert!(refused.contains(message) && refused.contains("linkerd-cni-repair"), "{refused}");
+        assert_refused("linkerd-cni-repair", account.evict(pod, &uid, ""), message);
     }
     // No deletion leads past the disruption budgets.
     let delete = account.run(&["delete", "pod", OWN, "-n", NAMESPACE, "--wait=false"]);
@@ -175,6 +162,7 @@ fn uid(pod: &str) -> String {
 }
 
 fn pods_get_only_the_label_on_the_own_node(account: &Account) {
+    let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": "a"}]);
     let patch_pod = |patch: Value| {
         let patch = patch.to_string();
         account.run(&["patch", "pod", OWN, "-n", NAMESPACE, "--type=merge", "-p", &patch])
@@ -184,18 +172,13 @@ fn pods_get_only_the_label_on_the_own_node(account: &Account) {
         (account.label(OWN, "linkerd.io/cni-stranded=false", &[]), "only to true"),
         (account.label(OWN, "app=other", &[]), "not change: app"),
         (patch_pod(json!({"metadata": {"annotations": {"a": "b"}}})), "not change: annotations"),
-        (
-            patch_pod(json!({"metadata": {"ownerReferences": [
-            {"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": "a"}]}})),
-            "ownerReferences",
-        ),
+        (patch_pod(json!({"metadata": {"ownerReferences": owner}})), "ownerReferences"),
         (
             patch_pod(json!({"spec": {"containers": [{"name": "app", "image": "other"}]}})),
             "not change: containers",
         ),
     ] {
-        let refused = refused.expect_err(message);
-        assert!(refused.contains(message) && refused.contains("linkerd-cni-repair"), "{refused}");
+        assert_refused("linkerd-cni-repair", refused, message);
     }
     account.label(OWN, "linkerd.io/cni-stranded=true", &[]).unwrap();
 }
@@ -203,8 +186,8 @@ fn pods_get_only_the_label_on_the_own_node(account: &Account) {
 /// Returns the audiences of the API server, which a token gets by default.
 fn tokens_last_a_day_at_most(account: &Account) -> Value {
     for seconds in ["86401", "31536000", "4294967296"] {
-        let refused = account.token(&[&format!("--duration={seconds}s")]).unwrap_err();
-        assert!(refused.contains("create tokens for at most 86400 s"), "{refused}");
+        let token = account.token(&[&format!("--duration={seconds}s")]);
+        assert_refused("linkerd-cni-token", token, "create tokens for at most 86400 s");
     }
     // What is left without `tokenAudiences`.
     assert_eq!(audiences(&account.token(&["--audience=vault"]).unwrap()), json!(["vault"]));
@@ -216,8 +199,9 @@ fn tokens_are_for_the_given_audiences_only(account: &Account, given: &Value) {
     let both = [&format!("--audience={}", given[0].as_str().unwrap()), "--audience=vault"];
     for more in [&both[1..], &both] {
         let refused = account.token(more).unwrap_err();
-        assert!(refused.contains("may not create tokens for the audiences"), "{refused}");
         assert!(refused.contains("vault"), "{refused}");
+        let message = "may not create tokens for the audiences";
+        assert_refused("linkerd-cni-token", Err::<(), _>(refused), message);
     }
     for more in [&["--duration=86400s"], &both[..1]] {
         assert_eq!(audiences(&account.token(more).unwrap()), *given);
@@ -231,12 +215,11 @@ fn audiences(token: &str) -> Value {
 }
 
 fn a_token_without_a_node_is_refused() {
-    let account =
-        Account::with_token(&kubectl(&format!("create token linkerd-cni -n {NAMESPACE}")));
-    let refused = account.token(&[]).unwrap_err();
-    assert!(refused.contains("the token names no node"), "{refused}");
-    let refused = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
-    assert!(refused.contains("the token names no node"), "{refused}");
+    let account = Account::without_node();
+    let patch = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]);
+    let message = "the token names no node";
+    assert_refused("linkerd-cni-token", account.token(&[]).map(drop), message);
+    assert_refused("linkerd-cni-node", patch, message);
 }
 
 fn taints(node: &str) -> Vec<Value> {
@@ -344,6 +327,11 @@ impl Account {
         let token = ["create", "token", "linkerd-cni", "-n", NAMESPACE];
         let bound = ["--bound-object-kind=Pod", &format!("--bound-object-name={pod}")];
         Account::with_token(&kubectl(&[&token[..], &bound].concat()))
+    }
+
+    /// A token that is bound to no pod, and so names no node.
+    fn without_node() -> Account {
+        Account::with_token(&kubectl(&format!("create token linkerd-cni -n {NAMESPACE}")))
     }
 
     fn with_token(token: &str) -> Account {
