@@ -2,8 +2,7 @@
 //! uninstalled.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
@@ -17,8 +16,8 @@ use crate::agent::{
 use crate::burst;
 use crate::chart::{passes_its_own_test, required_network_plugins};
 use crate::connections::linkerd_check_finds_what_it_looks_up;
-use crate::node::{CLUSTER, kill_component, pid_of, start_missing_components};
-use crate::pods::{self, kubectl};
+use crate::node::pid_of;
+use crate::pods::kubectl;
 use crate::quickstart::quickstart_refuses_a_cluster_that_has_an_upstream_release;
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
@@ -101,8 +100,6 @@ fn an_upgrade_from_upstreams_chart_leaves_no_bare_pod_and_a_rollback_no_instant_
     assert_eq!(required_network_plugins(), "false", "the bin dir is known");
     linkerd_check_finds_what_it_looks_up();
     passes_its_own_test(helm);
-    upgrade();
-    assert_eq!(required_network_plugins(), "false", "an annotation keeps the setting");
 
     let watcher = Watcher::start();
     helm.rollback(&[]);
@@ -144,80 +141,6 @@ fn an_upgrade_from_upstreams_chart_leaves_no_bare_pod_and_a_rollback_no_instant_
     helm.uninstall();
     assert!(node.entry().is_some());
     clean(node, before);
-}
-
-#[test]
-fn a_replaced_signing_key_and_a_deleted_agent_leave_no_instant_without_the_plugin() {
-    let scene = Scene::begin();
-    let Scene { helm, pods, .. } = &scene;
-    let strategy = "updateStrategy.rollingUpdate";
-    let no_surge = format!("{strategy}.maxSurge=0,{strategy}.maxUnavailable=1");
-    helm.run("install", &["--set", &no_surge]);
-    let (old, kubeconfig) = (agent(), fs::read_to_string(KUBECONFIG).unwrap());
-
-    let watcher = Watcher::start();
-    let key = SigningKey::replace();
-    until_rejected(&kubeconfig);
-    // Its plugin record makes the agent check the token.
-    pods.create(&[pods::meshed("rejected")]);
-    until_within(RECONNECTED, "the agent sees the rejection", || {
-        find_agent().is_some_and(|agent| agent.pod == old.pod && !agent.ready)
-    });
-    let begin = Instant::now();
-    kubectl(&["delete", "pod", &old.pod, "-n", "linkerd-cni"]);
-    println!("stopped with a replaced signing key: ends after {:.1?}", begin.elapsed());
-    until_within(RECONNECTED, "the next agent is ready", || {
-        find_agent().is_some_and(|agent| agent.pod != old.pod && agent.ready)
-    });
-    watcher.finish().assert_always_installed("signing key replaced, agent deleted");
-    pods.until_ready("rejected");
-    // The next test must not begin while the API server restarts.
-    let Scene { pods, helm, node, before } = scene;
-    drop(pods);
-    helm.remove();
-    drop(key);
-    assert_eq!(node.files(), before, "uninstalling leaves the node's files");
-}
-
-/// The API server signs and accepts tokens of another key until the value is dropped.
-struct SigningKey([(PathBuf, Vec<u8>); 2]);
-
-impl SigningKey {
-    fn replace() -> SigningKey {
-        let saved = ["tokens.key", "tokens.pub"].map(|name| {
-            let path = Path::new(CLUSTER).join("pki").join(name);
-            let content = fs::read(&path).unwrap();
-            (path, content)
-        });
-        let [private, public] = [&saved[0].0, &saved[1].0].map(|path| path.to_str().unwrap());
-        let key = SigningKey(saved.clone());
-        openssl(&["genrsa", "-out", private, "2048"]);
-        openssl(&["rsa", "-in", private, "-pubout", "-out", public]);
-        SigningKey::restart();
-        key
-    }
-
-    /// Makes the API server read the key. Kubelet stays, as it would request new tokens for the pods when it starts.
-    fn restart() {
-        for component in ["kube-apiserver", "kube-scheduler", "kube-controller-manager"] {
-            kill_component(component);
-        }
-        start_missing_components();
-    }
-}
-
-impl Drop for SigningKey {
-    fn drop(&mut self) {
-        for (path, content) in &self.0 {
-            let _ = fs::write(path, content);
-        }
-        SigningKey::restart();
-    }
-}
-
-fn openssl(args: &[&str]) {
-    let output = Command::new("openssl").args(args).output().unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
 }
 
 /// Stops a component of the cluster until the value is dropped.
