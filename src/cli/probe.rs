@@ -9,7 +9,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, Tc
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::{Context as _, anyhow, bail};
 use serde::Deserialize;
 
 use crate::admin;
@@ -17,6 +17,7 @@ use crate::agent::api::{USER_AGENT, daemonset_path, namespace, source};
 use crate::agent::settings::Settings;
 use crate::kube::Deadlines;
 use crate::kube::connection::Connection;
+use crate::kube::types::{null_as_default, objects};
 
 /// Addresses reserved for documentation, one for each family. No host has them, so a connection to
 /// them succeeds only if it is redirected.
@@ -89,26 +90,23 @@ impl Probe {
     }
 }
 
-/// The agent's DaemonSet. A field that the API server omits is 0.
-#[derive(Deserialize)]
-struct DaemonSet {
-    metadata: Metadata,
-    #[serde(default)]
-    status: Status,
-}
+objects! {
+    /// The agent's DaemonSet. A field that the API server omits is 0.
+    pub struct DaemonSet {
+        pub metadata: Metadata,
+        pub status: Status,
+    }
 
-#[derive(Deserialize)]
-struct Metadata {
-    generation: u64,
-}
+    pub struct Metadata {
+        pub generation: u64,
+    }
 
-#[derive(Default, Deserialize)]
-#[serde(default, rename_all = "camelCase")]
-struct Status {
-    observed_generation: u64,
-    desired_number_scheduled: u64,
-    updated_number_scheduled: u64,
-    number_ready: u64,
+    pub struct Status {
+        pub observed_generation: u64,
+        pub desired_number_scheduled: u64,
+        pub updated_number_scheduled: u64,
+        pub number_ready: u64,
+    }
 }
 
 impl DaemonSet {
@@ -135,26 +133,31 @@ fn nodes(settings: &Settings, within: Duration) -> anyhow::Result<()> {
     let source = source(settings).context("KUBERNETES_SERVICE_HOST and _PORT are not set")?;
     let namespace = namespace(settings).context("LINKERD_CNI_NAMESPACE is not set")?;
     let path = daemonset_path(&namespace, "linkerd-cni");
-    let deadlines =
-        Deadlines { connect: ATTEMPT_TIMEOUT, response: ATTEMPT_TIMEOUT, body: ATTEMPT_TIMEOUT };
-    let mut connection = Connection::new(source, USER_AGENT, deadlines);
-    let mut verified = || -> anyhow::Result<u64> {
+    let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(ATTEMPT_TIMEOUT));
+    let nodes = retry(within, ROLLOUT_PAUSE, || {
         let daemonset: DaemonSet = connection.client()?.get(&path)?;
         daemonset.verified().map_err(anyhow::Error::msg)
-    };
+    });
+    let nodes = nodes.map_err(|problem| {
+        anyhow!("{problem:#}; see `kubectl get pods -n {namespace} -l k8s-app=linkerd-cni -o wide`")
+    })?;
+    tracing::info!("the agent is ready on each of {nodes} nodes");
+    Ok(())
+}
+
+/// Repeats `attempt` until it succeeds. Returns its error if it fails after `within`.
+fn retry<T>(
+    within: Duration,
+    pause: Duration,
+    mut attempt: impl FnMut() -> anyhow::Result<T>,
+) -> anyhow::Result<T> {
     let start = Instant::now();
     loop {
-        match verified() {
-            Ok(nodes) => {
-                tracing::info!("the agent is ready on each of {nodes} nodes");
-                return Ok(());
-            }
-            Err(problem) if start.elapsed() >= within => bail!(
-                "{problem:#}; see `kubectl get pods -n {namespace} -l k8s-app=linkerd-cni -o wide`"
-            ),
-            Err(problem) => tracing::debug!("{problem:#}"),
+        match attempt() {
+            Err(problem) if start.elapsed() < within => tracing::debug!("{problem:#}"),
+            result => return result,
         }
-        thread::sleep(ROLLOUT_PAUSE);
+        thread::sleep(pause);
     }
 }
 
@@ -219,22 +222,16 @@ fn reply(mut stream: TcpStream, line: &str) -> io::Result<()> {
 
 /// Retries until `address` responds with `response`. Fails after `within`.
 fn expect(address: SocketAddr, response: &str, within: Duration) -> anyhow::Result<()> {
-    let start = Instant::now();
-    loop {
-        let problem = match line_from(address) {
-            Ok(line) if line == response => return Ok(()),
-            Ok(_) => "unexpected response".to_owned(),
-            Err(error) => error.to_string(),
-        };
-        if start.elapsed() >= within {
-            bail!(
-                "a connection to {address} was not redirected to the proxy: {problem}; \
-                 see the Events of this pod and the log of the agent on its node"
-            );
-        }
-        tracing::debug!("{address}: {problem}");
-        thread::sleep(PAUSE);
-    }
+    let attempt = || match line_from(address)? {
+        line if line == response => Ok(()),
+        _ => bail!("unexpected response"),
+    };
+    retry(within, PAUSE, attempt).map_err(|problem| {
+        anyhow!(
+            "a connection to {address} was not redirected to the proxy: {problem}; \
+             see the Events of this pod and the log of the agent on its node"
+        )
+    })
 }
 
 fn line_from(address: SocketAddr) -> io::Result<String> {
