@@ -16,7 +16,6 @@
 //! - [`upstream_kubeconfig`]: restores the kubeconfig of an upstream agent on the same node
 //! - [`contention`]: detects other writers of the same files, and slows down against them
 //! - [`yielding`]: keeps the plugin entry of another agent on the node until that agent ends
-//! - [`platforms`]: finds signs of a wrong net dir or bin dir
 //! - [`self_test`]: runs the installed plugin against a scratch netns
 //! - [`stop`]: decides on SIGTERM or SIGINT, from evidence, whether to uninstall
 //! - [`api`]: requests to the API server: tokens, Events, the Node object
@@ -24,7 +23,7 @@
 //! - [`record_socket`]: receives, logs and counts plugin records
 //! - [`readiness`], [`status_body`]: what `/live`, `/ready` and `/status` respond
 //! - [`metrics`]: the metrics of the agent, and of the plugin's calls
-//! - [`subject`], [`problem_log`]: the log lines about problems
+//! - [`subject`]: what a problem is about
 //! - `entry_gap`: how long the active conflist lacks the plugin entry
 //! - `not_ready`: when a node that stays not ready is reported as an Event
 //! - [`watch`]: waits for changes, signals and timeouts
@@ -36,10 +35,8 @@ mod entry_gap;
 mod main_loop;
 pub mod metrics;
 mod not_ready;
-pub mod platforms;
 pub mod plugin_entry;
 pub mod pods;
-pub mod problem_log;
 pub mod readiness;
 pub mod reconcile;
 pub mod record_socket;

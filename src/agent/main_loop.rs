@@ -1,11 +1,14 @@
 //! The agent's main loop: waits, runs a reconcile pass, and logs the problems that changed.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+use tracing::{info, warn};
+
 use super::Error;
-use super::problem_log::ProblemLog;
 use super::readiness::Status;
 use super::reconcile::Reconciler;
 use super::reconcile::judge::{Finding, Pass};
@@ -13,7 +16,6 @@ use super::settings::Settings;
 use super::subject::Subject;
 use super::watch::Watch;
 use crate::backoff::{Backoff, Limits};
-use nix::sys::signal::Signal;
 
 /// Time between a write and the pass that verifies it.
 const VERIFY_DELAY: Duration = Duration::from_millis(2);
@@ -126,9 +128,42 @@ fn time_to_next_pass(pass: &Pass, retry: &mut Backoff, resync: Duration) -> Dura
     }
 }
 
+/// The problems that were logged last, by subject.
+#[derive(Debug, Default)]
+pub struct ProblemLog {
+    logged: BTreeMap<String, String>,
+}
+
+impl ProblemLog {
+    /// Logs the differences between `problems` and those of the last call. Returns whether there
+    /// are any.
+    pub fn update(&mut self, problems: BTreeMap<String, String>) -> bool {
+        let logged = std::mem::replace(&mut self.logged, problems);
+        for subject in logged.keys().filter(|subject| !self.logged.contains_key(*subject)) {
+            info!("{subject}: resolved");
+        }
+        for (subject, why) in &self.logged {
+            if logged.get(subject) != Some(why) {
+                warn!("{subject}: {why}");
+            }
+        }
+        logged != self.logged
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_problem_is_logged_when_it_appears_changes_and_is_resolved() {
+        let mut log = ProblemLog::default();
+        let changes = [Some("a"), Some("a"), Some("b"), None, None].map(|why: Option<&str>| {
+            let problems = why.map(|why| ("x".to_owned(), why.to_owned()));
+            log.update(problems.into_iter().collect())
+        });
+        assert_eq!(changes, [true, false, true, true, false]);
+    }
 
     #[test]
     fn retry_time_doubles_from_one_to_ten_seconds_and_never_exceeds_the_resync() {

@@ -8,18 +8,21 @@ use tracing::{info, warn};
 use super::Reconciler;
 use super::judge::Finding::{Problem, Warning};
 use crate::agent::contention::ContendedFile;
-use crate::agent::platforms;
 use crate::agent::subject::Subject;
 use crate::agent::yielding::{OtherAgent, usable_entry_is_installed};
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan::{self, Plan};
-use crate::conflist::plugin_entry;
 use crate::conflist::saved_state;
+use crate::conflist::{PLUGIN, plugin_entry, plugin_types};
 use crate::files;
 use crate::node::leftovers;
 use crate::node::observe::Observed;
 use crate::node::settings::NodeSettings;
 use crate::node::steps::{NetDir, content};
+
+/// The remedy for a net dir without any network config.
+const NO_NETWORK: &str =
+    "if the runtime uses another directory, set the chart's platform or destCNINetDir";
 
 impl Reconciler {
     /// Chains the plugin to the network configs that the mode selects, and unchains it from
@@ -60,7 +63,7 @@ impl Reconciler {
         }
         self.pass.add(Subject::NetworkConfig, plan.warning.clone().map(Warning));
         let not_chained = plan.not_chained.as_ref().map(|why| match observed.configs[..] {
-            [] => format!("{why}; {}", platforms::NO_NETWORK),
+            [] => format!("{why}; {}", NO_NETWORK),
             _ => why.clone(),
         });
         let mode = &self.settings.node.mode;
@@ -127,7 +130,7 @@ impl Reconciler {
     fn missing_plugins(&mut self, configs: &[ConfigFile]) -> Option<String> {
         let active = plan::called(configs)
             .or_else(|| plan::called(configs.iter().filter(|file| file.content.is_ok())));
-        let warning = active.and_then(|active| platforms::no_plugins(&self.settings.node, active));
+        let warning = active.and_then(|active| no_plugins(&self.settings.node, active));
         if self.had_binary || warning.is_none() {
             self.runtime_finds_plugin |= plan::chained(&self.settings.node.mode, configs).is_some();
         }
@@ -207,4 +210,28 @@ impl Reconciler {
         }
         result
     }
+}
+
+/// Returns a warning with the remedy if the bin dir holds none of the plugins that the active
+/// conflist `active` names, so that it is probably the wrong one. The agent cannot be certain, because
+/// runtimes can use several bin dirs (containerd's `bin_dirs`, CRI-O's `plugin_dirs`). The agent's own
+/// plugin does not count.
+fn no_plugins(settings: &NodeSettings, active: &ConfigFile) -> Option<String> {
+    let mut plugins = plugin_types(active.text());
+    // A plugin type is a file name. The runtime rejects a type with a slash.
+    plugins.retain(|kind| kind != PLUGIN && !kind.contains('/'));
+    // A symbolic link counts even if its target is missing here: on k3s the plugins are links
+    // into a directory that is not mounted in the agent's container.
+    let exists = |name: &String| settings.bin_dir.join(name).symlink_metadata().is_ok();
+    if plugins.is_empty() || plugins.iter().any(exists) {
+        return None;
+    }
+    Some(format!(
+        "{} names the plugins {}, but {} contains none of them: unless the runtime is configured \
+         with several directories, it cannot find {PLUGIN} either; if the runtime uses another \
+         directory, set the chart's platform or destCNIBinDir",
+        active.name,
+        plugins.join(", "),
+        settings.bin_dir.display(),
+    ))
 }
