@@ -132,6 +132,7 @@ mod tests {
             entry.set_exact(is_exact);
             assert!(entry.is(&spliced) && !entry.is(&spliced.replace('1', "2")));
             assert_eq!(entry.is(formatted), !is_exact);
+            assert_eq!(entry.is(&formatted.replace(char::is_whitespace, "")), !is_exact);
         }
     }
 }

@@ -52,17 +52,10 @@ fn unchaining_restores_real_conflists_byte_for_byte() {
         let patched = Conflist::parse_chainable(&with).unwrap();
         assert!(patched.has_entry(&entry()), "{name}:\n{with}");
         assert_eq!(patched.without_entry(), original, "{name}");
+        assert_eq!(patched.with_entry(&entry()), with, "{name}");
         let mut expected = types(&original);
         expected.push(PLUGIN.into());
         assert_eq!(types(&with), expected, "{name}");
-    }
-}
-
-#[test]
-fn chaining_twice_changes_nothing() {
-    for (name, original) in corpus() {
-        let once = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
-        assert_eq!(Conflist::parse_chainable(&once).unwrap().with_entry(&entry()), once, "{name}");
     }
 }
 
@@ -75,34 +68,6 @@ fn in_a_conflist_with_one_plugin_a_line_the_entry_gets_its_own_lines() {
         "{\n  \"name\": \"n\",\n  \"plugins\": [\n    {\"type\": \"a\"},\n    {\n      \
          \"type\": \"linkerd-cni\"\n    }\n  ]\n}\n"
     );
-}
-
-#[test]
-fn an_older_plugin_entry_is_replaced_in_its_place_behind_another_plugin_and_others_are_removed() {
-    const ENTRY: &str = r#"{"type":"linkerd-cni","old":1}"#;
-    let last = ["a", "b", PLUGIN];
-    for (name, plugins, expected) in [
-        ("first", format!(r#"[{ENTRY},{{"type":"a"}},{{"type":"b"}}]"#), last),
-        ("middle", format!(r#"[{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#), ["a", PLUGIN, "b"]),
-        ("last", format!(r#"[{{"type":"a"}},{{"type":"b"}},{ENTRY}]"#), last),
-        ("twice", format!(r#"[{ENTRY},{{"type":"a"}},{ENTRY},{{"type":"b"}}]"#), last),
-        (
-            "many",
-            format!(r#"[{ENTRY},{ENTRY},{{"type":"a"}},{{"type":"b"}},{ENTRY},{ENTRY}]"#),
-            last,
-        ),
-    ] {
-        let text = format!(r#"{{"name":"n","plugins":{plugins}}}"#);
-        let list = Conflist::parse_chainable(&text).unwrap();
-        assert!(!list.has_entry(&entry()), "{name}");
-        assert_eq!(types(&list.without_entry()), ["a", "b"], "{name}");
-        let with = list.with_entry(&entry());
-        assert_eq!(types(&with), expected, "{name}");
-        assert!(!with.contains("old"), "{name}");
-        let with = Conflist::parse_chainable(&with).unwrap();
-        assert!(with.has_entry(&entry()), "{name}");
-        assert_eq!(with.without_entry(), list.without_entry(), "{name}");
-    }
 }
 
 #[test]
@@ -133,18 +98,6 @@ fn keys_of_a_plugin_count_regardless_of_case_as_in_runtimes() {
     assert_eq!(check_conf_loadable(conf), Ok(()));
     let wrapped: Value = serde_json::from_str(&wrap(conf).unwrap()).unwrap();
     assert_eq!((&wrapped["name"], &wrapped["cniVersion"]), (&json!("net"), &json!("0.4.0")));
-}
-
-#[test]
-fn an_equal_entry_with_other_formatting_is_unchanged() {
-    let (_, original) = corpus().swap_remove(0);
-    let with = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
-    let value: Value = serde_json::from_str(&with).unwrap();
-    for text in [value.to_string(), format!("{value:#}")] {
-        assert!(Conflist::parse_chainable(&text).unwrap().has_entry(&entry()));
-    }
-    let other = Entry::new(TEMPLATE, "/elsewhere").unwrap();
-    assert!(!Conflist::parse_chainable(&with).unwrap().has_entry(&other));
 }
 
 #[test]
@@ -188,11 +141,7 @@ fn a_conflist_that_a_runtime_rejects_is_not_loadable() {
 fn deep_nesting_is_parsed_without_recursion() {
     let deep = "[".repeat(100_000) + &"]".repeat(100_000);
     let text = format!(r#"{{"name":"n","x":{deep},"plugins":[{{"type":"a"}}]}}"#);
-    assert_eq!(plugin_count(&text), 1);
-}
-
-fn plugin_count(text: &str) -> usize {
-    Conflist::parse_chainable(text).unwrap().plugins.len()
+    assert_eq!(Conflist::parse_chainable(&text).unwrap().plugins.len(), 1);
 }
 
 #[test]
@@ -207,13 +156,9 @@ fn a_wrapped_plugin_keeps_its_name_version_and_bytes() {
     assert_eq!(types(&bare), ["calico"]);
     let with = Conflist::parse_chainable(&bare).unwrap().with_entry(&entry());
     assert_eq!(Conflist::parse_chainable(&with).unwrap().without_entry(), bare);
-}
-
-#[test]
-fn a_wrapped_plugin_without_version_gets_none_and_without_name_upstreams_default() {
+    // Without a version it gets none, and without a name upstream's default.
     let value: Value = serde_json::from_str(&wrap(r#"{"type":"a"}"#).unwrap()).unwrap();
-    assert_eq!(value["cniVersion"], Value::Null);
-    assert_eq!(value["name"], "k8s-pod-network");
+    assert_eq!((&value["cniVersion"], &value["name"]), (&Value::Null, &json!("k8s-pod-network")));
 }
 
 #[test]

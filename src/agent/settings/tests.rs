@@ -30,20 +30,6 @@ fn an_empty_environment_gives_upstreams_defaults() {
 }
 
 #[test]
-fn paths_are_joined_as_by_gos_path_join() {
-    for (dir, path, expected) in [
-        ("/host", "/etc/cni/net.d/", "/host/etc/cni/net.d"),
-        ("/host/", "etc", "/host/etc"),
-        ("/", "/opt/cni/bin", "/opt/cni/bin"),
-        ("/a/b", "../c/./d", "/a/c/d"),
-        ("/", "../x", "/x"),
-        ("etc", "linkerd-kubeconfig.json", "etc/linkerd-kubeconfig.json"),
-    ] {
-        assert_eq!(join(dir, path), Path::new(expected), "{dir} + {path}");
-    }
-}
-
-#[test]
 fn the_template_in_the_environment_wins_over_the_file() {
     let file = ("CNI_NETWORK_CONFIG_FILE", "/t");
     let both = read(&[("CNI_NETWORK_CONFIG", "{}"), file]).unwrap();
@@ -78,6 +64,12 @@ fn an_invalid_setting_is_an_error_with_its_name_and_value() {
         let error = read(&[(name, value)]).unwrap_err().to_string();
         assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
     }
+    for host in ["10.96.0.1", "fd00::1", "[fd00::1]", "localhost", "api.x-y.example"] {
+        let settings = read(&[("KUBERNETES_SERVICE_HOST", host)]).unwrap();
+        assert_eq!(settings.api_host.as_deref(), Some(host));
+    }
+    let settings = read(&[("KUBERNETES_SERVICE_PORT", "65535")]).unwrap();
+    assert_eq!(settings.api_port.as_deref(), Some("65535"));
 }
 
 #[test]
@@ -108,20 +100,20 @@ fn a_flag_wins_over_its_variable() {
 }
 
 #[test]
-fn the_api_host_may_be_a_name_or_an_ip_address() {
-    for host in ["10.96.0.1", "fd00::1", "[fd00::1]", "localhost", "api.x-y.example"] {
-        let settings = read(&[("KUBERNETES_SERVICE_HOST", host)]).unwrap();
-        assert_eq!(settings.api_host.as_deref(), Some(host));
+fn paths_are_joined_as_by_gos_path_join_and_slashes_around_the_kubeconfig_name_are_ignored() {
+    for (dir, path, expected) in [
+        ("/host", "/etc/cni/net.d/", "/host/etc/cni/net.d"),
+        ("/host/", "etc", "/host/etc"),
+        ("/", "/opt/cni/bin", "/opt/cni/bin"),
+        ("/a/b", "../c/./d", "/a/c/d"),
+        ("/", "../x", "/x"),
+        ("etc", "linkerd-kubeconfig.json", "etc/linkerd-kubeconfig.json"),
+    ] {
+        assert_eq!(join(dir, path), Path::new(expected), "{dir} + {path}");
     }
-    let settings = read(&[("KUBERNETES_SERVICE_PORT", "65535")]).unwrap();
-    assert_eq!(settings.api_port.as_deref(), Some("65535"));
-}
-
-#[test]
-fn slashes_around_the_kubeconfig_name_are_ignored_as_by_upstream() {
     for name in ["/kc", "kc/", "//kc"] {
-        let dir = ("DEST_CNI_NET_DIR", "/config");
-        let settings = read(&[("KUBECONFIG_FILE_NAME", name), dir]).unwrap();
+        let settings =
+            read(&[("KUBECONFIG_FILE_NAME", name), ("DEST_CNI_NET_DIR", "/config")]).unwrap();
         assert_eq!(settings.node.kubeconfig(), Path::new("/host/config/kc"));
         assert_eq!(settings.node.kubeconfig_on_host, "/config/kc");
     }
