@@ -1,7 +1,5 @@
 //! An agent: which operations it runs one after the other.
 
-mod conflist_step;
-mod local;
 mod step;
 mod stop;
 
@@ -99,10 +97,6 @@ impl Agent {
 
     pub fn reads_socket(&self) -> bool {
         matches!(self.phase, Phase::Running | Phase::Deciding(_)) && !self.queue.contains(&Bind)
-    }
-
-    fn phase_is_pass(&self) -> bool {
-        !matches!(self.phase, Phase::Uninstalling { .. })
     }
 
     pub fn is_alive(&self) -> bool {

@@ -2,7 +2,6 @@
 
 use std::cell::RefCell;
 use std::collections::HashMap;
-use std::hash::Hash;
 use std::rc::Rc;
 
 use linkerd2_cni::conflist::saved_state::OriginalContent;
@@ -11,18 +10,13 @@ use linkerd2_cni::conflist::{Conflist, PLUGIN, may_call_plugin, plugin_types};
 use crate::node::saved_state;
 use crate::text::Text;
 
-/// Returns the value of `key`, which `make` makes once a thread.
-pub fn once<K: Clone + Eq + Hash, V: Clone>(
-    known: &RefCell<HashMap<K, V>>,
-    key: &K,
-    make: impl FnOnce() -> V,
+/// Returns what `make` makes of `text`, once a thread.
+fn once<V: Clone>(
+    known: &RefCell<HashMap<Text, V>>,
+    text: Text,
+    make: impl FnOnce(Text) -> V,
 ) -> V {
-    if let Some(value) = known.borrow().get(key) {
-        return value.clone();
-    }
-    let value = make();
-    known.borrow_mut().insert(key.clone(), value.clone());
-    value
+    known.borrow_mut().entry(text).or_insert_with(|| make(text)).clone()
 }
 
 /// A network config.
@@ -43,7 +37,7 @@ thread_local! {
 }
 
 pub fn config(text: Text) -> Rc<ConfigFacts> {
-    let make = || {
+    let make = |text: Text| {
         let conflist = Conflist::parse_any(&text).ok();
         Rc::new(ConfigFacts {
             calls: plugin_types(&text).iter().filter(|name| *name == PLUGIN).count(),
@@ -51,11 +45,11 @@ pub fn config(text: Text) -> Rc<ConfigFacts> {
             bare: conflist.map(|conflist| Text::new(&conflist.without_entry())),
         })
     };
-    CONFIGS.with(|known| once(known, &text, make))
+    CONFIGS.with(|known| once(known, text, make))
 }
 
 pub fn originals(saved: Text) -> Originals {
-    let make = || {
+    let make = |saved| {
         let originals = saved_state(Some(saved)).originals;
         let texts = originals.iter().filter_map(|(name, original)| match &original.content {
             OriginalContent::Text(text) => Some((Text::new(name), Text::new(text))),
@@ -63,5 +57,5 @@ pub fn originals(saved: Text) -> Originals {
         });
         Rc::new(texts.collect())
     };
-    ORIGINALS.with(|known| once(known, &saved, make))
+    ORIGINALS.with(|known| once(known, saved, make))
 }

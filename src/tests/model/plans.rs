@@ -1,12 +1,13 @@
 //! The plans of the product, for what an agent of the model read.
 
-use std::cell::RefCell;
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use linkerd2_cni::agent::yielding::{Yielding, usable_entry_is_installed};
 use linkerd2_cni::conflist::chain_mode::ChainMode;
+use linkerd2_cni::conflist::net_dir::ConfigFile;
+use linkerd2_cni::conflist::saved_state::SavedState;
 use linkerd2_cni::conflist::{Entry, plan};
 
 use crate::bug::Bug;
@@ -23,8 +24,9 @@ pub enum Reference {
     Found,
 }
 
-/// What a plan to chain depends on.
-type Input = (Id, bool, Configs, Option<Text>);
+/// What a plan depends on: the agent that chains the plugin, and whether a newer agent runs, or `None` for the removal of
+/// all plugin entries; the network configs, and the saved state.
+pub type Input = (Option<(Id, bool)>, Configs, Option<Text>);
 
 /// The agents' modes and entries.
 pub struct Planner {
@@ -42,43 +44,45 @@ impl Planner {
         Planner { agents, known: Mutex::default() }
     }
 
-    /// The operations by which agent `id` chains the plugin. Equal plans are made once.
-    pub fn chain(
-        &self,
-        id: Id,
-        newer_agent_runs: bool,
-        found: &Configs,
-        saved: Option<Text>,
-        bug: Bug,
-    ) -> Vec<Operation> {
-        let input = (id, newer_agent_runs, found.clone(), saved);
+    /// The operations of a plan. Equal plans are made once.
+    pub fn steps(&self, input: Input, bug: Bug) -> Vec<Operation> {
         let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        let make = || self.plan(id, newer_agent_runs, found, saved, bug);
-        known.entry(input).or_insert_with(make).clone()
+        let make = |input: &Input| {
+            let (found, saved) = (config_files(&input.1), saved_state(input.2));
+            match input.0 {
+                Some((id, newer_agent_runs)) => {
+                    self.chain(id, newer_agent_runs, &found, &saved, bug)
+                }
+                None => {
+                    let steps = plan::unchain(&found, &saved);
+                    steps.iter().flat_map(|step| of_step(step, &found, bug)).collect()
+                }
+            }
+        };
+        known.entry(input).or_insert_with_key(make).clone()
     }
 
-    fn plan(
+    fn chain(
         &self,
         id: Id,
         newer_agent_runs: bool,
-        found: &Configs,
-        saved: Option<Text>,
+        found: &[ConfigFile],
+        saved: &SavedState,
         bug: Bug,
     ) -> Vec<Operation> {
         let (mode, own) = &self.agents[id];
-        let (found, saved) = (config_files(found), saved_state(saved));
-        if newer_agent_runs && usable_entry_is_installed(own, KUBECONFIG, mode, &found) {
+        if newer_agent_runs && usable_entry_is_installed(own, KUBECONFIG, mode, found) {
             return Vec::new();
         }
         let mut yielding = Yielding::new(Duration::from_secs(30));
-        let other = yielding.choose(own, KUBECONFIG, &found, newer_agent_runs, Instant::now());
+        let other = yielding.choose(own, KUBECONFIG, found, newer_agent_runs, Instant::now());
         let entry = other.map_or_else(|| own.clone(), |(_, entry)| entry);
-        let plan = plan::chain(mode, &found, &entry, &saved);
+        let plan = plan::chain(mode, found, &entry, saved);
         let steps = plan.steps.iter();
         let mut operations: Vec<Operation> =
-            steps.flat_map(|step| of_step(step, &found, bug)).collect();
+            steps.flat_map(|step| of_step(step, found, bug)).collect();
         for step in &plan.unchain_steps {
-            operations.extend(of_step(step, &found, bug));
+            operations.extend(of_step(step, found, bug));
             operations.insert(operations.len() - 1, Operation::Forget(Text::new(step.target())));
         }
         operations
@@ -90,27 +94,6 @@ fn entry(number: usize) -> Entry {
         r#"{{"type":"linkerd-cni","kubernetes":{{"kubeconfig":"{KUBECONFIG}"}},"linkerd":{{"incoming-proxy-port":{number}}}}}"#
     );
     Entry::new(&template, KUBECONFIG).unwrap()
-}
-
-/// The operations by which an uninstall removes all plugin entries.
-pub fn unchain(found: &Configs, saved: Option<Text>, bug: Bug) -> Vec<Operation> {
-    type Known = HashMap<(Configs, Option<Text>), Vec<Operation>>;
-    thread_local!(static KNOWN: RefCell<Known> = RefCell::default());
-    if bug != Bug::None {
-        return plan_unchain(found, saved, bug);
-    }
-    let input = (found.clone(), saved);
-    KNOWN.with(|known| facts::once(known, &input, || plan_unchain(found, saved, bug)))
-}
-
-fn plan_unchain(found: &Configs, saved: Option<Text>, bug: Bug) -> Vec<Operation> {
-    let (found, saved) = (config_files(found), saved_state(saved));
-    let steps = plan::unchain(&found, &saved);
-    let mut operations = Vec::new();
-    for step in steps {
-        operations.extend(of_step(&step, &found, bug));
-    }
-    operations
 }
 
 /// As `NetDirWatch::scan`.

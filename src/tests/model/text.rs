@@ -1,13 +1,12 @@
-//! Texts that are stored once, so that states of the model are small and quickly compared.
+//! Texts that are stored once, so that states of the model are small.
 
 use std::collections::BTreeSet;
 use std::fmt;
-use std::hash::{Hash, Hasher};
 use std::ops::Deref;
 use std::sync::{Mutex, PoisonError};
 
-/// A text of the pool. Two equal texts have the same address.
-#[derive(Clone, Copy)]
+/// A text of the pool.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Text(&'static str);
 
 static POOL: Mutex<BTreeSet<&'static str>> = Mutex::new(BTreeSet::new());
@@ -30,32 +29,6 @@ impl Deref for Text {
 
     fn deref(&self) -> &str {
         self.0
-    }
-}
-
-impl PartialEq for Text {
-    fn eq(&self, other: &Text) -> bool {
-        std::ptr::eq(self.0, other.0)
-    }
-}
-
-impl Eq for Text {}
-
-impl Hash for Text {
-    fn hash<H: Hasher>(&self, hasher: &mut H) {
-        self.0.as_ptr().hash(hasher);
-    }
-}
-
-impl PartialOrd for Text {
-    fn partial_cmp(&self, other: &Text) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
-    }
-}
-
-impl Ord for Text {
-    fn cmp(&self, other: &Text) -> std::cmp::Ordering {
-        self.0.cmp(other.0)
     }
 }
 

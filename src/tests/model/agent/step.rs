@@ -2,55 +2,41 @@
 
 use linkerd2_cni::conflist::saved_state::SavedState;
 
-use super::conflist_step::change;
-use super::local::run_local;
-use super::stop::{end, next_removal};
+use super::stop::{end, judge, next_removal};
 use super::{End, Phase, Staged};
 use crate::bug::Bug;
 use crate::node::{FileContent, Id, NodeFile, saved_state, saved_text};
 use crate::operation::Operation::{self, *};
+use crate::operation::Undo;
 use crate::scenario::Scenario;
 use crate::text::Text;
 use crate::world::World;
 
-/// Runs the next operation of the agent.
+/// As `ATTEMPTS` in `node::uninstall`. Fewer, as the model's foreign writer writes less often.
+const ATTEMPTS: u8 = 3;
+
+/// Runs the next operation of the agent, and those after it that no other actor can see.
 pub fn step(world: &mut World, id: Id, scenario: &Scenario) {
     let Some(operation) = world.agents[id].queue.pop() else {
         return;
     };
-    match operation {
-        Bind | Lock | CopyBinary | WriteKubeconfig | RemoveLeftovers => {
-            prepare(world, id, operation, scenario.bug);
-        }
-        List | Read(_) | LoadSavedState => read(world, id, operation, scenario),
-        SaveOriginal { .. } | SaveOwnConfig { .. } | Forget(_) => remember(world, id, operation),
-        Check { .. }
-        | Exchange { .. }
-        | PutBack { .. }
-        | Create { .. }
-        | Write { .. }
-        | Remove { .. }
-        | Return { .. } => {
-            change(world, id, operation);
-        }
-        Stage(_) | Undo => stage(world, id, operation, scenario.bug),
-        Finish => end(world, id, End::Uninstalled),
-        PlanChain | PlanUnchain | Judge { .. } | EndStep | EndPass | EndUnchain => {
-            world.agents[id].queue.push(operation);
-        }
+    run(world, id, operation, scenario);
+    let is_local = |operation: &mut Operation| {
+        matches!(operation, PlanChain | PlanUnchain | Judge { .. } | EndStep | EndPass | EndUnchain)
+    };
+    while let Some(operation) = world.agents[id].queue.pop_if(is_local) {
+        run_local(world, id, operation, scenario);
     }
-    run_local(world, id, scenario);
 }
 
-/// The operations before the network configs are read.
-fn prepare(world: &mut World, id: Id, operation: Operation, bug: Bug) {
+fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
     let agent = &mut world.agents[id];
     match operation {
         Bind => {
             world.node.socket = Some(id);
             world.changed();
         }
-        Lock => agent.holds_lock = bug != Bug::NoLock,
+        Lock => agent.holds_lock = scenario.bug != Bug::NoLock,
         CopyBinary => {
             let own = Some(FileContent::WrittenBy(id));
             let is_right = match agent.newer_agent_runs {
@@ -61,35 +47,8 @@ fn prepare(world: &mut World, id: Id, operation: Operation, bug: Bug) {
                 write_file(world, id, NodeFile::Binary, own);
             }
         }
-        WriteKubeconfig => {
-            let own = Some(FileContent::WrittenBy(id));
-            let (stopping, found) =
-                (matches!(agent.phase, Phase::Deciding(_)), world.node.kubeconfig);
-            if stopping && found.is_none() {
-                // The plugin is not chained without a kubeconfig.
-                agent.queue.retain(|operation| *operation == EndPass);
-            } else if !(stopping || agent.newer_agent_runs && found.is_some()) && found != own {
-                write_file(world, id, NodeFile::Kubeconfig, own);
-            }
-        }
-        RemoveLeftovers => {
-            agent.leftovers_removed = true;
-            agent.holds_lock &= agent.phase_is_pass();
-            world.node.has_leftovers = false;
-            let other = &mut world.agents[1 - id];
-            if matches!(other.queue.last(), Some(PutBack { .. } | Return { .. })) {
-                other.queue.pop();
-                other.abort_step();
-            }
-        }
-        other => unreachable!("{other:?}"),
-    }
-}
-
-/// The operations that read what a plan needs.
-fn read(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
-    let agent = &mut world.agents[id];
-    match operation {
+        WriteKubeconfig => write_kubeconfig(world, id),
+        RemoveLeftovers => remove_leftovers(world, id),
         List => {
             agent.found.clear();
             let names: Vec<Text> = world.node.configs.keys().copied().collect();
@@ -101,77 +60,158 @@ fn read(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
         Read(name) => {
             agent.found.extend(world.node.configs.get(&name).map(|text| (name, *text)));
         }
-        LoadSavedState => {
-            agent.saved = world.node.saved_text();
-        }
-        other => unreachable!("{other:?}"),
-    }
-}
-
-/// The operations on the saved state.
-fn remember(world: &mut World, id: Id, operation: Operation) {
-    let agent = &mut world.agents[id];
-    match operation {
+        LoadSavedState => agent.saved = world.node.saved_text(),
         SaveOriginal { conflist, original } => {
             let original = serde_json::from_str(&original).unwrap();
-            let is_same = |saved: &SavedState| saved.originals.get(&*conflist) == Some(&original);
-            if !is_same(&saved_state(agent.saved)) {
-                save(world, id, |saved| {
-                    saved.originals.insert(conflist.to_string(), original);
-                });
-            }
+            save(world, id, |saved| {
+                saved.originals.insert(conflist.to_string(), original);
+            });
         }
-        SaveOwnConfig { name, copied_from } => {
+        SaveOwnConfig { name, copied_from } => save(world, id, |saved| {
             let copied_from = copied_from.map(|name| name.to_string());
-            if saved_state(agent.saved).own_configs.get(&*name) != Some(&copied_from) {
-                save(world, id, |saved| {
-                    saved.own_configs.insert(name.to_string(), copied_from);
-                });
+            saved.own_configs.insert(name.to_string(), copied_from);
+        }),
+        Forget(name) => save(world, id, |saved| {
+            saved.originals.remove(&*name);
+            saved.own_configs.remove(&*name);
+        }),
+        Check { name, before } => {
+            if world.node.configs.get(&name) != Some(&before) {
+                agent.abort_step();
             }
         }
-        Forget(name) => {
-            let mut saved = saved_state(agent.saved);
-            let was_original = saved.originals.remove(&*name).is_some();
-            if saved.own_configs.remove(&*name).is_some() || was_original {
-                save(world, id, |there| *there = saved);
+        Exchange { name, before, new } => match world.node.configs.get(&name).copied() {
+            None => agent.abort_step(),
+            Some(found) => {
+                if found != before {
+                    agent.then([PutBack { name, content: found, expected: new }]);
+                }
+                write_config(world, id, name, new);
             }
+        },
+        PutBack { name, content, expected } => match world.node.configs.get(&name).copied() {
+            None => agent.abort_step(),
+            Some(found) => {
+                match found == expected {
+                    true => agent.abort_step(),
+                    false => agent.then([PutBack { name, content: found, expected: content }]),
+                }
+                write_config(world, id, name, content);
+            }
+        },
+        Create { name, text } => match world.node.configs.contains_key(&name) {
+            true => agent.abort_step(),
+            false => write_config(world, id, name, text),
+        },
+        Write { name, text } => write_config(world, id, name, text),
+        Remove { name, before, undo } => remove(world, id, name, before, undo),
+        Return { name, content, undo } => {
+            agent.abort_removal(undo.filter(|undo| undo.is_for_changes));
+            world.node.configs.entry(name).or_insert(content);
+            world.changed();
         }
-        other => unreachable!("{other:?}"),
-    }
-}
-
-/// The operations on the files that an uninstall removes.
-fn stage(world: &mut World, id: Id, operation: Operation, bug: Bug) {
-    let agent = &mut world.agents[id];
-    match operation {
         Stage(file) => {
             if let Some(content) = world.node.file(file).take() {
                 agent.staged.push(Staged { file, content });
                 world.changed();
             }
         }
-        Undo => {
-            if let Some(Staged { file, content }) = agent.staged.pop() {
-                let there = world.node.file(file);
-                if there.is_none() {
-                    *there = Some(content);
-                    world.changed();
-                }
-            }
-            if !agent_has_staged(world, id) {
-                next_removal(world, id, bug);
-            }
+        Undo => undo_stage(world, id, scenario.bug),
+        Finish => end(world, id, End::Uninstalled),
+        PlanChain | PlanUnchain | Judge { .. } | EndStep | EndPass | EndUnchain => {
+            run_local(world, id, operation, scenario);
         }
-        other => unreachable!("{other:?}"),
     }
 }
 
-fn agent_has_staged(world: &mut World, id: Id) -> bool {
+/// Runs an operation that touches no file and that no other actor can see: planning, and the ends of steps and passes.
+fn run_local(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
+    let (agent, bug) = (&mut world.agents[id], scenario.bug);
+    match operation {
+        PlanChain | PlanUnchain => {
+            let chain = (operation == PlanChain).then_some((id, agent.newer_agent_runs));
+            agent.has_raced &= chain.is_some();
+            let found = std::mem::take(&mut agent.found);
+            agent.then(scenario.plans.steps((chain, found, agent.saved), bug));
+        }
+        EndPass => {
+            agent.is_dirty |= agent.wrote;
+            agent.writing_passes += u8::from(agent.wrote);
+            agent.has_raced = false;
+            agent.holds_lock = false;
+            agent.forget_scan();
+        }
+        EndUnchain => {
+            let Phase::Uninstalling { attempt, .. } = &mut agent.phase else {
+                return;
+            };
+            *attempt += 1;
+            let repeats = agent.has_raced && *attempt < ATTEMPTS;
+            agent.has_raced = false;
+            agent.wrote = false;
+            agent.holds_lock &= repeats;
+            if repeats {
+                agent.then([List, PlanUnchain, EndUnchain]);
+            }
+        }
+        Judge { is_staged } => judge(world, id, is_staged, bug),
+        // Ends a step that nothing disturbed.
+        _ => {}
+    }
+}
+
+fn write_kubeconfig(world: &mut World, id: Id) {
+    let agent = &mut world.agents[id];
+    let own = Some(FileContent::WrittenBy(id));
+    let (stopping, found) = (matches!(agent.phase, Phase::Deciding(_)), world.node.kubeconfig);
+    if stopping && found.is_none() {
+        // The plugin is not chained without a kubeconfig.
+        agent.queue.retain(|operation| *operation == EndPass);
+    } else if !(stopping || agent.newer_agent_runs && found.is_some()) && found != own {
+        write_file(world, id, NodeFile::Kubeconfig, own);
+    }
+}
+
+fn remove_leftovers(world: &mut World, id: Id) {
+    let agent = &mut world.agents[id];
+    agent.leftovers_removed = true;
+    agent.holds_lock &= !matches!(agent.phase, Phase::Uninstalling { .. });
+    world.node.has_leftovers = false;
+    let other = &mut world.agents[1 - id];
+    if matches!(other.queue.last(), Some(PutBack { .. } | Return { .. })) {
+        other.queue.pop();
+        other.abort_step();
+    }
+}
+
+fn remove(world: &mut World, id: Id, name: Text, before: Text, undo: Option<Undo>) {
+    let agent = &mut world.agents[id];
+    let Some(found) = world.node.configs.remove(&name) else {
+        // Without the lock, the step's file stays.
+        let holds_lock = agent.holds_lock;
+        return agent.abort_removal(undo.filter(|undo| !undo.is_for_changes && holds_lock));
+    };
+    agent.wrote = true;
+    if found != before {
+        agent.then([Return { name, content: found, undo }]);
+    }
+    world.changed();
+}
+
+/// Gives the file that was staged last its name back. After the first one, the uninstall continues.
+fn undo_stage(world: &mut World, id: Id, bug: Bug) {
+    if let Some(Staged { file, content }) = world.agents[id].staged.pop() {
+        let there = world.node.file(file);
+        if there.is_none() {
+            *there = Some(content);
+            world.changed();
+        }
+    }
     let agent = &mut world.agents[id];
     if agent.staged.is_empty() {
-        agent.queue.retain(|operation| *operation != Undo);
+        agent.queue.retain(|operation| *operation != Operation::Undo);
+        next_removal(world, id, bug);
     }
-    !agent.staged.is_empty()
 }
 
 fn write_file(world: &mut World, id: Id, file: NodeFile, content: Option<FileContent>) {
@@ -180,11 +220,21 @@ fn write_file(world: &mut World, id: Id, file: NodeFile, content: Option<FileCon
     world.changed();
 }
 
-fn save(world: &mut World, id: Id, change: impl FnOnce(&mut SavedState)) {
-    let mut saved = saved_state(world.agents[id].saved);
-    change(&mut saved);
-    let text = saved_text(&saved);
-    world.agents[id].saved = Some(text);
-    world.node.saved_state = Some(FileContent::Text(text));
+fn write_config(world: &mut World, id: Id, name: Text, text: Text) {
+    world.node.configs.insert(name, text);
+    world.agents[id].wrote = true;
     world.changed();
+}
+
+/// Writes the saved state if `change` changes it.
+fn save(world: &mut World, id: Id, change: impl FnOnce(&mut SavedState)) {
+    let before = saved_state(world.agents[id].saved);
+    let mut saved = before.clone();
+    change(&mut saved);
+    if saved != before {
+        let text = saved_text(&saved);
+        world.agents[id].saved = Some(text);
+        world.node.saved_state = Some(FileContent::Text(text));
+        world.changed();
+    }
 }

@@ -8,7 +8,7 @@ use linkerd2_cni::agent::stop::{AgentPod, Evidence, Round, TokenFacts, Verdict, 
 use super::{Agent, Api, End, Phase, newer_agent_runs};
 use crate::bug::Bug;
 use crate::node::{Id, NodeFile};
-use crate::operation::Operation::{self, *};
+use crate::operation::Operation::*;
 use crate::plans::{self, Reference};
 use crate::world::World;
 
@@ -110,18 +110,11 @@ fn attempt(agent: &mut Agent, bug: Bug) {
     if bug == Bug::RemoveBinaryFirst {
         operations.extend([Stage(NodeFile::Kubeconfig), Stage(NodeFile::Binary)]);
     }
-    operations.extend(scan(PlanUnchain));
-    operations.extend([EndUnchain, Lock]);
-    operations.extend(scan(Judge { is_staged: false }));
+    operations.extend([List, PlanUnchain, EndUnchain, Lock, List, Judge { is_staged: false }]);
     // The operations of the beginning come first.
-    operations.reverse();
     let first = std::mem::take(&mut agent.queue);
-    agent.queue = operations;
+    agent.then(operations);
     agent.queue.extend(first);
-}
-
-fn scan(last: Operation) -> [Operation; 2] {
-    [List, last]
 }
 
 /// Decides by the found network configs whether the files can be removed.
@@ -132,13 +125,8 @@ pub(super) fn judge(world: &mut World, id: Id, is_staged: bool, bug: Bug) {
     match (reference, is_staged) {
         (Reference::Missing, false) => {
             let files = [NodeFile::Kubeconfig, NodeFile::Binary, NodeFile::SavedState];
-            agent.then(
-                files
-                    .map(Stage)
-                    .into_iter()
-                    .chain([List, Judge { is_staged: true }])
-                    .collect::<Vec<_>>(),
-            );
+            agent.then([List, Judge { is_staged: true }]);
+            agent.then(files.map(Stage));
         }
         (Reference::Missing, true) => agent.then([Finish]),
         (Reference::Found, true) if !agent.staged.is_empty() => {
