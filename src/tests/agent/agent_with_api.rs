@@ -1,13 +1,14 @@
 //! A ready agent with an API server. Tests change what the API server responds, and stop the agent.
 
+use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
 use crate::agent::Agent;
-use crate::api::{Api, State, bound_token};
-use crate::node::{CALICO, LIST, Node};
+use crate::api::{Api, DaemonSetState, State};
+use crate::node::Node;
 use crate::until::until;
 
 pub struct Scene {
@@ -30,12 +31,7 @@ impl Scene {
         scene
     }
 
-    /// The same under upstream's chart, where the plugin has the agent's token, which is bound to the agent's pod.
-    pub fn start_with_one_account(more: &[(&str, &str)]) -> Scene {
-        Scene::start_with_token(&bound_token(), more)
-    }
-
-    /// The same with another token of the agent.
+    /// The same under upstream's chart, where the plugin has the agent's token.
     pub fn start_with_token(token: &str, more: &[(&str, &str)]) -> Scene {
         let api = Api::start();
         api.state().tokens = vec![token.to_owned()];
@@ -53,18 +49,37 @@ impl Scene {
         Scene { api, node, agent }
     }
 
+    /// A ready agent whose record socket exists.
+    pub fn with_socket() -> Scene {
+        let scene = Scene::start(&[("LINKERD_CNI_POD_NAME", "linkerd-cni-abc")]);
+        until("the socket", || scene.node.net(".linkerd-cni.sock").exists());
+        scene
+    }
+
+    /// An agent that received SIGTERM, and that asks the API server again as it gets HTTP 403.
+    pub fn asking() -> Scene {
+        let scene = Scene::start(&[]);
+        scene.api.state().daemon_set = DaemonSetState::Status(403);
+        scene.agent.signal(Signal::SIGTERM);
+        until("asked once", || scene.agent.log().contains("asking again"));
+        scene
+    }
+
+    /// Waits until the agent has checked the token again, which it does once it has restored the kubeconfig.
+    pub fn until_checked(&self) {
+        let checks = || self.api.asked("GET", "/namespaces/linkerd-cni?");
+        let before = checks();
+        let kubeconfig = self.node.net("kubeconfig.json");
+        until("the kubeconfig", || std::fs::remove_file(&kubeconfig).is_ok());
+        until("a check", || checks() > before);
+    }
+
     /// Changes the API server's responses and stops the agent. Returns the time until it ended.
     pub fn stop(&mut self, change: impl FnOnce(&mut State)) -> Duration {
         change(&mut self.api.state());
         let begin = Instant::now();
         assert_eq!(self.agent.stop(), Some(0), "{}", self.agent.log());
         begin.elapsed()
-    }
-
-    pub fn is_uninstalled(&self) -> bool {
-        self.node.text(LIST) == CALICO
-            && !self.node.bin("linkerd-cni").exists()
-            && !self.node.net("kubeconfig.json").exists()
     }
 
     /// Stops the agent by SIGSTOP while no pass runs, as a running pass would write files after SIGCONT. No pass has
@@ -80,21 +95,15 @@ impl Scene {
         self.agent.signal(Signal::SIGSTOP);
     }
 
-    pub fn is_installed(&self) -> bool {
-        self.node.chained(LIST)
-            && self.node.bin("linkerd-cni").exists()
-            && self.node.net("kubeconfig.json").exists()
-    }
-
     pub fn assert_uninstalled(&self, what: &str) {
-        assert!(self.is_uninstalled(), "{what}: {}", self.agent.log());
+        assert!(self.node.is_uninstalled(), "{what}: {}", self.agent.log());
         assert_eq!(self.agent.log().matches("uninstalling").count(), 1, "{what}");
     }
 
     /// `why` is the reason that the agent logs.
     pub fn assert_left_in_place(&self, what: &str, why: &str) {
         let log = self.agent.log();
-        assert!(self.is_installed(), "{what}: {log}");
+        assert!(self.node.is_installed(), "{what}: {log}");
         let lines: Vec<_> = log
             .lines()
             .filter(|line| line.contains("is left in place for the next agent"))
@@ -103,11 +112,20 @@ impl Scene {
     }
 }
 
-/// Runs all cases at the same time, as most of them wait.
-pub fn all<T: Send>(cases: Vec<T>, test: impl Fn(T) + Sync) {
+/// Cases that [`all`] runs at a time.
+const AT_A_TIME: usize = 10;
+
+/// Runs the cases side by side, as most of them wait.
+pub fn all<T>(cases: impl IntoIterator<Item = T, IntoIter: Send>, test: impl Fn(T) + Sync) {
+    let cases = Mutex::new(cases.into_iter());
+    let next = || cases.lock().unwrap().next();
     thread::scope(|scope| {
-        for case in cases {
-            scope.spawn(|| test(case));
+        for _ in 0..AT_A_TIME {
+            scope.spawn(|| {
+                while let Some(case) = next() {
+                    test(case);
+                }
+            });
         }
     });
 }

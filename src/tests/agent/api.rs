@@ -1,5 +1,7 @@
 //! Routes of an API server with one DaemonSet and one ServiceAccount. Tests set its responses.
 
+use std::time::{SystemTime, UNIX_EPOCH};
+
 use base64::Engine as _;
 use serde_json::{Value, json};
 use testkit::api::{self, Request, Response, Routes};
@@ -51,6 +53,7 @@ pub struct Kubernetes {
     pub conflicts: u32,
 }
 
+const DELETED: &str = "2026-01-01T00:00:00Z";
 const DAEMONSET: &str = "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni";
 
 impl Default for Kubernetes {
@@ -70,7 +73,7 @@ impl Default for Kubernetes {
             taints: Vec::new(),
             conditions: vec![json!({"type": "Ready", "status": "True"})],
             version: 1,
-            pod: Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": "2026-01-01T00:00:00Z"})),
+            pod: Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": DELETED})),
             pods: Vec::new(),
             pods_status: 200,
             conflicts: 0,
@@ -94,25 +97,23 @@ impl Routes for Kubernetes {
             if state.grant != 201 {
                 return Response::status(state.grant);
             }
-            let token = jwt(state.requests.len(), state.life);
+            let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+            let token = jwt_of(now, state.requests.len(), state.life);
             let token = state.issued.clone().unwrap_or(token);
             state.tokens.push(token.clone());
             let answer = json!({
                 "spec": {"expirationSeconds": state.life},
-                "status": {"token": token, "expirationTimestamp": "2026-01-01T00:00:00Z"},
+                "status": {"token": token, "expirationTimestamp": DELETED},
             });
             return Response::new(201, answer);
         }
         if path.split('?').next() == Some(DAEMONSET) {
-            let metadata = match state.daemon_set {
+            let mut metadata = json!({"name": "linkerd-cni"});
+            match state.daemon_set {
                 DaemonSetState::Status(code) => return Response::status(code),
-                DaemonSetState::Exists | DaemonSetState::NamespaceBeingDeleted => {
-                    json!({"name": "linkerd-cni"})
-                }
-                DaemonSetState::BeingDeleted => {
-                    json!({"name": "linkerd-cni", "deletionTimestamp": "2026-01-01T00:00:00Z"})
-                }
-            };
+                DaemonSetState::BeingDeleted => metadata["deletionTimestamp"] = json!(DELETED),
+                DaemonSetState::Exists | DaemonSetState::NamespaceBeingDeleted => {}
+            }
             let spec = json!({"template": {"spec": state.placement}});
             let set = json!({"kind": "DaemonSet", "metadata": metadata, "spec": spec});
             return Response::new(200, set);
@@ -138,18 +139,11 @@ impl Routes for Kubernetes {
         }
         match (method, path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
-                let metadata = match state.daemon_set {
-                    DaemonSetState::NamespaceBeingDeleted => {
-                        json!({"deletionTimestamp": "2026-01-01T00:00:00Z"})
-                    }
-                    _ => json!({}),
-                };
+                let is_deleted = state.daemon_set == DaemonSetState::NamespaceBeingDeleted;
+                let metadata = json!({"deletionTimestamp": is_deleted.then_some(DELETED)});
                 let there = (200, json!({"kind": "Namespace", "metadata": metadata}));
                 let (code, namespace) = state.namespace.clone().unwrap_or(there);
                 Response::new(code, namespace)
-            }
-            ("POST", Some("/apis/events.k8s.io/v1/namespaces/linkerd-cni/events")) => {
-                Response::new(201, json!({"kind": "Event"}))
             }
             ("POST", Some(path)) if path.ends_with("/events") => match state.events {
                 201 => Response::new(201, json!({"kind": "Event"})),
@@ -188,24 +182,15 @@ fn answer_node(state: &mut State, request: &Request) -> Response {
     )
 }
 
-/// A token of the plugin's account that ran out long ago.
+/// A token of the plugin's account that expired long ago.
 pub fn expired_token() -> String {
     jwt_of(1000, 0, 3600)
 }
 
-/// A token as the API server makes them, of the plugin's account.
-fn jwt(number: usize, life: u64) -> String {
-    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_secs();
-    jwt_of(now, number, life)
-}
-
+/// A token of the plugin's account, as the API server issues it.
 fn jwt_of(now: u64, number: usize, life: u64) -> String {
-    encode_claims(&json!({
-        "sub": "system:serviceaccount:linkerd-cni:linkerd-cni-plugin",
-        "iat": now,
-        "exp": now + life,
-        "jti": number,
-    }))
+    let account = "system:serviceaccount:linkerd-cni:linkerd-cni-plugin";
+    encode_claims(&json!({"sub": account, "iat": now, "exp": now + life, "jti": number}))
 }
 
 /// A token that is valid as long as its account exists.

@@ -10,11 +10,11 @@ use rcgen::CertificateParams;
 use crate::agent::Agent;
 use crate::api::Api;
 use crate::filesystems::{bind, in_mount_namespace};
-use crate::node::{CALICO, LIST, Node, PLUGIN, TEMPLATE};
-use crate::requests::report_unreachable;
+use crate::node::{CALICO, LIST, Node, TEMPLATE};
+use crate::records::report_unreachable;
 use crate::server::Identity;
 use crate::until::until;
-use crate::upstream::{self, Upstream};
+use crate::upstream::{self, Upstream, until_yielding};
 
 const NAME: &str = "api.example";
 
@@ -28,7 +28,7 @@ struct Scene {
 }
 
 impl Scene {
-    /// Runs `test` in a mount namespace, where [`NAME`] has no address.
+    /// Runs `test` in a mount namespace, where [`NAME`] has no address at first.
     fn with(test: fn(Scene)) {
         Scene::with_template(TEMPLATE, test);
     }
@@ -82,9 +82,10 @@ impl Scene {
         )
     }
 
-    /// Writes an executable plugin binary, as a runtime can run it.
-    fn install_upstream_plugin(&self) {
-        testkit::write_program(self.node.bin("linkerd-cni"), upstream::PLUGIN);
+    /// Starts an upstream agent at an address that the name has.
+    fn start_upstream(&self) -> Upstream {
+        self.resolves_to(&["127.0.0.1"]);
+        Upstream::start(&self.node, &self.upstream_kubeconfig())
     }
 
     /// Whether plugin binary and kubeconfig are both upstream's.
@@ -93,20 +94,12 @@ impl Scene {
             && self.node.text("kubeconfig.json") == self.upstream_kubeconfig()
     }
 
-    fn until_yielding(&self, agent: &mut Agent) {
-        until("ready beside the upstream agent", || {
-            let (status, note) = agent.ready();
-            status == 200 && note.contains("an upstream agent runs")
-        });
-    }
-
-    /// Waits until plugin binary and kubeconfig are this project's.
+    /// Waits until plugin binary and kubeconfig are this project's. The kubeconfig is replaced first.
     fn until_replaced(&self) {
         until("the plugin", || {
-            let replaced =
-                fs::read(self.node.bin("linkerd-cni")).is_ok_and(|found| found == PLUGIN);
-            assert!(!replaced || self.server().0 == self.url("127.0.0.1"));
-            replaced
+            let replaced = self.node.has_own_binary();
+            assert!(!replaced || self.node.text("kubeconfig.json") != self.upstream_kubeconfig());
+            replaced && self.server().0 == self.url("127.0.0.1")
         });
     }
 
@@ -199,7 +192,7 @@ fn an_upstream_plugin_is_replaced_only_after_its_kubeconfig_has_an_address() {
     Scene::with(|scene| {
         // As upstream's agent leaves them.
         scene.node.write("kubeconfig.json", &scene.upstream_kubeconfig());
-        scene.install_upstream_plugin();
+        testkit::write_program(scene.node.bin("linkerd-cni"), upstream::PLUGIN);
         let mut agent = scene.start();
         until("the reason", || agent.ready().1.contains("cannot resolve the API server's name"));
         assert!(scene.has_upstream_files());
@@ -217,47 +210,29 @@ fn an_upstream_plugin_is_replaced_only_after_its_kubeconfig_has_an_address() {
 #[test]
 fn plugin_and_kubeconfig_of_a_running_upstream_agent_stay_until_it_ends() {
     Scene::with_upstream(|scene| {
-        scene.resolves_to(&["127.0.0.1"]);
-        scene.install_upstream_plugin();
-        let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
-        until("the upstream entry", || scene.node.chained(LIST));
-        let mut agent = scene.start();
-        scene.until_yielding(&mut agent);
-        assert!(scene.has_upstream_files(), "{}", agent.log());
-        // A rollback stops the agent, or kills it.
-        assert_eq!(agent.stop(), Some(0));
-        assert!(scene.has_upstream_files(), "{}", agent.log());
-        let mut agent = scene.start();
-        scene.until_yielding(&mut agent);
-        agent.kill();
-        assert!(scene.has_upstream_files(), "{}", agent.log());
+        for is_killed in [false, true] {
+            let upstream = scene.start_upstream();
+            let mut agent = scene.start();
+            until_yielding(&agent);
+            assert!(scene.has_upstream_files(), "{}", agent.log());
+            // A rollback stops the agent, or kills it.
+            match is_killed {
+                false => assert_eq!(agent.stop(), Some(0)),
+                true => agent.kill(),
+            }
+            assert!(scene.has_upstream_files(), "{}", agent.log());
 
-        let mut agent = scene.start();
-        scene.until_yielding(&mut agent);
-        upstream.stop(&scene.node);
-        until("the agent's files", || {
-            fs::read(scene.node.bin("linkerd-cni")).is_ok_and(|found| found == PLUGIN)
-                && scene.node.text("kubeconfig.json").contains(&scene.url("127.0.0.1"))
-        });
-        agent.until_ready();
-        assert!(!agent.log().contains("overwritten"), "{}", agent.log());
-    });
-}
-
-#[test]
-fn plugin_and_kubeconfig_of_an_upstream_agent_that_dies_are_replaced() {
-    Scene::with_upstream(|scene| {
-        scene.resolves_to(&["127.0.0.1"]);
-        scene.install_upstream_plugin();
-        let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
-        until("the upstream entry", || scene.node.chained(LIST));
-        let mut agent = scene.start();
-        scene.until_yielding(&mut agent);
-        upstream.kill();
-        scene.until_replaced();
-        agent.until_ready();
-        let list = scene.node.text(LIST);
-        assert!(upstream::is_replaced(&list), "{list}");
+            let mut agent = scene.start();
+            until_yielding(&agent);
+            match is_killed {
+                false => upstream.stop(&scene.node),
+                true => upstream.kill(),
+            }
+            scene.until_replaced();
+            agent.until_ready();
+            assert!(upstream::is_replaced(&scene.node.text(LIST)));
+            assert!(is_killed || !agent.log().contains("overwritten"), "{}", agent.log());
+        }
     });
 }
 
@@ -267,8 +242,8 @@ fn an_upstream_agent_that_starts_beside_this_agent_keeps_its_plugin_and_kubeconf
     Scene::with_upstream(|scene| {
         scene.resolves_to(&["127.0.0.1"]);
         let mut agent = scene.start_ready();
-        let upstream = Upstream::start_with(&scene.node, &scene.upstream_kubeconfig());
-        scene.until_yielding(&mut agent);
+        let upstream = scene.start_upstream();
+        until_yielding(&agent);
         assert_eq!(agent.stop(), Some(0));
         assert!(scene.has_upstream_files(), "{}", agent.log());
         upstream.kill();

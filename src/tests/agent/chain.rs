@@ -62,58 +62,49 @@ fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
     assert_eq!(node.tree(), before);
 }
 
-#[test]
-fn a_conflist_written_in_parts_is_chained_once_it_is_complete() {
-    let node = Node::new();
-    let mut agent = node.start();
-    for turn in 0..30 {
-        let text = CALICO.replace("1e3", &format!("{turn}e3"));
-        // Create, then write, as `cp` does.
-        let file = fs::File::create(node.net(LIST)).unwrap();
-        thread::yield_now();
-        let mut file = file;
-        for part in text.as_bytes().chunks(100) {
-            std::io::Write::write_all(&mut file, part).unwrap();
-        }
-        drop(file);
-        until("the entry", || node.chained(LIST));
-    }
-    agent.until_ready();
+/// Makes the mode of the conf that of its first writer.
+fn set_mode(node: &Node) {
+    fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
 }
 
 #[test]
-fn a_conf_is_converted_to_a_conflist_and_restored_with_its_bytes_and_mode() {
-    let node = Node::uninstalling();
-    node.write("10-net.conf", CONF);
-    fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
-    let before = node.tree();
-    let mut agent = node.start_ready();
-    assert!(!node.net("10-net.conf").exists());
-    let list = node.json("10-net.conflist");
-    assert_eq!((&list["name"], &list["cniVersion"]), (&json!("net"), &json!("0.4.0")));
-    assert_eq!(node.types("10-net.conflist"), ["bridge", "linkerd-cni"]);
+fn a_conf_is_converted_also_beside_a_conflist_and_restored_with_its_bytes_and_mode() {
+    for (others, conflist) in
+        [(&[][..], "10-net.conflist"), (&["10-net.conflist"], "10-net.conf.conflist")]
+    {
+        let node = Node::uninstalling();
+        node.write("10-net.conf", CONF);
+        set_mode(&node);
+        others.iter().for_each(|name| node.write(name, CALICO));
+        let before = node.tree();
+        let mut agent = node.start_ready();
+        // The runtime loads the first file in name order.
+        assert!(!node.net("10-net.conf").exists());
+        let list = node.json(conflist);
+        assert_eq!((&list["name"], &list["cniVersion"]), (&json!("net"), &json!("0.4.0")));
+        assert_eq!(node.types(conflist), ["bridge", "linkerd-cni"]);
+        assert!(others.iter().all(|name| node.chained(name)));
 
-    // Its owner writes it again, as flannel's init container does at each start.
-    node.write("10-net.conf", &CONF.replace("1e3", "2e3"));
-    until("the new conf in the list", || {
-        !node.net("10-net.conf").exists() && node.text("10-net.conflist").contains("2e3")
-    });
-    node.write("10-net.conf", CONF);
-    until("the old conf in the list", || {
-        !node.net("10-net.conf").exists() && node.text("10-net.conflist").contains("1e3")
-    });
-    agent.until_ready();
-
-    // The record outlives the agent.
-    agent.kill();
-    let mut agent = node.start_ready();
-    agent.stop();
-    let mut after = node.tree();
-    if let Some(file) = after.get_mut("etc/10-net.conf") {
-        // The second writer did not set the first one's mode.
-        file.0 = 0o100640;
+        // The owners write their files again, as flannel's init container does at each start.
+        for number in ["2e3", "1e3"] {
+            node.write("10-net.conf", &CONF.replace("1e3", number));
+            others.iter().for_each(|name| node.write(name, CALICO));
+            until("the new conf in its conflist", || {
+                !node.net("10-net.conf").exists()
+                    && node.text(conflist).contains(number)
+                    && others.iter().all(|name| node.chained(name))
+            });
+        }
+        agent.until_ready();
+        // The saved state outlives the agent.
+        agent.kill();
+        let state = fs::metadata(node.net(".linkerd-cni-state")).unwrap();
+        assert_eq!(state.permissions().mode() & 0o7777, 0o600);
+        let mut agent = node.start_ready();
+        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+        set_mode(&node);
+        assert_eq!(node.tree(), before);
     }
-    assert_eq!(after, before);
 }
 
 #[test]
@@ -140,80 +131,21 @@ fn extended_attributes_of_a_conf_are_copied_to_the_conflist_and_restored() {
 }
 
 #[test]
-fn a_conf_beside_a_conflist_of_another_program_is_chained_and_both_are_restored() {
-    let node = Node::uninstalling();
-    node.write("10-net.conf", CONF);
-    fs::set_permissions(node.net("10-net.conf"), PermissionsExt::from_mode(0o640)).unwrap();
-    node.write("10-net.conflist", CALICO);
-    let before = node.tree();
-    let mut agent = node.start_ready();
-    // The runtime loads the first file in name order.
-    assert!(!node.net("10-net.conf").exists());
-    assert_eq!(node.types("10-net.conf.conflist"), ["bridge", "linkerd-cni"]);
-    assert_eq!(node.types("10-net.conflist"), ["calico", "portmap", "linkerd-cni"]);
-
-    // Both owners write their files again, and the agent is killed and started again.
-    for text in [CONF.replace("1e3", "2e3"), CONF.to_owned()] {
-        node.write("10-net.conf", &text);
-        node.write("10-net.conflist", CALICO);
-        let number = if text == CONF { "1e3" } else { "2e3" };
-        until("the new conf in its conflist", || {
-            !node.net("10-net.conf").exists()
-                && node.text("10-net.conf.conflist").contains(number)
-                && node.chained("10-net.conflist")
-        });
-    }
-    agent.kill();
-    let mut agent = node.start_ready();
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    let mut after = node.tree();
-    if let Some(file) = after.get_mut("etc/10-net.conf") {
-        // The second writer did not set the first one's mode.
-        file.0 = 0o100640;
-    }
-    assert_eq!(after, before);
-}
-
-#[test]
-fn a_kill_at_any_time_loses_neither_a_conf_nor_the_conflist_beside_it() {
-    let node = Node::uninstalling();
-    node.write("10-net.conf", CONF);
-    node.write("10-net.conflist", CALICO);
-    let before = node.tree();
-    for delay in 0..20 {
-        let mut agent = node.start();
-        thread::sleep(Duration::from_millis(delay));
-        agent.kill();
-        node.assert_not_stranded();
-        if delay % 2 == 0 {
-            node.uninstall();
-            assert_eq!(node.tree(), before, "{delay} ms");
+fn a_json_and_a_symbolic_link_are_replaced_by_conflists_and_restored() {
+    for is_link in [false, true] {
+        let node = Node::new();
+        let (real, link) = (node.root().join("real"), node.net("20-net.conflist"));
+        fs::write(&real, CALICO).unwrap();
+        match is_link {
+            true => symlink("../real", link).unwrap(),
+            false => node.write("20-net.json", CONF),
         }
+        let before = node.tree();
+        let mut agent = node.start_ready();
+        assert!(node.chained("20-net.conflist") && !node.net("20-net.json").exists());
+        assert_eq!(fs::read_to_string(&real).unwrap(), CALICO);
+        node.assert_restored(&mut agent, &before);
     }
-}
-
-#[test]
-fn a_json_that_the_runtime_loads_is_converted_and_restored() {
-    let node = Node::new();
-    node.write("20-net.json", CONF);
-    let before = node.tree();
-    let mut agent = node.start_ready();
-    assert!(node.chained("20-net.conflist") && !node.net("20-net.json").exists());
-    agent.stop();
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
-fn a_symbolic_link_is_replaced_and_restored_and_its_target_stays_unchanged() {
-    let node = Node::new();
-    fs::write(node.root().join("real"), CALICO).unwrap();
-    symlink("../real", node.net(LIST)).unwrap();
-    let before = node.tree();
-    let mut agent = node.start_ready();
-    assert!(node.chained(LIST));
-    assert_eq!(fs::read_to_string(node.root().join("real")).unwrap(), CALICO);
-    agent.stop();
-    assert_eq!(node.tree(), before);
 }
 
 #[test]

@@ -1,25 +1,35 @@
-//! The plugin's credential: where it comes from, and how it heals.
+//! The plugin's credential: where it comes from, how it heals, and how many requests that takes.
 
-use std::fs::Permissions;
+use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
-use crate::agent_with_api::Scene;
+use serde_json::json;
+
+use crate::agent_with_api::{Scene, all};
 use crate::api::{Api, expired_token};
 use crate::node::{CALICO, LIST, Node};
-use crate::requests::report_rejection;
+use crate::records::report_rejection;
 use crate::server::Identity;
-use crate::until::{until, until_within};
+use crate::until::until;
+
+const CHECK: &str = "/api/v1/namespaces/linkerd-cni?";
+const REJECTED: &str = "rejected the token in the kubeconfig";
+
+/// An API server whose tokens live for some seconds, and an agent.
+fn with_life(seconds: u64) -> Scene {
+    let api = Api::start();
+    api.state().life = seconds;
+    Scene::start_with(api, &[])
+}
 
 #[test]
 fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
-    let api = Api::start();
-    api.state().life = 4;
-    let Scene { api, node, mut agent } = Scene::start_with(api, &[]);
+    let Scene { api, node, mut agent } = with_life(4);
     for _ in 0..2 {
         let now = node.token();
-        until_within(Duration::from_secs(30), "the next token", || node.token() != now);
+        until("the next token", || node.token() != now);
     }
     // Accepted before anybody is told that all is well.
     agent.until_ready();
@@ -27,14 +37,17 @@ fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
     assert_eq!(request["kind"], "TokenRequest");
     assert!(request["spec"]["boundObjectRef"].is_null());
     assert!(!agent.log().contains("token-1") && !agent.log().contains(&node.token()));
+    let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs_f64();
+    api.state().life = 7200;
+    let end = || agent.metric("linkerd_cni_agent_token_expiration_timestamp_seconds");
+    until("the end of the token", || end() > now + 7000.0);
+    assert!(end() < now + 7500.0);
 }
 
 #[test]
 fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
-    for unusable in ["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)] {
-        let api = Api::start();
-        api.state().life = 4;
-        let Scene { api, node, mut agent } = Scene::start_with(api, &[]);
+    all(["two\nlines".to_owned(), "é".into(), "x".repeat(20_000)], |unusable| {
+        let Scene { api, node, mut agent } = with_life(4);
         api.state().issued = Some(unusable.clone());
         until("the unusable token is rejected", || {
             let log = agent.log();
@@ -47,12 +60,13 @@ fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
         api.state().issued = None;
         until("the next token", || node.token() != last);
         agent.until_ready();
-    }
+    });
 }
 
 #[test]
 fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
-    for failure in ["403", "404", "proxy", "500", "503", "429", "401", "silent", "down"] {
+    let failures = ["403", "404", "proxy", "500", "503", "429", "401", "silent", "down"];
+    all(failures, |failure| {
         let api = Api::start();
         match failure {
             "silent" => api.state().silent = true,
@@ -75,53 +89,37 @@ fn a_failed_token_request_never_puts_the_agents_token_on_the_host() {
             _ => "",
         };
         assert!(agent.ready().1.contains(remedy), "{failure}: {:?}", agent.ready());
-        let metric = |value: u8| {
-            let line = format!("linkerd_cni_agent_token_request_failed {value}\n");
-            agent.get("/metrics").1.contains(&line)
-        };
-        assert!(metric(1), "{failure}");
-        assert!(remedy.is_empty() || agent.log().contains(remedy), "{failure}: {}", agent.log());
+        let metric = || agent.metric("linkerd_cni_agent_token_request_failed");
+        assert_eq!(metric(), 1.0, "{failure}");
+        assert!(agent.log().contains(remedy), "{failure}: {}", agent.log());
         assert_eq!(node.text(LIST), CALICO, "{failure}");
         assert!(!node.net("kubeconfig.json").exists(), "{failure}");
+        assert_eq!(api.asked("GET", CHECK), 0, "{failure}: a node without token checks none");
         let mut state = api.state();
         (state.silent, state.down, state.grant, state.proxy) = (false, false, 201, None);
         drop(state);
-        until("the metric", || metric(0));
+        until("the metric", || metric() == 0.0);
         agent.until_ready();
         assert_ne!(node.token(), "token-1", "{failure}");
         let written = agent.log().matches("wrote kubeconfig").count();
         assert_eq!(written, 1, "{failure}: {}", agent.log());
-    }
-}
-
-#[test]
-fn a_normal_start_logs_no_warning() {
-    let Scene { agent, node: _node, .. } = Scene::start(&[]);
-    // The bin dir of this node is empty.
-    let warnings = agent.log().lines().filter(|line| line.contains("WARN")).count();
-    let bin_dir = agent.log().matches("WARN CNI directories: ").count();
-    assert_eq!(warnings, bin_dir, "{}", agent.log());
+    });
 }
 
 #[test]
 fn expired_token_stays_in_the_kubeconfig_until_another_is_issued() {
-    let api = Api::start();
-    api.state().life = 2;
-    let node = Node::with_api(&api);
-    let mut agent = node.start();
-    until("a token", || node.chained(LIST));
-    agent.until_ready();
+    let Scene { api, node, agent } = with_life(2);
     api.state().grant = 500;
+    until("the reason", || agent.log().contains("could not be renewed"));
     let last = node.token();
     thread::sleep(Duration::from_secs(3));
     assert_eq!(node.token(), last);
-    until("the reason", || agent.log().contains("could not be renewed"));
     api.state().tokens.retain(|token| *token != last);
     api.state().grant = 403;
     report_rejection(&node);
     until("the remedy", || {
         let (status, why) = agent.ready();
-        status == 500 && why.contains("rejected the token") && why.contains("; grant the agent's")
+        status == 500 && why.contains(REJECTED) && why.contains("; grant the agent's")
     });
     assert_eq!(node.token(), last);
     api.state().grant = 201;
@@ -132,12 +130,10 @@ fn expired_token_stays_in_the_kubeconfig_until_another_is_issued() {
 #[test]
 fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
     let tokens = [expired_token(), "token-0".to_owned(), "token-1".to_owned()];
-    let cases = tokens.into_iter().flat_map(|token| [(token.clone(), 503), (token, 403)]);
-    for (token, failure) in cases {
+    all(tokens.iter().flat_map(|token| [(token, 503), (token, 403)]), |(token, failure)| {
         let Scene { api, node, mut agent } = Scene::start(&[]);
-        agent.signal(nix::sys::signal::Signal::SIGKILL);
-        agent.wait();
-        let kubeconfig = node.text("kubeconfig.json").replace(&node.token(), &token);
+        agent.kill();
+        let kubeconfig = node.text("kubeconfig.json").replace(&node.token(), token);
         node.replace(&node.net("kubeconfig.json"), kubeconfig.as_bytes());
         api.state().grant = failure;
         let inode = node.inode("kubeconfig.json");
@@ -146,21 +142,18 @@ fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
         until("some requests", || api.asked("POST", "/token") > asked + 3);
         assert_eq!(node.inode("kubeconfig.json"), inode);
         assert!(node.chained(LIST));
-        std::fs::remove_file(node.net("kubeconfig.json")).unwrap();
-        until("the kubeconfig is back", || node.token() == token);
+        fs::remove_file(node.net("kubeconfig.json")).unwrap();
+        until("the kubeconfig is back", || node.token() == *token);
         // Whether it serves is another question.
-        let refused = "rejected the token in the kubeconfig";
-        until("the verdict", || match token.as_str() {
-            "token-1" => {
-                let (status, note) = agent.ready();
-                status == 200 && note.contains(&format!("HTTP {failure}"))
-            }
-            _ => agent.ready().1.contains(refused),
+        until("the verdict", || match (token.as_str(), agent.ready()) {
+            ("token-1", (200, note)) => note.contains(&format!("HTTP {failure}")),
+            ("token-1", _) => false,
+            (_, (_, why)) => why.contains(REJECTED),
         });
         api.state().grant = 201;
-        until("a token", || node.token() != token);
+        until("a token", || node.token() != *token);
         agent.until_ready();
-    }
+    });
 }
 
 #[test]
@@ -170,7 +163,7 @@ fn a_revoked_token_is_replaced_once_a_pod_fails_because_of_it() {
     api.state().tokens.retain(|token| *token != old);
     report_rejection(&node);
     // Without the record the next check comes after 10 minutes.
-    until_within(Duration::from_secs(180), "a new token", || node.token() != old);
+    until("a new token", || node.token() != old);
     assert_ne!(node.token(), "token-1");
     agent.until_ready();
 }
@@ -182,7 +175,7 @@ fn ready_names_a_rejected_token_until_it_is_replaced() {
     let node = Node::with_api(&api);
     // As with upstream's chart, the plugin has no account of its own.
     let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "")]);
-    until("the reason", || agent.ready().1.contains("rejected the token in the kubeconfig"));
+    until("the reason", || agent.ready().1.contains(REJECTED));
     assert!(node.chained(LIST));
     api.state().tokens.push("token-2".into());
     node.rotate("token-2");
@@ -192,18 +185,17 @@ fn ready_names_a_rejected_token_until_it_is_replaced() {
 #[test]
 fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
     let Scene { api, node, mut agent } = Scene::start(&[]);
-    agent.signal(nix::sys::signal::Signal::SIGKILL);
-    agent.wait();
+    agent.kill();
     api.state().silent = true;
     let agent = node.start();
     let begin = Instant::now();
     // Each request to this API server takes the agent 3 s: it may not wait for one.
-    for turn in 0..40 {
+    for turn in 0..20 {
         let text = CALICO.replace("1e3", &format!("{turn}e3"));
         node.replace(&node.net(LIST), text.as_bytes());
         until("the entry", || node.chained(LIST));
     }
-    assert!(begin.elapsed() < Duration::from_secs(80));
+    assert!(begin.elapsed() < Duration::from_secs(40));
     until("the reason", || agent.ready().1.contains("has not responded yet: "));
     api.state().silent = false;
     until("ready", || agent.ready().0 == 200);
@@ -224,24 +216,59 @@ fn a_new_certificate_authority_is_followed() {
 }
 
 #[test]
-fn fifo_in_place_of_the_kubeconfig_does_not_block_the_agent() {
-    let api = Api::start();
-    let node = Node::with_api(&api);
-    let mode = nix::sys::stat::Mode::S_IRWXU;
-    nix::unistd::mkfifo(&node.net("kubeconfig.json"), mode).unwrap();
-    let mut agent = node.start_ready();
-    assert!(node.chained(LIST));
-    assert_eq!(agent.stop(), Some(0));
+fn a_fifo_or_a_file_of_64_mib_in_place_of_the_kubeconfig_is_replaced() {
+    for is_fifo in [true, false] {
+        let api = Api::start();
+        let node = Node::with_api(&api);
+        let path = node.net("kubeconfig.json");
+        match is_fifo {
+            true => nix::unistd::mkfifo(&path, nix::sys::stat::Mode::S_IRWXU).unwrap(),
+            false => fs::File::create(&path).unwrap().set_len(64 << 20).unwrap(),
+        }
+        fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
+        let mut agent = node.start_ready();
+        assert!(node.chained(LIST) && !node.token().is_empty());
+        assert_eq!(agent.stop(), Some(0));
+    }
 }
 
 #[test]
-fn a_kubeconfig_that_is_too_large_is_replaced() {
-    let api = Api::start();
-    let node = Node::with_api(&api);
-    let kubeconfig = std::fs::File::create(node.net("kubeconfig.json")).unwrap();
-    kubeconfig.set_len(64 << 20).unwrap();
-    kubeconfig.set_permissions(Permissions::from_mode(0o600)).unwrap();
-    let mut agent = node.start_ready();
-    assert_ne!(node.token(), "");
+fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
+    let Scene { api, node, mut agent } = Scene::start(&[("LINKERD_CNI_NODE_NAME", "node-1")]);
+    let token = "POST /api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token";
+    let check = "GET /api/v1/namespaces/linkerd-cni?resourceVersion=0";
+    let daemonset =
+        "GET /apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni?resourceVersion=0";
+    // Records of other failures, and other programs' changes, are no reason to ask.
+    crate::records::report_unreachable(&node);
+    node.rewrite_calico();
+    agent.until_ready();
+    thread::sleep(Duration::from_secs(10));
+    assert_eq!(api.requests(), [token, daemonset, check]);
+    // The bin dir of this node is empty.
+    let mut warnings = agent.log().lines().filter(|line| line.contains("WARN")).count();
+    warnings -= agent.log().matches("WARN CNI directories: ").count();
+    assert_eq!(warnings, 0, "{}", agent.log());
     assert_eq!(agent.stop(), Some(0));
+
+    // The next agent takes over the token.
+    api.state().requests.clear();
+    let _agent = node.start_ready();
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(api.requests(), [check, daemonset]);
+}
+
+#[test]
+fn failed_token_check_is_repeated_with_a_growing_delay_and_the_node_stays_ready() {
+    let Scene { api, node, mut agent } = Scene::start(&[]);
+    api.state().namespace = Some((503, json!({"message": "overloaded"})));
+    let asked = api.asked("GET", CHECK);
+    report_rejection(&node);
+    until("two more tries", || api.asked("GET", CHECK) >= asked + 3);
+    assert_eq!(agent.ready().0, 200, "{:?}", agent.ready());
+    let says = "WARN kubeconfig token: cannot check the token in the kubeconfig: ";
+    assert_eq!(agent.log().matches(says).count(), 1, "{}", agent.log());
+    api.state().namespace = None;
+    until("an answer", || agent.log().contains("kubeconfig token: resolved"));
+    agent.until_ready();
 }

@@ -1,15 +1,9 @@
-//! Kills the agent at chosen system calls while a thread reads the node's files.
-
-use std::sync::Arc;
-use std::thread;
-use std::time::Duration;
+//! Kills the agent at chosen system calls. Kills at random moments are in `modes`.
 
 use nix::sys::signal::{Signal, kill};
 
 use crate::child::has_strace;
-use crate::node::{CALICO, CONF, LIST, Node};
-use crate::repeated::Repeated;
-use crate::until::until;
+use crate::node::{CALICO, CONF, Node};
 
 /// System calls that change the host, and the least number of them in an install and an uninstall of two network
 /// configs. strace kills the agent at the start of one, so all earlier calls are done.
@@ -28,52 +22,6 @@ const CALLS: [(&str, usize); 9] = [
 ];
 
 #[test]
-fn three_hundred_kills_at_random_moments_never_strand_the_node() {
-    let node = Arc::new(Node::uninstalling());
-    node.write(LIST, CALICO);
-    node.write("20-net.conf", CONF);
-    let before = node.tree();
-    let read = Arc::clone(&node);
-    // As a runtime reads the node's files.
-    let reader = Repeated::start(Duration::ZERO, 0, move |reads| {
-        read.assert_not_stranded();
-        *reads += 1;
-    });
-    let mut random: u64 = 88172645463325252;
-    for round in 0..300 {
-        // Marsaglia's xorshift: the same moments at each run.
-        random ^= random << 13;
-        random ^= random >> 7;
-        random ^= random << 17;
-        let moment = Duration::from_micros(random % 25_000);
-        let mut agent = node.start();
-        match round % 3 {
-            // While it installs,
-            0 => thread::sleep(moment),
-            // patches what somebody wrote,
-            1 => {
-                thread::sleep(moment / 2);
-                node.replace(&node.net(LIST), CALICO.as_bytes());
-                thread::sleep(moment / 2);
-            }
-            // or uninstalls.
-            _ => {
-                until("signals are taken over", || agent.takes_signals());
-                thread::sleep(moment / 2);
-                agent.signal(Signal::SIGTERM);
-                agent.until_uninstalling();
-                thread::sleep(moment / 4);
-            }
-        }
-        agent.kill();
-        node.assert_not_stranded();
-    }
-    assert!(reader.finish() > 300);
-    let mut agent = node.start_ready();
-    node.assert_restored(&mut agent, &before);
-}
-
-#[test]
 fn a_kill_after_any_call_that_writes_never_strands_the_node() {
     if !has_strace() {
         return;
@@ -81,8 +29,10 @@ fn a_kill_after_any_call_that_writes_never_strands_the_node() {
     for (call, least) in CALLS {
         let mut kills = 0;
         for turn in 1..200 {
-            let node = Node::with_calico();
+            let node = Node::uninstalling_with_calico();
             node.write("20-net.conf", CONF);
+            node.write("20-net.conflist", CALICO);
+            let before = node.tree();
             let fault = format!("{call}:signal=KILL:when={turn}");
             let mut agent = node.start_with_fault(&fault, &[("LINKERD_CNI_LOG_LEVEL", "info")]);
             if agent.ready_or_dead()
@@ -92,6 +42,8 @@ fn a_kill_after_any_call_that_writes_never_strands_the_node() {
             }
             let status = agent.wait();
             node.assert_not_stranded();
+            node.uninstall();
+            assert_eq!(node.tree(), before, "kill {turn} at {call}");
             if status == Some(0) {
                 break;
             }
@@ -111,8 +63,7 @@ fn a_kill_while_a_rewritten_conf_is_chained_keeps_the_conf() {
         for turn in 1..20 {
             let node = Node::uninstalling();
             node.write("20-net.conf", CONF);
-            let mut agent = node.start_ready();
-            agent.kill();
+            node.install();
             // As flannel does at each start of its own.
             let anew = CONF.replace("1e3", "2e3");
             node.write("20-net.conf", &anew);

@@ -1,20 +1,24 @@
-//! Faults of the node's file systems, for real: full, read-only, forbidden, mounted over.
+//! Faults of the node's file systems, for real: full, read-only, forbidden, mounted over; network configs of another
+//! owner, and the agent's capabilities.
 
 use std::fs;
+use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
 use std::os::unix::net::UnixDatagram;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use serde_json::{Value, json};
 
 use crate::agent::Agent;
-use crate::node::{CALICO, CONF, LIST, Node, PLUGIN};
+use crate::helm::Render;
+use crate::node::{CALICO, CAPABILITIES, CONF, LIST, Node, PLUGIN};
 use crate::until::until;
 
 pub use crate::mounts::{bind, in_mount_namespace};
 
 /// Runs `test` with a node in a mount namespace, so that no mount outlives it.
 pub fn with_mounts(test: fn(&Node)) {
-    in_mount_namespace(move || test(&Node::uninstalling()));
+    in_mount_namespace(move || test(&Node::uninstalling_with_calico()));
 }
 
 pub fn small(dir: &Path) {
@@ -28,18 +32,28 @@ pub fn fill(dir: &Path) {
     assert!(full.is_err(), "it was not as small as it should be");
 }
 
-pub fn read_only(dir: &Path) {
+/// Mounts the directory over itself with a flag, such as that for read-only.
+pub fn remount(dir: &Path, flag: MsFlags) {
     bind(dir, dir);
     let none = None::<&str>;
-    let flags = MsFlags::MS_BIND | MsFlags::MS_REMOUNT | MsFlags::MS_RDONLY;
-    mount(none, dir, none, flags, none).unwrap();
+    mount(none, dir, none, MsFlags::MS_BIND | MsFlags::MS_REMOUNT | flag, none).unwrap();
+}
+
+/// Mounts another file over the plugin binary. Returns the path of the binary.
+pub fn mount_over_plugin(node: &Node) -> PathBuf {
+    let (program, other) = (node.bin("linkerd-cni"), node.root().join("other"));
+    for path in [&program, &other] {
+        fs::write(path, "not the plugin").unwrap();
+    }
+    bind(&other, &program);
+    program
 }
 
 fn unmount(path: &Path) {
     umount2(path, MntFlags::MNT_DETACH).unwrap();
 }
 
-/// Not ready, for a reason that has all of `parts` in it, which is logged once.
+/// Waits until the agent is not ready, for a reason that has all of `parts` in it.
 fn refuses(agent: &Agent, parts: &[&str]) {
     until(&parts.join(" and "), || {
         let (status, why) = agent.ready();
@@ -50,18 +64,18 @@ fn refuses(agent: &Agent, parts: &[&str]) {
 #[test]
 fn a_full_disk_keeps_existing_files_and_the_agent_installs_once_there_is_space() {
     with_mounts(|node| {
-        small(&node.root().join("etc"));
+        small(&node.net(""));
         node.write(LIST, CALICO);
         node.write("20-net.conf", CONF);
         let before = node.tree();
-        fill(&node.root().join("etc"));
+        fill(&node.net(""));
         let mut agent = node.start();
         refuses(&agent, &["kubeconfig.json: No space left", "free space"]);
         assert_eq!(node.text(LIST), CALICO);
         fs::remove_file(node.net("filler")).unwrap();
         agent.until_ready();
-        // A network that its owner changes while there is no room to put us in again.
-        fill(&node.root().join("etc"));
+        // The owner of a network config changes it while there is no space to chain the plugin again.
+        fill(&node.net(""));
         let changed = CALICO.replace("1e3", "2e3");
         fs::write(node.net(LIST), &changed).unwrap();
         until("the reason", || {
@@ -72,65 +86,64 @@ fn a_full_disk_keeps_existing_files_and_the_agent_installs_once_there_is_space()
         assert_eq!(node.types("20-net.conflist"), ["bridge", "linkerd-cni"]);
         fs::remove_file(node.net("filler")).unwrap();
         agent.until_ready();
-        assert!(node.chained(LIST));
         node.write(LIST, CALICO);
         until("the entry", || node.chained(LIST));
         node.assert_restored(&mut agent, &before);
     });
 }
 
-#[test]
-fn a_full_bin_dir_leaves_the_network_configs_unchanged() {
-    with_mounts(|node| {
-        small(&node.root().join("bin"));
-        node.write(LIST, CALICO);
-        let mut agent = node.start();
-        let why = ["binary: cannot write", "bin/linkerd-cni: No space left"];
-        refuses(&agent, &why);
-        assert_eq!(node.text(LIST), CALICO);
-        assert_eq!(fs::read_dir(node.root().join("bin")).unwrap().count(), 0);
-        unmount(&node.root().join("bin"));
-        agent.until_ready();
-        assert!(node.chained(LIST));
-    });
-}
+/// What `/ready` says, and the fault, of which the mount at the returned path is the cause.
+type Fault = (&'static [&'static str], fn(&Node) -> PathBuf);
+
+const READ_ONLY: &str = "Read-only file system";
+const FAULTS: &[Fault] = &[
+    (&["kubeconfig: cannot create", READ_ONLY, "destCNIBinDir"], |node| {
+        remount(&node.net(""), MsFlags::MS_RDONLY);
+        node.net("")
+    }),
+    (&["binary: cannot create", READ_ONLY, "destCNIBinDir"], |node| {
+        remount(&node.bin(""), MsFlags::MS_RDONLY);
+        node.bin("")
+    }),
+    (&["binary: cannot write", "bin/linkerd-cni: No space left"], |node| {
+        small(&node.bin(""));
+        node.bin("")
+    }),
+    (&["binary: cannot replace", "unmount what the node has mounted"], mount_over_plugin),
+];
 
 #[test]
-fn directories_that_cannot_be_written_are_named_with_the_remedy() {
-    with_mounts(|node| {
-        node.write(LIST, CALICO);
-        let before = node.tree();
-        for (dir, what) in [("etc", "kubeconfig: cannot create"), ("bin", "binary: cannot create")]
-        {
-            let path = node.root().join(dir);
-            read_only(&path);
+fn a_file_that_cannot_be_written_is_named_once_with_the_remedy_and_installed_later() {
+    for (parts, cause) in FAULTS {
+        in_mount_namespace(move || {
+            let node = Node::uninstalling_with_calico();
+            let before = node.tree();
+            let mounted = cause(&node);
             let mut agent = node.start();
-            refuses(&agent, &[what, "Read-only file system", "destCNIBinDir"]);
+            refuses(&agent, parts);
             assert_eq!(node.text(LIST), CALICO);
             // `/ready` reports a pass before the log does.
-            until("the problem is logged", || agent.log().contains(what));
-            let said = agent.log().matches(what).count();
-            assert_eq!(said, 1, "{}", agent.log());
-            unmount(&path);
+            until("the problem is logged", || agent.log().contains(parts[0]));
+            assert_eq!(agent.log().matches(parts[0]).count(), 1, "{}", agent.log());
+            unmount(&mounted);
             agent.until_ready();
+            assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);
             node.assert_restored(&mut agent, &before);
-        }
-    });
+        });
+    }
 }
 
 #[test]
 fn uninstall_on_a_read_only_disk_leaves_the_plugin_that_a_conflist_names() {
     with_mounts(|node| {
-        node.write(LIST, CALICO);
         let before = node.tree();
         let mut agent = node.start_ready();
-        read_only(&node.root().join("etc"));
+        remount(&node.net(""), MsFlags::MS_RDONLY);
         assert_eq!(agent.stop(), Some(1));
         let log = agent.log();
         assert!(log.contains("a network config still names linkerd-cni"), "{log}");
-        assert!(node.chained(LIST));
-        assert!(node.bin("linkerd-cni").exists() && node.net("kubeconfig.json").exists());
-        unmount(&node.root().join("etc"));
+        assert!(node.is_installed(), "{log}");
+        unmount(&node.net(""));
         let mut agent = node.start_ready();
         node.assert_restored(&mut agent, &before);
     });
@@ -139,31 +152,81 @@ fn uninstall_on_a_read_only_disk_leaves_the_plugin_that_a_conflist_names() {
 #[test]
 fn an_uninstall_names_a_dead_agents_socket_that_it_cannot_remove_once() {
     with_mounts(|node| {
-        node.write(LIST, CALICO);
-        let socket = node.net(".linkerd-cni.sock");
-        drop(UnixDatagram::bind(&socket).unwrap());
-        read_only(&node.root().join("etc"));
-        let mut uninstall = node.start_args(&["uninstall"], &[]);
-        assert_eq!(uninstall.wait(), Some(1), "{}", uninstall.log());
-        let log = uninstall.log();
+        drop(UnixDatagram::bind(node.net(".linkerd-cni.sock")).unwrap());
+        remount(&node.net(""), MsFlags::MS_RDONLY);
+        let log = node.uninstall_ends_with(1);
         assert_eq!(log.matches(".linkerd-cni.sock").count(), 1, "{log}");
     });
 }
 
+/// Mode, user and group of a network config.
+const OWNERS: [[u32; 3]; 3] = [[0o664, 0, 997], [0o660, 1000, 1000], [0o600, 1000, 0]];
+
+fn owned_by([mode, uid, gid]: [u32; 3]) -> Node {
+    let node = Node::with_calico();
+    chown(node.net(LIST), Some(uid), Some(gid)).unwrap();
+    fs::set_permissions(node.net(LIST), PermissionsExt::from_mode(mode)).unwrap();
+    node
+}
+
+/// Asserts that the network config of the primary CNI has this mode and owner.
+fn assert_owner(node: &Node, expected: [u32; 3]) {
+    let metadata = fs::metadata(node.net(LIST)).unwrap();
+    assert_eq!([metadata.mode() & 0o7777, metadata.uid(), metadata.gid()], expected);
+}
+
+/// A ready agent without the capability CHOWN.
+fn start_without_chown(node: &Node, vars: &[(&str, &str)]) -> Agent {
+    let without = CAPABILITIES.map(|word| word.replace("+chown,", ""));
+    let mut agent = node.start_under(&without.each_ref().map(|word| &**word), &[], vars);
+    agent.until_ready();
+    agent
+}
+
 #[test]
-fn a_mount_over_the_plugin_binary_is_reported_and_the_agent_recovers() {
-    with_mounts(|node| {
-        node.write(LIST, CALICO);
-        let (program, other) = (node.bin("linkerd-cni"), node.root().join("other"));
-        for path in [&program, &other] {
-            fs::write(path, "not the plugin").unwrap();
+fn the_agents_of_these_tests_have_the_capabilities_of_the_chart() {
+    let objects = Render::new().values(&json!({})).objects();
+    let granted = &objects.container("install-cni")["securityContext"]["capabilities"];
+    assert_eq!(granted["drop"], json!(["ALL"]));
+    let granted = granted["add"].as_array().unwrap().iter();
+    let granted: Vec<_> = granted.filter_map(Value::as_str).map(str::to_lowercase).collect();
+    let bounding = format!("--bounding-set=-all,+{}", granted.join(",+"));
+    assert!(CAPABILITIES.contains(&&*bounding), "the chart grants {granted:?}");
+}
+
+#[test]
+fn a_network_config_of_another_user_keeps_its_owner_or_gets_the_owner_root_without_chown() {
+    for [mode, uid, gid] in OWNERS {
+        for may_chown in [true, false] {
+            let node = owned_by([mode, uid, gid]);
+            let mut agent = match may_chown {
+                true => node.start_ready(),
+                false => start_without_chown(&node, &[]),
+            };
+            let owner = if may_chown { [mode, uid, gid] } else { [mode, 0, 0] };
+            assert!(node.chained(LIST), "{}", agent.log());
+            assert_owner(&node, owner);
+            for text in [
+                &format!("gets the owner 0:0 instead of {uid}:{gid}"),
+                "add the capability CHOWN to the container",
+            ] {
+                assert_eq!(agent.log().contains(text), !may_chown, "{}", agent.log());
+            }
+            assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+            assert_eq!(node.text(LIST), CALICO);
+            assert_owner(&node, owner);
         }
-        bind(&other, &program);
-        let mut agent = node.start();
-        refuses(&agent, &["binary: cannot replace", "unmount what the node has mounted"]);
-        assert_eq!(node.text(LIST), CALICO);
-        unmount(&program);
-        agent.until_ready();
-        assert_eq!(fs::read(&program).unwrap(), PLUGIN);
-    });
+    }
+}
+
+#[test]
+fn without_the_capability_chown_a_copy_of_a_network_config_is_written_once() {
+    let node = owned_by([0o640, 1000, 1000]);
+    let vars = [("LINKERD_CNI_OWN_CONFIG", "true"), ("LINKERD_CNI_RESYNC_SECONDS", "1")];
+    let agent = start_without_chown(&node, &vars);
+    let inode = node.inode("00-linkerd-cni.conflist");
+    let passes = || agent.metric("linkerd_cni_agent_reconcile_total");
+    let before = passes();
+    until("some more passes", || passes() > before + 2.0);
+    assert_eq!(node.inode("00-linkerd-cni.conflist"), inode, "{}", agent.log());
 }

@@ -1,4 +1,4 @@
-//! The chain modes: one named file, a standalone config, a copy of the active conflist.
+//! The chain modes: one named file, a standalone config, a copy of the active conflist; and the plugin entry in each.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::json;
+use testkit::cni::upstream_entry;
 
-use crate::node::{CALICO, CONF, LIST, Node};
+use crate::agent_with_api::all;
+use crate::node::{CALICO, CONF, LIST, Node, TEMPLATE};
 use crate::repeated::Repeated;
 use crate::until::until;
 
@@ -80,29 +82,14 @@ fn agent_restores_and_uninstalls_a_standalone_config() {
 #[test]
 fn a_standalone_file_with_the_name_of_an_old_leftover_is_adopted_like_any_other() {
     let node = Node::uninstalling_with_calico();
+    let before = node.tree();
     let name = "01-linkerd-cni.conf";
     let vars = [ALONE[0], ("LINKERD_CNI_CONF_NAME", name)];
-    let mut agent = node.start_ready_with(&vars);
+    node.start_ready_with(&vars).kill();
     let inode = node.inode(name);
-    agent.kill();
     let mut agent = node.start_ready_with(&vars);
     assert_eq!(node.inode(name), inode, "{}", agent.log());
-    assert_eq!(agent.stop(), Some(0));
-    assert!(!node.net(name).exists());
-}
-
-#[test]
-fn config_of_another_program_is_never_overwritten() {
-    let node = Node::with_calico();
-    let before = node.tree();
-    let name = ("LINKERD_CNI_CONF_NAME", LIST);
-    for how in [ALONE[0], COPY[0]] {
-        let mut agent = node.start_with(&[name, how]);
-        until("the reason", || {
-            agent.ready().1.contains("10-calico.conflist belongs to another program")
-        });
-        node.assert_restored(&mut agent, &before);
-    }
+    node.assert_restored(&mut agent, &before);
 }
 
 #[test]
@@ -163,24 +150,19 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
     ];
     for (from, is_from) in modes {
         for (to, is_to) in modes {
-            for killed in [true, false] {
-                let mut agent = node.start_ready_with(from);
-                until("the first mode", || is_from(&node));
-                agent.kill();
-                let mut agent = node.start_with(to);
-                if killed {
-                    // In the middle of the change, wherever that is.
-                    thread::sleep(Duration::from_millis(5));
-                    agent.kill();
-                    node.assert_not_stranded();
-                    agent = node.start_with(to);
-                }
-                agent.until_ready();
-                until("the second mode", || is_to(&node));
-                agent.until_ready();
-                node.assert_not_stranded();
-                node.assert_restored(&mut agent, &before);
-            }
+            let mut agent = node.start_ready_with(from);
+            until("the first mode", || is_from(&node));
+            agent.kill();
+            // Killed in the middle of the change, wherever that is.
+            let mut agent = node.start_with(to);
+            thread::sleep(Duration::from_millis(5));
+            agent.kill();
+            node.assert_not_stranded();
+            let mut agent = node.start_ready_with(to);
+            until("the second mode", || is_to(&node));
+            agent.until_ready();
+            node.assert_not_stranded();
+            node.assert_restored(&mut agent, &before);
         }
     }
 }
@@ -188,8 +170,7 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
 #[test]
 fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
     let node = Arc::new(Node::with_calico());
-    let mut agent = node.start_ready();
-    agent.kill();
+    node.install();
     let read = Arc::clone(&node);
     let reader = Repeated::start(Duration::ZERO, 0, move |reads| {
         // The first that is there when it is opened, as a runtime has it. A file that
@@ -198,21 +179,25 @@ fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
         assert!(chained() || chained(), "read {reads}");
         *reads += 1;
     });
-    for round in 0..12 {
+    for round in 0..8 {
         let mut agent = node.start_ready_with([COPY, &[]][round % 2]);
         let left = [COPIED, LIST][(round + 1) % 2];
         until("the other one is given back", || !node.chained(left));
         agent.kill();
     }
-    assert!(reader.finish() > 12);
+    assert!(reader.finish() > 8);
 }
 
+/// Kills at random moments, while another thread reads the node's files as a runtime does. Those at each system call are
+/// in `faults`.
 #[test]
 fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
-    for (vars, kills) in [(COPY, 40), (ALONE, 20), (ONLY, 20)] {
-        let node = Node::uninstalling_with_calico();
+    all([(&[][..], 60), (COPY, 40), (ALONE, 20), (ONLY, 20)], |(vars, kills)| {
+        let node = Arc::new(Node::uninstalling_with_calico());
         node.write("20-net.conf", CONF);
         let before = node.tree();
+        let read = Arc::clone(&node);
+        let reader = Repeated::start(Duration::ZERO, (), move |()| read.assert_not_stranded());
         for round in 0..kills {
             let mut agent = node.start_with(vars);
             thread::sleep(Duration::from_micros(700 * (round % 20)));
@@ -220,29 +205,83 @@ fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
                 agent.signal(Signal::SIGTERM);
                 agent.until_uninstalling();
                 thread::sleep(Duration::from_micros(300 * (round % 20)));
+            } else if vars.is_empty() {
+                node.replace(&node.net(LIST), CALICO.as_bytes());
+                thread::sleep(Duration::from_micros(300 * (round % 20)));
             }
             agent.kill();
             node.assert_not_stranded();
         }
+        reader.finish();
         let mut agent = node.start_ready_with(vars);
         node.assert_restored(&mut agent, &before);
-    }
+    });
 }
 
 #[test]
 fn an_older_agent_of_another_mode_leaves_the_network_configs_to_the_newer_agent() {
     let node = Node::uninstalling_with_calico();
-    let old = node.start_ready_with(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
-    let template = crate::node::TEMPLATE.replace("4143", "5143");
+    let old = node.start_ready_with(COPY);
+    let template = TEMPLATE.replace("4143", "5143");
     let new = node.start_ready_with(&[("CNI_NETWORK_CONFIG", &template)]);
     until("the newer agent's entry", || node.text(LIST).contains("5143"));
-    until("no copy", || !node.net("00-linkerd-cni.conflist").exists());
+    until("no copy", || !node.net(COPIED).exists());
     // Both agents have looked at the last write by now.
     let inode = node.inode(LIST);
-    let begin = std::time::Instant::now();
-    while begin.elapsed() < std::time::Duration::from_millis(500) {
-        assert!(!node.net("00-linkerd-cni.conflist").exists(), "{}", old.log());
-        std::thread::sleep(std::time::Duration::from_millis(1));
+    for _ in 0..500 {
+        assert!(!node.net(COPIED).exists(), "{}", old.log());
+        thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(node.inode(LIST), inode, "{}", new.log());
+}
+
+#[test]
+fn the_plugin_entry_has_only_the_templates_keys_in_each_mode_and_the_net_dir_three_files() {
+    let template = upstream_entry().to_string();
+    for (mode, file) in [
+        (("LINKERD_CNI_CHAINED", "true"), LIST),
+        (("LINKERD_CNI_CONF_NAME", LIST), LIST),
+        (COPY[0], COPIED),
+        (ALONE[0], STANDALONE),
+    ] {
+        let node = Node::with_calico();
+        let vars = [
+            mode,
+            ("CNI_NETWORK_CONFIG", &template),
+            ("LINKERD_CNI_NAMESPACE", "mesh"),
+            ("LINKERD_CNI_DAEMONSET", "mesh-cni"),
+        ];
+        let mut agent = node.start_ready_with(&vars);
+        let mut entry = node.json(file);
+        match entry.get_mut("plugins").and_then(|list| list.as_array_mut()?.pop()) {
+            Some(last) => entry = last,
+            // The CNI version of the file itself.
+            None => assert!(entry.as_object_mut().unwrap().remove("cniVersion").is_some()),
+        }
+        assert_eq!(entry["kubernetes"]["kubeconfig"].take(), "etc/kubeconfig.json");
+        let mut expected = upstream_entry();
+        expected["kubernetes"]["kubeconfig"].take();
+        assert_eq!(entry, expected);
+        let files = fs::read_dir(node.net("")).unwrap().count();
+        // Upstream has no other modes.
+        assert!(files <= 3 || file != LIST, "{files}");
+        agent.kill();
+    }
+}
+
+#[test]
+fn a_reformatted_plugin_entry_is_adopted_and_one_with_another_key_is_replaced() {
+    let node = Node::with_calico();
+    node.install();
+    let (text, inode) = (node.text(LIST), node.inode(LIST));
+    let formatted = node.json(LIST).to_string();
+    let with_key = text.replace("4143", "4143, \"agent-namespace\": \"mesh\"");
+    assert_ne!(with_key, text);
+    for (content, expected) in [(&text, &text), (&formatted, &formatted), (&with_key, &text)] {
+        // In place, so that the inode shows whether the agent replaces the file.
+        node.write(LIST, content);
+        node.install();
+        until("the entry", || node.text(LIST) == *expected);
+        assert_eq!(node.inode(LIST) == inode, content == expected);
+    }
 }

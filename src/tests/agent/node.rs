@@ -158,7 +158,7 @@ impl Node {
         fs::rename(beside, path).unwrap();
     }
 
-    /// Swaps `..data`, as kubelet does.
+    /// Rotates the service account's token.
     pub fn rotate(&self, token: &str) {
         let ca = fs::read_to_string(self.sa().join("ca.crt")).unwrap_or_else(|_| "CA\n".into());
         self.swap(token, &ca);
@@ -171,6 +171,7 @@ impl Node {
         fs::write(self.sa().join("namespace"), "linkerd-cni\n").unwrap();
     }
 
+    /// Swaps `..data`, as kubelet does.
     fn swap(&self, token: &str, ca: &str) {
         let dir = tempfile::Builder::new().prefix("..turn").tempdir_in(self.sa()).unwrap().keep();
         fs::write(dir.join("token"), format!("{token}\n")).unwrap();
@@ -213,6 +214,25 @@ impl Node {
         types.len() > 1 && types.last().is_some_and(|kind| kind == "linkerd-cni")
     }
 
+    /// Whether plugin entry, binary and kubeconfig are there.
+    pub fn is_installed(&self) -> bool {
+        self.chained(LIST)
+            && self.bin("linkerd-cni").exists()
+            && self.net("kubeconfig.json").exists()
+    }
+
+    /// Whether plugin entry, binary and kubeconfig are all gone.
+    pub fn is_uninstalled(&self) -> bool {
+        self.text(LIST) == CALICO
+            && !self.bin("linkerd-cni").exists()
+            && !self.net("kubeconfig.json").exists()
+    }
+
+    /// Whether the plugin binary is this project's.
+    pub fn has_own_binary(&self) -> bool {
+        fs::read(self.bin("linkerd-cni")).is_ok_and(|bytes| bytes == PLUGIN)
+    }
+
     pub fn inode(&self, name: &str) -> u64 {
         fs::metadata(self.net(name)).unwrap().ino()
     }
@@ -247,9 +267,10 @@ impl Node {
     /// Asserts that binary and kubeconfig are there, whole, if a network config names the plugin.
     /// As a runtime, it reads the config first. A config that has changed since does not count.
     pub fn assert_not_stranded(&self) {
-        let networks = || {
-            let is = |name: &String| name.ends_with(".conf") || name.ends_with(".conflist");
-            self.tree_names().into_iter().filter(is).collect::<Vec<_>>()
+        let networks = || -> Vec<String> {
+            let entries = fs::read_dir(self.net("")).unwrap().flatten();
+            let names = entries.map(|entry| entry.file_name().to_string_lossy().into_owned());
+            names.filter(|name| name.ends_with(".conf") || name.ends_with(".conflist")).collect()
         };
         for name in networks() {
             let text = self.text(&name);
@@ -270,18 +291,12 @@ impl Node {
         if !text.contains("linkerd-cni") {
             return None;
         }
-        match fs::read(self.bin("linkerd-cni")) {
-            Ok(bytes) if bytes == PLUGIN => {}
-            other => return Some(format!("binary: {:?}", other.map(|bytes| bytes.len()))),
+        if !self.has_own_binary() {
+            return Some("binary".into());
         }
         let kubeconfig = self.text("kubeconfig.json");
         let whole = self.kubeconfig()["users"].is_array();
         (!whole).then(|| format!("kubeconfig: {kubeconfig}"))
-    }
-
-    fn tree_names(&self) -> Vec<String> {
-        let entries = fs::read_dir(self.root().join("etc")).unwrap().flatten();
-        entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
     }
 
     pub fn start(&self) -> Agent {
@@ -303,6 +318,11 @@ impl Node {
         let mut agent = self.start_with(vars);
         agent.until_ready();
         agent
+    }
+
+    /// An agent installs the plugin, and is killed.
+    pub fn install(&self) {
+        self.start_ready().kill();
     }
 
     /// Starts the agent under strace, with this fault. The agent ends with strace.
@@ -338,6 +358,18 @@ impl Node {
     pub fn rewrite_calico(&self) {
         self.replace(&self.net(LIST), CALICO.as_bytes());
         until("the plugin is chained again", || self.chained(LIST));
+    }
+
+    /// Writes another text over each write of the agent to `file`, until `is_seen` returns true.
+    pub fn until_contended(&self, file: &str, text: &str, mut is_seen: impl FnMut() -> bool) {
+        let path = self.root().join(file);
+        let good = fs::read(&path).unwrap();
+        until("the contention is seen", || {
+            if fs::read(&path).is_ok_and(|found| found == good) {
+                self.replace(&path, text.as_bytes());
+            }
+            is_seen()
+        });
     }
 
     /// Starts the agent by another program.

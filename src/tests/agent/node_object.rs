@@ -8,9 +8,10 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::agent::Agent;
+use crate::agent_with_api::Scene;
 use crate::api::{Api, DaemonSetState};
 use crate::node::{CALICO, LIST, Node};
-use crate::until::{until, until_within};
+use crate::until::until;
 
 const KEY: &str = "linkerd.io/cni-not-ready";
 
@@ -24,34 +25,41 @@ fn tainted() -> (Api, Node) {
     let api = Api::start();
     let mut node = Node::with_api(&api);
     node.vars.push(("LINKERD_CNI_NODE_NAME", "node-1".into()));
-    fs::write(node.bin("calico"), "a plugin").unwrap();
+    make_bin_dir(&node);
     api.state().taints = taints(&["one", KEY, "other"]);
     (api, node)
 }
 
 /// Waits until the thread that removes the taint has had a turn from its start to its end. A turn checks the credential
 /// first, and a new kubeconfig causes a check: a second check follows the end of the turn of the first.
-fn another_turn(api: &Api, node: &Node) {
-    let checks = || api.asked("GET", "/api/v1/namespaces/linkerd-cni?");
-    for _ in 0..2 {
-        until("the kubeconfig is written", || node.net("kubeconfig.json").exists());
-        let before = checks();
-        fs::remove_file(node.net("kubeconfig.json")).unwrap();
-        until("a check of the credential", || checks() > before);
-    }
+fn another_turn(scene: &Scene) {
+    scene.until_checked();
+    scene.until_checked();
 }
 
-fn start(node: &Node, more: &[(&str, &str)]) -> Agent {
-    node.start_with(&[&[("LINKERD_CNI_STARTUP_TAINT", KEY)], more].concat())
+/// Starts an agent that removes the taint.
+fn start(more: &[(&str, &str)], prepare: impl FnOnce(&Api, &Node)) -> Scene {
+    let (api, node) = tainted();
+    prepare(&api, &node);
+    let agent = node.start_with(&[&[("LINKERD_CNI_STARTUP_TAINT", KEY)], more].concat());
+    Scene { api, node, agent }
+}
+
+/// Makes a bin dir with a plugin of the primary CNI.
+fn make_bin_dir(node: &Node) {
+    let _ = fs::create_dir(node.bin(""));
+    fs::write(node.bin("calico"), "a plugin").unwrap();
+}
+
+/// Waits until only the other taints are left.
+fn until_removed(api: &Api) {
+    until("the taint is removed", || api.state().taints == taints(&["one", "other"]));
 }
 
 #[test]
 fn startup_taint_alone_is_removed_once_the_node_is_verified() {
-    let (api, node) = tainted();
-    api.state().conflicts = 2;
-    let agent = start(&node, &[]);
-    let left = taints(&["one", "other"]);
-    until("the taint is off", || api.state().taints == left);
+    let Scene { api, agent, node: _node } = start(&[], |api, _| api.state().conflicts = 2);
+    until_removed(&api);
     let log = || agent.log();
     let line = format!("removed the startup taint {KEY} from node node-1");
     until("it is said", || log().contains(&line));
@@ -60,87 +68,76 @@ fn startup_taint_alone_is_removed_once_the_node_is_verified() {
     assert!(!log().contains("cannot remove the startup taint"), "{}", log());
 }
 
-#[test]
-fn startup_taint_stays_while_the_node_is_not_ready() {
-    let fails = b"#!/bin/sh\nexit 1\n";
-    for what in ["bin", "network", "self-test"] {
-        let (api, node) = tainted();
-        match what {
-            "bin" => node.remove_tree("bin"),
-            "network" => fs::remove_file(node.net(LIST)).unwrap(),
-            _ => node.replace(&node.root().join("image/linkerd-cni"), fails),
-        }
-        let test = ("LINKERD_CNI_SELF_TEST", if what == "self-test" { "true" } else { "false" });
-        let agent = start(&node, &[test]);
-        until("not ready", || agent.ready().1.contains(what));
-        another_turn(&api, &node);
-        assert_eq!(api.asked("", "/api/v1/nodes/"), 0, "{what}");
-        assert_eq!(api.state().taints.len(), 3, "{what}");
-        match what {
-            "bin" => {
-                fs::create_dir(node.root().join("bin")).unwrap();
-                fs::write(node.bin("calico"), "a plugin").unwrap();
-            }
-            "network" => node.write(LIST, CALICO),
-            _ => continue,
-        }
-        until("the taint is off", || api.state().taints.len() == 2);
-    }
+const SELF_TEST: (&str, &str) = ("LINKERD_CNI_SELF_TEST", "true");
+
+fn required(required: bool) -> (&'static str, &'static str) {
+    ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", if required { "true" } else { "false" })
 }
 
+type Change = fn(&Node);
+/// What `/ready` names, the agent's variable, the fault, and its end.
+const NOT_READY: [(&str, (&str, &str), Change, Change); 4] = [
+    ("bin", ("", ""), |node| node.remove_tree("bin"), make_bin_dir),
+    (
+        "network",
+        ("", ""),
+        |node| fs::remove_file(node.net(LIST)).unwrap(),
+        |node| node.write(LIST, CALICO),
+    ),
+    (
+        "not chained",
+        ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", "true"),
+        |node| fs::remove_file(node.bin("calico")).unwrap(),
+        make_bin_dir,
+    ),
+    (
+        "self-test",
+        SELF_TEST,
+        |node| node.replace(&node.root().join("image/linkerd-cni"), b"#!/bin/sh\nexit 1\n"),
+        |_| {},
+    ),
+];
+
 #[test]
-fn startup_taint_stays_while_a_wrong_bin_dir_prevents_chaining() {
-    let (api, node) = tainted();
-    fs::remove_file(node.bin("calico")).unwrap();
-    let agent = start(&node, &[required(true)]);
-    until("the doubt", || agent.ready().1.contains("not chained"));
-    another_turn(&api, &node);
-    assert_eq!(api.asked("", "/api/v1/nodes/"), 0);
-    fs::write(node.bin("calico"), "a plugin").unwrap();
-    until("the taint is off", || api.state().taints.len() == 2);
+fn startup_taint_stays_while_the_node_is_not_ready() {
+    for (what, var, fault, end) in NOT_READY {
+        let vars = if var.0.is_empty() { vec![] } else { vec![var] };
+        let scene = start(&vars, |_, node| fault(node));
+        until(what, || scene.agent.ready().1.contains(what));
+        another_turn(&scene);
+        assert_eq!(scene.api.asked("", "/api/v1/nodes/"), 0, "{what}");
+        assert_eq!(scene.api.state().taints.len(), 3, "{what}");
+        end(&scene.node);
+        if var != SELF_TEST {
+            until_removed(&scene.api);
+        }
+    }
 }
 
 /// The plugin is chained, so no pod can start without it, and the node would never get a pod.
 #[test]
 fn startup_taint_is_removed_if_a_wrong_bin_dir_is_only_a_warning() {
     for killed in [false, true] {
-        let (api, node) = tainted();
-        fs::remove_file(node.bin("calico")).unwrap();
-        if killed {
-            let mut earlier = node.start_ready();
-            earlier.kill();
-        }
-        let agent = start(&node, &[required(killed)]);
-        until("the taint is off", || api.state().taints.len() == 2);
-        assert!(agent.log().contains("CNI directories: "), "{}", agent.log());
+        let scene = start(&[required(killed)], |_, node| {
+            fs::remove_file(node.bin("calico")).unwrap();
+            if killed {
+                node.install();
+            }
+        });
+        until_removed(&scene.api);
+        assert!(scene.agent.log().contains("CNI directories: "), "{}", scene.agent.log());
     }
 }
 
-fn required(required: bool) -> (&'static str, &'static str) {
-    ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", if required { "true" } else { "false" })
-}
-
 #[test]
-fn failed_taint_removal_is_logged_once_and_repeated() {
-    let (api, node) = tainted();
-    api.state().conflicts = u32::MAX;
-    let mut agent = start(&node, &[]);
-    agent.until_ready();
+fn failed_taint_removal_is_logged_once_and_repeated_but_not_after_sigterm() {
+    let mut scene = start(&[], |api, _| api.state().conflicts = u32::MAX);
+    scene.agent.until_ready();
+    let Scene { api, agent, .. } = &mut scene;
     until("two rounds of tries", || api.asked("PATCH", "/api/v1/nodes/node-1") > 6);
     let says = format!("cannot remove the startup taint {KEY} from node node-1: ");
     assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
     assert_eq!(agent.ready().0, 200);
-    api.state().conflicts = 0;
-    until("the taint is off", || api.state().taints.len() == 2);
-}
-
-#[test]
-fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
-    let (api, node) = tainted();
-    api.state().conflicts = u32::MAX;
-    let mut agent = start(&node, &[]);
-    agent.until_ready();
-    until("a failed removal", || agent.log().contains("cannot remove the startup taint"));
     api.state().daemon_set = DaemonSetState::Status(403);
     agent.signal(Signal::SIGTERM);
     until("the agent asks again", || agent.log().contains("asking again"));
@@ -148,36 +145,12 @@ fn an_agent_that_received_sigterm_does_not_remove_the_taint() {
     // In this time the agent would try to remove the taint again.
     let rounds = || api.asked("GET", "/daemonsets/linkerd-cni");
     let before = rounds();
-    until("three more rounds of requests", || rounds() >= before + 3);
-    assert_eq!(api.state().taints.len(), 3, "{}", agent.log());
+    until("two more rounds of requests", || rounds() >= before + 2);
     api.state().daemon_set = DaemonSetState::Exists;
     assert_eq!(agent.wait(), Some(0));
     assert_eq!(api.state().taints.len(), 3, "{}", agent.log());
-}
-
-#[test]
-fn agent_without_a_startup_taint_reads_no_node() {
-    let (api, node) = tainted();
-    let _agent = node.start_ready();
-    another_turn(&api, &node);
-    assert_eq!(api.asked("GET", "/api/v1/nodes/"), 0);
-}
-
-/// The kubelet registers its node only when it starts, and then also renews the tokens of all pods.
-#[test]
-fn startup_taint_of_a_node_registered_again_is_removed_within_minutes() {
-    let (api, node) = tainted();
-    let agent = start(&node, &[]);
-    until("the taint is removed", || api.state().taints.len() == 2);
-    let reads = || api.asked("GET", "/api/v1/nodes/node-1");
-    let before = reads();
-    api.state().taints = taints(&[KEY]);
-    api.state().tokens.push("token-2".into());
-    node.rotate("token-2");
-    until_within(Duration::from_secs(90), "the taint is removed again", || {
-        api.state().taints.is_empty()
-    });
-    assert_eq!(reads(), before + 1, "{}", agent.log());
+    let _next = scene.node.start_with(&[("LINKERD_CNI_STARTUP_TAINT", KEY)]);
+    until_removed(&scene.api);
 }
 
 const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
@@ -186,6 +159,14 @@ const WITHDRAWAL: Duration = Duration::from_secs(2);
 
 fn start_with_condition(node: &Node) -> Agent {
     node.start_with(&[("LINKERD_CNI_NODE_CONDITION", "true")])
+}
+
+/// A node whose condition is true.
+fn verified() -> Scene {
+    let (api, node) = tainted();
+    let agent = start_with_condition(&node);
+    until("the condition is true", || condition(&api)["status"] == "True");
+    Scene { api, node, agent }
 }
 
 /// The agent's condition, or null.
@@ -202,81 +183,62 @@ fn patches(api: &Api) -> usize {
 
 #[test]
 fn condition_is_true_while_the_node_is_ready_and_withdrawn_within_two_seconds_of_a_fault() {
-    let (api, node) = tainted();
-    api.state().conflicts = 2;
-    let agent = start_with_condition(&node);
-    until("the condition is true", || condition(&api)["status"] == "True");
-    assert_eq!(condition(&api)["reason"], "PluginVerified");
+    let scene = verified();
+    let Scene { api, node, agent } = &scene;
+    let until_is = |status| until(status, || condition(api)["status"] == status);
+    assert_eq!(condition(api)["reason"], "PluginVerified");
     until("the change is logged", || agent.log().contains("to True"));
     assert!(agent.log().find("is installed and verified") < agent.log().find("to True"));
-    assert_eq!((patches(&api), api.state().taints.len()), (3, 3), "{}", agent.log());
+    assert_eq!((patches(api), api.state().taints.len()), (1, 3), "{}", agent.log());
 
-    for (count, fault) in [(4, "bin"), (6, "network config")] {
+    for (index, count) in [(0, 2), (1, 4)] {
+        let (fault, _, cause, end) = NOT_READY[index];
         let begin = Instant::now();
-        match fault {
-            "bin" => node.remove_tree("bin"),
-            _ => fs::remove_file(node.net(LIST)).unwrap(),
-        }
-        until("the condition is withdrawn", || condition(&api)["status"] == "False");
+        cause(node);
+        until_is("False");
         assert!(begin.elapsed() < WITHDRAWAL, "{:?}\n{}", begin.elapsed(), agent.log());
-        let withdrawn = condition(&api);
+        let withdrawn = condition(api);
         assert_eq!(withdrawn["reason"], "LinkerdCNINotReady");
         assert!(withdrawn["message"].as_str().unwrap().contains(fault), "{withdrawn}");
-        assert_eq!(patches(&api), count, "{}", agent.log());
-        match fault {
-            "bin" => {
-                fs::create_dir(node.root().join("bin")).unwrap();
-                fs::write(node.bin("calico"), "a plugin").unwrap();
-            }
-            _ => node.write(LIST, CALICO),
-        }
-        until("the condition is true again", || condition(&api)["status"] == "True");
+        assert_eq!(patches(api), count, "{}", agent.log());
+        end(node);
+        until_is("True");
     }
     assert_eq!(agent.ready().0, 200);
-    another_turn(&api, &node);
-    assert_eq!(patches(&api), 7, "only changes are written: {}", agent.log());
+    another_turn(&scene);
+    assert_eq!(patches(api), 5, "only changes are written: {}", agent.log());
 }
 
 #[test]
 fn condition_outlasts_a_fault_that_the_agent_corrects_and_a_replaced_agent() {
-    let (api, node) = tainted();
-    let mut agent = start_with_condition(&node);
-    until("the condition is true", || condition(&api)["status"] == "True");
-    let before = condition(&api);
+    let mut scene = verified();
+    let before = condition(&scene.api);
     for _ in 0..3 {
-        fs::remove_file(node.bin("linkerd-cni")).unwrap();
-        until("the binary is restored", || node.bin("linkerd-cni").exists());
+        fs::remove_file(scene.node.bin("linkerd-cni")).unwrap();
+        until("the binary is restored", || scene.node.bin("linkerd-cni").exists());
     }
-    agent.until_ready();
-    another_turn(&api, &node);
-    assert_eq!(agent.stop(), Some(0));
-    assert!(agent.log().contains("left in place for the next agent"), "{}", agent.log());
-    let mut next = start_with_condition(&node);
-    next.until_ready();
-    another_turn(&api, &node);
-    next.kill();
-    assert_eq!((patches(&api), condition(&api)), (1, before), "{}", next.log());
+    scene.agent.until_ready();
+    another_turn(&scene);
+    assert_eq!(scene.agent.stop(), Some(0));
+    scene.assert_left_in_place("a replaced agent", "the agent's pod is not set");
+    scene.agent = start_with_condition(&scene.node);
+    scene.agent.until_ready();
+    another_turn(&scene);
+    assert_eq!((patches(&scene.api), condition(&scene.api)), (1, before), "{}", scene.agent.log());
 }
 
 #[test]
-fn condition_of_a_node_that_never_gets_ready_says_why() {
+fn condition_of_a_node_that_never_gets_ready_says_why_and_uninstall_removes_the_condition() {
     let (api, node) = tainted();
     fs::remove_file(node.net(LIST)).unwrap();
-    let agent = start_with_condition(&node);
+    let mut agent = start_with_condition(&node);
     until("the condition is false", || condition(&api)["status"] == "False");
     assert!(condition(&api)["message"].as_str().unwrap().contains("network config"));
     node.write(LIST, CALICO);
     until("the condition is true", || condition(&api)["status"] == "True");
     assert_eq!(patches(&api), 2, "{}", agent.log());
-}
-
-#[test]
-fn uninstall_removes_the_condition() {
-    let (api, node) = tainted();
-    let mut agent = start_with_condition(&node);
-    until("the condition is true", || condition(&api)["status"] == "True");
     api.state().daemon_set = DaemonSetState::BeingDeleted;
     assert_eq!(agent.stop(), Some(0));
     assert!(!node.bin("linkerd-cni").exists(), "{}", agent.log());
-    assert_eq!((condition(&api), patches(&api)), (Value::Null, 2), "{}", agent.log());
+    assert_eq!((condition(&api), patches(&api)), (Value::Null, 3), "{}", agent.log());
 }

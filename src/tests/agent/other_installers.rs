@@ -1,24 +1,25 @@
-//! Installers of other plugins that rename network configs, append plugins of their own, or call the primary CNI.
+//! Other programs on the node: installers that rename network configs, append plugins of their own, or call the primary
+//! CNI, and container runtimes that call the plugin for pods of an earlier installation.
 
 use std::fs;
 use std::os::unix::fs::symlink;
+use std::process::Command;
 
 use serde_json::{Value, json};
 
+use crate::filesystems::{bind, in_mount_namespace};
 use crate::node::{CALICO, CONF, LIST, Node};
 use crate::until::until;
 
-/// Suffix of the names that Cilium gives to other network configs while `cni.exclusive=true`.
-const SUFFIX: &str = ".cilium_bak";
 const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
 const MULTUS: &str = "00-multus.conf";
 /// The network config that the daemon writes when it starts, and removes when it stops.
 const DAEMON: &str = r#"{"cniVersion":"0.3.1","name":"multus-cni-network",
 "clusterNetwork":"/host/etc/cni/net.d/10-calico.conflist","type":"multus-shim"}"#;
 
-/// Renames a network config as Cilium does. Returns the new name.
+/// Renames a network config as Cilium does while `cni.exclusive=true`. Returns the new name.
 fn rename(node: &Node, name: &str) -> String {
-    let backup = format!("{name}{SUFFIX}");
+    let backup = format!("{name}.cilium_bak");
     fs::rename(node.net(name), node.net(&backup)).unwrap();
     backup
 }
@@ -39,41 +40,28 @@ fn uninstall_restores_the_configs_that_cilium_has_renamed_under_their_new_names(
     agent.until_ready();
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     let left: Vec<String> = node.tree().into_keys().collect();
-    let net = |name: &str| format!("etc/{name}");
-    assert_eq!(
-        left,
-        [
-            net("05-cilium.conflist"),
-            net("10-calico.conflist.cilium_bak"),
-            net("20-net.conf.cilium_bak"),
-            net("30-link.conflist.cilium_bak"),
-            net("30-real"),
-        ]
-    );
-    assert_eq!(node.text("05-cilium.conflist"), CALICO);
-    assert_eq!(node.text("10-calico.conflist.cilium_bak"), CALICO);
-    assert_eq!(node.text("20-net.conf.cilium_bak"), CONF);
+    let names = [
+        "05-cilium.conflist",
+        "10-calico.conflist.cilium_bak",
+        "20-net.conf.cilium_bak",
+        "30-link.conflist.cilium_bak",
+        "30-real",
+    ];
+    assert_eq!(left, names.map(|name| format!("etc/{name}")));
+    assert_eq!([names[0], names[1], names[2]].map(|name| node.text(name)), [CALICO, CALICO, CONF]);
     let target = fs::read_link(node.net("30-link.conflist.cilium_bak")).unwrap();
     assert_eq!(target.to_str(), Some("30-real"));
 }
 
 #[test]
-fn uninstall_removes_a_copy_that_cilium_has_renamed() {
+fn uninstall_removes_a_copy_that_cilium_has_renamed_also_beside_a_damaged_config() {
     let node = Node::uninstalling_with_calico();
+    // Files of Cilium that do not parse, or that no runtime loads, never hold up an uninstall.
+    node.write("20-half.conflist.cilium_bak", r#"{"plugins":[{"type":"linkerd-cni""#);
     let before = node.tree();
     let mut agent = node.start_ready_with(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
     rename(&node, "00-linkerd-cni.conflist");
     agent.until_ready();
-    node.assert_restored(&mut agent, &before);
-}
-
-/// Files of Cilium that do not parse, or that no runtime loads, never hold up an uninstall.
-#[test]
-fn a_damaged_config_that_cilium_has_renamed_does_not_stop_an_uninstall() {
-    let node = Node::uninstalling_with_calico();
-    node.write("20-half.conflist.cilium_bak", r#"{"plugins":[{"type":"linkerd-cni""#);
-    let before = node.tree();
-    let mut agent = node.start_ready();
     node.assert_restored(&mut agent, &before);
 }
 
@@ -100,21 +88,18 @@ fn an_installer_that_appends_its_plugin_behind_the_entry_causes_neither_rewrite_
     assert_eq!(agent.metric(WRITES), own_writes + 1.0);
     assert_eq!(agent.metric("linkerd_cni_agent_contentions_total"), 0.0);
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    let types = ["calico", "portmap", "istio-cni"];
-    assert_eq!(node.types(LIST), types);
+    assert_eq!(node.types(LIST), ["calico", "portmap", "istio-cni"]);
 }
 
 #[test]
 fn a_changed_plugin_entry_stays_before_the_plugin_that_was_appended_behind_it() {
     let node = Node::uninstalling_with_calico();
-    let mut agent = node.start_ready();
-    agent.kill();
+    node.install();
     let appended = with_appended(node.json(LIST));
     node.write(LIST, &format!("{appended:#}"));
     let changed = crate::node::TEMPLATE.replace("4143", "5143");
     let mut agent = node.start_ready_with(&[("CNI_NETWORK_CONFIG", &changed)]);
-    let types = ["calico", "portmap", "linkerd-cni", "istio-cni"];
-    assert_eq!(node.types(LIST), types);
+    assert_eq!(node.types(LIST), ["calico", "portmap", "linkerd-cni", "istio-cni"]);
     assert!(node.text(LIST).contains("5143"));
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.types(LIST), ["calico", "portmap", "istio-cni"]);
@@ -122,9 +107,8 @@ fn a_changed_plugin_entry_stays_before_the_plugin_that_was_appended_behind_it() 
 
 #[test]
 fn the_config_of_multus_daemon_is_unchanged_and_the_conflist_that_it_names_is_chained() {
-    let node = Node::uninstalling();
+    let node = Node::uninstalling_with_calico();
     node.write(MULTUS, DAEMON);
-    node.write(LIST, CALICO);
     let mut agent = node.start_ready();
     assert_eq!(node.text(MULTUS), DAEMON);
     assert!(node.chained(LIST));
@@ -134,4 +118,55 @@ fn the_config_of_multus_daemon_is_unchanged_and_the_conflist_that_it_names_is_ch
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.text(LIST), CALICO);
     assert!(!node.net("00-multus.conflist").exists() && !node.net(MULTUS).exists());
+}
+
+/// Makes a mount as CRI-O does in each container.
+fn mount_as_cri_o(node: &Node) {
+    let dir = node.root().join("storage/overlay-containers/0a1b/userdata");
+    fs::create_dir_all(&dir).unwrap();
+    for path in [dir.join("hostname"), node.root().join("hostname")] {
+        fs::write(path, "node-1\n").unwrap();
+    }
+    bind(&dir.join("hostname"), &node.root().join("hostname"));
+}
+
+#[test]
+fn uninstall_keeps_the_binary_that_cached_configs_of_cri_o_and_multus_call_until_told_otherwise() {
+    for needs in ["CRI-O", "Multus"] {
+        in_mount_namespace(move || {
+            let node = Node::uninstalling();
+            node.write("10-net.conf", CONF);
+            let before = node.tree();
+            node.install();
+            match needs {
+                "CRI-O" => mount_as_cri_o(&node),
+                _ => node.write("00-multus.conf", r#"{"name":"multus","type":"multus"}"#),
+            }
+            let mut uninstall = node.start_args(&["uninstall"], &[("LINKERD_CNI_KEEP_BINARY", "")]);
+            assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
+            let says = format!("linkerd-cni is left in place: {needs} needs the plugin");
+            assert!(uninstall.log().contains(&says), "{}", uninstall.log());
+            assert!(node.has_own_binary() && !node.net("kubeconfig.json").exists());
+            // With the last pod deleted, an operator removes the binary.
+            node.uninstall();
+            let _ = fs::remove_file(node.net("00-multus.conf"));
+            assert_eq!(node.tree(), before);
+        });
+    }
+}
+
+/// By the real libcni.
+#[test]
+fn the_runtime_loads_the_plugin_with_a_conf_that_lies_beside_a_conflist() {
+    let node = Node::uninstalling();
+    node.write("10-net.conf", CONF);
+    let other = r#"{"name":"other","cniVersion":"0.4.0","plugins":[{"type":"other"}]}"#;
+    node.write("10-net.conflist", other);
+    let _agent = node.start_ready();
+    let output = Command::new("cni-runtime").arg("loaded").arg(node.root()).output().expect(
+        "cni-runtime: run `scripts/tools cni-runtime` and put `scripts/tools --path` on PATH",
+    );
+    let loaded: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let types: Vec<_> = loaded["plugins"].as_array().unwrap().iter().map(|p| &p["type"]).collect();
+    assert_eq!(types, ["bridge", "linkerd-cni"]);
 }

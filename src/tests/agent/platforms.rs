@@ -1,85 +1,30 @@
-//! The chart's platforms: the agent with what the chart renders for each, on a tree that is
-//! laid out like a node of that platform. Needs root, and `helm` on PATH.
+//! A platform on which the node's directories move: the agent with what the chart renders. That every platform gets ready
+//! and is restored is a test on the cluster. Needs root, and `helm` on PATH.
 
-use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
-use std::path::{Path, PathBuf};
-use std::thread;
+use std::os::unix::fs::symlink;
+use std::path::Path;
 
 use serde_json::{Value, json};
+use testkit::write_program;
 
 use crate::api::{Api, DaemonSetState};
 use crate::filesystems::{bind, with_mounts};
-use crate::helm::{self, Objects, Render};
+use crate::helm::{Objects, Render};
 use crate::layouts::{Item, LAYOUTS, Layout};
 use crate::node::Node;
 use crate::until::until;
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 
-/// Agents that run at once.
-const AT_ONCE: usize = 4;
-
-#[test]
-fn agent_gets_ready_on_every_platform_and_restores_it_byte_for_byte() {
-    let platforms = helm::platforms();
-    let mut failed = Vec::new();
-    for some in platforms.chunks(AT_ONCE) {
-        thread::scope(|scope| {
-            let start = |(platform, _): &(String, PathBuf)| {
-                let platform = platform.clone();
-                let of = |layout: &&Layout| layout.platform == platform;
-                let layout = LAYOUTS.iter().find(of);
-                let layout = layout.unwrap_or_else(|| panic!("no layout of a {platform} node"));
-                (platform, scope.spawn(|| gets_ready_and_is_given_back(layout)))
-            };
-            let running: Vec<_> = some.iter().map(start).collect();
-            let ended = running.into_iter().map(|(name, thread)| (name, thread.join()));
-            failed.extend(ended.filter_map(|(name, end)| end.is_err().then_some(name)));
-        });
-    }
-    assert!(failed.is_empty(), "{failed:?}; why is said above");
-}
-
-/// A node whose image has the real plugin.
-fn node() -> (Api, Node) {
-    let (api, node) = (Api::start(), Node::new());
-    node.use_api(&api);
-    fs::write(node.root().join("image/linkerd-cni"), fs::read(PLUGIN).unwrap()).unwrap();
-    (api, node)
-}
-
-fn gets_ready_and_is_given_back(layout: &Layout) {
-    let platform = layout.platform;
-    let (api, node) = node();
-    let host = node.root().join("host");
-    lay_out(layout, &host);
-    let before = tree(&host);
-
-    let vars = variables(platform, &api, &host);
-    let mut agent = node.start_ready_with(&vars);
-    let log = agent.log();
-    assert!(log.contains("self-test passed"), "{platform}: {log}");
-    for doubt in ["CNI directories: ", "network config: "] {
-        assert!(!log.contains(doubt), "{platform}: {log}");
-    }
-    let below = |dir: &str| host.join(dir.trim_start_matches('/'));
-    let plugin = below(layout.bin_dir).join("linkerd-cni");
-    assert!(plugin.exists(), "{platform}: {log}");
-    assert!(carries(&below(layout.net_dir).join(layout.carrier())), "{platform}: {log}");
-
-    api.state().daemon_set = DaemonSetState::BeingDeleted;
-    assert_eq!(agent.stop(), Some(0), "{platform}: {}", agent.log());
-    assert_eq!(tree(&host), before, "{platform}");
-}
-
 /// `snap refresh` copies the data of MicroK8s to a new revision, and sets the link `current` to it.
 #[test]
 fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
     with_mounts(|_| {
         let layout = LAYOUTS.iter().find(|layout| layout.platform == "microk8s").unwrap();
-        let (api, node) = node();
+        let (api, node) = (Api::start(), Node::new());
+        node.use_api(&api);
+        fs::copy(PLUGIN, node.root().join("image/linkerd-cni")).unwrap();
         let (host, container) = (node.root().join("node"), node.root().join("container"));
         lay_out(layout, &host);
         let objects = Render::new().values(&json!({"platform": layout.platform})).objects();
@@ -169,33 +114,7 @@ fn lay_out(layout: &Layout, host: &Path) {
         match item {
             Item::Directory(_) => fs::create_dir_all(path).unwrap(),
             Item::Link(_, target) => symlink(target, path).unwrap(),
-            Item::File(name, text) => {
-                fs::write(&path, text).unwrap();
-                if name.starts_with(layout.net_dir) {
-                    chown(&path, None, Some(layout.group)).unwrap();
-                }
-                let mode = if path.starts_with(host.join("etc")) { 0o600 } else { 0o755 };
-                fs::set_permissions(&path, PermissionsExt::from_mode(mode)).unwrap();
-            }
+            Item::File(_, text) => write_program(path, text),
         }
     }
-}
-
-/// All below `dir`: modes, owners, and contents or targets.
-fn tree(dir: &Path) -> BTreeMap<PathBuf, ([u32; 3], Vec<u8>)> {
-    let mut tree = BTreeMap::new();
-    let mut left = vec![dir.to_owned()];
-    while let Some(path) = left.pop() {
-        let metadata = fs::symlink_metadata(&path).unwrap();
-        let content = if metadata.is_dir() {
-            left.extend(fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().path()));
-            Vec::new()
-        } else if metadata.is_symlink() {
-            fs::read_link(&path).unwrap().into_os_string().into_encoded_bytes()
-        } else {
-            fs::read(&path).unwrap()
-        };
-        tree.insert(path, ([metadata.mode(), metadata.uid(), metadata.gid()], content));
-    }
-    tree
 }

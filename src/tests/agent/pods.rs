@@ -42,14 +42,6 @@ impl Scene {
         Scene::start_on(api, node, &[])
     }
 
-    /// Starts another agent after the first was killed, and waits until it watches.
-    fn restart(&mut self) {
-        let watches = self.api.watches().len();
-        self.agent = self.node.start_ready();
-        until("a watch", || self.api.watches().len() > watches);
-        assert!(self.is_kept());
-    }
-
     fn run_dir(&self) -> PathBuf {
         self.node.root().join("run")
     }
@@ -126,14 +118,18 @@ fn manual(name: &str, uid: &str) -> Value {
     pod
 }
 
-/// A pod with the injector's mark.
-fn injected(name: &str, uid: &str) -> Value {
+/// A pod with the injector's mark, and with this list of inbound ports to skip.
+fn injected_with(name: &str, uid: &str, ports: &str) -> Value {
     let mut pod = manual(name, uid);
     pod["metadata"]["annotations"] = json!({
         "linkerd.io/created-by": "linkerd/proxy-injector edge-1",
-        "config.linkerd.io/skip-inbound-ports": "25",
+        "config.linkerd.io/skip-inbound-ports": ports,
     });
     pod
+}
+
+fn injected(name: &str, uid: &str) -> Value {
+    injected_with(name, uid, "25")
 }
 
 fn control_plane(name: &str, uid: &str) -> Value {
@@ -167,9 +163,6 @@ fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request(
     on_host["spec"]["hostNetwork"] = json!(true);
     let mut ended = unmeshed("done", "u-done");
     ended["status"] = json!({"phase": "Succeeded"});
-    let mut long = injected("long", "u-long");
-    let many = json!({"config.linkerd.io/skip-inbound-ports": "25,".repeat(2000)});
-    long["metadata"]["annotations"] = many;
     let pods = [
         injected("web", "u-web"),
         manual("debug", "u-debug"),
@@ -181,7 +174,7 @@ fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request(
         mirror("false-mirror", "u-false", "u-web"),
         on_host,
         ended,
-        long,
+        injected_with("long", "u-long", &"25,".repeat(2000)),
     ];
     let watched = Scene::watching_after(&pods, with_objects);
     watched.until_kept();
@@ -226,34 +219,27 @@ fn pods_with_a_path_around_the_proxy_are_counted_by_reason_while_they_exist() {
         json!({"runAsUser": 2103, "privileged": true});
     let watched =
         Scene::watching(&[shared.clone(), injected("web", "u-web"), unmeshed("job", "u-job")]);
-    let count = |reason: &str| {
-        watched.agent.metric(&format!("linkerd_cni_agent_bypassing_pods{{reason=\"{reason}\"}}"))
+    let until_counted = |counts: &[(&str, f64)]| {
+        for (reason, pods) in counts {
+            let metric = format!("linkerd_cni_agent_bypassing_pods{{reason=\"{reason}\"}}");
+            until(reason, || watched.agent.metric(&metric) == *pods);
+        }
     };
-    let until = |reason, wanted| until(reason, || count(reason) == wanted);
     // Without a securityContext an app may run as root.
-    for (reason, pods) in [
-        ("proxy-user", 1.0),
-        ("net-admin", 1.0),
-        ("root-container", 1.0),
-        ("skip-inbound-ports", 2.0),
-        ("ipv6", 0.0),
-    ] {
-        until(reason, pods);
-    }
+    until_counted(&[("proxy-user", 1.0), ("net-admin", 1.0), ("root-container", 1.0)]);
+    until_counted(&[("skip-inbound-ports", 2.0), ("ipv6", 0.0)]);
     let mut web = injected("web", "u-web");
     web["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]});
     watched.api.modify(&web);
-    until("ipv6", 1.0);
+    until_counted(&[("ipv6", 1.0)]);
     web["spec"]["ephemeralContainers"] = json!([{"name": "debugger", "securityContext":
         {"runAsUser": 1000, "capabilities": {"add": ["NET_RAW"]}}}]);
     watched.api.modify(&web);
-    until("net-raw", 2.0);
+    until_counted(&[("net-raw", 2.0)]);
     let status: Value = serde_json::from_str(&watched.agent.get("/status").1).unwrap();
     assert_eq!(status["podCopy"]["bypasses"]["net-raw"], 2, "{status}");
     watched.api.send("DELETED", &shared);
-    for (reason, pods) in [("proxy-user", 0.0), ("net-raw", 1.0), ("skip-inbound-ports", 1.0)] {
-        until(reason, pods);
-    }
+    until_counted(&[("proxy-user", 0.0), ("net-raw", 1.0), ("skip-inbound-ports", 1.0)]);
 }
 
 #[test]
@@ -268,9 +254,7 @@ fn file_of_a_deleted_pod_is_removed_and_a_new_pod_of_the_name_has_another() {
     watched.add("last", "u-last");
     assert_eq!(watched.names(), ["u-last", "u-new"]);
     assert_eq!(watched.read("web-0", "u-new"), NO_PROXY);
-    let mut meshed = injected("web-0", "u-new");
-    meshed["metadata"]["annotations"]["config.linkerd.io/skip-inbound-ports"] = json!("26");
-    watched.api.modify(&meshed);
+    watched.api.modify(&injected_with("web-0", "u-new", "26"));
     watched.add("more", "u-more");
     let annotations = watched.facts("web-0", "u-new").annotations;
     assert_eq!(annotations["config.linkerd.io/skip-inbound-ports"], "26");
@@ -286,42 +270,32 @@ fn a_restarted_agent_replaces_garbled_files_and_removes_those_of_pods_that_are_g
     for name in ["u-web", "foreign.txt", ".hidden"] {
         fs::write(watched.file(name), r#"{"namespace":"#).unwrap();
     }
-    watched.api.state().pods = vec![web];
-    watched.restart();
-    assert_eq!(watched.names(), ["u-web"]);
+    // A file that cannot be replaced is named, and the other pods are published.
+    fs::create_dir_all(watched.file("u-blocked/x")).unwrap();
+    let blocked = injected("blocked", "u-blocked");
+    watched.api.state().pods = vec![blocked.clone(), web.clone(), injected("xx", "u-xx")];
+    let watches = watched.api.watches().len();
+    watched.agent = watched.node.start_ready();
+    until("a watch", || watched.api.watches().len() > watches);
+    assert!(watched.is_kept());
+    assert_eq!(watched.names(), ["u-blocked", "u-web", "u-xx"]);
     watched.facts("web", "u-web");
+    until("the problem", || watched.status()["problem"].to_string().contains("pods/u-blocked"));
+    assert!(watched.agent.log().contains("pod shop/blocked is not published"));
+    assert_eq!(watched.status()["published"], 2);
+    fs::remove_dir_all(watched.file("u-blocked")).unwrap();
+    watched.api.modify(&blocked);
 
     fs::write(watched.file("u-web"), "").unwrap();
-    watched.api.modify(&injected("web", "u-web"));
+    watched.api.modify(&web);
     watched.add("last", "u-last");
+    watched.facts("blocked", "u-blocked");
     watched.facts("web", "u-web");
     fs::remove_dir_all(watched.run_dir().join("pods")).unwrap();
     assert!(!watched.is_kept());
     watched.api.bookmark();
     watched.until_kept();
-    assert_eq!(watched.names(), ["u-web"]);
-}
-
-#[test]
-fn a_file_that_cannot_be_replaced_is_named_and_the_other_pods_are_published() {
-    let pods = [injected("api", "u-api"), injected("web", "u-web"), injected("xx", "u-xx")];
-    let blocked = |watched: &Scene| fs::create_dir_all(watched.file("u-web/x")).unwrap();
-    let mut watched = Scene::watching(&[]);
-    blocked(&watched);
-    watched.agent.kill();
-    watched.api.state().pods = pods.to_vec();
-    watched.restart();
-    watched.facts("api", "u-api");
-    watched.facts("xx", "u-xx");
-    until("the problem", || watched.status()["problem"].is_string());
-    let problem = watched.status()["problem"].to_string();
-    assert!(problem.contains("pods/u-web"), "{problem}");
-    assert!(watched.agent.log().contains("pod shop/web is not published"));
-    assert_eq!(watched.status()["published"], 2);
-    fs::remove_dir_all(watched.file("u-web")).unwrap();
-    watched.api.modify(&pods[1]);
-    watched.add("last", "u-last");
-    watched.facts("web", "u-web");
+    assert_eq!(watched.names(), ["u-blocked", "u-web", "u-xx"]);
 }
 
 #[test]
@@ -397,28 +371,21 @@ fn a_pod_for_which_a_request_fails_has_no_file() {
 }
 
 #[test]
-fn uninstall_removes_the_copy_and_an_agent_that_leaves_in_place_keeps_it() {
-    for (daemon_set, stays) in
-        [(DaemonSetState::Exists, true), (DaemonSetState::BeingDeleted, false)]
-    {
+fn uninstall_removes_the_copy_and_so_does_the_next_agent_if_it_does_not_watch_the_pods() {
+    for daemon_set in [DaemonSetState::Exists, DaemonSetState::BeingDeleted] {
         let mut watched = Scene::watching(&[injected("web", "u-web")]);
         watched.api.state().daemon_set = daemon_set;
         watched.api.state().pod = Err(404);
         assert_eq!(watched.agent.stop(), Some(0), "{}", watched.agent.log());
+        let stays = daemon_set == DaemonSetState::Exists;
         assert_eq!(watched.file("u-web").exists(), stays, "{}", watched.agent.log());
         assert_eq!(watched.run_dir().join("pods").exists(), stays);
         assert!(!watched.is_kept());
+        let lists = watched.api.lists();
+        watched.agent = watched.node.start_ready_with(&[("LINKERD_CNI_WATCH_PODS", "false")]);
+        assert!(!watched.run_dir().join("pods").exists());
+        assert_eq!((watched.api.lists(), watched.status()), (lists, Value::Null));
     }
-}
-
-#[test]
-fn an_agent_that_does_not_watch_the_pods_removes_the_copy_of_an_earlier_one() {
-    let mut watched = Scene::watching(&[injected("web", "u-web")]);
-    watched.agent.kill();
-    let lists = watched.api.lists();
-    watched.agent = watched.node.start_ready_with(&[("LINKERD_CNI_WATCH_PODS", "false")]);
-    assert!(!watched.run_dir().join("pods").exists());
-    assert_eq!((watched.api.lists(), watched.status()), (lists, Value::Null));
 }
 
 #[test]
@@ -432,6 +399,7 @@ fn memory_of_the_agent_does_not_grow_with_the_pods_of_its_node() {
         pod["metadata"]["annotations"]["example.com/config"] = json!("x".repeat(annotation));
         pod
     };
+    // In kB.
     let peak = |pods: Vec<Value>| {
         let watched = Scene::watching(&pods);
         assert_eq!(watched.names().len(), pods.len());

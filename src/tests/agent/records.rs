@@ -1,4 +1,4 @@
-//! What the plugin reports, in the agent's log and metrics.
+//! What the plugin reports: in the agent's log and metrics, and in Events on pods.
 
 use std::fs;
 use std::os::unix::fs::{FileTypeExt as _, MetadataExt as _};
@@ -7,14 +7,76 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::Signal;
-use serde_json::json;
+use serde_json::{Value, json};
 
+use crate::agent_with_api::{Scene, all};
 use crate::call::Call;
 use crate::node::{CALICO, LIST, Node};
+use crate::promtool;
 use crate::until::until;
 
 const SOCKET: &str = ".linkerd-cni.sock";
+const KEY: &str = "config.linkerd.io/skip-outbound-ports";
+const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";
+
+/// Sends the agent the record of a redirected pod whose UID ends with `number`, with `changes` to its keys.
+fn send(node: &Node, number: u32, changes: &Value) -> bool {
+    let mut record = json!({
+        "level": "info", "command": "ADD", "namespace": "emojivoto", "pod": "web-1",
+        "pod_uid": format!("c0ffee00-0000-4000-8000-{number:012}"), "container_id": "c",
+        "decision": "redirected", "backend": "native", "requests": 3, "retries": 2, "ms": 3,
+    });
+    record.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    let writer = UnixDatagram::unbound().unwrap();
+    writer.set_nonblocking(true).unwrap();
+    writer.send_to(record.to_string().as_bytes(), node.net(SOCKET)).is_ok()
+}
+
+/// The changes of an ADD that failed with `code`.
+fn failed(code: u32) -> Value {
+    json!({"decision": "failed", "error": {"code": code, "msg": "secret"}})
+}
+
+/// Reports an ADD that failed with `code`, of a pod that gets no Event.
+fn report(node: &Node, code: u32) {
+    let mut changes = failed(code);
+    changes["pod_uid"] = json!("");
+    until("the agent's socket", || send(node, 1, &changes));
+}
+
+/// Reports an ADD whose token or rights the API server refused.
+pub fn report_rejection(node: &Node) {
+    report(node, 102);
+}
+
+/// Reports an ADD that could not reach the API server.
+pub fn report_unreachable(node: &Node) {
+    report(node, 101);
+}
+
+impl Scene {
+    fn send(&self, number: u32, changes: &Value) {
+        until("room", || send(&self.node, number, changes));
+    }
+
+    /// Waits until the agent has posted its Events about the records so far, which are less than a burst.
+    fn settle(&self) {
+        self.send(99, &json!({"degraded": {"code": 101, "msg": ""}}));
+        let is_last = |event: &Value| event["regarding"]["uid"].as_str().unwrap().ends_with("99");
+        until("the last Event", || self.posted().iter().any(is_last));
+    }
+
+    /// The bodies of the Events on pods, with that of [`Scene::settle`].
+    fn posted(&self) -> Vec<Value> {
+        let posted = self.api.received(|request| request.path == EVENTS);
+        posted.into_iter().map(|request| request.body).collect()
+    }
+
+    /// How many lists of `KEY` were counted.
+    fn counted(&self) -> f64 {
+        self.agent.metric(&format!("linkerd_cni_plugin_ignored_ports_total{{source=\"{KEY}\"}}"))
+    }
+}
 
 fn is_there(node: &Node) -> bool {
     let file = fs::symlink_metadata(node.net(SOCKET));
@@ -61,6 +123,28 @@ fn plugin_calls_are_in_the_agents_log_and_metrics() {
 }
 
 #[test]
+fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
+    let Scene { node, agent, .. } = Scene::with_socket();
+    assert!(send(&node, 1, &failed(101)));
+    let failures = r#"linkerd_cni_plugin_failures_total{command="ADD",code="101"}"#;
+    until("the failure", || agent.metric(failures) == 1.0);
+    assert_eq!(agent.metric("linkerd_cni_plugin_api_requests_total"), 3.0);
+    assert_eq!(agent.metric("linkerd_cni_plugin_api_retries_total"), 2.0);
+    let version = env!("CARGO_PKG_VERSION");
+    let info = format!(r#"linkerd_cni_agent_build_info{{version="{version}"}}"#);
+    assert_eq!(agent.metric(&info), 1.0);
+    assert!(agent.metric(r#"linkerd_cni_agent_api_requests_total{status="2xx"}"#) >= 1.0);
+    assert_eq!(agent.metric("linkerd_cni_agent_rechains_total"), 0.0);
+    let gap = "linkerd_cni_agent_conflist_without_entry_seconds_total";
+    let before = agent.metric(gap);
+    node.rewrite_calico();
+    let rechains = || agent.metric("linkerd_cni_agent_rechains_total");
+    until("the time without the entry", || rechains() == 1.0 && agent.metric(gap) > before);
+    assert_eq!(agent.metric("linkerd_cni_agent_contention_active"), 0.0);
+    promtool::assert_clean(&agent.get("/metrics").1);
+}
+
+#[test]
 fn a_deleted_record_socket_is_created_again() {
     let node = Node::with_calico();
     // What an agent left that was killed.
@@ -92,10 +176,9 @@ fn with_a_run_dir_the_record_socket_is_there_and_not_in_the_net_dir() {
     let node = Node::uninstalling_with_calico();
     let run_dir = node.root().join("run");
     fs::create_dir(&run_dir).unwrap();
-    let vars = [("LINKERD_CNI_RUN_DIR", run_dir.to_str().unwrap())];
     // What an agent left that was killed.
     drop(UnixDatagram::bind(node.net(SOCKET)).unwrap());
-    let mut agent = node.start_ready_with(&vars);
+    let mut agent = node.start_ready_with(&[("LINKERD_CNI_RUN_DIR", run_dir.to_str().unwrap())]);
     until("the socket", || run_dir.join("records.sock").exists());
     until("the record", || {
         add(&node, "web", false);
@@ -110,45 +193,32 @@ fn with_a_run_dir_the_record_socket_is_there_and_not_in_the_net_dir() {
 fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
     let node = Node::uninstalling_with_calico();
     let before = node.tree();
-    let mut agent = node.start_ready();
-    until("the socket", || is_there(&node));
-    node.assert_restored(&mut agent, &before);
-
-    // One that was killed leaves it, and the next one's uninstall takes it.
-    let mut agent = node.start_ready();
-    until("the socket", || is_there(&node));
-    agent.signal(Signal::SIGKILL);
-    agent.wait();
-    assert!(is_there(&node));
-    let mut agent = node.start_ready();
-    node.assert_restored(&mut agent, &before);
+    for is_killed in [false, true] {
+        let mut agent = node.start_ready();
+        until("the socket", || is_there(&node));
+        if is_killed {
+            agent.kill();
+            assert!(is_there(&node));
+            agent = node.start_ready();
+        }
+        node.assert_restored(&mut agent, &before);
+    }
 }
 
 #[test]
 fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
     let node = Node::with_calico();
-    let mut agent = node.start_ready();
-    agent.kill();
-
+    node.install();
     // A config that names the plugin and cannot be corrected keeps the plugin on the node.
     node.write("05-broken.conflist", r#"{"plugins": [{"type": "linkerd-cni""#);
     assert!(node.net(SOCKET).exists());
     node.uninstall_ends_with(1);
     assert!(!node.net(SOCKET).exists() && node.bin("linkerd-cni").exists());
-    // Another agent's socket stays.
-    let alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
+    // The socket of a live agent stays, also if the uninstall succeeds.
+    let _alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
     node.uninstall_ends_with(1);
     assert!(node.net(SOCKET).exists());
-    drop(alive);
-}
-
-#[test]
-fn uninstall_keeps_the_record_socket_of_a_live_agent() {
-    let node = Node::with_calico();
-    let mut agent = node.start_ready();
-    agent.kill();
-    std::fs::remove_file(node.net(SOCKET)).unwrap();
-    let _alive = UnixDatagram::bind(node.net(SOCKET)).unwrap();
+    fs::remove_file(node.net("05-broken.conflist")).unwrap();
     node.uninstall();
     assert!(node.net(SOCKET).exists() && !node.bin("linkerd-cni").exists());
 }
@@ -158,35 +228,125 @@ fn a_flood_of_records_is_logged_at_a_limited_rate_and_invalid_records_are_not_lo
     let node = Node::with_calico();
     let mut agent = node.start_ready();
     until("the socket", || is_there(&node));
+    let send = |changes: &Value| send(&node, 1, changes);
     let writer = UnixDatagram::unbound().unwrap();
-    writer.set_nonblocking(true).unwrap();
-    let send = |text: &str| writer.send_to(text.as_bytes(), node.net(SOCKET)).is_ok();
-    let record = |pod: &str| {
-        format!(
-            r#"{{"level":"info","command":"ADD","namespace":"ns","pod":"{pod}",
-            "container_id":"c","decision":"redirected","backend":"native","requests":2,"ms":3}}"#
-        )
-    };
-    for bad in ["", "x", "{}", &record("a\\nb"), &record(&"a".repeat(20_000))] {
-        until("room", || send(bad));
+    for bad in ["", "x", "{}"] {
+        writer.send_to(bad.as_bytes(), node.net(SOCKET)).unwrap();
     }
-    until("room", || send(&record("good")));
-    until("the valid record is read", || agent.log().contains("ns/good "));
+    for (key, value) in
+        [("pod", "a\nb"), ("pod", &*"a".repeat(20_000)), ("namespace", ".."), ("pod", "good")]
+    {
+        until("room", || send(&json!({key: value})));
+    }
+    until("the valid record is read", || agent.log().contains("emojivoto/good "));
     assert_eq!(agent.log().matches("linkerd-cni: ").count(), 1, "{}", agent.log());
 
-    let begin = Instant::now();
-    let lines = || agent.log().matches("ns/flood ").count();
+    let (flood, begin) = (json!({"pod": "flood"}), Instant::now());
+    let lines = || agent.log().matches("emojivoto/flood ").count();
     until("a burst goes through", || {
-        for _ in 0..64 {
-            send(&record("flood"));
-        }
+        (0..64).for_each(|_| _ = send(&flood));
         lines() >= 256
     });
     for _ in 0..400 {
-        send(&record("flood"));
+        send(&flood);
         thread::sleep(Duration::from_millis(2));
     }
     let allowed = 257 + begin.elapsed().as_millis() / 100;
     assert!(lines() as u128 <= allowed, "{} of {allowed}", lines());
     agent.until_ready();
+}
+
+/// Changes of a record: a list with invalid ports.
+fn invalid_ports(source: &str) -> Value {
+    json!({"ignored": [{"source": source, "elements": ["http", "30-20"]}]})
+}
+
+#[test]
+fn each_problem_of_a_pod_is_in_one_event_in_the_log_and_in_the_metrics() {
+    let degraded = json!({"degraded": {"code": 102, "msg": "GET https://x: HTTP 401: no"}});
+    let outbound = "outbound-ports-to-ignore";
+    let ports = format!("linkerd_cni_plugin_ignored_ports_total{{source=\"{KEY}\"}}");
+    let other_ports = format!("linkerd_cni_plugin_ignored_ports_total{{source=\"{outbound}\"}}");
+    let blocked = "linkerd_cni_plugin_pods_with_blocked_init_containers_total";
+    // Init containers may work without network, so that Event is no warning. The plugin entry is not the pod's.
+    let cases = [
+        (
+            invalid_ports(KEY),
+            Some(("Warning", "LinkerdCNIPortsIgnored", KEY)),
+            "; ignored in config.linkerd.io/skip-outbound-ports: \"http\", \"30-20\"",
+            &*ports,
+        ),
+        (
+            degraded,
+            Some(("Warning", "LinkerdCNIDegraded", "rejected the token in the kubeconfig")),
+            "redirected by native, 3 requests, 3 ms; annotations and plugin entry alone \
+             were used: GET https://x: HTTP 401: no (code 102)",
+            "linkerd_cni_plugin_degraded_total{code=\"102\"}",
+        ),
+        (
+            failed(101),
+            Some(("Warning", "LinkerdCNIFailed", "code 101")),
+            "(code 101)",
+            "linkerd_cni_plugin_failures_total{command=\"ADD\",code=\"101\"}",
+        ),
+        (
+            json!({"blocked_init_containers": ["migrate"]}),
+            Some(("Normal", "LinkerdCNIInitWithoutNetwork", "migrate")),
+            "migrate",
+            blocked,
+        ),
+        (
+            invalid_ports(outbound),
+            None,
+            "; ignored in outbound-ports-to-ignore: \"http\", \"30-20\"",
+            &*other_ports,
+        ),
+    ];
+    all(cases, |(changes, event, line, metric)| {
+        let scene = Scene::with_socket();
+        (0..3).for_each(|_| scene.send(1, &changes));
+        until("the metric", || scene.agent.metric(metric) == 3.0);
+        until(line, || scene.agent.log().contains(line));
+        assert!(scene.agent.log().contains(" linkerd-cni: ADD emojivoto/web-1"));
+        scene.settle();
+        let events = scene.posted();
+        assert_eq!(events.len(), 1 + usize::from(event.is_some()), "{line}: {events:?}");
+        let Some((kind, reason, part)) = event else { return };
+        let found = &events[0];
+        assert_eq!([&found["type"], &found["reason"]], [kind, reason]);
+        assert_eq!(found["reportingInstance"], "linkerd-cni-abc");
+        let pod = json!({"apiVersion": "v1", "kind": "Pod", "namespace": "emojivoto",
+            "name": "web-1", "uid": "c0ffee00-0000-4000-8000-000000000001"});
+        assert_eq!(found["regarding"], pod);
+        let note = found["note"].as_str().unwrap();
+        assert!(note.contains(part) && !note.contains("secret"), "{note}");
+    });
+}
+
+#[test]
+fn a_flood_of_problems_makes_events_at_a_limited_rate() {
+    let scene = Scene::with_socket();
+    let start = Instant::now();
+    (1..99).for_each(|number| scene.send(number, &invalid_ports(KEY)));
+    until("all are read", || scene.counted() == 98.0);
+    until("the burst", || scene.posted().len() >= 5);
+    let events = scene.posted();
+    let allowed = 6 + start.elapsed().as_secs() / 6;
+    assert!(events.len() as u64 <= allowed, "{} of {allowed}", events.len());
+    let mut uids: Vec<&Value> = events.iter().map(|event| &event["regarding"]["uid"]).collect();
+    uids.dedup();
+    assert_eq!(uids.len(), events.len());
+}
+
+#[test]
+fn an_agent_that_may_not_post_events_logs_it_once_and_posts_no_more() {
+    let scene = Scene::with_socket();
+    scene.api.state().events = 403;
+    scene.send(1, &invalid_ports(KEY));
+    let reason = "cannot post Events, because the agent's ServiceAccount may not create Events";
+    until("the reason", || scene.agent.log().contains(reason));
+    (2..30).for_each(|number| scene.send(number, &invalid_ports(KEY)));
+    until("all are read", || scene.counted() == 29.0);
+    assert_eq!(scene.posted().len(), 1);
+    assert_eq!(scene.agent.log().matches(reason).count(), 1);
 }

@@ -36,87 +36,58 @@ fn each_of_a_thousand_conflist_rewrites_causes_one_write() {
 }
 
 #[test]
-fn contention_is_named_with_its_remedy_and_delays_writes() {
-    let node = Node::with_calico();
-    let mut agent = node.start_ready();
+fn contention_for_two_conflists_is_named_with_its_remedy_delays_writes_and_is_an_event() {
+    let scene = Scene::start(&[("LINKERD_CNI_NODE_NAME", "node-1")]);
+    let Scene { api, node, .. } = &scene;
+    let names = [LIST, "20-other.conflist"];
+    node.write(names[1], CALICO);
+    until("the second conflist is chained", || node.chained(names[1]));
     let overwrite = || {
-        if node.chained(LIST) {
-            node.replace(&node.net(LIST), CALICO.as_bytes());
+        for name in names.iter().filter(|name| node.chained(name)) {
+            node.replace(&node.net(name), CALICO.as_bytes());
         }
     };
     let (mut status, mut why) = (0, String::new());
     until("the contention is named", || {
         overwrite();
-        (status, why) = agent.ready();
-        why.contains("cni.exclusive=false")
+        (status, why) = scene.agent.ready();
+        names.iter().all(|name| why.contains(&format!("{name} keeps being overwritten")))
     });
-    let end = Instant::now() + Duration::from_secs(4);
-    while Instant::now() < end {
+    assert_eq!(status, 500);
+    assert!(why.contains("cni.exclusive=false"), "{why}");
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(4) {
         overwrite();
         thread::sleep(Duration::from_millis(2));
     }
-    assert_eq!(status, 500);
-    assert!(why.contains(LIST), "{why}");
-    assert!(agent.metric("linkerd_cni_agent_conflist_writes_total") < 25.0);
-    assert_eq!(agent.metric("linkerd_cni_agent_contentions_total"), 1.0);
-    let warnings = agent.log().matches("cni.exclusive=false").count();
-    assert_eq!(warnings, 1, "{}", agent.log());
-    // Once the other one stops, all is well again.
-    until("the entry", || node.chained(LIST));
-    agent.until_ready();
+    assert!(scene.agent.metric("linkerd_cni_agent_conflist_writes_total") < 50.0);
+    let events = api.events();
+    assert_eq!(events.len(), names.len(), "{events:?}");
+    for (event, name) in events.iter().zip(names) {
+        assert_eq!(event["regarding"]["kind"], "Node");
+        assert_eq!(event["regarding"]["name"], "node-1");
+        assert_eq!(event["type"], "Warning");
+        assert_eq!(event["reportingController"], "linkerd2-cni-install");
+        let note = event["note"].as_str().unwrap();
+        assert!(note.contains("cni.exclusive=false") && note.contains(name), "{note}");
+    }
+    // Once the other writer stops, the agent chains the plugin again.
+    until("ready", || names.iter().all(|name| node.chained(name)) && scene.agent.ready().0 == 200);
 }
 
 #[test]
-fn contention_for_two_conflists_names_both() {
-    let node = Node::new();
-    let names = [LIST, "20-other.conflist"];
-    names.iter().for_each(|name| node.write(name, CALICO));
-    let agent = node.start_ready();
-    until("both conflists are named", || {
-        for name in names.iter().filter(|name| node.chained(name)) {
-            node.replace(&node.net(name), CALICO.as_bytes());
-        }
-        let why = agent.ready().1;
-        names.iter().all(|name| why.contains(&format!("{name} keeps being overwritten")))
-    });
-}
-
-#[test]
-fn contention_for_each_file_of_the_agent_is_counted() {
-    for file in ["etc/kubeconfig.json", "bin/linkerd-cni", "etc/10-calico.conflist"] {
+fn contention_for_each_file_of_the_agent_is_logged_and_counted_once() {
+    for (file, bad) in [
+        ("etc/kubeconfig.json", "bad"),
+        ("bin/linkerd-cni", "bad"),
+        // Without the plugin entry: another agent's entry is no contention.
+        ("etc/10-calico.conflist", CALICO),
+    ] {
         let node = Node::with_calico();
         let agent = node.start_ready();
-        let path = node.root().join(file);
-        let good = std::fs::read(&path).unwrap();
-        // For the conflist: without the plugin entry. Another agent's entry is no contention.
-        let bad = if file.ends_with(".conflist") { CALICO } else { "bad" };
-        until("the contention is logged", || {
-            if std::fs::read(&path).is_ok_and(|found| found == good) {
-                node.replace(&path, bad.as_bytes());
-            }
-            agent.log().contains("keeps being overwritten by another writer")
-        });
+        let said = || agent.log().matches("keeps being overwritten by another writer").count();
+        node.until_contended(file, bad, || said() > 0);
         assert_eq!(agent.metric("linkerd_cni_agent_contentions_total"), 1.0, "{file}");
+        assert_eq!(said(), 1, "{}", agent.log());
     }
-}
-
-#[test]
-fn contention_is_reported_in_one_event_on_the_node() {
-    let name = ("LINKERD_CNI_NODE_NAME", "node-1");
-    let Scene { api, node, agent: _agent } = Scene::start(&[name]);
-    let events = || api.asked("POST", "/apis/events.k8s.io/v1/namespaces/default/events");
-    until("the Event", || {
-        if node.chained(LIST) {
-            node.replace(&node.net(LIST), CALICO.as_bytes());
-        }
-        events() > 0
-    });
-    assert_eq!(events(), 1);
-    let event = &api.events()[0];
-    assert_eq!(event["regarding"]["kind"], "Node");
-    assert_eq!(event["regarding"]["name"], "node-1");
-    assert_eq!(event["type"], "Warning");
-    assert_eq!(event["reportingController"], "linkerd2-cni-install");
-    let note = event["note"].as_str().unwrap();
-    assert!(note.contains("cni.exclusive=false") && note.contains(LIST));
 }

@@ -1,9 +1,10 @@
-//! Saved state that an earlier agent has written, or that is damaged.
+//! Saved state that is damaged, or that cannot be read.
 
 use std::fs;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::symlink;
 
 use crate::node::{CALICO, CONF, LIST, Node};
+use crate::until::until;
 
 const STATE: &str = ".linkerd-cni-state";
 const DAMAGED: &str = ".linkerd-cni-state.damaged";
@@ -12,25 +13,17 @@ const DAMAGED: &str = ".linkerd-cni-state.damaged";
 fn chained_node() -> Node {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
-    let mut agent = node.start_ready();
+    node.install();
     assert!(!node.net("20-net.conf").exists());
-    agent.kill();
     node
 }
 
-#[test]
-fn the_next_agent_restores_the_conf_and_adds_to_the_saved_state() {
-    let node = chained_node();
-    node.write("30-new.conf", CONF);
-    let mut agent = node.start_ready();
-    let now = node.json(STATE);
-    assert!(now["originals"]["30-new.conflist"].is_object(), "{now}");
-    assert_eq!(fs::metadata(node.net(STATE)).unwrap().mode() & 0o7777, 0o600);
-
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.text(LIST), CALICO);
-    assert_eq!(node.text("20-net.conf"), CONF);
-    assert!(!node.net("20-net.conflist").exists() && !node.net(STATE).exists());
+/// Makes the saved state a file that cannot be opened, and returns how to get it back.
+fn hide(node: &Node) -> impl Fn() {
+    let (state, away) = (node.net(STATE), node.root().join("away"));
+    fs::rename(&state, &away).unwrap();
+    symlink(STATE, &state).unwrap();
+    move || fs::rename(&away, &state).unwrap()
 }
 
 #[test]
@@ -63,4 +56,41 @@ fn an_uninstall_keeps_a_saved_state_that_is_damaged() {
     assert_eq!(node.text(LIST), CALICO);
     assert_eq!(node.types("20-net.conflist"), ["bridge"]);
     assert!(!node.bin("linkerd-cni").exists() && !node.net("kubeconfig.json").exists());
+}
+
+#[test]
+fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
+    let node = chained_node();
+    node.write("30-new.conf", CONF);
+    let give_back = hide(&node);
+    let mut agent = node.start();
+    until("the reason", || {
+        agent.log().contains("30-new.conflist: ") && agent.log().contains("cannot be read")
+    });
+    // What needs no saved state is kept right.
+    node.write(LIST, CALICO);
+    until("the entry", || node.chained(LIST));
+    assert_eq!(node.text("30-new.conf"), CONF);
+    give_back();
+    until("the new network", || node.chained("30-new.conflist"));
+    agent.until_ready();
+    assert!(node.json(STATE)["originals"]["30-new.conflist"].is_object());
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert_eq!(node.text("20-net.conf"), CONF);
+    assert_eq!(node.text("30-new.conf"), CONF);
+}
+
+#[test]
+fn uninstall_with_a_saved_state_that_cannot_be_read_is_completed_by_the_next_one() {
+    let node = Node::with_calico();
+    node.write("20-net.conf", CONF);
+    let before = node.tree();
+    let mut agent = node.start_ready();
+    let give_back = hide(&node);
+    agent.signal(nix::sys::signal::Signal::SIGTERM);
+    assert_eq!(agent.wait(), Some(1), "{}", agent.log());
+    assert!(!node.chained("20-net.conflist"));
+    give_back();
+    node.uninstall();
+    assert_eq!(node.tree(), before);
 }

@@ -4,6 +4,8 @@
 use std::fs;
 use std::time::{Duration, Instant};
 
+use testkit::write_program;
+
 use crate::agent::Agent;
 use crate::node::{CALICO, LIST, Node};
 use crate::until::until;
@@ -22,20 +24,44 @@ pub const ENTRY: &str = r#"{
   "capabilities": {"io.kubernetes.cri.pod-annotations": true}
 }"#;
 
-/// A node whose image has this plugin.
-pub fn node(plugin: &[u8], version: &str) -> Node {
+/// Puts this plugin into the image, and a network config of CNI 1.0.0, which has CHECK, on the node.
+fn use_plugin(node: &Node, plugin: impl AsRef<[u8]>) {
+    write_program(node.root().join("image/linkerd-cni"), plugin);
+    node.write(LIST, &CALICO.replace("0.3.1", "1.0.0"));
+}
+
+/// The same with the real plugin.
+pub fn use_real_plugin(node: &Node) {
+    use_plugin(node, fs::read(PLUGIN).unwrap());
+}
+
+fn node_with(plugin: impl AsRef<[u8]>) -> Node {
     let node = Node::new();
-    testkit::write_program(node.root().join("image/linkerd-cni"), plugin);
-    node.write(LIST, &CALICO.replace("0.3.1", version));
+    use_plugin(&node, plugin);
     node
 }
 
-fn script(text: &str) -> Vec<u8> {
-    format!("#!/bin/sh\n{text}\n").into_bytes()
+fn real_node() -> Node {
+    node_with(fs::read(PLUGIN).unwrap())
+}
+
+fn script(text: &str) -> String {
+    format!("#!/bin/sh\n{text}\n")
+}
+
+fn vars(entry: &str) -> [(&str, &str); 3] {
+    let resync = ("LINKERD_CNI_RESYNC_SECONDS", "1");
+    [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", entry), resync]
 }
 
 pub fn start(node: &Node, entry: &str) -> Agent {
-    node.start_with(&[("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", entry)])
+    node.start_with(&vars(entry)[..2])
+}
+
+/// Starts the agent without a capability.
+pub fn start_without(node: &Node, capability: &str) -> Agent {
+    let bounds = format!("--bounding-set=-{capability}");
+    node.start_under(&["setpriv", &bounds], &[], &vars(ENTRY)[..2])
 }
 
 fn self_tests(agent: &Agent, result: &str) -> f64 {
@@ -44,9 +70,9 @@ fn self_tests(agent: &Agent, result: &str) -> f64 {
 
 #[test]
 fn self_test_of_the_real_plugin_redirects_tcp_in_both_directions_and_families() {
-    let real = fs::read(PLUGIN).unwrap();
     for (version, calls) in [("0.3.1", "ADD succeeded"), ("1.0.0", "ADD and CHECK succeeded")] {
-        let node = node(&real, version);
+        let node = real_node();
+        node.write(LIST, &CALICO.replace("0.3.1", version));
         // Else the agent doubts that this is where the runtime looks.
         fs::write(node.bin("portmap"), "").unwrap();
         let mut agent = start(&node, ENTRY);
@@ -68,12 +94,8 @@ fn self_test_of_the_real_plugin_redirects_tcp_in_both_directions_and_families() 
 
 #[test]
 fn the_self_test_reruns_only_when_binary_or_entry_changes() {
-    let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
-    let mut agent = node.start_ready_with(&[
-        ("LINKERD_CNI_SELF_TEST", "true"),
-        ("CNI_NETWORK_CONFIG", ENTRY),
-        ("LINKERD_CNI_RESYNC_SECONDS", "1"),
-    ]);
+    let node = real_node();
+    let mut agent = node.start_ready_with(&vars(ENTRY));
     let passes = |agent: &Agent| agent.metric("linkerd_cni_agent_reconcile_total");
     let before = passes(&agent);
     until("some more passes", || passes(&agent) > before + 2.0);
@@ -85,13 +107,12 @@ fn the_self_test_reruns_only_when_binary_or_entry_changes() {
 
 #[test]
 fn mode_whose_iptables_the_agent_lacks_is_tested_as_auto_and_ready_says_so() {
-    let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
+    let node = real_node();
     // Hides iptables, which the agent's image lacks.
     let hide = r#"mount -t tmpfs none /usr/sbin && exec "$0" "$@""#;
     let by = ["unshare", "--mount", "sh", "-c", hide];
     let entry = ENTRY.replace(r#""auto""#, r#""legacy""#);
-    let vars = [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", &*entry)];
-    let mut agent = node.start_under(&by, &[], &vars);
+    let mut agent = node.start_under(&by, &[], &vars(&entry)[..2]);
     agent.until_ready();
     let note = "iptablesMode legacy is not tested: its iptables is on the node, where the agent \
                 cannot run it, so the self-test ran with iptablesMode auto";
@@ -107,55 +128,49 @@ fn mode_whose_iptables_the_agent_has_is_tested_with_it() {
         ("legacy", "iptables-legacy-restore"),
         ("plain", "iptables-restore"),
     ] {
-        let node = node(&fs::read(PLUGIN).unwrap(), "1.0.0");
+        let node = real_node();
         // Found before the real one, which it runs.
         let dir = tempfile::tempdir().unwrap();
         let ran = dir.path().join("ran");
         let text = format!("echo x >>{}; exec /usr/sbin/{program} \"$@\"", ran.display());
-        testkit::write_program(dir.path().join(program), script(&text));
+        write_program(dir.path().join(program), script(&text));
         let path = format!("{}:/usr/bin:/bin", dir.path().display());
         let entry = ENTRY.replace(r#""auto""#, &format!("\"{mode}\""));
-        let vars =
-            [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", &*entry), ("PATH", &*path)];
+        let vars = [&vars(&entry)[..2], &[("PATH", &*path)]].concat();
         // With all capabilities: iptables-legacy needs NET_RAW.
         let mut agent = node.start_under(&[], &[], &vars);
         agent.until_ready();
         assert!(ran.exists(), "{mode}: {}", agent.log());
         assert_eq!(agent.ready().1, "ready\n", "{mode}");
-        assert_eq!(
-            (self_tests(&agent, "passed"), self_tests(&agent, "passed_with_auto")),
-            (1.0, 0.0),
-            "{mode}"
-        );
+        let tests = (self_tests(&agent, "passed"), self_tests(&agent, "passed_with_auto"));
+        assert_eq!(tests, (1.0, 0.0), "{mode}");
     }
 }
 
 #[test]
 fn node_is_not_ready_while_the_plugin_fails_the_self_test() {
-    let result = r#"echo '{"cniVersion": "1.0.0", "ips": []}'"#;
-    let fails =
-        r#"echo '{"code": 121, "msg": "no rule for you", "details": "try another"}'; exit 1"#;
+    let result = script(r#"echo '{"cniVersion": "1.0.0", "ips": []}'"#);
+    let fails = r#"{"code": 121, "msg": "no rule for you", "details": "try another"}"#;
+    let refused = "self-test: outbound TCP to 192.0.2.2:80 does not reach the proxy's port 4140: \
+                   Connection refused";
+    let magic = ENTRY.replace(r#""iptables-mode": "auto""#, r#""iptables-mode": "magic""#);
     for (plugin, entry, says) in [
         (
-            script(fails),
-            ENTRY.into(),
+            script(&format!("echo '{fails}'; exit 1")).into_bytes(),
+            ENTRY,
             "self-test: ADD failed: no rule for you; try another (code 121)",
         ),
-        (script("echo oops >&2; exit 7"), ENTRY.into(), "exit status: 7; oops"),
-        (
-            script(result),
-            ENTRY.into(),
-            "self-test: outbound TCP to 192.0.2.2:80 does not reach the proxy's port 4140: Connection refused",
-        ),
-        (b"\x7fELF no program".to_vec(), ENTRY.into(), "self-test: ADD failed: cannot run "),
+        (script("echo oops >&2; exit 7").into_bytes(), ENTRY, "exit status: 7; oops"),
+        (result.into_bytes(), ENTRY, refused),
+        (b"\x7fELF no program".to_vec(), ENTRY, "self-test: ADD failed: cannot run "),
         (
             fs::read(PLUGIN).unwrap(),
-            ENTRY.replace(r#""iptables-mode": "auto""#, r#""iptables-mode": "magic""#),
+            &magic,
             "\"magic\" is not one of auto, native, nft, legacy and plain",
         ),
     ] {
-        let node = node(&plugin, "1.0.0");
-        let agent = start(&node, &entry);
+        let node = node_with(&plugin);
+        let agent = start(&node, entry);
         until(says, || agent.ready().1.contains(says));
         assert_eq!(agent.ready().0, 500);
         // It is chained all the same: pods of the mesh fail rather than start bare.
@@ -166,27 +181,24 @@ fn node_is_not_ready_while_the_plugin_fails_the_self_test() {
 
 #[test]
 fn hung_plugin_is_killed_and_its_replacement_is_tested() {
-    let node = node(&script("exec sleep 600"), "1.0.0");
-    let agent = start(&node, ENTRY);
+    let node = node_with(script("exec sleep 600"));
     let begin = Instant::now();
-    let says = "timed out and was killed";
+    let agent = start(&node, ENTRY);
     until("the entry", || node.chained(LIST));
-    until("the plugin's end", || agent.ready().1.contains(says));
+    until("the plugin's end", || agent.ready().1.contains("timed out and was killed"));
     assert!(begin.elapsed() > Duration::from_secs(9));
     let again = node.root().join("again");
     let now = script(&format!("echo x >>{}; exit 1", again.display()));
-    node.replace(&node.root().join("image/linkerd-cni"), &now);
-    node.replace(&node.bin("linkerd-cni"), &now);
+    node.replace(&node.root().join("image/linkerd-cni"), now.as_bytes());
+    node.replace(&node.bin("linkerd-cni"), now.as_bytes());
     until("the next try", || again.exists());
 }
 
 #[test]
 fn without_capabilities_the_self_test_is_skipped_and_the_node_gets_ready() {
-    let node = node(&script("exit 1"), "1.0.0");
+    let node = node_with(script("exit 1"));
     for taken in ["sys_admin", "net_admin"] {
-        let bounds = format!("--bounding-set=-{taken}");
-        let vars = [("LINKERD_CNI_SELF_TEST", "true"), ("CNI_NETWORK_CONFIG", ENTRY)];
-        let mut agent = node.start_under(&["setpriv", &bounds], &[], &vars);
+        let mut agent = start_without(&node, taken);
         agent.until_ready();
         assert!(agent.ready().1.starts_with("ready (self-test skipped: "), "{:?}", agent.ready());
         let log = agent.log();
@@ -194,21 +206,16 @@ fn without_capabilities_the_self_test_is_skipped_and_the_node_gets_ready() {
                        the agent lacks SYS_ADMIN or NET_ADMIN";
         assert_eq!(log.matches(skipped).count(), 1, "{taken}: {log}");
         assert_eq!(self_tests(&agent, "skipped"), 1.0);
-        agent.kill();
     }
 }
 
 #[test]
 fn a_failed_self_test_is_retried_until_it_passes() {
     let gate = tempfile::tempdir().unwrap();
-    let open = gate.path().join("open");
-    let tries = gate.path().join("tries");
-    let plugin = script(&format!(
-        "echo x >>{}; [ -e {} ] && exec {PLUGIN}; exit 5",
-        tries.display(),
-        open.display()
-    ));
-    let node = node(&plugin, "1.0.0");
+    let [open, tries] = ["open", "tries"].map(|name| gate.path().join(name));
+    let (opened, tried) = (open.display(), tries.display());
+    let text = format!("echo x >>{tried}; [ -e {opened} ] && exec {PLUGIN}; exit 5");
+    let node = node_with(script(&text));
     let mut agent = start(&node, ENTRY);
     let tried = || fs::read_to_string(&tries).unwrap_or_default().lines().count();
     until("three tries", || tried() >= 3);

@@ -6,6 +6,7 @@ use std::thread;
 use std::time::Duration;
 
 use crate::agent::Agent;
+use crate::agent_with_api::all;
 use crate::node::{CALICO, LIST, Node, PLUGIN, TEMPLATE};
 use crate::until::until;
 
@@ -15,13 +16,13 @@ const VARS: [(&str, &str); 2] = [
     ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "6"),
 ];
 
+/// Writes of an agent that installs the plugin: binary, kubeconfig and conflist.
+const FIRST_WRITES: u64 = 3;
+
 fn writes(agent: &Agent) -> u64 {
     let metrics = agent.get("/metrics").1;
-    let values = metrics.lines().filter_map(|line| {
-        let (name, value) = line.split_once(' ')?;
-        name.ends_with("_writes_total").then(|| value.parse::<u64>().ok())?
-    });
-    values.sum()
+    let values = metrics.lines().filter_map(|line| line.split_once("_writes_total "));
+    values.map(|(_, value)| value.parse::<u64>().unwrap()).sum()
 }
 
 /// What differs between the agents: `image`, `account` or `entry`.
@@ -52,10 +53,9 @@ fn is_new(node: &Node, what: &str) -> bool {
 
 #[test]
 fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
-    for what in ["image", "account", "entry"] {
+    all(["image", "account", "entry"], |what| {
         let (node, other) = (Node::with_calico(), Node::new());
         let mut old = node.start_ready_with(&VARS);
-        let before = writes(&old);
         let mut new = start_other(&node, &other, what);
         new.until_ready();
         old.until_ready();
@@ -63,8 +63,8 @@ fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
         let files = node.tree();
         thread::sleep(Duration::from_secs(1));
         assert_eq!(node.tree(), files, "{what}");
-        assert_eq!(writes(&old), before, "{what}: {}", old.log());
-        assert!(writes(&new) <= 3, "{what}: {}", new.log());
+        assert_eq!(writes(&old), FIRST_WRITES, "{what}: {}", old.log());
+        assert!(writes(&new) <= FIRST_WRITES, "{what}: {}", new.log());
         for agent in [&old, &new] {
             assert_eq!(agent.ready().0, 200, "{what}: {}", agent.log());
             assert!(!agent.log().contains("overwritten"), "{what}: {}", agent.log());
@@ -77,54 +77,51 @@ fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
         new.kill();
         node.uninstall();
         assert_eq!(node.text(LIST), CALICO);
-    }
+    });
 }
 
 #[test]
 fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
-    for what in ["image", "account", "entry"] {
-        for killed in [false, true] {
-            let (node, other) = (Node::with_calico(), Node::new());
-            let mut old = node.start_ready_with(&VARS);
-            let mut new = start_other(&node, &other, what);
-            new.until_ready();
-            until("the newer agent's files", || is_new(&node, what));
-            match killed {
-                true => new.kill(),
-                false => assert_eq!(new.stop(), Some(0), "{}", new.log()),
-            }
-            until("the older agent's files", || !is_new(&node, what));
-            old.until_ready();
-            assert!(node.chained(LIST));
+    let cases = ["image", "account", "entry"].map(|what| [(what, false), (what, true)]);
+    all(cases.into_iter().flatten(), |(what, killed)| {
+        let (node, other) = (Node::with_calico(), Node::new());
+        let mut old = node.start_ready_with(&VARS);
+        let mut new = start_other(&node, &other, what);
+        new.until_ready();
+        until("the newer agent's files", || is_new(&node, what));
+        match killed {
+            true => new.kill(),
+            false => assert_eq!(new.stop(), Some(0), "{}", new.log()),
         }
-    }
+        until("the older agent's files", || !is_new(&node, what));
+        old.until_ready();
+        assert!(node.chained(LIST));
+    });
 }
 
 /// As on an upgrade from upstream's chart with this image, and back.
 #[test]
 fn an_older_agent_yields_to_a_newer_one_whether_or_not_they_have_a_run_dir() {
-    for has_run_dir in [[false, true], [true, false]] {
+    all([[false, true], [true, false]], |has_run_dir| {
         let node = Node::with_calico();
         let run_dir = node.root().join("run").display().to_string();
         fs::create_dir(&run_dir).unwrap();
-        let entries = [TEMPLATE.to_owned(), TEMPLATE.replace("4143", "5143")];
-        let start = |index: usize| {
-            let run_dir = if has_run_dir[index] { &*run_dir } else { "" };
-            let own = [("CNI_NETWORK_CONFIG", &*entries[index]), ("LINKERD_CNI_RUN_DIR", run_dir)];
-            node.start_ready_with(&[&VARS[..], &own].concat())
-        };
-        let mut old = start(0);
-        let before = writes(&old);
-        let mut new = start(1);
+        let [mut old, mut new] =
+            [("4143", has_run_dir[0]), ("5143", has_run_dir[1])].map(|(port, has_run_dir)| {
+                let entry = TEMPLATE.replace("4143", port);
+                let run_dir = if has_run_dir { &*run_dir } else { "" };
+                let own = [("CNI_NETWORK_CONFIG", &*entry), ("LINKERD_CNI_RUN_DIR", run_dir)];
+                node.start_ready_with(&[&VARS[..], &own].concat())
+            });
         assert!(is_new(&node, "entry"));
         let files = node.tree();
         thread::sleep(Duration::from_secs(1));
-        assert_eq!((node.tree(), writes(&old)), (files, before), "{}", old.log());
+        assert_eq!((node.tree(), writes(&old)), (files, FIRST_WRITES), "{}", old.log());
         old.until_ready();
         new.kill();
         until("the older agent's entry", || !is_new(&node, "entry"));
         assert_eq!(old.stop(), Some(0), "{}", old.log());
-    }
+    });
 }
 
 #[test]
@@ -133,17 +130,12 @@ fn an_older_agent_restores_missing_files_while_a_newer_one_runs() {
     let old = node.start_ready_with(&VARS);
     let mut new = start_other(&node, &other, "entry");
     new.until_ready();
-    until("the older agent yields", || {
-        let log = old.log();
-        log.contains("a newer agent runs")
-    });
+    until("the older agent yields", || old.log().contains("a newer agent runs"));
     // The newer agent hangs.
     new.signal(nix::sys::signal::Signal::SIGSTOP);
     fs::remove_file(node.bin("linkerd-cni")).unwrap();
     fs::remove_file(node.net("kubeconfig.json")).unwrap();
     node.write(LIST, CALICO);
-    until("the plugin is installed", || {
-        node.chained(LIST) && !node.token().is_empty() && node.bin("linkerd-cni").exists()
-    });
+    until("the plugin is installed", || node.is_installed());
     new.kill();
 }

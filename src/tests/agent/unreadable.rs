@@ -12,16 +12,6 @@ use crate::agent_with_api::all;
 use crate::node::{CALICO, CONF, LIST, Node};
 use crate::until::until;
 
-const STATE: &str = ".linkerd-cni-state";
-
-/// Makes the saved state a file that cannot be opened, and returns how to get it back.
-fn hide_saved_state(node: &Node) -> impl Fn() {
-    let (state, away) = (node.net(STATE), node.root().join("away"));
-    fs::rename(&state, &away).unwrap();
-    symlink(STATE, &state).unwrap();
-    move || fs::rename(&away, &state).unwrap()
-}
-
 /// More than the agent reads. Container runtimes have no limit.
 fn huge(text: &str) -> String {
     format!("{text}{}", " ".repeat(6 << 20))
@@ -29,16 +19,17 @@ fn huge(text: &str) -> String {
 
 #[test]
 fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_not_ready() {
+    let link = "is a symbolic link out of the mounted directory";
     let make: [(&str, MakeJunk, &str); 4] = [
         (
             "05-absolute.conflist",
             |path| symlink("/nix/store/cni.conflist", path).unwrap(),
-            "is a symbolic link out of the mounted directory, to /nix/store/cni.conflist",
+            &format!("{link}, to /nix/store/cni.conflist"),
         ),
         (
             "05-relative.conf",
             |path| symlink("../not-mounted/net.conf", path).unwrap(),
-            "is a symbolic link out of the mounted directory, to ../not-mounted/net.conf",
+            &format!("{link}, to ../not-mounted/net.conf"),
         ),
         ("05-huge.conflist", |path| fs::write(path, huge(CALICO)).unwrap(), "is larger than 5 MiB"),
         (
@@ -52,7 +43,7 @@ fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_n
             "takes its plugins from the files in the directory net",
         ),
     ];
-    all(make.into_iter().collect(), |(name, make, reason)| {
+    all(make, |(name, make, reason)| {
         let node = Node::uninstalling_with_calico();
         make(&node.net(name));
         let before = node.tree();
@@ -105,18 +96,19 @@ fn configs_with_invalid_utf8_in_a_string_are_chained_and_restored_byte_for_byte(
     }
 }
 
+fn replace_by_link(node: &Node, target: &str) {
+    fs::remove_file(node.net(LIST)).unwrap();
+    symlink(target, node.net(LIST)).unwrap();
+}
+
 #[test]
 fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist() {
     let hide: [(&str, Hide); 4] = [
         ("a huge file", |node, text| node.write(LIST, &huge(text))),
         ("an absolute link to a path that is missing here", |node, _| {
-            fs::remove_file(node.net(LIST)).unwrap();
-            symlink("/no/such/10-calico.conflist", node.net(LIST)).unwrap();
+            replace_by_link(node, "/no/such/10-calico.conflist");
         }),
-        ("an absolute link to another file here", |node, _| {
-            fs::remove_file(node.net(LIST)).unwrap();
-            symlink("/etc/passwd", node.net(LIST)).unwrap();
-        }),
+        ("an absolute link to another file here", |node, _| replace_by_link(node, "/etc/passwd")),
         ("a directory of plugins", |node, _| {
             node.write(LIST, r#"{"name":"net","cniVersion":"1.0.0"}"#);
             fs::create_dir(node.net("net")).unwrap();
@@ -124,7 +116,7 @@ fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist()
             node.write("net/20-linkerd.conf", r#"{"type":"linkerd-cni"}"#);
         }),
     ];
-    all(hide.into_iter().collect(), |(what, hide)| {
+    all(hide, |(what, hide)| {
         let node = Node::with_calico();
         let before = node.tree();
         let mut agent = node.start_ready();
@@ -163,8 +155,8 @@ const JUNK: [(&str, MakeJunk); 9] = [
 
 #[test]
 fn invalid_configs_that_do_not_name_the_plugin_do_not_prevent_an_uninstall() {
-    all(JUNK.into_iter().collect(), |(what, make)| {
-        for name in ["05-x.conflist", "05-x.conf", "99-x.json"] {
+    all(JUNK, |(what, make)| {
+        for name in ["05-x.conflist", "99-x.json"] {
             let node = Node::uninstalling_with_calico();
             node.write("20-net.conf", CONF);
             make(&node.net(name));
@@ -187,7 +179,7 @@ fn invalid_configs_that_do_not_name_the_plugin_do_not_prevent_an_uninstall() {
 
 #[test]
 fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
-    all(JUNK.into_iter().collect(), |(what, make)| {
+    all(JUNK, |(what, make)| {
         let node = Node::uninstalling_with_calico();
         node.write("20-x.conflist", CALICO);
         let mut agent = node.start_ready();
@@ -199,60 +191,4 @@ fn a_chained_conflist_that_becomes_invalid_does_not_prevent_an_uninstall() {
         assert_eq!(left, ["etc/10-calico.conflist", "etc/20-x.conflist"], "{what}");
         assert_eq!(node.text(LIST), CALICO);
     });
-}
-
-#[test]
-fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
-    let node = Node::uninstalling_with_calico();
-    node.write("20-net.conf", CONF);
-    let mut agent = node.start_ready();
-    agent.kill();
-    node.write("30-new.conf", CONF);
-    let give_back = hide_saved_state(&node);
-    let mut agent = node.start();
-    until("the reason", || {
-        agent.log().contains("30-new.conflist: ") && agent.log().contains("cannot be read")
-    });
-    // What needs no saved state is kept right.
-    node.write(LIST, CALICO);
-    until("the entry", || node.chained(LIST));
-    assert_eq!(node.text("30-new.conf"), CONF);
-    give_back();
-    until("the new network", || node.chained("30-new.conflist"));
-    agent.until_ready();
-    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-    assert_eq!(node.text("20-net.conf"), CONF);
-    assert_eq!(node.text("30-new.conf"), CONF);
-}
-
-#[test]
-fn uninstall_with_a_saved_state_that_cannot_be_read_is_completed_by_the_next_one() {
-    let node = Node::with_calico();
-    node.write("20-net.conf", CONF);
-    let before = node.tree();
-    let mut agent = node.start_ready();
-    let give_back = hide_saved_state(&node);
-    agent.signal(nix::sys::signal::Signal::SIGTERM);
-    assert_eq!(agent.wait(), Some(1), "{}", agent.log());
-    assert!(!node.chained("20-net.conflist"));
-    give_back();
-    node.uninstall();
-    assert_eq!(node.tree(), before);
-}
-
-#[test]
-fn an_active_conflist_that_calls_only_linkerd_cni_makes_the_node_not_ready() {
-    let node = Node::new();
-    node.write("05-x.conflist", r#"{"name":"x","plugins":[{"type":"linkerd-cni"}]}"#);
-    node.write(LIST, CALICO);
-    let mut agent = node.start();
-    until("the reason", || {
-        let (status, why) = agent.ready();
-        status == 500
-            && why.contains("05-x.conflist")
-            && why.contains("no plugin besides linkerd-cni")
-    });
-    fs::remove_file(node.net("05-x.conflist")).unwrap();
-    agent.until_ready();
-    assert_eq!(agent.stop(), Some(0));
 }

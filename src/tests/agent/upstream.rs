@@ -8,8 +8,10 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
+use crate::agent::Agent;
 use crate::node::{CALICO, LIST, Node, TEMPLATE};
 use crate::repeated::Repeated;
+use crate::until::until;
 
 pub const KUBECONFIG: &str =
     "kind: Config\nusers:\n- name: linkerd-cni\n  user:\n    token: of-upstream\n";
@@ -38,23 +40,30 @@ pub fn is_replaced(text: &str) -> bool {
     text.contains("\"linkerd\": {\"incoming-proxy-port\": 4143")
 }
 
+/// Waits until the agent is ready beside an upstream agent.
+pub fn until_yielding(agent: &Agent) {
+    until("ready beside the upstream agent", || {
+        let (status, note) = agent.ready();
+        status == 200 && note.contains("an upstream agent runs")
+    });
+}
+
 pub struct Upstream(Repeated<()>);
 
 impl Upstream {
-    pub fn start(node: &Arc<Node>) -> Upstream {
-        Upstream::start_with(node, KUBECONFIG)
-    }
-
-    /// Starts it with another kubeconfig.
-    pub fn start_with(node: &Arc<Node>, kubeconfig: &str) -> Upstream {
-        node.replace(&node.bin("linkerd-cni"), PLUGIN);
+    /// Starts it, and waits until it has chained its entry.
+    pub fn start(node: &Arc<Node>, kubeconfig: &str) -> Upstream {
+        testkit::write_program(node.bin("linkerd-cni.new"), PLUGIN);
+        fs::rename(node.bin("linkerd-cni.new"), node.bin("linkerd-cni")).unwrap();
         node.replace(&node.net("kubeconfig.json"), kubeconfig.as_bytes());
-        let (node, list) = (Arc::clone(node), list());
-        Upstream(Repeated::start(Duration::from_micros(500), (), move |()| {
-            if node.text(LIST) != list {
-                node.replace(&node.net(LIST), list.as_bytes());
+        let (writer, list) = (Arc::clone(node), list());
+        let upstream = Upstream(Repeated::start(Duration::from_micros(500), (), move |()| {
+            if writer.text(LIST) != list {
+                writer.replace(&writer.net(LIST), list.as_bytes());
             }
-        }))
+        }));
+        until("the upstream entry", || node.text(LIST) == self::list());
+        upstream
     }
 
     /// Uninstalls in upstream's order, with its write in place.

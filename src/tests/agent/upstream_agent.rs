@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use crate::agent::Agent;
 use crate::api::{Api, DaemonSetState};
-use crate::node::{CALICO, LIST, Node, PLUGIN, TEMPLATE};
+use crate::node::{CALICO, LIST, Node};
 use crate::rechained::{PUT_BACK, watch};
 use crate::until::until;
-use crate::upstream::{self, Upstream, is_replaced, templates};
+use crate::upstream::{self, KUBECONFIG, Upstream, is_replaced, templates, until_yielding};
 
 /// Whether a new pod would not be redirected: no plugin entry, no plugin binary or no kubeconfig.
 fn has_gap(node: &Node) -> bool {
@@ -31,8 +31,7 @@ fn node(template: &str) -> (Api, Arc<Node>) {
 /// Both agents on one node. This project's agent is ready.
 fn both(template: &str) -> (Api, Arc<Node>, Upstream, Agent) {
     let (api, node) = node(template);
-    let upstream = Upstream::start(&node);
-    until("the upstream entry", || node.chained(LIST));
+    let upstream = Upstream::start(&node, KUBECONFIG);
     let agent = node.start_ready();
     (api, node, upstream, agent)
 }
@@ -41,13 +40,9 @@ fn both(template: &str) -> (Api, Arc<Node>, Upstream, Agent) {
 fn an_agent_beside_an_upstream_agent_is_ready_and_chains_its_entry_once_that_agent_ends() {
     for template in templates() {
         let (api, node, upstream, mut agent) = both(&template);
+        until_yielding(&agent);
         until("the upstream entry", || node.text(LIST) == upstream::list());
-        assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN, "the agent's own binary");
-        assert_ne!(node.token(), "", "the agent's own kubeconfig");
-        until("ready beside the upstream agent", || {
-            let (status, note) = agent.ready();
-            status == 200 && note.contains("an upstream agent runs")
-        });
+        assert!(node.has_own_binary() && !node.token().is_empty());
         let writes = agent.metric("linkerd_cni_agent_conflist_writes_total");
         assert!(writes <= 3.0, "{writes}: {}", agent.log());
 
@@ -57,7 +52,7 @@ fn an_agent_beside_an_upstream_agent_is_ready_and_chains_its_entry_once_that_age
         agent.until_ready();
         let longest = reader.finish();
         assert!(longest < PUT_BACK, "{longest:?}");
-        assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);
+        assert!(node.has_own_binary());
         assert!(agent.log().contains("this agent manages the plugin again"), "{}", agent.log());
         assert!(!agent.log().contains("overwritten"), "{}", agent.log());
         api.state().daemon_set = DaemonSetState::BeingDeleted;
@@ -67,47 +62,26 @@ fn an_agent_beside_an_upstream_agent_is_ready_and_chains_its_entry_once_that_age
 }
 
 #[test]
-fn the_entry_and_the_token_of_a_dead_upstream_agent_are_replaced_at_once() {
-    for template in templates() {
-        let (api, node) = node(&template);
-        let upstream = Upstream::start(&node);
-        until("the upstream entry", || node.chained(LIST));
-        upstream.kill();
-        let agent = node.start_ready();
-        assert!(is_replaced(&node.text(LIST)), "{}", node.text(LIST));
+fn the_entry_and_the_token_of_an_upstream_agent_that_dies_before_or_beside_this_agent_are_replaced()
+{
+    for (template, dies_before) in templates().iter().flat_map(|one| [(one, true), (one, false)]) {
+        let (api, node) = node(template);
+        let mut upstream = Some(Upstream::start(&node, KUBECONFIG));
+        if dies_before {
+            upstream.take().unwrap().kill();
+        }
+        let mut agent = node.start_ready();
+        // Upstream's token is never in use, so that token's end does no harm.
         assert!(api.state().tokens.contains(&node.token()));
-        assert!(!agent.log().contains("an upstream agent runs"), "{}", agent.log());
-    }
-}
-
-#[test]
-fn the_entry_of_an_upstream_agent_that_dies_beside_this_agent_is_replaced() {
-    for template in templates() {
-        let (api, node, upstream, mut agent) = both(&template);
-        // Its token is never in use, so that token's end does no harm.
-        assert!(api.state().tokens.contains(&node.token()));
-        upstream.kill();
+        let log = || agent.log();
+        if let Some(upstream) = upstream {
+            upstream.kill();
+            until("the log", || log().contains("this agent manages the plugin again"));
+        }
         until("the agent's entry", || is_replaced(&node.text(LIST)));
+        let said = log().matches("an upstream agent runs").count();
+        assert_eq!(said, usize::from(!dies_before), "{}", log());
         agent.until_ready();
-        until("the log", || agent.log().contains("this agent manages the plugin again"));
-        let said = agent.log().matches("an upstream agent runs").count();
-        assert_eq!(said, 1, "{}", agent.log());
-    }
-}
-
-#[test]
-fn an_upstream_entry_with_another_kubeconfig_or_invalid_settings_is_never_accepted() {
-    for (from, to) in [
-        ("etc/kubeconfig.json", "etc/other.json"),
-        ("\"iptables-mode\": \"nft\"", "\"iptables-mode\": 5"),
-    ] {
-        let (_, node) = node(TEMPLATE);
-        let agent = node.start_ready();
-        let list = upstream::list().replace(from, to);
-        assert_ne!(list, upstream::list());
-        node.replace(&node.net(LIST), list.as_bytes());
-        until("the agent's entry", || is_replaced(&node.text(LIST)));
-        assert!(!agent.log().contains("an upstream agent runs"), "{}", agent.log());
     }
 }
 
@@ -127,8 +101,8 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
         let log = agent.log();
         assert!(log.contains("restored the kubeconfig"), "{log}");
         until("the upstream entry", || node.text(LIST) == upstream::list());
-        assert_eq!(node.text("kubeconfig.json"), upstream::KUBECONFIG, "{log}");
-        assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), PLUGIN);
+        assert_eq!(node.text("kubeconfig.json"), KUBECONFIG, "{log}");
+        assert!(node.has_own_binary());
         upstream.stop(&node);
     }
 }
@@ -139,12 +113,12 @@ fn an_upstream_agent_that_starts_beside_this_agent_gets_the_node_without_a_gap()
         let (_, node) = node(&template);
         let mut agent = node.start_ready();
         let reader = watch(&node, has_gap);
-        let upstream = Upstream::start(&node);
+        let upstream = Upstream::start(&node, KUBECONFIG);
         until("the agent yields", || agent.log().contains("an upstream agent runs"));
         agent.until_ready();
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
         until("the upstream entry", || node.text(LIST) == upstream::list());
-        assert_eq!(node.text("kubeconfig.json"), upstream::KUBECONFIG);
+        assert_eq!(node.text("kubeconfig.json"), KUBECONFIG);
         let longest = reader.finish();
         assert!(longest < PUT_BACK, "{longest:?}");
         upstream.kill();

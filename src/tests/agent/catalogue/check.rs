@@ -25,12 +25,9 @@ pub fn problems(agent: &Agent, not_ready: Option<&str>) -> Vec<String> {
         let body: Value = serde_json::from_str(&status).unwrap_or_default();
         body["notReady"].as_str() == wanted && body["version"].is_string()
     });
-    let mut responses: BTreeMap<String, String> = objects(not_ready.is_none())
-        .into_iter()
-        .map(|(path, object)| (path, object.to_string()))
-        .collect();
-    let proxy = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-x:9991/proxy";
-    responses.insert(format!("{proxy}/status"), status);
+    let mut responses = objects(not_ready.is_none());
+    let proxy = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-x:9991/proxy/status";
+    responses.insert(proxy.into(), status);
     let scratch = tempfile::tempdir().unwrap();
     let socket = scratch.path().join("api");
     serve(UnixListener::bind(&socket).unwrap(), responses);
@@ -76,9 +73,7 @@ fn respond(mut stream: UnixStream, responses: &BTreeMap<String, String>) {
 }
 
 /// The objects of a cluster of one node with a healthy installation, by path.
-fn objects(is_ready: bool) -> Vec<(String, Value)> {
-    let namespace = "/api/v1/namespaces/linkerd-cni";
-    let rbac = "/apis/rbac.authorization.k8s.io/v1";
+fn objects(is_ready: bool) -> BTreeMap<String, String> {
     let spec = json!({
         "serviceAccountName": "linkerd-cni",
         "nodeName": "node-1",
@@ -99,35 +94,30 @@ fn objects(is_ready: bool) -> Vec<(String, Value)> {
         "status": {"conditions": [{"type": "Ready", "status": if is_ready { "True" } else { "False" }}]},
     });
     let label = json!({"pod-security.kubernetes.io/enforce": "privileged"});
-    let mut objects = vec![
-        ("/version".to_owned(), json!({"gitVersion": "v1.36.0"})),
-        ("/apis/apps/v1/daemonsets".to_owned(), json!({"items": [set]})),
-        (namespace.to_owned(), json!({"metadata": {"labels": label}})),
+    let entry = crate::cni::upstream_entry().to_string();
+    let (none, there) = (json!({"items": []}), json!({"metadata": {}}));
+    let namespace = |path: &str| format!("/api/v1/namespaces/linkerd-cni{path}");
+    let rbac = |path: &str| format!("/apis/rbac.authorization.k8s.io/v1/{path}");
+    let objects = [
+        ("/version".into(), json!({"gitVersion": "v1.36.0"})),
+        ("/apis/apps/v1/daemonsets".into(), json!({"items": [set]})),
+        ("/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni".into(), set),
+        ("/api/v1/nodes".into(), json!({"items": [{"metadata": {"name": "node-1"}, "spec": {}}]})),
+        ("/api/v1/pods".into(), none.clone()),
+        ("/api/v1/configmaps".into(), none.clone()),
+        (namespace(""), json!({"metadata": {"labels": label}})),
+        (namespace("/events"), none),
+        (namespace("/pods"), json!({"items": [agent]})),
         (
-            format!("{namespace}/configmaps/linkerd-cni-config"),
-            json!({"metadata": {}, "data": {"cni_network_config": crate::cni::upstream_entry().to_string()}}),
+            namespace("/configmaps/linkerd-cni-config"),
+            json!({"metadata": {}, "data": {"cni_network_config": entry}}),
         ),
-        ("/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni".to_owned(), set),
-        (
-            "/api/v1/nodes".to_owned(),
-            json!({"items": [{"metadata": {"name": "node-1"}, "spec": {}}]}),
-        ),
-        (format!("{namespace}/pods"), json!({"items": [agent]})),
+        (namespace("/serviceaccounts/linkerd-cni"), there.clone()),
+        (namespace("/serviceaccounts/linkerd-cni-plugin"), there.clone()),
+        (rbac("clusterroles/linkerd-cni"), there.clone()),
+        (rbac("clusterrolebindings/linkerd-cni"), there.clone()),
+        (rbac("namespaces/linkerd-cni/roles/linkerd-cni-agent"), there.clone()),
+        (rbac("namespaces/linkerd-cni/rolebindings/linkerd-cni-agent"), there),
     ];
-    for path in
-        ["/api/v1/pods".to_owned(), "/api/v1/configmaps".to_owned(), format!("{namespace}/events")]
-    {
-        objects.push((path, json!({"items": []})));
-    }
-    for path in [
-        format!("{rbac}/clusterroles/linkerd-cni"),
-        format!("{rbac}/clusterrolebindings/linkerd-cni"),
-        format!("{rbac}/namespaces/linkerd-cni/roles/linkerd-cni-agent"),
-        format!("{rbac}/namespaces/linkerd-cni/rolebindings/linkerd-cni-agent"),
-        format!("{namespace}/serviceaccounts/linkerd-cni"),
-        format!("{namespace}/serviceaccounts/linkerd-cni-plugin"),
-    ] {
-        objects.push((path, json!({"metadata": {}})));
-    }
-    objects
+    objects.into_iter().map(|(path, object)| (path, object.to_string())).collect()
 }

@@ -1,7 +1,6 @@
 //! A node with an agent and a meshed pod on it, and what they print about a fault.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
 
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -34,14 +33,7 @@ pub struct Fault {
 
 impl Fault {
     pub fn new(name: &'static str) -> Fault {
-        Fault::with(name, &[])
-    }
-
-    /// The same with further variables of the agent.
-    pub fn with(name: &'static str, vars: &[(&str, &str)]) -> Fault {
-        let pod = ("LINKERD_CNI_POD_NAME", "linkerd-cni-abc");
-        let scene = Scene::start(&[&[pod], vars].concat());
-        until("the socket", || scene.node.net(".linkerd-cni.sock").exists());
+        let scene = Scene::with_socket();
         let mut fault = Fault {
             scene,
             namespaces: Namespaces::new(),
@@ -52,21 +44,36 @@ impl Fault {
         let address = fault.scene.api.address.to_string();
         fault.show(&address, API_SERVER);
         fault.answer_pod(200, &meshed_pod());
-        fault.answer(NAMESPACE, 200, &json!({"kind": "Namespace", "metadata": {"name": "ns"}}));
+        let namespace = json!({"kind": "Namespace", "metadata": {"name": "ns"}});
+        fault.scene.api.answer(NAMESPACE, 200, &namespace.to_string());
         fault
     }
 
     pub fn answer_pod(&self, code: u16, body: &Value) {
-        self.answer(POD, code, body);
+        self.scene.api.answer(POD, code, &body.to_string());
     }
 
-    fn answer(&self, path: &str, code: u16, body: &Value) {
-        self.scene.api.answer(path, code, &body.to_string());
+    /// Makes the API server refuse the pod.
+    pub fn refuse_pod(&self, code: u16, reason: &str, message: &str) {
+        let status =
+            json!({"kind": "Status", "metadata": {}, "reason": reason, "message": message});
+        self.answer_pod(code, &status);
     }
 
-    /// An ADD of the pod, with the kubeconfig that the agent wrote. `linkerd inject --manual` sets these annotations.
+    pub fn change_pod(&self, change: impl FnOnce(&mut Value)) {
+        let mut pod = meshed_pod();
+        change(&mut pod);
+        self.answer_pod(200, &pod);
+    }
+
+    /// An ADD of the pod, with the kubeconfig that the agent wrote.
     pub fn add(&self) -> Call {
-        self.call("ADD").annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}))
+        self.meshed_call("ADD")
+    }
+
+    /// A call with the annotations that `linkerd inject --manual` sets.
+    pub fn meshed_call(&self, command: &str) -> Call {
+        self.call(command).annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}))
     }
 
     pub fn call(&self, command: &str) -> Call {
@@ -85,13 +92,6 @@ impl Fault {
         self.capture(Source::Kubelet, &format!("{msg}; {details}"));
         self.log_line(&format!(" (code {code})"));
         self.metrics("linkerd_cni_plugin_failures_total{");
-    }
-
-    /// Captures what is shown of a failed ADD: its error and the Event on the pod. Compares it with the page.
-    pub fn check_failure(mut self, outcome: &Outcome) {
-        self.pod_fails(outcome);
-        self.pod_event("LinkerdCNIFailed");
-        self.check();
     }
 
     /// Captures the Event on the pod, as `kubectl describe pod` shows its columns.
@@ -129,8 +129,8 @@ impl Fault {
         self.shown.push((text.to_owned(), shown));
     }
 
-    /// Makes `other` the API server of the plugin, with this CA. Returns the kubeconfig.
-    pub fn plugin_uses(&mut self, other: SocketAddr, ca: Option<&str>) -> PathBuf {
+    /// Makes `other` the API server of the plugin, with this CA. Returns the kubeconfig's place in the plugin entry.
+    pub fn plugin_uses(&mut self, other: SocketAddr, ca: Option<&str>) -> Value {
         let mut kubeconfig = self.scene.node.kubeconfig();
         let cluster = &mut kubeconfig["clusters"][0]["cluster"];
         cluster["server"] = json!(format!("https://{other}"));
@@ -141,18 +141,15 @@ impl Fault {
         self.show(&other.to_string(), API_SERVER);
         let path = self.scene.node.net("other.json");
         std::fs::write(&path, kubeconfig.to_string()).unwrap();
-        path
+        json!({"kubeconfig": path})
     }
 
-    /// Starts another agent, with a node like that of a first installation.
-    pub fn start_again_without_kubeconfig(&mut self) {
-        let Scene { node, agent, .. } = &mut self.scene;
-        agent.kill();
-        std::fs::remove_file(node.net("kubeconfig.json")).unwrap();
-        *agent = node.start();
+    /// The same with an address on which nothing listens.
+    pub fn plugin_uses_no_server(&mut self) -> Value {
+        self.plugin_uses("127.0.0.1:1".parse().unwrap(), None)
     }
 
-    pub fn capture(&mut self, source: Source, text: &str) {
+    fn capture(&mut self, source: Source, text: &str) {
         let mut text = on_node(&self.scene.node, text);
         for (own, shown) in &self.shown {
             text = text.replace(own, shown);
@@ -170,7 +167,7 @@ impl Fault {
     }
 }
 
-pub fn meshed_pod() -> Value {
+fn meshed_pod() -> Value {
     json!({
         "kind": "Pod",
         "metadata": {"name": "web", "namespace": "ns", "uid": UID},
