@@ -84,10 +84,6 @@ impl Agent {
         let _ = self.child.wait();
     }
 
-    pub fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
-    }
-
     pub fn wait(&mut self) -> Option<i32> {
         let end = Instant::now() + Duration::from_secs(20);
         loop {
@@ -100,7 +96,7 @@ impl Agent {
     }
 
     pub fn until_ready(&mut self) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + Duration::from_secs(60);
         while self.ready().0 != 200 {
             assert!(Instant::now() < end, "{:?}\n{}", self.ready(), self.log());
             thread::sleep(Duration::from_millis(3));

@@ -157,18 +157,6 @@ fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
 }
 
 #[test]
-fn a_revoked_token_is_replaced_once_a_pod_fails_because_of_it() {
-    let Scene { api, node, mut agent } = Scene::start(&[]);
-    let old = node.token();
-    api.state().tokens.retain(|token| *token != old);
-    report_rejection(&node);
-    // Without the record the next check comes after 10 minutes.
-    until("a new token", || node.token() != old);
-    assert_ne!(node.token(), "token-1");
-    agent.until_ready();
-}
-
-#[test]
 fn ready_names_a_rejected_token_until_it_is_replaced() {
     let api = Api::start();
     api.state().tokens.clear();

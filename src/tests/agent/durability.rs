@@ -2,14 +2,11 @@
 //! No test can cut the power, so strace shows the calls.
 
 use std::collections::BTreeSet;
-use std::fs;
 use std::path::{Path, PathBuf};
-
-use nix::sys::signal::{Signal, kill};
 
 use crate::child::has_strace;
 use crate::node::{CONF, Node};
-use crate::until::until;
+use crate::operations::trace;
 
 /// Calls that write, sync, and change names. With -y, strace prints the path of each file descriptor.
 const CALLS: &str = "trace=write,copy_file_range,sendfile,ftruncate,fsync,fdatasync,rename,renameat,renameat2,link,\
@@ -48,21 +45,7 @@ fn operation(line: &str) -> Option<Operation> {
 
 /// The operations of an agent that installs and uninstalls, in order. All are of its main thread.
 fn operations(node: &Node) -> Vec<Operation> {
-    let traces = node.root().join("traces");
-    fs::create_dir(&traces).unwrap();
-    let trace = traces.join("of");
-    // A file for each thread: no call is cut in two by one of another thread.
-    let by = ["strace", "-ff", "-y", "-s", "0", "-qq", "-o", trace.to_str().unwrap(), "-e", CALLS];
-    let by = [&by[..], &["-e", "signal=none"]].concat();
-    let mut agent = node.start_under(&by, &[], &[]);
-    agent.until_ready();
-    let main = agent.child().unwrap();
-    kill(main, Signal::SIGTERM).unwrap();
-    assert_eq!(agent.wait(), Some(0), "{}", agent.log());
-    let trace = traces.join(format!("of.{main}"));
-    until("the trace", || fs::metadata(&trace).is_ok_and(|file| file.len() > 0));
-    let text = fs::read_to_string(trace).unwrap();
-    text.lines().filter_map(operation).collect()
+    trace(node, CALLS).lines().filter_map(operation).collect()
 }
 
 fn is_temporary(path: &Path) -> bool {

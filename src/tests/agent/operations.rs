@@ -38,20 +38,30 @@ fn operation(line: &str) -> Option<String> {
     })
 }
 
+/// The lines of strace about the main thread of an agent that installs and uninstalls, with the paths of file
+/// descriptors. Each thread has a file of its own: no call is cut in two by one of another thread.
+pub fn trace(node: &Node, calls: &str) -> String {
+    let traces = node.root().join("traces");
+    fs::create_dir(&traces).unwrap();
+    let trace = traces.join("of");
+    let by = ["strace", "-ff", "-y", "-s", "0", "-qq", "-o", trace.to_str().unwrap(), "-e", calls];
+    let by = [&by[..], &["-e", "signal=none"]].concat();
+    let mut agent = node.start_under(&by, &[], &[]);
+    agent.until_ready();
+    let main = agent.child().unwrap();
+    kill(main, Signal::SIGTERM).unwrap();
+    assert_eq!(agent.wait(), Some(0), "{}", agent.log());
+    let trace = traces.join(format!("of.{main}"));
+    until("the trace", || fs::metadata(&trace).is_ok_and(|file| file.len() > 0));
+    fs::read_to_string(trace).unwrap()
+}
+
 /// The operations of an agent that installs on a node with the config `primary`, and uninstalls.
 fn operations(primary: &str, text: &str) -> String {
     let node = Node::uninstalling();
     node.write(primary, text);
-    let trace = node.root().join("trace");
-    let by = ["strace", "-f", "-qq", "-o", trace.to_str().unwrap(), "-e", CALLS];
-    let mut agent = node.start_under(&by, &[], &[]);
-    agent.until_ready();
-    kill(agent.child().unwrap(), Signal::SIGTERM).unwrap();
-    assert_eq!(agent.wait(), Some(0), "{}", agent.log());
-    let lines = || fs::read_to_string(&trace).unwrap();
-    until("the trace", || !lines().is_empty());
     let mut operations: Vec<String> = Vec::new();
-    for operation in lines().lines().filter_map(operation) {
+    for operation in trace(&node, CALLS).lines().filter_map(operation) {
         // A pass that wrote nothing.
         match operations.last().is_some_and(|last| last == "lock") && operation == "unlock" {
             true => drop(operations.pop()),

@@ -8,11 +8,11 @@ use crate::node::{CALICO, LIST, Node};
 use crate::until::until;
 
 #[test]
-fn each_of_a_thousand_conflist_rewrites_causes_one_write() {
+fn each_conflist_rewrite_causes_one_write() {
     let node = Node::with_calico();
     let mut agent = node.start_ready();
     let mut took: Vec<Duration> = Vec::new();
-    for turn in 0..1000 {
+    for turn in 0..300 {
         let text = CALICO.replace("1e3", &format!("{turn}e3"));
         let path = node.net(LIST);
         let begin = Instant::now();
@@ -20,16 +20,13 @@ fn each_of_a_thousand_conflist_rewrites_causes_one_write() {
             0 => node.replace(&path, text.as_bytes()),
             _ => std::fs::write(&path, &text).unwrap(),
         }
-        while !(node.chained(LIST) && node.text(LIST).contains(&format!("{turn}e3"))) {
-            assert!(begin.elapsed() < Duration::from_secs(20), "{}", agent.log());
-            thread::sleep(Duration::from_micros(300));
-        }
+        until("the entry", || node.chained(LIST) && node.text(LIST).contains(&format!("{turn}e3")));
         took.push(begin.elapsed());
     }
     let writes = agent.metric("linkerd_cni_agent_conflist_writes_total");
-    assert!(writes <= 1001.0, "{writes} writes");
+    assert!(writes <= 301.0, "{writes} writes");
     took.sort();
-    let (p50, p99) = (took[500], took[990]);
+    let (p50, p99) = (took[150], took[297]);
     println!("re-chained within {p50:?} (p50), {p99:?} (p99), {writes} writes");
     assert!(p99 < Duration::from_secs(1), "p50 {p50:?}, p99 {p99:?}");
     agent.until_ready();

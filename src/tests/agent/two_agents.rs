@@ -25,8 +25,22 @@ fn writes(agent: &Agent) -> u64 {
     values.map(|(_, value)| value.parse::<u64>().unwrap()).sum()
 }
 
-/// What differs between the agents: `image`, `account` or `entry`.
-fn start_other(node: &Node, other: &Node, what: &str) -> Agent {
+/// What differs between the agents. The run directories are those of an upgrade from upstream's chart with this image, and
+/// back: their entries differ, too.
+const DIFFERENCES: [&str; 5] = ["image", "account", "entry", "newer's run dir", "older's run dir"];
+
+/// Starts the older agent on a node.
+fn start_old(what: &str) -> (Node, Agent) {
+    let node = Node::with_calico();
+    let run_dir = node.root().join("run").display().to_string();
+    fs::create_dir(&run_dir).unwrap();
+    let run_dir = if what == "older's run dir" { &*run_dir } else { "" };
+    let old = node.start_ready_with(&[&VARS[..], &[("LINKERD_CNI_RUN_DIR", run_dir)]].concat());
+    (node, old)
+}
+
+/// Starts the newer agent, with the image and the account of another node.
+fn start_new(node: &Node, other: &Node, what: &str) -> Agent {
     let image = other.root().join("image");
     let mut plugin = PLUGIN.to_vec();
     plugin.push(0);
@@ -37,7 +51,10 @@ fn start_other(node: &Node, other: &Node, what: &str) -> Agent {
         "account" => ("LINKERD_CNI_SERVICE_ACCOUNT_DIR", other.sa().display().to_string()),
         _ => ("CNI_NETWORK_CONFIG", TEMPLATE.replace("4143", "5143")),
     };
-    node.start_with(&[&VARS[..], &[(name, &*value)]].concat())
+    let run_dir = node.root().join("run").display().to_string();
+    let run_dir = if what == "newer's run dir" { &*run_dir } else { "" };
+    let own = [(name, &*value), ("LINKERD_CNI_RUN_DIR", run_dir)];
+    node.start_ready_with(&[&VARS[..], &own].concat())
 }
 
 fn is_new(node: &Node, what: &str) -> bool {
@@ -53,11 +70,9 @@ fn is_new(node: &Node, what: &str) -> bool {
 
 #[test]
 fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
-    all(["image", "account", "entry"], |what| {
-        let (node, other) = (Node::with_calico(), Node::new());
-        let mut old = node.start_ready_with(&VARS);
-        let mut new = start_other(&node, &other, what);
-        new.until_ready();
+    all(DIFFERENCES, |what| {
+        let ((node, mut old), other) = (start_old(what), Node::new());
+        let mut new = start_new(&node, &other, what);
         old.until_ready();
         assert!(is_new(&node, what), "{what}");
         let files = node.tree();
@@ -82,13 +97,10 @@ fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
 
 #[test]
 fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
-    let cases = ["image", "account", "entry"].map(|what| [(what, false), (what, true)]);
-    all(cases.into_iter().flatten(), |(what, killed)| {
-        let (node, other) = (Node::with_calico(), Node::new());
-        let mut old = node.start_ready_with(&VARS);
-        let mut new = start_other(&node, &other, what);
-        new.until_ready();
-        until("the newer agent's files", || is_new(&node, what));
+    all(DIFFERENCES.iter().flat_map(|what| [(what, false), (what, true)]), |(what, killed)| {
+        let ((node, mut old), other) = (start_old(what), Node::new());
+        let mut new = start_new(&node, &other, what);
+        assert!(is_new(&node, what), "{what}");
         match killed {
             true => new.kill(),
             false => assert_eq!(new.stop(), Some(0), "{}", new.log()),
@@ -99,37 +111,10 @@ fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
     });
 }
 
-/// As on an upgrade from upstream's chart with this image, and back.
-#[test]
-fn an_older_agent_yields_to_a_newer_one_whether_or_not_they_have_a_run_dir() {
-    all([[false, true], [true, false]], |has_run_dir| {
-        let node = Node::with_calico();
-        let run_dir = node.root().join("run").display().to_string();
-        fs::create_dir(&run_dir).unwrap();
-        let [mut old, mut new] =
-            [("4143", has_run_dir[0]), ("5143", has_run_dir[1])].map(|(port, has_run_dir)| {
-                let entry = TEMPLATE.replace("4143", port);
-                let run_dir = if has_run_dir { &*run_dir } else { "" };
-                let own = [("CNI_NETWORK_CONFIG", &*entry), ("LINKERD_CNI_RUN_DIR", run_dir)];
-                node.start_ready_with(&[&VARS[..], &own].concat())
-            });
-        assert!(is_new(&node, "entry"));
-        let files = node.tree();
-        thread::sleep(Duration::from_secs(1));
-        assert_eq!((node.tree(), writes(&old)), (files, FIRST_WRITES), "{}", old.log());
-        old.until_ready();
-        new.kill();
-        until("the older agent's entry", || !is_new(&node, "entry"));
-        assert_eq!(old.stop(), Some(0), "{}", old.log());
-    });
-}
-
 #[test]
 fn an_older_agent_restores_missing_files_while_a_newer_one_runs() {
-    let (node, other) = (Node::with_calico(), Node::new());
-    let old = node.start_ready_with(&VARS);
-    let mut new = start_other(&node, &other, "entry");
-    new.until_ready();
+    let ((node, old), other) = (start_old("entry"), Node::new());
+    let mut new = start_new(&node, &other, "entry");
     until("the older agent yields", || old.log().contains("a newer agent runs"));
     // The newer agent hangs.
     new.signal(nix::sys::signal::Signal::SIGSTOP);

@@ -50,7 +50,7 @@ fn an_agent_beside_an_upstream_agent_is_ready_and_chains_its_entry_once_that_age
         upstream.stop(&node);
         until("the agent's entry", || is_replaced(&node.text(LIST)));
         agent.until_ready();
-        let longest = reader.finish();
+        let (longest, _) = reader.finish();
         assert!(longest < PUT_BACK, "{longest:?}");
         assert!(node.has_own_binary());
         assert!(agent.log().contains("this agent manages the plugin again"), "{}", agent.log());
@@ -119,7 +119,7 @@ fn an_upstream_agent_that_starts_beside_this_agent_gets_the_node_without_a_gap()
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
         until("the upstream entry", || node.text(LIST) == upstream::list());
         assert_eq!(node.text("kubeconfig.json"), KUBECONFIG);
-        let longest = reader.finish();
+        let (longest, _) = reader.finish();
         assert!(longest < PUT_BACK, "{longest:?}");
         upstream.kill();
     }
