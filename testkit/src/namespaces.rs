@@ -13,6 +13,8 @@ use std::time::Duration;
 use linkerd2_cni::netns::{self, link};
 use nix::sys::socket::{getsockopt, sockopt};
 
+use crate::child::must;
+
 pub const POD: [&str; 2] = ["10.99.0.1", "fd99::1"];
 pub const NEIGHBOUR: [&str; 2] = ["10.99.0.2", "fd99::2"];
 
@@ -116,7 +118,7 @@ impl Namespaces {
 }
 
 /// Path of an open file of this process, which other programs can open too.
-fn path(file: &File) -> PathBuf {
+pub fn path(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{}", id(), file.as_raw_fd()))
 }
 
@@ -129,10 +131,7 @@ fn within<T: Send + 'static>(netns: &File, work: impl FnOnce() -> T + Send + 'st
 fn inside(netns: &File, program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
-    let output = within(netns, move || command.output()).expect("the program is needed");
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{program} {args:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
+    within(netns, move || must(&mut command))
 }
 
 fn serve(netns: &File, name: &'static str, port: u16) {

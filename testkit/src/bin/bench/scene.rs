@@ -1,10 +1,9 @@
 //! What is measured: the calls of a runtime, an API server, and namespaces of pods.
 
 use std::fs::{self, File};
-use std::os::fd::AsRawFd as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
-use std::process::{self, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread;
 
 use anyhow::ensure;
@@ -14,7 +13,7 @@ use serde_json::{Value, json};
 
 use testkit::api::{self, Api};
 use testkit::benchmarks::Unusable;
-use testkit::{cni, node_copy};
+use testkit::{cni, namespaces, node_copy};
 
 /// Annotation `linkerd.io/created-by` of an injected pod.
 const INJECTOR: &str = "linkerd/proxy-injector edge-26.1.1";
@@ -59,21 +58,9 @@ pub struct Scene {
     /// The first is the yardstick.
     pub calls: Vec<Call>,
     pub unusable: Vec<Unusable>,
-    redirected: Netns,
+    /// Network namespace with redirect rules. A namespace goes when its file is closed.
+    redirected: File,
     dir: tempfile::TempDir,
-}
-
-/// A network namespace, which goes when the value is dropped.
-pub struct Netns(File);
-
-impl Netns {
-    fn new() -> anyhow::Result<Netns> {
-        Ok(Netns(netns::fresh()?))
-    }
-
-    fn path(&self) -> String {
-        format!("/proc/{}/fd/{}", process::id(), self.0.as_raw_fd())
-    }
 }
 
 impl Scene {
@@ -90,8 +77,13 @@ impl Scene {
         let kubeconfig = dir.path().join("ZZZ-linkerd-cni-kubeconfig");
         fs::write(&kubeconfig, kubeconfig::render(&access))?;
         listen(dir.path())?;
-        let mut scene =
-            Scene { api, calls: Vec::new(), unusable: Vec::new(), redirected: Netns::new()?, dir };
+        let mut scene = Scene {
+            api,
+            calls: Vec::new(),
+            unusable: Vec::new(),
+            redirected: netns::fresh()?,
+            dir,
+        };
         let meshed = json!({"linkerd.io/proxy-version": "edge-26.1.1"});
         let plain = json!({"kubernetes.io/config.source": "api"});
         let auto = |annotations| config(&kubeconfig, "auto", annotations);
@@ -124,9 +116,11 @@ impl Scene {
             return Ok(());
         }
         let program = format!("{}-{mode}", if ipv6 { "ip6tables" } else { "iptables" });
-        let netns = Netns::new()?;
+        let netns = netns::fresh()?;
         let mut command = Command::new("nsenter");
-        command.arg(format!("--net={}", netns.path())).args([&program, "-w", "-t", "nat", "-S"]);
+        command
+            .arg(format!("--net={}", namespaces::path(&netns).display()))
+            .args([&program, "-w", "-t", "nat", "-S"]);
         let output = command.output()?;
         if !output.status.success() {
             let error = String::from_utf8_lossy(&output.stderr);
@@ -170,15 +164,15 @@ impl Scene {
     }
 
     /// A namespace for one run of `call`, if it needs one without rules.
-    pub fn netns(&self, call: &Call) -> anyhow::Result<Option<Netns>> {
-        call.fresh.then(Netns::new).transpose()
+    pub fn netns(&self, call: &Call) -> anyhow::Result<Option<File>> {
+        Ok(call.fresh.then(netns::fresh).transpose()?)
     }
 
     /// One run of `call`, by way of `wrapper` (a tool and its arguments) if there is one.
     pub fn run(
         &self,
         call: &Call,
-        netns: Option<&Netns>,
+        netns: Option<&File>,
         wrapper: &[&str],
     ) -> anyhow::Result<Command> {
         let netns = netns.unwrap_or(&self.redirected);
@@ -190,7 +184,7 @@ impl Scene {
         Ok(command)
     }
 
-    fn command(&self, call: &Call, program: &Path, netns: &Netns) -> anyhow::Result<Command> {
+    fn command(&self, call: &Call, program: &Path, netns: &File) -> anyhow::Result<Command> {
         let pod = match call.name {
             name if name.starts_with("unmeshed") => "plain",
             name if name.contains("injected") || name == MESHED_COPY => "injected",
@@ -199,13 +193,14 @@ impl Scene {
         let args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u-{pod}"
         );
+        let netns = namespaces::path(netns).display().to_string();
         let run_dir = if call.name.ends_with(COPY) { "run" } else { "missing" };
         let mut command = Command::new(program);
         command
             .env_clear()
             .env(pod_copy::RUN_DIR_VARIABLE, self.dir.path().join(run_dir))
             .env("PATH", "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin")
-            .envs(cni::environment(call.command, &netns.path()))
+            .envs(cni::environment(call.command, &netns))
             .env("CNI_ARGS", args)
             .stdin(File::open(&call.stdin)?)
             .stdout(File::create(self.output())?)

@@ -1,8 +1,7 @@
 //! What is done to the node and to the release, in random order.
 
 use std::fs::{self, File};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -10,16 +9,20 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::agent::{self, KUBECONFIG, Paused};
 use crate::credential;
-use crate::disk::Ballast;
+use crate::files::{Ballast, Immutable, replace};
 use crate::helm::NAMESPACE;
 use crate::ledger::{self, Invariant};
 use crate::load::without_api;
-use crate::node::{COPY, copied_pods, kill_component, netns_of, pid_of, restart_api_server};
+use crate::node::{
+    COPY, copied_pods, kill_component, netns_of, pid_of, restart_api_server,
+    start_missing_components,
+};
 use crate::outages::{self, Cause};
-use crate::runtime;
-use crate::world::{World, replace};
+use crate::running;
+use crate::world::World;
 use rand::RngExt as _;
 use testkit::cluster::active;
+use testkit::cluster::containers::ctr;
 use testkit::cluster::kubectl::{get, kubectl};
 
 type Perform = fn(&mut World);
@@ -58,13 +61,15 @@ const TABLE: [(&str, bool, Perform); 20] = [
     ("helm upgrade", false, upgrade),
     ("helm rollback", false, rollback),
     ("kubectl rollout restart", false, rollout_restart),
-    ("containerd killed, started again", true, runtime::restart),
+    ("containerd killed, started again", true, restart_containerd),
 ];
 
 pub fn actions() -> Vec<Action> {
     TABLE.map(|(name, keeps_agent, perform)| Action { name, keeps_agent, perform }).to_vec()
 }
 
+/// Bound of the time in which containerd serves pods after its restart.
+const RUNTIME: Duration = Duration::from_secs(120);
 /// Bound of the wait for pods that start while the API server is down.
 const WITHOUT_API: Duration = Duration::from_secs(90);
 
@@ -215,22 +220,6 @@ fn damage_copy(world: &mut World) {
     world.recovered(Instant::now(), || true);
 }
 
-/// A file or directory that nobody can change. Dropping the value ends that.
-pub struct Immutable(PathBuf);
-
-impl Immutable {
-    pub fn make(path: PathBuf) -> Immutable {
-        let _ = Command::new("chattr").arg("+i").arg(&path).stderr(Stdio::null()).status();
-        Immutable(path)
-    }
-}
-
-impl Drop for Immutable {
-    fn drop(&mut self) {
-        let _ = Command::new("chattr").arg("-i").arg(&self.0).stderr(Stdio::null()).status();
-    }
-}
-
 /// Drops all packets between the agent's pod and the API server for some seconds. The plugin uses the node's network.
 fn cut_watch(world: &mut World) {
     let agent = get(&format!("pod {} -n {NAMESPACE}", agent::agent().pod));
@@ -268,4 +257,36 @@ fn rollout_restart(world: &mut World) {
     kubectl(&format!("rollout restart daemonset/linkerd-cni -n {NAMESPACE}"));
     agent::rolled_out();
     world.recovered(begin, || true);
+}
+
+/// Kills containerd and starts it again. All pods have to survive that.
+fn restart_containerd(world: &mut World) {
+    running::survive(|| {
+        {
+            let _down = outages::open(Cause::Node);
+            kill_component("containerd");
+            start_missing_components();
+            start_cri();
+        }
+        world.recovered(Instant::now(), || true);
+    });
+}
+
+/// Restarts containerd until it serves pods. It runs without that service if this machine has no inotify instance left
+/// (`fs.inotify.max_user_instances`), which all clusters on the machine share.
+fn start_cri() {
+    let begin = Instant::now();
+    while !has_cri() {
+        assert!(begin.elapsed() < RUNTIME, "containerd does not serve pods; see its log");
+        println!("         containerd does not serve pods; it is started again");
+        thread::sleep(Duration::from_secs(2));
+        kill_component("containerd");
+        start_missing_components();
+    }
+}
+
+fn has_cri() -> bool {
+    let text = ctr(&["plugins", "list"]);
+    let mut cri = text.lines().filter(|line| line.split_whitespace().nth(1) == Some("cri"));
+    cri.any(|line| line.trim_end().ends_with("ok"))
 }

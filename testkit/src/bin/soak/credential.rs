@@ -10,12 +10,12 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
-use crate::actions::Immutable;
 use crate::agent::{self, KUBECONFIG, Paused, token, with_token};
+use crate::files::{Immutable, replace};
 use crate::helm::NAMESPACE;
 use crate::node::COPY;
 use crate::outages::{self, Cause};
-use crate::world::{World, replace};
+use crate::world::World;
 use testkit::cluster::kubectl::{fed, kubectl};
 
 const ACCOUNT: &str = "linkerd-cni-plugin";

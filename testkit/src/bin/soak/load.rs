@@ -1,12 +1,12 @@
 //! Pods that come and go all the time, a start every one to two seconds.
 
 use std::fs;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api::Api;
-use crate::manifest::{host, manifest, static_path};
 use crate::outages::{self, Cause, RETRY};
 use crate::pod::{END, Kind, Pod, Source};
 use crate::report::spread;
@@ -15,11 +15,14 @@ use crate::seeded::Break;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use serde::Serialize;
+use serde_json::{Value, json};
 use testkit::cluster::containers::sandboxes;
+use testkit::cluster::pods;
 use testkit::repeated::Repeated;
 use testkit::until::until;
 
 pub const NAMESPACE: &str = "soak";
+const STATIC_PODS: &str = "/var/lib/linkerd2-cni-cluster/static-pods";
 /// Highest number of pods that are not deleted.
 const MOST: usize = 12;
 /// The same of static pods while the API server is down: others cannot be deleted then.
@@ -247,4 +250,32 @@ pub fn normal_start() -> Duration {
         delete(&mut pod, &api);
     }
     longest
+}
+
+/// File of the static pod `name`, which kubelet reads.
+fn static_path(name: &str) -> PathBuf {
+    PathBuf::from(STATIC_PODS).join(format!("{name}.json"))
+}
+
+/// Name of the node, which kubelet appends to the name of a static pod.
+fn host() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_lowercase()
+}
+
+/// Manifest of a pod of the load.
+fn manifest(name: &str, kind: Kind) -> Value {
+    let mut pod = match kind {
+        Kind::Unmeshed => pods::unmeshed(name),
+        Kind::Injected | Kind::Manual => pods::validated(name, "5s"),
+    };
+    if kind == Kind::Injected {
+        let annotations = &mut pod["metadata"]["annotations"];
+        annotations["linkerd.io/inject"] = json!("enabled");
+        annotations["linkerd.io/created-by"] = json!("linkerd/proxy-injector test");
+    }
+    pod["metadata"]["namespace"] = NAMESPACE.into();
+    pod["spec"]["automountServiceAccountToken"] = false.into();
+    pod["spec"]["terminationGracePeriodSeconds"] = 1.into();
+    pod
 }

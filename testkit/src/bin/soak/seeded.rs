@@ -4,11 +4,11 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
+use crate::files::replace;
 use crate::ledger;
 use crate::pod::Pod;
 use crate::running;
 use crate::sandbox::nft;
-use crate::world::replace;
 use testkit::cluster::active;
 
 pub const TORN: &str = "conflist torn by the soak";

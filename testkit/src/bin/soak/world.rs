@@ -1,7 +1,5 @@
 //! The node and the release that the actions disturb.
 
-use std::fs;
-use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,14 +69,4 @@ impl World {
         let (files, logs) = (active::state(""), String::from_utf8_lossy(&logs));
         format!("files {files:?}, agent and its readiness {agents:?}, its log: {logs}")
     }
-}
-
-/// Replaces a file by renaming, as another program writes it.
-pub fn replace(path: &Path, text: &str, mode: u32) {
-    use std::os::unix::fs::PermissionsExt as _;
-    let name = path.file_name().expect("a file").to_string_lossy();
-    let beside = path.with_file_name(format!(".{name}.soak"));
-    fs::write(&beside, text).expect("the file beside can be written");
-    let _ = fs::set_permissions(&beside, fs::Permissions::from_mode(mode));
-    fs::rename(&beside, path).expect("the file can be replaced");
 }
