@@ -89,13 +89,15 @@ struct Restore;
 impl Drop for Restore {
     fn drop(&mut self) {
         label("pod-security.kubernetes.io/enforce=privileged");
-        let status =
-            ["rollout", "status", "daemonset/linkerd-cni", "--timeout=90s", "-n", NAMESPACE];
-        for args in [
-            &["rollout", "undo", "daemonset/linkerd-cni", "--to-revision=1", "-n", NAMESPACE][..],
-            &status,
+        // Without the plugin's account no agent gets ready. A change has the DaemonSet's controller try again at once,
+        // instead of after its growing delay.
+        for words in [
+            "create serviceaccount linkerd-cni-plugin",
+            "rollout undo daemonset/linkerd-cni --to-revision=1",
+            "annotate daemonset/linkerd-cni --overwrite example.com/restored=yes",
+            "rollout status daemonset/linkerd-cni --timeout=90s",
         ] {
-            let _ = pods::command(args).output();
+            let _ = pods::command(&format!("{words} -n {NAMESPACE}")).output();
         }
     }
 }
