@@ -104,17 +104,6 @@ mod tests {
     }
 
     #[test]
-    fn ignored_elements_are_named_on_one_line() {
-        assert_eq!(summary(&[]), None);
-        let lists = [list(0, &["http", "30-20"]), list(7, &["a\nb"])];
-        assert_eq!(
-            summary(&lists).unwrap(),
-            "ignored in config.linkerd.io/skip-outbound-ports: \"http\", \"30-20\"; \
-             ignored in inbound-ports-to-ignore: \"a\\nb\""
-        );
-    }
-
-    #[test]
     fn ten_elements_are_quoted_and_the_others_counted() {
         let cut = cut(vec![list(0, &["x"; 8]), list(1, &["y"; 8]), list(7, &["z"; 8])]);
         let counts: Vec<_> = cut.iter().map(|list| (list.elements.len(), list.more)).collect();

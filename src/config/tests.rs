@@ -5,13 +5,11 @@ use crate::failure::Failure;
 use crate::pod::annotation::{self, Annotations};
 use crate::pod::facts::PodFacts;
 use crate::pod::mesh::Proxy;
-use crate::redirect::ports::{self, PortRange};
-use crate::redirect::{Redirect, Subnet};
+use crate::redirect::Redirect;
+use crate::redirect::ports;
 
 /// Annotation names without their prefix, and values.
 type Pairs<'a> = &'a [(&'a str, &'a str)];
-/// UID and GID of the proxy.
-type Owner = (Option<u32>, Option<u32>);
 
 fn config(linkerd: &str) -> Result<Config, Error> {
     let text = format!(
@@ -51,85 +49,6 @@ fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
 fn assert_annotation_error(config: &Config, (key, value): (&str, &str), problem: &str) {
     let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
     assert_error(redirect(config, &[(key, value)]), Failure::InvalidAnnotation, &start);
-}
-
-#[test]
-fn annotated_outbound_ports_replace_and_inbound_ports_add_to_the_plugin_entry() {
-    let config = defaults(r#","outbound-ports-to-ignore":["443"]"#);
-    let cases: [(Pairs<'_>, &str, &str); 4] = [
-        (&[], "4191,4190", "443"),
-        (&[("skip-outbound-ports", "25,3306")], "4191,4190", "25,3306"),
-        (&[("skip-inbound-ports", "80,100-200")], "4191,4190,80,100:200", "443"),
-        (&[("skip-inbound-ports", "4190,4190,80")], "4191,4190,80", "443"),
-    ];
-    for (pairs, inbound, outbound) in cases {
-        let redirect = redirect(&config, pairs).unwrap();
-        assert_eq!(ports::joined(&redirect.skip_inbound), inbound, "{pairs:?}");
-        assert_eq!(ports::joined(&redirect.skip_outbound), outbound, "{pairs:?}");
-    }
-}
-
-#[test]
-fn the_api_servers_ports_follow_the_annotated_outbound_ports() {
-    let facts = PodFacts {
-        annotations: annotations(&[("skip-outbound-ports", "25")]),
-        api_ports: [443, 6443, 443].map(PortRange::from).to_vec(),
-        ..PodFacts::default()
-    };
-    let redirect = defaults("").redirect(&facts).unwrap();
-    assert_eq!(ports::joined(&redirect.skip_outbound), "25,443,6443");
-}
-
-#[test]
-fn subnets_of_both_families_keep_their_original_text() {
-    let config = defaults(r#","subnets-to-ignore":["172.16.0.0/12"]"#);
-    let redirect =
-        redirect(&config, &[("skip-subnets", "10.0.0.0/8, 192.168.1.7/24 ,fd00::/8,")]).unwrap();
-    let subnets: Vec<_> = redirect
-        .skip_subnets
-        .iter()
-        .map(|subnet| format!("{} as {}", subnet.net, subnet.text))
-        .collect();
-    assert_eq!(
-        subnets,
-        ["10.0.0.0/8 as 10.0.0.0/8", "192.168.1.0/24 as 192.168.1.7/24", "fd00::/8 as fd00::/8",]
-    );
-}
-
-#[test]
-fn each_annotation_with_subnets_replaces_its_list_of_the_plugin_entry_alone() {
-    let config = defaults(
-        r#","subnets-to-ignore":["10.0.0.0/8"],"inbound-subnets-to-ignore":["10.1.0.0/16"],
-            "outbound-subnets-to-ignore":["10.2.0.0/16"]"#,
-    );
-    let texts = |subnets: &[Subnet]| -> String {
-        subnets.iter().map(|subnet| &*subnet.text).collect::<Vec<_>>().join(" ")
-    };
-    for (key, inbound, outbound) in [
-        ("other", "10.0.0.0/8 10.1.0.0/16", "10.2.0.0/16"),
-        ("skip-subnets", "fd00::/8 10.1.0.0/16", "10.2.0.0/16"),
-        ("skip-inbound-subnets", "10.0.0.0/8 fd00::/8", "10.2.0.0/16"),
-        ("skip-outbound-subnets", "10.0.0.0/8 10.1.0.0/16", "fd00::/8"),
-    ] {
-        let redirect = redirect(&config, &[(key, "fd00::/8")]).unwrap();
-        assert_eq!(texts(&redirect.skip_subnets), inbound, "{key}");
-        assert_eq!(texts(&redirect.skip_outbound_subnets), outbound, "{key}");
-    }
-}
-
-#[test]
-fn the_proxys_uid_and_gid_come_from_the_annotation_or_the_plugin_entry() {
-    let cases: [(&str, Pairs<'_>, Owner); 5] = [
-        ("", &[], (Some(2102), None)),
-        (r#","proxy-gid":2103"#, &[], (Some(2102), Some(2103))),
-        (r#","proxy-gid":-1"#, &[], (Some(2102), None)),
-        ("", &[("proxy-uid", "1234"), ("proxy-gid", "5678")], (Some(1234), Some(5678))),
-        ("", &[("proxy-uid", "0"), ("proxy-gid", "2102")], (None, Some(2102))),
-    ];
-    for (more, pairs, wanted) in cases {
-        let redirect = redirect(&defaults(more), pairs).unwrap();
-        assert_eq!((redirect.proxy_uid, redirect.proxy_gid), wanted, "{more} {pairs:?}");
-    }
 }
 
 #[test]
@@ -210,6 +129,11 @@ fn members_of_the_wrong_type_are_rejected_with_key_value_and_grammar() {
         (r#"{"outbound-subnets-to-ignore":""}"#, "\"outbound-subnets-to-ignore\": \"\" is not"),
         (r#"{"simulate":"no"}"#, "\"simulate\": \"no\" is not true or false"),
         (r#"{"ipv6":1}"#, "\"ipv6\": 1 is not one of true, false and \"auto\""),
+        (r#"{"ipv6":"maybe"}"#, "\"ipv6\": \"maybe\" is not one of true, false and \"auto\""),
+        (
+            r#"{"api-retry-seconds":0}"#,
+            "\"api-retry-seconds\": 0 is not a whole number from 1 to 60",
+        ),
         (
             r#"{"iptables-mode":"bogus"}"#,
             "\"iptables-mode\": \"bogus\" is not one of auto, native, nft, legacy and plain",
@@ -275,7 +199,7 @@ fn the_proxy_container_wins_over_annotations_and_those_over_the_plugin_entry() {
 }
 
 #[test]
-fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
+fn keys_that_upstream_lacks_are_read() {
     let config = config(
         r#"{"ipv6":"auto","exclude-namespaces":["kube-system"],
             "strict-proxy-user":true,"agent-namespace":"cni","agent-daemonset":"mesh-cni","api-retry-seconds":3}"#,
@@ -287,14 +211,4 @@ fn keys_that_upstream_lacks_are_read_and_their_invalid_values_named() {
     assert_eq!(config.filter.agent_namespace, "cni");
     assert_eq!(config.filter.agent_daemonset, "mesh-cni");
     assert_eq!(config.api_budget, Duration::from_secs(3));
-    let cases = [
-        (r#"{"ipv6":"maybe"}"#, "\"ipv6\": \"maybe\" is not one of true, false and \"auto\""),
-        (
-            r#"{"api-retry-seconds":0}"#,
-            "\"api-retry-seconds\": 0 is not a whole number from 1 to 60",
-        ),
-    ];
-    for (linkerd, problem) in cases {
-        assert_error(self::config(linkerd), Failure::InvalidConfig, problem);
-    }
 }

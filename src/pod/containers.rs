@@ -221,7 +221,8 @@ mod tests {
 
     #[test]
     fn a_container_of_the_app_with_the_proxys_uid_or_gid_is_exempt() {
-        let exempt = |spec| exempt(&of_app(&pod(spec)), &redirect(Some(2103), &[]));
+        let of_gid = |gid, spec| exempt(&of_app(&pod(spec)), &redirect(gid, &[]));
+        let exempt = |spec| of_gid(Some(2103), spec);
         let own = r#"{"containers":[{"name":"linkerd-proxy","securityContext":{"runAsUser":2102}},
             {"name":"a","securityContext":{"runAsUser":2102}},{"name":"b"},
             {"name":"c","securityContext":{"runAsGroup":2103}}],
@@ -230,6 +231,9 @@ mod tests {
         let of_pod = r#"{"securityContext":{"runAsUser":2102},"containers":[{"name":"a"},
             {"name":"b","securityContext":{"runAsUser":0}},{"name":"linkerd-proxy"}]}"#;
         assert_eq!(exempt(of_pod), ["a"]);
+        let group = r#"{"securityContext":{"runAsGroup":2103},"containers":[{"name":"a"}]}"#;
+        assert_eq!(exempt(group), ["a"]);
+        assert!(of_gid(None, group).is_empty());
     }
 
     #[test]

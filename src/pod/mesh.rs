@@ -92,33 +92,23 @@ mod tests {
 
     #[test]
     fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
-        const MESHED: Decision<Proxy> = Decision::Redirect(Proxy {
-            uid: None,
-            inbound_port: None,
-            outbound_port: None,
-            control_port: None,
-            admin_port: None,
-            is_ipv4_only: false,
-        });
-        const NO_PROXY: Decision<Proxy> = Decision::Skip(SkipReason::NoProxy);
-        let cases = [
-            (r#"{"containers":[{"name":"app"}]}"#, NO_PROXY),
-            (r#"{"containers":[{"name":"app"},{"name":"linkerd-proxy"}]}"#, MESHED),
-            (
-                r#"{"containers":[{"name":"app"}],"initContainers":[{"name":"linkerd-proxy"}]}"#,
-                MESHED,
-            ),
-            (
-                r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}"#,
-                Decision::Skip(SkipReason::ProxyInit),
-            ),
-            (r#"{"containers":[{"name":"linkerd-init"},{"name":"linkerd-proxy"}]}"#, MESHED),
-            (r#"{"containers":[]}"#, NO_PROXY),
-        ];
-        for (spec, wanted) in cases {
-            let pod = pod(spec);
+        let meshed = Decision::Redirect(Proxy::default());
+        let no_proxy = Decision::Skip(SkipReason::NoProxy);
+        let [app, proxy_container, init] =
+            ["app", PROXY, PROXY_INIT].map(|name| format!(r#"{{"name":"{name}"}}"#));
+        for (containers, init_containers, wanted) in [
+            (&*app, "", no_proxy),
+            (&format!("{app},{proxy_container}"), "", meshed),
+            (&app, &*proxy_container, meshed),
+            (&proxy_container, &init, Decision::Skip(SkipReason::ProxyInit)),
+            (&format!("{init},{proxy_container}"), "", meshed),
+            ("", "", no_proxy),
+        ] {
+            let spec =
+                format!(r#"{{"containers":[{containers}],"initContainers":[{init_containers}]}}"#);
+            let pod = pod(&spec);
             assert_eq!(proxy(&pod), Ok(wanted), "{spec}");
-            assert_eq!(is_meshed(&pod), wanted == MESHED, "{spec}");
+            assert_eq!(is_meshed(&pod), wanted == meshed, "{spec}");
         }
         assert_eq!(proxy(&pod("{}")), Err(NotAPod));
     }

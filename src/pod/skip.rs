@@ -86,103 +86,89 @@ pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
 mod tests {
     use super::*;
 
-    /// The filter of a plugin entry without settings of its own, for an agent in this namespace and
-    /// DaemonSet.
-    fn filter(agent_namespace: &str, agent_daemonset: &str) -> PodFilter {
-        PodFilter {
-            agent_namespace: agent_namespace.to_owned(),
-            agent_daemonset: agent_daemonset.to_owned(),
-            ..PodFilter::default()
-        }
-    }
-
     fn from_runtime(annotations: &str) -> Option<Annotations> {
         let text = format!(r#"{{"runtimeConfig":{{"{ANNOTATIONS_CAPABILITY}":{annotations}}}}}"#);
         runtime_annotations(&serde_json::from_str(&text).unwrap())
-    }
-
-    fn pod(namespace: &str, name: &str) -> PodRef {
-        PodRef { namespace: namespace.into(), name: name.into(), uid: String::new() }
     }
 
     #[test]
     fn a_pod_without_an_annotation_that_only_pods_with_a_proxy_have_is_skipped() {
         let none = Some(SkipReason::NoProxyAnnotation);
         let disabled = Some(SkipReason::InjectionDisabled);
+        // Keys without a prefix are those of `linkerd.io`.
         for (annotations, wanted) in [
-            ("", none),
-            ("kubernetes.io/config.source=api", none),
-            ("inject=disabled", disabled),
-            ("notlinkerd.io/inject=enabled", none),
-            ("inject=enabled", none),
-            ("config.linkerd.io/opaque-ports=3306", none),
-            ("config.linkerd.io/opaque-ports=3306; inject=disabled", disabled),
-            ("inject=disabled; proxy-version=x", None),
-            ("inject=disabled; created-by=linkerd/helm v1.7.0", disabled),
-            ("inject=disabled; created-by=linkerd/cli v1; checksum/config=x", disabled),
+            ("{}", none),
+            (r#"{"kubernetes.io/config.source":"api"}"#, none),
+            (r#"{"inject":"disabled"}"#, disabled),
+            (r#"{"notlinkerd.io/inject":"enabled"}"#, none),
+            (r#"{"inject":"enabled"}"#, none),
+            // The injector writes it on pods that it does not inject, from their ports or the namespace.
+            (r#"{"config.linkerd.io/opaque-ports":"3306"}"#, none),
+            (r#"{"config.linkerd.io/opaque-ports":"3306","inject":"disabled"}"#, disabled),
+            // On host-network pods, and where the injector was not called.
+            (r#"{"config.linkerd.io/opaque-ports":"3306","inject":"enabled"}"#, none),
+            (r#"{"inject":"disabled","proxy-version":"x"}"#, None),
+            (r#"{"inject":"disabled","created-by":"linkerd/helm v1.7.0"}"#, disabled),
+            (
+                r#"{"inject":"disabled","created-by":"linkerd/cli v1","checksum/config":"x"}"#,
+                disabled,
+            ),
             // Charts set `created-by` from their value `cliVersion`, which may be any text.
-            ("inject=disabled; created-by=foo", disabled),
-            ("inject=disabled; created-by=linkerd/proxy-injector edge-1", None),
-            ("inject=disabled; created-by=linkerd/cli v1; proxy-version=x", None),
-            ("inject=disabled; created-by=linkerd/cli v1; config.linkerd.io/proxy-uid=1", disabled),
-            ("inject=enabled; created-by=linkerd/helm v1", none),
-            ("created-by=linkerd/cli v1", none),
-            ("created-by=linkerd/helm v1", none),
-            ("created-by=linkerd/proxy-injector edge-1", None),
-            ("proxy-version=x", None),
-            ("inject=disabled; trust-root-sha256=x", None),
-            ("config.linkerd.io/skip-inbound-ports=1", none),
+            (r#"{"inject":"disabled","created-by":"foo"}"#, disabled),
+            (r#"{"inject":"disabled","created-by":"linkerd/proxy-injector edge-1"}"#, None),
+            (r#"{"inject":"disabled","created-by":"linkerd/cli v1","proxy-version":"x"}"#, None),
+            (r#"{"inject":"disabled","config.linkerd.io/proxy-uid":"1"}"#, disabled),
+            (r#"{"inject":"enabled","created-by":"linkerd/helm v1"}"#, none),
+            (r#"{"created-by":"linkerd/cli v1"}"#, none),
+            (r#"{"created-by":"linkerd/helm v1"}"#, none),
+            (r#"{"created-by":"linkerd/proxy-injector edge-1"}"#, None),
+            (r#"{"created-by":"linkerd/cli v1","proxy-version":"x"}"#, None),
+            (r#"{"proxy-version":"x"}"#, None),
+            (r#"{"trust-root-sha256":"x"}"#, None),
+            (r#"{"inject":"disabled","trust-root-sha256":"x"}"#, None),
+            (r#"{"config.linkerd.io/skip-inbound-ports":"1"}"#, none),
+            (r#"{"config.linkerd.io/proxy-cpu-request":"1"}"#, none),
+            ("null", None),
+            ("[]", None),
+            (r#"{"a":1}"#, None),
         ] {
-            let pairs = annotations.split("; ").filter_map(|pair| pair.split_once('='));
-            let whole = |key: &str| match key.contains('/') {
-                true => key.to_owned(),
-                false => format!("linkerd.io/{key}"),
-            };
-            let pairs: BTreeMap<_, _> = pairs.map(|(key, value)| (whole(key), value)).collect();
-            let found = from_runtime(&serde_json::to_string(&pairs).unwrap()).unwrap();
-            assert_eq!(skipped_by_annotations(&found), wanted, "{annotations}");
-        }
-        for annotations in ["null", "[]", r#"{"a":1}"#] {
-            assert_eq!(from_runtime(annotations), None, "{annotations}");
+            let mut annotations = annotations.to_owned();
+            for key in ["inject", "created-by", "proxy-version", "trust-root-sha256"] {
+                annotations =
+                    annotations.replace(&format!("\"{key}\":"), &format!("\"linkerd.io/{key}\":"));
+            }
+            let got = from_runtime(&annotations).as_ref().and_then(skipped_by_annotations);
+            assert_eq!(got, wanted, "{annotations:?}");
         }
     }
 
     #[test]
-    fn the_agents_pod_is_recognized_by_namespace_and_daemonset_of_the_plugin_entry() {
-        let own = Some(SkipReason::AgentPod);
-        let usual = ("linkerd-cni", "linkerd-cni-x7x4z");
-        let renamed = ("mesh", "mesh-cni-x7x4z");
-        let (default, mesh) = (filter("linkerd-cni", "linkerd-cni"), filter("mesh", "mesh-cni"));
-        for (filter, (namespace, name), wanted) in [
-            (&default, usual, own),
-            (&default, renamed, None),
-            (&mesh, renamed, own),
-            (&mesh, ("mesh", "linkerd-cni-x7x4z"), None),
-        ] {
-            let got = filter.skip_reason(&pod(namespace, name));
-            assert_eq!(got, wanted, "{filter:?} {namespace}/{name}");
-        }
-    }
-
-    #[test]
-    fn the_agents_pod_and_excluded_namespaces_are_skipped_by_name() {
-        let filter = PodFilter {
+    fn the_agents_pod_and_pods_of_excluded_namespaces_are_skipped_by_name() {
+        let filter = |agent_namespace: &str, agent_daemonset: &str| PodFilter {
+            agent_namespace: agent_namespace.to_owned(),
+            agent_daemonset: agent_daemonset.to_owned(),
             exclude_namespaces: vec!["kube-system".to_owned()],
-            ..filter("cni", "linkerd-cni")
+            ..PodFilter::default()
         };
-        let cases = [
-            ("kube-system", "any", Some(SkipReason::ExcludedNamespace)),
-            ("cni", "linkerd-cni-x7x4z", Some(SkipReason::AgentPod)),
-            ("cni", "web", None),
-            ("cni", "linkerd-cni", None),
-            ("cni", "linkerd-cni-", None),
-            ("cni", "linkerd-cni-web-6d4cf56db6-x7x4z", None),
-            ("cni", "linkerd-cnix-x7x4z", None),
-            ("ns", "linkerd-cni-x7x4z", None),
-            ("linkerd-cni", "linkerd-cni-x7x4z", None),
-        ];
-        for (namespace, name, wanted) in cases {
-            assert_eq!(filter.skip_reason(&pod(namespace, name)), wanted, "{namespace}/{name}");
+        let usual = filter("cni", "linkerd-cni");
+        let renamed = filter("mesh", "mesh-cni");
+        let own = Some(SkipReason::AgentPod);
+        for (filter, namespace, name, wanted) in [
+            (&usual, "kube-system", "any", Some(SkipReason::ExcludedNamespace)),
+            (&usual, "cni", "linkerd-cni-x7x4z", own),
+            (&usual, "cni", "web", None),
+            (&usual, "cni", "linkerd-cni", None),
+            (&usual, "cni", "linkerd-cni-", None),
+            (&usual, "cni", "linkerd-cni-web-6d4cf56db6-x7x4z", None),
+            (&usual, "cni", "linkerd-cnix-x7x4z", None),
+            (&usual, "ns", "linkerd-cni-x7x4z", None),
+            (&usual, "linkerd-cni", "linkerd-cni-x7x4z", None),
+            (&usual, "mesh", "mesh-cni-x7x4z", None),
+            (&renamed, "mesh", "mesh-cni-x7x4z", own),
+            (&renamed, "mesh", "linkerd-cni-x7x4z", None),
+        ] {
+            let pod = PodRef { namespace: namespace.into(), name: name.into(), uid: "".into() };
+            assert_eq!(filter.skip_reason(&pod), wanted, "{filter:?} {namespace}/{name}");
         }
     }
 }

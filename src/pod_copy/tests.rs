@@ -1,5 +1,5 @@
 use std::fs::Permissions;
-use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
 
 use tempfile::TempDir;
 
@@ -41,7 +41,8 @@ const UNMESHED: Decision<PodFacts> = Decision::Skip(SkipReason::NoProxy);
 
 fn write(run_dir: &Path, uid: &str, text: &str) -> PathBuf {
     let path = dir(run_dir).join(uid);
-    files::write(&path, text.as_bytes(), FileAccess::own(0o600)).unwrap();
+    fs::write(&path, text).unwrap();
+    fs::set_permissions(&path, Permissions::from_mode(0o600)).unwrap();
     path
 }
 
@@ -85,9 +86,11 @@ fn every_half_written_or_foreign_file_is_rejected() {
         let error = read(dir.path(), &web).unwrap_err();
         assert!(matches!(error, Error::Invalid { .. }), "cut off at {end}: {error}");
     }
-    for foreign in ["null", "[]", "{}", r#"["shop","web","u-1",{"skip":"noProxy"}]"#, "\0"] {
+    let too_large = whole.clone() + &" ".repeat(6 << 20);
+    let other_form = r#"["shop","web","u-1",{"skip":"noProxy"}]"#;
+    for foreign in ["null", "[]", "{}", other_form, "\0", &too_large] {
         write(dir.path(), "u-1", foreign);
-        assert!(read(dir.path(), &web).is_err(), "{foreign}");
+        assert!(read(dir.path(), &web).is_err(), "{}", &foreign[..foreign.len().min(50)]);
     }
     fs::remove_file(dir.path().join("pods/u-1")).unwrap();
     fs::create_dir(dir.path().join("pods/u-1")).unwrap();
@@ -95,7 +98,7 @@ fn every_half_written_or_foreign_file_is_rejected() {
 }
 
 #[test]
-fn a_file_that_others_can_write_is_rejected() {
+fn a_file_that_others_can_write_or_own_is_rejected() {
     let dir = run_dir();
     let web = pod("web", "u-1");
     for (mode, is_trusted) in [(0o600, true), (0o644, true), (0o620, false), (0o602, false)] {
@@ -104,6 +107,9 @@ fn a_file_that_others_can_write_is_rejected() {
         let is_untrusted = matches!(read(dir.path(), &web), Err(Error::Untrusted { .. }));
         assert_eq!(!is_untrusted, is_trusted, "{mode:o}");
     }
+    publish(dir.path(), web.clone(), UNMESHED).unwrap();
+    chown(dir.path().join("pods/u-1"), Some(1000), None).unwrap();
+    assert!(matches!(read(dir.path(), &web), Err(Error::Untrusted { .. })));
 }
 
 #[test]

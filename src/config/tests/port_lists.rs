@@ -2,84 +2,58 @@
 
 use super::*;
 
-/// Lists of the plugin entry, annotations, and how upstream reads them: inbound ports, outbound
-/// ports and ignored elements. `None`: upstream fails the pod, as iptables rejects a rule
-/// without ports.
-type UpstreamCase<'a> =
-    (&'a str, Pairs<'a>, Option<(&'a str, &'a str, &'a [(&'a str, &'a [&'a str])])>);
-
 #[test]
 fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
-    const IN: &str = "config.linkerd.io/skip-inbound-ports";
-    const OUT: &str = "config.linkerd.io/skip-outbound-ports";
-    let cases: [UpstreamCase<'_>; 13] = [
-        (
-            "",
-            &[("skip-outbound-ports", "http,5432,30-20")],
-            Some(("4191,4190", "5432", &[(OUT, &["http", "30-20"])])),
-        ),
-        (
-            "",
-            &[("skip-outbound-ports", "25, 3306")],
-            Some(("4191,4190", "25", &[(OUT, &[" 3306"])])),
-        ),
+    // Upstream fails these pods too, as iptables rejects a rule without ports.
+    let none = "no valid element is left";
+    for (direction, of_entry, annotation, wanted) in [
+        ("outbound", "", "http,5432,30-20", r#"5432; skip-outbound-ports: "http", "30-20""#),
+        ("outbound", "", "25, 3306", r#"25; skip-outbound-ports: " 3306""#),
+        ("outbound", "", "+80", "80; "),
         // A list that is added to another one may have only invalid elements.
-        ("", &[("skip-inbound-ports", "http,")], Some(("4191,4190", "", &[(IN, &["http", ""])]))),
-        (
-            "",
-            &[("skip-outbound-ports", "+80"), ("skip-inbound-ports", "x")],
-            Some(("4191,4190", "80", &[(IN, &["x"])])),
-        ),
-        ("", &[("skip-outbound-ports", "http")], None),
-        ("", &[("skip-outbound-ports", " , ")], None),
+        ("inbound", "", "http,", r#"4191,4190; skip-inbound-ports: "http", """#),
+        ("outbound", "", "http", none),
+        ("outbound", "", " , ", none),
         // The annotation replaces the configured list even if it has only invalid elements.
-        (r#","outbound-ports-to-ignore":["443"]"#, &[("skip-outbound-ports", "http")], None),
+        ("outbound", r#"["443"]"#, "http", none),
         (
-            r#","outbound-ports-to-ignore":["443","smtp","25,26",null]"#,
-            &[],
-            Some(("4191,4190", "443", &[("outbound-ports-to-ignore", &["smtp", "25,26", ""])])),
+            "outbound",
+            r#"["443","smtp","25,26",null]"#,
+            "",
+            r#"443; outbound-ports-to-ignore: "smtp", "25,26", """#,
         ),
-        (r#","outbound-ports-to-ignore":["smtp"]"#, &[], None),
-        (
-            r#","outbound-ports-to-ignore":["smtp"]"#,
-            &[("skip-outbound-ports", "25")],
-            Some(("4191,4190", "25", &[])),
-        ),
-        (
-            r#","inbound-ports-to-ignore":["x"]"#,
-            &[("skip-inbound-ports", "25")],
-            Some(("25", "", &[("inbound-ports-to-ignore", &["x"])])),
-        ),
-        (r#","inbound-ports-to-ignore":["x"]"#, &[], None),
-        (
-            r#","inbound-ports-to-ignore":[],"outbound-ports-to-ignore":[]"#,
-            &[],
-            Some(("", "", &[])),
-        ),
-    ];
-    for (more, pairs, wanted) in cases {
-        let facts = PodFacts { annotations: annotations(pairs), ..PodFacts::default() };
-        let found = defaults(more).resolve(&facts);
-        let Some((inbound, outbound, ignored)) = wanted else {
-            let error = found.unwrap_err();
-            assert!(error.msg.contains("no valid element is left"), "{}", error.msg);
-            continue;
+        ("outbound", r#"["smtp"]"#, "", none),
+        ("outbound", r#"["smtp"]"#, "25", "25; "),
+        ("inbound", r#"["x"]"#, "25", r#"25; inbound-ports-to-ignore: "x""#),
+        ("inbound", r#"["x"]"#, "", none),
+        ("inbound", "[]", "", "; "),
+        ("outbound", "[]", "", "; "),
+    ] {
+        let more = match of_entry {
+            "" => String::new(),
+            list => format!(r#","{direction}-ports-to-ignore":{list}"#),
         };
-        let found = found.unwrap();
-        let lists = (&found.redirect.skip_inbound, &found.redirect.skip_outbound);
-        assert_eq!(ports::joined(lists.0), inbound, "{more} {pairs:?}");
-        assert_eq!(ports::joined(lists.1), outbound, "{more} {pairs:?}");
-        let named: Vec<(&str, Vec<&str>)> = found
-            .ignored
-            .iter()
-            .map(|list| {
-                let elements = list.elements.iter().map(String::as_str);
-                (list.source, elements.collect())
-            })
-            .collect();
-        let wanted: Vec<(&str, Vec<&str>)> =
-            ignored.iter().map(|(source, elements)| (*source, elements.to_vec())).collect();
-        assert_eq!(named, wanted, "{more} {pairs:?}");
+        let key = format!("skip-{direction}-ports");
+        let pairs = [(&*key, annotation)];
+        let annotations = annotations(if annotation.is_empty() { &[] } else { &pairs });
+        let facts = PodFacts { annotations, ..PodFacts::default() };
+        let got = defaults(&more).resolve(&facts).map(|found| {
+            let Redirect { skip_inbound, skip_outbound, .. } = found.redirect;
+            let used = if direction == "inbound" { skip_inbound } else { skip_outbound };
+            let ignored = ignored_ports::summary(&found.ignored).unwrap_or_default();
+            let ignored = ignored.replace("ignored in ", "").replace("config.linkerd.io/", "");
+            format!("{}; {ignored}", ports::joined(&used))
+        });
+        match got {
+            Ok(got) => assert_eq!(got, wanted, "{more} {annotation}"),
+            Err(error) => {
+                let is_entry = annotation.is_empty();
+                let failure =
+                    if is_entry { Failure::InvalidConfig } else { Failure::InvalidAnnotation };
+                assert_eq!(error.failure, failure, "{more} {annotation}");
+                assert!(error.msg.contains(wanted), "{more} {annotation}: {error}");
+            }
+        }
     }
 }
 
