@@ -8,7 +8,7 @@
 //! - [`api`], [`server`]: a fake API server, and its HTTP connections
 //! - [`cni`]: what a container runtime passes to the plugin
 //! - [`call`]: one call of the plugin binary
-//! - [`node_copy`]: the node's copy of its pods
+//! - [`node_copy`], [`lookup`]: the node's copy of its pods, and the objects besides a pod
 //! - [`child`]: child processes, and strace
 //! - [`mounts`], [`namespaces`], [`unwritable`]: mount namespaces, network namespaces, and outputs that take no line
 //! - [`platforms`]: the CNI directories of each platform
@@ -28,6 +28,7 @@ pub mod cluster;
 pub mod cni;
 pub mod documented;
 pub mod fault_page;
+pub mod lookup;
 pub mod mounts;
 pub mod namespaces;
 pub mod node_copy;

@@ -16,17 +16,13 @@ use crate::packet::{Boundaries, Hook, Packet, all, boundaries};
 use crate::recorded::{REGRESSIONS, recorded_in};
 use crate::{iptables, subnet};
 
-fn read(lines: &[String]) -> Result<Nat, String> {
-    Nat::read(lines)
-}
-
 /// The rules of this plugin.
 fn wanted(redirect: &Redirect, family: Family, ipv6: bool) -> Nat {
     let mut table = iptables::Nat::default();
     if family == Family::Ipv4 || ipv6 {
         table.apply(&install_script(&rules(redirect, family), true, &[])).unwrap();
     }
-    read(&table.listed()).unwrap()
+    Nat::read(&table.listed()).unwrap()
 }
 
 /// A change of a list of rules, which may or may not change its meaning.
@@ -134,12 +130,12 @@ proptest! {
         for family in [Family::Ipv4, Family::Ipv6] {
             let lines = settings.upstream_lines(family);
             let wanted = wanted(&redirect, family, settings.ipv6);
-            let upstream = read(&lines).unwrap();
+            let upstream = Nat::read(&lines).unwrap();
             prop_assert_eq!(differences(&[upstream], &wanted, family), Ok(vec![]), "{:#?}", lines);
 
             let changed_lines = change.apply(&lines);
             // An invalid number or jump cannot be compared.
-            let Ok(changed) = read(&changed_lines) else {
+            let Ok(changed) = Nat::read(&changed_lines) else {
                 continue;
             };
             // Each packet is tried, which takes long: those of one family are enough.
@@ -168,7 +164,7 @@ proptest! {
         let redirect = Redirect { inbound_port: 4143, outbound_port: 4140, proxy_uid: Some(2102), ..Redirect::default() };
         let wanted = wanted(&redirect, family, true);
         let redirect = Redirect { skip_subnets: vec![net.clone()], skip_outbound: vec![port.into()], ..redirect };
-        let now = self::wanted_of(&redirect, family);
+        let now = self::wanted(&redirect, family, true);
         let (first, last) = (net.net.network(), net.net.broadcast());
         let range = if first == last { first.to_string() } else { format!("{first}-{last}") };
         let ip = if family == Family::Ipv6 { " IPv6" } else { "" };
@@ -178,10 +174,6 @@ proptest! {
             format!("outbound{ip} TCP to port {port} through other interfaces of UID 0-2101,2103-4294967295 does not go to the proxy now, and would go to its port 4140"),
         ]);
     }
-}
-
-fn wanted_of(redirect: &Redirect, family: Family) -> Nat {
-    wanted(redirect, family, true)
 }
 
 #[test]
@@ -200,14 +192,14 @@ fn rules_of_a_form_that_is_not_known_are_named_and_never_equal() {
         ("-A X -j OTHER", "unknown target OTHER"),
         ("-A X -p tcp -m tcp --dport 9:8 -j RETURN", "9:8 is reversed"),
     ] {
-        let error = read(&lines(rule)).unwrap_err();
+        let error = Nat::read(&lines(rule)).unwrap_err();
         assert!(error.contains(rule) && error.contains(why), "{error}");
         // Packets never reach the chain.
         let unused = rule.replace("-A X", "-A UNUSED");
-        assert!(read(&lines(&unused)).is_ok(), "{unused}");
+        assert!(Nat::read(&lines(&unused)).is_ok(), "{unused}");
     }
     let known = "-A X ! -s 10.0.0.0/8 -d 10.1.0.0/16 ! -o lo -p udp -m owner ! --uid-owner 1-5 -m comment --comment \"a \\\"b c\" -j ACCEPT";
-    let known = read(&lines(known)).unwrap();
+    let known = Nat::read(&lines(known)).unwrap();
     assert_eq!(known.conditions().count(), 5);
     assert_eq!(known.redirected_to(Hook::Output, &Default::default()), None);
 }

@@ -6,16 +6,16 @@ use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::config::Config;
 use linkerd2_cni::failure::Failure;
-use linkerd2_cni::kube::types::Service;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
-use linkerd2_cni::pod::facts::{self, ClusterLookup};
+use linkerd2_cni::pod::facts;
 use linkerd2_cni::redirect::ports::PortRange;
 use linkerd2_cni::redirect::{Family, Redirect};
 use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::{Value, json};
+use testkit::lookup::Lookup;
 
 use crate::packet::{Hook, Packet, TCP};
 use crate::{port_range, subnet};
@@ -111,70 +111,70 @@ impl Settings {
         let is_in = |ports: &[PortRange]| {
             ports.iter().any(|range| (range.first..=range.last).contains(&packet.destination_port))
         };
-        let (annotated_inbound, annotated_outbound) = (
-            self.pod.skip_inbound.as_deref().or(self.namespace.skip_inbound.as_deref()),
-            self.pod.skip_outbound.as_deref().or(self.namespace.skip_outbound.as_deref()),
-        );
-        // An annotation replaces the namespace's and the list of the plugin entry.
-        let is_in_subnets = |index: usize, address| {
-            let layers = [&self.pod, &self.namespace, &self.entry];
-            let subnets = layers.iter().find_map(|layer| layer.skip_subnets[index].as_ref());
-            subnets.is_some_and(|all| all.iter().any(|net| net.contains(address)))
-        };
+        let is_in_subnets =
+            |index, address| self.skip_subnets(index).iter().any(|net| net.contains(address));
         let is_skipped = match packet.hook {
-            // Annotated inbound ports are added to those of the plugin entry. The proxy's own admin
-            // port is never redirected. Then come subnets, then the ports to redirect.
             Hook::Prerouting => {
-                is_in(self.entry.skip_inbound.as_deref().unwrap_or_default())
-                    || is_in(annotated_inbound.unwrap_or_default())
-                    || self.container.admin_port == Some(packet.destination_port)
+                is_in(&self.skip_inbound())
                     || is_in_subnets(0, &packet.source)
                     || is_in_subnets(1, &packet.source)
                     || !(self.ports_to_redirect.is_empty()
                         || self.ports_to_redirect.contains(&packet.destination_port))
             }
-            // Annotated outbound ports replace those of the plugin entry. The control plane reaches
-            // the API server directly.
             Hook::Output => {
-                let of_entry = self.entry.skip_outbound.as_deref();
                 packet.socket.is_some_and(|user| self.is_proxy(user))
                     || packet.output == "lo"
-                    || is_in(annotated_outbound.or(of_entry).unwrap_or_default())
+                    || is_in(&self.skip_outbound())
                     || is_in_subnets(2, &packet.destination)
-                    || (self.is_control_plane && API_PORTS.contains(&packet.destination_port))
             }
         };
-        let port = match packet.hook {
+        (!is_skipped).then_some(self.proxy_port(packet.hook))
+    }
+
+    /// The list of the pod's annotation, or else of the namespace's.
+    fn annotated(&self, list: fn(&Layer) -> &Option<Vec<PortRange>>) -> Option<&Vec<PortRange>> {
+        list(&self.pod).as_ref().or(list(&self.namespace).as_ref())
+    }
+
+    /// Annotated inbound ports are added to those of the plugin entry. The proxy's own admin port is never
+    /// redirected.
+    fn skip_inbound(&self) -> Vec<PortRange> {
+        let lists = [self.entry.skip_inbound.as_ref(), self.annotated(|layer| &layer.skip_inbound)];
+        let admin_port = self.container.admin_port.map(PortRange::from);
+        lists.into_iter().flatten().flatten().copied().chain(admin_port).collect()
+    }
+
+    /// Annotated outbound ports replace those of the plugin entry. The control plane reaches the API server
+    /// directly.
+    fn skip_outbound(&self) -> Vec<PortRange> {
+        let annotated = self.annotated(|layer| &layer.skip_outbound);
+        let list = annotated.or(self.entry.skip_outbound.as_ref());
+        let api_ports =
+            API_PORTS.map(PortRange::from).into_iter().filter(|_| self.is_control_plane);
+        list.into_iter().flatten().copied().chain(api_ports).collect()
+    }
+
+    /// An annotation replaces the namespace's and the list of the plugin entry.
+    fn skip_subnets(&self, index: usize) -> &[IpNet] {
+        let layers = [&self.pod, &self.namespace, &self.entry];
+        layers.iter().find_map(|layer| layer.skip_subnets[index].as_deref()).unwrap_or_default()
+    }
+
+    fn proxy_port(&self, hook: Hook) -> u16 {
+        match hook {
             Hook::Prerouting => self.container.inbound_port.unwrap_or(self.inbound_port),
             Hook::Output => self.container.outbound_port.unwrap_or(self.outbound_port),
-        };
-        (!is_skipped).then_some(port)
+        }
     }
 
     /// Returns the rules that upstream's plugin would install for the family, as `iptables -S` lists them:
     /// lists in their order, with repeated and overlapping elements, and the chains by name.
     pub fn upstream_lines(&self, family: Family) -> Vec<String> {
+        let mut lines = ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT"].map(String::from).to_vec();
         if family == Family::Ipv6 && !self.ipv6 {
-            return vec!["-P PREROUTING ACCEPT".into(), "-P OUTPUT ACCEPT".into()];
+            return lines;
         }
         let [inbound, outbound] = ["PROXY_INIT_REDIRECT", "PROXY_INIT_OUTPUT"];
-        let all = |lists: &[&Option<Vec<PortRange>>]| -> Vec<PortRange> {
-            lists.iter().flat_map(|list| list.iter().flatten()).copied().collect()
-        };
-        let annotated = |list: fn(&Layer) -> &Option<Vec<PortRange>>| {
-            let lists = [list(&self.pod), list(&self.namespace)];
-            lists.into_iter().find(|list| list.is_some()).unwrap_or(&None)
-        };
-        let mut skip_inbound =
-            all(&[&self.entry.skip_inbound, annotated(|layer| &layer.skip_inbound)]);
-        skip_inbound.extend(self.container.admin_port.map(PortRange::from));
-        let mut skip_outbound = match annotated(|layer| &layer.skip_outbound) {
-            None => all(&[&self.entry.skip_outbound]),
-            of_pod => all(&[of_pod]),
-        };
-        if self.is_control_plane {
-            skip_outbound.extend(API_PORTS.map(PortRange::from));
-        }
         let skipped = |chain: &str, ranges: &[PortRange]| -> Vec<String> {
             // At most 15 numbers, also if each element is a range.
             let texts: Vec<String> =
@@ -190,8 +190,6 @@ impl Settings {
                 .collect()
         };
         let skipped_subnets = |chain: &str, option: &str, index: usize| -> Vec<String> {
-            let layers = [&self.pod, &self.namespace, &self.entry];
-            let subnets = layers.iter().find_map(|layer| layer.skip_subnets[index].as_ref());
             let of_family = |net: &&IpNet| net.addr().is_ipv4() == (family == Family::Ipv4);
             let line = |net: &IpNet| {
                 // Without host bits, and without a condition that each packet meets.
@@ -203,34 +201,29 @@ impl Settings {
                     "-A {chain}{condition} -m comment --comment proxy-init/ignore-subnet -j RETURN"
                 )
             };
-            subnets.into_iter().flatten().filter(of_family).map(line).collect()
+            self.skip_subnets(index).iter().filter(of_family).map(line).collect()
         };
-        let mut lines: Vec<String> =
-            ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT"].map(String::from).into();
         lines.extend([inbound, outbound].map(|chain| format!("-N {chain}")));
-        let [from, to] = [("PREROUTING", inbound), ("OUTPUT", outbound)].map(|(hook, chain)| {
+        lines.extend([("PREROUTING", inbound), ("OUTPUT", outbound)].map(|(hook, chain)| {
             format!("-A {hook} -m comment --comment \"proxy-init/install-proxy-init\" -j {chain}")
-        });
-        lines.extend([from, to]);
-        lines.extend(skipped(inbound, &skip_inbound));
+        }));
+        lines.extend(skipped(inbound, &self.skip_inbound()));
         lines.extend(skipped_subnets(inbound, "-s", 0));
         lines.extend(skipped_subnets(inbound, "-s", 1));
-        let to_proxy = self.container.inbound_port.unwrap_or(self.inbound_port);
+        let to_proxy = self.proxy_port(Hook::Prerouting);
         if self.ports_to_redirect.is_empty() {
             lines.push(format!("-A {inbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
         }
-        for port in &self.ports_to_redirect {
-            lines.push(format!(
-                "-A {inbound} -p tcp -m tcp --dport {port} -j REDIRECT --to-ports {to_proxy}"
-            ));
-        }
+        lines.extend(self.ports_to_redirect.iter().map(|port| {
+            format!("-A {inbound} -p tcp -m tcp --dport {port} -j REDIRECT --to-ports {to_proxy}")
+        }));
         let (uid, gid) = self.user();
         lines.extend(uid.map(|uid| format!("-A {outbound} -m owner --uid-owner {uid} -j RETURN")));
         lines.extend(gid.map(|gid| format!("-A {outbound} -m owner --gid-owner {gid} -j RETURN")));
         lines.push(format!("-A {outbound} -o lo -j RETURN"));
-        lines.extend(skipped(outbound, &skip_outbound));
+        lines.extend(skipped(outbound, &self.skip_outbound()));
         lines.extend(skipped_subnets(outbound, "-d", 2));
-        let to_proxy = self.container.outbound_port.unwrap_or(self.outbound_port);
+        let to_proxy = self.proxy_port(Hook::Output);
         lines.push(format!("-A {outbound} -p tcp -j REDIRECT --to-ports {to_proxy}"));
         lines
     }
@@ -258,7 +251,8 @@ impl Settings {
         let config = serde_json::from_value(json!({"linkerd": self.plugin_entry()})).unwrap();
         let found = serde_json::from_value(self.pod_object()).unwrap();
         let pod = PodRef { namespace: "ns".into(), name: "web".into(), uid: String::new() };
-        let mut cluster = Cluster(self.namespace.annotations());
+        let annotations = self.namespace.annotations();
+        let mut cluster = Lookup { annotations, api_ports: Some(API_PORTS) };
         match facts::facts(found, &pod, &mut cluster)? {
             Decision::Redirect(facts) => Config::read(&config)?.redirect(&facts),
             Decision::Skip(_) => Err(Error::new(Failure::Internal, "the pod is meshed")),
@@ -336,19 +330,4 @@ impl Layer {
 
 fn range_text(PortRange { first, last }: PortRange) -> String {
     if first == last { first.to_string() } else { format!("{first}-{last}") }
-}
-
-/// Objects besides the pod: a namespace with these annotations, and the API server's Service.
-struct Cluster(Annotations);
-
-impl ClusterLookup for Cluster {
-    fn namespace(&mut self, _name: &str) -> Result<Annotations, Error> {
-        Ok(self.0.clone())
-    }
-
-    fn api_service(&mut self) -> Result<Service, Error> {
-        let [port, target] = API_PORTS;
-        let ports = json!({"ports": [{"port": port, "targetPort": target}]});
-        Ok(serde_json::from_value(json!({"metadata": {}, "spec": ports})).unwrap())
-    }
 }

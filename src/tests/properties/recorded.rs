@@ -4,7 +4,7 @@ use std::fs;
 use std::path::Path;
 
 use proptest::prelude::*;
-use proptest::test_runner::{FileFailurePersistence, TestError, TestRunner};
+use proptest::test_runner::FileFailurePersistence;
 
 /// Seeds of these cases. A failure adds a line: commit it with the mend.
 pub const REGRESSIONS: &str =
@@ -14,28 +14,6 @@ pub const REGRESSIONS: &str =
 pub fn recorded_in(file: &'static str) -> ProptestConfig {
     let persistence = FileFailurePersistence::Direct(file);
     ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..ProptestConfig::default() }
-}
-
-#[test]
-fn a_case_that_failed_is_recorded_and_runs_first_the_next_time() {
-    let dir = tempfile::tempdir().unwrap();
-    let file = String::leak(dir.path().join("regressions.txt").display().to_string());
-    // Returns the first case that was run, and the first that failed.
-    let run = || {
-        let (mut first, mut failed) = (None, None);
-        let cases = std::cell::RefCell::new((&mut first, &mut failed));
-        let result = TestRunner::new(recorded_in(file)).run(&any::<u64>(), |case| {
-            let (first, failed) = &mut *cases.borrow_mut();
-            first.get_or_insert(case);
-            prop_assert!(case % 5 != 0, "{}", failed.get_or_insert(case));
-            Ok(())
-        });
-        assert!(matches!(result, Err(TestError::Fail(..))), "{result:?}");
-        (first, failed)
-    };
-    let (_, failed) = run();
-    let (first, _) = run();
-    assert_eq!(first, failed);
 }
 
 #[test]
