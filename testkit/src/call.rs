@@ -51,6 +51,12 @@ impl Outcome {
         self
     }
 
+    /// Asserts that stderr contains `text`.
+    #[track_caller]
+    pub fn logs(&self, text: &str) {
+        assert!(self.stderr.contains(text), "not {text}: {}", self.stderr);
+    }
+
     /// Asserts that the error object has a remedy that contains `text`.
     #[track_caller]
     pub fn advises(&self, text: &str) {
@@ -60,9 +66,10 @@ impl Outcome {
 
     /// Asserts that the call failed with this code and a message that contains `text`.
     #[track_caller]
-    pub fn failed(&self, code: u64, text: &str) {
+    pub fn failed(&self, code: u64, text: &str) -> &Self {
         let (found, msg) = self.error();
         assert!(found == code && msg.contains(text), "{found} instead of {code}, {text}: {msg}");
+        self
     }
 
     /// Returns code and message of the error object.
@@ -135,10 +142,13 @@ impl Call {
         self
     }
 
-    /// Sets the annotations that the runtime passes to the plugin.
-    pub fn annotated(self, annotations: Value) -> Self {
+    /// Sets the annotations that the runtime passes to the plugin. `None`: it passes none.
+    pub fn annotated(self, annotations: impl Into<Option<Value>>) -> Self {
         let key = "io.kubernetes.cri.pod-annotations";
-        self.set("runtimeConfig", json!({key: annotations}))
+        match annotations.into() {
+            Some(annotations) => self.set("runtimeConfig", json!({key: annotations})),
+            None => self,
+        }
     }
 
     /// Run directory of the call, in which the plugin looks for the node's copy of its pods.
@@ -155,27 +165,22 @@ impl Call {
     }
 
     pub fn run_with(&self, stdin: &str) -> Outcome {
-        self.run_command(&mut Command::new(program("linkerd-cni")), stdin)
+        let mut command = Command::new(program("linkerd-cni"));
+        self.run_command(command.stdout(Stdio::piped()).stderr(Stdio::piped()), stdin)
     }
 
     /// Runs the plugin as the last argument of `wrapper`.
     pub fn run_under(&self, wrapper: &[&str]) -> Outcome {
         let mut command = Command::new(wrapper[0]);
-        self.run_command(
-            command.args(&wrapper[1..]).arg(program("linkerd-cni")),
-            &self.config.to_string(),
-        )
+        command.args(&wrapper[1..]).arg(program("linkerd-cni"));
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        self.run_command(&mut command, &self.config.to_string())
     }
 
+    /// Runs a command, whose stdout and stderr are set.
     pub fn run_command(&self, command: &mut Command, stdin: &str) -> Outcome {
-        let mut child = command
-            .env_clear()
-            .envs(self.environment.iter().cloned())
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        command.env_clear().envs(self.environment.iter().cloned()).stdin(Stdio::piped());
+        let mut child = command.spawn().unwrap();
         // Fails if the plugin ends without reading stdin, which is allowed.
         let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
         Outcome::from(child.wait_with_output().unwrap())

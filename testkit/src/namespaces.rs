@@ -90,22 +90,24 @@ impl Namespaces {
     /// The neighbour has those that end in 2.
     pub fn add_network(&self) {
         let other = path(&self.neighbour);
-        let pair = format!("link add net1 type veth peer name net1 netns {}", other.display());
-        inside(&self.pod, "ip", &pair.split(' ').collect::<Vec<_>>());
+        self.sh(&format!("ip link add net1 type veth peer name net1 netns {}", other.display()));
         for (netns, end) in [(&self.pod, 1), (&self.neighbour, 2)] {
-            for args in [
-                "link set net1 up",
-                &format!("addr add 10.98.0.{end}/24 dev net1"),
-                &format!("addr add fd98::{end}/64 dev net1 nodad"),
-            ] {
-                inside(netns, "ip", &args.split(' ').collect::<Vec<_>>());
-            }
+            let set_up = format!(
+                "ip link set net1 up && ip addr add 10.98.0.{end}/24 dev net1 && \
+                 ip addr add fd98::{end}/64 dev net1 nodad"
+            );
+            inside(netns, "sh", &["-c", &set_up]);
         }
     }
 
     /// Runs a program inside the pod's namespace and returns its output.
     pub fn run(&self, program: &str, args: &[&str]) -> String {
         inside(&self.pod, program, args)
+    }
+
+    /// Runs a shell command inside the pod's namespace and returns its output.
+    pub fn sh(&self, command: &str) -> String {
+        self.run("sh", &["-c", command])
     }
 
     /// Lists the rules of table `nat` in the pod's namespace, one `-A` line each, as another reader than the

@@ -3,27 +3,30 @@
 use serde_json::{Value, json};
 
 use super::record_socket::recorded;
-use super::{MESHED, POD_PATH, Scene, UNMESHED, iptables};
+use super::{MESHED, POD_PATH, Scene, UNMESHED};
+
+/// Damages the rules of `mode` by one of these commands.
+fn damage(scene: &Scene, mode: &str, nft: &str, iptables: &str) {
+    match mode {
+        "native" => scene.sh(nft),
+        _ => scene.sh(&format!("{} -t nat {iptables}", super::iptables(mode, false))),
+    };
+}
 
 #[test]
 fn check_names_the_missing_rules() {
     for mode in ["native", "nft", "legacy"] {
         let scene = Scene::meshed();
         let call = |command| scene.in_mode(mode, command);
-        let (code, msg) = call("CHECK").run().error();
-        assert_eq!(code, 122, "{msg}");
+        call("CHECK").run().failed(122, "");
         call("ADD").run().succeeded();
         assert_eq!(call("CHECK").run().succeeded().stdout, "");
-        if mode == "native" {
-            let delete = "nft -a list table ip linkerd-cni | sed -n 's/.*ignore-loopback.*handle //p' | xargs nft delete rule ip linkerd-cni PROXY_INIT_OUTPUT handle";
-            scene.run("sh", &["-c", delete]);
-        } else {
-            let program = iptables(mode, false);
-            scene.run(&program, &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
-        }
-        let (code, msg) = call("CHECK").run().error();
-        assert_eq!(code, 122);
-        assert!(msg.contains("-o lo") && !msg.contains("uid-owner"), "{msg}");
+        let delete = "nft -a list table ip linkerd-cni | sed -n 's/.*ignore-loopback.*handle //p' | \
+                      xargs nft delete rule ip linkerd-cni PROXY_INIT_OUTPUT handle";
+        damage(&scene, mode, delete, "-D PROXY_INIT_OUTPUT 2");
+        let outcome = call("CHECK").run();
+        let (_, msg) = outcome.failed(122, "-o lo").error();
+        assert!(!msg.contains("uid-owner"), "{msg}");
     }
 }
 
@@ -41,7 +44,7 @@ fn check_without_prev_result_skips_unmeshed_pods_and_fails_meshed_ones_only_on_p
     assert!(record["degraded"].is_null(), "{record}");
 
     scene.api.answer(POD_PATH, 200, MESHED);
-    assert_eq!(recorded(&call("CHECK")).0.error().0, 122);
+    recorded(&call("CHECK")).0.failed(122, "");
     call("ADD").run().succeeded();
     let (outcome, record) = recorded(&call("CHECK"));
     assert_eq!(outcome.succeeded().stdout, "");
@@ -58,11 +61,10 @@ fn check_passes_and_says_so_if_the_lists_of_the_netns_are_too_long_to_read() {
     let fill = format!(
         "(echo add table ip other; seq 1 70000 | sed 's/.*/add chain ip other {name}&/') | nft -f -"
     );
-    scene.run("sh", &["-c", &fill]);
-    let outcome = call("CHECK").run().succeeded();
-    let warning =
-        "the list of tables, chains and sets in the pod's network namespace is too long to read";
-    assert!(outcome.stderr.contains(warning), "{}", outcome.stderr);
+    scene.sh(&fill);
+    call("CHECK").run().succeeded().logs(
+        "the list of tables, chains and sets in the pod's network namespace is too long to read",
+    );
 }
 
 #[test]
@@ -71,17 +73,11 @@ fn check_fails_if_a_foreign_rule_precedes_linkerds_rules() {
         let scene = Scene::meshed();
         let call = |command| scene.in_mode(mode, command);
         call("ADD").run().succeeded();
-        if mode == "native" {
-            let insert = "insert rule ip linkerd-cni PROXY_INIT_OUTPUT return";
-            scene.run("nft", &insert.split(' ').collect::<Vec<_>>());
-        } else {
-            let insert = "-t nat -I PROXY_INIT_OUTPUT -j RETURN";
-            scene.run(&iptables(mode, false), &insert.split(' ').collect::<Vec<_>>());
-        }
-        let (code, msg) = call("CHECK").run().error();
-        assert_eq!(code, 122, "{mode}");
-        let is_named = msg.contains("PROXY_INIT_OUTPUT") && !msg.contains("PROXY_INIT_REDIRECT");
-        assert!(is_named, "{mode}: {msg}");
+        let insert = "nft insert rule ip linkerd-cni PROXY_INIT_OUTPUT return";
+        damage(&scene, mode, insert, "-I PROXY_INIT_OUTPUT -j RETURN");
+        let outcome = call("CHECK").run();
+        let (_, msg) = outcome.failed(122, "PROXY_INIT_OUTPUT").error();
+        assert!(!msg.contains("PROXY_INIT_REDIRECT"), "{mode}: {msg}");
         call("ADD").run().succeeded();
         call("CHECK").run().succeeded();
     }
@@ -93,19 +89,14 @@ fn check_compares_with_the_values_that_the_pod_started_with() {
         let scene = Scene::meshed();
         let call = |command| scene.in_mode(mode, command);
         call("ADD").linkerd("outgoing-proxy-port", 5140).run().succeeded();
-        let check = || {
-            let ports = json!(["7777"]);
-            call("CHECK").linkerd("inbound-ports-to-ignore", ports).linkerd("ipv6", true)
-        };
+        let check =
+            || call("CHECK").linkerd("inbound-ports-to-ignore", ["7777"]).linkerd("ipv6", true);
         assert_eq!(check().run().succeeded().stdout, "", "{mode}");
-        if mode == "native" {
-            scene.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
-        } else {
-            scene.run(&iptables(mode, false), &["-t", "nat", "-F", "PROXY_INIT_OUTPUT"]);
-        }
-        let (code, msg) = check().run().error();
-        assert_eq!(code, 122, "{mode}");
-        assert!(msg.contains("--to-ports 5140") && !msg.contains("7777"), "{mode}: {msg}");
+        let flush = "nft flush chain ip linkerd-cni PROXY_INIT_OUTPUT";
+        damage(&scene, mode, flush, "-F PROXY_INIT_OUTPUT");
+        let outcome = check().run();
+        let (_, msg) = outcome.failed(122, "--to-ports 5140").error();
+        assert!(!msg.contains("7777"), "{mode}: {msg}");
     }
 }
 
@@ -116,29 +107,20 @@ fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
         let scene = Scene::meshed();
         let call = |command| scene.in_mode(mode, command);
         call("ADD").run().succeeded();
-        let (list, restore, flush) = match mode {
-            "native" => ("nft list ruleset", "nft -f -", "nft flush chain ip linkerd-cni OUTPUT"),
-            "nft" => (
-                "iptables-nft-save -t nat",
-                "iptables-nft-restore",
-                "iptables-nft -t nat -F OUTPUT",
-            ),
-            _ => (
-                "iptables-legacy-save -t nat",
-                "iptables-legacy-restore",
-                "iptables-legacy -t nat -F OUTPUT",
-            ),
+        let (list, restore) = match mode {
+            "native" => ("nft list ruleset", "nft -f -"),
+            "nft" => ("iptables-nft-save -t nat", "iptables-nft-restore"),
+            _ => ("iptables-legacy-save -t nat", "iptables-legacy-restore"),
         };
-        let rewrite = format!(
+        let listed = scene.sh(&format!(
             "rules=$({list} | sed 's, linkerd-cni/1 [^\"]*,,'); nft flush ruleset; \
              echo \"$rules\" | {restore}; {list}"
-        );
-        let listed = scene.run("sh", &["-c", &rewrite]);
+        ));
         assert!(listed.contains("install-proxy-init-output\"") || mode == "nft", "{listed}");
         let check = || call("CHECK").linkerd("inbound-ports-to-ignore", ["7777"]);
         check().run().succeeded();
-        scene.run("sh", &["-c", flush]);
-        assert_eq!(check().run().error().0, 122, "{mode}");
+        damage(&scene, mode, "nft flush chain ip linkerd-cni OUTPUT", "-F OUTPUT");
+        check().run().failed(122, "");
     }
 }
 
@@ -155,10 +137,10 @@ fn check_passes_and_says_so_if_it_is_unknown_whether_rules_without_a_marker_redi
          echo \"$rules\" | nft -f -; (echo 'add table ip nat; add chain ip nat other'; seq 1 70000 | \
          sed 's/.*/add rule ip nat other return comment \"{comment}\"/') | nft -f -"
     );
-    scene.run("sh", &["-c", &fill]);
+    scene.sh(&fill);
     let check = call("CHECK").linkerd("inbound-ports-to-ignore", ["7777"]);
-    let outcome = check.run_without_iptables().succeeded();
-    let warning =
-        "the list of rules in table nat in the pod's network namespace is too long to read";
-    assert!(outcome.stderr.contains(warning), "{}", outcome.stderr);
+    check
+        .run_without_iptables()
+        .succeeded()
+        .logs("the list of rules in table nat in the pod's network namespace is too long to read");
 }

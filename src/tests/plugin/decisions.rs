@@ -7,38 +7,63 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 
 use super::api::TOKEN;
-use super::namespaces::{NEIGHBOUR, Namespaces};
-use super::{POD_PATH, Scene, UID, UNMESHED, listen, record_socket};
+use super::injected::{OUT, marked, unmarked};
+use super::namespaces::{NEIGHBOUR, Namespaces, POD};
+use super::optional_ipv6::without_ipv6_address;
+use super::{NAMESPACE_PATH, POD_PATH, Scene, UNMESHED, listen, meshed_spec, record_socket};
 
 #[test]
-fn pods_without_an_annotation_of_a_proxy_are_skipped_without_a_request() {
-    let scene = Scene::meshed();
-    let marked = json!({"linkerd.io/proxy-version": "edge-26.8.3"});
-    let cases = [
-        ("without annotations", scene.add().annotated(json!({})), 0),
-        ("disabled", scene.add().annotated(json!({"linkerd.io/inject": "disabled"})), 0),
-        (
-            "excluded",
-            scene.add().annotated(marked.clone()).linkerd("exclude-namespaces", ["ns"]),
-            0,
-        ),
-        (
-            "agent pod",
-            scene
-                .add()
-                .annotated(marked.clone())
-                .linkerd("agent-namespace", "cni")
-                .env("CNI_ARGS", "K8S_POD_NAMESPACE=cni;K8S_POD_NAME=linkerd-cni-abcde"),
-            0,
-        ),
-        ("with an annotation of a proxy", scene.add().annotated(marked), 2),
-        ("not passed by the runtime", scene.add(), 2),
-    ];
-    for (name, call, requests) in cases {
-        let before = scene.api.requests().len();
-        call.run().succeeded();
-        assert_eq!(scene.api.requests().len() - before, requests, "{name}");
+fn an_add_sends_the_requests_that_decide_on_its_pod_and_check_of_its_rules_none() {
+    let meshed = meshed_spec();
+    let unmeshed = json!({"containers": [{"name": "app"}]});
+    let mut with_init = meshed_spec();
+    with_init["initContainers"] = json!([{"name": "linkerd-init"}]);
+    let marked = |more| Some(marked(&more));
+    for (annotations, spec, requests, is_redirected) in [
+        // The runtime passes none.
+        (None, &meshed, 2, true),
+        (None, &unmeshed, 1, false),
+        (None, &with_init, 1, false),
+        (Some(json!({})), &meshed, 0, false),
+        (Some(json!({"linkerd.io/inject": "disabled"})), &meshed, 0, false),
+        (Some(unmarked()), &meshed, 2, true),
+        (marked(json!({})), &meshed, 1, true),
+        (marked(json!({"linkerd.io/inject": "disabled"})), &meshed, 2, true),
+        (marked(json!({"linkerd.io/created-by": "linkerd/proxy-injectors x"})), &meshed, 2, true),
+        // The injector does not replace a value of the pod, and an empty one does not apply.
+        (marked(json!({OUT: ""})), &meshed, 2, true),
+        (marked(json!({OUT: "25"})), &meshed, 1, true),
+        // Any author may write the mark.
+        (marked(json!({})), &unmeshed, 1, false),
+        (marked(json!({})), &with_init, 1, false),
+    ] {
+        println!("{annotations:?} {spec}");
+        let scene = Scene::with(json!(annotations), spec, &json!({}));
+        let outcome = scene.add().annotated(annotations.clone()).run().succeeded();
+        assert_eq!(outcome.json()["ips"][0]["address"], "10.99.0.1/24");
+        let both = [format!("GET {POD_PATH}"), format!("GET {NAMESPACE_PATH}")];
+        assert_eq!(scene.api.requests(), both[..requests]);
+        assert_eq!(scene.has_rules(), is_redirected);
+        if is_redirected && annotations.is_some() {
+            scene.call("CHECK").annotated(annotations).run().succeeded();
+            assert_eq!(scene.api.requests().len(), requests);
+        }
     }
+}
+
+#[test]
+fn excluded_namespaces_and_containers_that_are_not_pods_are_skipped_without_a_request() {
+    let scene = Scene::meshed();
+    for call in [
+        scene.add().annotated(unmarked()).linkerd("exclude-namespaces", ["ns"]),
+        scene.add().env("CNI_ARGS", ""),
+        scene.add().env("CNI_ARGS", "IgnoreUnknown=1"),
+        scene.add().env("CNI_ARGS", "K8S_POD_NAME=web"),
+    ] {
+        call.run().succeeded();
+    }
+    assert!(scene.api.requests().is_empty());
+    assert_eq!(scene.rules(), "");
 }
 
 #[test]
@@ -79,107 +104,55 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_r
     assert!(scene.api.requests().is_empty(), "{:?}", scene.api.requests());
     by_token("ns").failed(102, "");
 
-    for failing in
-        [add("mesh"), add("mesh").annotated(json!({"linkerd.io/proxy-version": "edge-26.8.3"}))]
-    {
-        let (code, msg) = failing.run().error();
-        assert_eq!(code, 102, "{msg}");
-    }
+    add("mesh").run().failed(102, "");
+    add("mesh").annotated(unmarked()).run().failed(102, "");
     assert_eq!(scene.rules(), "");
 }
 
 #[test]
 fn an_invalid_plugin_entry_fails_meshed_pods_only() {
-    let configurations = [
+    for (linkerd, problem) in [
         (
             json!({"proxy-uid": "2102"}),
             "\"linkerd\": \"proxy-uid\": \"2102\" is not a whole number",
         ),
-        (
-            json!({"iptables-mode": "bogus"}),
-            "\"bogus\" is not one of auto, native, nft, legacy and plain",
-        ),
         (json!([]), "\"linkerd\": [] is not an object"),
-    ];
-    for (linkerd, problem) in configurations {
+    ] {
         let scene = Scene::meshed();
         let add = || scene.add().set("linkerd", linkerd.clone());
         add().annotated(json!({})).run().succeeded();
-        let (code, msg) = add().run().error();
-        assert_eq!(code, 7, "{msg}");
-        assert!(msg.ends_with(problem), "{msg}");
+        add().run().failed(7, problem);
         assert_eq!(scene.rules(), "");
         scene.api.answer(POD_PATH, 200, UNMESHED);
         add().run().succeeded();
     }
 }
 
-#[test]
-fn user_and_ports_of_the_proxy_container_win_over_the_plugin_entry() {
-    let scene = Scene::meshed();
-    let metadata = json!({"name": "web", "namespace": "ns", "uid": UID});
-    let pod = json!({"metadata": metadata, "spec": {"containers": [{
-        "name": "linkerd-proxy",
-        "securityContext": {"runAsUser": 3000},
-        "env": [
-            {"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": "0.0.0.0:5143"},
-            {"name": "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "value": "127.0.0.1:5140,[::1]:5140"},
-            {"name": "LINKERD2_PROXY_ADMIN_LISTEN_ADDR", "value": "0.0.0.0:5191"},
-        ],
-    }]}});
-    scene.api.answer(POD_PATH, 200, &pod.to_string());
-    scene.add().run().succeeded();
-    listen(&scene);
-    scene.serve_in_pod("other inbound", 5143);
-    scene.serve_in_pod("other outbound", 5140);
-    scene.serve_in_pod("other admin", 5191);
-    let neighbour = NEIGHBOUR[0];
-    let pod = super::POD[0];
-    let cases = [
-        (scene.connect_from_neighbour(pod, 8080), "other inbound 10.99.0.1:8080"),
-        (scene.connect_from_neighbour(pod, 5191), "other admin 10.99.0.1:5191"),
-        (scene.connect_from_pod(0, neighbour, 9000), "other outbound 10.99.0.2:9000"),
-        (scene.connect_from_pod(2102, neighbour, 9000), "other outbound 10.99.0.2:9000"),
-        (scene.connect_from_pod(3000, neighbour, 9000), "server 10.99.0.2:9000"),
-    ];
-    for (got, wanted) in cases {
-        assert_eq!(got, wanted);
-    }
-}
-
 /// Adds the pod's IPv6 address, as a router advertisement or Multus does after ADD.
 fn add_ipv6_address(namespaces: &Namespaces) {
-    let address = format!("{}/64", super::POD[1]);
-    namespaces.run("ip", &["addr", "add", &address, "dev", "eth0", "nodad"]);
+    namespaces.sh(&format!("ip addr add {}/64 dev eth0 nodad", POD[1]));
 }
 
 #[test]
 fn ipv6_auto_redirects_ipv6_of_a_pod_that_gets_its_address_after_add() {
     for sysctl in ["0", "1"] {
-        let scene = Scene::meshed();
+        let scene = without_ipv6_address();
         listen(&scene);
-        scene.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
-        let sysctl = format!("net.ipv6.conf.all.disable_ipv6={sysctl}");
-        scene.run("sysctl", &["-q", "-w", &sysctl]);
+        scene.sh(&format!("sysctl -q -w net.ipv6.conf.all.disable_ipv6={sysctl}"));
         for mode in ["auto", "nft"] {
             let call = |command| scene.in_mode(mode, command).linkerd("ipv6", "auto");
             call("ADD").run().succeeded();
             call("CHECK").run().succeeded();
         }
-        for interface in ["lo", "eth0"] {
-            let enable = format!("net.ipv6.conf.{interface}.disable_ipv6=0");
-            scene.run("sysctl", &["-q", "-w", &enable]);
-        }
+        scene.sh("sysctl -q -w net.ipv6.conf.lo.disable_ipv6=0 net.ipv6.conf.eth0.disable_ipv6=0");
         add_ipv6_address(&scene);
-        let got = scene.connect_from_pod(3000, NEIGHBOUR[1], 9000);
-        assert_eq!(got, format!("outbound [{}]:9000", NEIGHBOUR[1]), "{sysctl}");
+        assert_eq!(scene.outbound(3000, NEIGHBOUR[1], 9000), "outbound", "{sysctl}");
     }
 }
 
 #[test]
 fn a_pod_that_started_with_ipv4_rules_only_stays_complete_whatever_ipv6_is_set_to() {
-    let scene = Scene::meshed();
-    scene.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+    let scene = without_ipv6_address();
     let call =
         |command, mode: &str, ipv6: Value| scene.in_mode(mode, command).linkerd("ipv6", ipv6);
     for mode in ["native", "nft"] {
@@ -197,18 +170,23 @@ fn a_pod_that_started_with_ipv4_rules_only_stays_complete_whatever_ipv6_is_set_t
 
 #[test]
 fn with_ipv6_auto_a_part_of_the_ipv6_rules_is_incomplete_without_an_ipv6_address() {
-    let scene = Scene::meshed();
-    scene.run("ip", &["-6", "addr", "flush", "dev", "eth0"]);
+    let scene = without_ipv6_address();
     let call = |command| scene.in_mode("nft", command).linkerd("ipv6", "auto");
     call("ADD").run().succeeded();
     scene.run("ip6tables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
-    let (code, msg) = call("CHECK").run().error();
-    assert_eq!(code, 122, "{msg}");
+    call("CHECK").run().failed(122, "");
 }
 
 #[test]
 fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
-    let scene = Scene::meshed();
+    let mut spec = meshed_spec();
+    spec["containers"][1]["securityContext"] = json!({"runAsUser": 2102});
+    spec["initContainers"] = json!([
+        {"name": "linkerd-network-validator"},
+        {"name": "migrate"},
+        {"name": "as-proxy", "securityContext": {"runAsUser": 2102}},
+    ]);
+    let scene = Scene::with(json!({}), &spec, &json!({}));
     let call = scene.add();
     let socket = record_socket::listen(&call);
     let receive = || record_socket::record(&socket);
@@ -222,6 +200,8 @@ fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
         ("decision", json!("redirected")),
         ("backend", json!("nft")),
         ("requests", json!(2)),
+        ("retries", json!(0)),
+        ("blocked_init_containers", json!(["migrate"])),
     ] {
         assert_eq!(record[key], wanted, "{key}: {record}");
     }
@@ -230,11 +210,11 @@ fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
     let record = receive();
     assert_eq!(record["decision"], "failed");
     assert_eq!(record["error"]["code"], 102);
-    assert!(!record.to_string().contains(super::api::TOKEN));
+    assert!(!record.to_string().contains(TOKEN));
 
     // The agent no longer reads, so the socket's queue gets full.
-    scene.api.answer(POD_PATH, 200, super::UNMESHED);
-    let queue = std::fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap();
+    scene.api.answer(POD_PATH, 200, UNMESHED);
+    let queue = fs::read_to_string("/proc/sys/net/unix/max_dgram_qlen").unwrap();
     for _ in 0..queue.trim().parse::<u32>().unwrap() + 5 {
         call.run().succeeded();
     }

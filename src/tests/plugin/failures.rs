@@ -1,136 +1,80 @@
-//! Failed and skipped calls: requests, error objects, and an unreachable API server.
+//! Failed calls: error objects that name the cause, and no rule.
 
 use serde_json::json;
 
-use super::api::Api;
-use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, UID, UNMESHED};
+use super::api::TOKEN;
+use super::faults::assert_fails_at_once;
+use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, UID};
 
 #[test]
-fn a_meshed_pod_takes_two_requests_and_an_unmeshed_pod_takes_one() {
-    let init = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"linkerd-init"}]}}"#;
-    let pod = format!("GET {POD_PATH}");
-    let namespace = format!("GET {NAMESPACE_PATH}");
-    let cases = [
-        ("meshed", MESHED, vec![pod.clone(), namespace], true),
-        ("unmeshed", UNMESHED, vec![pod.clone()], false),
-        ("linkerd-init", init, vec![pod], false),
-    ];
-    for (name, body, requests, redirected) in cases {
-        let scene = Scene::of(Api::start());
-        scene.api.answer(POD_PATH, 200, body).answer(NAMESPACE_PATH, 200, NAMESPACE);
-        let outcome = scene.add().run().succeeded();
-        assert_eq!(scene.api.requests(), requests, "{name}");
-        assert_eq!(!scene.rules().is_empty(), redirected, "{name}");
-        assert_eq!(outcome.json()["ips"][0]["address"], "10.99.0.1/24", "{name}");
-    }
-}
-
-#[test]
-fn a_container_that_is_not_a_pod_is_skipped_without_a_request() {
-    let scene = Scene::meshed();
-    for args in ["", "IgnoreUnknown=1", "K8S_POD_NAME=web"] {
-        scene.add().env("CNI_ARGS", args).run().succeeded();
-    }
-    assert!(scene.api.requests().is_empty());
-    assert_eq!(scene.rules(), "");
-}
-
-#[test]
-fn failures_are_error_objects_and_leave_no_rule() {
-    let scene = Scene::meshed();
-    let bad = json!({
+fn responses_without_the_pod_or_its_namespace_fail_at_once_and_leave_no_rule() {
+    let invalid = json!({
         "metadata": {"name": "web", "namespace": "ns", "uid": UID,
             "annotations": {"config.linkerd.io/proxy-uid": "abc"}},
         "spec": {"containers": [{"name": "linkerd-proxy"}]},
     });
-    let bad = bad.to_string();
-    let responses = [
-        (
-            "not found",
-            404,
-            r#"{"message":"pods \"web\" not found"}"#,
-            103,
-            "HTTP 404: pods \"web\" not found",
-        ),
-        ("forbidden", 403, r#"{"message":"no"}"#, 102, "HTTP 403: no"),
-        ("unauthorized", 401, r#"{"message":"Unauthorized"}"#, 102, "HTTP 401: Unauthorized"),
-        ("server error", 500, "oops", 104, "HTTP 500: oops"),
-        ("redirect", 302, "", 104, "HTTP 302"),
-        ("empty object", 200, "{}", 104, "missing field `metadata`"),
-        ("null", 200, "null", 104, "invalid type: null"),
-        ("list", 200, "[]", 104, "unexpected list, expected an object"),
-        (
-            "pod list",
-            200,
-            r#"{"kind":"PodList","metadata":{},"items":[]}"#,
-            104,
-            "unexpected kind of object, expected Pod",
-        ),
-        ("truncated response", 200, r#"{"metadata":"#, 104, "EOF while parsing"),
-        ("invalid annotation", 200, &bad, 110, "config.linkerd.io/proxy-uid: \"abc\""),
-    ];
-    for (name, status, body, code, text) in responses {
-        scene.api.answer(POD_PATH, status, body);
-        let outcome = scene.add().run();
-        let (got, msg) = outcome.error();
-        assert_eq!(got, code, "{name}: {msg}");
-        assert!(msg.contains(text), "{name}: {msg}");
-        assert!(
-            !format!("{}{}", outcome.stdout, outcome.stderr).contains(super::api::TOKEN),
-            "{name}"
-        );
+    let invalid = invalid.to_string();
+    let status = r#"{"kind":"Status","metadata":{},"status":"Failure"}"#;
+    let template = r#"{"kind":"PodTemplate","metadata":{},"spec":{"containers":[{"name":"a"}]}}"#;
+    let list = r#"{"kind":"PodList","metadata":{},"items":[]}"#;
+    let kind = "unexpected kind of object, expected Pod";
+    let other = r#"{"metadata":{"name":"other","annotations":{"config.linkerd.io/skip-inbound-ports":"0-65535"}}}"#;
+    let not_found = r#"{"message":"pods \"web\" not found"}"#;
+    let (pod, namespace) = (POD_PATH, NAMESPACE_PATH);
+    let scene = Scene::meshed();
+    for (path, status, body, code, text) in [
+        (pod, 404, not_found, 103, "HTTP 404: pods \"web\" not found"),
+        (pod, 403, r#"{"message":"no"}"#, 102, "HTTP 403: no"),
+        (pod, 401, r#"{"message":"Unauthorized"}"#, 102, "HTTP 401: Unauthorized"),
+        (pod, 302, "", 104, "HTTP 302"),
+        (pod, 200, "{}", 104, "missing field `metadata`"),
+        (pod, 200, "null", 104, "invalid type: null"),
+        (pod, 200, "[]", 104, "unexpected list, expected an object"),
+        (pod, 200, list, 104, kind),
+        (pod, 200, status, 104, kind),
+        (pod, 200, template, 104, kind),
+        (pod, 200, &invalid, 110, "config.linkerd.io/proxy-uid: \"abc\""),
+        (namespace, 404, "{}", 103, "HTTP 404"),
+        (namespace, 200, status, 104, "unexpected kind of object"),
+        (namespace, 200, other, 104, "the object is namespace \"other\""),
+    ] {
+        scene.api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);
+        scene.api.answer(path, status, body);
+        let call = scene.add().linkerd("api-retry-seconds", 30);
+        let requests = if path == POD_PATH && code != 110 { 1 } else { 2 };
+        let outcome = assert_fails_at_once(&call, requests, code, text);
+        let (_, msg) = outcome.error();
+        if code != 110 {
+            let object = if path == POD_PATH { "" } else { "the namespace of " };
+            assert!(msg.starts_with(&format!("cannot read {object}pod ns/web: ")), "{msg}");
+        }
+        if status == 404 {
+            assert!(msg.ends_with(&format!("(API requests sent: {requests})")), "{msg}");
+        }
+        assert!(!format!("{}{}", outcome.stdout, outcome.stderr).contains(TOKEN));
     }
-    scene.api.answer(POD_PATH, 200, MESHED);
-    let calls = [
-        (
-            "no kubeconfig file",
-            scene.add().set("kubernetes", json!({"kubeconfig": "/no/such"})),
-            100,
-            "cannot read /no/such",
-        ),
-        (
-            "no kubeconfig",
-            scene.add().set("kubernetes", json!({})),
-            100,
-            "\"kubeconfig\" is not set",
-        ),
-        (
-            "invalid port",
-            scene.add().linkerd("incoming-proxy-port", 70000),
-            7,
-            "70000 is not a port of the proxy",
-        ),
-        ("no linkerd object", scene.add().set("linkerd", json!({})), 7, "proxy-uid"),
-        ("invalid args", scene.add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
-        (
-            "no such netns",
-            scene.add().env("CNI_NETNS", "/no/such/netns"),
-            8,
-            "cannot open network namespace /no/such/netns",
-        ),
-        (
-            "own netns",
-            scene.add().env("CNI_NETNS", "/proc/self/ns/net"),
-            8,
-            "should not be the same",
-        ),
-        (
-            "foreign prevResult",
-            scene.add().set("prevResult", json!({"cniVersion": "9.9.9"})),
-            6,
-            "unsupported CNI result version \"9.9.9\"",
-        ),
-        (
-            "prevResult of a wrong type",
-            scene.add().set("prevResult", "x"),
-            6,
-            "could not parse prevResult",
-        ),
-    ];
-    for (name, call, code, text) in calls {
-        let (got, msg) = call.run().error();
-        assert_eq!(got, code, "{name}: {msg}");
-        assert!(msg.contains(text), "{name}: {msg}");
+    // A response that is cut short is retried.
+    scene.api.answer(POD_PATH, 200, r#"{"metadata":"#);
+    scene.add().linkerd("api-retry-seconds", 1).run().failed(104, "EOF while parsing");
+    assert_eq!(scene.rules(), "");
+}
+
+#[test]
+fn calls_that_cannot_be_carried_out_fail_and_leave_no_rule() {
+    let scene = Scene::meshed();
+    let add = || scene.add();
+    let in_netns = |path: &str| add().env("CNI_NETNS", path);
+    for (call, code, text) in [
+        (add().set("kubernetes", json!({"kubeconfig": "/no/such"})), 100, "cannot read /no/such"),
+        (add().set("kubernetes", json!({})), 100, "\"kubeconfig\" is not set"),
+        (add().linkerd("incoming-proxy-port", 70000), 7, "70000 is not a port of the proxy"),
+        (add().set("linkerd", json!({})), 7, "proxy-uid"),
+        (add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
+        (in_netns("/no/such/netns"), 8, "cannot open network namespace /no/such/netns"),
+        (in_netns("/proc/self/ns/net"), 8, "should not be the same"),
+        (add().set("prevResult", "x"), 6, "could not parse prevResult"),
+    ] {
+        call.run().failed(code, text);
     }
     assert_eq!(scene.rules(), "");
 }
@@ -138,11 +82,7 @@ fn failures_are_error_objects_and_leave_no_rule() {
 #[test]
 fn proxy_variables_of_the_runtimes_environment_are_ignored() {
     let scene = Scene::meshed();
-    scene
-        .add()
-        .env("HTTPS_PROXY", "http://127.0.0.1:1")
-        .env("ALL_PROXY", "http://127.0.0.1:1")
-        .run()
-        .succeeded();
+    let proxy = "http://127.0.0.1:1";
+    scene.add().env("HTTPS_PROXY", proxy).env("ALL_PROXY", proxy).run().succeeded();
     assert_eq!(scene.api.requests().len(), 2);
 }

@@ -1,15 +1,18 @@
 //! Long lists of skipped ports and subnets: one rule each, and where TCP connections then go.
 
-use serde_json::json;
+use serde_json::{Map, json};
 
-use super::api::Api;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{Call, Scene, api_of, listen, meshed_spec};
+use super::{Call, Scene, listen, meshed_spec};
 
-/// An API server with a meshed pod that has this annotation.
-fn api(annotation: &str, value: &str) -> Api {
-    let annotations = json!({format!("config.linkerd.io/{annotation}"): value});
-    api_of(json!({"annotations": annotations}), &meshed_spec(), &json!({}))
+/// A meshed pod with these annotations, whose keys lack the prefix, and listeners.
+fn annotated(annotations: &[(&str, &str)]) -> Scene {
+    let with_prefix =
+        |(key, value): &(&str, &str)| (format!("config.linkerd.io/{key}"), json!(value));
+    let annotations = annotations.iter().map(with_prefix).collect::<Map<_, _>>();
+    let scene = Scene::with(annotations.into(), &meshed_spec(), &json!({}));
+    listen(&scene);
+    scene
 }
 
 fn call(command: &str, scene: &Scene) -> Call {
@@ -30,28 +33,22 @@ fn rules(namespaces: &Namespaces, family: &str, chain: &str) -> usize {
 #[test]
 fn a_port_list_of_190_kb_is_one_native_rule_and_check_reads_its_ports() {
     let value = every_second_port();
-    for (annotation, chain, others) in [
-        ("skip-inbound-ports", "PROXY_INIT_REDIRECT", 1),
-        ("skip-outbound-ports", "PROXY_INIT_OUTPUT", 3),
+    for (annotation, chain, others, wanted) in [
+        ("skip-inbound-ports", "PROXY_INIT_REDIRECT", 1, ["app", "outbound"]),
+        ("skip-outbound-ports", "PROXY_INIT_OUTPUT", 3, ["inbound", "server"]),
     ] {
-        let scene = Scene::of(api(annotation, &value));
-        listen(&scene);
+        let scene = annotated(&[(annotation, &value)]);
         scene.serve_in_pod("app", 8081);
         scene.serve_in_neighbour("server", 9001);
         call("ADD", &scene).run().succeeded();
         for family in ["ip", "ip6"] {
             assert_eq!(rules(&scene, family, chain), others + 1, "{annotation}, {family}");
         }
-        let is_inbound = annotation == "skip-inbound-ports";
-        for (address, neighbour) in POD.into_iter().zip(NEIGHBOUR) {
-            for (port, is_skipped) in [(8080, false), (8081, is_inbound)] {
-                let got = scene.connect_from_neighbour(address, port);
-                assert!(got.starts_with(if is_skipped { "app" } else { "inbound" }), "{got}");
-            }
-            for (port, is_skipped) in [(9000, false), (9001, !is_inbound)] {
-                let got = scene.connect_from_pod(0, neighbour, port);
-                assert!(got.starts_with(if is_skipped { "server" } else { "outbound" }), "{got}");
-            }
+        for (pod, neighbour) in POD.into_iter().zip(NEIGHBOUR) {
+            let got = [scene.inbound(pod, 8080), scene.outbound(0, neighbour, 9000)];
+            assert_eq!(got, ["inbound", "outbound"], "{annotation}");
+            let got = [scene.inbound(pod, 8081), scene.outbound(0, neighbour, 9001)];
+            assert_eq!(got, wanted, "{annotation}");
         }
         call("CHECK", &scene).run().succeeded();
         call("ADD", &scene).run().succeeded();
@@ -60,44 +57,28 @@ fn a_port_list_of_190_kb_is_one_native_rule_and_check_reads_its_ports() {
 }
 
 #[test]
-fn separate_subnets_skip_one_direction_each_from_pod_namespace_or_plugin_entry() {
-    let own = "10.99.0.0/24,fd99::/64";
-    let annotation = |key: &str| json!({format!("config.linkerd.io/{key}"): own});
-    for key in ["skip-subnets", "skip-inbound-subnets", "skip-outbound-subnets"] {
-        let entry_key = match key {
-            "skip-subnets" => "subnets-to-ignore",
-            "skip-inbound-subnets" => "inbound-subnets-to-ignore",
-            _ => "outbound-subnets-to-ignore",
+fn separate_subnets_skip_one_direction_each_in_every_mode() {
+    for (mode, key, wanted) in [
+        ("native", "inbound-subnets-to-ignore", ["app", "outbound"]),
+        ("nft", "inbound-subnets-to-ignore", ["app", "outbound"]),
+        ("legacy", "outbound-subnets-to-ignore", ["inbound", "server"]),
+        ("plain", "outbound-subnets-to-ignore", ["inbound", "server"]),
+        ("native", "outbound-subnets-to-ignore", ["inbound", "server"]),
+        ("plain", "subnets-to-ignore", ["app", "outbound"]),
+    ] {
+        let scene = annotated(&[]);
+        let call = |command| {
+            let subnets = ["192.0.2.0/24", "10.99.0.2/32", "fd99::2/128", "::/128"];
+            scene.in_mode(mode, command).linkerd("ipv6", true).linkerd(key, subnets)
         };
-        for (mode, of_pod, of_namespace, of_entry) in [
-            ("native", annotation(key), json!({}), json!(["192.0.2.0/24"])),
-            ("nft", annotation(key), json!({}), json!([])),
-            ("legacy", json!({}), annotation(key), json!(["192.0.2.0/24"])),
-            ("plain", json!({}), json!({}), json!(["10.99.0.0/24", "fd99::/64"])),
-            ("native", json!({}), json!({}), json!(["10.99.0.2/32", "fd99::2/128", "::/128"])),
-        ] {
-            let metadata = json!({"annotations": of_pod});
-            let scene = Scene::of(api_of(metadata, &meshed_spec(), &of_namespace));
-            listen(&scene);
-            let call = |command| {
-                let call = scene.in_mode(mode, command).linkerd("ipv6", true);
-                call.linkerd(entry_key, of_entry.clone())
-            };
-            call("ADD").run().succeeded();
-            let [inbound, outbound] = match key {
-                "skip-outbound-subnets" => ["inbound", "server"],
-                _ => ["app", "outbound"],
-            };
-            for (pod, neighbour) in POD.into_iter().zip(NEIGHBOUR) {
-                let got = scene.connect_from_neighbour(pod, 8080);
-                assert!(got.starts_with(inbound), "{key}, {mode}: {got}");
-                let got = scene.connect_from_pod(0, neighbour, 9000);
-                assert!(got.starts_with(outbound), "{key}, {mode}: {got}");
-            }
-            call("CHECK").run().succeeded();
-            // The pod keeps the rules that it started with.
-            call("CHECK").linkerd(entry_key, ["198.51.100.0/24"]).run().succeeded();
+        call("ADD").run().succeeded();
+        for (pod, neighbour) in POD.into_iter().zip(NEIGHBOUR) {
+            let got = [scene.inbound(pod, 8080), scene.outbound(0, neighbour, 9000)];
+            assert_eq!(got, wanted, "{key}, {mode}");
         }
+        call("CHECK").run().succeeded();
+        // The pod keeps the rules that it started with.
+        call("CHECK").linkerd(key, ["198.51.100.0/24"]).run().succeeded();
     }
 }
 
@@ -111,14 +92,12 @@ fn skipped_subnets_are_one_native_rule_for_each_family() {
         (["0.0.0.0/1", "128.0.0.0/1", "10.99.0.0/28", "::/1", "8000::/1"], "app"),
     ] {
         let value: Vec<String> = subnets.map(str::to_owned).into_iter().chain(others()).collect();
-        let scene = Scene::of(api("skip-subnets", &value.join(",")));
-        listen(&scene);
+        let scene = annotated(&[("skip-subnets", &value.join(","))]);
         call("ADD", &scene).run().succeeded();
         for (family, address) in ["ip", "ip6"].into_iter().zip(POD) {
             // The ports, the subnets, and the redirect.
             assert_eq!(rules(&scene, family, "PROXY_INIT_REDIRECT"), 3, "{family}");
-            let got = scene.connect_from_neighbour(address, 8080);
-            assert!(got.starts_with(listener), "{family}: {got}");
+            assert_eq!(scene.inbound(address, 8080), listener, "{family}");
         }
         call("CHECK", &scene).run().succeeded();
     }

@@ -30,7 +30,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 use testkit::api::{self, Api};
 use testkit::call::{Call, Outcome, UID};
-use testkit::namespaces::{Namespaces, POD};
+use testkit::namespaces::Namespaces;
 use testkit::{call, child, namespaces, until, unwritable};
 
 const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
@@ -79,6 +79,19 @@ fn meshed_api() -> Api {
     api
 }
 
+/// Runs `test` for all cases, four at the same time, as they mostly wait. More would compete for the processor.
+fn at_the_same_time<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
+    let mut cases = cases.into_iter().peekable();
+    let test = &test;
+    while cases.peek().is_some() {
+        std::thread::scope(|scope| {
+            for case in cases.by_ref().take(4) {
+                scope.spawn(move || test(case));
+            }
+        });
+    }
+}
+
 /// An API server with a pod that has these members of the metadata besides its name, and this spec, and a
 /// namespace with these annotations.
 fn api_of(mut metadata: Value, spec: &Value, of_namespace: &Value) -> Api {
@@ -112,6 +125,11 @@ impl Scene {
         Scene { api, namespaces: Namespaces::new() }
     }
 
+    /// With a pod that has these annotations and this spec, and a namespace with these annotations.
+    fn with(annotations: Value, spec: &Value, of_namespace: &Value) -> Scene {
+        Scene::of(api_of(json!({"annotations": annotations}), spec, of_namespace))
+    }
+
     fn call(&self, command: &str) -> Call {
         Call::new(command, &self.path(), &self.api)
     }
@@ -128,6 +146,29 @@ impl Scene {
     /// The IPv4 rules of the mode that calls have unless they set another.
     fn rules(&self) -> String {
         self.nat("iptables-nft")
+    }
+
+    /// Name of the listener that a connection from the neighbour reaches, or what happens instead.
+    fn inbound(&self, to: &str, port: u16) -> String {
+        listener(self.connect_from_neighbour(to, port))
+    }
+
+    /// The same for a connection from the pod as user `uid`.
+    fn outbound(&self, uid: u32, to: &str, port: u16) -> String {
+        listener(self.connect_from_pod(uid, to, port))
+    }
+
+    /// Whether they redirect outbound connections.
+    fn has_rules(&self) -> bool {
+        self.rules().contains("PROXY_INIT_OUTPUT")
+    }
+}
+
+/// Returns a listener's reply without the address.
+fn listener(reply: String) -> String {
+    match reply.split_once(' ') {
+        Some((name, address)) if !address.contains(' ') => name.to_owned(),
+        _ => reply,
     }
 }
 
@@ -154,8 +195,4 @@ fn listen(namespaces: &Namespaces) {
     namespaces.serve_in_pod("admin", 4191);
     namespaces.serve_in_pod("app", 8080);
     namespaces.serve_in_neighbour("server", 9000);
-}
-
-fn bracketed(address: &str) -> String {
-    if address.contains(':') { format!("[{address}]") } else { address.to_owned() }
 }

@@ -1,14 +1,13 @@
 //! The node's copy of its pods: it decides without a request, whatever annotations and API server say.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt as _, chown};
-use std::path::{Path, PathBuf};
-use std::thread;
+use std::fs;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use linkerd2_cni::pod_copy::{self, Lock};
 use serde_json::{Value, json};
 
+use super::injected::unmarked;
 use super::record_socket::recorded;
 use super::{Call, MESHED, POD_PATH, Scene, UID, UNMESHED, api_of, meshed_spec};
 
@@ -31,10 +30,6 @@ fn pod(uid: &str, spec: &Value) -> String {
     json!({"metadata": {"name": "web", "namespace": "ns", "uid": uid}, "spec": spec}).to_string()
 }
 
-fn proxy_annotations() -> Value {
-    json!({"linkerd.io/proxy-version": "edge-26.8.3"})
-}
-
 /// Runs the call, which succeeds. Returns its record, and how long it took.
 fn timed(call: &Call) -> (Value, Duration) {
     let begin = Instant::now();
@@ -51,9 +46,8 @@ fn the_copy_decides_by_the_containers_without_a_request_in_an_outage() {
     let mut own_uid = meshed_spec();
     own_uid["containers"][1]["securityContext"] = json!({"runAsUser": 3000});
     let bare = json!({"containers": [{"name": "app"}]});
-    let (none, injected) = (Some(json!({})), Some(proxy_annotations()));
+    let (none, injected) = (Some(json!({})), Some(unmarked()));
     for (annotations, spec, rule) in [
-        (injected.clone(), meshed_spec(), "--uid-owner 2102"),
         (injected.clone(), own_uid, "--uid-owner 3000"),
         // Made by hand, or a copy by `kubectl debug`.
         (none.clone(), meshed_spec(), "--uid-owner 2102"),
@@ -63,26 +57,24 @@ fn the_copy_decides_by_the_containers_without_a_request_in_an_outage() {
         (none, bare.clone(), ""),
         (None, bare, ""),
     ] {
+        println!("{annotations:?} {spec}");
         let scene = Scene::meshed();
         scene.api.accept("another token");
         let call = |command| {
-            let call = scene.call(command);
+            let call = scene.call(command).annotated(annotations.clone());
             publish(&call.run_dir(), UID, &pod(UID, &spec));
-            match &annotations {
-                Some(annotations) => call.annotated(annotations.clone()),
-                None => call,
-            }
+            call
         };
         let (record, _) = timed(&call("ADD"));
         assert_eq!((&record["source"], &record["requests"]), (&json!("copy"), &json!(0)));
         let rules = scene.rules();
-        assert_eq!(rules.is_empty(), rule.is_empty(), "{annotations:?} {spec}: {rules}");
-        assert!(rules.contains(rule) && !rules.contains("guessed"), "{spec}: {rules}");
+        assert_eq!(rules.is_empty(), rule.is_empty(), "{rules}");
+        assert!(rules.contains(rule) && !rules.contains("guessed"), "{rules}");
         let (record, _) = timed(&call("CHECK"));
         assert_eq!((&record["source"], &record["degraded"]), (&json!("copy"), &Value::Null));
         if !rule.is_empty() {
-            scene.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
-            assert_eq!(call("CHECK").run().error().0, 122);
+            scene.sh("iptables-nft -t nat -D PROXY_INIT_OUTPUT 2");
+            call("CHECK").run().failed(122, "");
         }
         assert!(scene.api.requests().is_empty(), "{:?}", scene.api.requests());
     }
@@ -90,63 +82,19 @@ fn the_copy_decides_by_the_containers_without_a_request_in_an_outage() {
 
 #[test]
 fn an_unusable_copy_is_as_good_as_none() {
-    let text = |path: &Path| fs::read_to_string(path).unwrap();
-    let replace = |path: &Path, from: &str, to: &str| {
-        assert!(text(path).contains(from), "{}", text(path));
-        fs::write(path, text(path).replacen(from, to, 1)).unwrap();
-    };
-    type Spoil<'a> = (&'a str, &'a dyn Fn(&Path));
-    let cases: [Spoil<'_>; 9] = [
-        ("of another namespace", &|path| replace(path, r#""ns""#, r#""other""#)),
-        ("of another pod", &|path| replace(path, r#""web""#, r#""web-1""#)),
-        ("of another UID", &|path| replace(path, "0001", "0002")),
-        ("half-written", &|path| fs::write(path, &text(path)[..40]).unwrap()),
-        ("empty", &|path| fs::write(path, "").unwrap()),
-        ("too large", &|path| fs::write(path, text(path) + &" ".repeat(6 << 20)).unwrap()),
-        ("owned by another user", &|path| chown(path, Some(1000), None).unwrap()),
-        ("writable by others", &|path| {
-            fs::set_permissions(path, Permissions::from_mode(0o666)).unwrap();
-        }),
-        ("a directory", &|path| {
-            fs::remove_file(path).unwrap();
-            fs::create_dir(path).unwrap();
-        }),
-    ];
-    for (name, spoil) in cases {
-        let scene = Scene::meshed();
-        let call = |annotations| {
-            let call = scene.add().annotated(annotations);
-            publish(&call.run_dir(), UID, UNMESHED);
-            spoil(&call.run_dir().join("pods").join(UID));
-            call
-        };
-        let (record, _) = timed(&call(json!({})));
-        assert_eq!(record["source"], "annotations", "{name}: {record}");
-        assert!(scene.api.requests().is_empty(), "{name}");
-        let meshed = call(proxy_annotations());
-        let (outcome, record) = recorded(&meshed);
-        let outcome = outcome.succeeded();
-        assert_eq!(record["source"], "request", "{name}");
-        assert!(outcome.stderr.contains("node's copy is unusable"), "{name}: {}", outcome.stderr);
-        assert!(scene.rules().contains("PROXY_INIT_OUTPUT"), "{name}");
-    }
-}
-
-#[test]
-fn add_waits_for_a_file_that_a_live_agent_publishes_late() {
     let scene = Scene::meshed();
-    let call = scene.add().annotated(json!({}));
-    let _lock = keep(&call.run_dir());
-    let run_dir: PathBuf = call.run_dir();
-    let agent = thread::spawn(move || {
-        thread::sleep(Duration::from_millis(30));
-        publish(&run_dir, UID, MESHED);
-    });
-    let (record, elapsed) = timed(&call);
-    agent.join().unwrap();
-    assert_eq!((&record["source"], &record["requests"]), (&json!("copy"), &json!(0)), "{record}");
-    assert_eq!(record["decision"], "redirected");
-    println!("ADD with a file that comes after 30 ms: {elapsed:.1?}");
+    let call = |annotations| {
+        let call = scene.add().annotated(annotations);
+        publish(&call.run_dir(), UID, UNMESHED);
+        fs::write(call.run_dir().join("pods").join(UID), "").unwrap();
+        call
+    };
+    assert_eq!(timed(&call(json!({}))).0["source"], "annotations");
+    assert!(scene.api.requests().is_empty());
+    let (outcome, record) = recorded(&call(unmarked()));
+    outcome.succeeded().logs("node's copy is unusable");
+    assert_eq!(record["source"], "request");
+    assert!(scene.has_rules());
 }
 
 #[test]
@@ -160,10 +108,8 @@ fn one_request_decides_on_an_unannotated_pod_that_a_live_agent_lacks_and_a_faile
     ] {
         let scene = Scene::meshed();
         scene.api.answer(POD_PATH, status, body);
-        let call = |command| {
-            let call = scene.call(command).annotated(json!({}));
-            call.linkerd("api-retry-seconds", 60)
-        };
+        let call =
+            |command| scene.call(command).annotated(json!({})).linkerd("api-retry-seconds", 60);
         let add = call("ADD");
         let lock = keep(&add.run_dir());
         let (record, elapsed) = timed(&add);

@@ -188,7 +188,7 @@ fn auto_without_any_backend() -> String {
 fn set_ipv6(pod: &Namespaces, name: &str, value: u8) {
     let set = ["all", "default", "eth0"]
         .map(|scope| format!("echo {value} >/proc/sys/net/ipv6/conf/{scope}/{name}"));
-    pod.run("sh", &["-c", &set.join(" && ")]);
+    pod.sh(&set.join(" && "));
 }
 
 fn ipv6_disabled_by_sysctl() -> String {
