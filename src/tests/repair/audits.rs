@@ -153,7 +153,7 @@ fn a_netns_with_very_many_rules_is_unreadable_and_costs_the_controller_little_me
     let fill = format!(
         "seq 1 120000 | sed 's/.*/add rule ip linkerd-cni OUTPUT return comment \"{comment}\"/' | nft -f -"
     );
-    node.namespaces.run("sh", &["-c", &fill]);
+    node.namespaces.sh(&fill);
     let controller = node.auditing(&[]);
     controller.reaches("audit_pods_unreadable_total", 2);
     controller.logs("cannot read iptables-legacy rules, nor too many rules");
@@ -167,7 +167,7 @@ fn a_netns_with_very_many_rules_is_unreadable_and_costs_the_controller_little_me
 fn a_netns_with_very_many_addresses_is_reported_and_not_listed() {
     let node = meshed("native");
     let fill = "seq 1 6000 | sed 's/.*/addr add fd00::&\\/128 dev eth0/' | ip -batch -";
-    node.namespaces.run("sh", &["-c", fill]);
+    node.namespaces.sh(fill);
     let controller = node.auditing(&[]);
     controller.reaches("audit_errors_total", 2);
     controller.logs("too many addresses");

@@ -19,6 +19,9 @@ use crate::until::until;
 
 pub const BINARY: &str = env!("CARGO_BIN_EXE_linkerd-cni-repair-controller");
 
+/// Address of an admin server, whose port the system chooses.
+pub const ANY_PORT: &str = "127.0.0.1:0";
+
 pub struct Controller {
     child: Child,
     log: Arc<Mutex<String>>,
@@ -35,13 +38,8 @@ impl Controller {
 
     /// Starts the controller with additional arguments.
     pub fn with(api: &Api, arguments: &[&str]) -> Controller {
-        Controller::configured(api, arguments, &[])
-    }
-
-    /// Starts the controller with additional arguments and environment variables.
-    pub fn configured(api: &Api, arguments: &[&str], environment: &[(&str, &str)]) -> Controller {
-        Controller::at("127.0.0.1:0", api, |command| {
-            command.args(arguments).envs(environment.iter().copied());
+        Controller::at(ANY_PORT, api, |command| {
+            command.args(arguments);
         })
     }
 

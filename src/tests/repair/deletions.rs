@@ -9,6 +9,7 @@ use testkit::api::Fault;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
+use crate::modes::changed;
 use crate::until::until;
 use crate::{ended, path, pod, stranded};
 
@@ -47,8 +48,12 @@ fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
 }
 
 #[test]
-fn only_stranded_pods_are_deleted_on_watch_events() {
-    let (api, _controller) = Controller::watched();
+fn only_stranded_pods_of_the_own_node_are_deleted_on_watch_events() {
+    // The API server may send more than it is asked for.
+    let elsewhere = |name| changed(name, "/spec/nodeName", json!("node-2"));
+    let api = Api::start();
+    api.state().pods = vec![elsewhere("listed")];
+    let _controller = Controller::watching(&api);
     let mut terminating = stranded("going");
     terminating["metadata"]["deletionTimestamp"] = json!("2026-01-01T00:00:00Z");
     let mut passed = stranded("passed");
@@ -57,6 +62,7 @@ fn only_stranded_pods_are_deleted_on_watch_events() {
     for (kind, pod) in [
         ("MODIFIED", pod("other-reason", ended(1))),
         ("MODIFIED", terminating),
+        ("MODIFIED", elsewhere("on-another-node")),
         ("MODIFIED", passed),
         ("DELETED", stranded("gone")),
         ("ADDED", stranded("added")),
@@ -68,22 +74,6 @@ fn only_stranded_pods_are_deleted_on_watch_events() {
     until("the last one is deleted", || api.deleted().contains(&path("modified")));
     let expected = [path("added"), path("first-failure"), path("modified")];
     assert_eq!(api.deleted(), expected);
-}
-
-#[test]
-fn pods_of_other_nodes_are_never_deleted_even_if_the_api_server_sends_them() {
-    let api = Api::start();
-    let on = |node: &str, name: &str| {
-        let mut pod = stranded(name);
-        pod["spec"]["nodeName"] = json!(node);
-        pod
-    };
-    api.state().pods = vec![on("node-2", "web-1"), on("node-1", "web-2")];
-    let controller = Controller::watching(&api);
-    api.modify(&on("node-2", "web-3"));
-    api.modify(&on("node-1", "web-4"));
-    controller.counts("pods_deleted_total", 2);
-    assert_eq!(api.deleted(), [path("web-2"), path("web-4")]);
 }
 
 #[test]
@@ -148,15 +138,16 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
     controller.counts("pods_deleted_total", 2);
     assert_eq!(controller.metric("pods_held_total"), 1);
     assert_eq!(api.deleted(), [path("first"), path("sibling")]);
-    // The held pod is listed again, but only after the hold: an earlier list is useless.
-    let lists = || api.lists();
-    let (before, held) = (lists(), Instant::now());
-    while lists() == before {
+    // The held pod is listed again and deleted, but only after the hold: an earlier list is useless.
+    api.state().pods = vec![owned("replacement", "2999-01-01T00:00:00Z")];
+    let (before, held) = (api.lists(), Instant::now());
+    while api.lists() == before {
         assert!(held.elapsed() < Duration::from_secs(90), "not in time");
         api.bookmark();
         thread::sleep(Duration::from_secs(1));
     }
     assert!(held.elapsed() > Duration::from_secs(50), "too early");
+    controller.counts("pods_deleted_total", 3);
 }
 
 #[test]

@@ -2,7 +2,6 @@
 //! if they lose one. Needs root.
 
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -17,7 +16,7 @@ use crate::api::Answer;
 use crate::controller::Controller;
 use crate::modes::agent;
 use crate::namespaces::{Namespaces, POD};
-use crate::node::{Node, add, entry, meshed, redirect, running, waiting};
+use crate::node::{Node, add, add_in, entry, meshed, redirect, running, waiting};
 use crate::stranded;
 use crate::until::until;
 
@@ -165,7 +164,7 @@ fn mark_guessed(node: &Node, mode: &str) {
         "rules=$({list} | sed 's/ skip-out=9999\"/ skip-out=9999 guessed\"/'); \
          echo \"$rules\" | ({restore}); {list}"
     );
-    let listed = node.namespaces.run("sh", &["-c", &rewrite]);
+    let listed = node.namespaces.sh(&rewrite);
     assert!(listed.contains(" guessed\""), "{listed}");
 }
 
@@ -240,7 +239,7 @@ fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
     let unmarked = install_script(&rules(&redirect("nft", "9999"), Family::Ipv4), true, &[]);
     fs::write(&script, unmarked).unwrap();
     let restore = format!("iptables-nft-restore --noflush <{}", script.display());
-    node.namespaces.run("sh", &["-c", &restore]);
+    node.namespaces.sh(&restore);
     let before = node.ruleset();
     let controller = node.auditing(&[]);
     assert_drifted(&node, &controller, &before, "unmarked");
@@ -261,14 +260,9 @@ fn a_pod_with_long_port_lists_is_compared_with_todays_values_only_if_it_started_
     let node = Node::with(&pod);
     add(&node, "native", &long);
     let before = node.ruleset();
-    let delete = |table: &str| {
-        let script = format!(
-            "nft -a list table ip {table} | sed -n 's/.*ignore-loopback.*handle //p' | \
-             xargs nft delete rule ip {table} PROXY_INIT_OUTPUT handle"
-        );
-        node.namespaces.run("sh", &["-c", &script]);
-    };
-    delete("linkerd-cni");
+    node.namespaces
+        .sh("nft -a list table ip linkerd-cni | sed -n 's/.*ignore-loopback.*handle //p' | \
+         xargs nft delete rule ip linkerd-cni PROXY_INIT_OUTPUT handle");
     let controller = node.repaired();
     assert_eq!(node.ruleset(), before);
     drop(controller);
@@ -285,17 +279,10 @@ fn with_pod(node: &Node, namespace: &str, name: &str, is_whole: bool) -> Namespa
     let path = format!("/api/v1/namespaces/{namespace}");
     node.api.state().answers.entry(path).or_insert((200, object.to_string()));
     let namespaces = Namespaces::new();
-    let path = namespaces.path();
-    symlink(&path, node.dir("var/run/netns").join(path.file_name().unwrap())).unwrap();
-    let result = json!({
-        "kind": "cniCacheV1",
-        "cniArgs": [["K8S_POD_UID", format!("uid-of-{name}")]],
-        "result": {"interfaces": [{"name": "eth0", "sandbox": path}]},
-    });
-    let file = node.dir("var/lib/cni/results").join(format!("net-{name}"));
-    fs::write(file, result.to_string()).unwrap();
+    node.name_netns(&namespaces, name);
+    node.cache_result_of(&format!("uid-of-{name}"), name);
     if is_whole {
-        crate::node::add_in(&path, "native", "9999");
+        add_in(&namespaces.path(), "native", "9999");
     }
     let mut pod = running();
     pod["metadata"] = stranded(name)["metadata"].clone();
@@ -324,7 +311,7 @@ fn damage_of_more_than_half_of_the_pods_is_reported_and_not_repaired() {
     assert_eq!(events[0]["reason"], "LinkerdCNIRepairsSuspended");
     assert_eq!(events[0]["type"], "Warning");
 
-    crate::node::add_in(&damaged[0].path(), "native", "9999");
+    add_in(&damaged[0].path(), "native", "9999");
     controller.reaches("pods_deleted_total", 2);
     until("repairs resume", || controller.metric("audit_repairs_suspended") == 0);
 }
@@ -356,6 +343,6 @@ fn suspended_repairs_include_pods_that_were_queued_before() {
     controller.reaches("audits_total", audits + 3);
     assert!(node.changes().is_empty(), "{:?}", node.changes());
 
-    crate::node::add_in(&damaged.path(), "native", "9999");
+    add_in(&damaged.path(), "native", "9999");
     controller.reaches("pods_deleted_total", 2);
 }

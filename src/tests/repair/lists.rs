@@ -62,7 +62,7 @@ fn the_error_that_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
 #[test]
 fn without_failures_there_is_one_list_and_one_watch() {
     let (api, _controller) = Controller::watched();
-    for_seconds(8, || api.bookmark());
+    for_seconds(4, || api.bookmark());
     assert_eq!((api.lists(), api.watches().len(), count(&api)), (1, 1, 2));
 }
 
@@ -128,6 +128,10 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
     api.state().list = Answer::Fault(Fault::Cut);
     let controller = Controller::start(&api);
     controller.logs("Cannot watch the pods of this node");
+    let (status, body) = controller.get("/ready");
+    assert_eq!(status, 500);
+    assert!(body.starts_with("not ready: the node's pods are not listed yet: "), "{body}");
+    assert_eq!(controller.get("/live").1, "alive\n");
     until("a second try", || api.lists() >= 2);
     let asked = api.received(|request| !request.is_list());
     assert!(asked.is_empty(), "{asked:?}");
@@ -244,20 +248,6 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
             });
         }
     });
-}
-
-#[test]
-fn lists_for_a_pod_that_cannot_be_repaired_become_less_frequent() {
-    let api = Api::start();
-    api.state().pods = vec![stranded("web-1")];
-    api.state().delete = Answer::Status(500);
-    let controller = Controller::watching(&api);
-    for_seconds(30, || api.bookmark_now());
-    let lists = api.lists();
-    assert!((3..=6).contains(&lists), "{lists} lists in 30 s");
-    let errors = controller.metric("pods_delete_errors_total") as usize;
-    assert!(errors <= lists, "{errors} attempts after {lists} lists");
-    assert_eq!(controller.metric("watch_errors_total"), 0);
 }
 
 #[test]

@@ -39,7 +39,10 @@ fn pod(name: &str, validator: Value) -> Value {
             "labels": {"linkerd.io/control-plane-ns": "linkerd"},
             "ownerReferences": [{"uid": format!("owner-of-{name}"), "controller": true}],
         },
-        "spec": {"initContainers": [{"name": "linkerd-network-validator"}]},
+        "spec": {
+            "nodeName": "node-1",
+            "initContainers": [{"name": "linkerd-network-validator"}],
+        },
         "status": {"phase": "Pending", "initContainerStatuses": [validator]},
     })
 }

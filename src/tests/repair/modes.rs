@@ -11,7 +11,7 @@ use testkit::api::Fault;
 use testkit::server::Connection;
 
 use crate::api::{Answer, Api};
-use crate::controller::Controller;
+use crate::controller::{ANY_PORT, Controller};
 use crate::until::until;
 use crate::{path, stranded};
 
@@ -160,21 +160,6 @@ fn a_pod_that_is_stranded_only_in_a_stale_list_is_neither_reported_nor_labelled(
     }
 }
 
-#[test]
-fn repairs_stop_when_the_repair_budget_is_used_up() {
-    let api = Api::start();
-    let pods = (0..200).map(|number| {
-        let namespace = json!(format!("namespace-{}", number % 2));
-        changed(&format!("web-{number}"), "/metadata/namespace", namespace)
-    });
-    api.state().pods = pods.collect();
-    let controller = Controller::with(&api, &["--rate=7"]);
-    controller.counts("pods_deleted_total", 7);
-    controller.logs("The repair budget is used up");
-    assert_eq!(controller.metric("budget_waits_total"), 1);
-    assert_eq!(api.deleted().len(), 7);
-}
-
 /// Starts a fake agent whose `/ready` succeeds while `ready` is set. Returns its address.
 pub fn agent(ready: &Arc<AtomicBool>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -234,7 +219,9 @@ fn settings_are_read_from_the_charts_environment_variables_and_an_empty_one_is_t
             .map(|name| format!("LINKERD_CNI_REPAIR_CONTROLLER_{name}"));
         let mut environment: Vec<_> = names.iter().map(String::as_str).zip(values).collect();
         environment.push(("LINKERD_CNI_REPAIR_CONTROLLER_AGENT_ADDR", ""));
-        let controller = Controller::configured(&api, &[], &environment);
+        let controller = Controller::at(ANY_PORT, &api, |command| {
+            command.envs(environment);
+        });
         api.knows(&stranded("web-1"));
         api.modify(&stranded("web-1"));
         controller.counts(counter, 1);

@@ -37,7 +37,7 @@ impl Node {
             namespaces: Namespaces::new(),
             root: TempDir::new().unwrap(),
         };
-        symlink(node.namespaces.path(), node.dir("var/run/netns").join("pod")).unwrap();
+        node.name_netns(&node.namespaces, "pod");
         node.chain(&entry("auto"));
         // Invalid elements are ignored, as the plugin does.
         let annotations = json!({"config.linkerd.io/skip-outbound-ports": "http,9999,30-20"});
@@ -68,12 +68,23 @@ impl Node {
         fs::write(path, list.to_string()).unwrap();
     }
 
+    /// Links the pod's netns under this name, as runtimes do.
+    pub fn name_netns(&self, namespaces: &Namespaces, name: &str) {
+        symlink(namespaces.path(), self.dir("var/run/netns").join(name)).unwrap();
+    }
+
     /// Writes a cached CNI result that maps the pod with `uid` to the netns.
     pub fn cache_cni_result(&self, uid: &str) {
+        self.cache_result_of(uid, "pod");
+    }
+
+    /// The same for the netns with this name.
+    pub fn cache_result_of(&self, uid: &str, netns: &str) {
+        let sandbox = format!("/var/run/netns/{netns}");
         let result = json!({
             "kind": "cniCacheV1",
             "cniArgs": [["IgnoreUnknown", "1"], ["K8S_POD_UID", uid]],
-            "result": {"interfaces": [{"name": "eth0", "sandbox": "/var/run/netns/pod"}]},
+            "result": {"interfaces": [{"name": "eth0", "sandbox": sandbox}]},
         });
         let file = self.dir("var/lib/cni/results").join(format!("net-{uid}-eth0"));
         fs::write(file, result.to_string()).unwrap();

@@ -47,25 +47,18 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
 
 #[test]
 fn mode_delete_deletes_a_pod_without_a_controller_if_the_chart_asks_for_it() {
-    let variable = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED";
-    for (value, metric, deleted) in [
-        ("true", "pods_deleted_total", vec![path("unowned")]),
-        ("false", "pods_skipped_total", vec![]),
-    ] {
-        let api = Api::start();
-        let controller = Controller::configured(&api, &[], &[(variable, value)]);
-        api.modify(&owned_by("unowned", json!([])));
-        controller.counts(metric, 1);
-        assert_eq!(api.deleted(), deleted, "{value}");
-    }
+    let api = Api::start();
+    let controller = Controller::with(&api, &["--delete-unmanaged"]);
+    api.modify(&owned_by("unowned", json!([])));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.deleted(), [path("unowned")]);
 }
 
 #[test]
 fn mode_delete_leaves_the_mirror_pod_of_a_static_pod_and_reports_it_once() {
-    for delete_unmanaged in ["false", "true"] {
+    for arguments in [&[][..], &["--delete-unmanaged"]] {
         let api = Api::start();
-        let variable = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED";
-        let controller = Controller::configured(&api, &[], &[(variable, delete_unmanaged)]);
+        let controller = Controller::with(&api, arguments);
         let node = json!([{"kind": "Node", "uid": "node-1", "controller": true}]);
         for _ in 0..2 {
             api.modify(&owned_by("static", node.clone()));

@@ -1,5 +1,7 @@
 //! Mode `delete` where the API server rejects evictions: no refusal leads to a deletion.
 
+use serde_json::{Value, json};
+
 use crate::api::{Answer, Api, NOT_PERMITTED};
 use crate::controller::Controller;
 use crate::node::{Node, running};
@@ -10,21 +12,33 @@ const WEBHOOK: &str = r#"admission webhook "pods.example.com" denied the request
 /// The chart's own policy, for a pod that is now on another node.
 const POLICY: &str = r#"pods "web-1" is forbidden: ValidatingAdmissionPolicy 'linkerd-cni-repair' with binding 'linkerd-cni-repair' denied request: linkerd-cni on node a may not evict pod web-1 on node b"#;
 
+/// Message of the API server when a disruption budget rejects an eviction.
+const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
+
 #[test]
-fn a_stranded_pod_whose_eviction_admission_refuses_is_reported_and_never_deleted() {
-    for (code, why) in
-        [(403, WEBHOOK), (403, POLICY), (422, POLICY), (405, WEBHOOK), (429, WEBHOOK)]
-    {
+fn a_stranded_pod_whose_eviction_is_refused_is_reported_once_and_never_deleted() {
+    for (code, why) in [
+        (403, WEBHOOK),
+        (403, POLICY),
+        (422, POLICY),
+        (405, WEBHOOK),
+        (429, WEBHOOK),
+        (429, BUDGET),
+    ] {
         let api = Api::start();
         api.state().evict = Answer::Refusal(code, why);
         let controller = Controller::watching(&api);
-        api.modify(&stranded("web-1"));
-        until("the pod is deleted or reported", || {
-            !api.deleted().is_empty() || !api.events().is_empty()
-        });
+        for name in ["web-1", "web-1", "web-1", "web-2"] {
+            api.modify(&stranded(name));
+        }
+        until("each pod is deleted or reported", || api.deleted().len() + api.events().len() >= 2);
         assert!(api.deleted().is_empty(), "deleted after HTTP {code} {why}");
+        let names = api.events().iter().map(|event| event["regarding"]["name"].clone()).collect();
+        assert_eq!(Value::Array(names), json!(["web-1", "web-2"]));
+        assert_eq!(api.events()[0]["type"], "Warning");
         assert_eq!(api.events()[0]["note"], format!("Pod skipped for now: {why}"));
-        assert_eq!(controller.metric("pods_skipped_total"), 1);
+        assert_eq!(controller.metric("pods_skipped_total"), 2);
+        assert_eq!(controller.metric("pods_deleted_total"), 0);
     }
 }
 

@@ -48,7 +48,6 @@ fn a_pod_with_a_proxy_container_is_audited_and_repaired_in_place_whatever_its_me
     for annotations in [annotated, json!({}), disabled] {
         for pod in [running(), waiting(), partly_running()] {
             let node = Node::with(&hand_made(pod, annotations.clone()));
-            node.chain(&entry("auto"));
             let controller = node.auditing(&[]);
             until("two audits or a repair", || {
                 controller.metric("audits_total") >= 2 || !node.ruleset().is_empty()
@@ -75,7 +74,6 @@ fn partly_running() -> Value {
 fn mode_delete_reports_a_pod_whose_replacement_may_start_without_rules_again() {
     for pod in [waiting(), running()] {
         let node = Node::with(&hand_made(pod, json!({})));
-        node.chain(&entry("auto"));
         node.api.state().evict = Answer::Status(201);
         let controller = node.auditing(&["--mode=delete"]);
         controller.counts("pods_skipped_total", 1);
@@ -91,7 +89,6 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_with_delete_unmanaged() {
     copy["metadata"]["ownerReferences"] = json!([]);
     for delete_unmanaged in [false, true] {
         let node = Node::with(&copy);
-        node.chain(&entry("auto"));
         node.api.state().evict = Answer::Status(201);
         let arguments = ["--audit-seconds=1", "--mode=delete", "--delete-unmanaged"];
         let controller = node.controller(&arguments[..2 + usize::from(delete_unmanaged)]);
@@ -108,7 +105,6 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_with_delete_unmanaged() {
 fn a_pod_without_linkerd_annotation_is_labelled_and_reported_like_any_other() {
     for (mode, metric) in [("label", "pods_labelled_total"), ("report", "pods_reported_total")] {
         let node = Node::with(&hand_made(waiting(), json!({})));
-        node.chain(&entry("auto"));
         let controller = node.controller(&[&format!("--mode={mode}")]);
         controller.reaches(metric, 1);
         assert_eq!(controller.metric("pods_skipped_total"), 0, "{mode}");
@@ -123,23 +119,27 @@ fn a_stranded_pod_in_which_the_plugin_installs_no_rules_is_reported_in_every_mod
     let mut no_proxy = waiting();
     no_proxy["spec"]["containers"] = json!([{"name": "app"}]);
     let remedy = "remove the init container linkerd-network-validator";
-    let mut cases = vec![(entry("auto"), proxy_init, remedy), (entry("auto"), no_proxy, remedy)];
-    cases.extend(entries_without_rules().map(|entry| (entry, waiting(), "")));
-    for mode in ["delete", "in-place", "label", "report"] {
-        for (entry, pod, remedy) in &cases {
-            let node = Node::with(pod);
-            node.chain(entry);
-            let controller = node.controller(&[&format!("--mode={mode}")]);
-            controller.counts("pods_skipped_total", 1);
-            until("an event", || node.events().len() == 1);
-            let event = &node.events()[0];
-            assert_eq!(event["action"], "Skipping", "{mode} {entry}");
-            let note = event["note"].as_str().unwrap();
-            let reason = "Pod skipped: the plugin installs no redirect rules in this pod (";
-            assert!(note.starts_with(reason) && note.contains(remedy), "{mode} {entry}: {note}");
-            controller.logs(note);
-            assert!(node.changes().is_empty(), "{mode} {entry}: {:?}", node.changes());
-            assert_eq!(node.ruleset(), "", "{mode} {entry}");
-        }
+    let [excluded, agent, simulate] = entries_without_rules();
+    for (mode, entry, pod, remedy) in [
+        ("delete", entry("auto"), proxy_init, remedy),
+        ("in-place", entry("auto"), no_proxy, remedy),
+        ("delete", excluded, waiting(), ""),
+        ("in-place", agent, waiting(), ""),
+        ("label", simulate.clone(), waiting(), ""),
+        ("report", simulate, waiting(), ""),
+    ] {
+        let node = Node::with(&pod);
+        node.chain(&entry);
+        let controller = node.controller(&[&format!("--mode={mode}")]);
+        controller.counts("pods_skipped_total", 1);
+        until("an event", || node.events().len() == 1);
+        let event = &node.events()[0];
+        assert_eq!(event["action"], "Skipping", "{mode} {entry}");
+        let note = event["note"].as_str().unwrap();
+        let reason = "Pod skipped: the plugin installs no redirect rules in this pod (";
+        assert!(note.starts_with(reason) && note.contains(remedy), "{mode} {entry}: {note}");
+        controller.logs(note);
+        assert!(node.changes().is_empty(), "{mode} {entry}: {:?}", node.changes());
+        assert_eq!(node.ruleset(), "", "{mode} {entry}");
     }
 }

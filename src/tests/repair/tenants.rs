@@ -28,6 +28,7 @@ fn a_namespace_with_many_stranded_pods_does_not_use_up_the_repair_budget_of_othe
     assert!(api.deleted()[..3].contains(&few), "{:?}", api.deleted());
     // The other pods of the namespace wait, although the node's budget has one repair left.
     controller.counts("budget_waits_total", 1);
+    controller.logs("The repair budget is used up");
     assert_eq!(api.deleted().len(), 3, "{:?}", api.deleted());
     // A new pod of another namespace does not wait behind them.
     api.modify(&stranded_in("new", "web", old));

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::api::{Answer, Api};
+use crate::api::Answer;
 use crate::controller::Controller;
 use crate::until::until;
 use crate::{path, stranded};
@@ -68,19 +68,4 @@ fn an_expired_resource_version_causes_a_new_list() {
     api.state().watch = Answer::Status(410);
     api.end_watches();
     until("the second one is deleted", || api.deleted().contains(&path("web-2")));
-}
-
-#[test]
-fn the_controller_is_ready_only_after_the_first_list() {
-    let api = Api::start();
-    api.state().list = Answer::Status(403);
-    let controller = Controller::start(&api);
-    controller.logs("says 403");
-    let (status, body) = controller.get("/ready");
-    assert_eq!(status, 500);
-    assert!(body.starts_with("not ready: the node's pods are not listed yet: "));
-    assert!(body.contains("HTTP 403: says 403"), "{body}");
-    assert_eq!(controller.get("/live").1, "alive\n");
-    api.state().list = Answer::Status(200);
-    until("ready", || controller.get("/ready").1 == "ready\n");
 }
