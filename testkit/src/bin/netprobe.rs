@@ -1,4 +1,4 @@
-//! A TCP server and client in one static program, for pods that have nothing else in their image.
+//! A TCP server, client and forwarder in one static program, for pods that have nothing else in their image.
 //!
 //! A server sends each client one line: the server's name, and the destination that the client
 //! chose. Tests so see a redirection rather than infer it. It is also the pause program of the
@@ -33,6 +33,11 @@ enum Options {
         #[arg(required = true, value_name = "NAME ADDR...")]
         words: Vec<String>,
     },
+    /// Connects each client to the destination that it chose, as a proxy does.
+    Forward {
+        #[arg(required = true)]
+        addresses: Vec<SocketAddr>,
+    },
     /// Prints the line of a server, `closed`, `refused` or `timeout`.
     Connect {
         address: SocketAddr,
@@ -56,6 +61,7 @@ enum Options {
 fn main() -> ExitCode {
     let result = match Options::parse() {
         Options::Serve { words } => serve(&words),
+        Options::Forward { addresses } => forward(&addresses),
         Options::Connect { address } => Ok(connect(address)),
         Options::Validate { connect, listen, timeout } => validate(connect, listen, timeout),
         Options::Wait { time } => exit_on_signal(0).map(|()| {
@@ -108,19 +114,49 @@ fn serve(words: &[String]) -> anyhow::Result<ExitCode> {
     println!("listening on {}", words[1..].join(" "));
     thread::scope(|scope| {
         for (name, listener) in &listeners {
-            scope.spawn(move || accept(name, listener));
+            scope.spawn(move || {
+                accept(listener, |stream| {
+                    let line = answer(name, &stream);
+                    thread::spawn(move || reply(stream, &line));
+                });
+            });
         }
     });
     Ok(ExitCode::SUCCESS)
 }
 
-fn accept(name: &str, listener: &TcpListener) {
+fn forward(addresses: &[SocketAddr]) -> anyhow::Result<ExitCode> {
+    exit_on_signal(0)?;
+    let listeners: Vec<TcpListener> =
+        addresses.iter().map(|address| bound(*address)).collect::<Result<_, _>>()?;
+    thread::scope(|scope| {
+        for listener in &listeners {
+            scope.spawn(|| accept(listener, |client| drop(thread::spawn(|| relay(client)))));
+        }
+    });
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Without a redirection the destination is this program itself.
+fn relay(client: TcpStream) -> io::Result<()> {
+    let local = client.local_addr()?;
+    let chosen = original_destination(&client).filter(|address| *address != local);
+    let server = TcpStream::connect(chosen.ok_or(ErrorKind::AddrNotAvailable)?)?;
+    let pass = |mut from: &TcpStream, mut to: &TcpStream| {
+        let passed = io::copy(&mut from, &mut to);
+        // A side that was reset takes no more data.
+        to.shutdown(passed.map_or(Shutdown::Both, |_| Shutdown::Write))
+    };
+    thread::scope(|scope| {
+        scope.spawn(|| pass(&client, &server));
+        pass(&server, &client)
+    })
+}
+
+fn accept(listener: &TcpListener, serve: impl Fn(TcpStream)) {
     loop {
         match listener.accept() {
-            Ok((stream, _)) => {
-                let line = answer(name, &stream);
-                thread::spawn(move || reply(stream, &line));
-            }
+            Ok((stream, _)) => serve(stream),
             Err(error) => {
                 eprintln!("accept: {error}");
                 thread::sleep(Duration::from_millis(100));
