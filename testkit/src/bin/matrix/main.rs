@@ -7,6 +7,7 @@ mod cilium;
 mod expectations;
 mod istio;
 mod job;
+mod kubernetes_e2e;
 mod machine;
 mod multus;
 mod network;
@@ -40,6 +41,9 @@ struct Options {
     /// Number of the node's reboots, in a job of its own.
     #[arg(long, default_value_t = 0)]
     reboots: usize,
+    /// Run Kubernetes' own network tests instead of the job.
+    #[arg(long)]
+    kubernetes_e2e: bool,
     /// Nodes of scripts/node: two that are in the cluster, and the name of one that joins it.
     #[arg(long = "node")]
     nodes: Vec<String>,
@@ -53,6 +57,7 @@ fn main() -> ExitCode {
     let mut checks = Checks::new(options.json, versions::of_node());
     match (&options.nodes[..], &options.image) {
         ([], _) if options.reboots > 0 => restarts::run(options.reboots, &mut checks),
+        ([], _) if options.kubernetes_e2e => kubernetes_e2e::run(&mut checks),
         ([], _) => job::run(&options.set, &mut checks),
         ([first, second, third], Some(image)) => {
             several_nodes::run([first, second, third], image, &mut checks);
