@@ -131,6 +131,7 @@ pub fn main() -> ExitCode {
 fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     let api = Kubectl::new(flags.cluster.kubectl());
     let connect = || api.connect().context("cannot query the Kubernetes API");
+    let cni_namespace = || facts::find_namespace(&api, &flags.cluster.cni_namespace);
     let text = match &flags.command {
         Command::ExtensionMetadata => METADATA.to_owned(),
         Command::Uninstall => bail!(UNINSTALL),
@@ -157,14 +158,12 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
         }
         Command::Explain { pod, namespace } => {
             connect()?;
-            let cni_namespace = facts::find_namespace(&api, &flags.cluster.cni_namespace);
-            let inputs = explain::fetch(&api, &cni_namespace, namespace, pod);
+            let inputs = explain::fetch(&api, &cni_namespace(), namespace, pod);
             explain::render(&inputs.map_err(|why| anyhow!(why))?)
         }
         Command::Bypass { namespace, output } => {
             connect()?;
-            let cni_namespace = facts::find_namespace(&api, &flags.cluster.cni_namespace);
-            let report = bypass::fetch(&api, &cni_namespace, namespace.as_deref());
+            let report = bypass::fetch(&api, &cni_namespace(), namespace.as_deref());
             let report = report.map_err(|why| anyhow!(why))?;
             if output == "json" { bypass::json(&report) } else { bypass::table(&report) }
         }

@@ -1,4 +1,4 @@
-//! The checks of `linkerd cni check` after the installation. Pure.
+//! The checks of `linkerd cni check`. Those after the installation are pure: facts to results.
 
 mod nodes;
 mod pre;

@@ -62,7 +62,7 @@ impl PodInputs {
         if let Some(reason) = self.config.filter.skip_reason(&pod) {
             return Ok(Decision::Skip(reason));
         }
-        let facts = match facts::facts(self.pod.clone(), &pod, &mut Fetched(self))? {
+        let facts = match facts::facts(self.pod.clone(), &pod, &mut { self })? {
             Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
             Decision::Redirect(facts) => facts,
         };
@@ -75,7 +75,7 @@ impl PodInputs {
 
     /// Returns the paths around the proxy. Empty if they are unknown, as the pod cannot start.
     pub fn bypasses(&self) -> Vec<Bypass> {
-        match self.config.bypasses_of(self.pod.clone(), &mut Fetched(self)) {
+        match self.config.bypasses_of(self.pod.clone(), &mut { self }) {
             Ok(Decision::Redirect(found)) => found,
             _ => Vec::new(),
         }
@@ -83,15 +83,13 @@ impl PodInputs {
 }
 
 /// Answers the plugin's look-ups from the fetched objects.
-struct Fetched<'i>(&'i PodInputs);
-
-impl ClusterLookup for Fetched<'_> {
+impl ClusterLookup for &PodInputs {
     fn namespace(&mut self, _: &str) -> Result<Annotations, CniError> {
-        self.0.namespace_annotations.clone()
+        self.namespace_annotations.clone()
     }
 
     fn api_service(&mut self) -> Result<Service, CniError> {
-        self.0.api_service.clone()
+        self.api_service.clone()
     }
 }
 
