@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
+/// Limit of all waits. The machine may be busy.
+const LIMIT: Duration = Duration::from_secs(60);
+
 /// A running agent; dropped, it is killed.
 pub struct Agent {
     child: Child,
@@ -45,7 +48,7 @@ impl Agent {
     /// Waits until a stopped agent has its proof and begins to uninstall. It ends at once if
     /// it had not taken over SIGTERM yet.
     pub fn until_uninstalling(&mut self) {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + LIMIT;
         while !self.log().contains("uninstalling") && self.child.try_wait().unwrap().is_none() {
             assert!(Instant::now() < end, "{}", self.log());
             thread::sleep(Duration::from_micros(200));
@@ -68,7 +71,7 @@ impl Agent {
 
     /// Whether it came to be ready before it ended.
     pub fn ready_or_dead(&mut self) -> bool {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + LIMIT;
         while self.child.try_wait().unwrap().is_none() {
             assert!(Instant::now() < end, "{}", self.log());
             if self.log().contains("is installed and verified") {
@@ -85,7 +88,7 @@ impl Agent {
     }
 
     pub fn wait(&mut self) -> Option<i32> {
-        let end = Instant::now() + Duration::from_secs(20);
+        let end = Instant::now() + LIMIT;
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status.code();
@@ -96,7 +99,7 @@ impl Agent {
     }
 
     pub fn until_ready(&mut self) {
-        let end = Instant::now() + Duration::from_secs(60);
+        let end = Instant::now() + LIMIT;
         while self.ready().0 != 200 {
             assert!(Instant::now() < end, "{:?}\n{}", self.ready(), self.log());
             thread::sleep(Duration::from_millis(3));
