@@ -15,8 +15,6 @@ pub struct Layout {
     pub multi_call: Option<&'static str>,
     /// The files in the net dir. The first is the active conflist.
     pub files: &'static [(&'static str, &'static str)],
-    /// The group of the files in the net dir.
-    pub group: u32,
 }
 
 /// Something on a node, by its path there.
@@ -115,16 +113,7 @@ type Files = &'static [(&'static str, &'static str)];
 
 /// A node with the usual directories.
 const fn usual(platform: &'static str, plugins: &'static [&'static str], files: Files) -> Layout {
-    Layout {
-        platform,
-        bin_dir: BIN,
-        net_dir: NET,
-        links: &[],
-        plugins,
-        multi_call: None,
-        files,
-        group: 0,
-    }
+    Layout { platform, bin_dir: BIN, net_dir: NET, links: &[], plugins, multi_call: None, files }
 }
 
 pub const LAYOUTS: [Layout; 14] = [
@@ -155,8 +144,6 @@ pub const LAYOUTS: [Layout; 14] = [
         bin_dir: "/var/snap/microk8s/current/opt/cni/bin",
         net_dir: "/var/snap/microk8s/current/args/cni-network",
         links: &[("/var/snap/microk8s/current", "7964")],
-        // The snap's hook `configure` gives them to the group microk8s.
-        group: 997,
         ..usual("microk8s", &CALICO, MICROK8S_FILES)
     },
     usual("minikube", &REFERENCE, MINIKUBE_FILES),
