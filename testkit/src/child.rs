@@ -1,6 +1,6 @@
 //! Other programs that tests run.
 
-use std::process::{Child, Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 
 /// Makes `bind` fail, which only netlink sockets call: in the plugin, and in `iptables-nft`. strace
 /// waits for every process that the plugin leaves, so its time is limited.
@@ -51,7 +51,7 @@ pub fn checked(command: &Command, output: Output) -> String {
 pub fn script(name: &str, args: &[&str]) -> String {
     let checkout = crate::repository();
     let script = checkout.join("scripts").join(name);
-    must(Command::new(script).args(args).current_dir(checkout).stdin(std::process::Stdio::null()))
+    must(Command::new(script).args(args).current_dir(checkout).stdin(Stdio::null()))
 }
 
 /// Whether tests can use strace, which CI must have.

@@ -100,7 +100,7 @@ fn run(options: &Options, nodes: usize, broken: &mut Vec<String>) -> anyhow::Res
     }
     println!("- proportional set size: agent {agent} KiB, repair controller {controller} KiB");
     broken.extend(phases[1..].iter().flat_map(|phase| phase.broken_limits(nodes)));
-    Ok(
-        json!({"nodes": nodes, "pods": pods, "agent_kib": agent, "repair_controller_kib": controller}),
-    )
+    Ok(json!({
+        "nodes": nodes, "pods": pods, "agent_kib": agent, "repair_controller_kib": controller,
+    }))
 }
