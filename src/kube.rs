@@ -142,10 +142,12 @@ impl Client {
         Ok(BufReader::new(body.reader()))
     }
 
+    /// POSTs `body` to `path`; the body of the response is discarded.
     pub fn post(&self, path: &str, body: &Value) -> Result<(), Error> {
         self.send(&self.http, Method::POST, path, Some(body)).map(drain)
     }
 
+    /// POSTs `body` to `path` and returns the object in the response.
     pub fn post_and_decode<T: DeserializeOwned>(
         &self,
         path: &str,
@@ -161,6 +163,7 @@ impl Client {
         self.send(&self.http, Method::PATCH, path, Some(body)).map(drain)
     }
 
+    /// DELETEs `path` with the delete options `body`; the body of the response is discarded.
     pub fn delete(&self, path: &str, body: &Value) -> Result<(), Error> {
         self.send(&self.http, Method::DELETE, path, Some(body)).map(drain)
     }

@@ -55,6 +55,7 @@ pub enum Ipv6 {
     Auto,
 }
 
+/// Which address families of a pod get redirect rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Families {
     Ipv4,

@@ -68,6 +68,7 @@ pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 /// How long the process waits for the repair in progress after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
 
+/// Why the controller cannot start.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -78,6 +79,7 @@ pub enum Error {
     Signal(#[source] nix::Error),
 }
 
+/// Settings and state shared by the threads.
 pub struct Shared {
     pub settings: Settings,
     pub queue: queue::Queue,
@@ -121,6 +123,11 @@ impl Shared {
     }
 }
 
+/// Runs the controller until SIGTERM or SIGINT.
+///
+/// # Errors
+/// Fails if signals cannot be blocked or awaited, the admin address cannot be bound, or a thread
+/// cannot start.
 pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     // Block the signals before the first thread starts: all threads inherit the mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);

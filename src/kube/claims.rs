@@ -10,6 +10,7 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64URL;
 use serde::Deserialize;
 use serde_json::Value;
 
+/// The claims that agent and plugin use.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Claims {
@@ -30,6 +31,7 @@ impl Claims {
         serde_json::from_slice(&BASE64URL.decode(payload).ok()?).ok()
     }
 
+    /// Namespace and name of the ServiceAccount.
     pub fn account(&self) -> Option<(&str, &str)> {
         self.sub.strip_prefix("system:serviceaccount:")?.split_once(':')
     }

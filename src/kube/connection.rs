@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::kubeconfig::{self, ApiAccess};
 use super::{Client, Deadlines, SystemResolver};
 
+/// Where address and credential of the API server come from.
 #[derive(Clone, Debug)]
 pub enum AccessSource {
     /// The address and the ServiceAccount credential that Kubernetes gives each pod.
@@ -21,6 +22,7 @@ pub enum Error {
     Client(#[from] super::Error),
 }
 
+/// Provides a client with the current content of its source.
 pub struct Connection {
     source: AccessSource,
     user_agent: &'static str,
@@ -29,6 +31,7 @@ pub struct Connection {
 }
 
 impl Connection {
+    /// Stores the parameters; reads nothing.
     pub fn new(source: AccessSource, user_agent: &'static str, deadlines: Deadlines) -> Self {
         Connection { source, user_agent, deadlines, current: None }
     }

@@ -16,6 +16,7 @@ const NOTE_LIMIT: usize = 1024;
 /// Namespace of Events about cluster-scoped objects, such as nodes.
 const DEFAULT_NAMESPACE: &str = "default";
 
+/// The program that publishes an Event.
 #[derive(Clone, Copy, Debug)]
 pub struct Reporter<'a> {
     pub controller: &'static str,
@@ -23,6 +24,7 @@ pub struct Reporter<'a> {
     pub instance: &'a str,
 }
 
+/// The object that an Event is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Regarding<'a> {
     pub kind: &'static str,

@@ -29,6 +29,7 @@ pub enum Error {
     Invalid { path: PathBuf, problem: String },
 }
 
+/// Address of an API server and the credential for it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiAccess {
     /// `https://host:port`, an IPv6 host in brackets.

@@ -21,6 +21,7 @@ pub trait FromPod: Sized {
 /// <https://kubernetes.io/docs/setup/best-practices/cluster-large/>
 pub const MAX_PODS: usize = 1024;
 
+/// The kept pods of a complete list.
 #[derive(Debug)]
 pub struct PodList<T> {
     /// resourceVersion of the list. A watch continues from there.

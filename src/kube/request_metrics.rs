@@ -27,6 +27,7 @@ pub(super) fn count(status: Option<u16>) {
     REQUESTS[class].fetch_add(1, Ordering::Relaxed);
 }
 
+/// Adds the counter `api_requests` to the group.
 pub fn register(group: &mut Registry) {
     group.register_collector(Box::new(Requests));
 }

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use super::Error;
 
+/// Whether and when to retry a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// Do not retry: the result would be the same.

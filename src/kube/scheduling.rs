@@ -8,8 +8,10 @@ use serde::Deserialize;
 
 use super::types::{Object, null_as_default, objects};
 
+/// A DaemonSet, reduced to its pod template.
 pub type DaemonSet = Object<DaemonSetSpec>;
 
+/// A node, reduced to its metadata and taints.
 pub type Node = Object<NodeSpec>;
 
 objects! {
@@ -17,6 +19,7 @@ objects! {
         pub template: PodTemplate,
     }
 
+    /// The template from which a DaemonSet makes its pods.
     pub struct PodTemplate {
         pub spec: Placement,
     }
@@ -52,6 +55,7 @@ objects! {
         pub match_fields: Vec<Requirement>,
     }
 
+    /// A requirement on one label or field of a node.
     pub struct Requirement {
         pub key: String,
         pub operator: String,

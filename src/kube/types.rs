@@ -35,6 +35,7 @@ pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
 /// Annotation in which Multus lists the networks of a pod, with their addresses.
 pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
+/// The error object of the API server.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ApiStatus {
@@ -110,6 +111,7 @@ pub struct Terminated {
     pub exit_code: i32,
 }
 
+/// A namespace; its metadata has the annotations and the deletion time.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Namespace {
     #[serde(default, deserialize_with = "namespace")]
@@ -132,6 +134,7 @@ pub struct Object<S: Default> {
 /// An object of which only the metadata matter.
 pub type AnyObject = Object<IgnoredAny>;
 
+/// A Service, reduced to its ports.
 pub type Service = Object<ServiceSpec>;
 
 #[derive(Clone, Debug, Deserialize)]

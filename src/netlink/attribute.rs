@@ -14,10 +14,12 @@ const HEADER: usize = size_of::<libc::nlattr>();
 /// Alignment of attributes, in bytes.
 const ALIGNMENT: usize = libc::NLA_ALIGNTO as usize;
 
+/// A sequence of encoded attributes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes(pub Vec<u8>);
 
 impl Attributes {
+    /// Appends an attribute with `value` as it is.
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         self.push(kind, value);
         self
@@ -33,6 +35,7 @@ impl Attributes {
         self.bytes(kind, &value.to_be_bytes())
     }
 
+    /// Appends an attribute that holds `inner`.
     pub fn nested(mut self, kind: u16, inner: Attributes) -> Self {
         self.push(kind | NESTED, &inner.0);
         self

@@ -68,6 +68,7 @@ pub fn request_rtnetlink(
     receive_result(&socket).map_err(|rejection| rejection.errno)
 }
 
+/// One request of an nf_tables transaction.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Message type within nf_tables, such as `NFT_MSG_NEWTABLE`.

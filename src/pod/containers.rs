@@ -14,6 +14,7 @@ use crate::redirect::ports::{self, PortRange};
 /// proxy, by a connection to a server of its own.
 pub const VALIDATOR: &str = "linkerd-network-validator";
 
+/// The user that a container runs as.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerUser {
     name: String,

@@ -36,6 +36,7 @@ pub fn is_meshed(pod: &Pod) -> bool {
     matches!(proxy(pod), Ok(Decision::Redirect(_)))
 }
 
+/// Returns the proxy of a meshed pod.
 pub fn proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
     let containers = pod.spec.containers.as_ref().ok_or(NotAPod)?;
     let init = &pod.spec.init_containers;

@@ -49,6 +49,7 @@ impl IptablesMode {
         }
     }
 
+    /// Returns the backends to try, in this order.
     pub fn backends(&self) -> &[Backend] {
         match self {
             IptablesMode::Auto => &[Backend::Native, Backend::Nft, Backend::Legacy],

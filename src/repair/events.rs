@@ -13,6 +13,7 @@ pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of thi
                                      of its owner's last pod; check that the CNI plugin works on \
                                      this node";
 
+/// What happened to a pod.
 #[derive(Clone, Copy, Debug)]
 pub enum PodEvent<'a> {
     /// The repair mode was applied. The number of missing rules; 0 if the rules were not read.

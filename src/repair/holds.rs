@@ -29,6 +29,7 @@ const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 /// Maximum number of entries, to bound memory.
 const MAX_ENTRIES: usize = 2048;
 
+/// Why a pod is left alone.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum HoldReason {
     /// The pod was repaired, or another pod of its owner was deleted.
@@ -51,6 +52,7 @@ impl HoldReason {
     }
 }
 
+/// Whether it is a pod's turn.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Turn {
     Now,
@@ -116,6 +118,7 @@ impl Holds {
         Holds { mode, entries: HashMap::new() }
     }
 
+    /// Returns whether it is the pod's turn at `now`.
     pub fn turn(&self, pod: &StrandedPod, now: Instant) -> Turn {
         let held_until = |reason| self.held_until(reason, pod, now);
         if held_until(HoldReason::Reported).is_some() {

@@ -21,6 +21,7 @@ use crate::redirect::Origin;
 /// Longest time for reading, or installing, the rules of one netns.
 const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Why a pod's rules cannot be inspected or installed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot determine the pod's redirect rules: {0}")]
@@ -42,6 +43,7 @@ pub enum Error {
     Unverified,
 }
 
+/// Rules of a pod in which the plugin installs rules.
 #[derive(Debug)]
 pub struct Inspected {
     pub netns: PathBuf,

@@ -9,6 +9,7 @@ use crate::conflist::{net_dir, plan};
 /// File name of the plugin's kubeconfig, which is no network config.
 const KUBECONFIG: &str = "ZZZ-linkerd-cni-kubeconfig";
 
+/// Why the plugin's configuration cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the plugin's configuration: {0}")]
 pub struct Error(String);

@@ -99,6 +99,7 @@ impl Queue {
         None
     }
 
+    /// Waits for `time` or until the queue is closed. Returns `true` if the queue is closed.
     pub fn is_closed_within(&self, time: Duration) -> bool {
         let state = self.lock();
         let (state, _) = self

@@ -71,10 +71,12 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Returns the time between two audits. `None`: no audits.
     pub fn audit_period(&self) -> Option<Duration> {
         (self.audit_seconds > 0).then(|| Duration::from_secs(self.audit_seconds.into()))
     }
 
+    /// Returns the mounted CNI net dir, with the network configs.
     pub fn net_dir(&self) -> PathBuf {
         self.mount_prefix.join(self.net_dir.trim_start_matches('/'))
     }

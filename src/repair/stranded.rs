@@ -122,10 +122,12 @@ impl StrandedPod {
         !self.node.is_empty() && self.node != node
     }
 
+    /// Returns the pod's name as the plugin gets it.
     pub fn pod_ref(&self) -> PodRef {
         PodRef { namespace: self.namespace.clone(), name: self.name.clone(), uid: self.uid.clone() }
     }
 
+    /// Returns the path of the pod in the API.
     pub fn api_path(&self) -> String {
         format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name)
     }

@@ -52,6 +52,7 @@ pub enum NotRepaired {
     Failed(Box<Error>),
 }
 
+/// Why a repair failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -71,6 +72,7 @@ impl<E: Into<Error>> From<E> for NotRepaired {
 }
 
 impl NotRepaired {
+    /// HTTP status of the API server's response, if there was a response.
     pub fn status_code(&self) -> Option<u16> {
         match self {
             NotRepaired::Failed(error) => match &**error {

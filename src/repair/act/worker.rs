@@ -28,6 +28,7 @@ use crate::repair::{Shared, plugin_config};
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// Repairs the pods of the queue.
 pub struct Worker {
     connection: Connection,
     budget: RepairBudget,
@@ -41,6 +42,7 @@ impl Worker {
         Worker { connection, budget, holds: Holds::new(shared.settings.mode), shared }
     }
 
+    /// Repairs pods until the queue is closed.
     pub fn run(mut self) {
         while let Some(pod) = self.next_pod() {
             if !agent_ready::wait_until_ready(&self.shared) {

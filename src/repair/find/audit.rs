@@ -24,6 +24,7 @@ use crate::repair::{Shared, plugin_config};
 /// Number of pods up to which an audit repairs all pods of a node.
 const FEW_PODS: usize = 2;
 
+/// Audits the rules of the node's pods.
 pub struct Audit {
     connection: Connection,
     shared: Arc<Shared>,

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 /// lists again after `READ_TIMEOUT` of [`pod_watch`](crate::kube::pod_watch).
 const MAX_SILENCE: Duration = Duration::from_secs(300);
 
+/// Whether the connection to the API server works.
 #[derive(Default)]
 pub struct Readiness {
     /// Time of the last useful response, event or bookmark. The first one is a complete list.
