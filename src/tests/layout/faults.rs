@@ -159,7 +159,7 @@ fn each_error_text_was_captured_or_is_known_to_be_another_programs() {
 }
 
 #[test]
-fn each_fault_has_a_cause_and_one_test() {
+fn each_fault_has_a_cause_and_a_test() {
     let mut tests = String::new();
     for folder in ["agent/catalogue", "cluster/catalogue"] {
         let entries = fs::read_dir(super::source().join("tests").join(folder)).unwrap();
@@ -172,7 +172,7 @@ fn each_fault_has_a_cause_and_one_test() {
     for Fault { name, text } in faults {
         let cause = text.split("<!-- captured: ").next().unwrap_or_default();
         assert!(cause.trim().len() > 40, "{name}: no word on how to cause it");
-        assert_eq!(tests.matches(&format!("(\"{name}\"")).count(), 1, "tests of {name}");
+        assert!(tests.contains(&format!("\"{name}\"")), "no test causes {name}");
     }
 }
 
