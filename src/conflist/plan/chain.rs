@@ -2,21 +2,12 @@
 
 use super::active::{active, called, has_entry, lacks_entry, no_network_config};
 use super::conf_conversion::is_named;
-use super::steps::{Plan, Step};
+use super::steps::{Inputs, Plan, Step};
 use super::{multus, own_config, unchain};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{Conflist, Entry};
-
-/// What a plan is made from.
-pub(super) struct Inputs<'a> {
-    pub found: &'a [ConfigFile],
-    /// The network configs that are not the agent's own.
-    pub foreign: &'a [&'a ConfigFile],
-    pub entry: &'a Entry,
-    pub saved: &'a SavedState,
-}
 
 /// Plans how to chain `entry` to the files that `mode` names, among the network configs `found`.
 pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {

@@ -1,7 +1,6 @@
 //! Conflists that the agent makes from a `.conf` or `.json`.
 
-use super::chain::Inputs;
-use super::steps::Step;
+use super::steps::{Inputs, Step};
 use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{self, Conflist};

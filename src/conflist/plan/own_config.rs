@@ -2,8 +2,7 @@
 //! network config with the plugin entry.
 
 use super::active::{active, is_loadable, no_network_config, unreadable};
-use super::chain::Inputs;
-use super::steps::{Plan, Step};
+use super::steps::{Inputs, Plan, Step};
 use crate::conflist;
 use crate::conflist::chain_mode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};

@@ -1,10 +1,20 @@
-//! The plan: network configs to write and to restore, and why a node is not ready.
+//! What a plan is made from, and the plan: network configs to write and to restore, and why a node is not ready.
 
 use std::collections::BTreeMap;
 
+use crate::conflist::Entry;
 use crate::conflist::net_dir::ConfigFile;
-use crate::conflist::saved_state::Original;
+use crate::conflist::saved_state::{Original, SavedState};
 use crate::files::FileAccess;
+
+/// What a plan is made from.
+pub(super) struct Inputs<'a> {
+    pub found: &'a [ConfigFile],
+    /// The network configs that are not the agent's own.
+    pub foreign: &'a [&'a ConfigFile],
+    pub entry: &'a Entry,
+    pub saved: &'a SavedState,
+}
 
 #[derive(Debug, Default)]
 pub struct Plan {
