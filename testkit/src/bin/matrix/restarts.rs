@@ -144,6 +144,7 @@ fn reboot(times: usize, pods: &Pods) -> String {
     let (pods_before, mut longest) = (uids(), Duration::ZERO);
     for number in 1..=times {
         let (before, sandboxes) = (validations(), MESHED.map(sandbox));
+        let apps_before = apps_since();
         // An agent waits 2 s for the lock, in which it is stopped.
         let net_dir = File::open("/etc/cni/net.d").unwrap();
         let lock = Flock::lock(net_dir, FlockArg::LockExclusive).expect("the net dir is locked");
@@ -168,6 +169,14 @@ fn reboot(times: usize, pods: &Pods) -> String {
             let now = validations();
             now.len() == 4 && now.iter().zip(&before).all(|(now, before)| *now >= before + 2)
         });
+        // kubelet skips the validator of a pod whose app was created and not started when the node stopped:
+        // https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/kubelet/kuberuntime/kuberuntime_container.go#L1058
+        // containerd still reports the app as created:
+        // https://github.com/containerd/containerd/blob/v2.4.2/internal/cri/server/restart.go#L346
+        until("all apps run", || {
+            let now = apps_since();
+            now.len() == 4 && now.iter().zip(&apps_before).all(|(now, before)| now != before)
+        });
     }
     for name in MESHED {
         pods.until_ready(name);
@@ -183,10 +192,21 @@ fn reboot(times: usize, pods: &Pods) -> String {
 
 /// How often the validator of each meshed pod ran.
 fn validations() -> Vec<u32> {
-    let restarts = "jsonpath={.items[*].status.initContainerStatuses[0].restartCount}";
-    let injected = "linkerd.io/control-plane-ns=linkerd";
-    let counts = kubectl(&["get", "pods", "-A", "-l", injected, "-o", restarts]);
-    counts.split_whitespace().map(|count| count.parse().unwrap()).collect()
+    let counts = of_meshed(".initContainerStatuses[0].restartCount");
+    counts.iter().map(|count| count.parse().unwrap()).collect()
+}
+
+/// Since when the app of each meshed pod runs. Those that do not run are left out.
+fn apps_since() -> Vec<String> {
+    of_meshed(".containerStatuses[0].state.running.startedAt")
+}
+
+/// A field in the status of each meshed pod that has it.
+fn of_meshed(field: &str) -> Vec<String> {
+    let path = format!("jsonpath={{.items[*].status{field}}}");
+    let fields =
+        kubectl(&["get", "pods", "-A", "-l", "linkerd.io/control-plane-ns=linkerd", "-o", &path]);
+    fields.split_whitespace().map(str::to_owned).collect()
 }
 
 /// ID of the pod's sandbox; `None` if the pod has no network.
