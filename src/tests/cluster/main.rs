@@ -9,6 +9,7 @@
 mod admission_policy;
 mod agent_replaced;
 mod annotated_pods;
+mod cached_configs;
 /// The pages of the fault catalogue that only a cluster can show. `src/tests/agent/catalogue` has the others.
 mod catalogue {
     mod installation;
