@@ -148,7 +148,6 @@ mod tests {
             agent_namespace: agent_namespace.to_owned(),
             agent_daemonset: agent_daemonset.to_owned(),
             exclude_namespaces: vec!["kube-system".to_owned()],
-            ..PodFilter::default()
         };
         let usual = filter("cni", "linkerd-cni");
         let renamed = filter("mesh", "mesh-cni");
