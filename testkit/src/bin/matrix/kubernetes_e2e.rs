@@ -29,7 +29,7 @@ pub fn run(checks: &mut Checks) {
         without.summary()
     });
     checks.run("Kubernetes' network tests with the plugin", || {
-        Helm::with_local_repository().run("install", &[]);
+        Helm::new().run("install", &[]);
         let with = Results::of_run();
         assert_eq!(with, without);
         let pods = adds();
