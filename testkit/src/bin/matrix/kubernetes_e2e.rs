@@ -59,12 +59,12 @@ impl Results {
     /// Runs the tests.
     fn of_run() -> Results {
         let directory = TempDir::new().unwrap();
-        let report = directory.path().join("report.json");
         // They mostly wait, so that more of them run at a time than there are processors.
         let status = Command::new("ginkgo")
             .args(["--procs=4", "--no-color", "--timeout=25m", "--silence-skips"])
             .arg(format!("--focus={TESTS}"))
-            .arg(format!("--json-report={}", report.display()))
+            .arg(format!("--output-dir={}", directory.path().display()))
+            .arg("--json-report=report.json")
             .arg(program("e2e.test"))
             .arg("--")
             .arg(format!("--kubeconfig={}", std::env::var("KUBECONFIG").unwrap()))
@@ -73,7 +73,8 @@ impl Results {
             .status()
             .expect("ginkgo runs; scripts/tools kubernetes-e2e builds it");
         println!("ginkgo: {status}");
-        let suites: Value = serde_json::from_slice(&fs::read(&report).unwrap()).unwrap();
+        let report = fs::read(directory.path().join("report.json")).unwrap();
+        let suites: Value = serde_json::from_slice(&report).unwrap();
         let mut results = Results::default();
         for spec in suites[0]["SpecReports"].as_array().unwrap() {
             let parents = spec["ContainerHierarchyTexts"].as_array().into_iter().flatten();
