@@ -175,6 +175,7 @@ impl Client {
         Ok(BufReader::new(response.into_body().into_reader()))
     }
 
+    /// Sends a request. Fails unless the status of the response is 2xx.
     fn send(
         &self,
         http: &HttpAgent,
