@@ -63,7 +63,8 @@ fn startup_taint_alone_is_removed_once_the_node_is_verified() {
     let log = || agent.log();
     let line = format!("removed the startup taint {KEY} from node node-1");
     until("it is said", || log().contains(&line));
-    assert!(log().find("is installed and verified") < log().find(&line));
+    let at = |text: &str| log().find(text).unwrap_or_else(|| panic!("no {text}: {}", log()));
+    assert!(at("is installed and verified") < at(&line));
     assert_eq!(api.asked("PATCH", "/api/v1/nodes/node-1"), 3);
     assert!(!log().contains("cannot remove the startup taint"), "{}", log());
 }
@@ -188,7 +189,9 @@ fn condition_is_true_while_the_node_is_ready_and_withdrawn_within_two_seconds_of
     let until_is = |status| until(status, || condition(api)["status"] == status);
     assert_eq!(condition(api)["reason"], "PluginVerified");
     until("the change is logged", || agent.log().contains("to True"));
-    assert!(agent.log().find("is installed and verified") < agent.log().find("to True"));
+    let log = agent.log();
+    let at = |text: &str| log.find(text).unwrap_or_else(|| panic!("no {text}: {log}"));
+    assert!(at("is installed and verified") < at("to True"));
     assert_eq!((patches(api), api.state().taints.len()), (1, 3), "{}", agent.log());
 
     for (index, count) in [(0, 2), (1, 4)] {

@@ -60,7 +60,11 @@ fn without_kubectl_metadata_are_printed_and_the_checks_fail_in_the_format_of_lin
     let error = check["error"].as_str().unwrap();
     assert!(error.starts_with("cannot run kubectl: ") && error.contains("PATH"), "{error}");
     assert!(check["hint"].as_str().unwrap().ends_with("/docs/cli.md#kubernetes-api"), "{check}");
+}
 
+#[test]
+fn uninstall_names_the_commands_that_uninstall() {
+    let dir = tempfile::tempdir().unwrap();
     let output = run(dir.path(), &["uninstall"]);
     assert_eq!((output.status.code(), text(&output.stdout)), (Some(1), ""));
     let error = text(&output.stderr);

@@ -4,7 +4,8 @@ use serde_json::json;
 
 use super::api::TOKEN;
 use super::faults::assert_fails_at_once;
-use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, UID};
+use super::record_socket::recorded;
+use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, UID, requests};
 
 #[test]
 fn responses_without_the_pod_or_its_namespace_fail_at_once_and_leave_no_rule() {
@@ -55,7 +56,9 @@ fn responses_without_the_pod_or_its_namespace_fail_at_once_and_leave_no_rule() {
     }
     // A response that is cut short is retried.
     scene.api.answer(POD_PATH, 200, r#"{"metadata":"#);
-    scene.add().linkerd("api-retry-seconds", 1).run().failed(104, "EOF while parsing");
+    let (outcome, record) = recorded(&scene.add().linkerd("api-retry-seconds", 1));
+    outcome.failed(104, "EOF while parsing");
+    assert!(requests(&record) > 1, "{record}");
     assert_eq!(scene.rules(), "");
 }
 
