@@ -52,7 +52,7 @@ reasons! {
         InitProxyUser "init-proxy-user"
             "Outbound connections of init containers that run as the proxy's user"
         NetAdmin "net-admin"
-            "What containers with `NET_ADMIN` let pass: they can change the rules"
+            "Everything: containers with `NET_ADMIN` can change the rules"
         NetRaw "net-raw"
             "Packets of containers with `NET_RAW`, which can send them past the rules"
         RootContainer "root-container"

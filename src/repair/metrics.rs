@@ -30,7 +30,7 @@ metrics! {
     pods_labelled: Counter = register "Labelled pods"
     pods_reported: Counter = register "Stranded pods that were only reported"
     pods_skipped: Counter = register
-        "Stranded pods left unchanged, for a reason that the Event with the action Skipping names"
+        "Stranded pods left unchanged. The Event with action Skipping has the reason"
     repair_errors: Counter = register "Failed attempts to inspect, repair, label or report a pod"
     agent_waits: Counter = register "Times that a repair waited for the agent to be ready"
     budget_waits: Counter = register "Times that a repair waited for the repair budget"
