@@ -17,22 +17,22 @@ pub const RBAC: &str = "rbac.authorization.k8s.io";
 
 /// The result of reading an object: the object, `None` if it does not exist, or why it cannot be
 /// read.
-pub type Lookup = Result<Option<Value>, Error>;
+pub type OptionalObject = Result<Option<Value>, Error>;
 
 #[derive(Clone, Debug)]
 pub struct ChartObject {
     pub kind: &'static str,
     pub name: String,
-    pub found: Lookup,
+    pub found: OptionalObject,
 }
 
 #[derive(Clone, Debug)]
 pub struct Facts {
     pub now: SystemTime,
     pub namespace: String,
-    pub namespace_object: Lookup,
-    pub config: Lookup,
-    pub daemonset: Lookup,
+    pub namespace_object: OptionalObject,
+    pub config: OptionalObject,
+    pub daemonset: OptionalObject,
     pub objects: Vec<ChartObject>,
     /// DaemonSets of this chart or Linkerd's in any namespace.
     pub daemonsets: Result<Vec<Value>, Error>,
@@ -60,7 +60,7 @@ pub fn fetch(
     thread::scope(|scope| {
         // The agents take longest.
         let agents = scope.spawn(|| agents(api, namespace, asking));
-        let daemonset: Lookup = find(api, &daemonset_path(namespace, DAEMONSET));
+        let daemonset: OptionalObject = find(api, &daemonset_path(namespace, DAEMONSET));
         let known = daemonset.as_ref().ok().and_then(Option::as_ref);
         let unchained =
             known.filter(|found| variable(found, "LINKERD_CNI_CHAINED") == Some("false"));

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 use super::readable;
 use crate::extension::agents::DAEMONSET;
 use crate::extension::api::{Api, Error, decode, find, get};
-use crate::extension::facts::{self, Lookup, RBAC};
+use crate::extension::facts::{self, OptionalObject, RBAC};
 use crate::extension::objects::{admin_port, pod_spec, text};
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::kube::object_reader::namespace_path;
@@ -160,7 +160,7 @@ fn cilium_problems(map: &Value) -> Vec<String> {
 }
 
 /// Checks that Pod Security Admission admits the agent's pods. `has_pods`: it has admitted some.
-pub fn pod_security(name: &str, namespace: &Lookup, has_pods: bool) -> Verdict {
+pub fn pod_security(name: &str, namespace: &OptionalObject, has_pods: bool) -> Verdict {
     let remedy = format!("kubectl label --overwrite namespace {name} {ENFORCE}=privileged");
     let Some(namespace) = readable(namespace, &format!("namespace {name}"))? else {
         return Severity::Error.because(format!("namespace {name} does not exist"));

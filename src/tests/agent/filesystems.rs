@@ -93,10 +93,10 @@ fn a_full_disk_keeps_existing_files_and_the_agent_installs_once_there_is_space()
 }
 
 /// What `/ready` says, and the fault, of which the mount at the returned path is the cause.
-type Fault = (&'static [&'static str], fn(&Node) -> PathBuf);
+type MountFault = (&'static [&'static str], fn(&Node) -> PathBuf);
 
 const READ_ONLY: &str = "Read-only file system";
-const FAULTS: &[Fault] = &[
+const FAULTS: &[MountFault] = &[
     (&["kubeconfig: cannot create", READ_ONLY, "destCNIBinDir"], |node| {
         remount(&node.net(""), MsFlags::MS_RDONLY);
         node.net("")

@@ -20,7 +20,7 @@ fn huge(text: &str) -> String {
 #[test]
 fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_not_ready() {
     let link = "is a symbolic link out of the mounted directory";
-    let make: [(&str, MakeJunk, &str); 4] = [
+    let make: [(&str, MakeConfig, &str); 4] = [
         (
             "05-absolute.conflist",
             |path| symlink("/nix/store/cni.conflist", path).unwrap(),
@@ -136,12 +136,12 @@ fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist()
     });
 }
 
-type MakeJunk = fn(&Path);
-/// Hides the list with this text from the agent, but not from a runtime.
+type MakeConfig = fn(&Path);
+/// Hides the conflist with this text from the agent, but not from a runtime.
 type Hide = fn(&Node, &str);
 
 /// What another program may leave in place of a network config. None of it names the plugin.
-const JUNK: [(&str, MakeJunk); 9] = [
+const JUNK: [(&str, MakeConfig); 9] = [
     ("empty", |path| fs::write(path, "").unwrap()),
     ("an empty object", |path| fs::write(path, "{}").unwrap()),
     ("half JSON", |path| fs::write(path, r#"{"name":"\u006e","plugins":[{"ty"#).unwrap()),

@@ -96,18 +96,18 @@ impl Entry<'_> {
 }
 
 /// A section of `docs/maintainers/faults.md`: how to cause the fault, and the captured texts.
-struct Fault {
+struct FaultSection {
     name: String,
     text: String,
 }
 
-impl Fault {
-    fn all() -> Vec<Fault> {
+impl FaultSection {
+    fn all() -> Vec<FaultSection> {
         let sections = fs::read_to_string(docs().join("maintainers/faults.md")).unwrap();
         // The captured texts have no headings.
         let sections = sections.split("\n## ").skip(1).map(|section| {
             let (name, text) = section.split_once('\n').unwrap();
-            Fault { name: name.to_owned(), text: text.to_owned() }
+            FaultSection { name: name.to_owned(), text: text.to_owned() }
         });
         sections.collect()
     }
@@ -146,9 +146,10 @@ fn each_error_text_stands_once_and_has_a_cause_and_a_remedy() {
 
 #[test]
 fn each_error_text_was_captured_or_is_known_to_be_another_programs() {
-    let (page, faults) = (page(), Fault::all());
-    let is_captured =
-        |text: &str| faults.iter().flat_map(Fault::captured).any(|(_, block)| block.contains(text));
+    let (page, faults) = (page(), FaultSection::all());
+    let is_captured = |text: &str| {
+        faults.iter().flat_map(FaultSection::captured).any(|(_, block)| block.contains(text))
+    };
     let texts: Vec<_> = Entry::all(&page).into_iter().flat_map(|entry| entry.texts).collect();
     let lost: Vec<_> =
         texts.iter().filter(|text| !NOT_CAPTURED.contains(text) && !is_captured(text)).collect();
@@ -167,9 +168,9 @@ fn each_fault_has_a_cause_and_a_test() {
             tests += &fs::read_to_string(path).unwrap();
         }
     }
-    let faults = Fault::all();
+    let faults = FaultSection::all();
     assert!(faults.len() > 45, "{} faults", faults.len());
-    for Fault { name, text } in faults {
+    for FaultSection { name, text } in faults {
         let cause = text.split("<!-- captured: ").next().unwrap_or_default();
         assert!(cause.trim().len() > 40, "{name}: no word on how to cause it");
         assert!(tests.contains(&format!("\"{name}\"")), "no test causes {name}");
@@ -212,7 +213,7 @@ fn each_captured_text_leads_to_its_remedy() {
     let page = page();
     let entries = Entry::all(&page);
     let mut lost = Vec::new();
-    for fault in Fault::all() {
+    for fault in FaultSection::all() {
         for (source, block) in fault.captured() {
             // A metric has no cause of its own, and a status of a pod many. Failed plugin calls have a code.
             let has_code = block.contains(" with code ");
