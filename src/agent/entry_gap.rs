@@ -32,7 +32,8 @@ impl EntryGap {
         let gap = match (self.has_entry, has_entry) {
             (true, true) => Duration::ZERO,
             (false, true) if !self.was_read => Duration::ZERO,
-            // Clocks that were set, and copied timestamps, never make the gap longer than this.
+            // At most the time since the last read: a timestamp may be copied, and a clock may have
+            // been set.
             (true, false) => changed_before.unwrap_or_default().min(elapsed),
             (false, _) => elapsed,
         };

@@ -161,7 +161,7 @@ mod tests {
     const OF_COMPARISON: &str =
         "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni-compare";
 
-    /// A cluster in which the DaemonSet of the comparison can be created, with the results of its pods.
+    /// A fake cluster that accepts the DaemonSet of `linkerd cni compare`, whose pods return `results`.
     fn cluster(results: &[Value]) -> Cluster {
         let mut cluster = Cluster::healthy();
         let ready = json!({"observedGeneration": 1, "desiredNumberScheduled": 2, "numberReady": 2});

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_temporary_file_does_not_hold_what_the_agent_read() {
+    fn holds_is_false_if_the_temporary_file_is_missing() {
         let (_dir, path) = plugin();
         let removal = StagedRemoval::start(&path).unwrap().unwrap();
         assert!(removal.holds(b"plugin"));

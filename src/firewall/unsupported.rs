@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn optional_ipv6_is_required_after_an_error_that_may_pass() {
+    fn ipv6_is_left_out_only_after_an_error_that_shows_missing_support() {
         let no_backend = |errors| Error::NoBackend { errors };
         for (error, wanted) in [
             (native(Errno::ENOENT), true),

@@ -1,9 +1,9 @@
 //! Finds the redirect of a request's pod. The first source that knows the pod decides:
 //!
 //! 1. the node's copy of its pods, for which ADD waits while a live agent keeps it;
-//! 2. the API server. A pod without an annotation of a proxy is asked for only by ADD, and only while a
-//!    live agent keeps the copy: such a pod may start before the agent has seen it, and must not depend
-//!    on the API server otherwise;
+//! 2. the API server. For a pod without a proxy annotation only ADD sends a request, and only while a
+//!    live agent keeps the copy: the pod may have started before the agent saw it. In all other cases
+//!    such a pod must not depend on the API server;
 //! 3. the annotations that the runtime passes, and the plugin entry.
 //!
 //! The proxy injector sets `linkerd.io/created-by` on each pod to which it adds a proxy, and copies

@@ -133,7 +133,7 @@ impl EventQueue {
     }
 }
 
-/// Posts an Event. Does nothing if the settings do not name its object.
+/// Posts an Event. Does nothing for an Event on the node if the settings do not name the node.
 pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> Result<(), Error> {
     let regarding = match (&event.pod, settings.node_name.as_deref()) {
         (Some(PodRef { namespace, name, uid }), _) => {
@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_permission_pauses_for_ten_minutes_and_a_rejected_event_not_at_all() {
+    fn a_missing_permission_pauses_events_for_10_to_15_minutes_and_a_rejected_event_is_dropped() {
         let ending = "events is forbidden: unable to create new content in namespace a because it is being terminated";
         for (error, wanted) in [
             (status(403, "events is forbidden"), Some(FORBIDDEN_PAUSE)),

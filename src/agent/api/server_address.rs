@@ -78,8 +78,8 @@ impl Resolution {
         self.due = self.due.min(self.earliest.max(now));
     }
 
-    /// Resolves the name, and schedules the next resolution. Returns what is known then, instead of
-    /// `current`.
+    /// Resolves the name. Returns the next resolution, and the address that replaces `current`: after
+    /// a failure the same address, with the error.
     pub fn run(mut self, current: &ServerAddress) -> (Resolution, ServerAddress) {
         let found = addresses(&self.host, self.port);
         self.done(Instant::now(), found.is_ok());

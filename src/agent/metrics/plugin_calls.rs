@@ -184,7 +184,7 @@ mod tests {
     use crate::metrics::openmetrics;
 
     #[test]
-    fn records_add_no_label_values() {
+    fn each_record_is_counted_without_new_label_values_and_a_missing_pod_is_no_failure_in_status() {
         let counters = PluginCalls::default();
         let before = openmetrics([&counters.registry]).lines().count();
         for (decision, code) in

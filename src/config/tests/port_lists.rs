@@ -128,7 +128,7 @@ fn strict_annotations_fail_the_pod_for_each_element_that_is_otherwise_ignored() 
 
 /// The longest annotation that the API server accepts is 256 KiB.
 #[test]
-fn a_quarter_megabyte_of_annotation_is_decided_at_once_and_quoted_in_less_than_a_kilobyte() {
+fn a_quarter_megabyte_of_annotation_is_decided_at_once_and_quoted_in_less_than_1500_bytes() {
     let fill = |unit: &str| unit.repeat(250_000 / unit.len());
     let ranges: Vec<String> = (0..40_000).map(|first| format!("{first}-60000")).collect();
     for (name, text) in [

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_complete_or_an_error() {
+    fn an_incomplete_iptables_listing_is_an_error() {
         let list = |text| {
             let (_dir, path) = program(text);
             list(&path, Duration::from_secs(20)).map_err(|error| error.to_string())

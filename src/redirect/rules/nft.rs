@@ -56,8 +56,8 @@ pub fn runs(rules: &[Rule]) -> impl Iterator<Item = &[Rule]> {
     })
 }
 
-/// Returns the comment of the nf_tables rule for a run: that of the first rule, with an ellipsis if
-/// other rules follow.
+/// Returns the comment of the nf_tables rule that stands for consecutive rules: that of the first one,
+/// with an ellipsis if others follow.
 pub fn comment(run: &[Rule]) -> Cow<'_, str> {
     match run {
         [] => Cow::default(),

@@ -33,7 +33,8 @@ impl Scene {
         Scene::with_template(TEMPLATE, test);
     }
 
-    /// Runs `test` beside an upstream agent with another template than this project's agent, and with the same.
+    /// Runs `test` twice: with an upstream agent whose template differs from this agent's, and with
+    /// one whose template is equal.
     fn with_upstream(test: fn(Scene)) {
         upstream::templates().iter().for_each(|template| Scene::with_template(template, test));
     }

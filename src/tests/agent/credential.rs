@@ -249,7 +249,7 @@ fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
 }
 
 #[test]
-fn failed_token_check_is_repeated_with_a_growing_delay_and_the_node_stays_ready() {
+fn failed_token_check_is_repeated_and_the_node_stays_ready() {
     let Scene { api, node, mut agent } = Scene::start(&[]);
     api.state().namespace = Some((503, json!({"message": "overloaded"})));
     let asked = api.asked("GET", CHECK);

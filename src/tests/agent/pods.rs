@@ -21,7 +21,7 @@ use crate::until::{until, until_within};
 const NAMESPACE: &str = "/api/v1/namespaces/shop";
 const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
-/// A node whose agent watches the pods.
+/// Scenes whose agent watches the pods of its node.
 impl Scene {
     /// Starts with these pods on the node, and waits until the copy is complete.
     fn watching(pods: &[Value]) -> Scene {

@@ -99,7 +99,7 @@ fn the_self_test_reruns_only_when_binary_or_entry_changes() {
     until("some more passes", || passes(&agent) > before + 2.0);
     assert_eq!(self_tests(&agent, "passed"), 1.0);
     fs::remove_file(node.bin("linkerd-cni")).unwrap();
-    until("another trial", || self_tests(&agent, "passed") == 2.0);
+    until("a second self-test", || self_tests(&agent, "passed") == 2.0);
     agent.until_ready();
 }
 
@@ -171,7 +171,8 @@ fn node_is_not_ready_while_the_plugin_fails_the_self_test() {
         let agent = start(&node, entry);
         until(says, || agent.ready().1.contains(says));
         assert_eq!(agent.ready().0, 500);
-        // It is chained all the same: pods of the mesh fail rather than start bare.
+        // The plugin is chained all the same: meshed pods then fail rather than start without
+        // redirect rules.
         assert!(node.chained(LIST));
         assert!(!agent.log().contains("is installed and verified"));
     }

@@ -19,8 +19,8 @@ use crate::scene::Scene;
 use crate::until::{until, until_within};
 use crate::watcher::Watcher;
 
-/// In kB, the unit of `VmRSS`.
-const RSS: u64 = 4096;
+/// Limit of the agent's resident memory (`VmRSS`), in kB.
+const RSS_LIMIT_KB: u64 = 4096;
 
 #[test]
 fn meshed_pods_start_redirected_while_the_agent_is_replaced_or_killed() {
@@ -54,7 +54,7 @@ fn meshed_pods_start_redirected_while_the_agent_is_replaced_or_killed() {
 
     let rss = agent().rss();
     println!("agent: {rss} kB resident");
-    assert!(rss <= RSS, "{rss} kB");
+    assert!(rss <= RSS_LIMIT_KB, "{rss} kB");
     scene.remove();
 }
 

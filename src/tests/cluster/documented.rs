@@ -47,7 +47,8 @@ fn documented_commands_succeed_on_a_cluster() {
         shell.must(&text);
         shell.must("kubectl rollout status -n linkerd-cni daemonset/linkerd-cni --timeout=60s");
     }
-    // Ends the plugin's tokens. The agent's next one is that of the test `the_agent_replaces_a_damaged_and_a_revoked_token`.
+    // Revokes the plugin's tokens. The test `the_agent_replaces_a_damaged_and_a_revoked_token` shows
+    // that the agent requests a new one.
     for text in on_page("docs/security.md", |_| true) {
         shell.must(&text);
     }

@@ -67,10 +67,10 @@ iptables -A OUTPUT -j PROXY_INIT_OUTPUT -m comment --comment proxy-init/install-
 #[test]
 fn linkerd_cni_compares_pods_beside_upstreams_agent_and_names_seeded_differences() {
     let scene = Scene::begin();
-    let (list, bare) = active_conflist();
+    let (list, original) = active_conflist();
     let _account = account();
     scene.helm.install_upstream_with(Program::Pause);
-    let upstream = Upstream::start(&list, &bare);
+    let upstream = Upstream::start(&list, &original);
     until("upstream's entry", || scene.node.entry().is_some());
     let modes = ["nft", "legacy", "plain"];
     scene.pods.start(&modes.map(pods::meshed));

@@ -22,24 +22,24 @@ const STATE: &str = "/etc/cni/net.d/.linkerd-cni-state";
 const WAIT: Duration = Duration::from_secs(60);
 
 /// The stand-in for upstream's agent, which runs as long as the process of upstream's pod.
-fn upstreams_agent(list: &Path, bare: &str, other: Option<&str>) -> Upstream {
+fn upstreams_agent(list: &Path, original: &str, other: Option<&str>) -> Upstream {
     let mut found = None;
     until_within(WAIT, "upstream's pod runs", || {
         found = find_agent().filter(|pod| Some(pod.pod.as_str()) != other);
         found.is_some()
     });
     let process = format!("/proc/{}/exe", found.unwrap().pid);
-    Upstream::start_until(list, bare, move || Path::new(&process).symlink_metadata().is_err())
+    Upstream::start_until(list, original, move || Path::new(&process).symlink_metadata().is_err())
 }
 
 #[test]
-fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirection() {
+fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
     let scene = Scene::begin();
     let Scene { node, helm, .. } = &scene;
-    let (list, bare) = active_conflist();
+    let (list, original) = active_conflist();
     let _account = account();
     helm.install_upstream_with(Program::Pause);
-    let upstream = upstreams_agent(&list, &bare, None);
+    let upstream = upstreams_agent(&list, &original, None);
     until_within(WAIT, "upstream's entry", || node.entry().is_some());
 
     let watcher = Watcher::start();
@@ -58,7 +58,7 @@ fn an_upgrade_from_upstreams_chart_and_the_way_back_leave_no_pod_without_redirec
     let mut upstream = None;
     burst::with_retries("helm rollback to upstream's agent", || {
         helm.rollback(&[]);
-        upstream = Some(upstreams_agent(&list, &bare, Some(&upgraded)));
+        upstream = Some(upstreams_agent(&list, &original, Some(&upgraded)));
         rolled_out();
     });
     watcher.finish().assert_no_gap_of(GAP, "helm rollback to upstream's agent");

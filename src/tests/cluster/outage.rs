@@ -101,7 +101,7 @@ fn new_pods_start_if_they_are_known_to_need_no_request(node: &Node) -> (Vec<Stat
     injected.iter().for_each(|pod| assert_responds(&pod.address(), "proxy-inbound"));
     let reason = "cannot read pod default/static-meshed";
     until("the reason why the other pod waits", || node.kubelet_log().contains(reason));
-    assert!(!meshed.runs(), "a meshed pod without the mark must not start bare");
+    assert!(!meshed.runs(), "a meshed pod without the mark must not start without redirect rules");
     (injected, meshed)
 }
 
@@ -143,6 +143,6 @@ pub fn create_all(namespace: &str, annotations: impl Iterator<Item = Value>) {
 pub fn redirected(namespace: &str) -> usize {
     let path = "jsonpath={.items[*].status.phase}";
     let phases = kubectl(&format!("get pods -n {namespace} -o {path}"));
-    assert!(!phases.contains("Failed"), "bare: {phases}");
+    assert!(!phases.contains("Failed"), "a pod ran without redirect rules: {phases}");
     phases.matches("Succeeded").count()
 }

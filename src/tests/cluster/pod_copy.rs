@@ -30,7 +30,7 @@ fn pods_of_every_origin_are_decided_by_their_containers_without_an_api_request()
     for profile in PROFILES {
         until("the copy's proxy responds", || {
             let response = response_of_copy(pods, profile);
-            assert!(!response.starts_with("app-of"), "the copy {profile} starts bare: {response}");
+            assert!(!response.starts_with("app-of"), "{profile} is not redirected: {response}");
             response.starts_with("proxy-inbound")
         });
     }

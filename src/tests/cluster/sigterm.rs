@@ -83,8 +83,7 @@ fn restart_with_default_grace() {
 }
 
 #[test]
-fn an_upgrade_from_upstreams_chart_leaves_no_bare_pod_and_a_rollback_no_instant_without_the_plugin()
-{
+fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugin_installed() {
     let scene = Scene::begin();
     let Scene { node, helm, before, .. } = &scene;
     helm.install_upstream();

@@ -49,22 +49,22 @@ pub struct Upstream {
 }
 
 impl Upstream {
-    pub fn start(list: &Path, bare: &str) -> Upstream {
-        Upstream::start_until(list, bare, || false)
+    pub fn start(list: &Path, original: &str) -> Upstream {
+        Upstream::start_until(list, original, || false)
     }
 
     /// The same; uninstalls as soon as it `is_over`.
     pub fn start_until(
         list: &Path,
-        bare: &str,
+        original: &str,
         is_over: impl Fn() -> bool + Send + 'static,
     ) -> Upstream {
         let plugin = fs::read(env!("CARGO_BIN_EXE_linkerd-cni")).unwrap();
         replace(Path::new(BINARY), &plugin, 0o755);
         replace(Path::new(KUBECONFIG), kubeconfig().as_bytes(), 0o644);
         let stop = Arc::<AtomicBool>::default();
-        let (own, path, text) = (Arc::clone(&stop), list.to_owned(), chained(bare));
-        let bare = bare.to_owned();
+        let (own, path, text) = (Arc::clone(&stop), list.to_owned(), chained(original));
+        let original = original.to_owned();
         let thread = thread::spawn(move || {
             while !own.load(Ordering::Relaxed) && !is_over() {
                 if fs::read_to_string(&path).unwrap_or_default() != text {
@@ -75,7 +75,7 @@ impl Upstream {
             for path in [BINARY, KUBECONFIG] {
                 let _ = fs::remove_file(path);
             }
-            let _ = fs::write(&path, bare);
+            let _ = fs::write(&path, original);
         });
         Upstream { stop, thread: Some(thread) }
     }
@@ -103,8 +103,8 @@ fn replace(path: &Path, bytes: &[u8], mode: u32) {
 }
 
 /// The conflist with upstream's plugin entry.
-fn chained(bare: &str) -> String {
-    let mut list: Value = serde_json::from_str(bare).unwrap();
+fn chained(original: &str) -> String {
+    let mut list: Value = serde_json::from_str(original).unwrap();
     let mut entry = upstream_entry();
     entry["kubernetes"]["kubeconfig"] = KUBECONFIG.into();
     list["plugins"].as_array_mut().unwrap().push(entry);

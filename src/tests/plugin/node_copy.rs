@@ -81,7 +81,7 @@ fn the_copy_decides_by_the_containers_without_a_request_in_an_outage() {
 }
 
 #[test]
-fn an_unusable_copy_is_as_good_as_none() {
+fn an_unusable_file_of_the_copy_is_ignored() {
     let scene = Scene::meshed();
     let call = |annotations| {
         let call = scene.add().annotated(annotations);
@@ -132,7 +132,7 @@ fn one_request_decides_on_an_unannotated_pod_that_a_live_agent_lacks_and_a_faile
 }
 
 #[test]
-fn without_a_live_agent_an_unmeshed_pod_costs_next_to_nothing() {
+fn without_a_live_agent_add_of_an_unmeshed_pod_does_not_wait_for_the_copy() {
     let scene = Scene::meshed();
     let call = |command| scene.call(command).annotated(json!({}));
     let (add, version) = (call("ADD"), call("VERSION"));

@@ -113,7 +113,7 @@ fn deeply_nested_and_huge_input_yields_a_result_or_an_error() {
 }
 
 #[test]
-fn version_needs_neither_environment_nor_stdin() {
+fn version_needs_only_cni_command() {
     let output = Command::new(PLUGIN)
         .env_clear()
         .env("CNI_COMMAND", "VERSION")

@@ -109,7 +109,7 @@ prop_compose! {
     }
 }
 
-/// A list of a kubeconfig, in which members may have other types than wanted.
+/// The value of `clusters`, `users` or `contexts` in a kubeconfig. Members may have a wrong type.
 fn kubeconfig_list() -> impl Strategy<Value = String> {
     let value = select(vec!["null", "7", "\"s3cr3t\"", "[]", "{}", "[\"s3cr3t\"]"]);
     let key = select(vec!["server", "token", "tokenFile", "certificate-authority-data", "user"]);

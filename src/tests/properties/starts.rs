@@ -1,4 +1,4 @@
-//! Starts of random pods: none with a proxy is passed bare.
+//! Starts of random pods: none with a proxy is skipped without a documented reason.
 
 use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::{Decision, annotation};
@@ -74,7 +74,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, ..recorded_in(REGRESSIONS) })]
 
     #[test]
-    fn a_pod_with_a_proxy_is_never_passed_bare_without_a_documented_reason(start in start()) {
+    fn a_pod_with_a_proxy_is_never_skipped_without_a_documented_reason(start in start()) {
         start.assert_not_bare();
     }
 

@@ -107,7 +107,7 @@ fn another_architecture_compares_neither_instructions_nor_sizes() {
 }
 
 #[test]
-fn the_committed_file_has_every_counted_figure() {
+fn benchmarks_json_has_every_counted_figure() {
     let text = fs::read(repository().join("docs/maintainers/benchmarks.json")).unwrap();
     let committed: Figures = serde_json::from_slice(&text).unwrap();
     let itself = compare(&committed, &committed);

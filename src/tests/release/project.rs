@@ -112,7 +112,9 @@ fn the_release_workflow_publishes_what_was_built_after_tests_and_approval() {
     assert!(publish.to_string().matches("github.token").count() == 2, "{publish}");
     // A failure on the left of a pipe fails the step.
     assert_eq!(workflow["defaults"]["run"]["shell"], "bash");
-    // One group for all tags would cancel the second of three.
+    // GitHub keeps one running and one pending run of a concurrency group: with one group for all
+    // tags, a third tag would cancel the second.
+    // https://docs.github.com/en/actions/using-jobs/using-concurrency
     assert_eq!(workflow["concurrency"], "release-${{ github.ref }}");
 
     // Nothing that is no part of the release is compiled or run where the release is made.

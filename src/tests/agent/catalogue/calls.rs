@@ -221,7 +221,7 @@ fn the_token_is_rejected() {
 }
 
 #[test]
-fn the_agent_gets_no_token() {
+fn a_failed_token_request_is_shown_by_ready_and_log() {
     let mut fault = Fault::new("no-token");
     fault.scene.api.state().grant = 503;
     // As at a first installation.

@@ -25,7 +25,7 @@ fn refused(name: &'static str, values: &[&str]) {
 }
 
 #[test]
-fn a_value_is_of_a_wrong_type() {
+fn a_chart_value_of_a_wrong_type_is_rejected() {
     refused("value-rejected", &["proxyUID=root", "iptablesMode=iptables"]);
 }
 
