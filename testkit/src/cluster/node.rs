@@ -215,23 +215,6 @@ impl AuditLog {
         AuditLog(log)
     }
 
-    /// Requests of a namespace's ServiceAccounts: verb, URI, response code and user agent of each.
-    pub fn requests_of_accounts_in(&self, namespace: &str) -> Vec<String> {
-        let accounts = format!("system:serviceaccount:{namespace}:");
-        let is_of_account = |event: &&Value| {
-            let user = event["user"]["username"].as_str().unwrap_or_default();
-            user.starts_with(&accounts)
-        };
-        let events = self.events();
-        let described = events.iter().filter(is_of_account).map(|event| {
-            let field = |name: &str| event[name].as_str().unwrap_or("-").to_owned();
-            let code = &event["responseStatus"]["code"];
-            let (verb, uri, agent) = (field("verb"), field("requestURI"), field("userAgent"));
-            format!("{verb} {uri} {code} {agent}")
-        });
-        described.collect()
-    }
-
     fn events(&self) -> Vec<Value> {
         // The last line may be incomplete.
         self.0.read().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()

@@ -2,13 +2,9 @@
 //! requests can be counted for each pod.
 
 use std::cell::RefCell;
-use std::env;
-use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use super::families::{self, Family};
@@ -192,45 +188,6 @@ pub fn validation(timeout: &str) -> Vec<String> {
     let (nobody, outbound) = (family.nobody(), family.any(4140));
     let words = ["validate", "--connect", &nobody, "--listen", &outbound, "--timeout", timeout];
     words.map(str::to_owned).to_vec()
-}
-
-/// The pod with a first init container that runs until [`release`] is called.
-pub fn held(mut pod: Value) -> Value {
-    let init = pod["spec"]["initContainers"].as_array_mut().unwrap();
-    init.insert(0, container("hold", 1000, &["wait", HOLD]));
-    pod
-}
-
-/// Argument of the container that holds a pod: more than any test takes.
-const HOLD: &str = "3607s";
-
-/// Ends the holding init containers of this cluster's pods. Needs no API server. Returns whether there was one, and
-/// all have ended: the first process of a container ignores a signal until it has installed its handler.
-pub fn release() -> bool {
-    let held = holding();
-    for pid in &held {
-        // It may have ended meanwhile.
-        let _ = kill(Pid::from_raw(*pid), Signal::SIGTERM);
-    }
-    let end = Instant::now() + Duration::from_secs(2);
-    while !holding().is_empty() && Instant::now() < end {
-        thread::sleep(Duration::from_millis(20));
-    }
-    !held.is_empty() && holding().is_empty()
-}
-
-/// The processes of the holding init containers. Clusters side by side share the machine's pids.
-fn holding() -> Vec<i32> {
-    let cgroup = env::var("CLUSTER_CGROUP").unwrap_or_default();
-    let holds = |pid: &i32| {
-        let read = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
-        read("cmdline").is_ok_and(|line| line == format!("/probe\0wait\0{HOLD}\0"))
-            && read("cgroup").is_ok_and(|text| match cgroup.is_empty() {
-                true => !text.contains("/linkerd2-cni-"),
-                false => text.contains(&format!("/{cgroup}/")),
-            })
-    };
-    crate::pids().filter(holds).collect()
 }
 
 /// A StatefulSet with `pod` as its template; its pod has the name `name-0`.

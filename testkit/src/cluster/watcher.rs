@@ -91,14 +91,6 @@ impl Seen {
         assert!(lengths.iter().all(|length| *length < longest), "{scene}: {gaps:?}");
     }
 
-    /// Prints and returns the longest time in which the active conflist had the plugin entry, but binary or kubeconfig
-    /// were missing or damaged.
-    pub fn longest_stranded(&self, scene: &str) -> Duration {
-        let longest = self.stranded().map(|gap| gap.length).max().unwrap_or_default();
-        println!("{scene}: at most {longest:.1?} without binary or kubeconfig");
-        longest
-    }
-
     /// Asserts that binary and kubeconfig existed whenever the active conflist had the plugin entry.
     pub fn assert_never_stranded(&self, scene: &str) {
         let stranded: Vec<&Gap> = self.stranded().collect();
