@@ -1,4 +1,4 @@
-//! A fake API server. What is common to all tests: TLS, recorded requests, [`Fault`]s, watches, and the list of
+//! A fake API server. What is common to all tests: TLS, recorded requests, [`ApiFault`]s, watches, and the list of
 //! fixed responses. Each kind of test has its own [`Routes`].
 
 mod received;
@@ -16,7 +16,7 @@ use std::time::Duration;
 use rcgen::CertificateParams;
 use serde_json::Value;
 
-pub use self::response::{Fault, Response};
+pub use self::response::{ApiFault, Response};
 use self::watches::Event;
 pub use crate::server::Request;
 use crate::server::{Connection, Identity};
@@ -73,7 +73,7 @@ pub struct State<R> {
     /// Connections are closed at once.
     pub down: bool,
     routes: R,
-    faults: VecDeque<Fault>,
+    faults: VecDeque<ApiFault>,
     identity: Option<Identity>,
     connections: Vec<TcpStream>,
     watchers: Vec<Sender<Event>>,
@@ -172,7 +172,7 @@ impl<R: Routes> Server<R> {
     }
 
     /// The next requests go wrong like this, one each.
-    pub fn faults(&self, faults: &[Fault]) -> &Self {
+    pub fn faults(&self, faults: &[ApiFault]) -> &Self {
         self.state().faults.extend(faults);
         self
     }

@@ -10,12 +10,12 @@ use serde_json::json;
 /// A cluster whose namespaces have these annotations, and whose API server has a Service with this port and
 /// target port, or none.
 #[derive(Default)]
-pub struct Lookup {
+pub struct FakeCluster {
     pub annotations: Annotations,
     pub api_ports: Option<[u16; 2]>,
 }
 
-impl ClusterLookup for Lookup {
+impl ClusterLookup for FakeCluster {
     fn namespace(&mut self, _: &str) -> Result<Annotations, Error> {
         Ok(self.annotations.clone())
     }

@@ -13,7 +13,7 @@ use nix::sys::socket::{
     AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, bind, recv, send, socket,
 };
 use serde_json::{Value, json};
-use testkit::lookup::Lookup;
+use testkit::lookup::FakeCluster;
 
 use super::namespaces::{NEIGHBOUR, POD};
 use super::{Scene, api_of, listen};
@@ -98,7 +98,7 @@ impl Pod {
             "status": {"podIPs": self.ips.iter().map(|ip| json!({"ip": ip})).collect::<Vec<_>>()},
         });
         let annotations = serde_json::from_value(self.of_namespace.clone()).unwrap();
-        let mut namespace = Lookup { annotations, ..Lookup::default() };
+        let mut namespace = FakeCluster { annotations, ..FakeCluster::default() };
         let pod = serde_json::from_value(object).unwrap();
         match config.bypasses_of(pod, &mut namespace).unwrap() {
             Decision::Redirect(found) => found.into_iter().map(text).collect(),

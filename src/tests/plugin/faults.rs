@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 use serde_json::{Value, json};
 
-use super::api::{Fault, TOKEN};
+use super::api::{ApiFault, TOKEN};
 use super::record_socket::recorded;
 use super::until::until;
 use super::{
@@ -18,14 +18,14 @@ use super::{
 #[test]
 fn temporary_faults_are_retried_until_the_pod_is_redirected() {
     let cases = [
-        ("closed", vec![Fault::Close, Fault::Close]),
-        ("cut short", vec![Fault::Cut]),
-        ("overloaded", vec![Fault::Status(429, 0), Fault::Status(503, 1)]),
-        ("asks for 3 s", vec![Fault::Status(429, 3)]),
-        ("asks for an hour", vec![Fault::Status(429, 3600)]),
-        ("server errors", vec![Fault::Status(500, 0), Fault::Status(502, 0)]),
-        ("slow", vec![Fault::Slow(3000)]),
-        ("silent once", vec![Fault::Hang]),
+        ("closed", vec![ApiFault::Close, ApiFault::Close]),
+        ("cut short", vec![ApiFault::Cut]),
+        ("overloaded", vec![ApiFault::Status(429, 0), ApiFault::Status(503, 1)]),
+        ("asks for 3 s", vec![ApiFault::Status(429, 3)]),
+        ("asks for an hour", vec![ApiFault::Status(429, 3600)]),
+        ("server errors", vec![ApiFault::Status(500, 0), ApiFault::Status(502, 0)]),
+        ("slow", vec![ApiFault::Slow(3000)]),
+        ("silent once", vec![ApiFault::Hang]),
     ];
     at_the_same_time(cases, |(name, faults)| {
         let scene = Scene::meshed();
@@ -47,7 +47,7 @@ fn temporary_faults_are_retried_until_the_pod_is_redirected() {
 #[test]
 fn an_endless_response_fails_the_pod_at_the_size_limit() {
     let scene = Scene::meshed();
-    scene.api.faults(&[Fault::Endless; 50]);
+    scene.api.faults(&[ApiFault::Endless; 50]);
     // A busy machine takes long to read a body up to its limit.
     scene.add().linkerd("api-retry-seconds", 20).run().failed(104, "cannot read pod ns/web");
     assert_eq!(scene.rules(), "");
@@ -174,7 +174,7 @@ fn after_a_rejected_token_the_kubeconfig_is_read_once_more() {
     assert_eq!(scene.api.requests().len(), 1, "the same token is not tried twice");
 
     // The first response is slow. Meanwhile the agent writes the new token.
-    scene.api.faults(&[Fault::Slow(500)]);
+    scene.api.faults(&[ApiFault::Slow(500)]);
     let renewed = scene.api.kubeconfig().replace(TOKEN, "renewed");
     let path = call.kubeconfig();
     let call = call.linkerd("api-retry-seconds", 5);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::api::{Api, Fault, TOKEN};
+use super::api::{Api, ApiFault, TOKEN};
 use super::record_socket::recorded;
 use super::{
     Call, MESHED, NAMESPACE_PATH, POD_PATH, REQUESTS_IN_2_S, Scene, UID, at_the_same_time, requests,
@@ -42,7 +42,7 @@ enum Outage {
     ServerDown,
     NoKubeconfig,
     AnotherCa,
-    Fault(Fault),
+    Fault(ApiFault),
 }
 
 /// Outages, and code and text of the error.
@@ -52,13 +52,13 @@ const OUTAGES: [(Outage, u64, &str); 12] = [
     (Outage::ServerDown, 101, "https://127.0.0.1:1/api/v1/namespaces/ns/pods/web"),
     (Outage::NoKubeconfig, 100, "cannot read"),
     (Outage::AnotherCa, 101, "certificate"),
-    (Outage::Fault(Fault::Status(500, 0)), 104, "HTTP 500"),
-    (Outage::Fault(Fault::Status(429, 3600)), 104, "HTTP 429"),
-    (Outage::Fault(Fault::Hang), 101, ""),
-    (Outage::Fault(Fault::Drip), 101, ""),
-    (Outage::Fault(Fault::Close), 101, ""),
-    (Outage::Fault(Fault::Cut), 101, ""),
-    (Outage::Fault(Fault::Garbage), 104, ""),
+    (Outage::Fault(ApiFault::Status(500, 0)), 104, "HTTP 500"),
+    (Outage::Fault(ApiFault::Status(429, 3600)), 104, "HTTP 429"),
+    (Outage::Fault(ApiFault::Hang), 101, ""),
+    (Outage::Fault(ApiFault::Drip), 101, ""),
+    (Outage::Fault(ApiFault::Close), 101, ""),
+    (Outage::Fault(ApiFault::Cut), 101, ""),
+    (Outage::Fault(ApiFault::Garbage), 104, ""),
 ];
 
 impl Outage {

@@ -15,7 +15,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::lookup::Lookup;
+use testkit::lookup::FakeCluster;
 
 use crate::packet::{Hook, Packet, TCP};
 use crate::{port_range, subnet};
@@ -252,7 +252,7 @@ impl Settings {
         let found = serde_json::from_value(self.pod_object()).unwrap();
         let pod = PodRef { namespace: "ns".into(), name: "web".into(), uid: String::new() };
         let annotations = self.namespace.annotations();
-        let mut cluster = Lookup { annotations, api_ports: Some(API_PORTS) };
+        let mut cluster = FakeCluster { annotations, api_ports: Some(API_PORTS) };
         match facts::facts(found, &pod, &mut cluster)? {
             Decision::Redirect(facts) => Config::read(&config)?.redirect(&facts),
             Decision::Skip(_) => Err(Error::new(Failure::Internal, "the pod is meshed")),

@@ -1,7 +1,7 @@
 //! Routes of an API server with pods, as the repair controller uses it. Tests set its responses.
 
 use serde_json::{Value, json};
-use testkit::api::{self, Fault, Response, Routes};
+use testkit::api::{self, ApiFault, Response, Routes};
 
 pub use testkit::api::Request;
 
@@ -14,7 +14,7 @@ pub enum Answer {
     Status(u16),
     /// Status code and message.
     Refusal(u16, &'static str),
-    Fault(Fault),
+    Fault(ApiFault),
 }
 
 pub type Api = api::Server<Pods>;

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use linkerd2_cni::kube::pod_stream::MAX_PODS;
 use serde_json::json;
-use testkit::api::Fault;
+use testkit::api::ApiFault;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
@@ -81,7 +81,7 @@ fn failed_deletions_are_counted_and_publish_no_event() {
     let (api, controller) = Controller::watched();
     for (name, answer, metric) in [
         ("forbidden", Answer::Status(403), "pods_delete_errors_total"),
-        ("late", Answer::Fault(Fault::Hang), "pods_delete_timeout_total"),
+        ("late", Answer::Fault(ApiFault::Hang), "pods_delete_timeout_total"),
     ] {
         api.state().delete = answer;
         api.modify(&stranded(name));
@@ -116,7 +116,7 @@ fn events_that_cannot_be_published_are_counted() {
     api.state().event = Answer::Status(403);
     api.modify(&stranded("a"));
     controller.counts("events_publish_errors_total", 1);
-    api.state().event = Answer::Fault(Fault::Hang);
+    api.state().event = Answer::Fault(ApiFault::Hang);
     api.modify(&stranded("b"));
     controller.counts("events_publish_timeouts_total", 1);
     assert_eq!(controller.metric("pods_deleted_total"), 2);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
-use testkit::api::Fault;
+use testkit::api::ApiFault;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
@@ -125,7 +125,7 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
     let api = Api::start();
     let healthy = (0..20).map(|i| fat(&i.to_string(), 1000));
     api.state().pods = [stranded("web-1")].into_iter().chain(healthy).collect();
-    api.state().list = Answer::Fault(Fault::Cut);
+    api.state().list = Answer::Fault(ApiFault::Cut);
     let controller = Controller::start(&api);
     controller.logs("Cannot watch the pods of this node");
     let (status, body) = controller.get("/ready");
@@ -142,7 +142,7 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
 #[test]
 fn an_endless_list_is_cancelled_at_the_size_limit() {
     let api = Api::start();
-    api.state().list = Answer::Fault(Fault::Endless);
+    api.state().list = Answer::Fault(ApiFault::Endless);
     let controller = Controller::start(&api);
     let began = Instant::now();
     while !controller.log().contains("larger than") {
@@ -205,7 +205,7 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
     };
     let list_is_cut = |api: &Api| {
         api.state().watch = Answer::Status(410);
-        api.state().list = Answer::Fault(Fault::Cut);
+        api.state().list = Answer::Fault(ApiFault::Cut);
     };
     let nothing_more = |_: &Api| {};
     let bookmark_and_410 = |api: &Api| {

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use serde_json::{Value, json};
-use testkit::api::Fault;
+use testkit::api::ApiFault;
 use testkit::server::Connection;
 
 use crate::api::{Answer, Api};
@@ -197,7 +197,7 @@ fn no_pod_is_repaired_before_the_agent_is_ready() {
 #[test]
 fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
     let (api, controller) = Controller::watched();
-    api.state().delete = Answer::Fault(Fault::Hang);
+    api.state().delete = Answer::Fault(ApiFault::Hang);
     api.modify(&stranded("web-1"));
     controller.counts("pods_delete_timeout_total", 1);
     api.crash();

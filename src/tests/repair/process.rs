@@ -10,7 +10,7 @@ use nix::mount::{MntFlags, umount2};
 use nix::sys::signal::Signal;
 use tempfile::TempDir;
 
-use testkit::api::Fault;
+use testkit::api::ApiFault;
 
 use crate::api::{Answer, Api};
 use crate::controller::{BINARY, Controller};
@@ -51,11 +51,11 @@ type Case = (&'static str, fn(&Api), Signal);
 #[test]
 fn signals_stop_the_controller_at_once_in_every_state() {
     let watched = |_: &Api| {};
-    let hung = |api: &Api| api.state().list = Answer::Fault(Fault::Hang);
+    let hung = |api: &Api| api.state().list = Answer::Fault(ApiFault::Hang);
     let waiting = |api: &Api| api.crash();
     let deleting = |api: &Api| {
         api.state().pods = (0..9).map(|i| stranded(&i.to_string())).collect();
-        api.state().delete = Answer::Fault(Fault::Hang);
+        api.state().delete = Answer::Fault(ApiFault::Hang);
     };
     let cases: [Case; 4] = [
         ("in a watch", watched, Signal::SIGTERM),

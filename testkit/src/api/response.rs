@@ -9,7 +9,7 @@ use crate::server::Connection;
 
 /// What goes wrong with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fault {
+pub enum ApiFault {
     /// No byte of a response, and the connection stays open.
     Hang,
     /// The connection ends without a response.
@@ -31,7 +31,7 @@ pub enum Fault {
 pub struct Response {
     pub code: u16,
     pub body: String,
-    pub fault: Option<Fault>,
+    pub fault: Option<ApiFault>,
 }
 
 impl Response {
@@ -64,17 +64,17 @@ impl Response {
         let (code, body) = (self.code, self.body.as_bytes());
         match self.fault {
             None => connection.send_response(code, body),
-            Some(Fault::Slow(ms)) => {
+            Some(ApiFault::Slow(ms)) => {
                 thread::sleep(Duration::from_millis(ms));
                 connection.send_response(code, body)
             }
-            Some(Fault::Hang) => Some(()),
-            Some(Fault::Close) => None,
-            Some(Fault::Cut) => {
+            Some(ApiFault::Hang) => Some(()),
+            Some(ApiFault::Close) => None,
+            Some(ApiFault::Cut) => {
                 connection.send_part(code, body.len(), "", &body[..body.len() / 2])?;
                 connection.cut()
             }
-            Some(Fault::Drip) => {
+            Some(ApiFault::Drip) => {
                 connection.send_part(code, body.len(), "", b"")?;
                 body.iter().try_for_each(|byte| {
                     connection.send(&[*byte])?;
@@ -82,15 +82,15 @@ impl Response {
                     Some(())
                 })
             }
-            Some(Fault::Endless) => {
+            Some(ApiFault::Endless) => {
                 connection.send_chunked_head()?;
                 let chunk = format!("10000\r\n{}\r\n", " ".repeat(0x10000));
                 loop {
                     connection.send(chunk.as_bytes())?;
                 }
             }
-            Some(Fault::Garbage) => connection.send(b"SSH-2.0-x\r\n\r\n"),
-            Some(Fault::Status(code, seconds)) => {
+            Some(ApiFault::Garbage) => connection.send(b"SSH-2.0-x\r\n\r\n"),
+            Some(ApiFault::Status(code, seconds)) => {
                 connection.send_part(code, 0, &format!("Retry-After: {seconds}\r\n"), b"")
             }
         }

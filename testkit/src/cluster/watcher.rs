@@ -17,10 +17,10 @@ struct Gap {
 }
 
 /// Watches until [`Watcher::finish`].
-pub struct Watcher(Repeated<Seen>);
+pub struct Watcher(Repeated<Gaps>);
 
 /// What a [`Watcher`] saw.
-pub struct Seen {
+pub struct Gaps {
     /// Path of the node's file system.
     root: String,
     begin: Instant,
@@ -38,16 +38,16 @@ impl Watcher {
     /// Watches the node whose file system is at the path `root`.
     pub fn of(root: String) -> Watcher {
         let (begin, took) = (Instant::now(), Duration::ZERO);
-        let seen = Seen { root, begin, reads: 0, took, last: State::Installed, gaps: Vec::new() };
-        Watcher(Repeated::start(PERIOD, seen, Seen::read))
+        let seen = Gaps { root, begin, reads: 0, took, last: State::Installed, gaps: Vec::new() };
+        Watcher(Repeated::start(PERIOD, seen, Gaps::read))
     }
 
-    pub fn finish(self) -> Seen {
+    pub fn finish(self) -> Gaps {
         self.0.finish()
     }
 }
 
-impl Seen {
+impl Gaps {
     fn read(&mut self) {
         // Twice if the plugin is not installed, as a file that is replaced between two reads may look missing.
         let state = match state(&self.root) {
@@ -69,14 +69,14 @@ impl Seen {
 
     /// Asserts that the plugin was installed at every instant.
     pub fn assert_always_installed(&self, scene: &str) {
-        let Seen { reads, took, gaps, .. } = self;
+        let Gaps { reads, took, gaps, .. } = self;
         println!("{scene}: {reads} reads in {took:.1?}, {} gaps", gaps.len());
         assert!(gaps.is_empty(), "{scene}: {gaps:?}");
     }
 
     /// At no time was the plugin missing, in whatever way, for `longest`.
     pub fn assert_no_gap_of(&self, longest: Duration, scene: &str) {
-        let Seen { reads, took, gaps, .. } = self;
+        let Gaps { reads, took, gaps, .. } = self;
         // Gaps of different kinds that follow each other are one.
         let mut whole: Vec<(Duration, Duration)> = Vec::new();
         for gap in gaps {

@@ -17,7 +17,7 @@ use linkerd2_cni::record::Record;
 use linkerd2_cni::redirect::Redirect;
 use serde_json::{Value, json};
 
-use crate::lookup::Lookup;
+use crate::lookup::FakeCluster;
 
 const CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
 
@@ -108,7 +108,7 @@ impl Start {
         let facts = |pod: &PodRef| {
             let found = serde_json::from_value(self.object()).expect("a pod");
             let annotations = self.of_namespace.clone();
-            facts::facts(found, pod, &mut Lookup { annotations, ..Lookup::default() })
+            facts::facts(found, pod, &mut FakeCluster { annotations, ..FakeCluster::default() })
         };
         let pod = match pod_redirect::named(&request, &config, &mut record)? {
             Decision::Redirect(pod) => pod,

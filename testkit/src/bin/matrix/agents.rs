@@ -67,12 +67,12 @@ impl AgentPod {
 /// Watches the agents' pods until it is dropped.
 pub struct AgentWatch {
     _kubectl: KilledOnDrop,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<SeenAgents>>,
 }
 
 /// What an [`AgentWatch`] saw.
 #[derive(Clone, Default)]
-pub struct Seen {
+pub struct SeenAgents {
     pods: BTreeMap<String, AgentPod>,
     /// Whether each node had a ready agent once: the first events are the pods that exist already.
     complete: bool,
@@ -91,7 +91,7 @@ impl AgentWatch {
         let watch = format!("get {PODS} --watch --output-watch-events -o json");
         let mut kubectl = KilledOnDrop(command(&watch).stdout(Stdio::piped()).spawn().unwrap());
         let events = BufReader::new(kubectl.0.stdout.take().unwrap());
-        let seen = Arc::new(Mutex::new(Seen::default()));
+        let seen = Arc::new(Mutex::new(SeenAgents::default()));
         let nodes: Vec<String> = nodes.iter().map(|&node| node.to_owned()).collect();
         let of_thread = Arc::clone(&seen);
         thread::spawn(move || follow(events, &nodes, &of_thread));
@@ -103,12 +103,12 @@ impl AgentWatch {
     }
 
     /// What was seen so far.
-    pub fn seen(&self) -> Seen {
+    pub fn seen(&self) -> SeenAgents {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until the watch has reported what is true now, and returns everything that it saw.
-    pub fn finish(self) -> Seen {
+    pub fn finish(self) -> SeenAgents {
         until_within(Duration::from_secs(60), "the watch reports the agents of now", || {
             staying(self.seen().pods.into_values()) == by_node()
         });
@@ -116,7 +116,7 @@ impl AgentWatch {
     }
 }
 
-impl Seen {
+impl SeenAgents {
     /// Applies a watch event.
     fn apply(&mut self, event: &Value, nodes: &[String]) {
         let Some(pod) = AgentPod::of(&event["object"]) else { return };
@@ -146,7 +146,7 @@ impl Seen {
     }
 }
 
-fn follow(events: impl Read, nodes: &[String], seen: &Mutex<Seen>) {
+fn follow(events: impl Read, nodes: &[String], seen: &Mutex<SeenAgents>) {
     for event in Deserializer::from_reader(events).into_iter::<Value>() {
         let Ok(event) = event else { return };
         seen.lock().unwrap_or_else(PoisonError::into_inner).apply(&event, nodes);

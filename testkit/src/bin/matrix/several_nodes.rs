@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
 use crate::agent::process_of;
-use crate::agents::{self, AgentPod, AgentWatch, Seen};
+use crate::agents::{self, AgentPod, AgentWatch, SeenAgents};
 use crate::checks::Checks;
 use crate::expectations::{assert_redirected, controllers_that_asked_about, only_event};
 use crate::families::Family;
@@ -188,7 +188,7 @@ fn unavailable(helm: &Helm, all: [&Machine; 3]) -> String {
 }
 
 /// Each node has a new agent, and no two of them started at a time.
-fn one_after_the_other(seen: &Seen) -> String {
+fn one_after_the_other(seen: &SeenAgents) -> String {
     assert_eq!(seen.most_starting, 1, "agents that start at a time");
     let nodes: BTreeSet<&String> = seen.order.iter().collect();
     assert!(nodes.len() == 3 && seen.order.len() == 3, "{:?}", seen.order);
@@ -196,7 +196,7 @@ fn one_after_the_other(seen: &Seen) -> String {
 }
 
 /// Runs `event` and waits until every node has a ready agent. The plugin is always installed on each node.
-fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> Seen {
+fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> SeenAgents {
     always_installed(nodes, || {
         let watch = AgentWatch::start(&nodes.map(|node| node.name.as_str()));
         event();
