@@ -255,7 +255,7 @@ fn validate(to: SocketAddr, at: SocketAddr, timeout: Duration) -> anyhow::Result
 fn reaches_itself(to: SocketAddr, at: SocketAddr, timeout: Duration) -> anyhow::Result<()> {
     let start = Instant::now();
     let listener = bound(at)?;
-    // Random.
+    // std seeds RandomState randomly, so no crate for random numbers is needed.
     let token = format!("{:016x}\n", RandomState::new().build_hasher().finish());
     let line = token.clone();
     thread::spawn(move || {

@@ -76,18 +76,18 @@ fn of(
     });
     let pods = pods.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     let ended = |phase: &str| pods.iter().filter(|pod| pod["status"]["phase"] == phase).count();
-    let (redirected, bare) = (ended("Succeeded"), ended("Failed"));
-    let lost = pods.len() - redirected - bare;
+    let (redirected, not_redirected) = (ended("Succeeded"), ended("Failed"));
+    let lost = pods.len() - redirected - not_redirected;
     let mut failures = namespace.failed_sandboxes();
     println!(
-        "{what}, {took:.1?}: {} pods in {:.1?}: {redirected} redirected, {bare} bare, {lost} never \
-         started; {} kinds of failed tries",
+        "{what}, {took:.1?}: {} pods in {:.1?}: {redirected} redirected, {not_redirected} \
+         not redirected, {lost} never started; {} kinds of failed tries",
         pods.len(),
         begin.elapsed(),
         failures.len()
     );
     let details = || kubectl(&["get", "events,pods", "-n", &namespace.0]);
-    assert!(bare == 0 && lost == 0, "{what}: {}", details());
+    assert!(not_redirected == 0 && lost == 0, "{what}: {}", details());
     failures.retain(|message| message.contains("linkerd-cni"));
     (pods, failures)
 }

@@ -24,7 +24,7 @@ struct Options {
     /// A debug build of the plugin, for counting its allocations.
     #[arg(long)]
     debug_plugin: Option<PathBuf>,
-    /// The yardstick.
+    /// Debian's portmap, with whose times the plugin's are compared.
     #[arg(long)]
     portmap: PathBuf,
     /// The image's archive, for its size.

@@ -116,7 +116,9 @@ impl Phase {
         let peak = peak_per_second(requests);
         let limits = [
             (*watches == WATCHES * nodes, format!("{watches} watches")),
-            // Filling a cache takes one list, whatever the number of nodes.
+            // Whatever the number of nodes: the API server fills its cache with one list, and compares the cache with
+            // etcd by another every 5 to 7.5 minutes. A list of more than 10,000 pods takes several requests:
+            // https://github.com/kubernetes/apiserver/blob/v0.35.4/pkg/storage/cacher/delegator.go#L322-L332
             (*lists <= 2, format!("etcd answered {lists} lists of pods")),
             (uncached.is_none(), format!("a list not from the cache: {uncached:?}")),
             (count <= most, format!("{count} requests")),

@@ -13,7 +13,7 @@ use crate::checks::Checks;
 use crate::helm::{Helm, NAMESPACE};
 use crate::pods::{apply, kubectl};
 
-/// Names of the tests.
+/// Regular expression for the names of the tests (ginkgo's `--focus`).
 const TESTS: &str = r"\[sig-network\].*\[Conformance\]";
 
 /// Number of these tests in Kubernetes 1.35.
@@ -48,7 +48,7 @@ pub fn run(checks: &mut Checks) {
     });
 }
 
-/// Names of the tests.
+/// Names of the tests that passed and of those that failed.
 #[derive(Debug, Default, PartialEq)]
 struct Results {
     passed: BTreeSet<String>,

@@ -38,8 +38,8 @@ pub fn run(reboots: usize, checks: &mut Checks) {
     pods.create(&[job(pods::validated("validated", "1s")), job(pods::meshed("running"))]);
     until("the validator fails", || !failed_with_95("validated").is_empty());
     pods.until_ready("running");
-    let bare = answer(&pods.ip("running"));
-    assert_eq!(bare.as_deref(), Some("app-of-running"), "before the plugin is installed");
+    let responder = answer(&pods.ip("running"));
+    assert_eq!(responder.as_deref(), Some("app-of-running"), "before the plugin is installed");
     let audits = format!("repairController.auditIntervalSeconds={AUDIT}");
     if !checks.run("install", || install(&helm, &["--set", &audits])) {
         return;
@@ -165,7 +165,7 @@ fn reboot(times: usize, pods: &Pods) -> String {
         until("all pods are redirected", || MESHED.iter().all(|name| is_redirected(name, number)));
         longest = longest.max(boot.elapsed());
         // Once for the new sandbox, and again after each failure.
-        until("the validators failed, as the pods were faster than the agent", || {
+        until("the validators failed, as the pods started before the plugin was chained", || {
             let now = validations();
             now.len() == 4 && now.iter().zip(&before).all(|(now, before)| *now >= before + 2)
         });
@@ -184,7 +184,8 @@ fn reboot(times: usize, pods: &Pods) -> String {
     assert_eq!(uids(), pods_before, "the same pods");
     rolled_out();
     format!(
-        "{times} times: {} pods faster than the agent, 0 bare, all repaired in place, after at most {:.0} s",
+        "{times} times: {} stranded pods, no app responded without its proxy, all repaired in place, after at \
+         most {:.0} s",
         times * MESHED.len(),
         longest.as_secs_f64()
     )
@@ -217,7 +218,7 @@ fn sandbox(name: &str) -> Option<String> {
 /// Whether the proxy of a pod responds for its app.
 fn is_redirected(name: &str, number: usize) -> bool {
     let responder = address_of(name).and_then(|ip| answer(&ip));
-    assert_ne!(responder, Some(format!("app-of-{name}")), "bare after reboot {number}");
+    assert_ne!(responder, Some(format!("app-of-{name}")), "not redirected after reboot {number}");
     responder.as_deref() == Some("proxy-inbound")
 }
 

@@ -158,7 +158,7 @@ fn rewrite_conflist(world: &World, kills_agent: bool) {
         let _ = kill(agent.pid, Signal::SIGKILL);
     }
     let begin = Instant::now();
-    replace(&path, &world.bare, 0o644);
+    replace(&path, &world.original, 0o644);
     world.recovered(begin, || true);
     drop(outage);
 }
@@ -170,7 +170,7 @@ fn delete_conflist(world: &mut World) {
     fs::remove_file(&path).expect("the conflist can be deleted");
     thread::sleep(Duration::from_millis(world.rng.random_range(500..3000)));
     let begin = Instant::now();
-    replace(&path, &world.bare, 0o644);
+    replace(&path, &world.original, 0o644);
     drop(missing);
     world.recovered(begin, || true);
     drop(unchained);

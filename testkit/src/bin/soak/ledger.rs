@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-/// The first action: what is seen before another one counts for it.
+/// Name of the first action. Violations before the second action are recorded under it.
 pub const INSTALL: &str = "helm install";
 
 /// A promise of this project that is checked all the time.
@@ -71,7 +71,7 @@ pub fn with<T>(read: impl FnOnce(&mut Ledger) -> T) -> T {
     read(&mut LEDGER.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// From now on violations are seen with this action.
+/// Starts an action: violations from now on are recorded under it.
 pub fn begin(action: &'static str) {
     println!("{:>5} s  {action}", BEGIN.elapsed().as_secs());
     with(|ledger| {

@@ -23,10 +23,10 @@ use testkit::until::until;
 
 pub const NAMESPACE: &str = "soak";
 const STATIC_PODS: &str = "/var/lib/linkerd2-cni-cluster/static-pods";
-/// Highest number of pods that are not deleted.
-const MOST: usize = 12;
-/// The same of static pods while the API server is down: others cannot be deleted then.
-const MOST_STATIC: usize = 4;
+/// Largest number of pods at a time, without those that are being deleted.
+const MAX_PODS: usize = 12;
+/// Largest number of static pods while the API server is down, when no other pod can be deleted.
+const MAX_STATIC_PODS: usize = 4;
 const TICK: Duration = Duration::from_millis(150);
 /// Bound of the wait for the last pods' start.
 const LAST_START: Duration = Duration::from_secs(90);
@@ -101,7 +101,7 @@ impl Running {
         let is_down = outages::is_open(Cause::ApiServer);
         let counts = |pod: &&Pod| pod.deleted.is_none() && (!is_down || pod.source == Source::File);
         let staying = self.pods.iter().filter(counts).count();
-        let most = if is_down { MOST_STATIC } else { MOST };
+        let most = if is_down { MAX_STATIC_PODS } else { MAX_PODS };
         if Instant::now() < self.next || staying >= most {
             return;
         }

@@ -75,7 +75,7 @@ fn main() -> ExitCode {
     let options = Options::parse();
     let node = Node::exclusive();
     let before = node.files();
-    let bare = fs::read_to_string(active::path("").expect("there is a conflist")).unwrap();
+    let original = fs::read_to_string(active::path("").expect("there is a conflist")).unwrap();
     kubectl(&["create", "namespace", load::NAMESPACE]);
     pods::until_account(load::NAMESPACE);
 
@@ -91,7 +91,7 @@ fn main() -> ExitCode {
     let reader = reader::start();
     let sampler = resources::start();
     let load = Load::start(StdRng::from_rng(&mut rng), options.seeded);
-    let mut world = World { helm, api: api::Api::new(), rng, bare };
+    let mut world = World { helm, api: api::Api::new(), rng, original };
     let span = Duration::from_secs_f64(options.minutes * 60.0);
     match options.seeded {
         Some(seeded) => seeded::run(seeded, span),

@@ -15,7 +15,7 @@ const PROGRAMS: [(&str, &str); 2] = [
     ("repair controller", "/usr/lib/linkerd/linkerd-cni-repair-controller"),
 ];
 const PERIOD: Duration = Duration::from_secs(2);
-/// Age from which a process counts: it has started, and renders no more.
+/// Age from which a process is measured: its memory still grows while it starts.
 const AGE: Duration = Duration::from_secs(10);
 /// Number of samples of a process whose growth is judged: two minutes.
 const SAMPLES: usize = 60;

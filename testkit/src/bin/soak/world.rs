@@ -21,7 +21,7 @@ pub struct World {
     pub api: Api,
     pub rng: StdRng,
     /// The conflist without the plugin entry.
-    pub bare: String,
+    pub original: String,
 }
 
 impl World {
