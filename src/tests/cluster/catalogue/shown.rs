@@ -20,7 +20,12 @@ impl Shown {
         let node = kubectl(&["get", "nodes", "-o", "jsonpath={.items[0].metadata.name}"]);
         Shown {
             page,
-            names: vec![(format!(" {node}"), " node-1"), (format!("{node}:"), "node-1:")],
+            names: vec![
+                (format!(" {node}"), " node-1"),
+                (format!("{node}:"), "node-1:"),
+                // The bin dir of the tests' node beside the usual one.
+                (" /var/lib/linkerd2-cni-cluster/cni-bin".to_owned(), ""),
+            ],
             cut: None,
         }
     }
