@@ -113,7 +113,7 @@ impl Scene {
 }
 
 /// Cases that [`all`] runs at a time.
-const AT_A_TIME: usize = 6;
+const AT_A_TIME: usize = 3;
 
 /// Runs the cases side by side, as most of them wait.
 pub fn all<T>(cases: impl IntoIterator<Item = T, IntoIter: Send>, test: impl Fn(T) + Sync) {
