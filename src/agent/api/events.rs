@@ -167,9 +167,12 @@ pub fn post_due(api: &ApiHandle, connection: &mut Connection) {
             continue;
         };
         let now = Instant::now();
-        let events = &mut api.state().events;
-        events.put_back((queued, event), now, now + between(pause[0], pause[1]));
-        if mem::replace(&mut events.is_failing, true) {
+        let mut state = api.state();
+        state.events.put_back((queued, event), now, now + between(pause[0], pause[1]));
+        let was_failing = mem::replace(&mut state.events.is_failing, true);
+        // The reconciler needs the state, and stderr may be slow.
+        drop(state);
+        if was_failing {
             continue;
         }
         let cause = match pause {
