@@ -296,11 +296,6 @@ pub fn namespace(settings: &Settings) -> Option<String> {
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
 }
 
-/// Path of the agent's DaemonSet in the API.
-pub fn daemonset_path(namespace: &str, name: &str) -> String {
-    format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
-}
-
 /// Returns the token in the kubeconfig on the host, and the time until its renewal. `None` unless
 /// the token belongs to the plugin's ServiceAccount and is valid at `now`.
 fn adopt(settings: &Settings, now: SystemTime) -> Option<(Token, Duration)> {

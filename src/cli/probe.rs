@@ -13,10 +13,11 @@ use anyhow::{Context as _, anyhow, bail};
 use serde::Deserialize;
 
 use crate::admin;
-use crate::agent::api::{USER_AGENT, daemonset_path, namespace, source};
+use crate::agent::api::{USER_AGENT, namespace, source};
 use crate::agent::settings::Settings;
 use crate::kube::Deadlines;
 use crate::kube::connection::Connection;
+use crate::kube::scheduling::daemonset_path;
 use crate::kube::types::{null_as_default, objects};
 
 /// Addresses reserved for documentation, one for each family. No host has them, so a connection to

@@ -8,9 +8,9 @@ use serde_json::{Value, json};
 
 use super::agents::{DAEMONSET, PARALLEL, in_parallel};
 use super::api::{Api, Error, get, list};
-use super::facts::daemonset_path;
 use crate::VERSION;
 use crate::deadline::Deadline;
+use crate::kube::scheduling::daemonset_path;
 use crate::repair::comparison::Report;
 
 /// Name of the DaemonSet that compares.

@@ -9,7 +9,7 @@ use super::agents::{Agent, Asking, DAEMONSET, SELECTOR, agents, joined};
 use super::api::{Api, Error, encoded, find, get, list};
 use super::objects::{InjectedPod, event_time, pod_spec, text, variable};
 use crate::kube::object_reader::namespace_path;
-use crate::kube::scheduling::Node;
+use crate::kube::scheduling::{Node, daemonset_path};
 use crate::kube::types::Pod;
 use crate::repair::stranded::INJECTED_LABEL;
 
@@ -107,10 +107,6 @@ pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<Value>
 
 pub fn config_path(namespace: &str) -> String {
     format!("/api/v1/namespaces/{namespace}/configmaps/linkerd-cni-config")
-}
-
-pub fn daemonset_path(namespace: &str, name: &str) -> String {
-    format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
 }
 
 pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {

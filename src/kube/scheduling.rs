@@ -14,6 +14,11 @@ pub type DaemonSet = Object<DaemonSetSpec>;
 /// A node, reduced to its metadata and taints.
 pub type Node = Object<NodeSpec>;
 
+/// Returns the API path of a DaemonSet.
+pub fn daemonset_path(namespace: &str, name: &str) -> String {
+    format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
+}
+
 objects! {
     pub struct DaemonSetSpec {
         pub template: PodTemplate,

@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 
 use super::node_object::NodeUpdates;
 use super::server_address::Resolution;
-use super::{ApiHandle, USER_AGENT, daemonset_path, events, namespace};
+use super::{ApiHandle, USER_AGENT, events, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
-use crate::kube::scheduling::DaemonSet;
+use crate::kube::scheduling::{DaemonSet, daemonset_path};
 use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT};
 
 /// Time-out of each phase of a request but the response.

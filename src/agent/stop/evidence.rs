@@ -8,7 +8,7 @@ use crate::agent::settings::Settings;
 use crate::kube::claims::Claims;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
-use crate::kube::scheduling::{DaemonSet, Node};
+use crate::kube::scheduling::{DaemonSet, Node, daemonset_path};
 use crate::kube::scope;
 use crate::kube::types::{Namespace, Pod};
 use crate::kube::{Client, Deadlines, Error, NOT_FOUND, UNAUTHORIZED};
@@ -105,7 +105,7 @@ pub fn ask(settings: &Settings, timeout: Duration) -> Round {
         Err(error) => return Round::Unreachable(error.to_string()),
     };
     let name = &settings.daemonset;
-    match client.get::<DaemonSet>(&api::daemonset_path(&namespace, name)) {
+    match client.get::<DaemonSet>(&daemonset_path(&namespace, name)) {
         Ok(set) if set.metadata.name != *name => Round::Unclear(another_object("DaemonSet", name)),
         Ok(set) if set.metadata.deletion_timestamp.is_some() => Round::DaemonSetBeingDeleted,
         Ok(set) => existing(settings, &client, &namespace, &set),
