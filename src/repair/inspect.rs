@@ -52,7 +52,8 @@ pub struct Inspected {
 
 impl Inspected {
     /// Installs the missing rules, or after a drift the rules that the plugin would install now, and
-    /// reads them back. Always uses the native backend, whatever `iptablesMode` says, because this container lacks the host's iptables.
+    /// reads them back. Always uses the native backend, whatever `iptablesMode` says, because this
+    /// container lacks the host's iptables.
     pub fn repair(&self) -> Result<(), Error> {
         let (Survey::Missing(origin, _) | Survey::Drifted(origin)) = &self.survey else {
             return Ok(());

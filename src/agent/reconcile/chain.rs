@@ -63,7 +63,7 @@ impl Reconciler {
         }
         self.pass.add(Subject::NetworkConfig, plan.warning.clone().map(Warning));
         let not_chained = plan.not_chained.as_ref().map(|why| match observed.configs[..] {
-            [] => format!("{why}; {}", NO_NETWORK),
+            [] => format!("{why}; {NO_NETWORK}"),
             _ => why.clone(),
         });
         let mode = &self.settings.node.mode;

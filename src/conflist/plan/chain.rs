@@ -89,7 +89,7 @@ impl Inputs<'_> {
         if plan.not_chained.is_none() && !named.iter().any(|file| file.name == active.name) {
             plan.warning = Some(format!(
                 "the active network config is {0}, but cniConfFileName names {name}: the runtime calls \
-             linkerd-cni only if {0} calls {name}; if {0} does not, correct cniConfFileName",
+                 linkerd-cni only if {0} calls {name}; if {0} does not, correct cniConfFileName",
                 active.name
             ));
         }

@@ -51,7 +51,7 @@ impl Inputs<'_> {
         let (exist, them) = if existing.len() == 1 { ("exists", "it") } else { ("exist", "them") };
         Err(format!(
             "is not converted, because {} already {exist} and this agent did not make {them} from this \
-         file; rename or remove one of these files",
+             file; rename or remove one of these files",
             existing.join(" and ")
         ))
     }

@@ -52,7 +52,7 @@ impl Inputs<'_> {
         if is_active && others {
             plan.warning = Some(format!(
                 "{name} sorts before the other network configs: if a runtime reads this directory, \
-             pods get no network; set cniConfFileName to a name that sorts last"
+                 pods get no network; set cniConfFileName to a name that sorts last"
             ));
         }
         plan
@@ -87,7 +87,7 @@ impl Inputs<'_> {
         if plan.not_chained.is_none() && active(found).is_some_and(is_active) {
             plan.not_chained = Some(format!(
                 "the active network config is {}, which sorts before {name}: set cniConfFileName to a \
-             name that sorts first",
+                 name that sorts first",
                 source.name
             ));
         }

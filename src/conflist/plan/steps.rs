@@ -1,4 +1,5 @@
-//! What a plan is made from, and the plan: network configs to write and to restore, and why a node is not ready.
+//! What a plan is made from, and the plan: network configs to write and to restore, and why a node
+//! is not ready.
 
 use std::collections::BTreeMap;
 
