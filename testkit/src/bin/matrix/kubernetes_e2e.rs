@@ -106,17 +106,20 @@ fn program(name: &str) -> String {
     String::from_utf8(found.stdout).unwrap().trim().to_owned()
 }
 
-/// Number of pods that the plugin redirected, skipped and failed to redirect.
+/// Number of pods that the plugins of all nodes redirected, skipped and failed to redirect.
 fn adds() -> [u64; 3] {
-    let agent = agents::by_node().into_values().next().unwrap().name;
-    let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{agent}:9991/proxy/metrics");
-    let metrics = kubectl(&["get", "--raw", &path]);
-    ["redirected", "skipped", "failed"].map(|result| {
-        let name = "linkerd_cni_plugin_requests_total";
-        let start = format!("{name}{{command=\"ADD\",result=\"{result}\"}} ");
-        let count = metrics.lines().find_map(|line| line.strip_prefix(&start));
-        count.unwrap().parse().unwrap()
-    })
+    let mut sum = [0; 3];
+    for agent in agents::by_node().into_values() {
+        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}:9991/proxy/metrics", agent.name);
+        let metrics = kubectl(&["get", "--raw", &path]);
+        for (sum, result) in sum.iter_mut().zip(["redirected", "skipped", "failed"]) {
+            let name = "linkerd_cni_plugin_requests_total";
+            let start = format!("{name}{{command=\"ADD\",result=\"{result}\"}} ");
+            let count = metrics.lines().find_map(|line| line.strip_prefix(&start));
+            *sum += count.unwrap().parse::<u64>().unwrap();
+        }
+    }
+    sum
 }
 
 /// The cluster's DNS server, a process on the node. Dropping the value stops it.
