@@ -13,15 +13,24 @@ const PAGE: &str = "troubleshooting.md";
 
 /// Texts that no test captures: of Helm, the scheduler, the kubelet, other plugins and policy engines, or of faults that
 /// these tests cannot cause.
-const NOT_CAPTURED: [&str; 42] = [
+const NOT_CAPTURED: [&str; 51] = [
     "invalid ownership metadata",
     "kubectl-client-side-apply",
     "chart requires kubeVersion",
-    "cannot re-use a name that is still in use",
+    "a name that is still in use",
     "another operation (install/upgrade/rollback) is in progress",
     "context deadline exceeded",
     "timed out waiting for the condition",
     "exceeded quota",
+    "failed quota",
+    "denied request",
+    "pull access denied",
+    "is not JSON",
+    "cni plugin not initialized",
+    "No route to host",
+    "timeout: connect",
+    "has not responded yet",
+    "Startup probe failed",
     "insufficient quota to match these scopes",
     "denied the request",
     "unable to validate against any security context constraint",
