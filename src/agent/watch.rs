@@ -5,7 +5,6 @@
 //! and late inotify events do no harm. If the node has no inotify instances or watches left,
 //! the agent polls every second.
 
-use std::cell::Cell;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
@@ -19,7 +18,6 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
-use crate::conflist::PLUGIN;
 use crate::files;
 
 /// Time between two passes if inotify is not available.
@@ -28,11 +26,6 @@ const POLL_PERIOD: Duration = Duration::from_secs(1);
 const QUIET: Duration = Duration::from_millis(5);
 /// Longest time to wait until a writer is finished.
 const SETTLE_TIMEOUT: Duration = Duration::from_millis(40);
-
-/// Time after the removal of the plugin binary in which changes are handled at once. An upstream
-/// agent that uninstalls then removes the kubeconfig and the plugin entry, too, and pods start
-/// without redirect rules until the plugin is chained again.
-const URGENT: Duration = Duration::from_secs(1);
 
 /// Ends a wait of [`Watch`] from another thread.
 #[derive(Clone, Debug)]
@@ -54,8 +47,6 @@ pub struct Watch {
     waker: Waker,
     /// Whether inotify watches every directory that exists.
     complete: bool,
-    /// Until when no change waits for its writer to finish.
-    urgent_until: Cell<Option<Instant>>,
 }
 
 impl Watch {
@@ -76,11 +67,9 @@ impl Watch {
             signals: SignalFd::with_flags(&mask, flags)?,
             inotify: None,
             complete: false,
-            urgent_until: Cell::new(None),
         })
     }
 
-    /// Returns a handle that ends a wait from another thread.
     pub fn waker(&self) -> Waker {
         self.waker.clone()
     }
@@ -136,10 +125,9 @@ impl Watch {
                 return self.stop();
             }
             match self.drain(changed) {
-                Change::PluginRemoved => return Ok(None),
-                Change::Other if self.is_urgent() => return Ok(None),
-                Change::Other => return self.settle(),
-                Change::None => {}
+                Some(Change::Finished) => return Ok(None),
+                Some(Change::Unfinished) => return self.settle(),
+                None => {}
             }
             if woken {
                 while self.wakes.recv(&mut [0]).is_ok() {}
@@ -151,15 +139,10 @@ impl Watch {
         }
     }
 
-    /// Reads the pending stop signal.
     fn stop(&self) -> io::Result<Option<Signal>> {
         let number = self.signals.read_signal()?.map(|info| info.ssi_signo as i32);
         let signal = number.and_then(|number| Signal::try_from(number).ok());
         Ok(signal.or(Some(Signal::SIGTERM)))
-    }
-
-    fn is_urgent(&self) -> bool {
-        self.urgent_until.get().is_some_and(|until| Instant::now() < until)
     }
 
     /// Waits until a writer is finished, so that the pass does not read a half-written file.
@@ -170,9 +153,8 @@ impl Watch {
             if stop {
                 return self.stop();
             }
-            match self.drain(changed) {
-                Change::Other => {}
-                Change::PluginRemoved | Change::None => break,
+            if self.drain(changed) != Some(Change::Unfinished) {
+                break;
             }
         }
         Ok(None)
@@ -195,24 +177,22 @@ impl Watch {
         Ok([0, 1, 2].map(|source| fds.get(source).is_some_and(has_data)))
     }
 
-    /// Reads all pending inotify events, if any are `pending`. The agent's own temporary files do
-    /// not count. After the removal of the plugin binary, changes are urgent.
-    fn drain(&self, pending: bool) -> Change {
-        let mut change = Change::None;
+    /// Reads all inotify events, if any are `pending`, and returns what the last one shows. The agent's own
+    /// temporary files do not count.
+    fn drain(&self, pending: bool) -> Option<Change> {
+        let mut change = None;
         while pending && let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
             for event in &events {
                 let name = event.name.as_ref().map(|name| name.to_string_lossy());
-                let removed = event.mask.contains(AddWatchFlags::IN_DELETE);
-                change = match name.as_deref() {
-                    Some(PLUGIN) if removed => Change::PluginRemoved,
-                    Some(name) if files::is_temporary(name) => continue,
-                    _ if change == Change::PluginRemoved => continue,
-                    _ => Change::Other,
+                if name.is_some_and(|name| files::is_temporary(&name)) {
+                    continue;
                 }
+                let writes = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MODIFY;
+                change = Some(match event.mask.intersects(writes) {
+                    true => Change::Unfinished,
+                    false => Change::Finished,
+                });
             }
-        }
-        if change == Change::PluginRemoved {
-            self.urgent_until.set(Some(Instant::now() + URGENT));
         }
         change
     }
@@ -221,28 +201,36 @@ impl Watch {
 /// What inotify reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Change {
-    /// Inotify reported nothing.
-    None,
-    /// The plugin binary is gone, as when an upstream agent uninstalls. There is no writer to wait
-    /// for, and until the binary is back no pod starts.
-    PluginRemoved,
-    Other,
+    /// A file is created or written, and its writer has not closed it.
+    Unfinished,
+    /// There is no writer to wait for. Such a change is handled at once: an upstream agent that uninstalls
+    /// removes the plugin binary, the kubeconfig and then the plugin entry, and pods start without
+    /// redirect rules until the plugin is chained again.
+    Finished,
 }
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
+    use std::fs::{self, File};
+    use std::io::Write as _;
 
     use super::*;
 
     #[test]
-    fn changes_are_urgent_after_the_plugin_binary_is_removed_while_another_change_settles() {
+    fn a_change_is_finished_when_its_writer_has_closed_the_file() {
         let dir = tempfile::tempdir().unwrap();
-        fs::write(dir.path().join(PLUGIN), "").unwrap();
+        let path = dir.path().join("10-net.conflist");
         let mut watch = Watch::start().unwrap();
         watch.watch_dirs(&[dir.path()]).unwrap();
-        fs::remove_file(dir.path().join(PLUGIN)).unwrap();
-        assert_eq!(watch.settle().unwrap(), None);
-        assert!(watch.is_urgent());
+        assert_eq!(watch.drain(true), None);
+        let mut file = File::create(&path).unwrap();
+        file.write_all(b"{").unwrap();
+        assert_eq!(watch.drain(true), Some(Change::Unfinished));
+        drop(file);
+        assert_eq!(watch.drain(true), Some(Change::Finished));
+        fs::write(dir.path().join(".linkerd-cni.1.2.3.tmp"), "").unwrap();
+        assert_eq!(watch.drain(true), None);
+        fs::remove_file(&path).unwrap();
+        assert_eq!(watch.drain(true), Some(Change::Finished));
     }
 }

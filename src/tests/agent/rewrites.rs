@@ -58,7 +58,8 @@ fn contention_for_two_conflists_is_named_with_its_remedy_delays_writes_and_is_an
         thread::sleep(Duration::from_millis(2));
     }
     assert!(scene.agent.metric("linkerd_cni_agent_conflist_writes_total") < 50.0);
-    let events = api.events();
+    let mut events = api.events();
+    events.sort_by_key(|event| event["note"].as_str().map(str::to_owned));
     assert_eq!(events.len(), names.len(), "{events:?}");
     for (event, name) in events.iter().zip(names) {
         assert_eq!(event["regarding"]["kind"], "Node");
