@@ -37,8 +37,6 @@ use crate::files::{self, StagedRemoval};
 use crate::pod_copy;
 use plugin_reference::PluginReference;
 
-/// Attempts to write a network config that another program writes at the same time.
-const ATTEMPTS: usize = 5;
 /// How often the plugin entry is removed if another program chains the plugin again each time.
 /// After each removal, meshed pods start without redirect rules for a moment. Kept below the number
 /// of removals at which another agent of this project reports contention.
@@ -135,8 +133,7 @@ impl Uninstall<'_> {
         [self.failures, self.attempt_failures].concat()
     }
 
-    /// Removes the plugin entry from all network configs, and then the other files unless a network
-    /// config names the plugin again.
+    /// Unchains all network configs, and removes the other files unless one names the plugin again.
     fn attempt(&mut self) -> Result<PluginReference, Vec<String>> {
         let held = self.lock.take();
         self.saved_state = SavedState::load(&self.settings.net_dir);
@@ -182,34 +179,24 @@ impl Uninstall<'_> {
         }
     }
 
-    /// Removes the plugin entry from all network configs. If another program keeps writing a config
-    /// at the same time, that config is left to the next attempt. Returns the network configs.
+    /// Removes the plugin entry from all network configs. A config that another program writes at the
+    /// same time is left to the next attempt. Returns the network configs.
     fn unchain(&mut self) -> Result<Vec<ConfigFile>, Vec<String>> {
         let path = &self.settings.net_dir;
-        let mut attempts = 0;
-        loop {
-            attempts += 1;
-            let found = self.configs()?;
-            let seen = |name: &str| content(&found, name);
-            let net_dir = NetDir { path, seen, is_locked: true };
-            let (mut raced, mut failures) = (false, Vec::new());
-            for step in plan::unchain(&found, &self.saved_state) {
-                match net_dir.apply(&step, &mut self.saved_state) {
-                    Ok(()) => info!(
-                        "removed the plugin entry from {}",
-                        path.join(step.target()).display()
-                    ),
-                    Err(files::Error::Raced { .. }) => raced = true,
-                    Err(error) => failures.push(error.to_string()),
+        let found = self.configs()?;
+        let seen = |name: &str| content(&found, name);
+        let net_dir = NetDir { path, seen, is_locked: true };
+        let mut failures = Vec::new();
+        for step in plan::unchain(&found, &self.saved_state) {
+            match net_dir.apply(&step, &mut self.saved_state) {
+                Ok(()) => {
+                    info!("removed the plugin entry from {}", path.join(step.target()).display());
                 }
-            }
-            if !failures.is_empty() {
-                return Err(failures);
-            }
-            if !raced || attempts == ATTEMPTS {
-                return Ok(found);
+                Err(files::Error::Raced { .. }) => {}
+                Err(error) => failures.push(error.to_string()),
             }
         }
+        if failures.is_empty() { Ok(found) } else { Err(failures) }
     }
 
     /// Waits until no network config has named the plugin for `quiet`, and returns
@@ -235,8 +222,7 @@ impl Uninstall<'_> {
         }
     }
 
-    /// Returns all files that an uninstall removes, in the order of removal. `keep_binary`: the
-    /// plugin binary stays.
+    /// Returns the files to remove, in this order. `keep_binary`: the plugin binary stays.
     fn paths(&self, keep_binary: bool) -> Vec<PathBuf> {
         let settings = self.settings;
         let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);

@@ -6,14 +6,13 @@ mod stop;
 pub use step::step;
 pub use stop::{ask, leave};
 
-use crate::bug::Bug;
 use crate::node::{Configs, FileContent, Id, NodeFile};
 use crate::operation::Operation::{self, *};
 use crate::operation::Undo;
+use crate::scenario::Bug;
 use crate::text::Text;
 use crate::world::World;
 
-/// What the API server says to an agent that stops.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Api {
     DaemonSetExists,
@@ -22,7 +21,6 @@ pub enum Api {
     AccountsDeleted,
     /// HTTP 401 for every token, since long before SIGTERM: the signing key was replaced.
     TokensRejectedBefore,
-    /// HTTP 403.
     Forbidden,
     Unreachable,
 }
@@ -36,7 +34,6 @@ pub enum Phase {
     Deciding(Vec<Api>),
     Uninstalling {
         removal: u8,
-        attempt: u8,
     },
     /// Killed. The kubelet starts it again.
     Crashed,
@@ -54,13 +51,6 @@ pub enum End {
     GaveUp,
 }
 
-/// A file under a temporary name.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Staged {
-    pub file: NodeFile,
-    pub content: FileContent,
-}
-
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Agent {
     pub phase: Phase,
@@ -74,8 +64,8 @@ pub struct Agent {
     /// The network configs as far as they are read.
     found: Configs,
     saved: Option<Text>,
-    has_raced: bool,
-    pub staged: Vec<Staged>,
+    /// Files under temporary names.
+    pub staged: Vec<(NodeFile, FileContent)>,
     /// Passes that wrote since the environment changed. Shows writers that never come to an end.
     pub writing_passes: u8,
     wrote: bool,
@@ -120,7 +110,6 @@ impl Agent {
 
     /// Cuts off the rest of the step.
     fn abort_step(&mut self) {
-        self.has_raced = true;
         self.wrote = true;
         while let Some(operation) = self.queue.pop() {
             if operation == EndStep {
@@ -138,7 +127,6 @@ impl Agent {
     }
 }
 
-/// Starts a pass.
 pub fn begin_pass(world: &mut World, id: Id, bug: Bug) {
     let newer = newer_agent_runs(world, id) && bug != Bug::NoYielding;
     let agent = &mut world.agents[id];

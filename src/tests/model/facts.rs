@@ -19,7 +19,6 @@ fn once<V: Clone>(
     known.borrow_mut().entry(text).or_insert_with(|| make(text)).clone()
 }
 
-/// A network config.
 pub struct ConfigFacts {
     /// How often it calls the plugin.
     pub calls: usize,

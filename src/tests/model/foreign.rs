@@ -5,10 +5,8 @@ use crate::scenario::CONFLIST;
 use crate::text::Text;
 use crate::world::World;
 
-/// The primary CNI's next write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ForeignAction {
-    /// Writes its config with new content.
     Rewrite,
     /// Replaces its `.conf` by a conflist.
     RenameToConflist,
@@ -17,7 +15,6 @@ pub enum ForeignAction {
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Foreign {
-    /// Name of its config.
     pub name: Text,
     version: u8,
     writes_left: u8,

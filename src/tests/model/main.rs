@@ -5,7 +5,6 @@
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 mod agent;
-mod bug;
 mod facts;
 mod foreign;
 mod node;
@@ -21,8 +20,7 @@ use std::fmt::Write as _;
 use std::time::Instant;
 
 use agent::Api;
-use bug::Bug;
-use scenario::{CONF, CONFLIST, Scenario, copy, every};
+use scenario::{Bug, CONF, CONFLIST, Scenario, copy, every};
 use stateright::{Checker, HasDiscoveries, Model};
 
 const ALL_RESPONSES: [Api; 6] = [
@@ -65,28 +63,22 @@ fn check(scenario: Scenario) {
     }
 }
 
-#[test]
-fn one_agent_keeps_every_property_on_a_node_with_a_conflist() {
-    one_agent("one agent, conflist", CONFLIST);
-}
-
-#[test]
-fn one_agent_keeps_every_property_on_a_node_with_a_conf() {
-    one_agent("one agent, conf", CONF);
-}
-
 /// With kills, and with writes between the reads of one scan. Not both: see `docs/maintainers/model.md`.
-fn one_agent(name: &'static str, primary: &'static str) {
+#[test]
+fn one_agent_keeps_every_property_on_a_node_with_a_conflist_or_a_conf() {
     let more = u8::from(is_large());
-    for (kills, foreign_writes, reads_one_by_one) in [(1 + more, 2, false), (0, 2 + more, true)] {
-        check(Scenario {
-            agents: 1,
-            kills,
-            foreign_writes,
-            api: ALL_RESPONSES.to_vec(),
-            reads_one_by_one,
-            ..Scenario::new(name, [every(), every()], primary)
-        });
+    for (name, primary) in [("one agent, conflist", CONFLIST), ("one agent, conf", CONF)] {
+        for (kills, foreign_writes, reads_one_by_one) in [(1 + more, 2, false), (0, 2 + more, true)]
+        {
+            check(Scenario {
+                agents: 1,
+                kills,
+                foreign_writes,
+                api: ALL_RESPONSES.to_vec(),
+                reads_one_by_one,
+                ..Scenario::new(name, [every(), every()], primary)
+            });
+        }
     }
 }
 

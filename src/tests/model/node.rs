@@ -12,7 +12,6 @@ use crate::text::Text;
 /// Number of an agent: 0 starts first.
 pub type Id = usize;
 
-/// Network configs by name.
 pub type Configs = BTreeMap<Text, Text>;
 
 /// A file that an uninstall removes. Plugin binary and kubeconfig differ by the agent that wrote
@@ -24,7 +23,6 @@ pub enum NodeFile {
     SavedState,
 }
 
-/// Content of a [`NodeFile`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum FileContent {
     WrittenBy(Id),

@@ -5,15 +5,13 @@ use linkerd2_cni::conflist::net_dir::ConfigFile;
 use linkerd2_cni::conflist::plan::Step;
 use linkerd2_cni::conflist::saved_state::OriginalContent;
 
-use crate::bug::Bug;
 use crate::node::NodeFile;
+use crate::scenario::Bug;
 use crate::text::Text;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub enum Operation {
-    /// Creates the record socket.
     Bind,
-    /// Locks the CNI net dir.
     Lock,
     /// Compares the plugin binary with the image and copies it.
     CopyBinary,
@@ -89,9 +87,7 @@ pub enum Operation {
     },
     /// Renames a file to a temporary name.
     Stage(NodeFile),
-    /// Gives the file that was staged last its name back.
     Undo,
-    /// Removes the staged files.
     Finish,
 }
 

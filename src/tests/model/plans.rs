@@ -10,25 +10,18 @@ use linkerd2_cni::conflist::net_dir::ConfigFile;
 use linkerd2_cni::conflist::saved_state::SavedState;
 use linkerd2_cni::conflist::{Entry, plan};
 
-use crate::bug::Bug;
 use crate::facts;
 use crate::node::{Configs, Id, config_files, saved_state};
 use crate::operation::{Operation, of_step};
+use crate::scenario::Bug;
 use crate::text::Text;
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/kubeconfig";
-
-/// Whether a network config names the plugin.
-pub enum Reference {
-    Missing,
-    Found,
-}
 
 /// What a plan depends on: the agent that chains the plugin, and whether a newer agent runs, or `None` for the removal of
 /// all plugin entries; the network configs, and the saved state.
 pub type Input = (Option<(Id, bool)>, Configs, Option<Text>);
 
-/// The agents' modes and entries.
 pub struct Planner {
     pub agents: [(ChainMode, Entry); 2],
     known: Mutex<HashMap<Input, Vec<Operation>>>,
@@ -96,10 +89,6 @@ fn entry(number: usize) -> Entry {
     Entry::new(&template, KUBECONFIG).unwrap()
 }
 
-/// As `NetDirWatch::scan`.
-pub fn reference(found: &Configs) -> Reference {
-    match found.values().any(|text| facts::config(*text).may_call) {
-        true => Reference::Found,
-        false => Reference::Missing,
-    }
+pub fn name_plugin(found: &Configs) -> bool {
+    found.values().any(|text| facts::config(*text).may_call)
 }

@@ -3,7 +3,6 @@
 use linkerd2_cni::conflist::chain_mode::{COPY, ChainMode};
 
 use crate::agent::Api;
-use crate::bug::Bug;
 use crate::plans::Planner;
 
 pub const CONFLIST: &str = "10-net.conflist";
@@ -11,10 +10,8 @@ pub const CONF: &str = "10-net.conf";
 
 pub struct Scenario {
     pub name: &'static str,
-    /// Number of agents.
     pub agents: usize,
     pub plans: Planner,
-    /// Name of the primary CNI's config.
     pub primary: &'static str,
     pub foreign_writes: u8,
     pub kills: u8,
@@ -47,4 +44,28 @@ pub fn every() -> ChainMode {
 
 pub fn copy() -> ChainMode {
     ChainMode::Copy(COPY.to_owned())
+}
+
+/// Bugs that tests seed into the model, to show that it finds them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Bug {
+    None,
+    /// A pass writes the network config before plugin binary and kubeconfig.
+    ChainBeforeBinary,
+    /// A write of a network config discards what another program wrote since the scan.
+    OverwriteWithoutCheck,
+    /// The original of a converted config is saved only after its conversion.
+    SaveAfterConversion,
+    /// Uninstall restores an original over a file that was written since.
+    RestoreOverNewerWrite,
+    /// Uninstall removes plugin binary and kubeconfig before the plugin entry.
+    RemoveBinaryFirst,
+    /// Two agents write at the same time.
+    NoLock,
+    /// The older agent does not yield to the newer one.
+    NoYielding,
+    /// HTTP 403 counts as proof of an uninstall.
+    ForbiddenIsProof,
+    /// Tokens that were rejected before SIGTERM count as proof of an uninstall.
+    StaleRejectionIsProof,
 }

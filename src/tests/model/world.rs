@@ -33,7 +33,6 @@ pub enum Action {
     Restart(Id),
     Pass(Id),
     Step(Id, Operation),
-    /// A stopping agent sends a request.
     Ask(Id),
     /// Creates the record socket again, whose owner has ended.
     Rebind(Id),
@@ -117,10 +116,6 @@ impl World {
         }
     }
 
-    fn start(&mut self, id: Id) {
-        self.agents[id] = Agent::start();
-    }
-
     fn stop(&mut self, id: Id) {
         match agent::newer_agent_runs(self, id) {
             true => agent::leave(self, id),
@@ -178,7 +173,7 @@ impl Model for Scenario {
             world.agents.iter_mut().for_each(|agent| agent.writing_passes = 0);
         }
         match action {
-            Action::Start(id) | Action::Restart(id) => world.start(id),
+            Action::Start(id) | Action::Restart(id) => world.agents[id] = Agent::start(),
             Action::Stop(id) => world.stop(id),
             Action::Kill(id) => world.kill(id),
             Action::Pass(id) => agent::begin_pass(&mut world, id, self.bug),

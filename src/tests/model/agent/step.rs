@@ -3,17 +3,13 @@
 use linkerd2_cni::conflist::saved_state::SavedState;
 
 use super::stop::{end, judge, next_removal};
-use super::{End, Phase, Staged};
-use crate::bug::Bug;
+use super::{End, Phase};
 use crate::node::{FileContent, Id, NodeFile, saved_state, saved_text};
 use crate::operation::Operation::{self, *};
 use crate::operation::Undo;
-use crate::scenario::Scenario;
+use crate::scenario::{Bug, Scenario};
 use crate::text::Text;
 use crate::world::World;
-
-/// As `ATTEMPTS` in `node::uninstall`. Fewer, as the model's foreign writer writes less often.
-const ATTEMPTS: u8 = 3;
 
 /// Runs the next operation of the agent, and those after it that no other actor can see.
 pub fn step(world: &mut World, id: Id, scenario: &Scenario) {
@@ -112,7 +108,7 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
         }
         Stage(file) => {
             if let Some(content) = world.node.file(file).take() {
-                agent.staged.push(Staged { file, content });
+                agent.staged.push((file, content));
                 world.changed();
             }
         }
@@ -130,29 +126,18 @@ fn run_local(world: &mut World, id: Id, operation: Operation, scenario: &Scenari
     match operation {
         PlanChain | PlanUnchain => {
             let chain = (operation == PlanChain).then_some((id, agent.newer_agent_runs));
-            agent.has_raced &= chain.is_some();
             let found = std::mem::take(&mut agent.found);
             agent.then(scenario.plans.steps((chain, found, agent.saved), bug));
         }
         EndPass => {
             agent.is_dirty |= agent.wrote;
             agent.writing_passes += u8::from(agent.wrote);
-            agent.has_raced = false;
             agent.holds_lock = false;
             agent.forget_scan();
         }
         EndUnchain => {
-            let Phase::Uninstalling { attempt, .. } = &mut agent.phase else {
-                return;
-            };
-            *attempt += 1;
-            let repeats = agent.has_raced && *attempt < ATTEMPTS;
-            agent.has_raced = false;
             agent.wrote = false;
-            agent.holds_lock &= repeats;
-            if repeats {
-                agent.then([List, PlanUnchain, EndUnchain]);
-            }
+            agent.holds_lock = false;
         }
         Judge { is_staged } => judge(world, id, is_staged, bug),
         // Ends a step that nothing disturbed.
@@ -200,7 +185,7 @@ fn remove(world: &mut World, id: Id, name: Text, before: Text, undo: Option<Undo
 
 /// Gives the file that was staged last its name back. After the first one, the uninstall continues.
 fn undo_stage(world: &mut World, id: Id, bug: Bug) {
-    if let Some(Staged { file, content }) = world.agents[id].staged.pop() {
+    if let Some((file, content)) = world.agents[id].staged.pop() {
         let there = world.node.file(file);
         if there.is_none() {
             *there = Some(content);

@@ -6,10 +6,10 @@ use linkerd2_cni::agent::api::history::{History, TokenHistory};
 use linkerd2_cni::agent::stop::{AgentPod, Evidence, Round, TokenFacts, Verdict, verdict};
 
 use super::{Agent, Api, End, Phase, newer_agent_runs};
-use crate::bug::Bug;
 use crate::node::{Id, NodeFile};
 use crate::operation::Operation::*;
-use crate::plans::{self, Reference};
+use crate::plans;
+use crate::scenario::Bug;
 use crate::world::World;
 
 /// Rounds of requests in which a stopping agent asks for proof, and the time between them.
@@ -18,7 +18,6 @@ const ROUND: Duration = Duration::from_secs(5);
 /// As in `node::uninstall`.
 const MAX_REMOVALS: u8 = 3;
 
-/// The next request of an agent that stops.
 pub fn ask(world: &mut World, id: Id, bug: Bug) {
     let api = world.api[id];
     let Phase::Deciding(responses) = &mut world.agents[id].phase else {
@@ -26,8 +25,7 @@ pub fn ask(world: &mut World, id: Id, bug: Bug) {
     };
     responses.push(api);
     let responses = responses.clone();
-    let newer_agent_runs = newer_agent_runs(world, id);
-    match decide(&responses, newer_agent_runs, bug) {
+    match decide(&responses, newer_agent_runs(world, id), bug) {
         Verdict::Uninstall(_) => begin_uninstall(world, id, bug),
         Verdict::LeaveInPlace(_) => leave(world, id),
         Verdict::AskAgain(_) => {}
@@ -39,8 +37,12 @@ pub fn ask(world: &mut World, id: Id, bug: Bug) {
 fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
     let begin = Instant::now();
     let accepted = TokenHistory { accepted: Some(begin), rejected: None };
-    let stale = TokenHistory { accepted: None, rejected: Some(begin) };
-    let is_stale = responses.contains(&Api::TokensRejectedBefore);
+    let is_stale =
+        responses.contains(&Api::TokensRejectedBefore) && bug != Bug::StaleRejectionIsProof;
+    let plugin_token = match is_stale {
+        true => TokenHistory { accepted: None, rejected: Some(begin) },
+        false => accepted,
+    };
     let token = TokenFacts { has_expired: false, outlives_pod: true };
     let round = |response: &Api| match response {
         Api::DaemonSetExists => Round::InScope,
@@ -56,16 +58,7 @@ fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
     let evidence = Evidence {
         daemonset: String::new(),
         found_empty_node: false,
-        before: History {
-            reached: true,
-            daemonset_seen: true,
-            own_token: accepted,
-            plugin_token: if is_stale && bug != Bug::StaleRejectionIsProof {
-                stale
-            } else {
-                accepted
-            },
-        },
+        before: History { reached: true, daemonset_seen: true, own_token: accepted, plugin_token },
         begin,
         end: begin + ROUNDS * ROUND,
         newer_agent_runs,
@@ -99,7 +92,7 @@ fn begin_uninstall(world: &mut World, id: Id, bug: Bug) {
     let agent = &mut world.agents[id];
     agent.forget_scan();
     agent.is_dirty = false;
-    agent.phase = Phase::Uninstalling { removal: 1, attempt: 0 };
+    agent.phase = Phase::Uninstalling { removal: 1 };
     agent.then([Lock, RemoveLeftovers]);
     attempt(agent, bug);
 }
@@ -120,19 +113,18 @@ fn attempt(agent: &mut Agent, bug: Bug) {
 /// Decides by the found network configs whether the files can be removed.
 pub(super) fn judge(world: &mut World, id: Id, is_staged: bool, bug: Bug) {
     let agent = &mut world.agents[id];
-    let reference = plans::reference(&agent.found);
-    agent.found.clear();
-    match (reference, is_staged) {
-        (Reference::Missing, false) => {
+    let is_named = plans::name_plugin(&std::mem::take(&mut agent.found));
+    match (is_named, is_staged) {
+        (false, false) => {
             let files = [NodeFile::Kubeconfig, NodeFile::Binary, NodeFile::SavedState];
             agent.then([List, Judge { is_staged: true }]);
             agent.then(files.map(Stage));
         }
-        (Reference::Missing, true) => agent.then([Finish]),
-        (Reference::Found, true) if !agent.staged.is_empty() => {
+        (false, true) => agent.then([Finish]),
+        (true, true) if !agent.staged.is_empty() => {
             agent.then(vec![Undo; agent.staged.len()]);
         }
-        (Reference::Found, _) => next_removal(world, id, bug),
+        (true, _) => next_removal(world, id, bug),
     }
 }
 
@@ -142,9 +134,8 @@ pub(super) fn next_removal(world: &mut World, id: Id, bug: Bug) {
     agent.holds_lock = false;
     agent.forget_scan();
     match &mut agent.phase {
-        Phase::Uninstalling { removal, attempt: attempts } if *removal < MAX_REMOVALS => {
+        Phase::Uninstalling { removal } if *removal < MAX_REMOVALS => {
             *removal += 1;
-            *attempts = 0;
             attempt(agent, bug);
         }
         _ => end(world, id, End::GaveUp),
