@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::scratch_pod::{Direction, ScratchPod};
+use super::scratch_pod::{Addresses, ScratchPod, expect_redirect};
 use crate::redirect::ports::PortRange;
 use crate::redirect::{Redirect, Subnet};
 
@@ -11,24 +11,20 @@ use crate::redirect::{Redirect, Subnet};
 const PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
 
 /// Opens a connection in each direction and address family that has to be redirected. Returns their
-/// names for the log.
-///
-/// # Errors
-/// Describes the first connection that does not reach the proxy's port.
+/// names for the log, or describes the first one that does not reach the proxy's port.
 pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>, String> {
     let user = (nix::unistd::geteuid().as_raw(), nix::unistd::getegid().as_raw());
     let mut redirected = Vec::new();
-    for addresses in scratch.addresses() {
-        let (pod, neighbour) = (addresses.pod, addresses.neighbour);
+    for &Addresses { pod, neighbour, .. } in scratch.addresses {
         let outbound = outbound(redirect, user, neighbour);
         let inbound = inbound(redirect, neighbour);
-        for (direction, to, port, proxy) in [
-            (Direction::Outbound, neighbour, outbound, redirect.outbound_port),
-            (Direction::Inbound, pod, inbound, redirect.inbound_port),
+        for (direction, from, to, port, proxy) in [
+            ("outbound", &scratch.pod, neighbour, outbound, redirect.outbound_port),
+            ("inbound", &scratch.neighbour, pod, inbound, redirect.inbound_port),
         ] {
             let Some(port) = port else { continue };
             let listener = scratch.listen(proxy)?;
-            scratch.expect_redirect(direction, SocketAddr::new(to, port), &listener, proxy)?;
+            expect_redirect(direction, from, SocketAddr::new(to, port), &listener, proxy)?;
             let family = if pod.is_ipv6() { "IPv6" } else { "IPv4" };
             redirected.push(format!("{family} {direction}"));
         }

@@ -19,23 +19,15 @@ const QUOTE_LIMIT: usize = 300;
 
 /// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot run {program}: {source}")]
-    Start {
-        program: String,
-        #[source]
-        source: io::Error,
-    },
-    #[error("{program} timed out and was killed")]
-    TimedOut { program: String },
-    /// The program failed with a CNI error (CNI spec 1.1, section 5, "Error").
-    #[error("{msg}{} (code {code})", separated(details))]
-    Cni { code: u64, msg: String, details: String },
-    /// The program failed without a CNI error.
-    #[error("{program}: {status}{}", separated(quote))]
-    Failed { program: String, status: ExitStatus, quote: String },
-    #[error("the result of {program} is not JSON")]
-    NotJson { program: String },
+#[error("{message}")]
+pub struct Error {
+    message: String,
+    /// Of a CNI error (CNI spec 1.1, section 5, "Error").
+    pub code: Option<u64>,
+}
+
+fn failed(message: String) -> Error {
+    Error { message, code: None }
 }
 
 /// Puts a separator before `text`, unless it is empty.
@@ -64,7 +56,7 @@ pub fn call(
     end: Deadline,
 ) -> Result<Value, Error> {
     let name = program.display().to_string();
-    let start = |source| Error::Start { program: name.clone(), source };
+    let start = |source: io::Error| failed(format!("cannot run {name}: {source}"));
     let outputs = [memory_file("").map_err(start)?, memory_file("").map_err(start)?];
     let [stdout, stderr] = outputs.each_ref().map(|file| file.try_clone().map_err(start));
     let mut child = Command::new(program)
@@ -79,7 +71,7 @@ pub fn call(
         .map_err(start)?;
     let Some(status) = child::wait(&mut child, end).map_err(start)? else {
         child::kill(&mut child);
-        return Err(Error::TimedOut { program: name });
+        return Err(failed(format!("{name} timed out and was killed")));
     };
     let [stdout, stderr] = outputs.map(|file| written(file).map_err(start));
     let (stdout, stderr) = (stdout?, stderr?);
@@ -87,8 +79,8 @@ pub fn call(
     match (status.success(), output) {
         (true, Ok(output)) => Ok(output),
         (true, Err(_)) if stdout.trim_ascii().is_empty() => Ok(Value::Null),
-        (true, Err(_)) => Err(Error::NotJson { program: name }),
-        (false, output) => Err(failure(name, status, &output.unwrap_or_default(), &stderr)),
+        (true, Err(_)) => Err(failed(format!("the result of {name} is not JSON"))),
+        (false, output) => Err(failure(&name, status, &output.unwrap_or_default(), &stderr)),
     }
 }
 
@@ -100,15 +92,16 @@ fn written(mut file: File) -> io::Result<Vec<u8>> {
     Ok(text)
 }
 
-/// Makes the error for a program that exited with a failure `status`.
-fn failure(program: String, status: ExitStatus, output: &Value, stderr: &[u8]) -> Error {
-    let text = |key: &str| output[key].as_str().unwrap_or_default().to_owned();
+fn failure(program: &str, status: ExitStatus, output: &Value, stderr: &[u8]) -> Error {
+    let text = |key: &str| output[key].as_str().unwrap_or_default();
     if let Some(code) = output["code"].as_u64() {
-        return Error::Cni { code, msg: text("msg"), details: text("details") };
+        let message = format!("{}{} (code {code})", text("msg"), separated(text("details")));
+        return Error { message, code: Some(code) };
     }
     let stderr = String::from_utf8_lossy(stderr);
     let last = stderr.trim().lines().last().unwrap_or_default();
-    Error::Failed { program, status, quote: last.chars().take(QUOTE_LIMIT).collect() }
+    let quote: String = last.chars().take(QUOTE_LIMIT).collect();
+    failed(format!("{program}: {status}{}", separated(&quote)))
 }
 
 #[cfg(test)]
@@ -156,7 +149,7 @@ mod tests {
         let begin = Instant::now();
         for script in ["exec sleep 60", "exec >/dev/null 2>&1; exec sleep 60", &with_child] {
             let late = shell(script, Duration::from_secs(1)).unwrap_err();
-            assert!(matches!(late, Error::TimedOut { .. }), "{late}");
+            assert!(late.message.ends_with("timed out and was killed"), "{late}");
         }
         assert!(begin.elapsed() < LONG);
         child::tests::assert_ends(&file);

@@ -11,7 +11,6 @@ use crate::conflist::plugin_entry;
 /// CNI version of a network config that names none.
 const FIRST_VERSION: &str = "0.1.0";
 
-/// The plugin entry with the fields that a container runtime adds.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PluginConfig {
     fields: Map<String, Value>,

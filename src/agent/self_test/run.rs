@@ -35,7 +35,6 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// Name, namespace, UID and container ID of the scratch pod.
 const POD: &str = "linkerd-cni-self-test";
 
-/// Why a self-test did not pass.
 #[derive(Debug, thiserror::Error)]
 enum Error {
     #[error("no network config has a plugin entry")]
@@ -66,8 +65,8 @@ impl Error {
             Error::Scratch(error) if error.is_forbidden() => {
                 Some("the agent lacks SYS_ADMIN or NET_ADMIN")
             }
-            Error::Call { source: plugin_call::Error::Cni { code, .. }, .. }
-                if *code == u64::from(Failure::NoIptables.code()) =>
+            Error::Call { source, .. }
+                if source.code == Some(Failure::NoIptables.code().into()) =>
             {
                 Some("the agent cannot run the host's iptables")
             }
@@ -84,7 +83,6 @@ pub fn run(settings: &Settings, bin_dir: &Path) -> TestOutcome {
     })
 }
 
-/// Calls the plugin and opens the connections. Fails with the first error.
 fn test(settings: &Settings, bin_dir: &Path) -> Result<TestOutcome, Error> {
     let (begin, end) = (Instant::now(), Deadline::after(TIMEOUT));
     let mut plugin_config = installed_config(settings)?;

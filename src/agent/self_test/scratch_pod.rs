@@ -4,7 +4,6 @@
 //! Only open files keep these netns alive, so the kernel removes them when the agent exits, also
 //! if it is killed.
 
-use std::fmt;
 use std::fs::File;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -47,25 +46,6 @@ const NETNS_TIMEOUT: Duration = Duration::from_secs(8);
 /// resends it after a second.
 const CONNECT_TIMEOUT: Duration = Duration::from_millis(2500);
 
-/// Direction of a connection, as seen from the pod.
-#[derive(Clone, Copy)]
-pub enum Direction {
-    /// From the pod to its neighbour.
-    Outbound,
-    /// From the neighbour to the pod.
-    Inbound,
-}
-
-impl fmt::Display for Direction {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Direction::Outbound => "outbound",
-            Direction::Inbound => "inbound",
-        })
-    }
-}
-
-/// Why the scratch pod cannot be created.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -88,9 +68,10 @@ impl Error {
 
 /// The netns of the scratch pod and of its neighbour.
 pub struct ScratchPod {
-    pod: File,
-    neighbour: File,
-    addresses: &'static [Addresses],
+    pub pod: File,
+    pub neighbour: File,
+    /// In each address family that connects them.
+    pub addresses: &'static [Addresses],
 }
 
 impl ScratchPod {
@@ -132,11 +113,6 @@ impl ScratchPod {
         format!("/proc/{}/fd/{}", std::process::id(), self.pod.as_raw_fd())
     }
 
-    /// Addresses of pod and neighbour in each address family that connects them.
-    pub fn addresses(&self) -> &'static [Addresses] {
-        self.addresses
-    }
-
     /// Listens on `port` of the pod, in place of the proxy.
     pub fn listen(&self, port: u16) -> Result<TcpListener, String> {
         let bound = inside(&self.pod, move || {
@@ -147,38 +123,33 @@ impl ScratchPod {
             .map_err(|error| error.to_string())?
             .map_err(|error| format!("cannot listen on port {port}: {error}"))
     }
-
-    /// Opens a connection to the address `to`. It has to reach `proxy`, the listener on `proxy_port`,
-    /// and the kernel has to know its original destination (`SO_ORIGINAL_DST`). The error says what
-    /// went wrong.
-    pub fn expect_redirect(
-        &self,
-        direction: Direction,
-        to: SocketAddr,
-        proxy: &TcpListener,
-        proxy_port: u16,
-    ) -> Result<(), String> {
-        let from = match direction {
-            Direction::Outbound => &self.pod,
-            Direction::Inbound => &self.neighbour,
-        };
-        let connected = inside(from, move || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT));
-        let connected = connected.map_err(|error| error.to_string())?;
-        let missed = |error| {
-            format!("{direction} TCP to {to} does not reach the proxy's port {proxy_port}: {error}")
-        };
-        let _client = connected.map_err(missed)?;
-        let accepted = accept(proxy).map_err(missed)?;
-        let why = match original_destination(&accepted) {
-            Ok(original) if original == to => return Ok(()),
-            Ok(original) => format!("the wrong original destination {original}"),
-            Err(errno) => format!("no original destination: {}", errno.desc()),
-        };
-        Err(format!("{direction} TCP to {to} has {why}"))
-    }
 }
 
-/// Adds an address to the veth interface in `netns`.
+/// Opens a connection from the netns `from` to the address `to`. It has to reach `proxy`, the listener
+/// on `proxy_port`, and the kernel has to know its original destination (`SO_ORIGINAL_DST`). The error
+/// says what went wrong.
+pub fn expect_redirect(
+    direction: &str,
+    from: &File,
+    to: SocketAddr,
+    proxy: &TcpListener,
+    proxy_port: u16,
+) -> Result<(), String> {
+    let connected = inside(from, move || TcpStream::connect_timeout(&to, CONNECT_TIMEOUT));
+    let connected = connected.map_err(|error| error.to_string())?;
+    let missed = |error| {
+        format!("{direction} TCP to {to} does not reach the proxy's port {proxy_port}: {error}")
+    };
+    let _client = connected.map_err(missed)?;
+    let accepted = accept(proxy).map_err(missed)?;
+    let why = match original_destination(&accepted) {
+        Ok(original) if original == to => return Ok(()),
+        Ok(original) => format!("the wrong original destination {original}"),
+        Err(errno) => format!("no original destination: {}", errno.desc()),
+    };
+    Err(format!("{direction} TCP to {to} has {why}"))
+}
+
 fn add_address(netns: &File, address: IpAddr, prefix: u8) -> Result<(), Error> {
     let added = inside(netns, move || {
         link::set_up(INTERFACE)?;
@@ -187,7 +158,6 @@ fn add_address(netns: &File, address: IpAddr, prefix: u8) -> Result<(), Error> {
     Ok(added?)
 }
 
-/// Runs `work` on a thread inside `netns`.
 fn inside<T: Send + 'static>(
     netns: &File,
     work: impl FnOnce() -> T + Send + 'static,
@@ -200,7 +170,6 @@ fn path_here(netns: &File) -> PathBuf {
     PathBuf::from(format!("/proc/self/fd/{}", netns.as_raw_fd()))
 }
 
-/// Accepts a connection within [`CONNECT_TIMEOUT`].
 fn accept(listener: &TcpListener) -> io::Result<TcpStream> {
     let mut fds = [PollFd::new(listener.as_fd(), PollFlags::POLLIN)];
     match Deadline::after(CONNECT_TIMEOUT).poll(&mut fds) {
