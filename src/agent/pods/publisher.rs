@@ -1,6 +1,6 @@
 //! Writes and removes the files of the node's copy of its pods, as the watch reports the pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hasher as _};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
@@ -36,8 +36,7 @@ const FAILURES: u32 = 2;
 /// Failures in a row from which on a response of 403 is not that of an API server that starts. Of 100
 /// nodes 23 had one as their second failure.
 const DENIALS: u32 = 5;
-/// Longest facts of a pod that is published, in bytes, to bound the memory of a list. No real pod comes
-/// near.
+/// Longest facts of a pod that is published, in bytes, to bound memory. No real pod comes near.
 const FACTS_LIMIT: usize = 4 << 10;
 
 /// What a missing permission costs, and what to do.
@@ -89,13 +88,11 @@ struct Known {
     has_ipv6: bool,
 }
 
-/// Writes and removes the files of the copy.
 pub(super) struct Publisher {
     run_dir: PathBuf,
     /// The plugin entry, for the reasons why traffic bypasses the proxy.
     config: Config,
-    /// For the objects besides the pods. Connects only if a pod needs one: an idle connection costs
-    /// memory.
+    /// For objects besides the pods. Opened only if a pod needs one: a connection costs memory.
     connection: Connection,
     /// Reads each of these objects once for an update of the watch.
     reader: Option<ObjectReader>,
@@ -111,6 +108,8 @@ pub(super) struct Publisher {
     failures: u32,
     /// Why the last one failed.
     watch_problem: Option<String>,
+    /// The problems that are logged.
+    logged: BTreeSet<String>,
     /// When the pods are listed again if there are problems.
     relist: Instant,
 }
@@ -136,12 +135,12 @@ impl Publisher {
             lock: None,
             failures: 0,
             watch_problem: None,
+            logged: BTreeSet::new(),
             relist: Instant::now(),
         }
     }
 
-    /// Applies an update to the copy. `Break` asks for a new list, as the copy was removed, or is not
-    /// complete.
+    /// Applies an update. `Break` asks for a new list, as the copy was removed or is incomplete.
     pub(super) fn update(&mut self, update: Update<'_, NodePod>) -> ControlFlow<()> {
         if self.is_stopped() {
             return ControlFlow::Continue(());
@@ -150,14 +149,15 @@ impl Publisher {
             Update::Listed { pods, dropped } => {
                 self.replace(pods);
                 if dropped > 0 {
-                    self.report(format!("{dropped} more pods of this node are not published"));
+                    let problem = format!("{dropped} more pods of this node are not published");
+                    self.problem = Some(problem);
                 }
             }
             Update::Changed(pod) => self.publish(pod),
             Update::Deleted(metadata) => self.remove(&pod_ref(&metadata)),
             Update::Alive => {}
-            Update::Failed { error, wait } => {
-                self.fail(error, wait);
+            Update::Failed { error, .. } => {
+                self.fail(error);
                 return ControlFlow::Continue(());
             }
         }
@@ -184,14 +184,14 @@ impl Publisher {
         // Namespaces may have changed since, which no watch tells.
         self.known.clear();
         if let Err(error) = pod_copy::create(&self.run_dir) {
-            self.report(error.to_string());
+            self.problem = Some(error.to_string());
         }
         for pod in pods {
             self.publish(pod);
         }
         let keep = self.known.keys().cloned().collect();
         for error in pod_copy::retain(&self.run_dir, &keep) {
-            self.report(error.to_string());
+            self.problem = Some(error.to_string());
         }
     }
 
@@ -228,24 +228,17 @@ impl Publisher {
             let stays = removed.err().map(|error| format!("; {error}")).unwrap_or_default();
             format!("pod {pod} is not published: {problem}{stays}")
         });
-        let known = self.known.remove(&pod.uid);
-        if let Some(problem) = &problem
-            && known.and_then(|known| known.problem).as_ref() != Some(problem)
-        {
-            warn!("{problem}");
-        }
         self.known.insert(pod.uid, Known { hash, problem, reasons, has_ipv6 });
     }
 
     fn remove(&mut self, pod: &PodRef) {
         self.known.remove(&pod.uid);
         if let Err(error) = pod_copy::remove(&self.run_dir, pod) {
-            self.report(error.to_string());
+            self.problem = Some(error.to_string());
         }
     }
 
-    /// Holds the lock from now on. `Break`: it is not where the plugin looks for it, so the directory
-    /// was removed.
+    /// Holds the lock from now on. `Break`: its file is missing, so the directory was removed.
     fn keep(&mut self) -> ControlFlow<()> {
         match &self.lock {
             Some(lock) if lock.is_in_place(&self.run_dir) => return ControlFlow::Continue(()),
@@ -260,41 +253,26 @@ impl Publisher {
                 info!("{} pods of this node are published for the plugin", self.published());
                 self.lock = Some(lock);
             }
-            Err(error) => self.report(error.to_string()),
+            Err(error) => self.problem = Some(error.to_string()),
         }
         ControlFlow::Continue(())
     }
 
     /// Releases the lock from the second failure in a row on, and waits longer in the end if only an
     /// administrator can correct the failure.
-    fn fail(&mut self, error: &pod_watch::Error, wait: Duration) {
+    fn fail(&mut self, error: &pod_watch::Error) {
         self.failures += 1;
         let is_lost = self.failures >= FAILURES;
         if is_lost {
             self.lock = None;
         }
         let is_denied = error.is_denied() && is_lost;
-        let problem = if is_denied { format!("{DENIED}: {error}") } else { error.to_string() };
-        match is_denied {
-            true if self.watch_problem.as_ref() == Some(&problem) => {}
-            true => warn!("{problem}"),
-            false => {
-                warn!("cannot watch the pods of this node; retrying in {wait:.1?}: {problem}");
-            }
-        }
-        self.watch_problem = Some(problem);
+        let what = if is_denied { DENIED } else { "cannot watch the pods of this node" };
+        self.watch_problem = Some(format!("{what}: {error}"));
         self.show();
         if is_denied && self.failures >= DENIALS {
             thread::sleep(between(LONG_WAIT, 2 * LONG_WAIT));
         }
-    }
-
-    /// Keeps a problem for `/status`, and logs it once.
-    fn report(&mut self, problem: String) {
-        if self.problem.as_ref() != Some(&problem) {
-            warn!("{problem}");
-        }
-        self.problem = Some(problem);
     }
 
     /// Returns the number of pods with a file.
@@ -302,10 +280,15 @@ impl Publisher {
         self.known.values().filter(|known| known.problem.is_none()).count()
     }
 
-    /// Sets what `/status` and the metrics say. Returns whether there is a problem.
-    fn show(&self) -> bool {
+    /// Sets what `/status` and the metrics say, and logs new problems. Returns whether there is one.
+    fn show(&mut self) -> bool {
         let of_pods = self.known.values().filter_map(|known| known.problem.as_ref());
-        let problem = self.watch_problem.iter().chain(&self.problem).chain(of_pods).next().cloned();
+        let problems = self.watch_problem.iter().chain(&self.problem).chain(of_pods).cloned();
+        let problems: Vec<String> = problems.collect();
+        let is_new = |problem: &&String| !self.logged.contains(*problem);
+        problems.iter().filter(is_new).for_each(|problem| warn!("{problem}"));
+        self.logged = problems.iter().cloned().collect();
+        let problem = problems.into_iter().next();
         let has_problem = problem.is_some();
         let (published, kept) = (self.published(), self.lock.is_some());
         let mut bypasses = BTreeMap::new();
