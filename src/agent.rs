@@ -24,17 +24,13 @@
 //! - [`readiness`], [`status_body`]: what `/live`, `/ready` and `/status` respond
 //! - [`metrics`]: the metrics of the agent, and of the plugin's calls
 //! - [`subject`]: what a problem is about
-//! - `entry_gap`: how long the active conflist lacks the plugin entry
-//! - `not_ready`: when a node that stays not ready is reported as an Event
 //! - [`watch`]: waits for changes, signals and timeouts
 
 pub mod api;
 pub mod contention;
 pub mod credential;
-mod entry_gap;
 mod main_loop;
 pub mod metrics;
-mod not_ready;
 pub mod plugin_entry;
 pub mod pods;
 pub mod readiness;
@@ -90,9 +86,6 @@ pub enum Error {
 }
 
 /// Runs the agent until SIGTERM or SIGINT. Then uninstalls if [`stop`] decides so.
-///
-/// # Errors
-/// If a setting is invalid, a thread or a signal cannot be set up, or the uninstall fails.
 pub fn run(settings: Settings) -> Result<(), Error> {
     let watch = Watch::start().map_err(Error::Wait)?;
     let entry = plugin_entry::render(&settings)?;
@@ -120,8 +113,12 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let pods_stopped = pods::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
     info!("starting the agent");
     let waker = watch.waker();
-    let mut main_loop = MainLoop::new(watch, reconciler, &settings, &status);
-    let signal = main_loop.until_signal()?;
+    let mut main_loop = MainLoop::new(watch, reconciler);
+    let signal = loop {
+        if let Some(signal) = main_loop.step(Duration::MAX)? {
+            break signal;
+        }
+    };
     info!("received {signal}");
     status.stop(signal.as_str());
     let question = Question::new(&settings, found_empty_node, api.history());
@@ -188,11 +185,7 @@ fn uninstall_failed(error: &Error) -> EventContent {
     }
 }
 
-/// Removes everything that a dead agent left on this node. Decides from the files on the node
-/// alone.
-///
-/// # Errors
-/// Lists everything that could not be removed.
+/// Removes everything that a dead agent left on this node. Decides from the node's files alone.
 pub fn uninstall(settings: &Settings) -> Result<(), Error> {
     info!("uninstalling");
     remove(settings, &Mounts::at_start(&settings.node))

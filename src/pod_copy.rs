@@ -41,7 +41,6 @@ pub const RUN_DIR_VARIABLE: &str = "LINKERD_CNI_RUN_DIR";
 /// Time between two looks for a file.
 const POLL: Duration = Duration::from_millis(2);
 
-/// What the copy says about a pod.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NodeCopy {
     Decides(Box<Decision<PodFacts>>),
@@ -60,7 +59,6 @@ struct PodCopy {
     decision: Decision<PodFacts>,
 }
 
-/// Why a file of the copy says nothing about a pod.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -133,9 +131,6 @@ pub fn create(run_dir: &Path) -> Result<(), files::Error> {
 }
 
 /// Publishes the decision on a pod, in place of an earlier one.
-///
-/// # Errors
-/// If the pod's UID cannot be a file name, or the file cannot be written.
 pub fn publish(run_dir: &Path, pod: PodRef, decision: Decision<PodFacts>) -> Result<(), Error> {
     let path = path(run_dir, &pod)?;
     let PodRef { namespace, name, uid } = pod;

@@ -9,6 +9,7 @@
 pub mod events;
 pub mod history;
 mod node_object;
+mod node_state;
 mod schedule;
 pub mod server_address;
 pub mod token;
@@ -31,7 +32,7 @@ use crate::kube::connection::{self, AccessSource, Connection};
 use crate::kube::kubeconfig;
 use events::{Event, EventQueue};
 use history::History;
-use node_object::{NodeState, Wanted};
+use node_state::{NodeState, Wanted};
 pub use schedule::CHECK_PERIOD;
 use schedule::Schedule;
 use server_address::{Resolution, ServerAddress};
@@ -79,7 +80,6 @@ impl State {
     }
 }
 
-/// Result of checking a token.
 #[derive(PartialEq)]
 struct TokenCheck {
     token: String,
@@ -87,7 +87,6 @@ struct TokenCheck {
     result: Result<(), String>,
 }
 
-/// What the agent knows about the token in the kubeconfig.
 #[derive(Clone, Debug)]
 pub struct TokenStatus {
     /// Result of checking the token; `None` if it was not checked yet. The error says why the
@@ -139,12 +138,10 @@ impl ApiHandle {
         Ok(api)
     }
 
-    /// Returns what the TokenRequests for the plugin's ServiceAccount have given so far.
     pub fn token_requests(&self) -> TokenRequestResults {
         self.state().token_requests.clone()
     }
 
-    /// Returns the address of the API server for the kubeconfig, if the settings have a host name.
     pub fn server_address(&self) -> ServerAddress {
         self.state().server_address.clone()
     }
@@ -182,19 +179,19 @@ impl ApiHandle {
         self.wake_thread(&mut state);
     }
 
-    /// Returns what the API server's responses have shown so far.
     pub fn history(&self) -> History {
         self.state().history
     }
 
-    /// Sets why the node is not ready, for the Node object. Each pass calls this, also the one that a
-    /// new token of the agent causes.
+    /// Sets why the node is not ready, for the Node object, and for an Event if that lasts. Each pass calls
+    /// this, also the one that a new token of the agent causes.
     pub fn pass_finished(&self, not_ready: Option<&str>) {
-        let mut state = self.state();
-        state.node.pass_finished(not_ready, self.settings.resync, Instant::now());
-        if self.settings.node_signal.is_some() {
+        let (mut state, now) = (self.state(), Instant::now());
+        let report = state.node.pass_finished(not_ready, self.settings.resync, now);
+        if report.is_some() || self.settings.node_signal.is_some() {
             self.wake_thread(&mut state);
         }
+        report.map(|report| state.events.offer(Event::on_node(report), now));
     }
 
     /// From now on, the Node object stays as it is.
@@ -202,8 +199,7 @@ impl ApiHandle {
         self.state().node.stop();
     }
 
-    /// Queues an Event. An Event on a pod other than the agent's own is dropped if it repeats a recent
-    /// one, or if too many are waiting.
+    /// Queues an Event. An Event on a pod is dropped if it repeats a recent one, or if many wait.
     pub fn report_event(&self, event: Event) {
         let reason = event.content.reason;
         let mut state = self.state();
@@ -276,8 +272,7 @@ impl ApiHandle {
     }
 }
 
-/// Returns where the agent finds the API server, with its own ServiceAccount; `None` if no address
-/// is configured.
+/// Returns how the agent reaches the API server; `None` if no address is configured.
 pub fn source(settings: &Settings) -> Option<AccessSource> {
     Some(AccessSource::InCluster {
         host: settings.api_host.clone()?,

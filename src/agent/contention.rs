@@ -7,7 +7,6 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -23,7 +22,6 @@ const INTERVAL: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(12
 /// Contention is over if no write was needed for this long after the next one was allowed.
 const OVER_AFTER: Duration = Duration::from_secs(2);
 
-/// A file for which this agent and another program may contend.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ContendedFile {
     /// A network config has one of two subjects.
@@ -61,17 +59,14 @@ impl fmt::Display for ContendedFile {
     }
 }
 
-/// The recent writes to files that another program may overwrite.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub struct Contention {
     writes: BTreeMap<ContendedFile, Writes>,
 }
 
-/// The recent writes to one file.
-#[derive(Debug)]
+/// The recent writes to one file. The key may have a token, so it has no `Debug`.
 struct Writes {
-    /// Hash of the key of the last write.
-    key: u64,
+    key: String,
     limit: RateLimit,
     is_contended: bool,
 }
@@ -84,16 +79,15 @@ impl Contention {
     pub fn blocked_until(&self, file: &ContendedFile, key: &str, now: Instant) -> Option<Instant> {
         let writes = self.writes.get(file)?;
         let due = writes.limit.due();
-        (writes.key == hash(key) && now < due).then_some(due)
+        (writes.key == key && now < due).then_some(due)
     }
 
     /// Records a write to `file`, with the `key` of [`Contention::blocked_until`]. Returns whether
     /// contention began with this write.
     pub fn record_write(&mut self, file: ContendedFile, key: &str, now: Instant) -> bool {
-        let key = hash(key);
         let new = || {
             let limit = RateLimit::new(between(INTERVAL[0], INTERVAL[1]), BURST, now);
-            Writes { key, limit, is_contended: false }
+            Writes { key: key.to_owned(), limit, is_contended: false }
         };
         let writes = self.writes.entry(file).or_insert_with(new);
         if writes.key != key || writes.is_contended && writes.is_over(now) {
@@ -118,12 +112,6 @@ impl Writes {
     fn is_over(&self, now: Instant) -> bool {
         now >= self.limit.due() + OVER_AFTER
     }
-}
-
-fn hash(key: &str) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    key.hash(&mut hasher);
-    hasher.finish()
 }
 
 #[cfg(test)]

@@ -100,7 +100,6 @@ pub fn is_current(settings: &Settings, desired: &str) -> Result<bool, Error> {
     Ok(has_form && files::read(&path)?.0 == desired.as_bytes())
 }
 
-/// Writes `desired` as the kubeconfig on the host.
 pub fn write(settings: &Settings, desired: &str) -> Result<(), Error> {
     let path = settings.node.kubeconfig();
     Ok(files::write(&path, desired.as_bytes(), FileAccess::own(MODE))?)

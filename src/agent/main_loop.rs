@@ -9,7 +9,6 @@ use nix::sys::signal::Signal;
 use tracing::{info, warn};
 
 use super::Error;
-use super::readiness::Status;
 use super::reconcile::Reconciler;
 use super::reconcile::judge::{Finding, Pass};
 use super::settings::Settings;
@@ -22,12 +21,9 @@ const VERIFY_DELAY: Duration = Duration::from_millis(2);
 /// First and longest time until the next pass after one with a problem.
 const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(10)];
 
-/// The main loop's state between two reconcile passes.
 pub struct MainLoop {
     watch: Watch,
     pub reconciler: Reconciler,
-    settings: Arc<Settings>,
-    status: Arc<Status>,
     problem_log: ProblemLog,
     /// Delays the next pass after one with a problem.
     retry: Backoff,
@@ -36,70 +32,44 @@ pub struct MainLoop {
 }
 
 impl MainLoop {
-    pub fn new(
-        watch: Watch,
-        reconciler: Reconciler,
-        settings: &Arc<Settings>,
-        status: &Arc<Status>,
-    ) -> MainLoop {
+    pub fn new(watch: Watch, reconciler: Reconciler) -> MainLoop {
         MainLoop {
             watch,
             reconciler,
-            settings: Arc::clone(settings),
-            status: Arc::clone(status),
             problem_log: ProblemLog::default(),
             retry: Backoff::new(RETRY),
             timeout: Duration::ZERO,
         }
     }
 
-    /// Runs reconcile passes until SIGTERM or SIGINT, and returns that signal.
-    ///
-    /// # Errors
-    /// Fails if waiting for signals or changes fails.
-    pub fn until_signal(&mut self) -> Result<Signal, Error> {
-        loop {
-            if let Some(signal) = self.step(Duration::MAX)? {
-                return Ok(signal);
-            }
-        }
-    }
-
     /// Waits until a reconcile pass is due, at most for `longest`, and runs it. A signal ends the
     /// wait instead, and is returned.
-    ///
-    /// # Errors
-    /// Fails if waiting for signals or changes fails.
     pub fn step(&mut self, longest: Duration) -> Result<Option<Signal>, Error> {
         if let Some(signal) = self.wait(self.timeout.min(longest))? {
             return Ok(Some(signal));
         }
-        self.status.begin_pass();
+        self.reconciler.status.begin_pass();
         self.pass();
-        self.status.end_pass();
+        self.reconciler.status.end_pass();
         Ok(None)
     }
 
-    /// Waits for a change, a call from another thread or a signal, at most for `longest`. Returns the
-    /// signal.
-    ///
-    /// # Errors
-    /// Fails if waiting for signals or changes fails.
+    /// Waits for a change, a wake or a signal, at most for `longest`. Returns the signal.
     pub fn wait(&self, longest: Duration) -> Result<Option<Signal>, Error> {
         self.watch.wait(longest).map_err(Error::Wait)
     }
 
-    /// Runs one reconcile pass, and schedules the next one.
     fn pass(&mut self) {
-        let opened = self.status.serve(self.settings.admin_address);
-        let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
+        let settings = Arc::clone(&self.reconciler.settings);
+        let opened = self.reconciler.status.serve(settings.admin_address);
+        let watching = self.watch.watch_dirs(&watched_dirs(&settings));
         let mut pass = self.reconciler.pass();
         pass.add(Subject::Inotify, watching.err().map(Finding::Problem));
         pass.add(Subject::AdminListener, opened.err().map(Finding::Problem));
         if self.problem_log.update(pass.logged()) {
             self.retry.reset();
         }
-        self.timeout = time_to_next_pass(&pass, &mut self.retry, self.settings.resync);
+        self.timeout = time_to_next_pass(&pass, &mut self.retry, settings.resync);
     }
 }
 
@@ -135,8 +105,7 @@ pub struct ProblemLog {
 }
 
 impl ProblemLog {
-    /// Logs the differences between `problems` and those of the last call. Returns whether there
-    /// are any.
+    /// Logs the differences to the problems of the last call. Returns whether there are any.
     pub fn update(&mut self, problems: BTreeMap<String, String>) -> bool {
         let logged = std::mem::replace(&mut self.logged, problems);
         for subject in logged.keys().filter(|subject| !self.logged.contains_key(*subject)) {
@@ -154,16 +123,6 @@ impl ProblemLog {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn a_problem_is_logged_when_it_appears_changes_and_is_resolved() {
-        let mut log = ProblemLog::default();
-        let changes = [Some("a"), Some("a"), Some("b"), None, None].map(|why: Option<&str>| {
-            let problems = why.map(|why| ("x".to_owned(), why.to_owned()));
-            log.update(problems.into_iter().collect())
-        });
-        assert_eq!(changes, [true, false, true, true, false]);
-    }
 
     #[test]
     fn retry_time_doubles_from_one_to_ten_seconds_and_never_exceeds_the_resync() {

@@ -18,7 +18,6 @@ use crate::metrics::{
 };
 pub use plugin_calls::PluginCalls;
 
-/// Values of the label `result` of `self_tests`.
 const SELF_TEST_RESULTS: [&str; 4] = ["passed", "passed_with_auto", "skipped", "failed"];
 
 metrics! {
@@ -55,7 +54,6 @@ metrics! {
 }
 
 impl Metrics {
-    /// Sets the number of pods by reason.
     pub fn set_bypassing_pods(&self, counts: &BTreeMap<String, usize>) {
         for reason in Reason::ALL {
             let count = counts.get(reason.label()).copied().unwrap_or_default();
@@ -69,7 +67,6 @@ impl Metrics {
         self.self_tests.get_or_create(&[label("result", result)]).inc();
     }
 
-    /// Renders these metrics and those of the `plugin`'s calls in the OpenMetrics text format.
     pub fn render(&self, plugin: &PluginCalls) -> String {
         // The logger, which is not part of the agent, counts them.
         self.log_lines_dropped.inner().store(stderr::dropped(), Ordering::Relaxed);

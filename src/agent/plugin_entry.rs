@@ -8,7 +8,6 @@ use super::settings::{EntryTemplate, Settings};
 use crate::conflist;
 use crate::conflist::Entry;
 
-/// Why the plugin entry cannot be rendered.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("no plugin entry template: set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE")]
@@ -27,11 +26,7 @@ pub enum Error {
     },
 }
 
-/// Renders the plugin entry from the template in the environment variable or the file that the
-/// settings name.
-///
-/// # Errors
-/// If there is no template, or if it cannot be read or is not a plugin entry.
+/// Renders the plugin entry from the template in the settings or in the file that they name.
 pub fn render(settings: &Settings) -> Result<Entry, Error> {
     let (text, origin) = match &settings.entry_template {
         EntryTemplate::Text(text) => (text.clone(), "CNI_NETWORK_CONFIG".to_owned()),

@@ -12,8 +12,7 @@ use crate::admin;
 
 /// Number of resync periods without a finished pass after which the agent is not ready.
 pub const MAX_RESYNCS: u32 = 3;
-/// Longest time of one pass. A pass takes milliseconds, but a busy disk may take seconds to sync
-/// one file.
+/// Longest time of one pass. It takes milliseconds, but a busy disk takes seconds to sync a file.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The agent's state, shared between its threads and the admin server.
@@ -34,14 +33,12 @@ struct State {
     passes: Passes,
     /// The signal that stops the agent, if there was one.
     stopped_by: Option<String>,
-    /// The admin server runs.
     is_serving: bool,
     /// Why only a restart of the container corrects the mounts, if they are stale.
     stale_mount: Option<String>,
 }
 
 impl Status {
-    /// `resync` is the longest time between two reconcile passes.
     pub fn new(resync: Duration) -> Status {
         let why = "the first reconcile pass has not finished".to_owned();
         let last_pass = StatusBody { not_ready: Some(why), ..StatusBody::default() };
@@ -62,7 +59,6 @@ impl Status {
         }
     }
 
-    /// Sets what the last pass found.
     pub fn publish(&self, last_pass: StatusBody) {
         self.state().last_pass = last_pass;
     }
@@ -79,7 +75,6 @@ impl Status {
         (end > Instant::now()).then_some(end)
     }
 
-    /// Sets what is known about the node's copy of its pods.
     pub fn set_pod_copy(&self, pod_copy: PodCopyStatus) {
         let published = i64::try_from(pod_copy.published).unwrap_or(i64::MAX);
         self.metrics.published_pods.set(published);
@@ -105,12 +100,10 @@ impl Status {
         self.state().stale_mount = Some(why.to_owned());
     }
 
-    /// Records the start of a pass.
     pub fn begin_pass(&self) {
         self.state().passes.running_since = Some(Instant::now());
     }
 
-    /// Records the end of a pass.
     pub fn end_pass(&self) {
         let mut state = self.state();
         state.passes.running_since = None;
@@ -119,9 +112,6 @@ impl Status {
 
     /// Opens the port `address` for `/live`, `/ready`, `/metrics` and `/status`, unless it is open.
     /// Called in each pass, since the agent that ran before this one may still hold the port.
-    ///
-    /// # Errors
-    /// If the address is in use or not valid on this node.
     pub fn serve(self: &Arc<Self>, address: Option<SocketAddr>) -> Result<(), String> {
         let (Some(address), false) = (address, self.state().is_serving) else {
             return Ok(());

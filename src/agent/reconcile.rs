@@ -20,8 +20,6 @@ use super::api::ApiHandle;
 use super::api::events::Event;
 use super::contention::{ContendedFile, Contention};
 use super::credential;
-use super::entry_gap::EntryGap;
-use super::not_ready::NotReadyReport;
 use super::readiness::Status;
 use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, TestOutcome, TestedPlugin};
@@ -44,18 +42,16 @@ use judge::{Pass, network_config};
 /// Reconciles the host. Decides from the files found in each pass; what it remembers between
 /// passes only saves work, log lines and writes under contention.
 pub struct Reconciler {
-    settings: Arc<Settings>,
-    /// What the pass that runs now has found and done.
+    pub settings: Arc<Settings>,
     pass: Pass,
     entry: Entry,
-    status: Arc<Status>,
+    pub status: Arc<Status>,
     api: Arc<ApiHandle>,
     node_lock: NodeLocker,
     mounts: Arc<Mounts>,
     binaries: Binaries,
     contention: Contention,
-    /// The last token found in the kubeconfig on the host. It stays in use until the API
-    /// server issues one.
+    /// The last token found in the kubeconfig on the host. In use until another is issued.
     token_found_on_host: Option<String>,
     /// If the settings require one, readiness depends on it.
     self_test: Option<SelfTest>,
@@ -67,15 +63,16 @@ pub struct Reconciler {
     /// runtime's configuration does not change with a conflist.
     runtime_finds_plugin: bool,
     upstream_kubeconfig: UpstreamKubeconfig,
-    /// Shows whether a newer agent of this project runs on this node: that agent replaces the socket's
-    /// file. This agent then yields.
+    /// A newer agent of this project replaces the socket's file. This agent then yields.
     record_socket: Arc<RecordSocket>,
     yielding: Yielding,
     /// The other agent whose files stay in use, as logged last.
     yields_to: Option<OtherAgent>,
     leftovers_removed: bool,
-    entry_gap: EntryGap,
-    not_ready: NotReadyReport,
+    /// When the active conflist was last read.
+    last_read: Instant,
+    /// The active conflist lacked the plugin entry then.
+    lacked_entry: bool,
     ready_logged: bool,
     /// The agent received SIGTERM or SIGINT.
     stopping: bool,
@@ -113,8 +110,8 @@ impl Reconciler {
             record_socket,
             yields_to: None,
             leftovers_removed: false,
-            entry_gap: EntryGap::new(Instant::now()),
-            not_ready: NotReadyReport::default(),
+            last_read: Instant::now(),
+            lacked_entry: false,
             ready_logged: false,
             stopping: false,
         }
@@ -142,7 +139,6 @@ impl Reconciler {
         std::mem::take(&mut self.pass)
     }
 
-    /// Compares each file with what it should be, and writes those that differ.
     fn reconcile(&mut self) {
         let held = self.node_lock.take();
         let observed = observe(&self.settings.node);
@@ -154,20 +150,13 @@ impl Reconciler {
         // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
         // kubeconfig has an address, which both can use.
         let on_host = Binaries::executable(&self.settings.node.bin_dir, PLUGIN).is_some();
-        let (binary, kubeconfig);
-        match on_host && credential::needs_resolver(&self.settings) {
-            true => {
-                kubeconfig = self.install_kubeconfig(kept);
-                binary = match credential::needs_resolver(&self.settings) {
-                    true => Ok(()),
-                    false => self.install_binaries(kept),
-                };
-            }
-            false => {
-                binary = self.install_binaries(kept);
-                kubeconfig = self.install_kubeconfig(kept);
-            }
-        }
+        let is_first = on_host && credential::needs_resolver(&self.settings);
+        let kubeconfig = is_first.then(|| self.install_kubeconfig(kept));
+        let binary = match is_first && credential::needs_resolver(&self.settings) {
+            true => Ok(()),
+            false => self.install_binaries(kept),
+        };
+        let kubeconfig = kubeconfig.unwrap_or_else(|| self.install_kubeconfig(kept));
         // A token that the API server rejects does not prevent chaining: without the plugin, meshed
         // pods would start without redirect rules.
         let can_chain = binary.is_ok() && kubeconfig.is_ok();
@@ -221,9 +210,6 @@ impl Reconciler {
         }
         // Warnings neither keep the startup taint nor change the condition, because some are permanent.
         self.api.pass_finished(not_ready.as_deref());
-        if let Some(event) = self.not_ready.update(not_ready.as_deref(), Instant::now()) {
-            self.api.report_event(Event::on_node(event));
-        }
         let Pass { notes, conflist, token_expires, contended, .. } = &self.pass;
         self.status.publish(StatusBody {
             not_ready,
@@ -238,9 +224,6 @@ impl Reconciler {
 
     /// Copies the plugin binaries that are missing or different on the host from the image. Those of
     /// another agent that stay in use only need to be executable.
-    ///
-    /// # Errors
-    /// Says why the binaries on the host are not those of the image.
     fn install_binaries(&mut self, kept: Option<OtherAgent>) -> Result<(), String> {
         let node = &self.settings.node;
         let names = Binaries::in_image(node).map_err(|error| {
@@ -272,8 +255,7 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Records a write with the `key` of [`Contention::blocked_until`]. Reports contention that begins
-    /// with this write.
+    /// Records a write with the `key` of [`Contention::blocked_until`]. Reports new contention.
     fn record_write(&mut self, file: ContendedFile, key: &str) {
         if self.contention.record_write(file.clone(), key, Instant::now()) {
             self.status.metrics.contentions.inc();
@@ -325,8 +307,7 @@ impl Reconciler {
         self.pass.add(Subject::SelfTest, finding);
     }
 
-    /// Makes `/ready` report not ready at once, before the write that corrects `subject`.
-    /// The end of the pass sets the final state.
+    /// Makes `/ready` report not ready until the end of the pass, before `subject` is corrected.
     fn mark_not_ready(&self, subject: &Subject) {
         self.status.set_not_ready(format!("{subject}: being corrected"));
     }

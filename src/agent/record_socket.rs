@@ -43,7 +43,6 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// Stack size of the reading thread, in bytes.
 const STACK: usize = 128 << 10;
 
-/// Handle to the socket and to the thread that reads it.
 pub struct RecordSocket {
     path: PathBuf,
     /// Path of the socket of an agent without a run dir, if this agent has one.
@@ -63,7 +62,6 @@ struct State {
     taken: Option<Bound>,
 }
 
-/// A socket that this agent has bound.
 struct Bound {
     path: PathBuf,
     socket: Arc<UnixDatagram>,

@@ -31,8 +31,7 @@ const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(60)];
 /// Stack size of the self-test thread, in bytes.
 const STACK: usize = 256 << 10;
 
-/// What the self-test runs: the plugin binary in `dir`, on the host or in the image, with the plugin
-/// entry.
+/// What the self-test runs: the plugin binary in `dir`, on the host or in the image, and the entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestedPlugin {
     pub dir: PathBuf,
@@ -55,7 +54,6 @@ pub enum TestOutcome {
 }
 
 impl TestOutcome {
-    /// Value of the label `result` in the metrics.
     fn label(&self) -> &'static str {
         match self {
             TestOutcome::Passed { untested: None, .. } => "passed",
@@ -70,11 +68,9 @@ impl TestOutcome {
 pub struct SelfTest {
     settings: Arc<Settings>,
     status: Arc<Status>,
-    /// Wakes the reconciler when a self-test has ended.
     waker: Waker,
     /// What the self-test tests that runs now.
     running: Option<(TestedPlugin, Receiver<TestOutcome>)>,
-    /// What the last self-test has tested.
     last: Option<(TestedPlugin, TestOutcome)>,
     retry: Backoff,
     rerun_at: Instant,

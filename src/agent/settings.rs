@@ -5,10 +5,8 @@
 //! agent opens the socket for plugin records. An invalid setting ends the agent. This module checks
 //! only values, not files: a directory or a token may appear on the node later.
 
-mod parse;
-
-use std::net::{IpAddr, SocketAddr};
-use std::path::PathBuf;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
@@ -18,9 +16,7 @@ use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
 use crate::node::settings::NodeSettings;
 use crate::pod_copy::RUN_DIR_VARIABLE;
-use parse::{address, api_host, api_port, file_name, flag, join, seconds};
 
-/// Why a setting is invalid.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub enum Error {
     /// Upstream's message, word for word, because users search for it.
@@ -30,8 +26,7 @@ pub enum Error {
     Value { name: &'static str, value: String, message: String },
 }
 
-/// Source of the plugin entry's template. `CNI_NETWORK_CONFIG` wins over
-/// `CNI_NETWORK_CONFIG_FILE`.
+/// Source of the plugin entry's template. `CNI_NETWORK_CONFIG` wins over the file's variable.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EntryTemplate {
     Text(String),
@@ -49,7 +44,6 @@ pub enum NodeSignal {
     Condition,
 }
 
-/// All settings of the agent.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node: NodeSettings,
@@ -64,13 +58,11 @@ pub struct Settings {
     pub admin_address: Option<SocketAddr>,
     /// Longest time between two reconcile passes.
     pub resync: Duration,
-    /// The agent's namespace (`LINKERD_CNI_NAMESPACE`). Unset: read from
-    /// `service_account_dir`.
+    /// The agent's namespace (`LINKERD_CNI_NAMESPACE`), else read from `service_account_dir`.
     pub namespace: Option<String>,
     /// Name of the agent's pod (`LINKERD_CNI_POD_NAME`), recorded in Events.
     pub pod_name: Option<String>,
-    /// Name of the agent's DaemonSet (`LINKERD_CNI_DAEMONSET`). If it is deleted, the agent
-    /// uninstalls.
+    /// The agent's DaemonSet (`LINKERD_CNI_DAEMONSET`). If it is deleted, the agent uninstalls.
     pub daemonset: String,
     /// The pod's termination grace period (`LINKERD_CNI_TERMINATION_GRACE_SECONDS`). When it
     /// ends, the kubelet kills the agent.
@@ -88,7 +80,6 @@ pub struct Settings {
     /// Whether to watch the pods of the node and publish them for the plugin
     /// (`LINKERD_CNI_WATCH_PODS`). Needs `node.run_dir` and `node_name`.
     pub watch_pods: bool,
-    /// What the Node shows of the agent's readiness.
     pub node_signal: Option<NodeSignal>,
     /// Name of the node (`LINKERD_CNI_NODE_NAME`).
     pub node_name: Option<String>,
@@ -134,16 +125,11 @@ fn parsed<T, M: Into<String>>(
 }
 
 impl Settings {
-    /// Reads the environment variables through `lookup`. The flags `log_level` and `log_format` win
-    /// over their variables.
+    /// Reads the environment variables through `lookup`.
     ///
     /// # Errors
     /// Names the first invalid setting, with its value.
-    pub fn read(
-        lookup: impl Fn(&str) -> Option<String>,
-        log_level: Option<String>,
-        log_format: Option<String>,
-    ) -> Result<Settings, Error> {
+    pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Settings, Error> {
         let env = Env(lookup);
         let prefix = env.text_or("CONTAINER_MOUNT_PREFIX", "/host");
         let net_dir = env.text_or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
@@ -172,9 +158,8 @@ impl Settings {
             Some(key) => Some(NodeSignal::StartupTaint(key)),
             None => has_condition.then_some(NodeSignal::Condition),
         };
-        let log_level = log_level.unwrap_or_else(|| env.text_or("LINKERD_CNI_LOG_LEVEL", "info"));
-        let log_format =
-            log_format.unwrap_or_else(|| env.text_or("LINKERD_CNI_LOG_FORMAT", "plain"));
+        let log_level = env.text_or("LINKERD_CNI_LOG_LEVEL", "info");
+        let log_format = env.text_or("LINKERD_CNI_LOG_FORMAT", "plain");
         Ok(Settings {
             node: NodeSettings {
                 image_bin_dir: env.text_or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin").into(),
@@ -226,6 +211,76 @@ impl Settings {
         let bare = host.trim_start_matches('[').trim_end_matches(']');
         bare.parse::<IpAddr>().is_err().then_some(host)
     }
+}
+
+/// Parses a number of seconds, from 1 to 86400 (one day).
+fn seconds(value: &str) -> Result<Duration, &'static str> {
+    match value.parse() {
+        Ok(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),
+        _ => Err("not a number of seconds from 1 to 86400"),
+    }
+}
+
+fn flag(value: &str) -> Result<bool, &'static str> {
+    value.parse().map_err(|_| "neither true nor false")
+}
+
+/// Parses a listen address. `:9990` means all addresses.
+fn address(value: &str) -> Result<SocketAddr, &'static str> {
+    let host = if value.starts_with(':') { "[::]" } else { "" };
+    let address = format!("{host}{value}").parse();
+    address.map_err(|_| "not an address and a port, such as 0.0.0.0:9990 or [::]:9990")
+}
+
+/// Checks that `value` is a file name without a directory: the agent watches only the net dir.
+fn file_name(value: &str) -> Result<String, &'static str> {
+    let mut parts = Path::new(value).components();
+    match (parts.next(), parts.next()) {
+        (Some(Component::Normal(part)), None) if part == value => Ok(value.to_owned()),
+        _ => Err("not a file name: remove the directory"),
+    }
+}
+
+/// Checks that `value` is valid as the host of a URL. An IPv6 address may be in brackets.
+fn api_host(value: &str) -> Result<String, &'static str> {
+    let bare = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let is_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
+    let fits = match bare {
+        Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
+        None => value.chars().all(is_name) || value.parse::<Ipv6Addr>().is_ok(),
+    };
+    fits.then(|| value.to_owned()).ok_or(
+        "not an IP address or host name: remove scheme, port and blanks, or leave it unset: the \
+         kubelet then sets it",
+    )
+}
+
+fn api_port(value: &str) -> Result<String, &'static str> {
+    let digits = value.bytes().all(|byte| byte.is_ascii_digit());
+    match value.parse::<u16>() {
+        Ok(1..) if digits => Ok(value.to_owned()),
+        _ => Err(
+            "not a port from 1 to 65535: correct it, or leave it unset: the kubelet then sets it",
+        ),
+    }
+}
+
+/// Joins `dir` and `path` as Go's `path.Join` does, which upstream uses. An absolute `path`
+/// stays below `dir`. `.`, `..` and repeated slashes are resolved without reading the disk.
+fn join(dir: &str, path: &str) -> PathBuf {
+    let text = format!("{dir}/{path}");
+    let mut clean = PathBuf::new();
+    for part in Path::new(&text).components() {
+        match part {
+            Component::CurDir => {}
+            Component::ParentDir if clean.file_name().is_some() => {
+                clean.pop();
+            }
+            Component::ParentDir if clean.has_root() => {}
+            part => clean.push(part),
+        }
+    }
+    clean
 }
 
 #[cfg(test)]

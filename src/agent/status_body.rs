@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StatusBody {
-    /// Version of the agent.
     pub version: String,
     pub ready: bool,
     /// Why the node is not ready.

@@ -76,7 +76,6 @@ impl Question {
         Question { evidence, rounds: None, last: String::new() }
     }
 
-    /// Returns the time that is left to decide.
     pub fn time_left(&self) -> Duration {
         self.evidence.end.saturating_duration_since(Instant::now())
     }

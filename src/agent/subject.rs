@@ -3,7 +3,6 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// Subject of a problem, a warning or contention.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// A CNI directory that is no longer the node's.

@@ -40,8 +40,7 @@ impl UpstreamKubeconfig {
         text.clone_into(&mut self.written);
     }
 
-    /// Restores the upstream kubeconfig at `path`, unless another program overwrote this
-    /// agent's kubeconfig.
+    /// Restores the upstream kubeconfig at `path`, but only over this agent's own.
     pub fn restore(&self, path: &Path) -> Result<(), files::Error> {
         let Some((bytes, access)) = &self.saved else {
             return Ok(());
@@ -58,8 +57,7 @@ impl UpstreamKubeconfig {
     }
 }
 
-/// Returns whether an upstream agent wrote `kubeconfig`. Upstream writes YAML, this project
-/// JSON.
+/// Returns whether an upstream agent wrote `kubeconfig`: upstream writes YAML, this project JSON.
 fn is_upstream(kubeconfig: &[u8]) -> bool {
     let token = b"token:";
     serde_json::from_slice::<IgnoredAny>(kubeconfig).is_err()

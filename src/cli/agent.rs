@@ -33,12 +33,17 @@ enum AgentCommand {
     Uninstall,
 }
 
-/// Runs the agent.
 pub fn main() -> ExitCode {
     log::report_panics();
     let flags = Flags::parse_from(std::env::args().map(double_dash));
-    let lookup = |name: &str| std::env::var(name).ok();
-    let settings = Settings::read(lookup, flags.log_level, flags.log_format);
+    let settings = Settings::read(|name| {
+        let flag = match name {
+            "LINKERD_CNI_LOG_LEVEL" => flags.log_level.clone(),
+            "LINKERD_CNI_LOG_FORMAT" => flags.log_format.clone(),
+            _ => None,
+        };
+        flag.or_else(|| std::env::var(name).ok())
+    });
     let (level, format) = settings.as_ref().map_or_else(
         |_| (tracing::level_filters::LevelFilter::ERROR, log::Format::Plain),
         |settings| (settings.log_level, settings.log_format),

@@ -11,8 +11,7 @@ use crate::files;
 /// mode. Equal stamps mean that nothing wrote the file in between.
 pub type Stamp = (u64, u64, u64, (i64, i64), (i64, i64), u32);
 
-/// Remembers the copies that were compared byte for byte, so that megabytes are read again
-/// only after a change.
+/// Remembers the copies that were compared, so that megabytes are read again only after a change.
 #[derive(Debug, Default)]
 pub struct Binaries {
     /// Stamps of the file in the image and on the host, by file name.
@@ -20,11 +19,7 @@ pub struct Binaries {
 }
 
 impl Binaries {
-    /// Returns the names of all regular files in the image's bin dir. Upstream copies the same
-    /// files.
-    ///
-    /// # Errors
-    /// If the directory cannot be read or has no regular file.
+    /// Returns the regular files in the image's bin dir. Upstream copies the same files.
     pub fn in_image(settings: &NodeSettings) -> Result<Vec<String>, files::Error> {
         let mut names = Vec::new();
         for name in files::file_names(&settings.image_bin_dir)? {
@@ -42,8 +37,7 @@ impl Binaries {
         Ok(names)
     }
 
-    /// Returns the files among `names` that are missing on the host, or differ from the image
-    /// in content or mode.
+    /// Returns the files among `names` that are missing on the host or differ in content or mode.
     pub fn stale(
         &mut self,
         settings: &NodeSettings,

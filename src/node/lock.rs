@@ -31,7 +31,6 @@ const RETRY: Duration = Duration::from_millis(5);
 #[derive(Debug)]
 struct Busy;
 
-/// Takes the lock of a CNI net dir again and again.
 pub struct NodeLocker {
     net_dir: PathBuf,
     /// When the last wait was in vain, until the lock is taken again.

@@ -8,7 +8,6 @@ use crate::conflist::plan;
 use crate::conflist::saved_state::SavedState;
 use crate::files;
 
-/// The net dir at the start of a pass.
 pub struct Observed {
     pub configs: Vec<ConfigFile>,
     pub saved_state: SavedState,
@@ -16,10 +15,6 @@ pub struct Observed {
     pub changed_before: Option<Duration>,
 }
 
-/// Reads the net dir.
-///
-/// # Errors
-/// If the net dir cannot be listed.
 pub fn observe(settings: &NodeSettings) -> Result<Observed, files::Error> {
     let dir = &settings.net_dir;
     let configs = net_dir::scan(dir, &settings.kubeconfig_name)?;

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use crate::conflist::chain_mode::ChainMode;
 use crate::record;
 
-/// The agent's settings about the node.
 #[derive(Clone, Debug)]
 pub struct NodeSettings {
     /// Directory in the image with the plugin binaries to install.
@@ -14,7 +13,6 @@ pub struct NodeSettings {
     pub bin_dir: PathBuf,
     /// The host's CNI net dir, as a path in the agent's container.
     pub net_dir: PathBuf,
-    /// File name of the kubeconfig in `net_dir`.
     pub kubeconfig_name: String,
     /// The kubeconfig's path on the host, for the plugin entry.
     pub kubeconfig_on_host: String,
@@ -30,12 +28,10 @@ pub struct NodeSettings {
 }
 
 impl NodeSettings {
-    /// Returns the path of the socket for plugin records.
     pub fn record_socket(&self) -> PathBuf {
         record::socket_path(self.run_dir.as_deref(), &self.net_dir)
     }
 
-    /// Returns the path of the kubeconfig in the agent's container.
     pub fn kubeconfig(&self) -> PathBuf {
         self.net_dir.join(&self.kubeconfig_name)
     }

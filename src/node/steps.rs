@@ -16,7 +16,6 @@ pub fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Content> {
     file.content.as_ref().ok()
 }
 
-/// The net dir in which steps are applied.
 pub struct NetDir<'a, Seen> {
     pub path: &'a Path,
     /// Returns the content of a file when the steps were planned.

@@ -14,13 +14,11 @@ use nix::libc::{self, c_int, c_short};
 use super::{LOCK, dir};
 use crate::files;
 
-/// Held by an agent while it keeps the copy. Dropping it releases the lock, as does the end of
-/// the process.
+/// Held by an agent while it keeps the copy. Released by drop, and by the end of the process.
 #[derive(Debug)]
 pub struct Lock(File);
 
 impl Lock {
-    /// Takes the lock.
     pub fn take(run_dir: &Path) -> Result<Lock, files::Error> {
         let path = dir(run_dir).join(LOCK);
         let failed = |source| files::Error::Io { act: "lock", path: path.clone(), source };

@@ -56,15 +56,11 @@ impl Event {
 /// An Event, and when it was queued.
 pub type Queued = (Instant, Event);
 
-/// The queue.
 pub struct EventQueue {
     /// The agent's own Events, then those on pods, oldest first.
     waiting: VecDeque<Queued>,
-    /// Time, pod UID and subject of the accepted Events on pods, oldest first.
     reported: VecDeque<(Instant, String, &'static str)>,
     rate_limit: RateLimit,
-    /// No Event is posted before this time.
-    paused_until: Instant,
     /// The last Event could not be posted.
     is_failing: bool,
 }
@@ -75,7 +71,6 @@ impl EventQueue {
             waiting: VecDeque::new(),
             reported: VecDeque::new(),
             rate_limit: RateLimit::new(POST_INTERVAL, BURST, now),
-            paused_until: now,
             is_failing: false,
         }
     }
@@ -113,7 +108,6 @@ impl EventQueue {
     /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted. Makes no
     /// Event due until `end`, and no burst then. Drops the Event if it is older than [`REPEAT_AFTER`].
     pub fn put_back(&mut self, (queued, event): Queued, now: Instant, end: Instant) {
-        self.paused_until = end;
         self.rate_limit.exhaust_until(end);
         if now < queued + REPEAT_AFTER {
             self.push_front((queued, event));
@@ -123,7 +117,7 @@ impl EventQueue {
     /// Returns when the next Event may be posted; `None` if the queue is empty.
     pub fn due(&self) -> Option<Instant> {
         self.waiting.front()?;
-        Some(self.rate_limit.due().max(self.paused_until))
+        Some(self.rate_limit.due())
     }
 
     /// Queues an Event as the next one. The last one is dropped if the queue is full.
@@ -251,22 +245,6 @@ mod tests {
         }
         let allowed = BURST + ((now - begin).as_secs() / POST_INTERVAL.as_secs()) as u32;
         assert!((BURST..=allowed).contains(&posted), "{posted} of {allowed}");
-    }
-
-    #[test]
-    fn a_burst_is_posted_at_once_and_the_next_event_when_it_is_due() {
-        let now = Instant::now();
-        let mut events = EventQueue::new(now);
-        assert_eq!(events.due(), None);
-        for number in 0..=BURST {
-            assert!(events.offer(event(&number.to_string(), "a"), now));
-        }
-        for number in 0..BURST {
-            assert_eq!(take(&mut events, now).unwrap(), number.to_string());
-        }
-        assert_eq!(events.take(now), None);
-        assert_eq!(events.due(), Some(now + POST_INTERVAL));
-        assert!(events.take(now + POST_INTERVAL).is_some());
     }
 
     #[test]

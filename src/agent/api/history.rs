@@ -5,10 +5,8 @@ use std::time::Instant;
 
 use crate::kube;
 
-/// What the responses to the agent's own requests have shown.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    /// The API server has responded at least once.
     pub reached: bool,
     /// A response has shown the agent's DaemonSet.
     pub daemonset_seen: bool,

@@ -17,29 +17,19 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use tracing::{info, warn};
 
-use crate::agent::readiness::MAX_RESYNCS;
+use super::node_state::{NOT_READY, NodeState, Wanted};
 use crate::agent::settings::{NodeSignal, Settings};
 use crate::backoff::{Backoff, Limits, between};
 use crate::kube::connection::Connection;
 use crate::kube::types::{Metadata, null_as_default, objects};
 use crate::kube::{self, Client};
 
-/// Type of the condition.
 pub const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
 /// Reason and message of the condition while the node is ready.
 const READY: [&str; 2] = ["PluginVerified", "linkerd CNI is installed and verified on this node"];
-/// Reason of the condition while the node is not ready, as of the Event.
-const NOT_READY: &str = "LinkerdCNINotReady";
-/// Message while no reconcile pass finishes.
-const STUCK: &str = "the reconcile passes have stopped; check the node's file systems";
 /// Longest message of the condition, in bytes. As of an Event.
 const MESSAGE_LIMIT: usize = 1024;
 
-/// How long a node stays not ready before the condition says so. Shorter are the agent's own
-/// corrections, such as of a deleted plugin binary.
-const PATIENCE: Duration = Duration::from_millis(500);
-/// The same for an agent that starts: the plugin that an earlier agent installed keeps working.
-const START_PATIENCE: Duration = Duration::from_secs(10);
 /// Shortest time between two writes that change only why the node is not ready.
 const REASON_GAP: Duration = Duration::from_secs(60);
 
@@ -54,82 +44,8 @@ pub const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from
 /// kubelet that starts registers its node and renews the tokens of all pods, in any order.
 pub const TOKEN_RENEWED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(45)];
 
-/// First and longest wait after a failure.
 const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
 
-/// What the reconcile passes have found.
-#[derive(Clone, Debug)]
-pub struct NodeState {
-    /// Why the node is not ready.
-    not_ready: Option<String>,
-    /// When the node became ready or not ready.
-    since: Instant,
-    /// How long the node stays not ready before the condition says so.
-    patience: Duration,
-    /// Until when a node that is ready counts as ready, unless another pass finishes.
-    valid_until: Instant,
-    /// The agent received SIGTERM or SIGINT: what the Node shows is left to the next agent.
-    is_stopping: bool,
-}
-
-impl NodeState {
-    pub fn at_start(now: Instant) -> NodeState {
-        NodeState {
-            not_ready: Some("the first reconcile pass has not finished".into()),
-            since: now,
-            patience: START_PATIENCE,
-            valid_until: now,
-            is_stopping: false,
-        }
-    }
-
-    /// Records the result of a pass. Passes are at most `resync` apart.
-    pub fn pass_finished(&mut self, not_ready: Option<&str>, resync: Duration, now: Instant) {
-        if not_ready.is_none() != self.not_ready.is_none() {
-            self.since = now;
-        }
-        if not_ready.is_none() {
-            self.patience = PATIENCE;
-        }
-        self.not_ready = not_ready.map(str::to_owned);
-        self.valid_until = now + resync * MAX_RESYNCS;
-    }
-
-    pub fn stop(&mut self) {
-        self.is_stopping = true;
-    }
-
-    /// Returns what the Node should have, and when to look again. `None`: leave the Node as it is.
-    fn wanted(&self, signal: &NodeSignal, now: Instant) -> (Option<Wanted>, Option<Instant>) {
-        match (signal, &self.not_ready) {
-            _ if self.is_stopping => (None, None),
-            (NodeSignal::StartupTaint(key), None) => (Some(Wanted::NoTaint(key.clone())), None),
-            (NodeSignal::StartupTaint(_), Some(_)) => (None, None),
-            (NodeSignal::Condition, Some(why)) => match self.since + self.patience {
-                end if now < end => (None, Some(end)),
-                _ => (Some(Wanted::NotReady(why.clone())), None),
-            },
-            (NodeSignal::Condition, None) if now <= self.valid_until => {
-                (Some(Wanted::Ready), Some(self.valid_until))
-            }
-            (NodeSignal::Condition, None) => (Some(Wanted::NotReady(STUCK.into())), None),
-        }
-    }
-}
-
-/// What the Node should have.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Wanted {
-    /// No taint with this key, whatever its value and effect.
-    NoTaint(String),
-    /// The condition with the status `True`.
-    Ready,
-    /// The condition with the status `False`, and this message.
-    NotReady(String),
-    NoCondition,
-}
-
-/// Keeps the Node as it should be.
 pub struct NodeUpdates {
     /// Name of the node, and what to keep there; `None` if nothing is configured.
     target: Option<(String, NodeSignal)>,
@@ -225,7 +141,6 @@ impl NodeUpdates {
     }
 }
 
-/// Result of an attempt to change the Node.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     Patched,

@@ -16,34 +16,25 @@ pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
 pub const RECORD_GAP: Duration = Duration::from_secs(12);
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
-/// First and longest wait after a check without a usable response. Doubles with each failure.
-pub const NO_RESPONSE: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
-/// First and longest wait after a check that found the token rejected. The agent is not ready
-/// until a check finds the token accepted.
-const REJECTED: Limits = [RECORD_GAP, Duration::from_secs(120)];
-/// First and longest wait before the TokenRequest that follows repeated revocations.
-const REVOKED: Limits = [Duration::from_secs(1), CHECK_PERIOD];
-/// First and longest wait after a failed TokenRequest, while the plugin's last token is valid.
-/// Longer, because the checks of that token are requests too.
-const EARLY_RENEWAL: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
-/// First and longest wait after a failed TokenRequest, while the plugin has no valid token.
-const URGENT_RENEWAL: Limits = NO_RESPONSE;
+/// First and longest wait after a check without a usable response or of a rejected token, and after a
+/// failed TokenRequest while the plugin has no valid token.
+pub const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
+/// First and longest wait before a TokenRequest that follows a failed one while the plugin's last token is
+/// valid, or repeated revocations. Longer, because the checks of that token are requests too.
+const RENEWAL_RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
 /// First and longest time until the agent looks again for a DaemonSet that it has not seen. Doubles
 /// with each look, as upstream's chart never gives the right to read the DaemonSet.
 const UNSEEN_DAEMONSET: Limits = [Duration::from_secs(1), Duration::from_secs(2 * 3600)];
-/// Shortest and longest time over which retries are spread after the time that an overloaded API
-/// server asks to wait, which is the same for all nodes. Doubles with each failure.
-const OVERLOAD_SPREAD: Limits = [Duration::from_secs(5), Duration::from_secs(60)];
-
+/// Longest time over which retries are spread after the time that an overloaded API server asks to
+/// wait, which is the same for all nodes.
+const OVERLOAD_SPREAD: Duration = Duration::from_secs(10);
 /// Longest time over which overdue renewals are spread, so that nodes that start together do not
 /// send them together.
 const START_SPREAD: Duration = Duration::from_secs(60);
-
 /// Longest time over which the first checks of adopted tokens are spread. Shorter, because the agent
 /// is not ready before it.
 const FIRST_CHECK_SPREAD: Duration = Duration::from_secs(2);
 
-/// Result of checking a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CheckResult {
     Accepted,
@@ -57,12 +48,10 @@ pub enum CheckResult {
 pub struct Schedule {
     /// When the next TokenRequest is due; `None` if the plugin has no ServiceAccount of its own.
     renewal: Option<Instant>,
-    /// When the next check is due.
     check: Instant,
     /// Earliest time of the first check. Later than the start if the plugin has a token: without
     /// one, pods wait for the agent.
     first_check: Instant,
-    /// When the last check was sent.
     last_check: Option<Instant>,
     /// Result of the last check of this kubeconfig.
     result: Option<CheckResult>,
@@ -100,7 +89,6 @@ impl Schedule {
         }
     }
 
-    /// When the next TokenRequest or check is due.
     pub fn next(&self) -> Instant {
         self.renewal.map_or(self.check, |renewal| renewal.min(self.check))
     }
@@ -124,8 +112,7 @@ impl Schedule {
         self.daemonset = now + self.daemonset_wait.next_delay();
     }
 
-    /// Schedules the next check earlier, because the kubeconfig has a token that was not checked
-    /// yet.
+    /// Schedules the next check earlier, because the kubeconfig has another token.
     pub fn kubeconfig_changed(&mut self, now: Instant) {
         self.result = None;
         self.check_after(now, CHANGE_GAP);
@@ -140,17 +127,10 @@ impl Schedule {
         }
     }
 
-    /// Schedules the next check `gap` after the last check, or at `now` if that is later. Never
-    /// postpones the check.
+    /// Schedules the next check `gap` after the last one, or now. Never postpones the check.
     fn check_after(&mut self, now: Instant, gap: Duration) {
         let allowed = now.max(self.last_check.map_or(self.first_check, |last| last + gap));
         self.check = self.check.min(allowed);
-    }
-
-    /// Postpones a check that was due, because the kubeconfig cannot be read. The reconciler
-    /// requests a check once it has rewritten the kubeconfig.
-    pub fn nothing_to_check(&mut self, now: Instant) {
-        self.check = now + period();
     }
 
     /// Schedules the next check after a check with this `result`, not before `retry_after`.
@@ -163,13 +143,10 @@ impl Schedule {
                 self.revocations = 0;
                 period()
             }
-            CheckResult::Rejected => delay(REJECTED, self.check_failures),
-            CheckResult::Unknown => delay(NO_RESPONSE, self.check_failures),
+            _ => failure_wait(RETRY, &mut self.check_failures, retry_after),
         };
-        let overload_wait = overload_wait(retry_after, self.check_failures);
-        self.check_failures = self.check_failures.saturating_add(1);
         self.last_check = Some(now);
-        self.check = now + wait.max(overload_wait);
+        self.check = now + wait;
     }
 
     /// Schedules the next TokenRequest after one that returned a token valid for `lifetime`.
@@ -181,22 +158,27 @@ impl Schedule {
     /// Schedules the next TokenRequest after a failed one, not before `retry_after`.
     /// `has_valid_token` says that the last token of the plugin's ServiceAccount is still valid.
     pub fn not_renewed(&mut self, now: Instant, has_valid_token: bool, retry_after: Duration) {
-        let limits = if has_valid_token { EARLY_RENEWAL } else { URGENT_RENEWAL };
-        let wait = delay(limits, self.renewal_failures)
-            .max(overload_wait(retry_after, self.renewal_failures));
-        self.renewal_failures = self.renewal_failures.saturating_add(1);
-        self.renewal = Some(now + wait);
+        let limits = if has_valid_token { RENEWAL_RETRY } else { RETRY };
+        self.renewal = Some(now + failure_wait(limits, &mut self.renewal_failures, retry_after));
     }
 
     /// Schedules a TokenRequest because the API server rejects the token that it issued: at once,
     /// and with a growing wait if it rejects the new token too.
     pub fn revoked(&mut self, now: Instant) {
-        let wait = match self.revocations.checked_sub(1) {
-            None => Duration::ZERO,
-            Some(earlier) => delay(REVOKED, earlier),
-        };
+        let earlier = self.revocations.checked_sub(1);
+        let wait = earlier.map_or(Duration::ZERO, |earlier| delay(RENEWAL_RETRY, earlier));
         self.revocations = self.revocations.saturating_add(1);
         self.renewal = self.renewal.map(|_| now + wait);
+    }
+}
+
+/// Returns the wait after one more failure. An overloaded API server asks to wait for `retry_after`.
+fn failure_wait(limits: Limits, failures: &mut u32, retry_after: Duration) -> Duration {
+    let wait = delay(limits, *failures);
+    *failures = failures.saturating_add(1);
+    match retry_after.is_zero() {
+        true => wait,
+        false => wait.max(retry_after + jitter(OVERLOAD_SPREAD)),
     }
 }
 
@@ -206,15 +188,6 @@ pub fn first_renewal(until_half_life: Duration, left: Duration) -> Duration {
     match until_half_life.is_zero() {
         true => between(Duration::ZERO, START_SPREAD.min(left / 4)),
         false => between(until_half_life * 4 / 5, until_half_life),
-    }
-}
-
-/// Returns `retry_after` and a random time, so that the nodes do not return together. Zero if
-/// `retry_after` is zero: the API server is not overloaded.
-fn overload_wait(retry_after: Duration, failures: u32) -> Duration {
-    match retry_after.is_zero() {
-        true => Duration::ZERO,
-        false => retry_after + jitter(delay(OVERLOAD_SPREAD, failures)),
     }
 }
 

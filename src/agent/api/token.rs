@@ -1,36 +1,43 @@
-//! The tokens that the API server issues for the plugin's ServiceAccount.
+//! Requests tokens of the plugin's ServiceAccount (TokenRequest), and keeps the results.
 
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
+use serde::Deserialize;
+use serde_json::json;
+use tracing::info;
+
+use super::worker::{Worker, retry_after};
+use super::{NO_NAMESPACE, namespace};
 use crate::kube;
+use crate::kube::claims::Claims;
 
-/// A token of the plugin's ServiceAccount.
+/// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
+const LONGEST_TOKEN: usize = 12 << 10;
+/// Lifetime requested for the plugin's token, in seconds. The API server may grant less.
+const LIFETIME: u64 = 24 * 3600;
+
 #[derive(Clone)]
 pub struct Token {
     pub text: String,
-    /// When the token expires.
     pub end: SystemTime,
     /// The API server rejected the token with HTTP 401.
     pub revoked: bool,
 }
 
-/// Results of the TokenRequests so far.
 #[derive(Clone, Default)]
 pub struct TokenRequestResults {
     pub token: Option<Token>,
-    /// Why the last TokenRequest failed, if it did.
     pub error: Option<String>,
 }
 
 impl TokenRequestResults {
-    /// Returns whether the last token is valid at `now`.
     pub fn has_valid_token(&self, now: SystemTime) -> bool {
         self.token.as_ref().is_some_and(|token| now < token.end && !token.revoked)
     }
 }
 
 /// Describes why a TokenRequest failed, with the remedy if the API server denied it.
-pub fn describe(error: &kube::Error) -> String {
+fn describe(error: &kube::Error) -> String {
     let remedy = match error.code() {
         Some(403) => {
             "; grant the agent's ServiceAccount `create` on `serviceaccounts/token` of that account"
@@ -41,10 +48,103 @@ pub fn describe(error: &kube::Error) -> String {
     format!("{error}{remedy}")
 }
 
+#[derive(Deserialize)]
+struct TokenRequest {
+    #[serde(default)]
+    spec: TokenRequestSpec,
+    status: TokenRequestStatus,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(rename_all = "camelCase", default)]
+struct TokenRequestSpec {
+    expiration_seconds: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct TokenRequestStatus {
+    token: String,
+}
+
+/// Why there is no new token, and the time that an overloaded API server asks to wait.
+type Failure = (String, Duration);
+
+impl Worker {
+    /// Requests a token of the plugin's ServiceAccount, and schedules the next request. Wakes the
+    /// reconciler if there is a new token or a new failure.
+    pub fn renew(&mut self) {
+        let Some(account) = self.api.settings.plugin_account.clone() else {
+            return;
+        };
+        let changed = match self.request_token(&account) {
+            Ok((text, seconds)) => {
+                // The API server's clock may differ from the node's. A lifetime is the same by both
+                // clocks.
+                let lifetime = Duration::from_secs(seconds.max(2));
+                let ends = SystemTime::now() + lifetime;
+                let end = Claims::read(&text).and_then(|claims| claims.expiry());
+                let end = end.map_or(ends, |end| end.max(ends));
+                let token = Some(Token { text, end, revoked: false });
+                let mut state = self.api.state();
+                state.schedule.renewed(Instant::now(), lifetime);
+                state.token_requests = TokenRequestResults { token, error: None };
+                info!("received a token of ServiceAccount {account}, valid for {seconds} s");
+                true
+            }
+            Err((why, retry_after)) => {
+                let mut state = self.api.state();
+                let requests = &mut state.token_requests;
+                let changed = requests.error.as_ref() != Some(&why);
+                requests.error = Some(why);
+                let has_valid_token = requests.has_valid_token(SystemTime::now());
+                state.schedule.not_renewed(Instant::now(), has_valid_token, retry_after);
+                changed
+            }
+        };
+        if changed {
+            self.api.waker.wake();
+        }
+    }
+
+    /// Returns a token and its lifetime in seconds. The token is not bound to the agent's pod,
+    /// because an upgrade replaces that pod. It is not bound to the Node either: a Node that
+    /// registers again has a new UID, which would revoke the token while its pods still run.
+    fn request_token(&mut self, account: &str) -> Result<(String, u64), Failure> {
+        let failed = |why: String| (why, Duration::ZERO);
+        let namespace =
+            namespace(&self.api.settings).ok_or_else(|| failed(NO_NAMESPACE.to_owned()))?;
+        let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
+        let request = json!({
+            "apiVersion": "authentication.k8s.io/v1",
+            "kind": "TokenRequest",
+            "spec": {"expirationSeconds": LIFETIME},
+        });
+        let client = self.own.client().map_err(|error| failed(error.to_string()))?;
+        let response = client.post_and_decode::<TokenRequest>(&path, &request);
+        self.record_own(&response);
+        let response = response.map_err(|error| (describe(&error), retry_after(&error)))?;
+        let token = response.status.token.trim().to_owned();
+        match problem(&token) {
+            Some(why) => Err(failed(format!("unexpected response to the TokenRequest: {why}"))),
+            None => {
+                let seconds = response.spec.expiration_seconds;
+                Ok((token, seconds.unwrap_or(LIFETIME).min(LIFETIME)))
+            }
+        }
+    }
+}
+
+/// Why `token` must not replace the one that the plugin has.
+fn problem(token: &str) -> Option<&'static str> {
+    match token.len() {
+        0 => Some("the response has no token"),
+        1..=LONGEST_TOKEN if token.bytes().all(|byte| byte.is_ascii_graphic()) => None,
+        _ => Some("the token is too long or has characters that are invalid in a request header"),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]

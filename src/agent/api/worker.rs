@@ -1,16 +1,15 @@
 //! The thread that talks to the API server: resolves its name, renews the plugin's token
-//! ([`token_renewal`]), checks the token in the kubeconfig ([`token_check`]), posts Events and keeps
-//! the Node object.
-
-mod token_check;
-mod token_renewal;
+//! ([`token`](super::token)), checks the token in the kubeconfig, posts Events and keeps the Node
+//! object.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use serde::de::IgnoredAny;
+
 use super::node_object::NodeUpdates;
-use super::server_address::Resolution;
-use super::{ApiHandle, USER_AGENT, events, namespace};
+use super::schedule::CheckResult;
+use super::{ApiHandle, TokenCheck, USER_AGENT, events, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::retry::Retry;
 use crate::kube::scheduling::{DaemonSet, daemonset_path};
@@ -28,11 +27,9 @@ const LONGEST_IDLE: Duration = Duration::from_secs(10);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
 
-/// State of the thread.
 pub struct Worker {
-    api: Arc<ApiHandle>,
-    /// Connection with the agent's own token.
-    own: Connection,
+    pub api: Arc<ApiHandle>,
+    pub own: Connection,
     /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
     node_updates: NodeUpdates,
@@ -67,7 +64,7 @@ impl Worker {
             let node_state = || self.api.state().node.clone();
             let node = self.node_updates.run(&mut self.own, node_state, Instant::now());
             let state = self.api.state();
-            let resolution = state.resolution.as_ref().map(Resolution::due);
+            let resolution = state.resolution.as_ref().map(|resolution| resolution.due);
             let others = [node, resolution, state.events.due()].into_iter().flatten();
             let next = others.fold(state.schedule.next(), Instant::min);
             drop(state);
@@ -81,11 +78,10 @@ impl Worker {
         }
     }
 
-    /// Resolves the API server's name if that is due. Wakes the reconciler if the address or an error
-    /// changed.
+    /// Resolves the API server's name if that is due. Wakes the reconciler if the result is new.
     fn resolve(&mut self) {
         let mut state = self.api.state();
-        let Some(due) = state.resolution.take_if(|resolution| resolution.due() <= Instant::now())
+        let Some(due) = state.resolution.take_if(|resolution| resolution.due <= Instant::now())
         else {
             return;
         };
@@ -98,6 +94,69 @@ impl Worker {
             state.server_address = found;
             self.api.waker.wake();
         }
+    }
+
+    /// Checks the token in the kubeconfig on the host. Wakes the reconciler if the result is new.
+    fn check(&mut self) {
+        // The reconciler corrects a kubeconfig that cannot be read.
+        let client = self.plugin.client().ok();
+        let token = self.plugin.token().map(str::to_owned);
+        let (Some(client), Some(token), Some(namespace)) =
+            (client, token, namespace(&self.api.settings))
+        else {
+            let mut state = self.api.state();
+            return state.schedule.check_done(Instant::now(), CheckResult::Unknown, Duration::ZERO);
+        };
+        // With `resourceVersion=0` the API server responds from its cache.
+        let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
+        let response = client.get::<IgnoredAny>(&path);
+        let now = Instant::now();
+        self.api.state().history.plugin_token.record(&response, now);
+        let error = response.err();
+        let code = error.as_ref().and_then(kube::Error::code);
+        let rejection = match (&error, code) {
+            (None, _) | (_, Some(404)) => Ok(()),
+            (Some(error), Some(401)) => Err(format!(
+                "the API server rejected the token in the kubeconfig (HTTP 401): {error}"
+            )),
+            (Some(error), Some(403)) => Err(format!(
+                "a request with the token in the kubeconfig was denied (HTTP 403): {error}"
+            )),
+            // Unreachable or failing: the result of the last check stays valid.
+            (Some(error), _) => return self.check_failed(error),
+        };
+        let result = if rejection.is_ok() { CheckResult::Accepted } else { CheckResult::Rejected };
+        let mut guard = self.api.state();
+        let state = &mut *guard;
+        state.schedule.check_done(now, result, Duration::ZERO);
+        state.history.reached = true;
+        let issued = state.token_requests.token.as_mut();
+        if let Some(issued) = issued.filter(|issued| issued.text == token) {
+            let is_revoked = code == Some(401);
+            if is_revoked && !issued.revoked {
+                state.schedule.revoked(now);
+            }
+            issued.revoked = is_revoked;
+        }
+        let check = Some(TokenCheck { token, result: rejection });
+        if state.check_error.take().is_some() || state.last_check != check {
+            self.api.waker.wake();
+        }
+        state.last_check = check;
+    }
+
+    fn check_failed(&mut self, error: &kube::Error) {
+        let mut state = self.api.state();
+        state.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
+        if !error.is_response() {
+            state.unreachable_reported();
+        }
+        state.history.reached |= error.is_response();
+        let why = Some(error.to_string());
+        if state.check_error != why {
+            self.api.waker.wake();
+        }
+        state.check_error = why;
     }
 
     /// Looks for the agent's DaemonSet until the API server has shown it: a missing DaemonSet proves an
@@ -128,16 +187,15 @@ impl Worker {
     }
 
     /// Records a response to a request with the agent's own token.
-    fn record_own<T>(&self, response: &Result<T, kube::Error>) {
+    pub fn record_own<T>(&self, response: &Result<T, kube::Error>) {
         let mut state = self.api.state();
         state.history.own_token.record(response, Instant::now());
         state.history.reached |= response.as_ref().err().is_none_or(kube::Error::is_response);
     }
 }
 
-/// Time that an overloaded API server asks clients to wait (Retry-After), bounded. Zero if the API
-/// server is not overloaded.
-fn retry_after(error: &kube::Error) -> Duration {
+/// Time that an overloaded API server asks clients to wait (Retry-After), bounded, or zero.
+pub fn retry_after(error: &kube::Error) -> Duration {
     match error.retry() {
         Retry::After(wait) => wait.min(LONGEST_RETRY_AFTER),
         _ if error.is_response_timeout() => TIMEOUT_WAIT,

@@ -17,9 +17,7 @@ use crate::pod::skip::SkipReason;
 use crate::record::{CallResult, Record, Source};
 use crate::redirect::backend::Backend;
 
-/// Values of the label `command`.
 const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
-/// Values of the label `result`.
 const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "skipped"];
 /// Value of labels for what this version does not know.
 const OTHER: &str = "other";
@@ -61,7 +59,6 @@ metrics! {
 }
 
 impl PluginCalls {
-    /// Counts a record.
     pub fn count(&self, record: &Record) {
         let command = record.command;
         let result = match &record.result {
@@ -103,7 +100,6 @@ impl PluginCalls {
         }
     }
 
-    /// Returns what `/status` says about the calls.
     pub fn counts(&self) -> PluginCounts {
         let mut failures = nonzero(&self.failures, failures());
         failures.remove(&Failure::PodNotFound.code().to_string());
@@ -165,7 +161,6 @@ fn code(known: &BTreeSet<u32>, code: u32) -> Labels<1> {
     [("code", value)]
 }
 
-/// Returns every value of the label `source`.
 fn sources() -> impl Iterator<Item = (&'static str, String)> {
     Source::ALL.into_iter().map(Some).chain([None]).map(source)
 }

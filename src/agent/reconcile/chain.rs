@@ -1,7 +1,8 @@
 //! Reconciles the network configs in the net dir: plans the changes, and applies the plan.
 
+use std::mem;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
@@ -82,11 +83,13 @@ impl Reconciler {
 
     /// Adds to the metric the time in which the active conflist lacked the plugin entry.
     fn count_time_without_entry(&mut self, observed: &Observed) {
-        if plan::called(&observed.configs).is_none() {
-            return self.entry_gap.pause(Instant::now());
-        }
-        let is_chained = plan::chained(&self.settings.node.mode, &observed.configs).is_some();
-        let gap = self.entry_gap.observe(Instant::now(), is_chained, observed.changed_before);
+        let now = Instant::now();
+        let elapsed = now - mem::replace(&mut self.last_read, now);
+        let mode = &self.settings.node.mode;
+        let active = plan::called(&observed.configs);
+        let lacks_entry = active.map(|_| plan::chained(mode, &observed.configs).is_none());
+        let lacked_entry = mem::replace(&mut self.lacked_entry, lacks_entry == Some(true));
+        let gap = time_without_entry(lacked_entry, lacks_entry, elapsed, observed.changed_before);
         self.status.metrics.conflist_without_entry.inc_by(gap.as_secs_f64());
     }
 
@@ -139,9 +142,6 @@ impl Reconciler {
 
     /// Writes what `plan` says. A file that fails does not stop the others. Returns whether a step
     /// wrote the plugin entry.
-    ///
-    /// # Errors
-    /// If the saved state cannot be written.
     fn apply(
         &mut self,
         mut plan: Plan,
@@ -212,6 +212,23 @@ impl Reconciler {
     }
 }
 
+/// Returns how much of the `elapsed` time since the last read the active conflist has lacked the plugin
+/// entry. `lacks_entry` is `None` if no network config is active: then no pod can start. `changed_before`
+/// is the time since the file changed.
+fn time_without_entry(
+    lacked_entry: bool,
+    lacks_entry: Option<bool>,
+    elapsed: Duration,
+    changed_before: Option<Duration>,
+) -> Duration {
+    match (lacked_entry, lacks_entry) {
+        (true, Some(_)) => elapsed,
+        // At most the time since the last read: a timestamp may be copied, and a clock may have been set.
+        (false, Some(true)) => changed_before.unwrap_or_default().min(elapsed),
+        _ => Duration::ZERO,
+    }
+}
+
 /// Returns a warning with the remedy if the bin dir holds none of the plugins that the active
 /// conflist `active` names, so that it is probably the wrong one. The agent cannot be certain, because
 /// runtimes can use several bin dirs (containerd's `bin_dirs`, CRI-O's `plugin_dirs`). The agent's own
@@ -234,4 +251,25 @@ fn no_plugins(settings: &NodeSettings, active: &ConfigFile) -> Option<String> {
         plugins.join(", "),
         settings.bin_dir.display(),
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_without_the_entry_in_an_active_conflist_is_counted() {
+        let seconds = Duration::from_secs;
+        for (lacked, lacks, changed_before, expected) in [
+            (false, Some(false), 5, 0),
+            (false, Some(true), 5, 5),
+            (false, Some(true), 3600, 30),
+            (true, Some(true), 5, 30),
+            (true, Some(false), 0, 30),
+            (true, None, 0, 0),
+        ] {
+            let gap = time_without_entry(lacked, lacks, seconds(30), Some(seconds(changed_before)));
+            assert_eq!(gap, seconds(expected), "{lacked} {lacks:?} {changed_before}");
+        }
+    }
 }

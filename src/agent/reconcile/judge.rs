@@ -22,7 +22,6 @@ pub enum Finding {
 
 use Finding::{Problem, Waiting, Warning};
 
-/// What one reconcile pass found and did.
 #[derive(Debug, Default)]
 pub struct Pass {
     pub findings: Vec<(Subject, Finding)>,
@@ -68,15 +67,13 @@ impl Pass {
         of(false).chain(of(true)).collect()
     }
 
-    /// Returns whether binary, kubeconfig and network configs are correct, and this pass did not
-    /// change them.
+    /// Returns whether all files are correct, and were so before this pass.
     pub fn is_installed(&self) -> bool {
         let parts = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
         !self.wrote && parts.iter().all(|part| self.unready(part).is_none())
     }
 
-    /// Returns why the node is not ready: each deciding subject that has a problem or is missing, or
-    /// that the pass wrote something.
+    /// Returns why the node is not ready: deciding subjects with a problem, or that the pass wrote.
     pub fn not_ready(&self) -> Option<String> {
         let why = |subject| Some(format!("{subject}: {}", self.unready(subject)?));
         let unready: Vec<String> = Subject::DECIDE_READINESS.iter().filter_map(why).collect();

@@ -16,9 +16,6 @@ use crate::kube::kubeconfig::{self, ApiAccess};
 impl Reconciler {
     /// Writes the kubeconfig if its content or its access differs, and judges its token. Writes
     /// nothing while there is no token for it, and over that of another agent that stays in use.
-    ///
-    /// # Errors
-    /// Says why the kubeconfig on the host is not in place.
     pub(super) fn install_kubeconfig(&mut self, kept: Option<OtherAgent>) -> Result<(), Finding> {
         if self.stopping {
             let why = "the kubeconfig has no token, and the agent is stopping";
@@ -88,9 +85,6 @@ impl Reconciler {
     /// chart: a process that reads the host's files must not get the agent's permissions. Neither an
     /// outage nor a denied TokenRequest changes that. A proxy or an API server that is starting denies
     /// requests too.
-    ///
-    /// # Errors
-    /// Says why there is no such token.
     fn token(&mut self, agent_token: &str) -> (Result<String, Finding>, Option<String>) {
         let Some(account) = &self.settings.plugin_account else {
             return (Ok(agent_token.to_owned()), None);

@@ -15,13 +15,11 @@ use crate::node::binaries::Binaries;
 use crate::node::observe::observe;
 
 impl Reconciler {
-    /// Returns whether an agent of this project that started after this one runs on this node.
     pub fn newer_agent_runs(&self) -> bool {
         self.record_socket.newer_agent_runs()
     }
 
-    /// Restores the kubeconfig of an upstream agent if such an agent chains the plugin on this
-    /// node. Returns whether one does.
+    /// Restores the kubeconfig of an upstream agent that chains the plugin. Returns whether one does.
     pub fn restore_upstream_kubeconfig(&self) -> bool {
         let is_chained = observe(&self.settings.node)
             .is_ok_and(|observed| yielding::is_chained_by_upstream(&observed.configs, &self.entry));

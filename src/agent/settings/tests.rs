@@ -1,5 +1,3 @@
-use std::path::Path;
-
 use super::*;
 use crate::conflist::chain_mode::{COPY, STANDALONE};
 
@@ -8,7 +6,7 @@ fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
         let var = vars.iter().find(|(key, _)| *key == name);
         var.map(|(_, value)| (*value).to_owned())
     };
-    Settings::read(lookup, None, None)
+    Settings::read(lookup)
 }
 
 #[test]
@@ -88,15 +86,11 @@ fn the_node_shows_either_the_startup_taint_or_the_condition() {
 }
 
 #[test]
-fn a_flag_wins_over_its_variable() {
-    let level = |flag: Option<&str>| {
-        let lookup = |name: &str| (name == "LINKERD_CNI_LOG_LEVEL").then(|| "debug".to_owned());
-        Settings::read(lookup, flag.map(str::to_owned), None).map(|s| s.log_level)
-    };
-    assert_eq!(level(None), Ok(LevelFilter::DEBUG));
-    assert_eq!(level(Some("warning")), Ok(LevelFilter::WARN));
-    let error = level(Some("loud")).unwrap_err().to_string();
-    assert!(error.starts_with("Cannot parse log-level 'loud'"), "{error}");
+fn the_log_level_is_parsed() {
+    for (text, level) in [("debug", LevelFilter::DEBUG), ("warning", LevelFilter::WARN)] {
+        let settings = read(&[("LINKERD_CNI_LOG_LEVEL", text)]).unwrap();
+        assert_eq!(settings.log_level, level);
+    }
 }
 
 #[test]
@@ -119,13 +113,15 @@ fn paths_are_joined_as_by_gos_path_join_and_slashes_around_the_kubeconfig_name_a
     }
 }
 
-const NAME: &str = "LINKERD_CNI_CONF_NAME";
 const NOT_CHAINED: (&str, &str) = ("LINKERD_CNI_CHAINED", "false");
 const OWN_CONFIG: (&str, &str) = ("LINKERD_CNI_OWN_CONFIG", "true");
 
+fn named(name: &str) -> (&str, &str) {
+    ("LINKERD_CNI_CONF_NAME", name)
+}
+
 #[test]
 fn settings_select_the_mode_of_chaining() {
-    let named = |name: &'static str| (NAME, name);
     for (vars, expected) in [
         (vec![], ChainMode::Every),
         (vec![named("10-x.conflist")], ChainMode::Only("10-x.conflist".into())),
@@ -142,10 +138,10 @@ fn settings_select_the_mode_of_chaining() {
 #[test]
 fn an_invalid_conf_name_is_rejected_with_the_reason() {
     for (vars, reason) in [
-        (vec![(NAME, "10-calico")], "does not end in .conflist, .conf or .json"),
-        (vec![(NAME, "10-calico.bak"), NOT_CHAINED], "does not end in .conflist, .conf or .json"),
-        (vec![(NAME, "00-x.conf"), OWN_CONFIG], "does not end in .conflist, which"),
-        (vec![(NAME, "k.json"), ("KUBECONFIG_FILE_NAME", "k.json")], "the name of the kubeconfig"),
+        (vec![named("10-calico")], "does not end in .conflist, .conf or .json"),
+        (vec![named("10-calico.bak"), NOT_CHAINED], "does not end in .conflist, .conf or .json"),
+        (vec![named("00-x.conf"), OWN_CONFIG], "does not end in .conflist, which"),
+        (vec![named("k.json"), ("KUBECONFIG_FILE_NAME", "k.json")], "the name of the kubeconfig"),
     ] {
         let error = read(&vars).map(|settings| settings.node.mode).unwrap_err().to_string();
         assert!(error.contains(reason), "{error}");

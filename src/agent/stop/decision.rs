@@ -12,7 +12,6 @@ const REJECTION_TIME: Duration = Duration::from_secs(4);
 /// as in an outage, the API server may have got another signing key long before the signal.
 const ACCEPTED_WITHIN: Duration = CHECK_PERIOD.saturating_add(Duration::from_secs(60));
 
-/// What the evidence so far shows, and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     Uninstall(String),

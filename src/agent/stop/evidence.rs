@@ -39,8 +39,7 @@ pub enum Round {
     DaemonSetBeingDeleted,
     /// HTTP 404 with Kubernetes' Status.
     DaemonSetGone(AgentPod),
-    /// The DaemonSet exists and is not being deleted, and nothing shows that this node is out of its
-    /// scope.
+    /// The DaemonSet is not being deleted, and nothing shows that this node is out of its scope.
     InScope,
     /// The DaemonSet exists, and this node is out of its scope for this reason.
     OutOfScope(String, AgentPod),

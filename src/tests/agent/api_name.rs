@@ -23,7 +23,6 @@ struct Scene {
     node: Arc<Node>,
     api: Api,
     hosts: PathBuf,
-    /// Template of this project's agent.
     template: String,
 }
 
@@ -83,7 +82,6 @@ impl Scene {
         )
     }
 
-    /// Starts an upstream agent at an address that the name has.
     fn start_upstream(&self) -> Upstream {
         self.resolves_to(&["127.0.0.1"]);
         Upstream::start(&self.node, &self.upstream_kubeconfig())
@@ -115,7 +113,6 @@ impl Scene {
         (text("server"), text("tls-server-name"))
     }
 
-    /// Waits until the kubeconfig has this address.
     fn until_address(&self, address: &str) {
         let wanted = (self.url(address), NAME.to_owned());
         until(address, || self.server() == wanted);
@@ -136,8 +133,6 @@ fn the_kubeconfig_gets_an_address_that_answers_and_the_name_for_the_certificate(
         let mut agent = scene.start_ready();
         assert_eq!(scene.server(), (scene.url("127.0.0.1"), NAME.into()));
         assert!(scene.node.chained(LIST));
-        let written = agent.log().matches("wrote kubeconfig").count();
-        assert_eq!(written, 1, "{}", agent.log());
         assert_eq!(agent.stop(), Some(0));
     });
 }

@@ -213,7 +213,7 @@ fn invalid_entry_template_or_setting_ends_the_agent_with_the_reason() {
         (&[], "KUBERNETES_SERVICE_PORT", "https", "KUBERNETES_SERVICE_PORT=https: not a port"),
         // Upstream's flag has one dash.
         (&["-log-level", "loud"], "X", "", "Cannot parse log-level 'loud'"),
-        (&["--log-level", "loud"], "X", "", "Cannot parse log-level 'loud'"),
+        (&["--log-level", "loud"], "LINKERD_CNI_LOG_LEVEL", "info", "log-level 'loud'"),
     ] {
         let mut agent = node.start_args(args, &[(name, value)]);
         assert_eq!(agent.wait(), Some(1), "{reason}");

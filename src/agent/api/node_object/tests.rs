@@ -138,34 +138,3 @@ fn the_condition_alone_is_written_and_keeps_its_transition_time_while_its_status
         assert_eq!(wanted.patch(&node, time), expected, "{before:?} {wanted:?}");
     }
 }
-
-#[test]
-fn the_condition_waits_out_short_faults_and_the_taint_is_unwanted_only_on_a_ready_node() {
-    let (resync, begin) = (Duration::from_secs(30), Instant::now());
-    let at = |milliseconds| begin + Duration::from_millis(milliseconds);
-    let mut state = NodeState::at_start(begin);
-    let wanted = |state: &NodeState, now| state.wanted(&NodeSignal::Condition, at(now));
-    let bad = |why: &str| (Some(Wanted::NotReady(why.into())), None);
-    state.pass_finished(Some("waiting"), resync, at(100));
-    assert_eq!(wanted(&state, 9_999), (None, Some(at(10_000))));
-    assert_eq!(wanted(&state, 10_000), bad("waiting"));
-
-    state.pass_finished(None, resync, at(20_000));
-    assert_eq!(wanted(&state, 20_000), (Some(Wanted::Ready), Some(at(110_000))));
-    assert_eq!(wanted(&state, 110_001), bad(STUCK));
-
-    state.pass_finished(Some("binary"), resync, at(120_000));
-    state.pass_finished(Some("self-test"), resync, at(120_400));
-    assert_eq!(wanted(&state, 120_499), (None, Some(at(120_500))));
-    assert_eq!(wanted(&state, 120_500), bad("self-test"));
-    state.pass_finished(None, resync, at(121_000));
-    assert_eq!(wanted(&state, 121_000).0, Some(Wanted::Ready));
-    let taint = NodeSignal::StartupTaint(KEY.into());
-    assert_eq!(state.wanted(&taint, at(121_000)), (Some(no_taint()), None));
-    state.pass_finished(Some("x"), resync, at(122_000));
-    assert_eq!(state.wanted(&taint, at(999_000)), (None, None));
-    state.pass_finished(None, resync, at(123_000));
-    state.stop();
-    assert_eq!(wanted(&state, 999_000), (None, None));
-    assert_eq!(state.wanted(&taint, at(999_000)), (None, None));
-}
