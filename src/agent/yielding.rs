@@ -28,8 +28,7 @@ use crate::conflist::plan;
 /// Time within which an upstream agent restores its plugin entry, also on a busy node.
 pub const RESTORED_WITHIN: Duration = Duration::from_secs(2);
 
-/// The agent whose files stay in use: its plugin entry, or during a pass its plugin binary and
-/// kubeconfig.
+/// The agent whose files stay in use: its entry, or in a pass also its binary and kubeconfig.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum OtherAgent {
     /// An agent of this project that started after this one.
@@ -55,8 +54,7 @@ impl fmt::Display for OtherAgent {
 /// What this agent remembers of an upstream agent on the node.
 #[derive(Debug)]
 pub struct Yielding {
-    /// Longest time to yield to an upstream agent before the next attempt to write this agent's
-    /// plugin entry.
+    /// Longest time to yield to an upstream agent before this agent writes its own entry again.
     period: Duration,
     /// This agent's entry was found, or its write was requested, in the last pass that found an
     /// entry. If an upstream entry follows, an upstream agent runs.
@@ -191,7 +189,6 @@ mod tests {
     use crate::files::FileAccess;
 
     const KUBECONFIG: &str = "/etc/cni/net.d/kubeconfig";
-    const PERIOD: Duration = Duration::from_secs(30);
 
     fn entry(port: u16, namespace: Option<&str>) -> Value {
         json!({
@@ -209,57 +206,6 @@ mod tests {
         let content = Content { text, access: FileAccess::own(0o600), link: None };
         let name = "10-net.conflist".to_owned();
         vec![ConfigFile { name, kind: ConfigKind::Conflist, content: Ok(content) }]
-    }
-
-    fn choose(
-        yielding: &mut Yielding,
-        installed: &[&Value],
-        newer_agent_runs: bool,
-        now: Instant,
-    ) -> Option<OtherAgent> {
-        let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
-        let found = found(installed);
-        yielding.choose(&own, KUBECONFIG, &found, newer_agent_runs, now).map(|(other, _)| other)
-    }
-
-    #[test]
-    fn an_upstream_entry_stays_in_use_only_if_it_replaced_the_own_entry_and_until_the_next_attempt()
-    {
-        let (own, upstream) = (entry(1, Some("ns")), entry(2, None));
-        let (mut yielding, mut now) = (Yielding::new(PERIOD), Instant::now());
-        // An entry found at the start may be a dead agent's.
-        assert_eq!(choose(&mut yielding, &[&upstream], false, now), None);
-        // It is back: its agent runs.
-        for _ in 0..3 {
-            let other = choose(&mut yielding, &[&upstream], false, now);
-            assert_eq!(other, Some(OtherAgent::Upstream));
-            now += PERIOD / 5;
-        }
-        now += PERIOD;
-        assert_eq!(choose(&mut yielding, &[&upstream], false, now), None);
-        assert!(yielding.is_trying(now) && !yielding.is_trying(now + RESTORED_WITHIN));
-        assert_eq!(choose(&mut yielding, &[&own], false, now), None);
-        assert_eq!(yielding.until(), None);
-        let other = choose(&mut yielding, &[&upstream], false, now);
-        assert_eq!(other, Some(OtherAgent::Upstream));
-        // It has left the node.
-        assert_eq!(choose(&mut yielding, &[], false, now), None);
-        assert!(!yielding.is_trying(now));
-    }
-
-    /// Under this project's chart, and under upstream's manifests after an upstream agent.
-    #[test]
-    fn the_entry_of_a_project_agent_stays_in_use_only_while_a_newer_agent_runs() {
-        for namespace in [Some("ns"), None] {
-            let mut own = Entry::new(&entry(1, namespace).to_string(), "").unwrap();
-            own.set_exact(namespace.is_none());
-            let found = found(&[&entry(2, namespace)]);
-            let (mut yielding, now) = (Yielding::new(PERIOD), Instant::now());
-            for newer in [false, true, false, true] {
-                let chosen = yielding.choose(&own, KUBECONFIG, &found, newer, now);
-                assert_eq!(chosen.map(|(other, _)| other), newer.then_some(OtherAgent::Newer));
-            }
-        }
     }
 
     #[test]

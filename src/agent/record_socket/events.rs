@@ -80,7 +80,6 @@ fn degraded(error: &CallError) -> Report {
     ("degraded", report(EventType::Warning, "LinkerdCNIDegraded", note))
 }
 
-/// Reports the invalid elements of an annotation with ports.
 fn ignored_ports(list: &Ignored) -> Report {
     let elements = list.to_string();
     let shown = &elements[..elements.floor_char_boundary(ELEMENTS_LIMIT)];
@@ -125,7 +124,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::failure::TABLE;
+    use crate::failure::{Row, TABLE};
 
     const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
 
@@ -176,25 +175,27 @@ mod tests {
 
     #[test]
     fn add_without_the_api_server_makes_an_event_with_cause_and_remedy() {
-        let degraded = |command: &str, decision: &str, code: u32| {
-            let error = json!({"code": code, "msg": "text of the sender"});
+        let degraded = |command: &str, decision: &str, row: &Row| {
+            let error = json!({"code": row.code, "failure": row.name, "msg": "text of the sender"});
             event(json!({"command": command, "decision": decision, "degraded": error}))
         };
-        for (code, cause) in [
-            (100, "the plugin's kubeconfig is missing or invalid (code 100)"),
-            (101, "the plugin could not reach the API server from the node (code 101)"),
-            (102, "the API server rejected the token in the kubeconfig (code 102)"),
-            (104, "the API server responded with an error (code 104)"),
-        ] {
-            let content = degraded("ADD", "redirected", code).unwrap().content;
+        let outages = [
+            Failure::Kubeconfig,
+            Failure::ApiUnreachable,
+            Failure::TokenRejected,
+            Failure::ApiError,
+        ];
+        for row in outages.map(Failure::row) {
+            let content = degraded("ADD", "redirected", row).unwrap().content;
             assert_eq!((content.kind, content.reason), (EventType::Warning, "LinkerdCNIDegraded"));
-            assert!(content.note.contains(cause), "{}", content.note);
+            let cause = format!("because {} (code {})", row.cause, row.code);
+            assert!(content.note.contains(&cause), "{}", content.note);
             assert!(content.note.contains("delete the pod"), "{}", content.note);
             assert!(!content.note.contains("sender"), "{}", content.note);
         }
-        assert_eq!(degraded("CHECK", "checked", 101), None);
-        assert_eq!(degraded("ADD", "failed", 101), None);
-        assert_eq!(degraded("ADD", "simulated", 101), None);
+        for (command, decision) in [("CHECK", "checked"), ("ADD", "failed"), ("ADD", "simulated")] {
+            assert_eq!(degraded(command, decision, Failure::ApiUnreachable.row()), None);
+        }
     }
 
     #[test]
@@ -227,38 +228,25 @@ mod tests {
     }
 
     #[test]
-    fn event_on_ignored_ports_names_source_elements_grammar_and_remedy() {
+    fn each_annotation_with_ignored_ports_is_an_event_with_its_grammar_and_a_bounded_list() {
         let record = record(json!({"ignored": [
-            {"source": "config.linkerd.io/skip-outbound-ports", "elements": ["http", "30-20"]},
+            {"source": "config.linkerd.io/skip-outbound-ports", "elements": vec!["\u{6f22}".repeat(100); 10]},
             {"source": "config.linkerd.io/admin-port", "elements": ["x"]},
             {"source": "inbound-ports-to-ignore", "elements": ["smtp"], "more": 3},
         ]}));
-        let events = pod_events(&record);
-        let notes: Vec<&str> = events.iter().map(|event| &*event.content.note).collect();
-        let grammar = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and \
-                       without blanks, such as 25,3306,8000-8010";
         let remedy = "Correct the annotation of the pod or of its namespace.";
-        assert_eq!(
-            notes,
-            [
-                format!(
-                    "Ignored in annotation config.linkerd.io/skip-outbound-ports: \"http\", \
-                     \"30-20\". Allowed is {grammar}. {remedy}"
-                ),
-                format!(
-                    "Ignored in annotation config.linkerd.io/admin-port: \"x\". \
-                     Allowed is a port from 1 to 65535. {remedy}"
-                ),
-            ]
-        );
-        assert_eq!(events[0].subject, "config.linkerd.io/skip-outbound-ports");
-
-        let long = json!({
-            "source": "config.linkerd.io/skip-inbound-ports", "elements": vec!["\u{6f22}".repeat(100); 10],
-        });
-        let note = event(json!({"ignored": [long]})).unwrap().content.note;
-        assert!(note.len() < 1024, "{}", note.len());
-        assert!(note.ends_with(&format!("…. Allowed is {grammar}. {remedy}")), "{note}");
+        let grammars =
+            ["a list of ports (0-65535) and ranges (lower-upper)", "a port from 1 to 65535"];
+        let events = pod_events(&record);
+        assert_eq!(events.len(), grammars.len());
+        for (event, grammar) in events.iter().zip(grammars) {
+            let (note, annotation) = (&event.content.note, event.subject);
+            assert!(note.starts_with(&format!("Ignored in annotation {annotation}: ")), "{note}");
+            assert!(note.contains(&format!(". Allowed is {grammar}")), "{note}");
+            assert!(note.ends_with(remedy) && note.len() < 1024, "{note}");
+        }
+        assert!(events[0].content.note.contains("…. Allowed"), "{}", events[0].content.note);
+        assert_eq!(events[1].subject, "config.linkerd.io/admin-port");
     }
 
     #[test]

@@ -49,7 +49,6 @@ impl Scene {
         Scene { api, node, agent }
     }
 
-    /// A ready agent whose record socket exists.
     pub fn with_socket() -> Scene {
         let scene = Scene::start(&[("LINKERD_CNI_POD_NAME", "linkerd-cni-abc")]);
         until("the socket", || scene.node.net(".linkerd-cni.sock").exists());

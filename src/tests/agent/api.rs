@@ -9,26 +9,21 @@ use testkit::api::{self, Request, Response, Routes};
 pub type Api = api::Server<Kubernetes>;
 pub type State = api::State<Kubernetes>;
 
-/// State of the agent's DaemonSet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum DaemonSetState {
     Exists,
     BeingDeleted,
     NamespaceBeingDeleted,
-    /// The API server responds with this HTTP status.
     Status(u16),
 }
 
 #[derive(Clone)]
 pub struct Kubernetes {
     pub daemon_set: DaemonSetState,
-    /// Tokens that the server accepts, issued ones included.
     pub tokens: Vec<String>,
-    /// The status of a TokenRequest.
     pub grant: u16,
     /// Issued instead of a new token.
     pub issued: Option<String>,
-    /// How long a token lives, in seconds.
     pub life: u64,
     /// What the plugin's account is told about the namespace, if not that it is there.
     pub namespace: Option<(u16, Value)>,
@@ -36,7 +31,6 @@ pub struct Kubernetes {
     pub events: u16,
     /// The status of a proxy that answers each request itself, with a page of its own.
     pub proxy: Option<u16>,
-    /// The spec of the DaemonSet's pods.
     pub placement: Value,
     /// A status instead of the node, its labels, taints and conditions, and its version.
     pub node: Option<u16>,

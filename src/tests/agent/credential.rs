@@ -17,7 +17,6 @@ use crate::until::until;
 const CHECK: &str = "/api/v1/namespaces/linkerd-cni?";
 const REJECTED: &str = "rejected the token in the kubeconfig";
 
-/// An API server whose tokens live for some seconds, and an agent.
 fn with_life(seconds: u64) -> Scene {
     let api = Api::start();
     api.state().life = seconds;

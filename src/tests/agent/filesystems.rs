@@ -169,7 +169,6 @@ fn owned_by([mode, uid, gid]: [u32; 3]) -> Node {
     node
 }
 
-/// Asserts that the network config of the primary CNI has this mode and owner.
 fn assert_owner(node: &Node, expected: [u32; 3]) {
     let metadata = fs::metadata(node.net(LIST)).unwrap();
     assert_eq!([metadata.mode() & 0o7777, metadata.uid(), metadata.gid()], expected);

@@ -52,7 +52,6 @@ pub const CALICO: &str = r#"{
   ]
 }"#;
 
-/// Name of the network config of Calico.
 pub const LIST: &str = "10-calico.conflist";
 
 /// A network that is not a list.
@@ -85,14 +84,12 @@ impl Node {
         node
     }
 
-    /// A node with one network config, of Calico.
     pub fn with_calico() -> Node {
         let node = Node::new();
         node.write(LIST, CALICO);
         node
     }
 
-    /// The same with an API server, and with an account of the plugin.
     pub fn with_api(api: &Api) -> Node {
         let mut node = Node::with_calico();
         node.use_api(api);
@@ -111,7 +108,6 @@ impl Node {
         node
     }
 
-    /// The same with one network config, of Calico.
     pub fn uninstalling_with_calico() -> Node {
         let node = Node::uninstalling();
         node.write(LIST, CALICO);
@@ -158,7 +154,6 @@ impl Node {
         fs::rename(beside, path).unwrap();
     }
 
-    /// Rotates the service account's token.
     pub fn rotate(&self, token: &str) {
         let ca = fs::read_to_string(self.sa().join("ca.crt")).unwrap_or_else(|_| "CA\n".into());
         self.swap(token, &ca);
@@ -196,7 +191,6 @@ impl Node {
         self.json("kubeconfig.json")
     }
 
-    /// The token in the kubeconfig.
     pub fn token(&self) -> String {
         let token = &self.kubeconfig()["users"][0]["user"]["token"];
         token.as_str().unwrap_or_default().to_owned()
@@ -214,21 +208,18 @@ impl Node {
         types.len() > 1 && types.last().is_some_and(|kind| kind == "linkerd-cni")
     }
 
-    /// Whether plugin entry, binary and kubeconfig are there.
     pub fn is_installed(&self) -> bool {
         self.chained(LIST)
             && self.bin("linkerd-cni").exists()
             && self.net("kubeconfig.json").exists()
     }
 
-    /// Whether plugin entry, binary and kubeconfig are all gone.
     pub fn is_uninstalled(&self) -> bool {
         self.text(LIST) == CALICO
             && !self.bin("linkerd-cni").exists()
             && !self.net("kubeconfig.json").exists()
     }
 
-    /// Whether the plugin binary is this project's.
     pub fn has_own_binary(&self) -> bool {
         fs::read(self.bin("linkerd-cni")).is_ok_and(|bytes| bytes == PLUGIN)
     }

@@ -1,4 +1,4 @@
-//! A platform on which the node's directories move: the agent with what the chart renders. That every platform gets ready
+//! A platform on which the node's directories move: the agent with the directories and mounts that the chart renders. That every platform gets ready
 //! and is restored is a test on the cluster. Needs root, and `helm` on PATH.
 
 use std::fs;
@@ -10,21 +10,18 @@ use testkit::write_program;
 
 use crate::api::{Api, DaemonSetState};
 use crate::filesystems::{bind, with_mounts};
-use crate::helm::{Objects, Render};
+use crate::helm::Render;
 use crate::layouts::{Item, LAYOUTS, Layout};
 use crate::node::Node;
 use crate::until::until;
-
-const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 
 /// `snap refresh` copies the data of MicroK8s to a new revision, and sets the link `current` to it.
 #[test]
 fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
     with_mounts(|_| {
         let layout = LAYOUTS.iter().find(|layout| layout.platform == "microk8s").unwrap();
-        let (api, node) = (Api::start(), Node::new());
-        node.use_api(&api);
-        fs::copy(PLUGIN, node.root().join("image/linkerd-cni")).unwrap();
+        let api = Api::start();
+        let node = Node::with_api(&api);
         let (host, container) = (node.root().join("node"), node.root().join("container"));
         lay_out(layout, &host);
         let objects = Render::new().values(&json!({"platform": layout.platform})).objects();
@@ -44,9 +41,15 @@ fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
                 bind(&outside.canonicalize().unwrap(), &inside);
             }
         }
-        let mut vars = variables(layout.platform, &api, &container.join("host"));
-        vars.push(("LINKERD_CNI_RESYNC_SECONDS".into(), "1".into()));
-        let mut agent = node.start_ready_with(&vars);
+        let data = &objects.get("ConfigMap")["data"];
+        let [net_dir, bin_dir] =
+            ["dest_cni_net_dir", "dest_cni_bin_dir"].map(|key| data[key].as_str().unwrap());
+        let mut agent = node.start_ready_with(&[
+            ("CONTAINER_MOUNT_PREFIX", container.join("host").to_str().unwrap()),
+            ("DEST_CNI_NET_DIR", net_dir),
+            ("DEST_CNI_BIN_DIR", bin_dir),
+            ("LINKERD_CNI_RESYNC_SECONDS", "1"),
+        ]);
 
         let snap = host.join("var/snap/microk8s");
         lay_out(&Layout { links: &[], ..*layout }, &node.root().join("new"));
@@ -68,41 +71,6 @@ fn carries(path: &Path) -> bool {
     let config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
     let last = config["plugins"].as_array().map(|plugins| plugins.last());
     last.map_or(Some(&config), |last| last).is_some_and(|entry| entry["type"] == "linkerd-cni")
-}
-
-/// What the chart gives to the agent's container, with an API server of the test's.
-fn variables(platform: &str, api: &Api, host: &Path) -> Vec<(String, String)> {
-    let objects = Render::new().values(&json!({"platform": platform})).objects();
-    let env = objects.container("install-cni")["env"].as_array().unwrap();
-    let mut vars: Vec<(String, String)> =
-        env.iter().map(|var| (text(&var["name"]), value(&objects, var))).collect();
-    let own = [
-        ("CONTAINER_MOUNT_PREFIX", host.to_str().unwrap().to_owned()),
-        ("KUBECONFIG_FILE_NAME", String::new()),
-        ("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0".into()),
-        ("LINKERD_CNI_RUN_DIR", host.join("run/linkerd-cni").to_str().unwrap().to_owned()),
-    ];
-    vars.extend(own.into_iter().chain(api.vars()).map(|(k, v)| (k.into(), v)));
-    vars
-}
-
-/// A variable's value, as kubelet finds it.
-fn value(objects: &Objects, var: &Value) -> String {
-    let from = &var["valueFrom"];
-    if let Some(key) = from["configMapKeyRef"]["key"].as_str() {
-        return text(&objects.get("ConfigMap")["data"][key]);
-    }
-    match from["fieldRef"]["fieldPath"].as_str() {
-        Some("metadata.namespace") => "linkerd-cni".into(),
-        Some("metadata.name") => "linkerd-cni-x".into(),
-        Some("spec.nodeName") => "node-1".into(),
-        Some(other) => panic!("{other}"),
-        None => text(&var["value"]),
-    }
-}
-
-fn text(value: &Value) -> String {
-    value.as_str().unwrap().to_owned()
 }
 
 fn lay_out(layout: &Layout, host: &Path) {

@@ -28,7 +28,6 @@ const POD: (&str, &str) = ("LINKERD_CNI_POD_NAME", "linkerd-cni-x");
 enum Outcome {
     /// Uninstalls at once.
     Uninstalled(&'static str),
-    /// Leaves everything in place at once.
     LeftInPlace(&'static str),
     /// Asks again until its time is over, and then leaves everything in place.
     NoProof(&'static str),

@@ -18,7 +18,6 @@ fn two_accounts() -> Scene {
     Scene::start(&[GRACE])
 }
 
-/// As under upstream's chart.
 fn one_account() -> Scene {
     Scene::start_with_token(&bound_token(), &[GRACE])
 }

@@ -29,7 +29,6 @@ fn writes(agent: &Agent) -> u64 {
 /// back: their entries differ, too.
 const DIFFERENCES: [&str; 5] = ["image", "account", "entry", "newer's run dir", "older's run dir"];
 
-/// Starts the older agent on a node.
 fn start_old(what: &str) -> (Node, Agent) {
     let node = Node::with_calico();
     let run_dir = node.root().join("run").display().to_string();

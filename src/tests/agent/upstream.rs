@@ -18,7 +18,6 @@ pub const KUBECONFIG: &str =
 /// Upstream's plugin binary, which differs from the agent's.
 pub const PLUGIN: &[u8] = &[9; 400_000];
 
-/// CALICO with upstream's plugin entry.
 pub fn list() -> String {
     let mut list: Value = serde_json::from_str(CALICO).unwrap();
     list["plugins"].as_array_mut().unwrap().push(json!({

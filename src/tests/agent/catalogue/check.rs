@@ -1,7 +1,6 @@
 //! What `linkerd cni check` says of one agent. The other objects of its cluster are healthy, and a script stands for
 //! kubectl: src/tests/cluster has the checks with a real one.
 
-use std::collections::BTreeMap;
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::process::Command;
@@ -25,12 +24,9 @@ pub fn problems(agent: &Agent, not_ready: Option<&str>) -> Vec<String> {
         let body: Value = serde_json::from_str(&status).unwrap_or_default();
         body["notReady"].as_str() == wanted && body["version"].is_string()
     });
-    let mut responses = objects(not_ready.is_none());
-    let proxy = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-x:9991/proxy/status";
-    responses.insert(proxy.into(), status);
     let scratch = tempfile::tempdir().unwrap();
     let socket = scratch.path().join("api");
-    serve(UnixListener::bind(&socket).unwrap(), responses);
+    serve(UnixListener::bind(&socket).unwrap(), status, not_ready.is_none());
     let output = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"))
         .args(["check", "-o", "short", CHECK_TIMEOUT])
         .env("PATH", format!("{BIN}:/usr/bin:/bin"))
@@ -50,30 +46,30 @@ pub fn problems(agent: &Agent, not_ready: Option<&str>) -> Vec<String> {
 }
 
 /// Responds as `kubectl proxy` does, until the test's process ends.
-fn serve(listener: UnixListener, responses: BTreeMap<String, String>) {
+fn serve(listener: UnixListener, status: String, is_ready: bool) {
     thread::spawn(move || {
         for stream in listener.incoming() {
-            respond(stream.unwrap(), &responses);
+            respond(stream.unwrap(), &status, is_ready);
         }
     });
 }
 
-fn respond(mut stream: UnixStream, responses: &BTreeMap<String, String>) {
+fn respond(mut stream: UnixStream, status: &str, is_ready: bool) {
     let mut line = String::new();
     BufReader::new(&mut stream).read_line(&mut line).unwrap();
     // The first connection shows only that the socket is open.
     let Some(path) = line.split_whitespace().nth(1).and_then(|path| path.split('?').next()) else {
         return;
     };
-    let (status, body) = match responses.get(path) {
-        Some(body) => ("200 OK", body.clone()),
+    let (code, body) = match object(path, status, is_ready) {
+        Some(body) => ("200 OK", body),
         None => ("404 Not Found", json!({"reason": "NotFound", "message": path}).to_string()),
     };
-    let _ = write!(stream, "HTTP/1.0 {status}\r\n\r\n{body}");
+    let _ = write!(stream, "HTTP/1.0 {code}\r\n\r\n{body}");
 }
 
-/// The objects of a cluster of one node with a healthy installation, by path.
-fn objects(is_ready: bool) -> BTreeMap<String, String> {
+/// An object of a cluster of one node with a healthy installation. `status` is what the agent reports.
+fn object(path: &str, status: &str, is_ready: bool) -> Option<String> {
     let spec = json!({
         "serviceAccountName": "linkerd-cni",
         "nodeName": "node-1",
@@ -83,41 +79,31 @@ fn objects(is_ready: bool) -> BTreeMap<String, String> {
             "env": [{"name": "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "value": "linkerd-cni-plugin"}],
         }],
     });
+    // The DaemonSet, which also stands for objects whose metadata alone count.
     let set = json!({
-        "metadata": {"name": "linkerd-cni", "namespace": "linkerd-cni", "generation": 1},
+        "metadata": {"name": "linkerd-cni", "namespace": "linkerd-cni", "generation": 1,
+            "labels": {"pod-security.kubernetes.io/enforce": "privileged"}},
         "spec": {"template": {"spec": spec}},
         "status": {"observedGeneration": 1, "desiredNumberScheduled": 1, "updatedNumberScheduled": 1, "numberReady": 1},
     });
-    let agent = json!({
-        "metadata": {"name": "linkerd-cni-x", "uid": "x"},
-        "spec": spec,
-        "status": {"conditions": [{"type": "Ready", "status": if is_ready { "True" } else { "False" }}]},
-    });
-    let label = json!({"pod-security.kubernetes.io/enforce": "privileged"});
-    let entry = crate::cni::upstream_entry().to_string();
-    let (none, there) = (json!({"items": []}), json!({"metadata": {}}));
-    let namespace = |path: &str| format!("/api/v1/namespaces/linkerd-cni{path}");
-    let rbac = |path: &str| format!("/apis/rbac.authorization.k8s.io/v1/{path}");
-    let objects = [
-        ("/version".into(), json!({"gitVersion": "v1.36.0"})),
-        ("/apis/apps/v1/daemonsets".into(), json!({"items": [set]})),
-        ("/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni".into(), set),
-        ("/api/v1/nodes".into(), json!({"items": [{"metadata": {"name": "node-1"}, "spec": {}}]})),
-        ("/api/v1/pods".into(), none.clone()),
-        ("/api/v1/configmaps".into(), none.clone()),
-        (namespace(""), json!({"metadata": {"labels": label}})),
-        (namespace("/events"), none),
-        (namespace("/pods"), json!({"items": [agent]})),
-        (
-            namespace("/configmaps/linkerd-cni-config"),
-            json!({"metadata": {}, "data": {"cni_network_config": entry}}),
-        ),
-        (namespace("/serviceaccounts/linkerd-cni"), there.clone()),
-        (namespace("/serviceaccounts/linkerd-cni-plugin"), there.clone()),
-        (rbac("clusterroles/linkerd-cni"), there.clone()),
-        (rbac("clusterrolebindings/linkerd-cni"), there.clone()),
-        (rbac("namespaces/linkerd-cni/roles/linkerd-cni-agent"), there.clone()),
-        (rbac("namespaces/linkerd-cni/rolebindings/linkerd-cni-agent"), there),
-    ];
-    objects.into_iter().map(|(path, object)| (path, object.to_string())).collect()
+    let ready = if is_ready { "True" } else { "False" };
+    let object = match path.rsplit('/').next()? {
+        "status" => return Some(status.to_owned()),
+        "version" => json!({"gitVersion": "v1.36.0"}),
+        "nodes" => json!({"items": [{"metadata": {"name": "node-1"}, "spec": {}}]}),
+        "daemonsets" => json!({"items": [set]}),
+        "pods" if path.contains("/linkerd-cni/") => json!({"items": [{
+            "metadata": {"name": "linkerd-cni-x", "uid": "x"},
+            "spec": spec,
+            "status": {"conditions": [{"type": "Ready", "status": ready}]},
+        }]}),
+        "pods" | "events" | "configmaps" => json!({"items": []}),
+        "linkerd-cni-config" => {
+            let entry = crate::cni::upstream_entry().to_string();
+            json!({"metadata": {}, "data": {"cni_network_config": entry}})
+        }
+        "linkerd-cni" | "linkerd-cni-plugin" | "linkerd-cni-agent" => set,
+        _ => return None,
+    };
+    Some(object.to_string())
 }

@@ -14,7 +14,6 @@ use crate::namespaces::Namespaces;
 use crate::node::Node;
 use crate::until::until;
 
-/// The API server in what is captured.
 const API_SERVER: &str = "10.96.0.1:443";
 const POD: &str = "/api/v1/namespaces/ns/pods/web";
 const NAMESPACE: &str = "/api/v1/namespaces/ns";
@@ -124,7 +123,6 @@ impl Fault {
         self.not_ready = Some(body);
     }
 
-    /// Shows `text` as `shown`.
     pub fn show(&mut self, text: &str, shown: &'static str) {
         self.shown.push((text.to_owned(), shown));
     }
@@ -226,7 +224,6 @@ pub fn not_ready((name, text): (&'static str, &str), node: &Node, agent: &Agent)
     page
 }
 
-/// Captures `linkerd cni check`.
 pub fn checked(page: &mut FaultPage, node: &Node, agent: &Agent, not_ready: Option<&str>) {
     let mut problems = check::problems(agent, not_ready);
     // These agents have no API server that issues a token of the plugin.
