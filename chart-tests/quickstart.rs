@@ -4,6 +4,8 @@ mod fakes;
 
 use fakes::{Fakes, Ran};
 
+use crate::helm::{read, with, yaml};
+
 /// (list, line KIND|NAMESPACE|NAME|MARK as the script has kubectl print it, text in the message).
 const UPSTREAM: [(&str, &str, &str); 5] = [
     ("namespaces", "Namespace||linkerd-cni|", "Namespace linkerd-cni"),
@@ -181,6 +183,25 @@ fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() 
     let down = fakes.run(&["--down"]);
     assert!(down.said.contains("scripts/quickstart --down --context prod"), "{down:?}");
     assert_eq!(down.changes(), [""; 0], "{down:?}");
+}
+
+#[test]
+fn an_image_with_a_tag_a_digest_or_both_is_the_one_of_the_release() {
+    let digest = format!("sha256:{}", "0".repeat(64));
+    let [by_digest, by_both] =
+        ["a.b/cni-plugin", "a.b/cni-plugin:v2"].map(|n| format!("{n}@{digest}"));
+    let default = concat!("a.b/cni-plugin:v", env!("CARGO_PKG_VERSION"), "@");
+    for (image, rendered) in [
+        ("a.b/cni-plugin:v2", "a.b/cni-plugin:v2"),
+        (&by_digest, &format!("{default}{digest}")),
+        (&by_both, &by_both),
+    ] {
+        let fakes = Fakes::new();
+        let ran = fakes.run(&["--context", "prod", "--image", image]);
+        assert!(ran.success, "{ran:?}");
+        let values = yaml(&read(fakes.cache().join("quickstart/values.json")));
+        assert_eq!(with(values).container("install-cni")["image"], rendered);
+    }
 }
 
 #[test]
