@@ -1,32 +1,13 @@
 //! Chart.yaml, values.yaml, README.md and the package.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::fs;
 use std::process::Command;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::helm::{Render, chart, files, helm, read, with, yaml};
-use crate::schema::schema;
-
-fn values() -> Value {
-    yaml(&read(chart().join("values.yaml")))
-}
-
-/// Collects each leaf as "a.b.c" with its value.
-fn leaves(prefix: &str, value: &Value, into: &mut BTreeMap<String, Value>) {
-    match value {
-        Value::Object(fields) if !fields.is_empty() => {
-            for (key, field) in fields {
-                let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
-                leaves(&path, field, into);
-            }
-        }
-        _ => {
-            into.insert(prefix.to_string(), value.clone());
-        }
-    }
-}
+use crate::helm::{chart, files, helm, read, with, yaml};
+use crate::records::leaves;
 
 #[test]
 fn the_default_image_tag_is_the_crate_version() {
@@ -54,7 +35,7 @@ fn the_changes_have_kinds_that_artifact_hub_accepts() {
 
 #[test]
 fn templates_read_only_values_of_values_yaml() {
-    let values = values();
+    let values = yaml(&read(chart().join("values.yaml")));
     let mut used = BTreeSet::new();
     for entry in fs::read_dir(chart().join("templates")).unwrap() {
         let text = read(entry.unwrap().path());
@@ -67,88 +48,21 @@ fn templates_read_only_values_of_values_yaml() {
     assert_eq!(used, documented);
 }
 
-/// Finds values that no template reads, including nested ones.
+/// helm-docs silently omits values without description below a described map. The step `chart-lint` compares
+/// the table and the schema with values.yaml.
 #[test]
-fn every_value_has_an_effect() {
-    let everything = |values: &Value| {
-        // Only modes that change pods have an admission policy.
-        let repair = json!({"repairController": {"mode": "delete"}});
-        let render = Render::new().values(&repair).values(values);
-        render.text().unwrap() + &render.notes()
-    };
-    let others = ["ci/overrides-values.yaml", "ci/everything-values.yaml"]
-        .map(|file| -> Value { yaml(&read(chart().join(file))) });
-    let default = everything(&json!({}));
-    let mut all = BTreeMap::new();
-    leaves("", &values(), &mut all);
-    for path in all.keys() {
-        let pointer = format!("/{}", path.replace('.', "/"));
-        let changed = match path.as_str() {
-            "repairController.enabled" => json!(false),
-            "repairController.enableSecurityContext" => json!(false),
-            "updateStrategy.type" => json!("OnDelete"),
-            "platform" => json!("k3s"),
-            // Kubernetes 1.31 has no such policies.
-            "networkAttachmentDefinition.annotatePods" => json!(true),
-            "admissionPolicy.enabled" | "chained" | "rbac.create" | "serviceAccount.create" => {
-                json!(false)
-            }
-            "extraVolumeMounts" => json!([{"name": "linkerd-tmp-dir", "mountPath": "/scratch"}]),
-            path if path.contains("resources.") => json!("1"),
-            _ => {
-                let found = others.iter().find_map(|values| values.pointer(&pointer));
-                found.unwrap_or_else(|| panic!("ci lacks {path}")).clone()
-            }
-        };
-        let mut values = path.rsplit('.').fold(changed, |inner, key| json!({key: inner}));
-        // Values of a disabled object have an effect only if the object is enabled.
-        for object in [
-            "podMonitor",
-            "prometheusRule",
-            "grafanaDashboard",
-            "resourceQuota",
-            "networkAttachmentDefinition",
-        ] {
-            if path.starts_with(object) && !path.ends_with(".enabled") {
-                values[object]["enabled"] = json!(true);
-                let on = everything(&json!({object: {"enabled": true}}));
-                assert_ne!(everything(&values), on, "{path} changes nothing");
-            }
-        }
-        assert_ne!(everything(&values), default, "{path} changes nothing");
-    }
-}
-
-/// Finds values without description below a described map, which helm-docs omits silently.
-#[test]
-fn the_readme_and_the_schema_describe_every_value_with_its_default() {
+fn the_readme_describes_every_value() {
     let readme = read(chart().join("README.md"));
     let table = readme.split_once("| value | default | description |").unwrap().1;
-    let mut described = BTreeSet::new();
-    for row in table.lines().skip(2).take_while(|line| line.starts_with("| `")) {
-        let cells: Vec<_> = row.split(" | ").collect();
-        let path = cells[0].trim_start_matches("| ").trim_matches('`');
-        let value = values().pointer(&format!("/{}", path.replace('.', "/"))).unwrap().clone();
-        match cells[1].trim_matches('`') {
-            // A map whose members have their own rows.
-            "" => assert!(value.is_object(), "{path}"),
-            "requests: {cpu: 10m, memory: 16Mi}" => assert!(path.ends_with("resources"), "{path}"),
-            default => assert_eq!(yaml(default), value, "{path}"),
-        }
-        if !cells[1].is_empty() {
-            described.insert(path.to_string());
-        }
-        let property = format!("/properties/{}", path.replace('.', "/properties/"));
-        let description = schema().pointer(&property).unwrap()["description"].clone();
-        assert!(cells[2].trim_end_matches(" |").replace("\\|", "|") == description, "{path}");
-    }
-    let mut all = BTreeMap::new();
-    leaves("", &values(), &mut all);
-    for leaf in all.keys() {
-        let is_described = described.iter().any(|path| {
-            leaf.strip_prefix(path).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
-        });
-        assert!(is_described, "{leaf} has no row");
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with("| `"));
+    // Without maps whose members have their own rows.
+    let rows = rows.filter(|row| row.split(" | ").nth(1).is_some_and(|cell| !cell.is_empty()));
+    let described: Vec<_> = rows.map(|row| row.split('`').nth(1).unwrap()).collect();
+    let mut all = BTreeSet::new();
+    leaves("", &yaml(&read(chart().join("values.yaml"))), &mut all);
+    for leaf in &all {
+        let is_inside = |path: &&str| format!("{leaf}.").starts_with(&format!("{path}."));
+        assert!(described.iter().any(is_inside), "{leaf} has no row");
     }
 }
 

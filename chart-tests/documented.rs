@@ -7,7 +7,7 @@ use std::process::Command;
 use serde_json::json;
 
 use crate::commands::{self, Shown};
-use crate::helm::{Objects, chart, helm, platforms, read, with, yaml};
+use crate::helm::{Objects, chart, helm, read, with, yaml};
 
 /// Flags of Helm with an argument that `helm template` needs.
 const WITH_ARGUMENT: &str =
@@ -61,38 +61,6 @@ fn the_chart_accepts_the_values_and_helm_the_flags_of_every_command() {
             .entry(words[0].clone())
             .or_insert_with(|| String::from_utf8(helm(&[&words[0], "--help"]).stdout).unwrap());
         render(&command.page, &words, help);
-    }
-}
-
-#[test]
-fn the_command_of_the_platforms_page_renders_with_every_preset_that_it_names() {
-    let page = read(testkit::repository().join("docs/platforms.md"));
-    let all = commands::commands();
-    let installs = |command: &&commands::Command| {
-        command.page == "docs/platforms.md" && command.text.ends_with("platform=eks")
-    };
-    let command = all.iter().find(installs).unwrap();
-    for (platform, _) in platforms() {
-        let row = page.lines().any(|line| {
-            let mut cells = line.split(" | ").skip(1);
-            cells.next().is_some_and(|cell| cell.contains(&format!("`{platform}`")))
-        });
-        assert!(row, "no row names {platform}");
-        let text = command.text.replace("platform=eks", &format!("platform={platform}"));
-        render(&command.page, &words(&text), " --wait ");
-    }
-}
-
-#[test]
-fn the_matrix_lists_each_row() {
-    let output =
-        Command::new(testkit::repository().join("scripts/matrix")).arg("--list").output().unwrap();
-    let listed = String::from_utf8(output.stdout).unwrap();
-    let rows = fs::read_to_string(testkit::repository().join("scripts/matrix.d/rows")).unwrap();
-    let names: Vec<_> = rows.lines().filter_map(|line| line.strip_prefix('[')).collect();
-    assert_eq!(listed.lines().count(), names.len());
-    for name in names {
-        assert!(listed.contains(name.trim_end_matches(']')), "{name}: {listed}");
     }
 }
 

@@ -205,35 +205,3 @@ fn the_dashboard_counts_nodes_and_shows_no_number_without_agents() {
     fs::write(directory.path().join("tests.json"), tests.to_string()).unwrap();
     promtool(directory.path(), &["test", "rules", "tests.json"]);
 }
-
-#[test]
-fn the_dashboard_has_the_label_and_folder_of_grafanas_sidecar() {
-    let map = |values: &str| {
-        let objects = with(crate::helm::values(values));
-        objects.named("ConfigMap", "linkerd-cni-dashboard").clone()
-    };
-    let default = map("grafanaDashboard: {enabled: true}");
-    assert_eq!(default["metadata"]["labels"]["grafana_dashboard"], "1");
-    assert_eq!(default["metadata"]["annotations"]["grafana_folder"], "Linkerd");
-    let text = default["data"]["linkerd-cni.json"].as_str().unwrap();
-    assert_eq!(serde_json::from_str::<Value>(text).unwrap(), dashboard());
-    let other = map("grafanaDashboard: {enabled: true, folder: '', namespace: monitoring}");
-    assert_eq!(other["metadata"]["namespace"], "monitoring");
-    assert_eq!(other["metadata"]["annotations"]["grafana_folder"], Value::Null);
-}
-
-#[test]
-fn thresholds_change_the_alerts_and_zero_is_a_threshold() {
-    let thresholds = json!({"notReadyMinutes": 3, "tokenMinutes": 30, "addFailures": 0});
-    let values = json!({"enabled": true, "thresholds": thresholds, "runbookURL": "https://x/y"});
-    let objects = with(json!({"prometheusRule": values}));
-    let rules = rules(&objects);
-    let rule = |name: &str| rules.iter().find(|rule| rule["alert"] == name).unwrap();
-    assert_eq!(rule("LinkerdCNINodeNotReady")["for"], "3m");
-    let token = rule("LinkerdCNITokenExpiring")["expr"].as_str().unwrap();
-    assert!(token.ends_with("< 1800"), "{token}");
-    let failures = rule("LinkerdCNIAddFailures")["expr"].as_str().unwrap();
-    assert!(failures.ends_with("> 0"), "{failures}");
-    let url = &rule("LinkerdCNIContention")["annotations"]["runbook_url"];
-    assert_eq!(url, "https://x/y#linkerdcnicontention");
-}

@@ -30,43 +30,22 @@ fn the_platform_wins_over_the_defaults_of_an_older_chart() {
 }
 
 #[test]
-fn schema_and_readme_name_every_platform() {
+fn schema_pages_and_record_name_every_platform() {
     let enumerated = schema()["properties"]["platform"]["enum"].clone();
     let readme = read(chart().join("README.md"));
+    let page = read(testkit::repository().join("docs/platforms.md"));
+    let record = read(testkit::repository().join("chart-tests/records/platforms.txt"));
     let mut names = vec![json!("")];
     for (name, _) in platforms() {
         assert!(readme.contains(&format!("| `{name}` |")), "no row for {name}");
+        let mut cells = page.lines().filter_map(|line| line.split(" | ").nth(1));
+        let is_named = cells.any(|cell| cell.contains(&format!("`{name}`")));
+        assert!(is_named, "docs/platforms.md has no row for {name}");
+        assert!(record.contains(&format!("platform: {name}\n")), "no record of {name}");
         names.push(json!(name));
     }
     names.push(Value::Null);
     assert_eq!(enumerated, json!(names));
-}
-
-/// A mount follows the link `current` only once. The parent of the link contains volumes of pods, so that unmounts
-/// on the node must reach the containers.
-#[test]
-fn the_parent_of_a_snaps_link_is_mounted_once_in_each_container() {
-    let repair = json!({"enabled": true, "mode": "in-place"});
-    let microk8s = with(json!({"platform": "microk8s", "repairController": repair}));
-    for container in ["install-cni", "repair-controller"] {
-        let mounts = microk8s.container(container)["volumeMounts"].as_array().unwrap();
-        let path = |mount: &&Value| mount["mountPath"].as_str().unwrap().contains("/snap/");
-        let below: Vec<&Value> = mounts.iter().filter(path).collect();
-        assert_eq!(below.len(), 1, "{container}: {below:?}");
-        assert_eq!(below[0]["mountPath"], "/host/var/snap/microk8s");
-        assert_eq!(below[0]["mountPropagation"], "HostToContainer");
-    }
-    for (dir, mounted) in [
-        ("/var/snap/other/current/cni/bin", "/var/snap/other"),
-        ("/var/snap/other/current", "/var/snap/other"),
-        ("/var/snap/other/common/bin", "/var/snap/other/common/bin"),
-        ("/var/snap/other/currently", "/var/snap/other/currently"),
-    ] {
-        let objects = with(json!({"destCNIBinDir": dir}));
-        let volumes = objects.pod()["spec"]["volumes"].as_array().unwrap();
-        assert_eq!(volumes[0]["hostPath"]["path"], mounted, "{dir}");
-        assert_eq!(volumes[1]["hostPath"]["path"], "/etc/cni/net.d");
-    }
 }
 
 /// The rendering order is undefined, so each template applies the platform.

@@ -7,13 +7,13 @@ mod contract;
 mod docs;
 mod documented;
 mod install_cni;
-mod invalid_values;
 mod lifecycle;
 mod monitoring;
 mod notes;
 mod pages;
 mod platforms;
 mod quickstart;
+mod records;
 mod schema;
 mod security;
 
@@ -119,11 +119,5 @@ fn a_name_that_looks_like_another_yaml_type_stays_a_string() {
                 assert_eq!(value.trim_matches(['[', ']']), quoted, "{key}");
             }
         }
-    }
-    // An image name may begin with an indicator of YAML.
-    for name in ["&x", "*x", "!x", "[x", "{x", "%x", "`x", "'x", "\"x", "#x"] {
-        let objects = with(json!({"image": {"name": name, "version": "v1"}}));
-        let image = &objects.container("install-cni")["image"];
-        assert_eq!(image, &format!("{name}:v1"));
     }
 }

@@ -1,8 +1,10 @@
 //! Runs `helm` on the chart, or on a changed copy of the chart.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
+use std::sync::Mutex;
 
 use serde_json::Value;
 use tempfile::TempDir;
@@ -149,15 +151,26 @@ impl Render {
         arguments.extend(["linkerd-cni", self.chart.to_str().unwrap()]);
         arguments.extend(["--namespace", self.namespace]);
         arguments.extend(self.templates.as_deref());
+        // Many tests render the same values, and each start of helm takes a tenth of a second.
+        static OUTPUTS: Mutex<BTreeMap<String, Result<String, String>>> =
+            Mutex::new(BTreeMap::new());
+        let contents: Vec<_> = self.values.iter().map(read).collect();
+        let key = format!("{} {arguments:?} {contents:?}", self.helm);
+        if let Some(output) = OUTPUTS.lock().unwrap().get(&key) {
+            return output.clone();
+        }
         for values in &self.values {
             arguments.extend(["--values", values.to_str().unwrap()]);
         }
         let output = run(self.helm, &arguments);
-        if output.status.success() {
-            Ok(String::from_utf8(output.stdout).unwrap())
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        let output = if output.status.success() {
+            Ok(text(output.stdout))
         } else {
-            Err(String::from_utf8(output.stderr).unwrap())
-        }
+            Err(text(output.stderr))
+        };
+        OUTPUTS.lock().unwrap().insert(key, output.clone());
+        output
     }
 
     /// Returns the output of `helm template`, or its error message.
