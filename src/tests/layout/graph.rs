@@ -4,9 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use syn::meta::ParseNestedMeta;
 use syn::visit::{self, Visit};
-use syn::{Attribute, File, Item, ItemMod, ItemUse, LitStr, UseTree};
+use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree};
 
 /// Modules by path (`agent::reconcile`), each with the modules that it imports from.
 pub type Edges = BTreeMap<String, BTreeSet<String>>;
@@ -30,10 +29,8 @@ pub fn edges(source: &Path) -> Edges {
 
 /// Parses `file`, the module `module`, and the modules that it declares.
 fn read(file: &Path, dir: &Path, module: &[String], files: &mut BTreeMap<Vec<String>, File>) {
-    let text =
-        fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    let parsed =
-        syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let parsed = fs::read_to_string(file).map(|text| syn::parse_file(&text).unwrap());
+    let parsed = parsed.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     for item in &parsed.items {
         if let Item::Mod(ItemMod { ident, content: None, attrs, .. }) = item
             && !is_test(attrs)
@@ -47,22 +44,10 @@ fn read(file: &Path, dir: &Path, module: &[String], files: &mut BTreeMap<Vec<Str
     files.insert(module.to_vec(), parsed);
 }
 
+/// Code with another condition counts as compiled.
 fn is_test(attributes: &[Attribute]) -> bool {
-    let mut found = false;
-    for attribute in attributes.iter().filter(|attribute| attribute.path().is_ident("cfg")) {
-        let parsed = attribute.parse_nested_meta(|meta| {
-            found |= meta.path.is_ident("test");
-            // `target_os = "linux"`, or not that.
-            let value = |meta: ParseNestedMeta<'_>| meta.value()?.parse::<LitStr>().map(drop);
-            match meta.path.get_ident().map(ToString::to_string).as_deref() {
-                Some("target_os") => value(meta),
-                Some("not") => meta.parse_nested_meta(value),
-                _ => Ok(()),
-            }
-        });
-        assert!(parsed.is_ok() || found, "a cfg attribute that this test cannot read");
-    }
-    found
+    let mut conditions = attributes.iter().filter(|attribute| attribute.path().is_ident("cfg"));
+    conditions.any(|cfg| cfg.parse_args::<syn::Ident>().is_ok_and(|condition| condition == "test"))
 }
 
 /// The longest prefix of `path` that is a module.
@@ -123,28 +108,14 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// The first circle in `edges`, if there is one: the modules in the order in which they import.
-pub fn circle(edges: &Edges) -> Option<Vec<String>> {
-    let mut done = BTreeSet::new();
-    edges.keys().find_map(|start| follow(edges, start, &mut Vec::new(), &mut done))
-}
-
-fn follow(
-    edges: &Edges,
-    module: &str,
-    path: &mut Vec<String>,
-    done: &mut BTreeSet<String>,
-) -> Option<Vec<String>> {
-    if let Some(at) = path.iter().position(|earlier| earlier == module) {
-        return Some(path[at..].to_vec());
+/// What is left of `edges` without the modules that import from no circle: nothing if there is none.
+pub fn circles(edges: &Edges) -> Edges {
+    let mut left = edges.clone();
+    loop {
+        let importers: BTreeSet<String> = left.keys().cloned().collect();
+        left.retain(|_, imported| !imported.is_disjoint(&importers));
+        if left.len() == importers.len() {
+            return left;
+        }
     }
-    if done.contains(module) {
-        return None;
-    }
-    path.push(module.to_owned());
-    let found =
-        edges.get(module).into_iter().flatten().find_map(|next| follow(edges, next, path, done));
-    path.pop();
-    done.insert(module.to_owned());
-    found
 }
