@@ -16,18 +16,12 @@ mod registry;
 mod signature;
 mod versions;
 
-use std::process::{Command, Output};
+use std::process::Output;
 
-use testkit::{cni, release, repository};
+use testkit::child::must;
+use testkit::{release, repository};
 
 const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// Runs a program and returns its standard output. Panics with its error if it fails.
-fn must(command: &mut Command) -> Vec<u8> {
-    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
-    assert!(output.status.success(), "{command:?}: {}", said(&output));
-    output.stdout
-}
 
 /// Returns everything that a program printed.
 fn said(output: &Output) -> String {

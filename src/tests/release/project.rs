@@ -200,7 +200,7 @@ fn the_third_party_notices_have_every_crate() {
         Command::new(repository().join("scripts/release.d/notices")).current_dir(repository()),
     );
     assert!(
-        notices == fs::read(repository().join("THIRD-PARTY-NOTICES.txt")).unwrap(),
+        notices == read("THIRD-PARTY-NOTICES.txt"),
         "run scripts/release.d/notices >THIRD-PARTY-NOTICES.txt"
     );
 }
@@ -213,7 +213,6 @@ fn the_committed_results_have_each_row_and_kernel_and_are_those_of_the_page() {
     let header = page.lines().find(|line| line.contains(" `trixie-arm64` ")).unwrap();
     let listed = |script: &str| {
         let list = must(Command::new(repository().join(script)).arg("--list"));
-        let list = String::from_utf8(list).unwrap();
         let names = list.lines().map(|line| line.split_whitespace().next().unwrap().to_owned());
         names.collect::<BTreeSet<_>>()
     };
@@ -249,12 +248,11 @@ fn the_committed_results_name_one_of_the_last_200_commits() {
         [("compatibility", ".rows[].commit // empty, .kernels.rows[].commit"), ("soak", ".commit")];
     for (name, filter) in commits {
         let results = repository().join(format!("docs/maintainers/{name}.json"));
-        let print = |command: &mut Command| String::from_utf8(must(command)).unwrap();
-        let named = print(Command::new("jq").args(["-r", filter]).arg(results));
+        let named = must(Command::new("jq").args(["-r", filter]).arg(results));
         assert!(!named.trim().is_empty());
         for commit in named.lines().collect::<BTreeSet<_>>() {
             let git =
-                |args: &[&str]| print(Command::new("git").current_dir(repository()).args(args));
+                |args: &[&str]| must(Command::new("git").current_dir(repository()).args(args));
             git(&["merge-base", "--is-ancestor", commit, "HEAD"]);
             let count = git(&["rev-list", "--count", &format!("{commit}..HEAD")]);
             assert!(

@@ -58,13 +58,12 @@ impl Publication {
         testkit::write_program(path("bin/gh"), GH);
         let sums = must(Command::new("sha256sum").arg(path("folder/SHA256SUMS")));
         let tools = must(Command::new(repository().join("scripts/tools")).arg("--path"));
-        let tools = String::from_utf8(tools).unwrap();
         let search = std::env::var("PATH").unwrap();
         let variables = vec![
             ("GITHUB_REF_NAME", format!("v{VERSION}")),
             ("GITHUB_REPOSITORY", "linkerd/linkerd2-cni".into()),
             ("GITHUB_SHA", COMMIT.into()),
-            ("CHECKSUM", String::from_utf8(sums[..64].to_vec()).unwrap()),
+            ("CHECKSUM", sums[..64].to_owned()),
             ("TAG_SIGNERS", format!("other@example.com {SIGNER}")),
             ("GH_TOKEN", "github".into()),
             ("REGISTRY", "localhost:1/linkerd".into()),

@@ -2,11 +2,12 @@
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::time::Duration;
 
 use serde_json::json;
 use tempfile::TempDir;
+use testkit::child::KilledOnDrop;
 use testkit::until::until_within;
 
 use crate::folder::names;
@@ -17,7 +18,7 @@ use crate::{VERSION, must, release, repository, said};
 struct Registry {
     work: TempDir,
     port: u16,
-    child: Option<Child>,
+    child: Option<KilledOnDrop>,
 }
 
 impl Registry {
@@ -35,7 +36,7 @@ impl Registry {
 
     /// Starts it, or starts it again. `public`: who does not log in may pull and push.
     fn start(&mut self, public: bool) {
-        self.stop();
+        self.child = None;
         let path = |name: &str| self.work.path().join(name).display().to_string();
         let mut config = json!({
             "version": "0.1", "log": {"level": "error"},
@@ -51,23 +52,10 @@ impl Registry {
         fs::write(path("config.yml"), config.to_string()).unwrap();
         let mut serve = Command::new("docker-registry");
         serve.arg("serve").arg(path("config.yml")).stdout(Stdio::null()).stderr(Stdio::null());
-        self.child = Some(serve.spawn().unwrap());
+        self.child = Some(KilledOnDrop(serve.spawn().unwrap()));
         until_within(Duration::from_secs(20), "the registry listens", || {
             TcpStream::connect(("127.0.0.1", self.port)).is_ok()
         });
-    }
-
-    fn stop(&mut self) {
-        if let Some(mut child) = self.child.take() {
-            child.kill().unwrap();
-            child.wait().unwrap();
-        }
-    }
-}
-
-impl Drop for Registry {
-    fn drop(&mut self) {
-        self.stop();
     }
 }
 
