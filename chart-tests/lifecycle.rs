@@ -4,7 +4,10 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, Render, chart, read, with, yaml};
+use crate::cni::upstream_entry;
+use crate::helm::{Objects, Render, chart, read, values, with, yaml};
+use crate::notes::changed_lines;
+use crate::records::assert_record;
 
 fn values_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("chart-tests/values").join(name)
@@ -93,62 +96,46 @@ fn a_new_chart_version_with_the_same_image_does_not_replace_pods() {
     assert_eq!(next.pod(), with(pinned).pod());
 }
 
-/// Renders a Helm upgrade in a cluster that has this ConfigMap `linkerd-cni-config`.
-pub fn over_config_map(live: Value) -> Render {
-    let template = read(chart().join("templates/_agent.tpl"));
-    let lookup = r#"lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config""#;
-    assert!(template.contains(lookup), "the lookup has changed");
-    let template = template.replace(lookup, r#".Files.Get "live.json" | fromJson"#);
-    Render::new()
-        .with_file("templates/_agent.tpl", &template)
-        .with_file("live.json", &live.to_string())
-}
-
-const DIR: &str = "/opt/cni/bin";
-const BIN_DIR_IN_USE: &str = "linkerd.io/cni-bin-dir-in-use";
-
-fn upstreams_config_map(bin_dir: &str) -> Value {
-    json!({"metadata": {}, "data": {"dest_cni_bin_dir": bin_dir, "cni_network_config": "{}"}})
-}
-
-/// The ConfigMap of an earlier upgrade from upstream.
-fn annotated_config_map(bin_dir: &str) -> Value {
-    json!({
-        "metadata": {"annotations": {BIN_DIR_IN_USE: bin_dir}},
-        "data": {"dest_cni_bin_dir": bin_dir, "cni_network_config": "{\"api-retry-seconds\": 10}"},
-    })
-}
-
+/// A row is the live ConfigMap, with the plugin entry of upstream's or of this chart, and the values of the upgrade.
+/// The outcome has the changes to the notes of an upgrade that changes nothing, which themselves have the changes to
+/// those of an installation: the control plane exists already, and its namespace fails `linkerd check --pre`. Only an
+/// upgrade in upstream's bin dir does not require network plugins, nor does the next one.
 #[test]
-fn only_an_upgrade_in_upstreams_bin_dir_does_not_require_network_plugins() {
-    let of_this_chart = json!({"metadata": {}, "data": {
-        "dest_cni_bin_dir": DIR, "cni_network_config": "{\"api-retry-seconds\": 10}",
-    }});
-    let slash = "/opt/cni/bin/";
-    // The live ConfigMap, the bin dir of the upgrade, and whether the plugins are required.
-    for (live, now, required) in [
-        (upstreams_config_map(DIR), DIR, "false"),
-        (upstreams_config_map(DIR), slash, "false"),
-        (upstreams_config_map(slash), DIR, "false"),
-        (annotated_config_map(DIR), slash, "false"),
-        (annotated_config_map(slash), DIR, "false"),
-        (annotated_config_map(slash), slash, "false"),
-        (json!({}), DIR, "true"),
-        (json!({"metadata": {}}), DIR, "true"),
-        (json!({"metadata": {"annotations": null}, "data": null}), DIR, "true"),
-        (json!({"metadata": {}, "data": {"dest_cni_bin_dir": DIR}}), DIR, "true"),
-        (json!({"metadata": {}, "data": {"cni_network_config": "{}"}}), DIR, "true"),
-        (upstreams_config_map("/elsewhere"), DIR, "true"),
-        (annotated_config_map("/elsewhere"), DIR, "true"),
-        (of_this_chart, DIR, "true"),
-    ] {
-        let values = json!({"destCNIBinDir": now});
-        let objects = over_config_map(live.clone()).values(&values).objects();
-        let found = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
-        assert_eq!(found, required, "{now} after {live}");
-        // For the next upgrade, which finds this chart's ConfigMap.
+fn each_upgrade_has_the_recorded_notes_and_required_plugins() {
+    let replaced = |template: &str, from: &str, to: &str| {
+        let text = read(chart().join(template));
+        assert!(text.contains(from), "{template} lacks {from}");
+        text.replace(from, to)
+    };
+    // Helm needs a cluster for an upgrade, and for a lookup.
+    let notes = replaced("templates/NOTES.txt", ".Release.IsUpgrade", "true");
+    let lookup = r#"lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config""#;
+    let agent = replaced("templates/_agent.tpl", lookup, r#".Files.Get "live.json" | fromJson"#);
+    let upgrade = |live: &str, row: &str| {
+        Render::new()
+            .with_file("templates/NOTES.txt", &notes)
+            .with_file("templates/_agent.tpl", &agent)
+            .with_file("live.json", live)
+            .values(&values(row))
+    };
+    let default = with(json!({}));
+    let own = default.get("ConfigMap").to_string();
+    let unchanged = upgrade(&own, "").notes();
+    assert_record("upgrades", |row| {
+        let row = row.replace("UPSTREAM", &format!("'{}'", upstream_entry()));
+        let row = row.replace("CHART", &format!("'{}'", default.plugin()));
+        let (live, changed) = row.split_once(" | ").unwrap_or((&row, ""));
+        let (live, base) = match live {
+            "unchanged" => (own.clone(), Render::new().notes()),
+            "none" => ("{}".to_owned(), unchanged.clone()),
+            live => (values(live).to_string(), unchanged.clone()),
+        };
+        let render = upgrade(&live, changed);
+        let objects = render.objects();
+        let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
         let annotations = &objects.get("ConfigMap")["metadata"]["annotations"];
-        let kept = if required == "false" { json!(now) } else { Value::Null };
-        assert_eq!(annotations[BIN_DIR_IN_USE], kept, "{now} after {live}");
-    }
+        let kept = &annotations["linkerd.io/cni-bin-dir-in-use"];
+        let lines = changed_lines(&base, &render.notes());
+        format!("network plugins required: {required}, bin dir in use: {kept}\n{lines}")
+    });
 }

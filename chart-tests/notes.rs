@@ -2,16 +2,14 @@
 
 use std::fmt::Write as _;
 
-use serde_json::{Value, json};
+use serde_json::json;
 
-use crate::cni::upstream_entry;
-use crate::helm::{Render, chart, read, values, with};
-use crate::lifecycle::over_config_map;
+use crate::helm::{Render, values};
 use crate::records::assert_record;
-use crate::schema::schema;
+use crate::schema::without_effect;
 
 /// Returns the lines that `notes` has beside those of `default` (`+`), and those that it lacks (`-`).
-fn changed_lines(default: &str, notes: &str) -> String {
+pub fn changed_lines(default: &str, notes: &str) -> String {
     let mut text = String::new();
     for (sign, lines, others) in [('-', default, notes), ('+', notes, default)] {
         for line in lines.lines().filter(|line| !others.lines().any(|other| other == *line)) {
@@ -35,33 +33,6 @@ fn each_value_changes_the_recorded_lines_of_the_notes() {
     });
 }
 
-/// The control plane exists already, and its namespace fails `linkerd check --pre`.
-#[test]
-fn the_notes_of_an_upgrade_name_what_changed_and_install_no_control_plane() {
-    // Helm needs a cluster for an upgrade.
-    let template = read(chart().join("templates/NOTES.txt"));
-    assert!(template.contains(".Release.IsUpgrade"));
-    let template = template.replace(".Release.IsUpgrade", "true");
-    let upgrade = |live: Value, row: &str| {
-        let render = over_config_map(live).with_file("templates/NOTES.txt", &template);
-        render.values(&values(row)).notes()
-    };
-    let own = with(json!({})).get("ConfigMap").clone();
-    let mut upstream = json!({"metadata": {"labels": {}}});
-    let entry = upstream_entry().to_string();
-    upstream["data"] = json!({"dest_cni_net_dir": "/etc/cni/net.d", "dest_cni_bin_dir": "/opt/cni/bin", "cni_network_config": entry});
-    let mut text = changed_lines(&Render::new().notes(), &upgrade(own.clone(), ""));
-    let unchanged = upgrade(own.clone(), "");
-    for (what, live, row) in [
-        ("values", &own, "destCNINetDir: /x, ignoreInboundPorts: [22], proxyGID: 0"),
-        ("upstream's chart", &upstream, ""),
-    ] {
-        let notes = upgrade(live.clone(), row);
-        let _ = writeln!(text, "{what}\n{}", changed_lines(&unchanged, &notes));
-    }
-    insta::assert_snapshot!(text);
-}
-
 /// `linkerd check --pre` fails if the control plane's namespace exists.
 #[test]
 fn the_notes_warn_about_the_control_planes_namespace() {
@@ -73,15 +44,9 @@ fn the_notes_warn_about_the_control_planes_namespace() {
 /// A user with a mirror set in an old value must learn that the default image is pulled.
 #[test]
 fn the_notes_name_values_of_older_charts_that_have_no_effect() {
-    let root = schema();
-    let keys = root["properties"].as_object().unwrap().iter();
-    let is_old = |of: &Value| {
-        let description = of["description"].as_str().unwrap_or_default();
-        description.starts_with("Has no effect: a key of older charts.")
-    };
-    let ignored = keys.filter(|(_, of)| is_old(of));
-    let old: serde_json::Map<_, _> = ignored.map(|(key, _)| (key.clone(), json!("x"))).collect();
+    let old = without_effect("Has no effect: a key of older charts.");
     assert!(old.len() > 5);
+    let old: serde_json::Map<_, _> = old.into_iter().map(|key| (key, json!("x"))).collect();
     let notes = Render::new().values(&json!(old)).notes();
     let line = notes.lines().find(|line| line.contains("older charts"));
     for key in old.keys() {

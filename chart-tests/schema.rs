@@ -11,6 +11,14 @@ pub fn schema() -> Value {
     serde_json::from_str(&read(chart().join("values.schema.json"))).unwrap()
 }
 
+/// Returns the values whose description begins so.
+pub fn without_effect(beginning: &str) -> Vec<String> {
+    let root = schema();
+    let all = root["properties"].as_object().unwrap().iter();
+    let begins = |of: &Value| of["description"].as_str().is_some_and(|d| d.starts_with(beginning));
+    all.filter(|(_, of)| begins(of)).map(|(key, _)| key.clone()).collect()
+}
+
 /// Returns the schema itself, or the definition that it refers to.
 fn resolve<'a>(root: &'a Value, schema: &'a Value) -> &'a Value {
     match schema.get("$ref") {

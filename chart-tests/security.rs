@@ -82,31 +82,19 @@ fn every_permission_of_the_chart_is_explained() {
     assert_eq!(listed.collect::<BTreeSet<_>>(), rendered);
 }
 
-fn containers(objects: &Objects) -> Vec<&Value> {
-    objects.pod()["spec"]["containers"].as_array().unwrap().iter().collect()
-}
-
 #[test]
-fn every_capability_of_the_chart_is_explained() {
-    let mut rendered = BTreeSet::new();
+fn every_capability_and_directory_of_the_node_of_the_chart_is_explained() {
+    let (mut capabilities, mut directories) = (BTreeSet::new(), BTreeSet::new());
     for objects in uses().into_iter().map(with) {
-        assert!(objects.pod()["spec"].get("initContainers").is_none());
-        for container in containers(&objects) {
+        let pod = &objects.pod()["spec"];
+        assert!(pod.get("initContainers").is_none());
+        let volumes = pod["volumes"].as_array().unwrap();
+        for container in pod["containers"].as_array().unwrap() {
             let name = container["name"].as_str().unwrap();
-            let capabilities = &container["securityContext"]["capabilities"];
-            assert_eq!(capabilities["drop"], json!(["ALL"]), "{container}");
-            rendered.extend(words(&capabilities["add"]).map(|added| vec![added, name.to_owned()]));
-        }
-    }
-    assert_eq!(rows("capability", 2), rendered);
-}
-
-#[test]
-fn every_directory_of_the_node_that_the_chart_mounts_is_explained() {
-    let mut rendered = BTreeSet::new();
-    for objects in uses().into_iter().map(with) {
-        let volumes = objects.pod()["spec"]["volumes"].as_array().unwrap();
-        for container in containers(&objects) {
+            let of_container = &container["securityContext"]["capabilities"];
+            assert_eq!(of_container["drop"], json!(["ALL"]), "{container}");
+            let added = words(&of_container["add"]);
+            capabilities.extend(added.map(|added| vec![added, name.to_owned()]));
             for mount in container["volumeMounts"].as_array().unwrap() {
                 let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
                 let Some(path) = volume["hostPath"]["path"].as_str() else {
@@ -114,12 +102,12 @@ fn every_directory_of_the_node_that_the_chart_mounts_is_explained() {
                     continue;
                 };
                 let access = if mount["readOnly"] == true { "read" } else { "read and write" };
-                let name = container["name"].as_str().unwrap();
-                rendered.insert([path, name, access].map(str::to_owned).to_vec());
+                directories.insert([path, name, access].map(str::to_owned).to_vec());
             }
         }
     }
-    assert_eq!(rows("directory of the node", 3), rendered);
+    assert_eq!(rows("capability", 2), capabilities);
+    assert_eq!(rows("directory of the node", 3), directories);
 }
 
 /// An error in a condition or a policy must not affect other accounts. The cluster test `admission_policy` has the rest.
