@@ -23,7 +23,7 @@ fn start(text: &str) -> Option<Start> {
     let switches = lines.next()?.as_bytes();
     let switch = |index: usize| usize::from(switches.get(index).copied().unwrap_or_default());
     let (namespace, name) = (lines.next()?.to_owned(), lines.next()?.to_owned());
-    // Only these names reach the decision; the target `cni_args` tries others.
+    // Only these names reach the decision.
     let pair = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
     args::pod(&pair).ok()??;
     let (mut annotations, mut of_namespace) = (Vec::new(), Vec::new());

@@ -1,20 +1,29 @@
-//! The comparison of `linkerd cni compare`: rules as upstream's plugin makes them differ from ours exactly
-//! if a packet goes elsewhere.
+//! Both renderings of a redirect, iptables text and nf_tables messages, do with every packet what upstream's
+//! rules do. So says the comparison of `linkerd cni compare`, which finds a difference exactly if a packet
+//! goes elsewhere.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
+use linkerd2_cni::firewall::native::transaction;
+use linkerd2_cni::netlink::socket::Message;
 use linkerd2_cni::redirect::difference::differences;
 use linkerd2_cni::redirect::nat::Nat;
+use linkerd2_cni::redirect::ports::PortRange;
 use linkerd2_cni::redirect::rules::{install_script, rules};
-use linkerd2_cni::redirect::{Family, Redirect};
+use linkerd2_cni::redirect::{Family, Redirect, Subnet};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
 use crate::contract::settings;
 use crate::packet::{Boundaries, Hook, Packet, all, boundaries};
 use crate::recorded::{REGRESSIONS, recorded_in};
-use crate::{iptables, subnet};
+use crate::{iptables, nf_tables, subnet};
+
+const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
+/// Types of the messages that add a rule, a set and elements: `NFT_MSG_NEWRULE`, `NFT_MSG_NEWSET` and
+/// `NFT_MSG_NEWSETELEM`.
+const NEW: [u16; 3] = [6, 9, 12];
 
 /// The rules of this plugin.
 fn wanted(redirect: &Redirect, family: Family, ipv6: bool) -> Nat {
@@ -124,14 +133,22 @@ proptest! {
         settings in settings(),
         change in change(),
     ) {
-        let Ok(redirect) = settings.redirect() else {
+        let redirect = settings.redirect();
+        prop_assert_eq!(redirect.is_ok(), settings.has_user(), "{:?}", redirect);
+        let Ok(redirect) = redirect else {
             return Ok(());
         };
-        for family in [Family::Ipv4, Family::Ipv6] {
+        let families = if settings.ipv6 { &FAMILIES[..] } else { &FAMILIES[..1] };
+        let messages = transaction(&redirect, families, true);
+        for family in FAMILIES {
             let lines = settings.upstream_lines(family);
             let wanted = wanted(&redirect, family, settings.ipv6);
-            let upstream = Nat::read(&lines).unwrap();
-            prop_assert_eq!(differences(&[upstream], &wanted, family), Ok(vec![]), "{:#?}", lines);
+            let native = nf_tables::lines(&messages, family).unwrap();
+            for equal in [&lines, &native] {
+                let equal_table = Nat::read(equal).unwrap();
+                let found = differences(&[equal_table], &wanted, family);
+                prop_assert_eq!(found, Ok(vec![]), "{:#?}", equal);
+            }
 
             let changed_lines = change.apply(&lines);
             // An invalid number or jump cannot be compared.
@@ -202,4 +219,57 @@ fn rules_of_a_form_that_is_not_known_are_named_and_never_equal() {
     let known = Nat::read(&lines(known)).unwrap();
     assert_eq!(known.conditions().count(), 5);
     assert_eq!(known.redirected_to(Hook::Output, &Default::default()), None);
+}
+
+/// A redirect with most kinds of rules, in which no rule makes another superfluous.
+fn redirect_of_every_kind() -> Redirect {
+    let subnet = |text: &str| Subnet { net: text.parse().unwrap(), text: text.to_owned() };
+    Redirect {
+        inbound_port: 4143,
+        outbound_port: 4140,
+        proxy_uid: Some(2102),
+        proxy_gid: Some(3103),
+        ports_to_redirect: Vec::new(),
+        skip_inbound: vec![4191.into(), PortRange { first: 7000, last: 7010 }],
+        skip_outbound: vec![25.into(), 3306.into()],
+        skip_subnets: ["10.0.0.0/8", "192.168.1.0/24", "fd00::/8"].map(subnet).into(),
+        skip_outbound_subnets: ["172.16.0.0/12", "192.0.2.0/24", "fd01::/16"].map(subnet).into(),
+        is_guessed: false,
+    }
+}
+
+/// Shows that the reader of nf_tables messages notices errors: each damaged rule or set is invalid or another.
+#[test]
+fn an_error_in_any_byte_of_an_nf_tables_rule_or_set_is_noticed() {
+    let all_ports = redirect_of_every_kind();
+    let some_ports =
+        Redirect { ports_to_redirect: vec![8080, 9090], skip_inbound: vec![], ..all_ports.clone() };
+    // A single port, a single range, and a single subnet, which need no set.
+    let few_ports = Redirect {
+        skip_inbound: vec![4191.into(), 4190.into()],
+        skip_outbound: vec![25.into()],
+        skip_subnets: all_ports.skip_subnets[1..].to_vec(),
+        skip_outbound_subnets: all_ports.skip_outbound_subnets[1..].to_vec(),
+        ..all_ports.clone()
+    };
+    for redirect in [all_ports, some_ports, few_ports] {
+        let messages = transaction(&redirect, &FAMILIES, true);
+        let read = |messages: &[Message]| FAMILIES.map(|family| nf_tables::lines(messages, family));
+        let wanted = read(&messages);
+        assert!(wanted.iter().all(Result::is_ok), "{wanted:?}");
+        let rules = messages.iter().enumerate().filter(|(_, message)| NEW.contains(&message.kind));
+        for (index, rule) in rules {
+            let mut without = messages.clone();
+            without.remove(index);
+            assert_ne!(read(&without), wanted, "without rule {rule:?}");
+            let bytes = &rule.attributes.0;
+            // A rule's comment comes last: 4 bytes of header, type and length, text and NUL.
+            let comment = bytes.windows(11).position(|bytes| bytes == b"proxy-init/");
+            for offset in 0..comment.map_or(bytes.len(), |comment| comment - 6) {
+                let mut damaged = messages.clone();
+                damaged[index].attributes.0[offset] ^= 1;
+                assert_ne!(read(&damaged), wanted, "byte {offset} of rule {rule:?}");
+            }
+        }
+    }
 }

@@ -6,7 +6,6 @@
 
 mod comparison;
 mod contract;
-mod equivalence;
 mod nf_tables;
 mod recorded;
 mod starts;

@@ -1,163 +1,309 @@
-//! A model of nf_tables: takes the netlink messages that the backend `native` sends, and decides on
-//! packets like the kernel. Numbers are those of `linux/netfilter/nf_tables.h`. The model knows
-//! the expressions that the redirect rules use. It is stricter than the kernel: an unknown attribute,
-//! or a comparison of another length than the loaded value, is an error.
-
-mod expression;
-mod set;
+//! Reads the netlink messages that the backend `native` sends as rules of iptables with the same meaning.
+//! Numbers are those of `linux/netfilter/nf_tables.h`. Stricter than the kernel: an unknown attribute, or a
+//! comparison of another length than the loaded value, is an error.
 
 use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use linkerd2_cni::netlink::socket::{CREATE, EXCLUSIVE, Message};
+use ipnet::{Ipv4Subnets, Ipv6Subnets};
+use linkerd2_cni::netlink::socket::{CREATE, Message};
 use linkerd2_cni::redirect::Family;
 
-use crate::packet::{Hook, Packet};
-use expression::{Expression, Registers, Step};
-use set::Set;
+const TABLE: &str = "linkerd-cni";
+/// `__set%d`, which the kernel replaces with a free name.
+const SET_NAME: &str = "__set%d";
+/// `NFT_SET_ANONYMOUS | NFT_SET_CONSTANT | NFT_SET_INTERVAL`.
+const SET_FLAGS: u32 = 7;
+/// Types and lengths of keys that `nft` lists: IPv4 address, IPv6 address, port.
+const KEYS: [(u32, u32); 3] = [(7, 4), (8, 16), (13, 2)];
+/// The register that the redirect rules use.
+const REGISTER: u32 = 1;
+const VERDICT_REGISTER: u32 = 0;
+const RETURN: u32 = -5i32 as u32;
+const JUMP: u32 = -3i32 as u32;
 
-/// Tables by address family and name, and their chains by name.
-#[derive(Clone, Debug, Default)]
-pub struct Ruleset {
-    tables: BTreeMap<(u8, String), BTreeMap<String, Chain>>,
-    /// Sets of the transaction that no rule uses yet, by family, table and ID.
-    sets: BTreeMap<(u8, String, u32), Set>,
-}
-
-#[derive(Clone, Debug)]
-struct Chain {
-    /// Number of the hook, for a base chain.
-    hook: Option<u32>,
-    rules: Vec<Vec<Expression>>,
-}
-
-impl Ruleset {
-    /// Applies the messages as one transaction: all of them or none.
-    pub fn apply(&mut self, messages: &[Message]) -> Result<(), String> {
-        let mut next = self.clone();
-        for (index, message) in messages.iter().enumerate() {
-            next.request(message).map_err(|problem| format!("message {index}: {problem}"))?;
-        }
-        if !next.sets.is_empty() {
-            return Err("a set without a rule".to_owned());
-        }
-        *self = next;
-        Ok(())
+/// Returns chains and rules of one family, as `iptables -S` lists them. A rule that looks an address up in a
+/// set is one line for each subnet.
+pub fn lines(messages: &[Message], family: Family) -> Result<Vec<String>, String> {
+    let number = match family {
+        Family::Ipv4 => 2,
+        Family::Ipv6 => 10,
+    };
+    let mut reader = Reader::default();
+    for (index, message) in messages.iter().enumerate().filter(|(_, it)| it.family == number) {
+        reader.read(message).map_err(|problem| format!("message {index}: {problem}"))?;
     }
+    if reader.sets.is_empty() { Ok(reader.lines) } else { Err("a set without a rule".to_owned()) }
+}
 
-    fn request(
-        &mut self,
-        Message { kind, family, flags, attributes }: &Message,
-    ) -> Result<(), String> {
-        match kind {
-            0 => {
-                let [name] = named(&attributes.0, [1])?;
-                let known = self.tables.contains_key(&(*family, text(name)?));
-                if known && flags & EXCLUSIVE != 0 {
-                    return Err("table exists".to_owned());
-                }
-                self.tables.entry((*family, text(name)?)).or_default();
-            }
-            2 => {
-                let [name] = named(&attributes.0, [1])?;
-                self.tables.remove(&(*family, text(name)?)).ok_or("no such table")?;
-            }
-            3 => {
-                let (table, name, chain) = chain(&attributes.0)?;
-                let chains = self.tables.get_mut(&(*family, table)).ok_or("no such table")?;
-                if flags & CREATE == 0 {
-                    return Err("chain without the flag CREATE".to_owned());
-                }
-                chains.entry(name).or_insert(chain);
-            }
-            6 => {
-                let [table, chain, expressions, _comment] = named(&attributes.0, [1, 2, 4, 7])?;
-                let table = (*family, text(table)?);
-                let rule = expression::rule(expressions, &mut |id| {
-                    self.sets.remove(&(table.0, table.1.clone(), id))
-                })?;
-                let chains = self.tables.get_mut(&table).ok_or("no such table")?;
-                for expression in &rule {
-                    if let Expression::Jump(target) = expression {
-                        chains.get(target).ok_or("jump to a missing chain")?;
-                    }
-                }
-                chains.get_mut(&text(chain)?).ok_or("no such chain")?.rules.push(rule);
-            }
+#[derive(Default)]
+struct Reader {
+    lines: Vec<String>,
+    /// Sets that no rule uses yet, by ID: length of keys in bytes, and keys. A flag marks the end of a range,
+    /// which the range does not contain.
+    sets: BTreeMap<u32, (usize, Vec<(u128, bool)>)>,
+}
+
+impl Reader {
+    fn read(&mut self, message: &Message) -> Result<(), String> {
+        let bytes = &message.attributes.0;
+        if message.flags & CREATE == 0 {
+            return Err("no flag CREATE".to_owned());
+        }
+        match message.kind {
+            0 => is_text(named(bytes, [1])?[0], TABLE),
+            3 => self.chain(bytes),
+            6 => self.rule(bytes),
             9 => {
-                let (table, id, set) = set::new(&attributes.0)?;
-                let known = self.tables.contains_key(&(*family, table.clone()));
-                if !known
-                    || flags & CREATE == 0
-                    || self.sets.insert((*family, table, id), set).is_some()
-                {
-                    return Err("no such table, or no new set".to_owned());
+                let [table, name, flags, kind, length, id] = named(bytes, [1, 2, 3, 4, 5, 10])?;
+                is_text(table, TABLE)?;
+                is_text(name, SET_NAME)?;
+                is_number(flags, SET_FLAGS)?;
+                let key = (number(kind)?, number(length)?);
+                let set = (key.1 as usize, Vec::new());
+                match KEYS.contains(&key) && self.sets.insert(number(id)?, set).is_none() {
+                    true => Ok(()),
+                    false => Err("not a new set of addresses or ports".to_owned()),
                 }
             }
-            12 => {
-                let (table, id, elements) = set::elements(&attributes.0)?;
-                let set = self.sets.get_mut(&(*family, table, id)).ok_or("no such set")?;
-                if flags & CREATE == 0 {
-                    return Err("elements without the flag CREATE".to_owned());
-                }
-                set.add(elements)?;
+            12 => self.elements(bytes),
+            other => Err(format!("unknown message type {other}")),
+        }
+    }
+
+    /// Reads a chain, of type `nat` if it is a base chain.
+    fn chain(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let (table, name) = match named(bytes, [1, 3]) {
+            Ok([_, name]) if ["PREROUTING", "OUTPUT"].contains(&&*text(name)?) => {
+                return Err("no hook".to_owned());
             }
-            other => return Err(format!("unknown message type {other}")),
+            Ok([table, name]) => (table, name),
+            Err(_) => {
+                let [table, name, hook, kind] = named(bytes, [1, 3, 4, 7])?;
+                let [hook, priority] = named(hook, [1, 2])?;
+                is_text(name, if number(hook)? == 0 { "PREROUTING" } else { "OUTPUT" })?;
+                if ![0, 3].contains(&number(hook)?) || number(priority)? as i32 <= -200 {
+                    return Err("not a base chain after conntrack".to_owned());
+                }
+                is_text(kind, "nat")?;
+                (table, name)
+            }
+        };
+        is_text(table, TABLE)?;
+        self.lines.push(format!("-N {}", text(name)?));
+        Ok(())
+    }
+
+    /// Reads elements. Each is above the last one, and an end follows each start, unless the range has the
+    /// largest key.
+    fn elements(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let [table, name, list, id] = named(bytes, [1, 2, 3, 4])?;
+        is_text(table, TABLE)?;
+        is_text(name, SET_NAME)?;
+        let (length, set) = self.sets.get_mut(&number(id)?).ok_or("no such set")?;
+        for (kind, element) in attributes(list)? {
+            let (key, is_end) = match named(element, [1, 3]) {
+                Ok([key, flags]) => is_number(flags, 1).map(|()| (key, true))?,
+                Err(_) => (named(element, [1])?[0], false),
+            };
+            let key = value(key)?;
+            let place = match set.last() {
+                Some((last, was_end)) => *last < big_endian(key) && *was_end != is_end,
+                None => !is_end,
+            };
+            if kind != 1 || key.len() != *length || !place {
+                return Err(format!("misplaced element {key:?}"));
+            }
+            set.push((big_endian(key), is_end));
         }
         Ok(())
     }
 
-    /// Returns the port to which the connection of `packet` is redirected.
-    pub fn redirected_to(&self, packet: &Packet) -> Option<u16> {
-        let family = match packet.family() {
-            Family::Ipv4 => 2,
-            Family::Ipv6 => 10,
-        };
-        let hook = match packet.hook {
-            Hook::Prerouting => 0,
-            Hook::Output => 3,
-        };
-        let tables = self.tables.iter().filter(|((of, _), _)| *of == family);
-        let chains =
-            tables.flat_map(|(_, chains)| chains.values().map(move |chain| (chains, chain)));
-        let mut hooked = chains.filter(|(_, chain)| chain.hook == Some(hook));
-        hooked.find_map(|(chains, chain)| walk(chains, chain, packet))
-    }
-}
-
-/// Walks through a chain. `None` means that its end, or a `return`, was reached.
-fn walk(chains: &BTreeMap<String, Chain>, chain: &Chain, packet: &Packet) -> Option<u16> {
-    for rule in &chain.rules {
-        let mut registers = Registers::default();
-        for expression in rule {
-            match registers.step(expression, packet) {
-                Step::Continue => {}
-                Step::Break => break,
-                Step::Return => return None,
-                Step::Redirect(port) => return Some(port),
-                Step::Jump(target) => {
-                    if let Some(port) = walk(chains, &chains[target], packet) {
-                        return Some(port);
-                    }
-                    break;
-                }
-            }
+    fn rule(&mut self, bytes: &[u8]) -> Result<(), String> {
+        let [table, chain, expressions, _comment] = named(bytes, [1, 2, 4, 7])?;
+        is_text(table, TABLE)?;
+        let chain = text(chain)?;
+        if !self.lines.contains(&format!("-N {chain}")) {
+            return Err("no such chain".to_owned());
         }
+        let mut rules = vec![format!("-A {chain}")];
+        // Option and length of the loaded value, and its mask.
+        let (mut loaded, mut mask, mut port) = (("", 0), None, None);
+        for (kind, element) in attributes(expressions)? {
+            let [name, data] = named(element, [1, 2])?;
+            let (name, option) = (text(name)?, loaded.0);
+            let compared = |bytes| value(bytes).and_then(|value| of_length(value, loaded.1));
+            let conditions = match &*name {
+                _ if kind != 1 || rules.iter().any(|rule| rule.contains(" -j ")) => {
+                    return Err("no expression, or one behind the verdict".to_owned());
+                }
+                "meta" | "payload" => {
+                    (loaded, mask) = (load(&name, data)?, None);
+                    continue;
+                }
+                "bitwise" => {
+                    let [from, to, length, and, xor] = named(data, [1, 2, 3, 4, 5])?;
+                    for (number, wanted) in
+                        [(from, REGISTER), (to, REGISTER), (length, loaded.1 as u32)]
+                    {
+                        is_number(number, wanted)?;
+                    }
+                    if big_endian(compared(xor)?) != 0 {
+                        return Err("inverted bits".to_owned());
+                    }
+                    mask = Some(compared(and)?);
+                    continue;
+                }
+                "cmp" => {
+                    let [register, operator, data] = named(data, [1, 2, 3])?;
+                    is_number(register, REGISTER)?;
+                    is_number(operator, 0)?;
+                    vec![format!("{option} {}", equal(option, compared(data)?, mask)?)]
+                }
+                "range" => {
+                    let [register, operator, first, last] = named(data, [1, 2, 3, 4])?;
+                    is_number(register, REGISTER)?;
+                    is_number(operator, 0)?;
+                    let ports = (big_endian(compared(first)?), big_endian(compared(last)?));
+                    vec![format!("--dport {}", list(option, &[ports])?)]
+                }
+                "lookup" => {
+                    let [name, register, id, flags] = named(data, [1, 2, 4, 5])?;
+                    is_text(name, SET_NAME)?;
+                    is_number(register, REGISTER)?;
+                    is_number(flags, 0)?;
+                    // A set belongs to one rule.
+                    let (length, set) = self.sets.remove(&number(id)?).ok_or("no such set")?;
+                    if length != loaded.1 || mask.is_some() || set.is_empty() {
+                        return Err("no keys, or keys of another length".to_owned());
+                    }
+                    let ranges = ranges(&set, length);
+                    match option {
+                        "-s" | "-d" => subnets(&ranges, length)
+                            .into_iter()
+                            .map(|net| format!("{option} {net}"))
+                            .collect(),
+                        _ => vec![format!("--dports {}", list(option, &ranges)?)],
+                    }
+                }
+                "immediate" => {
+                    let [register, data] = named(data, [1, 2])?;
+                    if number(register)? == REGISTER {
+                        port = Some(big_endian(of_length(value(data)?, 2)?));
+                        continue;
+                    }
+                    is_number(register, VERDICT_REGISTER)?;
+                    let [verdict] = named(data, [2])?;
+                    vec![match named(verdict, [1]) {
+                        Ok([code]) => is_number(code, RETURN).map(|()| "-j RETURN".to_owned())?,
+                        Err(_) => {
+                            let [code, chain] = named(verdict, [1, 2])?;
+                            is_number(code, JUMP)?;
+                            format!("-j {}", text(chain)?)
+                        }
+                    }]
+                }
+                "redir" => {
+                    let [register] = named(data, [1])?;
+                    is_number(register, REGISTER)?;
+                    vec![format!("-j REDIRECT --to-ports {}", port.ok_or("no port")?)]
+                }
+                other => return Err(format!("unknown expression {other}")),
+            };
+            rules = rules
+                .iter()
+                .flat_map(|rule| conditions.iter().map(move |it| format!("{rule} {it}")))
+                .collect();
+        }
+        self.lines.extend(rules);
+        Ok(())
     }
-    None
 }
 
-/// Reads table, name and content of a chain, of type `nat` if it is a base chain.
-fn chain(bytes: &[u8]) -> Result<(String, String, Chain), String> {
-    if let Ok([table, name]) = named(bytes, [1, 3]) {
-        return Ok((text(table)?, text(name)?, Chain { hook: None, rules: Vec::new() }));
+/// Returns the option that compares the loaded value, and the length of the value.
+fn load(name: &str, data: &[u8]) -> Result<(&'static str, usize), String> {
+    if name == "meta" {
+        let [register, key] = named(data, [1, 2])?;
+        is_number(register, REGISTER)?;
+        return match number(key)? {
+            7 => Ok(("-o", 16)),
+            10 => Ok(("-m owner --uid-owner", 4)),
+            11 => Ok(("-m owner --gid-owner", 4)),
+            16 => Ok(("-p", 1)),
+            other => Err(format!("unknown property {other}")),
+        };
     }
-    let [table, name, hook, kind] = named(bytes, [1, 3, 4, 7])?;
-    let [number, priority] = named(hook, [1, 2])?;
-    if text(kind)? != "nat" || self::number(priority)? as i32 <= -200 {
-        return Err("not a base chain of type nat after conntrack".to_owned());
+    let [register, base, offset, length] = named(data, [1, 2, 3, 4])?;
+    is_number(register, REGISTER)?;
+    // Header of network or transport, offset of the field, and its length.
+    match (number(base)?, number(offset)?, number(length)?) {
+        (2, 2, 2) => Ok(("--dport", 2)),
+        (1, 12, 4) => Ok(("-s", 4)),
+        (1, 16, 4) => Ok(("-d", 4)),
+        (1, 8, 16) => Ok(("-s", 16)),
+        (1, 24, 16) => Ok(("-d", 16)),
+        other => Err(format!("unknown field {other:?}")),
     }
-    let hook = Some(self::number(number)?);
-    Ok((text(table)?, text(name)?, Chain { hook, rules: Vec::new() }))
+}
+
+/// Returns the value that a comparison requires, as iptables prints it.
+fn equal(option: &str, value: &[u8], mask: Option<&[u8]>) -> Result<String, String> {
+    Ok(match (option, mask) {
+        ("-s" | "-d", Some(mask)) => {
+            let prefix = ipnet::ip_mask_to_prefix(address(big_endian(mask), value.len()));
+            let prefix = prefix.map_err(|error| error.to_string())?;
+            format!("{}/{prefix}", address(big_endian(value), value.len()))
+        }
+        ("-p", None) if value == [6] => "tcp".to_owned(),
+        ("-o", None) => String::from_utf8_lossy(value).trim_end_matches('\0').to_owned(),
+        ("--dport", None) => big_endian(value).to_string(),
+        (_, None) if option.contains("owner") => {
+            let id: [u8; 4] = value.try_into().map_err(|_| "not an ID")?;
+            u32::from_ne_bytes(id).to_string()
+        }
+        _ => return Err(format!("{option} is compared with {value:?}, mask {mask:?}")),
+    })
+}
+
+/// Returns the ranges of a set.
+fn ranges(set: &[(u128, bool)], length: usize) -> Vec<(u128, u128)> {
+    let largest = u128::MAX >> (128 - 8 * length);
+    let ends = set.iter().skip(1).step_by(2).map(|(end, _)| end - 1).chain([largest]);
+    set.iter().step_by(2).map(|(start, _)| *start).zip(ends).collect()
+}
+
+fn list(option: &str, ranges: &[(u128, u128)]) -> Result<String, String> {
+    let texts = ranges.iter().map(|(first, last)| format!("{first}:{last}"));
+    match option {
+        "--dport" => Ok(texts.collect::<Vec<_>>().join(",")),
+        _ => Err(format!("{option} is compared with ranges")),
+    }
+}
+
+fn subnets(ranges: &[(u128, u128)], length: usize) -> Vec<String> {
+    let of_range = |(first, last): &(u128, u128)| -> Vec<String> {
+        match (address(*first, length), address(*last, length)) {
+            (IpAddr::V4(first), IpAddr::V4(last)) => {
+                Ipv4Subnets::new(first, last, 0).map(|net| net.to_string()).collect()
+            }
+            (IpAddr::V6(first), IpAddr::V6(last)) => {
+                Ipv6Subnets::new(first, last, 0).map(|net| net.to_string()).collect()
+            }
+            mixed => panic!("addresses of two families: {mixed:?}"),
+        }
+    };
+    ranges.iter().flat_map(of_range).collect()
+}
+
+fn address(number: u128, length: usize) -> IpAddr {
+    if length == 4 {
+        return Ipv4Addr::from_bits(number as u32).into();
+    }
+    Ipv6Addr::from_bits(number).into()
+}
+
+fn big_endian(bytes: &[u8]) -> u128 {
+    bytes.iter().fold(0, |number, byte| number << 8 | u128::from(*byte))
 }
 
 /// Reads a sequence of netlink attributes: types, without flags, and values.
@@ -191,6 +337,14 @@ fn named<const N: usize>(bytes: &[u8], kinds: [u16; N]) -> Result<[&[u8]; N], St
     if found.len() == N { Ok(values) } else { Err("unknown attributes".to_owned()) }
 }
 
+fn value(bytes: &[u8]) -> Result<&[u8], String> {
+    named(bytes, [1]).map(|[value]| value)
+}
+
+fn of_length(value: &[u8], length: usize) -> Result<&[u8], String> {
+    if value.len() == length { Ok(value) } else { Err("lengths of values differ".to_owned()) }
+}
+
 fn text(bytes: &[u8]) -> Result<String, String> {
     let text = bytes.strip_suffix(b"\0").ok_or("text without NUL")?;
     String::from_utf8(text.to_vec()).map_err(|error| error.to_string())
@@ -198,4 +352,14 @@ fn text(bytes: &[u8]) -> Result<String, String> {
 
 fn number(bytes: &[u8]) -> Result<u32, String> {
     bytes.try_into().map(u32::from_be_bytes).map_err(|_| "not a number of 4 bytes".to_owned())
+}
+
+fn is_text(bytes: &[u8], wanted: &str) -> Result<(), String> {
+    let found = text(bytes)?;
+    if found == wanted { Ok(()) } else { Err(format!("{found} instead of {wanted}")) }
+}
+
+fn is_number(bytes: &[u8], wanted: u32) -> Result<(), String> {
+    let found = number(bytes)?;
+    if found == wanted { Ok(()) } else { Err(format!("{found} instead of {wanted}")) }
 }
