@@ -29,10 +29,9 @@ const DEADLINE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    #[error("the kernel rejected {subject}: {source}{}", text.as_ref().map(|text| format!(" ({text})")).unwrap_or_default())]
+    #[error("the kernel rejected {subject}: {source}")]
     Native {
         subject: String,
-        text: Option<String>,
         remedy: Option<&'static str>,
         #[source]
         source: nix::Error,

@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     fn native(source: Errno) -> Error {
-        Error::Native { subject: "table ip6 x".to_owned(), text: None, remedy: None, source }
+        Error::Native { subject: "table ip6 x".to_owned(), remedy: None, source }
     }
 
     fn restore(stderr: &str) -> Error {

@@ -14,18 +14,15 @@ const HEADER: usize = size_of::<libc::nlattr>();
 /// Alignment of attributes, in bytes.
 const ALIGNMENT: usize = libc::NLA_ALIGNTO as usize;
 
-/// A sequence of encoded attributes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes(pub Vec<u8>);
 
 impl Attributes {
-    /// Appends an attribute with `value` as it is.
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         self.push(kind, value);
         self
     }
 
-    /// Appends a string with its terminating NUL.
     pub fn text(self, kind: u16, value: &str) -> Self {
         self.bytes(kind, &[value.as_bytes(), b"\0"].concat())
     }
@@ -35,7 +32,6 @@ impl Attributes {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    /// Appends an attribute that holds `inner`.
     pub fn nested(mut self, kind: u16, inner: Attributes) -> Self {
         self.push(kind | NESTED, &inner.0);
         self
@@ -64,7 +60,6 @@ pub fn parse(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
-/// Returns the value of the first attribute of type `kind` in a sequence of attributes.
 pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
     parse(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value)
 }

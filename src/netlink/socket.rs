@@ -9,9 +9,7 @@ use nix::sys::socket::{
     send, setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
-use nix::{setsockopt_impl, sockopt_impl};
 
-use super::ack::{self, MESSAGE_HEADER, Rejection};
 use super::attribute::{Attributes, padded};
 
 /// Timeout for one response of the kernel, in seconds. It usually takes microseconds; replacing a
@@ -39,6 +37,8 @@ pub const CREATE: u16 = libc::NLM_F_CREATE as u16;
 pub const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
 const FAMILY_HEADER: usize = 4;
+/// Size of `struct nlmsghdr`, in bytes.
+const MESSAGE_HEADER: usize = 16;
 
 /// Size of the buffer for responses, in bytes. The kernel sends at most 32 KiB of a list at a time
 /// (`netlink_recvmsg` in `net/netlink/af_netlink.c`).
@@ -47,10 +47,18 @@ const BUFFER: usize = 1 << 16;
 /// What the kernel needs of the send buffer in addition to a batch, in bytes.
 const SEND_OVERHEAD: usize = 32;
 
-sockopt_impl!(
-    /// Lets the kernel explain errors. Since Linux 4.12.
-    ExtendedAck, SetOnly, libc::SOL_NETLINK, libc::NETLINK_EXT_ACK, bool
-);
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    pub errno: Errno,
+    /// Sequence number of the message at fault. 0: none, or not known.
+    pub sequence: u32,
+}
+
+impl From<Errno> for Rejection {
+    fn from(errno: Errno) -> Self {
+        Rejection { errno, sequence: 0 }
+    }
+}
 
 /// Sends one rtnetlink request and waits for the kernel's response. `header` is the structure that
 /// the message type `kind` has before its attributes.
@@ -68,7 +76,6 @@ pub fn request_rtnetlink(
     receive_result(&socket).map_err(|rejection| rejection.errno)
 }
 
-/// One request of an nf_tables transaction.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Message type within nf_tables, such as `NFT_MSG_NEWTABLE`.
@@ -85,8 +92,6 @@ pub struct Message {
 /// exceed the send buffer.
 pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
-    // Older kernels report errors without details.
-    let _ = setsockopt(&socket, ExtendedAck, &true);
     let mut batch = Vec::new();
     let none = Attributes::default();
     append(&mut batch, BATCH_BEGIN, REQUEST, 0, &family_header(0, SUBSYSTEM), &none);
@@ -174,7 +179,6 @@ fn list(
     Err(Errno::EFBIG)
 }
 
-/// Opens a netlink socket whose receives time out after [`RESPONSE_SECONDS`].
 fn open(protocol: SockProtocol) -> Result<OwnedFd, Errno> {
     let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)?;
     bind(socket.as_raw_fd(), &NetlinkAddr::new(0, 0))?;
@@ -207,7 +211,6 @@ fn append(
     batch.extend_from_slice(&attributes.0);
 }
 
-/// Receives until the kernel acknowledges a request or reports an error.
 fn receive_result(socket: &OwnedFd) -> Result<(), Rejection> {
     let mut buffer = vec![0; BUFFER];
     let mut result = None;
@@ -233,15 +236,21 @@ fn receive_result(socket: &OwnedFd) -> Result<(), Rejection> {
 
 struct Reply<'a> {
     kind: u16,
-    flags: u16,
     sequence: u32,
     payload: &'a [u8],
 }
 
 impl Reply<'_> {
-    /// Decodes a message of type [`ERROR`], which also reports success.
+    /// Decodes a message of type [`ERROR`]. It starts with the negative errno; 0 means success.
     fn result(&self) -> Result<(), Rejection> {
-        ack::decode(self.sequence, self.flags, self.payload)
+        let code = self.payload.first_chunk().ok_or(Errno::EBADMSG)?;
+        match i32::from_ne_bytes(*code) {
+            0 => Ok(()),
+            code => {
+                let errno = Errno::from_raw(code.wrapping_neg());
+                Err(Rejection { errno, sequence: self.sequence })
+            }
+        }
     }
 }
 
@@ -258,14 +267,13 @@ fn receive(
         received => received?,
     };
     let mut bytes = &buffer[..received];
-    while let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes {
+    while let [l0, l1, l2, l3, k0, k1, _, _, s0, s1, s2, s3, ..] = *bytes {
         let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
         let Some(payload) = bytes.get(MESSAGE_HEADER..length) else {
             break;
         };
         each(Reply {
             kind: u16::from_ne_bytes([k0, k1]),
-            flags: u16::from_ne_bytes([f0, f1]),
             sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
             payload,
         });

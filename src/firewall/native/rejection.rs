@@ -5,9 +5,8 @@ use nix::errno::Errno;
 use super::message::kind;
 use super::nfta;
 use crate::firewall::Error;
-use crate::netlink::ack::Rejection;
 use crate::netlink::attribute::find;
-use crate::netlink::socket::Message;
+use crate::netlink::socket::{Message, Rejection};
 
 const NO_NF_TABLES: &str = "load the kernel module nf_tables (CONFIG_NF_TABLES)";
 const NO_NAT_CHAIN: &str =
@@ -32,7 +31,7 @@ pub fn error(messages: &[Message], rejection: Rejection) -> Error {
         (rejection.sequence as usize).checked_sub(1).and_then(|index| messages.get(index));
     let subject = at_fault.map_or_else(|| "the transaction".to_owned(), subject);
     let remedy = remedy(rejection.errno, at_fault);
-    Error::Native { subject, text: rejection.text, remedy, source: rejection.errno }
+    Error::Native { subject, remedy, source: rejection.errno }
 }
 
 pub fn list_error(subject: &str, errno: Errno) -> Error {
@@ -40,7 +39,7 @@ pub fn list_error(subject: &str, errno: Errno) -> Error {
         return Error::TooLong { subject: subject.to_owned() };
     }
     let remedy = remedy(errno, None);
-    Error::Native { subject: subject.to_owned(), text: None, remedy, source: errno }
+    Error::Native { subject: subject.to_owned(), remedy, source: errno }
 }
 
 fn subject(message: &Message) -> String {

@@ -1,13 +1,13 @@
 use super::*;
-use crate::netlink::ack::Rejection;
 use crate::netlink::attribute::Attributes;
+use crate::netlink::socket::Rejection;
 
 /// The error and its remedy if the kernel rejects the first message that `is_at_fault`.
 fn rejected(errno: Errno, is_at_fault: impl Fn(&Message) -> bool) -> (String, String) {
     let redirect = Redirect { skip_outbound: vec![25.into(), 3306.into()], ..Redirect::example() };
     let messages = transaction(&redirect, &[Family::Ipv4, Family::Ipv6], true);
     let index = messages.iter().position(is_at_fault).unwrap();
-    let rejection = Rejection { errno, sequence: index as u32 + 1, text: None };
+    let rejection = Rejection { errno, sequence: index as u32 + 1 };
     let error = rejection::error(&messages, rejection);
     (error.to_string(), error.remedy().unwrap_or_default())
 }
