@@ -98,13 +98,9 @@ impl Error {
 
 /// Whether this process finds all programs that `mode` needs. `auto` and `native` need none.
 pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
-    mode == IptablesMode::Auto
-        || mode.backends().iter().all(|&backend| has_own_programs(backend, families))
-}
-
-fn has_own_programs(backend: Backend, families: &[Family]) -> bool {
-    backend == Backend::Native
-        || families.iter().all(|&family| iptables::has_programs(backend, family))
+    let has_all = |backend| families.iter().all(|&family| iptables::has_programs(backend, family));
+    matches!(mode, IptablesMode::Auto | IptablesMode::Only(Backend::Native))
+        || mode.backends().iter().copied().all(has_all)
 }
 
 /// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
@@ -133,7 +129,8 @@ fn apply_all(
             Ok(backend) => return Ok(backend),
             Err(error) => errors.push(error),
         }
-        if is_locked(&errors) {
+        // The programs of other backends may be the same, or would wait for the same lock.
+        if matches!(errors.last(), Some(Error::Locked { .. })) {
             break;
         }
     }
@@ -149,11 +146,6 @@ pub fn install_native(Origin { redirect, families }: &Origin) -> Result<(), Erro
         native::apply(redirect, families)?;
         native::flush_others(families)
     })
-}
-
-/// Whether to try no further backend: its programs may be the same, or would wait for the same lock.
-fn is_locked(errors: &[Error]) -> bool {
-    matches!(errors.last(), Some(Error::Locked { .. }))
 }
 
 fn combined(mut errors: Vec<Error>) -> Error {

@@ -15,7 +15,7 @@ use crate::cni::{Command, Error, Request, result, version};
 use crate::config::{Config, ResolvedRedirect};
 use crate::failure::Failure;
 use crate::pod::Decision;
-use crate::record::{CallResult, Record, Source};
+use crate::record::{CallResult, Record};
 use crate::redirect::{Ipv6, Origin};
 use crate::{firewall, log, netns, pod_copy};
 use pod_redirect::{KnownPod, PodRedirect};
@@ -28,7 +28,6 @@ const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 /// pod has IPv6 then depends on the addresses in its netns.
 const PREVIOUS_MISSING: &str = "CHECK: required prevResult missing";
 
-/// Runs the command in `request` and returns the text for stdout.
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
         Command::Version => Ok(version::response()),
@@ -136,46 +135,50 @@ fn check(request: &Request, config: &Config, record: &mut Record) -> Result<Stri
     Ok(String::new())
 }
 
-/// Returns the rules that a meshed pod lacks, or why that is unknown.
-///
-/// If the node's copy lacks the pod, and the pod has the rules of annotations and plugin entry, no API
-/// request is sent: CRI-O calls CHECK also after each ADD. Otherwise other rules may be right, as the pod
-/// may be unmeshed or its proxy may have another UID.
+/// Returns the rules that a meshed pod lacks, or why that is unknown. The rules that are there usually tell what
+/// the pod started with, so no API request is sent if the node's copy lacks the pod: CRI-O calls CHECK also
+/// after each ADD.
 fn missing_rules(
     request: &Request,
     config: &Config,
     record: &mut Record,
 ) -> Result<Vec<String>, Error> {
-    let mode = config.mode;
     let previous_has_ipv6 = previous_has_ipv6(&request.config);
-    let missing_of = |ResolvedRedirect { redirect, ipv6, .. }| {
+    let missing = |today: Option<ResolvedRedirect>| {
         in_netns(request, move || {
-            let families = firewall::families(ipv6, previous_has_ipv6);
-            firewall::missing(&Origin { redirect, families }, mode)
+            let origin = |ResolvedRedirect { redirect, ipv6, .. }| Origin {
+                families: firewall::families(ipv6, previous_has_ipv6),
+                redirect,
+            };
+            firewall::missing(today.map(origin).as_ref())
         })
     };
+    // Of a pod that may turn out to be unmeshed.
+    let mut unread = None;
     let found = match pod_redirect::named(request, config, record)? {
         Decision::Skip(reason) => Decision::Skip(reason),
         Decision::Redirect(pod) => {
             let pod = KnownPod::read(pod, request);
-            let expected = pod.by_annotations(config).filter(|_| !config.simulate);
-            // An error here may be of a pod that turns out to be unmeshed.
-            if expected.is_some_and(|resolved| {
-                missing_of(resolved).is_ok_and(|missing| missing.is_empty())
-            }) {
-                record.source = Some(Source::Annotations);
-                return Ok(Vec::new());
+            if pod.api_budget(config, record.command).is_some() && !config.simulate {
+                match missing(None) {
+                    Ok(None) => {}
+                    Ok(Some(missing)) => return Ok(missing),
+                    Err(error) => unread = Some(error),
+                }
             }
             pod.find(config, record)?
         }
     };
-    match found {
-        Decision::Redirect(_) if config.simulate => {
+    match (found, unread) {
+        (Decision::Redirect(_), _) if config.simulate => {
             record.result = CallResult::Simulated;
             Ok(Vec::new())
         }
-        Decision::Redirect(found) => missing_of(found.resolved),
-        Decision::Skip(reason) => {
+        (Decision::Redirect(_), Some(error)) => Err(error),
+        (Decision::Redirect(found), None) => missing(Some(found.resolved))?.ok_or_else(|| {
+            Error::new(Failure::Internal, "it is unknown which rules the pod needs")
+        }),
+        (Decision::Skip(reason), _) => {
             record.skip(reason.text());
             Ok(Vec::new())
         }

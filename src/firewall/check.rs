@@ -6,10 +6,9 @@
 
 use super::native::listing::Listing;
 use super::unsupported::{is_unsupported, run_for};
-use super::{DEADLINE, Error, combined, has_own_programs, iptables, is_locked};
+use super::{DEADLINE, Error, iptables};
 use crate::deadline::Deadline;
-use crate::redirect::backend::{Backend, IptablesMode};
-use crate::redirect::rules::{self, Chain, ListedRules};
+use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Families, Family, Origin, Redirect};
 
 /// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
@@ -52,113 +51,95 @@ fn read_marker(marker: Option<&str>, today: Option<&Origin>) -> (Age, Option<Ori
     }
 }
 
-/// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`. The list is empty
-/// if any backend finds all rules in order: the mode may have changed since the pod started. Otherwise
-/// it is the shortest of the lists of the mode's backends. `today` counts for rules without a marker.
-/// Fails if no backend of the mode can list rules, or if one that may have the rules cannot, as rules
-/// are not proven to be missing then.
-pub fn missing(today: &Origin, mode: IptablesMode) -> Result<Vec<String>, Error> {
-    let (listing, deadline) = (Listing::default(), Deadline::after(DEADLINE));
-    let marker = match listing.marker() {
-        Ok(Some(marker)) => Some(marker),
-        listed => match legacy_marker(deadline)? {
-            None => unless_unsupported(listed)?,
-            legacy => legacy,
-        },
+/// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`, whichever backend wrote
+/// them. `today` counts for rules without a readable marker. `None`: it is unknown which rules the pod needs.
+/// Runs the host's programs only where rules may be in a table of `iptables-legacy`.
+/// Fails if rules cannot be listed, as they are not proven to be missing then.
+pub fn missing(today: Option<&Origin>) -> Result<Option<Vec<String>>, Error> {
+    let deadline = Deadline::after(DEADLINE);
+    let legacy = |family| iptables::legacy_comments(family, deadline);
+    let mut listing = Listing::default();
+    let mut marker = match listing.marker() {
+        Err(error) if is_unsupported(&error) => {
+            listing = Listing::of_no_rules();
+            None
+        }
+        marker => marker?,
     };
-    let (_, origin) = read_marker(marker.as_deref(), Some(today));
-    let wanted = origin.as_ref().unwrap_or(today);
-    let missing = run_for(wanted.families, |families| {
-        fewest_missing(&listing, wanted, families, mode, deadline)
-    })?;
-    if missing.is_empty() || origin.is_some() {
-        return Ok(missing);
+    if marker.is_none() && has_legacy_nat() {
+        let comments = legacy(Family::Ipv4)?;
+        let mut markers = comments.iter().flatten().filter_map(|text| rules::split_comment(text).1);
+        marker = markers.next().map(str::to_owned);
     }
-    let native = is_redirecting(&|family| listing.comments(family));
-    if matches!(native, Ok(true)) || is_redirecting(&|family| legacy_comments(family, deadline))? {
-        return Ok(Vec::new());
-    }
-    native.map(|_| missing)
+    let (_, marked) = read_marker(marker.as_deref(), today);
+    let Some(origin) = marked.as_ref().or(today) else {
+        return Ok(None);
+    };
+    let missing = missing_of(&listing, origin, Some(&legacy))?;
+    let is_proven = missing.as_ref().is_none_or(Vec::is_empty) || marked.is_some();
+    let redirects = !is_proven
+        && (is_redirecting(&|family| listing.comments(family))?
+            || has_legacy_nat() && is_redirecting(&legacy)?);
+    Ok(if redirects { Some(Vec::new()) } else { missing })
 }
 
-/// Returns the default for a list that kernel or node do not support: it has no rules.
-fn unless_unsupported<T: Default>(listed: Result<T, Error>) -> Result<T, Error> {
-    match listed {
-        Err(error) if is_unsupported(&error) => Ok(T::default()),
-        listed => listed,
-    }
+type ListComments<'f> = dyn Fn(Family) -> Result<ListedRules<String>, Error> + 'f;
+
+/// Returns the rules that are missing. `None`: they may be in a table of `iptables-legacy`, which `legacy`
+/// lists.
+fn missing_of(
+    listing: &Listing,
+    Origin { redirect, families }: &Origin,
+    legacy: Option<&ListComments<'_>>,
+) -> Result<Option<Vec<String>>, Error> {
+    run_for(*families, |families| {
+        let of_iptables = |comments: &ListComments<'_>| by_comments(redirect, families, comments);
+        // The chains of iptables run before the plugin's, so incomplete rules there matter even if the
+        // plugin's rules are complete.
+        if let Some(missing) = of_iptables(&|family| listing.nat_comments(family))? {
+            return Ok(Some(missing));
+        }
+        let missing = listing.missing(redirect, families)?;
+        if missing.is_empty() || !has_legacy_nat() {
+            return Ok(Some(missing));
+        }
+        legacy.map(|legacy| Ok(of_iptables(legacy)?.unwrap_or(missing))).transpose()
+    })
 }
 
-/// Whether rules of IPv4 redirect, and those of IPv6 unless there are none. `comments` lists the
-/// comments of the rules of a family.
-fn is_redirecting(
-    comments: &dyn Fn(Family) -> Result<ListedRules<String>, Error>,
-) -> Result<bool, Error> {
-    if !rules::is_redirecting(&unless_unsupported(comments(Family::Ipv4))?) {
+/// Compares rules of iptables by their comments, which name skipped ports and subnets. A change of the
+/// proxy's UID, GID or ports is not detected. Returns `None` if the `PROXY_INIT_*` chains are empty.
+fn by_comments(
+    redirect: &Redirect,
+    families: &[Family],
+    comments: &ListComments<'_>,
+) -> Result<Option<Vec<String>>, Error> {
+    let mut missing = Vec::new();
+    let mut has_rules = false;
+    for &family in families {
+        let found = comments(family)?;
+        has_rules |= Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty());
+        let rules = rules::rules(redirect, family);
+        let is_same =
+            |run: &[Rule], found: &String| Ok(rules::split_comment(found).0 == run[0].comment);
+        let found = found.each_ref().map(Vec::as_slice);
+        let runs = &mut rules.chunks(1);
+        missing.extend(rules::missing_in_order(runs, found, &Chain::LINKERD, &is_same)?);
+    }
+    Ok(has_rules.then_some(missing))
+}
+
+/// Whether rules of IPv4 redirect, and those of IPv6 unless there are none.
+fn is_redirecting(comments: &ListComments<'_>) -> Result<bool, Error> {
+    if !rules::is_redirecting(&comments(Family::Ipv4)?) {
         return Ok(false);
     }
-    let ipv6 = unless_unsupported(comments(Family::Ipv6))?;
+    let ipv6 = match comments(Family::Ipv6) {
+        Err(error) if is_unsupported(&error) => ListedRules::default(),
+        ipv6 => ipv6?,
+    };
     let mut linkerds = Chain::LINKERD.iter().map(|&chain| &ipv6[chain as usize]);
     Ok(linkerds.all(Vec::is_empty) || rules::is_redirecting(&ipv6))
-}
-
-/// Returns the marker of rules that only programs of the host can list.
-fn legacy_marker(deadline: Deadline) -> Result<Option<String>, Error> {
-    let comments = unless_unsupported(legacy_comments(Family::Ipv4, deadline))?;
-    let mut markers = comments.iter().flatten().filter_map(|text| rules::split_comment(text).1);
-    Ok(markers.next().map(str::to_owned))
-}
-
-/// Lists the comments of the rules of `iptables-legacy`.
-fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules<String>, Error> {
-    let mut backends = [Backend::Legacy, Backend::Plain].into_iter();
-    match backends.find(|&backend| iptables::has_programs(backend, family)) {
-        Some(backend) if has_legacy_nat() => iptables::comments(backend, family, deadline),
-        _ => Ok(ListedRules::default()),
-    }
-}
-
-/// Returns the shortest list of missing rules of the mode's backends, or an empty one if any backend
-/// has all rules. Otherwise fails if a backend cannot be read, unless the node lacks it.
-fn fewest_missing(
-    listing: &Listing,
-    Origin { redirect, .. }: &Origin,
-    families: &[Family],
-    mode: IptablesMode,
-    deadline: Deadline,
-) -> Result<Vec<String>, Error> {
-    let of_mode = mode.backends();
-    // Listing creates a missing legacy table, which would hide from `survey` that rules are missing.
-    let has_legacy = has_legacy_nat();
-    let is_other = |backend: &Backend| {
-        !of_mode.contains(backend)
-            && (has_legacy || [Backend::Native, Backend::Nft].contains(backend))
-            && has_own_programs(*backend, families)
-    };
-    let others = Backend::ALL.into_iter().filter(is_other);
-    let mut fewest: Option<Vec<String>> = None;
-    let mut errors = Vec::new();
-    for backend in of_mode.iter().copied().chain(others) {
-        let missing = match backend {
-            Backend::Native => listing.missing(redirect, families),
-            _ if is_locked(&errors) => continue,
-            backend => iptables::missing(redirect, families, backend, deadline),
-        };
-        match missing {
-            Ok(missing) if missing.is_empty() => return Ok(missing),
-            Ok(missing) => {
-                let is_fewer = |fewest: &Vec<String>| missing.len() < fewest.len();
-                if of_mode.contains(&backend) && fewest.as_ref().is_none_or(is_fewer) {
-                    fewest = Some(missing);
-                }
-            }
-            Err(error) => errors.push(error),
-        }
-    }
-    match fewest {
-        Some(fewest) if errors.iter().all(is_unsupported) => Ok(fewest),
-        _ => Err(combined(errors)),
-    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -198,42 +179,22 @@ fn survey_readable(today: Option<&Origin>) -> Result<Survey, Error> {
     let Some(origin) = marked.as_ref().or(today) else {
         return Ok(Survey::Unreadable);
     };
-    let missing = run_for(origin.families, |families| {
-        let missing = listing.missing(&origin.redirect, families)?;
-        Ok(match listing.missing_from_iptables(&origin.redirect, families)? {
-            // The chains of iptables run before the plugin's, so incomplete rules there matter even if
-            // the plugin's rules are complete.
-            Some(missing) => Some(missing),
-            None if !missing.is_empty() && has_legacy_nat() => None,
-            None => Some(missing),
-        })
-    })?;
-    Ok(match (missing, today) {
-        (None, _) => Survey::Unreadable,
-        (Some(missing), Some(today)) if missing.is_empty() && age == Age::Earlier => {
-            Survey::Drifted(today.clone())
-        }
-        (Some(missing), _) if missing.is_empty() => Survey::Complete,
+    let Some(missing) = missing_of(&listing, origin, None)? else {
+        return Ok(Survey::Unreadable);
+    };
+    Ok(match today {
+        Some(today) if missing.is_empty() && age == Age::Earlier => Survey::Drifted(today.clone()),
+        _ if missing.is_empty() => Survey::Complete,
         _ if marked.is_none() && is_redirecting(&|family| listing.comments(family))? => {
             Survey::Drifted(origin.clone())
         }
-        (Some(missing), _) => Survey::Missing(origin.clone(), missing),
+        _ => Survey::Missing(origin.clone(), missing),
     })
 }
 
 /// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns.
 fn has_legacy_nat() -> bool {
-    [Family::Ipv4, Family::Ipv6].into_iter().any(has_legacy_nat_of)
-}
-
-pub(super) fn has_legacy_nat_of(family: Family) -> bool {
-    let names = match family {
-        Family::Ipv4 => "ip_tables_names",
-        Family::Ipv6 => "ip6_tables_names",
-    };
-    // The file is missing if the kernel lacks legacy iptables.
-    std::fs::read_to_string(format!("/proc/thread-self/net/{names}"))
-        .is_ok_and(|names| names.lines().any(|name| name == rules::NAT_TABLE))
+    [Family::Ipv4, Family::Ipv6].into_iter().any(iptables::has_legacy_nat)
 }
 
 /// Describes missing rules in an error or a log line: the first ones, and the number of the others.

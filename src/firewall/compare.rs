@@ -1,7 +1,6 @@
 //! Compares by meaning the rules that the kernel has in the calling thread's netns with those that the
 //! plugin would install. Runs the host's iptables to list rules of iptables.
 
-use super::check::has_legacy_nat_of;
 use super::native::PLUGIN_TABLE;
 use super::native::listing::{Listing, nat_tables};
 use super::{DEADLINE, Error, families, iptables};
@@ -54,7 +53,8 @@ fn tables(
     deadline: Deadline,
 ) -> Result<Vec<Nat>, Error> {
     let names = nat_tables(family)?;
-    let kinds = [(true, has_legacy_nat_of(family)), (false, names.contains(rules::NAT_TABLE))];
+    let kinds =
+        [(true, iptables::has_legacy_nat(family)), (false, names.contains(rules::NAT_TABLE))];
     let mut found = Vec::new();
     for (is_legacy, _) in kinds.into_iter().filter(|(_, exists)| *exists) {
         let lines = iptables::lines_of(is_legacy, family, deadline)?;

@@ -18,8 +18,6 @@ use crate::redirect::{Family, Redirect};
 use programs::Programs;
 pub use programs::exist as has_programs;
 
-/// The word before a rule's comment.
-const COMMENT: &str = "--comment";
 /// Timeout for one program, including its wait of at most 5 s for the xtables lock.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(8);
 /// Timeout for the program that removes the rules of one family after an error. It comes in addition
@@ -102,59 +100,33 @@ fn time_for_program(deadline: Deadline) -> Duration {
     deadline.remaining().min(PROGRAM_DEADLINE)
 }
 
-/// Returns the rules of `redirect` that table `nat` lacks, as lines of `iptables-save`. Empty if all
-/// are present in order.
-pub fn missing(
-    redirect: &Redirect,
-    families: &[Family],
-    backend: Backend,
-    deadline: Deadline,
-) -> Result<Vec<String>, Error> {
-    let mut missing = Vec::new();
-    for &family in families {
-        let listed = list(backend, family, deadline)?;
-        let listed = listed.map(|lines| lines.iter().map(|line| sorted(line)).collect::<Vec<_>>());
-        let rules = rules::rules(redirect, family);
-        let is_same =
-            |run: &[Rule], listed: &Vec<String>| Ok(*listed == sorted(&rules::rule_line(&run[0])));
-        let listed = listed.each_ref().map(Vec::as_slice);
-        missing.extend(rules::missing_in_order(
-            &mut rules.chunks(1),
-            listed,
-            &Chain::LINKERD,
-            &is_same,
-        )?);
-    }
-    Ok(missing)
-}
-
-/// Returns the comments of the rules in table `nat`, markers included. Rules without a comment have an
+/// Returns the comments, with markers, of the rules of `iptables-legacy`. Rules without a comment have an
 /// empty one.
-pub fn comments(
-    backend: Backend,
-    family: Family,
-    deadline: Deadline,
-) -> Result<ListedRules<String>, Error> {
+pub fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules<String>, Error> {
+    let lines = match has_legacy_nat(family) {
+        true => lines_of(true, family, deadline)?,
+        false => Vec::new(),
+    };
     let comment = |line: &String| {
         let mut words = words(line).into_iter();
-        words.find(|word| word == COMMENT).and_then(|_| words.next()).unwrap_or_default()
+        words.find(|word| word == "--comment").and_then(|_| words.next()).unwrap_or_default()
     };
-    let listed = list(backend, family, deadline)?;
-    Ok(listed.map(|lines| lines.iter().map(comment).collect()))
-}
-
-/// Lists the rules of table `nat`, as lines of `iptables -S`.
-fn list(
-    backend: Backend,
-    family: Family,
-    deadline: Deadline,
-) -> Result<ListedRules<String>, Error> {
-    let programs = programs::find(backend, family)?;
-    let lines = program::list(&programs.command, time_for_program(deadline))?;
     Ok(Chain::ALL.map(|chain| {
         let start = format!("-A {} ", chain.name());
-        lines.iter().filter(|line| line.starts_with(&start)).cloned().collect()
+        lines.iter().filter(|line| line.starts_with(&start)).map(comment).collect()
     }))
+}
+
+/// Whether `iptables-legacy` created its table `nat` in the calling thread's netns. Listing a missing table
+/// would create it, and hide from the repair controller that rules are missing.
+pub fn has_legacy_nat(family: Family) -> bool {
+    let names = match family {
+        Family::Ipv4 => "ip_tables_names",
+        Family::Ipv6 => "ip6_tables_names",
+    };
+    // The file is missing if the kernel lacks legacy iptables.
+    std::fs::read_to_string(format!("/proc/thread-self/net/{names}"))
+        .is_ok_and(|names| names.lines().any(|name| name == rules::NAT_TABLE))
 }
 
 /// Lists the whole table `nat` of nf_tables, or that of legacy iptables, as lines of `iptables -S`. Never
@@ -171,20 +143,6 @@ pub fn lines_of(is_legacy: bool, family: Family, deadline: Deadline) -> Result<V
     Err(Error::Incomparable { why })
 }
 
-/// Returns the words of a rule without its marker, sorted: versions of iptables differ in the order of
-/// conditions.
-fn sorted(line: &str) -> Vec<String> {
-    let mut words = words(line);
-    if let Some(index) = words.iter().position(|word| word == COMMENT)
-        && let Some(comment) = words.get_mut(index + 1)
-    {
-        comment.truncate(rules::split_comment(comment).0.len());
-    }
-    words.sort_unstable();
-    words
-}
-
-/// Returns whether the rule is a jump from a built-in chain to a chain of Linkerd.
 fn is_jump(line: &str) -> bool {
     let is_in_builtin = [Chain::Prerouting, Chain::Output]
         .iter()

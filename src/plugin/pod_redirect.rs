@@ -145,15 +145,6 @@ impl KnownPod {
         Ok(Decision::Redirect(PodRedirect { resolved, api_error }))
     }
 
-    /// Returns the redirect according to annotations and plugin entry. `None` if the node's copy decides,
-    /// or if the runtime passes no annotations, none of a proxy, or an invalid one.
-    pub fn by_annotations(&self, config: &Config) -> Option<ResolvedRedirect> {
-        if matches!(self.copy, NodeCopy::Decides(_)) || self.skip_reason().is_some() {
-            return None;
-        }
-        config.resolve(&PodFacts::from_annotations(&self.pod.uid, self.annotations.clone()?)).ok()
-    }
-
     fn skip_reason(&self) -> Option<SkipReason> {
         self.annotations.as_ref().and_then(skipped_by_annotations)
     }

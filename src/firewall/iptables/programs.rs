@@ -60,7 +60,6 @@ fn find_in(dirs: &[PathBuf], backend: Backend, family: Family) -> Result<Program
     Err(Error::NoPrograms { wanted: others.map(|other| name(other, family)).join(", ") })
 }
 
-/// Returns the program name, such as `ip6tables-nft`.
 fn name(backend: Backend, family: Family) -> String {
     let base = match family {
         Family::Ipv4 => "iptables",

@@ -102,7 +102,6 @@ impl Expressions {
         Expressions(self.0.nested(nfta::LIST_ELEM, element.nested(nfta::EXPR_DATA, data)))
     }
 
-    /// Loads a property of the packet or its socket.
     fn meta(self, key: i32) -> Self {
         let data = Attributes::default().number(nfta::META_KEY, key as u32);
         self.push("meta", data.number(nfta::META_DREG, REGISTER))
@@ -136,7 +135,6 @@ impl Expressions {
         self.push("cmp", data)
     }
 
-    /// Requires a value in this range, both ends included.
     fn between(self, first: &[u8], last: &[u8]) -> Self {
         let data = Attributes::default()
             .number(nfta::RANGE_SREG, REGISTER)

@@ -29,6 +29,13 @@ pub struct Listing {
 }
 
 impl Listing {
+    /// The listing of a kernel without nf_tables.
+    pub fn of_no_rules() -> Listing {
+        let none =
+            || [OnceCell::from(ListedRules::default()), OnceCell::from(ListedRules::default())];
+        Listing { plugin: none(), nat: none(), length: Cell::default() }
+    }
+
     /// Returns the marker of the rules in the plugin's tables, or else in those of `iptables-nft`.
     pub fn marker(&self) -> Result<Option<String>, Error> {
         for table in [message::PLUGIN_TABLE, rules::NAT_TABLE] {
@@ -68,43 +75,29 @@ impl Listing {
         Ok(count == wanted && self.missing(redirect, &[family])?.is_empty())
     }
 
-    /// Like [`Listing::missing`], for rules that `iptables-nft` wrote to its table `nat`. Compares rules
-    /// by their comments, which name skipped ports and subnets. A change of the proxy's UID, GID or ports
-    /// is not detected. Returns `None` if the `PROXY_INIT_*` chains are empty.
-    pub fn missing_from_iptables(
-        &self,
-        redirect: &Redirect,
-        families: &[Family],
-    ) -> Result<Option<Vec<String>>, Error> {
-        let mut missing = Vec::new();
-        let mut has_rules = false;
-        for &family in families {
-            let found = self.table(rules::NAT_TABLE, family)?;
-            has_rules |= has_linkerd_rules(found);
-            let rules = rules::rules(redirect, family);
-            let is_same = |run: &[Rule], found: &ListedRule| Ok(found.comment() == run[0].comment);
-            let found = found.each_ref().map(Vec::as_slice);
-            let lacks =
-                rules::missing_in_order(&mut rules.chunks(1), found, &Chain::LINKERD, &is_same);
-            missing.extend(lacks.map_err(unlisted)?);
-        }
-        Ok(has_rules.then_some(missing))
+    /// Returns the comments, with markers, of the rules of `iptables-nft`.
+    pub fn nat_comments(&self, family: Family) -> Result<ListedRules<String>, Error> {
+        let found = self.table(rules::NAT_TABLE, family)?.each_ref().map(Vec::as_slice);
+        Ok(found.map(|rules| rules.iter().map(|rule| rule.comment().into_owned()).collect()))
     }
 
-    /// Returns the comments, without markers, of the rules that decide: those of `iptables-nft`, which
-    /// come first, or else those of the plugin's table.
+    /// Returns the comments, with markers, of the rules that decide: those of `iptables-nft`, which come
+    /// first, or else those of the plugin's table.
     pub fn comments(&self, family: Family) -> Result<ListedRules<String>, Error> {
-        let nat = self.table(rules::NAT_TABLE, family)?;
-        let found = match has_linkerd_rules(nat) {
-            true => nat.each_ref().map(Vec::as_slice),
-            false => self.active(family)?,
-        };
-        Ok(found.map(|rules| rules.iter().map(ListedRule::comment).collect()))
+        let nat = self.nat_comments(family)?;
+        if Chain::LINKERD.iter().any(|&chain| !nat[chain as usize].is_empty()) {
+            return Ok(nat);
+        }
+        let found = self.active(family)?;
+        Ok(found.map(|rules| rules.iter().map(|rule| rule.comment().into_owned()).collect()))
     }
 
     /// Returns the rules of the plugin's table that have an effect, by chain.
     fn active(&self, family: Family) -> Result<[&[ListedRule]; CHAINS.len()], Error> {
         let found = self.table(message::PLUGIN_TABLE, family)?;
+        if found.iter().all(Vec::is_empty) {
+            return Ok([&[]; CHAINS.len()]);
+        }
         let active = active_chains(family).map_err(unlisted)?;
         Ok(Chain::ALL.map(|chain| match active[chain as usize] {
             true => &found[chain as usize][..],
@@ -130,7 +123,6 @@ impl Listing {
     }
 }
 
-/// A rule that the kernel lists, as its attributes.
 pub(super) struct ListedRule(Vec<u8>);
 
 impl ListedRule {
@@ -141,7 +133,7 @@ impl ListedRule {
 
     /// Returns the comment, with the marker. Empty if the rule has none. `iptables-nft` stores a comment
     /// as user data, or as a match of its own (1.8.9).
-    fn marked_comment(&self) -> Cow<'_, str> {
+    fn comment(&self) -> Cow<'_, str> {
         let userdata = find(&self.0, nfta::RULE_USERDATA).unwrap_or_default();
         let matched = || self.expressions().find_map(message::match_comment);
         let comment = message::comment(userdata).or_else(matched);
@@ -149,12 +141,8 @@ impl ListedRule {
         String::from_utf8_lossy(text.unwrap_or_default())
     }
 
-    fn comment(&self) -> String {
-        rules::split_comment(&self.marked_comment()).0.to_owned()
-    }
-
     fn marker(&self) -> Option<String> {
-        rules::split_comment(&self.marked_comment()).1.map(str::to_owned)
+        rules::split_comment(&self.comment()).1.map(str::to_owned)
     }
 
     /// Returns whether this is the rule for this run, with the same comment, expressions and set.
@@ -162,7 +150,7 @@ impl ListedRule {
         let name = self.expressions().find_map(message::set_name).unwrap_or_default();
         let encoded = expressions(run, &SetName::Listed(name)).0;
         let mut listed = self.expressions();
-        let is_same = self.comment() == nft::comment(run)
+        let is_same = rules::split_comment(&self.comment()).0 == nft::comment(run)
             && parse(&encoded)
                 .all(|(_, wanted)| listed.next().is_some_and(|found| contains(found, wanted)))
             && listed.next().is_none();
@@ -173,12 +161,6 @@ impl ListedRule {
     }
 }
 
-/// Whether the chains of Linkerd hold a rule.
-fn has_linkerd_rules(found: &ListedRules<ListedRule>) -> bool {
-    Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty())
-}
-
-/// Returns the error for tables, chains or sets that the kernel does not list.
 fn unlisted(errno: Errno) -> Error {
     rejection::list_error("the list of tables, chains and sets", errno)
 }
@@ -229,7 +211,6 @@ fn active_chains(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
     Ok(active)
 }
 
-/// Returns whether the table exists, and its chains have an effect.
 fn is_active(table: &str, family: Family) -> Result<bool, Errno> {
     let (mut is_active, all) = (false, Attributes::default());
     socket::dump(kind::GET_TABLE, protocol_family(family), &all, &mut |payload| {

@@ -87,7 +87,6 @@ pub fn active_chain(chain: Chain) -> Attributes {
     }
 }
 
-/// Encodes the rule for a run of rules. Its set, if it has one, has the name `set`.
 pub fn rule(run: &[Rule], set: &SetName<'_>) -> Attributes {
     Attributes::default()
         .text(nfta::RULE_TABLE, PLUGIN_TABLE)

@@ -123,24 +123,3 @@ fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
         check().run().failed(122, "");
     }
 }
-
-/// The rules have no marker and are not today's, and the rules of `iptables-nft`, which come first, are
-/// unknown.
-#[test]
-fn check_passes_and_says_so_if_it_is_unknown_whether_rules_without_a_marker_redirect() {
-    let scene = Scene::meshed();
-    let call = |command| scene.in_mode("native", command);
-    call("ADD").run().succeeded();
-    let comment = "x".repeat(100);
-    let fill = format!(
-        "rules=$(nft list ruleset | sed 's, linkerd-cni/1 [^\"]*,,'); nft flush ruleset; \
-         echo \"$rules\" | nft -f -; (echo 'add table ip nat; add chain ip nat other'; seq 1 70000 | \
-         sed 's/.*/add rule ip nat other return comment \"{comment}\"/') | nft -f -"
-    );
-    scene.sh(&fill);
-    let check = call("CHECK").linkerd("inbound-ports-to-ignore", ["7777"]);
-    check
-        .run_without_iptables()
-        .succeeded()
-        .logs("the list of rules in table nat in the pod's network namespace is too long to read");
-}

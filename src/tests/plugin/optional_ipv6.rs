@@ -1,11 +1,9 @@
 //! `ipv6: auto` in a pod without IPv6 address: the pod starts without IPv6 rules only if the node cannot
 //! have any.
 
-use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 
 use super::{Scene, write_program};
-use nix::fcntl::{Flock, FlockArg};
 
 pub fn without_ipv6_address() -> Scene {
     let scene = Scene::meshed();
@@ -42,36 +40,4 @@ fn ipv6_is_left_out_only_where_the_node_lacks_it() {
         call("ADD").linkerd("ipv6", false).run().succeeded();
         auto("CHECK").succeeded();
     }
-}
-
-#[test]
-fn a_held_lock_is_reported_in_time_where_legacy_is_the_only_backend() {
-    let scene = without_ipv6_address();
-    let dir = tempfile::tempdir().unwrap();
-    for name in ["iptables", "ip6tables"] {
-        for suffix in ["", "-restore"] {
-            let program = dir.path().join(format!("{name}-legacy{suffix}"));
-            fs::copy("/usr/sbin/xtables-legacy-multi", program).unwrap();
-        }
-    }
-    let lock = dir.path().join("xtables.lock");
-    let _held = Flock::lock(File::create(&lock).unwrap(), FlockArg::LockExclusive).unwrap();
-    let hide = "/bin/mount -t tmpfs none /usr/sbin && exec \"$0\" \"$@\"";
-    let (code, msg) = scene
-        .in_mode("auto", "ADD")
-        .env("PATH", dir.path())
-        .env("XTABLES_LOCKFILE", &lock)
-        .linkerd("ipv6", "auto")
-        .run_under(
-            &[
-                &["/usr/bin/unshare", "--mount", "/bin/sh", "-c", hide][..],
-                &["/usr/bin/setarch", "--uname-2.6"],
-            ]
-            .concat(),
-        )
-        .error();
-    assert_eq!(code, 121, "{msg}");
-    // One wait for the lock. The plugin's deadline has time for less than four.
-    assert_eq!(msg.matches(" did not get the xtables lock in time: ").count(), 1, "{msg}");
-    assert!(msg.contains(&format!("is held by process {} ", std::process::id())), "{msg}");
 }
