@@ -12,7 +12,6 @@
 //! - [`net_dir`]: reads the network configs of the host, in the order in which runtimes try them
 //! - [`plan`]: the active network config, and the files to write and to restore
 //! - [`saved_state`]: original files, saved on the host for uninstall
-//! - [`text`]: the bytes of a network config as a string
 //!
 //! Only `net_dir` and `saved_state` access files.
 
@@ -28,7 +27,6 @@ pub mod saved_state;
 mod splice;
 #[cfg(test)]
 mod tests;
-pub mod text;
 
 pub use called_plugins::{ChainedEntry, may_call_plugin, plugin_entry, plugin_types};
 pub use conf::{check_conf_loadable, wrap};

@@ -14,8 +14,6 @@ pub(super) struct BorrowedObject<'a>(Vec<(&'a RawValue, &'a RawValue)>);
 
 impl<'a> BorrowedObject<'a> {
     /// Parses a JSON object.
-    ///
-    /// # Errors
     /// Fails if `text` is not JSON, or not an object.
     pub(super) fn parse(text: &'a str) -> Result<BorrowedObject<'a>, Error> {
         serde_json::from_str(text).map_err(|error| syntax(text, &error))
@@ -38,7 +36,6 @@ impl<'a> BorrowedObject<'a> {
         serde_json::from_str(value.get()).ok()
     }
 
-    /// Returns the value of the last key for which `is_key` is true.
     fn last(&self, is_key: impl Fn(&str) -> bool) -> Option<&'a RawValue> {
         let is_key = |name: &RawValue| {
             serde_json::from_str::<String>(name.get()).is_ok_and(|name| is_key(&name))

@@ -20,7 +20,6 @@ pub struct ChainedEntry<'a> {
     pub has_previous: bool,
 }
 
-/// Finds the plugin entry in a conflist or a standalone config.
 pub fn plugin_entry(text: &str) -> Option<ChainedEntry<'_>> {
     let config = Conflist::parse_or_standalone(text).ok()?;
     let position = config.plugins.iter().position(Plugin::is_plugin_entry)?;

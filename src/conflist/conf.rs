@@ -15,8 +15,6 @@ const DEFAULT_NAME: &str = "k8s-pod-network";
 /// A missing version stays missing: libcni treats that as 0.1.0 in both forms, and a higher version
 /// could break the plugin. A missing name becomes upstream's default, as no pod starts without one.
 /// A `.conf` that already holds a conflist is returned unchanged.
-///
-/// # Errors
 /// Fails if `conf` is not JSON, has no `type`, or is linkerd-cni itself.
 pub fn wrap(conf: &str) -> Result<String, Error> {
     let object = BorrowedObject::parse(conf)?;
@@ -39,8 +37,6 @@ pub fn wrap(conf: &str) -> Result<String, Error> {
 }
 
 /// Checks that a runtime would load the single plugin of a `.conf` or `.json`.
-///
-/// # Errors
 /// Fails if `conf` is not a JSON object with a `type`.
 pub fn check_conf_loadable(conf: &str) -> Result<(), Error> {
     match BorrowedObject::parse(conf)?.plugin_string("type").as_deref() {

@@ -24,8 +24,6 @@ pub struct Entry {
 
 impl Entry {
     /// Renders the entry from `template`, with `kubeconfig` in place of [`PLACEHOLDER`].
-    ///
-    /// # Errors
     /// Fails if `template` is not a JSON object with the `type` [`PLUGIN`].
     pub fn new(template: &str, kubeconfig: &str) -> Result<Entry, Error> {
         let text = template.replace(PLACEHOLDER, kubeconfig).trim().to_owned();
@@ -37,12 +35,10 @@ impl Entry {
         Ok(Entry { text, value, is_exact: false })
     }
 
-    /// Returns the JSON text that is spliced into a conflist.
     pub fn text(&self) -> &str {
         &self.text
     }
 
-    /// Returns the entry parsed.
     pub fn value(&self) -> &Value {
         &self.value
     }

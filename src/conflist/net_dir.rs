@@ -2,7 +2,7 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{ChainedEntry, Conflist, may_call_plugin, plugin_entry, text};
+use super::{ChainedEntry, Conflist, may_call_plugin, plugin_entry};
 use crate::files;
 use crate::files::FileAccess;
 
@@ -46,14 +46,11 @@ impl ConfigFile {
         self.content.as_ref().map_or("", |content| &content.text)
     }
 
-    /// Returns the plugin entry, if the file can be read and has one.
     pub fn plugin_entry(&self) -> Option<ChainedEntry<'_>> {
         plugin_entry(self.text())
     }
 
     /// Parses a conflist.
-    ///
-    /// # Errors
     /// Says why the file cannot be read or parsed: the rest of a sentence that starts with its name.
     pub fn conflist(&self) -> Result<Conflist<'_>, String> {
         let content = self.content.as_ref().map_err(|unreadable| unreadable.why.clone())?;
@@ -80,10 +77,8 @@ impl From<files::Error> for Unreadable {
     }
 }
 
-/// Content and metadata of a readable file.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
-    /// Made by [`text::from_bytes`], so that it must be written with [`text::to_bytes`].
     pub text: String,
     pub access: FileAccess,
     pub link: Option<PathBuf>,
@@ -101,8 +96,6 @@ impl Content {
 
 /// Reads all network configs in `dir`, in name order, in which runtimes look for the first valid
 /// one. The agent's `kubeconfig`, which may end in `.json`, is left out.
-///
-/// # Errors
 /// Fails if `dir` cannot be listed. A file that cannot be read is returned with the reason.
 pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = scan_with_backups(dir, kubeconfig)?;
@@ -112,8 +105,6 @@ pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Erro
 
 /// Reads what [`scan`] reads, and the network configs that Cilium has renamed. No runtime loads
 /// these, but they come back with their content when Cilium is removed.
-///
-/// # Errors
 /// Fails like [`scan`].
 pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = Vec::new();
@@ -159,7 +150,11 @@ fn split_backup(name: &str) -> (&str, &str) {
     }
 }
 
-/// Reads the file `name` in `dir`; `None` if it is missing.
+/// Whether Go's decoder, which accepts invalid bytes inside strings, reads bytes that are not UTF-8 as JSON.
+fn is_json_in_go(bytes: &[u8]) -> bool {
+    serde_json::from_str::<serde::de::IgnoredAny>(&String::from_utf8_lossy(bytes)).is_ok()
+}
+
 fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, Unreadable> {
     let path = &dir.join(name);
     let Some(metadata) = files::metadata(path)? else {
@@ -182,7 +177,10 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
         Err(error) if error.is_missing() => return Ok(None),
         result => result?,
     };
-    let text = text::from_bytes(&bytes);
+    let text = String::from_utf8(bytes).map_err(|error| Unreadable {
+        why: "is not UTF-8".to_owned(),
+        runtime_may_read: is_json_in_go(error.as_bytes()),
+    })?;
     if kind == ConfigKind::Conflist
         && let Ok(conflist) = Conflist::parse_or_standalone(&text)
         && let Some(fragments) = conflist.fragments_dir()
@@ -233,6 +231,16 @@ mod tests {
             std::os::unix::fs::symlink(target, &link).unwrap();
             assert_eq!(leads_out(&link, Path::new(target)), expected, "{target}");
             std::fs::remove_file(&link).unwrap();
+        }
+    }
+
+    #[test]
+    fn invalid_bytes_are_json_in_go_inside_strings_only() {
+        assert!(is_json_in_go(b"{\"a\":\"\xff\"}"));
+        for invalid in
+            [&b"{\"a\":\xff}"[..], b"\xff{}", b"\xff\xfe", b"\xef\xbb\xbf{\"a\":\"\xff\"}"]
+        {
+            assert!(!is_json_in_go(invalid), "{invalid:?}");
         }
     }
 }

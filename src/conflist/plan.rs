@@ -7,12 +7,88 @@ mod chain;
 mod conf_conversion;
 mod multus;
 mod own_config;
-mod steps;
 #[cfg(test)]
 mod tests;
 mod unchain;
 
+use std::collections::BTreeMap;
+
+use crate::conflist::Entry;
+use crate::conflist::net_dir::ConfigFile;
+use crate::conflist::saved_state::{Original, SavedState};
+use crate::files::FileAccess;
 pub use active::{called, chained, installed};
 pub use chain::chain;
-pub use steps::{Plan, Step};
 pub use unchain::unchain;
+
+struct Inputs<'a> {
+    pub found: &'a [ConfigFile],
+    /// The network configs that are not the agent's own.
+    pub foreign: &'a [&'a ConfigFile],
+    pub entry: &'a Entry,
+    pub saved: &'a SavedState,
+}
+
+#[derive(Debug, Default)]
+pub struct Plan {
+    /// Steps that chain the plugin, in this order.
+    pub steps: Vec<Step>,
+    /// Removes what another mode left, and a copy whose original is missing. Leftovers of another
+    /// mode are removed only once the file of this mode is correct.
+    pub unchain_steps: Vec<Step>,
+    pub skipped: BTreeMap<String, String>,
+    /// Why the network config of this mode lacks the current plugin entry. The agent is not ready
+    /// while this is set.
+    pub not_chained: Option<String>,
+    /// What an operator should check, as the agent cannot tell whether it is a problem.
+    pub warning: Option<String>,
+}
+
+impl Plan {
+    /// Returns why `name` was skipped, in brackets, or nothing.
+    fn skip_reason(&self, name: &str) -> String {
+        let reason = self.skipped.get(name);
+        reason.map_or_else(String::new, |reason| format!(" ({reason})"))
+    }
+}
+
+/// One change of the network configs. An install and an uninstall are lists of steps.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Replaces the text of the conflist `name`, to add or to remove the plugin entry. `original` is
+    /// the symbolic link in whose place the conflist is written.
+    Replace { name: String, text: String, original: Option<Original> },
+    /// Writes the conflist `conflist`, then removes the single plugin that it is made from.
+    Convert { conflist: String, text: String, original: Original },
+    /// Writes `name`, a file that only the agent writes: a standalone config, or a copy of
+    /// the network config `copied_from`.
+    WriteOwnConfig { name: String, text: String, access: FileAccess, copied_from: Option<String> },
+    /// Restores the file that `conflist` was made from, then removes `conflist`.
+    Restore { conflist: String, original: Original },
+    /// Removes `name`. Either only the agent writes this file, or the file that it was made from
+    /// exists again.
+    Remove { name: String },
+}
+
+impl Step {
+    fn remove(file: &ConfigFile) -> Step {
+        Step::Remove { name: file.name.clone() }
+    }
+
+    /// Returns the name of the network config that has the plugin entry, or gets it.
+    pub fn target(&self) -> &str {
+        match self {
+            Step::Convert { conflist, .. } | Step::Restore { conflist, .. } => conflist,
+            Step::Replace { name, .. }
+            | Step::WriteOwnConfig { name, .. }
+            | Step::Remove { name } => name,
+        }
+    }
+
+    pub fn source(&self) -> &str {
+        match self {
+            Step::Convert { original, .. } => &original.name,
+            step => step.target(),
+        }
+    }
+}

@@ -47,7 +47,6 @@ pub struct Unusable {
     pub is_damaged: bool,
 }
 
-/// The file that a conflist was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Original {
     /// The conflist without the plugin entry. While this matches, no other program wrote it.
@@ -109,8 +108,6 @@ impl SavedState {
 
     /// Writes the saved state into `dir`, readable only for root: a network config can hold
     /// credentials.
-    ///
-    /// # Errors
     /// Fails if the write fails, or if the file there cannot be used.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
         let path = dir.join(NAME);
@@ -125,8 +122,6 @@ impl SavedState {
     }
 
     /// Renames a damaged file in `dir` to [`DAMAGED`], so that a new one can be written.
-    ///
-    /// # Errors
     /// Fails if the file cannot be renamed.
     pub fn keep_damaged(&mut self, dir: &Path) -> Result<(), files::Error> {
         files::rename(&dir.join(NAME), &dir.join(DAMAGED))?;
@@ -136,8 +131,6 @@ impl SavedState {
 
     /// Removes `name`, which is restored, from the saved state and writes the file if that changed
     /// anything.
-    ///
-    /// # Errors
     /// Fails like [`SavedState::save`].
     pub fn forget(&mut self, name: &str, dir: &Path) -> Result<(), files::Error> {
         let had_original = self.originals.remove(name).is_some();

@@ -21,7 +21,6 @@ pub struct Conflist<'a> {
 pub(super) struct Plugin<'a> {
     /// The object, as a slice of the conflist's text.
     pub text: &'a str,
-    /// Its `type`, if that is a string.
     pub plugin_type: Option<String>,
 }
 
@@ -33,8 +32,6 @@ impl Plugin<'_> {
 
 impl<'a> Conflist<'a> {
     /// Parses a conflist that the plugin entry can be chained to.
-    ///
-    /// # Errors
     /// Fails if `text` is not a conflist, or has no plugin besides linkerd-cni.
     pub fn parse_chainable(text: &'a str) -> Result<Conflist<'a>, Error> {
         let conflist = Conflist::parse_any(text)?;
@@ -50,8 +47,6 @@ impl<'a> Conflist<'a> {
     }
 
     /// Parses any conflist, also one that is empty or calls only linkerd-cni.
-    ///
-    /// # Errors
     /// Fails if `text` is not JSON or `plugins` is not an array of objects.
     pub fn parse_any(text: &'a str) -> Result<Conflist<'a>, Error> {
         let conflist = Conflist::parse_or_standalone(text)?;
@@ -60,8 +55,6 @@ impl<'a> Conflist<'a> {
 
     /// Parses any conflist, or a standalone config, whose only plugin is itself. Runtimes ignore a
     /// `type` beside `plugins`, so a config with `plugins` is a conflist.
-    ///
-    /// # Errors
     /// Fails like [`Conflist::parse_any`].
     pub(super) fn parse_or_standalone(text: &'a str) -> Result<Conflist<'a>, Error> {
         let object = BorrowedObject::parse(text)?;
@@ -94,8 +87,6 @@ impl<'a> Conflist<'a> {
     }
 
     /// Checks that a runtime would load the conflist, as far as its text shows.
-    ///
-    /// # Errors
     /// Names the first missing field that makes runtimes reject the conflist.
     pub fn check_loadable(&self) -> Result<(), Error> {
         if self.name.as_deref().unwrap_or_default().is_empty() {

@@ -7,7 +7,6 @@ use tracing::warn;
 use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::plan::Step;
 use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
-use crate::conflist::text::to_bytes;
 use crate::files;
 
 /// Returns the content of the file `name` at the time of the scan, if it could be read.
@@ -44,9 +43,9 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
                 let path = self.path.join(name);
                 match (self.seen)(name) {
                     Some(seen) if seen.link.is_none() => {
-                        files::replace(&path, &to_bytes(&seen.text), &to_bytes(text), *access)
+                        files::replace(&path, seen.text.as_bytes(), text.as_bytes(), *access)
                     }
-                    _ => files::write(&path, &to_bytes(text), *access),
+                    _ => files::write(&path, text.as_bytes(), *access),
                 }
             }
             Step::Convert { conflist, text, original } => self.convert(conflist, text, original),
@@ -73,13 +72,13 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
 
     fn replace(&self, name: &str, seen: &Content, text: &str) -> Result<(), files::Error> {
         let path = self.path.join(name);
-        files::replace(&path, &to_bytes(&seen.text), &to_bytes(text), seen.access)
+        files::replace(&path, seen.text.as_bytes(), text.as_bytes(), seen.access)
     }
 
     fn remove(&self, name: &str) -> Result<(), files::Error> {
         let path = self.path.join(name);
         match (self.seen)(name) {
-            Some(seen) => files::remove_unchanged(&path, &to_bytes(&seen.text)),
+            Some(seen) => files::remove_unchanged(&path, seen.text.as_bytes()),
             None => files::remove(&path).map(|_| ()),
         }
     }
@@ -96,9 +95,9 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
             Some(seen) if seen.text == text => {}
             // The new content may have a secret of the original, so it gets the original's mode.
             Some(seen) => {
-                files::replace(&path, &to_bytes(&seen.text), &to_bytes(text), original.access)?;
+                files::replace(&path, seen.text.as_bytes(), text.as_bytes(), original.access)?;
             }
-            None => files::create(&path, &to_bytes(text), original.access, &original_path)?,
+            None => files::create(&path, text.as_bytes(), original.access, &original_path)?,
         }
         let removed = self.remove(&original.name);
         if let Err(files::Error::Raced { .. }) = removed
@@ -106,7 +105,7 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
             && (self.seen)(conflist).is_none()
             && files::metadata(&original_path)?.is_none()
         {
-            files::remove_unchanged(&path, &to_bytes(text))?;
+            files::remove_unchanged(&path, text.as_bytes())?;
         }
         removed
     }
@@ -118,13 +117,13 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
     /// missing, the restored file may be the only network config, and stays.
     fn restore(&self, conflist: &str, original: &Original) -> Result<(), files::Error> {
         let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
-        let seen = (self.seen)(conflist).map(|seen| to_bytes(&seen.text));
-        if let Some(seen) = &seen {
+        let seen = (self.seen)(conflist).map(|seen| seen.text.as_bytes());
+        if let Some(seen) = seen {
             files::check_unchanged(&path, seen)?;
         }
         match &original.content {
             OriginalContent::Text(text) => {
-                files::create(&original_path, &to_bytes(text), original.access, &path)?;
+                files::create(&original_path, text.as_bytes(), original.access, &path)?;
             }
             OriginalContent::Link(target) => files::write_link(&original_path, target)?,
         }
@@ -132,10 +131,10 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
             return Ok(());
         }
         self.remove(conflist).inspect_err(|_| {
-            let is_changed = files::read(&path).is_ok_and(|(now, _)| seen.as_deref() != Some(&now));
+            let is_changed = files::read(&path).is_ok_and(|(now, _)| seen != Some(&now[..]));
             if is_changed
                 && let OriginalContent::Text(text) = &original.content
-                && let Err(error) = files::remove_unchanged(&original_path, &to_bytes(text))
+                && let Err(error) = files::remove_unchanged(&original_path, text.as_bytes())
             {
                 warn!("{error}");
             }

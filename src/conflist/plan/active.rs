@@ -28,7 +28,7 @@ pub(super) fn unreadable(file: &ConfigFile) -> Option<String> {
     let reason = file.content.as_ref().err().filter(|reason| reason.runtime_may_read)?;
     Some(format!(
         "the container runtime may load {0}, which the agent cannot read, as it {1}; replace {0} \
-         with a regular file of at most 5 MiB that has all plugins in it, or remove it",
+         with a regular file of at most 5 MiB in UTF-8 that has all plugins in it, or remove it",
         file.name, reason.why
     ))
 }
@@ -85,7 +85,6 @@ pub(super) fn lacks_entry(file: &ConfigFile) -> &'static str {
     }
 }
 
-/// Says why no network config is active: none exists, one cannot be read, or all are invalid.
 pub(super) fn no_network_config(files: &[&ConfigFile]) -> String {
     match first_candidate(files.iter().copied()).and_then(unreadable) {
         Some(why) => why,

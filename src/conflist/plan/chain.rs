@@ -2,14 +2,12 @@
 
 use super::active::{active, called, has_entry, lacks_entry, no_network_config};
 use super::conf_conversion::is_named;
-use super::steps::{Inputs, Plan, Step};
-use super::{multus, own_config, unchain};
+use super::{Inputs, Plan, Step, multus, own_config, unchain};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{Conflist, Entry};
 
-/// Plans how to chain `entry` to the files that `mode` names, among the network configs `found`.
 pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let is_foreign = |file: &&ConfigFile| {
         mode.own_config() != Some(&file.name) && !own_config::is_own_config(file, saved)
@@ -96,7 +94,6 @@ impl Inputs<'_> {
         plan
     }
 
-    /// Plans the write that `file` needs, if any.
     fn chain_to(&self, file: &ConfigFile, plan: &mut Plan) {
         match self.step(file) {
             Ok(step) => plan.steps.extend(step),

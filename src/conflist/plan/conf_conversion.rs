@@ -1,6 +1,6 @@
 //! Conflists that the agent makes from a `.conf` or `.json`.
 
-use super::steps::{Inputs, Step};
+use super::{Inputs, Step};
 use crate::conflist::net_dir::{ConfigFile, Content};
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{self, Conflist};
@@ -27,8 +27,6 @@ impl Inputs<'_> {
 
     /// Returns the name of the conflist to make from `file`, whose content is `text`. Never the name of
     /// a conflist that the agent did not make: overwriting it would lose a network config.
-    ///
-    /// # Errors
     /// Says that both names are used, or that a runtime loads the existing conflist instead of `file`.
     fn unused_name(&self, file: &ConfigFile, text: &str) -> Result<String, String> {
         let names = conflist_names(&file.name);

@@ -2,7 +2,7 @@
 //! network config with the plugin entry.
 
 use super::active::{active, is_loadable, no_network_config, unreadable};
-use super::steps::{Inputs, Plan, Step};
+use super::{Inputs, Plan, Step};
 use crate::conflist;
 use crate::conflist::chain_mode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
@@ -34,7 +34,6 @@ fn is_own_content(file: &ConfigFile) -> bool {
 }
 
 impl Inputs<'_> {
-    /// Plans the standalone config `name`.
     pub(super) fn standalone(&self, name: &str) -> Plan {
         let Inputs { found, entry, .. } = *self;
         let wanted = Content {
@@ -96,8 +95,6 @@ impl Inputs<'_> {
 
     /// Returns the first loadable network config and its copy, which is called `name`. A damaged file named
     /// `copied_from`, the one copied before, wins if it sorts first: its owner is probably writing it.
-    ///
-    /// # Errors
     /// Says why the copy must stay as it is; `None` if there is no network config to copy.
     fn source(
         &self,

@@ -1,9 +1,7 @@
 //! Plans how to unchain the plugin: everywhere for uninstall, or from files that another mode left.
 
 use super::conf_conversion::is_named;
-use super::multus;
-use super::own_config;
-use super::steps::Step;
+use super::{Step, multus, own_config};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, OriginalContent, SavedState};

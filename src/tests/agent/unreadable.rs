@@ -20,7 +20,7 @@ fn huge(text: &str) -> String {
 #[test]
 fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_not_ready() {
     let link = "is a symbolic link out of the mounted directory";
-    let make: [(&str, MakeConfig, &str); 4] = [
+    let make: [(&str, MakeConfig, &str); 5] = [
         (
             "05-absolute.conflist",
             |path| symlink("/nix/store/cni.conflist", path).unwrap(),
@@ -30,6 +30,14 @@ fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_n
             "05-relative.conf",
             |path| symlink("../not-mounted/net.conf", path).unwrap(),
             &format!("{link}, to ../not-mounted/net.conf"),
+        ),
+        (
+            "05-latin-1.conflist",
+            |path| {
+                let [before, after] = [&CALICO[..1], &CALICO[1..]].map(str::as_bytes);
+                fs::write(path, [before, b"\"x\":\"\xe9\",", after].concat()).unwrap();
+            },
+            "is not UTF-8",
         ),
         ("05-huge.conflist", |path| fs::write(path, huge(CALICO)).unwrap(), "is larger than 5 MiB"),
         (
@@ -67,33 +75,6 @@ fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_n
         fs::rename(&config, node.net(name)).unwrap();
         assert_eq!(node.tree(), before, "{name}");
     });
-}
-
-#[test]
-fn configs_with_invalid_utf8_in_a_string_are_chained_and_restored_byte_for_byte() {
-    let spoil = |text: &str| -> Vec<u8> {
-        let at = text.find("net").unwrap();
-        [&text.as_bytes()[..at], b"\xff\xc3", &text.as_bytes()[at..]].concat()
-    };
-    for own_config in ["false", "true"] {
-        let node = Node::uninstalling();
-        for (name, text) in [(LIST, CALICO), ("20-net.conf", CONF)] {
-            fs::write(node.net(name), spoil(text)).unwrap();
-        }
-        let before = node.tree();
-        let mut agent = node.start_ready_with(&[("LINKERD_CNI_OWN_CONFIG", own_config)]);
-        let chained = match own_config {
-            "true" => &["00-linkerd-cni.conflist"][..],
-            _ => &[LIST, "20-net.conflist"],
-        };
-        for name in chained {
-            let bytes = fs::read(node.net(name)).unwrap();
-            let text = String::from_utf8_lossy(&bytes);
-            assert!(bytes.windows(2).any(|pair| pair == b"\xff\xc3"), "{text}");
-            assert!(text.contains(r#""type": "linkerd-cni""#), "{text}");
-        }
-        node.assert_restored(&mut agent, &before);
-    }
 }
 
 fn replace_by_link(node: &Node, target: &str) {
