@@ -52,7 +52,6 @@ pub struct Config {
     /// Log the rules instead of installing them.
     pub simulate: bool,
     pub ipv6: Ipv6,
-    /// Which pods are skipped by name.
     pub filter: PodFilter,
     /// Time that one ADD or CHECK may spend on API requests, retries included. If annotations
     /// can decide, at most 2 s, see `plugin::pod_redirect`.
@@ -64,7 +63,6 @@ pub struct Config {
     /// Names of RuntimeClasses whose sandboxes ignore redirect rules. `None`: the built-in names.
     sandboxed_classes: Option<Vec<String>>,
     defaults: Defaults,
-    /// Error for the first key with an invalid value.
     problem: Option<Error>,
 }
 
@@ -88,7 +86,6 @@ impl Config {
         self.problem.as_ref()
     }
 
-    /// Returns a digest of the values from which rules are made.
     pub fn rules_digest(&self) -> u64 {
         rules::digest(&format!("{:?} {:?}", self.defaults, self.ipv6))
     }

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollTimeout, poll};
 
-/// The end of a time budget.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Instant);
 
@@ -27,8 +26,6 @@ impl Deadline {
     }
 
     /// Waits until one of `fds` is ready.
-    ///
-    /// # Errors
     /// Fails with `ETIMEDOUT` at the deadline.
     pub fn poll(self, fds: &mut [PollFd<'_>]) -> Result<(), Errno> {
         while !self.has_passed() {

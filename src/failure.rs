@@ -5,7 +5,6 @@
 
 use std::collections::BTreeSet;
 
-/// Code, name and words of one failure.
 #[derive(Debug)]
 pub struct Row {
     failure: Failure,
@@ -29,7 +28,6 @@ macro_rules! failures {
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Failure { $($failure),* }
 
-        /// The failures in the order of [`Failure`].
         pub static TABLE: &[Row] = &[$(Row {
             failure: Failure::$failure,
             code: $code,

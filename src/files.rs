@@ -36,7 +36,6 @@ pub const LIMIT: u64 = 5 << 20;
 /// Size of the parts in which files of any size are read, in bytes.
 const PART: u64 = 16 << 10;
 
-/// Permission bits and owner of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileAccess {
     /// Permission bits, including setuid, setgid and sticky.
@@ -46,7 +45,6 @@ pub struct FileAccess {
 }
 
 impl FileAccess {
-    /// Returns the access of an existing file.
     pub fn of(metadata: &Metadata) -> FileAccess {
         FileAccess { mode: metadata.mode() & 0o7777, uid: metadata.uid(), gid: metadata.gid() }
     }
@@ -67,8 +65,6 @@ pub fn open_regular(path: &Path) -> io::Result<Option<(File, Metadata)>> {
 }
 
 /// Reads a regular file, with its access.
-///
-/// # Errors
 /// Fails if the file is missing, not regular or larger than [`LIMIT`] bytes.
 pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     let opened = open_regular(path).map_err(failed("read", path))?;
@@ -90,8 +86,6 @@ pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error>
 }
 
 /// Creates the file `path` with `bytes` and the extended attributes of `like`.
-///
-/// # Errors
 /// Fails with [`Error::Raced`] if `path` exists.
 pub fn create(path: &Path, bytes: &[u8], access: FileAccess, like: &Path) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
@@ -100,8 +94,6 @@ pub fn create(path: &Path, bytes: &[u8], access: FileAccess, like: &Path) -> Res
 }
 
 /// Checks that `path` still holds `bytes`.
-///
-/// # Errors
 /// Fails with [`Error::Raced`] if it does not.
 pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     let raced = || Error::Raced { path: path.to_owned() };
@@ -115,8 +107,6 @@ pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 
 /// Replaces `path`, which must still hold `before`, and keeps its extended attributes. Content that
 /// another program writes at the same time is not lost.
-///
-/// # Errors
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
@@ -128,8 +118,6 @@ pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> 
 /// Removes `path`, which must still hold `before`. Content that another program writes at the same
 /// time is not lost: the file is first renamed, and gets its name back if it holds other content. Only
 /// SIGKILL between the two renames loses it.
-///
-/// # Errors
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
     check_unchanged(path, before)?;
@@ -145,7 +133,6 @@ pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     temporary.rename()
 }
 
-/// Replaces `path` with a symbolic link to `target`.
 pub fn write_link(path: &Path, target: &Path) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     symlink(target, &temporary.path).map_err(failed("link", path))?;
@@ -164,7 +151,6 @@ pub fn bind_socket(path: &Path, receive_timeout: Duration) -> Result<UnixDatagra
     Ok(socket)
 }
 
-/// Renames `from` to `to`, and replaces a file of that name.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     fs::rename(from, to).map_err(failed("rename", from))?;
     sync_dir(to)
@@ -206,7 +192,6 @@ pub fn changed_at(path: &Path) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::new(seconds, u32::try_from(file.ctime_nsec()).ok()?))
 }
 
-/// Returns the target of the symbolic link at `path`.
 pub fn link_target(path: &Path) -> Result<PathBuf, Error> {
     fs::read_link(path).map_err(failed("read", path))
 }

@@ -43,19 +43,19 @@ pub fn socket_path(run_dir: Option<&Path>, net_dir: &Path) -> PathBuf {
 }
 
 /// Result of the plugin call.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CallResult {
     Redirected,
     Checked,
     Simulated,
+    #[default]
     Failed,
     /// Why the pod was skipped, in words for logs.
     #[serde(untagged)]
     Skipped(Cow<'static, str>),
 }
 
-/// Formats the result as in JSON.
 impl fmt::Display for CallResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
@@ -75,11 +75,9 @@ pub enum Source {
 }
 
 impl Source {
-    /// Every source.
     pub const ALL: [Source; 3] = [Source::Copy, Source::Request, Source::Annotations];
 }
 
-/// Formats the source as in JSON.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
@@ -88,47 +86,38 @@ impl fmt::Display for Source {
 
 /// What the plugin did for one pod. It has no token and no environment variable, and of the
 /// annotations only the ignored elements.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Record {
     /// ADD or CHECK.
     pub command: Command,
     pub namespace: String,
     pub pod: String,
     /// UID of the pod object, or else the UID in `CNI_ARGS`, which some runtimes omit.
-    #[serde(default)]
     pub pod_uid: String,
     container_id: String,
     #[serde(rename = "decision")]
     pub result: CallResult,
-    #[serde(default)]
     pub backend: Option<Backend>,
     /// Missing if the pod's name decided, or nothing did.
-    #[serde(default)]
     pub source: Option<Source>,
-    /// Number of requests to the API server.
     pub requests: u32,
     /// How many of these requests repeated a failed one.
-    #[serde(default)]
     pub retries: u32,
     /// Duration of the call, in milliseconds.
     pub ms: u64,
-    #[serde(default)]
     pub error: Option<CallError>,
     /// For ADD: why annotations and plugin entry decided without the API server. For CHECK: why it could
     /// not be proven whether rules are missing.
-    #[serde(default)]
     pub degraded: Option<CallError>,
     /// Elements of the pod's port lists that have no effect.
-    #[serde(default, deserialize_with = "known")]
+    #[serde(deserialize_with = "known")]
     pub ignored: Vec<Ignored>,
     /// Init containers that start before the proxy, so that their connections are refused.
-    #[serde(default)]
     pub blocked_init_containers: Vec<String>,
     /// Containers of the app that run as the user of the proxy, so that their connections bypass it.
-    #[serde(default)]
     pub exempt_containers: Vec<String>,
     /// Whether the pod has IPv6, and IPv4 rules alone as its proxy listens on IPv4 only.
-    #[serde(default)]
     pub ipv6_bypasses_proxy: bool,
 }
 
@@ -161,30 +150,11 @@ impl fmt::Display for CallError {
 }
 
 impl Record {
-    /// Starts the record of a call. Its result is `Failed` until a result is set.
+    /// Starts the record of a call, which failed until a result is set.
     pub fn new(command: Command, container_id: &str) -> Self {
-        Record {
-            command,
-            namespace: String::new(),
-            pod: String::new(),
-            pod_uid: String::new(),
-            container_id: container_id.to_owned(),
-            result: CallResult::Failed,
-            backend: None,
-            source: None,
-            requests: 0,
-            retries: 0,
-            ms: 0,
-            error: None,
-            degraded: None,
-            ignored: Vec::new(),
-            blocked_init_containers: Vec::new(),
-            exempt_containers: Vec::new(),
-            ipv6_bypasses_proxy: false,
-        }
+        Record { command, container_id: container_id.to_owned(), ..Record::default() }
     }
 
-    /// Records why the pod is skipped.
     pub fn skip(&mut self, reason: &'static str) {
         self.result = CallResult::Skipped(reason.into());
     }
@@ -208,7 +178,6 @@ impl Record {
         self.degraded = Some(CallError::new(error));
     }
 
-    /// Sets duration and error at the end of the call.
     pub fn finish(&mut self, error: Option<&Error>, duration: Duration) {
         self.ms = duration.as_millis().try_into().unwrap_or(u64::MAX);
         if let Some(error) = error {
@@ -282,7 +251,6 @@ impl Record {
         errors.any(|error| error.code == failure.code())
     }
 
-    /// Whether the call redirected the pod.
     pub fn is_redirected_add(&self) -> bool {
         (self.command, &self.result) == (Command::Add, &CallResult::Redirected)
     }
@@ -350,7 +318,6 @@ fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> 
     Ok(ignored_ports::cut(SOURCES.into_iter().filter_map(of).collect()))
 }
 
-/// Puts `text` on one line, and cuts it.
 fn bounded(text: &str) -> String {
     one_line(text).chars().take(TEXT_LIMIT).collect()
 }

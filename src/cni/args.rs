@@ -24,7 +24,6 @@ pub struct PodRef {
     pub uid: String,
 }
 
-/// Writes `namespace/name`.
 impl fmt::Display for PodRef {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}/{}", self.namespace, self.name)

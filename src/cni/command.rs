@@ -5,9 +5,10 @@ use std::fmt;
 use serde::de::{IntoDeserializer as _, value};
 use serde::{Deserialize, Serialize};
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Command {
+    #[default]
     Add,
     Del,
     Check,

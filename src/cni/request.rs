@@ -24,7 +24,6 @@ pub struct Request {
     /// `CNI_NETNS_OVERRIDE`: permits a `netns` that is the plugin's own.
     pub netns_override: bool,
     pub args: String,
-    /// The plugin's configuration, as the runtime sent it.
     pub config: Object,
     /// `cniVersion` of the configuration; 0.1.0 when it has none.
     pub cni_version: String,
@@ -32,8 +31,6 @@ pub struct Request {
 
 /// Reads and checks a request. The order of checks is that of `pkg/skel`: environment, stdin,
 /// configuration, command, version. VERSION has no configuration here: libcni sends one without name.
-///
-/// # Errors
 /// Fails with the error object for the runtime, whose version is [`version::CURRENT`] as in `pkg/skel`.
 pub fn read(
     env: &dyn Fn(&str) -> Option<OsString>,

@@ -72,7 +72,6 @@ reasons! {
     }
 }
 
-/// One path around the proxy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bypass {
     pub reason: Reason,
@@ -236,7 +235,6 @@ fn dashed(ranges: &[PortRange]) -> Vec<String> {
 }
 
 impl ResolvedRedirect {
-    /// Returns the error for a pod whose sandbox ignores the rules.
     pub fn sandbox_error(&self) -> Option<Error> {
         let class = self.sandboxed_by.as_ref()?;
         let problem = format!(

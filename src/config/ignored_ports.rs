@@ -9,9 +9,7 @@ use crate::pod::annotation;
 use crate::quote::{self, quote};
 use crate::redirect::ports::{self, INVALID_LIMIT, InvalidElements};
 
-/// Key of the plugin entry for outbound ports that bypass the proxy.
 pub const OUTBOUND_KEY: &str = "outbound-ports-to-ignore";
-/// Key of the plugin entry for inbound ports that bypass the proxy.
 pub const INBOUND_KEY: &str = "inbound-ports-to-ignore";
 
 /// Annotations and keys of the plugin entry whose invalid elements are ignored.
@@ -35,7 +33,6 @@ pub struct Ignored {
     pub source: &'static str,
     /// The first elements, each cut.
     pub elements: Vec<String>,
-    /// Number of further ignored elements.
     pub more: usize,
 }
 
@@ -50,7 +47,6 @@ impl Ignored {
         ![OUTBOUND_KEY, INBOUND_KEY].contains(&self.source)
     }
 
-    /// Returns the grammar of valid values, for error messages.
     pub fn grammar(&self) -> &'static str {
         match annotation::PROXY_PORTS.contains(&self.source) {
             true => PORT_GRAMMAR,

@@ -153,14 +153,12 @@ impl<'a> PortList<'a> {
 }
 
 impl<'a> Resolver<'a> {
-    /// Returns the skipped outbound ports, followed by the API server's ports.
     fn skipped_outbound(&mut self) -> Result<Vec<PortRange>, Error> {
         let list = self.config.outbound_ports(self.pod);
         let ports = self.valid_ranges([list], &self.pod.api_ports)?;
         Ok(ports::distinct(&ports))
     }
 
-    /// Returns the skipped inbound ports, and the admin and control port of this pod's proxy.
     fn skipped_inbound(&mut self) -> Result<Vec<PortRange>, Error> {
         let mut ports = self.valid_ranges(self.config.inbound_ports(self.pod), &[])?;
         for (explicit, key) in [

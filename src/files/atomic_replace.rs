@@ -20,8 +20,6 @@ use super::temporary::{Temporary, sync_dir};
 const TRIES: usize = 8;
 
 /// Replaces the target of `new`, which must hold `before`, with `new`, which holds `content`.
-///
-/// # Errors
 /// Fails with [`Error::Raced`] if the target is missing or did not hold `before`.
 pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(), Error> {
     match swap(&new.path, &new.target) {
@@ -56,8 +54,6 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
 }
 
 /// Renames `new` to its target, and syncs the directory.
-///
-/// # Errors
 /// Fails with [`Error::Raced`] if the target exists.
 pub(super) fn add(new: Temporary) -> Result<(), Error> {
     rename_new(&new.path, &new.target)?;
@@ -65,8 +61,6 @@ pub(super) fn add(new: Temporary) -> Result<(), Error> {
 }
 
 /// Renames `from` to `to`.
-///
-/// # Errors
 /// Fails with [`Error::Raced`] if `to` exists.
 pub(super) fn rename_new(from: &Path, to: &Path) -> Result<(), Error> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
@@ -85,7 +79,6 @@ fn raced(path: PathBuf) -> Error {
     Error::Raced { path }
 }
 
-/// Exchanges two files atomically.
 fn swap(one: &Path, other: &Path) -> Result<(), Errno> {
     renameat_with(CWD, one, CWD, other, RenameFlags::EXCHANGE)
 }

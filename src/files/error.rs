@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// Why an operation on a file of the host failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot {act} {}: {source}{}", path.display(), remedy(source))]
@@ -28,7 +27,6 @@ pub enum Error {
 }
 
 impl Error {
-    /// Returns whether the file or directory is missing.
     pub fn is_missing(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
@@ -66,7 +64,6 @@ impl Error {
     }
 }
 
-/// Adds the operation and the path to an I/O error.
 pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { act, path, source }

@@ -11,7 +11,6 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The mounts of this process.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
 /// A directory of the node, with its mount when this process started.
@@ -62,7 +61,6 @@ fn mount_of(mountinfo: &str, dir: &Path) -> Option<Mount> {
     around.max_by_key(|(point, _)| point.components().count()).map(|(_, mount)| mount)
 }
 
-/// Returns the mount points with their mounts.
 fn mounts(mountinfo: &str) -> impl Iterator<Item = (&Path, Mount)> {
     mountinfo.lines().filter_map(|line| {
         let mut fields = line.split(' ');

@@ -16,15 +16,12 @@ use super::{check_unchanged, metadata, read, remove};
 pub struct StagedRemoval {
     /// Where the file is until [`StagedRemoval::finish`] or [`StagedRemoval::undo`].
     temporary_path: PathBuf,
-    /// Where the file was.
     path: PathBuf,
 }
 
 impl StagedRemoval {
     /// Renames the file `path` to a temporary name; `None` if `path` is missing. If the rename
     /// fails, for example on a full disk, the file is removed.
-    ///
-    /// # Errors
     /// Fails if the file can be neither renamed nor removed.
     pub fn start(path: &Path) -> Result<Option<StagedRemoval>, Error> {
         let removal = StagedRemoval::prepare(path)?;
@@ -42,7 +39,6 @@ impl StagedRemoval {
             && fs::rename(&self.path, &self.temporary_path).is_ok()
     }
 
-    /// Returns the original name of the file.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -69,7 +65,6 @@ impl StagedRemoval {
         sync_dir(&self.path)
     }
 
-    /// Removes the file permanently.
     pub fn finish(self) -> Result<(), Error> {
         drop_file(&self.temporary_path)?;
         sync_dir(&self.path)
@@ -78,8 +73,6 @@ impl StagedRemoval {
 
 /// Renames `path`, and removes it if it holds `before`. Otherwise it gets its name back. If the rename
 /// fails, for example on a full disk, `path` is compared and removed.
-///
-/// # Errors
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub(super) fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
     let raced = || Error::Raced { path: path.to_owned() };
@@ -96,7 +89,6 @@ pub(super) fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> 
     Err(raced())
 }
 
-/// Removes the file `path`, which may be missing.
 fn drop_file(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),

@@ -15,7 +15,6 @@ use super::{FileAccess, xattr};
 /// Prefix of the names of all temporary files. The names end in `.tmp`, which no runtime loads.
 pub const TEMPORARY: &str = ".linkerd-cni.";
 
-/// Returns whether `name` is the name of a temporary file of the agent.
 pub fn is_temporary(name: &str) -> bool {
     name.starts_with(TEMPORARY) && name.ends_with(".tmp")
 }
@@ -28,8 +27,6 @@ pub(super) fn sync_dir(path: &Path) -> Result<(), Error> {
 
 /// Returns an unused name for a temporary file in the directory of `path`. The time is part of the
 /// name, as the process ID is 1 in every agent container.
-///
-/// # Errors
 /// Fails if `path` has no directory.
 pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
@@ -105,7 +102,6 @@ impl Temporary {
         }
     }
 
-    /// Renames the file to its target and syncs the directory.
     pub(super) fn rename(self) -> Result<(), Error> {
         fs::rename(&self.path, &self.target).map_err(failed("replace", &self.target))?;
         sync_dir(&self.target)

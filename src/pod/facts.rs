@@ -125,7 +125,6 @@ pub struct OwnFacts {
     pub is_control_plane: bool,
 }
 
-/// Returns the facts in the pod object.
 pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
     let proxy = match proxy(&found)? {
         Decision::Redirect(proxy) => proxy,

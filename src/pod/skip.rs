@@ -74,7 +74,6 @@ pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
     })
 }
 
-/// Returns the pod's annotations if the runtime passes them to the plugin.
 pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
     let runtime: Object = serde_json::from_str(config.non_null("runtimeConfig")?.get()).ok()?;
     let annotations: BTreeMap<String, String> =

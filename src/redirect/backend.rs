@@ -5,7 +5,6 @@ use std::{fmt, slice};
 use serde::de::{IntoDeserializer as _, value};
 use serde::{Deserialize, Serialize};
 
-/// A way to write rules into the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {
@@ -49,7 +48,6 @@ impl IptablesMode {
         }
     }
 
-    /// Returns the backends to try, in this order.
     pub fn backends(&self) -> &[Backend] {
         match self {
             IptablesMode::Auto => &[Backend::Native, Backend::Nft, Backend::Legacy],

@@ -6,9 +6,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use super::nat::{Condition, Field, Hook, Nat, Packet, Range, TCP, UDP};
 use super::{Family, ports};
 
-/// Largest number of kinds of packets that are tried.
 const KINDS_LIMIT: usize = 1 << 22;
-/// Number of ranges that the text of a difference names.
 const RANGES_NAMED: usize = 8;
 
 /// The fields of packets, and the words before their numbers. The first five are those of inbound packets,

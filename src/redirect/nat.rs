@@ -16,7 +16,6 @@ pub enum Hook {
     Output,
 }
 
-/// What a condition compares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
     Protocol,
@@ -136,7 +135,6 @@ impl Condition {
         packet[self.field as usize].is_some_and(|number| self.has(number)) != self.is_negated
     }
 
-    /// Whether the number is in one of the ranges.
     pub fn has(&self, number: u128) -> bool {
         self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&number))
     }

@@ -16,7 +16,6 @@ const ORDERED_LIMIT: usize = 4096;
 /// Number of invalid elements of a list that are kept, to name them.
 pub const INVALID_LIMIT: usize = 10;
 
-/// Grammar of a port list, for error messages.
 pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010";
 
 /// Ports from `first` to `last`, both included; a single port is a range of one.
@@ -114,7 +113,6 @@ pub fn elements<'a>(
     (ranges, invalid)
 }
 
-/// Parses a comma-separated list, as [`elements`] does.
 pub fn list(text: &str) -> (Vec<PortRange>, InvalidElements<'_>) {
     elements(text.split(','))
 }
