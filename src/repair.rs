@@ -54,7 +54,7 @@ use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::pod_watch::DEADLINES;
 use act::worker::{self, Worker};
-use find::audit::Audit;
+use find::audit::{self, Audit};
 use find::readiness::Readiness;
 use find::relist::Relist;
 use find::watch;
@@ -145,9 +145,9 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
     let (watching, watched) = (connection(DEADLINES), Arc::clone(&shared));
     spawn("watch", move || watch::run(watching, &watched))?;
-    if let Some(period) = shared.settings.audit_period() {
+    if let Some(wait) = audit::first(&shared.settings) {
         let audit = Audit::new(connection(DEADLINES), Arc::clone(&shared));
-        spawn("audit", move || audit.run(period))?;
+        spawn("audit", move || audit.run(wait))?;
     }
     let connection = connection(Deadlines::each(worker::REQUEST_TIMEOUT));
     let worker = Worker::new(connection, Arc::clone(&shared));

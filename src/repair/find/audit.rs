@@ -1,5 +1,5 @@
-//! The audit: periodically compares the rules of all running meshed pods with those that they started
-//! with, and queues pods with missing rules. The worker repairs them. Pods whose rules are not those of
+//! The audit: after the start and periodically, compares the rules of all running meshed pods with those that
+//! they started with, and queues pods with missing rules. The worker repairs them. Pods whose rules are not those of
 //! today's values are only counted.
 
 use std::collections::BTreeSet;
@@ -7,7 +7,7 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::backoff::{Backoff, between, jitter};
+use crate::backoff::{Backoff, Limits, between, jitter};
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, EventType, Regarding};
@@ -17,9 +17,18 @@ use crate::kube::pod_watch::{self, RETRIES};
 use crate::kube::types::Pod;
 use crate::pod::Decision;
 use crate::pod::facts::{OwnFacts, own_facts};
+use crate::repair::act::agent_ready;
 use crate::repair::inspect::{self, Inspected, Inspector};
+use crate::repair::settings::{RepairMode, Settings};
 use crate::repair::stranded::{FoundBy, StrandedPod};
 use crate::repair::{Shared, plugin_config};
+
+/// Time between the start of the controller and the first audit in mode `in-place`. By then kubelet has
+/// started the node's pods after a reboot.
+const FIRST_AUDIT: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(180)];
+
+/// Waits before the audit after the start is repeated, because it failed or found damaged pods.
+const UNTIL_COMPLETE: Limits = [Duration::from_secs(180), Duration::from_secs(3600)];
 
 /// Number of pods up to which an audit repairs all pods of a node.
 const FEW_PODS: usize = 2;
@@ -125,31 +134,53 @@ impl Findings {
     }
 }
 
+/// Returns the time from the start of the controller to its first audit; `None`: no audits.
+///
+/// After a reboot kubelet skips the init containers, the validator among them, of a pod whose app
+/// container was created but not started. Such a pod runs without redirect rules, and only an audit
+/// finds it. So mode `in-place`, which changes no pod that has its rules, always audits after the start.
+pub fn first(settings: &Settings) -> Option<Duration> {
+    let after_start =
+        (settings.mode == RepairMode::InPlace).then(|| between(FIRST_AUDIT[0], FIRST_AUDIT[1]));
+    // At random within the first period, so that the nodes of a cluster do not audit at the same time.
+    [after_start, settings.audit_period().map(jitter)].into_iter().flatten().min()
+}
+
 impl Audit {
     pub fn new(connection: Connection, shared: Arc<Shared>) -> Self {
         Audit { connection, shared, drift_reported: None, suspension_reported: false }
     }
 
-    /// Audits every `period` until the queue is closed. The first audit is at a random time within the
-    /// first period, and each period varies by a tenth, so that the nodes of a cluster do not audit at
-    /// the same time.
-    pub fn run(mut self, period: Duration) {
-        let mut backoff = Backoff::spread(RETRIES);
-        let mut wait = jitter(period);
+    /// Audits after `wait`, and then in each period of the settings, which varies by a tenth, until the
+    /// queue is closed. Without a period, audits until one audit finds no damaged pod, as nothing else
+    /// would find a pod again whose repair failed.
+    pub fn run(mut self, mut wait: Duration) {
+        let period = self.shared.settings.audit_period();
+        let mut backoff = Backoff::spread(if period.is_some() { RETRIES } else { UNTIL_COMPLETE });
         while !self.shared.queue.is_closed_within(wait) {
-            wait = between(period * 9 / 10, period * 11 / 10);
-            match self.audit() {
-                Ok(()) => backoff.reset(),
-                Err(error) => {
-                    wait = wait.max(backoff.next_delay());
+            // A node that is not ready may have no plugin entry yet.
+            if period.is_none() && !agent_ready::wait_until_ready(&self.shared) {
+                return;
+            }
+            let next = period.map(|period| between(period * 9 / 10, period * 11 / 10));
+            wait = match (self.audit(), next) {
+                (Ok(0), None) => return,
+                (Ok(_), None) => backoff.next_delay(),
+                (Ok(_), Some(next)) => {
+                    backoff.reset();
+                    next
+                }
+                (Err(error), next) => {
                     self.shared.metrics.audit_errors.inc();
                     tracing::warn!(err = %error, "Cannot audit the pods of this node");
+                    backoff.next_delay().max(next.unwrap_or_default())
                 }
-            }
+            };
         }
     }
 
-    fn audit(&mut self) -> Result<(), Box<dyn Error>> {
+    /// Returns the number of damaged pods.
+    fn audit(&mut self) -> Result<usize, Box<dyn Error>> {
         let settings = &self.shared.settings;
         let config = plugin_config::read(&settings.net_dir())?;
         let values = config.rules_digest();
@@ -168,8 +199,9 @@ impl Audit {
             }
         }
         findings.log();
+        let damaged = findings.damaged.len();
         self.conclude(findings, values);
-        Ok(())
+        Ok(damaged)
     }
 
     /// Counts and reports the findings, and queues the damaged pods unless they are too many. `values` is
@@ -242,7 +274,35 @@ impl Audit {
 
 #[cfg(test)]
 mod tests {
+    use clap::Parser;
+
     use super::*;
+
+    #[derive(Parser)]
+    struct Flags {
+        #[command(flatten)]
+        settings: Settings,
+    }
+
+    #[test]
+    fn the_first_audit_is_within_the_period_and_in_mode_in_place_within_3_minutes_without_one() {
+        for (mode, period, seconds) in [
+            ("delete", "0", None),
+            ("label", "0", None),
+            ("report", "0", None),
+            ("in-place", "0", Some(60..=180)),
+            ("in-place", "10", Some(0..=10)),
+            ("in-place", "36000", Some(0..=180)),
+            ("delete", "10", Some(0..=10)),
+        ] {
+            let line = ["x", "--node-name=a", "--controller-pod-name=b", "--mode", mode];
+            let flags = line.into_iter().chain(["--audit-seconds", period]);
+            let Flags { settings } = Flags::try_parse_from(flags).unwrap();
+            let first = first(&settings).map(|wait| wait.as_secs());
+            assert_eq!(first.is_some(), seconds.is_some(), "{mode} {period}");
+            assert!(first.is_none_or(|first| seconds.unwrap().contains(&first)), "{first:?}");
+        }
+    }
 
     #[test]
     fn damage_of_most_pods_suspends_repairs_unless_it_is_in_one_of_several_namespaces() {

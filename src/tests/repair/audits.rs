@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::api::Answer;
 use crate::namespaces::NEIGHBOUR;
 use crate::node::{Connection, Node, entry, meshed, running};
-use crate::until::until;
+use crate::until::{until, until_within};
 
 const SECOND: Duration = Duration::from_secs(1);
 
@@ -231,4 +231,21 @@ fn a_pod_whose_proxy_container_has_a_group_and_whose_pod_has_a_user_is_complete(
     controller.reaches("audits_total", 2);
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
     assert!(controller.metric("audit_pods_complete_total") > 0);
+}
+
+/// As after a reboot a pod whose app container was created but not started: kubelet skips its validator.
+#[test]
+fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules_without_periodic_audits() {
+    let node = Node::with(&running());
+    let began = Instant::now();
+    let controller = node.controller(&[]);
+    until_within(200 * SECOND, "the pod is repaired", || {
+        controller.metric("pods_repaired_total") == 1
+    });
+    assert!(began.elapsed() > 59 * SECOND, "{:?}", began.elapsed());
+    assert!(node.ruleset().contains("redirect to :4140"), "{}", node.ruleset());
+    assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
+    // The pod may have needed another repair, so there is a second audit. It finds nothing, and is the last.
+    until_within(200 * SECOND, "a second audit", || controller.metric("audits_total") == 2);
+    assert_eq!(controller.metric("audit_pods_complete_total"), 1);
 }
