@@ -16,7 +16,7 @@ use clap::{ArgAction, Args, Parser, Subcommand};
 use humantime::parse_duration;
 
 use crate::deadline::Deadline;
-use crate::extension::agents::{Agent, Asking, in_parallel};
+use crate::extension::agents::in_parallel;
 use crate::extension::bypass;
 use crate::extension::explain;
 use crate::extension::facts::{self, Facts};
@@ -33,10 +33,8 @@ const UNINSTALL: &str = "nothing is deleted; run helm uninstall, or scripts/inst
                          installation | kubectl delete -f -";
 /// Time between two attempts of the checks, as in `linkerd check`.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
-/// Time to ask the agents in `check`, if `--wait` is shorter.
-const SHORTEST_SWEEP: Duration = Duration::from_secs(60);
-/// Time to ask the agents in `nodes`.
-const NODES_SWEEP: Duration = Duration::from_secs(300);
+/// Time to ask the agents, in each attempt of the checks.
+const SWEEP: Duration = Duration::from_secs(60);
 /// Number of clusters that are checked at the same time.
 const CONTEXTS: usize = 8;
 /// Longest time to wait. A longer `--wait` counts as this.
@@ -116,7 +114,6 @@ struct CheckFlags {
     proxy: Option<String>,
 }
 
-/// Runs `linkerd cni`.
 pub fn main() -> ExitCode {
     let flags = Flags::parse();
     match run(&flags) {
@@ -145,7 +142,7 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
         }
         Command::Nodes => {
             connect()?;
-            let facts = fetch(&api, &flags.cluster, &[], Deadline::after(NODES_SWEEP));
+            let facts = fetch(&api, &flags.cluster);
             progress("");
             nodes::table(&facts).map_err(|why| anyhow!(why))?
         }
@@ -172,7 +169,6 @@ fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// Compares the pods of all nodes, and prints the result.
 fn compare(
     api: &Kubectl,
     cluster: &ClusterFlags,
@@ -214,20 +210,12 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
     if let Err(error) = api.connect() {
         return vec![reachable(Severity::Error.because(error.to_string()))];
     }
-    let wait = flags.wait.min(LONGEST_WAIT);
-    let end = Deadline::after(wait);
-    let sweep_end = Deadline::after(wait.max(SHORTEST_SWEEP));
-    let mut known: Vec<Agent> = Vec::new();
+    let end = Deadline::after(flags.wait.min(LONGEST_WAIT));
     loop {
         progress("running the checks");
         let results = match flags.pre {
             true => checks::before_install(api, &cluster.cni_namespace),
-            false => {
-                let facts = fetch(api, cluster, &known, sweep_end);
-                let results = checks::installed(&facts);
-                known = facts.agents.unwrap_or_default();
-                results
-            }
+            false => checks::installed(&fetch(api, cluster)),
         };
         if !report::is_pending(&results) || end.has_passed() {
             progress("");
@@ -238,12 +226,11 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
     }
 }
 
-/// Fetches the facts of the installed chart. `known` and `end` are those of [`Asking`].
-fn fetch(api: &Kubectl, cluster: &ClusterFlags, known: &[Agent], end: Deadline) -> Facts {
-    let agent_progress = |number, all| progress(&format!("asking agent {number} of {all}"));
-    let asking = Asking { known, end, progress: &agent_progress };
+fn fetch(api: &Kubectl, cluster: &ClusterFlags) -> Facts {
+    let progress = |number, all| progress(&format!("asking agent {number} of {all}"));
     let namespace = facts::find_namespace(api, &cluster.cni_namespace);
-    facts::fetch(api, &namespace, cluster.linkerd_namespace(), &asking)
+    let end = Deadline::after(SWEEP);
+    facts::fetch(api, &namespace, cluster.linkerd_namespace(), end, &progress)
 }
 
 #[cfg(test)]
@@ -263,24 +250,5 @@ mod tests {
             panic!("not check");
         };
         assert_eq!((check.output, check.wait), (Format::Json, Duration::from_secs(300)));
-    }
-
-    #[test]
-    fn durations_are_read_as_go_prints_them() {
-        for (text, milliseconds) in [
-            ("5m0s", Some(300_000)),
-            ("1h0m0s", Some(3_600_000)),
-            ("1.5s", Some(1500)),
-            ("500ms", Some(500)),
-            ("0s", Some(0)),
-            ("", None),
-            ("5", None),
-            ("s", None),
-            ("1..5s", None),
-            ("99999999999999999999h", None),
-        ] {
-            let wanted = milliseconds.map(Duration::from_millis);
-            assert_eq!(parse_duration(text).ok(), wanted, "{text}");
-        }
     }
 }

@@ -33,16 +33,6 @@ pub struct Agent {
     pub is_unasked: bool,
 }
 
-/// Which agents are asked, and until when.
-pub struct Asking<'a> {
-    /// Agents of the previous attempt. Those without a problem are not asked again.
-    pub known: &'a [Agent],
-    /// After this, no more agents are asked.
-    pub end: Deadline,
-    /// Called before an agent is asked, with its number and the number of agents to ask.
-    pub progress: &'a (dyn Fn(usize, usize) + Sync),
-}
-
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TokenState {
     Valid(Duration),
@@ -109,14 +99,6 @@ impl Agent {
         let name = text(&container["name"]);
         Some(format!("container {name}: {}{message}", text(&waiting["reason"])))
     }
-
-    /// Whether the agent reported no problem, so that a retry need not ask again.
-    fn is_settled(&self) -> bool {
-        let is_healthy = |body: &StatusBody| {
-            body.not_ready.is_none() && body.conflist.is_some() && body.problems.is_empty()
-        };
-        self.body().is_some_and(is_healthy)
-    }
 }
 
 pub fn token_state(body: &StatusBody, now: SystemTime) -> TokenState {
@@ -130,37 +112,26 @@ pub fn token_state(body: &StatusBody, now: SystemTime) -> TokenState {
     }
 }
 
-impl Asking<'_> {
-    /// Returns the previous state of an agent that need not be asked again.
-    fn known(&self, pod: &Value) -> Option<Agent> {
-        let uid = pod["metadata"]["uid"].as_str()?;
-        let agent = self.known.iter().find(|agent| agent.pod["metadata"]["uid"] == uid)?;
-        (is_ready(pod) && agent.is_settled()).then(|| Agent { pod: pod.clone(), ..agent.clone() })
-    }
-}
-
-/// Lists the agents' pods, then asks agents for their state, several at a time. Those that are not
-/// ready are asked first.
-pub fn agents(api: &dyn Api, namespace: &str, asking: &Asking<'_>) -> Result<Vec<Agent>, Error> {
-    let mut found = Vec::new();
-    let mut waiting = Vec::new();
-    for pod in pods(api, namespace, "")? {
-        match asking.known(&pod) {
-            Some(agent) => found.push(agent),
-            None => waiting.push(pod),
-        }
-    }
-    waiting.sort_by_key(is_ready);
-    let all = waiting.len();
-    found.extend(in_parallel(waiting, PARALLEL, |number, pod| {
-        if asking.end.has_passed() {
+/// Lists the agents' pods, then asks the agents for their state until `end`, several at a time. Those that
+/// are not ready are asked first. Calls `progress` before each with its number and the number of agents.
+pub fn agents(
+    api: &dyn Api,
+    namespace: &str,
+    end: Deadline,
+    progress: &(dyn Fn(usize, usize) + Sync),
+) -> Result<Vec<Agent>, Error> {
+    let mut pods = pods(api, namespace, "")?;
+    pods.sort_by_key(is_ready);
+    let all = pods.len();
+    let mut found = in_parallel(pods, PARALLEL, |number, pod| {
+        if end.has_passed() {
             // Upstream's agent has no state to ask for.
             let is_unasked = admin_port(&pod["spec"]).is_some();
             return Agent { pod, is_unasked, ..Agent::default() };
         }
-        (asking.progress)(number, all);
+        progress(number, all);
         ask(api, namespace, pod)
-    }));
+    });
     found.sort_by_cached_key(|agent| (agent.node().to_owned(), agent.name().to_owned()));
     Ok(found)
 }
@@ -216,15 +187,11 @@ pub fn in_parallel<T: Send, R: Send>(
     let run = || iter::from_fn(next).map(each).collect::<Vec<_>>();
     let mut results: Vec<(usize, R)> = thread::scope(|scope| {
         let workers: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
-        workers.into_iter().flat_map(joined).collect()
+        let joined = workers.into_iter().map(ScopedJoinHandle::join);
+        joined.flat_map(|results| results.unwrap_or_else(|panic| resume_unwind(panic))).collect()
     });
     results.sort_by_key(|(number, _)| *number);
     results.into_iter().map(|(_, result)| result).collect()
-}
-
-/// Returns the result of a thread. A panic goes on in the caller.
-pub(super) fn joined<T>(thread: ScopedJoinHandle<'_, T>) -> T {
-    thread.join().unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 #[cfg(test)]
@@ -234,24 +201,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::extension::fake::{AGENTS, Cluster, Recorded, STATUS_1, asking};
-
-    fn sweep(api: &Recorded, asking: &Asking<'_>) -> Vec<Agent> {
-        agents(api, "linkerd-cni", asking).unwrap()
-    }
-
-    #[test]
-    fn a_retry_asks_only_agents_that_had_a_problem() {
-        let mut cluster = Cluster::healthy();
-        cluster.set(STATUS_1, "/notReady", json!("kubeconfig: waiting for a token"));
-        let api = Recorded::new(cluster);
-        let known = sweep(&api, &asking());
-        assert_eq!(api.count("/status"), 2);
-        let again = sweep(&api, &Asking { known: &known, ..asking() });
-        assert_eq!(api.count("/status"), 3);
-        assert!(api.last("/status").contains("linkerd-cni-1:"), "{}", api.last("/status"));
-        assert!(again.iter().all(|agent| agent.body().is_some()), "{again:?}");
-    }
+    use crate::extension::fake::{AGENTS, Cluster, Recorded};
 
     #[test]
     fn agents_that_are_not_ready_are_asked_first() {
@@ -264,7 +214,7 @@ mod tests {
                 thread::yield_now();
             }
         };
-        sweep(&api, &Asking { progress: &progress, ..asking() });
+        agents(&api, "linkerd-cni", Deadline::after(Duration::from_secs(3600)), &progress).unwrap();
         assert!(api.first("/status").contains("linkerd-cni-2:"), "{}", api.first("/status"));
     }
 
@@ -272,7 +222,7 @@ mod tests {
     fn after_the_deadline_no_agent_is_asked() {
         let api = Recorded::new(Cluster::healthy());
         let end = Deadline::after(Duration::ZERO);
-        let found = sweep(&api, &Asking { end, ..asking() });
+        let found = agents(&api, "linkerd-cni", end, &|_, _| {}).unwrap();
         assert_eq!(api.count("/status"), 0);
         let count = unasked(&found).unwrap();
         assert_eq!(count, format!("2 agents were not asked: {OUT_OF_TIME}"));

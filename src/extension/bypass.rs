@@ -7,17 +7,15 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::api::{Api, LIST_LIMIT, get, list};
-use super::explain::{existing_config, unreadable};
+use super::explain::{Lookup, existing_config};
 use super::nodes::align;
 use super::objects::{event_time, text};
 use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
 use crate::config::bypass::{Bypass, Reason};
-use crate::kube::object_reader::{API_SERVICE, namespace_path};
-use crate::kube::types::{Namespace, Pod, Service};
+use crate::kube::object_reader::namespace_path;
+use crate::kube::types::{Namespace, Pod};
 use crate::pod::Decision;
-use crate::pod::annotation::Annotations;
-use crate::pod::facts::ClusterLookup;
 use crate::pod::skip::SkipReason;
 use crate::quote::{one_line, quote};
 
@@ -61,7 +59,7 @@ pub fn fetch(
     };
     let namespaces = namespaces.map_err(unlisted("namespaces"))?.into_iter();
     let namespaces = namespaces.map(|found| (found.metadata.name, found.metadata.annotations));
-    let mut lookup = Lookup { api, namespaces: namespaces.collect(), service: None };
+    let mut lookup = Lookup::new(api, namespaces.collect());
     let mut report = Report::default();
     for pod in pods.into_iter().filter(|pod| !pod.status.has_ended()) {
         let metadata = &pod.metadata;
@@ -79,24 +77,6 @@ pub fn fetch(
         }
     }
     Ok(report)
-}
-
-/// Answers the plugin's look-ups from objects that are each read once.
-struct Lookup<'a> {
-    api: &'a dyn Api,
-    namespaces: BTreeMap<String, Annotations>,
-    service: Option<Result<Service, CniError>>,
-}
-
-impl ClusterLookup for Lookup<'_> {
-    fn namespace(&mut self, name: &str) -> Result<Annotations, CniError> {
-        Ok(self.namespaces.get(name).cloned().unwrap_or_default())
-    }
-
-    fn api_service(&mut self) -> Result<Service, CniError> {
-        let read = || get(self.api, API_SERVICE).map_err(unreadable);
-        self.service.get_or_insert_with(read).clone()
-    }
 }
 
 /// Returns the note of the newest Event on each pod, by UID, unless it is that of a repair.

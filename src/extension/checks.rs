@@ -51,7 +51,6 @@ fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Prob
     fact.as_ref().or_else(|why| Severity::Warning.unreadable(what, why))
 }
 
-/// Checks the chart's objects and the rollout of the DaemonSet.
 fn chart(facts: &Facts) -> Vec<Check> {
     let check = |hint, description: &str, verdict| Check::new(CHART, hint, description, verdict);
     let name = &facts.namespace;
@@ -98,7 +97,6 @@ fn config(facts: &Facts) -> Verdict {
     }
 }
 
-/// Reads the plugin entry from the ConfigMap.
 /// The error names the key and the problem.
 pub fn plugin_entry(map: &Value) -> Result<Config, String> {
     let text = map["data"][ENTRY_KEY].as_str();
@@ -151,7 +149,6 @@ fn rollout(name: &str, daemonset: &Value) -> Verdict {
     }
 }
 
-/// Checks the meshed pods.
 fn pods(facts: &Facts) -> Vec<Check> {
     let check = |hint, description, verdict| Check::new(PODS, hint, description, verdict);
     let multus = facts.multus_pods.as_ref();

@@ -7,6 +7,8 @@ mod text;
 
 pub use text::render;
 
+use std::collections::BTreeMap;
+
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
@@ -33,14 +35,16 @@ const LOG_LINES: usize = 5000;
 /// Number of log lines and of Events that are shown.
 const SHOWN: usize = 5;
 
-/// The objects on which the plugin's decision depends, and what the pod's node reports.
+/// What the plugin decides for a pod, from which objects, and what the pod's node reports.
 #[derive(Debug)]
-pub struct PodInputs {
+pub struct Explanation {
     pub pod: Pod,
-    pub namespace_annotations: Result<Annotations, CniError>,
-    /// The Service of the API server. Only control-plane pods need it.
-    pub api_service: Result<Service, CniError>,
     pub config: Config,
+    /// The decision for an ADD, or the error with which the pod cannot start. `None`: the runtime calls no
+    /// plugin for a pod in the node's network namespace.
+    pub decision: Option<Result<Decision<ResolvedRedirect>, CniError>>,
+    /// The paths around the proxy. Empty if they are unknown, as the pod cannot start.
+    pub bypasses: Vec<Bypass>,
     pub report: NodeReport,
 }
 
@@ -54,42 +58,56 @@ pub struct NodeReport {
     pub events: Vec<String>,
 }
 
-impl PodInputs {
-    /// Decides as the plugin does for an ADD if it knows the pod's containers.
-    /// Fails with the plugin's error, with which the pod cannot start.
-    pub fn decide(&self) -> Result<Decision<ResolvedRedirect>, CniError> {
-        let pod = PodRef::from(&self.pod.metadata);
-        if let Some(reason) = self.config.filter.skip_reason(&pod) {
-            return Ok(Decision::Skip(reason));
-        }
-        let facts = match facts::facts(self.pod.clone(), &pod, &mut { self })? {
-            Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
-            Decision::Redirect(facts) => facts,
-        };
-        let resolved = self.config.resolve(&facts)?;
-        match self.config.refusal(&resolved) {
-            Some(error) => Err(error),
-            None => Ok(Decision::Redirect(resolved)),
-        }
-    }
+/// Answers the plugin's look-ups from objects that are each read once.
+pub struct Lookup<'a> {
+    api: &'a dyn Api,
+    namespaces: BTreeMap<String, Annotations>,
+    service: Option<Result<Service, CniError>>,
+}
 
-    /// Returns the paths around the proxy. Empty if they are unknown, as the pod cannot start.
-    pub fn bypasses(&self) -> Vec<Bypass> {
-        match self.config.bypasses_of(self.pod.clone(), &mut { self }) {
-            Ok(Decision::Redirect(found)) => found,
-            _ => Vec::new(),
-        }
+impl<'a> Lookup<'a> {
+    /// `namespaces` are the annotations of namespaces that were read already.
+    pub fn new(api: &'a dyn Api, namespaces: BTreeMap<String, Annotations>) -> Self {
+        Lookup { api, namespaces, service: None }
     }
 }
 
-/// Answers the plugin's look-ups from the fetched objects.
-impl ClusterLookup for &PodInputs {
-    fn namespace(&mut self, _: &str) -> Result<Annotations, CniError> {
-        self.namespace_annotations.clone()
+impl ClusterLookup for Lookup<'_> {
+    fn namespace(&mut self, name: &str) -> Result<Annotations, CniError> {
+        if let Some(known) = self.namespaces.get(name) {
+            return Ok(known.clone());
+        }
+        let found: Namespace = get(self.api, &namespace_path(name)).map_err(unreadable)?;
+        let annotations = found.metadata.annotations;
+        self.namespaces.insert(name.to_owned(), annotations.clone());
+        Ok(annotations)
     }
 
     fn api_service(&mut self) -> Result<Service, CniError> {
-        self.api_service.clone()
+        let read = || get(self.api, API_SERVICE).map_err(unreadable);
+        self.service.get_or_insert_with(read).clone()
+    }
+}
+
+/// Decides as the plugin does for an ADD if it knows the pod's containers.
+/// Fails with the plugin's error, with which the pod cannot start.
+fn decide(
+    config: &Config,
+    object: &Pod,
+    lookup: &mut Lookup<'_>,
+) -> Result<Decision<ResolvedRedirect>, CniError> {
+    let pod = PodRef::from(&object.metadata);
+    if let Some(reason) = config.filter.skip_reason(&pod) {
+        return Ok(Decision::Skip(reason));
+    }
+    let facts = match facts::facts(object.clone(), &pod, lookup)? {
+        Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+        Decision::Redirect(facts) => facts,
+    };
+    let resolved = config.resolve(&facts)?;
+    match config.refusal(&resolved) {
+        Some(error) => Err(error),
+        None => Ok(Decision::Redirect(resolved)),
     }
 }
 
@@ -100,7 +118,7 @@ pub fn fetch(
     cni_namespace: &str,
     namespace: &str,
     name: &str,
-) -> Result<PodInputs, String> {
+) -> Result<Explanation, String> {
     for text in [cni_namespace, namespace, name] {
         if !is_name(text) {
             return Err(format!("{} is not the name of a pod or namespace", quote(text)));
@@ -113,13 +131,14 @@ pub fn fetch(
         "name its namespace with --namespace",
     )?;
     let config = existing_config(api, cni_namespace)?;
-    let namespace_annotations: Result<Annotations, CniError> =
-        get::<Namespace>(api, &namespace_path(namespace))
-            .map(|found| found.metadata.annotations)
-            .map_err(unreadable);
+    let mut lookup = Lookup::new(api, BTreeMap::new());
+    let decision = (!pod.spec.host_network).then(|| decide(&config, &pod, &mut lookup));
+    let bypasses = match config.bypasses_of(pod.clone(), &mut lookup) {
+        Ok(Decision::Redirect(found)) => found,
+        _ => Vec::new(),
+    };
     let report = report(api, cni_namespace, &pod);
-    let api_service = get(api, API_SERVICE).map_err(unreadable);
-    Ok(PodInputs { pod, namespace_annotations, api_service, config, report })
+    Ok(Explanation { pod, config, decision, bypasses, report })
 }
 
 /// Reads the plugin entry of the chart in this namespace.
@@ -149,7 +168,7 @@ fn existing<T: DeserializeOwned>(
 }
 
 /// The error of a failed request, as the plugin would report it.
-pub fn unreadable(error: Error) -> CniError {
+fn unreadable(error: Error) -> CniError {
     CniError::new(Failure::ApiError, error.to_string())
 }
 

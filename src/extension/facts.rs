@@ -1,13 +1,13 @@
 //! Everything that the checks look at, fetched from the API server.
 
-use std::thread;
 use std::time::SystemTime;
 
 use serde_json::Value;
 
-use super::agents::{Agent, Asking, DAEMONSET, SELECTOR, agents, joined};
+use super::agents::{Agent, DAEMONSET, SELECTOR, agents};
 use super::api::{Api, Error, encoded, find, get, list};
 use super::objects::{InjectedPod, event_time, pod_spec, text, variable};
+use crate::deadline::Deadline;
 use crate::kube::object_reader::namespace_path;
 use crate::kube::scheduling::{Node, daemonset_path};
 use crate::kube::types::Pod;
@@ -50,40 +50,36 @@ pub struct Facts {
 }
 
 /// Fetches the facts for the checks of an installed chart. A failed request does not stop the
-/// others. The control plane is in `linkerd_namespace`.
+/// others. The control plane is in `linkerd_namespace`. `end` and `progress` are those of [`agents`].
 pub fn fetch(
     api: &dyn Api,
     namespace: &str,
     linkerd_namespace: &str,
-    asking: &Asking<'_>,
+    end: Deadline,
+    progress: &(dyn Fn(usize, usize) + Sync),
 ) -> Facts {
-    thread::scope(|scope| {
-        // The agents take longest.
-        let agents = scope.spawn(|| agents(api, namespace, asking));
-        let daemonset: OptionalObject = find(api, &daemonset_path(namespace, DAEMONSET));
-        let known = daemonset.as_ref().ok().and_then(Option::as_ref);
-        let unchained =
-            known.filter(|found| variable(found, "LINKERD_CNI_CHAINED") == Some("false"));
-        let injected = format!("labelSelector={}", encoded(INJECTED_LABEL));
-        let multus_pods = unchained.map(|_| list(api, "/api/v1/pods", &injected));
-        let pending = format!("{injected}&fieldSelector=status.phase%3DPending");
-        Facts {
-            now: SystemTime::now(),
-            namespace: namespace.to_owned(),
-            namespace_object: find(api, &namespace_path(namespace)),
-            config: find(api, &config_path(namespace)),
-            objects: chart_objects(api, namespace, known),
-            daemonset,
-            daemonsets: daemonsets(api),
-            nodes: list(api, "/api/v1/nodes", ""),
-            events: events(api, namespace, "type%3DWarning").unwrap_or_default(),
-            pending_pods: list(api, "/api/v1/pods", &pending),
-            cilium: cilium(api),
-            control_plane_uses_cni: control_plane_uses_cni(api, linkerd_namespace),
-            agents: joined(agents),
-            multus_pods,
-        }
-    })
+    let daemonset: OptionalObject = find(api, &daemonset_path(namespace, DAEMONSET));
+    let known = daemonset.as_ref().ok().and_then(Option::as_ref);
+    let unchained = known.filter(|found| variable(found, "LINKERD_CNI_CHAINED") == Some("false"));
+    let injected = format!("labelSelector={}", encoded(INJECTED_LABEL));
+    let multus_pods = unchained.map(|_| list(api, "/api/v1/pods", &injected));
+    let pending = format!("{injected}&fieldSelector=status.phase%3DPending");
+    Facts {
+        now: SystemTime::now(),
+        namespace: namespace.to_owned(),
+        namespace_object: find(api, &namespace_path(namespace)),
+        config: find(api, &config_path(namespace)),
+        objects: chart_objects(api, namespace, known),
+        daemonset,
+        daemonsets: daemonsets(api),
+        nodes: list(api, "/api/v1/nodes", ""),
+        events: events(api, namespace, "type%3DWarning").unwrap_or_default(),
+        pending_pods: list(api, "/api/v1/pods", &pending),
+        cilium: cilium(api),
+        control_plane_uses_cni: control_plane_uses_cni(api, linkerd_namespace),
+        agents: agents(api, namespace, end, progress),
+        multus_pods,
+    }
 }
 
 /// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.

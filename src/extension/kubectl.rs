@@ -9,7 +9,7 @@
 use std::env;
 use std::ffi::{OsStr, OsString};
 use std::fs;
-use std::io::{self, IsTerminal as _, Read, Write};
+use std::io::{self, ErrorKind, IsTerminal as _, Read, Write};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -26,7 +26,7 @@ use crate::child;
 use crate::deadline::Deadline;
 
 /// Time for the first request, with the credential plugin that kubectl may start, for the start of
-/// `kubectl proxy`, and for each request through it.
+/// `kubectl proxy`, and for each response through it to begin or go on.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Time for the first request if a user may log in.
 const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
@@ -157,7 +157,6 @@ impl Api for Kubectl {
     /// Sends a request as HTTP/1.0, whose response ends with the connection.
     fn request(&self, method: &str, path: &str, body: &str) -> Result<String, Error> {
         let proxy = self.proxy.get_or_init(|| self.start_proxy()).as_ref().map_err(Clone::clone)?;
-        let end = Deadline::after(self.deadline);
         let length = body.len();
         let request = format!(
             "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n\
@@ -165,22 +164,18 @@ impl Api for Kubectl {
         );
         let exchange = || {
             let mut stream = proxy.open()?;
+            stream.set_read_timeout(Some(self.deadline))?;
             stream.write_all(request.as_bytes())?;
-            let (mut response, mut part) = (Vec::new(), vec![0; 1 << 16]);
-            while (response.len() as u64) < OUTPUT_LIMIT {
-                // Zero would mean without end.
-                stream.set_read_timeout(Some(end.remaining().max(START_PAUSE)))?;
-                match stream.read(&mut part)? {
-                    0 => break,
-                    length => response.extend_from_slice(&part[..length]),
-                }
-            }
+            let mut response = Vec::new();
+            stream.take(OUTPUT_LIMIT).read_to_end(&mut response)?;
             Ok(response)
         };
         match exchange() {
             Ok(response) => body_of(&String::from_utf8_lossy(&response)),
-            Err(_) if end.has_passed() => Err(Error::Deadline(self.deadline)),
-            Err(error) => Err(Error::Failed(format!("proxy: {}", io::Error::to_string(&error)))),
+            Err(error) if io::Error::kind(&error) == ErrorKind::WouldBlock => {
+                Err(Error::Deadline(self.deadline))
+            }
+            Err(error) => Err(Error::Failed(format!("proxy: {error}"))),
         }
     }
 }

@@ -5,7 +5,6 @@ use std::io::{self, IsTerminal as _, Write as _};
 
 use anyhow::Context as _;
 
-/// Writes a message to stderr.
 pub fn say(message: &str) {
     // Nothing is left to report a failure to.
     let _ = writeln!(io::stderr(), "linkerd cni: {message}");
@@ -21,18 +20,15 @@ pub fn progress(what: &str) {
     }
 }
 
-/// Whether the report on stdout gets colors.
 pub fn has_color() -> bool {
     let is_set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
     io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb()
 }
 
-/// Whether the terminal knows no escape sequences.
 fn is_dumb() -> bool {
     env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
-/// Writes a result to stdout.
 pub fn print(text: &str) -> anyhow::Result<()> {
     let mut stdout = io::stdout().lock();
     let printed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());

@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::{NodeReport, PodInputs};
+use super::{Explanation, NodeReport};
 use crate::config::ResolvedRedirect;
 use crate::config::bypass::Bypass;
 use crate::pod::Decision;
@@ -14,15 +14,13 @@ use crate::redirect::{Family, Ipv6, Redirect};
 const UNANNOTATED: &str = "Note:      no annotation of the pod is that of a proxy: the plugin skips the pod \
                            while no agent runs on its node\n";
 
-pub fn render(inputs: &PodInputs) -> String {
-    let metadata = &inputs.pod.metadata;
-    let node = match inputs.pod.spec.node_name.as_str() {
+pub fn render(explanation: &Explanation) -> String {
+    let metadata = &explanation.pod.metadata;
+    let node = match explanation.pod.spec.node_name.as_str() {
         "" => "not scheduled",
         node => node,
     };
-    // The runtime calls no plugin for a pod in the node's network namespace.
-    let decision = (!inputs.pod.spec.host_network).then(|| inputs.decide());
-    let (title, why) = match &decision {
+    let (title, why) = match &explanation.decision {
         None => (
             "not redirected: the plugin is not called",
             "spec.hostNetwork is true: the pod uses the node's network namespace".to_owned(),
@@ -43,13 +41,13 @@ pub fn render(inputs: &PodInputs) -> String {
         "Pod:       {}/{}\nNode:      {node}\nDecision:  {title}\nWhy:       {why}\n",
         metadata.namespace, metadata.name,
     );
-    if let Some(Ok(Decision::Redirect(resolved))) = &decision {
+    if let Some(Ok(Decision::Redirect(resolved))) = &explanation.decision {
         if skipped_by_annotations(&metadata.annotations).is_some() {
             text.push_str(UNANNOTATED);
         }
-        redirect(&mut text, inputs, resolved);
+        redirect(&mut text, explanation, resolved);
     }
-    node_report(&mut text, &inputs.report);
+    node_report(&mut text, &explanation.report);
     text
 }
 
@@ -66,8 +64,8 @@ fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static st
     }
 }
 
-fn redirect(text: &mut String, inputs: &PodInputs, resolved: &ResolvedRedirect) {
-    let (families, ipv6) = families(inputs.config.ipv6, resolved.ipv6);
+fn redirect(text: &mut String, explanation: &Explanation, resolved: &ResolvedRedirect) {
+    let (families, ipv6) = families(explanation.config.ipv6, resolved.ipv6);
     // Writing to a String cannot fail.
     let Redirect { inbound_port, outbound_port, .. } = resolved.redirect;
     let _ = writeln!(text, "Ports:     inbound {inbound_port}, outbound {outbound_port}");
@@ -75,11 +73,11 @@ fn redirect(text: &mut String, inputs: &PodInputs, resolved: &ResolvedRedirect) 
     for list in &resolved.ignored {
         let _ = writeln!(text, "Warning:   {list}; expected {}", list.grammar());
     }
-    for Bypass { reason, detail, cause } in inputs.bypasses() {
+    for Bypass { reason, detail, cause } in &explanation.bypasses {
         let cause = cause.map(|(kind, key)| format!(" ({kind}: {key})")).unwrap_or_default();
         let _ = writeln!(text, "Bypass:    {} {detail}{cause}", reason.label());
     }
-    if inputs.config.simulate {
+    if explanation.config.simulate {
         let _ = writeln!(
             text,
             "Warning:   simulate is true: the plugin logs the rules and installs none"
