@@ -1,11 +1,10 @@
 //! The HTTP server for `/live`, `/ready` and `/metrics` of the agent and the repair controller, and
 //! for `/status` of the agent.
 //!
-//! Each client has a thread of its own, so a slow client does not delay the kubelet's probe, and
-//! [`CLIENT_TIMEOUT`].
+//! Each client has a thread of its own, so a slow client does not delay the kubelet's probe.
 
 use std::collections::VecDeque;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::sync::{Arc, Weak};
@@ -18,14 +17,12 @@ use nix::sys::socket::{
     sockopt,
 };
 
-use crate::deadline::Deadline;
-
-/// Longest duration of a connection, from accept to close.
+/// Longest time that a connection may be silent.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Largest number of open connections. A further one replaces the oldest.
 const MAX_CLIENTS: usize = 32;
 /// Largest request that is read, in bytes.
-const REQUEST_LIMIT: usize = 8 << 10;
+const REQUEST_LIMIT: u64 = 8 << 10;
 /// Time without accepting connections after an accept has failed. If no file descriptor is free,
 /// the next one fails at once, too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
@@ -144,57 +141,32 @@ fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
     }
 }
 
-/// Reads a request, and writes the response.
+/// Reads a request, and writes the response. Fails if the client is silent for [`CLIENT_TIMEOUT`].
 fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
-    let end = Deadline::after(CLIENT_TIMEOUT);
-    // Fails after the deadline, as a timeout of 0 is invalid.
-    let limit = || stream.set_read_timeout(Some(end.remaining()));
-    let mut chunk = [0; 1024];
-    let mut request = Vec::new();
-    let response = loop {
-        limit()?;
-        let read = transfer(|| stream.read(&mut chunk))?;
-        request.extend_from_slice(&chunk[..read]);
-        if let Some(response) = respond(&request, handlers) {
-            break response.into_bytes();
-        }
-    };
-    let mut written = 0;
-    while written < response.len() {
-        stream.set_write_timeout(Some(end.remaining()))?;
-        written += transfer(|| stream.write(&response[written..]))?;
-    }
+    stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
+    stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
+    let mut reader = BufReader::with_capacity(1 << 10, stream.take(REQUEST_LIMIT));
+    let mut head = Vec::new();
+    while !head.ends_with(b"\r\n\r\n") && reader.read_until(b'\n', &mut head)? > 0 {}
+    stream.write_all(respond(&head, handlers).as_bytes())?;
     stream.shutdown(Shutdown::Write)?;
     // Closing a connection with unread data would reset it, and the client might lose the response. So
     // the server reads until the client closes.
-    loop {
-        limit()?;
-        transfer(|| stream.read(&mut chunk))?;
-    }
+    io::copy(&mut stream.take(REQUEST_LIMIT), &mut io::sink())?;
+    Ok(())
 }
 
-/// Repeats a call that a signal interrupts, as SIGCONT does. Fails at the end of the stream.
-fn transfer(mut call: impl FnMut() -> io::Result<usize>) -> io::Result<usize> {
-    loop {
-        match call() {
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            done => return done,
-        }
-    }
-}
-
-/// Returns the response to a request, or `None` while the request is incomplete.
-fn respond(request: &[u8], handlers: &Handlers) -> Option<String> {
-    let is_complete = request.windows(4).any(|end| end == b"\r\n\r\n");
-    if !is_complete && request.len() < REQUEST_LIMIT {
-        return None;
-    }
-    let line = request.split(|byte| *byte == b'\r').next().unwrap_or(&[]);
+/// Returns the response to the head of a request.
+fn respond(head: &[u8], handlers: &Handlers) -> String {
+    let line = head.split(|byte| *byte == b'\r').next().unwrap_or(&[]);
     let words: Vec<&str> = str::from_utf8(line).unwrap_or("").split(' ').collect();
     let target = match words[..] {
-        ["GET", target, version] if is_complete && version.starts_with("HTTP/1.") => target,
-        _ => return Some(response("400 Bad Request", TEXT, "")),
+        ["GET", target, version]
+            if head.ends_with(b"\r\n\r\n") && version.starts_with("HTTP/1.") =>
+        {
+            target
+        }
+        _ => return response("400 Bad Request", TEXT, ""),
     };
     let health = |word: &str, result: Result<Option<String>, String>| match result {
         Ok(None) => ("200 OK", TEXT, format!("{word}\n")),
@@ -209,7 +181,7 @@ fn respond(request: &[u8], handlers: &Handlers) -> Option<String> {
         ("/status", Some(status)) => ("200 OK", JSON, status()),
         _ => ("404 Not Found", TEXT, String::new()),
     };
-    Some(response(status, content_type, &body))
+    response(status, content_type, &body)
 }
 
 fn response(status: &str, content_type: &str, body: &str) -> String {

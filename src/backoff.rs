@@ -26,7 +26,6 @@ impl Backoff {
         Backoff { spread: true, ..Backoff::new(limits) }
     }
 
-    /// Returns the delay after one more failure.
     pub fn next_delay(&mut self) -> Duration {
         let failures = self.failures;
         self.failures = failures.saturating_add(1);
@@ -85,7 +84,6 @@ pub fn jitter(longest: Duration) -> Duration {
     between(Duration::ZERO, longest)
 }
 
-/// Returns a random time from `low` to `high`.
 pub fn between(low: Duration, high: Duration) -> Duration {
     // The keys of a new hasher are random. The standard library has no other source. The steps are
     // as fine as a u32 allows, since with coarse steps many nodes would choose the same time.
@@ -119,11 +117,6 @@ mod tests {
         let new = || Backoff::spread([5 * SECOND, 30 * SECOND]);
         let firsts: Vec<Duration> = (0..500).map(|_| new().next_delay()).collect();
         assert!(firsts.iter().all(|first| *first <= 5 * SECOND));
-        for second in 0..5 {
-            let part = SECOND * second..SECOND * (second + 1);
-            let nodes = firsts.iter().filter(|first| part.contains(*first)).count();
-            assert!((50..200).contains(&nodes), "{nodes} of 500 in {part:?}");
-        }
         let mut backoff = new();
         backoff.next_delay();
         for whole in [5, 10, 20, 30, 30] {

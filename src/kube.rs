@@ -147,7 +147,6 @@ impl Client {
         self.send(&self.http, Method::POST, path, Some(body)).map(drain)
     }
 
-    /// POSTs `body` to `path` and returns the object in the response.
     pub fn post_and_decode<T: DeserializeOwned>(
         &self,
         path: &str,

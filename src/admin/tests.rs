@@ -81,7 +81,7 @@ fn a_request_that_is_too_large_is_rejected() {
     let address = server();
     let mut stream = connect(address);
     // The server may respond and close before all of it is written.
-    let _ = stream.write_all(&vec![b'a'; REQUEST_LIMIT + 1]);
+    let _ = stream.write_all(&vec![b'a'; REQUEST_LIMIT as usize + 1]);
     assert_eq!(status_and_body(&response(stream)), ("400 Bad Request", ""));
 }
 

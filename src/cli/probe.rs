@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, anyhow, bail};
-use serde::Deserialize;
+use serde_json::Value;
 
 use crate::admin;
 use crate::agent::api::{USER_AGENT, namespace, source};
@@ -18,7 +18,6 @@ use crate::agent::settings::Settings;
 use crate::kube::Deadlines;
 use crate::kube::connection::Connection;
 use crate::kube::scheduling::daemonset_path;
-use crate::kube::types::{null_as_default, objects};
 
 /// Addresses reserved for documentation, one for each family. No host has them, so a connection to
 /// them succeeds only if it is redirected.
@@ -30,11 +29,9 @@ const UNUSED_ADDRESSES: [IpAddr; 2] = [
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time in which to retry, as the other container may still be starting.
 const RETRY_BUDGET: Duration = Duration::from_secs(20);
-/// Pause after a failed attempt.
 const PAUSE: Duration = Duration::from_millis(200);
 /// Time for the agents of all nodes to become ready, as after an install without `--wait`.
 const ROLLOUT_BUDGET: Duration = Duration::from_secs(60);
-/// Pause between two requests for the DaemonSet.
 const ROLLOUT_PAUSE: Duration = Duration::from_secs(2);
 
 /// The sides of the probe. `serve` and `outbound` get the same token, which tells the response of `serve` from
@@ -91,41 +88,22 @@ impl Probe {
     }
 }
 
-objects! {
-    /// The agent's DaemonSet. A field that the API server omits is 0.
-    pub struct DaemonSet {
-        pub metadata: Metadata,
-        pub status: Status,
-    }
-
-    pub struct Metadata {
-        pub generation: u64,
-    }
-
-    pub struct Status {
-        pub observed_generation: u64,
-        pub desired_number_scheduled: u64,
-        pub updated_number_scheduled: u64,
-        pub number_ready: u64,
-    }
-}
-
-impl DaemonSet {
-    /// Returns the number of nodes, or what is missing.
-    fn verified(&self) -> Result<u64, String> {
-        let Status { desired_number_scheduled: nodes, number_ready: ready, .. } = self.status;
-        let updated = self.status.updated_number_scheduled;
-        match () {
-            () if self.status.observed_generation < self.metadata.generation => {
-                Err("the DaemonSet's status is older than its last change".to_owned())
-            }
-            () if nodes == 0 => Err("the DaemonSet selects no node".to_owned()),
-            () if updated < nodes => {
-                Err(format!("{updated} of {nodes} nodes have the DaemonSet's current agent"))
-            }
-            () if ready < nodes => Err(format!("the agent is ready on {ready} of {nodes} nodes")),
-            () => Ok(nodes),
+/// Returns the number of the DaemonSet's nodes, or what is missing. A field that the API server omits is 0.
+fn verified(daemonset: &Value) -> Result<u64, String> {
+    let number = |object: &str, field: &str| daemonset[object][field].as_u64().unwrap_or_default();
+    let nodes = number("status", "desiredNumberScheduled");
+    let updated = number("status", "updatedNumberScheduled");
+    let ready = number("status", "numberReady");
+    match () {
+        () if number("status", "observedGeneration") < number("metadata", "generation") => {
+            Err("the DaemonSet's status is older than its last change".to_owned())
         }
+        () if nodes == 0 => Err("the DaemonSet selects no node".to_owned()),
+        () if updated < nodes => {
+            Err(format!("{updated} of {nodes} nodes have the DaemonSet's current agent"))
+        }
+        () if ready < nodes => Err(format!("the agent is ready on {ready} of {nodes} nodes")),
+        () => Ok(nodes),
     }
 }
 
@@ -136,8 +114,7 @@ fn nodes(settings: &Settings, within: Duration) -> anyhow::Result<()> {
     let path = daemonset_path(&namespace, "linkerd-cni");
     let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(ATTEMPT_TIMEOUT));
     let nodes = retry(within, ROLLOUT_PAUSE, || {
-        let daemonset: DaemonSet = connection.client()?.get(&path)?;
-        daemonset.verified().map_err(anyhow::Error::msg)
+        verified(&connection.client()?.get(&path)?).map_err(anyhow::Error::msg)
     });
     let nodes = nodes.map_err(|problem| {
         anyhow!("{problem:#}; see `kubectl get pods -n {namespace} -l k8s-app=linkerd-cni -o wide`")
@@ -162,7 +139,6 @@ fn retry<T>(
     }
 }
 
-/// Returns the line that `serve` sends on one of its ports.
 fn response(token: &str, port: u16) -> String {
     format!("{token} {port}\n")
 }
@@ -304,17 +280,15 @@ mod tests {
                 "observedGeneration": observed, "desiredNumberScheduled": nodes,
                 "updatedNumberScheduled": updated, "numberReady": ready,
             });
-            let object = serde_json::json!({"metadata": {"generation": 3}, "status": status});
-            let daemonset: DaemonSet = serde_json::from_value(object).unwrap();
-            match (daemonset.verified(), expected) {
+            let daemonset = serde_json::json!({"metadata": {"generation": 3}, "status": status});
+            match (verified(&daemonset), expected) {
                 (Ok(number), Ok(expected)) => assert_eq!(number, expected),
                 (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem}"),
                 (result, _) => panic!("{status}: {result:?}"),
             }
         }
         // The API server omits updatedNumberScheduled if it is 0, and a new DaemonSet has no status.
-        let new = serde_json::json!({"metadata": {"generation": 1}});
-        assert!(serde_json::from_value::<DaemonSet>(new).unwrap().verified().is_err());
+        assert!(verified(&serde_json::json!({"metadata": {"generation": 1}})).is_err());
     }
 
     #[test]

@@ -58,7 +58,6 @@ impl Connection {
         self.current = None;
     }
 
-    /// Returns the token of the client that was returned last.
     pub fn token(&self) -> Option<&str> {
         self.current.as_ref()?.0.token.as_deref()
     }

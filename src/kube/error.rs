@@ -28,12 +28,7 @@ pub enum Error {
         retry_after: Option<Duration>,
     },
     #[error("{request}: unexpected response: {problem}")]
-    Decode {
-        request: String,
-        problem: String,
-        /// Whether the response ends too early.
-        is_truncated: bool,
-    },
+    Decode { request: String, problem: String, is_truncated: bool },
 }
 
 impl Error {

@@ -89,12 +89,6 @@ fn event(
     let suffix = id.map_or_else(|| format!("{nanos:x}"), str::to_owned);
     let prefix =
         shorten(regarding.name, NAME_LIMIT - 1 - suffix.len()).trim_end_matches(['-', '.']);
-    let mut object = json!({"apiVersion": "v1", "kind": regarding.kind});
-    if !regarding.namespace.is_empty() {
-        object["namespace"] = json!(regarding.namespace);
-    }
-    object["name"] = json!(regarding.name);
-    object["uid"] = json!(regarding.uid);
     json!({
         "apiVersion": "events.k8s.io/v1",
         "kind": "Event",
@@ -104,7 +98,13 @@ fn event(
         "reason": content.reason,
         "action": content.action,
         "note": shorten(&content.note, NOTE_LIMIT),
-        "regarding": object,
+        "regarding": {
+            "apiVersion": "v1",
+            "kind": regarding.kind,
+            "namespace": regarding.namespace,
+            "name": regarding.name,
+            "uid": regarding.uid,
+        },
         "reportingController": reporter.controller,
         "reportingInstance": shorten(reporter.instance, INSTANCE_LIMIT),
     })
@@ -193,6 +193,6 @@ mod tests {
         let node = Regarding::node("node-1");
         let event = event(reporter("x"), node, &message("y"), SystemTime::now(), Some("z"));
         assert_eq!(event["metadata"]["namespace"], "default");
-        assert!(event["regarding"].get("namespace").is_none());
+        assert_eq!(event["regarding"]["namespace"], "");
     }
 }

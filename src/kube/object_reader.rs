@@ -38,10 +38,7 @@ impl ObjectReader {
         ObjectReader { client, read_from, namespaces: BTreeMap::new(), api_service: None }
     }
 
-    /// Returns the annotations of a namespace.
-    ///
-    /// # Errors
-    /// The error of the request, also of an earlier one.
+    /// Fails with the error of the request, also of an earlier one.
     pub fn namespace_annotations(
         &mut self,
         name: &str,
@@ -55,10 +52,7 @@ impl ObjectReader {
         annotations
     }
 
-    /// Returns the Service of the API server.
-    ///
-    /// # Errors
-    /// The error of the request, also of an earlier one.
+    /// Fails with the error of the request, also of an earlier one.
     pub fn api_server_service(&mut self) -> Result<Service, String> {
         let found = self.api_service.take().unwrap_or_else(|| self.get(API_SERVICE));
         self.api_service.insert(found).clone()

@@ -51,7 +51,7 @@ mod tests {
                 r#"{"env":[{"name":"A","value":1234}]}"#,
                 "invalid type: integer, expected a string at line 1 column 32",
             ),
-            (r#"{"env":{}}"#, "invalid type: map, expected a sequence at line 1 column 9"),
+            (r#"{"env":{}}"#, "invalid type: map, expected a sequence at line 1 column 7"),
         ];
         for (text, wanted) in cases {
             let error = object::<Container>(text.as_bytes()).unwrap_err();

@@ -1,54 +1,36 @@
 //! Counts the requests of this process to the API server, by the class of the response.
 
-use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::LazyLock;
 
-use prometheus_client::collector::Collector;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _};
-use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::counter::Counter;
+use prometheus_client::metrics::family::Family;
 use prometheus_client::registry::Registry;
 
 /// Values of the label `status`: the classes of HTTP status, `other` for 1xx and 3xx, and `none`
 /// for a request without response.
 const STATUSES: [&str; 5] = ["2xx", "4xx", "5xx", "other", "none"];
 
-static REQUESTS: [AtomicU64; STATUSES.len()] = [const { AtomicU64::new(0) }; STATUSES.len()];
+static REQUESTS: LazyLock<Family<[(&str, &str); 1], Counter>> = LazyLock::new(Family::default);
 
 /// Counts a request. `status` is the HTTP status of the response, if there was one.
 pub(super) fn count(status: Option<u16>) {
     let class = match status {
-        Some(200..=299) => 0,
-        Some(400..=499) => 1,
-        Some(500..=599) => 2,
-        Some(_) => 3,
-        None => 4,
+        Some(200..=299) => "2xx",
+        Some(400..=499) => "4xx",
+        Some(500..=599) => "5xx",
+        Some(_) => "other",
+        None => "none",
     };
-    REQUESTS[class].fetch_add(1, Ordering::Relaxed);
+    REQUESTS.get_or_create(&[("status", class)]).inc();
 }
 
 /// Adds the counter `api_requests` to the group.
 pub fn register(group: &mut Registry) {
-    group.register_collector(Box::new(Requests));
-}
-
-#[derive(Debug)]
-struct Requests;
-
-impl Collector for Requests {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut family = encoder.encode_descriptor(
-            "api_requests",
-            "Requests of this program to the API server, by class of the HTTP status.",
-            None,
-            MetricType::Counter,
-        )?;
-        for (status, requests) in STATUSES.into_iter().zip(&REQUESTS) {
-            let counter = ConstCounter::new(requests.load(Ordering::Relaxed));
-            counter.encode(family.encode_family(&[("status", status)])?)?;
-        }
-        Ok(())
+    for status in STATUSES {
+        drop(REQUESTS.get_or_create(&[("status", status)]));
     }
+    let help = "Requests of this program to the API server, by class of the HTTP status";
+    group.register("api_requests", help, REQUESTS.clone());
 }
 
 #[cfg(test)]

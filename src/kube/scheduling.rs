@@ -8,13 +8,10 @@ use serde::Deserialize;
 
 use super::types::{Object, null_as_default, objects};
 
-/// A DaemonSet, reduced to its pod template.
 pub type DaemonSet = Object<DaemonSetSpec>;
 
-/// A node, reduced to its metadata and taints.
 pub type Node = Object<NodeSpec>;
 
-/// Returns the API path of a DaemonSet.
 pub fn daemonset_path(namespace: &str, name: &str) -> String {
     format!("/apis/apps/v1/namespaces/{namespace}/daemonsets/{name}")
 }
@@ -24,7 +21,6 @@ objects! {
         pub template: PodTemplate,
     }
 
-    /// The template from which a DaemonSet makes its pods.
     pub struct PodTemplate {
         pub spec: Placement,
     }

@@ -134,7 +134,6 @@ pub struct Object<S: Default> {
 /// An object of which only the metadata matter.
 pub type AnyObject = Object<IgnoredAny>;
 
-/// A Service, reduced to its ports.
 pub type Service = Object<ServiceSpec>;
 
 #[derive(Clone, Debug, Deserialize)]

@@ -54,14 +54,3 @@ fn rows(openmetrics: &str) -> Vec<String> {
     };
     helps.into_iter().map(row).collect()
 }
-
-#[test]
-fn a_row_has_the_queried_name_the_help_and_the_labels() {
-    let text = "# HELP a_b Calls.\n# TYPE a_b counter\na_b_total{x=\"1\",y=\"2,z\"} 0\n\
-                # HELP c_latency_seconds Times.\n# TYPE c_latency_seconds histogram\n\
-                c_latency_seconds_bucket{le=\"1.0\"} 0\n# EOF\n";
-    assert_eq!(
-        rows(text),
-        ["| `a_b_total` | Calls (`x`, `y`) |", "| `c_latency_seconds` | Times |"]
-    );
-}

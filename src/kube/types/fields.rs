@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
-use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
+use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::{EnvVar, NETWORK_STATUS, STATIC_POD_UID};
@@ -44,51 +44,22 @@ fn is_read(key: &str) -> bool {
     is_linkerds || domain == "meta.helm.sh" || [NETWORK_STATUS, STATIC_POD_UID].contains(&key)
 }
 
-/// Keeps the annotations that a program reads and drops each other one before the next is read: an
-/// object may have 256 KiB of annotations.
+/// Keeps the annotations that a program reads: a pod may have 256 KiB of others.
 pub(super) fn annotations<'de, D: Deserializer<'de>>(
     field: D,
 ) -> Result<BTreeMap<String, String>, D::Error> {
-    #[derive(Default)]
-    struct Read(BTreeMap<String, String>);
-
-    impl<'de> Deserialize<'de> for Read {
-        fn deserialize<D: Deserializer<'de>>(field: D) -> Result<Self, D::Error> {
-            field.deserialize_map(Read::default())
-        }
-    }
-
-    impl<'de> Visitor<'de> for Read {
-        type Value = Self;
-
-        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-            f.write_str("a map of annotations")
-        }
-
-        fn visit_map<A: MapAccess<'de>>(mut self, mut field: A) -> Result<Self, A::Error> {
-            while let Some(key) = field.next_key::<String>()? {
-                match is_read(&key) {
-                    true => drop(self.0.insert(key, field.next_value()?)),
-                    false => drop(field.next_value::<IgnoredAny>()?),
-                }
-            }
-            Ok(self)
-        }
-    }
-
-    Ok(null_as_default::<_, Read>(field)?.0)
+    let mut annotations: BTreeMap<String, String> = null_as_default(field)?;
+    annotations.retain(|key, _| is_read(key));
+    Ok(annotations)
 }
 
-/// Keeps the proxy's listen addresses and drops each other variable before the next is read: a
-/// pod may have a megabyte of variables.
+/// Keeps the proxy's listen addresses: a pod may have a megabyte of other variables.
 pub(super) fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
-    let mut addresses = Vec::new();
-    for_each(env, |var: EnvVar| {
-        if var.name.starts_with("LINKERD2_PROXY_") && var.name.contains("_LISTEN_ADDR") {
-            addresses.push(var);
-        }
-    })?;
-    Ok(addresses)
+    let mut vars: Vec<EnvVar> = null_as_default(env)?;
+    vars.retain(|EnvVar { name, .. }| {
+        name.starts_with("LINKERD2_PROXY_") && name.contains("_LISTEN_ADDR")
+    });
+    Ok(vars)
 }
 
 /// Passes each element of a list to `each` before the next is read. Go encodes an empty list as `null`.
