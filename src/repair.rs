@@ -9,21 +9,6 @@
 //! - [`act::worker`] takes the pods from the [`queue`] and repairs one at a time.
 //!
 //! With `--compare`, [`compare`] runs instead, and nothing is repaired.
-//!
-//! Decisions, which are pure:
-//!
-//! - [`stranded`]: which pods are stranded, and which pods are audited
-//! - [`find::relist`]: when to list again because stranded pods were not repaired
-//! - [`holds`]: whether it is a pod's turn, or the pod or its owner was repaired or reported recently
-//! - [`budget`]: how many pods are repaired in a minute
-//! - [`act::verdict`]: whether a repair helps, and why not
-//!
-//! Input and output:
-//!
-//! - [`inspect`], [`netns_lookup`], [`plugin_config`]: the rules that a pod has and should have
-//! - [`events`]: the Events on pods and on the node
-//! - [`find::readiness`], [`metrics`]: `/ready` and `/metrics`
-//! - [`settings`], [`log_filter`]: the command line, and its log level
 
 pub mod act;
 pub mod budget;
@@ -33,7 +18,6 @@ pub mod events;
 pub mod find;
 pub mod holds;
 pub mod inspect;
-pub mod log_filter;
 pub mod metrics;
 pub mod netns_lookup;
 pub mod plugin_config;
@@ -56,10 +40,9 @@ use crate::kube::pod_watch::DEADLINES;
 use act::worker::{self, Worker};
 use find::audit::{self, Audit};
 use find::readiness::Readiness;
-use find::relist::Relist;
 use find::watch;
 use settings::Settings;
-use stranded::{FoundBy, StrandedPod};
+use stranded::StrandedPod;
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 /// Also the file name by which `cli` starts the controller.
@@ -85,7 +68,6 @@ pub struct Shared {
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
     readiness: Mutex<Readiness>,
-    relist: Mutex<Relist>,
 }
 
 impl Shared {
@@ -95,31 +77,18 @@ impl Shared {
             queue: queue::Queue::default(),
             metrics: metrics::Metrics::default(),
             readiness: Mutex::default(),
-            relist: Mutex::default(),
         }
     }
 
-    /// Queues the pod. If the queue is full, a list or the next audit finds the pod again.
+    /// Queues the pod. If the queue is full, the pod's next event or the next audit finds it again.
     fn enqueue(&self, pod: StrandedPod) {
-        let found_by = pod.found_by;
         if !self.queue.push(pod) {
-            self.record_dropped(found_by);
+            self.metrics.queue_overflow.inc();
         }
-    }
-
-    /// Records a stranded pod that was dropped: the queue is full, or the list has more than
-    /// [`MAX_PODS`](crate::kube::pod_stream::MAX_PODS) pods.
-    fn record_dropped(&self, found_by: FoundBy) {
-        self.metrics.queue_overflow.inc();
-        self.relist().want(found_by, Instant::now());
     }
 
     fn readiness(&self) -> MutexGuard<'_, Readiness> {
         self.readiness.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn relist(&self) -> MutexGuard<'_, Relist> {
-        self.relist.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -13,7 +13,6 @@ pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of thi
                                      of its owner's last pod; check that the CNI plugin works on \
                                      this node";
 
-/// What happened to a pod.
 #[derive(Clone, Copy, Debug)]
 pub enum PodEvent<'a> {
     /// The repair mode was applied. The number of missing rules; 0 if the rules were not read.
@@ -24,48 +23,44 @@ pub enum PodEvent<'a> {
 }
 
 impl PodEvent<'_> {
-    /// Returns the content of the Event. The texts about deleted pods with a failed validator
-    /// are upstream's.
+    /// Returns the content of the Event. The texts about deleted pods with a failed validator are upstream's.
+    /// Counts the missing rules: their text depends on the backend, and is in the log.
     pub fn content(self, found_by: FoundBy) -> EventContent {
         let reason = match found_by {
             FoundBy::Validator => "LinkerdCNINotConfigured",
             FoundBy::Audit => "LinkerdCNIRulesMissing",
         };
-        let (kind, action) = match self {
-            PodEvent::Repaired(RepairMode::Delete, _) => (EventType::Normal, "Deleting"),
-            PodEvent::Repaired(RepairMode::InPlace, _) => (EventType::Normal, "Repairing"),
-            // After these two the pod's traffic is still not redirected.
-            PodEvent::Repaired(RepairMode::Label, _) => (EventType::Warning, "Labelling"),
-            PodEvent::Repaired(RepairMode::Report, _) => (EventType::Warning, "Reporting"),
-            PodEvent::Skipped(_) | PodEvent::SkippedForNow(_) => (EventType::Warning, "Skipping"),
-        };
-        EventContent { kind, reason, action, note: self.note() }
-    }
-
-    /// Returns the note of the Event, which is also the log line of a skipped pod. Counts the missing
-    /// rules: their text depends on the backend, and is in the log.
-    pub fn note(self) -> String {
         let not_redirected = "The pod's traffic is not redirected to its proxy";
-        let (mode, missing) = match self {
-            PodEvent::Repaired(mode, missing) => (mode, missing),
-            PodEvent::Skipped(why) => return format!("Pod skipped: {why}"),
-            PodEvent::SkippedForNow(why) => return format!("Pod skipped for now: {why}"),
-        };
-        let repair = match mode {
-            RepairMode::Delete => {
-                "Deleting pod to create a new one with proper CNI config".to_owned()
+        let (kind, action, note) = match self {
+            PodEvent::Skipped(why) => {
+                (EventType::Warning, "Skipping", format!("Pod skipped: {why}"))
             }
-            RepairMode::InPlace => {
-                "Installed the redirect rules in the pod's network namespace".to_owned()
+            PodEvent::SkippedForNow(why) => {
+                (EventType::Warning, "Skipping", format!("Pod skipped for now: {why}"))
             }
-            RepairMode::Label => format!("{not_redirected}; labelled {LABEL}=true"),
-            RepairMode::Report => format!("{not_redirected}; delete the pod to replace it"),
+            PodEvent::Repaired(RepairMode::Delete, _) => {
+                let note = "Deleting pod to create a new one with proper CNI config";
+                (EventType::Normal, "Deleting", note.to_owned())
+            }
+            PodEvent::Repaired(RepairMode::InPlace, _) => {
+                let note = "Installed the redirect rules in the pod's network namespace";
+                (EventType::Normal, "Repairing", note.to_owned())
+            }
+            PodEvent::Repaired(RepairMode::Label, _) => {
+                let note = format!("{not_redirected}; labelled {LABEL}=true");
+                (EventType::Warning, "Labelling", note)
+            }
+            PodEvent::Repaired(RepairMode::Report, _) => {
+                let note = format!("{not_redirected}; delete the pod to replace it");
+                (EventType::Warning, "Reporting", note)
+            }
         };
-        match missing {
-            0 => repair,
-            1 => format!("{repair}; 1 redirect rule was missing"),
-            count => format!("{repair}; {count} redirect rules were missing"),
-        }
+        let missing = match self {
+            PodEvent::Repaired(_, 1) => "; 1 redirect rule was missing".to_owned(),
+            PodEvent::Repaired(_, count @ 2..) => format!("; {count} redirect rules were missing"),
+            _ => String::new(),
+        };
+        EventContent { kind, reason, action, note: note + &missing }
     }
 }
 

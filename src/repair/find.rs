@@ -2,5 +2,4 @@
 
 pub mod audit;
 pub mod readiness;
-pub mod relist;
 pub mod watch;

@@ -102,8 +102,6 @@ struct Entry {
     date: String,
     /// Creation time of the youngest pod of this entry; RFC 3339 with whole seconds.
     youngest: String,
-    /// Whether it was reported that the next repair has to wait.
-    hold_reported: bool,
 }
 
 impl Entry {
@@ -132,12 +130,6 @@ impl Holds {
             Some(end) => Turn::AfterRejection(end),
             None => held_until(HoldReason::Repaired).map_or(Turn::Now, Turn::AfterRepair),
         }
-    }
-
-    /// Marks the hold after a repair as reported. Returns `true` the first time after each repair.
-    pub fn mark_hold_reported(&mut self, pod: &StrandedPod) -> bool {
-        let entry = self.entries.get_mut(&self.key(HoldReason::Repaired, pod));
-        entry.is_some_and(|entry| !std::mem::replace(&mut entry.hold_reported, true))
     }
 
     /// Marks the pod as reported because it is left unchanged. Returns `true` at most once in
@@ -182,7 +174,6 @@ impl Holds {
             hold,
             date: humantime::format_rfc3339_seconds(date).to_string(),
             youngest: last.map(|last| last.youngest).unwrap_or_default().max(pod.created.clone()),
-            hold_reported: false,
         };
         self.entries.insert(key, entry);
     }
@@ -345,14 +336,10 @@ mod tests {
     }
 
     #[test]
-    fn a_hold_after_a_repair_is_reported_once_and_an_unchanged_pod_once_an_hour() {
+    fn a_pod_that_is_left_unchanged_is_reported_once_an_hour() {
         let now = Instant::now();
         let mut holds = Holds::new(RepairMode::InPlace);
         let pod = pod("web", 0);
-        assert!(!holds.mark_hold_reported(&pod), "the pod was not repaired yet");
-        repaired(&mut holds, &pod, now, date(100));
-        assert!(holds.mark_hold_reported(&pod));
-        assert!(!holds.mark_hold_reported(&pod));
         assert!(holds.mark_unchanged_reported(&pod, now));
         assert!(!holds.mark_unchanged_reported(&pod, now + REPORT_HOLD / 2));
         assert!(holds.mark_unchanged_reported(&pod, now + REPORT_HOLD));

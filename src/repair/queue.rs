@@ -1,7 +1,7 @@
 //! Queue of stranded pods, from the watch and the audit to the worker that repairs them.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use super::stranded::{FoundBy, StrandedPod};
 use crate::kube::pod_stream::MAX_PODS;
@@ -16,28 +16,30 @@ pub struct Queue {
 
 #[derive(Default)]
 struct QueueState {
-    pods: Vec<StrandedPod>,
+    pods: Vec<QueuedPod>,
     closed: bool,
 }
 
-impl QueueState {
-    /// Returns the first pod with the lowest `turn`: how long the pod has to wait, and its index.
-    fn next<T: Ord>(
-        &self,
-        turn: impl Fn(&StrandedPod) -> (Duration, T),
-    ) -> Option<(Duration, usize)> {
-        let ((wait, _), index) = self.pods.iter().map(turn).zip(0..).min()?;
-        Some((wait, index))
-    }
+/// A pod that waits for its repair.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct QueuedPod {
+    pub pod: StrandedPod,
+    /// Number of repairs of the pod that failed.
+    pub failures: u32,
+    pub not_before: Instant,
+}
 
+impl QueueState {
     /// Adds a pod at the end unless there are `limit` pods. If the pod is already queued, replaces it by
-    /// its new version in the same place: each failure of a validator causes several events.
+    /// its new version in the same place, which need not wait: each failure of a validator causes several
+    /// events.
     fn push(&mut self, pod: StrandedPod, limit: usize) -> bool {
         let is_full = self.pods.len() >= limit;
-        match self.pods.iter_mut().find(|other| other.is_same(&pod)) {
-            Some(queued) => *queued = pod,
+        let not_before = Instant::now();
+        match self.pods.iter_mut().find(|queued| queued.pod.is_same(&pod)) {
+            Some(queued) => *queued = QueuedPod { pod, not_before, ..*queued },
             None if is_full => return false,
-            None => self.pods.push(pod),
+            None => self.pods.push(QueuedPod { pod, failures: 0, not_before }),
         }
         true
     }
@@ -53,9 +55,18 @@ impl Queue {
         is_queued
     }
 
+    /// Adds a pod whose repair has to wait, unless a new version of it was added meanwhile.
+    pub fn retry(&self, again: QueuedPod) {
+        let mut state = self.lock();
+        let is_queued = state.pods.iter().any(|queued| queued.pod.is_same(&again.pod));
+        if !is_queued && state.pods.len() < MAX_PODS {
+            state.pods.push(again);
+        }
+    }
+
     /// Removes the pod with this UID, which is gone: a tenant may create and delete pods without end.
     pub fn remove(&self, uid: &str) {
-        self.lock().pods.retain(|pod| pod.uid != uid);
+        self.lock().pods.retain(|queued| queued.pod.uid != uid);
     }
 
     /// Replaces the pods that were found by their validator with those of a new list, which contains
@@ -63,7 +74,7 @@ impl Queue {
     pub fn replace_listed(&self, pods: Vec<StrandedPod>) {
         let mut state = self.lock();
         let is_listed = |pod: &StrandedPod| pods.iter().any(|listed| listed.is_same(pod));
-        state.pods.retain(|pod| pod.found_by == FoundBy::Audit || is_listed(pod));
+        state.pods.retain(|QueuedPod { pod, .. }| pod.found_by == FoundBy::Audit || is_listed(pod));
         for pod in pods {
             // A list is bounded itself.
             state.push(pod, usize::MAX);
@@ -75,21 +86,29 @@ impl Queue {
     /// Waits for a pod and removes it from the queue. Returns `None` once the queue is
     /// closed.
     ///
-    /// `turn` returns how long a pod has to wait, and its rank among pods that wait as long. Calls
-    /// `on_wait` once if every queued pod has to wait.
+    /// `turn` returns how long the repair budget lets a pod wait, and its rank among pods that wait as
+    /// long. Calls `on_wait` once if the next pod has to wait for the budget.
     pub fn pop<T: Ord>(
         &self,
         turn: impl Fn(&StrandedPod) -> (Duration, T),
         on_wait: impl FnOnce(Duration),
-    ) -> Option<StrandedPod> {
+    ) -> Option<QueuedPod> {
         let mut on_wait = Some(on_wait);
         let mut state = self.lock();
         while !state.closed {
-            let wait = match state.next(&turn) {
+            let now = Instant::now();
+            let turns = state.pods.iter().map(|QueuedPod { pod, not_before, .. }| {
+                let (for_budget, rank) = turn(pod);
+                let wait = for_budget.max(not_before.saturating_duration_since(now));
+                (wait, rank, for_budget)
+            });
+            let wait = match turns.zip(0..).min() {
                 None => Duration::MAX,
-                Some((Duration::ZERO, index)) => return Some(state.pods.remove(index)),
-                Some((wait, _)) => {
-                    on_wait.take().into_iter().for_each(|on_wait| on_wait(wait));
+                Some(((Duration::ZERO, ..), index)) => return Some(state.pods.remove(index)),
+                Some(((wait, _, for_budget), _)) => {
+                    if for_budget == wait {
+                        on_wait.take().into_iter().for_each(|on_wait| on_wait(wait));
+                    }
                     wait
                 }
             };
@@ -130,7 +149,7 @@ mod tests {
     use super::*;
 
     fn pop(queue: &Queue) -> Option<StrandedPod> {
-        queue.pop(|_| (Duration::ZERO, ()), |_| ())
+        queue.pop(|_| (Duration::ZERO, ()), |_| ()).map(|queued| queued.pod)
     }
 
     fn pod(name: usize) -> StrandedPod {
@@ -183,7 +202,7 @@ mod tests {
         let queue = Queue::default();
         assert!(queue.push(pod(2)) && queue.push(pod(1)));
         let turn = |pod: &StrandedPod| (Duration::ZERO, pod.name.clone());
-        assert_eq!(queue.pop(turn, |_| ()), Some(pod(1)));
+        assert_eq!(queue.pop(turn, |_| ()).unwrap().pod, pod(1));
         let hour = Duration::from_secs(3600);
         let held = |queued: &StrandedPod| match *queued == pod(2) {
             true => (hour, ()),
@@ -194,21 +213,27 @@ mod tests {
             let popper = scope.spawn(|| queue.pop(held, |wait| waiting.send(wait).unwrap()));
             assert_eq!(waits.recv().unwrap(), hour);
             assert!(queue.push(pod(3)));
-            assert_eq!(popper.join().unwrap(), Some(pod(3)));
+            assert_eq!(popper.join().unwrap().unwrap().pod, pod(3));
         });
     }
 
     #[test]
-    fn closing_ends_all_waits_at_once() {
+    fn a_pod_that_is_queued_again_waits_for_its_time_unless_a_new_version_is_found() {
         let queue = queue(1);
-        queue.close();
-        assert_eq!(pop(&queue), None);
-        assert!(queue.is_closed_within(Duration::from_secs(60)));
-        let empty = Queue::default();
-        thread::scope(|scope| {
-            let popper = scope.spawn(|| pop(&empty));
-            empty.close();
-            assert_eq!(popper.join().unwrap(), None);
-        });
+        let failed = queue.pop(|_| (Duration::ZERO, ()), |_| ()).unwrap();
+        let soon = Instant::now() + Duration::from_millis(50);
+        queue.retry(QueuedPod { failures: 1, not_before: soon, ..failed.clone() });
+        let no_budget = |_| panic!("the pod does not wait for the budget");
+        let again = queue.pop(|_| (Duration::ZERO, ()), no_budget).unwrap();
+        assert!(Instant::now() >= soon);
+        assert_eq!(again.failures, 1);
+
+        let hour = Instant::now() + Duration::from_secs(3600);
+        queue.retry(QueuedPod { not_before: hour, ..again.clone() });
+        let newer = StrandedPod { resource_version: "2".into(), ..pod(0) };
+        assert!(queue.push(newer.clone()));
+        queue.retry(again);
+        let found = queue.pop(|_| (Duration::ZERO, ()), |_| ()).unwrap();
+        assert_eq!((found.pod, found.failures), (newer, 1));
     }
 }

@@ -8,10 +8,11 @@ use serde_json::json;
 
 use super::verdict::{self, COMPLETE, NotRepaired};
 use super::{agent_ready, delete};
+use crate::backoff::{Limits, delay};
 use crate::config::Config;
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
-use crate::kube::event::Regarding;
+use crate::kube::event::{EventContent, Regarding};
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
 use crate::kube::{self, Client};
@@ -20,6 +21,7 @@ use crate::repair::budget::RepairBudget;
 use crate::repair::events::{PodEvent, REPAIRED_RECENTLY};
 use crate::repair::holds::{HOLD, HoldReason, Holds, Turn};
 use crate::repair::inspect::{self, Inspected, Inspector};
+use crate::repair::queue::QueuedPod;
 use crate::repair::settings::RepairMode;
 use crate::repair::stranded::{FoundBy, LABEL, StrandedPod};
 use crate::repair::{Shared, plugin_config};
@@ -27,6 +29,9 @@ use crate::repair::{Shared, plugin_config};
 /// Timeout of each API request of the worker, once for connecting and once for the
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Waits before the repair of a pod is tried again.
+const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
 
 /// Repairs the pods of the queue.
 pub struct Worker {
@@ -44,16 +49,16 @@ impl Worker {
 
     /// Repairs pods until the queue is closed.
     pub fn run(mut self) {
-        while let Some(pod) = self.next_pod() {
+        while let Some(queued) = self.next_pod() {
             if !agent_ready::wait_until_ready(&self.shared) {
                 return;
             }
-            self.repair(&pod);
+            self.repair(&queued.pod, queued.failures);
         }
     }
 
     /// Waits for a pod that the budget allows to repair. Returns `None` once the queue is closed.
-    fn next_pod(&self) -> Option<StrandedPod> {
+    fn next_pod(&self) -> Option<QueuedPod> {
         let turn = |pod: &StrandedPod| self.budget.turn(&pod.namespace, Instant::now());
         self.shared.queue.pop(turn, |wait| {
             self.shared.metrics.budget_waits.inc();
@@ -63,7 +68,7 @@ impl Worker {
         })
     }
 
-    fn repair(&mut self, pod: &StrandedPod) {
+    fn repair(&mut self, pod: &StrandedPod, failures: u32) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         // Queued before the audit that suspended repairs. The next audit finds the pod again.
         let is_suspended = self.shared.metrics.audit_repairs_suspended.get() != 0;
@@ -74,7 +79,7 @@ impl Worker {
         let held_until = match self.holds.turn(pod, Instant::now()) {
             Turn::Now => None,
             Turn::AfterRepair(end) => Some(end),
-            Turn::AfterRejection(end) => return self.shared.relist().want(pod.found_by, end),
+            Turn::AfterRejection(end) => return self.retry(pod, failures, end),
             Turn::Ignored(why) => {
                 tracing::debug!(namespace, name, "Ignoring pod: {why}");
                 return;
@@ -93,35 +98,37 @@ impl Worker {
                     self.report_unchanged(pod, COMPLETE);
                 }
             }
-            // Reported once in each hold.
             NotRepaired::Held(end) => {
                 self.shared.metrics.pods_held.inc();
-                self.shared.relist().want(pod.found_by, end);
-                if self.holds.mark_hold_reported(pod) {
-                    self.report_skipped(pod, PodEvent::SkippedForNow(REPAIRED_RECENTLY));
-                }
+                self.retry(pod, failures, end);
+                self.report_unchanged(pod, REPAIRED_RECENTLY);
             }
             NotRepaired::Impossible(why) => {
                 self.shared.metrics.pods_skipped.inc();
                 self.holds.hold(HoldReason::Reported, pod, Instant::now(), SystemTime::now());
                 self.report_skipped(pod, PodEvent::Skipped(&why));
             }
-            // A disruption budget may allow the eviction once other pods of the workload are ready. The
-            // list after the hold finds the pod again.
+            // A disruption budget may allow the eviction once other pods of the workload are ready.
             NotRepaired::EvictionRejected(why) => {
                 let now = Instant::now();
                 self.holds.hold(HoldReason::EvictionRejected, pod, now, SystemTime::now());
-                self.shared.relist().want(pod.found_by, now + HOLD);
+                self.retry(pod, failures + 1, now + HOLD.max(delay(RETRIES, failures)));
                 self.report_unchanged(pod, &why);
             }
             // Checked again on the pod's next event or audit: a controller may adopt the pod.
             NotRepaired::Unmanaged => self.report_unchanged(pod, verdict::UNMANAGED),
-            // A new list or the next audit finds the pod again.
             NotRepaired::Failed(error) => {
                 let line = error.count(self.shared.settings.mode, &self.shared.metrics);
-                self.shared.relist().want(pod.found_by, Instant::now());
+                self.retry(pod, failures + 1, Instant::now() + delay(RETRIES, failures));
                 tracing::warn!(err = %error, namespace, name, "{line}");
             }
+        }
+    }
+
+    /// Queues the pod again, unless the next audit finds it.
+    fn retry(&self, pod: &StrandedPod, failures: u32, not_before: Instant) {
+        if pod.found_by == FoundBy::Validator {
+            self.shared.queue.retry(QueuedPod { pod: pod.clone(), failures, not_before });
         }
     }
 
@@ -136,14 +143,7 @@ impl Worker {
         if let Some(end) = held_until {
             return Err(NotRepaired::Held(end));
         }
-        let result = match self.apply(&pod, inspected.as_ref()) {
-            // The pod changed after the check: try once more with its new version.
-            Err(not_repaired) if not_repaired.status_code() == Some(409) => {
-                let (pod, _) = self.read_again(&pod)?;
-                self.apply(&pod, inspected.as_ref())
-            }
-            result => result,
-        };
+        let result = self.apply(&pod, inspected.as_ref());
         // A rejected request changed nothing and costs no budget. A request without a
         // response may have been carried out.
         if result.as_ref().err().is_none_or(NotRepaired::may_have_been_applied) {
@@ -156,12 +156,10 @@ impl Worker {
             }),
             Err(not_repaired) => match not_repaired.status_code() {
                 Some(404) => Err(NotRepaired::Unneeded("Pod is gone")),
-                Some(409) => {
-                    self.shared.relist().want(pod.found_by, Instant::now());
-                    Err(NotRepaired::Unneeded(
-                        "Pod keeps changing; the next list or audit finds it again",
-                    ))
-                }
+                // The change is, or causes, an event of the watch.
+                Some(409) => Err(NotRepaired::Unneeded(
+                    "Pod has changed; its next event or the next audit finds it again",
+                )),
                 _ => Err(not_repaired),
             },
         }
@@ -293,7 +291,8 @@ impl Worker {
 
     /// Logs and publishes why the pod was skipped, in the same words.
     fn report_skipped(&mut self, pod: &StrandedPod, event: PodEvent<'_>) {
-        tracing::warn!(namespace = pod.namespace, name = pod.name, "{}", event.note());
+        let EventContent { note, .. } = event.content(pod.found_by);
+        tracing::warn!(namespace = pod.namespace, name = pod.name, "{note}");
         self.publish(pod, event);
     }
 

@@ -1,12 +1,12 @@
 //! Queues the stranded pods that the watch of the node's pods finds. The worker repairs them.
 
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::kube::connection::Connection;
 use crate::kube::pod_watch::{self, Update};
 use crate::repair::Shared;
-use crate::repair::stranded::{FoundBy, StrandedPod};
+use crate::repair::stranded::StrandedPod;
 
 /// Longest wait before the first list.
 const START_SPREAD: Duration = Duration::from_secs(5);
@@ -29,12 +29,9 @@ pub fn run(connection: Connection, shared: &Shared) {
         let mut result = Ok(());
         match update {
             Update::Listed { mut pods, dropped } => {
-                shared.relist().record_list(Instant::now());
                 pods.retain(accept);
                 shared.queue.replace_listed(pods);
-                for _ in 0..dropped {
-                    shared.record_dropped(FoundBy::Validator);
-                }
+                shared.metrics.queue_overflow.inc_by(dropped as u64);
             }
             Update::Changed(pod) if accept(&pod) => shared.enqueue(pod),
             Update::Changed(_) | Update::Alive => {}
@@ -46,11 +43,6 @@ pub fn run(connection: Connection, shared: &Shared) {
             }
         }
         shared.readiness().record(result);
-        // If etcd reports its progress, a bookmark arrives about once a minute, so the list is late by a
-        // minute at most.
-        match shared.relist().is_due(Instant::now()) {
-            true => ControlFlow::Break(()),
-            false => ControlFlow::Continue(()),
-        }
+        ControlFlow::Continue(())
     });
 }

@@ -1,6 +1,5 @@
 //! Audits of running pods, in real network namespaces. Needs root.
 
-use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
@@ -202,21 +201,6 @@ fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_
     controller.reaches("audit_pods_complete_total", 2);
     assert_eq!(controller.metric("pods_skipped_total"), 0);
     assert_eq!(controller.metric("pods_deleted_total"), 0);
-}
-
-#[test]
-fn a_failed_repair_of_an_audited_pod_causes_no_new_list() {
-    let node = Node::with(&running());
-    node.api.state().evict = Answer::Status(500);
-    let controller = node.auditing(&["--mode=delete"]);
-    controller.reaches("pods_delete_errors_total", 1);
-    // A new list for unrepaired pods begins within 5 s, after an event, and ends the watch.
-    let until = Instant::now() + 8 * SECOND;
-    while Instant::now() < until {
-        node.api.bookmark();
-        thread::sleep(SECOND / 20);
-    }
-    assert_eq!(node.api.watches().len(), 1);
 }
 
 /// As pods of a control plane with `proxy.gid`: the plugin exempts no group, and the audit expects none.

@@ -4,7 +4,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use linkerd2_cni::kube::pod_stream::MAX_PODS;
-use serde_json::json;
+use serde_json::{Value, json};
 use testkit::api::ApiFault;
 
 use crate::api::{Answer, Api};
@@ -77,37 +77,37 @@ fn only_stranded_pods_of_the_own_node_are_deleted_on_watch_events() {
 }
 
 #[test]
-fn failed_deletions_are_counted_and_publish_no_event() {
-    let (api, controller) = Controller::watched();
-    for (name, answer, metric) in [
-        ("forbidden", Answer::Status(403), "pods_delete_errors_total"),
-        ("late", Answer::Fault(ApiFault::Hang), "pods_delete_timeout_total"),
+fn failed_deletions_are_counted_and_retried_without_a_new_list_and_publish_no_event() {
+    for (answer, metric) in [
+        (Answer::Status(403), "pods_delete_errors_total"),
+        (Answer::Fault(ApiFault::Hang), "pods_delete_timeout_total"),
     ] {
+        let (api, controller) = Controller::watched();
         api.state().delete = answer;
-        api.modify(&stranded(name));
-        controller.counts(metric, 1);
+        api.modify(&stranded("web-1"));
+        controller.reaches(metric, 2);
+        controller.logs("WARN Error deleting pod");
+        assert!(api.events().is_empty());
+        api.state().delete = Answer::Status(200);
+        controller.counts("events_publish_latency_seconds_count", 1);
+        assert_eq!((controller.metric("pods_deleted_total"), api.lists()), (1, 1));
     }
-    controller.logs("WARN Error deleting pod");
-    // The failures cause a list at the next event. Unlike the API server, the fake one loses a pod
-    // that it sends between the end of the old watch and that list.
-    let watches = || api.watches().len();
-    let before = watches();
-    until("the pods are listed and watched again", || {
-        api.bookmark_now();
-        watches() > before
-    });
+}
+
+#[test]
+fn a_pod_that_is_gone_or_another_by_now_is_neither_counted_nor_retried() {
+    let (api, controller) = Controller::watched();
     for (name, code) in [("gone", 404), ("another-by-now", 409)] {
         api.state().delete = Answer::Status(code);
         api.modify(&stranded(name));
         until(name, || api.deleted().contains(&path(name)));
     }
+    thread::sleep(Duration::from_secs(6));
     api.state().delete = Answer::Status(200);
     api.modify(&stranded("fine"));
     controller.counts("events_publish_latency_seconds_count", 1);
-    assert_eq!(controller.metric("pods_delete_errors_total"), 1);
-    assert_eq!(controller.metric("pods_delete_timeout_total"), 1);
-    assert_eq!(controller.metric("pods_deleted_total"), 1);
-    assert_eq!(api.received(|request| request.is_event()).len(), 1);
+    assert_eq!(controller.metric("pods_delete_errors_total"), 0);
+    assert_eq!(api.deleted(), ["gone", "another-by-now", "fine"].map(path));
 }
 
 #[test]
@@ -138,20 +138,15 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
     controller.counts("pods_deleted_total", 2);
     assert_eq!(controller.metric("pods_held_total"), 1);
     assert_eq!(api.deleted(), [path("first"), path("sibling")]);
-    // The held pod is listed again and deleted, but only after the hold: an earlier list is useless.
-    api.state().pods = vec![owned("replacement", "2999-01-01T00:00:00Z")];
-    let (before, held) = (api.lists(), Instant::now());
-    while api.lists() == before {
-        assert!(held.elapsed() < Duration::from_secs(90), "not in time");
-        api.bookmark();
-        thread::sleep(Duration::from_secs(1));
-    }
-    assert!(held.elapsed() > Duration::from_secs(50), "too early");
+    // The held pod is deleted after the hold.
+    let held = Instant::now();
     controller.counts("pods_deleted_total", 3);
+    assert!(held.elapsed() > Duration::from_secs(50), "too early");
+    assert_eq!(api.lists(), 1);
 }
 
 #[test]
-fn a_pod_that_exceeds_the_queue_is_dropped_and_counted_and_causes_a_list() {
+fn a_pod_that_exceeds_the_queue_is_dropped_and_counted() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--rate=1"]);
     until("the watch has begun", || !api.watches().is_empty());
@@ -163,23 +158,73 @@ fn a_pod_that_exceeds_the_queue_is_dropped_and_counted_and_causes_a_list() {
     (1..MAX_PODS).for_each(send);
     let last = MAX_PODS - 1;
     controller.logs(&format!("Pod is stranded namespace=\"emojivoto\" name=\"web-{last}\""));
-    let lists = || api.lists();
-    assert_eq!((controller.metric("queue_overflow_total"), lists()), (0, 1));
+    assert_eq!(controller.metric("queue_overflow_total"), 0);
     send(MAX_PODS);
     controller.counts("queue_overflow_total", 1);
-    until("the pods are listed again", || {
-        api.bookmark_now();
-        lists() == 2
-    });
     assert_eq!(api.deleted(), [path("first")]);
 }
 
+/// A stranded pod with these owners.
+fn owned_by(name: &str, owners: Value) -> Value {
+    changed(name, "/metadata/ownerReferences", owners)
+}
+
 #[test]
-fn all_pods_of_a_long_list_are_repaired() {
+fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
     let api = Api::start();
-    let pods = (0..200).map(|name| stranded(&format!("web-{name}")));
-    api.state().pods = pods.collect();
-    let controller = Controller::with(&api, &["--rate=1000"]);
-    controller.counts("pods_deleted_total", 200);
-    assert_eq!(controller.metric("queue_overflow_total"), 0);
+    api.state().evict = Answer::Status(201);
+    let controller = Controller::watching(&api);
+    let unowned = owned_by("unowned", json!([]));
+    let owned = owned_by("owned", json!([{"uid": "a", "controller": false}, {"uid": "b"}]));
+    for pod in [&unowned, &owned, &unowned, &owned] {
+        api.modify(pod);
+    }
+    // The queue keeps its order: when the next pod is evicted, the others are finished.
+    api.modify(&stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.evictions(), [path("web-1") + "/eviction"]);
+    assert!(api.deleted().is_empty());
+    assert_eq!(controller.metric("pods_skipped_total"), 2);
+    controller.logs("WARN Pod skipped for now: the pod has no controller that would replace it");
+    until("an Event on each pod", || api.events().len() == 3);
+    for (event, name) in api.events().iter().zip(["unowned", "owned"]) {
+        assert_eq!(event["type"], "Warning");
+        assert_eq!(event["action"], "Skipping");
+        assert_eq!(event["regarding"]["name"], name);
+        let note = event["note"].as_str().unwrap();
+        assert!(note.contains("repairController.deleteUnmanaged=true"), "{note}");
+    }
+    // A new StatefulSet adopts the pods of a deleted one.
+    let mut adopted = unowned;
+    adopted["metadata"]["ownerReferences"] = json!([{"uid": "new", "controller": true}]);
+    api.modify(&adopted);
+    controller.counts("pods_deleted_total", 2);
+}
+
+#[test]
+fn mode_delete_deletes_a_pod_without_a_controller_if_the_chart_asks_for_it() {
+    let api = Api::start();
+    let controller = Controller::with(&api, &["--delete-unmanaged"]);
+    api.modify(&owned_by("unowned", json!([])));
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(api.deleted(), [path("unowned")]);
+}
+
+#[test]
+fn mode_delete_leaves_the_mirror_pod_of_a_static_pod_and_reports_it_once() {
+    for arguments in [&[][..], &["--delete-unmanaged"]] {
+        let api = Api::start();
+        let controller = Controller::with(&api, arguments);
+        let node = json!([{"kind": "Node", "uid": "node-1", "controller": true}]);
+        for _ in 0..2 {
+            api.modify(&owned_by("static", node.clone()));
+        }
+        // The queue keeps its order: when the next pod is deleted, the first is finished.
+        api.modify(&stranded("web-1"));
+        controller.counts("pods_deleted_total", 1);
+        assert_eq!(api.deleted(), [path("web-1")]);
+        until("an Event on each pod", || api.events().len() == 2);
+        let note = api.events()[0]["note"].as_str().unwrap().to_owned();
+        assert!(note.starts_with("Pod skipped: it is a static pod"), "{note}");
+    }
 }

@@ -158,9 +158,6 @@ fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_ch
     let (api, controller) = Controller::watched();
     api.bookmark();
     // An API server with a stale cache responds: the validator has succeeded since then.
-    let mut well = pod("web-1", json!({"ready": true}));
-    well["metadata"]["resourceVersion"] = json!("140");
-    api.knows(&well);
     {
         let mut state = api.state();
         state.version = 90;
@@ -172,7 +169,7 @@ fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_ch
         let mut watches = api.watches().into_iter();
         watches.any(|path| path.ends_with("&resourceVersion=90"))
     });
-    controller.logs("Pod is gone or needs no repair");
+    controller.logs("Pod has changed");
     assert_eq!(api.deleted().len(), 1, "one attempt, which is rejected");
     // A change that the stale list lacks arrives as a watch event.
     api.state().delete = Answer::Status(200);
@@ -248,6 +245,48 @@ fn requests_back_off_after_repeated_failures_of_every_kind() {
             });
         }
     });
+}
+
+#[test]
+fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
+    let (api, controller) = Controller::watched();
+    let watched_from = |version: &str| {
+        let version = format!("resourceVersion={version}");
+        !api.received(|request| request.is_watch() && request.path.ends_with(&version)).is_empty()
+    };
+    assert!(watched_from("100"));
+    api.bookmark();
+    api.end_watches();
+    until("a watch from the bookmark", || watched_from("150"));
+
+    // A pod, not a bookmark: its deletion shows that the controller has read the event before the crash.
+    let mut first = stranded("web-0");
+    first["metadata"]["resourceVersion"] = json!("160");
+    api.modify(&first);
+    controller.counts("pods_deleted_total", 1);
+    api.crash();
+    controller.logs("Cannot watch the pods of this node");
+    api.up();
+    until("a watch after the restart", || watched_from("160"));
+    api.modify(&stranded("web-1"));
+    controller.counts("pods_deleted_total", 2);
+    assert_eq!(api.lists(), 1);
+    assert!(controller.metric("watch_errors_total") >= 1);
+    assert_eq!(controller.get("/ready").1, "ready\n");
+}
+
+#[test]
+fn an_expired_resource_version_causes_a_new_list() {
+    let (api, controller) = Controller::watched();
+    // No watch event reports this pod: only a new list finds it.
+    api.state().pods = vec![stranded("web-1")];
+    api.send("ERROR", &json!({"kind": "Status", "status": "Failure", "code": 410}));
+    controller.counts("pods_deleted_total", 1);
+
+    api.state().pods = vec![stranded("web-2")];
+    api.state().watch = Answer::Status(410);
+    api.end_watches();
+    until("the second one is deleted", || api.deleted().contains(&path("web-2")));
 }
 
 #[test]

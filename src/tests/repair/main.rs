@@ -8,17 +8,13 @@ mod compare;
 mod controller;
 mod deletions;
 mod drift;
-mod evictions;
 mod in_place;
 mod lists;
 mod modes;
 mod node;
-mod owners;
 mod process;
 mod refusals;
 mod skipped_pods;
-mod tenants;
-mod watches;
 
 use serde_json::{Value, json};
 use testkit::{mounts, namespaces, promtool, until, unwritable};

@@ -5,6 +5,7 @@ use std::net::TcpListener;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use testkit::api::ApiFault;
@@ -12,7 +13,7 @@ use testkit::server::Connection;
 
 use crate::api::{Answer, Api};
 use crate::controller::{ANY_PORT, Controller};
-use crate::until::until;
+use crate::until::{until, until_within};
 use crate::{path, stranded};
 
 /// A stranded pod with `value` at `pointer`.
@@ -40,55 +41,49 @@ fn rejected_requests_do_not_use_up_the_repair_budget() {
     assert_eq!(controller.metric("budget_waits_total"), 0);
 }
 
-#[test]
-fn another_pod_of_the_same_name_is_never_deleted() {
-    for (name, object) in [
-        ("a new pod", Some(changed("web-0", "/metadata/uid", json!("another")))),
-        ("no longer stranded", Some(changed("web-0", "/status/initContainerStatuses", json!([])))),
-        ("gone", None),
-    ] {
-        let api = Api::start();
-        api.state().delete = Answer::Status(409);
-        if let Some(object) = object {
-            api.knows(&object);
-        }
-        let controller = Controller::watching(&api);
-        api.modify(&stranded("web-0"));
-        until("it was looked at again", || {
-            let again = |request: &crate::api::Request| {
-                request.method == "GET" && request.path == path("web-0")
-            };
-            !api.received(again).is_empty()
-        });
-        // The queue keeps its order: when the next pod is deleted, the first is finished.
-        api.state().delete = Answer::Status(200);
-        api.modify(&stranded("web-1"));
-        controller.counts("pods_deleted_total", 1);
-        assert_eq!(api.deleted(), [path("web-0"), path("web-1")], "{name}");
-        assert_eq!(controller.metric("pods_delete_errors_total"), 0, "{name}");
-    }
+fn stranded_in(namespace: &str, name: &str) -> Value {
+    changed(name, "/metadata/namespace", json!(namespace))
 }
 
 #[test]
-fn a_stranded_pod_that_changed_meanwhile_is_tried_once_more_with_its_new_version() {
+fn a_namespace_with_many_stranded_pods_does_not_use_up_the_repair_budget_of_others() {
     let api = Api::start();
-    let newer = changed("web-0", "/metadata/resourceVersion", json!("105"));
-    api.knows(&newer);
+    let many = (0..8).map(|number| stranded_in("many", &format!("web-{number}")));
+    api.state().pods = many.chain([stranded_in("few", "web")]).collect();
+    let controller = Controller::with(&api, &["--rate=4"]);
+    until("three pods are deleted", || api.deleted().len() >= 3);
+    let few = "/api/v1/namespaces/few/pods/web".to_owned();
+    assert!(api.deleted()[..3].contains(&few), "{:?}", api.deleted());
+    // The other pods of the namespace wait, although the node's budget has one repair left.
+    controller.counts("budget_waits_total", 1);
+    controller.logs("The repair budget is used up");
+    assert_eq!(api.deleted().len(), 3, "{:?}", api.deleted());
+    // A new pod of another namespace does not wait behind them.
+    api.modify(&stranded_in("new", "web"));
+    until_within(Duration::from_secs(20), "the pod of the third namespace is deleted", || {
+        api.deleted().len() == 4
+    });
+    assert_eq!(api.deleted()[3], "/api/v1/namespaces/new/pods/web");
+}
+
+#[test]
+fn a_pod_that_changed_meanwhile_is_not_deleted_until_its_next_event_has_its_new_version() {
+    let (api, controller) = Controller::watched();
     api.state().delete = Answer::Status(409);
-    let controller = Controller::watching(&api);
     api.modify(&stranded("web-0"));
-    until("two tries", || api.deleted().len() == 2);
-    let version = |index: usize| {
-        let deletions = api.received(|request| request.method == "DELETE");
-        deletions[index].body["preconditions"]["resourceVersion"].clone()
-    };
-    assert_eq!((version(0), version(1)), (json!("101"), json!("105")));
+    controller.logs("Pod has changed");
     api.state().delete = Answer::Status(200);
-    // The event may cause the list that finds web-0 again, which replaces the queue.
-    api.state().pods = vec![stranded("web-1")];
     api.modify(&stranded("web-1"));
     controller.counts("pods_deleted_total", 1);
-    assert_eq!(api.deleted().len(), 3);
+    assert_eq!(api.deleted(), [path("web-0"), path("web-1")]);
+    assert_eq!(controller.metric("pods_delete_errors_total"), 0);
+
+    api.modify(&changed("web-0", "/metadata/resourceVersion", json!("105")));
+    controller.counts("pods_deleted_total", 2);
+    let deletions = api.received(|request| request.method == "DELETE");
+    let versions =
+        deletions.iter().map(|request| &request.body["preconditions"]["resourceVersion"]);
+    assert_eq!(versions.collect::<Vec<_>>(), ["101", "101", "105"]);
 }
 
 #[test]
@@ -199,14 +194,16 @@ fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
     let (api, controller) = Controller::watched();
     api.state().delete = Answer::Fault(ApiFault::Hang);
     api.modify(&stranded("web-1"));
-    controller.counts("pods_delete_timeout_total", 1);
+    controller.reaches("pods_delete_timeout_total", 1);
     api.crash();
     // No watch event reports these pods: only a new list finds them.
     api.state().pods = vec![stranded("web-1"), stranded("web-2")];
     api.state().watch = Answer::Status(410);
     api.state().delete = Answer::Status(200);
     api.up();
-    controller.counts("pods_deleted_total", 2);
+    // The fake API server lists a pod also after its deletion.
+    controller.reaches("pods_deleted_total", 2);
+    until("the pod of the list is deleted", || api.deleted().contains(&path("web-2")));
 }
 
 #[test]

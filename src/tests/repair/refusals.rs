@@ -1,4 +1,4 @@
-//! Mode `delete` where the API server rejects evictions: no refusal leads to a deletion.
+//! Mode `delete` where the API server permits or rejects evictions: no refusal leads to a deletion.
 
 use serde_json::{Value, json};
 
@@ -59,4 +59,31 @@ fn a_running_pod_is_not_deleted_if_its_eviction_is_refused() {
         assert_eq!(controller.metric("pods_skipped_total"), 1, "reported once: {evict}");
         assert_eq!(controller.metric("pods_deleted_total"), 0);
     }
+}
+
+#[test]
+fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
+    let api = Api::start();
+    api.state().evict = Answer::Status(201);
+    let controller = Controller::watching(&api);
+    api.modify(&stranded("web-1"));
+    controller.counts("pods_deleted_total", 1);
+    let eviction = &api.received(|request| request.is_eviction())[0].body;
+    let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
+    let options = json!({"gracePeriodSeconds": 0, "preconditions": preconditions});
+    assert_eq!(eviction["deleteOptions"], options);
+    assert!(api.deleted().is_empty());
+}
+
+#[test]
+fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported() {
+    let api = Api::start();
+    api.state().evict = Answer::Refusal(429, "Too many requests, please try again later.");
+    api.state().pods = vec![stranded("web-1")];
+    let controller = Controller::watching(&api);
+    controller.counts("pods_delete_errors_total", 1);
+    assert_eq!(api.events().len(), 0);
+    api.state().evict = Answer::Status(201);
+    controller.counts("pods_deleted_total", 1);
+    assert_eq!(controller.metric("pods_skipped_total"), 0);
 }
