@@ -22,12 +22,10 @@ pub struct Figures {
     pub runs: usize,
     pub rows: Vec<Row>,
     pub unusable: Vec<Unusable>,
-    pub bursts: Vec<Burst>,
     pub sizes: Vec<Size>,
     pub targets: Vec<Target>,
 }
 
-/// The medians of one call.
 #[derive(Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Row {
@@ -49,18 +47,6 @@ pub struct Row {
     pub allocated_bytes: Option<u64>,
 }
 
-/// Times of ADDs that ran at the same time.
-#[derive(Clone, Deserialize, Serialize)]
-pub struct Burst {
-    pub name: String,
-    pub adds: usize,
-    pub at_once: usize,
-    pub p50_ms: f64,
-    pub p99_ms: f64,
-    pub max_ms: f64,
-}
-
-/// Size of a file that is shipped.
 #[derive(Clone, Deserialize, Serialize)]
 pub struct Size {
     pub name: String,
@@ -74,7 +60,6 @@ pub struct Unusable {
     pub reason: String,
 }
 
-/// A figure and its limit.
 #[derive(Clone, Deserialize, Serialize)]
 pub struct Target {
     pub what: String,
@@ -86,21 +71,17 @@ pub struct Target {
 /// One line for each figure that is not within the tolerance.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Comparison {
-    /// Number of compared figures.
     pub compared: usize,
     pub worse: Vec<String>,
     pub better: Vec<String>,
-    /// Figures that one side lacks.
     pub missing: Vec<String>,
     /// What this machine cannot compare, and why.
     pub skipped: Vec<String>,
 }
 
-/// Row and name of a figure.
 type Key<'a> = (&'a str, &'static str);
 
 impl Figures {
-    /// The figures that are compared.
     fn all(&self) -> Vec<(Key<'_>, Option<u64>)> {
         let rows = self.rows.iter().flat_map(|row| {
             let figure = move |name, value| ((&*row.name, name), value);
@@ -171,7 +152,6 @@ impl Comparison {
         self.compared > 0 && self.worse.is_empty() && self.missing.is_empty()
     }
 
-    /// For people.
     pub fn text(&self) -> String {
         let mut text =
             format!("{} counted figures compared with the committed ones\n", self.compared);

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use scene::{Call, Scene};
+use scene::Scene;
 use testkit::benchmarks::{self, Figures, Row, Size};
 
 /// Measures the plugin and writes the figures as JSON.
@@ -36,9 +36,6 @@ struct Options {
     /// Runs of each call.
     #[arg(long, default_value_t = 50)]
     runs: usize,
-    /// ADDs of each backend in a burst.
-    #[arg(long, default_value_t = 0)]
-    adds: usize,
     /// Fail where a target is missed.
     #[arg(long)]
     check: bool,
@@ -83,17 +80,9 @@ fn bench(options: &Options) -> anyhow::Result<bool> {
         let bytes = path.map(|path| path.metadata()).transpose()?;
         sizes.extend(bytes.map(|file| Size { name: name.to_owned(), bytes: file.len() }));
     }
-    // VERSION shows what the starts of the processes take of a burst.
-    let is_in_burst = |call: &&Call| {
-        let backends = scene::BACKENDS.iter().map(|row| row.0);
-        backends.chain([scene::MESHED_COPY, "VERSION"]).any(|name| name == call.name)
-    };
-    let calls = scene.calls.iter().filter(|call| options.adds > 0 && is_in_burst(call));
-    let bursts = calls.map(|call| measure::burst(&scene, call, options.adds));
     let figures = Figures {
         architecture: env::consts::ARCH.to_owned(),
         runs: options.runs,
-        bursts: bursts.collect::<anyhow::Result<_>>()?,
         targets: targets::targets(&rows, &sizes),
         rows,
         unusable: scene.unusable.clone(),

@@ -3,14 +3,12 @@
 use std::fs;
 use std::path::Path;
 use std::process::Command;
-use std::sync::Mutex;
-use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::ensure;
-use nix::sys::resource::{Resource, Usage, UsageWho, getrlimit, getrusage, setrlimit};
+use nix::sys::resource::{Usage, UsageWho, getrusage};
 use nix::sys::time::TimeValLike as _;
-use testkit::benchmarks::{Burst, PORTMAP, Row};
+use testkit::benchmarks::{PORTMAP, Row};
 use testkit::statistics::{median, percentile};
 
 use crate::counters;
@@ -19,10 +17,6 @@ use crate::scene::{Call, Scene};
 /// How often a call is run for what hardly varies.
 const FEW: usize = 3;
 
-/// ADDs of a burst that run at the same time: kubelet's default limit of pods.
-const AT_ONCE: usize = 110;
-
-/// Of many runs of one call.
 #[derive(Clone, Default)]
 pub struct Timings {
     wall: Vec<Duration>,
@@ -156,38 +150,4 @@ fn children() -> nix::Result<Usage> {
 fn cpu(usage: &Usage) -> Duration {
     let micros = usage.user_time().num_microseconds() + usage.system_time().num_microseconds();
     Duration::from_micros(micros.unsigned_abs())
-}
-
-/// Runs `adds` ADDs, [`AT_ONCE`] of them at a time, as when all pods of a node start. Each has a netns of its own, which
-/// is made before the first ADD.
-pub fn burst(scene: &Scene, call: &Call, adds: usize) -> anyhow::Result<Burst> {
-    // Each ADD has three open files: its netns, stdin and stdout.
-    let (_, hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
-    setrlimit(Resource::RLIMIT_NOFILE, hard, hard)?;
-    let mut namespaces = Vec::new();
-    let mut commands = Vec::new();
-    for _ in 0..adds {
-        let netns = scene.netns(call)?;
-        commands.push(scene.run(call, netns.as_ref(), &[])?);
-        namespaces.push(netns);
-    }
-    let (commands, times) = (Mutex::new(commands), Mutex::new(Vec::new()));
-    let next = || commands.lock().expect("no worker panics").pop();
-    let worker = || {
-        while let Some(mut command) = next() {
-            let started = Instant::now();
-            let status = command.status()?;
-            times.lock().expect("no worker panics").push(started.elapsed());
-            ensure!(status.success(), "{}: an ADD of the burst failed", call.name);
-        }
-        Ok(())
-    };
-    thread::scope(|scope| {
-        let workers: Vec<_> = (0..AT_ONCE).map(|_| scope.spawn(worker)).collect();
-        workers.into_iter().try_for_each(|worker| worker.join().expect("no worker panics"))
-    })?;
-    let mut times = times.into_inner().expect("no worker panics");
-    let mut at = |percent| ms(percentile(&mut times, percent));
-    let (p50_ms, p99_ms, max_ms) = (at(50), at(99), at(100));
-    Ok(Burst { name: call.name.to_owned(), adds, at_once: AT_ONCE, p50_ms, p99_ms, max_ms })
 }

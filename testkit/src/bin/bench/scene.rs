@@ -19,7 +19,7 @@ use testkit::{cni, namespaces, node_copy};
 const INJECTOR: &str = "linkerd/proxy-injector edge-26.1.1";
 
 /// ADD of a meshed pod by each backend: name of the row, `iptables-mode`, and whether IPv6 is redirected too.
-pub const BACKENDS: &[(&str, &str, bool)] = &[
+const BACKENDS: &[(&str, &str, bool)] = &[
     ("meshed ADD, native, IPv4", "native", false),
     ("meshed ADD, native, IPv4 and IPv6", "native", true),
     ("meshed ADD, nft, IPv4", "nft", false),
@@ -36,7 +36,6 @@ pub const MESHED_COPY: &str = "meshed ADD, copy";
 /// One call of a plugin, to be repeated.
 #[derive(Clone)]
 pub struct Call {
-    /// Its row in the table.
     pub name: &'static str,
     program: PathBuf,
     command: &'static str,
@@ -46,7 +45,6 @@ pub struct Call {
 }
 
 impl Call {
-    /// The same call of another program.
     pub fn by(&self, program: &Path) -> Self {
         Call { program: program.to_owned(), ..self.clone() }
     }
@@ -218,7 +216,6 @@ impl Scene {
         path.to_string_lossy().into_owned()
     }
 
-    /// What a failed run printed.
     pub fn failure(&self, call: &Call) -> String {
         let printed = fs::read_to_string(self.output()).unwrap_or_default();
         format!("{}: {printed}", call.name)

@@ -4,7 +4,6 @@ use testkit::benchmarks::{Row, Size, Target};
 
 use crate::scene::MESHED_COPY;
 
-/// The targets of the rows and sizes that there are.
 pub fn targets(rows: &[Row], sizes: &[Size]) -> Vec<Target> {
     let mut targets = Vec::new();
     let mut target = |what: String, is: f64, at_most: f64| {
