@@ -53,7 +53,6 @@ impl Routes for Canned {
     }
 }
 
-/// A server with fixed responses.
 pub type Api = Server<Canned>;
 
 impl Api {
@@ -63,7 +62,7 @@ impl Api {
     }
 }
 
-/// State of the server, and that of its routes.
+#[derive(Default)]
 pub struct State<R> {
     pub requests: Vec<Request>,
     /// Status codes and bodies by path.
@@ -112,17 +111,7 @@ impl<R: Routes> Server<R> {
     fn of(identity: Option<Identity>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let state = State {
-            requests: Vec::new(),
-            answers: BTreeMap::new(),
-            silent: false,
-            down: false,
-            routes: R::default(),
-            faults: VecDeque::new(),
-            identity,
-            connections: Vec::new(),
-            watchers: Vec::new(),
-        };
+        let state = State { identity, ..State::default() };
         let api = Server { address, state: Arc::new(Mutex::new(state)) };
         api.serve(listener);
         api
@@ -132,12 +121,10 @@ impl<R: Routes> Server<R> {
         self.state.lock().unwrap()
     }
 
-    /// The CA, PEM.
     pub fn ca(&self) -> String {
         self.state().identity.as_ref().unwrap().ca.clone()
     }
 
-    /// Presents another certificate from now on.
     pub fn present(&self, identity: Identity) {
         self.state().identity = Some(identity);
     }

@@ -12,7 +12,6 @@ use serde_json::{Value, json};
 use crate::api::Api;
 use crate::{cni, program};
 
-/// UID of the pod.
 pub const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
 
 /// One call of the plugin. The methods change environment and stdin.
@@ -51,7 +50,6 @@ impl Outcome {
         self
     }
 
-    /// Asserts that stderr contains `text`.
     #[track_caller]
     pub fn logs(&self, text: &str) {
         assert!(self.stderr.contains(text), "not {text}: {}", self.stderr);
@@ -72,7 +70,6 @@ impl Outcome {
         self
     }
 
-    /// Returns code and message of the error object.
     #[track_caller]
     pub fn error(&self) -> (u64, String) {
         assert_eq!(self.code, Some(1), "{} {}", self.stdout, self.stderr);

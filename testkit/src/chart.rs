@@ -11,7 +11,6 @@ use tempfile::TempDir;
 
 use crate::child::must;
 
-/// Directory of the committed chart.
 pub fn chart() -> PathBuf {
     crate::repository().join("charts/linkerd2-cni")
 }
@@ -65,7 +64,6 @@ fn run(program: &str, arguments: &[&str]) -> Output {
         })
 }
 
-/// Settings for rendering the chart.
 pub struct Render {
     chart: PathBuf,
     /// Keeps the changed copy of the chart.
@@ -95,7 +93,6 @@ impl Render {
         }
     }
 
-    /// Renders with Helm 3 instead of 4.
     pub fn helm_3(mut self) -> Self {
         self.helm = "helm3";
         self
@@ -112,7 +109,6 @@ impl Render {
         self
     }
 
-    /// Renders for a release in this namespace.
     pub fn namespace(mut self, name: &'static str) -> Self {
         self.namespace = name;
         self
@@ -181,7 +177,6 @@ impl Render {
         self.run(&["template", "--kube-version", &self.kubernetes, "--api-versions", &apis])
     }
 
-    /// Returns the notes of `helm install`.
     pub fn notes(&self) -> String {
         let text = self.run(&["install", "--dry-run=client"]).unwrap();
         text.split_once("NOTES:\n").expect("no notes").1.to_string()
@@ -192,7 +187,6 @@ impl Render {
     }
 }
 
-/// Rendered objects.
 pub struct Objects(pub Vec<Value>);
 
 impl Objects {
@@ -215,7 +209,6 @@ impl Objects {
         found.unwrap_or_else(|| panic!("no {kind} {name}"))
     }
 
-    /// Returns whether there is an object of this kind.
     pub fn have(&self, kind: &str) -> bool {
         self.0.iter().any(|object| object["kind"] == kind)
     }
@@ -227,7 +220,6 @@ impl Objects {
         found.map_or(Value::Null, |variable| variable["value"].clone())
     }
 
-    /// Returns the pod template of the DaemonSet.
     pub fn pod(&self) -> &Value {
         &self.get("DaemonSet")["spec"]["template"]
     }
@@ -238,7 +230,6 @@ impl Objects {
         found.unwrap_or_else(|| panic!("no container {name}"))
     }
 
-    /// Returns the plugin configuration in the ConfigMap.
     pub fn plugin(&self) -> Value {
         let config = self.named("ConfigMap", "linkerd-cni-config");
         let text = &config["data"]["cni_network_config"];
@@ -255,7 +246,6 @@ pub fn values(text: &str) -> Value {
     yaml(&format!("{{{text}}}"))
 }
 
-/// Renders with these values.
 pub fn with(values: Value) -> Objects {
     Render::new().values(&values).objects()
 }

@@ -5,7 +5,6 @@ use std::path::PathBuf;
 
 use crate::repository;
 
-/// How it is shown that a command of a page works.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
     /// The chart's test `documented` renders the chart with the command's values, and checks its flags.
@@ -30,7 +29,6 @@ pub struct Command {
 }
 
 impl Command {
-    /// Returns how it is shown that the command works.
     pub fn shown(&self) -> Option<Shown> {
         let text = format!("{} ", self.text);
         let rows = rows().filter(|(beginning, _)| text.starts_with(beginning));
@@ -54,7 +52,6 @@ pub fn rows() -> impl Iterator<Item = (&'static str, Shown)> {
     })
 }
 
-/// Returns the pages for users and contributors.
 pub fn pages() -> Vec<PathBuf> {
     let mut pages = Vec::new();
     let mut directories = vec![repository().join("docs")];
@@ -74,7 +71,6 @@ pub fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// Returns the commands of all pages.
 pub fn commands() -> Vec<Command> {
     let of = |page: PathBuf| {
         let text = fs::read_to_string(&page).unwrap();

@@ -53,7 +53,15 @@ use std::path::{Path, PathBuf};
 
 use linkerd2_cni::VERSION;
 
-/// Returns the root of the checkout.
+/// Calls the function when it is dropped, also on a panic.
+pub struct OnDrop<F: FnMut()>(pub F);
+
+impl<F: FnMut()> Drop for OnDrop<F> {
+    fn drop(&mut self) {
+        (self.0)();
+    }
+}
+
 pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
@@ -63,13 +71,11 @@ pub fn image() -> String {
     format!("cr.l5d.io/linkerd/cni-plugin:v{VERSION}")
 }
 
-/// Returns the message of a panic.
 pub fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("no message").to_owned()
 }
 
-/// Returns the IDs of all processes.
 pub fn pids() -> impl Iterator<Item = i32> {
     let entries = fs::read_dir("/proc").into_iter().flatten().flatten();
     entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok())
@@ -85,7 +91,6 @@ pub fn program(name: &str) -> PathBuf {
     directory.join(name)
 }
 
-/// Writes an executable file.
 pub fn write_program(path: impl AsRef<Path>, text: impl AsRef<[u8]>) {
     fs::write(&path, text).unwrap();
     fs::set_permissions(path, PermissionsExt::from_mode(0o755)).unwrap();

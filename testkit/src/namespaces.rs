@@ -18,7 +18,6 @@ use crate::child::must;
 pub const POD: [&str; 2] = ["10.99.0.1", "fd99::1"];
 pub const NEIGHBOUR: [&str; 2] = ["10.99.0.2", "fd99::2"];
 
-/// Time for work inside a namespace.
 const WORK_BUDGET: Duration = Duration::from_secs(60);
 
 /// Two namespaces without names: only open files of this process keep them, so that they also go when it is killed.
@@ -51,7 +50,6 @@ impl Namespaces {
         path(&self.pod)
     }
 
-    /// The neighbour's namespace.
     pub fn neighbour_path(&self) -> PathBuf {
         path(&self.neighbour)
     }
@@ -62,7 +60,6 @@ impl Namespaces {
         serve(&self.pod, name, port);
     }
 
-    /// The same in the neighbour.
     pub fn serve_in_neighbour(&self, name: &'static str, port: u16) {
         serve(&self.neighbour, name, port);
     }
@@ -81,7 +78,6 @@ impl Namespaces {
         within(&self.pod, task)
     }
 
-    /// The same in the neighbour.
     pub fn in_neighbour<T: Send + 'static>(&self, task: impl FnOnce() -> T + Send + 'static) -> T {
         within(&self.neighbour, task)
     }
@@ -100,12 +96,10 @@ impl Namespaces {
         }
     }
 
-    /// Runs a program inside the pod's namespace and returns its output.
     pub fn run(&self, program: &str, args: &[&str]) -> String {
         inside(&self.pod, program, args)
     }
 
-    /// Runs a shell command inside the pod's namespace and returns its output.
     pub fn sh(&self, command: &str) -> String {
         self.run("sh", &["-c", command])
     }
@@ -124,12 +118,10 @@ pub fn path(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{}", id(), file.as_raw_fd()))
 }
 
-/// Runs `work` on a thread inside the namespace.
 fn within<T: Send + 'static>(netns: &File, work: impl FnOnce() -> T + Send + 'static) -> T {
     netns::run(&path(netns), WORK_BUDGET, work).expect("this test needs root")
 }
 
-/// Runs a program inside the namespace and returns its output.
 fn inside(netns: &File, program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);

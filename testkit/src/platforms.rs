@@ -3,13 +3,11 @@
 
 /// A platform's node, as far as the agent sees it.
 pub struct Layout {
-    /// The chart's `platform`.
     pub platform: &'static str,
     pub bin_dir: &'static str,
     pub net_dir: &'static str,
     /// Links on the way to the two directories, with their targets.
     pub links: &'static [(&'static str, &'static str)],
-    /// The plugins in the bin dir.
     pub plugins: &'static [&'static str],
     /// The program that the plugins are links to, where they are links.
     pub multi_call: Option<&'static str>,
@@ -17,7 +15,6 @@ pub struct Layout {
     pub files: &'static [(&'static str, &'static str)],
 }
 
-/// Something on a node, by its path there.
 pub enum Item {
     Directory(String),
     File(String, String),
@@ -108,10 +105,8 @@ const MICROK8S_FILES: Files = &[
     ("cni.yaml", "kind: DaemonSet\n"),
 ];
 
-/// Files of the net dir, with their contents.
 type Files = &'static [(&'static str, &'static str)];
 
-/// A node with the usual directories.
 const fn usual(platform: &'static str, plugins: &'static [&'static str], files: Files) -> Layout {
     Layout { platform, bin_dir: BIN, net_dir: NET, links: &[], plugins, multi_call: None, files }
 }

@@ -5,7 +5,6 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
-/// Repeats work until it is dropped.
 pub struct Repeated<T> {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<T>>,

@@ -12,7 +12,6 @@ use serde_json::Value;
 #[derive(Clone, Debug)]
 pub struct Request {
     pub method: String,
-    /// Path and query.
     pub path: String,
     /// Names in lower case, and values.
     pub headers: Vec<(String, String)>,
@@ -26,7 +25,6 @@ impl Request {
         headers.find(|(header, _)| header == name).map_or("", |(_, value)| value)
     }
 
-    /// Bearer token, or an empty string.
     pub fn token(&self) -> &str {
         self.header("authorization").strip_prefix("Bearer ").unwrap_or_default()
     }
@@ -35,7 +33,6 @@ impl Request {
         self.path.contains("watch=true")
     }
 
-    /// Whether this request lists pods.
     pub fn is_list(&self) -> bool {
         self.method == "GET" && !self.is_watch() && self.path.starts_with("/api/v1/pods?")
     }
@@ -93,7 +90,6 @@ impl Connection {
         Some(line.trim().to_owned())
     }
 
-    /// Sends raw bytes.
     pub fn send(&mut self, bytes: &[u8]) -> Option<()> {
         let stream = self.stream.get_mut();
         stream.write_all(bytes).ok()?;
@@ -112,7 +108,6 @@ impl Connection {
         self.send_part(code, body.len(), "", body)
     }
 
-    /// Ends the connection.
     pub fn cut(&self) -> Option<()> {
         let _ = self.socket.shutdown(Shutdown::Both);
         None
@@ -127,7 +122,6 @@ impl Connection {
 /// A self-signed certificate, which is its own CA.
 pub struct Identity {
     pub config: Arc<ServerConfig>,
-    /// The certificate, PEM.
     pub ca: String,
 }
 

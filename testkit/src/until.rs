@@ -7,9 +7,13 @@ use std::time::{Duration, Instant};
 /// kubelet pauses for long between its tries.
 const LIMIT: Duration = Duration::from_secs(120);
 
-/// Waits for `condition`.
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     until_within(LIMIT, what, condition);
+}
+
+/// Waits until `find` finds something, and returns it.
+pub fn until_found<T>(what: &str, find: impl FnMut() -> Option<T>) -> T {
+    until_some(LIMIT, what, find)
 }
 
 /// Waits until `find` finds something, `limit` at most, and returns it.

@@ -2,8 +2,6 @@
 //! Two nodes that exist only as objects stand for the caller's node and another one.
 
 use std::io::Write as _;
-use std::path::Path;
-use std::process::Output;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -14,13 +12,14 @@ use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
 use crate::kubectl::{fed, piped};
 use crate::node::Node;
-use crate::pods::{apply, command, kubectl};
+use crate::pods::{command, field, kubectl, until_account};
+use crate::quickstart::delete_release_namespace;
+use crate::scene::OnDrop;
 use crate::until::until;
 
 const TAINT: &str = "startup-taint.cluster-autoscaler.kubernetes.io/linkerd-cni";
 const OWN: &str = "policy-own";
 const OTHER: &str = "policy-other";
-/// A ClusterRole and its binding.
 const READER: &str = "policy-reader";
 /// Kinds of the chart that the test applies. The DaemonSet is not needed.
 const KINDS: [&str; 6] = [
@@ -35,25 +34,25 @@ const KINDS: [&str; 6] = [
 #[test]
 fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_day() {
     let _node = Node::exclusive();
-    let objects = Objects::create();
+    let _objects = objects();
     let chart = apply_chart("delete", &format!("startupTaint={TAINT}"), &json!([]));
     let account = Account::of_pod("agent");
 
-    objects.reset();
+    reset();
     until_refused_by("linkerd-cni-node", || {
         account.patch(OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
     });
     until_refused_by("linkerd-cni-repair", || account.evict(OTHER, &uid(OTHER), "?dryRun=All"));
     nodes_lose_only_the_startup_taint_on_the_own_node(&account);
     pods_are_evicted_only_on_the_own_node(&account);
-    until_refused_by("linkerd-cni-token", || account.token(&["--duration=86401s"]).map(drop));
+    until_refused_by("linkerd-cni-token", || account.token(&["--duration=86401s"]));
     let audiences = tokens_last_a_day_at_most(&account);
     a_token_without_a_node_is_refused();
     drop(chart);
 
-    objects.reset();
+    reset();
     let _chart = apply_chart("label", "nodeCondition=true", &audiences);
-    until_refused_by("linkerd-cni-token", || account.token(&["--audience=vault"]).map(drop));
+    until_refused_by("linkerd-cni-token", || account.token(&["--audience=vault"]));
     tokens_are_for_the_given_audiences_only(&account, &audiences);
     let other = conditions(&json!({"type": "linkerd-cni.linkerd.io/Ready", "status": "True"}));
     until_refused_by("linkerd-cni-node", || account.patch(OTHER, &other, &STATUS));
@@ -65,14 +64,13 @@ fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_d
 }
 
 /// Waits until the API server enforces the policy, some seconds after its creation.
-fn until_refused_by(policy: &str, request: impl Fn() -> Result<(), String>) {
+fn until_refused_by(policy: &str, request: impl Fn() -> Result<String, String>) {
     let policy = format!("ValidatingAdmissionPolicy '{policy}'");
     until("the policy is enforced", || request().is_err_and(|error| error.contains(&policy)));
 }
 
-/// Asserts that this policy refused the request with the message.
-fn assert_refused<T>(policy: &str, request: Result<T, String>, message: &str) {
-    let Err(refused) = request else { panic!("not refused: {message}") };
+fn assert_refused(policy: &str, request: Result<String, String>, message: &str) {
+    let refused = request.expect_err(message);
     assert!(refused.contains(message) && refused.contains(policy), "{refused}");
 }
 
@@ -150,7 +148,7 @@ fn pods_are_evicted_only_on_the_own_node(account: &Account) {
         assert_refused("linkerd-cni-repair", account.evict(pod, &uid, ""), message);
     }
     // No deletion leads past the disruption budgets.
-    let delete = account.run(&["delete", "pod", OWN, "-n", NAMESPACE, "--wait=false"]);
+    let delete = account.run(&["delete", "pod", OWN, "-n", NAMESPACE, "--wait=false"], "");
     assert!(delete.unwrap_err().contains("cannot delete resource"), "{OWN}");
     account.evict(OWN, &uid(OWN), "").unwrap();
     assert_ne!(deletion_time(OWN), "");
@@ -158,14 +156,14 @@ fn pods_are_evicted_only_on_the_own_node(account: &Account) {
 }
 
 fn uid(pod: &str) -> String {
-    kubectl(&format!("get pod {pod} -n {NAMESPACE} -o jsonpath={{.metadata.uid}}"))
+    field(&format!("pod {pod} -n {NAMESPACE}"), ".metadata.uid")
 }
 
 fn pods_get_only_the_label_on_the_own_node(account: &Account) {
     let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": "a"}]);
     let patch_pod = |patch: Value| {
         let patch = patch.to_string();
-        account.run(&["patch", "pod", OWN, "-n", NAMESPACE, "--type=merge", "-p", &patch])
+        account.run(&["patch", "pod", OWN, "-n", NAMESPACE, "--type=merge", "-p", &patch], "")
     };
     for (refused, message) in [
         (account.label(OTHER, "linkerd.io/cni-stranded=true", &[]), "a pod on node policy-other"),
@@ -198,17 +196,16 @@ fn tokens_last_a_day_at_most(account: &Account) -> Value {
 fn tokens_are_for_the_given_audiences_only(account: &Account, given: &Value) {
     let both = [&format!("--audience={}", given[0].as_str().unwrap()), "--audience=vault"];
     for more in [&both[1..], &both] {
-        let refused = account.token(more).unwrap_err();
-        assert!(refused.contains("vault"), "{refused}");
+        let refused = account.token(more);
+        assert!(refused.as_ref().is_err_and(|error| error.contains("vault")), "{refused:?}");
         let message = "may not create tokens for the audiences";
-        assert_refused("linkerd-cni-token", Err::<(), _>(refused), message);
+        assert_refused("linkerd-cni-token", refused, message);
     }
     for more in [&["--duration=86400s"], &both[..1]] {
         assert_eq!(audiences(&account.token(more).unwrap()), *given);
     }
 }
 
-/// The audiences in a token.
 fn audiences(token: &str) -> Value {
     let claims = BASE64_URL_SAFE_NO_PAD.decode(token.split('.').nth(1).unwrap()).unwrap();
     serde_json::from_slice::<Value>(&claims).unwrap()["aud"].take()
@@ -218,87 +215,53 @@ fn a_token_without_a_node_is_refused() {
     let account = Account::without_node();
     let patch = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]);
     let message = "the token names no node";
-    assert_refused("linkerd-cni-token", account.token(&[]).map(drop), message);
+    assert_refused("linkerd-cni-token", account.token(&[]), message);
     assert_refused("linkerd-cni-node", patch, message);
 }
 
 fn taints(node: &str) -> Vec<Value> {
-    let taints = kubectl(&format!("get node {node} -o jsonpath={{.spec.taints}}"));
-    serde_json::from_str(&taints).unwrap()
+    serde_json::from_str(&field(&format!("node {node}"), ".spec.taints")).unwrap()
 }
 
 fn deletion_time(pod: &str) -> String {
-    let path = "jsonpath={.metadata.deletionTimestamp}";
-    kubectl(&format!("get pod {pod} -n {NAMESPACE} -o {path}"))
+    field(&format!("pod {pod} -n {NAMESPACE}"), ".metadata.deletionTimestamp")
 }
 
-/// The account, nodes and pods of the test, deleted with the value.
-struct Objects;
-
-impl Objects {
-    fn create() -> Objects {
-        let objects = Objects;
-        until("the namespace exists", || {
-            let _ = command(&format!("create namespace {NAMESPACE}")).output();
-            command(&format!("get namespace {NAMESPACE} -o jsonpath={{.status.phase}}"))
-                .output()
-                .unwrap()
-                .stdout
-                == b"Active"
-        });
-        for account in ["default", "linkerd-cni", "linkerd-cni-plugin"] {
-            let _ = command(&format!("create serviceaccount {account} -n {NAMESPACE}")).output();
+/// Creates the accounts, nodes and pods. Dropping the value deletes them.
+fn objects() -> OnDrop<impl FnMut()> {
+    delete_release_namespace();
+    let objects = OnDrop(|| {
+        let force = "--ignore-not-found --force --grace-period=0";
+        for what in [
+            &format!("pod agent {OWN} {OTHER} -n {NAMESPACE}"),
+            &format!("node {OWN} {OTHER}"),
+            &format!("serviceaccount linkerd-cni linkerd-cni-plugin -n {NAMESPACE}"),
+            &format!("clusterrole,clusterrolebinding {READER}"),
+        ] {
+            let _ = command(&format!("delete {what} {force}")).output();
         }
+    });
+    let account = format!("--serviceaccount={NAMESPACE}:linkerd-cni");
+    for what in [
+        &format!("namespace {NAMESPACE}"),
+        &format!("serviceaccount linkerd-cni -n {NAMESPACE}"),
+        &format!("serviceaccount linkerd-cni-plugin -n {NAMESPACE}"),
         // kubectl reads the subresource before it patches it. The agent reads the Node.
-        let _ = command(&format!("create clusterrole {READER} --verb=get --resource=nodes/status"))
-            .output();
-        let account = format!("--serviceaccount={NAMESPACE}:linkerd-cni");
-        let binding =
-            format!("create clusterrolebinding {READER} --clusterrole={READER} {account}");
-        let _ = command(&binding).output();
-        objects.reset();
-        objects
+        &format!("clusterrole {READER} --verb=get --resource=nodes/status"),
+        &format!("clusterrolebinding {READER} --clusterrole={READER} {account}"),
+    ] {
+        kubectl(&format!("create {what}"));
     }
-
-    /// Creates the nodes and pods that are missing, and restores the nodes' taints.
-    fn reset(&self) {
-        for node in [OWN, OTHER] {
-            apply(&json!({
-                "apiVersion": "v1", "kind": "Node", "metadata": {"name": node},
-                "spec": {"taints": [
-                    {"key": "kept", "value": "a", "effect": "PreferNoSchedule"},
-                    {"key": TAINT, "effect": "NoSchedule"},
-                ]},
-            }));
-        }
-        kubectl(&format!(
-            "delete pod {OWN} {OTHER} -n {NAMESPACE} --ignore-not-found --force --grace-period=0"
-        ));
-        for (name, node) in [("agent", OWN), (OWN, OWN), (OTHER, OTHER)] {
-            apply(&json!({
-                "apiVersion": "v1", "kind": "Pod",
-                "metadata": {"name": name, "namespace": NAMESPACE, "labels": {"app": name}},
-                "spec": {
-                    "nodeName": node, "containers": [{"name": "app", "image": "none"}],
-                    "serviceAccountName": if name == "agent" { "linkerd-cni" } else { "default" },
-                    "automountServiceAccountToken": false,
-                    "tolerations": [{"operator": "Exists"}],
-                },
-            }));
-        }
-    }
+    until_account(NAMESPACE);
+    reset();
+    objects
 }
 
-impl Drop for Objects {
-    fn drop(&mut self) {
-        let delete = ["delete", "--ignore-not-found", "--force", "--grace-period=0"];
-        let pods = ["pod", "agent", OWN, OTHER, "-n", NAMESPACE];
-        let _ = command(&[&delete[..], &pods].concat()).output();
-        let _ = command(&[&delete[..], &["node", OWN, OTHER]].concat()).output();
-        let accounts = ["serviceaccount", "linkerd-cni", "linkerd-cni-plugin", "-n", NAMESPACE];
-        let _ = command(&[&delete[..], &accounts].concat()).output();
-        let _ = command(&format!("delete clusterrole,clusterrolebinding {READER}")).output();
-    }
+/// Creates the nodes and pods that are missing, and restores the nodes' taints.
+fn reset() {
+    let force = "--ignore-not-found --force --grace-period=0";
+    kubectl(&format!("delete pod {OWN} {OTHER} -n {NAMESPACE} {force}"));
+    piped("apply -f -", include_str!("admission_policy.yaml"));
 }
 
 /// Applies the chart's permissions and policies. Dropping the value deletes them.
@@ -313,9 +276,7 @@ fn apply_chart(mode: &str, value: &str, audiences: &Value) -> Applied {
     let is_wanted =
         |document: &&str| KINDS.iter().any(|kind| document.contains(&format!("\nkind: {kind}\n")));
     let wanted: Vec<&str> = text.split("\n---\n").filter(is_wanted).collect();
-    let applied = Applied(wanted.join("\n---\n"));
-    piped("apply -f -", &applied.0);
-    applied
+    Applied::new(wanted.join("\n---\n"))
 }
 
 /// A kubeconfig with a token of the ServiceAccount `linkerd-cni`.
@@ -344,38 +305,29 @@ impl Account {
         Account(file)
     }
 
-    /// Runs kubectl with the token. Fails with the text that kubectl wrote to stderr.
-    fn run(&self, args: &[&str]) -> Result<(), String> {
-        self.print(args).map(drop)
+    /// Runs kubectl with the token. Returns its output, or its error.
+    fn run(&self, args: &[&str], input: &str) -> Result<String, String> {
+        let output = fed(command(args).env("KUBECONFIG", self.0.path()), input);
+        let text = |bytes| String::from_utf8(bytes).unwrap();
+        if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }
 
-    /// Runs kubectl with the token and returns what it prints.
-    fn print(&self, args: &[&str]) -> Result<String, String> {
-        let output = command(args).env("KUBECONFIG", self.path()).output().unwrap();
-        result(&output).map(|()| String::from_utf8(output.stdout).unwrap())
-    }
-
-    /// Requests a token of the plugin's ServiceAccount.
     fn token(&self, more: &[&str]) -> Result<String, String> {
         let create = ["create", "token", "linkerd-cni-plugin", "-n", NAMESPACE];
-        self.print(&[&create[..], more].concat())
+        self.run(&[&create[..], more].concat(), "")
     }
 
-    fn path(&self) -> &Path {
-        self.0.path()
-    }
-
-    fn patch(&self, node: &str, patch: &Value, more: &[&str]) -> Result<(), String> {
+    fn patch(&self, node: &str, patch: &Value, more: &[&str]) -> Result<String, String> {
         let patch = patch.to_string();
-        self.run(&[&["patch", "node", node, "--type=merge", "-p", &patch], more].concat())
+        self.run(&[&["patch", "node", node, "--type=merge", "-p", &patch], more].concat(), "")
     }
 
-    fn label(&self, pod: &str, label: &str, more: &[&str]) -> Result<(), String> {
+    fn label(&self, pod: &str, label: &str, more: &[&str]) -> Result<String, String> {
         let command = ["label", "pod", pod, label, "-n", NAMESPACE, "--overwrite"];
-        self.run(&[&command[..], more].concat())
+        self.run(&[&command[..], more].concat(), "")
     }
 
-    fn evict(&self, pod: &str, uid: &str, query: &str) -> Result<(), String> {
+    fn evict(&self, pod: &str, uid: &str, query: &str) -> Result<String, String> {
         let preconditions =
             if uid.is_empty() { json!({}) } else { json!({"preconditions": {"uid": uid}}) };
         let eviction = json!({
@@ -384,14 +336,6 @@ impl Account {
             "deleteOptions": preconditions,
         });
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction{query}");
-        let mut create = command(&format!("create --raw {path} -f -"));
-        result(&fed(create.env("KUBECONFIG", self.path()), &eviction.to_string()))
-    }
-}
-
-fn result(output: &Output) -> Result<(), String> {
-    match output.status.success() {
-        true => Ok(()),
-        false => Err(String::from_utf8_lossy(&output.stderr).into_owned()),
+        self.run(&["create", "--raw", &path, "-f", "-"], &eviction.to_string())
     }
 }

@@ -3,7 +3,7 @@
 
 use std::fs;
 use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use serde_json::json;
@@ -13,10 +13,10 @@ use crate::agent::{
     process_of, revoke_token, rolled_out, token, token_in, until_rejected, with_token,
 };
 use crate::burst::{self, validating_pod};
-use crate::outage::{create_all, marked, namespace, redirected};
+use crate::outage::{create_all, marked, redirected};
 use crate::pods::{self, Pods, apply, kubectl};
 use crate::scene::Scene;
-use crate::until::{until, until_within};
+use crate::until::{until, until_found, until_within};
 use crate::watcher::Watcher;
 
 /// Limit of the agent's resident memory (`VmRSS`), in kB.
@@ -63,7 +63,7 @@ const INJECTED: usize = 8;
 
 /// Other meshed pods wait until the agent has replaced the token, which it does once a pod fails.
 fn an_api_server_that_rejects_the_token_keeps_no_injected_pod_waiting(good: &str) {
-    let namespace = namespace("revoked");
+    let namespace = pods::namespace("revoked");
     // The agent would renew the token, so it is stopped meanwhile.
     let paused = Paused::process(agent().pid);
     revoke_token();
@@ -73,21 +73,17 @@ fn an_api_server_that_rejects_the_token_keeps_no_injected_pod_waiting(good: &str
     let unmarked = json!({"linkerd.io/proxy-version": "test"});
     apply(&validating_pod("revoked", INJECTED, &unmarked));
     let reason = format!("cannot read pod revoked/pod-{INJECTED}");
-    let mut event = String::new();
-    until("the reason why the other pod waits", || {
+    let event = until_found("the reason why the other pod waits", || {
         let said = kubectl(&format!("describe pod -n revoked pod-{INJECTED}"));
-        let line = said.lines().find(|line| line.contains("FailedCreatePodSandBox"));
-        event = line.unwrap_or_default().to_owned();
-        event.contains(&reason)
+        let line = said.lines().find(|line| line.contains("FailedCreatePodSandBox"))?;
+        line.contains(&reason).then(|| line.to_owned())
     });
     assert!(event.contains("HTTP 401") && event.contains("renews the token"), "{event}");
 
-    let begin = Instant::now();
     drop(paused);
     until_within(Duration::from_secs(60), "the token is replaced", || {
         token().is_some() && token() != token_in(good)
     });
-    println!("a revoked token was replaced in {:.1?}", begin.elapsed());
     until("the other pod runs", || redirected("revoked") == INJECTED + 1);
     // Their rate is limited.
     until("Events of pods that started without the API server", || {
@@ -107,9 +103,7 @@ fn the_agent_replaces_a_damaged_and_a_revoked_token() {
     // The token in the file is damaged.
     let good = fs::read_to_string(KUBECONFIG).unwrap();
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
-    let begin = Instant::now();
     until_within(Duration::from_secs(60), "the token is restored", || token() == token_in(&good));
-    println!("a damaged kubeconfig was restored in {:.1?}", begin.elapsed());
 
     an_api_server_that_rejects_the_token_keeps_no_injected_pod_waiting(&good);
 
@@ -117,13 +111,11 @@ fn the_agent_replaces_a_damaged_and_a_revoked_token() {
     let old = agent();
     kill(old.pid, Signal::SIGSTOP).unwrap();
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
-    delete_by_force(&old, "linkerd-cni");
-    let begin = Instant::now();
+    delete_by_force(&old);
     until_within(Duration::from_secs(60), "the next agent is ready", || {
         let healed = || token().is_some_and(|token| token != "garbage");
         healed() && find_agent().is_some_and(|next| next.pod != old.pod && next.ready)
     });
-    println!("with a dead token the agent was back in {:.1?}", begin.elapsed());
 
     // Pods start again.
     let pods = Pods::default();
@@ -142,6 +134,6 @@ fn the_agent_replaces_a_damaged_and_a_revoked_token() {
     kill(last.pid, Signal::SIGKILL).unwrap();
     until_within(Duration::from_secs(20), "it is dead", || process_of(&last.container).is_none());
     assert!(node.entry().is_some());
-    clean(node, before);
+    clean(node, before, "");
     helm.end_uninstall();
 }

@@ -1,13 +1,15 @@
 //! The policy that has Multus call the plugin for meshed pods, on a real API server. A webhook of the test stands for
 //! the proxy injector, which changes pods after policies have run.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use testkit::api::{Response, Routes, Server, State};
 use testkit::server::Request;
 
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::{fed, piped};
+use crate::kubectl::fed;
 use crate::node::Node;
 use crate::pods::command;
 use crate::until::until;
@@ -15,19 +17,20 @@ use crate::until::until;
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Label of the pods that the webhook injects.
 const INJECTED: &str = "annotated-pods-test";
-/// `[{"op":"add","path":"/spec/containers/-","value":{"name":"linkerd-proxy","image":"none"}}]`
-const PATCH: &str = "W3sib3AiOiJhZGQiLCJwYXRoIjoiL3NwZWMvY29udGFpbmVycy8tIiwidmFsdWUiOnsibmFtZSI6ImxpbmtlcmQtcHJveHkiLCJpbWFnZSI6Im5vbmUifX1d";
+/// What the webhook does to a pod.
+const PATCH: &str =
+    r#"[{"op":"add","path":"/spec/containers/-","value":{"name":"linkerd-proxy","image":"none"}}]"#;
 
-/// The webhook.
 #[derive(Clone, Default)]
 struct Injector;
 
 impl Routes for Injector {
     fn respond(_: &mut State<Self>, request: &Request) -> Response {
         let uid = &request.body["request"]["uid"];
-        let patch = json!({"uid": uid, "allowed": true, "patchType": "JSONPatch", "patch": PATCH});
+        let patch = BASE64_STANDARD.encode(PATCH);
         let review = json!({
-            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview", "response": patch,
+            "apiVersion": "admission.k8s.io/v1", "kind": "AdmissionReview",
+            "response": {"uid": uid, "allowed": true, "patchType": "JSONPatch", "patch": patch},
         });
         Response::new(200, review)
     }
@@ -40,14 +43,13 @@ fn the_policy_annotates_each_meshed_pod_also_if_the_injector_adds_the_proxy() {
     let values = "--set=networkAttachmentDefinition.annotatePods=true";
     let chart = ["template", "linkerd-cni", CHART, "-n", NAMESPACE, values];
     let policies = ["--kube-version=1.35.0", "--show-only=templates/mutating*"];
-    let policy = Applied(helm.must(&[&chart[..], &policies].concat()));
-    piped("apply -f -", &policy.0);
+    let _policy = Applied::new(helm.must(&[&chart[..], &policies].concat()));
     let injector = Server::<Injector>::start();
     let _webhook = register(&injector);
     let meshed = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
     let unmeshed = json!([{"name": "app"}]);
     until("policy and webhook are in effect", || {
-        let pod = admitted(json!({}), unmeshed.clone(), &[], true);
+        let pod = admitted(json!({}), &unmeshed, &[], true);
         pod["spec"]["containers"].as_array().unwrap().len() == 2 && networks(&pod) != Value::Null
     });
 
@@ -67,19 +69,19 @@ fn the_policy_annotates_each_meshed_pod_also_if_the_injector_adds_the_proxy() {
     ] {
         let annotations = before.map_or(json!({}), |before| json!({NETWORKS: before}));
         for (containers, is_injected) in [(&meshed, false), (&unmeshed, true)] {
-            let pod = admitted(annotations.clone(), containers.clone(), &[], is_injected);
+            let pod = admitted(annotations.clone(), containers, &[], is_injected);
             assert_eq!(networks(&pod), after, "{before:?}, injected: {is_injected}");
         }
-        let pod = admitted(annotations, unmeshed.clone(), &[], false);
+        let pod = admitted(annotations, &unmeshed, &[], false);
         assert_eq!(networks(&pod), json!(before), "unmeshed");
     }
     let sidecar = json!({"name": "linkerd-proxy", "restartPolicy": "Always"});
-    let pod = admitted(json!({}), unmeshed.clone(), &[("initContainers", json!([sidecar]))], false);
+    let pod = admitted(json!({}), &unmeshed, &[("initContainers", json!([sidecar]))], false);
     assert_eq!(networks(&pod), own);
     // Pods that do not need the plugin.
     let init = json!([{"name": "linkerd-init"}]);
     for field in [("hostNetwork", json!(true)), ("initContainers", init)] {
-        let pod = admitted(json!({}), meshed.clone(), &[field], false);
+        let pod = admitted(json!({}), &meshed, &[field], false);
         assert_eq!(networks(&pod), Value::Null);
     }
 }
@@ -88,19 +90,12 @@ fn networks(pod: &Value) -> Value {
     pod["metadata"]["annotations"][NETWORKS].clone()
 }
 
-/// Returns the pod that the API server would create.
 fn admitted(
     annotations: Value,
-    mut containers: Value,
+    containers: &Value,
     more: &[(&str, Value)],
     is_injected: bool,
 ) -> Value {
-    let set_image = |containers: &mut Value| {
-        for container in containers.as_array_mut().unwrap() {
-            container["image"] = json!("none");
-        }
-    };
-    set_image(&mut containers);
     let mut pod = json!({
         "apiVersion": "v1", "kind": "Pod",
         "metadata": {
@@ -111,8 +106,10 @@ fn admitted(
     });
     for (field, value) in more {
         pod["spec"][field] = value.clone();
-        if value.is_array() {
-            set_image(&mut pod["spec"][field]);
+    }
+    for field in ["containers", "initContainers"] {
+        for container in pod["spec"][field].as_array_mut().into_iter().flatten() {
+            container["image"] = json!("none");
         }
     }
     let mut create = command("create --dry-run=server -o json -f -");
@@ -122,13 +119,7 @@ fn admitted(
 
 /// Has the API server call the webhook for new pods with the label. Dropping the value ends that.
 fn register(injector: &Server<Injector>) -> Applied {
-    // kubectl reads base64 of a Secret's text.
-    let secret = json!({
-        "apiVersion": "v1", "kind": "Secret", "metadata": {"name": INJECTED, "namespace": "default"},
-        "stringData": {"ca": injector.ca()},
-    });
-    let secret = piped("create --dry-run=server -o json -f -", &secret.to_string());
-    let secret: Value = serde_json::from_str(&secret).unwrap();
+    let ca = BASE64_STANDARD.encode(injector.ca());
     let url = format!("https://{}/", injector.address);
     let rule = json!({
         "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"],
@@ -140,10 +131,8 @@ fn register(injector: &Server<Injector>) -> Applied {
             "name": "annotated-pods.example.com", "sideEffects": "None",
             "admissionReviewVersions": ["v1"], "rules": [rule],
             "objectSelector": {"matchLabels": {INJECTED: "true"}},
-            "clientConfig": {"url": url, "caBundle": secret["data"]["ca"]},
+            "clientConfig": {"url": url, "caBundle": ca},
         }],
     });
-    let applied = Applied(configuration.to_string());
-    piped("apply -f -", &applied.0);
-    applied
+    Applied::new(configuration.to_string())
 }

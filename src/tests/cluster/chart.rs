@@ -1,12 +1,9 @@
 //! The chart on a real cluster, from its installation to its end: by Helm, and by kubectl with `scripts/install-cni`.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::process::Command;
 use std::thread;
-use std::time::{Duration, Instant};
 
-use serde_json::{Value, json};
+use serde_json::json;
 
 use crate::agent::rolled_out;
 use crate::connections::{
@@ -20,9 +17,11 @@ use crate::extension::{
     the_namespace_passes_the_checks_before_an_installation,
 };
 use crate::helm::{Helm, NAMESPACE};
-use crate::kubectl::{command, fed, kubectl, piped};
+use crate::kubectl::{command, fed, field, kubectl, piped};
 use crate::node::Node;
 use crate::scene::Scene;
+use crate::until::until;
+use testkit::child::script;
 use testkit::repository;
 
 #[test]
@@ -31,9 +30,7 @@ fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
     let Scene { node, helm, pods, .. } = &scene;
     the_namespace_passes_the_checks_before_an_installation();
 
-    let start = Instant::now();
     helm.run("install", &[]);
-    println!("ready after {:.1?}", start.elapsed());
     assert_eq!(required_network_plugins(), "true");
     linkerd_check_finds_what_it_looks_up();
     connections_go_through_the_proxy_where_they_should(pods);
@@ -44,19 +41,20 @@ fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
     linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod(pods);
     passes_its_own_test(helm);
     the_api_server_accepts_every_use_of_the_chart(helm);
-    let plugin = ["/namespaces get", "/pods get", "/services=kubernetes get"];
+    let plugin = ["namespaces get", "pods get", "services get kubernetes"];
     let agent =
-        ["/serviceaccounts/token=linkerd-cni-plugin create", "apps/daemonsets=linkerd-cni get"];
-    let more = ["/nodes get", "/pods list,watch", "events.k8s.io/events create"];
-    let everywhere = [&plugin[..], &more].concat();
+        ["serviceaccounts/token create linkerd-cni-plugin", "daemonsets.apps get linkerd-cni"];
+    let more = ["namespaces get", "pods get list watch", "services get kubernetes"];
+    let events = "events.events.k8s.io create";
+    let everywhere = [&more[..], &[events, "nodes get"]].concat();
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
     assert_rights("linkerd-cni", &everywhere, &agent);
 
-    let more = "repairController.mode=delete,startupTaint=example.com/cni,logLevel=debug";
-    helm.run("upgrade", &["--set", more, "--set=ignoreInboundPorts=9999"]);
-    let repair = ["/nodes patch", "/pods/eviction create"];
+    let values = "repairController.mode=delete,startupTaint=example.com/cni,logLevel=debug";
+    helm.run("upgrade", &["--set", values, "--set=ignoreInboundPorts=9999"]);
+    let repair = [events, "nodes get patch", "pods/eviction create"];
     assert_rights("linkerd-cni-plugin", &plugin, &[]);
-    assert_rights("linkerd-cni", &[&everywhere[..], &repair].concat(), &agent);
+    assert_rights("linkerd-cni", &[more, repair].concat(), &agent);
     assert_eq!(node.linkerd_entry()["log_level"], "debug");
     pods_started_after_an_upgrade_follow_it(pods);
 
@@ -69,9 +67,9 @@ fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
 
 /// The DaemonSet's setting for a bin dir without the primary CNI's plugins.
 pub fn required_network_plugins() -> String {
-    let env = "{.spec.template.spec.containers[0].env[?(@.name==\"LINKERD_CNI_REQUIRE_NETWORK_PLUGINS\")].value}";
-    let output = format!("jsonpath={env}");
-    kubectl(&format!("get daemonset/linkerd-cni -n linkerd-cni -o {output}"))
+    let variable = "?(@.name==\"LINKERD_CNI_REQUIRE_NETWORK_PLUGINS\")";
+    let path = format!(".spec.template.spec.containers[0].env[{variable}].value");
+    field("daemonset/linkerd-cni -n linkerd-cni", &path)
 }
 
 #[test]
@@ -133,10 +131,9 @@ pub fn passes_its_own_test(helm: &Helm) {
 fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
     let chart = repository().join("charts/linkerd2-cni");
     let mut all = String::new();
-    let mut files = 0;
-    for file in fs::read_dir(chart.join("ci")).unwrap() {
-        let file = file.unwrap().path();
-        let [chart, file] = [&chart, &file].map(|path| path.to_str().unwrap());
+    let files = testkit::chart::ci_values();
+    for file in &files {
+        let [chart, file] = [&chart, file].map(|path| path.to_str().unwrap());
         let text = helm.must(&["template", "linkerd-cni", chart, "-n", "linkerd-cni", "-f", file]);
         for object in text.split("\n---\n") {
             // This cluster lacks these kinds.
@@ -146,19 +143,16 @@ fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
                 all += &format!("\n---\n{}", object.trim_start_matches("---\n"));
             }
         }
-        files += 1;
     }
-    // A dry run of a pod needs its ServiceAccount, which a dry run does not create.
-    let account = ["serviceaccount", "cni-agent", "-n", "linkerd-cni"];
-    kubectl(&[&["create"], &account[..]].concat());
-    // Of the dashboard.
+    // A dry run of a pod needs its ServiceAccount, which a dry run does not create. The namespace is the dashboard's.
+    kubectl("create serviceaccount cni-agent -n linkerd-cni");
     kubectl("create namespace monitoring");
     // As helm, which owns the release's fields, so that fields that are missing in a use are removed.
     let dry = "apply --server-side --field-manager=helm --force-conflicts --dry-run=server --validate=strict -f -";
     let printed = piped(dry, &all);
     let daemonsets = printed.lines().filter(|line| line.starts_with("daemonset.apps/"));
-    assert_eq!(daemonsets.count(), files, "{printed}");
-    kubectl(&[&["delete"], &account[..]].concat());
+    assert_eq!(daemonsets.count(), files.len(), "{printed}");
+    kubectl("delete serviceaccount cni-agent -n linkerd-cni");
     kubectl("delete namespace monitoring --wait=false");
 }
 
@@ -169,52 +163,27 @@ fn assert_rights(account: &str, everywhere: &[&str], here: &[&str]) {
     {
         let wanted: BTreeSet<String> = wanted.into_iter().map(str::to_owned).collect();
         // The API server's cache of roles may be stale for a moment.
-        let deadline = Instant::now() + Duration::from_secs(60);
-        let found = loop {
-            let found = rights(account, namespace);
-            if found == wanted || Instant::now() > deadline {
-                break found;
-            }
-            thread::sleep(Duration::from_millis(100));
-        };
-        assert_eq!(found, wanted, "{account} in {namespace}");
+        until(&format!("{account} has in {namespace} exactly {wanted:?}"), || {
+            rights(account, namespace) == wanted
+        });
     }
 }
 
-/// The rights that `kubectl auth can-i --list` shows, except those that every account has.
+/// The rights that `kubectl auth can-i --list` shows, except those that every account has: the resource, then verbs and
+/// names of objects.
 fn rights(account: &str, namespace: &str) -> BTreeSet<String> {
-    let of = |account: &str| -> BTreeSet<String> {
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectRulesReview",
-            "spec": {"namespace": namespace},
-        });
+    let rights_of = |account: &str| -> BTreeSet<String> {
         let user = format!("--as=system:serviceaccount:linkerd-cni:{account}");
-        let create = format!("create --validate=false {user} -o json -f -");
-        let review = piped(&create, &review.to_string());
-        let review: Value = serde_json::from_str(&review).unwrap();
-        let rules = review["status"]["resourceRules"].as_array().unwrap();
-        // Rights to paths of the API server count too.
-        let paths = review["status"]["nonResourceRules"].as_array().unwrap();
-        rules.iter().chain(paths).map(describe).collect()
+        let list = kubectl(&format!("auth can-i --list --no-headers {user} -n {namespace}"));
+        let right = |line: &str| {
+            let words = line.split(['[', ']', ' ']).filter(|word| !word.is_empty());
+            let mut words: Vec<&str> = words.collect();
+            words[1..].sort_unstable();
+            words.join(" ")
+        };
+        list.lines().map(right).collect()
     };
-    let anybody = of("anybody");
-    &of(account) - &anybody
-}
-
-/// Describes a rule as "group/resource=name verb,verb".
-fn describe(rule: &Value) -> String {
-    let words = |key: &str| {
-        let words = rule[key].as_array().into_iter().flatten();
-        let words: Vec<_> = words.map(|word| word.as_str().unwrap()).collect();
-        words.join(",")
-    };
-    let name = match words("resourceNames") {
-        name if name.is_empty() => name,
-        name => format!("={name}"),
-    };
-    let (group, resource) = (words("apiGroups"), words("resources") + &words("nonResourceURLs"));
-    format!("{group}/{resource}{name} {}", words("verbs"))
+    &rights_of(account) - &rights_of("anybody")
 }
 
 /// The objects with the label by which kubectl prunes.
@@ -226,15 +195,19 @@ fn labelled() -> BTreeSet<String> {
 }
 
 fn install_cni(flags: &[&str]) -> String {
-    let script =
-        Command::new(repository().join("scripts/install-cni")).args(flags).output().unwrap();
-    let error = String::from_utf8_lossy(&script.stderr);
-    assert!(script.status.success(), "install-cni {flags:?}: {error}");
-    String::from_utf8(script.stdout).unwrap()
+    script("install-cni", flags)
 }
 
 /// A manifest that was applied. Dropping the value deletes its objects, also after a failure.
 pub struct Applied(pub String);
+
+impl Applied {
+    pub fn new(manifest: impl Into<String>) -> Applied {
+        let applied = Applied(manifest.into());
+        piped("apply -f -", &applied.0);
+        applied
+    }
+}
 
 impl Drop for Applied {
     fn drop(&mut self) {

@@ -3,14 +3,14 @@
 
 use serde_json::json;
 
+use crate::chart::Applied;
 use crate::kubectl::fed;
 use crate::node::netns_of;
-use crate::pods::{self, apply, command};
+use crate::pods::{self, command};
 use crate::repair::set;
-use crate::scene::{OnDrop, Scene};
+use crate::scene::Scene;
 use crate::until::until;
 
-const POLICY: &str = "no-evictions";
 /// Namespace whose pods may be evicted.
 const FREE: &str = "free";
 const MESSAGE: &str = "pods may not be evicted here";
@@ -39,7 +39,7 @@ fn pods_are_evicted_and_those_whose_eviction_is_denied_stay_and_are_reported() {
     let no_permission = r#"pods "stranded-0" is forbidden: User "nobody" cannot create"#;
     let refused = evict(&["--as=nobody"]);
     assert!(refused.contains(no_permission), "{refused}");
-    let policy = deny_evictions();
+    let policy = Applied::new(include_str!("denied_evictions.yaml"));
     until("the policy is enforced", || evict(&[]).contains(MESSAGE));
 
     helm.run("install", &[&set("delete", 3)]);
@@ -73,32 +73,4 @@ fn pods_are_evicted_and_those_whose_eviction_is_denied_stay_and_are_reported() {
     assert_ne!(pods.field(FREE, ".metadata.uid"), free);
     pods.assert_answers("client", FREE, "proxy-inbound");
     scene.remove();
-}
-
-/// Applies a policy and its binding, for all namespaces but one. Dropping the value deletes both.
-fn deny_evictions() -> OnDrop<impl FnMut()> {
-    let api = "admissionregistration.k8s.io/v1";
-    let evictions = json!({
-        "apiGroups": [""], "apiVersions": ["v1"],
-        "resources": ["pods/eviction"], "operations": ["CREATE"],
-    });
-    let elsewhere = format!("request.namespace == '{FREE}'");
-    let never = json!({"expression": elsewhere, "reason": "Forbidden", "message": MESSAGE});
-    apply(&json!({
-        "apiVersion": api, "kind": "ValidatingAdmissionPolicy", "metadata": {"name": POLICY},
-        "spec": {
-            "failurePolicy": "Fail",
-            "matchConstraints": {"resourceRules": [evictions]},
-            "validations": [never],
-        },
-    }));
-    apply(&json!({
-        "apiVersion": api, "kind": "ValidatingAdmissionPolicyBinding",
-        "metadata": {"name": POLICY},
-        "spec": {"policyName": POLICY, "validationActions": ["Deny"]},
-    }));
-    OnDrop(|| {
-        let kinds = "validatingadmissionpolicybinding,validatingadmissionpolicy";
-        let _ = command(&format!("delete {kinds} {POLICY} --ignore-not-found")).output();
-    })
 }

@@ -10,7 +10,7 @@ use tempfile::TempDir;
 use crate::agent::agent;
 use crate::commands::{self, Shown};
 use crate::helm::NAMESPACE;
-use crate::pods::{self, kubectl};
+use crate::pods::{self, field, kubectl};
 use crate::quickstart::delete_release_namespace;
 use crate::scene::Scene;
 
@@ -56,7 +56,6 @@ fn documented_commands_succeed_on_a_cluster() {
     scene.uninstall();
 }
 
-/// Returns the commands of a page that `is_wanted` selects, in their order.
 pub fn on_page(page: &str, is_wanted: impl Fn(&str) -> bool) -> Vec<String> {
     let commands = commands::commands().into_iter();
     let of_page = commands.filter(|command| command.page == page && is_wanted(&command.text));
@@ -102,7 +101,6 @@ impl Shell {
     }
 }
 
-/// Replaces image, programs and placeholders.
 fn with_names(text: &str) -> String {
     let text = text.replace(IMAGE[0], IMAGE[1]);
     let text =
@@ -118,7 +116,7 @@ fn with_names(text: &str) -> String {
         "POD" if is_agent => Some(agent().pod),
         "POD" | "NAMESPACE" => Some("meshed".to_owned()),
         "REVISION" => Some("1".to_owned()),
-        "NODE" => Some(node_name()),
+        "NODE" => Some(field("nodes", ".items[0].metadata.name")),
         _ => None,
     };
     let word = |word: &str| {
@@ -128,8 +126,4 @@ fn with_names(text: &str) -> String {
         name(placeholder).map_or_else(|| word.to_owned(), |name| format!("{before}{name}"))
     };
     text.split(' ').map(word).collect::<Vec<_>>().join(" ")
-}
-
-fn node_name() -> String {
-    kubectl("get nodes -o jsonpath={.items[0].metadata.name}")
 }

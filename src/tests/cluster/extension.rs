@@ -31,7 +31,6 @@ pub fn the_namespace_passes_the_checks_before_an_installation() {
     assert!(passes && !report.contains('‼'), "{report}");
 }
 
-/// The pods have one named `meshed`.
 pub fn linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod(pods: &Pods) {
     let (passes, report) = cni(&["check"]);
     assert!(passes && !report.contains('‼'), "{report}");
@@ -42,7 +41,7 @@ pub fn linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod(pods: &Pods) {
     assert!(passes && table.contains("   yes   "), "{table}");
     let (passes, explained) = cni(&["explain", "meshed", "-n", "meshed"]);
     assert!(passes);
-    let listed = netns_of(&pods.ip("meshed")).output(&["nft", "list", "ruleset"]);
+    let listed = netns_of(&pods.ip("meshed")).rules();
     let comments = |text: &str| -> BTreeSet<String> {
         let parts = text.split("comment \"").skip(1);
         parts.filter_map(|part| Some(part.split_once('"')?.0.to_owned())).collect()
@@ -69,7 +68,7 @@ fn linkerd_cni_compares_pods_beside_upstreams_agent_and_names_seeded_differences
     let scene = Scene::begin();
     let (list, original) = active_conflist();
     let _account = account();
-    scene.helm.install_upstream_with(Program::Pause);
+    scene.helm.install_upstream(Program::Pause);
     let upstream = Upstream::start(&list, &original);
     until("upstream's entry", || scene.node.entry().is_some());
     let modes = ["nft", "legacy", "plain"];
@@ -107,7 +106,7 @@ fn linkerd_cni_compares_pods_beside_upstreams_agent_and_names_seeded_differences
         kubectl(&format!("delete pod {mode} -n {mode} --timeout=60s"));
     }
     scene.helm.uninstall();
-    upstream.stop();
+    drop(upstream);
     assert!(scene.is_restored());
 }
 

@@ -9,13 +9,7 @@
 mod admission_policy;
 mod agent_replaced;
 mod annotated_pods;
-mod cached_configs;
-/// The pages of the fault catalogue that only a cluster can show. `src/tests/agent/catalogue` has the others.
-mod catalogue {
-    mod installation;
-    mod pods;
-    mod shown;
-}
+mod catalogue;
 mod chart;
 mod denied_evictions;
 mod documented;
@@ -36,6 +30,6 @@ mod take_ownership;
 mod upstream_agent;
 
 use testkit::cluster::{
-    agent, burst, connections, containers, helm, kubectl, node, pods, upstream, watcher,
+    active, agent, burst, connections, containers, helm, kubectl, node, pods, upstream, watcher,
 };
 use testkit::{cni, documented as commands, fault_page, platforms as layouts, until};

@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::agent::{agent, find_agent, is_ready, rolled_out};
 use crate::burst;
 use crate::scene::Scene;
-use crate::until::until_within;
+use crate::until::{until_found, until_within};
 use crate::upstream::Program;
 use crate::upstream_agent::{Upstream, account, active_conflist};
 use crate::watcher::Watcher;
@@ -23,12 +23,10 @@ const WAIT: Duration = Duration::from_secs(60);
 
 /// The stand-in for upstream's agent, which runs as long as the process of upstream's pod.
 fn upstreams_agent(list: &Path, original: &str, other: Option<&str>) -> Upstream {
-    let mut found = None;
-    until_within(WAIT, "upstream's pod runs", || {
-        found = find_agent().filter(|pod| Some(pod.pod.as_str()) != other);
-        found.is_some()
+    let pod = until_found("upstream's pod runs", || {
+        find_agent().filter(|pod| Some(pod.pod.as_str()) != other)
     });
-    let process = format!("/proc/{}/exe", found.unwrap().pid);
+    let process = format!("/proc/{}/exe", pod.pid);
     Upstream::start_until(list, original, move || Path::new(&process).symlink_metadata().is_err())
 }
 
@@ -38,7 +36,7 @@ fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
     let Scene { node, helm, .. } = &scene;
     let (list, original) = active_conflist();
     let _account = account();
-    helm.install_upstream_with(Program::Pause);
+    helm.install_upstream(Program::Pause);
     let upstream = upstreams_agent(&list, &original, None);
     until_within(WAIT, "upstream's entry", || node.entry().is_some());
 
@@ -50,7 +48,7 @@ fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
         });
     });
     watcher.finish().assert_no_gap_of(GAP, "helm upgrade from upstream's agent");
-    upstream.stop();
+    drop(upstream);
     until_within(WAIT, "this chart's agent is ready", is_ready);
 
     let watcher = Watcher::start();

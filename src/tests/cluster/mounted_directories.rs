@@ -20,16 +20,14 @@ const BIN: &str = "/opt/cni/bin";
 const PROBE: &str = "--set=livenessProbe.periodSeconds=2";
 const RESTART: Duration = Duration::from_secs(60);
 
-/// Body of the agent's `/ready`.
 fn ready_text() -> String {
     let path = format!("/api/v1/namespaces/linkerd-cni/pods/{}:9991/proxy/ready", agent().pod);
     let output = pods::command(&format!("get --raw {path}")).output().unwrap();
     String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned()
 }
 
-/// Whether the pod has redirect rules.
 fn is_redirected(pods: &Pods, name: &str) -> bool {
-    netns_of(&pods.ip(name)).output(&["nft", "list", "ruleset"]).contains("4143")
+    netns_of(&pods.ip(name)).rules().contains("4143")
 }
 
 /// containerd reads the directory again when a file is removed.

@@ -1,27 +1,25 @@
 //! Pods that start while the API server and the agent are dead.
 
-use std::io::Read as _;
-use std::net::TcpStream;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::agent::{agent, is_ready};
+use crate::agent::{agent, is_agent, is_ready};
 use crate::burst::validating_pod;
-use crate::containers::{address_of, kill_sandbox};
+use crate::containers::{address_of, answer_of, kill_sandbox};
 use crate::node::{Node, StaticPod};
 use crate::pod_copy::hand_made;
-use crate::pods::{self, apply, command, kubectl};
-use crate::scene::{OnDrop, Scene};
-use crate::sigterm::{SHORT_GRACE, handles_signals, processes, until_ended};
-use crate::until::until;
+use crate::pods::{self, apply_all, field};
+use crate::scene::Scene;
+use crate::sigterm::{SHORT_GRACE, handles_signals, until_ended};
+use crate::until::{until, until_some};
 use crate::watcher::Watcher;
 
 /// Number of static pods that the injector marked.
 const PODS: usize = 5;
 
-/// The annotations that the injector sets.
 pub fn marked() -> Value {
     json!({
         "linkerd.io/inject": "enabled",
@@ -30,7 +28,6 @@ pub fn marked() -> Value {
     })
 }
 
-/// The pod as the injector makes it.
 pub fn injected(name: &str) -> Value {
     let mut pod = pods::meshed(name);
     pod["metadata"]["annotations"] = marked();
@@ -62,8 +59,8 @@ fn pods_start_in_an_api_outage_and_a_killed_and_a_stopped_agent_leave_the_plugin
         }
         let mut next = first;
         until("kubelet restarts the agent", || {
-            let found = processes().into_iter().find(|pid| *pid != first);
-            next = found.unwrap_or(first);
+            let mut pids = testkit::pids().filter(|pid| is_agent(*pid)).map(Pid::from_raw);
+            next = pids.find(|pid| *pid != first).unwrap_or(first);
             next != first && handles_signals(next)
         });
         kill(next, Signal::SIGTERM).unwrap();
@@ -82,7 +79,6 @@ fn pods_start_in_an_api_outage_and_a_killed_and_a_stopped_agent_leave_the_plugin
 /// which waits.
 fn new_pods_start_if_they_are_known_to_need_no_request(node: &Node) -> (Vec<StaticPod>, StaticPod) {
     let start = |pod: Value| node.static_pod(&pods::in_default(pod));
-    let begin = Instant::now();
     let mut database = pods::unmeshed("static-mysql");
     database["metadata"]["annotations"] = json!({
         "config.linkerd.io/opaque-ports": "3306", "linkerd.io/inject": "disabled",
@@ -92,12 +88,10 @@ fn new_pods_start_if_they_are_known_to_need_no_request(node: &Node) -> (Vec<Stat
     let injected: Vec<_> = names.map(|name| start(injected(&name))).collect();
     let meshed = start(pods::meshed("static-meshed"));
     until("the unmeshed pods run", || unmeshed.iter().all(StaticPod::runs));
-    println!("the unmeshed pods ran {:.1?} after their files", begin.elapsed());
     let log = node.kubelet_log();
     let mut lines = log.lines().filter(|line| line.contains("static-unmeshed"));
     assert!(!lines.any(|line| line.contains("CreatePodSandbox")), "its first ADD succeeds: {log}");
     until("the injected pods run", || injected.iter().all(StaticPod::runs));
-    println!("{PODS} injected pods ran {:.1?} after their files", begin.elapsed());
     injected.iter().for_each(|pod| assert_responds(&pod.address(), "proxy-inbound"));
     let reason = "cannot read pod default/static-meshed";
     until("the reason why the other pod waits", || node.kubelet_log().contains(reason));
@@ -107,42 +101,17 @@ fn new_pods_start_if_they_are_known_to_need_no_request(node: &Node) -> (Vec<Stat
 
 /// Connects from the node to port 8080, which only the proxy may answer for a redirected pod, once somebody listens.
 fn assert_responds(address: &str, responder: &str) {
-    let mut response = String::new();
-    until("the pod responds", || {
-        response = connect(address).unwrap_or_default();
-        !response.is_empty()
-    });
-    assert!(response.starts_with(responder), "{address}: {response}");
+    let answer = until_some(Duration::from_secs(120), "the pod responds", || answer_of(address));
+    assert_eq!(answer, responder, "{address}");
 }
 
-/// `None` if nobody listens yet.
-fn connect(address: &str) -> Option<String> {
-    let mut stream = TcpStream::connect((address, 8080)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(5))).ok()?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).ok()?;
-    Some(answer)
-}
-
-/// Creates a namespace for pods that end. Dropping the value deletes it.
-pub fn namespace(name: &str) -> OnDrop<impl FnMut()> {
-    kubectl(&format!("create namespace {name}"));
-    pods::until_account(name);
-    OnDrop(move || {
-        let _ = command(&format!("delete namespace {name} --timeout=60s")).output();
-    })
-}
-
-/// Creates the pods, one for each of the annotations.
 pub fn create_all(namespace: &str, annotations: impl Iterator<Item = Value>) {
-    let pods = annotations.enumerate().map(|(number, of)| validating_pod(namespace, number, &of));
-    apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}));
+    apply_all(annotations.enumerate().map(|(number, of)| validating_pod(namespace, number, &of)));
 }
 
 /// Number of the pods in the namespace that ran redirected. No pod may have run without redirection.
 pub fn redirected(namespace: &str) -> usize {
-    let path = "jsonpath={.items[*].status.phase}";
-    let phases = kubectl(&format!("get pods -n {namespace} -o {path}"));
+    let phases = field(&format!("pods -n {namespace}"), ".items[*].status.phase");
     assert!(!phases.contains("Failed"), "a pod ran without redirect rules: {phases}");
     phases.matches("Succeeded").count()
 }

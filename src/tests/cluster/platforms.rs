@@ -3,18 +3,17 @@
 //! platform's names. Other directories are used by the agent only.
 
 use std::fs;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 use std::path::{Path, PathBuf};
-use std::thread;
-use std::time::Instant;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
+use crate::chart::Applied;
 use crate::helm::Helm;
 use crate::layouts::{Item, LAYOUTS, Layout};
 use crate::node::{Files, Node, files_in};
-use crate::pods::{self, Pods, command, kubectl};
+use crate::pods::{self, Pods, kubectl};
 use crate::scene::OnDrop;
 
 const NET: &str = "/etc/cni/net.d";
@@ -29,22 +28,21 @@ const RECORD: &str = "/run/linkerd2-cni-layout";
 fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
     let _node = Node::exclusive();
     clear();
-    let helm = Helm::new();
-    let _kind = multus_kind();
-    let begin = Instant::now();
+    let _multus = Applied::new(include_str!("multus_kind.yaml"));
+    let kind = "network-attachment-definitions.k8s.cni.cncf.io";
+    kubectl(&format!("wait --for=condition=Established --timeout=60s crd {kind}"));
     for layout in &LAYOUTS {
-        installs_and_uninstalls(&helm, layout);
+        installs_and_uninstalls(layout);
     }
-    println!("{:>6.1?} all platforms", begin.elapsed());
 }
-fn installs_and_uninstalls(helm: &Helm, layout: &Layout) {
+
+fn installs_and_uninstalls(layout: &Layout) {
     let platform = layout.platform;
-    let laid_out = lay_out(layout);
+    let _laid_out = lay_out(layout);
     let before = snapshot(layout);
-    let release = Release(helm);
-    let begin = Instant::now();
+    // After a panic the release is removed before the layout.
+    let helm = Helm::new();
     helm.run("install", &["--set", &format!("platform={platform}")]);
-    println!("{:>6.1?} {platform} is ready", begin.elapsed());
 
     let plugin = Path::new(layout.bin_dir).join("linkerd-cni");
     assert!(plugin.exists(), "{platform}: no {}", plugin.display());
@@ -55,75 +53,23 @@ fn installs_and_uninstalls(helm: &Helm, layout: &Layout) {
         pods.start(&[pods::native_sidecar("on-gke")]);
     }
 
-    drop(release);
-    let left: Vec<PathBuf> = differences(&before, &snapshot(layout));
+    helm.remove();
+    let after = snapshot(layout);
+    let all = before.keys().chain(after.keys());
+    let left: Vec<_> = all.filter(|path| before.get(*path) != after.get(*path)).collect();
     // Multus, which OpenShift has, needs the plugin binary to delete existing pods.
-    let kept = match platform {
-        "openshift" => vec![plugin],
-        _ => vec![],
-    };
+    let kept: &[_] = if platform == "openshift" { &[&plugin] } else { &[] };
     assert_eq!(left, kept, "{platform}");
     for path in kept {
         fs::remove_file(path).unwrap();
     }
-    drop(laid_out);
 }
 
 /// Whether the file is the plugin entry, or has it as its last plugin.
 fn carries(path: &Path) -> bool {
     let config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    let last = match config["plugins"].as_array() {
-        Some(plugins) => plugins.last(),
-        None => Some(&config),
-    };
+    let last = config["plugins"].as_array().map_or(Some(&config), |plugins| plugins.last());
     last.is_some_and(|entry| entry["type"] == "linkerd-cni")
-}
-
-/// The release, which has to be removed before the layout. Dropping the value removes it, also on a panic.
-struct Release<'a>(&'a Helm);
-
-impl Drop for Release<'_> {
-    fn drop(&mut self) {
-        if thread::panicking() {
-            // Dropping the helm value does the rest.
-            let _ = command("delete daemonset linkerd-cni -n linkerd-cni")
-                .args(["--cascade=foreground", "--timeout=60s"])
-                .output();
-        } else {
-            self.0.remove();
-        }
-    }
-}
-
-const KIND: &str = "network-attachment-definitions.k8s.cni.cncf.io";
-
-/// Defines Multus' kind, which the chart needs on OpenShift, until the value is dropped.
-fn multus_kind() -> OnDrop<impl FnMut()> {
-    let schema = json!({"type": "object", "x-kubernetes-preserve-unknown-fields": true});
-    pods::apply(&json!({
-        "apiVersion": "apiextensions.k8s.io/v1",
-        "kind": "CustomResourceDefinition",
-        "metadata": {"name": KIND},
-        "spec": {
-            "group": "k8s.cni.cncf.io",
-            "scope": "Namespaced",
-            "names": {
-                "plural": "network-attachment-definitions",
-                "singular": "network-attachment-definition",
-                "kind": "NetworkAttachmentDefinition",
-            },
-            "versions": [{
-                "name": "v1",
-                "served": true,
-                "storage": true,
-                "schema": {"openAPIV3Schema": schema},
-            }],
-        },
-    }));
-    kubectl(&format!("wait --for=condition=Established --timeout=60s crd {KIND}"));
-    OnDrop(|| {
-        let _ = command(&format!("delete crd {KIND} --timeout=60s")).output();
-    })
 }
 
 /// Lays out this machine. Dropping the value removes the layout.
@@ -140,7 +86,8 @@ fn lay_out(layout: &Layout) -> OnDrop<impl FnMut()> {
                     make(&path, |path| symlink(BIN, path));
                 }
             }
-            Item::Directory(_) => make_directory(&path),
+            Item::Directory(_) if path.is_dir() => {}
+            Item::Directory(_) => make(&path, create_dir),
             // A link to one of the node's plugins stands in for each of the network's.
             Item::File(..) if usual && in_bin_dir => {
                 if path.symlink_metadata().is_err() {
@@ -166,22 +113,23 @@ fn lay_out(layout: &Layout) -> OnDrop<impl FnMut()> {
 
 /// The cluster's own conflist, with the name of the first plugin in `text`.
 fn network_like(text: &str) -> String {
-    let [like, own] = [text, &fs::read_to_string(NETWORK).unwrap()]
+    let [like, mut network] = [text, &fs::read_to_string(NETWORK).unwrap()]
         .map(|text| serde_json::from_str::<Value>(text).unwrap());
-    let mut network = own;
     network["plugins"][0]["type"] = like["plugins"][0]["type"].clone();
     format!("{network:#}\n")
 }
 
-fn make_directory(path: &Path) {
-    if !path.is_dir() {
-        make(path, |path| fs::create_dir(path));
-    }
+fn create_dir(path: &Path) -> io::Result<()> {
+    fs::create_dir(path)
 }
 
 /// Creates a path that must not exist, and its parent directories, and records them.
-fn make(path: &Path, how: impl FnOnce(&Path) -> std::io::Result<()>) {
-    make_parents(path);
+fn make(path: &Path, how: impl FnOnce(&Path) -> io::Result<()>) {
+    if let Some(parent) = path.parent()
+        && !parent.exists()
+    {
+        make(parent, create_dir);
+    }
     assert!(
         path.symlink_metadata().is_err(),
         "{} exists on this machine; the test does not overwrite it",
@@ -192,14 +140,6 @@ fn make(path: &Path, how: impl FnOnce(&Path) -> std::io::Result<()>) {
     how(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
 }
 
-fn make_parents(path: &Path) {
-    if let Some(parent) = path.parent()
-        && !parent.exists()
-    {
-        make(parent, |path| fs::create_dir(path));
-    }
-}
-
 /// Removes the layout, also one of an earlier test that was killed.
 fn clear() {
     if Path::new(ASIDE).exists() {
@@ -207,12 +147,8 @@ fn clear() {
     }
     let record = fs::read_to_string(RECORD).unwrap_or_default();
     for path in record.lines().rev().map(Path::new) {
-        let is_directory = path.symlink_metadata().is_ok_and(|there| there.is_dir());
-        let _ = match is_directory {
-            // Fails if others have created files in it.
-            true => fs::remove_dir(path),
-            false => fs::remove_file(path),
-        };
+        // Fails if others have created files in it.
+        let _ = fs::remove_file(path).or_else(|_| fs::remove_dir(path));
     }
     let _ = fs::remove_file(RECORD);
 }
@@ -220,11 +156,4 @@ fn clear() {
 /// The files in the layout's and the runtime's directories.
 fn snapshot(layout: &Layout) -> Files {
     files_in("", &[layout.bin_dir, layout.net_dir, BIN, NET])
-}
-
-/// The files that are not the same in both snapshots.
-fn differences(before: &Files, after: &Files) -> Vec<PathBuf> {
-    let all = before.keys().chain(after.keys());
-    let differ = all.filter(|path| before.get(*path) != after.get(*path));
-    differ.cloned().collect()
 }

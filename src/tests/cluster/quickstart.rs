@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use crate::helm::NAMESPACE;
 use crate::node::Node;
-use crate::pods::kubectl;
+use crate::pods::{field, kubectl};
 use crate::until::until;
 
 const KUBECONFIG: &str = "/var/lib/linkerd2-cni-cluster/admin.kubeconfig";
@@ -43,8 +43,7 @@ fn quickstart(arguments: &[&str]) -> (bool, String) {
 pub fn delete_release_namespace() {
     kubectl(&format!("delete namespace {NAMESPACE} --ignore-not-found --timeout=60s"));
     until("no namespace is being deleted", || {
-        let phases = "jsonpath={.items[*].status.phase}";
-        !kubectl(&format!("get namespaces -o {phases}")).contains("Terminating")
+        !field("namespaces", ".items[*].status.phase").contains("Terminating")
     });
 }
 

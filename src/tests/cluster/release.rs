@@ -4,11 +4,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
-
+use testkit::child::{must, script};
 use testkit::release;
 
-use crate::pods::{self, kubectl};
+use crate::pods::{self, field};
 use crate::scene::Scene;
 
 /// Returns the file of the release whose name starts and ends like this.
@@ -25,23 +24,16 @@ fn file(start: &str, end: &str) -> PathBuf {
 fn a_release_is_installed_from_its_folder() {
     let architecture = if cfg!(target_arch = "aarch64") { "arm64" } else { "amd64" };
     let archive = file("cni-plugin-", &format!("-linux-{architecture}.tar"));
-    let scripts = Path::new(env!("CARGO_MANIFEST_DIR")).join("scripts/cluster");
-    let load = Command::new(scripts).arg("load").arg(&archive).output().unwrap();
-    assert!(load.status.success(), "{}", String::from_utf8_lossy(&load.stderr));
+    script("cluster", &["load", archive.to_str().unwrap()]);
 
     let scene = Scene::begin();
     let Scene { helm, pods, .. } = &scene;
     helm.install_chart(&file("linkerd2-cni-", ".tgz"));
     // The digest of the image's configuration or of its manifest, by the version of containerd.
-    let running = kubectl(
-        "get pods -n linkerd-cni -o jsonpath={.items[0].status.containerStatuses[0].imageID}",
-    );
+    let id = ".items[0].status.containerStatuses[0].imageID";
+    let running = field("pods -n linkerd-cni", id);
     let digest = running.rsplit(':').next().unwrap();
-    assert!(
-        digests(&archive).contains(digest),
-        "{running} is not the image of {}",
-        archive.display()
-    );
+    assert!(digests(&archive).contains(digest), "{running} is not the image of the archive");
 
     pods.start(&[pods::meshed("meshed"), pods::unmeshed("unmeshed")]);
     pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
@@ -50,10 +42,6 @@ fn a_release_is_installed_from_its_folder() {
 
 /// Returns the manifests of docker and OCI in the archive, which name all digests.
 fn digests(archive: &Path) -> String {
-    let read = |name: &str| {
-        let output = Command::new("tar").arg("-xOf").arg(archive).arg(name).output().unwrap();
-        assert!(output.status.success(), "{name}");
-        serde_json::from_slice::<Value>(&output.stdout).unwrap().to_string()
-    };
+    let read = |name: &str| must(Command::new("tar").arg("-xOf").arg(archive).arg(name));
     read("index.json") + &read("manifest.json")
 }

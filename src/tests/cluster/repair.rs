@@ -5,11 +5,10 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use crate::node::netns_of;
-use crate::pods::{self, command, kubectl};
+use crate::pods::{self, command, field, kubectl};
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
 
-/// Interval of the audit, in seconds.
 const PERIOD: u64 = 3;
 
 #[test]
@@ -64,9 +63,9 @@ fn the_startup_taint_and_the_node_condition_follow_the_readiness_of_the_node() {
 
     // The condition and the taint are for different schedulers: the chart refuses both at once.
     helm.run("upgrade", &["--set=nodeCondition=true"]);
-    let condition = |field: &str| {
-        let path = format!("{{.items[0].status.conditions[?(@.type=='{CONDITION}')].{field}}}");
-        kubectl(&["get", "node", "-o", &format!("jsonpath={path}")])
+    let condition = |name: &str| {
+        let condition = "?(@.type=='linkerd-cni.linkerd.io/Ready')";
+        field("node", &format!(".items[0].status.conditions[{condition}].{name}"))
     };
     until("the condition is true", || condition("status") == "True");
     let since = condition("lastTransitionTime");
@@ -99,10 +98,9 @@ fn the_startup_taint_and_the_node_condition_follow_the_readiness_of_the_node() {
 }
 
 const KEY: &str = "linkerd.io/cni-not-ready";
-const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
 
 fn is_tainted() -> bool {
-    kubectl("get node -o jsonpath={.items[0].spec.taints[*].key}").contains(KEY)
+    field("node", ".items[0].spec.taints[*].key").contains(KEY)
 }
 
 /// Sets the startup taint of the node, until the value is dropped.

@@ -3,6 +3,7 @@
 use crate::helm::Helm;
 use crate::node::{Files, Node, copied_pods};
 use crate::pods::Pods;
+pub use testkit::OnDrop;
 
 /// The node for the exclusive use of one test, its release and its pods. After a panic, dropping the value deletes the
 /// pods, then the release, and then lets the next test use the node.
@@ -10,7 +11,6 @@ pub struct Scene {
     pub pods: Pods,
     pub helm: Helm,
     pub node: Node,
-    /// The node's files before the test.
     pub before: Files,
 }
 
@@ -29,7 +29,6 @@ impl Scene {
         scene
     }
 
-    /// Whether the node's files are those before the test.
     pub fn is_restored(&self) -> bool {
         self.node.files() == self.before
     }
@@ -49,14 +48,5 @@ impl Scene {
         uninstall(&self.helm);
         assert_eq!(self.node.files(), self.before, "uninstalling leaves the node's files");
         assert_eq!(copied_pods(), [""; 0], "uninstalling removes the copy of the node's pods");
-    }
-}
-
-/// Calls the function when it is dropped, also on a panic.
-pub struct OnDrop<F: FnMut()>(pub F);
-
-impl<F: FnMut()> Drop for OnDrop<F> {
-    fn drop(&mut self) {
-        (self.0)();
     }
 }

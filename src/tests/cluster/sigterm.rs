@@ -2,15 +2,14 @@
 //! uninstalled.
 
 use std::fs;
-use std::path::Path;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
 
 use crate::agent::{
-    KUBECONFIG, Paused, agent, clean, delete_by_force, find_agent, is_ready, rolled_out,
+    KUBECONFIG, Paused, agent, clean, delete_by_force, find_agent, is_agent, is_ready, rolled_out,
     until_rejected,
 };
 use crate::burst;
@@ -21,6 +20,7 @@ use crate::pods::kubectl;
 use crate::quickstart::quickstart_refuses_a_cluster_that_has_an_upstream_release;
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_within};
+use crate::upstream::Program;
 use crate::watcher::Watcher;
 
 /// A grace period of 10 s, for agents that get no proof of an uninstall and use it up. The schema accepts no shorter one
@@ -39,10 +39,8 @@ const RECONNECTED: Duration = Duration::from_secs(120);
 fn an_agent_uninstalls_with_its_scope_or_its_release_and_stays_through_a_lost_role_binding() {
     let scene = Scene::installed(&SHORT_GRACE);
     let Scene { node, helm, .. } = &scene;
-    let until_restored = |what: &str| {
-        let begin = Instant::now();
-        until_within(UNINSTALL, "the node is as it was", || scene.is_restored());
-        println!("{what}: the node is as it was after {:.1?}", begin.elapsed());
+    let until_restored = |after: &str| {
+        until_within(UNINSTALL, &format!("the node is as it was: {after}"), || scene.is_restored());
     };
 
     let elsewhere = ["--set=nodeSelector.pool=elsewhere"];
@@ -86,7 +84,7 @@ fn restart_with_default_grace() {
 fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugin_installed() {
     let scene = Scene::begin();
     let Scene { node, helm, before, .. } = &scene;
-    helm.install_upstream();
+    helm.install_upstream(Program::OurAgent);
     // Upstream's pod is ready before it has chained the plugin.
     rolled_out();
     until("upstream's chart is installed", || node.entry().is_some());
@@ -116,7 +114,7 @@ fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugi
 
     let watcher = Watcher::start();
     let old = agent();
-    delete_by_force(&old, "linkerd-cni");
+    delete_by_force(&old);
     until_ended(old.pid, "deleted by force");
     watcher.finish().assert_always_installed("forced deletion under upstream's chart");
 
@@ -124,8 +122,8 @@ fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugi
     // after 2 s, before rejections are proof.
     let old = agent();
     let kubeconfig = fs::read_to_string(KUBECONFIG).unwrap();
-    let paused = ["kubelet", "kube-controller-manager"].map(pause);
-    delete_by_force(&old, "linkerd-cni");
+    let paused = ["kubelet", "kube-controller-manager"].map(|name| Paused::process(pid_of(name)));
+    delete_by_force(&old);
     until_rejected(&kubeconfig);
     let watcher = Watcher::start();
     kill(old.pid, Signal::SIGTERM).unwrap();
@@ -139,34 +137,12 @@ fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugi
     // Nor is there proof of `helm uninstall`: the API server rejects the token for either reason.
     helm.uninstall();
     assert!(node.entry().is_some());
-    clean(node, before);
+    clean(node, before, "");
 }
 
-/// Stops a component of the cluster until the value is dropped.
-fn pause(component: &str) -> Paused {
-    Paused::process(pid_of(component))
-}
-
-/// Waits until an agent has ended, and prints how long that took.
 pub fn until_ended(agent: Pid, how: &str) {
-    let begin = Instant::now();
-    until_within(UNINSTALL, "the agent has ended", || !processes().contains(&agent));
-    println!("{how}: ends after {:.1?}", begin.elapsed());
-}
-
-/// The agents of the namespace `linkerd-cni` on this node, found without the API server. The nodes of this machine share
-/// its processes.
-pub fn processes() -> Vec<Pid> {
-    let node = fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_lowercase();
-    let is_agent = |pid: &i32| {
-        let program = fs::read_link(format!("/proc/{pid}/exe"));
-        let environment = fs::read_to_string(format!("/proc/{pid}/environ")).unwrap_or_default();
-        let has = |variable: String| environment.split('\0').any(|found| found == variable);
-        program.is_ok_and(|path| path == Path::new("/usr/bin/linkerd2-cni-install"))
-            // The repair controller, whose program is the same, has other variables.
-            && has(format!("LINKERD_CNI_NODE_NAME={node}"))
-    };
-    testkit::pids().filter(is_agent).map(Pid::from_raw).collect()
+    let what = format!("the agent has ended, {how}");
+    until_within(UNINSTALL, &what, || !is_agent(agent.as_raw()));
 }
 
 /// Whether an agent has blocked SIGTERM, which its main loop then reads.

@@ -9,7 +9,7 @@ use crate::documented::{Shell, on_page};
 use crate::helm::{Helm, NAMESPACE};
 use crate::kubectl::piped;
 use crate::node::Node;
-use crate::pods::{command, kubectl};
+use crate::pods::{command, field};
 use crate::scene::Scene;
 use crate::until::until_within;
 use crate::upstream::{self, Program};
@@ -62,7 +62,6 @@ fn helm_takes_over_the_objects_that_kubectl_applied() {
     scene.remove();
 }
 
-/// Applies the stand-in for upstream's manifests with kubectl.
 fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
     let chart = tempfile::tempdir().unwrap();
     upstream::write_chart(chart.path(), Program::OurAgent);
@@ -82,14 +81,11 @@ fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
 fn is_taken_over(node: &Node) {
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
     assert_eq!(of_container(".securityContext.capabilities.drop"), "[\"ALL\"]");
-    assert_eq!(
-        kubectl("get clusterrole linkerd-cni -o jsonpath={.rules[*].verbs[*]}"),
-        "get get get"
-    );
+    assert_eq!(field("clusterrole linkerd-cni", ".rules[*].verbs[*]"), "get get get");
 }
 
 /// Returns a field of the agent's container in the DaemonSet, or an empty text.
-fn of_container(field: &str) -> String {
-    let path = format!("jsonpath={{.spec.template.spec.containers[0]{field}}}");
-    kubectl(&format!("get daemonset linkerd-cni -n {NAMESPACE} -o {path}"))
+fn of_container(path: &str) -> String {
+    let path = format!(".spec.template.spec.containers[0]{path}");
+    field(&format!("daemonset linkerd-cni -n {NAMESPACE}"), &path)
 }

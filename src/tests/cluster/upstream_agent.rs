@@ -2,32 +2,26 @@
 //! entry whenever the conflist changes. When it ends, it removes all three, binary first.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 use serde_json::Value;
 
+use crate::active;
 use crate::agent::KUBECONFIG;
 use crate::cni::upstream_entry;
+use crate::node::replace;
 use crate::pods::{self, kubectl};
 use crate::scene::OnDrop;
+use testkit::repeated::Repeated;
 
-const NET_DIR: &str = "/etc/cni/net.d";
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const ACCOUNT: &str = "upstream-agent";
 
-/// The active conflist and its text.
 pub fn active_conflist() -> (PathBuf, String) {
-    let names = fs::read_dir(NET_DIR).unwrap();
-    let mut paths: Vec<PathBuf> = names.map(|name| name.unwrap().path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|ext| ext == "conflist"));
-    let first = paths.into_iter().min().unwrap();
-    let text = fs::read_to_string(&first).unwrap();
-    (first, text)
+    let path = active::path("").unwrap();
+    let text = fs::read_to_string(&path).unwrap();
+    (path, text)
 }
 
 /// Creates a ServiceAccount with the rights of upstream's. Dropping the value deletes it.
@@ -43,9 +37,13 @@ pub fn account() -> OnDrop<impl FnMut()> {
 }
 
 /// The stand-in for upstream's agent. Dropping the value removes its files.
-pub struct Upstream {
-    stop: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
+pub struct Upstream(Option<Repeated<Files>>);
+
+struct Files {
+    list: PathBuf,
+    original: String,
+    chained: String,
+    is_over: bool,
 }
 
 impl Upstream {
@@ -60,49 +58,42 @@ impl Upstream {
         is_over: impl Fn() -> bool + Send + 'static,
     ) -> Upstream {
         let plugin = fs::read(env!("CARGO_BIN_EXE_linkerd-cni")).unwrap();
-        replace(Path::new(BINARY), &plugin, 0o755);
-        replace(Path::new(KUBECONFIG), kubeconfig().as_bytes(), 0o644);
-        let stop = Arc::<AtomicBool>::default();
-        let (own, path, text) = (Arc::clone(&stop), list.to_owned(), chained(original));
-        let original = original.to_owned();
-        let thread = thread::spawn(move || {
-            while !own.load(Ordering::Relaxed) && !is_over() {
-                if fs::read_to_string(&path).unwrap_or_default() != text {
-                    replace(&path, text.as_bytes(), 0o644);
-                }
-                thread::sleep(Duration::from_millis(1));
+        replace(Path::new(BINARY), "install", plugin, 0o755);
+        replace(Path::new(KUBECONFIG), "install", kubeconfig(), 0o644);
+        let (list, original, chained) = (list.to_owned(), original.to_owned(), chained(original));
+        let files = Files { list, original, chained, is_over: false };
+        Upstream(Some(Repeated::start(Duration::from_millis(1), files, move |files| {
+            if !files.is_over && is_over() {
+                files.uninstall();
+            } else if !files.is_over
+                && fs::read_to_string(&files.list).unwrap_or_default() != files.chained
+            {
+                // This project's agent may delete the temporary file as a leftover of upstream's.
+                replace(&files.list, "install", &files.chained, 0o644);
             }
-            for path in [BINARY, KUBECONFIG] {
-                let _ = fs::remove_file(path);
-            }
-            let _ = fs::write(&path, original);
-        });
-        Upstream { stop, thread: Some(thread) }
+        })))
     }
+}
 
-    pub fn stop(self) {
-        drop(self);
+impl Files {
+    fn uninstall(&mut self) {
+        for path in [BINARY, KUBECONFIG] {
+            let _ = fs::remove_file(path);
+        }
+        let _ = fs::write(&self.list, &self.original);
+        self.is_over = true;
     }
 }
 
 impl Drop for Upstream {
     fn drop(&mut self) {
-        self.stop.store(true, Ordering::Relaxed);
-        let _ = self.thread.take().map(JoinHandle::join);
+        let mut files = self.0.take().expect("only this method takes it").finish();
+        if !files.is_over {
+            files.uninstall();
+        }
     }
 }
 
-/// Replaces a file by renaming a temporary file with upstream's name for it. This project's agent may delete that file
-/// as a leftover; then the next turn writes it again.
-fn replace(path: &Path, bytes: &[u8], mode: u32) {
-    let name = path.file_name().unwrap().to_str().unwrap();
-    let beside = path.with_file_name(format!("{name}.install"));
-    fs::write(&beside, bytes).unwrap();
-    let _ = fs::set_permissions(&beside, fs::Permissions::from_mode(mode));
-    let _ = fs::rename(&beside, path);
-}
-
-/// The conflist with upstream's plugin entry.
 fn chained(original: &str) -> String {
     let mut list: Value = serde_json::from_str(original).unwrap();
     let mut entry = upstream_entry();
@@ -117,18 +108,17 @@ fn kubeconfig() -> String {
     let own: Value = serde_json::from_str(&own).unwrap();
     let cluster = &own["clusters"][0]["cluster"];
     let token = kubectl(&format!("create token {ACCOUNT} -n default"));
-    let lines = [
-        "# upstream".to_owned(),
-        "apiVersion: v1".to_owned(),
-        "kind: Config".to_owned(),
-        format!("clusters: [{{name: local, cluster: {cluster}}}]"),
-        "users:".to_owned(),
-        "- name: linkerd-cni".to_owned(),
-        "  user:".to_owned(),
-        format!("    token: {}", token.trim()),
-        "contexts:".to_owned(),
-        "- {name: linkerd-cni-context, context: {cluster: local, user: linkerd-cni}}".to_owned(),
-        "current-context: linkerd-cni-context".to_owned(),
-    ];
-    lines.join("\n")
+    let token = token.trim();
+    format!(
+        "apiVersion: v1
+kind: Config
+clusters: [{{name: local, cluster: {cluster}}}]
+users:
+- name: linkerd-cni
+  user:
+    token: {token}
+contexts:
+- {{name: linkerd-cni-context, context: {{cluster: local, user: linkerd-cni}}}}
+current-context: linkerd-cni-context"
+    )
 }

@@ -5,7 +5,6 @@ use serde_json::Value;
 use super::{Request, Routes, Server};
 
 impl<R: Routes> Server<R> {
-    /// Method and path of each request so far.
     pub fn requests(&self) -> Vec<String> {
         let state = self.state();
         state
@@ -15,7 +14,6 @@ impl<R: Routes> Server<R> {
             .collect()
     }
 
-    /// Returns the requests received so far for which `wanted` returns `true`.
     pub fn received(&self, wanted: impl Fn(&Request) -> bool) -> Vec<Request> {
         self.state().requests.iter().filter(|request| wanted(request)).cloned().collect()
     }
@@ -46,7 +44,6 @@ impl<R: Routes> Server<R> {
         self.paths(Request::is_list).len()
     }
 
-    /// Returns the Events that were sent.
     pub fn events(&self) -> Vec<Value> {
         self.received(Request::is_event).into_iter().map(|request| request.body).collect()
     }

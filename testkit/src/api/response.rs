@@ -7,7 +7,6 @@ use serde_json::json;
 
 use crate::server::Connection;
 
-/// What goes wrong with a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiFault {
     /// No byte of a response, and the connection stays open.

@@ -24,7 +24,6 @@ impl<R: Routes> Server<R> {
         self.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
     }
 
-    /// Sends a bookmark to all watches that are open now.
     pub fn bookmark_now(&self) {
         self.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
     }
@@ -40,7 +39,6 @@ impl<R: Routes> Server<R> {
         self.send_now(kind, object);
     }
 
-    /// Sends an event to all watches that are open now.
     pub fn send_now(&self, kind: &str, object: &Value) {
         let line = format!("{}\n", json!({"type": kind, "object": object}));
         self.state().watchers.retain(|watcher| watcher.send(Event::Line(line.clone())).is_ok());

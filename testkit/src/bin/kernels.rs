@@ -36,7 +36,6 @@ const CHECKS_WITHOUT_IPV6: &[Check] = &[
     ("native with ipv6.disable=1", || redirects("native", "native", false)),
     ("ipv6: true with ipv6.disable=1", ipv6_required),
 ];
-/// Time for one check.
 const CHECK_BUDGET: Duration = Duration::from_secs(300);
 /// Where a check hides a module. It is put back after the check.
 const HIDDEN: &str = "/hidden.ko";
@@ -97,7 +96,6 @@ fn run(name: &str) -> (bool, String) {
     (passed, format!("{problem}{}", seen.trim()))
 }
 
-/// Publishes a meshed pod with these annotations.
 fn publish(annotations: &Value) {
     let containers = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
     let metadata =
@@ -113,7 +111,6 @@ fn call(command: &str, pod: &Namespaces, mode: &str) -> Call {
         .linkerd("ipv6", "auto")
 }
 
-/// A meshed pod with listeners.
 fn pod() -> Namespaces {
     publish(&json!({}));
     let pod = Namespaces::new();
@@ -124,7 +121,6 @@ fn pod() -> Namespaces {
     pod
 }
 
-/// Name of the backend that wrote the rules.
 fn backend_of(add: &Outcome) -> String {
     let named =
         add.stderr.split_once(": redirected by ").and_then(|(_, rest)| rest.split_once(','));
@@ -165,7 +161,6 @@ fn release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().trim().to_owned()
 }
 
-/// Path of the module nf_tables.
 fn nf_tables() -> String {
     format!("/lib/modules/{}/kernel/net/netfilter/nf_tables.ko", release())
 }

@@ -15,10 +15,8 @@ pub const BIN_DIR: &str = "/opt/cni/bin";
 pub enum State {
     /// The active conflist has the plugin entry; kubeconfig and binary are whole.
     Installed,
-    /// There is no network config.
     NoConflist,
     BrokenConflist(String),
-    /// The active conflist has no plugin entry.
     Unchained,
     /// The active conflist has the plugin entry, and the kubeconfig that it names is missing.
     NoKubeconfig,

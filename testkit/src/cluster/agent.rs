@@ -8,7 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::kubectl::{apply, command, get, kubectl};
+use super::kubectl::{apply, command, field, get, kubectl};
 use super::node::{Files, Node};
 use crate::until::{until_some, until_within};
 
@@ -25,9 +25,8 @@ pub fn revoke_token() {
     apply(&object);
 }
 
-/// Deletes an agent's pod without a grace period.
-pub fn delete_by_force(agent: &Agent, namespace: &str) {
-    kubectl(&format!("delete pod {} -n {namespace} --force --grace-period=0", agent.pod));
+pub fn delete_by_force(agent: &Agent) {
+    kubectl(&format!("delete pod {} -n linkerd-cni --force --grace-period=0", agent.pod));
 }
 
 /// A process that does not run until the value is dropped.
@@ -80,7 +79,6 @@ pub fn with_token(kubeconfig: &str, token: &str) -> String {
     value.to_string()
 }
 
-/// The container of a running agent.
 pub struct Agent {
     pub pod: String,
     pub container: String,
@@ -98,7 +96,6 @@ impl Agent {
     }
 }
 
-/// Kills the agent and waits until the next one is ready.
 pub fn kill_agent() {
     let agent = agent();
     kill(agent.pid, Signal::SIGKILL).unwrap();
@@ -113,20 +110,15 @@ pub fn agent() -> Agent {
     until_some(Duration::from_secs(60), "one agent that runs", find_agent)
 }
 
-/// The agent, if there is exactly one and it runs.
-pub fn find_agent() -> Option<Agent> {
-    find_agent_in("linkerd-cni")
-}
-
 pub fn is_ready() -> bool {
     find_agent().is_some_and(|agent| agent.ready)
 }
 
-/// The only one in a namespace, if it runs and the API server answers. An agent that is being deleted, as at the end of
-/// a surge, does not count.
-pub fn find_agent_in(namespace: &str) -> Option<Agent> {
-    let get = format!("get pods -n {namespace} -l k8s-app=linkerd-cni -o json");
-    let output = command(&get).output().expect("kubectl runs");
+/// The agent, if there is exactly one, it runs and the API server answers. An agent that is being deleted, as at the end
+/// of a surge, does not count.
+pub fn find_agent() -> Option<Agent> {
+    let mut get = command("get pods -n linkerd-cni -l k8s-app=linkerd-cni -o json");
+    let output = get.output().expect("kubectl runs");
     // Empty if the API server did not answer.
     let pods: Value = serde_json::from_slice(&output.stdout).ok()?;
     let is_leaving = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
@@ -145,7 +137,6 @@ pub fn find_agent_in(namespace: &str) -> Option<Agent> {
     })
 }
 
-/// Whether it is an agent on this node.
 pub fn is_agent(pid: i32) -> bool {
     let inode = |path: &str| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
@@ -168,25 +159,20 @@ pub fn rolled_out() {
     kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
 }
 
-/// Removes the files of a dead agent with the command in the chart's README.
-pub fn clean(node: &Node, before: &Files) {
-    clean_with("linkerd-cni", "", node, before);
-}
-
-/// The same with a pod in `namespace`, and more `options` of `kubectl debug`.
-pub fn clean_with(namespace: &str, options: &str, node: &Node, before: &Files) {
+/// Removes the files of a dead agent with the command in the chart's README, and more `options` of `kubectl debug`.
+pub fn clean(node: &Node, before: &Files, options: &str) {
     // An agent that kubelet started again before it saw the deletion of the pod outlives the pod, and restores the files.
     until_within(Duration::from_secs(60), "no agent runs", || !crate::pids().any(is_agent));
     let node_name = kubectl("get nodes -o name");
     let debug = format!("debug {} --image={} --profile=sysadmin", node_name.trim(), crate::image());
     kubectl(&format!(
-        "{debug} -n {namespace} {options} -- /usr/bin/linkerd2-cni-install uninstall"
+        "{debug} -n linkerd-cni {options} -- /usr/bin/linkerd2-cni-install uninstall"
     ));
-    let pod = format!("-n {namespace} -l app.kubernetes.io/managed-by=kubectl-debug");
+    let pod = "-n linkerd-cni -l app.kubernetes.io/managed-by=kubectl-debug";
     until_within(Duration::from_secs(60), "the command has ended", || {
-        let phase = kubectl(&format!("get pods {pod} -o jsonpath={{.items[*].status.phase}}"));
+        let phase = field(&format!("pods {pod}"), ".items[*].status.phase");
         phase == "Succeeded" || phase == "Failed"
     });
     assert_eq!(node.files(), *before, "the command says: {}", kubectl(&format!("logs {pod}")));
-    kubectl(&format!("delete pods -n {namespace} --all --timeout=60s"));
+    kubectl("delete pods -n linkerd-cni --all --timeout=60s");
 }

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::kubectl::{apply, kubectl, list, succeeds};
-use super::pods::{self, container};
+use super::kubectl::{kubectl, list};
+use super::pods::{self, apply_all, container};
+use crate::OnDrop;
 
-/// Number of pods created at a time.
+const NAMESPACE: &str = "burst";
 const BATCH: usize = 10;
 /// Highest number of pods that have not ended, so that a small machine is not overloaded.
 const WAITING: usize = 20;
@@ -36,8 +37,8 @@ pub fn of_any_origin(what: &str, event: impl FnOnce()) {
 
 /// Runs `event` while pods with the annotations of their number start.
 fn without_failures(what: &str, of_number: impl Fn(usize) -> Value + Sync, event: impl FnOnce()) {
-    let pods = |namespace: &str, number| validating_pod(namespace, number, &of_number(number));
-    let (_, failures) = of(pods, what, event);
+    let pod = |number| validating_pod(NAMESPACE, number, &of_number(number));
+    let (_, failures) = of(pod, what, event);
     assert!(failures.is_empty(), "{what}: {failures:#?}");
 }
 
@@ -51,24 +52,23 @@ pub fn with_retries(what: &str, event: impl FnOnce()) {
     assert!(10 * stranded <= pods.len(), "{what}: {stranded} of {} pods", pods.len());
 }
 
-/// Annotations of a pod with a proxy.
 fn annotations() -> Value {
     json!({"linkerd.io/proxy-version": "test"})
 }
 
-/// Runs `event` while pods start that `pod` makes for a namespace and a number, asserts that every pod was redirected,
+/// Runs `event` while pods start that `pod` makes for a number, asserts that every pod was redirected,
 /// and prints the figures. Returns the pods and the failures of the plugin.
 fn of(
-    pod: impl Fn(&str, usize) -> Value + Sync,
+    pod: impl Fn(usize) -> Value + Sync,
     what: &str,
     event: impl FnOnce(),
 ) -> (Vec<Value>, Vec<String>) {
-    let namespace = Namespace::new();
+    let _namespace = pods::namespace(NAMESPACE);
     let over = AtomicBool::new(false);
     let begin = Instant::now();
     let (took, pods) = thread::scope(|scope| {
-        let pods = scope.spawn(|| namespace.keep_starting(&pod, &over));
-        let end = SetOnDrop(&over);
+        let pods = scope.spawn(|| keep_starting(&pod, &over));
+        let end = OnDrop(|| over.store(true, Ordering::Relaxed));
         event();
         let took = begin.elapsed();
         drop(end);
@@ -78,7 +78,9 @@ fn of(
     let ended = |phase: &str| pods.iter().filter(|pod| pod["status"]["phase"] == phase).count();
     let (redirected, not_redirected) = (ended("Succeeded"), ended("Failed"));
     let lost = pods.len() - redirected - not_redirected;
-    let mut failures = namespace.failed_sandboxes();
+    // Kubelet retries.
+    let failures = format!("events -n {NAMESPACE} --field-selector reason=FailedCreatePodSandBox");
+    let failures = list(&failures);
     println!(
         "{what}, {took:.1?}: {} pods in {:.1?}: {redirected} redirected, {not_redirected} \
          not redirected, {lost} never started; {} kinds of failed tries",
@@ -86,70 +88,32 @@ fn of(
         begin.elapsed(),
         failures.len()
     );
-    let details = || kubectl(&["get", "events,pods", "-n", &namespace.0]);
+    let details = || kubectl(&["get", "events,pods", "-n", NAMESPACE]);
     assert!(not_redirected == 0 && lost == 0, "{what}: {}", details());
-    failures.retain(|message| message.contains("linkerd-cni"));
-    (pods, failures)
+    let messages = failures.iter().filter_map(|event| event["message"].as_str());
+    let of_plugin = messages.filter(|message| message.contains("linkerd-cni"));
+    (pods, of_plugin.map(str::to_owned).collect())
 }
 
-struct SetOnDrop<'a>(&'a AtomicBool);
-
-impl Drop for SetOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.store(true, Ordering::Relaxed);
-    }
-}
-
-/// A namespace. Dropping the value deletes it and its pods.
-struct Namespace(String);
-
-impl Namespace {
-    fn new() -> Namespace {
-        let name = "burst".to_owned();
-        kubectl(&format!("create namespace {name}"));
-        pods::until_account(&name);
-        Namespace(name)
-    }
-
-    /// Starts pods until `over`, and at least [`LEAST`] of them. Returns all pods after their end.
-    fn keep_starting(&self, pod: &impl Fn(&str, usize) -> Value, over: &AtomicBool) -> Vec<Value> {
-        let mut created = 0;
-        while !over.load(Ordering::Relaxed) || created < LEAST {
-            let waiting = self.pods().iter().filter(|pod| !is_over(pod)).count();
-            if waiting <= WAITING - BATCH && created < MOST {
-                let pods = (created..created + BATCH).map(|number| pod(&self.0, number));
-                apply(
-                    &json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}),
-                );
-                created += BATCH;
-            }
-            thread::sleep(POLL);
+/// Starts pods until `over`, and at least [`LEAST`] of them. Returns all pods after their end.
+fn keep_starting(pod: &impl Fn(usize) -> Value, over: &AtomicBool) -> Vec<Value> {
+    let all = || list(&format!("pods -n {NAMESPACE}"));
+    let mut created = 0;
+    while !over.load(Ordering::Relaxed) || created < LEAST {
+        let waiting = all().iter().filter(|pod| !is_over(pod)).count();
+        if waiting <= WAITING - BATCH && created < MOST {
+            apply_all((created..created + BATCH).map(pod));
+            created += BATCH;
         }
-        let end = Instant::now() + PATIENCE;
-        loop {
-            let pods = self.pods();
-            if pods.iter().all(is_over) || Instant::now() > end {
-                return pods;
-            }
-            thread::sleep(POLL);
+        thread::sleep(POLL);
+    }
+    let end = Instant::now() + PATIENCE;
+    loop {
+        let pods = all();
+        if pods.iter().all(is_over) || Instant::now() > end {
+            return pods;
         }
-    }
-
-    fn pods(&self) -> Vec<Value> {
-        list(&format!("pods -n {}", self.0))
-    }
-
-    /// Messages of failures to set up a pod's network; kubelet retries.
-    fn failed_sandboxes(&self) -> Vec<String> {
-        let failed = format!("events -n {} --field-selector reason=FailedCreatePodSandBox", self.0);
-        let messages = list(&failed).into_iter();
-        messages.map(|event| event["message"].as_str().unwrap_or_default().to_owned()).collect()
-    }
-}
-
-impl Drop for Namespace {
-    fn drop(&mut self) {
-        succeeds(&format!("delete namespace {} --timeout=60s", self.0));
+        thread::sleep(POLL);
     }
 }
 
@@ -182,8 +146,8 @@ pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Va
 }
 
 /// The same with Linkerd's annotation and a network validator, which keeps a stranded pod from starting.
-fn validated_pod(namespace: &str, number: usize) -> Value {
-    let mut pod = validating_pod(namespace, number, &annotations());
+fn validated_pod(number: usize) -> Value {
+    let mut pod = validating_pod(NAMESPACE, number, &annotations());
     let validator = container("linkerd-network-validator", 65534, &pods::validation("10s"));
     pod["spec"]["initContainers"].as_array_mut().unwrap().insert(0, validator);
     pod["spec"]["restartPolicy"] = json!("OnFailure");

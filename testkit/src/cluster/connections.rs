@@ -1,7 +1,7 @@
 //! Connections of meshed and unmeshed pods, and which process responds to each.
 
 use super::families::Family;
-use super::pods::{self, Pods, kubectl};
+use super::pods::{self, Pods, field, kubectl};
 
 /// Checks the objects that `linkerd check --pre --linkerd-cni-enabled` looks up.
 pub fn linkerd_check_finds_what_it_looks_up() {
@@ -13,8 +13,8 @@ pub fn linkerd_check_finds_what_it_looks_up() {
     ] {
         kubectl(&format!("get {object} -n linkerd-cni -o name"));
     }
-    let counts = "jsonpath={.status.desiredNumberScheduled}/{.status.numberReady}";
-    let status = kubectl(&format!("get daemonset/linkerd-cni -n linkerd-cni -o {counts}"));
+    let counts = ".status.desiredNumberScheduled}/{.status.numberReady";
+    let status = field("daemonset/linkerd-cni -n linkerd-cni", counts);
     assert_eq!(status, "1/1", "scheduled and ready");
 }
 

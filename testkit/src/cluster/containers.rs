@@ -2,9 +2,11 @@
 
 use std::collections::BTreeMap;
 use std::fs;
+use std::io::{BufRead as _, BufReader};
+use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
 use std::process::Command;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
@@ -14,7 +16,6 @@ const CONTAINERD: &str = "/run/linkerd2-cni-cluster/containerd.sock";
 /// Directory of the ADD results that libcni caches for the runtime.
 const RESULTS: &str = "/var/lib/cni/results";
 
-/// A pod's network.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Sandbox {
     pub address: String,
@@ -47,7 +48,6 @@ fn cached_adds() -> impl Iterator<Item = (SystemTime, Value)> {
     })
 }
 
-/// Name of the pod of a cached ADD call.
 fn pod_of(cached: &Value) -> Option<&str> {
     let mut args = cached["cniArgs"].as_array()?.iter();
     args.find(|arg| arg[0] == "K8S_POD_NAME")?[1].as_str()
@@ -71,6 +71,16 @@ fn sandbox(cached: &Value) -> Option<Sandbox> {
 pub fn address_of(name: &str) -> Option<String> {
     let mut sandboxes = sandboxes().into_iter();
     sandboxes.find(|(pod, _)| pod.starts_with(name)).map(|(_, sandbox)| sandbox.address)
+}
+
+/// Connects from the node to port 8080. Returns the name of the container that responds.
+pub fn answer_of(ip: &str) -> Option<String> {
+    let address: SocketAddr = format!("{ip}:8080").parse().ok()?;
+    let stream = TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok()?;
+    stream.set_read_timeout(Some(Duration::from_secs(2))).ok()?;
+    let mut line = String::new();
+    BufReader::new(stream).read_line(&mut line).ok()?;
+    line.split_whitespace().next().map(str::to_owned)
 }
 
 /// The ADD call for the pod whose name starts with `name`, and its result, as libcni caches them.

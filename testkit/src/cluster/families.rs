@@ -11,7 +11,6 @@ const STATE: &str = "/var/lib/linkerd2-cni-cluster";
 /// File in the state directory: the settings that scripts/cluster created the cluster with, as shell variables.
 const SETTINGS: &str = "settings";
 
-/// One family of addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     Ipv4,
@@ -28,17 +27,14 @@ impl Family {
         }
     }
 
-    /// Whether an address, without a port, is of this family.
     pub fn has(self, ip: &str) -> bool {
         ip.contains(':') == (self == Family::Ipv6)
     }
 
-    /// The port on every address of this family.
     pub fn any(self, port: u16) -> String {
         self.to(if self == Family::Ipv6 { "::" } else { "0.0.0.0" }, port)
     }
 
-    /// The port on the loopback address.
     pub fn local(self, port: u16) -> String {
         self.to(if self == Family::Ipv6 { "::1" } else { "127.0.0.1" }, port)
     }
@@ -48,7 +44,6 @@ impl Family {
         self.to(if self == Family::Ipv6 { "2001:db8::3" } else { "192.0.2.3" }, 20001)
     }
 
-    /// The port at an address, as programs write it.
     pub fn to(self, ip: &str, port: u16) -> String {
         match self {
             Family::Ipv4 => format!("{ip}:{port}"),
@@ -70,7 +65,6 @@ pub fn setting(name: &str) -> String {
     value.unwrap_or_default().trim_matches('\'').to_owned()
 }
 
-/// State directory of scripts/cluster.
 pub fn state() -> PathBuf {
     env::var_os("CLUSTER_STATE").map_or_else(|| STATE.into(), PathBuf::from)
 }

@@ -7,48 +7,38 @@ use std::time::Instant;
 
 use linkerd2_cni::VERSION;
 
+use super::agent::rolled_out;
 use super::pods::{self, kubectl};
 use super::upstream::{self, Program};
 use crate::child::must;
 
 /// Namespace of the release, which stays after a test: its deletion takes 5 s.
 pub const NAMESPACE: &str = "linkerd-cni";
-/// Directory of the chart.
 pub const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/linkerd2-cni");
 
-/// Helm and the release in one namespace. If the test panics, dropping the value uninstalls the release.
-pub struct Helm {
-    namespace: &'static str,
-}
+/// Helm and the release. If the test panics, dropping the value uninstalls the release.
+pub struct Helm(());
 
 impl Helm {
     pub fn new() -> Self {
-        Helm::in_namespace(NAMESPACE)
-    }
-
-    /// The same, for a release in another namespace.
-    pub fn in_namespace(namespace: &'static str) -> Self {
-        Helm { namespace }
+        Helm(())
     }
 
     /// Runs `helm install` or `helm upgrade` with the README's arguments.
     pub fn run(&self, verb: &str, more: &[&str]) {
         let begin = Instant::now();
         let mut helm = helm(&[verb, "linkerd-cni", CHART, "--wait", "--timeout", "60s"]);
-        helm.args(["-n", self.namespace]).args((verb == "install").then_some("--create-namespace"));
+        helm.args(["-n", NAMESPACE]).args((verb == "install").then_some("--create-namespace"));
         let output = helm.args(more).output().expect("helm runs");
         assert!(
             output.status.success(),
             "helm {verb}: {}\n{}",
             String::from_utf8_lossy(&output.stderr),
-            kubectl(&["get", "pods,events", "-n", self.namespace])
+            kubectl(&["get", "pods,events", "-n", NAMESPACE])
         );
         if verb == "upgrade" {
             // With `maxUnavailable: 1` and one node, helm does not wait for any pod.
-            kubectl(&format!(
-                "rollout status daemonset/linkerd-cni --timeout=60s -n {}",
-                self.namespace
-            ));
+            rolled_out();
         }
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
@@ -58,14 +48,8 @@ impl Helm {
         self.install(package, &["--wait", "--timeout", "60s"]);
     }
 
-    /// Installs the stand-in for upstream's chart, with the same release name. It runs this project's image, as
-    /// upstream's is not available here.
-    pub fn install_upstream(&self) {
-        self.install_upstream_with(Program::OurAgent);
-    }
-
-    /// The same with another program in the pod.
-    pub fn install_upstream_with(&self, program: Program) {
+    /// Installs the stand-in for upstream's chart, with the same release name, and `program` in its pods.
+    pub fn install_upstream(&self, program: Program) {
         let chart = tempfile::tempdir().unwrap();
         upstream::write_chart(chart.path(), program);
         self.install(chart.path(), &[]);
@@ -74,44 +58,36 @@ impl Helm {
     fn install(&self, chart: &Path, more: &[&str]) {
         let version = format!("image.version=v{VERSION}");
         let install = ["install", "linkerd-cni", chart.to_str().unwrap(), "--set", &version];
-        let into = ["-n", self.namespace, "--create-namespace"];
+        let into = ["-n", NAMESPACE, "--create-namespace"];
         self.must(&[&install[..], &into, more].concat());
     }
 
     /// Runs `helm uninstall` and waits until the agents have ended. As helm deletes the accounts together with the
     /// DaemonSet, an agent takes some 15 s: the API server accepts tokens of deleted accounts for 10 s.
     pub fn uninstall(&self) {
-        let begin = Instant::now();
         self.begin_uninstall();
         self.end_uninstall();
-        println!("{:>6.1?} the release is uninstalled", begin.elapsed());
     }
 
-    /// Runs `helm uninstall`, which does not wait for the agents.
     pub fn begin_uninstall(&self) {
-        self.must(&["uninstall", "linkerd-cni", "-n", self.namespace]);
+        self.must(&["uninstall", "linkerd-cni", "-n", NAMESPACE]);
     }
 
     /// Waits until the agents of an uninstalled release have ended.
     pub fn end_uninstall(&self) {
-        kubectl(&format!("wait -n {} --for=delete pod --all --timeout=60s", self.namespace));
+        kubectl(&format!("wait -n {NAMESPACE} --for=delete pod --all --timeout=60s"));
     }
 
     /// Deletes the DaemonSet, then uninstalls the release. An agent of this chart sees that its DaemonSet is deleted
     /// and uninstalls at once; agents of upstream's chart have no right to see it.
     pub fn remove(&self) {
-        let begin = Instant::now();
-        kubectl(&format!(
-            "delete daemonset linkerd-cni -n {} --cascade=foreground --timeout=60s --ignore-not-found",
-            self.namespace
-        ));
+        let delete = format!("delete daemonset linkerd-cni -n {NAMESPACE} --ignore-not-found");
+        kubectl(&format!("{delete} --cascade=foreground --timeout=60s"));
         self.uninstall();
-        println!("{:>6.1?} the release is removed", begin.elapsed());
     }
 
-    /// Rolls the release back to its first revision.
     pub fn rollback(&self, more: &[&str]) {
-        self.must(&[&["rollback", "linkerd-cni", "1", "-n", self.namespace], more].concat());
+        self.must(&[&["rollback", "linkerd-cni", "1", "-n", NAMESPACE], more].concat());
     }
 
     /// Runs helm and returns its output. Panics with its error if it fails.
@@ -129,10 +105,10 @@ fn helm(args: &[&str]) -> Command {
 impl Drop for Helm {
     fn drop(&mut self) {
         if thread::panicking() {
-            let release = ["uninstall", "linkerd-cni", "-n", self.namespace];
+            let release = ["uninstall", "linkerd-cni", "-n", NAMESPACE];
             let _ = helm(&release).args(["--wait", "--ignore-not-found"]).output();
             // Else the next test could find the plugin on the node.
-            let wait = ["wait", "-n", self.namespace, "--for=delete", "pod", "--all"];
+            let wait = ["wait", "-n", NAMESPACE, "--for=delete", "pod", "--all"];
             let _ = pods::command(&wait).arg("--timeout=60s").output();
         }
     }

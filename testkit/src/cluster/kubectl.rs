@@ -23,13 +23,19 @@ pub fn list(what: &str) -> Vec<Value> {
     serde_json::from_value(get(what)["items"].take()).unwrap()
 }
 
+/// A field of what `kubectl get` finds, by its JSONPath; empty if it is missing. Panics if kubectl fails.
+pub fn field(what: &str, path: &str) -> String {
+    let output = format!("jsonpath={{{path}}}");
+    let words = ["get"].into_iter().chain(what.split_whitespace());
+    kubectl(&words.chain(["-o", &output]).collect::<Vec<_>>())
+}
+
 pub fn command(args: &(impl Arguments + ?Sized)) -> Command {
     let mut command = Command::new("kubectl");
     command.args(args.words());
     command
 }
 
-/// Whether kubectl succeeds. Its output is discarded.
 pub fn succeeds(args: &(impl Arguments + ?Sized)) -> bool {
     command(args).output().unwrap().status.success()
 }
@@ -45,7 +51,6 @@ pub fn piped(args: &(impl Arguments + ?Sized), text: &str) -> String {
     checked(&command, output)
 }
 
-/// Runs a command with `text` on its stdin.
 pub fn fed(command: &mut Command, text: &str) -> Output {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();

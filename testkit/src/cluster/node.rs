@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::hash::{DefaultHasher, Hash as _, Hasher as _};
 use std::io::{self, Write as _};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -23,25 +23,24 @@ use super::active;
 use super::containers::{address_of, running};
 use super::helm::NAMESPACE;
 use super::kubectl::succeeds;
+use crate::OnDrop;
 use crate::child::must;
 use crate::until::until;
 
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
-/// State directory of scripts/cluster.
-pub const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
+const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
 /// Directory of the copy of the node's pods.
 pub const COPY: &str = "/run/linkerd-cni/pods";
 
 /// Held by the test that uses the node, as tests run on threads.
 static NODE: Mutex<()> = Mutex::new(());
-/// Number of tests that wait for [`NODE`].
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 /// The node, for the exclusive use of one test.
 pub struct Node {
     _exclusive: MutexGuard<'static, ()>,
     begin: Instant,
-    audit_log: AuditLog,
+    audit_log: NewLines,
     kubelet_log: NewLines,
 }
 
@@ -53,7 +52,6 @@ struct NewLines {
 }
 
 impl NewLines {
-    /// The log `name` in the cluster's state directory.
     fn of(name: &str) -> NewLines {
         let path = Path::new(CLUSTER).join(name);
         NewLines { begin: fs::metadata(&path).map_or(0, |file| file.len() as usize), path }
@@ -65,16 +63,12 @@ impl NewLines {
     }
 }
 
-/// The API server's audit log from the time at which the value was created.
-pub struct AuditLog(NewLines);
-
 /// Mode, owner, size and hash of each file. Contents would make the message of a failed assertion unreadable.
 pub type Files = BTreeMap<PathBuf, (u32, u32, u64, u64)>;
 /// Files of this size and more, such as the plugins of the primary CNI, are compared by size and time instead of content.
 const HASHED: u64 = 1 << 20;
 
 impl Node {
-    /// Waits until no other test uses the node.
     pub fn exclusive() -> Self {
         WAITING.fetch_add(1, Ordering::SeqCst);
         let exclusive = NODE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -82,15 +76,18 @@ impl Node {
         let node = Node {
             _exclusive: exclusive,
             begin: Instant::now(),
-            audit_log: AuditLog::from_now(),
+            audit_log: NewLines::of("audit.log"),
             kubelet_log: NewLines::of("log/kubelet"),
         };
-        for path in DIRECTORIES.map(Path::new) {
+        for path in DIRECTORIES.map(Path::new).into_iter().chain([&*node.audit_log.path]) {
             assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
         }
-        let binary = Path::new("/opt/cni/bin/linkerd-cni");
         assert!(
-            !binary.exists(),
+            std::env::var_os("KUBECONFIG").is_some(),
+            "KUBECONFIG is not set: run scripts/cluster up and export what it prints"
+        );
+        assert!(
+            !Path::new("/opt/cni/bin/linkerd-cni").exists(),
             "linkerd-cni is already on the node: run scripts/quickstart --down or helm uninstall first"
         );
         node
@@ -102,7 +99,6 @@ impl Node {
         files_of("")
     }
 
-    /// The plugin entry in the active network config.
     pub fn linkerd_entry(&self) -> Value {
         self.entry().expect("the plugin entry is last in the active network config")
     }
@@ -114,13 +110,7 @@ impl Node {
 
     /// Kills the API server, calls `meanwhile`, and starts the API server again, also on a panic.
     pub fn without_api_server<T>(&self, meanwhile: impl FnOnce() -> T) -> T {
-        struct Restart;
-        impl Drop for Restart {
-            fn drop(&mut self) {
-                restart_api_server();
-            }
-        }
-        let _restart = Restart;
+        let _restart = OnDrop(restart_api_server);
         kill_component("kube-apiserver");
         meanwhile()
     }
@@ -133,12 +123,10 @@ impl Node {
         StaticPod { path, name: name.to_owned() }
     }
 
-    /// Kubelet's log since the test began.
     pub fn kubelet_log(&self) -> String {
         self.kubelet_log.read()
     }
 
-    /// Whether any network config has a plugin entry.
     pub fn is_chained(&self) -> bool {
         let entries = fs::read_dir(DIRECTORIES[0]).unwrap().flatten();
         let mut texts = entries.filter_map(|entry| fs::read_to_string(entry.path()).ok());
@@ -153,11 +141,13 @@ impl Node {
 
     /// Audit events since the test began whose user agent starts with `program`.
     pub fn requests_of(&self, program: &str) -> Vec<Value> {
-        let mut events = self.audit_log.events();
-        events.retain(|event| {
+        let log = self.audit_log.read();
+        // The last line may be incomplete.
+        let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+        let is_of = |event: &Value| {
             event["userAgent"].as_str().is_some_and(|agent| agent.starts_with(program))
-        });
-        events
+        };
+        events.filter(is_of).collect()
     }
 }
 
@@ -204,23 +194,6 @@ impl Drop for Node {
     }
 }
 
-impl AuditLog {
-    pub fn from_now() -> AuditLog {
-        assert!(
-            std::env::var_os("KUBECONFIG").is_some(),
-            "KUBECONFIG is not set: run scripts/cluster up and export what it prints"
-        );
-        let log = NewLines::of("audit.log");
-        assert!(log.path.exists(), "{} is missing; see scripts/cluster", log.path.display());
-        AuditLog(log)
-    }
-
-    fn events(&self) -> Vec<Value> {
-        // The last line may be incomplete.
-        self.0.read().lines().filter_map(|line| serde_json::from_str(line).ok()).collect()
-    }
-}
-
 /// Starts a killed API server again. Its clients are restarted, as they could wait up to a minute before they
 /// reconnect.
 pub fn restart_api_server() {
@@ -239,7 +212,16 @@ pub fn start_missing_components() {
     assert!(up.status.success() || thread::panicking(), "{error}");
 }
 
-/// The process of a component of the cluster.
+/// Replaces a file by renaming `NAME.SUFFIX`, as another program writes it. An agent may delete that file as a leftover:
+/// then the file stays as it is.
+pub fn replace(path: &Path, suffix: &str, content: impl AsRef<[u8]>, mode: u32) {
+    let name = path.file_name().unwrap().to_str().unwrap();
+    let beside = path.with_file_name(format!("{name}.{suffix}"));
+    fs::write(&beside, content).unwrap();
+    let _ = fs::set_permissions(&beside, fs::Permissions::from_mode(mode));
+    let _ = fs::rename(&beside, path);
+}
+
 pub fn pid_of(component: &str) -> Pid {
     let pid = fs::read_to_string(Path::new(CLUSTER).join("pid").join(component)).unwrap();
     Pid::from_raw(pid.trim().parse().unwrap())
@@ -254,7 +236,6 @@ pub fn kill_component(component: &str) {
     until("the component has ended", || fs::read_link(&gone).is_err());
 }
 
-/// A static pod, which needs no API server.
 pub struct StaticPod {
     path: PathBuf,
     name: String,
@@ -271,7 +252,6 @@ impl StaticPod {
         address_of(&self.name).expect("the runtime has the pod's ADD result")
     }
 
-    /// Whether the runtime reports a running container of the pod.
     pub fn runs(&self) -> bool {
         !running("container", &self.name).is_empty()
     }
@@ -279,20 +259,16 @@ impl StaticPod {
 
 impl Drop for StaticPod {
     fn drop(&mut self) {
-        let begin = Instant::now();
         let _ = fs::remove_file(&self.path);
         let end = Instant::now() + Duration::from_secs(30);
         while self.runs() && Instant::now() < end {
             thread::sleep(Duration::from_millis(200));
         }
-        println!("{:>6.1?} static pod {} is deleted", begin.elapsed(), self.name);
     }
 }
 
-/// A pod's network namespace.
 pub struct Netns(String);
 
-/// The netns that has this address.
 pub fn netns_of(ip: &str) -> Netns {
     let names = fs::read_dir("/run/netns").unwrap();
     let mut names = names.map(|name| Netns(name.unwrap().file_name().into_string().unwrap()));
@@ -302,17 +278,19 @@ pub fn netns_of(ip: &str) -> Netns {
 }
 
 impl Netns {
-    /// Runs a program in the netns. Panics with its error if it fails.
     pub fn must(&self, args: &[&str]) {
         must(Command::new("ip").args(["netns", "exec", &self.0]).args(args));
     }
 
-    /// Removes the redirect rules of inbound connections.
     pub fn flush_redirect(&self) {
         self.must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
     }
 
-    /// Runs a program in the netns and returns its output.
+    /// The nftables rules in the netns.
+    pub fn rules(&self) -> String {
+        self.output(&["nft", "list", "ruleset"])
+    }
+
     pub fn output(&self, args: &[&str]) -> String {
         let output = Command::new("ip").args(["netns", "exec", &self.0]).args(args).output();
         let output = output.unwrap();

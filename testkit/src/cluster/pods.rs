@@ -3,13 +3,14 @@
 
 use std::cell::RefCell;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use super::families::{self, Family};
 use super::kubectl::succeeds;
-pub use super::kubectl::{apply, command, kubectl};
+pub use super::kubectl::{apply, command, field, kubectl};
+use crate::OnDrop;
 use crate::until::{until, until_some, until_within};
 
 /// Time in which kubelet accepts `kubectl exec` again after a restart.
@@ -22,7 +23,6 @@ pub struct Pods {
 }
 
 impl Pods {
-    /// Creates the pods, then waits until all are ready.
     pub fn start(&self, pods: &[Value]) {
         self.create(pods);
         for pod in pods {
@@ -42,15 +42,12 @@ impl Pods {
         }
     }
 
-    /// Waits until the pod in the namespace `name` is ready.
     pub fn until_ready(&self, name: &str) {
-        let begin = Instant::now();
         assert!(
             succeeds(&format!("wait -n {name} --for=condition=Ready --timeout=180s pod --all")),
             "pod {name} is not ready: {}",
             kubectl(&format!("get pods,events -n {name}"))
         );
-        println!("{:>6.1?} pod {name} is ready", begin.elapsed());
     }
 
     /// A field of the pod in the namespace `name`; empty if there is no pod or no such field.
@@ -64,7 +61,6 @@ impl Pods {
         self.field(name, ".status.podIP")
     }
 
-    /// The pod's address of this family.
     pub fn ip_of(&self, name: &str, family: Family) -> String {
         let all = self.field(name, ".status.podIPs[*].ip");
         let ip = all.split(' ').find(|ip| family.has(ip));
@@ -129,7 +125,6 @@ impl Pods {
 
 impl Drop for Pods {
     fn drop(&mut self) {
-        let begin = Instant::now();
         let names = self.names.borrow();
         thread::scope(|scope| {
             for name in names.iter() {
@@ -139,8 +134,20 @@ impl Drop for Pods {
         });
         // The deletion of a namespace takes 5 s, for which nothing has to wait.
         let _ = command("delete namespace --wait=false").args(names.iter()).output();
-        println!("{:>6.1?} pods are deleted", begin.elapsed());
     }
+}
+
+pub fn apply_all(pods: impl Iterator<Item = Value>) {
+    apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}));
+}
+
+/// Creates a namespace for pods that end. Dropping the value deletes it.
+pub fn namespace(name: &str) -> OnDrop<impl FnMut()> {
+    kubectl(&format!("create namespace {name}"));
+    until_account(name);
+    OnDrop(move || {
+        succeeds(&format!("delete namespace {name} --timeout=60s"));
+    })
 }
 
 /// Waits for a new namespace's default ServiceAccount, without which no pod can be created.
@@ -149,10 +156,9 @@ pub fn until_account(namespace: &str) {
     until("the namespace's account", || succeeds(&get));
 }
 
-/// Messages of the Events with this reason in a namespace.
 pub fn events(namespace: &str, reason: &str) -> String {
-    let events = format!("get events -n {namespace} --field-selector reason={reason}");
-    kubectl(&format!("{events} -o jsonpath={{.items[*].message}}"))
+    let events = format!("events -n {namespace} --field-selector reason={reason}");
+    field(&events, ".items[*].message")
 }
 
 /// The pod in the namespace `default`, as a static pod needs it.

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use crate::cni::upstream_entry;
 
-/// What runs in the DaemonSet's pod.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Program {
     /// This project's image, which takes upstream's variables.

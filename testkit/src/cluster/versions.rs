@@ -5,7 +5,6 @@ use serde_json::{Value, json};
 use super::families::setting;
 use super::kubectl::list;
 
-/// Versions and settings of the cluster's node.
 pub fn of_node() -> Value {
     let nodes = list("nodes");
     let info = &nodes[0]["status"]["nodeInfo"];

@@ -11,22 +11,20 @@ const PERIOD: Duration = Duration::from_millis(2);
 /// A time in which the plugin was not installed.
 #[derive(Debug)]
 struct Gap {
-    state: State,
+    /// What was seen, without repetitions.
+    states: Vec<State>,
     begin: Duration,
     length: Duration,
 }
 
-/// Watches until [`Watcher::finish`].
 pub struct Watcher(Repeated<Gaps>);
 
-/// What a [`Watcher`] saw.
 pub struct Gaps {
-    /// Path of the node's file system.
     root: String,
     begin: Instant,
     reads: usize,
     took: Duration,
-    last: State,
+    is_installed: bool,
     gaps: Vec<Gap>,
 }
 
@@ -38,7 +36,7 @@ impl Watcher {
     /// Watches the node whose file system is at the path `root`.
     pub fn of(root: String) -> Watcher {
         let (begin, took) = (Instant::now(), Duration::ZERO);
-        let seen = Gaps { root, begin, reads: 0, took, last: State::Installed, gaps: Vec::new() };
+        let seen = Gaps { root, begin, reads: 0, took, is_installed: true, gaps: Vec::new() };
         Watcher(Repeated::start(PERIOD, seen, Gaps::read))
     }
 
@@ -55,16 +53,22 @@ impl Gaps {
             _ => state(&self.root),
         };
         self.took = self.begin.elapsed();
-        match self.gaps.last_mut() {
-            _ if state == State::Installed => {}
-            Some(gap) if self.last == state => gap.length = self.took - gap.begin,
-            _ => {
-                let gap = Gap { state: state.clone(), begin: self.took, length: Duration::ZERO };
-                self.gaps.push(gap);
+        self.reads += 1;
+        let was_installed = self.is_installed;
+        self.is_installed = state == State::Installed;
+        if self.is_installed {
+            return;
+        }
+        if was_installed {
+            let (states, length) = (Vec::new(), Duration::ZERO);
+            self.gaps.push(Gap { states, begin: self.took, length });
+        }
+        if let Some(gap) = self.gaps.last_mut() {
+            gap.length = self.took - gap.begin + PERIOD;
+            if gap.states.last() != Some(&state) {
+                gap.states.push(state);
             }
         }
-        self.last = state;
-        self.reads += 1;
     }
 
     /// Asserts that the plugin was installed at every instant.
@@ -77,28 +81,16 @@ impl Gaps {
     /// At no time was the plugin missing, in whatever way, for `longest`.
     pub fn assert_no_gap_of(&self, longest: Duration, scene: &str) {
         let Gaps { reads, took, gaps, .. } = self;
-        // Gaps of different kinds that follow each other are one.
-        let mut whole: Vec<(Duration, Duration)> = Vec::new();
-        for gap in gaps {
-            let end = gap.begin + gap.length + PERIOD;
-            match whole.last_mut() {
-                Some((_, last)) if gap.begin <= *last + 2 * PERIOD => *last = end,
-                _ => whole.push((gap.begin, end)),
-            }
-        }
-        let lengths: Vec<Duration> = whole.iter().map(|(begin, end)| *end - *begin).collect();
+        let lengths: Vec<Duration> = gaps.iter().map(|gap| gap.length).collect();
         println!("{scene}: {reads} reads in {took:.1?}, gaps of at most {lengths:.1?}: {gaps:?}");
         assert!(lengths.iter().all(|length| *length < longest), "{scene}: {gaps:?}");
     }
 
     /// Asserts that binary and kubeconfig existed whenever the active conflist had the plugin entry.
     pub fn assert_never_stranded(&self, scene: &str) {
-        let stranded: Vec<&Gap> = self.stranded().collect();
-        assert!(stranded.is_empty(), "{scene}: {stranded:?}");
-    }
-
-    fn stranded(&self) -> impl Iterator<Item = &Gap> {
         let is_stranded = |state: &State| matches!(state, State::NoKubeconfig | State::Damaged(_));
-        self.gaps.iter().filter(move |gap| is_stranded(&gap.state))
+        let gaps = self.gaps.iter().filter(|gap| gap.states.iter().any(is_stranded));
+        let stranded: Vec<&Gap> = gaps.collect();
+        assert!(stranded.is_empty(), "{scene}: {stranded:?}");
     }
 }

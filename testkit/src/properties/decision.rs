@@ -21,7 +21,6 @@ use crate::lookup::FakeCluster;
 
 const CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
 
-/// A pod that starts.
 #[derive(Clone, Debug)]
 pub struct Start {
     pub namespace: String,
@@ -33,7 +32,6 @@ pub struct Start {
     pub has_capability: bool,
     pub strict: bool,
     pub copy: CopyState,
-    /// Annotations of the pod's namespace.
     pub of_namespace: Annotations,
     /// Code of the error with which each API request fails.
     pub api_error: Option<Failure>,

@@ -68,13 +68,11 @@ impl Nat {
         Ok(())
     }
 
-    /// Lists chains and rules like `iptables -S`.
     pub fn listed(&self) -> Vec<String> {
         let chains = self.chains.keys().map(|name| format!("-N {name}"));
         chains.chain(self.lines().map(str::to_owned)).collect()
     }
 
-    /// Lists the rules like `iptables -S`.
     pub fn lines(&self) -> impl Iterator<Item = &str> {
         self.chains.values().flatten().map(String::as_str)
     }

@@ -6,17 +6,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::agent::{clean_with, rolled_out};
+use crate::agent::{clean, rolled_out};
 use crate::families::{Family, setting};
 use crate::node::{Files, Node, kill_component, start_missing_components};
-use crate::pods::{self, Pods, kubectl};
+use crate::pods::{self, Pods, field, kubectl};
 use crate::until::until_within;
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 /// Directory of the network configs that libcni caches for the runtime.
 const CACHE: &str = "/var/lib/cni/results";
 
-/// Name of the runtime's component in scripts/cluster.
 fn component() -> String {
     let runtime = setting("CLUSTER_RUNTIME");
     runtime.split('-').next().unwrap_or_default().to_owned()
@@ -52,7 +51,7 @@ pub fn has_cached(namespace: &str) -> bool {
 
 /// Removes the kept binary with the documented command, once no pod needs it.
 pub fn remove_kept(node: &Node, before: &Files) -> String {
-    clean_with("linkerd-cni", "--env=LINKERD_CNI_KEEP_BINARY=false", node, before);
+    clean(node, before, "--env=LINKERD_CNI_KEEP_BINARY=false");
     "the node's files as before".to_owned()
 }
 
@@ -74,9 +73,7 @@ pub fn restart(pods: &Pods) -> String {
 
 /// Whether the runtime can give a pod a user namespace of its own (`hostUsers: false`).
 pub fn has_user_namespaces() -> bool {
-    let handlers =
-        "get nodes -o jsonpath={.items[*].status.runtimeHandlers[*].features.userNamespaces}";
-    kubectl(handlers).contains("true")
+    field("nodes", ".items[*].status.runtimeHandlers[*].features.userNamespaces").contains("true")
 }
 
 /// nf_tables compares UIDs as the pod's user namespace maps them, so the proxy's is exempt as in any pod. iptables' owner
