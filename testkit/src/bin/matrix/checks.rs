@@ -16,7 +16,6 @@ pub struct Checks {
     done: Vec<Check>,
 }
 
-/// One check.
 #[derive(Serialize)]
 struct Check {
     name: &'static str,

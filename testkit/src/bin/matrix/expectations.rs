@@ -24,7 +24,6 @@ pub fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
     }
 }
 
-/// The Events with this reason in a namespace.
 pub fn events_in(namespace: &str, reason: &str) -> Vec<Value> {
     list(&format!("events -n {namespace} --field-selector=reason={reason}"))
 }

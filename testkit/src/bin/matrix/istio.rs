@@ -31,9 +31,7 @@ const RULES: [&str; 2] = ["redirect-all-outgoing-to-proxy-port", "ISTIO_OUTPUT"]
 /// Number of times that the primary CNI writes its network config in [`both_restore`], and the time between two.
 const REWRITES: usize = 6;
 const PERIOD: Duration = Duration::from_secs(10);
-/// Time without a write by anyone.
 const QUIET: Duration = Duration::from_secs(30);
-/// Time in which an agent reacts.
 const REACTION: Duration = Duration::from_secs(30);
 
 /// linkerd-cni was installed while Istio's plugin was chained.
@@ -52,7 +50,7 @@ pub fn is_chained() -> bool {
     has_chained(&[ISTIO, LINKERD]) || has_chained(&[LINKERD, ISTIO])
 }
 
-/// Whether the active network config has these plugins after the primary CNI's, in this order.
+/// Whether the active network config has these plugins after the primary CNI's.
 fn has_chained(chained: &[&str]) -> bool {
     types() == [&PRIMARY, chained].concat()
 }
@@ -80,7 +78,7 @@ pub fn called(pods: &Pods) -> String {
         (sidecar, false, [false, true]),
     ] {
         assert_eq!(was_skipped(name), is_skipped, "whether Istio's plugin skipped {name}");
-        let rules = netns_of(&pods.ip(name)).output(&["nft", "list", "ruleset"]);
+        let rules = netns_of(&pods.ip(name)).rules();
         assert_eq!(RULES.map(|text| rules.contains(text)), expected, "{name}: {rules}");
     }
     for (from, to, responder) in [
@@ -161,7 +159,6 @@ pub fn removed_and_installed(pods: &Pods) -> String {
     format!("{without}; then {with}; meshed pods redirected with both")
 }
 
-/// Starts a meshed pod, and connects to it.
 fn assert_redirected(pods: &Pods, name: &str) {
     pods.start(&[pods::meshed(name)]);
     pods.assert_answers("unmeshed", name, "proxy-inbound");

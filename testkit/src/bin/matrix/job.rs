@@ -56,8 +56,7 @@ pub fn run(values: &str, checks: &mut Checks) {
 fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     checks.run("connections", || {
         connections_go_through_the_proxy_where_they_should(pods);
-        let families: Vec<_> = Family::all().into_iter().map(name).collect();
-        format!("8 connections as expected over {}", families.join(" and "))
+        format!("8 connections as expected over {:?}", Family::all())
     });
     checks.run("API requests", || {
         let counts = ["meshed", "unmeshed"].map(|name| node.api_requests(name));
@@ -91,7 +90,12 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
         pods_started_after_an_upgrade_follow_it(pods);
         seen
     });
-    checks.run("rollout restart", || without_gap("kubectl rollout restart", restart));
+    checks.run("rollout restart", || {
+        without_gap("kubectl rollout restart", || {
+            kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", NAMESPACE]);
+            rolled_out();
+        })
+    });
     checks.run("SIGKILL", || without_gap("SIGKILL of the agent", kill_agent));
     checks.run("the container runtime restarts", || runtime::restart(pods));
 }
@@ -124,13 +128,6 @@ fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
     assert_eq!(unmeshed, expected, "API requests for a pod without injection annotations");
     helm.run("upgrade", &["--reuse-values", "--set", "watchPods=true"]);
     format!("meshed pod {meshed}, unmeshed pod {unmeshed}")
-}
-
-fn name(family: Family) -> &'static str {
-    match family {
-        Family::Ipv4 => "IPv4",
-        Family::Ipv6 => "IPv6",
-    }
 }
 
 /// The primary CNI removes the plugin entry, and the agent adds it again.
@@ -181,18 +178,13 @@ fn without_gap(what: &str, event: impl FnOnce()) -> String {
     "every pod redirected; the plugin always installed".to_owned()
 }
 
-fn restart() {
-    kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", NAMESPACE]);
-    rolled_out();
-}
-
 pub fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     helm.uninstall();
-    primary_cni::assert_files_after_uninstall(node, before);
+    let files = primary_cni::assert_files_after_uninstall(node, before);
     let pods = Pods::default();
     pods.start(&[pods::meshed("later")]);
     pods.assert_answers("later", "later", "app-of-later");
-    format!("{}; new pods start without redirection", primary_cni::files_after_uninstall())
+    format!("{files}; new pods start without redirection")
 }
 
 /// The runtime calls DEL for them with the current network config, or with the cached one, which names the plugin.

@@ -3,15 +3,17 @@
 use std::array;
 use std::collections::BTreeSet;
 use std::fs;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use serde_json::{Value, json};
+use serde_json::Value;
 use tempfile::TempDir;
+use testkit::child::{KilledOnDrop, must};
+use testkit::cluster::kubectl::{field, piped};
 
 use crate::agents;
 use crate::checks::Checks;
 use crate::helm::{Helm, NAMESPACE};
-use crate::pods::{apply, kubectl};
+use crate::pods::kubectl;
 
 /// Regular expression for the names of the tests (ginkgo's `--focus`).
 const TESTS: &str = r"\[sig-network\].*\[Conformance\]";
@@ -19,7 +21,6 @@ const TESTS: &str = r"\[sig-network\].*\[Conformance\]";
 /// Number of these tests in Kubernetes 1.35.
 const COUNT: usize = 47;
 
-/// Runs the tests, and compares which of them pass.
 pub fn run(checks: &mut Checks) {
     let _dns = Dns::start();
     let mut without = Results::default();
@@ -37,7 +38,7 @@ pub fn run(checks: &mut Checks) {
         format!("{}; {} pods skipped", with.summary(), pods[1])
     });
     checks.run("Kubernetes' network tests with a proxy in every pod", || {
-        put_proxy_into_each_pod();
+        piped("apply -f -", include_str!("injector.yaml"));
         let before = adds();
         let meshed = Results::of_run();
         assert_eq!(meshed, without);
@@ -48,7 +49,6 @@ pub fn run(checks: &mut Checks) {
     });
 }
 
-/// Names of the tests that passed and of those that failed.
 #[derive(Debug, Default, PartialEq)]
 struct Results {
     passed: BTreeSet<String>,
@@ -56,7 +56,6 @@ struct Results {
 }
 
 impl Results {
-    /// Runs the tests.
     fn of_run() -> Results {
         let directory = TempDir::new().unwrap();
         // They mostly wait, so that more of them run at a time than there are processors.
@@ -65,7 +64,7 @@ impl Results {
             .arg(format!("--focus={TESTS}"))
             .arg(format!("--output-dir={}", directory.path().display()))
             .arg("--json-report=report.json")
-            .arg(program("e2e.test"))
+            .arg(must(Command::new("which").arg("e2e.test")).trim())
             .arg("--")
             .arg(format!("--kubeconfig={}", std::env::var("KUBECONFIG").unwrap()))
             .args(["--provider=skeleton", "--dump-logs-on-failure=false"])
@@ -100,12 +99,6 @@ impl Results {
     }
 }
 
-/// Path of a program.
-fn program(name: &str) -> String {
-    let found = Command::new("which").arg(name).output().unwrap();
-    String::from_utf8(found.stdout).unwrap().trim().to_owned()
-}
-
 /// Number of pods that the plugins of all nodes redirected, skipped and failed to redirect.
 fn adds() -> [u64; 3] {
     let mut sum = [0; 3];
@@ -122,13 +115,13 @@ fn adds() -> [u64; 3] {
     sum
 }
 
-/// The cluster's DNS server, a process on the node. Dropping the value stops it.
-struct Dns(Child, #[expect(dead_code)] TempDir);
+/// The cluster's DNS server, a process on the node.
+struct Dns(#[expect(dead_code)] KilledOnDrop, #[expect(dead_code)] TempDir);
 
 impl Dns {
     fn start() -> Dns {
         let directory = TempDir::new().unwrap();
-        let node = kubectl("get nodes -o jsonpath={.items[0].status.addresses[0].address}");
+        let node = field("nodes", ".items[0].status.addresses[0].address");
         let kubeconfig = std::env::var("KUBECONFIG").unwrap();
         let corefile = directory.path().join("Corefile");
         let text = format!(
@@ -138,96 +131,7 @@ impl Dns {
         fs::write(&corefile, text).unwrap();
         let dns = Command::new("coredns").arg("-conf").arg(&corefile).spawn();
         let dns = dns.expect("coredns runs; scripts/tools coredns builds it");
-        let ports = ["UDP", "TCP"].map(
-            |protocol| json!({"name": protocol.to_lowercase(), "port": 53, "protocol": protocol}),
-        );
-        apply(&json!({
-            "apiVersion": "v1",
-            "kind": "Service",
-            "metadata": {"name": "kube-dns", "namespace": "kube-system"},
-            // As scripts/cluster writes it into kubelet's configuration.
-            "spec": {"clusterIP": "10.96.0.10", "ports": ports},
-        }));
-        apply(&json!({
-            "apiVersion": "discovery.k8s.io/v1",
-            "kind": "EndpointSlice",
-            "metadata": {
-                "name": "kube-dns",
-                "namespace": "kube-system",
-                "labels": {"kubernetes.io/service-name": "kube-dns"},
-            },
-            "addressType": "IPv4",
-            "ports": ports,
-            "endpoints": [{"addresses": [node]}],
-        }));
-        Dns(dns, directory)
+        piped("apply -f -", &include_str!("dns.yaml").replace("NODE", &node));
+        Dns(KilledOnDrop(dns), directory)
     }
 }
-
-impl Drop for Dns {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// Creates a policy that adds a proxy to the pods of the tests, as Linkerd's injector does for meshed pods.
-fn put_proxy_into_each_pod() {
-    let api = "admissionregistration.k8s.io/v1beta1";
-    let name = json!({"name": "linkerd-proxy"});
-    apply(&json!({
-        "apiVersion": api,
-        "kind": "MutatingAdmissionPolicy",
-        "metadata": name,
-        "spec": {
-            "failurePolicy": "Fail",
-            "reinvocationPolicy": "Never",
-            "matchConstraints": {
-                "namespaceSelector": {
-                    "matchExpressions": [{"key": "e2e-framework", "operator": "Exists"}],
-                },
-                "resourceRules": [{
-                    "apiGroups": [""],
-                    "apiVersions": ["v1"],
-                    "resources": ["pods"],
-                    "operations": ["CREATE"],
-                }],
-            },
-            "matchConditions": [{
-                "name": "pod-network",
-                "expression": "!object.spec.?hostNetwork.orValue(false)",
-            }],
-            "mutations": [{
-                "patchType": "JSONPatch",
-                "jsonPatch": {"expression": PROXY},
-            }],
-        },
-    }));
-    apply(&json!({
-        "apiVersion": api,
-        "kind": "MutatingAdmissionPolicyBinding",
-        "metadata": name,
-        "spec": {"policyName": "linkerd-proxy"},
-    }));
-}
-
-/// Adds a native sidecar that forwards connections. Each level of the Pod Security Standards allows it.
-const PROXY: &str = r#"
-(has(object.spec.initContainers) ? [] : [
-    JSONPatch{op: "add", path: "/spec/initContainers", value: []}
-]) + [
-    JSONPatch{op: "add", path: "/spec/initContainers/-", value: Object.spec.initContainers{
-        name: "linkerd-proxy",
-        image: "docker.io/library/linkerd2-cni-probe:test",
-        imagePullPolicy: "Never",
-        restartPolicy: "Always",
-        args: ["/probe", "forward", "0.0.0.0:4143", "0.0.0.0:4140"],
-        securityContext: Object.spec.initContainers.securityContext{
-            runAsUser: 2102,
-            runAsNonRoot: true,
-            allowPrivilegeEscalation: false,
-            capabilities: Object.spec.initContainers.securityContext.capabilities{drop: ["ALL"]},
-            seccompProfile: Object.spec.initContainers.securityContext.seccompProfile{type: "RuntimeDefault"}
-        }
-    }}
-]"#;

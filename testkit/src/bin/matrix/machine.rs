@@ -6,17 +6,16 @@ use serde_json::{Value, json};
 use testkit::child::script;
 
 use crate::node::{Files, files_of};
-use crate::pods::kubectl;
+use crate::pods::field;
 use crate::watcher::Watcher;
 
-/// A node of the cluster.
 pub struct Machine {
     /// Name of the node, in scripts/node and in Kubernetes.
     pub name: String,
     /// Path of its file system on this machine.
     root: String,
     /// Its CNI files when the value was created.
-    before: Files,
+    pub before: Files,
 }
 
 impl Machine {
@@ -36,19 +35,13 @@ impl Machine {
         Machine::of(name)
     }
 
-    /// Loads an image.
     pub fn load(&self, archive: &Path) {
         let archive = archive.to_str().unwrap();
         script("node", &["run", &self.name, "scripts/cluster", "load", archive]);
     }
 
-    /// Asserts that the node's CNI files are as they were when the value was created.
-    pub fn assert_as_found(&self) {
-        assert_eq!(files_of(&self.root), self.before, "files of {}", self.name);
-    }
-
-    pub fn is_as_found(&self) -> bool {
-        files_of(&self.root) == self.before
+    pub fn files(&self) -> Files {
+        files_of(&self.root)
     }
 
     pub fn has_plugin(&self) -> bool {
@@ -60,7 +53,7 @@ impl Machine {
     }
 
     pub fn has_taint(&self, key: &str) -> bool {
-        let keys = kubectl(&["get", "node", &self.name, "-o", "jsonpath={.spec.taints[*].key}"]);
+        let keys = field(&format!("node {}", self.name), ".spec.taints[*].key");
         keys.split(' ').any(|taint| taint == key)
     }
 

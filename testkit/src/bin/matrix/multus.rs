@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::families::Family;
 use crate::helm::{Helm, NAMESPACE};
 use crate::job;
-use crate::kubectl::piped;
+use crate::kubectl::{get, piped};
 use crate::node::{Files, Netns, Node, netns_of};
 use crate::pods::{self, Pods, apply, kubectl};
 use crate::primary_cni;
@@ -48,7 +48,7 @@ pub fn second_network(pods: &Pods) -> String {
     ]);
     let [two, one] = ["two-networks", "one-network"].map(|name| netns_of(&pods.ip(name)));
     assert!(two.output(&["ip", "-o", "address", "show", "dev", "net1"]).contains("net1"));
-    assert_eq!(rules(&two), rules(&one));
+    assert_eq!(two.rules(), one.rules());
     assert_one_set(&two);
     pods.assert_answers("unmeshed", "two-networks", "proxy-inbound");
     "redirected, with the rules of a pod with one network, once".to_owned()
@@ -98,22 +98,17 @@ pub fn annotated_by_the_policy(helm: &Helm, pods: &Pods) -> String {
         (attached(pods::meshed("annotated-twice"), "default/second"), json!(both)),
         (pods::unmeshed("unannotated"), Value::Null),
     ];
-    let networks = |pod: &str| {
-        serde_json::from_str::<Value>(pod).unwrap()["metadata"]["annotations"][NETWORKS].take()
+    let admitted = || {
+        let pod = pods::in_default(cases[0].0.clone());
+        let created = piped("create --dry-run=server -o json -f -", &pod.to_string());
+        serde_json::from_str::<Value>(&created).unwrap()
     };
-    let admitted = |pod: &Value| {
-        networks(&piped(
-            "create --dry-run=server -o json -f -",
-            &pods::in_default(pod.clone()).to_string(),
-        ))
-    };
-    until("the policy is in effect", || admitted(&cases[0].0) == cases[0].1);
+    let networks = |pod: Value| pod["metadata"]["annotations"][NETWORKS].clone();
+    until("the policy is in effect", || networks(admitted()) == cases[0].1);
     for (pod, annotation) in &cases {
         let name = pod["metadata"]["name"].as_str().unwrap();
-        assert_eq!(admitted(pod), *annotation, "{name}, dry run");
         pods.start(std::slice::from_ref(pod));
-        let created = kubectl(&["get", "pod", "-n", name, name, "-o", "json"]);
-        assert_eq!(networks(&created), *annotation, "{name}");
+        assert_eq!(networks(get(&format!("pod -n {name} {name}"))), *annotation, "{name}");
         if annotation.is_string() {
             pods.assert_answers("unnamed", name, "proxy-inbound");
             assert_one_set(&netns_of(&pods.ip(name)));
@@ -154,12 +149,8 @@ fn second(family: Family) -> &'static str {
     }
 }
 
-fn rules(netns: &Netns) -> String {
-    netns.output(&["nft", "list", "ruleset"])
-}
-
 fn assert_one_set(netns: &Netns) {
-    let rules = rules(netns);
+    let rules = netns.rules();
     let outbound = rules.matches("redirect-all-outgoing-to-proxy-port").count();
     assert_eq!(outbound, Family::all().len(), "{rules}");
 }

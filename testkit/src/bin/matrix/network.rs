@@ -17,7 +17,6 @@ const CALICO_KUBECONFIG: &str = "/etc/cni/net.d/calico-kubeconfig";
 /// times change.
 const COPIED: [&str; 3] =
     ["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/opt/cni/bin/istio-cni"];
-/// Time in which a changed policy takes effect.
 const POLICY: Duration = Duration::from_secs(60);
 
 /// Runs scripts/cluster. Returns its output; panics with its error if it fails.
@@ -25,12 +24,10 @@ pub fn cluster(command: &str) -> String {
     script("cluster", &[command])
 }
 
-/// Names of the primary CNI's daemons, separated by spaces.
 pub fn daemons() -> String {
     cluster("network-daemons").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-/// Whether the primary CNI enforces network policies.
 pub fn has_policies() -> bool {
     setting("CLUSTER_NETWORK") == "calico"
 }

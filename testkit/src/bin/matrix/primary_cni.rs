@@ -16,7 +16,6 @@ use crate::pods::Pods;
 use crate::runtime;
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
-/// Network config that Multus' daemon writes.
 const MULTUS_CONF: &str = "/etc/cni/net.d/00-multus.conf";
 
 /// Kinds of primary CNIs whose results differ.
@@ -82,12 +81,15 @@ pub fn restart_check() -> &'static str {
     if kind().is_istio() { "Istio's agent restarts" } else { "the primary CNI restarts" }
 }
 
-/// Asserts that the node's files are as before. Multus and CRI-O delete pods by plugins that they cached, so the plugin
+/// Asserts that the node's files are as before, and describes them. Multus and CRI-O delete pods by plugins that they cached, so the plugin
 /// binary stays. Istio's plugin stays, too, where it was installed after linkerd-cni.
-pub fn assert_files_after_uninstall(node: &Node, before: &Files) {
+pub fn assert_files_after_uninstall(node: &Node, before: &Files) -> &'static str {
     let is_kept = kind().is_multus() || runtime::deletes_from_cache();
     match kind() {
-        Kind::IstioAfter => return istio::until_only_istio_is_left(node, before),
+        Kind::IstioAfter => {
+            istio::until_only_istio_is_left(node, before);
+            return "Istio's plugin stays chained, other files of the node as before";
+        }
         Kind::IstioFirst => istio::until_as_before(node, before),
         _ => {}
     }
@@ -100,36 +102,24 @@ pub fn assert_files_after_uninstall(node: &Node, before: &Files) {
     };
     if kind() == Kind::MultusThick {
         // Multus' daemon writes each capability that a plugin of its delegate ever had, until the daemon restarts.
-        let without = |mut files: Files| {
+        let [mut expected, mut left] = [before.clone(), files()];
+        for files in [&mut expected, &mut left] {
             files.remove(Path::new(MULTUS_CONF));
-            files
-        };
-        let expected = without(before.clone());
-        assert_eq!(without(files()), expected, "uninstalling leaves the node's files");
+        }
+        assert_eq!(left, expected, "uninstalling leaves the node's files");
         job::rewrite_network();
     }
     assert_eq!(files(), before, "uninstalling leaves the node's files");
+    "the node's files as before"
 }
 
-/// What [`assert_files_after_uninstall`] asserts.
-pub fn files_after_uninstall() -> &'static str {
-    match kind() {
-        Kind::IstioAfter => "Istio's plugin stays chained, other files of the node as before",
-        _ => "the node's files as before",
-    }
-}
-
-/// Right after the install.
 pub fn after_install(checks: &mut Checks) {
-    match kind() {
-        Kind::IstioFirst => {
-            checks.run("chained beside Istio's plugin", istio::installed_after);
-        }
-        Kind::IstioAfter => {
-            checks.run("chained beside Istio's plugin", istio::installed_before);
-        }
-        _ => {}
-    }
+    let chained = match kind() {
+        Kind::IstioFirst => istio::installed_after,
+        Kind::IstioAfter => istio::installed_before,
+        _ => return,
+    };
+    checks.run("chained beside Istio's plugin", chained);
 }
 
 pub fn while_installed(pods: &Pods, checks: &mut Checks) {

@@ -1,9 +1,6 @@
 //! The job of the row `restarts`: reboots of the node, and pods whose containers restart together or never.
 
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
-use std::net::{SocketAddr, TcpStream};
-use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -12,24 +9,20 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 
-use crate::active;
 use crate::agent::{Paused, is_agent, process_of, rolled_out};
 use crate::checks::Checks;
-use crate::containers::{address_of, cached_add};
+use crate::containers::{address_of, answer_of, cached_add};
 use crate::helm::Helm;
 use crate::job::{install, uninstall};
-use crate::kubectl::fed;
 use crate::network;
 use crate::node::Node;
-use crate::pods::{self, Pods, kubectl};
-use crate::until::{until, until_within};
+use crate::pods::{self, Pods, field, kubectl};
+use crate::until::{until, until_found, until_within};
 
 /// Meshed pods of which none may run without redirect rules after a reboot.
 const MESHED: [&str; 4] = ["one", "two", "three", "four"];
-/// Interval of the audits, in seconds.
 const AUDIT: u64 = 3;
 
-/// Runs every check.
 pub fn run(reboots: usize, checks: &mut Checks) {
     let node = Node::exclusive();
     let before = node.files();
@@ -38,7 +31,7 @@ pub fn run(reboots: usize, checks: &mut Checks) {
     pods.create(&[job(pods::validated("validated", "1s")), job(pods::meshed("running"))]);
     until("the validator fails", || !failed_with_95("validated").is_empty());
     pods.until_ready("running");
-    let responder = answer(&pods.ip("running"));
+    let responder = answer_of(&pods.ip("running"));
     assert_eq!(responder.as_deref(), Some("app-of-running"), "before the plugin is installed");
     let audits = format!("repairController.auditIntervalSeconds={AUDIT}");
     if !checks.run("install", || install(&helm, &["--set", &audits])) {
@@ -70,7 +63,7 @@ fn job(mut pod: Value) -> Value {
 fn repaired(pods: &Pods) -> String {
     let begin = Instant::now();
     let ip = pods.ip("running");
-    until("the pod is redirected", || answer(&ip).as_deref() == Some("proxy-inbound"));
+    until("the pod is redirected", || answer_of(&ip).as_deref() == Some("proxy-inbound"));
     let restarts = pods.field("running", ".status.containerStatuses[*].restartCount");
     assert_eq!((restarts, pods.ip("running")), ("0 0".to_owned(), ip), "the same containers");
     format!("in place, redirected after {:.1} s", begin.elapsed().as_secs_f64())
@@ -78,7 +71,7 @@ fn repaired(pods: &Pods) -> String {
 
 /// Kubernetes runs no container of such a pod again, so that no repair could help it.
 fn replaced() -> String {
-    let ready = || address_of("validated").and_then(|ip| answer(&ip));
+    let ready = || address_of("validated").and_then(|ip| answer_of(&ip));
     until_within(Duration::from_secs(300), "the Job's next pod is redirected", || {
         ready().as_deref() == Some("proxy-inbound")
     });
@@ -105,34 +98,12 @@ fn all_containers_restart(pods: &Pods) -> String {
     });
     pods.until_ready("restarted");
     assert_eq!(cached_add("restarted").unwrap()["result"], netns, "the pod's netns");
-    assert_eq!(answer(&pods.ip("restarted")).as_deref(), Some("proxy-inbound"));
-    assert_eq!(check("restarted"), "", "CHECK");
+    assert_eq!(answer_of(&pods.ip("restarted")).as_deref(), Some("proxy-inbound"));
     thread::sleep(Duration::from_secs(3 * AUDIT));
     for reason in ["LinkerdCNIRulesMissing", "LinkerdCNINotConfigured"] {
         assert_eq!(pods::events("restarted", reason), "", "{reason}");
     }
-    "validator and proxy ran again in the same netns; redirected, CHECK passes, no repair"
-        .to_owned()
-}
-
-/// Runs CHECK as libcni does, with the cached result of ADD. Returns the plugin's output, which is empty if the pod has
-/// its rules.
-fn check(name: &str) -> String {
-    let cached = cached_add(name).unwrap();
-    let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
-    let mut config = active::plugins().pop().unwrap();
-    config["name"] = cached["networkName"].clone();
-    config["cniVersion"] = cached["result"]["cniVersion"].clone();
-    config["prevResult"] = cached["result"].clone();
-    let args = cached["cniArgs"].as_array().unwrap().iter();
-    let args: Vec<String> = args.map(|arg| text(&arg[0]) + "=" + &text(&arg[1])).collect();
-    let mut interfaces = cached["result"]["interfaces"].as_array().unwrap().iter();
-    let netns = interfaces.find_map(|one| one["sandbox"].as_str()).unwrap();
-    let mut plugin = Command::new("/opt/cni/bin/linkerd-cni");
-    plugin.envs([("CNI_COMMAND", "CHECK"), ("CNI_IFNAME", "eth0"), ("CNI_PATH", "/opt/cni/bin")]);
-    plugin.env("CNI_CONTAINERID", text(&cached["containerId"])).env("CNI_NETNS", netns);
-    plugin.env("CNI_ARGS", args.join(";"));
-    String::from_utf8(fed(&mut plugin, &config.to_string()).stdout).unwrap()
+    "validator and proxy ran again in the same netns; redirected, no repair".to_owned()
 }
 
 /// After each reboot the primary CNI has written its network config, and the agent is stopped until all pods have their
@@ -150,12 +121,8 @@ fn reboot(times: usize, pods: &Pods) -> String {
         let lock = Flock::lock(net_dir, FlockArg::LockExclusive).expect("the net dir is locked");
         network::cluster("reboot");
         let boot = Instant::now();
-        let mut agent = None;
-        until("the agent runs", || {
-            agent = testkit::pids().find(|pid| is_agent(*pid));
-            agent.is_some()
-        });
-        let paused = Paused::process(Pid::from_raw(agent.unwrap()));
+        let agent = until_found("the agent runs", || testkit::pids().find(|pid| is_agent(*pid)));
+        let paused = Paused::process(Pid::from_raw(agent));
         drop(lock);
         until("all pods have their network", || {
             let now = MESHED.map(sandbox);
@@ -191,7 +158,6 @@ fn reboot(times: usize, pods: &Pods) -> String {
     )
 }
 
-/// How often the validator of each meshed pod ran.
 fn validations() -> Vec<u32> {
     let counts = of_meshed(".initContainerStatuses[0].restartCount");
     counts.iter().map(|count| count.parse().unwrap()).collect()
@@ -202,11 +168,9 @@ fn apps_since() -> Vec<String> {
     of_meshed(".containerStatuses[0].state.running.startedAt")
 }
 
-/// A field in the status of each meshed pod that has it.
-fn of_meshed(field: &str) -> Vec<String> {
-    let path = format!("jsonpath={{.items[*].status{field}}}");
-    let fields =
-        kubectl(&["get", "pods", "-A", "-l", "linkerd.io/control-plane-ns=linkerd", "-o", &path]);
+fn of_meshed(name: &str) -> Vec<String> {
+    let label = "linkerd.io/control-plane-ns=linkerd";
+    let fields = field(&format!("pods -A -l {label}"), &format!(".items[*].status{name}"));
     fields.split_whitespace().map(str::to_owned).collect()
 }
 
@@ -215,28 +179,16 @@ fn sandbox(name: &str) -> Option<String> {
     Some(cached_add(name)?["containerId"].as_str()?.to_owned())
 }
 
-/// Whether the proxy of a pod responds for its app.
 fn is_redirected(name: &str, number: usize) -> bool {
-    let responder = address_of(name).and_then(|ip| answer(&ip));
+    let responder = address_of(name).and_then(|ip| answer_of(&ip));
     assert_ne!(responder, Some(format!("app-of-{name}")), "not redirected after reboot {number}");
     responder.as_deref() == Some("proxy-inbound")
 }
 
-/// Connects from the node to port 8080. Returns the name of the container that responds.
-fn answer(ip: &str) -> Option<String> {
-    let address: SocketAddr = format!("{ip}:8080").parse().ok()?;
-    let stream = TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok()?;
-    stream.set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-    let mut line = String::new();
-    BufReader::new(stream).read_line(&mut line).ok()?;
-    line.split_whitespace().next().map(str::to_owned)
-}
-
 /// The exit codes of failed validators in a namespace, which are all 95.
 fn failed_with_95(namespace: &str) -> Vec<String> {
-    let exit = "jsonpath={.items[*].status.initContainerStatuses[0].state.terminated.exitCode}";
-    let failed = "--field-selector=status.phase=Failed";
-    let codes = kubectl(&["get", "pods", "-n", namespace, failed, "-o", exit]);
+    let exit = ".items[*].status.initContainerStatuses[0].state.terminated.exitCode";
+    let codes = field(&format!("pods -n {namespace} --field-selector=status.phase=Failed"), exit);
     let codes: Vec<String> = codes.split_whitespace().map(str::to_owned).collect();
     assert!(codes.iter().all(|code| code == "95"), "{codes:?}");
     codes

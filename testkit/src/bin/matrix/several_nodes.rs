@@ -8,18 +8,16 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
 use crate::agent::process_of;
-use crate::agents::{self, AgentPod, AgentWatch, SeenAgents};
+use crate::agents::{self, AgentPod, SeenAgents};
 use crate::checks::Checks;
 use crate::expectations::{assert_redirected, controllers_that_asked_about, only_event};
 use crate::families::Family;
 use crate::helm::Helm;
 use crate::machine::Machine;
-use crate::pods::{self, Pods, kubectl};
+use crate::pods::{self, Pods, field, kubectl};
 use crate::until::{until, until_within};
 
-/// A meshed pod on each node.
 const MESHED: [&str; 3] = ["meshed-one", "meshed-two", "meshed-three"];
-/// The startup taint.
 const TAINT: &str = "linkerd.io/cni-not-ready";
 /// Limit of what includes the start of an agent on each node.
 const ROLLOUT: Duration = Duration::from_secs(180);
@@ -43,7 +41,9 @@ pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
     checks.run("rollout with a surge", || surge(&helm, all));
     checks.run("rollout without a surge", || unavailable(&helm, all));
     checks.run("SIGKILL on one node", || killed(&second, all));
-    checks.run("one node leaves the DaemonSet's scope", || scope(&pods, &third, [&first, &second]));
+    checks.run("one node leaves the DaemonSet's scope", || {
+        always_installed([&first, &second], || leaves_and_returns(&pods, &third))
+    });
     checks.run("one node is drained", || drained(&pods, &second, all));
     checks.run("uninstall", || uninstall(&helm, all));
     checks.run("pods started before the uninstall are deleted", || deleted(pods, all));
@@ -58,10 +58,7 @@ fn install(helm: &Helm, pods: &Pods, nodes: [&Machine; 2]) -> String {
         kubectl(&["taint", "node", &node.name, &format!("{TAINT}=:NoSchedule")]);
     }
     let begin = Instant::now();
-    let set = format!(
-        "--set=startupTaint={TAINT},repairController.enabled=true,repairController.mode=in-place"
-    );
-    helm.run("install", &[&set, TIMEOUT]);
+    helm.run("install", &[&format!("--set=startupTaint={TAINT}"), TIMEOUT]);
     for node in nodes {
         until("the startup taint is removed", || !node.has_taint(TAINT));
         assert!(node.has_plugin(), "{}", node.name);
@@ -95,9 +92,8 @@ fn joins(
 ) -> String {
     let set = "--set=startupTaint=,nodeCondition=true";
     helm.run("upgrade", &["--reuse-values", set, TIMEOUT]);
-    let condition =
-        "jsonpath={.status.conditions[?(@.type=='linkerd-cni.linkerd.io/Ready')].status}";
-    let condition = |node: &str| kubectl(&["get", "node", node, "-o", condition]);
+    let ready = ".status.conditions[?(@.type=='linkerd-cni.linkerd.io/Ready')].status";
+    let condition = |node: &str| field(&format!("node {node}"), ready);
     until("the condition is true", || condition(&first.name) == "True");
     let third = third.insert(Machine::join(first, name, TAINT));
     pods.create(&[third.only(pods::native_sidecar("patient"))]);
@@ -190,18 +186,24 @@ fn unavailable(helm: &Helm, all: [&Machine; 3]) -> String {
 /// Each node has a new agent, and no two of them started at a time.
 fn one_after_the_other(seen: &SeenAgents) -> String {
     assert_eq!(seen.most_starting, 1, "agents that start at a time");
-    let nodes: BTreeSet<&String> = seen.order.iter().collect();
-    assert!(nodes.len() == 3 && seen.order.len() == 3, "{:?}", seen.order);
-    format!("at most {} without a ready agent; order: {}", seen.most_without, seen.order.join(", "))
+    let order = seen.order();
+    assert!(order.iter().collect::<BTreeSet<_>>().len() == 3 && order.len() == 3, "{order:?}");
+    format!("at most {} without a ready agent; order: {}", seen.most_without, order.join(", "))
 }
 
-/// Runs `event` and waits until every node has a ready agent. The plugin is always installed on each node.
+/// Runs `event` and waits until every node has a ready agent again. The plugin is always installed on each node.
 fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> SeenAgents {
-    always_installed(nodes, || {
-        let watch = AgentWatch::start(&nodes.map(|node| node.name.as_str()));
-        event();
+    let until_ready = || {
         until_within(ROLLOUT, "a ready agent on each node", || nodes.iter().all(has_ready_agent));
-        watch.finish()
+    };
+    until_ready();
+    always_installed(nodes, || {
+        let watch = SeenAgents::watch(&nodes.map(|node| node.name.as_str()));
+        event();
+        until_ready();
+        let mut seen = watch.finish();
+        seen.look();
+        seen
     })
 }
 
@@ -246,15 +248,11 @@ fn killed(node: &Machine, all: [&Machine; 3]) -> String {
     format!("ready again after {:.1?}; the others unchanged", begin.elapsed())
 }
 
-fn scope(pods: &Pods, node: &Machine, others: [&Machine; 2]) -> String {
-    always_installed(others, || leaves_and_returns(pods, node))
-}
-
 fn leaves_and_returns(pods: &Pods, node: &Machine) -> String {
     let before = agents::by_node();
     let begin = Instant::now();
     kubectl(&["label", "node", &node.name, "pool-"]);
-    until("the node's files are as found", || node.is_as_found());
+    until("the node's files are as found", || node.files() == node.before);
     let took = begin.elapsed();
     until("the agent's pod is deleted", || !agents::by_node().contains_key(&node.name));
     assert_others_are_same(&node.name, &before);
@@ -291,7 +289,7 @@ fn drained(pods: &Pods, node: &Machine, all: [&Machine; 3]) -> String {
 fn uninstall(helm: &Helm, all: [&Machine; 3]) -> String {
     helm.uninstall();
     for node in all {
-        node.assert_as_found();
+        assert_eq!(node.files(), node.before, "files of {}", node.name);
     }
     let pods = Pods::default();
     pods.start(&[all[0].only(pods::unmeshed("after"))]);
