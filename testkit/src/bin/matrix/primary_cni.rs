@@ -81,8 +81,8 @@ pub fn restart_check() -> &'static str {
     if kind().is_istio() { "Istio's agent restarts" } else { "the primary CNI restarts" }
 }
 
-/// Asserts that the node's files are as before, and describes them. Multus and CRI-O delete pods by plugins that they cached, so the plugin
-/// binary stays. Istio's plugin stays, too, where it was installed after linkerd-cni.
+/// Asserts that the node's files are as before, and describes them. Multus and CRI-O delete pods by plugins that they
+/// cached, so the plugin binary stays. Istio's plugin stays, too, where it was installed after linkerd-cni.
 pub fn assert_files_after_uninstall(node: &Node, before: &Files) -> &'static str {
     let is_kept = kind().is_multus() || runtime::deletes_from_cache();
     match kind() {

@@ -1,7 +1,9 @@
 //! What is done to the node and to the release, in random order.
 
 use std::fs::{self, File};
-use std::path::Path;
+use std::io::{self, Read as _};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -9,77 +11,65 @@ use nix::sys::signal::{Signal, kill};
 
 use crate::agent::{self, KUBECONFIG, Paused};
 use crate::credential;
-use crate::files::{Ballast, Immutable, replace};
 use crate::helm::NAMESPACE;
 use crate::ledger::{self, Invariant};
 use crate::load::without_api;
 use crate::node::{
-    COPY, copied_pods, kill_component, netns_of, pid_of, restart_api_server,
+    COPY, copied_pods, kill_component, netns_of, pid_of, replace, restart_api_server,
     start_missing_components,
 };
 use crate::outages::{self, Cause};
 use crate::running;
 use crate::world::World;
 use rand::RngExt as _;
+use testkit::OnDrop;
 use testkit::cluster::active;
 use testkit::cluster::containers::ctr;
 use testkit::cluster::kubectl::{get, kubectl};
 
-type Perform = fn(&mut World);
-
-/// A kind of actions.
+/// A kind of actions: its name, whether the agent's process is the same afterwards, and what is done.
 #[derive(Clone, Copy)]
-pub struct Action {
-    pub name: &'static str,
-    /// Whether the agent's process is the same afterwards.
-    pub keeps_agent: bool,
-    perform: Perform,
-}
+pub struct Action(pub &'static str, pub bool, pub fn(&mut World));
 
-/// Name, whether the agent's process is the same afterwards, and what is done.
-const TABLE: [(&str, bool, Perform); 20] = [
-    ("agent killed (SIGKILL)", false, kill_agent),
-    ("agent pod deleted", false, delete_pod),
-    ("API server killed, started again", true, |world| kill_api_server(world, false)),
-    ("API server and agent killed", false, |world| kill_api_server(world, true)),
-    ("API server stalled (SIGSTOP)", true, |world| stall(world, "kube-apiserver")),
-    ("etcd stalled (SIGSTOP)", true, |world| stall(world, "etcd")),
-    ("conflist rewritten by the primary CNI", true, |world| rewrite_conflist(world, false)),
-    ("agent killed, conflist rewritten", false, |world| rewrite_conflist(world, true)),
-    ("conflist deleted, written again", true, delete_conflist),
-    ("kubeconfig deleted", true, delete_kubeconfig),
-    ("token revoked (ServiceAccount recreated)", true, credential::revoke),
-    ("token expired an hour ago, agent killed", false, |world| {
+pub const ACTIONS: [Action; 20] = [
+    Action("agent killed (SIGKILL)", false, kill_agent),
+    Action("agent pod deleted", false, delete_pod),
+    Action("API server killed, started again", true, |world| kill_api_server(world, false)),
+    Action("API server and agent killed", false, |world| kill_api_server(world, true)),
+    Action("API server stalled (SIGSTOP)", true, |world| stall(world, "kube-apiserver")),
+    Action("etcd stalled (SIGSTOP)", true, |world| stall(world, "etcd")),
+    Action("conflist rewritten by the primary CNI", true, |world| rewrite_conflist(world, false)),
+    Action("agent killed, conflist rewritten", false, |world| rewrite_conflist(world, true)),
+    Action("conflist deleted, written again", true, delete_conflist),
+    Action("kubeconfig deleted", true, delete_kubeconfig),
+    Action("token revoked (ServiceAccount recreated)", true, credential::revoke),
+    Action("token expired an hour ago, agent killed", false, |world| {
         credential::replace_by(world, credential::EXPIRED);
     }),
-    ("token valid only in an hour, agent killed", false, |world| {
+    Action("token valid only in an hour, agent killed", false, |world| {
         credential::replace_by(world, credential::NOT_YET_VALID);
     }),
-    ("CNI directories full, agent replaced", false, fill_disk),
-    ("copy of the node's pods damaged", true, damage_copy),
-    ("agent's watch of pods cut", true, cut_watch),
-    ("helm upgrade", false, upgrade),
-    ("helm rollback", false, rollback),
-    ("kubectl rollout restart", false, rollout_restart),
-    ("containerd killed, started again", true, restart_containerd),
+    Action("CNI directories full, agent replaced", false, fill_disk),
+    Action("copy of the node's pods damaged", true, damage_copy),
+    Action("agent's watch of pods cut", true, cut_watch),
+    Action("helm upgrade", false, upgrade),
+    Action("helm rollback", false, rollback),
+    Action("kubectl rollout restart", false, rollout_restart),
+    Action("containerd killed, started again", true, restart_containerd),
 ];
-
-pub fn actions() -> Vec<Action> {
-    TABLE.map(|(name, keeps_agent, perform)| Action { name, keeps_agent, perform }).to_vec()
-}
 
 /// Bound of the time in which containerd serves pods after its restart.
 const RUNTIME: Duration = Duration::from_secs(120);
+/// Largest file system that may be filled, in bytes: scripts/soak mounts small ones at the CNI directories.
+const LARGEST: u64 = 256 << 20;
 /// Bound of the wait for pods that start while the API server is down.
 const WITHOUT_API: Duration = Duration::from_secs(90);
 
 impl Action {
-    /// Performs the action and waits for the recovery.
     pub fn perform(self, world: &mut World) {
-        ledger::begin(self.name);
-        // A new agent keeps the copy before it has seen all pods.
-        let _copy = (!self.keeps_agent).then(|| outages::open(Cause::Copy));
-        (self.perform)(world);
+        let Action(name, _, perform) = self;
+        ledger::begin(name);
+        perform(world);
     }
 }
 
@@ -100,24 +90,17 @@ fn delete_pod(world: &mut World) {
     world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
 }
 
-/// Starts a killed API server again when it is dropped, also on a panic.
-struct RestartApiServer;
-
-impl Drop for RestartApiServer {
-    fn drop(&mut self) {
-        // Kubelet is restarted, too.
-        let _node = outages::open(Cause::Node);
-        restart_api_server();
-    }
-}
-
 /// Kills the API server, and the agent too if it `kills_agent`.
 fn kill_api_server(world: &World, kills_agent: bool) {
     let agent = agent::agent();
     let before = without_api();
     {
         let _down = outages::open(Cause::ApiServer);
-        let _restart = RestartApiServer;
+        let _restart = OnDrop(|| {
+            // Kubelet is restarted, too.
+            let _node = outages::open(Cause::Node);
+            restart_api_server();
+        });
         kill_component("kube-apiserver");
         if kills_agent {
             let _ = kill(agent.pid, Signal::SIGKILL);
@@ -158,7 +141,7 @@ fn rewrite_conflist(world: &World, kills_agent: bool) {
         let _ = kill(agent.pid, Signal::SIGKILL);
     }
     let begin = Instant::now();
-    replace(&path, &world.original, 0o644);
+    replace(&path, "soak", &world.original, 0o644);
     world.recovered(begin, || true);
     drop(outage);
 }
@@ -170,7 +153,7 @@ fn delete_conflist(world: &mut World) {
     fs::remove_file(&path).expect("the conflist can be deleted");
     thread::sleep(Duration::from_millis(world.rng.random_range(500..3000)));
     let begin = Instant::now();
-    replace(&path, &world.original, 0o644);
+    replace(&path, "soak", &world.original, 0o644);
     drop(missing);
     world.recovered(begin, || true);
     drop(unchained);
@@ -189,7 +172,7 @@ fn delete_kubeconfig(world: &mut World) {
 fn fill_disk(world: &mut World) {
     let old = agent::agent();
     {
-        let _ballast = [active::NET_DIR, active::BIN_DIR].map(Ballast::fill);
+        let _ballast = [active::NET_DIR, active::BIN_DIR].map(fill);
         kubectl(&format!("delete pod {} -n {NAMESPACE} --wait=false", old.pod));
         thread::sleep(Duration::from_secs(15));
     }
@@ -199,7 +182,6 @@ fn fill_disk(world: &mut World) {
 
 /// Removes, cuts and makes immutable files of the copy of the node's pods while pods start, and at last the directory.
 fn damage_copy(world: &mut World) {
-    let outage = outages::open(Cause::Copy);
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(10) {
         for name in copied_pods().into_iter().filter(|name| !name.starts_with('.')) {
@@ -209,14 +191,14 @@ fn damage_copy(world: &mut World) {
                 0 => drop(fs::remove_file(path)),
                 1 => drop(File::options().write(true).open(path).map(|file| file.set_len(20))),
                 2 => drop(fs::write(path, "garbage")),
-                _ => drop(Immutable::make(path)),
+                _ => drop(make_immutable(path)),
             }
         }
         thread::sleep(Duration::from_millis(20));
     }
-    let immutable = Immutable::make(COPY.into());
+    let immutable = make_immutable(COPY.into());
     thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
-    drop((immutable, outage));
+    drop(immutable);
     world.recovered(Instant::now(), || true);
 }
 
@@ -230,11 +212,9 @@ fn cut_watch(world: &mut World) {
         format!("chain {name} {{ {hook}; {rule}; }}\n")
     };
     let [input, output] = [chain("input", "sport"), chain("output", "dport")];
-    let outage = outages::open(Cause::Copy);
     netns.must(&["nft", &format!("table inet soak {{ {input}{output} }}")]);
     thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
     netns.must(&["nft", "delete", "table", "inet", "soak"]);
-    drop(outage);
     world.recovered(Instant::now(), || true);
 }
 
@@ -275,6 +255,11 @@ fn restart_containerd(world: &mut World) {
 /// Restarts containerd until it serves pods. It runs without that service if this machine has no inotify instance left
 /// (`fs.inotify.max_user_instances`), which all clusters on the machine share.
 fn start_cri() {
+    let has_cri = || {
+        let plugins = ctr(&["plugins", "list"]);
+        let mut lines = plugins.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
+        lines.any(|words| words.get(1) == Some(&"cri") && words.last() == Some(&"ok"))
+    };
     let begin = Instant::now();
     while !has_cri() {
         assert!(begin.elapsed() < RUNTIME, "containerd does not serve pods; see its log");
@@ -285,8 +270,23 @@ fn start_cri() {
     }
 }
 
-fn has_cri() -> bool {
-    let text = ctr(&["plugins", "list"]);
-    let mut cri = text.lines().filter(|line| line.split_whitespace().nth(1) == Some("cri"));
-    cri.any(|line| line.trim_end().ends_with("ok"))
+/// Writes a file that takes the rest of a file system. Dropping the value deletes it.
+fn fill(directory: &str) -> OnDrop<impl FnMut()> {
+    let path = Path::new(directory).join(".soak-ballast");
+    let mut file = File::create(&path).expect("the directory can be written");
+    let ballast = OnDrop(move || {
+        let _ = fs::remove_file(&path);
+    });
+    let filled = io::copy(&mut io::repeat(1).take(LARGEST), &mut file);
+    assert!(filled.is_err(), "{directory} has more than {LARGEST} bytes left: run scripts/soak");
+    ballast
+}
+
+/// Lets nobody change a file or directory. Dropping the value ends that.
+pub fn make_immutable(path: PathBuf) -> OnDrop<impl FnMut()> {
+    let change = move |flag| {
+        let _ = Command::new("chattr").arg(flag).arg(&path).stderr(Stdio::null()).status();
+    };
+    change("+i");
+    OnDrop(move || change("-i"))
 }

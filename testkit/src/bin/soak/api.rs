@@ -12,7 +12,6 @@ use ureq::Agent;
 /// Bound of a request, as the API server may be stalled.
 const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A client of the API server.
 pub struct Api {
     _proxy: KilledOnDrop,
     base: String,
@@ -39,7 +38,6 @@ impl Api {
         serde_json::from_reader(response.body_mut().as_reader()).ok()
     }
 
-    /// Whether the object was created.
     pub fn create(&self, path: &str, object: &Value) -> bool {
         let request = self.agent.post(format!("{}{path}", self.base));
         let response = request.content_type("application/json").send(object.to_string());
@@ -52,7 +50,6 @@ impl Api {
         response.is_ok_and(|response| response.status().is_success() || response.status() == 404)
     }
 
-    /// Whether `GET url` is answered with 200.
     pub fn is_ok(&self, url: &str) -> bool {
         self.agent.get(url).call().is_ok_and(|response| response.status().is_success())
     }

@@ -10,28 +10,27 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 
+use crate::actions::make_immutable;
 use crate::agent::{self, KUBECONFIG, Paused, token, with_token};
-use crate::files::{Immutable, replace};
 use crate::helm::NAMESPACE;
-use crate::node::COPY;
+use crate::node::{COPY, replace};
 use crate::outages::{self, Cause};
 use crate::world::World;
-use testkit::cluster::kubectl::{fed, kubectl};
+use testkit::cluster::kubectl::{fed, field};
 
 const ACCOUNT: &str = "linkerd-cni-plugin";
-/// Key that the API server signs tokens with.
 const KEY: &str = "/var/lib/linkerd2-cni-cluster/pki/tokens.key";
 
 /// Deletes the plugin's account and creates it again, so that the API server rejects its tokens. No pod gets a copy
 /// meanwhile: only a plugin that sends a request meets the rejection, and reports it to the agent.
 pub fn revoke(world: &mut World) {
     let old = token();
-    let outages = [Cause::Credential, Cause::Copy].map(outages::open);
-    let immutable = Immutable::make(COPY.into());
+    let outage = outages::open(Cause::Credential);
+    let immutable = make_immutable(COPY.into());
     agent::revoke_token();
     let begin = Instant::now();
     world.recovered(begin, || token().is_some_and(|now| Some(now) != old));
-    drop((immutable, outages));
+    drop((immutable, outage));
 }
 
 /// Validity of a token, in seconds from now.
@@ -50,7 +49,7 @@ pub fn replace_by(world: &World, validity: Validity) {
     // Stopped first: a running agent would replace the foreign token at once.
     let stopped = Paused::process(old.pid);
     let kubeconfig = fs::read_to_string(KUBECONFIG).expect("there is a kubeconfig");
-    replace(Path::new(KUBECONFIG), &with_token(&kubeconfig, &invalid), 0o600);
+    replace(Path::new(KUBECONFIG), "soak", with_token(&kubeconfig, &invalid), 0o600);
     let _ = kill(old.pid, Signal::SIGKILL);
     drop(stopped);
     let begin = Instant::now();
@@ -65,8 +64,7 @@ pub fn replace_by(world: &World, validity: Validity) {
 fn signed_token(validity: Validity) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
     let at = |seconds: i64| now.saturating_add_signed(seconds);
-    let get = format!("get serviceaccount {ACCOUNT} -n {NAMESPACE} -o jsonpath={{.metadata.uid}}");
-    let uid = kubectl(&get);
+    let uid = field(&format!("serviceaccount {ACCOUNT} -n {NAMESPACE}"), ".metadata.uid");
     let issuer = "https://kubernetes.default.svc.cluster.local";
     let claims = json!({
         "iss": issuer,

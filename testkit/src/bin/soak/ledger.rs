@@ -1,13 +1,10 @@
 //! Violations of the invariants, with the action during or after which each was seen. All threads write to one ledger.
 
-use std::collections::BTreeMap;
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use clap::ValueEnum as _;
 use serde::Serialize;
-
-/// Name of the first action. Violations before the second action are recorded under it.
-pub const INSTALL: &str = "helm install";
 
 /// A promise of this project that is checked all the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
@@ -38,35 +35,37 @@ pub enum Invariant {
     Uninstall,
 }
 
-/// One violation.
 #[derive(Clone, Serialize)]
 pub struct Violation {
-    pub invariant: Invariant,
+    invariant: Invariant,
     /// The action during or after which it was seen.
-    pub action: &'static str,
-    /// Seconds since the begin.
-    pub second: u64,
-    pub seen: String,
-}
-
-/// One kind of action.
-#[derive(Clone, Default)]
-pub struct Performed {
-    pub times: usize,
-    pub longest_recovery: Duration,
-}
-
-pub struct Ledger {
     action: &'static str,
-    pub violations: Vec<Violation>,
-    pub performed: BTreeMap<&'static str, Performed>,
+    second: u64,
+    seen: String,
+}
+
+/// A kind of actions, and what was seen during or after them.
+#[derive(Clone, Serialize)]
+pub struct Row {
+    action: &'static str,
+    times: usize,
+    longest_recovery: f64,
+    /// Number by invariant, in the order of their definition.
+    violations: Vec<(Invariant, usize)>,
 }
 
 static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 static LEDGER: Mutex<Ledger> =
-    Mutex::new(Ledger { action: INSTALL, violations: Vec::new(), performed: BTreeMap::new() });
+    Mutex::new(Ledger { current: 0, rows: Vec::new(), violations: Vec::new() });
 
-/// Calls `read` with the ledger.
+pub struct Ledger {
+    /// Index of the row of the last action.
+    current: usize,
+    /// In the order in which the actions were performed first.
+    pub rows: Vec<Row>,
+    pub violations: Vec<Violation>,
+}
+
 pub fn with<T>(read: impl FnOnce(&mut Ledger) -> T) -> T {
     read(&mut LEDGER.lock().unwrap_or_else(PoisonError::into_inner))
 }
@@ -74,18 +73,21 @@ pub fn with<T>(read: impl FnOnce(&mut Ledger) -> T) -> T {
 /// Starts an action: violations from now on are recorded under it.
 pub fn begin(action: &'static str) {
     println!("{:>5} s  {action}", BEGIN.elapsed().as_secs());
-    with(|ledger| {
-        ledger.action = action;
-        ledger.performed.entry(action).or_default().times += 1;
+    with(|Ledger { rows, current, .. }| {
+        *current = rows.iter().position(|row| row.action == action).unwrap_or_else(|| {
+            let none = Invariant::value_variants().iter().map(|invariant| (*invariant, 0));
+            rows.push(Row { action, times: 0, longest_recovery: 0.0, violations: none.collect() });
+            rows.len() - 1
+        });
+        rows[*current].times += 1;
     });
 }
 
-/// The current action was over after this time.
 pub fn recovered(took: Duration) {
     println!("         recovered after {:.1} s", took.as_secs_f64());
     with(|ledger| {
-        let performed = ledger.performed.entry(ledger.action).or_default();
-        performed.longest_recovery = performed.longest_recovery.max(took);
+        let row = &mut ledger.rows[ledger.current];
+        row.longest_recovery = row.longest_recovery.max(seconds(took));
     });
 }
 
@@ -93,7 +95,12 @@ pub fn violated(invariant: Invariant, seen: impl Into<String>) {
     let (second, seen) = (BEGIN.elapsed().as_secs(), seen.into());
     println!("{second:>5} s  VIOLATION of {invariant:?}: {seen}");
     with(|ledger| {
-        let action = ledger.action;
-        ledger.violations.push(Violation { invariant, action, second, seen });
+        let row = &mut ledger.rows[ledger.current];
+        row.violations[invariant as usize].1 += 1;
+        ledger.violations.push(Violation { invariant, action: row.action, second, seen });
     });
+}
+
+pub fn seconds(time: Duration) -> f64 {
+    (time.as_secs_f64() * 10.0).round() / 10.0
 }

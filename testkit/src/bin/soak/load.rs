@@ -7,19 +7,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use crate::api::Api;
+use crate::ledger::seconds;
 use crate::outages::{self, Cause, RETRY};
 use crate::pod::{END, Kind, Pod, Source};
-use crate::report::spread;
 use crate::running;
 use crate::seeded::Break;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
-use serde::Serialize;
 use serde_json::{Value, json};
 use testkit::cluster::containers::sandboxes;
 use testkit::cluster::pods;
 use testkit::repeated::Repeated;
-use testkit::until::until;
+use testkit::statistics::percentile;
 
 pub const NAMESPACE: &str = "soak";
 const STATIC_PODS: &str = "/var/lib/linkerd2-cni-cluster/static-pods";
@@ -40,63 +39,33 @@ pub fn without_api() -> [usize; 2] {
     WITHOUT_API.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
-/// Figures of the load.
-#[derive(Default, Serialize)]
-pub struct LoadFigures {
-    pub meshed: usize,
-    pub unmeshed: usize,
-    /// Pods that were created and responded while the API server was down.
-    pub unmeshed_without_api: usize,
-    pub meshed_without_api: usize,
-    /// Meshed pods that started while another writer had removed the plugin entry; the repair controller repaired them.
-    pub repaired: usize,
-    /// Number of times that the rules of a pod were listed.
-    pub rule_checks: usize,
-    /// Times from the creation of a pod until it responds, of pods that no outage held back.
-    #[serde(rename = "unmeshed_start", serialize_with = "spread")]
-    pub unmeshed_starts: Vec<Duration>,
-    #[serde(rename = "meshed_start", serialize_with = "spread")]
-    pub meshed_starts: Vec<Duration>,
+/// Number of starts, their median, their 99th percentile and the longest one, in seconds.
+fn spread(mut starts: Vec<Duration>) -> Value {
+    let [p50, p99, max] = [50, 99, 100].map(|percent| seconds(percentile(&mut starts, percent)));
+    json!({"pods": starts.len(), "p50": p50, "p99": p99, "max": max})
 }
 
-/// The running load.
-pub struct Load(Repeated<Running>);
-
-impl Load {
-    pub fn start(rng: StdRng, seeded: Option<Break>) -> Load {
-        let running = Running {
-            rng,
-            api: Api::new(),
-            pods: Vec::new(),
-            count: 0,
-            next: Instant::now(),
-            seeded,
-            figures: LoadFigures::default(),
-        };
-        Load(Repeated::start(TICK, running, |running| {
-            running.create();
-            running.turn();
-        }))
-    }
-
-    /// Deletes the pods and returns the figures.
-    pub fn finish(self) -> LoadFigures {
-        self.0.finish().end()
-    }
-}
-
-struct Running {
+pub struct Load {
     rng: StdRng,
     api: Api,
     pods: Vec<Pod>,
     count: usize,
-    /// When the next pod is created.
     next: Instant,
     seeded: Option<Break>,
-    figures: LoadFigures,
+    /// Pods that are gone.
+    ended: Vec<Pod>,
 }
 
-impl Running {
+pub fn start(rng: StdRng, seeded: Option<Break>) -> Repeated<Load> {
+    let (next, pods, ended) = (Instant::now(), Vec::new(), Vec::new());
+    let load = Load { rng, api: Api::new(), pods, count: 0, next, seeded, ended };
+    Repeated::start(TICK, load, |load| {
+        load.create();
+        load.turn();
+    })
+}
+
+impl Load {
     fn create(&mut self) {
         let is_down = outages::is_open(Cause::ApiServer);
         let counts = |pod: &&Pod| pod.deleted.is_none() && (!is_down || pod.source == Source::File);
@@ -145,8 +114,11 @@ impl Running {
             let had = pod.answered.is_some();
             pod.observe(sandboxes.get(&pod.name));
             if !had && pod.answered.is_some() {
-                pod.sandbox.iter().for_each(|sandbox| running::insert(&pod.name, sandbox));
-                note_start(pod, &mut self.figures);
+                pod.sandbox.iter().for_each(|sandbox| running::insert(&pod.name, &sandbox.netns));
+                pod.start = pod.undisturbed();
+                let without_api = pod.without_api && outages::is_open(Cause::ApiServer);
+                WITHOUT_API[usize::from(pod.is_meshed())]
+                    .fetch_add(usize::from(without_api), Ordering::Relaxed);
                 self.seeded.iter().for_each(|bug| bug.harm(pod));
             }
         }
@@ -154,31 +126,25 @@ impl Running {
         for pod in &mut self.pods {
             pod.check_end();
         }
-        let figures = &mut self.figures;
-        self.pods.retain(|pod| {
-            let stays = pod.deleted.is_none() || sandboxes.contains_key(&pod.name);
-            if !stays {
-                note_end(pod, figures);
-            }
-            stays
-        });
+        let is_gone = |pod: &mut Pod| pod.deleted.is_some() && !sandboxes.contains_key(&pod.name);
+        self.ended.extend(self.pods.extract_if(.., is_gone));
     }
 
     /// Deletes pods some seconds after they got ready.
     fn delete_old(&mut self) {
-        let Running { pods, api, rng, .. } = self;
+        let Load { pods, api, rng, .. } = self;
         for pod in pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
             let age = pod.answered.map_or(Duration::ZERO, |answered| answered.elapsed());
             let is_old = age > Duration::from_secs(6) && !pod.is_silent();
             if is_old && rng.random_range(0..40) == 0 && running::remove(&pod.name) {
-                pod.observe_last();
+                pod.check_rules();
                 delete(pod, api);
             }
         }
     }
 
-    /// Deletes all pods and waits for their end.
-    fn end(mut self) -> LoadFigures {
+    /// Deletes the pods, waits for their end, and returns the figures of all.
+    pub fn end(mut self) -> Value {
         let begin = Instant::now();
         while !self.pods.is_empty() && begin.elapsed() < LAST {
             for pod in self.pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
@@ -192,30 +158,25 @@ impl Running {
         }
         for pod in &mut self.pods {
             pod.report_leftover();
-            note_end(pod, &mut self.figures);
         }
-        let figures = &mut self.figures;
-        [figures.unmeshed_without_api, figures.meshed_without_api] = without_api();
-        self.figures
+        self.ended.append(&mut self.pods);
+        let of = |is_meshed| self.ended.iter().filter(move |pod| pod.is_meshed() == is_meshed);
+        let started = |is_meshed| of(is_meshed).filter(|pod| pod.answered.is_some()).count();
+        let starts = |is_meshed| spread(of(is_meshed).filter_map(|pod| pod.start).collect());
+        json!({
+            "meshed": started(true),
+            "unmeshed": started(false),
+            // Created and responded while the API server was down.
+            "unmeshed_without_api": without_api()[0],
+            "meshed_without_api": without_api()[1],
+            // Started while another writer had removed the plugin entry; the repair controller repaired them.
+            "repaired": of(true).filter(|pod| pod.repaired).count(),
+            "rule_checks": self.ended.iter().map(|pod| pod.rule_checks).sum::<usize>(),
+            // From the creation of a pod until it responds, of pods that no outage held back.
+            "unmeshed_start": starts(false),
+            "meshed_start": starts(true),
+        })
     }
-}
-
-fn note_start(pod: &Pod, figures: &mut LoadFigures) {
-    let without_api = pod.without_api && outages::is_open(Cause::ApiServer);
-    let LoadFigures { meshed, unmeshed, meshed_starts, unmeshed_starts, .. } = figures;
-    let (number, starts) = match pod.is_meshed() {
-        true => (meshed, meshed_starts),
-        false => (unmeshed, unmeshed_starts),
-    };
-    WITHOUT_API[usize::from(pod.is_meshed())]
-        .fetch_add(usize::from(without_api), Ordering::Relaxed);
-    *number += 1;
-    starts.extend(pod.undisturbed());
-}
-
-fn note_end(pod: &Pod, figures: &mut LoadFigures) {
-    figures.repaired += usize::from(pod.repaired);
-    figures.rule_checks += pod.rule_checks;
 }
 
 fn delete(pod: &mut Pod, api: &Api) {
@@ -233,25 +194,6 @@ fn delete(pod: &mut Pod, api: &Api) {
     pod.deleted = is_deleted.then(Instant::now);
 }
 
-/// The longest start of a few unmeshed pods.
-pub fn normal_start() -> Duration {
-    let api = Api::new();
-    let mut longest = Duration::ZERO;
-    for number in 0..4 {
-        let name = format!("normal-{number}");
-        let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
-        assert!(api.create(&path, &manifest(&name, Kind::Unmeshed)), "pod {name} is created");
-        let mut pod = Pod::new(name, Kind::Unmeshed, Source::ApiServer, false);
-        until("an unmeshed pod responds without the plugin", || {
-            pod.observe(sandboxes().get(&pod.name.clone()));
-            pod.answered.is_some()
-        });
-        longest = longest.max(pod.created.elapsed());
-        delete(&mut pod, &api);
-    }
-    longest
-}
-
 /// File of the static pod `name`, which kubelet reads.
 fn static_path(name: &str) -> PathBuf {
     PathBuf::from(STATIC_PODS).join(format!("{name}.json"))
@@ -263,7 +205,6 @@ fn host() -> String {
     name.trim().to_lowercase()
 }
 
-/// Manifest of a pod of the load.
 fn manifest(name: &str, kind: Kind) -> Value {
     let mut pod = match kind {
         Kind::Unmeshed => pods::unmeshed(name),

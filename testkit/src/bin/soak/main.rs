@@ -5,17 +5,14 @@
 mod actions;
 mod api;
 mod credential;
-mod files;
 mod ledger;
 mod load;
 mod logs;
 mod outages;
 mod pod;
 mod reader;
-mod report;
 mod resources;
 mod running;
-mod sandbox;
 mod seeded;
 mod world;
 
@@ -30,26 +27,22 @@ use clap::Parser;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
+use serde_json::json;
 use testkit::cluster::{active, agent, helm, node, pods, versions};
 
-use actions::Action;
+use actions::{ACTIONS, Action};
 use helm::Helm;
-use ledger::{INSTALL, Invariant};
-use load::Load;
+use ledger::Invariant;
 use node::{Files, Node};
 use outages::Cause;
 use pods::kubectl;
-use report::{Pods, Report};
 use seeded::Break;
 use world::World;
 
 /// Values of the release. The repair controller repairs pods that start while another writer has removed the plugin
 /// entry.
 const VALUES: &str = "repairController.enabled=true,repairController.mode=in-place,repairController.auditIntervalSeconds=10";
-/// Bound of the wait for the end of an uninstall.
 const UNINSTALL: Duration = Duration::from_secs(90);
-const CALM: &str = "nothing";
-const END: &str = "helm uninstall";
 
 /// Disturbs the cluster of `KUBECONFIG`, whose only node is this machine, and checks the promises.
 #[derive(Parser)]
@@ -79,10 +72,8 @@ fn main() -> ExitCode {
     kubectl(&["create", "namespace", load::NAMESPACE]);
     pods::until_account(load::NAMESPACE);
 
-    let normal = *pod::NORMAL.get_or_init(load::normal_start);
-    println!("an unmeshed pod without the plugin responds after {normal:.1?}");
     let helm = Helm::new();
-    ledger::begin(INSTALL);
+    ledger::begin("helm install");
     helm.run("install", &["--set", VALUES]);
     // A second revision, so that a rollback is possible from the start.
     helm.run("upgrade", &["--reuse-values", "--set", "logLevel=debug"]);
@@ -90,7 +81,7 @@ fn main() -> ExitCode {
     let mut rng = StdRng::seed_from_u64(options.seed);
     let reader = reader::start();
     let sampler = resources::start();
-    let load = Load::start(StdRng::from_rng(&mut rng), options.seeded);
+    let load = load::start(StdRng::from_rng(&mut rng), options.seeded);
     let mut world = World { helm, api: api::Api::new(), rng, original };
     let span = Duration::from_secs_f64(options.minutes * 60.0);
     match options.seeded {
@@ -98,44 +89,41 @@ fn main() -> ExitCode {
         None => disturb(&mut world, &options, span),
     }
     // The rest of the pods' lives.
-    ledger::begin(CALM);
+    ledger::begin("nothing");
     thread::sleep(Duration::from_secs(5));
-    let figures = load.finish();
+    let mut pods = load.finish().end();
     let resources = resources::growths(&sampler.finish());
     uninstall(&world, &node, &before);
     let reads = reader.finish().reads;
-    let failed_tries = logs::check_kubelet_log(&node);
-    logs::check_audit_log();
+    // Tries of ADD of meshed pods; kubelet retried them.
+    pods["failed_tries"] = logs::check_kubelet_log(&node).into();
 
-    let mut names = vec![INSTALL];
-    names.extend(actions::actions().iter().map(|action| action.name));
-    names.extend([seeded::TORN, seeded::KILLED, CALM, END]);
-    let report = Report {
-        seed: options.seed,
-        minutes: options.minutes,
-        versions: versions::of_node(),
-        reads,
-        pods: Pods { load: figures, failed_tries, normal_start: report::seconds(normal) },
-        actions: report::rows(&names),
-        violations: ledger::with(|ledger| ledger.violations.clone()),
-        resources,
-    };
+    let (rows, violations) = ledger::with(|seen| (seen.rows.clone(), seen.violations.clone()));
+    let report = json!({
+        "seed": options.seed,
+        "minutes": options.minutes,
+        "versions": versions::of_node(),
+        "reads": reads,
+        "pods": pods,
+        "actions": rows,
+        "violations": violations,
+        "resources": resources,
+    });
     let text = serde_json::to_string_pretty(&report).unwrap();
     fs::write(&options.json, text).expect("the file for the results can be written");
-    let is_clean = report.violations.is_empty();
-    if is_clean { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Performs the actions, each once in a round, in random order. In two of three rounds the agent's process stays the
 /// same, so that growth is seen.
 fn disturb(world: &mut World, options: &Options, span: Duration) {
     let begin = Instant::now();
-    let is_wanted = |action: &Action| {
-        options.only.is_empty() || options.only.iter().any(|part| action.name.contains(part))
+    let is_wanted = |Action(name, ..): &Action| {
+        options.only.is_empty() || options.only.iter().any(|part| name.contains(part))
     };
     for round in 0.. {
-        let mut actions = actions::actions();
-        actions.retain(|action| is_wanted(action) && (round % 3 == 0 || action.keeps_agent));
+        let mut actions = ACTIONS.to_vec();
+        actions.retain(|action| is_wanted(action) && (round % 3 == 0 || action.1));
         assert!(round > 0 || !actions.is_empty(), "no action has such a name");
         actions.shuffle(&mut world.rng);
         for action in actions {
@@ -159,7 +147,7 @@ fn perform(action: Action, world: &mut World) {
 fn uninstall(world: &World, node: &Node, before: &Files) {
     // The agent removes the plugin entry, and then binary and kubeconfig.
     let _unchained = outages::open(Cause::Unchained);
-    ledger::begin(END);
+    ledger::begin("helm uninstall");
     let begin = Instant::now();
     world.helm.uninstall();
     while node.files() != *before {

@@ -1,18 +1,18 @@
 //! One pod of the load: what it must do, and what it has done so far.
 
 use std::collections::BTreeSet;
-use std::sync::OnceLock;
+use std::process::Command;
+use std::thread;
 use std::time::{Duration, Instant};
 
-use testkit::cluster::containers::Sandbox;
+use testkit::cluster::containers::{Sandbox, answer_of};
 
 use crate::ledger::{self, Invariant};
-use crate::outages::{self, Cause};
-use crate::sandbox::{self, Rules};
+use crate::outages::{self, Cause, calm};
 
-/// Bounds beyond a pod's normal time, on a machine with two processors.
-const UNMESHED: Duration = Duration::from_secs(45);
-const MESHED: Duration = Duration::from_secs(90);
+/// Bounds of a pod's start, on a machine with two processors.
+const UNMESHED: Duration = Duration::from_secs(60);
+const MESHED: Duration = Duration::from_secs(120);
 /// Bound of a deletion. Kubelet retries a failed DEL after up to a minute.
 pub const END: Duration = Duration::from_secs(120);
 /// Bound of the repair of a pod that started while another writer had removed the plugin entry.
@@ -21,8 +21,16 @@ const REPAIR: Duration = Duration::from_secs(90);
 const CHECK: Duration = Duration::from_secs(4);
 /// Consecutive checks without a response after which a pod that has responded counts as dead.
 const SILENT_CHECKS: usize = 3;
+/// Time after which `nft` is tried again in a netns. The runtime unmounts a netns an instant before it deletes the file.
+const AGAIN: Duration = Duration::from_millis(500);
+/// In the rules that redirect TCP, in both directions.
+const REDIRECTS: [&str; 4] = [
+    "jump PROXY_INIT_REDIRECT",
+    "redirect to :4143",
+    "jump PROXY_INIT_OUTPUT",
+    "redirect to :4140",
+];
 
-/// Kinds of pods.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     Unmeshed,
@@ -36,27 +44,23 @@ pub enum Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     ApiServer,
-    /// A file on the node.
     File,
 }
 
-/// The longest start of an unmeshed pod without the plugin. Until it is measured there is no bound.
-pub static NORMAL: OnceLock<Duration> = OnceLock::new();
-
-/// A pod.
 pub struct Pod {
     /// Its name, as the runtime has it.
     pub name: String,
     pub kind: Kind,
     pub source: Source,
     pub created: Instant,
-    /// Whether it was created while the API server was down.
     pub without_api: bool,
     pub sandbox: Option<Sandbox>,
     pub answered: Option<Instant>,
+    /// Time until it responded, if nothing held it back.
+    pub start: Option<Duration>,
     pub deleted: Option<Instant>,
-    /// Whether it started without the plugin entry. Then it is to be repaired by this time.
-    pub repair_by: Option<Instant>,
+    /// When it started without the plugin entry, and so is to be repaired.
+    stranded: Option<Instant>,
     pub repaired: bool,
     /// Number of times that its rules were listed.
     pub rule_checks: usize,
@@ -65,7 +69,6 @@ pub struct Pod {
     pub deletion_tried: bool,
     /// Consecutive checks without a response, up to now, of a pod that has responded.
     silent_checks: usize,
-    /// What was reported already.
     reported: BTreeSet<Invariant>,
 }
 
@@ -80,8 +83,9 @@ impl Pod {
             without_api,
             sandbox: None,
             answered: None,
+            start: None,
             deleted: None,
-            repair_by: None,
+            stranded: None,
             repaired: false,
             rule_checks: 0,
             checked: now,
@@ -103,30 +107,22 @@ impl Pod {
         if let Some(sandbox) = found.filter(|found| self.sandbox.as_ref() != Some(*found)) {
             self.on_sandbox(sandbox);
         }
-        let Some(sandbox) = self.sandbox.clone() else {
-            return self.check_start();
-        };
-        if self.checked.elapsed() > CHECK || self.answered.is_none() {
-            self.check_response(&sandbox);
-        }
-        if self.checked.elapsed() > CHECK {
-            self.check_rules(&sandbox);
+        if let Some(sandbox) = self.sandbox.clone() {
+            let is_due = self.checked.elapsed() > CHECK;
+            if is_due || self.answered.is_none() {
+                self.check_response(&sandbox);
+            }
+            if is_due {
+                self.check_rules();
+            }
         }
         self.check_start();
     }
 
-    /// Checks the rules of a pod that is about to be deleted.
-    pub fn observe_last(&mut self) {
-        if let Some(sandbox) = self.sandbox.clone() {
-            self.check_rules(&sandbox);
-        }
-    }
-
     /// Time since the creation, if nothing held the pod back.
     pub fn undisturbed(&self) -> Option<Duration> {
-        let elapsed = self.created.elapsed();
-        let outside = outages::elapsed_outside(self.held_by(), self.created);
-        (outside >= elapsed).then_some(elapsed)
+        let held = outages::since(self.held_by(), self.created);
+        (!held).then(|| self.created.elapsed())
     }
 
     /// Whether a pod that has responded has stopped to, and is not reported yet. Its deletion would hide that.
@@ -141,71 +137,60 @@ impl Pod {
             self.report_death(&seen);
         }
         // ADD used a network config without the plugin entry. Only another writer may have caused that.
-        let foreign = [Cause::Unchained, Cause::NoConflist];
-        let is_foreign = foreign.iter().any(|cause| outages::since(*cause, self.created));
+        let is_foreign = outages::since(&[Cause::Unchained, Cause::NoConflist], self.created);
         if self.is_meshed() && !sandbox.has_entry && is_foreign {
-            self.repair_by = Some(Instant::now() + REPAIR);
+            self.stranded = Some(Instant::now());
         }
-        self.check_rules(sandbox);
+        self.check_rules();
     }
 
-    /// Whether the pod still may wait for a repair.
+    /// Whether the pod still may wait for a repair, for which the API server is needed.
     fn awaits_repair(&self) -> bool {
-        !self.repaired && self.repair_by.is_some_and(|by| Instant::now() < by)
-    }
-
-    /// The repair controller needs the API server: its time begins anew after an outage.
-    fn extend_repair_deadline(&mut self) {
         let causes = [Cause::ApiServer, Cause::Node];
-        if causes.iter().any(|cause| outages::is_open(*cause)) {
-            let extended = Instant::now() + REPAIR;
-            self.repair_by = self.repair_by.map(|by| by.max(extended));
-        }
+        !self.repaired && self.stranded.is_some_and(|since| calm(&causes, since) < REPAIR)
     }
 
-    fn check_rules(&mut self, sandbox: &Sandbox) {
+    /// Lists the rules in the pod's netns, and compares them with what the pod should have.
+    pub fn check_rules(&mut self) {
+        let Some(sandbox) = &self.sandbox else { return };
         self.checked = Instant::now();
         self.rule_checks += 1;
-        self.extend_repair_deadline();
-        match (sandbox::rules(sandbox), self.is_meshed()) {
-            (Rules::Gone, _) => self.report_death("has no netns"),
-            (Rules::Unreadable(error), true) => self.report_missing_rules(&error),
-            (Rules::Nothing, false) => {}
-            (Rules::All, true) => self.repaired |= self.repair_by.is_some(),
-            (rules, true) => {
-                if !self.awaits_repair() {
-                    self.report_missing_rules(&format!("{rules:?}"));
-                }
-            }
-            (rules, false) => {
-                self.report(Invariant::UnmeshedRules, &format!("has {rules:?}"));
-            }
+        let list = || nft(sandbox, &["list", "ruleset"]);
+        let listed = list().or_else(|_| {
+            thread::sleep(AGAIN);
+            list()
+        });
+        let rules = match listed {
+            Err(_) if !sandbox.netns.exists() => return self.report_death("has no netns"),
+            Err(error) => error,
+            Ok(rules) => rules,
+        };
+        if !self.is_meshed() && !rules.trim().is_empty() {
+            self.report(Invariant::UnmeshedRules, &format!("has {rules:?}"));
+        } else if self.is_meshed() && REDIRECTS.iter().all(|rule| rules.contains(rule)) {
+            self.repaired |= self.stranded.is_some();
+        } else if self.is_meshed() && !self.awaits_repair() {
+            self.report_missing_rules(&format!("has {rules:?}"));
         }
     }
 
     fn check_response(&mut self, sandbox: &Sandbox) {
-        let Some(response) = sandbox::response(sandbox) else {
-            return self.on_silence();
+        let Some(response) = answer_of(&sandbox.address) else {
+            self.silent_checks += usize::from(self.answered.is_some());
+            if self.silent_checks >= SILENT_CHECKS {
+                self.report_death("responds no more");
+            }
+            return;
         };
         self.silent_checks = 0;
-        let past_proxy = response.starts_with("app-of");
-        if past_proxy && self.is_meshed() {
-            self.extend_repair_deadline();
-            if !self.awaits_repair() && sandbox::rules(sandbox) != Rules::Gone {
+        if self.is_meshed() && response.starts_with("app-of") {
+            if !self.awaits_repair() && sandbox.netns.exists() {
                 let seen = format!("reached without the proxy: {response}");
                 self.report_missing_rules(&seen);
             }
             return;
         }
         self.answered.get_or_insert_with(Instant::now);
-    }
-
-    /// Takes note of a check without a response.
-    fn on_silence(&mut self) {
-        self.silent_checks += usize::from(self.answered.is_some());
-        if self.silent_checks >= SILENT_CHECKS {
-            self.report_death("responds no more");
-        }
     }
 
     /// Reports that a pod that has responded does not run on, unless its deletion was tried.
@@ -216,11 +201,10 @@ impl Pod {
     }
 
     fn report_missing_rules(&mut self, seen: &str) {
-        let how = if self.repair_by.is_some() { "was not repaired: " } else { "" };
+        let how = if self.stranded.is_some() { "was not repaired: " } else { "" };
         self.report(Invariant::MeshedRules, &format!("{how}{seen}"));
     }
 
-    /// Reports each invariant once.
     fn report(&mut self, invariant: Invariant, seen: &str) {
         if self.reported.insert(invariant) {
             let seen = format!("{} ({:?}, {:?}) {seen}", self.name, self.kind, self.source);
@@ -234,11 +218,11 @@ impl Pod {
         }
         let (invariant, bound) = match self.kind {
             Kind::Unmeshed => (Invariant::UnmeshedStart, UNMESHED),
-            _ if self.repair_by.is_some() => (Invariant::MeshedStart, MESHED + REPAIR),
+            _ if self.stranded.is_some() => (Invariant::MeshedStart, MESHED + REPAIR),
             _ => (Invariant::MeshedStart, MESHED),
         };
-        let took = outages::elapsed_outside(self.held_by(), self.created);
-        if took > NORMAL.get().copied().unwrap_or(Duration::MAX).saturating_add(bound) {
+        let took = calm(self.held_by(), self.created);
+        if took > bound {
             let state = if self.sandbox.is_some() { "added" } else { "not added" };
             self.report(invariant, &format!("{state}, not ready after {took:.0?}"));
         }
@@ -261,16 +245,20 @@ impl Pod {
         self.report(Invariant::End, &format!("is left at the end of the load, {state}"));
     }
 
-    /// Checks that the deleted pod goes away.
     pub fn check_end(&mut self) {
-        let Some(deleted) = self.deleted else {
-            return;
-        };
         let causes = [Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::NoKubeconfig];
-        let took = outages::elapsed_outside(&causes, deleted);
+        let took = self.deleted.map_or(Duration::ZERO, |deleted| calm(&causes, deleted));
         if took > END {
             let seen = format!("has a network {took:.0?} after its deletion");
             self.report(Invariant::End, &seen);
         }
     }
+}
+
+pub fn nft(sandbox: &Sandbox, args: &[&str]) -> Result<String, String> {
+    let netns = format!("--net={}", sandbox.netns.display());
+    let output = Command::new("nsenter").arg(netns).arg("nft").args(args).output();
+    let output = output.map_err(|error| error.to_string())?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    output.status.success().then(|| text(&output.stdout)).ok_or_else(|| text(&output.stderr))
 }

@@ -1,7 +1,6 @@
 //! Reads the node's conflist, kubeconfig and plugin binary every 2 ms, as the container runtime could at any instant.
 
-use std::fs::{self, Metadata};
-use std::os::unix::fs::MetadataExt as _;
+use std::fs;
 use std::time::{Duration, Instant};
 
 use testkit::cluster::active::{self, State};
@@ -19,10 +18,10 @@ pub fn start() -> Repeated<Watched> {
 
 #[derive(Default)]
 pub struct Watched {
-    binary: Binary,
+    /// Size of the plugin binary when it was first read.
+    size: Option<u64>,
     /// The violation that lasts, and its begin.
     bad: Option<(State, Instant)>,
-    /// Number of reads.
     pub reads: u64,
 }
 
@@ -31,9 +30,9 @@ impl Watched {
     /// the outage of an action may have closed meanwhile.
     fn read(&mut self) {
         self.reads += 1;
-        let mut state = state(&mut self.binary);
+        let mut state = self.state();
         if !is_allowed(&state) {
-            state = self::state(&mut self.binary);
+            state = self.state();
         }
         if is_allowed(&state) {
             if let Some((bad, begin)) = self.bad.take() {
@@ -42,6 +41,25 @@ impl Watched {
         } else if self.bad.as_ref().is_none_or(|(bad, _)| *bad != state) {
             ledger::violated(Invariant::Files, format!("{state:?}"));
             self.bad = Some((state, Instant::now()));
+        }
+    }
+
+    /// The state of the node now. A plugin of the active conflist that is missing, and a plugin binary of another size
+    /// than the first, are damages, too.
+    fn state(&mut self) -> State {
+        let plugins = active::plugins();
+        let mut types = plugins.iter().filter_map(|plugin| plugin["type"].as_str());
+        if let Some(missing) = types.find(|name| !active::is_program("", name)) {
+            return State::Damaged(format!("the conflist names {missing}, which is missing"));
+        }
+        let state = active::state("");
+        if state != State::Installed {
+            return state;
+        }
+        let size = fs::metadata(BINARY).map_or(0, |file| file.len());
+        match *self.size.get_or_insert(size) == size {
+            true => state,
+            false => State::Damaged(format!("the plugin binary has {size} bytes")),
         }
     }
 }
@@ -54,45 +72,5 @@ fn is_allowed(state: &State) -> bool {
         State::Unchained => outages::is_open(Cause::Unchained),
         State::NoKubeconfig => outages::is_open(Cause::NoKubeconfig),
         State::BrokenConflist(_) | State::Damaged(_) => false,
-    }
-}
-
-/// The state of the node now. A plugin of the active conflist that is missing, and a plugin binary that changes, are
-/// damages, too.
-fn state(binary: &mut Binary) -> State {
-    let plugins = active::plugins();
-    let mut types = plugins.iter().filter_map(|plugin| plugin["type"].as_str());
-    if let Some(missing) = types.find(|name| !active::is_program("", name)) {
-        return State::Damaged(format!("the conflist names {missing}, which is missing"));
-    }
-    match active::state("") {
-        State::Installed if !binary.is_whole() => {
-            State::Damaged("the plugin binary differs from the first one".to_owned())
-        }
-        state => state,
-    }
-}
-
-/// The plugin binary. Its content is read only when the file is another one than before.
-#[derive(Default)]
-struct Binary {
-    file: Option<(u64, u64, i64, i64)>,
-    content: Option<Vec<u8>>,
-}
-
-impl Binary {
-    /// Whether the binary is the same, byte for byte, as when it was first read.
-    fn is_whole(&mut self) -> bool {
-        let Ok(metadata) = fs::metadata(BINARY) else {
-            return false;
-        };
-        let identity = |file: &Metadata| (file.ino(), file.len(), file.mtime(), file.mtime_nsec());
-        if self.file == Some(identity(&metadata)) {
-            return true;
-        }
-        let content = fs::read(BINARY).unwrap_or_default();
-        let is_whole = *self.content.get_or_insert_with(|| content.clone()) == content;
-        self.file = is_whole.then(|| identity(&metadata));
-        is_whole
     }
 }

@@ -1,8 +1,8 @@
 //! Memory, descriptors and threads of the agent and the repair controller.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use serde::Serialize;
 use testkit::repeated::Repeated;
@@ -15,8 +15,8 @@ const PROGRAMS: [(&str, &str); 2] = [
     ("repair controller", "/usr/lib/linkerd/linkerd-cni-repair-controller"),
 ];
 const PERIOD: Duration = Duration::from_secs(2);
-/// Age from which a process is measured: its memory still grows while it starts.
-const AGE: Duration = Duration::from_secs(10);
+/// Samples of a process that do not count, of the first 10 s: its memory still grows while it starts.
+const FIRST: usize = 5;
 /// Number of samples of a process whose growth is judged: two minutes.
 const SAMPLES: usize = 60;
 /// What may differ between the first and the last third of the samples: resident memory with the pages of the program's
@@ -25,68 +25,44 @@ const ALLOWED_GROWTH: [(&str, u64); 4] =
     [("rss_kb", 512), ("private_kb", 512), ("descriptors", 3), ("threads", 2)];
 
 /// Figures of a process, or medians of several, by the names in [`ALLOWED_GROWTH`].
-type ProcessFigures = BTreeMap<&'static str, u64>;
-
-struct Sample {
-    program: &'static str,
-    pid: i32,
-    figures: ProcessFigures,
-}
+type Figures = BTreeMap<&'static str, u64>;
+type Sample = (&'static str, i32, Figures);
 
 /// First and last third of the samples of a program, or of one of its processes.
-#[derive(Clone, Serialize)]
+#[derive(Serialize)]
 pub struct Growth {
-    pub program: &'static str,
-    /// What the samples are of.
-    pub of: String,
-    pub samples: usize,
-    pub first: ProcessFigures,
-    pub last: ProcessFigures,
+    program: &'static str,
+    of: String,
+    samples: usize,
+    first: Figures,
+    last: Figures,
 }
 
-#[derive(Default)]
-pub struct Samples {
-    taken: Vec<Sample>,
-    /// When each process was seen first.
-    since: BTreeMap<i32, Instant>,
-}
-
-impl Samples {
-    fn take(&mut self) {
-        let found = processes();
-        self.since.retain(|pid, _| found.iter().any(|(_, found)| found == pid));
-        for (program, pid) in found {
-            if self.since.entry(pid).or_insert_with(Instant::now).elapsed() > AGE {
-                let sample = figures(pid).map(|figures| Sample { program, pid, figures });
-                self.taken.extend(sample);
-            }
-        }
-    }
-}
-
-pub fn start() -> Repeated<Samples> {
-    Repeated::start(PERIOD, Samples::default(), Samples::take)
+pub fn start() -> Repeated<Vec<Sample>> {
+    Repeated::start(PERIOD, Vec::new(), |samples| samples.extend(sample()))
 }
 
 /// Compares the samples of each program in the whole run, and of each process that ran long enough. A program with
 /// too few samples for a comparison is a violation: its growth was not checked.
-pub fn growths(samples: &Samples) -> Vec<Growth> {
+pub fn growths(samples: &[Sample]) -> Vec<Growth> {
     let mut growths = Vec::new();
     for (program, _) in PROGRAMS {
-        let of_program = || samples.taken.iter().filter(|sample| sample.program == program);
-        let pids: BTreeSet<i32> = of_program().map(|sample| sample.pid).collect();
-        let all: Vec<_> = of_program().collect();
-        let whole_run = compare(program, format!("{} processes", pids.len()), &all);
-        if whole_run.is_none() {
+        let (mut all, mut by_process) = (Vec::new(), BTreeMap::<i32, Vec<&Figures>>::new());
+        for (_, pid, figures) in samples.iter().filter(|sample| sample.0 == program) {
+            let own = by_process.entry(*pid).or_default();
+            own.push(figures);
+            if own.len() > FIRST {
+                all.push(figures);
+            }
+        }
+        if all.len() < 3 {
             let seen = format!("{program}: no comparison, as there are {} samples", all.len());
             violated(Invariant::Flat, seen);
+            continue;
         }
-        growths.extend(whole_run);
-        for pid in &pids {
-            let own: Vec<_> = of_program().filter(|sample| sample.pid == *pid).collect();
-            if own.len() >= SAMPLES {
-                growths.extend(compare(program, format!("process {pid}"), &own));
-            }
+        growths.push(compare(program, format!("{} processes", by_process.len()), &all));
+        for (pid, own) in by_process.iter().filter(|(_, own)| own.len() >= SAMPLES + FIRST) {
+            growths.push(compare(program, format!("process {pid}"), &own[FIRST..]));
         }
     }
     for Growth { program, of, first, last, .. } in &growths {
@@ -97,42 +73,38 @@ pub fn growths(samples: &Samples) -> Vec<Growth> {
     growths
 }
 
-fn compare(program: &'static str, of: String, all: &[&Sample]) -> Option<Growth> {
+fn compare(program: &'static str, of: String, all: &[&Figures]) -> Growth {
     let third = all.len() / 3;
-    if third == 0 {
-        return None;
-    }
     let [first, last] = [&all[..third], &all[all.len() - third..]].map(|samples| {
-        let of = |(name, _)| {
-            let mut values: Vec<_> = samples.iter().map(|sample| sample.figures[name]).collect();
+        let median_of = |(name, _)| {
+            let mut values: Vec<_> = samples.iter().map(|figures| figures[name]).collect();
             (name, median(&mut values))
         };
-        ALLOWED_GROWTH.map(of).into()
+        ALLOWED_GROWTH.map(median_of).into()
     });
-    Some(Growth { program, of, samples: all.len(), first, last })
+    Growth { program, of, samples: all.len(), first, last }
 }
 
 /// The programs' processes on this node, which all are in its control group.
-fn processes() -> Vec<(&'static str, i32)> {
-    let node = std::env::var("CLUSTER_CGROUP").unwrap_or_default();
-    let of_program = |pid| {
+fn sample() -> impl Iterator<Item = Sample> {
+    let node = format!("/{}/", std::env::var("CLUSTER_CGROUP").unwrap_or_default());
+    testkit::pids().filter_map(move |pid| {
         // Both are the same file, under two names.
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
         let program = line.split('\0').next()?;
         let (name, _) = PROGRAMS.into_iter().find(|(_, path)| program == *path)?;
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-        groups.contains(&format!("/{node}/")).then_some((name, pid))
-    };
-    testkit::pids().filter_map(of_program).collect()
+        groups.contains(&node).then_some((name, pid, figures(pid)?))
+    })
 }
 
-fn figures(pid: i32) -> Option<ProcessFigures> {
+fn figures(pid: i32) -> Option<Figures> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
     let field = |name: &str| {
         let line = status.lines().find_map(|line| line.strip_prefix(name))?;
         line.split_whitespace().next()?.parse().ok()
     };
-    Some(ProcessFigures::from([
+    Some(Figures::from([
         ("rss_kb", field("VmRSS:")?),
         ("private_kb", field("RssAnon:")?),
         ("threads", field("Threads:")?),

@@ -4,55 +4,49 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
 use std::thread;
 use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
-use testkit::cluster::containers::Sandbox;
 use testkit::until::until;
 
 use crate::ledger::{self, Invariant};
 
-/// Program of the pods' containers.
 const PROBE: &str = "/probe\0";
 /// Time after a restart in which kubelet starts containers again that it takes for dead.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// Pods that have responded and are not being deleted. The load writes, an action reads.
-static RUNNING: Mutex<Running> = Mutex::new(Running { netns: BTreeMap::new(), is_held: false });
+/// The netns of each pod that has responded and is not being deleted.
+static RUNNING: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+/// Held while the load may delete no pods.
+static HOLD: Mutex<()> = Mutex::new(());
 
-struct Running {
-    netns: BTreeMap<String, PathBuf>,
-    /// Whether the load deletes no pods.
-    is_held: bool,
-}
-
-fn running() -> MutexGuard<'static, Running> {
+fn running() -> MutexGuard<'static, BTreeMap<String, PathBuf>> {
     RUNNING.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-pub fn insert(name: &str, sandbox: &Sandbox) {
-    running().netns.insert(name.to_owned(), sandbox.netns.clone());
+pub fn insert(name: &str, netns: &Path) {
+    running().insert(name.to_owned(), netns.to_owned());
 }
 
 /// Called before a deletion begins. Returns whether it may: not during [`survive`].
 pub fn remove(name: &str) -> bool {
-    let mut running = running();
-    if !running.is_held {
-        running.netns.remove(name);
+    let hold = HOLD.try_lock();
+    let may = !matches!(hold, Err(TryLockError::WouldBlock));
+    if may {
+        running().remove(name);
     }
-    !running.is_held
+    may
 }
 
 /// Checks that `disturb` leaves all pods the netns and processes that they have. No pod is deleted meanwhile.
 pub fn survive(disturb: impl FnOnce()) {
-    until("a pod has responded", || !running().netns.is_empty());
-    running().is_held = true;
-    let _held = Held;
-    let before = running().netns.clone();
+    until("a pod has responded", || !running().is_empty());
+    let _hold = HOLD.lock().unwrap_or_else(PoisonError::into_inner);
+    let before = running().clone();
     let processes: BTreeMap<_, _> = before.values().map(|netns| (netns, found(netns))).collect();
     disturb();
     thread::sleep(SETTLE);
@@ -68,22 +62,12 @@ pub fn survive(disturb: impl FnOnce()) {
 
 /// Kills the last container of a pod, as a seeded bug. Kubelet starts it again in the same netns.
 pub fn kill_container_of_one() {
-    let netns = running().netns.values().next().cloned().expect("a pod has responded");
+    let netns = running().values().next().cloned().expect("a pod has responded");
     if let Some(pid) = found(&netns).last() {
         let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
     }
 }
 
-/// Holds back deletions until it is dropped.
-struct Held;
-
-impl Drop for Held {
-    fn drop(&mut self) {
-        running().is_held = false;
-    }
-}
-
-/// The processes of containers in a netns.
 fn found(netns: &Path) -> BTreeSet<i32> {
     let is_of_container = |pid: &i32| {
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
@@ -100,12 +84,9 @@ pub fn kill_all(netns: &Path) {
 }
 
 fn processes(netns: &Path) -> Vec<i32> {
-    let Ok(netns) = fs::metadata(netns) else {
-        return Vec::new();
-    };
-    let is_inside = |pid: &i32| {
-        let own = fs::metadata(format!("/proc/{pid}/ns/net"));
-        own.is_ok_and(|own| (own.dev(), own.ino()) == (netns.dev(), netns.ino()))
-    };
+    let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
+    let netns = identity(netns);
+    let is_inside =
+        |pid: &i32| netns.is_some() && identity(format!("/proc/{pid}/ns/net").as_ref()) == netns;
     testkit::pids().filter(is_inside).collect()
 }

@@ -4,17 +4,12 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::files::replace;
 use crate::ledger;
-use crate::pod::Pod;
+use crate::pod::{Pod, nft};
 use crate::running;
-use crate::sandbox::nft;
 use testkit::cluster::active;
+use testkit::cluster::node::replace;
 
-pub const TORN: &str = "conflist torn by the soak";
-pub const KILLED: &str = "container killed by the soak";
-
-/// What is broken.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Break {
     /// Rules of meshed pods are flushed.
@@ -49,7 +44,11 @@ pub fn run(seeded: Break, span: Duration) {
         thread::sleep(Duration::from_secs(5));
         match seeded {
             Break::Conflist => tear(),
-            Break::Processes => kill_processes(),
+            Break::Processes => {
+                // Where all pods have to survive, as in a restart of the container runtime.
+                ledger::begin("container killed by the soak");
+                running::survive(running::kill_container_of_one);
+            }
             Break::Rules | Break::Pods => {}
         }
     }
@@ -57,18 +56,12 @@ pub fn run(seeded: Break, span: Duration) {
 
 /// Cuts the conflist for a moment, as a program does that writes the file in place.
 fn tear() {
-    ledger::begin(TORN);
+    ledger::begin("conflist torn by the soak");
     let Some(path) = active::path("") else {
         return;
     };
     let text = fs::read_to_string(&path).expect("the conflist can be read");
     fs::write(&path, &text[..text.len() / 2]).expect("the conflist can be written");
     thread::sleep(Duration::from_millis(10));
-    replace(&path, &text, 0o644);
-}
-
-/// Kills a container of a pod where all pods have to survive, as a restart of the container runtime may.
-fn kill_processes() {
-    ledger::begin(KILLED);
-    running::survive(running::kill_container_of_one);
+    replace(&path, "soak", text, 0o644);
 }

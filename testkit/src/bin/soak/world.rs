@@ -15,7 +15,6 @@ use testkit::cluster::active::{self, State};
 /// server caches a token review for 10 s.
 const RECOVERY: Duration = Duration::from_secs(150);
 
-/// What the actions use.
 pub struct World {
     pub helm: Helm,
     pub api: Api,
@@ -60,7 +59,6 @@ impl World {
         }
     }
 
-    /// Describes why the node is not healthy.
     fn state(&self) -> String {
         let agents = agent::find_agent().map(|agent| (agent.pod, agent.ready));
         let logs = format!("logs -n {NAMESPACE} -l k8s-app=linkerd-cni --tail=15 --prefix");
