@@ -25,10 +25,10 @@ use crate::repair::{Shared, plugin_config};
 
 /// Time between the start of the controller and the first audit in mode `in-place`. By then kubelet has
 /// started the node's pods after a reboot.
-const FIRST_AUDIT: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(180)];
+const FIRST_AUDIT: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(120)];
 
 /// Waits before the audit after the start is repeated, because it failed or found damaged pods.
-const UNTIL_COMPLETE: Limits = [Duration::from_secs(180), Duration::from_secs(3600)];
+const UNTIL_COMPLETE: Limits = [Duration::from_secs(60), Duration::from_secs(3600)];
 
 /// Number of pods up to which an audit repairs all pods of a node.
 const FEW_PODS: usize = 2;

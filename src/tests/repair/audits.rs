@@ -223,7 +223,7 @@ fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules_without_periodi
     let node = Node::with(&running());
     let began = Instant::now();
     let controller = node.controller(&[]);
-    until_within(200 * SECOND, "the pod is repaired", || {
+    until_within(140 * SECOND, "the pod is repaired", || {
         controller.metric("pods_repaired_total") == 1
     });
     assert!(began.elapsed() > 59 * SECOND, "{:?}", began.elapsed());
