@@ -34,7 +34,7 @@ use events::{Event, EventQueue};
 use history::History;
 use node_state::{NodeState, Wanted};
 pub use schedule::CHECK_PERIOD;
-use schedule::Schedule;
+pub use schedule::{CheckResult, Schedule};
 use server_address::{Resolution, ServerAddress};
 use token::{Token, TokenRequestResults};
 

@@ -18,13 +18,14 @@ const ADMIN_TOKEN: &str = "fleet-admin";
 const READY_TIMEOUT: Duration = Duration::from_secs(300);
 
 pub struct ControlPlane {
-    state: PathBuf,
+    /// Directory of logs, and of the kubeconfig of the administrator.
+    pub state: PathBuf,
     /// Directory with certificates and keys.
     pki: PathBuf,
     etcd_port: u16,
     pub port: u16,
-    pub ca: Vec<u8>,
-    /// Client of the administrator.
+    /// Access of the administrator.
+    pub access: ApiAccess,
     pub admin: Client,
     apiserver: KilledOnDrop,
     /// Dropped after the API server.
@@ -36,25 +37,22 @@ impl ControlPlane {
     /// `tokens.key`.
     pub fn start(pki: &Path, state: &Path) -> anyhow::Result<ControlPlane> {
         let [etcd_port, peer_port, port] = free_ports()?;
-        let etcd = start_etcd(state, etcd_port, peer_port)?;
+        let _etcd = start_etcd(state, etcd_port, peer_port)?;
         fs::write(state.join("tokens.csv"), format!("{ADMIN_TOKEN},admin,0,system:masters\n"))?;
         fs::write(state.join("audit.yaml"), AUDIT_POLICY)?;
         let apiserver = start_apiserver(pki, state, etcd_port, port)?;
-        let ca = fs::read(pki.join("ca.crt"))?;
-        let access = access(port, &ca, ADMIN_TOKEN);
+        let access = ApiAccess {
+            server: format!("https://127.0.0.1:{port}"),
+            ca: fs::read(pki.join("ca.crt"))?,
+            token: Some(ADMIN_TOKEN.to_owned()),
+            ..ApiAccess::default()
+        };
         fs::write(state.join("admin.kubeconfig"), kubeconfig::render(&access))?;
         let deadlines = Deadlines::each(Duration::from_secs(60));
         let admin = Client::new::<SystemResolver>(&access, "fleet", deadlines)?;
-        let mut control_plane = ControlPlane {
-            state: state.to_owned(),
-            pki: pki.to_owned(),
-            etcd_port,
-            port,
-            ca,
-            admin,
-            apiserver,
-            _etcd: etcd,
-        };
+        let [state, pki] = [state, pki].map(Path::to_owned);
+        let mut control_plane =
+            ControlPlane { state, pki, etcd_port, port, access, admin, apiserver, _etcd };
         control_plane.wait_until_ready()?;
         Ok(control_plane)
     }
@@ -65,19 +63,6 @@ impl ControlPlane {
         self.apiserver.0.wait()?;
         self.apiserver = start_apiserver(&self.pki, &self.state, self.etcd_port, self.port)?;
         self.wait_until_ready()
-    }
-
-    /// Path of a kubeconfig of the administrator.
-    pub fn kubeconfig(&self) -> PathBuf {
-        self.state.join("admin.kubeconfig")
-    }
-
-    pub fn audit_log(&self) -> PathBuf {
-        self.state.join("audit.log")
-    }
-
-    pub fn access(&self, token: &str) -> ApiAccess {
-        access(self.port, &self.ca, token)
     }
 
     fn wait_until_ready(&mut self) -> anyhow::Result<()> {
@@ -95,17 +80,8 @@ impl ControlPlane {
 const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
 kind: Policy
 omitStages: [RequestReceived]
-rules: [{level: None, users: [admin]}, {level: Metadata}]
+rules: [{level: None, users: [admin]}, {level: Request, verbs: [create]}, {level: Metadata}]
 ";
-
-fn access(port: u16, ca: &[u8], token: &str) -> ApiAccess {
-    ApiAccess {
-        server: format!("https://127.0.0.1:{port}"),
-        ca: ca.to_vec(),
-        token: Some(token.to_owned()),
-        ..ApiAccess::default()
-    }
-}
 
 /// `--unsafe-no-fsync`: the disk is not what is measured. `--watch-progress-notify-interval`: as
 /// kubeadm sets it. Without it the API server sends no bookmarks while no pod changes.
@@ -119,6 +95,8 @@ fn start_etcd(state: &Path, port: u16, peer_port: u16) -> anyhow::Result<KilledO
         .args(["--listen-client-urls", &url, "--advertise-client-urls", &url])
         .args(["--listen-peer-urls", &peer_url, "--initial-advertise-peer-urls", &peer_url])
         .args(["--initial-cluster", &format!("default={peer_url}")])
+        // Its default of 100,000 writes is kept in memory.
+        .args(["--snapshot-count", "5000"])
         .args(["--unsafe-no-fsync", "--quota-backend-bytes", "8000000000"])
         // Experimental before etcd 3.6, which still takes this name.
         .args(["--experimental-watch-progress-notify-interval", "5s"]);
@@ -136,6 +114,7 @@ fn start_apiserver(
         .args(["--bind-address", "127.0.0.1", "--secure-port", &port.to_string()])
         .args(["--etcd-servers", &format!("http://127.0.0.1:{etcd_port}")])
         .args(["--authorization-mode", "Node,RBAC", "--service-cluster-ip-range", "10.96.0.0/16"])
+        .args(["--audit-log-maxsize", "10000"])
         .args(["--service-account-issuer", "https://kubernetes.default.svc.cluster.local"]);
     for (flag, file) in [
         ("--tls-cert-file", pki.join("apiserver.crt")),

@@ -1,38 +1,52 @@
 //! Load that a fleet of agents and repair controllers puts on a real API server. `scripts/fleet`
 //! builds and runs it; docs/maintainers/fleet.md describes the method and the results.
 //!
-//! Each simulated node is a Node object with meshed pods, and two real processes: the agent and
-//! the repair controller, with directories of their own. No kubelet runs.
+//! A node is a Node object with meshed pods. Real nodes have two real processes each, the agent and the repair
+//! controller. Simulated nodes send the requests that were recorded from real nodes. No kubelet runs.
 
 mod control_plane;
 mod node;
 mod objects;
 mod phase;
+mod recording;
+mod replay;
 mod requests;
 
-use std::fs;
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::time::Duration;
+use std::{fs, thread};
 
 use clap::Parser;
 use serde_json::{Value, json};
 
 use control_plane::ControlPlane;
-use node::{AGENT, Fleet, REPAIR_CONTROLLER};
-use phase::Recorder;
+use node::{Fleet, Nodes};
+use phase::{Phase, Recorder};
+use recording::Recording;
+use replay::Replay;
+
+/// Parts of the fleet that a rollout replaces one after the other.
+const WAVES: usize = 10;
+/// How long old and new programs of a part run side by side in a rollout. Longer than the time over which their first
+/// lists are spread.
+const WAVE: Duration = Duration::from_secs(6);
 
 /// Measures the load that agents and repair controllers put on an API server.
 #[derive(Parser)]
 struct Options {
-    /// Numbers of nodes, one run each.
-    #[arg(long, value_delimiter = ',', default_value = "100,500,2000")]
+    /// Numbers of real nodes, one run each. The first is recorded.
+    #[arg(long, value_delimiter = ',', default_value = "20,100")]
     nodes: Vec<usize>,
+    /// Numbers of simulated nodes, one run each.
+    #[arg(long, value_delimiter = ',')]
+    replay: Vec<usize>,
     /// Meshed pods on each node.
     #[arg(long, default_value_t = 30)]
     pods: usize,
     /// How long to count requests of the idle fleet.
-    #[arg(long, default_value = "5m", value_parser = humantime::parse_duration)]
+    #[arg(long, default_value = "12m", value_parser = humantime::parse_duration)]
     idle: Duration,
     /// Directory with the agent and the repair controller.
     #[arg(long)]
@@ -43,7 +57,7 @@ struct Options {
     /// Manifests of the chart, as `helm template` prints them.
     #[arg(long)]
     manifests: PathBuf,
-    /// Fail if the fleet breaks a limit.
+    /// Fail if the fleet breaks a limit, or if simulated nodes differ from real ones.
     #[arg(long)]
     check: bool,
     /// Where to write the memory of the programs as JSON.
@@ -63,8 +77,38 @@ fn main() -> ExitCode {
 
 fn run_all(options: &Options) -> anyhow::Result<ExitCode> {
     let (mut memory, mut broken) = (Vec::new(), Vec::new());
-    for &nodes in &options.nodes {
-        memory.push(run(options, nodes, &mut broken)?);
+    let (mut recording, mut all_real) = (Recording::default(), BTreeMap::new());
+    let real = options.nodes.iter().map(|nodes| (*nodes, "real"));
+    for (nodes, kind) in real.chain(options.replay.iter().map(|nodes| (*nodes, "simulated"))) {
+        let state = options.state.join(format!("{nodes}-{kind}"));
+        fs::create_dir_all(&state)?;
+        let control_plane = ControlPlane::start(&options.state, &state)?;
+        objects::create(&control_plane, &options.manifests, nodes, options.pods)?;
+        let mut fleet: Box<dyn Nodes> = match kind {
+            "real" => Box::new(Fleet::prepare(&control_plane, &options.programs, &state, nodes)?),
+            _ => Box::new(Replay::prepare(&control_plane, recording.clone(), nodes)?),
+        };
+        println!("\n## {nodes} {kind} nodes with {} meshed pods each\n", options.pods);
+        let recorder = Recorder::new(control_plane, nodes)?;
+        let is_compared = kind != "real" && all_real.contains_key(&nodes);
+        // The idle phase is not compared.
+        let idle = if is_compared { Duration::ZERO } else { options.idle };
+        let (phases, sizes) = run(nodes, idle, recorder, &mut *fleet)?;
+        memory.extend(sizes.map(|[agent, controller]| {
+            json!({"nodes": nodes, "pods": options.pods, "agent_kib": agent, "repair_controller_kib": controller})
+        }));
+        broken.extend(phases.iter().flat_map(|phase| phase.broken_limits(nodes, options.pods)));
+        if kind == "real" {
+            if all_real.is_empty() {
+                let requests = phases.iter().flat_map(|phase| &phase.requests);
+                recording = recording::of(requests, &fleet.started());
+            }
+            all_real.insert(nodes, phases);
+        } else if let Some(real) = all_real.get(&nodes) {
+            broken.extend(phase::compare(real, &phases, nodes));
+        }
+        drop(fleet);
+        fs::remove_dir_all(state)?;
     }
     if let Some(path) = &options.json {
         fs::write(path, Value::from(memory).to_string())?;
@@ -75,32 +119,28 @@ fn run_all(options: &Options) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(options.check && !broken.is_empty())))
 }
 
-/// Runs one fleet through all phases and prints the results as Markdown. Adds a sentence to `broken` for each limit that
-/// the fleet breaks. Returns the memory of the programs, for scripts/benchmarks.
-fn run(options: &Options, nodes: usize, broken: &mut Vec<String>) -> anyhow::Result<Value> {
-    let (state, pods) = (options.state.join(nodes.to_string()), options.pods);
-    fs::create_dir_all(&state)?;
-    let control_plane = ControlPlane::start(&options.state, &state)?;
-    objects::create(&control_plane, &options.manifests, nodes, pods)?;
-    let mut fleet = Fleet::prepare(&control_plane, &options.programs, &state, nodes, pods)?;
-
-    println!("\n## {nodes} nodes with {pods} meshed pods each\n\n{}", phase::HEADER);
-    let mut recorder = Recorder::new(control_plane, nodes)?;
-    let calm = options.idle.min(Duration::from_secs(20));
-    let mut phases = vec![recorder.observe("before the start", calm)?];
-    fleet.start()?;
-    phases.push(recorder.until_connected(phase::START, &fleet)?);
-    let [agent, controller] = [AGENT, REPAIR_CONTROLLER].map(|program| fleet.memory(program));
-    phases.push(recorder.observe(phase::IDLE, options.idle)?);
-    recorder.restart()?;
-    phases.push(recorder.until_connected(phase::RESTART, &fleet)?);
-    drop(fleet);
-    for phase in &phases {
-        phase.print_requests();
+/// Runs one fleet through all phases and prints the results as Markdown. Returns the memory of the programs too.
+fn run(
+    nodes: usize,
+    idle: Duration,
+    mut recorder: Recorder,
+    fleet: &mut dyn Nodes,
+) -> anyhow::Result<(Vec<Phase>, Option<[u64; 2]>)> {
+    recorder.observe("before the start", idle.min(Duration::from_secs(20)))?;
+    fleet.start(0..nodes)?;
+    let mut phases = vec![recorder.until_connected(phase::START)?];
+    let sizes = fleet.memory();
+    phases.push(recorder.observe(phase::IDLE, idle)?);
+    for wave in 0..WAVES {
+        let part = nodes * wave / WAVES..nodes * (wave + 1) / WAVES;
+        if !part.is_empty() {
+            fleet.start(part.clone())?;
+            thread::sleep(WAVE);
+            fleet.stop_replaced(part)?;
+        }
     }
-    println!("- proportional set size: agent {agent} KiB, repair controller {controller} KiB");
-    broken.extend(phases[1..].iter().flat_map(|phase| phase.broken_limits(nodes)));
-    Ok(json!({
-        "nodes": nodes, "pods": pods, "agent_kib": agent, "repair_controller_kib": controller,
-    }))
+    phases.push(recorder.until_connected(phase::ROLLOUT)?);
+    recorder.restart()?;
+    phases.push(recorder.until_connected(phase::RESTART)?);
+    Ok((phases, sizes))
 }

@@ -1,15 +1,18 @@
-//! The processes of the simulated nodes.
+//! The processes of real nodes.
 
 use std::fs::{self, File};
+use std::ops::Range;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
-use std::sync::Mutex;
+use std::process::{Command, Stdio};
+use std::time::SystemTime;
 
 use anyhow::Context as _;
 use linkerd2_cni::kube::Client;
-use linkerd2_cni::kube::kubeconfig;
+use linkerd2_cni::kube::kubeconfig::{self, ApiAccess};
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::{Value, json};
 
 use testkit::child::KilledOnDrop;
@@ -17,8 +20,8 @@ use testkit::child::KilledOnDrop;
 use crate::control_plane::ControlPlane;
 use crate::objects::{NAMESPACE, SERVICE_ACCOUNT, agent_pod_name, in_parallel, node_name};
 
-pub const AGENT: &str = "linkerd2-cni-install";
-pub const REPAIR_CONTROLLER: &str = "linkerd-cni-repair-controller";
+const AGENT: &str = "linkerd2-cni-install";
+const REPAIR_CONTROLLER: &str = "linkerd-cni-repair-controller";
 /// User of the first node's processes. The kernel limits inotify instances per user, so each node
 /// has a user of its own.
 const FIRST_USER: u32 = 200_000;
@@ -29,23 +32,45 @@ const PLUGIN_ENTRY: &str = r#"{"name": "linkerd-cni", "type": "linkerd-cni",
 const CONFLIST: &str =
     r#"{"cniVersion": "1.0.0", "name": "primary", "plugins": [{"type": "bridge"}]}"#;
 
+/// A fleet of real or simulated nodes.
+pub trait Nodes {
+    /// Starts the programs of these nodes, as fast as this machine can. Those that run go on running.
+    fn start(&mut self, nodes: Range<usize>) -> anyhow::Result<()>;
+
+    /// Stops the programs of these nodes that were started before the last start.
+    fn stop_replaced(&mut self, nodes: Range<usize>) -> anyhow::Result<()>;
+
+    /// Proportional set sizes of the first node's agent and repair controller in KiB.
+    fn memory(&self) -> Option<[u64; 2]> {
+        None
+    }
+
+    /// For each real node, when its programs were started.
+    fn started(&self) -> Vec<Vec<SystemTime>> {
+        Vec::new()
+    }
+}
+
 pub struct Fleet {
     state: PathBuf,
     port: u16,
-    nodes: usize,
-    /// Meshed pods on each node.
-    pods: usize,
+    nodes: Vec<Node>,
+}
+
+#[derive(Default)]
+struct Node {
     processes: Vec<KilledOnDrop>,
+    /// When the programs were started.
+    started: Vec<SystemTime>,
 }
 
 impl Fleet {
-    /// Lays out the directories of `nodes` nodes with `pods` meshed pods each, and with a token bound to the node's agent pod.
+    /// Lays out the directories of `nodes` nodes, with a token bound to the node's agent pod.
     pub fn prepare(
         control_plane: &ControlPlane,
         programs: &Path,
         state: &Path,
         nodes: usize,
-        pods: usize,
     ) -> anyhow::Result<Fleet> {
         fs::create_dir_all(state.join("image"))?;
         // The self-test is off, so that the plugin is never run.
@@ -55,49 +80,12 @@ impl Fleet {
             fs::copy(programs.join(program), state.join(program))?;
         }
         in_parallel(nodes, |node| lay_out(control_plane, state, node))?;
-        let processes = Vec::new();
-        Ok(Fleet { state: state.to_owned(), port: control_plane.port, nodes, pods, processes })
-    }
-
-    /// Starts all processes, as fast as this machine can.
-    pub fn start(&mut self) -> anyhow::Result<()> {
-        let started = Mutex::new(std::mem::take(&mut self.processes));
-        let result = in_parallel(self.nodes, |node| {
-            for command in [self.agent(node), self.repair_controller(node)] {
-                let child = self.spawn(node, command)?;
-                started.lock().unwrap().push(KilledOnDrop(child));
-            }
-            Ok(())
-        });
-        self.processes = started.into_inner().unwrap();
-        result
-    }
-
-    /// Number of nodes whose agent has written the kubeconfig, and has copied all pods of the node.
-    pub fn connected(&self) -> usize {
-        let is_connected = |node: &usize| {
-            let dir = self.directory(*node);
-            let files = fs::read_dir(dir.join("run/pods")).into_iter().flatten();
-            // Of the meshed pods and the agent's own, and the lock.
-            dir.join("host/net.d/kubeconfig").exists() && files.count() >= self.pods + 2
-        };
-        (0..self.nodes).filter(is_connected).count()
-    }
-
-    /// Mean proportional set size of the processes of a program in KiB, from a sample of 20 nodes.
-    pub fn memory(&self, program: &str) -> u64 {
-        let pids = self.processes.iter().map(|process| process.0.id());
-        let sizes = pids.filter_map(|pid| proportional_size(pid, program)).take(20);
-        let sizes: Vec<u64> = sizes.collect();
-        sizes.iter().sum::<u64>() / (sizes.len() as u64).max(1)
-    }
-
-    fn directory(&self, node: usize) -> PathBuf {
-        directory(&self.state, node)
+        let (state, port) = (state.to_owned(), control_plane.port);
+        Ok(Fleet { state, port, nodes: (0..nodes).map(|_| Node::default()).collect() })
     }
 
     fn agent(&self, node: usize) -> Command {
-        let dir = self.directory(node);
+        let dir = directory(&self.state, node);
         let mut command = Command::new(self.state.join(AGENT));
         command
             .env("CONTAINER_MOUNT_PREFIX", dir.join("host"))
@@ -118,7 +106,7 @@ impl Fleet {
     }
 
     fn repair_controller(&self, node: usize) -> Command {
-        let dir = self.directory(node);
+        let dir = directory(&self.state, node);
         let mut command = Command::new(self.state.join(REPAIR_CONTROLLER));
         command
             .args(["--admin-addr", "127.0.0.1:0", "--mode", "in-place"])
@@ -131,12 +119,47 @@ impl Fleet {
         command
     }
 
-    fn spawn(&self, node: usize, mut command: Command) -> anyhow::Result<Child> {
+    fn spawn(&self, node: usize, mut command: Command) -> anyhow::Result<KilledOnDrop> {
         let program = Path::new(command.get_program()).file_name().unwrap();
         let log = self.state.join(program).with_extension("log");
         let log = File::options().create(true).append(true).open(log)?;
         command.uid(user(node)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        Ok(command.spawn()?)
+        Ok(KilledOnDrop(command.spawn()?))
+    }
+}
+
+impl Nodes for Fleet {
+    fn start(&mut self, nodes: Range<usize>) -> anyhow::Result<()> {
+        for node in nodes {
+            self.nodes[node].started.push(SystemTime::now());
+            for command in [self.agent(node), self.repair_controller(node)] {
+                let process = self.spawn(node, command)?;
+                self.nodes[node].processes.push(process);
+            }
+        }
+        Ok(())
+    }
+
+    fn stop_replaced(&mut self, nodes: Range<usize>) -> anyhow::Result<()> {
+        for Node { processes, .. } in &mut self.nodes[nodes] {
+            let mut replaced: Vec<KilledOnDrop> = processes.drain(..processes.len() - 2).collect();
+            for process in &replaced {
+                kill(Pid::from_raw(process.0.id() as i32), Signal::SIGTERM)?;
+            }
+            for process in &mut replaced {
+                process.0.wait()?;
+            }
+        }
+        Ok(())
+    }
+
+    fn memory(&self) -> Option<[u64; 2]> {
+        let [agent, controller] = &self.nodes.first()?.processes[..] else { return None };
+        Some([proportional_size(agent)?, proportional_size(controller)?])
+    }
+
+    fn started(&self) -> Vec<Vec<SystemTime>> {
+        self.nodes.iter().map(|node| node.started.clone()).collect()
     }
 }
 
@@ -152,12 +175,12 @@ fn lay_out(control_plane: &ControlPlane, state: &Path, node: usize) -> anyhow::R
     let token = agent_token(&control_plane.admin, node)?;
     let dir = directory(state, node);
     let directories = ["host/bin", "host/net.d", "account", "run"].map(|name| dir.join(name));
-    let access = control_plane.access(&token);
+    let access = ApiAccess { token: Some(token.clone()), ..control_plane.access.clone() };
     let files = [
         (dir.join("host/net.d/10-primary.conflist"), CONFLIST.as_bytes().to_vec()),
         (dir.join("host/bin/bridge"), Vec::new()),
         (dir.join("account/token"), token.into_bytes()),
-        (dir.join("account/ca.crt"), control_plane.ca.clone()),
+        (dir.join("account/ca.crt"), access.ca.clone()),
         (dir.join("account/namespace"), NAMESPACE.as_bytes().to_vec()),
         (dir.join("repair-controller.kubeconfig"), kubeconfig::render(&access).into_bytes()),
     ];
@@ -175,7 +198,7 @@ fn lay_out(control_plane: &ControlPlane, state: &Path, node: usize) -> anyhow::R
 }
 
 /// Requests a token as the kubelet does for the agent's pod.
-fn agent_token(client: &Client, node: usize) -> anyhow::Result<String> {
+pub fn agent_token(client: &Client, node: usize) -> anyhow::Result<String> {
     let name = agent_pod_name(node);
     let pod: Value = client.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}"))?;
     let uid = &pod["metadata"]["uid"];
@@ -186,13 +209,8 @@ fn agent_token(client: &Client, node: usize) -> anyhow::Result<String> {
     Ok(response["status"]["token"].as_str().context("a token")?.to_owned())
 }
 
-/// Proportional set size of the process in KiB, if it runs `program`.
-fn proportional_size(pid: u32, program: &str) -> Option<u64> {
-    let executable = fs::read_link(format!("/proc/{pid}/exe")).ok()?;
-    if executable.file_name()? != program {
-        return None;
-    }
-    let rollup = fs::read_to_string(format!("/proc/{pid}/smaps_rollup")).ok()?;
+fn proportional_size(process: &KilledOnDrop) -> Option<u64> {
+    let rollup = fs::read_to_string(format!("/proc/{}/smaps_rollup", process.0.id())).ok()?;
     let line = rollup.lines().find_map(|line| line.strip_prefix("Pss:"))?;
     line.trim().trim_end_matches("kB").trim().parse().ok()
 }

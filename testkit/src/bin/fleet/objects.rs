@@ -17,12 +17,18 @@ const PODS_NAMESPACE: &str = "apps";
 /// Threads that create objects.
 const CREATORS: usize = 16;
 
+/// Found in the name of the agent's pod too, and in nothing else that a request contains.
 pub fn node_name(node: usize) -> String {
-    format!("node-{node}")
+    format!("n{node:05}")
+}
+
+/// Returns the node with this name.
+pub fn node_of(name: &str) -> Option<usize> {
+    name.strip_prefix('n')?.parse().ok()
 }
 
 pub fn agent_pod_name(node: usize) -> String {
-    format!("linkerd-cni-{node}")
+    format!("linkerd-cni-{}", node_name(node))
 }
 
 /// Creates all objects of `nodes` nodes with `pods` meshed pods each.
@@ -41,7 +47,7 @@ pub fn create(
     }
     let status = Command::new("kubectl")
         .arg("--kubeconfig")
-        .arg(control_plane.kubeconfig())
+        .arg(control_plane.state.join("admin.kubeconfig"))
         .args(["apply", "--server-side", "-f"])
         .arg(manifests)
         .stdout(std::process::Stdio::null())

@@ -1,83 +1,80 @@
 //! Measures phases: what the API server's metrics and its audit log say about a span of time, and the limits that a
 //! fleet must keep.
 
-use std::collections::BTreeMap;
 use std::io::Read as _;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, SystemTime};
+use std::{array, fs, mem};
 
 use anyhow::ensure;
 use linkerd2_cni::kube::Client;
 
 use crate::control_plane::ControlPlane;
-use crate::node::Fleet;
-use crate::requests::{AuditLog, Request, peak_per_second, span};
+use crate::requests::{AuditLog, Request, peak_per_second};
 
-/// Time between two looks at the state of the fleet.
+/// Time between two looks at the audit log.
 const POLL: Duration = Duration::from_millis(500);
 /// Longest time until the whole fleet is connected.
-const CONNECT_TIMEOUT: Duration = Duration::from_secs(300);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(1200);
 /// Watches of pods that one node has open: the agent's and the repair controller's.
 const WATCHES: usize = 2;
 
 /// Names of phases with a limit of requests.
 pub const START: &str = "start of all";
 pub const IDLE: &str = "idle";
+pub const ROLLOUT: &str = "rollout";
 pub const RESTART: &str = "API server restarted";
-/// Requests of one node at its start: TokenRequest, DaemonSet, token check, a list and a watch of
+/// Requests of one node when its programs start: TokenRequest, DaemonSet, token check, a list and a watch of
 /// both programs, and three retries.
 const REQUESTS_AT_START: usize = 10;
 /// Requests of one node after a restart of the API server. Of both programs: a watch from a version
 /// that is too old, a list and a watch, and three rejected attempts while the API server fills its caches.
 const REQUESTS_AFTER_RESTART: usize = 12;
 
-/// Header of the rows of [`Phase`].
-pub const HEADER: &str = "\
-| phase | seconds | requests | first to last, s | most in 1 s | requests per node | API server CPU, s \
-| CPU of one core | response bytes | watches | pod lists from etcd | pods read per list |
-| --- | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: | --: |";
+const TCP_CONNECTIONS: &str = "TCP connections";
+/// What is printed of a phase, and how much simulated nodes may differ from real ones: by a share, or by a number that
+/// is normal for a few nodes. The CPU depends on what else runs on the machine.
+const COLUMNS: [(&str, Option<[f64; 2]>); 11] = [
+    ("seconds", None),
+    ("requests, accepted", Some([0.15, 10.0])),
+    ("requests, rejected", None),
+    ("requests per node", None),
+    ("requests, most in 1 s", None),
+    (TCP_CONNECTIONS, Some([0.15, 20.0])),
+    ("response MB", Some([0.05, 0.1])),
+    ("API server CPU, s", Some([0.35, 1.0])),
+    ("API server CPU, % of a core", None),
+    ("API server memory, MiB", None),
+    ("pod lists from etcd", None),
+];
 
-/// One sample of the API server's metrics. Counters start at the API server's start.
-#[derive(Clone, Copy)]
-struct Metrics {
-    cpu_seconds: f64,
-    /// Watches of pods that are open now.
-    pod_watches: f64,
-    /// Bytes of responses to lists, GETs and POSTs.
-    response_bytes: f64,
-    /// Lists of pods that etcd answered.
-    etcd_pod_lists: f64,
-    /// Lists of pods that the cache answered, and pods that it read for these.
-    cache_pod_lists: f64,
-    cache_pods_read: f64,
-}
+/// One sample of the API server's metrics, which start at its start: CPU seconds, memory, bytes of responses to lists,
+/// GETs and POSTs, and lists of pods that etcd answered. Then the TCP connections that were accepted in this network
+/// namespace.
+type Metrics = [f64; 5];
 
-impl Metrics {
-    fn read(client: &Client) -> anyhow::Result<Metrics> {
-        let mut text = String::new();
-        client.read_list("/metrics")?.read_to_string(&mut text)?;
-        // Sum of all series of the metric whose labels contain all of `labels`.
-        let sum = |name: &str, labels: &[&str]| -> f64 {
-            let series = text.lines().filter_map(|line| line.strip_prefix(name));
-            let series = series.filter(|rest| rest.starts_with(['{', ' ']));
-            let series = series.filter(|rest| labels.iter().all(|label| rest.contains(label)));
-            series.filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok()).sum()
-        };
-        let verbs = ["verb=\"LIST\"", "verb=\"GET\"", "verb=\"POST\""];
-        let watches = ["resource=\"pods\"", "verb=\"WATCH\"", "scope=\"cluster\""];
-        let lists = ["operation=\"list\"", "pods\""];
-        Ok(Metrics {
-            cpu_seconds: sum("process_cpu_seconds_total", &[]),
-            pod_watches: sum("apiserver_longrunning_requests", &watches),
-            response_bytes: verbs
-                .map(|verb| sum("apiserver_response_sizes_sum", &[verb]))
-                .iter()
-                .sum(),
-            etcd_pod_lists: sum("etcd_request_duration_seconds_count", &lists),
-            cache_pod_lists: sum("apiserver_cache_list_total", &["pods\""]),
-            cache_pods_read: sum("apiserver_cache_list_fetched_objects_total", &["pods\""]),
-        })
-    }
+fn metrics(client: &Client) -> anyhow::Result<Metrics> {
+    let mut text = String::new();
+    client.read_list("/metrics")?.read_to_string(&mut text)?;
+    // Sum of all series of the metric whose labels contain all of `labels`.
+    let sum = |name: &str, labels: &[&str]| -> f64 {
+        let series = text.lines().filter_map(|line| line.strip_prefix(name));
+        let series = series.filter(|rest| rest.starts_with(['{', ' ']));
+        let series = series.filter(|rest| labels.iter().all(|label| rest.contains(label)));
+        series.filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok()).sum()
+    };
+    let verbs = ["verb=\"LIST\"", "verb=\"GET\"", "verb=\"POST\""];
+    let bytes = verbs.map(|verb| sum("apiserver_response_sizes_sum", &[verb]));
+    // The fields of TCP: a line of names, and a line of values. PassiveOpens is the sixth.
+    let tcp = fs::read_to_string("/proc/net/snmp")?;
+    let tcp = tcp.lines().filter(|line| line.starts_with("Tcp:")).nth(1).unwrap_or_default();
+    Ok([
+        sum("process_cpu_seconds_total", &[]),
+        sum("process_resident_memory_bytes", &[]),
+        bytes.iter().sum(),
+        sum("etcd_request_duration_seconds_count", &["operation=\"list\"", "pods\""]),
+        tcp.split(' ').nth(6).unwrap_or_default().parse()?,
+    ])
 }
 
 /// What was measured between the phase's begin and end.
@@ -85,41 +82,35 @@ pub struct Phase {
     name: &'static str,
     span: Duration,
     /// Requests of the fleet, from the audit log.
-    requests: Vec<Request>,
+    pub requests: Vec<Request>,
     /// Open watches of pods at the end of the phase.
     watches: usize,
     etcd_pod_lists: usize,
+    /// Values of [`COLUMNS`].
+    values: [f64; COLUMNS.len()],
 }
 
 impl Phase {
-    /// Prints the number of requests by program, verb and status.
-    pub fn print_requests(&self) {
-        let mut kinds: BTreeMap<(&str, u64), usize> = BTreeMap::new();
-        for request in &self.requests {
-            *kinds.entry((&*request.kind, request.status)).or_default() += 1;
-        }
-        for ((kind, status), count) in kinds {
-            println!("- {}: {kind}, HTTP {status}: {count}", self.name);
-        }
-    }
-
     /// Returns a sentence for each limit that the phase breaks.
-    pub fn broken_limits(&self, nodes: usize) -> Vec<String> {
+    pub fn broken_limits(&self, nodes: usize, pods: usize) -> Vec<String> {
         let Phase { name, requests, watches, etcd_pod_lists: lists, .. } = self;
-        let count = requests.len();
+        let (count, periods) = (requests.len(), self.span.as_secs() as usize / 300);
         let most = match *name {
-            START => REQUESTS_AT_START * nodes,
+            START | ROLLOUT => REQUESTS_AT_START * nodes,
             RESTART => REQUESTS_AFTER_RESTART * nodes,
             _ => (nodes as f64 * self.span.as_secs_f64() / 300.0) as usize,
         };
-        let uncached = requests.iter().find(|request| is_uncached_list(request));
+        // Whatever the number of nodes: the API server fills its cache with one list, and compares the cache with
+        // etcd by another every 5 to 7.5 minutes. A list takes a request for each 10,000 pods:
+        // https://github.com/kubernetes/apiserver/blob/v0.35.4/pkg/storage/cacher/delegator.go#L322-L332
+        let most_lists = (2 + periods) * (nodes * (pods + 1)).div_ceil(10_000);
+        let uncached = requests.iter().find(|Request { verb, uri, .. }| {
+            verb == "list" && (!uri.contains("resourceVersion=0") || uri.contains("limit="))
+        });
         let peak = peak_per_second(requests);
         let limits = [
             (*watches == WATCHES * nodes, format!("{watches} watches")),
-            // Whatever the number of nodes: the API server fills its cache with one list, and compares the cache with
-            // etcd by another every 5 to 7.5 minutes. A list of more than 10,000 pods takes several requests:
-            // https://github.com/kubernetes/apiserver/blob/v0.35.4/pkg/storage/cacher/delegator.go#L322-L332
-            (*lists <= 2, format!("etcd answered {lists} lists of pods")),
+            (*lists <= most_lists, format!("etcd answered {lists} lists of pods")),
             (uncached.is_none(), format!("a list not from the cache: {uncached:?}")),
             (count <= most, format!("{count} requests")),
             // Clients retry over 5 s. Without that, all would return in the same instant.
@@ -130,87 +121,99 @@ impl Phase {
     }
 }
 
-fn is_uncached_list(request: &Request) -> bool {
-    request.kind.ends_with(" list")
-        && (!request.uri.contains("resourceVersion=0") || request.uri.contains("limit="))
+/// Prints how simulated nodes differ from as many real ones. Returns a sentence for each difference that is too large.
+/// The idle phase is not compared: its few requests come at random times.
+pub fn compare(real: &[Phase], simulated: &[Phase], nodes: usize) -> Vec<String> {
+    let mut broken = Vec::new();
+    println!("\n| phase | | real | simulated |\n| --- | --- | --: | --: |");
+    for (real, simulated) in real.iter().zip(simulated).filter(|(real, _)| real.name != IDLE) {
+        let values = real.values.iter().zip(simulated.values);
+        for ((what, tolerance), (one, other)) in COLUMNS.into_iter().zip(values) {
+            let Some([share, least]) = tolerance else { continue };
+            // Until the API server is ready, it is asked many times whether it is.
+            if (real.name, what) == (RESTART, TCP_CONNECTIONS) {
+                continue;
+            }
+            let difference = format!("{} | {what} | {one:.1} | {other:.1}", real.name);
+            println!("| {difference} ({:+.0} %) |", 100.0 * (other / one - 1.0));
+            if (other - one).abs() > (share * one).max(least) {
+                broken.push(format!("{nodes} nodes: simulated nodes differ: {difference}"));
+            }
+        }
+    }
+    broken
 }
 
 pub struct Recorder {
     control_plane: ControlPlane,
     nodes: usize,
-    /// Watches of pods that the API server itself has open.
-    own_pod_watches: f64,
     audit_log: AuditLog,
-    begin: Instant,
+    begin: SystemTime,
     before: Metrics,
 }
 
 impl Recorder {
+    /// Starts a phase, and prints the header of the phases' rows.
     pub fn new(control_plane: ControlPlane, nodes: usize) -> anyhow::Result<Recorder> {
-        let audit_log = AuditLog::new(control_plane.audit_log());
-        let before = Metrics::read(&control_plane.admin)?;
-        let (own_pod_watches, begin) = (before.pod_watches, Instant::now());
-        Ok(Recorder { control_plane, nodes, own_pod_watches, audit_log, begin, before })
+        let names = COLUMNS.map(|(name, _)| name).join(" | ");
+        println!("| phase | {names} |\n| --- |{}", " --: |".repeat(COLUMNS.len()));
+        let audit_log = AuditLog::new(control_plane.state.join("audit.log"));
+        let (before, begin) = (metrics(&control_plane.admin)?, SystemTime::now());
+        Ok(Recorder { control_plane, nodes, audit_log, begin, before })
     }
 
-    /// Restarts the API server, whose counters are reset, and starts a phase.
+    /// Restarts the API server, whose counters are reset.
     pub fn restart(&mut self) -> anyhow::Result<()> {
+        self.begin = SystemTime::now();
+        self.before[..4].fill(0.0);
         self.control_plane.restart()?;
-        self.before = Metrics::read(&self.control_plane.admin)?;
-        self.begin = Instant::now();
+        self.audit_log.read()?;
+        self.audit_log.watches.retain(|_, began| *began > self.begin);
         Ok(())
     }
 
-    /// Measures a phase of the length `span`.
-    pub fn observe(&mut self, name: &'static str, span: Duration) -> anyhow::Result<Phase> {
-        thread::sleep(span);
-        self.finish(name)
-    }
-
-    /// Measures until every node has its kubeconfig, its watches and the copy of its pods, and then for 5 s more.
-    pub fn until_connected(&mut self, name: &'static str, fleet: &Fleet) -> anyhow::Result<Phase> {
-        while fleet.connected() < self.nodes
-            || self.watches(&Metrics::read(&self.control_plane.admin)?) < WATCHES * self.nodes
+    /// Measures until every node has its kubeconfig and its watches, and then for 5 s more. The watches are not read from
+    /// the metrics: each read costs the API server as much CPU as the start of some nodes.
+    pub fn until_connected(&mut self, name: &'static str) -> anyhow::Result<Phase> {
+        // All watches have to be new: in a rollout, those of stopped programs may end later than others begin.
+        while self.audit_log.connected.len() < self.nodes
+            || self.audit_log.watches.len() != WATCHES * self.nodes
+            || self.audit_log.watches.values().any(|began| *began < self.begin)
         {
-            ensure!(self.begin.elapsed() < CONNECT_TIMEOUT, "not all nodes are connected");
+            ensure!(self.begin.elapsed()? < CONNECT_TIMEOUT, "not all nodes are connected");
             thread::sleep(POLL);
+            self.audit_log.read()?;
         }
         self.observe(name, Duration::from_secs(5))
     }
 
-    /// Number of watches of pods that the nodes have open.
-    fn watches(&self, metrics: &Metrics) -> usize {
-        (metrics.pod_watches - self.own_pod_watches) as usize
-    }
-
-    /// Ends the phase, prints its row, and begins the next phase.
-    fn finish(&mut self, name: &'static str) -> anyhow::Result<Phase> {
-        let after = Metrics::read(&self.control_plane.admin)?;
-        let before = std::mem::replace(&mut self.before, after);
-        let since = std::mem::replace(&mut self.begin, Instant::now()).elapsed();
-        let phase = Phase {
-            name,
-            span: since,
-            requests: self.audit_log.read()?,
-            watches: self.watches(&after),
-            etcd_pod_lists: (after.etcd_pod_lists - before.etcd_pod_lists) as usize,
-        };
-        let cpu = after.cpu_seconds - before.cpu_seconds;
-        let lists = after.cache_pod_lists - before.cache_pod_lists;
-        let pods_read = after.cache_pods_read - before.cache_pods_read;
-        println!(
-            "| {name} | {:.0} | {} | {:.1} | {} | {:.2} | {cpu:.1} | {:.1}% | {:.0} | {} | {} | {:.0} |",
-            since.as_secs_f64(),
-            phase.requests.len(),
-            span(&phase.requests).as_secs_f64(),
-            peak_per_second(&phase.requests),
-            phase.requests.len() as f64 / self.nodes as f64,
-            100.0 * cpu / since.as_secs_f64(),
-            after.response_bytes - before.response_bytes,
-            phase.watches,
-            phase.etcd_pod_lists,
-            pods_read / lists.max(1.0),
-        );
-        Ok(phase)
+    /// Measures for `longer`, prints the phase's row, and begins the next phase.
+    pub fn observe(&mut self, name: &'static str, longer: Duration) -> anyhow::Result<Phase> {
+        thread::sleep(longer);
+        let after = metrics(&self.control_plane.admin)?;
+        let before = mem::replace(&mut self.before, after);
+        let span = mem::replace(&mut self.begin, SystemTime::now()).elapsed()?;
+        self.audit_log.read()?;
+        let requests = mem::take(&mut self.audit_log.requests);
+        let [cpu, _, bytes, lists, connections] =
+            array::from_fn(|index| after[index] - before[index]);
+        let rejected = requests.iter().filter(|request| request.status >= 400).count();
+        let values = [
+            span.as_secs_f64(),
+            (requests.len() - rejected) as f64,
+            rejected as f64,
+            requests.len() as f64 / self.nodes as f64,
+            peak_per_second(&requests) as f64,
+            connections,
+            bytes / 1e6,
+            cpu,
+            100.0 * cpu / span.as_secs_f64(),
+            after[1] / 1024.0 / 1024.0,
+            lists,
+        ];
+        let texts = values.map(|value| ((100.0 * value).round() / 100.0).to_string());
+        println!("| {name} | {} |", texts.join(" | "));
+        let (watches, etcd_pod_lists) = (self.audit_log.watches.len(), lists as usize);
+        Ok(Phase { name, span, requests, watches, etcd_pod_lists, values })
     }
 }

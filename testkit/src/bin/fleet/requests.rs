@@ -1,57 +1,107 @@
 //! The requests of the fleet, from the API server's audit log.
 
-use std::collections::{BTreeMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fs::File;
-use std::io::{BufRead as _, BufReader};
+use std::io::{BufRead as _, BufReader, Seek as _, SeekFrom};
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use serde_json::Value;
 
-/// Reads what the API server appended since the last read.
+use crate::objects::node_of;
+
+/// Reads what the API server appends.
+#[derive(Default)]
 pub struct AuditLog {
     path: PathBuf,
-    /// Requests that were already returned: each has a record per stage.
-    seen: HashSet<String>,
+    /// Bytes that were read.
+    offset: u64,
+    /// Requests that were read.
+    pub requests: Vec<Request>,
+    /// Watches that have not ended, and when they began.
+    pub watches: HashMap<String, SystemTime>,
+    rejected_watches: HashSet<String>,
+    /// Nodes whose plugin's token was used, so that their agent has written the kubeconfig.
+    pub connected: HashSet<usize>,
+    /// Nodes by the identifiers of the plugin's tokens that their agents requested.
+    tokens: HashMap<Value, usize>,
 }
 
 /// One request of an agent or a repair controller.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub received: SystemTime,
-    /// Program and verb, e.g. `agent create`.
-    pub kind: String,
+    /// When the response ended, or began if it is a watch.
+    pub responded: SystemTime,
+    /// `None` if the token does not tell the node.
+    pub node: Option<usize>,
+    /// User agent without its version.
+    pub program: String,
+    pub verb: String,
     pub uri: String,
+    /// Null if the request has no body.
+    pub body: Value,
+    /// Whether the request was sent with the plugin's token.
+    pub is_plugin: bool,
     pub status: u64,
 }
 
 impl AuditLog {
     pub fn new(path: PathBuf) -> AuditLog {
-        AuditLog { path, seen: HashSet::new() }
+        AuditLog { path, ..AuditLog::default() }
     }
 
-    /// Requests that were logged since the last call.
-    pub fn read(&mut self) -> anyhow::Result<Vec<Request>> {
-        let mut requests = Vec::new();
-        for line in BufReader::new(File::open(&self.path)?).lines() {
-            // A killed API server may leave part of a line.
-            let record: Value = serde_json::from_str(&line?).unwrap_or_default();
-            let text = |field: &str| record[field].as_str().unwrap_or_default().to_owned();
-            let program = match text("userAgent").split('/').next() {
-                Some("linkerd2-cni-install") => "agent",
-                Some("linkerd-cni-repair-controller") => "repair controller",
-                _ => continue,
-            };
-            if self.seen.insert(text("auditID")) {
-                requests.push(Request {
-                    received: humantime::parse_rfc3339(&text("requestReceivedTimestamp"))?,
-                    kind: format!("{program} {}", text("verb")),
-                    uri: text("requestURI"),
-                    status: record["responseStatus"]["code"].as_u64().unwrap_or_default(),
-                });
+    pub fn read(&mut self) -> anyhow::Result<()> {
+        let mut log = File::open(&self.path)?;
+        log.seek(SeekFrom::Start(self.offset))?;
+        let (mut log, mut line) = (BufReader::new(log), String::new());
+        loop {
+            line.clear();
+            log.read_line(&mut line)?;
+            if !line.ends_with('\n') {
+                return Ok(());
             }
+            self.offset += line.len() as u64;
+            // A killed API server may leave part of a line.
+            self.add(&serde_json::from_str(&line).unwrap_or_default())?;
         }
-        Ok(requests)
+    }
+
+    fn add(&mut self, record: &Value) -> anyhow::Result<()> {
+        let text = |field: &str| record[field].as_str().unwrap_or_default().to_owned();
+        let program = text("userAgent").split('/').next().unwrap_or_default().to_owned();
+        let (id, status) = (text("auditID"), record["responseStatus"]["code"].as_u64());
+        // A watch has a second record when it ends. A rejected one may have only the first.
+        let is_known = self.watches.remove(&id).is_some() || self.rejected_watches.remove(&id);
+        if !program.starts_with("linkerd") || is_known {
+            return Ok(());
+        }
+        let received = humantime::parse_rfc3339(&text("requestReceivedTimestamp"))?;
+        match text("stage") == "ResponseStarted" {
+            true if status == Some(200) => drop(self.watches.insert(id, received)),
+            true => drop(self.rejected_watches.insert(id)),
+            false => {}
+        }
+        let (user, annotations) = (&record["user"], &record["annotations"]);
+        let token = &user["extra"]["authentication.kubernetes.io/credential-id"][0];
+        let node = &user["extra"]["authentication.kubernetes.io/node-name"][0];
+        let node = node.as_str().and_then(node_of).or_else(|| self.tokens.get(token).copied());
+        let issued = &annotations["authentication.kubernetes.io/issued-credential-id"];
+        self.tokens.extend(node.filter(|_| !issued.is_null()).map(|node| (issued.clone(), node)));
+        let is_plugin = user["username"].as_str().is_some_and(|name| name.ends_with("-plugin"));
+        self.connected.extend(node.filter(|_| is_plugin));
+        self.requests.push(Request {
+            received,
+            responded: humantime::parse_rfc3339(&text("stageTimestamp"))?,
+            node,
+            program,
+            verb: text("verb"),
+            uri: text("requestURI"),
+            body: record["requestObject"].clone(),
+            is_plugin,
+            status: status.unwrap_or_default(),
+        });
+        Ok(())
     }
 }
 
@@ -64,11 +114,4 @@ pub fn peak_per_second(requests: &[Request]) -> usize {
     }
     let windows = tenths.keys().map(|begin| tenths.range(begin..&(begin + 10)));
     windows.map(|window| window.map(|(_, count)| count).sum()).max().unwrap_or_default()
-}
-
-/// Time from the first to the last request.
-pub fn span(requests: &[Request]) -> Duration {
-    let times = || requests.iter().map(|request| request.received);
-    let ends = times().min().zip(times().max());
-    ends.and_then(|(first, last)| last.duration_since(first).ok()).unwrap_or_default()
 }

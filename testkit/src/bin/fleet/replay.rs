@@ -1,0 +1,253 @@
+//! Simulated nodes: threads of this process send the requests that were recorded. What follows a failed request is not
+//! recorded: the waits are those of the product's [`Schedule`] and [`Backoff`].
+
+use std::io::{self, Read as _};
+use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use anyhow::Context as _;
+use linkerd2_cni::agent::api::{CheckResult, Schedule};
+use linkerd2_cni::backoff::{Backoff, jitter};
+use linkerd2_cni::kube::kubeconfig::ApiAccess;
+use linkerd2_cni::kube::pod_stream::{self, WatchEvent};
+use linkerd2_cni::kube::retry::Retry;
+use linkerd2_cni::kube::{self, Client, Deadlines, RESPONSE_TIMEOUT, SystemResolver, pod_watch};
+use serde_json::Value;
+
+use crate::control_plane::ControlPlane;
+use crate::node::{Nodes, agent_token};
+use crate::objects::in_parallel;
+use crate::recording::{Chain, Recording, Step};
+
+/// Stack size of a thread, in bytes.
+const STACK: usize = 256 << 10;
+// Copies of private constants of the product: src/agent/api/worker.rs, src/kube/pod_watch.rs.
+const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
+const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
+const LONGEST_IDLE: Duration = Duration::from_secs(10);
+const STEADY: Duration = Duration::from_secs(60);
+const EARLY_END_TOLERANCE: Duration = Duration::from_secs(10);
+
+pub struct Replay {
+    shared: Arc<Shared>,
+    /// For each node, a flag for each start of its programs: whether they were stopped since.
+    lives: Vec<Vec<Arc<AtomicBool>>>,
+}
+
+struct Shared {
+    recording: Recording,
+    access: ApiAccess,
+    /// For each node, the agent's token and the plugin's.
+    tokens: Vec<[OnceLock<String>; 2]>,
+}
+
+/// Sends the requests of one chain for one node.
+struct Sender<'a> {
+    shared: &'a Shared,
+    node: usize,
+    chain: &'a Chain,
+    stopped: &'a AtomicBool,
+}
+
+impl Replay {
+    pub fn prepare(
+        control_plane: &ControlPlane,
+        recording: Recording,
+        nodes: usize,
+    ) -> anyhow::Result<Replay> {
+        let (access, tokens) = (control_plane.access.clone(), vec![Default::default(); nodes]);
+        let shared = Shared { recording, access, tokens };
+        in_parallel(nodes, |node| {
+            let _ = shared.tokens[node][0].set(agent_token(&control_plane.admin, node)?);
+            Ok(())
+        })?;
+        Ok(Replay { shared: Arc::new(shared), lives: vec![Vec::new(); nodes] })
+    }
+}
+
+impl Nodes for Replay {
+    fn start(&mut self, nodes: Range<usize>) -> anyhow::Result<()> {
+        for node in nodes {
+            let (life, stopped) = (self.lives[node].len(), Arc::<AtomicBool>::default());
+            self.lives[node].push(Arc::clone(&stopped));
+            for index in 0..self.shared.recording[life].len() {
+                let (shared, stopped) = (Arc::clone(&self.shared), Arc::clone(&stopped));
+                thread::Builder::new().stack_size(STACK).spawn(move || {
+                    let chain = &shared.recording[life][index];
+                    Sender { shared: &shared, node, chain, stopped: &stopped }.run()
+                })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// A thread with a watch sees this when a bookmark arrives, at most a minute later.
+    fn stop_replaced(&mut self, nodes: Range<usize>) -> anyhow::Result<()> {
+        for lives in &self.lives[nodes] {
+            stop(&lives[..lives.len() - 1]);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Replay {
+    fn drop(&mut self) {
+        self.lives.iter().for_each(|lives| stop(lives));
+    }
+}
+
+fn stop(lives: &[Arc<AtomicBool>]) {
+    lives.iter().for_each(|stopped| stopped.store(true, Ordering::Relaxed));
+}
+
+impl Sender<'_> {
+    fn run(&self) {
+        let result = if self.chain.is_pods { self.watch_pods() } else { self.send_all() };
+        if let Err(error) = result {
+            eprintln!("fleet: node {}: {}: {error:#}", self.node, self.chain.program);
+        }
+    }
+
+    fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Relaxed)
+    }
+
+    fn client(&self, step: &Step, deadlines: Deadlines) -> anyhow::Result<Client> {
+        let token = &self.shared.tokens[self.node][usize::from(step.request.is_plugin)];
+        let token = Some(token.get().context("no token was requested")?.clone());
+        let access = ApiAccess { token, ..self.shared.access.clone() };
+        Ok(Client::new::<SystemResolver>(&access, &self.chain.program, deadlines)?)
+    }
+
+    /// Sends the agent's requests that do not list or watch pods. Repeats the last one if it was recorded twice in a row:
+    /// then it is periodic.
+    fn send_all(&self) -> anyhow::Result<()> {
+        let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
+        let steps = &self.chain.steps;
+        let is_periodic = matches!(&steps[..], [.., one, other] if one.uri == other.uri);
+        let repeated = steps.last().into_iter().cycle().take_while(|_| is_periodic);
+        let mut clients: [Option<Client>; 2] = [None, None];
+        for step in steps.iter().chain(repeated).take_while(|_| !self.is_stopped()) {
+            let (gap, mut schedule) = (step.gaps.draw(), Schedule::new(Instant::now(), None));
+            if gap > LONGEST_IDLE {
+                clients = [None, None];
+            }
+            thread::sleep(gap);
+            while !self.is_stopped() {
+                let client = &mut clients[usize::from(step.request.is_plugin)];
+                let client = match client {
+                    Some(client) => client,
+                    None => client.insert(self.client(step, deadlines)?),
+                };
+                match self.send(client, step) {
+                    // The agent looks for its DaemonSet again with a later check.
+                    Err(error) if !step.uri.contains("/daemonsets/") => {
+                        let result = match error.code() {
+                            Some(401 | 403) => CheckResult::Rejected,
+                            _ => CheckResult::Unknown,
+                        };
+                        schedule.check_done(Instant::now(), result, asked(&error));
+                        thread::sleep(schedule.next() - Instant::now());
+                    }
+                    _ => break,
+                }
+            }
+        }
+        Ok(())
+    }
+
+    fn send(&self, client: &Client, step: &Step) -> Result<(), kube::Error> {
+        let uri = step.uri(self.node, "", Duration::ZERO);
+        let response: Value = match &*step.request.verb {
+            "create" => client.post_and_decode(&uri, &step.request.body)?,
+            _ => client.get(&uri)?,
+        };
+        if let Some(token) = response["status"]["token"].as_str() {
+            let _ = self.shared.tokens[self.node][1].set(token.to_owned());
+        }
+        Ok(())
+    }
+
+    /// Lists and watches pods as `pod_watch::run` does, but only reads the version of the list.
+    fn watch_pods(&self) -> anyhow::Result<()> {
+        let [list, watch, ..] = &self.chain.steps[..] else { return Ok(()) };
+        thread::sleep(list.gaps.draw());
+        let mut backoff = Backoff::spread(pod_watch::RETRIES);
+        let mut version = String::new();
+        // The first watch ends as if it had begun earlier, so that the watches of a fleet end at all times.
+        let mut lifetime = jitter(watch.lifetimes.draw()).max(Duration::from_secs(1));
+        while !self.is_stopped() {
+            // Each request has a connection of its own.
+            let client = self.client(list, pod_watch::DEADLINES)?;
+            let (began, is_list) = (Instant::now(), version.is_empty());
+            let step = if is_list { list } else { watch };
+            let uri = step.uri(self.node, &version, lifetime);
+            let mut result = match is_list {
+                true => read_list(&client, &uri, &mut version),
+                false => self.follow(&client, &uri, &mut version),
+            };
+            if !is_list {
+                if began.elapsed() >= STEADY {
+                    backoff.reset();
+                }
+                if began.elapsed() + EARLY_END_TOLERANCE < lifetime {
+                    result = result.and(Err(Duration::ZERO));
+                }
+                lifetime = watch.lifetimes.draw();
+            }
+            if let Err(asked) = result
+                && !self.is_stopped()
+            {
+                thread::sleep(backoff.next_delay().max(asked + jitter(asked / 2)));
+            }
+        }
+        Ok(())
+    }
+
+    /// Watches until the watch ends. Sets the version from which the next watch continues, or clears it if a new list is
+    /// needed. The error is the shortest wait.
+    fn follow(&self, client: &Client, uri: &str, version: &mut String) -> Result<(), Duration> {
+        let response = client.watch(uri).map_err(|error| {
+            if error.code() == Some(410) {
+                version.clear();
+            }
+            asked(&error)
+        })?;
+        for event in pod_stream::events(response) {
+            match event {
+                _ if self.is_stopped() => break,
+                Ok(WatchEvent::Bookmark(object)) => *version = object.metadata.resource_version,
+                Ok(WatchEvent::Error(_)) => {
+                    version.clear();
+                    return Err(Duration::ZERO);
+                }
+                Ok(_) => {}
+                Err(_) => return Err(Duration::ZERO),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Time that the API server asks to wait, or that the agent waits after a response that was late.
+fn asked(error: &kube::Error) -> Duration {
+    match error.retry() {
+        Retry::After(wait) => wait,
+        _ if error.is_response_timeout() => TIMEOUT_WAIT,
+        _ => Duration::ZERO,
+    }
+}
+
+/// Reads a list to its end, and sets the version to its version. The error is the shortest wait.
+fn read_list(client: &Client, uri: &str, version: &mut String) -> Result<(), Duration> {
+    let mut list = client.read_list(uri).map_err(|error| asked(&error))?;
+    let mut start = String::new();
+    let read = list.by_ref().take(256).read_to_string(&mut start);
+    let complete = read.and_then(|_| io::copy(&mut list, &mut io::sink()));
+    let rest = start.split("\"resourceVersion\":\"").nth(1).filter(|_| complete.is_ok());
+    *version = rest.and_then(|rest| rest.split('"').next()).ok_or(Duration::ZERO)?.to_owned();
+    Ok(())
+}
