@@ -93,12 +93,14 @@ impl Resolution {
     }
 }
 
-/// Chooses one of the addresses `found`: the `current` one, or the one after it if the API server
-/// `is_unreachable` there. Otherwise the first.
+/// Chooses one of the addresses `found`, which may have an address more than once: the `current` one, or
+/// the next other one if the API server `is_unreachable` there. Otherwise the first.
 fn choose(current: Option<IpAddr>, found: &[IpAddr], is_unreachable: bool) -> Option<IpAddr> {
-    let position = found.iter().position(|address| Some(*address) == current);
-    let index = position.map_or(0, |index| index + usize::from(is_unreachable));
-    found.iter().copied().cycle().nth(index)
+    let Some(position) = found.iter().position(|address| Some(*address) == current) else {
+        return found.first().copied();
+    };
+    let mut next = found.iter().copied().cycle().skip(position).take(found.len());
+    next.find(|address| !is_unreachable || Some(*address) != current).or(current)
 }
 
 #[cfg(test)]
@@ -119,6 +121,7 @@ mod tests {
             (second, &all, true, third),
             (third, &all, true, first),
             (first, &all[..1], true, first),
+            (first, &[all[0], all[0], all[1]], true, second),
             (first, &[], false, None),
         ] {
             assert_eq!(choose(current, found, is_unreachable), chosen, "{current:?} of {found:?}");
