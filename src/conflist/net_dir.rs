@@ -51,7 +51,8 @@ impl ConfigFile {
     }
 
     /// Parses a conflist.
-    /// Says why the file cannot be read or parsed: the rest of a sentence that starts with its name.
+    /// Fails with the reason why the file cannot be read or parsed: the rest of a sentence that starts
+    /// with its name.
     pub fn conflist(&self) -> Result<Conflist<'_>, String> {
         let content = self.content.as_ref().map_err(|unreadable| unreadable.why.clone())?;
         Conflist::parse_any(&content.text).map_err(|error| error.to_string())

@@ -87,7 +87,7 @@ impl<'a> Conflist<'a> {
     }
 
     /// Checks that a runtime would load the conflist, as far as its text shows.
-    /// Names the first missing field that makes runtimes reject the conflist.
+    /// Fails with the first missing field that makes runtimes reject the conflist.
     pub fn check_loadable(&self) -> Result<(), Error> {
         if self.name.as_deref().unwrap_or_default().is_empty() {
             return Err(Error::NoName);

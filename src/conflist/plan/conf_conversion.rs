@@ -27,7 +27,7 @@ impl Inputs<'_> {
 
     /// Returns the name of the conflist to make from `file`, whose content is `text`. Never the name of
     /// a conflist that the agent did not make: overwriting it would lose a network config.
-    /// Says that both names are used, or that a runtime loads the existing conflist instead of `file`.
+    /// Fails if both names are used, or if a runtime loads the existing conflist instead of `file`.
     fn unused_name(&self, file: &ConfigFile, text: &str) -> Result<String, String> {
         let names = conflist_names(&file.name);
         let existing = |name: &String| self.foreign.iter().find(|other| other.name == *name);

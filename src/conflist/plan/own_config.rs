@@ -95,7 +95,7 @@ impl Inputs<'_> {
 
     /// Returns the first loadable network config and its copy, which is called `name`. A damaged file named
     /// `copied_from`, the one copied before, wins if it sorts first: its owner is probably writing it.
-    /// Says why the copy must stay as it is; `None` if there is no network config to copy.
+    /// Fails with the reason why the copy must stay as it is; `None` if there is no network config to copy.
     fn source(
         &self,
         name: &str,
