@@ -6,6 +6,7 @@
 
 use std::io::{self, BufRead, BufReader, Read as _, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -168,17 +169,28 @@ fn serve(token: &str, ports: &[u16]) -> anyhow::Result<()> {
         listeners.push((*port, listener.with_context(|| format!("cannot listen on port {port}"))?));
     }
     tracing::info!("listening on {ports:?}");
+    let connected = AtomicBool::new(false);
     thread::scope(|scope| {
         for (port, listener) in &listeners {
-            let line = response(token, *port);
-            scope.spawn(move || reply_to_all(listener, &line));
+            let (line, connected) = (response(token, *port), &connected);
+            scope.spawn(move || reply_to_all(listener, &line, connected));
+        }
+        thread::sleep(RETRY_BUDGET);
+        if !connected.load(Ordering::Relaxed) {
+            tracing::error!(
+                "no connection was redirected to {ports:?} within {} s: the container runtime did not call the \
+                 plugin for this pod, or the plugin skipped the pod; see the log of the agent on its node, and \
+                 `linkerd cni check`",
+                RETRY_BUDGET.as_secs()
+            );
         }
     });
     Ok(())
 }
 
-fn reply_to_all(listener: &TcpListener, line: &str) {
+fn reply_to_all(listener: &TcpListener, line: &str, connected: &AtomicBool) {
     for stream in listener.incoming() {
+        connected.store(true, Ordering::Relaxed);
         let replied = stream.and_then(|stream| reply(stream, line));
         if let Err(error) = replied {
             tracing::debug!("{error}");
@@ -228,7 +240,9 @@ mod tests {
     fn fake_proxy(token: &'static str, port: u16) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        thread::spawn(move || reply_to_all(&listener, &response(token, port)));
+        thread::spawn(move || {
+            reply_to_all(&listener, &response(token, port), &AtomicBool::default());
+        });
         address
     }
 
@@ -262,7 +276,7 @@ mod tests {
         thread::spawn(move || {
             // The first connection gets no response.
             drop(listener.accept());
-            reply_to_all(&listener, &line);
+            reply_to_all(&listener, &line, &AtomicBool::default());
         });
         expect(address, &wanted, Duration::from_secs(60)).unwrap();
     }

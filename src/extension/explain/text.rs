@@ -104,7 +104,9 @@ fn node_report(text: &mut String, report: &NodeReport) {
         let _ = writeln!(text, "  log: {record}");
     }
     if report.agent.is_some() && report.records.is_empty() {
-        text.push_str("  the agent's log has no plugin call for the pod any more\n");
+        text.push_str(
+            "  the agent's log has no plugin call for the pod: it may have started without the plugin\n",
+        );
     }
     for event in &report.events {
         let _ = writeln!(text, "  Event: {event}");

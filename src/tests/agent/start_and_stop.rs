@@ -113,3 +113,10 @@ fn two_agents_with_equal_settings_chain_the_plugin_once() {
     assert_eq!(other.stop(), Some(0));
     assert_eq!(node.tree(), before);
 }
+
+#[test]
+fn the_stand_in_of_helm_test_says_that_no_connection_reaches_it() {
+    let node = Node::with_calico();
+    let probe = node.start_under(&[], &["probe", "serve", "--token", "token", "0"], &[]);
+    until("the error", || probe.log().contains("no connection was redirected to [0] within 20 s"));
+}
