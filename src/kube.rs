@@ -21,7 +21,6 @@ pub mod pod_stream;
 pub mod pod_watch;
 pub mod redact;
 pub mod request_metrics;
-pub mod retry;
 pub mod scheduling;
 pub mod scope;
 mod tls;
@@ -38,7 +37,8 @@ use ureq::unversioned::resolver::Resolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
 use ureq::{Agent as HttpAgent, Body};
 
-pub use error::{Error, NOT_FOUND, UNAUTHORIZED};
+use crate::deadline::Deadline;
+pub use error::{Error, NOT_FOUND, Retry, UNAUTHORIZED};
 use kubeconfig::ApiAccess;
 pub use literal_address::LiteralAddress;
 use tls::Tls;
@@ -61,10 +61,8 @@ const BUFFER: usize = 16 << 10;
 /// The repair controller's value in upstream.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// Longest duration of each phase of one request.
-///
-/// There is no deadline for the whole request: with one, ureq starts a thread for name
-/// resolution, even for an IP address.
+/// Longest duration of each phase of one request. For a deadline of the whole request, ureq's resolver
+/// would start a thread, even for an IP address.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     /// TCP connect and TLS handshake.
@@ -89,6 +87,7 @@ pub struct Client {
     watch_http: HttpAgent,
     server: String,
     token: Option<String>,
+    end: Option<Deadline>,
 }
 
 impl Client {
@@ -126,7 +125,13 @@ impl Client {
             watch_http: http(None, Some(deadlines.body)),
             server: access.server.trim_end_matches('/').to_owned(),
             token: access.token.clone(),
+            end: None,
         })
+    }
+
+    /// Lets each GET end at this time at the latest, for a client with [`LiteralAddress`].
+    pub fn until(self, end: Deadline) -> Self {
+        Client { end: Some(end), ..self }
     }
 
     /// GETs `path` (absolute, with its query, e.g. `/api/v1/nodes/a`).
@@ -142,7 +147,6 @@ impl Client {
         Ok(BufReader::new(body.reader()))
     }
 
-    /// POSTs `body` to `path`; the body of the response is discarded.
     pub fn post(&self, path: &str, body: &Value) -> Result<(), Error> {
         self.send(&self.http, Method::POST, path, Some(body)).map(drain)
     }
@@ -155,14 +159,13 @@ impl Client {
         self.read_object(Method::POST, path, Some(body))
     }
 
-    /// PATCHes `path` with the JSON merge patch `body`; the body of the response is discarded.
-    /// If `body` has a `metadata.resourceVersion`, the API server responds with 409 if the object
-    /// has changed since that version.
+    /// With a `metadata.resourceVersion` in `body`, the API server responds with 409 if the object has
+    /// changed since that version.
     pub fn merge_patch(&self, path: &str, body: &Value) -> Result<(), Error> {
         self.send(&self.http, Method::PATCH, path, Some(body)).map(drain)
     }
 
-    /// DELETEs `path` with the delete options `body`; the body of the response is discarded.
+    /// DELETEs `path` with the delete options `body`.
     pub fn delete(&self, path: &str, body: &Value) -> Result<(), Error> {
         self.send(&self.http, Method::DELETE, path, Some(body)).map(drain)
     }
@@ -200,14 +203,18 @@ impl Client {
                 .map_err(ureq::Error::Http)
                 .and_then(|request| http.run(request)),
             None => {
-                builder.body(()).map_err(ureq::Error::Http).and_then(|request| http.run(request))
+                builder.body(()).map_err(ureq::Error::Http).and_then(|request| match self.end {
+                    Some(end) => {
+                        let request = http.configure_request(request);
+                        http.run(request.timeout_global(Some(end.remaining())).build())
+                    }
+                    None => http.run(request),
+                })
             }
         };
         request_metrics::count(response.as_ref().ok().map(|found| found.status().as_u16()));
-        let mut response = match response {
-            Ok(response) => response,
-            Err(source) => return Err(Error::Transport { request, source }),
-        };
+        let failed = |source| Error::Transport { request: request.clone(), source };
+        let mut response = response.map_err(failed)?;
         if response.status().is_success() {
             return Ok(response);
         }
@@ -234,10 +241,9 @@ impl Client {
     ) -> Result<T, Error> {
         let request = format!("{method} {}{path}", self.server);
         let mut response = self.send(&self.http, method, path, body)?;
-        let bytes = match response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec() {
-            Ok(bytes) => bytes,
-            Err(source) => return Err(Error::Transport { request, source }),
-        };
+        let bytes = response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec();
+        let failed = |source| Error::Transport { request: request.clone(), source };
+        let bytes = bytes.map_err(failed)?;
         redact::object(&bytes).map_err(|error| Error::Decode {
             request,
             problem: redact::problem(&error),

@@ -10,22 +10,20 @@ use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64URL;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The claims that agent and plugin use.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct Claims {
     /// The user name: `system:serviceaccount:<namespace>:<name>`.
     sub: String,
-    /// When the token expires, in seconds since 1970.
+    /// Expiry and issue, in seconds since 1970.
     exp: u64,
-    /// When the token was issued, in seconds since 1970.
     iat: u64,
     #[serde(rename = "kubernetes.io")]
     kubernetes: Value,
 }
 
 impl Claims {
-    /// Decodes `token`; `None` if it is not a JSON Web Token.
+    /// `None` if it is not a JSON Web Token.
     pub fn read(token: &str) -> Option<Claims> {
         let payload = token.split('.').nth(1)?;
         serde_json::from_slice(&BASE64URL.decode(payload).ok()?).ok()

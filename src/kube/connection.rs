@@ -22,7 +22,6 @@ pub enum Error {
     Client(#[from] super::Error),
 }
 
-/// Provides a client with the current content of its source.
 pub struct Connection {
     source: AccessSource,
     user_agent: &'static str,
@@ -31,7 +30,6 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Stores the parameters; reads nothing.
     pub fn new(source: AccessSource, user_agent: &'static str, deadlines: Deadlines) -> Self {
         Connection { source, user_agent, deadlines, current: None }
     }

@@ -1,5 +1,6 @@
-//! Errors of API requests.
+//! Errors of API requests, and which of them to retry.
 
+use std::error::Error as _;
 use std::time::Duration;
 
 /// `reason` of Kubernetes' Status with HTTP 401 and 404. A response without it comes from a proxy.
@@ -12,11 +13,7 @@ pub enum Error {
     #[error("{server}: the CA of the API server {problem}")]
     InvalidCa { server: String, problem: String },
     #[error("{request}: {source}")]
-    Transport {
-        request: String,
-        #[source]
-        source: ureq::Error,
-    },
+    Transport { request: String, source: ureq::Error },
     #[error("{request}: HTTP {code}: {message}")]
     Status {
         request: String,
@@ -29,6 +26,19 @@ pub enum Error {
     },
     #[error("{request}: unexpected response: {problem}")]
     Decode { request: String, problem: String, is_truncated: bool },
+}
+
+/// Whether and when to retry a failed request.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    /// Do not retry: the result would be the same.
+    Never,
+    /// Retry with backoff: the server or the network may recover soon.
+    Soon,
+    /// Retry after the server's `Retry-After`. It may be of any length, so callers limit it.
+    After(Duration),
+    /// The server rejects the credential: retry once if there is a newer one.
+    NewCredential,
 }
 
 impl Error {
@@ -78,5 +88,99 @@ impl Error {
     /// Whether the request exceeded one of the [`Deadlines`](super::Deadlines).
     pub fn is_timeout(&self) -> bool {
         matches!(self, Error::Transport { source: ureq::Error::Timeout(_), .. })
+    }
+
+    pub fn retry(&self) -> Retry {
+        match self {
+            Error::Status { code: 401, .. } => Retry::NewCredential,
+            Error::Status { code: 429 | 500..=599, retry_after, .. } => {
+                retry_after.map_or(Retry::Soon, Retry::After)
+            }
+            Error::Transport { source: ureq::Error::BodyExceedsLimit(_), .. } => Retry::Never,
+            Error::Transport { .. } if !self.is_certificate_error() && !self.is_unsendable() => {
+                Retry::Soon
+            }
+            Error::Decode { is_truncated: true, .. } => Retry::Soon,
+            _ => Retry::Never,
+        }
+    }
+
+    /// Whether the server accepted the request, but did not respond in time.
+    pub fn is_response_timeout(&self) -> bool {
+        let Error::Transport { source: ureq::Error::Timeout(phase), .. } = self else {
+            return false;
+        };
+        matches!(phase, ureq::Timeout::RecvResponse | ureq::Timeout::RecvBody)
+    }
+
+    /// Whether the server's certificate is invalid, e.g. not signed by the CA. rustls reports that
+    /// inside an I/O error.
+    pub fn is_certificate_error(&self) -> bool {
+        let Error::Transport { source, .. } = self else {
+            return false;
+        };
+        let found = match source {
+            ureq::Error::Rustls(error) => Some(error),
+            ureq::Error::Io(error) => error
+                .get_ref()
+                .and_then(|inner| inner.downcast_ref())
+                .or_else(|| error.source().and_then(|inner| inner.downcast_ref())),
+            _ => None,
+        };
+        matches!(found, Some(rustls::Error::InvalidCertificate(_)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(code: u16, retry_after: Option<u64>) -> Error {
+        Error::Status {
+            request: String::new(),
+            code,
+            reason: None,
+            message: String::new(),
+            retry_after: retry_after.map(Duration::from_secs),
+        }
+    }
+
+    #[test]
+    fn only_temporary_failures_are_retried() {
+        let cases = [
+            (status(401, None), Retry::NewCredential),
+            (status(403, None), Retry::Never),
+            (status(404, None), Retry::Never),
+            (status(302, None), Retry::Never),
+            (status(429, None), Retry::Soon),
+            (status(429, Some(3)), Retry::After(Duration::from_secs(3))),
+            (status(500, None), Retry::Soon),
+            (status(503, Some(1)), Retry::After(Duration::from_secs(1))),
+        ];
+        for (error, wanted) in cases {
+            assert_eq!(error.retry(), wanted, "{error}");
+        }
+    }
+
+    #[test]
+    fn an_invalid_certificate_is_not_retried_and_a_reset_is() {
+        let transport = |source| Error::Transport { request: String::new(), source };
+        let wrong = || rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        let wrapped = std::io::Error::new(std::io::ErrorKind::InvalidData, wrong());
+        let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert_eq!(transport(ureq::Error::Io(wrapped)).retry(), Retry::Never);
+        assert_eq!(transport(ureq::Error::Rustls(wrong())).retry(), Retry::Never);
+        assert_eq!(transport(ureq::Error::Io(reset)).retry(), Retry::Soon);
+    }
+
+    #[test]
+    fn a_response_timeout_differs_from_a_server_that_cannot_be_reached() {
+        let timeout = |phase| Error::Transport {
+            request: String::new(),
+            source: ureq::Error::Timeout(phase),
+        };
+        assert!(timeout(ureq::Timeout::RecvResponse).is_response_timeout());
+        assert!(!timeout(ureq::Timeout::Connect).is_response_timeout());
+        assert!(!status(503, None).is_response_timeout());
     }
 }

@@ -16,7 +16,6 @@ const NOTE_LIMIT: usize = 1024;
 /// Namespace of Events about cluster-scoped objects, such as nodes.
 const DEFAULT_NAMESPACE: &str = "default";
 
-/// The program that publishes an Event.
 #[derive(Clone, Copy, Debug)]
 pub struct Reporter<'a> {
     pub controller: &'static str,
@@ -24,7 +23,6 @@ pub struct Reporter<'a> {
     pub instance: &'a str,
 }
 
-/// The object that an Event is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Regarding<'a> {
     pub kind: &'static str,
@@ -35,8 +33,7 @@ pub struct Regarding<'a> {
 }
 
 impl<'a> Regarding<'a> {
-    /// Returns the node with this name. `kubectl describe node` looks for Events whose UID is the name,
-    /// as the kubelet posts them.
+    /// `kubectl describe node` looks for Events whose UID is the name, as the kubelet posts them.
     pub fn node(name: &'a str) -> Self {
         Regarding { kind: "Node", namespace: "", name, uid: name }
     }
@@ -111,13 +108,9 @@ fn event(
 }
 
 fn namespace<'a>(regarding: Regarding<'a>) -> &'a str {
-    match regarding.namespace {
-        "" => DEFAULT_NAMESPACE,
-        namespace => namespace,
-    }
+    if regarding.namespace.is_empty() { DEFAULT_NAMESPACE } else { regarding.namespace }
 }
 
-/// Returns the start of `text`: at most `length` bytes, without a partial character.
 fn shorten(text: &str, length: usize) -> &str {
     &text[..text.floor_char_boundary(length)]
 }

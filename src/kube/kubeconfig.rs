@@ -20,7 +20,7 @@ pub const CONTEXT: &str = "linkerd-cni-context";
 /// Directory with the credential of a pod's ServiceAccount.
 pub const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// Why a kubeconfig cannot be used. No variant carries a credential.
+/// No variant carries a credential.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -29,7 +29,6 @@ pub enum Error {
     Invalid { path: PathBuf, problem: String },
 }
 
-/// Address of an API server and the credential for it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiAccess {
     /// `https://host:port`, an IPv6 host in brackets.
@@ -66,7 +65,6 @@ pub fn read(path: &Path) -> Result<ApiAccess, Error> {
     parse::parse(path, &files::read(path)?.0)
 }
 
-/// Renders `access` as a kubeconfig whose only context is [`CONTEXT`].
 pub fn render(access: &ApiAccess) -> String {
     let mut cluster = serde_json::Map::new();
     cluster.insert("server".into(), json!(access.server));

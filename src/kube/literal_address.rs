@@ -14,7 +14,7 @@ use ureq::unversioned::transport::NextTimeout;
 
 use super::kubeconfig::ApiAccess;
 
-/// A resolver that accepts IP addresses only: a program with no other has no name resolution in it.
+/// A program with no other resolver has no name resolution in it.
 #[derive(Debug, Default)]
 pub struct LiteralAddress;
 
@@ -47,7 +47,7 @@ fn address(uri: &Uri) -> Option<IpAddr> {
     host(uri).parse().ok()
 }
 
-/// Returns the host in a URL, an IPv6 address without brackets.
+/// An IPv6 address without brackets.
 pub fn host(uri: &Uri) -> &str {
     uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']')
 }

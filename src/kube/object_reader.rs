@@ -13,13 +13,11 @@ pub fn namespace_path(name: &str) -> String {
     format!("/api/v1/namespaces/{name}")
 }
 
-/// Where the API server reads namespaces and Services from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFrom {
-    /// Its cache, which may be stale. For audits, which read many objects. The worker
+    /// The API server's cache, which may be stale. For audits, which read many objects. The worker
     /// inspects each pod again with [`ReadFrom::Etcd`] before a repair.
     Cache,
-    /// etcd, which is always up to date.
     Etcd,
 }
 
@@ -28,7 +26,7 @@ pub enum ReadFrom {
 pub struct ObjectReader {
     client: Client,
     read_from: ReadFrom,
-    /// Annotations of each namespace.
+    /// Annotations of each namespace that may change a redirect.
     namespaces: BTreeMap<String, Result<BTreeMap<String, String>, String>>,
     api_service: Option<Result<Service, String>>,
 }
@@ -47,7 +45,12 @@ impl ObjectReader {
             return known.clone();
         }
         let found: Result<Namespace, _> = self.get(&namespace_path(name));
-        let annotations = found.map(|namespace| namespace.metadata.annotations);
+        let annotations = found.map(|namespace| {
+            let mut annotations = namespace.metadata.annotations;
+            // A namespace may have 256 KiB of others.
+            annotations.retain(|key, _| key.starts_with("config.linkerd.io/"));
+            annotations
+        });
         self.namespaces.insert(name.to_owned(), annotations.clone());
         annotations
     }

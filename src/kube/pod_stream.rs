@@ -13,7 +13,7 @@ use super::types::{AnyObject, ApiStatus, ListMetadata, Pod, for_each};
 
 /// The part of a pod that a program keeps.
 pub trait FromPod: Sized {
-    /// Reduces the pod. `None` drops it.
+    /// `None` drops the pod.
     fn from_pod(pod: Pod) -> Option<Self>;
 }
 
@@ -21,13 +21,12 @@ pub trait FromPod: Sized {
 /// <https://kubernetes.io/docs/setup/best-practices/cluster-large/>
 pub const MAX_PODS: usize = 1024;
 
-/// The kept pods of a complete list.
 #[derive(Debug)]
 pub struct PodList<T> {
     /// resourceVersion of the list. A watch continues from there.
     pub resource_version: String,
     pub pods: Vec<T>,
-    /// Number of further pods that exceed [`MAX_PODS`].
+    /// Number of pods beyond [`MAX_PODS`].
     pub dropped: usize,
 }
 
@@ -54,7 +53,6 @@ pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>
     Ok(PodList { resource_version: metadata.resource_version, pods, dropped })
 }
 
-/// The items of a list, each of them reduced before the next is read.
 struct Reduced<T> {
     pods: Vec<T>,
     dropped: usize,

@@ -8,9 +8,8 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::connection::{self, Connection};
 use super::pod_stream::{self, FromPod, PodList, WatchEvent};
-use super::retry::Retry;
 use super::types::{ApiStatus, Metadata};
-use super::{Deadlines, RESPONSE_TIMEOUT, redact};
+use super::{Deadlines, RESPONSE_TIMEOUT, Retry, redact};
 use crate::backoff::{Backoff, Limits, between, jitter};
 
 /// Waits before a failed request is sent again. A restart of the API server ends the watches of all
@@ -27,7 +26,7 @@ const STEADY: Duration = Duration::from_secs(60);
 /// watches of 5 to 10 minutes, as client-go has them, it would send 1.3.
 const WATCH_TIME: Duration = Duration::from_secs(1800);
 
-/// How much earlier than its `timeoutSeconds` a watch may end without being a failure.
+/// How much before its `timeoutSeconds` a watch may end.
 const EARLY_END_TOLERANCE: Duration = Duration::from_secs(10);
 
 /// Longest time without data in a watch. If etcd reports its progress, the API server sends a
@@ -76,12 +75,10 @@ pub enum Error {
 }
 
 impl Error {
-    /// Whether the account lacks a permission.
     pub fn is_denied(&self) -> bool {
         matches!(self, Error::Request(error) if error.code() == Some(403))
     }
 
-    /// Whether only a new list recovers from the error.
     fn needs_new_list(&self) -> bool {
         match self {
             Error::Request(error) => error.code() == Some(410),
@@ -179,7 +176,7 @@ struct Watch {
     /// resourceVersion of the last event, from which the next watch continues.
     version: String,
     began: Instant,
-    /// Whether the watch has received an event or a bookmark.
+    /// An event or a bookmark.
     received: bool,
 }
 

@@ -12,7 +12,6 @@ const STATUSES: [&str; 5] = ["2xx", "4xx", "5xx", "other", "none"];
 
 static REQUESTS: LazyLock<Family<[(&str, &str); 1], Counter>> = LazyLock::new(Family::default);
 
-/// Counts a request. `status` is the HTTP status of the response, if there was one.
 pub(super) fn count(status: Option<u16>) {
     let class = match status {
         Some(200..=299) => "2xx",

@@ -33,7 +33,6 @@ objects! {
         pub tolerations: Vec<Toleration>,
     }
 
-    /// A pod's affinity, reduced to that for nodes.
     pub struct Affinity {
         pub node_affinity: NodeAffinity,
     }
@@ -44,19 +43,17 @@ objects! {
         pub required: Option<NodeSelector>,
     }
 
-    /// Selects the nodes that match at least one term.
+    /// The node has to match one term.
     pub struct NodeSelector {
         pub node_selector_terms: Vec<NodeSelectorTerm>,
     }
 
-    /// Selects the nodes that meet all requirements.
     pub struct NodeSelectorTerm {
         pub match_expressions: Vec<Requirement>,
         /// Requirements on the node's fields. Kubernetes supports only `metadata.name`.
         pub match_fields: Vec<Requirement>,
     }
 
-    /// A requirement on one label or field of a node.
     pub struct Requirement {
         pub key: String,
         pub operator: String,
@@ -76,7 +73,6 @@ objects! {
         pub taints: Vec<Taint>,
     }
 
-    /// A taint: only pods with a matching toleration may run on the node.
     pub struct Taint {
         pub key: String,
         pub value: String,

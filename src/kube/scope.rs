@@ -61,8 +61,7 @@ pub fn exclusion(template: &Placement, node: &Node) -> Option<Exclusion> {
     Some(Exclusion::Tainted(format!("taint {key}={value}:{effect} is not tolerated")))
 }
 
-/// Whether the node does not match the term. The requirements of a term are ANDed, and a term
-/// without requirements matches no node.
+/// The requirements of a term are ANDed, and a term without requirements matches no node.
 fn mismatches(term: &NodeSelectorTerm, node: &Node) -> bool {
     let labels = &node.metadata.labels;
     let expressions = &term.match_expressions;

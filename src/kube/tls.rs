@@ -30,7 +30,6 @@ use super::literal_address::host;
 /// <https://docs.rs/rustls-webpki/latest/webpki/enum.Error.html#variant.CaUsedAsEndEntity>
 const SERVER_CERTIFICATE_IS_CA: &str = "CaUsedAsEndEntity";
 
-/// The ureq connector that adds TLS to a connection. Clones share their TLS sessions.
 #[derive(Clone, Debug)]
 pub struct Tls {
     /// `None` for plain HTTP.
@@ -40,8 +39,7 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Trusts the CA of the kubeconfig. Fails if the CA has no certificate or is not valid PEM. Plain
-    /// HTTP needs no CA.
+    /// Fails if the CA has no certificate or is not valid PEM. Plain HTTP needs no CA.
     pub fn of(access: &ApiAccess) -> Result<Self, Error> {
         let server_name = access.tls_server_name.clone();
         if !access.server.starts_with("https://") {
@@ -199,7 +197,6 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// Whether webpki rejected the server's certificate because it is a CA.
 fn is_ca(error: &rustls::Error) -> bool {
     matches!(error, rustls::Error::InvalidCertificate(CertificateError::Other(other))
         if format!("{:?}", other.0) == SERVER_CERTIFICATE_IS_CA)

@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
-use fields::{annotations, listen_addresses, namespace, pod};
 pub(crate) use fields::{for_each, null_as_default};
+use fields::{listen_addresses, namespace, pod};
 
 /// Declares objects whose fields may be missing or `null`.
 macro_rules! objects {
@@ -35,36 +35,12 @@ pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
 /// Annotation in which Multus lists the networks of a pod, with their addresses.
 pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
-/// The error object of the API server.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub struct ApiStatus {
     pub code: u16,
     pub message: Option<String>,
     pub reason: Option<String>,
-}
-
-/// Metadata of an object:
-/// <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/>
-#[derive(Clone, Debug, Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-pub struct Metadata {
-    pub name: String,
-    pub namespace: String,
-    pub uid: String,
-    pub resource_version: String,
-    pub deletion_timestamp: Option<String>,
-    /// Those that a program reads, see [`is_read`].
-    #[serde(deserialize_with = "annotations")]
-    pub annotations: BTreeMap<String, String>,
-    #[serde(deserialize_with = "null_as_default")]
-    pub labels: BTreeMap<String, String>,
-    /// RFC 3339 in UTC with whole seconds, so that comparing texts compares times. Older API
-    /// servers write `null` if it is missing, as in each bookmark.
-    #[serde(deserialize_with = "null_as_default")]
-    pub creation_timestamp: String,
-    #[serde(deserialize_with = "null_as_default")]
-    pub owner_references: Vec<OwnerReference>,
 }
 
 #[derive(Clone, Debug, Deserialize)]
@@ -92,13 +68,6 @@ pub struct Container {
     pub env: Vec<EnvVar>,
 }
 
-#[derive(Clone, Debug, Deserialize)]
-pub struct EnvVar {
-    pub name: String,
-    #[serde(default, deserialize_with = "null_as_default")]
-    pub value: String,
-}
-
 impl PodStatus {
     pub fn has_ended(&self) -> bool {
         matches!(self.phase.as_str(), "Succeeded" | "Failed")
@@ -111,7 +80,6 @@ pub struct Terminated {
     pub exit_code: i32,
 }
 
-/// A namespace; its metadata has the annotations and the deletion time.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Namespace {
     #[serde(default, deserialize_with = "namespace")]
@@ -119,7 +87,6 @@ pub struct Namespace {
     pub metadata: Metadata,
 }
 
-/// An object, reduced to its metadata and a part of its `spec`.
 #[derive(Clone, Debug, Deserialize)]
 pub struct Object<S: Default> {
     pub metadata: Metadata,
@@ -136,16 +103,27 @@ pub type AnyObject = Object<IgnoredAny>;
 
 pub type Service = Object<ServiceSpec>;
 
-#[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct ServicePort {
-    pub port: u16,
-    /// A number, or the name of a container's port.
-    #[serde(default)]
-    pub target_port: Option<serde_json::Value>,
-}
-
 objects! {
+    /// Metadata of an object:
+    /// <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/>
+    pub struct Metadata {
+        pub name: String,
+        pub namespace: String,
+        pub uid: String,
+        pub resource_version: String,
+        pub deletion_timestamp: Option<String>,
+        pub annotations: BTreeMap<String, String>,
+        pub labels: BTreeMap<String, String>,
+        /// RFC 3339 in UTC with whole seconds, so that comparing texts compares times.
+        pub creation_timestamp: String,
+        pub owner_references: Vec<OwnerReference>,
+    }
+
+    pub struct EnvVar {
+        pub name: String,
+        pub value: String,
+    }
+
     pub struct PodSpec {
         pub node_name: String,
         pub host_network: bool,
@@ -206,7 +184,12 @@ objects! {
         pub ports: Vec<ServicePort>,
     }
 
-    /// The owner of an object, e.g. the ReplicaSet of a pod.
+    pub struct ServicePort {
+        pub port: u16,
+        /// A number, or the name of a container's port.
+        pub target_port: Option<serde_json::Value>,
+    }
+
     pub struct OwnerReference {
         pub kind: String,
         pub uid: String,

@@ -17,8 +17,6 @@
 //! annotation that is empty on the pod. The rules' marker says so, for the audit. An author can copy
 //! the mark to a pod without proxy.
 
-use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use super::api;
@@ -70,7 +68,6 @@ pub fn named(
 }
 
 impl KnownPod {
-    /// Reads the runtime's annotations and the node's copy.
     pub fn read(pod: PodRef, request: &Request) -> KnownPod {
         // The agent has long seen a pod that runs.
         let longest = if request.command == Command::Add { COPY_WAIT } else { Duration::ZERO };
@@ -78,14 +75,13 @@ impl KnownPod {
         KnownPod { pod, annotations: skip::runtime_annotations(&request.config), copy }
     }
 
-    /// Decides on the pod, with API requests if nothing else can.
     pub fn find(
         self,
         config: &Config,
         record: &mut Record,
     ) -> Result<Decision<PodRedirect>, Error> {
         let budget = self.api_budget(config, record.command);
-        let answer = budget.map(|budget| fetch(&self.pod, config, budget, record));
+        let answer = budget.map(|budget| api::fetch_facts(&self.pod, config, budget, record));
         self.decide(config, record, answer)
     }
 
@@ -148,22 +144,4 @@ impl KnownPod {
     fn skip_reason(&self) -> Option<SkipReason> {
         self.annotations.as_ref().and_then(skipped_by_annotations)
     }
-}
-
-fn fetch(
-    pod: &PodRef,
-    config: &Config,
-    budget: Duration,
-    record: &mut Record,
-) -> Result<Decision<PodFacts>, Error> {
-    let progress = Arc::new(api::Progress::default());
-    let shared = Arc::clone(&progress);
-    let (target, filter) = (pod.clone(), config.filter.clone());
-    let kubeconfig = config.kubeconfig.clone();
-    let facts = api::run_within(budget, pod, &progress, move || {
-        api::fetch_facts(&target, &filter, &kubeconfig, budget, shared)
-    });
-    record.requests = progress.requests.load(Ordering::Relaxed);
-    record.retries = progress.retries.load(Ordering::Relaxed);
-    facts
 }

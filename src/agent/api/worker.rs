@@ -11,9 +11,8 @@ use super::node_object::NodeUpdates;
 use super::schedule::CheckResult;
 use super::{ApiHandle, TokenCheck, USER_AGENT, events, namespace};
 use crate::kube::connection::{AccessSource, Connection};
-use crate::kube::retry::Retry;
 use crate::kube::scheduling::{DaemonSet, daemonset_path};
-use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT};
+use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT, Retry};
 
 /// Time-out of each phase of a request but the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);

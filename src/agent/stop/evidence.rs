@@ -7,11 +7,10 @@ use crate::agent::api::{self, USER_AGENT};
 use crate::agent::settings::Settings;
 use crate::kube::claims::Claims;
 use crate::kube::connection::{AccessSource, Connection};
-use crate::kube::retry::Retry;
 use crate::kube::scheduling::{DaemonSet, Node, daemonset_path};
 use crate::kube::scope;
 use crate::kube::types::{Namespace, Pod};
-use crate::kube::{Client, Deadlines, Error, NOT_FOUND, UNAUTHORIZED};
+use crate::kube::{Client, Deadlines, Error, NOT_FOUND, Retry, UNAUTHORIZED};
 
 /// All that an agent knows when it has to decide whether to uninstall.
 #[derive(Clone, Debug)]

@@ -1,10 +1,9 @@
 //! Parses a kubeconfig, and selects the cluster and the user of the plugin's context.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD as BASE64;
-use serde::Deserialize;
 use serde_json::{Map, Value};
 use yaml_rust2::{Yaml, YamlLoader};
 
@@ -12,99 +11,60 @@ use super::{ApiAccess, CONTEXT, Error};
 use crate::files;
 use crate::kube::redact;
 
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Kubeconfig {
-    clusters: Vec<Named<Cluster>>,
-    users: Vec<Named<User>>,
-    contexts: Vec<Named<Context>>,
-}
-
-/// An item of one of the three lists. Its value is in a field named for the list.
-#[derive(Deserialize)]
-struct Named<T> {
-    name: String,
-    #[serde(alias = "cluster", alias = "user", alias = "context")]
-    value: Option<T>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "kebab-case", default)]
-struct Cluster {
-    server: String,
-    tls_server_name: Option<String>,
-    certificate_authority_data: Option<String>,
-    certificate_authority: Option<PathBuf>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct User {
-    token: Option<String>,
-    token_file: Option<PathBuf>,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(default)]
-struct Context {
-    cluster: String,
-    user: String,
-}
-
 /// Returns the access of the context [`CONTEXT`] in the kubeconfig `bytes`, which was read from
-/// `path`. Relative paths in the kubeconfig start at the directory of `path`, as for kubectl.
+/// `path`. Relative paths in the kubeconfig start at the directory of `path`, as for kubectl. A value of
+/// a wrong type counts as missing.
 pub fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
     let invalid = |problem| Error::Invalid { path: path.to_owned(), problem };
-    let read = |file: PathBuf| files::read(&path.with_file_name(file)).map(|(bytes, _)| bytes);
+    let read = |file| files::read(&path.with_file_name(file)).map(|(bytes, _)| bytes);
     let file = decode(bytes).map_err(invalid)?;
-    let context = find("context", file.contexts, CONTEXT).map_err(invalid)?;
-    let cluster = find("cluster", file.clusters, &context.cluster).map_err(invalid)?;
-    let user = find("user", file.users, &context.user).map_err(invalid)?;
-    let server = cluster.server;
+    let find = |kind: &str, name: &str| {
+        let items = file[format!("{kind}s")].as_array().into_iter().flatten();
+        let found = items.into_iter().find(|item| item["name"] == name).map(|item| &item[kind]);
+        let found = found.filter(|value| value.is_object());
+        found.ok_or_else(|| invalid(format!("{kind} \"{name}\" does not exist")))
+    };
+    let context = find("context", CONTEXT)?;
+    let cluster = find("cluster", context["cluster"].as_str().unwrap_or_default())?;
+    let user = find("user", context["user"].as_str().unwrap_or_default())?;
+    let server = cluster["server"].as_str().unwrap_or_default();
     if !server.starts_with("https://") && !server.starts_with("http://") {
         return Err(invalid(format!("server: \"{server}\" is not an https:// URL")));
     }
-    let ca = match (cluster.certificate_authority_data, cluster.certificate_authority) {
-        (Some(data), _) => BASE64
+    let ca = match &cluster["certificate-authority-data"] {
+        Value::String(data) => BASE64
             .decode(data.trim())
             .map_err(|error| invalid(format!("certificate-authority-data: not base64: {error}")))?,
-        (None, Some(file)) => read(file)?,
-        (None, None) => Vec::new(),
+        _ => cluster["certificate-authority"].as_str().map_or(Ok(Vec::new()), read)?,
     };
-    let token = match (user.token, user.token_file) {
-        (None, Some(file)) => Some(String::from_utf8_lossy(&read(file)?).into_owned()),
-        (token, _) => token,
+    let token = match (user["token"].as_str(), user["tokenFile"].as_str()) {
+        (None, Some(file)) => String::from_utf8_lossy(&read(file)?).into_owned(),
+        (token, _) => token.unwrap_or_default().to_owned(),
     };
-    let token = token.map(|token| token.trim().to_owned()).filter(|token| !token.is_empty());
+    let token = Some(token.trim().to_owned()).filter(|token| !token.is_empty());
     if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| (b' '..=b'~').contains(&byte)))
     {
         let problem = "token: contains characters that are invalid in an HTTP header";
         return Err(invalid(problem.to_owned()));
     }
+    let tls_server_name = cluster["tls-server-name"].as_str().filter(|name| !name.is_empty());
     Ok(ApiAccess {
-        server,
-        tls_server_name: cluster.tls_server_name.filter(|name| !name.is_empty()),
+        server: server.to_owned(),
+        tls_server_name: tls_server_name.map(str::to_owned),
         ca,
         token,
     })
 }
 
-fn find<T>(kind: &str, items: Vec<Named<T>>, name: &str) -> Result<T, String> {
-    let found = items.into_iter().find(|item| item.name == name);
-    let item = found.ok_or_else(|| format!("{kind} \"{name}\" does not exist"))?;
-    item.value.ok_or_else(|| format!("field {kind} of {kind} \"{name}\" does not exist"))
-}
-
 /// Decodes JSON or YAML. An error does not quote values, which may be tokens.
-fn decode(bytes: &[u8]) -> Result<Kubeconfig, String> {
+fn decode(bytes: &[u8]) -> Result<Value, String> {
     if bytes.trim_ascii_start().starts_with(b"{") {
         return serde_json::from_slice(bytes).map_err(|error| redact::problem(&error));
     }
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let documents = YamlLoader::load_from_str(text)
         .map_err(|error| format!("neither JSON nor YAML: {}", error.info()))?;
-    let value = documents.first().map_or(Value::Null, json_of);
-    serde_json::from_value(value).map_err(|error| redact::problem(&error))
+    Ok(documents.first().map_or(Value::Null, json_of))
 }
 
 /// Converts YAML to JSON. YAML that JSON cannot express becomes null; kubeconfigs have none.

@@ -52,11 +52,12 @@ fn upstreams_yaml_is_read() {
 fn errors_about_a_kubeconfig_contain_no_secrets() {
     let good = render(&access());
     let cases = [
-        (String::new(), "kubeconfig /kc: invalid type: null, expected struct Kubeconfig"),
+        (String::new(), "kubeconfig /kc: context \"linkerd-cni-context\" does not exist"),
         (
-            "{\"users\": 1}".into(),
-            "kubeconfig /kc: invalid type: integer, expected a sequence at line 1 column 11",
+            "{\"contexts\": 1}".into(),
+            "kubeconfig /kc: context \"linkerd-cni-context\" does not exist",
         ),
+        ("{".into(), "kubeconfig /kc: EOF while parsing an object at line 1 column 1"),
         (
             "a: [".into(),
             "kubeconfig /kc: neither JSON nor YAML: while parsing a node, did not find expected node content",

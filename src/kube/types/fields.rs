@@ -1,16 +1,14 @@
 //! Reads fields of objects, and drops what no program keeps.
 
 use std::borrow::Cow;
-use std::collections::BTreeMap;
 use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::{Error, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{EnvVar, NETWORK_STATUS, STATIC_POD_UID};
+use super::EnvVar;
 
-/// Reads a field; `null` is the default value.
 pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
     field: D,
 ) -> Result<T, D::Error> {
@@ -34,23 +32,6 @@ pub(super) fn pod<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
 
 pub(super) fn namespace<'de, D: Deserializer<'de>>(field: D) -> Result<(), D::Error> {
     kind(field, "Namespace")
-}
-
-/// Whether a program reads the annotation: it is Linkerd's, Helm's, [`NETWORK_STATUS`] or
-/// [`STATIC_POD_UID`].
-fn is_read(key: &str) -> bool {
-    let domain = key.split_once('/').map_or("", |(domain, _)| domain);
-    let is_linkerds = domain == "linkerd.io" || domain.ends_with(".linkerd.io");
-    is_linkerds || domain == "meta.helm.sh" || [NETWORK_STATUS, STATIC_POD_UID].contains(&key)
-}
-
-/// Keeps the annotations that a program reads: a pod may have 256 KiB of others.
-pub(super) fn annotations<'de, D: Deserializer<'de>>(
-    field: D,
-) -> Result<BTreeMap<String, String>, D::Error> {
-    let mut annotations: BTreeMap<String, String> = null_as_default(field)?;
-    annotations.retain(|key, _| is_read(key));
-    Ok(annotations)
 }
 
 /// Keeps the proxy's listen addresses: a pod may have a megabyte of other variables.
@@ -89,37 +70,4 @@ pub(crate) fn for_each<'de, D: Deserializer<'de>, T: Deserialize<'de>>(
     }
 
     list.deserialize_any(ForEach(each, PhantomData))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::super::Metadata;
-
-    #[test]
-    fn only_annotations_that_a_program_reads_are_kept() {
-        let read = |annotations: &str| {
-            let text = format!(r#"{{"annotations":{annotations}}}"#);
-            let found = serde_json::from_str::<Metadata>(&text).ok()?;
-            Some(found.annotations.into_keys().collect::<Vec<_>>())
-        };
-        let kept = [
-            "config.alpha.linkerd.io/a",
-            "k8s.v1.cni.cncf.io/network-status",
-            "kubernetes.io/config.mirror",
-            "linkerd.io/inject",
-            "meta.helm.sh/release-name",
-        ];
-        let dropped = [
-            "k8s.v1.cni.cncf.io/networks",
-            "kubernetes.io/config.hash",
-            "notlinkerd.io/inject",
-            "linkerd.io",
-            "x/linkerd.io",
-        ];
-        let all: Vec<_> =
-            kept.iter().chain(&dropped).map(|key| format!(r#""{key}":"v""#)).collect();
-        assert_eq!(read(&format!("{{{}}}", all.join(","))).unwrap(), kept);
-        assert_eq!((read("null"), read("{}")), (Some(Vec::new()), Some(Vec::new())));
-        assert_eq!((read("[]"), read(r#"{"linkerd.io/a":1}"#)), (None, None));
-    }
 }

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::api::TOKEN;
+use super::api::{ApiFault, TOKEN};
 use super::faults::assert_fails_at_once;
 use super::record_socket::recorded;
 use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, UID, requests};
@@ -59,6 +59,10 @@ fn responses_without_the_pod_or_its_namespace_fail_at_once_and_leave_no_rule() {
     let (outcome, record) = recorded(&scene.add().linkerd("api-retry-seconds", 1));
     outcome.failed(104, "EOF while parsing");
     assert!(requests(&record) > 1, "{record}");
+    // The last retry of a failed request outlasts the budget.
+    let error = || ApiFault::Status(500, 0);
+    scene.api.faults(&[error(), error(), error(), ApiFault::Hang, ApiFault::Hang]);
+    scene.add().linkerd("api-retry-seconds", 1).run().failed(104, "HTTP 500");
     assert_eq!(scene.rules(), "");
 }
 

@@ -13,8 +13,9 @@ use linkerd2_cni::agent::api::{CheckResult, Schedule};
 use linkerd2_cni::backoff::{Backoff, jitter};
 use linkerd2_cni::kube::kubeconfig::ApiAccess;
 use linkerd2_cni::kube::pod_stream::{self, WatchEvent};
-use linkerd2_cni::kube::retry::Retry;
-use linkerd2_cni::kube::{self, Client, Deadlines, RESPONSE_TIMEOUT, SystemResolver, pod_watch};
+use linkerd2_cni::kube::{
+    self, Client, Deadlines, RESPONSE_TIMEOUT, Retry, SystemResolver, pod_watch,
+};
 use serde_json::Value;
 
 use crate::control_plane::ControlPlane;
