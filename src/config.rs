@@ -63,11 +63,11 @@ pub struct Config {
     /// Names of RuntimeClasses whose sandboxes ignore redirect rules. `None`: the built-in names.
     sandboxed_classes: Option<Vec<String>>,
     defaults: Defaults,
-    problem: Option<Error>,
+    /// The first invalid value.
+    pub problem: Option<Error>,
 }
 
-/// Settings of the plugin entry from which, together with annotations and proxy container, the
-/// redirect is computed. Numbers are not yet checked against their range.
+/// Settings on which the redirect depends. Numbers are not yet checked against their range.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Defaults {
     incoming_proxy_port: i64,
@@ -82,33 +82,25 @@ struct Defaults {
 }
 
 impl Config {
-    pub fn problem(&self) -> Option<&Error> {
-        self.problem.as_ref()
-    }
-
     pub fn rules_digest(&self) -> u64 {
         rules::digest(&format!("{:?} {:?}", self.defaults, self.ipv6))
     }
 
-    /// Reads the plugin entry from the configuration on stdin. Fails if any value is invalid.
+    /// Fails if any value of the plugin entry is invalid.
     pub fn read(config: &Object) -> Result<Self, Error> {
         let config = Config::read_leniently(config);
-        match config.problem {
-            Some(problem) => Err(problem),
-            None => Ok(config),
-        }
+        config.problem.clone().map_or(Ok(config), Err)
     }
 
     /// Reads the plugin entry and takes invalid values as missing. [`Config::resolve`] fails
     /// with the first of them, so only meshed pods fail.
     pub fn read_leniently(config: &Object) -> Self {
         let mut problem = None;
-        let log_level = section::top_level(config, "log_level", &mut problem);
         let mut kubernetes = Section::of("kubernetes", config, &mut problem);
         let kubeconfig = kubernetes.read("kubeconfig", "a path", section::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
-        let mut config = Config {
-            log_level: log_level.unwrap_or_default(),
+        let mut read = Config {
+            log_level: config.text("log_level").unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
             mode: linkerd
                 .read("iptables-mode", "one of auto, native, nft, legacy and plain", |value| {
@@ -142,8 +134,8 @@ impl Config {
             },
             problem: None,
         };
-        config.problem = problem;
-        config
+        read.problem = problem;
+        read
     }
 }
 

@@ -4,23 +4,12 @@
 //! of it. All other bytes stay: key order, number forms and white space. So unchaining restores
 //! the conflist byte for byte.
 //!
-//! - [`Entry`]: the plugin entry, rendered from the chart's template
-//! - [`Conflist`]: adds the plugin entry to a conflist and removes it
-//! - [`wrap`]: makes a conflist from a single plugin's `.conf` or `.json`
-//! - [`plugin_entry`], [`plugin_types`], [`may_call_plugin`]: which plugins a network config calls
-//! - [`chain_mode`]: the network configs that get the plugin entry
-//! - [`net_dir`]: reads the network configs of the host, in the order in which runtimes try them
-//! - [`plan`]: the active network config, and the files to write and to restore
-//! - [`saved_state`]: original files, saved on the host for uninstall
-//!
 //! Only `net_dir` and `saved_state` access files.
 
 mod borrowed_object;
 mod called_plugins;
 pub mod chain_mode;
-mod conf;
 mod entry;
-mod error;
 pub mod net_dir;
 pub mod plan;
 pub mod saved_state;
@@ -29,10 +18,34 @@ mod splice;
 mod tests;
 
 pub use called_plugins::{ChainedEntry, may_call_plugin, plugin_entry, plugin_types};
-pub use conf::{check_conf_loadable, wrap};
 pub use entry::{Entry, PLACEHOLDER};
-pub use error::Error;
-pub use splice::Conflist;
+pub use splice::{Conflist, check_conf_loadable, wrap};
 
 /// `type` of the plugin entry, and file name of the plugin binary on the host.
 pub const PLUGIN: &str = "linkerd-cni";
+
+/// Why a network config or the entry template is invalid. Messages never quote its content, which
+/// can hold credentials.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Error {
+    #[error("is empty")]
+    Empty,
+    #[error("is not JSON (line {line}, column {column})")]
+    Syntax { line: usize, column: usize },
+    #[error("is not a JSON object")]
+    NotObject,
+    #[error("has no array \"plugins\"")]
+    NoPlugins,
+    #[error("has an empty array \"plugins\"")]
+    EmptyPlugins,
+    #[error("has a plugin that is not a JSON object")]
+    PluginNotObject,
+    #[error("has no plugin besides {PLUGIN}")]
+    NoOtherPlugin,
+    #[error("has no \"name\"")]
+    NoName,
+    #[error("has a plugin without \"type\"")]
+    NoType,
+    #[error("does not have the type \"{PLUGIN}\"")]
+    WrongType,
+}

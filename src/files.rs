@@ -25,7 +25,7 @@ mod xattr;
 
 pub use error::Error;
 pub use mounted_dir::MountedDir;
-pub use staged_removal::StagedRemoval;
+pub use staged_removal::{StagedRemoval, remove_unchanged};
 pub use temporary::{TEMPORARY, is_temporary};
 
 use error::failed;
@@ -49,8 +49,7 @@ impl FileAccess {
         FileAccess { mode: metadata.mode() & 0o7777, uid: metadata.uid(), gid: metadata.gid() }
     }
 
-    /// Returns the access of a file with the permission bits `mode` and the user and group of this
-    /// process.
+    /// User and group of this process.
     pub fn own(mode: u32) -> FileAccess {
         FileAccess { mode, uid: geteuid().as_raw(), gid: getegid().as_raw() }
     }
@@ -64,7 +63,6 @@ pub fn open_regular(path: &Path) -> io::Result<Option<(File, Metadata)>> {
     Ok(metadata.is_file().then_some((file, metadata)))
 }
 
-/// Reads a regular file, with its access.
 /// Fails if the file is missing, not regular or larger than [`LIMIT`] bytes.
 pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     let opened = open_regular(path).map_err(failed("read", path))?;
@@ -85,23 +83,19 @@ pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error>
     temporary.rename()
 }
 
-/// Creates the file `path` with `bytes` and the extended attributes of `like`.
-/// Fails with [`Error::Raced`] if `path` exists.
+/// Creates a file with the extended attributes of `like`. Fails with [`Error::Raced`] if `path` exists.
 pub fn create(path: &Path, bytes: &[u8], access: FileAccess, like: &Path) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     temporary.fill(access, Some(like), |file| file.write_all(bytes))?;
     atomic_replace::add(temporary)
 }
 
-/// Checks that `path` still holds `bytes`.
-/// Fails with [`Error::Raced`] if it does not.
+/// Fails with [`Error::Raced`] if `path` does not hold `bytes`.
 pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
-    let raced = || Error::Raced { path: path.to_owned() };
     match read(path) {
         Ok((there, _)) if there == bytes => Ok(()),
-        Ok(_) => Err(raced()),
-        Err(error) if error.is_missing() => Err(raced()),
-        Err(error) => Err(error),
+        Err(error) if !error.is_missing() => Err(error),
+        _ => Err(Error::Raced { path: path.to_owned() }),
     }
 }
 
@@ -113,15 +107,6 @@ pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> 
     temporary.fill(access, Some(path), |file| file.write_all(bytes))?;
     check_unchanged(path, before)?;
     atomic_replace::replace(temporary, before, bytes)
-}
-
-/// Removes `path`, which must still hold `before`. Content that another program writes at the same
-/// time is not lost: the file is first renamed, and gets its name back if it holds other content. Only
-/// SIGKILL between the two renames loses it.
-/// Fails with [`Error::Raced`] if `path` does not hold `before`.
-pub fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
-    check_unchanged(path, before)?;
-    staged_removal::remove_unchanged(path, before)
 }
 
 /// Replaces `to` with a copy of `from`, with the permission bits of `from`.

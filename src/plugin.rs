@@ -49,7 +49,7 @@ fn run_and_record(
     refuse_own_netns(request)?;
     let config = Config::read_leniently(&request.config);
     start_log(&config);
-    if let Some(problem) = config.problem() {
+    if let Some(problem) = &config.problem {
         tracing::warn!(
             "linkerd-cni: ADD and CHECK of meshed pods fail until the plugin entry is corrected: {problem}"
         );

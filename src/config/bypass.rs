@@ -92,7 +92,7 @@ impl Bypass {
         Bypass { cause: Some((kind, key)), ..self }
     }
 
-    /// Names the cause of a list: an annotation, or a key of the plugin entry.
+    /// `key`: an annotation, or a key of the plugin entry.
     fn by_list(self, key: &'static str, facts: &PodFacts) -> Bypass {
         match VALUES.iter().find(|(entry, _)| *entry == key) {
             Some((_, value)) => self.by("value", value),

@@ -42,16 +42,14 @@ impl Ignored {
         Ignored { source, elements: elements.collect(), more: invalid.more }
     }
 
-    /// Whether the list is an annotation, not a key of the plugin entry.
+    /// An annotation, not a key of the plugin entry.
     pub fn is_annotated(&self) -> bool {
         ![OUTBOUND_KEY, INBOUND_KEY].contains(&self.source)
     }
 
     pub fn grammar(&self) -> &'static str {
-        match annotation::PROXY_PORTS.contains(&self.source) {
-            true => PORT_GRAMMAR,
-            false => ports::GRAMMAR,
-        }
+        let is_one_port = annotation::PROXY_PORTS.contains(&self.source);
+        if is_one_port { PORT_GRAMMAR } else { ports::GRAMMAR }
     }
 }
 
@@ -81,7 +79,7 @@ pub fn cut(lists: Vec<Ignored>) -> Vec<Ignored> {
     lists.into_iter().map(shorten).collect()
 }
 
-/// Formats all lists on one line. Returns `None` if `lists` is empty.
+/// All lists on one line. `None` if `lists` is empty.
 pub fn summary(lists: &[Ignored]) -> Option<String> {
     let lists: Vec<String> = lists.iter().map(ToString::to_string).collect();
     (!lists.is_empty()).then(|| lists.join("; "))

@@ -21,8 +21,7 @@ const UID: Sources = (annotation::PROXY_UID, "proxy-uid");
 const GID: Sources = (annotation::PROXY_GID, "proxy-gid");
 
 impl Config {
-    /// Returns UID and GID of the proxy, whose connections are not redirected. Fails if neither
-    /// is above 0.
+    /// Returns UID and GID of the proxy. Fails if neither is above 0.
     ///
     /// The UID is that of the proxy container if it states one. As in upstream, the GID of a container
     /// does not count: policies set one group on all containers.
@@ -92,10 +91,7 @@ fn id(annotations: &Annotations, default: i64, (annotation, key): Sources) -> Re
 }
 
 fn in_range(id: i64) -> Result<i64, String> {
-    match id <= LARGEST {
-        true => Ok(id),
-        false => Err(format!("{id} is above the largest ID, {LARGEST}")),
-    }
+    if id <= LARGEST { Ok(id) } else { Err(format!("{id} is above the largest ID, {LARGEST}")) }
 }
 
 /// Error for the user of the proxy container. The container wins over annotation and plugin entry, so

@@ -28,15 +28,11 @@ pub(super) const SUBNETS: [(&str, &str); 3] = [
 ];
 
 impl Config {
-    /// Returns the redirect for `pod` and the ignored elements of its port lists. The proxy
-    /// container wins over annotations, and those win over the plugin entry.
-    ///
-    /// As in upstream, annotated outbound ports, subnets, UID and GID replace the value of the
-    /// plugin entry, and annotated inbound ports are added to it. Fails with
-    /// [`InvalidAnnotation`](crate::failure::Failure::InvalidAnnotation) or
-    /// [`InvalidConfig`](crate::failure::Failure::InvalidConfig), depending on where an invalid value is.
+    /// The proxy container wins over annotations, and those win over the plugin entry. As in upstream,
+    /// annotated outbound ports, subnets, UID and GID replace the value of the plugin entry, and annotated
+    /// inbound ports are added to it.
     pub fn resolve(&self, pod: &PodFacts) -> Result<ResolvedRedirect, Error> {
-        if let Some(problem) = self.problem() {
+        if let Some(problem) = &self.problem {
             return Err(problem.clone());
         }
         let mut resolver = Resolver { config: self, pod, ignored: Vec::new() };
@@ -170,9 +166,8 @@ impl<'a> Resolver<'a> {
         Ok(ports::distinct(&ports))
     }
 
-    /// Returns the ranges of all `lists` in order, followed by `more`. Ignores invalid elements, unless
-    /// the plugin entry says otherwise. Fails if all elements are invalid and `more` is empty: upstream creates a rule without ports then, which
-    /// iptables rejects.
+    /// Returns the ranges of all `lists` in order, followed by `more`. Fails if all elements are invalid and
+    /// `more` is empty: upstream creates a rule without ports then, which iptables rejects.
     fn valid_ranges(
         &mut self,
         lists: impl IntoIterator<Item = PortList<'a>>,

@@ -7,14 +7,6 @@ use crate::cni::object::Object;
 use crate::failure::Failure;
 use crate::quote;
 
-/// Reads the string `key` at the top level of the configuration.
-pub(super) fn top_level(config: &Object, key: &str, problem: &mut Option<Error>) -> Option<String> {
-    let value: Value = serde_json::from_str(config.non_null(key)?.get()).ok()?;
-    let members = Map::from_iter([(key.to_owned(), value)]);
-    Section { path: String::new(), members, problem }.read(key, "a string", string)
-}
-
-/// One JSON object of the configuration.
 pub(super) struct Section<'a> {
     /// Prefix that names the object in errors, e.g. `"linkerd": `.
     path: String,

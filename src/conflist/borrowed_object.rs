@@ -5,16 +5,13 @@ use std::ops::Range;
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
-use super::error::{Error, syntax};
+use super::Error;
 use crate::cni::object::members;
 
-/// The members of a JSON object in the order of the text: keys and values as slices of the text, so
-/// that their position and bytes are known. A key can be any string that Go accepts, also `"\ud800"`.
+/// Keys and values as slices of the text. A key can be any string that Go accepts, also `"\ud800"`.
 pub(super) struct BorrowedObject<'a>(Vec<(&'a RawValue, &'a RawValue)>);
 
 impl<'a> BorrowedObject<'a> {
-    /// Parses a JSON object.
-    /// Fails if `text` is not JSON, or not an object.
     pub(super) fn parse(text: &'a str) -> Result<BorrowedObject<'a>, Error> {
         serde_json::from_str(text).map_err(|error| syntax(text, &error))
     }
@@ -48,6 +45,17 @@ impl<'a> BorrowedObject<'a> {
 impl<'de> Deserialize<'de> for BorrowedObject<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         members(deserializer).map(BorrowedObject)
+    }
+}
+
+/// Classifies an error of parsing `text` as a JSON object.
+pub(super) fn syntax(text: &str, error: &serde_json::Error) -> Error {
+    if text.trim().is_empty() {
+        Error::Empty
+    } else if error.is_data() {
+        Error::NotObject
+    } else {
+        Error::Syntax { line: error.line(), column: error.column() }
     }
 }
 

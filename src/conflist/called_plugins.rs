@@ -31,17 +31,14 @@ pub fn plugin_entry(text: &str) -> Option<ChainedEntry<'_>> {
     })
 }
 
-/// Returns the types of all plugins that a network config calls, linkerd-cni included.
 pub fn plugin_types(text: &str) -> Vec<String> {
     let plugins = Conflist::parse_or_standalone(text).map(|config| config.plugins);
     plugins.unwrap_or_default().into_iter().filter_map(|plugin| plugin.plugin_type).collect()
 }
 
-/// Returns whether the network config `text` may make a runtime call the plugin.
-///
-/// True if an object at any depth has the plugin's `type`: the config that Multus generates holds a
-/// copy of the primary CNI's conflist in `delegates`. For text that is not JSON, which may be half
-/// written, the plugin's name is enough.
+/// Returns whether a runtime may call the plugin, as an object at any depth has its `type`: the config
+/// that Multus generates has a copy of the primary CNI's conflist in `delegates`. For text that is not
+/// JSON, which may be half written, the plugin's name is enough.
 pub fn may_call_plugin(text: &str) -> bool {
     // Skip parsing, which takes memory, unless the name is present or an escape could hide it.
     if !text.contains(PLUGIN) && !text.contains('\\') {

@@ -9,8 +9,6 @@ pub const STANDALONE: &str = "linkerd-cni.conf";
 /// Default file name of the copy. It sorts before names that start with `01` or higher.
 pub const COPY: &str = "00-linkerd-cni.conflist";
 
-/// Which files call the plugin.
-///
 /// When the mode changes, also across a restart, the agent first writes the file of the new mode
 /// and then removes what the old mode left. So the node stays chained in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -20,17 +18,14 @@ pub enum ChainMode {
     Every,
     /// Only this file, which may not exist yet. A `.conf` is replaced by a `.conflist` of its name.
     Only(String),
-    /// A standalone config with this name. Another plugin, such as Multus on OpenShift, calls it
-    /// after the primary CNI. No other file is changed.
-    ///
-    /// The file belongs in Multus' directory. In the directory that the runtime reads, it could
-    /// become the active network config, and pods would get no network.
+    /// A standalone config with this name, which another plugin calls after the primary CNI, such as
+    /// Multus on OpenShift. The file belongs in Multus' directory. In the directory that the runtime
+    /// reads, it could become the active network config, and pods would get no network.
     Standalone(String),
-    /// A copy, with this name, of the network config that would be active without the copy.
-    ///
-    /// The copy follows the original, which is never written. While the original exists but is
-    /// invalid, for example half written, the copy stays unchanged. If the original is removed, so
-    /// is the copy: a runtime must not load the config of a network that no longer exists.
+    /// A copy, with this name, of the network config that would be active without the copy. The copy
+    /// follows the original, which is never written. While the original is invalid, for example half
+    /// written, the copy stays unchanged. If the original is removed, so is the copy: a runtime must not
+    /// load the config of a network that no longer exists.
     Copy(String),
 }
 
@@ -65,7 +60,7 @@ impl ChainMode {
         }
     }
 
-    /// Returns the name of the file that only the agent writes, if the mode has one.
+    /// Name of the file that only the agent writes, if the mode has one.
     pub fn own_config(&self) -> Option<&str> {
         match self {
             ChainMode::Standalone(name) | ChainMode::Copy(name) => Some(name),

@@ -2,9 +2,8 @@
 
 use serde_json::Value;
 
-use super::PLUGIN;
-use super::borrowed_object::BorrowedObject;
-use super::error::{Error, syntax};
+use super::borrowed_object::{BorrowedObject, syntax};
+use super::{Error, PLUGIN};
 
 /// Placeholder in the template for the kubeconfig's path on the host.
 pub const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
@@ -23,8 +22,7 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Renders the entry from `template`, with `kubeconfig` in place of [`PLACEHOLDER`].
-    /// Fails if `template` is not a JSON object with the `type` [`PLUGIN`].
+    /// Replaces [`PLACEHOLDER`] in `template` by `kubeconfig`. Fails if `template` is not a JSON object with the `type` [`PLUGIN`].
     pub fn new(template: &str, kubeconfig: &str) -> Result<Entry, Error> {
         let text = template.replace(PLACEHOLDER, kubeconfig).trim().to_owned();
         let plugin = BorrowedObject::parse(&text)?;
@@ -79,7 +77,6 @@ impl Entry {
         format!("{{{added}{members}\n")
     }
 
-    /// Renders a standalone `.conflist`, whose only plugin is the entry.
     pub fn standalone_conflist(&self) -> String {
         let entry = self.text.replace('\n', "\n    ");
         format!(

@@ -10,7 +10,6 @@ use crate::files::FileAccess;
 /// `cni.exclusive=true`. Its uninstall removes the suffix again.
 const BACKUP_SUFFIX: &str = ".cilium_bak";
 
-/// The form of a network config, which runtimes tell by the file extension.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigKind {
     /// `.conflist`: a list of plugins.
@@ -22,7 +21,7 @@ pub enum ConfigKind {
 }
 
 impl ConfigKind {
-    /// Returns the form of the file `name`. Like in runtimes, the extension must match exactly.
+    /// Like in runtimes, the extension must match exactly.
     pub fn of(name: &str) -> Option<ConfigKind> {
         match name.rsplit_once('.')?.1 {
             "conflist" => Some(ConfigKind::Conflist),
@@ -41,7 +40,7 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Returns the text, empty if the file cannot be read.
+    /// Empty if the file cannot be read.
     pub fn text(&self) -> &str {
         self.content.as_ref().map_or("", |content| &content.text)
     }
@@ -50,9 +49,8 @@ impl ConfigFile {
         plugin_entry(self.text())
     }
 
-    /// Parses a conflist.
-    /// Fails with the reason why the file cannot be read or parsed: the rest of a sentence that starts
-    /// with its name.
+    /// Fails with the reason why the file is no readable conflist: the rest of a sentence that starts with
+    /// its name.
     pub fn conflist(&self) -> Result<Conflist<'_>, String> {
         let content = self.content.as_ref().map_err(|unreadable| unreadable.why.clone())?;
         Conflist::parse_any(&content.text).map_err(|error| error.to_string())
@@ -97,7 +95,6 @@ impl Content {
 
 /// Reads all network configs in `dir`, in name order, in which runtimes look for the first valid
 /// one. The agent's `kubeconfig`, which may end in `.json`, is left out.
-/// Fails if `dir` cannot be listed. A file that cannot be read is returned with the reason.
 pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = scan_with_backups(dir, kubeconfig)?;
     found.retain(|file| file.split_name().1.is_empty());
@@ -106,7 +103,6 @@ pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Erro
 
 /// Reads what [`scan`] reads, and the network configs that Cilium has renamed. No runtime loads
 /// these, but they come back with their content when Cilium is removed.
-/// Fails like [`scan`].
 pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = Vec::new();
     for name in files::file_names(dir)? {
@@ -161,10 +157,7 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
     let Some(metadata) = files::metadata(path)? else {
         return Ok(None);
     };
-    let link = match metadata.is_symlink() {
-        true => Some(files::link_target(path)?),
-        false => None,
-    };
+    let link = if metadata.is_symlink() { Some(files::link_target(path)?) } else { None };
     if let Some(target) = link.as_ref().filter(|target| leads_out(path, target)) {
         let target = target.display();
         let why = format!("is a symbolic link out of the mounted directory, to {target}");

@@ -45,7 +45,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Returns why `name` was skipped, in brackets, or nothing.
+    /// Why `name` was skipped, in brackets, or nothing.
     fn skip_reason(&self, name: &str) -> String {
         let reason = self.skipped.get(name);
         reason.map_or_else(String::new, |reason| format!(" ({reason})"))
@@ -75,7 +75,7 @@ impl Step {
         Step::Remove { name: file.name.clone() }
     }
 
-    /// Returns the name of the network config that has the plugin entry, or gets it.
+    /// Name of the network config that has the plugin entry, or gets it.
     pub fn target(&self) -> &str {
         match self {
             Step::Convert { conflist, .. } | Step::Restore { conflist, .. } => conflist,

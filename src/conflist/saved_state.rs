@@ -24,9 +24,7 @@ pub const NAME: &str = ".linkerd-cni-state";
 /// Name of a file that could not be parsed, kept for an operator.
 pub const DAMAGED: &str = ".linkerd-cni-state.damaged";
 
-/// The saved state of a node, keyed by file name.
-///
-/// The names of the JSON members are part of the file format.
+/// Keyed by file name. The names of the members are part of the file format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
     /// Conflists, each with the original that it was made from.
@@ -70,8 +68,6 @@ pub enum OriginalContent {
 }
 
 impl Original {
-    /// Returns the file `name` with this content as the original of a conflist that is
-    /// `without_entry` without the plugin entry.
     pub fn new(name: &str, content: &Content, without_entry: String) -> Original {
         Original {
             without_entry,
@@ -106,9 +102,8 @@ impl SavedState {
         }
     }
 
-    /// Writes the saved state into `dir`, readable only for root: a network config can hold
-    /// credentials.
-    /// Fails if the write fails, or if the file there cannot be used.
+    /// Writes the saved state, readable only for root: a network config can hold credentials.
+    /// Fails also if the file there cannot be used.
     pub fn save(&mut self, dir: &Path) -> Result<(), files::Error> {
         let path = dir.join(NAME);
         if self.unusable.is_some() {
@@ -121,17 +116,14 @@ impl SavedState {
         files::write(&path, &text, FileAccess::own(0o600))
     }
 
-    /// Renames a damaged file in `dir` to [`DAMAGED`], so that a new one can be written.
-    /// Fails if the file cannot be renamed.
+    /// Renames a damaged file to [`DAMAGED`], so that a new one can be written.
     pub fn keep_damaged(&mut self, dir: &Path) -> Result<(), files::Error> {
         files::rename(&dir.join(NAME), &dir.join(DAMAGED))?;
         self.unusable = None;
         Ok(())
     }
 
-    /// Removes `name`, which is restored, from the saved state and writes the file if that changed
-    /// anything.
-    /// Fails like [`SavedState::save`].
+    /// Removes `name`, which is restored, and writes the file if that changed anything.
     pub fn forget(&mut self, name: &str, dir: &Path) -> Result<(), files::Error> {
         let had_original = self.originals.remove(name).is_some();
         if self.own_configs.remove(name).is_some() || had_original {

@@ -1,10 +1,14 @@
-//! A conflist: parses it, splices the plugin entry into its text and cuts it out.
+//! A conflist: parses it, splices the plugin entry into its text and cuts it out. Makes a conflist from a
+//! single plugin.
 
+use serde_json::Value;
 use serde_json::value::RawValue;
 
 use super::borrowed_object::{BorrowedObject, span};
-use super::error::Error;
-use super::{Entry, PLUGIN};
+use super::{Entry, Error, PLUGIN};
+
+/// Name for a network config without one. Upstream gives this name to every `.conf` that it wraps.
+const DEFAULT_NAME: &str = "k8s-pod-network";
 
 /// A conflist, parsed over its text. Edits splice the text and never reserialise it.
 #[derive(Debug)]
@@ -47,7 +51,6 @@ impl<'a> Conflist<'a> {
     }
 
     /// Parses any conflist, also one that is empty or calls only linkerd-cni.
-    /// Fails if `text` is not JSON or `plugins` is not an array of objects.
     pub fn parse_any(text: &'a str) -> Result<Conflist<'a>, Error> {
         let conflist = Conflist::parse_or_standalone(text)?;
         if conflist.start.is_some() { Ok(conflist) } else { Err(Error::NoPlugins) }
@@ -55,7 +58,6 @@ impl<'a> Conflist<'a> {
 
     /// Parses any conflist, or a standalone config, whose only plugin is itself. Runtimes ignore a
     /// `type` beside `plugins`, so a config with `plugins` is a conflist.
-    /// Fails like [`Conflist::parse_any`].
     pub(super) fn parse_or_standalone(text: &'a str) -> Result<Conflist<'a>, Error> {
         let object = BorrowedObject::parse(text)?;
         let array = object.get("plugins").map(RawValue::get);
@@ -86,7 +88,6 @@ impl<'a> Conflist<'a> {
         self.name.filter(|name| !has_plugins && !name.is_empty() && !name.contains('/'))
     }
 
-    /// Checks that a runtime would load the conflist, as far as its text shows.
     /// Fails with the first missing field that makes runtimes reject the conflist.
     pub fn check_loadable(&self) -> Result<(), Error> {
         if self.name.as_deref().unwrap_or_default().is_empty() {
@@ -150,8 +151,7 @@ impl<'a> Conflist<'a> {
         self.text.get(start + 1..first).unwrap_or_default()
     }
 
-    /// Returns the text without plugin entries, and the byte offset in it where the last other
-    /// plugin ends.
+    /// Returns the text without plugin entries, and the byte offset where the last other plugin ends.
     fn cut(&self) -> (String, usize) {
         let Some(first) = self.plugins.first() else {
             return (self.text.to_owned(), self.text.len());
@@ -172,5 +172,40 @@ impl<'a> Conflist<'a> {
         }
         text.push_str(&self.text[before..]);
         (text, end)
+    }
+}
+
+/// Wraps the single plugin of a `.conf` or `.json` into a conflist, still without the plugin entry.
+/// The conflist gets the plugin's `name` and `cniVersion`; the plugin stays byte for byte.
+///
+/// A missing version stays missing: libcni treats that as 0.1.0 in both forms, and a higher version
+/// could break the plugin. A missing name becomes upstream's default, as no pod starts without one.
+/// A `.conf` that already holds a conflist is returned unchanged.
+/// Fails if `conf` is not JSON, has no `type`, or is linkerd-cni itself.
+pub fn wrap(conf: &str) -> Result<String, Error> {
+    let object = BorrowedObject::parse(conf)?;
+    match object.plugin_string("type").as_deref() {
+        Some(PLUGIN) => return Err(Error::NoOtherPlugin),
+        None if object.get("type").is_none() => {
+            return Conflist::parse_chainable(conf).map(|_| conf.to_owned());
+        }
+        None | Some("") => return Err(Error::NoType),
+        Some(_) => {}
+    }
+    let name = object.plugin_string("name").filter(|name| !name.is_empty());
+    let name = Value::from(name.as_deref().unwrap_or(DEFAULT_NAME));
+    let version = match object.plugin_string("cniVersion") {
+        Some(version) => format!("  \"cniVersion\": {},\n", Value::from(version)),
+        None => String::new(),
+    };
+    let plugin = conf.trim();
+    Ok(format!("{{\n{version}  \"name\": {name},\n  \"plugins\": [\n    {plugin}\n  ]\n}}\n"))
+}
+
+/// Fails if no runtime would load `conf`, the single plugin of a `.conf` or `.json`.
+pub fn check_conf_loadable(conf: &str) -> Result<(), Error> {
+    match BorrowedObject::parse(conf)?.plugin_string("type").as_deref() {
+        None | Some("") => Err(Error::NoType),
+        Some(_) => Ok(()),
     }
 }

@@ -15,8 +15,8 @@ use super::error::{Error, failed};
 use super::read;
 use super::temporary::{Temporary, sync_dir};
 
-/// Maximum number of exchanges to put foreign content back. A second exchange is needed only if
-/// another program wrote again.
+/// Maximum number of exchanges to put foreign content back. One is enough unless another program writes
+/// again.
 const TRIES: usize = 8;
 
 /// Replaces the target of `new`, which must hold `before`, with `new`, which holds `content`.
@@ -37,8 +37,8 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
     if is_link || replaced.as_ref().is_ok_and(|bytes| bytes == before) {
         return sync_dir(&new.target);
     }
-    // Another program wrote in between. Put its content back. Repeat until an exchange takes out
-    // exactly what the previous exchange put in: then nobody wrote in between.
+    // Put back what another program wrote, until an exchange takes out exactly what the previous
+    // exchange put in: then nobody wrote in between.
     let mut put_in = content.to_vec();
     for _ in 0..TRIES {
         let put_back = replaced.unwrap_or_default();
@@ -53,7 +53,6 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
     Err(raced(new.target.clone()))
 }
 
-/// Renames `new` to its target, and syncs the directory.
 /// Fails with [`Error::Raced`] if the target exists.
 pub(super) fn add(new: Temporary) -> Result<(), Error> {
     rename_new(&new.path, &new.target)?;

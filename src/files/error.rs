@@ -8,20 +8,14 @@ use rustix::io::Errno;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot {act} {}: {source}{}", path.display(), remedy(source))]
-    Io {
-        act: &'static str,
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Io { act: &'static str, path: PathBuf, source: io::Error },
     /// The file cannot be used, for example because of its type. `why` is the rest of the sentence
     /// that starts with the path.
     #[error("{} {why}", path.display())]
     Unusable { path: PathBuf, why: &'static str },
-    /// The file is larger than [`LIMIT`](super::LIMIT).
     #[error("{} is larger than 5 MiB", path.display())]
     TooLarge { path: PathBuf },
-    /// Another program wrote the file since it was read. The caller should read it again.
+    /// The file was written since it was read. The caller should read it again.
     #[error("another program has changed {}", path.display())]
     Raced { path: PathBuf },
 }

@@ -1,8 +1,5 @@
-//! Notices that a mounted directory is no longer the node's: it was removed or renamed there, and
-//! perhaps made anew.
-//!
-//! A mount keeps showing the directory that existed when the container started. Only a new container
-//! gets the new directory.
+//! Notices that a mounted directory was removed or renamed on the node, and perhaps made anew. The mount
+//! keeps showing the directory that existed when the container started.
 //!
 //! The fourth field of a line in `/proc/self/mountinfo` is the present path of the mounted directory
 //! in its file system, with `//deleted` appended if it was removed (proc_pid_mountinfo(5)). So the

@@ -22,21 +22,12 @@ pub struct StagedRemoval {
 impl StagedRemoval {
     /// Renames the file `path` to a temporary name; `None` if `path` is missing. If the rename
     /// fails, for example on a full disk, the file is removed.
-    /// Fails if the file can be neither renamed nor removed.
     pub fn start(path: &Path) -> Result<Option<StagedRemoval>, Error> {
-        let removal = StagedRemoval::prepare(path)?;
+        let temporary_path = temporary_path(path)?;
+        let is_file = metadata(path).is_ok_and(|file| file.is_some_and(|file| !file.is_dir()));
         // For a directory, `remove` returns an error that names the remedy.
-        Ok((removal.rename() || remove(path)?).then_some(removal))
-    }
-
-    fn prepare(path: &Path) -> Result<StagedRemoval, Error> {
-        Ok(StagedRemoval { temporary_path: temporary_path(path)?, path: path.to_owned() })
-    }
-
-    /// Renames the file, unless it is a directory. Returns whether that worked.
-    fn rename(&self) -> bool {
-        metadata(&self.path).is_ok_and(|file| file.is_some_and(|file| !file.is_dir()))
-            && fs::rename(&self.path, &self.temporary_path).is_ok()
+        let is_staged = is_file && fs::rename(path, &temporary_path).is_ok() || remove(path)?;
+        Ok(is_staged.then(|| StagedRemoval { temporary_path, path: path.to_owned() }))
     }
 
     pub fn path(&self) -> &Path {
@@ -54,12 +45,6 @@ impl StagedRemoval {
         }
     }
 
-    /// Whether the renamed file holds `bytes`. False if it is missing: the content of a file that
-    /// another agent removed is unknown.
-    fn holds(&self, bytes: &[u8]) -> bool {
-        read(&self.temporary_path).is_ok_and(|(there, _)| there == bytes)
-    }
-
     /// Syncs the directory, so that the result of [`StagedRemoval::undo`] survives a power failure.
     pub fn sync(&self) -> Result<(), Error> {
         sync_dir(&self.path)
@@ -71,22 +56,21 @@ impl StagedRemoval {
     }
 }
 
-/// Renames `path`, and removes it if it holds `before`. Otherwise it gets its name back. If the rename
-/// fails, for example on a full disk, `path` is compared and removed.
+/// Removes `path`, which must still hold `before`. Content that another program writes at the same
+/// time is not lost: the file is first renamed, and gets its name back if it holds other content. Only
+/// SIGKILL between the two renames loses it.
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
-pub(super) fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
-    let raced = || Error::Raced { path: path.to_owned() };
-    let removal = StagedRemoval::prepare(path)?;
-    if !removal.rename() {
-        check_unchanged(path, before)?;
-        return remove(path)?.then_some(()).ok_or_else(raced);
+pub fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
+    check_unchanged(path, before)?;
+    if let Some(removal) = StagedRemoval::start(path)? {
+        if read(&removal.temporary_path).is_ok_and(|(there, _)| there == before) {
+            return removal.finish();
+        }
+        // A file that is missing here was removed by another agent, or could not be renamed.
+        removal.undo()?;
+        removal.sync()?;
     }
-    if removal.holds(before) {
-        return removal.finish();
-    }
-    removal.undo()?;
-    removal.sync()?;
-    Err(raced())
+    Err(Error::Raced { path: path.to_owned() })
 }
 
 fn drop_file(path: &Path) -> Result<(), Error> {
@@ -134,15 +118,6 @@ mod tests {
         assert_eq!(count(&dir), 0);
         let raced = remove_unchanged(&path, b"plugin").unwrap_err();
         assert!(matches!(raced, Error::Raced { .. }), "{raced}");
-    }
-
-    #[test]
-    fn holds_is_false_if_the_temporary_file_is_missing() {
-        let (_dir, path) = plugin();
-        let removal = StagedRemoval::start(&path).unwrap().unwrap();
-        assert!(removal.holds(b"plugin"));
-        fs::remove_file(&removal.temporary_path).unwrap();
-        assert!(!removal.holds(b"plugin"));
     }
 
     #[test]

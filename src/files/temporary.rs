@@ -25,9 +25,8 @@ pub(super) fn sync_dir(path: &Path) -> Result<(), Error> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
 }
 
-/// Returns an unused name for a temporary file in the directory of `path`. The time is part of the
-/// name, as the process ID is 1 in every agent container.
-/// Fails if `path` has no directory.
+/// Returns an unused name in the directory of `path`. The time is part of the name, as the process ID
+/// is 1 in every agent container.
 pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
     let dir = path
@@ -49,7 +48,7 @@ pub(super) struct Temporary {
 }
 
 impl Temporary {
-    /// Reserves a name in the directory of `path`. Creates no file.
+    /// Creates no file.
     pub(super) fn beside(path: &Path) -> Result<Temporary, Error> {
         Ok(Temporary { path: temporary_path(path)?, target: path.to_owned() })
     }

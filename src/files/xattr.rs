@@ -10,8 +10,8 @@ const LIMIT: usize = 16 << 10;
 /// Hashes and signatures of a file's content, which differ for other content (IMA, EVM).
 const OF_CONTENT: [&[u8]; 2] = [b"security.ima", b"security.evm"];
 
-/// Copies the extended attributes of `from` to `to`, except those of the content. Failures are ignored: the file system may not
-/// support an attribute, or the process may not set it. Then `to` keeps the directory's default.
+/// Ignores failures: the file system may not support an attribute, or the process may not set it. Then
+/// `to` keeps the directory's default.
 pub fn copy(from: &Path, to: &Path) {
     let mut names = vec![0; LIMIT];
     let Ok(length) = llistxattr(from, &mut names) else {

@@ -55,10 +55,8 @@ impl fmt::Debug for ApiAccess {
 /// Returns `https://host:port`, with an IPv6 host in brackets. Upstream omits the brackets, so its
 /// kubeconfig is unusable in IPv6-only clusters.
 pub fn server(host: &str, port: &str) -> String {
-    match host.contains(':') && !host.starts_with('[') {
-        true => format!("https://[{host}]:{port}"),
-        false => format!("https://{host}:{port}"),
-    }
+    let is_bare_ipv6 = host.contains(':') && !host.starts_with('[');
+    if is_bare_ipv6 { format!("https://[{host}]:{port}") } else { format!("https://{host}:{port}") }
 }
 
 pub fn read(path: &Path) -> Result<ApiAccess, Error> {

@@ -85,11 +85,9 @@ impl<In: Transport> Connector<In> for Tls {
         let Some(transport) = chained else {
             return Ok(None);
         };
-        if !details.needs_tls() {
+        let Some(config) = self.config.clone() else {
             return Ok(Some(Either::A(transport)));
-        }
-        let config =
-            self.config.clone().ok_or(ureq::Error::Tls("the server has no https:// URL"))?;
+        };
         let name = self.server_name.as_deref().unwrap_or(host(details.uri));
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ureq::Error::BadUri(format!("{name} is not a valid server name")))?;

@@ -1,6 +1,5 @@
 //! Finds the active network config, which is the first in name order that a runtime can load, and
-//! checks whether the plugin is chained to it. Nothing else decides which file the runtime loads. Which
-//! files get the entry is decided in [`chain`](super::chain()).
+//! checks whether the plugin is chained to it. Nothing else decides which file the runtime loads.
 //!
 //! There is no active network config while a file that sorts before it may be loaded by the runtime
 //! and cannot be read by the agent: what the runtime calls is then unknown.
@@ -11,7 +10,7 @@ use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::{self, Entry};
 
-/// Returns the network config that is active if only `files`, in name order, exist.
+/// Returns the active one of `files`, in name order.
 pub(super) fn active<'f>(
     files: impl IntoIterator<Item = &'f ConfigFile>,
 ) -> Option<&'f ConfigFile> {
@@ -77,7 +76,6 @@ pub(super) fn has_entry(file: &ConfigFile, entry: &Entry) -> bool {
         && file.conflist().is_ok_and(|conflist| conflist.has_entry(entry))
 }
 
-/// Describes why [`has_entry`] is false for `file`.
 pub(super) fn lacks_entry(file: &ConfigFile) -> &'static str {
     match file.plugin_entry() {
         Some(_) => "has an outdated plugin entry",

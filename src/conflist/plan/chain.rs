@@ -62,7 +62,6 @@ impl Inputs<'_> {
         plan
     }
 
-    /// Chains only to the file `name`, or to the conflist that was made from it.
     fn only(&self, name: &str) -> Plan {
         let Inputs { foreign, entry, .. } = *self;
         let mut plan = Plan::default();
@@ -103,7 +102,6 @@ impl Inputs<'_> {
         }
     }
 
-    /// Plans the write that `file` needs; `None` if it has the current entry.
     fn step(&self, file: &ConfigFile) -> Result<Option<Step>, String> {
         let content = file.content.as_ref().map_err(|reason| reason.why.clone())?;
         if file.kind != ConfigKind::Conflist {
@@ -125,11 +123,8 @@ fn made_from_multus_confs<'f>(foreign: &[&'f ConfigFile]) -> impl Iterator<Item 
     foreign.iter().filter_map(|file| multus::made_from(file, foreign))
 }
 
-/// Lists the network configs that exist instead of a missing one, which may be mistyped.
+/// Lists the existing network configs, as the name of the missing one may be mistyped.
 fn alternatives(foreign: &[&ConfigFile]) -> String {
     let names: Vec<&str> = foreign.iter().map(|file| file.name.as_str()).collect();
-    match names.is_empty() {
-        true => String::new(),
-        false => format!(" (found: {})", names.join(", ")),
-    }
+    if names.is_empty() { String::new() } else { format!(" (found: {})", names.join(", ")) }
 }

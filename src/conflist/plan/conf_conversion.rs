@@ -6,7 +6,6 @@ use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{self, Conflist};
 
 impl Inputs<'_> {
-    /// Plans the conflist that replaces `file`, a single plugin with this `content`.
     pub(super) fn convert(&self, file: &ConfigFile, content: &Content) -> Result<Step, String> {
         let describe = |error: conflist::Error| error.to_string();
         let without_entry = conflist::wrap(&content.text).map_err(describe)?;
@@ -69,7 +68,7 @@ pub(super) fn conflist_names(conf: &str) -> Vec<String> {
     }
 }
 
-/// Whether `file` is `name`, or a conflist that can be made from it.
+/// Whether `file` is `name` or can be made from it.
 pub(super) fn is_named(file: &ConfigFile, name: &str) -> bool {
     file.name == name || conflist_names(name).contains(&file.name)
 }

@@ -57,7 +57,6 @@ impl Inputs<'_> {
         plan
     }
 
-    /// Plans the copy `name` of the network config that would be active without the copy.
     pub(super) fn copy(&self, name: &str) -> Plan {
         let Inputs { found, foreign, saved, .. } = *self;
         let mut plan = Plan::default();
@@ -93,8 +92,8 @@ impl Inputs<'_> {
         plan
     }
 
-    /// Returns the first loadable network config and its copy, which is called `name`. A damaged file named
-    /// `copied_from`, the one copied before, wins if it sorts first: its owner is probably writing it.
+    /// Returns the first loadable network config and its copy. A damaged file named `copied_from`, the one
+    /// copied before, wins if it sorts first: its owner is probably writing it.
     /// Fails with the reason why the copy must stay as it is; `None` if there is no network config to copy.
     fn source(
         &self,
@@ -119,8 +118,7 @@ impl Inputs<'_> {
         Err(None)
     }
 
-    /// Plans to write `wanted` to the file `name`, unless it is up to date or another program owns
-    /// it.
+    /// Plans to write `wanted`, unless the file is up to date or another program owns it.
     fn write_own_config(
         &self,
         name: &str,
@@ -167,7 +165,7 @@ fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
     })
 }
 
-/// Returns the problem text if another program owns `existing`, the file that the agent would write.
+/// Says that another program owns `existing`, the file that the agent would write.
 fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<String> {
     let file = existing
         .filter(|file| !saved.own_configs.contains_key(&file.name) && !is_own_content(file))?;

@@ -50,10 +50,8 @@ fn unchain_file(found: &[ConfigFile], file: &ConfigFile, saved: &SavedState) -> 
         let original = Original { name: format!("{}{suffix}", original.name), ..original.clone() };
         let original_exists =
             original.name != name && found.iter().any(|other| other.name == original.name);
-        return Some(match original_exists {
-            true => Step::remove(file),
-            false => Step::Restore { conflist: name, original },
-        });
+        let restore = Step::Restore { conflist: name, original };
+        return Some(if original_exists { Step::remove(file) } else { restore });
     }
     match conflist.calls_plugin() {
         false => None,
