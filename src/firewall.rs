@@ -5,37 +5,32 @@
 
 mod check;
 mod compare;
-mod families;
 mod iptables;
 pub mod native;
-mod unsupported;
 
+use std::fs;
 use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::redirect::backend::{Backend, IptablesMode};
-use crate::redirect::rules::{self, Verdict};
-use crate::redirect::{Family, Origin, Redirect};
+use crate::redirect::rules;
+use crate::redirect::{Family, Ipv6, Origin, Redirect};
 pub use check::{Survey, describe_missing, missing, survey};
 pub use compare::compare;
-pub use families::families;
-use unsupported::run_for;
 
-/// Time allowed for the programs of all backends of one call together, also if the call is repeated
-/// without IPv6. The plugin's deadline for a netns is longer, so that an error names the program.
+/// Time allowed for the programs of all backends of one call together. The plugin's deadline for a netns
+/// is longer, so that an error names the program.
 const DEADLINE: Duration = Duration::from_secs(15);
+
+/// IPv6 addresses in the netns of the calling thread. The file is missing if the kernel has no IPv6.
+const IF_INET6: &str = "/proc/thread-self/net/if_inet6";
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the kernel rejected {subject}: {source}")]
-    Native {
-        subject: String,
-        remedy: Option<&'static str>,
-        #[source]
-        source: nix::Error,
-    },
+    Native { subject: String, remedy: Option<&'static str>, source: nix::Error },
     #[error("the backend native needs Linux 4.18, and this kernel is {release}")]
     OldKernel { release: String },
     #[error(
@@ -43,11 +38,7 @@ pub enum Error {
     )]
     NoPrograms { wanted: String },
     #[error("cannot start {}: {source}", program.display())]
-    Start {
-        program: PathBuf,
-        #[source]
-        source: std::io::Error,
-    },
+    Start { program: PathBuf, source: std::io::Error },
     #[error("{} failed: {stderr}", program.display())]
     Restore { program: PathBuf, stderr: String },
     #[error("{} reported success without reading the rules", program.display())]
@@ -96,7 +87,19 @@ impl Error {
     }
 }
 
-/// Whether this process finds all programs that `mode` needs. `auto` and `native` need none.
+/// Chooses the address families. With [`Ipv6::Auto`], those of the kernel, not of the pod's addresses: a
+/// pod may get an IPv6 address after its ADD, by router advertisement, from Multus, or because it sets
+/// the sysctl `disable_ipv6` of an interface to 0.
+pub fn origin(redirect: Redirect, ipv6: Ipv6) -> Origin {
+    let is_redirected = match ipv6 {
+        Ipv6::Yes => true,
+        Ipv6::No => false,
+        Ipv6::Auto => fs::exists(IF_INET6).unwrap_or(true),
+    };
+    Origin { redirect, families: if is_redirected { Family::ALL } else { Family::IPV4 } }
+}
+
+/// `auto` and `native` need no programs.
 pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
     let has_all = |backend| families.iter().all(|&family| iptables::has_programs(backend, family));
     matches!(mode, IptablesMode::Auto | IptablesMode::Only(Backend::Native))
@@ -106,19 +109,10 @@ pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
 /// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
 /// programs of the mode, another variant writes the rules, see [`iptables::apply`]. Idempotent;
 /// foreign rules stay.
-/// Fails if no backend of the mode is usable. The chains that a failed backend created are removed;
-/// chains that existed before keep the rules that the failed backend wrote.
+/// The chains that a failed backend created are removed; chains that existed before keep the rules that it
+/// wrote.
 pub fn apply(Origin { redirect, families }: &Origin, mode: IptablesMode) -> Result<Backend, Error> {
     let deadline = Deadline::after(DEADLINE);
-    run_for(*families, |families| apply_all(redirect, families, mode, deadline))
-}
-
-fn apply_all(
-    redirect: &Redirect,
-    families: &[Family],
-    mode: IptablesMode,
-    deadline: Deadline,
-) -> Result<Backend, Error> {
     let mut errors = Vec::new();
     for &backend in mode.backends() {
         let applied = match backend {
@@ -134,7 +128,9 @@ fn apply_all(
             break;
         }
     }
-    Err(combined(errors))
+    // Backends look for the same programs.
+    errors.dedup_by_key(|error| error.to_string());
+    Err(if errors.len() == 1 { errors.remove(0) } else { Error::NoBackend { errors } })
 }
 
 /// Corrects what [`survey`] reported as missing, without programs of the host: writes the rules to the
@@ -142,31 +138,16 @@ fn apply_all(
 /// the pod has IPv4 rules only.
 /// Fails if nf_tables is not usable in this kernel.
 pub fn install_native(Origin { redirect, families }: &Origin) -> Result<(), Error> {
-    run_for(*families, |families| {
-        native::apply(redirect, families)?;
-        native::flush_others(families)
-    })
-}
-
-fn combined(mut errors: Vec<Error>) -> Error {
-    // Backends look for the same programs.
-    errors.dedup_by_key(|error| error.to_string());
-    match errors.len() {
-        1 => errors.remove(0),
-        _ => Error::NoBackend { errors },
-    }
+    native::apply(redirect, families)?;
+    native::flush_others(families)
 }
 
 /// Renders the rules as text instead of applying them, for the setting `simulate`.
 pub fn simulate(Origin { redirect, families }: &Origin) -> String {
     let mut text = String::new();
-    for &family in families.wanted() {
-        for rule in rules::marked_rules(redirect, family, families.wanted()) {
-            let verb = match rule.verdict {
-                Verdict::Jump(_) => "jump",
-                _ => "rule",
-            };
-            text.push_str(&format!("{family:?} {verb} {}\n", rules::rule_line(&rule)));
+    for &family in *families {
+        for rule in rules::marked_rules(redirect, family, families) {
+            text.push_str(&format!("{family:?} {}\n", rules::rule_line(&rule)));
         }
     }
     text

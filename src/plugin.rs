@@ -1,7 +1,4 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
-//!
-//! - `api`: fetches the pod, its namespace and the API server's Service
-//! - `pod_redirect`: decides on the pod by the first source that knows it
 
 mod api;
 pub mod pod_redirect;
@@ -9,6 +6,7 @@ pub mod pod_redirect;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use crate::cni::object::Object;
 use crate::cni::{Command, Error, Request, result, version};
@@ -16,17 +14,12 @@ use crate::config::{Config, ResolvedRedirect};
 use crate::failure::Failure;
 use crate::pod::Decision;
 use crate::record::{CallResult, Record};
-use crate::redirect::{Ipv6, Origin};
+use crate::redirect::Ipv6;
 use crate::{firewall, log, netns, pod_copy};
 use pod_redirect::{KnownPod, PodRedirect};
 
-/// Timeout for installing or reading the rules in one pod's netns, for all address families
-/// together.
+/// Timeout for installing or reading the rules in one pod's netns, for all families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
-
-/// Recorded for the CHECK of a meshed pod, in which the specification demands `prevResult`. Whether the
-/// pod has IPv6 then depends on the addresses in its netns.
-const PREVIOUS_MISSING: &str = "CHECK: required prevResult missing";
 
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
@@ -67,8 +60,7 @@ fn run_and_record(
     outcome
 }
 
-/// Installs the redirect rules of a meshed pod. Returns `prevResult` for every pod, meshed or
-/// not.
+/// Returns `prevResult` for every pod, meshed or not.
 fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
     let found = match pod_redirect::named(request, config, record)? {
@@ -89,33 +81,29 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     if let Some(error) = &api_error {
         record.degrade(error);
     }
-    let previous_has_ipv6 = previous_has_ipv6(&request.config);
-    // Outside the pod's netns, these depend only on whether the kernel has IPv6.
-    let origin = move || Origin { redirect, families: firewall::families(ipv6, previous_has_ipv6) };
+    let origin = firewall::origin(redirect, ipv6);
     if config.simulate {
-        let rules = firewall::simulate(&origin());
+        let rules = firewall::simulate(&origin);
         tracing::warn!("linkerd-cni: simulate is set, these rules are not installed:\n{rules}");
         record.result = CallResult::Simulated;
         record.ignore(ignored);
         return Ok(output);
     }
     let mode = config.mode;
-    let backend = in_netns(request, move || firewall::apply(&origin(), mode))?;
+    let backend = in_netns(request, move || firewall::apply(&origin, mode))?;
     record.result = CallResult::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);
     record.name_containers(resolved.blocked_init_containers, resolved.exempt_containers);
     record.ipv6_bypasses_proxy =
-        (config.ipv6, ipv6, previous_has_ipv6) == (Ipv6::Auto, Ipv6::No, true);
+        (config.ipv6, ipv6) == (Ipv6::Auto, Ipv6::No) && previous_has_ipv6(&request.config);
     Ok(output)
 }
 
-/// Checks that a meshed pod has all rules that ADD installs. Fails with [`Failure::RulesMissing`] and
-/// names the missing rules.
-///
-/// Only this proof fails CHECK: CRI-O calls CHECK for every pod when it restarts, and a failed CHECK
-/// costs a running pod its sandbox. An API server that does not answer, a pod object that cannot be
-/// read, rules that cannot be listed or a missing `prevResult` are recorded, and CHECK succeeds.
+/// Fails with [`Failure::RulesMissing`] if a meshed pod lacks rules that ADD installs, and names them. Only
+/// this proof fails CHECK: CRI-O calls CHECK for every pod when it restarts, and a failed CHECK costs a
+/// running pod its sandbox. An API server that does not answer, a pod object that cannot be read or
+/// rules that cannot be listed are recorded, and CHECK succeeds.
 fn check(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     record.result = CallResult::Checked;
     match missing_rules(request, config, record) {
@@ -124,12 +112,7 @@ fn check(request: &Request, config: &Config, record: &mut Record) -> Result<Stri
             let problem = format!("redirect rules of the pod are missing or changed: {missing}");
             return Err(Error::new(Failure::RulesMissing, problem));
         }
-        Ok(_) => {
-            let is_known = request.config.non_null("prevResult").is_some();
-            if !is_known && record.result == CallResult::Checked {
-                record.degrade(&Error::new(Failure::InvalidConfig, PREVIOUS_MISSING));
-            }
-        }
+        Ok(_) => {}
         Err(error) => record.degrade(&error),
     }
     Ok(String::new())
@@ -143,15 +126,9 @@ fn missing_rules(
     config: &Config,
     record: &mut Record,
 ) -> Result<Vec<String>, Error> {
-    let previous_has_ipv6 = previous_has_ipv6(&request.config);
     let missing = |today: Option<ResolvedRedirect>| {
-        in_netns(request, move || {
-            let origin = |ResolvedRedirect { redirect, ipv6, .. }| Origin {
-                families: firewall::families(ipv6, previous_has_ipv6),
-                redirect,
-            };
-            firewall::missing(today.map(origin).as_ref())
-        })
+        let today = today.map(|found| firewall::origin(found.redirect, found.ipv6));
+        in_netns(request, move || firewall::missing(today.as_ref()))
     };
     // Of a pod that may turn out to be unmeshed.
     let mut unread = None;
@@ -238,8 +215,7 @@ fn firewall_error(error: firewall::Error) -> Error {
     }
 }
 
-/// Starts logging at the level in the plugin entry: `debug` or `trace` mean debug, `info` means
-/// info. Any other value means warn, as in upstream.
+/// An unknown level means warn, as in upstream.
 fn start_log(config: &Config) {
     let level = match config.log_level.to_ascii_lowercase().as_str() {
         "debug" | "trace" => tracing::level_filters::LevelFilter::DEBUG,
@@ -251,12 +227,8 @@ fn start_log(config: &Config) {
 
 /// Whether `prevResult` has an IPv6 address, in the format of any CNI version.
 pub fn previous_has_ipv6(config: &Object) -> bool {
-    let Some(previous) = config.non_null("prevResult") else {
-        return false;
-    };
-    let Ok(previous) = serde_json::from_str::<Value>(previous.get()) else {
-        return false;
-    };
+    let previous = config.non_null("prevResult").map_or("null", RawValue::get);
+    let previous: Value = serde_json::from_str(previous).unwrap_or_default();
     let addresses = previous["ips"].as_array().into_iter().flatten();
     let is_ipv6 = |address: &Value| address.as_str().is_some_and(|text| text.contains(':'));
     previous["ip6"].is_object() || addresses.into_iter().any(|ip| is_ipv6(&ip["address"]))

@@ -44,6 +44,11 @@ pub enum Family {
     Ipv6,
 }
 
+impl Family {
+    pub const ALL: &[Family] = &[Family::Ipv4, Family::Ipv6];
+    pub const IPV4: &[Family] = &[Family::Ipv4];
+}
+
 /// Whether IPv6 is redirected: the key `ipv6`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Ipv6 {
@@ -55,29 +60,12 @@ pub enum Ipv6 {
     Auto,
 }
 
-/// Which address families of a pod get redirect rules.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Families {
-    Ipv4,
-    Both,
-    /// IPv4, and IPv6 if it can be programmed: the pod has no IPv6 address, but may get one later.
-    OptionalIpv6,
-}
-
-impl Families {
-    pub fn wanted(self) -> &'static [Family] {
-        match self {
-            Families::Ipv4 => &[Family::Ipv4],
-            Families::Both | Families::OptionalIpv6 => &[Family::Ipv4, Family::Ipv6],
-        }
-    }
-}
-
 /// What the rules of a pod are made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Origin {
     pub redirect: Redirect,
-    pub families: Families,
+    /// [`Family::IPV4`] or [`Family::ALL`].
+    pub families: &'static [Family],
 }
 
 #[cfg(test)]

@@ -5,49 +5,40 @@
 //! upstream: they are missing only if they are neither today's nor redirect.
 
 use super::native::listing::Listing;
-use super::unsupported::{is_unsupported, run_for};
 use super::{DEADLINE, Error, iptables};
 use crate::deadline::Deadline;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule};
-use crate::redirect::{Families, Family, Origin, Redirect};
+use crate::redirect::{Family, Origin, Redirect};
 
 /// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
 /// at most eight rules for each address family.
 const MISSING_NAMED: usize = 10;
 
-/// When the redirect of a marker was computed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Age {
+/// What a marker says of the redirect from which a pod's rules were made.
+enum Marked {
     Today,
-    Earlier,
-    /// Earlier, and without the pod object.
-    Guessed,
+    Earlier(Origin),
+    /// Made earlier and without the pod object. Its digest may be all that is known.
+    Guessed(Option<Origin>),
     /// No marker can be read.
     Unknown,
 }
 
-/// Returns what a marker says: the origin of the rules that the pod started with, if that is known.
-fn read_marker(marker: Option<&str>, today: Option<&Origin>) -> (Age, Option<Origin>) {
-    let Some(marker) = marker else {
-        return (Age::Unknown, None);
-    };
-    let is_guessed = rules::is_guessed(marker);
-    if let Some(today) = today {
-        let redirect = Redirect { is_guessed, ..today.redirect.clone() };
-        let of_today: &[Families] = match today.families {
-            Families::OptionalIpv6 => &[Families::Both, Families::Ipv4],
-            Families::Both => &[Families::Both],
-            Families::Ipv4 => &[Families::Ipv4],
+impl Marked {
+    fn read(marker: Option<&str>, today: Option<&Origin>) -> Marked {
+        let Some(marker) = marker else {
+            return Marked::Unknown;
         };
-        let is_of = |families: &Families| marker == rules::marker(&redirect, families.wanted());
-        if let Some(&families) = of_today.iter().find(|families| is_of(families)) {
-            return (Age::Today, Some(Origin { families, redirect: today.redirect.clone() }));
+        let is_guessed = rules::is_guessed(marker);
+        let is_of = |today: &Origin| {
+            let redirect = Redirect { is_guessed, ..today.redirect.clone() };
+            marker == rules::marker(&redirect, today.families)
+        };
+        match rules::marked_origin(marker) {
+            _ if today.is_some_and(is_of) => Marked::Today,
+            origin if is_guessed => Marked::Guessed(origin),
+            origin => origin.map_or(Marked::Unknown, Marked::Earlier),
         }
-    }
-    match rules::marked_origin(marker) {
-        origin if is_guessed => (Age::Guessed, origin),
-        Some(origin) => (Age::Earlier, Some(origin)),
-        None => (Age::Unknown, None),
     }
 }
 
@@ -58,67 +49,86 @@ fn read_marker(marker: Option<&str>, today: Option<&Origin>) -> (Age, Option<Ori
 pub fn missing(today: Option<&Origin>) -> Result<Option<Vec<String>>, Error> {
     let deadline = Deadline::after(DEADLINE);
     let legacy = |family| iptables::legacy_comments(family, deadline);
-    let mut listing = Listing::default();
-    let mut marker = match listing.marker() {
-        Err(error) if is_unsupported(&error) => {
-            listing = Listing::of_no_rules();
-            None
-        }
-        marker => marker?,
-    };
+    let listing = Listing::default();
+    let mut marker = listing.marker()?;
     if marker.is_none() && has_legacy_nat() {
         let comments = legacy(Family::Ipv4)?;
         let mut markers = comments.iter().flatten().filter_map(|text| rules::split_comment(text).1);
         marker = markers.next().map(str::to_owned);
     }
-    let (_, marked) = read_marker(marker.as_deref(), today);
-    let Some(origin) = marked.as_ref().or(today) else {
-        return Ok(None);
-    };
-    let missing = missing_of(&listing, origin, Some(&legacy))?;
-    let is_proven = missing.as_ref().is_none_or(Vec::is_empty) || marked.is_some();
-    let redirects = !is_proven
-        && (is_redirecting(&|family| listing.comments(family))?
-            || has_legacy_nat() && is_redirecting(&legacy)?);
-    Ok(if redirects { Some(Vec::new()) } else { missing })
+    let marked = Marked::read(marker.as_deref(), today);
+    Ok(match compared(&listing, &marked, today, Some(&legacy))? {
+        Survey::Complete | Survey::Drifted(_) => Some(Vec::new()),
+        Survey::Missing(_, missing) => Some(missing),
+        Survey::Unreadable => None,
+    })
 }
 
 type ListComments<'f> = dyn Fn(Family) -> Result<ListedRules<String>, Error> + 'f;
+
+/// Compares the rules in the netns with those of the marker, or else with today's. `legacy` lists the
+/// rules of `iptables-legacy`, where that is possible.
+fn compared(
+    listing: &Listing,
+    marked: &Marked,
+    today: Option<&Origin>,
+    legacy: Option<&ListComments<'_>>,
+) -> Result<Survey, Error> {
+    let known = match marked {
+        Marked::Today => today,
+        Marked::Earlier(origin) => Some(origin),
+        Marked::Guessed(origin) => origin.as_ref(),
+        Marked::Unknown => None,
+    };
+    let Some(origin) = known.or(today) else {
+        return Ok(Survey::Unreadable);
+    };
+    let Some(missing) = missing_of(listing, origin, legacy)? else {
+        return Ok(Survey::Unreadable);
+    };
+    if missing.is_empty() {
+        return Ok(match (marked, today) {
+            (Marked::Earlier(_), Some(today)) => Survey::Drifted(today.clone()),
+            _ => Survey::Complete,
+        });
+    }
+    let is_other = known.is_none()
+        && (is_redirecting(&|family| listing.comments(family))?
+            || has_legacy_nat() && legacy.map_or(Ok(false), is_redirecting)?);
+    let origin = origin.clone();
+    Ok(if is_other { Survey::Drifted(origin) } else { Survey::Missing(origin, missing) })
+}
 
 /// Returns the rules that are missing. `None`: they may be in a table of `iptables-legacy`, which `legacy`
 /// lists.
 fn missing_of(
     listing: &Listing,
-    Origin { redirect, families }: &Origin,
+    origin: &Origin,
     legacy: Option<&ListComments<'_>>,
 ) -> Result<Option<Vec<String>>, Error> {
-    run_for(*families, |families| {
-        let of_iptables = |comments: &ListComments<'_>| by_comments(redirect, families, comments);
-        // The chains of iptables run before the plugin's, so incomplete rules there matter even if the
-        // plugin's rules are complete.
-        if let Some(missing) = of_iptables(&|family| listing.nat_comments(family))? {
-            return Ok(Some(missing));
-        }
-        let missing = listing.missing(redirect, families)?;
-        if missing.is_empty() || !has_legacy_nat() {
-            return Ok(Some(missing));
-        }
-        legacy.map(|legacy| Ok(of_iptables(legacy)?.unwrap_or(missing))).transpose()
-    })
+    // The chains of iptables run before the plugin's, so incomplete rules there matter even if the
+    // plugin's rules are complete.
+    if let Some(missing) = by_comments(origin, &|family| listing.nat_comments(family))? {
+        return Ok(Some(missing));
+    }
+    let missing = listing.missing(&origin.redirect, origin.families)?;
+    if missing.is_empty() || !has_legacy_nat() {
+        return Ok(Some(missing));
+    }
+    legacy.map(|legacy| Ok(by_comments(origin, legacy)?.unwrap_or(missing))).transpose()
 }
 
 /// Compares rules of iptables by their comments, which name skipped ports and subnets. A change of the
 /// proxy's UID, GID or ports is not detected. Returns `None` if the `PROXY_INIT_*` chains are empty.
 fn by_comments(
-    redirect: &Redirect,
-    families: &[Family],
+    Origin { redirect, families }: &Origin,
     comments: &ListComments<'_>,
 ) -> Result<Option<Vec<String>>, Error> {
     let mut missing = Vec::new();
     let mut has_rules = false;
-    for &family in families {
+    for &family in *families {
         let found = comments(family)?;
-        has_rules |= Chain::LINKERD.iter().any(|&chain| !found[chain as usize].is_empty());
+        has_rules |= has_linkerds(&found);
         let rules = rules::rules(redirect, family);
         let is_same =
             |run: &[Rule], found: &String| Ok(rules::split_comment(found).0 == run[0].comment);
@@ -129,17 +139,15 @@ fn by_comments(
     Ok(has_rules.then_some(missing))
 }
 
+fn has_linkerds(comments: &ListedRules<String>) -> bool {
+    Chain::LINKERD.iter().any(|&chain| !comments[chain as usize].is_empty())
+}
+
 /// Whether rules of IPv4 redirect, and those of IPv6 unless there are none.
 fn is_redirecting(comments: &ListComments<'_>) -> Result<bool, Error> {
-    if !rules::is_redirecting(&comments(Family::Ipv4)?) {
-        return Ok(false);
-    }
-    let ipv6 = match comments(Family::Ipv6) {
-        Err(error) if is_unsupported(&error) => ListedRules::default(),
-        ipv6 => ipv6?,
-    };
-    let mut linkerds = Chain::LINKERD.iter().map(|&chain| &ipv6[chain as usize]);
-    Ok(linkerds.all(Vec::is_empty) || rules::is_redirecting(&ipv6))
+    let ipv6 = comments(Family::Ipv6)?;
+    Ok(rules::is_redirecting(&comments(Family::Ipv4)?)
+        && (!has_linkerds(&ipv6) || rules::is_redirecting(&ipv6)))
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -156,45 +164,30 @@ pub enum Survey {
 }
 
 /// Checks the rules of a pod without programs of the host, whichever backend wrote them. `today` is
-/// what the plugin would install now, if that is known.
+/// what the plugin would install now, if that is known. A wrong guess counts as missing rules.
 ///
 /// Reads the plugin's tables and the tables of `iptables-nft`, which are nf_tables tables too. For
 /// `iptables-legacy`, only detects that a table exists.
 pub fn survey(today: Option<&Origin>) -> Result<Survey, Error> {
-    match survey_readable(today) {
+    let listing = Listing::default();
+    let compare = |marker: Option<String>| match (Marked::read(marker.as_deref(), today), today) {
+        (Marked::Guessed(_), Some(today)) => {
+            let families = today.families.iter();
+            let wanted = families.flat_map(|&family| rules::rules(&today.redirect, family));
+            let wanted = wanted.map(|rule| rules::rule_line(&rule)).collect();
+            Ok(Survey::Missing(today.clone(), wanted))
+        }
+        (marked, _) => compared(&listing, &marked, today, None),
+    };
+    match listing.marker().and_then(compare) {
         Err(Error::TooLong { .. }) => Ok(Survey::Unreadable),
         survey => survey,
     }
 }
 
-fn survey_readable(today: Option<&Origin>) -> Result<Survey, Error> {
-    let listing = Listing::default();
-    let (age, marked) = read_marker(listing.marker()?.as_deref(), today);
-    if let (Age::Guessed, Some(today)) = (age, today) {
-        let families = today.families.wanted().iter();
-        let wanted = families.flat_map(|&family| rules::rules(&today.redirect, family));
-        let wanted = wanted.map(|rule| rules::rule_line(&rule)).collect();
-        return Ok(Survey::Missing(today.clone(), wanted));
-    }
-    let Some(origin) = marked.as_ref().or(today) else {
-        return Ok(Survey::Unreadable);
-    };
-    let Some(missing) = missing_of(&listing, origin, None)? else {
-        return Ok(Survey::Unreadable);
-    };
-    Ok(match today {
-        Some(today) if missing.is_empty() && age == Age::Earlier => Survey::Drifted(today.clone()),
-        _ if missing.is_empty() => Survey::Complete,
-        _ if marked.is_none() && is_redirecting(&|family| listing.comments(family))? => {
-            Survey::Drifted(origin.clone())
-        }
-        _ => Survey::Missing(origin.clone(), missing),
-    })
-}
-
 /// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns.
 fn has_legacy_nat() -> bool {
-    [Family::Ipv4, Family::Ipv6].into_iter().any(iptables::has_legacy_nat)
+    Family::ALL.iter().copied().any(iptables::has_legacy_nat)
 }
 
 /// Describes missing rules in an error or a log line: the first ones, and the number of the others.

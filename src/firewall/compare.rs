@@ -1,14 +1,17 @@
 //! Compares by meaning the rules that the kernel has in the calling thread's netns with those that the
 //! plugin would install. Runs the host's iptables to list rules of iptables.
 
+use std::net::IpAddr;
+
 use super::native::PLUGIN_TABLE;
 use super::native::listing::{Listing, nat_tables};
-use super::{DEADLINE, Error, families, iptables};
+use super::{DEADLINE, Error, iptables};
 use crate::deadline::Deadline;
+use crate::netns::link;
 use crate::redirect::difference::differences;
 use crate::redirect::nat::Nat;
 use crate::redirect::rules::{self, Chain};
-use crate::redirect::{Families, Family, Ipv6, Origin, Redirect};
+use crate::redirect::{Family, Origin, Redirect};
 
 /// Describes the packets that go elsewhere than with `today`'s rules. `None`: the plugin would install no
 /// rules. Compares IPv6 only in a netns with an IPv6 address.
@@ -16,22 +19,25 @@ use crate::redirect::{Families, Family, Ipv6, Origin, Redirect};
 pub fn compare(today: Option<&Origin>) -> Result<Vec<String>, Error> {
     let (listing, deadline) = (Listing::default(), Deadline::after(DEADLINE));
     let mut found = Vec::new();
-    let compared = match families(Ipv6::Auto, false) {
-        Families::Both => Families::Both,
-        Families::Ipv4 | Families::OptionalIpv6 => Families::Ipv4,
-    };
-    for &family in compared.wanted() {
+    for &family in if has_ipv6_address() { Family::ALL } else { Family::IPV4 } {
         let now = tables(&listing, today, family, deadline)?;
         let wanted = match today {
-            Some(today) if today.families.wanted().contains(&family) => {
-                table(&today.redirect, family)
-            }
+            Some(today) if today.families.contains(&family) => table(&today.redirect, family),
             _ => Ok(Nat::default()),
         };
         let differences = wanted.and_then(|wanted| differences(&now, &wanted, family));
         found.extend(differences.map_err(unknown)?);
     }
     Ok(found)
+}
+
+/// Whether the netns has an IPv6 address that other hosts can reach, or more addresses than are listed.
+fn has_ipv6_address() -> bool {
+    let is_reachable = |address: &IpAddr| match address {
+        IpAddr::V4(_) => false,
+        IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
+    };
+    link::addresses().map_or(true, |addresses| addresses.iter().any(is_reachable))
 }
 
 fn unknown(why: String) -> Error {

@@ -27,8 +27,7 @@ const UNDO_DEADLINE: Duration = Duration::from_secs(3);
 /// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the table
 /// stay. Returns the backend whose programs wrote the rules of the first family: `backend`, unless the
 /// host lacks its programs.
-/// Fails if a program is missing or fails. Then the chains that this call created are removed;
-/// chains that existed before keep the new rules.
+/// After an error the chains that this call created are removed; others keep the new rules.
 pub fn apply(
     redirect: &Redirect,
     families: &[Family],
@@ -67,8 +66,7 @@ fn undo(programs: &Programs, rules: &[Rule]) {
     }
 }
 
-/// Applies the rules of one family. Returns whether it created the chains. If the chains exist, lists
-/// the table and replaces the jumps to the chains.
+/// Returns whether it created the chains. If they exist, replaces the jumps to them.
 fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Result<bool, Error> {
     let fresh = rules::install_script(rules, true, &[]);
     let (program, stderr) =
@@ -100,13 +98,10 @@ fn time_for_program(deadline: Deadline) -> Duration {
     deadline.remaining().min(PROGRAM_DEADLINE)
 }
 
-/// Returns the comments, with markers, of the rules of `iptables-legacy`. Rules without a comment have an
-/// empty one.
+/// Comments, with markers, of the rules of `iptables-legacy`. Rules without a comment have an empty one.
 pub fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules<String>, Error> {
-    let lines = match has_legacy_nat(family) {
-        true => lines_of(true, family, deadline)?,
-        false => Vec::new(),
-    };
+    let exists = has_legacy_nat(family);
+    let lines = if exists { lines_of(true, family, deadline)? } else { Vec::new() };
     let comment = |line: &String| {
         let mut words = words(line).into_iter();
         words.find(|word| word == "--comment").and_then(|_| words.next()).unwrap_or_default()

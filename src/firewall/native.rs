@@ -15,7 +15,6 @@ use nix::errno::Errno;
 use nix::sys::utsname::uname;
 
 use super::Error;
-use super::unsupported::is_unsupported;
 use crate::netlink::attribute::Attributes;
 use crate::netlink::socket::{self, APPEND, CREATE, EXCLUSIVE, Message};
 use crate::redirect::rules::{self, Chain, nft};
@@ -32,11 +31,15 @@ const CHAINS: [Chain; Chain::ALL.len()] =
 /// only in hooks that have a `nat` chain, and no second `nat` chain may have the same hook.
 const OLDEST_KERNEL: (u32, u32) = (4, 18);
 
+/// Errors of a kernel without nf_tables, without the address family, or without the object.
+const MISSING: [Errno; 4] =
+    [Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT, Errno::ENOENT];
+
 /// Replaces the rules in the plugin's table of each family with those of `redirect`.
 ///
 /// In a netns without the table, one transaction is enough. If the table exists, a second one
 /// replaces it. The old rules apply until the new ones do.
-/// Fails with the kernel's error; then no rule changed. After a timeout the rules may have changed.
+/// After a timeout the rules may have changed, after any other error not.
 pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
     refuse_old_kernel(&uname().map(|name| name.release().to_owned()).unwrap_or_default())?;
     let fresh = transaction(redirect, families, true);
@@ -101,7 +104,7 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
 /// Deletes all rules of the `PROXY_INIT_*` chains in the tables of `iptables-nft`, and in the plugin's
 /// tables of other families than `families`. The empty chains and the jumps to them stay, without effect.
 pub fn flush_others(families: &[Family]) -> Result<(), Error> {
-    for family in [Family::Ipv4, Family::Ipv6] {
+    for &family in Family::ALL {
         flush(family, rules::NAT_TABLE)?;
         if !families.contains(&family) {
             flush(family, message::PLUGIN_TABLE)?;
@@ -121,11 +124,9 @@ fn flush(family: Family, table: &str) -> Result<(), Error> {
             flags: 0,
             attributes,
         }];
-        let done = socket::transact(&messages);
-        match done.map_err(|rejection| rejection::error(&messages, rejection)) {
-            // The chain is missing, or the kernel lacks the family.
-            Err(error) if is_unsupported(&error) => {}
-            done => done?,
+        match socket::transact(&messages) {
+            Err(rejection) if MISSING.contains(&rejection.errno) => {}
+            done => done.map_err(|rejection| rejection::error(&messages, rejection))?,
         }
     }
     Ok(())

@@ -30,8 +30,7 @@ type Kinds = Vec<Vec<usize>>;
 type Outcome = [Option<u16>; 2];
 
 /// Describes the packets with which the rules `now`, tables in the order in which they decide, do
-/// something else than `wanted`. Empty if there are none.
-/// Fails if there are too many kinds of packets.
+/// something else than `wanted`.
 pub fn differences(now: &[Nat], wanted: &Nat, family: Family) -> Result<Vec<String>, String> {
     let conditions: Vec<_> = now.iter().chain([wanted]).flat_map(Nat::conditions).collect();
     let mut texts = Vec::new();
@@ -95,7 +94,6 @@ fn described(outcome: Outcome) -> String {
     }
 }
 
-/// Splits all numbers of a field into classes.
 fn classes(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Class> {
     let largest = match (field, family) {
         (Field::Protocol, _) => u8::MAX.into(),

@@ -9,7 +9,6 @@ use ipnet::IpNet;
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
 
-/// A hook of table `nat` that has redirect rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Hook {
     Prerouting,
@@ -32,7 +31,7 @@ pub enum Field {
 /// packet has no such field, such as the UID of a packet that comes from outside.
 pub type Packet = [Option<u128>; 8];
 
-/// Numbers from the first to the last, both included.
+/// Both ends are included.
 pub type Range = (u128, u128);
 
 #[derive(Clone, Debug)]
@@ -95,7 +94,6 @@ impl Nat {
         Ok(())
     }
 
-    /// Whether packets reach no rule.
     pub fn is_empty(&self) -> bool {
         self.0.iter().all(|(_, rules)| rules.is_empty())
     }
@@ -109,7 +107,7 @@ impl Nat {
         self.walk(hook.chain(), packet).flatten()
     }
 
-    /// Returns the verdict on a packet, `None` if the chain ends or returns.
+    /// `None` if the chain ends or returns.
     fn walk(&self, chain: &str, packet: &Packet) -> Option<Option<u16>> {
         let (_, rules) = self.0.iter().find(|(name, _)| name == chain)?;
         for (conditions, target) in rules {
@@ -214,10 +212,8 @@ fn number<T: FromStr>(text: &str) -> Result<T, String> {
 
 fn subnet(text: &str) -> Result<Range, String> {
     let net: IpNet = number(text)?;
-    match net == net.trunc() {
-        true => Ok((address(net.network()), address(net.broadcast()))),
-        false => Err(format!("{text} is not a subnet")),
-    }
+    let range = (address(net.network()), address(net.broadcast()));
+    if net == net.trunc() { Ok(range) } else { Err(format!("{text} is not a subnet")) }
 }
 
 pub fn address(address: IpAddr) -> u128 {
@@ -230,10 +226,10 @@ pub fn address(address: IpAddr) -> u128 {
 /// Reads the name of an interface, at most 15 bytes (`IFNAMSIZ`), as a number.
 fn interface(name: &str) -> Result<Range, String> {
     // A `+` at the end stands for any text.
-    match name.ends_with('+') || name.len() >= size_of::<u128>() {
-        true => Err(format!("unknown form of interface {name}")),
-        false => Ok((interface_number(name), interface_number(name))),
+    if name.ends_with('+') || name.len() >= size_of::<u128>() {
+        return Err(format!("unknown form of interface {name}"));
     }
+    Ok((interface_number(name), interface_number(name)))
 }
 
 pub fn interface_number(name: &str) -> u128 {

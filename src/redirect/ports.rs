@@ -18,7 +18,7 @@ pub const INVALID_LIMIT: usize = 10;
 
 pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010";
 
-/// Ports from `first` to `last`, both included; a single port is a range of one.
+/// Both ends are included; a single port is a range of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PortRange {
     pub first: u16,
@@ -52,7 +52,7 @@ impl PortRange {
         if self.is_single() { 1 } else { 2 }
     }
 
-    /// Formats the range as annotations have it: `80`, `100-200`.
+    /// As annotations have it: `80`, `100-200`.
     pub fn dashed(&self) -> String {
         self.to_string().replace(':', "-")
     }
@@ -86,19 +86,17 @@ impl From<u16> for PortRange {
     }
 }
 
-/// Formats the range as iptables does: `80`, `100:200`.
+/// As iptables has it: `80`, `100:200`.
 impl fmt::Display for PortRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.is_single() {
-            write!(f, "{}", self.first)
-        } else {
-            write!(f, "{}:{}", self.first, self.last)
+        match self.is_single() {
+            true => write!(f, "{}", self.first),
+            false => write!(f, "{}:{}", self.first, self.last),
         }
     }
 }
 
-/// Parses the elements of a list. Returns the ranges and the invalid elements, which include
-/// empty elements and those with blanks. Upstream logs and drops the same elements.
+/// The invalid elements include empty ones and those with blanks. Upstream logs and drops the same.
 pub fn elements<'a>(
     elements: impl IntoIterator<Item = &'a str>,
 ) -> (Vec<PortRange>, InvalidElements<'a>) {
@@ -135,8 +133,7 @@ pub fn distinct(ranges: &[PortRange]) -> Vec<PortRange> {
     if is_short { distinct } else { merged }
 }
 
-/// Merges ranges, each from its first to its last number, that overlap or adjoin. Returns the fewest
-/// ranges with the same numbers, in ascending order.
+/// Returns the fewest ranges, from first to last number, with the same numbers, in ascending order.
 pub fn merged<T: Copy + Ord + Into<u128>>(mut ranges: Vec<(T, T)>) -> Vec<(T, T)> {
     ranges.sort_unstable();
     let mut merged: Vec<(T, T)> = Vec::new();
@@ -168,7 +165,6 @@ pub fn groups(ranges: &[PortRange]) -> Vec<Vec<PortRange>> {
     groups
 }
 
-/// Formats ranges as a comma-separated list, as iptables does.
 pub fn joined(ranges: &[PortRange]) -> String {
     let texts: Vec<String> = ranges.iter().map(PortRange::to_string).collect();
     texts.join(",")

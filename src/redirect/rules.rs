@@ -88,7 +88,7 @@ pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
-/// Tells whether a listed rule is the one for a run of rules.
+/// Whether a listed rule is the one for a run of rules.
 pub type IsSame<'f, T, E> = dyn Fn(&[Rule], &T) -> Result<bool, E> + 'f;
 
 /// Returns the rules that `listed` lacks, as lines of `iptables-save`. A listed rule can stand for a run
@@ -107,16 +107,13 @@ pub fn missing_in_order<T, E>(
         let chain = run[0].chain;
         let left = &mut listed[chain as usize];
         let count = if own.contains(&chain) { left.len().min(1) } else { left.len() };
-        let mut found = None;
-        for (index, rule) in left[..count].iter().enumerate() {
-            if is_same(run, rule)? {
-                found = Some(index);
-                break;
-            }
+        let mut others = 0;
+        while others < count && !is_same(run, &left[others])? {
+            others += 1;
         }
-        match found {
-            Some(index) => *left = &left[index + 1..],
-            None => missing.extend(run.iter().map(rule_line)),
+        match others < count {
+            true => *left = &left[others + 1..],
+            false => missing.extend(run.iter().map(rule_line)),
         }
     }
     Ok(missing)

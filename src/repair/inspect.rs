@@ -147,13 +147,6 @@ fn in_netns<T: Send + 'static>(
     if let Some(error) = today.and_then(ResolvedRedirect::sandbox_error) {
         return Err(error.into());
     }
-    let today = today.map(|resolved| (resolved.redirect.clone(), resolved.ipv6));
-    let work = move || {
-        let origin = |(redirect, ipv6)| {
-            let families = firewall::families(ipv6, false);
-            Origin { redirect, families }
-        };
-        work(today.map(origin).as_ref())
-    };
-    Ok(netns::run(netns, NETNS_TIMEOUT, work)??)
+    let today = today.map(|resolved| firewall::origin(resolved.redirect.clone(), resolved.ipv6));
+    Ok(netns::run(netns, NETNS_TIMEOUT, move || work(today.as_ref()))??)
 }

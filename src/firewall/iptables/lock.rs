@@ -37,7 +37,6 @@ pub fn path() -> PathBuf {
     path.map_or_else(|| PathBuf::from(DEFAULT), PathBuf::from)
 }
 
-/// Returns the process that holds a lock on the file `id`, among the lines of `/proc/locks`.
 fn holder_of(locks: &str, id: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

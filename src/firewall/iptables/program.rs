@@ -24,10 +24,7 @@ const STDERR_LIMIT: usize = 4096;
 /// CAP_NET_ADMIN can add rules without limit.
 const STDOUT_LIMIT: usize = 8 << 20;
 
-/// Runs the `-restore` program with `script` as input. The program applies all of the script or
-/// nothing.
-/// Fails with the program's stderr, with [`Error::Locked`], with [`Error::Unread`], or with
-/// [`Error::Deadline`] after killing the program.
+/// Runs the `-restore` program, which applies all of the script or nothing, and kills it at the deadline.
 pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), Error> {
     tracing::debug!("linkerd-cni: input of {}:\n{script}", program.display());
     let mut command = Command::new(program);
@@ -36,14 +33,10 @@ pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), E
     if !done.status.success() {
         return Err(Error::Restore { program: program.to_owned(), stderr: done.stderr });
     }
-    match done.has_read {
-        true => Ok(()),
-        false => Err(Error::Unread { program: program.to_owned() }),
-    }
+    if done.has_read { Ok(()) } else { Err(Error::Unread { program: program.to_owned() }) }
 }
 
 /// Lists table `nat` as lines of `iptables -S`.
-/// Fails like [`restore`], and with [`Error::TooLong`].
 pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
     let failed = |message| Error::List { program: program.to_owned(), message };
     let mut command = Command::new(program);
@@ -69,7 +62,6 @@ pub fn is_legacy(program: &Path, deadline: Duration) -> Result<bool, Error> {
     Ok(!run(program, command, "", deadline)?.stdout.contains("nf_tables"))
 }
 
-/// What a program did that ended in time.
 struct Done {
     status: ExitStatus,
     /// Empty unless stdout is a pipe.

@@ -18,9 +18,7 @@ pub struct Programs {
     pub restore: PathBuf,
 }
 
-/// Finds the programs for `backend` and `family`. If the host lacks them, uses the first complete
-/// pair of nft, plain and legacy, and logs a warning.
-/// Fails if the host has no complete pair.
+/// If the host lacks the programs, finds the first complete pair of nft, plain and legacy, as upstream.
 pub fn find(backend: Backend, family: Family) -> Result<Programs, Error> {
     find_in(&dirs(), backend, family)
 }

@@ -33,7 +33,6 @@ pub enum SetName<'a> {
 }
 
 impl SetName<'_> {
-    /// Appends the name, and the ID if the set has one, as attributes of these types.
     pub fn append(&self, attributes: Attributes, name: u16, id: u16) -> Attributes {
         match self {
             SetName::New(number) => attributes.bytes(name, TEMPLATE).number(id, *number),
@@ -42,7 +41,7 @@ impl SetName<'_> {
     }
 }
 
-/// Encodes the expressions of the rule for a run of rules. A comparison that fails ends the rule.
+/// A comparison that fails ends the rule.
 pub fn expressions(run: &[Rule], set: &SetName<'_>) -> Attributes {
     let rule = &run[0];
     let conditions =

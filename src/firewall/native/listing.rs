@@ -10,7 +10,7 @@ use nix::libc;
 
 use super::expressions::{SetName, expressions};
 use super::message::{self, kind, protocol_family};
-use super::{CHAINS, nfta, rejection, set};
+use super::{CHAINS, MISSING, nfta, rejection, set};
 use crate::firewall::Error;
 use crate::netlink::attribute::{Attributes, find, parse};
 use crate::netlink::socket::{self, DUMP_LIMIT};
@@ -29,21 +29,11 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// The listing of a kernel without nf_tables.
-    pub fn of_no_rules() -> Listing {
-        let none =
-            || [OnceCell::from(ListedRules::default()), OnceCell::from(ListedRules::default())];
-        Listing { plugin: none(), nat: none(), length: Cell::default() }
-    }
-
-    /// Returns the marker of the rules in the plugin's tables, or else in those of `iptables-nft`.
+    /// The marker of the rules in the plugin's tables, or else in those of `iptables-nft`.
     pub fn marker(&self) -> Result<Option<String>, Error> {
         for table in [message::PLUGIN_TABLE, rules::NAT_TABLE] {
-            for family in [Family::Ipv4, Family::Ipv6] {
-                let found = match self.table(table, family) {
-                    Err(_) if family == Family::Ipv6 => continue,
-                    found => found?,
-                };
+            for &family in Family::ALL {
+                let found = self.table(table, family)?;
                 if let Some(marker) = found.iter().flatten().find_map(ListedRule::marker) {
                     return Ok(Some(marker));
                 }
@@ -75,7 +65,7 @@ impl Listing {
         Ok(count == wanted && self.missing(redirect, &[family])?.is_empty())
     }
 
-    /// Returns the comments, with markers, of the rules of `iptables-nft`.
+    /// Comments, with markers, of the rules of `iptables-nft`.
     pub fn nat_comments(&self, family: Family) -> Result<ListedRules<String>, Error> {
         let found = self.table(rules::NAT_TABLE, family)?.each_ref().map(Vec::as_slice);
         Ok(found.map(|rules| rules.iter().map(|rule| rule.comment().into_owned()).collect()))
@@ -92,34 +82,30 @@ impl Listing {
         Ok(found.map(|rules| rules.iter().map(|rule| rule.comment().into_owned()).collect()))
     }
 
-    /// Returns the rules of the plugin's table that have an effect, by chain.
+    /// The rules of the plugin's table that have an effect.
     fn active(&self, family: Family) -> Result<[&[ListedRule]; CHAINS.len()], Error> {
         let found = self.table(message::PLUGIN_TABLE, family)?;
         if found.iter().all(Vec::is_empty) {
             return Ok([&[]; CHAINS.len()]);
         }
         let active = active_chains(family).map_err(unlisted)?;
-        Ok(Chain::ALL.map(|chain| match active[chain as usize] {
-            true => &found[chain as usize][..],
-            false => &[],
-        }))
+        let chains = Chain::ALL.map(|chain| chain as usize);
+        Ok(chains.map(|chain| if active[chain] { &found[chain][..] } else { &[] }))
     }
 
     fn table(&self, name: &str, family: Family) -> Result<&ListedRules<ListedRule>, Error> {
         let tables = if name == rules::NAT_TABLE { &self.nat } else { &self.plugin };
         let table = &tables[family as usize];
-        match table.get() {
-            Some(rules) => Ok(rules),
-            None => {
-                let rules = list(name, family)?;
-                let length: usize = rules.iter().flatten().map(|rule| rule.0.len()).sum();
-                self.length.set(self.length.get() + length);
-                match self.length.get() > DUMP_LIMIT {
-                    true => Err(Error::TooLong { subject: "the list of nf_tables rules".into() }),
-                    false => Ok(table.get_or_init(|| rules)),
-                }
-            }
+        if let Some(rules) = table.get() {
+            return Ok(rules);
         }
+        let rules = list(name, family)?;
+        let length: usize = rules.iter().flatten().map(|rule| rule.0.len()).sum();
+        self.length.set(self.length.get() + length);
+        if self.length.get() > DUMP_LIMIT {
+            return Err(Error::TooLong { subject: "the list of nf_tables rules".into() });
+        }
+        Ok(table.get_or_init(|| rules))
     }
 }
 
@@ -131,8 +117,7 @@ impl ListedRule {
         parse(list).map(|(_, expression)| expression)
     }
 
-    /// Returns the comment, with the marker. Empty if the rule has none. `iptables-nft` stores a comment
-    /// as user data, or as a match of its own (1.8.9).
+    /// With the marker. `iptables-nft` stores a comment as user data, or as a match of its own (1.8.9).
     fn comment(&self) -> Cow<'_, str> {
         let userdata = find(&self.0, nfta::RULE_USERDATA).unwrap_or_default();
         let matched = || self.expressions().find_map(message::match_comment);
@@ -145,7 +130,7 @@ impl ListedRule {
         rules::split_comment(&self.comment()).1.map(str::to_owned)
     }
 
-    /// Returns whether this is the rule for this run, with the same comment, expressions and set.
+    /// Compares comment, expressions and set.
     fn is_rule(&self, run: &[Rule], family: Family) -> Result<bool, Errno> {
         let name = self.expressions().find_map(message::set_name).unwrap_or_default();
         let encoded = expressions(run, &SetName::Listed(name)).0;
@@ -165,7 +150,7 @@ fn unlisted(errno: Errno) -> Error {
     rejection::list_error("the list of tables, chains and sets", errno)
 }
 
-/// Lists the rules of `table`, by chain. A missing table has no rules.
+/// Lists the rules of `table`, by chain. A missing table has no rules, nor has a kernel without nf_tables.
 fn list(table: &str, family: Family) -> Result<ListedRules<ListedRule>, Error> {
     let mut found = ListedRules::default();
     let request = Attributes::default().text(nfta::RULE_TABLE, table);
@@ -175,15 +160,14 @@ fn list(table: &str, family: Family) -> Result<ListedRules<ListedRule>, Error> {
         }
     });
     match result {
-        Ok(()) | Err(Errno::ENOENT) => Ok(found),
-        Err(errno) => {
+        Err(errno) if !MISSING.contains(&errno) => {
             Err(rejection::list_error(&format!("the list of rules in table {table}"), errno))
         }
+        _ => Ok(found),
     }
 }
 
-/// Decodes a listed rule. `None` if the rule is of another table or chain: old kernels ignore the
-/// filter and list the rules of all tables.
+/// `None` for a rule of another table or chain: old kernels ignore the filter and list all tables.
 pub(super) fn listed_rule(table: &str, payload: &[u8]) -> Option<(Chain, ListedRule)> {
     let is = |kind, name: &str| {
         find(payload, kind).and_then(|text| text.strip_suffix(b"\0")) == Some(name.as_bytes())
@@ -205,7 +189,7 @@ fn active_chains(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
     socket::dump(kind::GET_CHAIN, family, &all, &mut |payload| {
         for chain in CHAINS {
             active[chain as usize] |=
-                is_table_active && contains(payload, &message::active_chain(chain).0);
+                is_table_active && contains(payload, &message::chain(chain).0);
         }
     })?;
     Ok(active)
@@ -232,23 +216,21 @@ pub fn nat_tables(family: Family) -> Result<BTreeSet<String>, Error> {
                 tables.insert(format!("{prefix}{name}"));
             }
         });
-        match listed {
-            // The kernel lacks nf_tables, or the family.
-            Ok(()) | Err(Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT) => {}
-            Err(errno) => return Err(unlisted(errno)),
+        if let Err(errno) = listed
+            && !MISSING.contains(&errno)
+        {
+            return Err(unlisted(errno));
         }
     }
     let table = rules::NAT_TABLE;
-    match tables.contains(table) && !is_active(table, family).map_err(unlisted)? {
-        true => {
-            Err(Error::Incomparable { why: format!("the nf_tables table {table} is not active") })
-        }
-        false => Ok(tables),
+    if tables.contains(table) && !is_active(table, family).map_err(unlisted)? {
+        let why = format!("the nf_tables table {table} is not active");
+        return Err(Error::Incomparable { why });
     }
+    Ok(tables)
 }
 
-/// Returns whether `found` has all attributes of `wanted`. It may have more, as the kernel lists
-/// defaults too.
+/// `found` may have more attributes, as the kernel lists defaults too.
 fn contains(found: &[u8], wanted: &[u8]) -> bool {
     parse(wanted).all(|(kind, wanted)| {
         find(found, kind).is_some_and(|found| {

@@ -51,7 +51,8 @@ pub fn table() -> Attributes {
     Attributes::default().text(nfta::TABLE_NAME, PLUGIN_TABLE)
 }
 
-/// Encodes a chain. `PREROUTING` and `OUTPUT` are base chains, hooked into the kernel's NAT.
+/// `PREROUTING` and `OUTPUT` are base chains, hooked into the kernel's NAT. They accept packets that reach
+/// their end.
 pub fn chain(chain: Chain) -> Attributes {
     let attributes = Attributes::default()
         .text(nfta::CHAIN_TABLE, PLUGIN_TABLE)
@@ -64,27 +65,15 @@ pub fn chain(chain: Chain) -> Attributes {
     let hook = Attributes::default()
         .number(nfta::HOOK_HOOKNUM, hook as u32)
         .number(nfta::HOOK_PRIORITY, PRIORITY as u32);
-    attributes.nested(nfta::CHAIN_HOOK, hook).text(nfta::CHAIN_TYPE, "nat")
+    let attributes = attributes.nested(nfta::CHAIN_HOOK, hook).text(nfta::CHAIN_TYPE, "nat");
+    attributes.number(nfta::CHAIN_POLICY, libc::NF_ACCEPT as u32)
 }
 
-/// Returns whether the table that the kernel `listed` has this name and is active.
 pub fn is_active_table(listed: &[u8], name: &str) -> bool {
     // The flags must be zero: a table is inactive with "dormant", and with "owner" it belongs to
     // another process.
     find(listed, nfta::TABLE_NAME) == Some(format!("{name}\0").as_bytes())
         && find(listed, nfta::TABLE_FLAGS).is_none_or(|flags| flags.iter().all(|&byte| byte == 0))
-}
-
-/// Returns the attributes that the kernel lists for an active chain. A base chain must accept
-/// packets that reach its end.
-pub fn active_chain(chain: Chain) -> Attributes {
-    let attributes = self::chain(chain);
-    match chain {
-        Chain::Prerouting | Chain::Output => {
-            attributes.number(nfta::CHAIN_POLICY, libc::NF_ACCEPT as u32)
-        }
-        Chain::ProxyInitRedirect | Chain::ProxyInitOutput => attributes,
-    }
 }
 
 pub fn rule(run: &[Rule], set: &SetName<'_>) -> Attributes {
@@ -115,14 +104,14 @@ pub fn comment(mut userdata: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// Returns the text of an expression that wraps iptables' match `comment`, padded with NULs.
+/// Text of an expression that wraps iptables' match `comment`, padded with NULs.
 pub fn match_comment(expression: &[u8]) -> Option<&[u8]> {
     let data = data_of(expression, b"match\0")?;
     find(data, nfta::MATCH_NAME).filter(|name| *name == b"comment\0")?;
     find(data, nfta::MATCH_INFO)
 }
 
-/// Returns the name of the set in which an expression looks a value up, with its NUL.
+/// Name of the set in which an expression looks a value up, with its NUL.
 pub fn set_name(expression: &[u8]) -> Option<&[u8]> {
     find(data_of(expression, b"lookup\0")?, nfta::LOOKUP_SET)
 }

@@ -11,8 +11,7 @@ use crate::netlink::socket::{Message, Rejection};
 const NO_NF_TABLES: &str = "load the kernel module nf_tables (CONFIG_NF_TABLES)";
 const NO_NAT_CHAIN: &str =
     "load the kernel module nft_chain_nat (before Linux 5.2 nft_chain_nat_ipv4 and _ipv6)";
-const NO_FAMILY: &str =
-    "the kernel lacks nf_tables of this address family (CONFIG_NF_TABLES_IPV4 or _IPV6)";
+const NO_FAMILY: &str = "use a kernel with nf_tables of this address family (CONFIG_NF_TABLES_IPV4 or _IPV6), or for IPv6 set the chart's disableIPv6 to true";
 /// Remedy if the kernel lacks an expression of a rule. The redirect is the only one that needs a module
 /// in all kernels.
 const NO_REDIRECT: &str =

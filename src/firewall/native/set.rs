@@ -41,7 +41,7 @@ fn elements(set: &Set) -> Vec<Element> {
     elements
 }
 
-/// Builds the messages that create a set with its elements. They precede the message of the rule.
+/// The messages that create a set precede that of the rule.
 pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
     let mut messages = Vec::new();
     let mut push = |kind, attributes| {
@@ -88,8 +88,6 @@ fn encode(element: Element, key: Key) -> Attributes {
     }
 }
 
-/// Returns whether the set with this name, which a rule of the plugin's table has, has the elements of
-/// `wanted`.
 pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errno> {
     let request = Attributes::default()
         .text(nfta::SET_ELEM_LIST_TABLE, PLUGIN_TABLE)
@@ -100,16 +98,13 @@ pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errn
             let list = find(payload, nfta::SET_ELEM_LIST_ELEMENTS).unwrap_or_default();
             found.extend(parse(list).map(|(_, element)| decode(element)));
         });
-    match result {
-        Ok(()) => {}
-        Err(Errno::ENOENT) => return Ok(false),
-        Err(errno) => return Err(errno),
-    }
     found.sort_unstable();
-    Ok(found.into_iter().eq(elements(wanted).into_iter().map(Some)))
+    match result {
+        Err(Errno::ENOENT) => Ok(false),
+        result => result.map(|()| found.into_iter().eq(elements(wanted).into_iter().map(Some))),
+    }
 }
 
-/// Decodes a listed element. `None` if the element has no number.
 fn decode(element: &[u8]) -> Option<Element> {
     let value = find(find(element, nfta::SET_ELEM_KEY)?, nfta::DATA_VALUE)?;
     let mut number = [0; size_of::<u128>()];

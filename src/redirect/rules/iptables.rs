@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use super::{Chain, Match, Rule, Verdict};
+use super::{Chain, Match, Rule, Verdict, ports};
 
 pub const NAT_TABLE: &str = "nat";
 
@@ -44,7 +44,7 @@ pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> Stri
     script
 }
 
-/// Renders a script that removes what a fresh [`install_script`] of `rules` added.
+/// Removes what a fresh [`install_script`] of `rules` added.
 pub fn undo_script(rules: &[Rule]) -> String {
     let mut script = format!("*{NAT_TABLE}\n");
     for rule in rules {
@@ -70,7 +70,7 @@ fn match_text(condition: &Match) -> String {
     match condition {
         Match::Tcp => "-p tcp".to_owned(),
         Match::Ports(ranges) => {
-            format!("-m multiport --dports {}", crate::redirect::ports::joined(ranges))
+            format!("-m multiport --dports {}", ports::joined(ranges))
         }
         Match::Port(port) => format!("-m tcp --dport {port}"),
         Match::Source(net) => format!("-s {net}"),

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use super::{Chain, ListedRules, Rule, Verdict, jumps, rules};
 use crate::redirect::ports::PortRange;
-use crate::redirect::{Families, Family, Origin, Redirect, Subnet};
+use crate::redirect::{Family, Origin, Redirect, Subnet};
 
 /// Start of a marker. Raise the number whenever the same redirect gets other rules than before: the
 /// rules of pods that started earlier would look damaged.
@@ -32,8 +32,7 @@ pub fn marked_rules(redirect: &Redirect, family: Family, families: &[Family]) ->
     rules
 }
 
-/// Returns the marker of a redirect. If the redirect is too long for a comment, the marker has only its
-/// digest.
+/// If the redirect is too long for a comment, the marker has only its digest.
 pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
     let mut marker = format!("{START}ip=");
     for family in families {
@@ -75,26 +74,27 @@ pub fn digest(text: &str) -> u64 {
 /// Returns what a marker names. `None` if the marker has only a digest, is of another version or is not
 /// exactly as [`marker`] writes it.
 pub fn marked_origin(text: &str) -> Option<Origin> {
+    let ranges = |text| list(text, |range| PortRange::parse(range).ok());
     let mut families = None;
     let mut redirect = Redirect { is_guessed: is_guessed(text), ..Redirect::default() };
     let fields = text.strip_prefix(START)?;
     for field in fields.strip_suffix(GUESSED).unwrap_or(fields).split(' ') {
         match field.split_once('=')? {
-            ("ip", "4") => families = Some(Families::Ipv4),
-            ("ip", "46") => families = Some(Families::Both),
+            ("ip", "4") => families = Some(Family::IPV4),
+            ("ip", "46") => families = Some(Family::ALL),
             ("in", port) => redirect.inbound_port = port.parse().ok()?,
             ("out", port) => redirect.outbound_port = port.parse().ok()?,
             ("uid", uid) => redirect.proxy_uid = Some(uid.parse().ok()?),
             ("gid", gid) => redirect.proxy_gid = Some(gid.parse().ok()?),
             ("to", ports) => redirect.ports_to_redirect = list(ports, |port| port.parse().ok())?,
-            ("skip-in", ports) => redirect.skip_inbound = list(ports, range)?,
-            ("skip-out", ports) => redirect.skip_outbound = list(ports, range)?,
+            ("skip-in", ports) => redirect.skip_inbound = ranges(ports)?,
+            ("skip-out", ports) => redirect.skip_outbound = ranges(ports)?,
             ("skip-from", subnets) => redirect.skip_subnets = list(subnets, subnet)?,
             ("skip-to", subnets) => redirect.skip_outbound_subnets = list(subnets, subnet)?,
             _ => return None,
         }
     }
-    let families = families.filter(|families| marker(&redirect, families.wanted()) == text)?;
+    let families = families.filter(|families| marker(&redirect, families) == text)?;
     Some(Origin { redirect, families })
 }
 
@@ -111,16 +111,12 @@ fn texts(subnets: &[Subnet]) -> Vec<String> {
     subnets.iter().map(|subnet| subnet.text.clone()).collect()
 }
 
-fn range(text: &str) -> Option<PortRange> {
-    PortRange::parse(text).ok()
-}
-
 fn subnet(text: &str) -> Option<Subnet> {
     let net: ipnet::IpNet = text.parse().ok()?;
     Some(Subnet { net: net.trunc(), text: text.to_owned() })
 }
 
-/// Splits the comment of a listed rule into the comment that [`rules`] gives it, and the marker.
+/// Splits a listed comment into the one that [`rules`] gives a rule, and the marker.
 pub fn split_comment(comment: &str) -> (&str, Option<&str>) {
     match comment.find(SEPARATOR) {
         Some(end) => (&comment[..end], Some(&comment[end + 1..])),
@@ -157,10 +153,9 @@ mod tests {
             skip_outbound_subnets: vec![subnet("fd00::/8").unwrap()],
             ..Redirect::example()
         };
-        let both = Families::Both.wanted();
-        let origin = |redirect: &Redirect| {
-            Some(Origin { redirect: redirect.clone(), families: Families::Both })
-        };
+        let both = Family::ALL;
+        let origin =
+            |redirect: &Redirect| Some(Origin { redirect: redirect.clone(), families: both });
         let text = marker(&redirect, both);
         assert_eq!(
             text,

@@ -24,7 +24,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// Size of a number in a packet, in bytes.
+    /// In bytes.
     pub fn length(self) -> usize {
         match self {
             Key::Port => 2,
@@ -33,7 +33,7 @@ impl Key {
         }
     }
 
-    /// Encodes a number as packets have it, in network byte order.
+    /// In network byte order.
     pub fn encode(self, number: u128) -> Vec<u8> {
         number.to_be_bytes()[size_of::<u128>() - self.length()..].to_vec()
     }
@@ -78,7 +78,6 @@ pub fn set(run: &[Rule]) -> Option<Set> {
     is_needed.then_some(Set { key, ranges })
 }
 
-/// Returns what the numbers of a condition on ports or on a subnet are.
 fn key(condition: &Match) -> Option<Key> {
     match condition {
         Match::Ports(_) | Match::Port(_) => Some(Key::Port),

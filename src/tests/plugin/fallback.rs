@@ -8,11 +8,12 @@ use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use super::child::{KilledOnDrop, WITHOUT_NETLINK, has_strace};
+use super::decisions::without_ipv6_address;
 use super::namespaces::{NEIGHBOUR, POD};
-use super::optional_ipv6::without_ipv6_address;
 use super::until::until;
-use super::{Call, Scene, listen, meshed_api};
+use super::{Call, Scene, listen, meshed_api, write_program};
 use nix::fcntl::{Flock, FlockArg};
+use serde_json::{Value, json};
 
 /// A directory in which `iptables` is the legacy variant.
 fn legacy_as_plain() -> tempfile::TempDir {
@@ -132,6 +133,25 @@ fn without_any_backend_the_error_has_the_cause_of_each() {
     // One wait for the lock. The plugin's deadline has time for less than four.
     let (_, msg) = outcome.error();
     assert_eq!(msg.matches(" did not get the xtables lock in time: ").count(), 1, "{msg}");
+}
+
+/// The pod may get an IPv6 address later.
+#[test]
+fn with_ipv6_auto_add_fails_and_leaves_no_rules_where_ipv6_cannot_be_redirected() {
+    let scene = without_ipv6_address();
+    let programs = tempfile::tempdir().unwrap();
+    for suffix in ["", "-restore"] {
+        let name = format!("iptables-nft{suffix}");
+        symlink(format!("/usr/sbin/{name}"), programs.path().join(name)).unwrap();
+        let path = programs.path().join(format!("ip6tables-nft{suffix}"));
+        write_program(&path, "echo Table does not exist >&2\nexit 4");
+    }
+    let add = |ipv6: Value| {
+        scene.in_mode("nft", "ADD").env("PATH", programs.path()).linkerd("ipv6", ipv6).run()
+    };
+    add(json!("auto")).failed(121, "Table does not exist");
+    assert!(!scene.has_rules());
+    add(json!(false)).succeeded();
 }
 
 /// The first odd ports.

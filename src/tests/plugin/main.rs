@@ -16,7 +16,6 @@ mod injected;
 mod lists;
 mod native;
 mod node_copy;
-mod optional_ipv6;
 mod protocol;
 mod proxy_container;
 mod record_socket;

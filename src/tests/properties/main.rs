@@ -22,7 +22,7 @@ use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::redirect::ports::{self, InvalidElements, PortRange};
 use linkerd2_cni::redirect::rules;
-use linkerd2_cni::redirect::{Families, Family, Origin, Redirect, Subnet};
+use linkerd2_cni::redirect::{Family, Origin, Redirect, Subnet};
 use percent_encoding::percent_decode_str;
 use proptest::collection::vec;
 use proptest::option;
@@ -242,13 +242,12 @@ proptest! {
         length in 0..8_usize,
         has_ipv6 in any::<bool>(),
     ) {
-        let families = if has_ipv6 { Families::Both } else { Families::Ipv4 };
+        let families = if has_ipv6 { Family::ALL } else { Family::IPV4 };
         redirect.skip_inbound.truncate(length);
         redirect.skip_outbound.truncate(length);
         redirect.skip_subnets.truncate(length / 2);
         redirect.skip_outbound_subnets.truncate(length / 3);
         let origin = Origin { redirect: redirect.clone(), families };
-        let families = families.wanted();
         let marked = rules::marked_rules(&redirect, Family::Ipv4, families);
         let markers: Vec<_> =
             marked.iter().filter_map(|rule| rules::split_comment(&rule.comment).1).collect();

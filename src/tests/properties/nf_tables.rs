@@ -79,13 +79,14 @@ impl Reader {
             }
             Ok([table, name]) => (table, name),
             Err(_) => {
-                let [table, name, hook, kind] = named(bytes, [1, 3, 4, 7])?;
+                let [table, name, hook, policy, kind] = named(bytes, [1, 3, 4, 5, 7])?;
                 let [hook, priority] = named(hook, [1, 2])?;
                 is_text(name, if number(hook)? == 0 { "PREROUTING" } else { "OUTPUT" })?;
                 if ![0, 3].contains(&number(hook)?) || number(priority)? as i32 <= -200 {
                     return Err("not a base chain after conntrack".to_owned());
                 }
                 is_text(kind, "nat")?;
+                is_number(policy, 1)?;
                 (table, name)
             }
         };

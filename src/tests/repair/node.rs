@@ -10,8 +10,8 @@ use std::time::Duration;
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::Config;
 use linkerd2_cni::pod::facts::PodFacts;
+use linkerd2_cni::redirect::Redirect;
 use linkerd2_cni::redirect::backend::IptablesMode;
-use linkerd2_cni::redirect::{Origin, Redirect};
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -192,8 +192,7 @@ pub fn add(node: &Node, mode: &str, skip_outbound: &str) {
 /// As [`add`], in the netns at `path`.
 pub fn add_in(path: &Path, mode: &str, skip_outbound: &str) {
     let config = config(mode);
-    let families = firewall::families(config.ipv6, false);
-    let origin = Origin { redirect: redirect(mode, skip_outbound), families };
+    let origin = firewall::origin(redirect(mode, skip_outbound), config.ipv6);
     assert_ne!(config.mode, IptablesMode::Auto);
     let work = move || firewall::apply(&origin, config.mode);
     netns::run(path, 20 * SECOND, work).unwrap().unwrap();
