@@ -24,28 +24,13 @@ const CREATE_BUDGET: Duration = Duration::from_secs(30);
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot create a network namespace: {}", source.desc())]
-    Create {
-        #[source]
-        source: nix::Error,
-    },
+    Create { source: nix::Error },
     #[error("cannot open network namespace {}: {source}", path.display())]
-    Open {
-        path: PathBuf,
-        #[source]
-        source: io::Error,
-    },
+    Open { path: PathBuf, source: io::Error },
     #[error("cannot enter network namespace {}: {source}", path.display())]
-    Enter {
-        path: PathBuf,
-        #[source]
-        source: nix::Error,
-    },
+    Enter { path: PathBuf, source: nix::Error },
     #[error("work in network namespace {} {source}", path.display())]
-    Work {
-        path: PathBuf,
-        #[source]
-        source: NoResult,
-    },
+    Work { path: PathBuf, source: NoResult },
 }
 
 /// Returns whether `path` is the netns of the calling thread; `false` if `path` is not accessible.
@@ -56,9 +41,7 @@ pub fn is_own(path: &Path) -> bool {
     }
 }
 
-/// Creates a netns and returns a file that keeps it alive. The netns is removed when the file is closed
-/// and no process is inside.
-/// Fails if the process lacks CAP_SYS_ADMIN or cannot start a thread.
+/// Creates a netns and returns a file that keeps it alive. Needs CAP_SYS_ADMIN.
 pub fn fresh() -> Result<File, Error> {
     let created = run_within("netns", CREATE_BUDGET, || {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Create { source })?;
@@ -67,8 +50,7 @@ pub fn fresh() -> Result<File, Error> {
     created.unwrap_or_else(|source| Err(Error::Work { path: OWN.into(), source }))
 }
 
-/// Runs `work` inside the netns at `path` and waits for it at most `deadline`.
-/// Fails if the netns cannot be opened or entered, or with [`Error::Work`]. After the deadline the thread
+/// Runs `work` inside the netns at `path` and waits for it at most `deadline`. After that the thread
 /// keeps running until `work` returns or the process ends.
 pub fn run<T: Send + 'static>(
     path: &Path,

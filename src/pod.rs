@@ -24,12 +24,11 @@ macro_rules! reasons {
         impl $name {
             pub const ALL: &[$name] = &[$($name::$variant),*];
 
-            /// Returns the reason as one word, for metrics and other programs.
+            /// One word, for metrics and other programs.
             pub fn label(self) -> &'static str {
                 match self { $($name::$variant => $label),* }
             }
 
-            /// Returns the reason for people.
             pub fn text(self) -> &'static str {
                 match self { $($name::$variant => $text),* }
             }

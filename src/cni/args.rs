@@ -30,10 +30,8 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// Reads the pod from `CNI_ARGS`: pairs `key=value`, separated by `;`. Returns `None` if they
-/// name no pod, as the caller is not Kubernetes then. Fails on unknown keys unless
-/// `IgnoreUnknown` is set, as `pkg/types` does, and on a namespace or name that is
-/// not safe in a URL, see [`is_name`].
+/// `CNI_ARGS` are pairs `key=value`, separated by `;`. Returns `None` if they name no pod: the caller is
+/// not Kubernetes. Fails on unknown keys unless `IgnoreUnknown` is set, as `pkg/types` does.
 pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
     let mut namespace = "";
     let mut name = "";

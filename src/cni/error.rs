@@ -16,7 +16,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// An error with the failure's remedy.
+    /// With the failure's remedy.
     pub fn new(failure: Failure, msg: impl Into<String>) -> Self {
         Error { failure, msg: msg.into(), details: failure.row().remedy.to_owned() }
     }
@@ -27,7 +27,6 @@ impl Error {
         self
     }
 
-    /// Formats the error object for stdout, with the `cniVersion` that the CNI spec requires.
     pub fn to_json(&self, cni_version: &str) -> String {
         let Error { failure, msg, details } = self;
         let code = failure.code();

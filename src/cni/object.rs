@@ -16,17 +16,17 @@ use serde_json::value::RawValue;
 pub struct Object(pub Vec<(String, Box<RawValue>)>);
 
 impl Object {
-    /// Returns the value of `key`. The last of duplicate keys wins, as in Go's decoder.
+    /// The last of duplicate keys wins, as in Go's decoder.
     pub fn get(&self, key: &str) -> Option<&RawValue> {
         self.0.iter().rev().find(|(name, _)| name == key).map(|(_, value)| &**value)
     }
 
-    /// Returns the value of `key` unless it is `null`, which means that the key is not set.
+    /// A `null` means that the key is not set.
     pub fn non_null(&self, key: &str) -> Option<&RawValue> {
         self.get(key).filter(|value| value.get() != "null")
     }
 
-    /// Returns the text at `key`, empty if the key is not set. Fails if the value is no text.
+    /// Empty if the key is not set. Fails if the value is no text.
     pub fn text(&self, key: &str) -> Result<String, serde_json::Error> {
         self.non_null(key).map_or(Ok(String::new()), |value| serde_json::from_str(value.get()))
     }
@@ -44,7 +44,7 @@ impl<'de> Deserialize<'de> for Object {
     }
 }
 
-/// Deserializes the members of a JSON object in the order of the text, duplicates included.
+/// In the order of the text, duplicates included.
 pub fn members<'de, D, K, V>(deserializer: D) -> Result<Vec<(K, V)>, D::Error>
 where
     D: Deserializer<'de>,

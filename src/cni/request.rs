@@ -29,9 +29,8 @@ pub struct Request {
     pub cni_version: String,
 }
 
-/// Reads and checks a request. The order of checks is that of `pkg/skel`: environment, stdin,
-/// configuration, command, version. VERSION has no configuration here: libcni sends one without name.
-/// Fails with the error object for the runtime, whose version is [`version::CURRENT`] as in `pkg/skel`.
+/// The order of checks is that of `pkg/skel`: environment, stdin, configuration, command, version. VERSION
+/// has no configuration here: libcni sends one without name.
 pub fn read(
     env: &dyn Fn(&str) -> Option<OsString>,
     stdin: &mut dyn Read,
@@ -69,7 +68,7 @@ pub fn read(
     })
 }
 
-/// Fails at the first variable with an invalid value. Missing variables are named together.
+/// Missing variables are named together.
 fn check_environment(
     command_name: &str,
     command: Option<Command>,
@@ -90,12 +89,10 @@ fn check_environment(
             _ => {}
         }
     }
-    match missing.is_empty() {
-        true => Ok(()),
-        false => {
-            Err(environment(&format!("required env variables [{}] missing", missing.join(","))))
-        }
+    if missing.is_empty() {
+        return Ok(());
     }
+    Err(environment(&format!("required env variables [{}] missing", missing.join(","))))
 }
 
 fn environment(problem: &str) -> Error {

@@ -60,8 +60,7 @@ impl From<Errno> for Rejection {
     }
 }
 
-/// Sends one rtnetlink request and waits for the kernel's response. `header` is the structure that
-/// the message type `kind` has before its attributes.
+/// `header` is the structure that the message type `kind` has before its attributes.
 /// Fails with the kernel's error, `ETIMEDOUT` without a response.
 pub fn request_rtnetlink(
     kind: u16,
@@ -86,10 +85,9 @@ pub struct Message {
     pub attributes: Attributes,
 }
 
-/// Applies `messages` as one nf_tables transaction: all of them or none.
-/// Fails with the kernel's error for the first message that fails, with the position of the message,
-/// counted from 1, as its sequence number. `ETIMEDOUT` without a response, `EMSGSIZE` if the messages
-/// exceed the send buffer.
+/// Applies `messages` as one nf_tables transaction. Fails with the kernel's error for the first message
+/// that fails, whose position, counted from 1, is the sequence number. `ETIMEDOUT` without a response,
+/// `EMSGSIZE` if the messages exceed the send buffer.
 pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
     let mut batch = Vec::new();
@@ -123,7 +121,7 @@ fn make_room(socket: &OwnedFd, length: usize) {
     let _ = setsockopt(socket, sockopt::SndBufForce, &needed);
 }
 
-/// Lists nf_tables objects of type `kind` and passes the attributes of each to `element`.
+/// Passes the attributes of each nf_tables object of type `kind` to `element`.
 /// Fails with the kernel's error, `EOPNOTSUPP` if it has no nf_tables, `ETIMEDOUT` without a response,
 /// `EFBIG` if the list is longer than [`DUMP_LIMIT`].
 pub fn dump(
@@ -139,9 +137,8 @@ pub fn dump(
     listed.map_err(|errno| if errno == Errno::EINVAL { Errno::EOPNOTSUPP } else { errno })
 }
 
-/// Lists rtnetlink objects and passes the attributes of each to `element`. `kind` is the message type of
-/// the request, and `header` the structure that each message has before its attributes.
-/// Fails as [`dump`], with a list longer than `limit` bytes.
+/// As [`dump`], for rtnetlink objects, with a list of at most `limit` bytes. Each message has the structure
+/// `header` before its attributes.
 pub fn dump_rtnetlink(
     kind: u16,
     header: &[u8],
@@ -191,7 +188,7 @@ fn family_header(family: u8, resource: u16) -> [u8; FAMILY_HEADER] {
     [family, 0, high, low]
 }
 
-/// Appends a message: `struct nlmsghdr`, the `header` of the message type, attributes.
+/// `header` is that of the message type.
 fn append(
     batch: &mut Vec<u8>,
     kind: u16,
@@ -241,7 +238,7 @@ struct Reply<'a> {
 }
 
 impl Reply<'_> {
-    /// Decodes a message of type [`ERROR`]. It starts with the negative errno; 0 means success.
+    /// A message of type [`ERROR`] starts with the negative errno; 0 means success.
     fn result(&self) -> Result<(), Rejection> {
         let code = self.payload.first_chunk().ok_or(Errno::EBADMSG)?;
         match i32::from_ne_bytes(*code) {
@@ -254,7 +251,7 @@ impl Reply<'_> {
     }
 }
 
-/// Receives once and passes each message to `each`. Returns the number of bytes.
+/// Receives once. Returns the number of bytes.
 fn receive(
     socket: &OwnedFd,
     buffer: &mut [u8],

@@ -66,7 +66,6 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno>
     request_rtnetlink(NEW_ADDRESS, NEW, &header, &attributes)
 }
 
-/// Returns the addresses of all interfaces.
 /// Fails with the kernel's error, `EFBIG` if the list is longer than [`ADDRESSES_LIMIT`].
 pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
     let mut addresses = Vec::new();

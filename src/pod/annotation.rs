@@ -26,12 +26,11 @@ pub const ADMIN_PORT: &str = "config.linkerd.io/admin-port";
 /// without these annotations does not cause a request for its namespace.
 pub const PROXY_PORTS: [&str; 4] = [INBOUND_PORT, OUTBOUND_PORT, CONTROL_PORT, ADMIN_PORT];
 
-/// Annotation that enables or disables the proxy injector for a pod.
+/// Enables or disables the proxy injector for a pod.
 pub const INJECT: &str = "linkerd.io/inject";
-/// Annotation with the program that wrote the pod or its template, and its version.
+/// The program that wrote the pod or its template, and its version.
 pub const CREATED_BY: &str = "linkerd.io/created-by";
-/// Start of the value of [`CREATED_BY`] on pods with the injector's mark. A blank and the version
-/// follow.
+/// Start of [`CREATED_BY`] on pods with the injector's mark. A blank and the version follow.
 pub const INJECTOR: &str = "linkerd/proxy-injector";
 
 const PROXY_VERSION: &str = "linkerd.io/proxy-version";
@@ -50,7 +49,6 @@ pub const INHERITED_KEYS: [&str; 7] = [
     PROXY_GID,
 ];
 
-/// Whether the pod's author disabled the proxy injector.
 pub fn is_disabled(annotations: &Annotations) -> bool {
     annotations.get(INJECT).is_some_and(|value| value == "disabled")
 }
@@ -93,7 +91,6 @@ pub fn is_injected(annotations: &Annotations) -> bool {
         && !is_disabled(annotations)
 }
 
-/// Error for the invalid `value` of the annotation `key`.
 pub fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
     Error::new(Failure::InvalidAnnotation, format!("annotation {key}: {}: {problem}", quote(value)))
 }

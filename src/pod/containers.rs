@@ -10,11 +10,9 @@ use crate::kube::types::{Container, NETWORK_STATUS, Pod, SecurityContext};
 use crate::redirect::Redirect;
 use crate::redirect::ports::{self, PortRange};
 
-/// Name of the init container of Linkerd that tests whether the pod's traffic is redirected to the
-/// proxy, by a connection to a server of its own.
+/// Linkerd's init container that tests by a connection whether the pod's traffic is redirected.
 pub const VALIDATOR: &str = "linkerd-network-validator";
 
-/// The user that a container runs as.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ContainerUser {
     name: String,
@@ -41,8 +39,7 @@ pub fn of_app(pod: &Pod) -> Vec<ContainerUser> {
     all.map(|container| user(container, pod)).collect()
 }
 
-/// What a pod's object says about ways around the rules, besides the facts on which the rules depend. The
-/// lists name containers.
+/// Ways around the rules, besides the facts on which the rules depend. The lists name containers.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exposure {
@@ -95,12 +92,11 @@ pub fn has_ipv6_address(pod: &Pod) -> bool {
 }
 
 impl SecurityContext {
-    /// Whether the container has the capability because its author added it.
     fn adds(&self, capability: &str) -> bool {
         self.privileged || has(&self.capabilities.add, capability)
     }
 
-    /// Whether the container has the capability if the runtime gives it to every container.
+    /// If the runtime gives the capability to every container.
     fn may_have(&self, capability: &str) -> bool {
         self.adds(capability) || !has(&self.capabilities.drop, capability)
     }
@@ -114,7 +110,6 @@ fn has(list: &[String], capability: &str) -> bool {
     })
 }
 
-/// Whether the init container keeps running beside the containers of the app.
 fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")
 }

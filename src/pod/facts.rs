@@ -45,7 +45,7 @@ pub const CONTROL_PLANE_LABEL: &str = "linkerd.io/control-plane-component";
 /// Ports of the API server if its Service cannot be read, as in upstream's plugin.
 const DEFAULT_API_PORTS: [u16; 2] = [443, 6443];
 
-/// Fetches the objects besides the pod on which its redirect may depend.
+/// Objects besides the pod on which its redirect may depend.
 pub trait ClusterLookup {
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error>;
     fn api_service(&mut self) -> Result<Service, Error>;
@@ -61,7 +61,7 @@ impl ClusterLookup for ObjectReader {
     }
 }
 
-/// The error of a lookup by the agent or the repair controller.
+/// In the agent or the repair controller.
 fn unread(error: impl ToString) -> Error {
     let remedy = "check the API server, and that this program's ServiceAccount may get the object";
     Error::new(Failure::ApiError, error.to_string()).with_details(remedy)
@@ -97,12 +97,8 @@ pub fn check_identity(found: &Pod, pod: &PodRef) -> Result<(), AnotherPod> {
     Err(AnotherPod::Uid { wanted: pod.uid.clone(), found: quote(uid) })
 }
 
-/// Returns the facts about the pod `found`.
-///
 /// Looks up the namespace only if its annotations may apply, see [`needs_namespace`], and the API
-/// server's Service only for a control-plane pod. Fails with [`Failure::UnexpectedResponse`] if `found`
-/// is not a pod, or with the error of the namespace lookup. If the Service lookup fails, uses
-/// [`DEFAULT_API_PORTS`].
+/// server's Service only for a control-plane pod. Without the Service, uses [`DEFAULT_API_PORTS`].
 pub fn facts(
     found: Pod,
     pod: &PodRef,
@@ -154,7 +150,6 @@ pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
 }
 
 impl OwnFacts {
-    /// Whether the facts are incomplete without other objects.
     pub fn needs_objects(&self) -> bool {
         self.needs_namespace || self.is_control_plane
     }
@@ -227,7 +222,6 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
     DEFAULT_API_PORTS.map(PortRange::from).to_vec()
 }
 
-/// Returns the Service's port and, if it is a number, its target port.
 fn both_ports(port: &ServicePort) -> Vec<PortRange> {
     let target = port
         .target_port

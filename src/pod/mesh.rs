@@ -10,7 +10,7 @@ use super::skip::SkipReason;
 use crate::kube::types::{Container, Pod};
 
 pub const PROXY: &str = "linkerd-proxy";
-/// Name of the init container that installs redirect rules itself. The plugin skips its pod.
+/// The init container that installs redirect rules itself.
 const PROXY_INIT: &str = "linkerd-init";
 
 /// User and ports that the container `linkerd-proxy` states; `None` where it states nothing.
@@ -26,12 +26,10 @@ pub struct Proxy {
     pub is_ipv4_only: bool,
 }
 
-/// The object is not a pod, as it has no `spec.containers`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("the object has no spec.containers")]
 pub struct NotAPod;
 
-/// Whether the pod has a proxy container and no `linkerd-init`, so that the plugin redirects it.
 pub fn is_meshed(pod: &Pod) -> bool {
     matches!(proxy(pod), Ok(Decision::Redirect(_)))
 }

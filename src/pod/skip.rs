@@ -43,7 +43,7 @@ pub struct PodFilter {
 }
 
 impl PodFilter {
-    /// Returns why the pod is skipped. `None` means that the pod may be meshed.
+    /// `None`: the pod may be meshed.
     pub fn skip_reason(&self, pod: &PodRef) -> Option<SkipReason> {
         if self.exclude_namespaces.contains(&pod.namespace) {
             return Some(SkipReason::ExcludedNamespace);
@@ -62,16 +62,13 @@ impl PodFilter {
     }
 }
 
-/// Returns why a pod with these annotations is skipped if its containers stay unknown. `None` means
-/// that the pod may be meshed.
+/// Returns why a pod is skipped if its containers stay unknown. `None`: the pod may be meshed.
 pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
     if is_of_a_proxy(annotations) {
         return None;
     }
-    Some(match is_disabled(annotations) {
-        true => SkipReason::InjectionDisabled,
-        false => SkipReason::NoProxyAnnotation,
-    })
+    let is_disabled = is_disabled(annotations);
+    Some(if is_disabled { SkipReason::InjectionDisabled } else { SkipReason::NoProxyAnnotation })
 }
 
 pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
