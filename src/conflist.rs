@@ -7,7 +7,6 @@
 //! Only `net_dir` and `saved_state` access files.
 
 mod borrowed_object;
-mod called_plugins;
 pub mod chain_mode;
 mod entry;
 pub mod net_dir;
@@ -17,9 +16,8 @@ mod splice;
 #[cfg(test)]
 mod tests;
 
-pub use called_plugins::{ChainedEntry, may_call_plugin, plugin_entry, plugin_types};
 pub use entry::{Entry, PLACEHOLDER};
-pub use splice::{Conflist, check_conf_loadable, wrap};
+pub use splice::{ChainedEntry, Conflist, check_conf_loadable, plugin_entry, plugin_types, wrap};
 
 /// `type` of the plugin entry, and file name of the plugin binary on the host.
 pub const PLUGIN: &str = "linkerd-cni";

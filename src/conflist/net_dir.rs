@@ -2,9 +2,10 @@
 
 use std::path::{Component, Path, PathBuf};
 
-use super::{ChainedEntry, Conflist, may_call_plugin, plugin_entry};
-use crate::files;
-use crate::files::FileAccess;
+use serde_json::Value;
+
+use super::{ChainedEntry, Conflist, PLUGIN, plugin_entry};
+use crate::files::{self, FileAccess};
 
 /// What Cilium appends to the name of each network config of another plugin while
 /// `cni.exclusive=true`. Its uninstall removes the suffix again.
@@ -116,6 +117,31 @@ pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>
         }
     }
     Ok(found)
+}
+
+/// Returns whether a runtime may call the plugin, as an object at any depth has its `type`: the config
+/// that Multus generates has a copy of the primary CNI's conflist in `delegates`. For text that is not
+/// JSON, which may be half written, the plugin's name is enough.
+pub fn may_call_plugin(text: &str) -> bool {
+    // Skip parsing, which takes memory, unless the name is present or an escape could hide it.
+    if !text.contains(PLUGIN) && !text.contains('\\') {
+        return false;
+    }
+    match serde_json::from_str(text) {
+        Ok(value) => has_plugin_type(&value),
+        Err(_) => text.contains(PLUGIN),
+    }
+}
+
+fn has_plugin_type(value: &Value) -> bool {
+    match value {
+        // Runtimes are written in Go, whose JSON decoder ignores the case of keys.
+        Value::Object(members) => members.iter().any(|(key, value)| {
+            key.eq_ignore_ascii_case("type") && value == PLUGIN || has_plugin_type(value)
+        }),
+        Value::Array(elements) => elements.iter().any(has_plugin_type),
+        _ => false,
+    }
 }
 
 /// Returns whether a container runtime may find the plugin's name in `file`, also if this agent cannot
@@ -235,6 +261,23 @@ mod tests {
             [&b"{\"a\":\xff}"[..], b"\xff{}", b"\xff\xfe", b"\xef\xbb\xbf{\"a\":\"\xff\"}"]
         {
             assert!(!is_json_in_go(invalid), "{invalid:?}");
+        }
+    }
+
+    #[test]
+    fn the_plugin_is_found_at_any_depth_and_in_half_written_text() {
+        for (text, expected) in [
+            (r#"{"type":"linkerd-cni"}"#, true),
+            (r#"{"Type":"linkerd\u002dcni"}"#, true),
+            (r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"}]}"#, true),
+            (r#"{"type":"multus","delegates":[{"plugins":[{"type":"linkerd-cni"}]}]}"#, true),
+            (r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"#, true),
+            (r#"{"plugins":[{"type":"cal"#, false),
+            ("", false),
+            (r#"{"name":"linkerd-cni","plugins":[{"type":"calico"}]}"#, false),
+            (r#"{"users":[{"name":"linkerd-cni"}]}"#, false),
+        ] {
+            assert_eq!(may_call_plugin(text), expected, "{text}");
         }
     }
 }

@@ -44,14 +44,6 @@ pub struct Plan {
     pub warning: Option<String>,
 }
 
-impl Plan {
-    /// Why `name` was skipped, in brackets, or nothing.
-    fn skip_reason(&self, name: &str) -> String {
-        let reason = self.skipped.get(name);
-        reason.map_or_else(String::new, |reason| format!(" ({reason})"))
-    }
-}
-
 /// One change of the network configs. An install and an uninstall are lists of steps.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Step {

@@ -1,5 +1,5 @@
-//! A conflist: parses it, splices the plugin entry into its text and cuts it out. Makes a conflist from a
-//! single plugin.
+//! A conflist: parses it, splices the plugin entry into its text and cuts it out. A standalone config (a
+//! `.conf`, as Multus calls it) is itself the one plugin.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -208,4 +208,32 @@ pub fn check_conf_loadable(conf: &str) -> Result<(), Error> {
         None | Some("") => Err(Error::NoType),
         Some(_) => Ok(()),
     }
+}
+
+/// The plugin entry found in a network config, with what a runtime adds before it runs the plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ChainedEntry<'a> {
+    /// The entry's JSON object, byte for byte.
+    pub text: &'a str,
+    pub name: Option<String>,
+    pub version: Option<String>,
+    /// Whether another plugin runs before, so that the runtime passes its result as
+    /// `prevResult`.
+    pub has_previous: bool,
+}
+
+pub fn plugin_entry(text: &str) -> Option<ChainedEntry<'_>> {
+    let config = Conflist::parse_or_standalone(text).ok()?;
+    let position = config.plugins.iter().position(Plugin::is_plugin_entry)?;
+    Some(ChainedEntry {
+        text: config.plugins[position].text,
+        name: config.name,
+        version: config.version,
+        has_previous: position > 0,
+    })
+}
+
+pub fn plugin_types(text: &str) -> Vec<String> {
+    let plugins = Conflist::parse_or_standalone(text).map(|config| config.plugins);
+    plugins.unwrap_or_default().into_iter().filter_map(|plugin| plugin.plugin_type).collect()
 }

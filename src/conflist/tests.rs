@@ -201,3 +201,44 @@ fn every_placeholder_is_replaced_with_the_kubeconfig_path() {
     assert_eq!(entry.value()["a"], "/etc/kc");
     assert_eq!(entry.value()["b"], "x:/etc/kc");
 }
+
+const CHAINED: &str = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "n": 1e3}"#;
+
+#[test]
+fn the_plugin_entry_is_found_in_a_conflist_and_in_a_standalone_config() {
+    let list = format!(
+        r#"{{"name": "net", "cniVersion": "1.0.0", "plugins": [{{"type": "bridge"}}, {CHAINED}]}}"#
+    );
+    let found = plugin_entry(&list).unwrap();
+    assert_eq!(found.text, CHAINED);
+    assert_eq!(found.name.as_deref(), Some("net"));
+    assert_eq!(found.version.as_deref(), Some("1.0.0"));
+    assert!(found.has_previous);
+    assert_eq!(plugin_types(&list), ["bridge", "linkerd-cni"]);
+    let alone = format!(r#"{{"name": "net", "plugins": [{CHAINED}]}}"#);
+    assert!(!plugin_entry(&alone).unwrap().has_previous);
+
+    let standalone = format!("\n{CHAINED}\n");
+    let found = plugin_entry(&standalone).unwrap();
+    assert_eq!(found.text, CHAINED);
+    assert_eq!(found.name.as_deref(), Some("linkerd-cni"));
+    assert_eq!((found.version, found.has_previous), (None, false));
+    assert_eq!(plugin_types(&standalone), ["linkerd-cni"]);
+}
+
+#[test]
+fn a_network_config_without_the_plugin_has_no_entry() {
+    for (text, types) in [
+        ("", &[][..]),
+        ("[]", &[]),
+        ("{}", &[]),
+        (r#"{"type": "bridge"}"#, &["bridge"]),
+        (r#"{"plugins": [{"type": "bridge"}, 1]}"#, &[]),
+        (r#"{"plugins": {"type": "linkerd-cni"}}"#, &[]),
+        // Runtimes read `plugins` and ignore the type beside it.
+        (r#"{"type": "linkerd-cni", "plugins": [{"type": "a"}]}"#, &["a"]),
+    ] {
+        assert_eq!(plugin_entry(text), None, "{text}");
+        assert_eq!(plugin_types(text), types, "{text}");
+    }
+}

@@ -38,8 +38,9 @@ pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>
     struct ListBody<T> {
         #[serde(default)]
         metadata: ListMetadata,
+        /// The kept pods, and the number of pods beyond [`MAX_PODS`].
         #[serde(deserialize_with = "reduce")]
-        items: Reduced<T>,
+        items: (Vec<T>, usize),
     }
 
     let ListBody { metadata, items } = serde_json::from_reader(response)?;
@@ -49,22 +50,17 @@ pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>
     if !metadata.continue_token.is_empty() {
         return Err(serde_json::Error::custom("the list is only one page of a longer list"));
     }
-    let Reduced { pods, dropped } = items;
+    let (pods, dropped) = items;
     Ok(PodList { resource_version: metadata.resource_version, pods, dropped })
 }
 
-struct Reduced<T> {
-    pods: Vec<T>,
-    dropped: usize,
-}
-
-fn reduce<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<Reduced<T>, D::Error> {
-    let mut reduced = Reduced { pods: Vec::new(), dropped: 0 };
+fn reduce<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<(Vec<T>, usize), D::Error> {
+    let (mut pods, mut dropped) = (Vec::new(), 0);
     for_each(items, |pod| match T::from_pod(pod) {
-        Some(_) if reduced.pods.len() == MAX_PODS => reduced.dropped += 1,
-        kept => reduced.pods.extend(kept),
+        Some(_) if pods.len() == MAX_PODS => dropped += 1,
+        kept => pods.extend(kept),
     })?;
-    Ok(reduced)
+    Ok((pods, dropped))
 }
 
 /// An event of a watch:

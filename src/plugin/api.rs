@@ -16,11 +16,11 @@ use crate::kube::claims::Claims;
 use crate::kube::kubeconfig;
 use crate::kube::kubeconfig::ApiAccess;
 use crate::kube::object_reader::{API_SERVICE, namespace_path};
-use crate::kube::types::{Namespace, Pod, Service};
+use crate::kube::types::{Metadata, Namespace, Pod, STATIC_POD_UID, Service};
 use crate::kube::{self, Client, Deadlines, LiteralAddress, Retry};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
-use crate::pod::facts::{AnotherPod, ClusterLookup, PodFacts, check_identity, facts};
+use crate::pod::facts::{ClusterLookup, PodFacts, facts};
 use crate::pod::skip::SkipReason;
 use crate::quote::quote;
 use crate::record::Record;
@@ -55,7 +55,7 @@ pub fn fetch_facts(
     let PodRef { namespace, name, .. } = pod;
     let found: Pod =
         api.get(&format!("pod {pod}"), &format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
-    check_identity(&found, pod).map_err(|problem| another_pod(pod, &problem))?;
+    check_identity(&found.metadata, pod)?;
     facts(found, pod, &mut api)
 }
 
@@ -148,13 +148,21 @@ impl ClusterLookup for Api<'_> {
     }
 }
 
-fn another_pod(pod: &PodRef, problem: &AnotherPod) -> Error {
-    match problem {
-        AnotherPod::Name { .. } => unexpected(&format!("pod {pod}"), &problem.to_string()),
-        AnotherPod::Uid { .. } => {
-            Error::new(Failure::PodReplaced, format!("cannot read pod {pod}: {problem}"))
-        }
+/// Checks that the object `found` is `pod`. The UIDs are compared if both are known.
+fn check_identity(found: &Metadata, pod: &PodRef) -> Result<(), Error> {
+    let Metadata { namespace, name, uid, annotations, .. } = found;
+    if *namespace != pod.namespace || *name != pod.name {
+        let problem = format!("the object is pod {}/{}", quote(namespace), quote(name));
+        return Err(unexpected(&format!("pod {pod}"), &problem));
     }
+    let is_mirror = annotations.get(STATIC_POD_UID) == Some(&pod.uid);
+    if pod.uid.is_empty() || uid.is_empty() || *uid == pod.uid || is_mirror {
+        return Ok(());
+    }
+    // The pod was deleted and created again, as a StatefulSet does.
+    let (wanted, found) = (&pod.uid, quote(uid));
+    let problem = format!("the pod with UID {wanted} was replaced by the pod with UID {found}");
+    Err(Error::new(Failure::PodReplaced, format!("cannot read pod {pod}: {problem}")))
 }
 
 fn unexpected(object: &str, problem: &str) -> Error {
@@ -163,11 +171,10 @@ fn unexpected(object: &str, problem: &str) -> Error {
 
 fn read_access(path: &Path) -> Result<ApiAccess, Error> {
     if path.as_os_str().is_empty() {
-        return Err(kubeconfig_error(
-            "plugin entry of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set",
-        ));
+        let problem = "plugin entry of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set";
+        return Err(Error::new(Failure::Kubeconfig, problem));
     }
-    kubeconfig::read(path).map_err(|error| kubeconfig_error(&error.to_string()))
+    kubeconfig::read(path).map_err(|error| Error::new(Failure::Kubeconfig, error.to_string()))
 }
 
 /// The deadlines leave time for a second request if the server does not respond to the first.
@@ -175,9 +182,5 @@ fn new_client(access: &ApiAccess, budget: Duration, end: Deadline) -> Result<Cli
     let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
     Client::new::<LiteralAddress>(access, "linkerd-cni", deadlines)
         .map(|client| client.until(end))
-        .map_err(|error| kubeconfig_error(&error.to_string()))
-}
-
-fn kubeconfig_error(problem: &str) -> Error {
-    Error::new(Failure::Kubeconfig, problem)
+        .map_err(|error| Error::new(Failure::Kubeconfig, error.to_string()))
 }

@@ -89,11 +89,9 @@ impl KnownPod {
     pub fn api_budget(&self, config: &Config, command: Command) -> Option<Duration> {
         let is_add = command == Command::Add;
         let is_skipped = self.skip_reason().is_some();
-        match self.copy {
-            NodeCopy::Decides(_) => return None,
-            NodeCopy::Lacks if is_add => {}
-            NodeCopy::Lacks | NodeCopy::Unkept if is_skipped => return None,
-            NodeCopy::Lacks | NodeCopy::Unkept => {}
+        let may_be_late = is_add && matches!(self.copy, NodeCopy::Lacks);
+        if matches!(self.copy, NodeCopy::Decides(_)) || is_skipped && !may_be_late {
+            return None;
         }
         let is_short = is_skipped || !is_add || self.annotations.as_ref().is_some_and(is_injected);
         Some(if is_short { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget })

@@ -1,4 +1,4 @@
-//! Collects the facts for a pod's redirect from API objects, and checks that they are the pod's.
+//! Collects the facts for a pod's redirect from API objects.
 
 use serde::{Deserialize, Serialize};
 
@@ -10,8 +10,7 @@ use crate::cni::Error;
 use crate::cni::args::PodRef;
 use crate::failure::Failure;
 use crate::kube::object_reader::ObjectReader;
-use crate::kube::types::{Metadata, Pod, STATIC_POD_UID, Service, ServicePort};
-use crate::quote::quote;
+use crate::kube::types::{Metadata, Pod, Service, ServicePort};
 use crate::redirect::ports::PortRange;
 
 /// Facts about a pod and its proxy. For missing facts, the values of the plugin entry apply.
@@ -71,30 +70,6 @@ impl From<&Metadata> for PodRef {
     fn from(Metadata { namespace, name, uid, .. }: &Metadata) -> PodRef {
         PodRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
     }
-}
-
-/// Why an object is not the requested pod.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AnotherPod {
-    /// The response is not for this request.
-    #[error("the object is pod {namespace}/{name}")]
-    Name { namespace: String, name: String },
-    /// The pod was deleted and created again, as a StatefulSet does.
-    #[error("the pod with UID {wanted} was replaced by the pod with UID {found}")]
-    Uid { wanted: String, found: String },
-}
-
-/// Checks that the object `found` is `pod`. The UIDs are compared if both are known.
-pub fn check_identity(found: &Pod, pod: &PodRef) -> Result<(), AnotherPod> {
-    let Metadata { namespace, name, uid, annotations, .. } = &found.metadata;
-    if *namespace != pod.namespace || *name != pod.name {
-        return Err(AnotherPod::Name { namespace: quote(namespace), name: quote(name) });
-    }
-    let is_mirror = annotations.get(STATIC_POD_UID) == Some(&pod.uid);
-    if pod.uid.is_empty() || uid.is_empty() || *uid == pod.uid || is_mirror {
-        return Ok(());
-    }
-    Err(AnotherPod::Uid { wanted: pod.uid.clone(), found: quote(uid) })
 }
 
 /// Looks up the namespace only if its annotations may apply, see [`needs_namespace`], and the API

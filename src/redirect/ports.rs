@@ -10,9 +10,6 @@ use crate::quote::quote;
 /// Number of ports in one iptables `multiport` match. A range counts as two.
 const MULTIPORT_LIMIT: usize = 15;
 
-/// Number of elements beyond which [`distinct`] merges a list in any case.
-const ORDERED_LIMIT: usize = 4096;
-
 /// Number of invalid elements of a list that are kept, to name them.
 pub const INVALID_LIMIT: usize = 10;
 
@@ -118,19 +115,15 @@ pub fn list(text: &str) -> (Vec<PortRange>, InvalidElements<'_>) {
 /// Removes repeated ranges and keeps the order, so that a short list has upstream's rules. If the list
 /// then needs fewer `multiport` matches, merges ranges that overlap or adjoin.
 pub fn distinct(ranges: &[PortRange]) -> Vec<PortRange> {
-    let mut distinct = Vec::new();
-    if ranges.len() <= ORDERED_LIMIT {
-        let mut seen = BTreeSet::new();
-        distinct.extend(ranges.iter().filter(|range| seen.insert(**range)));
-        if distinct.len() <= MULTIPORT_LIMIT / 2 {
-            return distinct;
-        }
+    let mut seen = BTreeSet::new();
+    let distinct: Vec<_> = ranges.iter().copied().filter(|range| seen.insert(*range)).collect();
+    if distinct.len() <= MULTIPORT_LIMIT / 2 {
+        return distinct;
     }
     let merged = merged(ranges.iter().map(|range| (range.first, range.last)).collect());
     let merged: Vec<_> =
         merged.into_iter().map(|(first, last)| PortRange { first, last }).collect();
-    let is_short = !distinct.is_empty() && groups(&distinct).len() <= groups(&merged).len();
-    if is_short { distinct } else { merged }
+    if groups(&distinct).len() <= groups(&merged).len() { distinct } else { merged }
 }
 
 /// Returns the fewest ranges, from first to last number, with the same numbers, in ascending order.
@@ -249,7 +242,6 @@ mod tests {
         }
         let scattered: Vec<PortRange> = (0..8192).rev().step_by(2).map(PortRange::from).collect();
         assert_eq!(distinct(&scattered), scattered);
-        assert_eq!(distinct(&[scattered.clone(), vec![1.into()]].concat())[0], 1.into());
     }
 
     #[test]

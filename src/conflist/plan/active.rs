@@ -76,13 +76,6 @@ pub(super) fn has_entry(file: &ConfigFile, entry: &Entry) -> bool {
         && file.conflist().is_ok_and(|conflist| conflist.has_entry(entry))
 }
 
-pub(super) fn lacks_entry(file: &ConfigFile) -> &'static str {
-    match file.plugin_entry() {
-        Some(_) => "has an outdated plugin entry",
-        None => "has no plugin entry",
-    }
-}
-
 pub(super) fn no_network_config(files: &[&ConfigFile]) -> String {
     match first_candidate(files.iter().copied()).and_then(unreadable) {
         Some(why) => why,

@@ -1,6 +1,6 @@
 //! Plans how to chain the plugin: to every network config, to one file, or in a file of its own.
 
-use super::active::{active, called, has_entry, lacks_entry, no_network_config};
+use super::active::{active, called, has_entry, no_network_config};
 use super::conf_conversion::is_named;
 use super::{Inputs, Plan, Step, multus, own_config, unchain};
 use crate::conflist::chain_mode::ChainMode;
@@ -34,7 +34,7 @@ impl Inputs<'_> {
     /// active network config. A `.conf` of Multus' daemon stays unchanged: the conflist that it names
     /// gets the entry.
     fn every(&self) -> Plan {
-        let Inputs { foreign, entry, .. } = *self;
+        let Inputs { foreign, .. } = *self;
         let mut plan = Plan::default();
         let active = called(foreign.iter().copied());
         for file in foreign {
@@ -51,19 +51,15 @@ impl Inputs<'_> {
         }
         plan.not_chained = match active {
             None => Some(no_network_config(foreign)),
-            Some(file) if has_entry(file, entry) => None,
-            Some(file) => Some(format!(
-                "the active network config {} {}{}",
-                file.name,
-                lacks_entry(file),
-                plan.skip_reason(&file.name)
-            )),
+            Some(file) => {
+                self.lacks_entry(file, &plan).map(|why| format!("the active network config {why}"))
+            }
         };
         plan
     }
 
     fn only(&self, name: &str) -> Plan {
-        let Inputs { foreign, entry, .. } = *self;
+        let Inputs { foreign, .. } = *self;
         let mut plan = Plan::default();
         let named: Vec<&&ConfigFile> = foreign.iter().filter(|file| is_named(file, name)).collect();
         for file in &named {
@@ -74,10 +70,7 @@ impl Inputs<'_> {
                 "{name}, which cniConfFileName names, does not exist yet{}",
                 alternatives(foreign)
             )),
-            Some(file) if has_entry(file, entry) => None,
-            Some(file) => {
-                Some(format!("{} {}{}", file.name, lacks_entry(file), plan.skip_reason(&file.name)))
-            }
+            Some(file) => self.lacks_entry(file, &plan),
         };
         let Some(active) = active(foreign.iter().copied()) else {
             plan.not_chained.get_or_insert_with(|| no_network_config(foreign));
@@ -91,6 +84,16 @@ impl Inputs<'_> {
             ));
         }
         plan
+    }
+
+    fn lacks_entry(&self, file: &ConfigFile, plan: &Plan) -> Option<String> {
+        if has_entry(file, self.entry) {
+            return None;
+        }
+        let state = if file.plugin_entry().is_some() { "an outdated" } else { "no" };
+        let skipped = plan.skipped.get(&file.name).map(|reason| format!(" ({reason})"));
+        let skipped = skipped.unwrap_or_default();
+        Some(format!("{} has {state} plugin entry{skipped}", file.name))
     }
 
     fn chain_to(&self, file: &ConfigFile, plan: &mut Plan) {

@@ -4,8 +4,9 @@ use std::cell::RefCell;
 use std::collections::HashMap;
 use std::rc::Rc;
 
+use linkerd2_cni::conflist::net_dir::may_call_plugin;
 use linkerd2_cni::conflist::saved_state::OriginalContent;
-use linkerd2_cni::conflist::{Conflist, PLUGIN, may_call_plugin, plugin_types};
+use linkerd2_cni::conflist::{Conflist, PLUGIN, plugin_types};
 
 use crate::node::saved_state;
 use crate::text::Text;
