@@ -4,18 +4,12 @@
 //! Each client has a thread of its own, so a slow client does not delay the kubelet's probe.
 
 use std::collections::VecDeque;
+use std::io::ErrorKind::AddrInUse;
 use std::io::{self, BufRead as _, BufReader, Read as _, Write as _};
-use std::net::{Ipv4Addr, Shutdown, SocketAddr, SocketAddrV6, TcpListener, TcpStream};
-use std::os::fd::AsRawFd as _;
+use std::net::{Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream};
 use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
-
-use nix::errno::Errno;
-use nix::sys::socket::{
-    AddressFamily, Backlog, SockFlag, SockType, SockaddrIn6, bind, listen, setsockopt, socket,
-    sockopt,
-};
 
 /// Longest time that a connection may be silent.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
@@ -50,7 +44,6 @@ pub struct Handlers {
     pub status: Option<Box<dyn Fn() -> String + Send + Sync>>,
 }
 
-/// Why there is no server.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot listen on {address}: {source}")]
 pub struct Error {
@@ -72,30 +65,16 @@ pub fn serve(address: SocketAddr, handlers: Handlers) -> Result<SocketAddr, Erro
 }
 
 /// Listens on `address`. `[::]` means all addresses of both families, or of IPv4 if the kernel has
-/// no IPv6.
+/// no IPv6. A pod's netns has the default of the sysctl `net.ipv6.bindv6only`, 0.
 ///
 /// The kubelet probes the pod's first address, whose family depends on the cluster.
 pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
-    match address {
-        SocketAddr::V6(address) if address.ip().is_unspecified() => match dual_stack(address) {
-            Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) => {
-                TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port()))
-            }
-            listener => Ok(listener?),
-        },
-        address => TcpListener::bind(address),
+    match TcpListener::bind(address) {
+        Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && error.kind() != AddrInUse => {
+            TcpListener::bind((Ipv4Addr::UNSPECIFIED, address.port()))
+        }
+        listener => listener,
     }
-}
-
-/// Listens on all addresses of both families, also if the sysctl `net.ipv6.bindv6only` is 1.
-fn dual_stack(address: SocketAddrV6) -> Result<TcpListener, Errno> {
-    let fd = socket(AddressFamily::Inet6, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-    setsockopt(&fd, sockopt::Ipv6V6Only, &false)?;
-    // A port with connections in TIME_WAIT is free, as in `TcpListener::bind`.
-    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    bind(fd.as_raw_fd(), &SockaddrIn6::from(address))?;
-    listen(&fd, Backlog::MAXCONN)?;
-    Ok(TcpListener::from(fd))
 }
 
 fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {

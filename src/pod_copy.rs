@@ -7,16 +7,17 @@
 //!
 //! Every file is complete or missing: it replaces its predecessor by a rename.
 
-mod lock;
-
 use std::collections::BTreeSet;
 use std::env;
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt as _;
+use std::fs::{self, DirBuilder, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
+use nix::fcntl::{FcntlArg, fcntl};
+use nix::libc::{self, c_int, c_short};
 use nix::unistd::geteuid;
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +28,6 @@ use crate::kube::redact;
 use crate::pod::Decision;
 use crate::pod::facts::PodFacts;
 use crate::quote::quote;
-pub use lock::{Lock, is_kept};
 
 /// Directory of the copy, below [`RUN_DIR`].
 const DIR: &str = "pods";
@@ -50,7 +50,6 @@ pub enum NodeCopy {
     Unkept,
 }
 
-/// The content of a file.
 #[derive(Debug, Serialize, Deserialize)]
 struct PodCopy {
     namespace: String,
@@ -63,14 +62,10 @@ struct PodCopy {
 pub enum Error {
     #[error(transparent)]
     File(#[from] files::Error),
-    #[error("{} is not a file that only root can write", path.display())]
-    Untrusted { path: PathBuf },
-    #[error("{} is not a copy of a pod: {problem}", path.display())]
+    #[error("{} is {problem}", path.display())]
     Invalid { path: PathBuf, problem: String },
-    #[error("{} is the copy of pod {namespace}/{name} with UID {uid}", path.display())]
-    AnotherPod { path: PathBuf, namespace: String, name: String, uid: String },
-    #[error("the UID {} of pod {namespace}/{name} cannot be a file name", quote(uid))]
-    InvalidUid { namespace: String, name: String, uid: String },
+    #[error("the UID {} of pod {} cannot be a file name", quote(&.0.uid), .0)]
+    Uid(PodRef),
 }
 
 /// Returns the directory that agent and plugin share, from the environment or else [`RUN_DIR`].
@@ -91,15 +86,17 @@ pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<Decision<PodFacts>>, 
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.into()),
     };
+    let invalid = |problem: String| Err(Error::Invalid { path: path.clone(), problem });
     if access.uid != geteuid().as_raw() || access.mode & 0o022 != 0 {
-        return Err(Error::Untrusted { path });
+        return invalid("not a file that only root can write".into());
     }
-    let copy = redact::object(&bytes);
-    let PodCopy { namespace, name, uid, decision } = copy
-        .map_err(|error| Error::Invalid { path: path.clone(), problem: redact::problem(&error) })?;
+    let PodCopy { namespace, name, uid, decision } = match redact::object(&bytes) {
+        Ok(copy) => copy,
+        Err(error) => return invalid(format!("not a copy of a pod: {}", redact::problem(&error))),
+    };
     if (&namespace, &name, &uid) != (&pod.namespace, &pod.name, &pod.uid) {
         let [namespace, name, uid] = [namespace, name, uid].map(|text| quote(&text));
-        return Err(Error::AnotherPod { path, namespace, name, uid });
+        return invalid(format!("the copy of pod {namespace}/{name} with UID {uid}"));
     }
     Ok(Some(decision))
 }
@@ -180,10 +177,62 @@ fn dir(run_dir: &Path) -> PathBuf {
 /// If the UID is missing or cannot be a file name. The manifest of a static pod may set any text.
 fn path(run_dir: &Path, pod: &PodRef) -> Result<PathBuf, Error> {
     if pod.uid.is_empty() || !is_name(&pod.uid) {
-        let PodRef { namespace, name, uid } = pod.clone();
-        return Err(Error::InvalidUid { namespace, name, uid });
+        return Err(Error::Uid(pod.clone()));
     }
     Ok(dir(run_dir).join(&pod.uid))
+}
+
+/// Held by an agent while it keeps the copy. Released by drop, and by the end of the process.
+///
+/// It is a lock of the open file, which several agents can hold at once for reading. The plugin asks
+/// the kernel whether a lock for writing would conflict, and takes none itself.
+#[derive(Debug)]
+pub struct Lock(File);
+
+impl Lock {
+    pub fn take(run_dir: &Path) -> Result<Lock, files::Error> {
+        let path = dir(run_dir).join(LOCK);
+        let failed = |source| files::Error::Io { act: "lock", path: path.clone(), source };
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false).mode(0o600);
+        let file = options.open(&path).map_err(failed)?;
+        fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_RDLCK)))
+            .map_err(|errno| failed(errno.into()))?;
+        Ok(Lock(file))
+    }
+
+    /// Whether plugins find the lock: its file was not removed or replaced.
+    pub fn is_in_place(&self, run_dir: &Path) -> bool {
+        let identity = |file: io::Result<fs::Metadata>| file.map(|file| (file.dev(), file.ino()));
+        let there = identity(fs::symlink_metadata(dir(run_dir).join(LOCK)));
+        matches!((there, identity(self.0.metadata())), (Ok(there), Ok(own)) if there == own)
+    }
+}
+
+impl Drop for Lock {
+    /// Releases the lock itself: a child that is just being started has the file open, too.
+    fn drop(&mut self) {
+        let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_UNLCK)));
+    }
+}
+
+/// Whether a live agent keeps the copy: a missing file is that of a pod which it has not seen yet.
+pub fn is_kept(run_dir: &Path) -> bool {
+    let Ok(file) = File::open(dir(run_dir).join(LOCK)) else { return false };
+    let mut lock = whole_file(libc::F_WRLCK);
+    fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok()
+        && c_int::from(lock.l_type) == libc::F_RDLCK
+}
+
+/// Describes a lock of this type on the whole file. `l_pid` must be 0 for a lock of an open file.
+fn whole_file(kind: c_int) -> libc::flock {
+    libc::flock {
+        l_type: kind as c_short,
+        l_whence: libc::SEEK_SET as c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    }
 }
 
 #[cfg(test)]

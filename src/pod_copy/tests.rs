@@ -71,7 +71,7 @@ fn a_file_of_another_pod_is_rejected() {
     let elsewhere = PodRef { namespace: "other".into(), ..pod("web", "u-1") };
     for pod in [pod("api", "u-1"), pod("web", "u-2"), elsewhere] {
         let error = read(dir.path(), &pod).unwrap_err();
-        assert!(matches!(error, Error::AnotherPod { .. }), "{pod}: {error}");
+        assert!(error.to_string().contains(" is the copy of pod "), "{pod}: {error}");
     }
 }
 
@@ -84,7 +84,7 @@ fn every_half_written_or_foreign_file_is_rejected() {
     for end in 0..whole.len() {
         write(dir.path(), "u-1", &whole[..end]);
         let error = read(dir.path(), &web).unwrap_err();
-        assert!(matches!(error, Error::Invalid { .. }), "cut off at {end}: {error}");
+        assert!(error.to_string().contains("not a copy of a pod"), "cut off at {end}: {error}");
     }
     let too_large = whole.clone() + &" ".repeat(6 << 20);
     let other_form = r#"["shop","web","u-1",{"skip":"noProxy"}]"#;
@@ -104,12 +104,12 @@ fn a_file_that_others_can_write_or_own_is_rejected() {
     for (mode, is_trusted) in [(0o600, true), (0o644, true), (0o620, false), (0o602, false)] {
         publish(dir.path(), web.clone(), UNMESHED).unwrap();
         fs::set_permissions(dir.path().join("pods/u-1"), Permissions::from_mode(mode)).unwrap();
-        let is_untrusted = matches!(read(dir.path(), &web), Err(Error::Untrusted { .. }));
-        assert_eq!(!is_untrusted, is_trusted, "{mode:o}");
+        assert_eq!(read(dir.path(), &web).is_ok(), is_trusted, "{mode:o}");
     }
     publish(dir.path(), web.clone(), UNMESHED).unwrap();
     chown(dir.path().join("pods/u-1"), Some(1000), None).unwrap();
-    assert!(matches!(read(dir.path(), &web), Err(Error::Untrusted { .. })));
+    let error = read(dir.path(), &web).unwrap_err().to_string();
+    assert!(error.ends_with("is not a file that only root can write"), "{error}");
 }
 
 #[test]

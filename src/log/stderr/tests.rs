@@ -31,36 +31,29 @@ fn lines_that_fit_reach_pipes_sockets_and_files_completely() {
 fn a_line_is_dropped_if_stderr_is_full_closed_or_has_no_reader() {
     let (reader, writer) = io::pipe().unwrap();
     fill(writer.as_fd());
-    let lines = FdType::of(writer.as_fd());
-    assert!(!lines.write(writer.as_fd(), b"line\n"));
+    assert!(!write_whole(writer.as_fd(), b"line\n"));
     drop(reader);
-    assert!(!lines.write(writer.as_fd(), b"line\n"));
+    assert!(!write_whole(writer.as_fd(), b"line\n"));
 
     let (reader, writer) = UnixStream::pair().unwrap();
     fill(writer.as_fd());
-    let lines = FdType::of(writer.as_fd());
-    assert!(!lines.write(writer.as_fd(), b"line\n"));
+    assert!(!write_whole(writer.as_fd(), b"line\n"));
     reader.shutdown(Shutdown::Both).unwrap();
-    assert!(!lines.write(writer.as_fd(), b"line\n"));
+    assert!(!write_whole(writer.as_fd(), b"line\n"));
 
     let full = File::options().write(true).open("/dev/full").unwrap();
-    assert!(!FdType::of(full.as_fd()).write(full.as_fd(), b"line\n"));
+    assert!(!write_whole(full.as_fd(), b"line\n"));
     let not_for_writing = File::open("/dev/null").unwrap();
-    let fd = not_for_writing.as_fd();
-    assert!(!FdType::Other.write(fd, b"line\n"));
+    assert!(!write_whole(not_for_writing.as_fd(), b"line\n"));
 }
 
 fn write_to(fd: BorrowedFd<'_>, lines: &[&[u8]]) {
-    let to = FdType::of(fd);
-    for line in lines {
-        assert!(to.write(fd, line));
-    }
+    assert!(lines.iter().all(|line| write_whole(fd, line)));
 }
 
 fn fill(fd: BorrowedFd<'_>) {
-    let lines = FdType::of(fd);
-    while lines.write(fd, &[b'x'; 512]) {}
-    while lines.write(fd, b"x") {}
+    while write_whole(fd, &[b'x'; 512]) {}
+    while write_whole(fd, b"x") {}
 }
 
 fn rest_of(reader: &mut impl io::Read) -> Vec<u8> {
