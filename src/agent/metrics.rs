@@ -18,8 +18,6 @@ use crate::metrics::{
 };
 pub use plugin_calls::PluginCalls;
 
-const SELF_TEST_RESULTS: [&str; 4] = ["passed", "passed_with_auto", "skipped", "failed"];
-
 metrics! {
     /// All metrics of the agent but those of the plugin's calls.
     Metrics "linkerd_cni_agent" [request_metrics::register, register_build_info]
@@ -50,7 +48,7 @@ metrics! {
         "Meshed pods of this node with a path around the proxy, by the reason in `linkerd cni bypass`"
         (Reason::ALL.iter().map(|reason| [label("reason", reason.label())]))
     self_tests: Counters<1> = register_each "Self-tests of the plugin, by result"
-        (SELF_TEST_RESULTS.map(|result| [label("result", result)]))
+        (["passed", "skipped", "failed"].map(|result| [label("result", result)]))
 }
 
 impl Metrics {
@@ -62,7 +60,6 @@ impl Metrics {
         }
     }
 
-    /// Counts a self-test with this result, one of [`SELF_TEST_RESULTS`].
     pub fn count_self_test(&self, result: &str) {
         self.self_tests.get_or_create(&[label("result", result)]).inc();
     }

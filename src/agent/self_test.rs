@@ -4,7 +4,6 @@
 //! Each self-test runs on a thread of its own, so that it delays no reconcile pass. It reruns after
 //! a failure, and when the plugin binary or the plugin entry changes.
 
-mod connections;
 mod plugin_call;
 mod plugin_config;
 mod run;
@@ -28,8 +27,6 @@ use crate::node::binaries::Stamp;
 const INTERFACE: &str = "eth0";
 /// First and longest wait before the self-test reruns after a failure.
 const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(60)];
-/// Stack size of the self-test thread, in bytes.
-const STACK: usize = 256 << 10;
 
 /// What the self-test runs: the plugin binary in `dir`, on the host or in the image, and the entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -42,26 +39,11 @@ pub struct TestedPlugin {
 /// Outcome of a self-test, with a text for logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum TestOutcome {
-    /// Each call succeeded and each connection was redirected. `untested` says why the self-test ran
-    /// with `iptables-mode` `auto` in place of the configured mode, if it did.
-    Passed {
-        coverage: String,
-        untested: Option<String>,
-    },
+    /// Each call succeeded and each connection was redirected.
+    Passed(String),
     /// The self-test cannot run on this node. Says nothing about the plugin.
     Skipped(String),
     Failed(String),
-}
-
-impl TestOutcome {
-    fn label(&self) -> &'static str {
-        match self {
-            TestOutcome::Passed { untested: None, .. } => "passed",
-            TestOutcome::Passed { untested: Some(_), .. } => "passed_with_auto",
-            TestOutcome::Skipped(_) => "skipped",
-            TestOutcome::Failed(_) => "failed",
-        }
-    }
 }
 
 /// Runs self-tests, one at a time, and remembers the last outcome.
@@ -69,7 +51,6 @@ pub struct SelfTest {
     settings: Arc<Settings>,
     status: Arc<Status>,
     waker: Waker,
-    /// What the self-test tests that runs now.
     running: Option<(TestedPlugin, Receiver<TestOutcome>)>,
     last: Option<(TestedPlugin, TestOutcome)>,
     retry: Backoff,
@@ -108,7 +89,7 @@ impl SelfTest {
     fn start(&self, dir: PathBuf) -> Receiver<TestOutcome> {
         let (sender, outcome) = mpsc::sync_channel(1);
         let (settings, waker) = (Arc::clone(&self.settings), self.waker.clone());
-        let thread = thread::Builder::new().name("self-test".into()).stack_size(STACK);
+        let thread = thread::Builder::new().name("self-test".into()).stack_size(256 << 10);
         let _ = thread.spawn(move || {
             let _ = sender.send(run::run(&settings, &dir));
             waker.wake();
@@ -125,20 +106,23 @@ impl SelfTest {
                 TestOutcome::Failed("its thread could not be started, or panicked".into())
             }
         };
-        self.status.metrics.count_self_test(outcome.label());
         let last = self.last.as_ref();
-        match &outcome {
-            TestOutcome::Passed { coverage, untested } => {
-                let untested = untested.iter().map(|why| format!("; {why}"));
-                info!("self-test passed: {coverage}{}", untested.collect::<String>());
+        let label = match &outcome {
+            TestOutcome::Passed(coverage) => {
+                info!("self-test passed: {coverage}");
+                "passed"
             }
-            // Logged once, not for each new plugin binary.
-            TestOutcome::Skipped(why) if last.is_none_or(|(_, last)| *last != outcome) => {
-                info!("self-test skipped, so readiness does not depend on it: {why}");
+            TestOutcome::Skipped(why) => {
+                // Logged once, not for each new plugin binary.
+                if last.is_none_or(|(_, last)| *last != outcome) {
+                    info!("self-test skipped, so readiness does not depend on it: {why}");
+                }
+                "skipped"
             }
             // The reconcile pass logs a failure.
-            TestOutcome::Skipped(_) | TestOutcome::Failed(_) => {}
-        }
+            TestOutcome::Failed(_) => "failed",
+        };
+        self.status.metrics.count_self_test(label);
         let Some((tested, _)) = self.running.take() else {
             return;
         };

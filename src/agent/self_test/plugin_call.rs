@@ -1,23 +1,18 @@
 //! Runs a program as a container runtime runs a CNI plugin, with a deadline.
 
-use std::fs::File;
-use std::io::{self, Read as _, Seek as _, Write as _};
+use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::{Command, Output, Stdio};
 
-use nix::sys::memfd::{MFdFlags, memfd_create};
 use serde_json::Value;
 
-use crate::child;
-use crate::deadline::Deadline;
+use crate::child::kill_group;
+use crate::deadline::{Deadline, run_within};
 
-/// How much is read of stdout and of stderr, in bytes each.
-const OUTPUT_LIMIT: u64 = 64 << 10;
 /// How much of the last line on stderr is quoted in an error, in characters.
 const QUOTE_LIMIT: usize = 300;
 
-/// Why a call has no result.
 #[derive(Debug, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
@@ -38,15 +33,6 @@ fn separated(text: &str) -> String {
     }
 }
 
-/// Creates a file in memory. Unlike a temporary file it needs no cleanup, and unlike a pipe it
-/// cannot block its writer.
-fn memory_file(content: &str) -> io::Result<File> {
-    let mut file = File::from(memfd_create("linkerd-cni", MFdFlags::MFD_CLOEXEC)?);
-    file.write_all(content.as_bytes())?;
-    file.rewind()?;
-    Ok(file)
-}
-
 /// Runs `program` with the environment variables `vars`, the agent's `PATH` and `stdin`. Returns
 /// the JSON on its stdout, null if that is empty. At `end`, kills the program and what it started.
 pub fn call(
@@ -56,52 +42,49 @@ pub fn call(
     end: Deadline,
 ) -> Result<Value, Error> {
     let name = program.display().to_string();
-    let start = |source: io::Error| failed(format!("cannot run {name}: {source}"));
-    let outputs = [memory_file("").map_err(start)?, memory_file("").map_err(start)?];
-    let [stdout, stderr] = outputs.each_ref().map(|file| file.try_clone().map_err(start));
+    let start = |error| failed(format!("cannot run {name}: {error}"));
     let mut child = Command::new(program)
         .env_clear()
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
         .envs(vars.iter().copied())
-        .stdin(memory_file(stdin).map_err(start)?)
-        .stdout(stdout?)
-        .stderr(stderr?)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
         .process_group(0)
         .spawn()
         .map_err(start)?;
-    let Some(status) = child::wait(&mut child, end).map_err(start)? else {
-        child::kill(&mut child);
+    let (group, stdin) = (child.id() as i32, stdin.to_owned());
+    let ended = run_within("plugin call", end.remaining(), move || {
+        if let Some(mut pipe) = child.stdin.take() {
+            // Fails if the program has ended.
+            let _ = pipe.write_all(stdin.as_bytes());
+        }
+        child.wait_with_output()
+    });
+    let Ok(output) = ended else {
+        // The thread reaps the program.
+        kill_group(group);
         return Err(failed(format!("{name} timed out and was killed")));
     };
-    let [stdout, stderr] = outputs.map(|file| written(file).map_err(start));
-    let (stdout, stderr) = (stdout?, stderr?);
-    let output = serde_json::from_slice::<Value>(&stdout);
-    match (status.success(), output) {
-        (true, Ok(output)) => Ok(output),
-        (true, Err(_)) if stdout.trim_ascii().is_empty() => Ok(Value::Null),
+    let output = output.map_err(start)?;
+    match (output.status.success(), serde_json::from_slice::<Value>(&output.stdout)) {
+        (true, Ok(result)) => Ok(result),
+        (true, Err(_)) if output.stdout.trim_ascii().is_empty() => Ok(Value::Null),
         (true, Err(_)) => Err(failed(format!("the result of {name} is not JSON"))),
-        (false, output) => Err(failure(&name, status, &output.unwrap_or_default(), &stderr)),
+        (false, result) => Err(failure(&name, &output, &result.unwrap_or_default())),
     }
 }
 
-/// Reads the start of what was written to the file.
-fn written(mut file: File) -> io::Result<Vec<u8>> {
-    file.rewind()?;
-    let mut text = Vec::new();
-    file.take(OUTPUT_LIMIT).read_to_end(&mut text)?;
-    Ok(text)
-}
-
-fn failure(program: &str, status: ExitStatus, output: &Value, stderr: &[u8]) -> Error {
-    let text = |key: &str| output[key].as_str().unwrap_or_default();
-    if let Some(code) = output["code"].as_u64() {
+fn failure(program: &str, output: &Output, error: &Value) -> Error {
+    let text = |key: &str| error[key].as_str().unwrap_or_default();
+    if let Some(code) = error["code"].as_u64() {
         let message = format!("{}{} (code {code})", text("msg"), separated(text("details")));
         return Error { message, code: Some(code) };
     }
-    let stderr = String::from_utf8_lossy(stderr);
+    let stderr = String::from_utf8_lossy(&output.stderr);
     let last = stderr.trim().lines().last().unwrap_or_default();
     let quote: String = last.chars().take(QUOTE_LIMIT).collect();
-    failed(format!("{program}: {status}{}", separated(&quote)))
+    failed(format!("{program}: {}{}", output.status, separated(&quote)))
 }
 
 #[cfg(test)]
@@ -152,7 +135,7 @@ mod tests {
             assert!(late.message.ends_with("timed out and was killed"), "{late}");
         }
         assert!(begin.elapsed() < LONG);
-        child::tests::assert_ends(&file);
+        crate::child::tests::assert_ends(&file);
     }
 
     #[test]

@@ -14,7 +14,6 @@ const FIRST_VERSION: &str = "0.1.0";
 #[derive(Clone, Debug, PartialEq)]
 pub struct PluginConfig {
     fields: Map<String, Value>,
-    /// CNI version of the network config.
     version: String,
     /// Whether another plugin runs before the plugin, so that the runtime sends `prevResult`.
     has_previous: bool,
@@ -34,15 +33,6 @@ impl PluginConfig {
         Some(PluginConfig { fields, version, has_previous: entry.has_previous })
     }
 
-    /// Sets `iptables-mode` to `auto`. Returns the configured mode.
-    pub fn set_auto_mode(&mut self) -> Option<String> {
-        let Value::Object(linkerd) = self.fields.get_mut("linkerd")? else {
-            return None;
-        };
-        let configured = linkerd.insert("iptables-mode".into(), json!("auto"))?;
-        configured.as_str().map(str::to_owned)
-    }
-
     /// Renders the JSON for the plugin's stdin. `previous` is the `prevResult`, null for none.
     pub fn stdin(&self, previous: &Value) -> String {
         let mut fields = self.fields.clone();
@@ -55,10 +45,7 @@ impl PluginConfig {
     /// Returns the `prevResult` for the plugin, which only passes it through. Null if no plugin runs before
     /// this one, as when Multus calls a standalone config.
     pub fn previous_result(&self) -> Value {
-        match self.has_previous {
-            true => json!({"cniVersion": self.version}),
-            false => Value::Null,
-        }
+        if self.has_previous { json!({"cniVersion": self.version}) } else { Value::Null }
     }
 
     /// Whether the config's CNI version has CHECK.
@@ -79,15 +66,14 @@ mod tests {
 
     #[test]
     fn stdin_is_the_plugin_entry_with_the_fields_that_a_runtime_adds() {
-        let mut config = PluginConfig::of(LIST).unwrap();
-        assert_eq!(config.set_auto_mode().as_deref(), Some("nft"));
+        let config = PluginConfig::of(LIST).unwrap();
         let previous = config.previous_result();
         let stdin: Value = serde_json::from_str(&config.stdin(&previous)).unwrap();
         let wanted = json!({
             "name": "net",
             "cniVersion": "1.0.0",
             "type": "linkerd-cni",
-            "linkerd": {"iptables-mode": "auto"},
+            "linkerd": {"iptables-mode": "nft"},
             "capabilities": {"io.kubernetes.cri.pod-annotations": true},
             "prevResult": {"cniVersion": "1.0.0"},
         });
