@@ -67,8 +67,8 @@ use settings::Settings;
 use stop::{Question, Verdict};
 use watch::{Waker, Watch};
 
-/// Longest time for each of the last requests before the agent ends.
-const POST_TIME: Duration = Duration::from_secs(2);
+/// Longest time for the last requests before the agent ends.
+const POST_TIME: Duration = Duration::from_secs(4);
 
 /// Why the agent ends without a signal, or cannot uninstall.
 #[derive(Debug, thiserror::Error)]
@@ -135,12 +135,13 @@ pub fn run(settings: Settings) -> Result<(), Error> {
             info!("uninstalling: {why}");
             pods_stopped.store(true, Ordering::Relaxed);
             let removed = remove(&settings, &mounts);
-            api.remove_node_condition(POST_TIME);
-            if let Err(error) = &removed {
+            if removed.is_err() {
                 // An upstream agent may be what keeps naming the plugin.
                 reconciler.restore_upstream_kubeconfig();
-                api.post_last_event(Event::on_node(uninstall_failed(error)), POST_TIME);
             }
+            let failed =
+                removed.as_ref().err().map(|error| Event::on_node(uninstall_failed(error)));
+            api.report_uninstall(failed, POST_TIME);
             removed?;
         }
     }

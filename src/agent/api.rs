@@ -7,7 +7,6 @@
 //! when the state changes.
 
 pub mod events;
-pub mod history;
 mod node_object;
 mod node_state;
 mod schedule;
@@ -20,23 +19,23 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
-use tracing::{debug, warn};
+use tracing::warn;
 
 use super::settings::{NodeSignal, Settings};
 use super::watch::Waker;
 use crate::deadline::run_within;
+use crate::failure::Failure;
 use crate::files;
 use crate::kube::Deadlines;
 use crate::kube::claims::Claims;
-use crate::kube::connection::{self, AccessSource, Connection};
+use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::kubeconfig;
+use crate::record::Record;
 use events::{Event, EventQueue};
-use history::History;
-use node_state::{NodeState, Wanted};
-pub use schedule::CHECK_PERIOD;
-pub use schedule::{CheckResult, Schedule};
-use server_address::{Resolution, ServerAddress};
-use token::{Token, TokenRequestResults};
+use node_state::NodeState;
+pub use schedule::{CHECK_PERIOD, CheckResult, Schedule};
+use server_address::ServerAddress;
+use token::{History, Token, TokenRequestResults};
 
 /// User agent of the requests, which the API server's audit log shows.
 pub const USER_AGENT: &str = "linkerd2-cni-install";
@@ -49,13 +48,14 @@ pub struct ApiHandle {
     state: Mutex<State>,
     /// Wakes the thread, which then looks at the times in the state again.
     wake: Condvar,
-    /// Wakes the reconciler.
     waker: Waker,
 }
 
 struct State {
     token_requests: TokenRequestResults,
     server_address: ServerAddress,
+    /// The API server was unreachable at the address since its name was resolved last.
+    is_unreachable: bool,
     /// The last check with a usable response.
     last_check: Option<TokenCheck>,
     /// Why the last check got no usable response.
@@ -64,20 +64,10 @@ struct State {
     node: NodeState,
     events: EventQueue,
     schedule: Schedule,
-    /// `None` if the settings have the IP address of the API server.
-    resolution: Option<Resolution>,
     /// The thread has something to do.
     is_requested: bool,
     /// Token for which the reconciler requested a check last.
     check_requested: Option<String>,
-}
-
-impl State {
-    fn unreachable_reported(&mut self) {
-        if let Some(resolution) = &mut self.resolution {
-            resolution.unreachable_reported(Instant::now());
-        }
-    }
 }
 
 #[derive(PartialEq)]
@@ -106,22 +96,26 @@ impl ApiHandle {
         let now = Instant::now();
         let renewal = adopted.as_ref().map_or(Duration::ZERO, |(_, wait)| *wait);
         let renewal = settings.plugin_account.as_ref().map(|_| renewal);
-        let state = State {
+        let mut state = State {
             token_requests: TokenRequestResults {
                 token: adopted.map(|(token, _)| token),
                 ..TokenRequestResults::default()
             },
             server_address: ServerAddress::adopted(settings),
+            is_unreachable: false,
             last_check: None,
             check_error: None,
             history: History::default(),
             node: NodeState::at_start(now),
             events: EventQueue::new(now),
             schedule: Schedule::new(now, renewal),
-            resolution: Resolution::of(settings, now),
             is_requested: false,
             check_requested: None,
         };
+        if settings.api_name().is_some() {
+            // The first check resolves the name, without which there is no kubeconfig.
+            state.schedule.kubeconfig_changed(now);
+        }
         let api = Arc::new(ApiHandle {
             settings: Arc::clone(settings),
             state: Mutex::new(state),
@@ -163,20 +157,18 @@ impl ApiHandle {
         TokenStatus { result, responded, error: state.check_error.clone() }
     }
 
-    /// Requests a check, because a plugin record reports that the API server rejected the plugin's
-    /// token (HTTP 401 or 403).
-    pub fn report_rejection(&self) {
-        let mut state = self.state();
-        state.schedule.rejection_reported(Instant::now());
-        self.wake_thread(&mut state);
-    }
-
-    /// Requests a resolution of the API server's name, if the settings have one, because a plugin
-    /// record reports that the API server is unreachable.
-    pub fn report_unreachable(&self) {
-        let mut state = self.state();
-        state.unreachable_reported();
-        self.wake_thread(&mut state);
+    /// Requests a check if a plugin record reports that the API server rejected the plugin's token
+    /// (HTTP 401 or 403), or is unreachable at an address to which its name was resolved.
+    pub fn report_failure(&self, record: &Record) {
+        // By code: the plugin on the node may be of another version.
+        let is_unreachable = record.has_code(Failure::ApiUnreachable);
+        if record.has_code(Failure::TokenRejected)
+            || is_unreachable && self.settings.api_name().is_some()
+        {
+            let mut state = self.state();
+            state.schedule.failure_reported(Instant::now());
+            self.wake_thread(&mut state);
+        }
     }
 
     pub fn history(&self) -> History {
@@ -201,58 +193,35 @@ impl ApiHandle {
 
     /// Queues an Event. An Event on a pod is dropped if it repeats a recent one, or if many wait.
     pub fn report_event(&self, event: Event) {
-        let reason = event.content.reason;
         let mut state = self.state();
-        match state.events.offer(event, Instant::now()) {
-            true => self.wake_thread(&mut state),
-            false => debug!(
-                "dropped an Event {reason}: it repeats a recent Event, or the queue is full or closed"
-            ),
+        if state.events.offer(event, Instant::now()) {
+            self.wake_thread(&mut state);
         }
     }
 
-    /// Posts an Event. For an agent that ends: waits for the response at most for `longest`.
-    pub fn post_last_event(&self, event: Event, longest: Duration) {
-        let settings = Arc::clone(&self.settings);
-        self.send_last("post an Event", longest, move |connection| {
-            events::post(connection, &settings, &event)
-        });
-    }
-
-    /// Removes the condition from the Node if the agent keeps one, as after an uninstall. Waits for the
-    /// responses at most for `longest`.
-    pub fn remove_node_condition(&self, longest: Duration) {
-        let Settings { node_signal: Some(NodeSignal::Condition), node_name: Some(node), .. } =
-            &*self.settings
-        else {
-            return;
-        };
-        let (node, wanted) = (node.clone(), Wanted::NoCondition);
-        self.send_last(&wanted.task(&node, false), longest, move |connection| {
-            node_object::update(&connection.client()?, &node, &wanted, || true)?;
-            Ok(())
-        });
-    }
-
-    /// Sends requests on a thread of its own, and waits for it at most for `longest`.
-    fn send_last(
-        &self,
-        task: &str,
-        longest: Duration,
-        send: impl FnOnce(&mut Connection) -> Result<(), connection::Error> + Send + 'static,
-    ) {
+    /// Reports an uninstall: removes the condition from the Node if the agent keeps one, and posts an Event
+    /// if the uninstall `failed`. Waits for the responses at most for `longest`.
+    pub fn report_uninstall(&self, failed: Option<Event>, longest: Duration) {
         let Some(source) = source(&self.settings) else {
             return;
         };
-        let sent = run_within("last requests", longest, move || {
-            send(&mut Connection::new(source, USER_AGENT, Deadlines::each(longest)))
+        let settings = Arc::clone(&self.settings);
+        let _ = run_within("last requests", longest, move || {
+            let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(longest / 2));
+            if let (Some(NodeSignal::Condition), Some(node)) =
+                (&settings.node_signal, &settings.node_name)
+            {
+                let removed = node_object::remove_condition(&mut connection, node);
+                removed.unwrap_or_else(|why| warn!("{why}"));
+            }
+            if let Some(event) = failed
+                && let Err(error) = events::post(&mut connection, &settings, &event)
+            {
+                warn!("cannot post an Event: {error}");
+            }
         });
-        if let Ok(Err(error)) = sent {
-            warn!("cannot {task}: {error}");
-        }
     }
 
-    /// Makes the thread look at the state again.
     fn wake_thread(&self, state: &mut State) {
         state.is_requested = true;
         self.wake.notify_one();

@@ -12,7 +12,7 @@
 mod events;
 
 use std::fs;
-use std::io;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -27,7 +27,6 @@ use super::readiness::Status;
 use super::settings::Settings;
 use super::watch::Waker;
 use crate::backoff::RateLimit;
-use crate::failure::Failure;
 use crate::files;
 use crate::record::{Record, SIZE_LIMIT, SOCKET_NAME};
 
@@ -40,8 +39,6 @@ const BURST: u32 = 256;
 /// Time between two records after such a burst. A process that floods the socket must neither keep
 /// the agent busy nor fill its log.
 const INTERVAL: Duration = Duration::from_millis(100);
-/// Stack size of the reading thread, in bytes.
-const STACK: usize = 128 << 10;
 
 pub struct RecordSocket {
     path: PathBuf,
@@ -114,7 +111,10 @@ impl RecordSocket {
         let taken = other.and_then(|path| Bound::bind(path).ok());
         *receiver.state() = State { own, taken, stopped: false };
         let own = Arc::clone(&receiver);
-        thread::Builder::new().name("records".into()).stack_size(STACK).spawn(move || own.run())?;
+        thread::Builder::new()
+            .name("records".into())
+            .stack_size(128 << 10)
+            .spawn(move || own.run())?;
         Ok(receiver)
     }
 
@@ -156,8 +156,8 @@ impl RecordSocket {
                     rate_limit.count(Instant::now());
                     thread::sleep(rate_limit.due().saturating_duration_since(Instant::now()));
                 }
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
-                Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
                 Err(error) => {
                     debug!("{}: {error}", self.path.display());
                     thread::sleep(RETRY);
@@ -198,13 +198,7 @@ impl RecordSocket {
             return;
         };
         self.status.plugin_calls.count(&record);
-        // By code: the plugin on the node may be of another version.
-        if record.has_code(Failure::TokenRejected) {
-            self.api.report_rejection();
-        }
-        if record.has_code(Failure::ApiUnreachable) {
-            self.api.report_unreachable();
-        }
+        self.api.report_failure(&record);
         match &record {
             Record { error: Some(_), .. } => error!("{record}"),
             record if !record.warnings().is_empty() => warn!("{record}"),
@@ -220,7 +214,6 @@ impl RecordSocket {
     }
 }
 
-/// Device and inode of a file.
 fn identity(path: &Path) -> Option<(u64, u64)> {
     let file = fs::symlink_metadata(path).ok()?;
     Some((file.dev(), file.ino()))

@@ -11,8 +11,6 @@
 mod decision;
 mod evidence;
 
-use std::fs;
-use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
@@ -20,10 +18,11 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::agent::api::{self, history::History};
+use crate::agent::api::{self, token::History};
 use crate::agent::settings::Settings;
 use crate::agent::watch::Waker;
-use crate::backoff::{Backoff, Limits};
+use crate::backoff::between;
+use crate::files;
 pub use decision::{Verdict, verdict};
 pub use evidence::{AgentPod, Evidence, Round, TokenFacts};
 
@@ -31,30 +30,21 @@ pub use evidence::{AgentPod, Evidence, Round, TokenFacts};
 const UNINSTALL_TIME: Duration = Duration::from_secs(5);
 /// Shortest time in which to decide, for one round of requests.
 const SHORTEST_DECISION_TIME: Duration = Duration::from_secs(1);
-/// Time-out of each phase of a request in the first round.
-const FIRST_TIMEOUT: Duration = Duration::from_secs(3);
-/// Time-out of each phase of a request in later rounds. Longer, because repeated requests do not
-/// make a slow API server faster.
-const LATER_TIMEOUT: Duration = Duration::from_secs(8);
-/// Pause after the first round and after each round with a new result, and longest pause between
-/// rounds with the same result.
-const PAUSE: Limits = [Duration::from_secs(1), Duration::from_secs(3)];
+const TIMEOUT: Duration = Duration::from_secs(5);
+/// Shortest and longest pause between two rounds.
+const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 
 /// Whether the node has no kubeconfig, so that no earlier agent can have installed the plugin. Call it
 /// before the first reconcile pass, which writes the kubeconfig.
 pub fn finds_empty_node(settings: &Settings) -> bool {
-    let found = fs::symlink_metadata(settings.node.kubeconfig());
-    matches!(found, Err(error) if error.kind() == io::ErrorKind::NotFound)
+    files::metadata(&settings.node.kubeconfig()).is_ok_and(|found| found.is_none())
 }
-
-/// A round of requests, and when it ended.
-type TimedRound = (Instant, Round);
 
 /// The question whether to uninstall, while a thread sends the requests that answer it.
 pub struct Question {
     evidence: Evidence,
-    /// The rounds of the thread; `None` until [`Question::ask`].
-    rounds: Option<Receiver<TimedRound>>,
+    /// The rounds of the thread, and when each ended; `None` until [`Question::ask`].
+    rounds: Option<Receiver<(Instant, Round)>>,
     /// Why there was no proof after the last round.
     last: String,
 }
@@ -124,21 +114,14 @@ fn time_to_decide(grace: Duration) -> Duration {
 }
 
 /// Runs rounds of requests and sends their results, until the receiver is dropped.
-fn send_rounds(settings: &Settings, rounds: &Sender<TimedRound>, waker: &Waker) {
-    let (mut timeout, mut pause) = (FIRST_TIMEOUT, Backoff::new(PAUSE));
-    let mut last = None;
+fn send_rounds(settings: &Settings, rounds: &Sender<(Instant, Round)>, waker: &Waker) {
     loop {
-        let round = evidence::ask(settings, timeout);
-        if last.as_ref() != Some(&round) {
-            pause.reset();
-        }
-        last = Some(round.clone());
+        let round = evidence::ask(settings, TIMEOUT);
         if rounds.send((Instant::now(), round)).is_err() {
             return;
         }
         waker.wake();
-        thread::sleep(pause.next_delay());
-        timeout = LATER_TIMEOUT;
+        thread::sleep(between(PAUSE[0], PAUSE[1]));
     }
 }
 

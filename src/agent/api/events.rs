@@ -28,14 +28,10 @@ const MAX_WAITING: usize = 64;
 const BURST: u32 = 5;
 /// Time between two Events after such a burst.
 const POST_INTERVAL: Duration = Duration::from_secs(6);
-/// Shortest and longest pause after a temporary failure, such as an unreachable API server. Random,
-/// because the failure may hit all nodes at once.
-const UNAVAILABLE_PAUSE: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(180)];
-/// Shortest and longest pause after HTTP 403: the agent's ServiceAccount may not create Events.
-/// Upstream's chart does not grant it.
-const FORBIDDEN_PAUSE: [Duration; 2] = [Duration::from_secs(600), Duration::from_secs(900)];
+/// Shortest and longest pause after a failure that is not that of one Event, such as an unreachable API
+/// server or, with upstream's chart, a missing permission. Random, as it may hit all nodes at once.
+const PAUSE: [Duration; 2] = [Duration::from_secs(120), Duration::from_secs(300)];
 
-/// An Event that the agent posts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
     /// `None`: the Event is on the node, which outlives the agent's pod. It is dropped if the settings do
@@ -53,15 +49,11 @@ impl Event {
     }
 }
 
-/// An Event, and when it was queued.
-pub type Queued = (Instant, Event);
-
 pub struct EventQueue {
-    /// The agent's own Events, then those on pods, oldest first.
-    waiting: VecDeque<Queued>,
+    /// The agent's own Events, then those on pods, oldest first, and when each was queued.
+    waiting: VecDeque<(Instant, Event)>,
     reported: VecDeque<(Instant, String, &'static str)>,
     rate_limit: RateLimit,
-    /// The last Event could not be posted.
     is_failing: bool,
 }
 
@@ -97,7 +89,7 @@ impl EventQueue {
     }
 
     /// Takes the next Event if it is due at `now`, with the time at which it was queued.
-    pub fn take(&mut self, now: Instant) -> Option<Queued> {
+    pub fn take(&mut self, now: Instant) -> Option<(Instant, Event)> {
         if self.due()? > now {
             return None;
         }
@@ -107,7 +99,7 @@ impl EventQueue {
 
     /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted. Makes no
     /// Event due until `end`, and no burst then. Drops the Event if it is older than [`REPEAT_AFTER`].
-    pub fn put_back(&mut self, (queued, event): Queued, now: Instant, end: Instant) {
+    pub fn put_back(&mut self, (queued, event): (Instant, Event), now: Instant, end: Instant) {
         self.rate_limit.exhaust_until(end);
         if now < queued + REPEAT_AFTER {
             self.push_front((queued, event));
@@ -121,7 +113,7 @@ impl EventQueue {
     }
 
     /// Queues an Event as the next one. The last one is dropped if the queue is full.
-    fn push_front(&mut self, event: Queued) {
+    fn push_front(&mut self, event: (Instant, Event)) {
         self.waiting.push_front(event);
         self.waiting.truncate(MAX_WAITING);
     }
@@ -156,21 +148,21 @@ pub fn post_due(api: &ApiHandle, connection: &mut Connection) {
             }
             continue;
         };
-        let Some(pause) = pause(&error) else {
+        if is_of_one_event(&error) {
             debug!("cannot post an Event {}: {error}", event.content.reason);
             continue;
-        };
+        }
         let now = Instant::now();
         let mut state = api.state();
-        state.events.put_back((queued, event), now, now + between(pause[0], pause[1]));
+        state.events.put_back((queued, event), now, now + between(PAUSE[0], PAUSE[1]));
         let was_failing = mem::replace(&mut state.events.is_failing, true);
         // The reconciler needs the state, and stderr may be slow.
         drop(state);
         if was_failing {
             continue;
         }
-        let cause = match pause {
-            FORBIDDEN_PAUSE => {
+        let cause = match code(&error) {
+            Some(403) => {
                 ", because the agent's ServiceAccount may not create Events (the chart's ClusterRole \
                  linkerd-cni-agent grants it, upstream's chart does not)"
             }
@@ -180,20 +172,21 @@ pub fn post_due(api: &ApiHandle, connection: &mut Connection) {
     }
 }
 
-/// Returns the shortest and longest pause before the Event is posted again. `None` drops it: the API
-/// server rejects only this Event, as its pod or namespace is gone or being deleted, its name is in use
-/// (409), or it is invalid (400, 422).
-fn pause(error: &Error) -> Option<[Duration; 2]> {
-    let Error::Client(error) = error else {
-        return Some(UNAVAILABLE_PAUSE);
-    };
-    match error.code() {
+/// Whether the API server rejects only this Event, as its pod or namespace is gone or being deleted, its
+/// name is in use (409), or it is invalid (400, 422).
+fn is_of_one_event(error: &Error) -> bool {
+    match code(error) {
         // A namespace that is being deleted rejects new objects, whatever RBAC allows.
-        Some(403) if error.to_string().contains("being terminated") => None,
-        Some(403) => Some(FORBIDDEN_PAUSE),
-        Some(401 | 408 | 429) => Some(UNAVAILABLE_PAUSE),
-        Some(400..=499) => None,
-        _ => Some(UNAVAILABLE_PAUSE),
+        Some(403) => error.to_string().contains("being terminated"),
+        Some(401 | 408 | 429) => false,
+        code => code.is_some_and(|code| (400..500).contains(&code)),
+    }
+}
+
+fn code(error: &Error) -> Option<u16> {
+    match error {
+        Error::Client(error) => error.code(),
+        Error::Config(_) => None,
     }
 }
 
@@ -287,21 +280,21 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_permission_pauses_events_for_10_to_15_minutes_and_a_rejected_event_is_dropped() {
+    fn a_rejected_event_is_dropped_and_another_failure_pauses_all_events() {
         let ending = "events is forbidden: unable to create new content in namespace a because it is being terminated";
-        for (error, wanted) in [
-            (status(403, "events is forbidden"), Some(FORBIDDEN_PAUSE)),
-            (status(403, ending), None),
-            (status(404, "namespaces \"a\" not found"), None),
-            (status(400, "bad request"), None),
-            (status(413, "too large"), None),
-            (status(422, "invalid"), None),
-            (status(401, "Unauthorized"), Some(UNAVAILABLE_PAUSE)),
-            (status(408, "timeout"), Some(UNAVAILABLE_PAUSE)),
-            (status(429, "slow down"), Some(UNAVAILABLE_PAUSE)),
-            (status(503, "x"), Some(UNAVAILABLE_PAUSE)),
+        for (error, is_dropped) in [
+            (status(403, "events is forbidden"), false),
+            (status(403, ending), true),
+            (status(404, "namespaces \"a\" not found"), true),
+            (status(400, "bad request"), true),
+            (status(413, "too large"), true),
+            (status(422, "invalid"), true),
+            (status(401, "Unauthorized"), false),
+            (status(408, "timeout"), false),
+            (status(429, "slow down"), false),
+            (status(503, "x"), false),
         ] {
-            assert_eq!(pause(&error), wanted, "{error}");
+            assert_eq!(is_of_one_event(&error), is_dropped, "{error}");
         }
     }
 }

@@ -90,7 +90,7 @@ impl NodeUpdates {
         let Some(wanted) = wanted else {
             return look_again;
         };
-        let client = connection.client().map_err(|error| error.to_string());
+        let client = connection.client();
         if self.token.as_deref() != connection.token() {
             self.token = connection.token().map(str::to_owned);
             self.due = self.due.min(now + between(TOKEN_RENEWED[0], TOKEN_RENEWED[1]));
@@ -110,9 +110,7 @@ impl NodeUpdates {
             let (now_wanted, _) = state().wanted(signal, Instant::now());
             now_wanted.is_some_and(|other| discriminant(&other) == discriminant(&wanted))
         };
-        let outcome = client.and_then(|client| {
-            update(&client, node, &wanted, is_wanted).map_err(|error| error.to_string())
-        });
+        let outcome = client.and_then(|client| Ok(update(&client, node, &wanted, is_wanted)?));
         let wait = match outcome {
             Ok(Outcome::Obsolete) => return None,
             Ok(outcome) => {
@@ -139,6 +137,14 @@ impl NodeUpdates {
         self.due = self.tried + wait;
         next(self.due)
     }
+}
+
+/// Removes the condition of an agent that has uninstalled.
+pub fn remove_condition(connection: &mut Connection, node: &str) -> Result<(), String> {
+    let wanted = Wanted::NoCondition;
+    let removed =
+        connection.client().and_then(|client| Ok(update(&client, node, &wanted, || true)?));
+    removed.map(drop).map_err(|error| format!("cannot {}: {error}", wanted.task(node, false)))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -103,7 +103,6 @@ impl NodeState {
     }
 }
 
-/// What the Node should have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Wanted {
     /// No taint with this key, whatever its value and effect.

@@ -6,25 +6,22 @@
 
 use std::time::{Duration, Instant};
 
-use crate::backoff::{Backoff, Limits, between, delay, jitter};
+use crate::backoff::{Limits, between, delay, jitter};
 
 /// Longest time between two periodic checks of a token that the API server accepts. Jitter
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
 pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
 /// Shortest time between two checks that plugin records cause. The API server caches a token
 /// review for 10 s, so an earlier check could find a revoked token still accepted.
-pub const RECORD_GAP: Duration = Duration::from_secs(12);
+const RECORD_GAP: Duration = Duration::from_secs(12);
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
 /// First and longest wait after a check without a usable response or of a rejected token, and after a
 /// failed TokenRequest while the plugin has no valid token.
-pub const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
+const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
 /// First and longest wait before a TokenRequest that follows a failed one while the plugin's last token is
 /// valid, or repeated revocations. Longer, because the checks of that token are requests too.
 const RENEWAL_RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
-/// First and longest time until the agent looks again for a DaemonSet that it has not seen. Doubles
-/// with each look, as upstream's chart never gives the right to read the DaemonSet.
-const UNSEEN_DAEMONSET: Limits = [Duration::from_secs(1), Duration::from_secs(2 * 3600)];
 /// Longest time over which retries are spread after the time that an overloaded API server asks to
 /// wait, which is the same for all nodes.
 const OVERLOAD_SPREAD: Duration = Duration::from_secs(10);
@@ -44,11 +41,10 @@ pub enum CheckResult {
     Unknown,
 }
 
-/// Due times of the next requests, and the history that decides them.
 pub struct Schedule {
     /// When the next TokenRequest is due; `None` if the plugin has no ServiceAccount of its own.
-    renewal: Option<Instant>,
-    check: Instant,
+    pub renewal: Option<Instant>,
+    pub check: Instant,
     /// Earliest time of the first check. Later than the start if the plugin has a token: without
     /// one, pods wait for the agent.
     first_check: Instant,
@@ -57,13 +53,9 @@ pub struct Schedule {
     result: Option<CheckResult>,
     /// Consecutive checks with the current result.
     check_failures: u32,
-    /// Consecutive failed TokenRequests.
     renewal_failures: u32,
     /// Consecutive issued tokens that the API server rejected.
     revocations: u32,
-    /// Earliest time of the next look for a DaemonSet that the agent has not seen.
-    daemonset: Instant,
-    daemonset_wait: Backoff,
 }
 
 impl Schedule {
@@ -84,32 +76,11 @@ impl Schedule {
             check_failures: 0,
             renewal_failures: 0,
             revocations: 0,
-            daemonset: now,
-            daemonset_wait: Backoff::new(UNSEEN_DAEMONSET),
         }
     }
 
     pub fn next(&self) -> Instant {
         self.renewal.map_or(self.check, |renewal| renewal.min(self.check))
-    }
-
-    pub fn is_renewal_due(&self, now: Instant) -> bool {
-        self.renewal.is_some_and(|due| due <= now)
-    }
-
-    pub fn is_check_due(&self, now: Instant) -> bool {
-        self.check <= now
-    }
-
-    /// Whether the agent may look for a DaemonSet that it has not seen. Ask it after another request,
-    /// so that a look needs no wake-up of its own.
-    pub fn is_daemonset_due(&self, now: Instant) -> bool {
-        self.daemonset <= now
-    }
-
-    /// Schedules the next look for a DaemonSet after one that did not show it.
-    pub fn daemonset_unseen(&mut self, now: Instant) {
-        self.daemonset = now + self.daemonset_wait.next_delay();
     }
 
     /// Schedules the next check earlier, because the kubeconfig has another token.
@@ -118,10 +89,10 @@ impl Schedule {
         self.check_after(now, CHANGE_GAP);
     }
 
-    /// Schedules the next check earlier, because a plugin record reports that the API server
-    /// rejected the plugin, unless that is known. Any process that can write to the socket can send such
-    /// records, at any rate, so the rate of these checks is limited.
-    pub fn rejection_reported(&mut self, now: Instant) {
+    /// Schedules the next check earlier, because a plugin record reports that the API server is
+    /// unreachable or rejected the plugin, unless the latter is known. Any process that can write to the
+    /// socket can send such records, at any rate, so the rate of these checks is limited.
+    pub fn failure_reported(&mut self, now: Instant) {
         if self.result != Some(CheckResult::Rejected) {
             self.check_after(now, RECORD_GAP);
         }
@@ -191,8 +162,7 @@ pub fn first_renewal(until_half_life: Duration, left: Duration) -> Duration {
     }
 }
 
-/// Time until the next periodic check, with jitter.
-pub fn period() -> Duration {
+fn period() -> Duration {
     between(CHECK_PERIOD * 3 / 5, CHECK_PERIOD)
 }
 

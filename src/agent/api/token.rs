@@ -1,9 +1,10 @@
-//! Requests tokens of the plugin's ServiceAccount (TokenRequest), and keeps the results.
+//! Requests tokens of the plugin's ServiceAccount (TokenRequest), and remembers which tokens the API
+//! server accepted.
 
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Deserialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 use tracing::info;
 
 use super::worker::{Worker, retry_after};
@@ -36,6 +37,41 @@ impl TokenRequestResults {
     }
 }
 
+/// What the API server's responses have shown the agent so far. On SIGTERM this is evidence for and
+/// against an uninstall.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct History {
+    pub reached: bool,
+    /// A response has shown the agent's DaemonSet.
+    pub daemonset_seen: bool,
+    /// The agent's own token.
+    pub own_token: TokenHistory,
+    /// The token in the kubeconfig on the host.
+    pub plugin_token: TokenHistory,
+}
+
+/// When the API server accepted and rejected a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenHistory {
+    /// The last response that shows a valid token.
+    pub accepted: Option<Instant>,
+    /// The first HTTP 401 since then.
+    pub rejected: Option<Instant>,
+}
+
+impl TokenHistory {
+    /// Records the response to a request with the token. A response for which the token may not have
+    /// been checked, such as a 429, a 500 or a proxy's page, changes nothing.
+    pub fn record<T>(&mut self, response: &Result<T, kube::Error>, now: Instant) {
+        let error = response.as_ref().err();
+        if error.is_some_and(|error| error.code() == Some(401)) {
+            self.rejected.get_or_insert(now);
+        } else if error.is_none_or(kube::Error::is_denied_or_missing) {
+            *self = TokenHistory { accepted: Some(now), rejected: None };
+        }
+    }
+}
+
 /// Describes why a TokenRequest failed, with the remedy if the API server denied it.
 fn describe(error: &kube::Error) -> String {
     let remedy = match error.code() {
@@ -51,19 +87,8 @@ fn describe(error: &kube::Error) -> String {
 #[derive(Deserialize)]
 struct TokenRequest {
     #[serde(default)]
-    spec: TokenRequestSpec,
-    status: TokenRequestStatus,
-}
-
-#[derive(Default, Deserialize)]
-#[serde(rename_all = "camelCase", default)]
-struct TokenRequestSpec {
-    expiration_seconds: Option<u64>,
-}
-
-#[derive(Deserialize)]
-struct TokenRequestStatus {
-    token: String,
+    spec: Value,
+    status: Map<String, Value>,
 }
 
 /// Why there is no new token, and the time that an overloaded API server asks to wait.
@@ -123,11 +148,12 @@ impl Worker {
         let response = client.post_and_decode::<TokenRequest>(&path, &request);
         self.record_own(&response);
         let response = response.map_err(|error| (describe(&error), retry_after(&error)))?;
-        let token = response.status.token.trim().to_owned();
+        let token = response.status.get("token").and_then(Value::as_str);
+        let token = token.unwrap_or_default().trim().to_owned();
         match problem(&token) {
             Some(why) => Err(failed(format!("unexpected response to the TokenRequest: {why}"))),
             None => {
-                let seconds = response.spec.expiration_seconds;
+                let seconds = response.spec["expirationSeconds"].as_u64();
                 Ok((token, seconds.unwrap_or(LIFETIME).min(LIFETIME)))
             }
         }
@@ -156,6 +182,42 @@ mod tests {
         {
             let token = Some(Token { text: "issued".into(), end, revoked });
             assert_eq!(TokenRequestResults { token, error: None }.has_valid_token(now), valid);
+        }
+    }
+
+    fn status(code: u16, reason: Option<&str>) -> Result<(), kube::Error> {
+        Err(kube::Error::Status {
+            request: String::new(),
+            code,
+            reason: reason.map(str::to_owned),
+            message: String::new(),
+            retry_after: None,
+        })
+    }
+
+    #[test]
+    fn a_rejection_counts_from_the_first_401_until_a_response_that_shows_a_valid_token() {
+        let begin = Instant::now();
+        let at = |second| begin + Duration::from_secs(second);
+        let mut token = TokenHistory::default();
+        token.record(&Ok(()), at(1));
+        for (second, response) in [
+            (2, status(401, Some("Unauthorized"))),
+            (3, status(401, None)),
+            (4, status(500, None)),
+            (5, status(429, None)),
+            (6, status(403, None)),
+            (7, status(404, None)),
+        ] {
+            token.record(&response, at(second));
+            let expected = TokenHistory { accepted: Some(at(1)), rejected: Some(at(2)) };
+            assert_eq!(token, expected, "{response:?}");
+        }
+        for response in [Ok(()), status(403, Some("Forbidden")), status(404, Some("NotFound"))] {
+            token.record(&status(401, None), at(8));
+            token.record(&response, at(9));
+            let expected = TokenHistory { accepted: Some(at(9)), rejected: None };
+            assert_eq!(token, expected, "{response:?}");
         }
     }
 }

@@ -1,6 +1,5 @@
-//! The thread that talks to the API server: resolves its name, renews the plugin's token
-//! ([`token`](super::token)), checks the token in the kubeconfig, posts Events and keeps the Node
-//! object.
+//! The thread that talks to the API server: renews the plugin's token ([`token`](super::token)), resolves
+//! the API server's name and checks the token in the kubeconfig, posts Events and keeps the Node object.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -25,6 +24,9 @@ const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_IDLE: Duration = Duration::from_secs(10);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
+/// How often the agent looks for a DaemonSet that it does not see, which takes more than an hour.
+/// Upstream's chart never gives the right to read it.
+const DAEMONSET_LOOKS: u32 = 10;
 
 pub struct Worker {
     pub api: Arc<ApiHandle>,
@@ -32,6 +34,7 @@ pub struct Worker {
     /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
     node_updates: NodeUpdates,
+    daemonset_looks: u32,
 }
 
 impl Worker {
@@ -42,20 +45,19 @@ impl Worker {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
             node_updates: NodeUpdates::of(&api.settings, Instant::now()),
+            daemonset_looks: DAEMONSET_LOOKS,
             api,
         }
     }
 
-    /// Runs for the rest of the process.
     pub fn run(mut self) {
         loop {
             let begin = Instant::now();
-            self.resolve();
-            if self.api.state().schedule.is_renewal_due(begin) {
+            if self.api.state().schedule.renewal.is_some_and(|due| due <= begin) {
                 self.renew();
                 self.look_for_daemonset();
             }
-            if self.api.state().schedule.is_check_due(Instant::now()) {
+            if self.api.state().schedule.check <= Instant::now() {
                 self.check();
                 self.look_for_daemonset();
             }
@@ -63,8 +65,7 @@ impl Worker {
             let node_state = || self.api.state().node.clone();
             let node = self.node_updates.run(&mut self.own, node_state, Instant::now());
             let state = self.api.state();
-            let resolution = state.resolution.as_ref().map(|resolution| resolution.due);
-            let others = [node, resolution, state.events.due()].into_iter().flatten();
+            let others = [node, state.events.due()].into_iter().flatten();
             let next = others.fold(state.schedule.next(), Instant::min);
             drop(state);
             if next.saturating_duration_since(Instant::now()) > LONGEST_IDLE {
@@ -77,26 +78,30 @@ impl Worker {
         }
     }
 
-    /// Resolves the API server's name if that is due. Wakes the reconciler if the result is new.
-    fn resolve(&mut self) {
+    /// Resolves the API server's name, if the settings have one. Wakes the reconciler if the result is
+    /// new. Returns whether the address on the host is to be checked: it is the current one.
+    fn resolve(&self) -> bool {
+        let Some(name) = self.api.settings.api_name() else { return true };
         let mut state = self.api.state();
-        let Some(due) = state.resolution.take_if(|resolution| resolution.due <= Instant::now())
-        else {
-            return;
-        };
+        let is_unreachable = std::mem::take(&mut state.is_unreachable);
         let current = state.server_address.clone();
         drop(state);
-        let (resolution, found) = due.run(&current);
-        let mut state = self.api.state();
-        state.resolution = Some(resolution);
+        let found = current.resolve(name, is_unreachable);
+        let is_same = found.address == current.address;
         if found != current {
-            state.server_address = found;
+            self.api.state().server_address = found;
             self.api.waker.wake();
         }
+        is_same
     }
 
     /// Checks the token in the kubeconfig on the host. Wakes the reconciler if the result is new.
     fn check(&mut self) {
+        if !self.resolve() {
+            // The reconciler writes the new address, and requests another check.
+            let mut state = self.api.state();
+            return state.schedule.check_done(Instant::now(), CheckResult::Unknown, Duration::ZERO);
+        }
         // The reconciler corrects a kubeconfig that cannot be read.
         let client = self.plugin.client().ok();
         let token = self.plugin.token().map(str::to_owned);
@@ -124,9 +129,14 @@ impl Worker {
             // Unreachable or failing: the result of the last check stays valid.
             (Some(error), _) => return self.check_failed(error),
         };
-        let result = if rejection.is_ok() { CheckResult::Accepted } else { CheckResult::Rejected };
         let mut guard = self.api.state();
         let state = &mut *guard;
+        let result = match rejection {
+            // The name is to be resolved again soon.
+            _ if state.server_address.error.is_some() => CheckResult::Unknown,
+            Ok(()) => CheckResult::Accepted,
+            Err(_) => CheckResult::Rejected,
+        };
         state.schedule.check_done(now, result, Duration::ZERO);
         state.history.reached = true;
         let issued = state.token_requests.token.as_mut();
@@ -147,9 +157,7 @@ impl Worker {
     fn check_failed(&mut self, error: &kube::Error) {
         let mut state = self.api.state();
         state.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
-        if !error.is_response() {
-            state.unreachable_reported();
-        }
+        state.is_unreachable = !error.is_response();
         state.history.reached |= error.is_response();
         let why = Some(error.to_string());
         if state.check_error != why {
@@ -162,10 +170,8 @@ impl Worker {
     /// uninstall only to an agent that has seen it. An early HTTP 403 or 404 may come from a role that
     /// is created later, or from a cache that lags behind. Call it after another request.
     fn look_for_daemonset(&mut self) {
-        let state = self.api.state();
-        let (history, is_due) = (state.history, state.schedule.is_daemonset_due(Instant::now()));
-        drop(state);
-        if !history.reached || history.daemonset_seen || !is_due {
+        let history = self.api.state().history;
+        if !history.reached || history.daemonset_seen || self.daemonset_looks == 0 {
             return;
         }
         let (Some(namespace), Ok(client)) = (namespace(&self.api.settings), self.own.client())
@@ -177,15 +183,13 @@ impl Worker {
         let path = format!("{}?resourceVersion=0", daemonset_path(&namespace, name));
         let response = client.get::<DaemonSet>(&path);
         self.record_own(&response);
+        let error = response.as_ref().err();
+        let is_answer = error.is_none_or(kube::Error::is_denied_or_missing);
+        self.daemonset_looks -= u32::from(is_answer);
         let is_seen = response.is_ok_and(|found| found.metadata.name == *name);
-        let mut state = self.api.state();
-        state.history.daemonset_seen = is_seen;
-        if !is_seen {
-            state.schedule.daemonset_unseen(Instant::now());
-        }
+        self.api.state().history.daemonset_seen = is_seen;
     }
 
-    /// Records a response to a request with the agent's own token.
     pub fn record_own<T>(&self, response: &Result<T, kube::Error>) {
         let mut state = self.api.state();
         state.history.own_token.record(response, Instant::now());

@@ -17,7 +17,6 @@ pub enum Verdict {
     Uninstall(String),
     /// Leave the plugin installed for the next agent.
     LeaveInPlace(String),
-    /// No proof yet.
     AskAgain(String),
 }
 

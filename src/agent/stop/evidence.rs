@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::agent::api::history::History;
+use crate::agent::api::token::History;
 use crate::agent::api::{self, USER_AGENT};
 use crate::agent::settings::Settings;
 use crate::kube::claims::Claims;
@@ -15,7 +15,6 @@ use crate::kube::{Client, Deadlines, Error, NOT_FOUND, Retry, UNAUTHORIZED};
 /// All that an agent knows when it has to decide whether to uninstall.
 #[derive(Clone, Debug)]
 pub struct Evidence {
-    /// Name of the agent's DaemonSet.
     pub daemonset: String,
     /// The agent found no kubeconfig at its start, so no earlier agent can have installed the plugin.
     pub found_empty_node: bool,
@@ -31,7 +30,6 @@ pub struct Evidence {
     pub rounds: Vec<(Instant, Round)>,
 }
 
-/// What one round of requests shows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Round {
     NamespaceBeingDeleted,
@@ -55,10 +53,8 @@ pub enum Round {
     Unreachable(String),
 }
 
-/// The agent's own pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum AgentPod {
-    /// It is gone or being deleted.
     Deleted,
     /// It is not being deleted, so the kubelet only restarts the agent's container.
     Stays,
@@ -68,7 +64,6 @@ pub enum AgentPod {
     Unclear(String),
 }
 
-/// What a token says about itself.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenFacts {
     pub has_expired: bool,
@@ -150,7 +145,6 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
     }
 }
 
-/// Asks whether the agent's pod is being deleted.
 fn agent_pod(settings: &Settings, client: &Client, namespace: &str) -> AgentPod {
     let Some(name) = &settings.pod_name else {
         return AgentPod::Unreadable("the name of the agent's pod is not set".into());
@@ -192,7 +186,6 @@ fn rejected(settings: &Settings, own: &str, namespace: &str, timeout: Duration) 
     Round::Rejected { own: TokenFacts::read(own), plugin }
 }
 
-/// Whether the Namespace is being deleted.
 fn is_being_deleted(client: &Client, namespace: &str) -> Result<bool, Error> {
     let namespace = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))?;
     Ok(namespace.metadata.deletion_timestamp.is_some())

@@ -2,7 +2,7 @@
 //! `stop_decision.rs` and `stop_evidence.rs` of `src/tests/agent`.
 
 use super::*;
-use crate::agent::api::history::TokenHistory;
+use crate::agent::api::token::TokenHistory;
 
 type Rounds = Vec<(u64, Round)>;
 /// Rounds, what else is known, and the reason for the verdict: to uninstall, or not yet.

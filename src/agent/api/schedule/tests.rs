@@ -13,11 +13,9 @@ struct Node {
     /// Whether the plugin has a ServiceAccount of its own.
     account: bool,
     tainted: bool,
-    /// Whether the agent may read its DaemonSet, which it then sees at its start.
-    sees_daemonset: bool,
 }
 
-const DEFAULT: Node = Node { account: true, tainted: false, sees_daemonset: true };
+const DEFAULT: Node = Node { account: true, tainted: false };
 
 /// Times of all requests in the first `span` of an agent's life, while the API server responds.
 fn requests(node: Node, span: Duration) -> Vec<Duration> {
@@ -39,20 +37,14 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
         if now > start + span {
             return sent;
         }
-        if schedule.is_renewal_due(now) {
+        if schedule.renewal.is_some_and(|due| due <= now) {
             sent.push(now - start);
             schedule.renewed(now, DAY);
             schedule.kubeconfig_changed(now);
         }
-        if schedule.is_check_due(now) {
+        if schedule.check <= now {
             sent.push(now - start);
             schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
-        }
-        // Each TokenRequest and each check may look for the DaemonSet.
-        let asked = sent.last() == Some(&(now - start));
-        if asked && !node.sees_daemonset && schedule.is_daemonset_due(now) {
-            sent.push(now - start);
-            schedule.daemonset_unseen(now);
         }
         if node.tainted && taint <= now {
             sent.push(now - start);
@@ -71,9 +63,9 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
 #[test]
 fn an_idle_agent_leaves_requests_to_the_repair_controller_with_every_configuration() {
     let span = DAY * 30;
-    for number in 0..8 {
-        let [account, tainted, sees_daemonset] = [1, 2, 4].map(|bit| number & bit != 0);
-        let node = Node { account, tainted, sees_daemonset };
+    for number in 0..4 {
+        let [account, tainted] = [1, 2].map(|bit| number & bit != 0);
+        let node = Node { account, tainted };
         let idle = requests(node, span).into_iter().filter(|at| *at > HOUR).count();
         let a_minute = idle as f64 / (span - HOUR).as_secs_f64() * 60.0;
         println!("{:.3} in 5 minutes: {node:?}", a_minute * 5.0);
@@ -90,7 +82,7 @@ fn an_idle_node_whose_token_requests_fail_sends_as_few_requests() {
     let mut sent = 0;
     while schedule.next() < start + 10 * DAY {
         let now = schedule.next();
-        if schedule.is_renewal_due(now) {
+        if schedule.renewal.is_some_and(|due| due <= now) {
             schedule.not_renewed(now, true, Duration::ZERO);
         } else {
             schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
@@ -175,8 +167,8 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
         let mut schedule = Schedule::new(start, None);
         let (mut checks, mut now) = (0, start);
         while now < start + 10 * MINUTE {
-            schedule.rejection_reported(now);
-            if schedule.is_check_due(now) {
+            schedule.failure_reported(now);
+            if schedule.check <= now {
                 checks += 1;
                 schedule.check_done(now, result, Duration::ZERO);
             }
@@ -191,11 +183,11 @@ fn a_record_or_a_changed_token_causes_a_check_at_once_and_then_at_a_limited_rate
     let start = Instant::now();
     type Report = fn(&mut Schedule, Instant);
     let reports: [(Report, Duration); 2] =
-        [(Schedule::rejection_reported, RECORD_GAP), (Schedule::kubeconfig_changed, CHANGE_GAP)];
+        [(Schedule::failure_reported, RECORD_GAP), (Schedule::kubeconfig_changed, CHANGE_GAP)];
     for (report, gap) in reports {
         let mut schedule = Schedule::new(start, None);
         report(&mut schedule, start);
-        assert!(schedule.is_check_due(start));
+        assert!(schedule.check <= start);
         schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
         report(&mut schedule, start);
         assert_eq!(schedule.next(), start + gap);

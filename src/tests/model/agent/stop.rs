@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use linkerd2_cni::agent::api::history::{History, TokenHistory};
+use linkerd2_cni::agent::api::token::{History, TokenHistory};
 use linkerd2_cni::agent::stop::{AgentPod, Evidence, Round, TokenFacts, Verdict, verdict};
 
 use super::{Agent, Api, End, Phase, newer_agent_runs};
