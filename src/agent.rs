@@ -54,7 +54,7 @@ use tracing::info;
 
 use crate::conflist::PLUGIN;
 use crate::kube::event::{EventContent, EventType};
-use crate::node::mounts::Mounts;
+use crate::node::Mounts;
 use crate::node::uninstall;
 use api::ApiHandle;
 use api::events::Event;

@@ -12,8 +12,9 @@ mod other_agent;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
+use nix::errno::Errno;
 use tracing::info;
 
 use super::api::ApiHandle;
@@ -33,9 +34,8 @@ use crate::files;
 use crate::kube::claims::Claims;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::binaries::Binaries;
-use crate::node::lock::NodeLocker;
-use crate::node::mounts::Mounts;
-use crate::node::observe::observe;
+use crate::node::lock::{self, lock};
+use crate::node::{Mounts, observe};
 use judge::Finding::{Problem, Waiting, Warning};
 use judge::{Pass, network_config};
 
@@ -47,8 +47,10 @@ pub struct Reconciler {
     entry: Entry,
     pub status: Arc<Status>,
     api: Arc<ApiHandle>,
-    node_lock: NodeLocker,
     mounts: Arc<Mounts>,
+    /// Another process held the lock in the last pass. Then it is only tried: every process that can read
+    /// the directory can hold it, so it must not delay each pass.
+    is_locked_out: bool,
     binaries: Binaries,
     contention: Contention,
     /// The last token found in the kubeconfig on the host. In use until another is issued.
@@ -93,8 +95,8 @@ impl Reconciler {
         Reconciler {
             api,
             yielding: Yielding::new(settings.resync),
-            node_lock: NodeLocker::new(&settings.node.net_dir),
             mounts,
+            is_locked_out: false,
             settings,
             pass: Pass::default(),
             entry,
@@ -140,7 +142,10 @@ impl Reconciler {
     }
 
     fn reconcile(&mut self) {
-        let held = self.node_lock.take();
+        let wait = if self.is_locked_out { Duration::ZERO } else { lock::WAIT };
+        let held = lock(&self.settings.node.net_dir, wait);
+        self.is_locked_out = matches!(held, Err(Errno::EAGAIN));
+        let held = held.ok();
         let observed = observe(&self.settings.node);
         let configs = observed.as_ref().map_or(&[][..], |observed| &observed.configs);
         // Upstream's agent writes its kubeconfig before its plugin entry.

@@ -10,6 +10,7 @@ use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Arc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::errno::Errno;
@@ -22,10 +23,9 @@ use crate::files;
 
 /// Time between two passes if inotify is not available.
 const POLL_PERIOD: Duration = Duration::from_secs(1);
-/// Time without a change after which a writer counts as finished.
-const QUIET: Duration = Duration::from_millis(5);
-/// Longest time to wait until a writer is finished.
-const SETTLE_TIMEOUT: Duration = Duration::from_millis(40);
+/// Time in which a writer closes a file that it writes, so that a pass does not read half of it. The end
+/// of a slower writer triggers another pass.
+const SETTLE_TIME: Duration = Duration::from_millis(5);
 
 /// Ends a wait of [`Watch`] from another thread.
 #[derive(Clone, Debug)]
@@ -122,12 +122,13 @@ impl Watch {
             let [stop, woken, changed] =
                 self.poll(end.saturating_duration_since(Instant::now()))?;
             if stop {
-                return self.stop();
+                let number = self.signals.read_signal()?.map(|info| info.ssi_signo as i32);
+                let signal = number.and_then(|number| Signal::try_from(number).ok());
+                return Ok(signal.or(Some(Signal::SIGTERM)));
             }
-            match self.drain(changed) {
-                Some(Change::Finished) => return Ok(None),
-                Some(Change::Unfinished) => return self.settle(),
-                None => {}
+            if let Some(settle_time) = self.drain(changed) {
+                thread::sleep(settle_time);
+                return Ok(None);
             }
             if woken {
                 while self.wakes.recv(&mut [0]).is_ok() {}
@@ -137,27 +138,6 @@ impl Watch {
                 return Ok(None);
             }
         }
-    }
-
-    fn stop(&self) -> io::Result<Option<Signal>> {
-        let number = self.signals.read_signal()?.map(|info| info.ssi_signo as i32);
-        let signal = number.and_then(|number| Signal::try_from(number).ok());
-        Ok(signal.or(Some(Signal::SIGTERM)))
-    }
-
-    /// Waits until a writer is finished, so that the pass does not read a half-written file.
-    fn settle(&self) -> io::Result<Option<Signal>> {
-        let end = Instant::now() + SETTLE_TIMEOUT;
-        while Instant::now() < end {
-            let [stop, _, changed] = self.poll(QUIET)?;
-            if stop {
-                return self.stop();
-            }
-            if self.drain(changed) != Some(Change::Unfinished) {
-                break;
-            }
-        }
-        Ok(None)
     }
 
     /// Waits at most for `longest`. Returns which sources have data: signals, wakes, inotify.
@@ -177,9 +157,11 @@ impl Watch {
         Ok([0, 1, 2].map(|source| fds.get(source).is_some_and(has_data)))
     }
 
-    /// Reads all inotify events, if any are `pending`, and returns what the last one shows. The agent's own
-    /// temporary files do not count.
-    fn drain(&self, pending: bool) -> Option<Change> {
+    /// Reads all inotify events, if any are `pending`. Returns how long to wait for the writer of the last
+    /// file: not at all if that is closed, renamed or removed. An upstream agent that uninstalls removes
+    /// the plugin entry last, and pods start without redirect rules until the plugin is chained again. The
+    /// agent's own temporary files do not count.
+    fn drain(&self, pending: bool) -> Option<Duration> {
         let mut change = None;
         while pending && let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
             for event in &events {
@@ -188,25 +170,12 @@ impl Watch {
                     continue;
                 }
                 let writes = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MODIFY;
-                change = Some(match event.mask.intersects(writes) {
-                    true => Change::Unfinished,
-                    false => Change::Finished,
-                });
+                let is_open = event.mask.intersects(writes);
+                change = Some(if is_open { SETTLE_TIME } else { Duration::ZERO });
             }
         }
         change
     }
-}
-
-/// What inotify reports.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Change {
-    /// A file is created or written, and its writer has not closed it.
-    Unfinished,
-    /// There is no writer to wait for. Such a change is handled at once: an upstream agent that uninstalls
-    /// removes the plugin binary, the kubeconfig and then the plugin entry, and pods start without
-    /// redirect rules until the plugin is chained again.
-    Finished,
 }
 
 #[cfg(test)]
@@ -225,12 +194,12 @@ mod tests {
         assert_eq!(watch.drain(true), None);
         let mut file = File::create(&path).unwrap();
         file.write_all(b"{").unwrap();
-        assert_eq!(watch.drain(true), Some(Change::Unfinished));
+        assert_eq!(watch.drain(true), Some(SETTLE_TIME));
         drop(file);
-        assert_eq!(watch.drain(true), Some(Change::Finished));
+        assert_eq!(watch.drain(true), Some(Duration::ZERO));
         fs::write(dir.path().join(".linkerd-cni.1.2.3.tmp"), "").unwrap();
         assert_eq!(watch.drain(true), None);
         fs::remove_file(&path).unwrap();
-        assert_eq!(watch.drain(true), Some(Change::Finished));
+        assert_eq!(watch.drain(true), Some(Duration::ZERO));
     }
 }

@@ -35,10 +35,10 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
     pub fn apply(&self, step: &Step, saved_state: &mut SavedState) -> Result<(), files::Error> {
         self.remember(step, saved_state)?;
         match step {
-            Step::Replace { name, text, .. } => match (self.seen)(name) {
-                Some(seen) => self.replace(name, seen, text),
-                None => Ok(()),
-            },
+            Step::Replace { name, text, .. } => (self.seen)(name).map_or(Ok(()), |seen| {
+                let path = self.path.join(name);
+                files::replace(&path, seen.text.as_bytes(), text.as_bytes(), seen.access)
+            }),
             Step::WriteOwnConfig { name, text, access, .. } => {
                 let path = self.path.join(name);
                 match (self.seen)(name) {
@@ -68,11 +68,6 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
             Step::Replace { .. } | Step::Restore { .. } | Step::Remove { .. } => true,
         };
         if is_known { Ok(()) } else { saved_state.save(self.path) }
-    }
-
-    fn replace(&self, name: &str, seen: &Content, text: &str) -> Result<(), files::Error> {
-        let path = self.path.join(name);
-        files::replace(&path, seen.text.as_bytes(), text.as_bytes(), seen.access)
     }
 
     fn remove(&self, name: &str) -> Result<(), files::Error> {

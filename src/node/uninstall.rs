@@ -14,7 +14,6 @@
 //! if existing pods need it: see `kept_binary`.
 
 mod kept_binary;
-mod plugin_reference;
 
 use std::path::{Path, PathBuf};
 use std::thread;
@@ -22,20 +21,18 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::OVERWRITTEN;
 use super::binaries::Binaries;
 use super::leftovers;
-use super::lock::NodeLocker;
-use super::mounts::Mounts;
+use super::lock::{WAIT, lock};
 use super::settings::NodeSettings;
 use super::steps::{NetDir, content};
+use super::{Mounts, OVERWRITTEN};
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir::{self, ConfigFile};
 use crate::conflist::plan;
 use crate::conflist::saved_state::{self, SavedState};
 use crate::files::{self, StagedRemoval};
 use crate::pod_copy;
-use plugin_reference::PluginReference;
 
 /// How often the plugin entry is removed if another program chains the plugin again each time.
 /// After each removal, meshed pods start without redirect rules for a moment. Kept below the number
@@ -63,8 +60,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     if let Some(why) = mounts.stale_net_dir() {
         return Err(still_named(vec![why]));
     }
-    let mut lock = NodeLocker::new(&settings.net_dir);
-    let held = lock.take();
+    let held = lock(&settings.net_dir, WAIT);
     let mut failures: Vec<String> =
         leftovers::remove(settings).iter().map(ToString::to_string).collect();
     drop(held);
@@ -75,7 +71,6 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     let end = Instant::now() + FOREIGN_TIMEOUT;
     let uninstall = Uninstall {
         settings,
-        lock,
         end,
         saved_state: SavedState::default(),
         failures,
@@ -86,7 +81,6 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
 
 struct Uninstall<'s> {
     settings: &'s NodeSettings,
-    lock: NodeLocker,
     /// Until when to wait for a network config that this agent cannot unchain.
     end: Instant,
     saved_state: SavedState,
@@ -135,7 +129,7 @@ impl Uninstall<'_> {
 
     /// Unchains all network configs, and removes the other files unless one names the plugin again.
     fn attempt(&mut self) -> Result<PluginReference, Vec<String>> {
-        let held = self.lock.take();
+        let held = lock(&self.settings.net_dir, WAIT);
         self.saved_state = SavedState::load(&self.settings.net_dir);
         let unusable = self.saved_state.unusable.iter();
         self.attempt_failures.extend(unusable.map(|unusable| unusable.why.clone()));
@@ -143,16 +137,14 @@ impl Uninstall<'_> {
         drop(held);
         let needed_by = kept_binary::needed_by(self.settings, &configs);
         let paths = self.paths(needed_by.is_some());
-        let quiet = match paths.iter().any(|path| !matches!(files::metadata(path), Ok(None))) {
-            true => QUIET_BEFORE,
-            false => Duration::ZERO,
-        };
+        let exists = |path: &PathBuf| !matches!(files::metadata(path), Ok(None));
+        let quiet = if paths.iter().any(exists) { QUIET_BEFORE } else { Duration::ZERO };
         let reference = self.until_quiet(quiet, self.end)?;
         if reference != PluginReference::Missing {
             return Ok(reference);
         }
         // Until the files are removed or put back.
-        let _held = self.lock.take();
+        let _held = lock(&self.settings.net_dir, WAIT);
         let reference = self.until_quiet(Duration::ZERO, self.end)?;
         if reference != PluginReference::Missing {
             return Ok(reference);
@@ -206,8 +198,7 @@ impl Uninstall<'_> {
         let mut since = Instant::now();
         loop {
             let found = self.configs()?;
-            let reference =
-                plugin_reference::find(&self.settings.net_dir, &found, &self.saved_state);
+            let reference = find_reference(&self.settings.net_dir, &found, &self.saved_state);
             let now = Instant::now();
             match reference {
                 PluginReference::Missing if now >= since + quiet => return Ok(reference),
@@ -235,7 +226,6 @@ impl Uninstall<'_> {
         [settings.kubeconfig()].into_iter().chain(binaries).chain(state).collect()
     }
 
-    /// Renames the files `paths` to temporary names.
     fn stage(&mut self, paths: Vec<PathBuf>) -> Vec<StagedRemoval> {
         let mut staged = Vec::new();
         for path in paths {
@@ -290,6 +280,32 @@ impl Uninstall<'_> {
                 binary.display()
             );
         }
+    }
+}
+
+/// Whether a network config in the CNI net dir names the plugin.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum PluginReference {
+    Missing,
+    /// This network config has a plugin entry that [`plan::unchain`] can remove.
+    Removable(PathBuf),
+    /// This network config names the plugin, or may name it, in a way that this agent cannot undo.
+    /// It is unreadable, half written, or has a copy of a conflist inside another config.
+    Foreign(PathBuf),
+}
+
+/// Returns the reference in one of the network configs `found` in `dir`. Configs that Cilium has
+/// renamed do not count, because no runtime loads them.
+fn find_reference(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> PluginReference {
+    let is_named =
+        |file: &&ConfigFile| file.split_name().1.is_empty() && net_dir::may_name_plugin(file);
+    let named: Vec<&ConfigFile> = found.iter().filter(is_named).collect();
+    let steps = plan::unchain(found, saved_state);
+    let can_unchain = |file: &&&ConfigFile| steps.iter().any(|step| step.target() == file.name);
+    match (named.iter().find(can_unchain), named.first()) {
+        (Some(file), _) => PluginReference::Removable(dir.join(&file.name)),
+        (None, Some(file)) => PluginReference::Foreign(dir.join(&file.name)),
+        (None, None) => PluginReference::Missing,
     }
 }
 

@@ -16,8 +16,8 @@ use crate::conflist::plan::{self, Plan};
 use crate::conflist::saved_state;
 use crate::conflist::{PLUGIN, plugin_entry, plugin_types};
 use crate::files;
+use crate::node::Observed;
 use crate::node::leftovers;
-use crate::node::observe::Observed;
 use crate::node::settings::NodeSettings;
 use crate::node::steps::{NetDir, content};
 

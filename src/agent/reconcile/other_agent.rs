@@ -12,7 +12,7 @@ use crate::conflist::PLUGIN;
 use crate::conflist::net_dir::ConfigFile;
 use crate::files;
 use crate::node::binaries::Binaries;
-use crate::node::observe::observe;
+use crate::node::observe;
 
 impl Reconciler {
     pub fn newer_agent_runs(&self) -> bool {

@@ -116,7 +116,7 @@ fn reboot(times: usize, pods: &Pods) -> String {
     for number in 1..=times {
         let (before, sandboxes) = (validations(), MESHED.map(sandbox));
         let apps_before = apps_since();
-        // An agent waits 2 s for the lock, in which it is stopped.
+        // An agent waits 1 s for the lock, in which it is stopped.
         let net_dir = File::open("/etc/cni/net.d").unwrap();
         let lock = Flock::lock(net_dir, FlockArg::LockExclusive).expect("the net dir is locked");
         network::cluster("reboot");
