@@ -42,7 +42,6 @@ pub fn socket_path(run_dir: Option<&Path>, net_dir: &Path) -> PathBuf {
     run_dir.map_or_else(|| net_dir.join(SOCKET_NAME), |dir| dir.join(RUN_SOCKET_NAME))
 }
 
-/// Result of the plugin call.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum CallResult {
@@ -62,7 +61,6 @@ impl fmt::Display for CallResult {
     }
 }
 
-/// What the plugin decided by.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {

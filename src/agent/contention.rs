@@ -37,7 +37,6 @@ pub struct ContendedFile {
 }
 
 impl ContendedFile {
-    /// Returns whether another program removes the plugin entry, so that the node is not ready.
     pub fn is_plugin_entry(&self) -> bool {
         self.subject == Subject::NetworkConfig
     }

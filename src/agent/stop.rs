@@ -32,7 +32,7 @@ const UNINSTALL_TIME: Duration = Duration::from_secs(5);
 const SHORTEST_DECISION_TIME: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Shortest and longest pause between two rounds.
-const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
+const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 
 /// Whether the node has no kubeconfig, so that no earlier agent can have installed the plugin. Call it
 /// before the first reconcile pass, which writes the kubeconfig.

@@ -2,7 +2,7 @@
 //! process that can write to the socket can send records.
 
 use std::array;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use prometheus_client::metrics::counter::Counter;
 
@@ -48,7 +48,7 @@ metrics! {
     failures: Counters<2> = register_each "Failed plugin calls, by CNI error code" (failures())
     degraded: Counters<1> = register_each
         "Pods redirected by annotations and plugin entry alone, because the API server or the credential failed, by CNI error code"
-        (labels(api_codes()))
+        (codes(Failure::is_outage))
     ignored_ports: Counters<1> = register_each
         "Port lists with ignored elements, by annotation or key of the plugin entry"
         (SOURCES.map(|source| [label("source", source)]))
@@ -86,12 +86,14 @@ impl PluginCalls {
             self.redirects.get_or_create(&[label("backend", backend)]).inc();
         }
         if let Some(error) = &record.error {
-            let [code] = code(&codes(), error.code);
+            let [code] = code(is_counted, error.code);
             self.failures.get_or_create(&[label("command", command), code]).inc();
         }
         if let Some(error) = &record.degraded {
             match command {
-                Command::Add => self.degraded.get_or_create(&code(&api_codes(), error.code)).inc(),
+                Command::Add => {
+                    self.degraded.get_or_create(&code(Failure::is_outage, error.code)).inc()
+                }
                 _ => self.unproven_checks.inc(),
             };
         }
@@ -107,7 +109,7 @@ impl PluginCalls {
             adds: nonzero(&self.adds, Source::ALL.map(|known| [source(Some(known))])),
             redirects: nonzero(&self.redirects, backends()),
             failures,
-            degraded: nonzero(&self.degraded, labels(api_codes())),
+            degraded: nonzero(&self.degraded, codes(Failure::is_outage)),
         }
     }
 }
@@ -133,32 +135,26 @@ fn backends() -> [Labels<1>; Backend::ALL.len()] {
     Backend::ALL.map(|backend| [label("backend", backend)])
 }
 
-/// Codes of the failures of ADD and CHECK that have a count of their own.
-fn codes() -> BTreeSet<u32> {
-    failure::codes(|failure| failure != Failure::Internal)
+/// Whether the failure has a count of its own.
+fn is_counted(failure: Failure) -> bool {
+    failure != Failure::Internal
 }
 
-/// Codes of API requests that failed, so that the annotations decided.
-fn api_codes() -> BTreeSet<u32> {
-    failure::codes(Failure::is_outage)
+/// Returns every value of the label `code`, of failures for which `has_count` holds.
+fn codes(has_count: fn(Failure) -> bool) -> impl Iterator<Item = Labels<1>> {
+    let codes = failure::codes(has_count).into_iter().map(|code| code.to_string());
+    codes.chain([OTHER.into()]).map(|code| [("code", code)])
+}
+
+/// Returns the label `code`, with one of these values.
+fn code(has_count: fn(Failure) -> bool, code: u32) -> Labels<1> {
+    let is_known = failure::codes(has_count).contains(&code);
+    [("code", if is_known { code.to_string() } else { OTHER.into() })]
 }
 
 fn failures() -> impl Iterator<Item = Labels<2>> {
-    COMMANDS
-        .into_iter()
-        .flat_map(|command| labels(codes()).map(move |[code]| [label("command", command), code]))
-}
-
-/// Returns every value of the label `code`.
-fn labels(codes: BTreeSet<u32>) -> impl Iterator<Item = Labels<1>> {
-    let codes = codes.into_iter().map(|code| code.to_string()).chain([OTHER.into()]);
-    codes.map(|code| [("code", code)])
-}
-
-/// Returns the label `code`, with a value of the fixed set.
-fn code(known: &BTreeSet<u32>, code: u32) -> Labels<1> {
-    let value = if known.contains(&code) { code.to_string() } else { OTHER.into() };
-    [("code", value)]
+    let of = |command| codes(is_counted).map(move |[code]| [label("command", command), code]);
+    COMMANDS.into_iter().flat_map(of)
 }
 
 fn sources() -> impl Iterator<Item = (&'static str, String)> {

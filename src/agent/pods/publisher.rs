@@ -1,7 +1,6 @@
 //! Writes and removes the files of the node's copy of its pods, as the watch reports the pods.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::hash::{DefaultHasher, Hasher as _};
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -77,11 +76,9 @@ fn pod_ref(metadata: &Metadata) -> PodRef {
     PodRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
 }
 
-/// What the publisher has done for a pod.
 struct Known {
-    /// Hash of what the pod's object states. `None`: the next update of the pod tries again.
-    hash: Option<u64>,
-    /// Why the pod has no file.
+    /// The facts that were published, so that an update of the pod's status needs no requests.
+    facts: Box<[u8]>,
     problem: Option<String>,
     /// Why traffic of the pod bypasses the proxy, if the pod has an IPv6 address.
     reasons: Vec<Reason>,
@@ -106,16 +103,13 @@ pub(super) struct Publisher {
     lock: Option<Lock>,
     /// Failed requests of the watch in a row.
     failures: u32,
-    /// Why the last one failed.
     watch_problem: Option<String>,
-    /// The problems that are logged.
     logged: BTreeSet<String>,
     /// When the pods are listed again if there are problems.
     relist: Instant,
 }
 
 impl Publisher {
-    /// `connection` is for requests for the objects besides the pods.
     pub(super) fn new(
         run_dir: PathBuf,
         config: Config,
@@ -167,10 +161,7 @@ impl Publisher {
         self.watch_problem = None;
         let flow = self.keep();
         let has_problem = self.show();
-        match has_problem && Instant::now() >= self.relist {
-            true => ControlFlow::Break(()),
-            false => flow,
-        }
+        if has_problem && Instant::now() >= self.relist { ControlFlow::Break(()) } else { flow }
     }
 
     fn is_stopped(&self) -> bool {
@@ -198,15 +189,16 @@ impl Publisher {
     /// Publishes the pod, unless its file is right. Removes the file if that fails. Until the next list,
     /// only a change of the pod repeats requests that failed.
     fn publish(&mut self, NodePod { pod, facts, has_ipv6 }: NodePod) {
-        let mut hash = Some(hash(&facts));
         if let Some(known) = self.known.get_mut(&pod.uid) {
             known.has_ipv6 = has_ipv6;
         }
         let is_whole = || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_)));
-        let known = self.known.get(&pod.uid).filter(|known| known.hash == hash);
+        let known = self.known.get(&pod.uid).filter(|known| known.facts == facts);
         if known.is_some_and(|known| known.problem.is_some() || is_whole()) {
             return;
         }
+        // Costs no request, if only the file could not be written.
+        let mut tries_again = false;
         let mut reasons = Vec::new();
         let result = match self.complete(&facts, &pod.namespace) {
             _ if self.is_stopped() => return,
@@ -217,8 +209,7 @@ impl Publisher {
                     reasons.dedup();
                 }
                 let published = pod_copy::publish(&self.run_dir, pod.clone(), decision);
-                // Another try costs no request.
-                hash = hash.filter(|_| published.is_ok());
+                tries_again = published.is_err();
                 published.map_err(|error| error.to_string())
             }
             Err(problem) => Err(problem),
@@ -228,7 +219,8 @@ impl Publisher {
             let stays = removed.err().map(|error| format!("; {error}")).unwrap_or_default();
             format!("pod {pod} is not published: {problem}{stays}")
         });
-        self.known.insert(pod.uid, Known { hash, problem, reasons, has_ipv6 });
+        let facts = if tries_again { Box::default() } else { facts };
+        self.known.insert(pod.uid, Known { facts, problem, reasons, has_ipv6 });
     }
 
     fn remove(&mut self, pod: &PodRef) {
@@ -275,7 +267,6 @@ impl Publisher {
         }
     }
 
-    /// Returns the number of pods with a file.
     fn published(&self) -> usize {
         self.known.values().filter(|known| known.problem.is_none()).count()
     }
@@ -332,11 +323,4 @@ impl Publisher {
         let facts = own.complete(namespace, reader).map_err(|error| error.to_string())?;
         Ok(Decision::Redirect(facts))
     }
-}
-
-/// Hashes what the pod's object states, so that an update of its status needs no requests.
-fn hash(facts: &[u8]) -> u64 {
-    let mut hasher = DefaultHasher::new();
-    hasher.write(facts);
-    hasher.finish()
 }
