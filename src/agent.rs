@@ -8,30 +8,12 @@
 //! if a setting or the plugin entry template is invalid, or if a thread or the signal handling
 //! cannot be set up.
 //!
-//! The modules, in reading order:
-//! - [`settings`]: environment variables and flags
-//! - [`reconcile`]: one pass over binary, kubeconfig, network configs and self-test
-//! - [`plugin_entry`]: the plugin entry, from the chart's template
-//! - [`credential`]: the kubeconfig on the host
-//! - [`upstream_kubeconfig`]: restores the kubeconfig of an upstream agent on the same node
-//! - [`contention`]: detects other writers of the same files, and slows down against them
-//! - [`yielding`]: keeps the plugin entry of another agent on the node until that agent ends
-//! - [`self_test`]: runs the installed plugin against a scratch netns
-//! - [`stop`]: decides on SIGTERM or SIGINT, from evidence, whether to uninstall
-//! - [`api`]: requests to the API server: tokens, Events, the Node object
-//! - [`pods`]: watches the node's pods and publishes them for the plugin
-//! - [`record_socket`]: receives, logs and counts plugin records
-//! - [`readiness`], [`status_body`]: what `/live`, `/ready` and `/status` respond
-//! - [`metrics`]: the metrics of the agent, and of the plugin's calls
-//! - [`subject`]: what a problem is about
-//! - [`watch`]: waits for changes, signals and timeouts
+//! Read [`settings`] and [`reconcile`] first, then [`yielding`], [`self_test`], [`api`] and [`stop`].
 
 pub mod api;
 pub mod contention;
-pub mod credential;
 mod main_loop;
 pub mod metrics;
-pub mod plugin_entry;
 pub mod pods;
 pub mod readiness;
 pub mod reconcile;
@@ -77,18 +59,16 @@ pub enum Error {
     Wait(#[source] io::Error),
     #[error("cannot start a thread: {0}")]
     Thread(#[source] io::Error),
-    #[error(transparent)]
-    PluginEntry(#[from] plugin_entry::Error),
+    #[error("{0}")]
+    PluginEntry(String),
     #[error("cannot uninstall linkerd-cni: {}", .0.join("; "))]
     Uninstall(Vec<String>),
-    #[error(transparent)]
-    Settings(#[from] settings::Error),
 }
 
 /// Runs the agent until SIGTERM or SIGINT. Then uninstalls if [`stop`] decides so.
 pub fn run(settings: Settings) -> Result<(), Error> {
     let watch = Watch::start().map_err(Error::Wait)?;
-    let entry = plugin_entry::render(&settings)?;
+    let entry = settings.plugin_entry().map_err(Error::PluginEntry)?;
     let settings = Arc::new(settings);
     let mounts = Arc::new(Mounts::at_start(&settings.node));
     let found_empty_node = stop::finds_empty_node(&settings);
@@ -160,7 +140,7 @@ fn decide(
     main_loop.reconciler.stop();
     let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
     loop {
-        let newer_agent_runs = main_loop.reconciler.newer_agent_runs();
+        let newer_agent_runs = main_loop.reconciler.record_socket.newer_agent_runs();
         let verdict = question.verdict(newer_agent_runs);
         if !matches!(verdict, Verdict::AskAgain(_)) {
             return Ok(verdict);
@@ -174,7 +154,6 @@ fn decide(
     }
 }
 
-/// Makes the Event on the node about an uninstall that failed.
 fn uninstall_failed(error: &Error) -> EventContent {
     EventContent {
         kind: EventType::Warning,

@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 use tracing::warn;
 
 use super::api::{USER_AGENT, source};
-use super::plugin_entry;
 use super::readiness::Status;
 use super::settings::Settings;
 use super::watch::Waker;
@@ -29,8 +28,6 @@ use crate::kube::pod_watch;
 use crate::pod_copy;
 use publisher::Publisher;
 
-/// Stack size of the thread, in bytes.
-const STACK: usize = 512 << 10;
 /// Time-out of each phase of a request for another object. The next pods wait behind it.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
 /// Longest wait before the first list. Short, as the agent is not ready before that list, and a rolling
@@ -62,7 +59,7 @@ pub fn start(
     let watching = Connection::new(source.clone(), USER_AGENT, pod_watch::DEADLINES);
     let connection = Connection::new(source, USER_AGENT, Deadlines::each(LOOKUP_TIMEOUT));
     let (own, shared) = (Arc::clone(&stopped), Arc::clone(status));
-    let config = plugin_entry::render(settings).ok();
+    let config = settings.plugin_entry().ok();
     let config = config.and_then(|entry| serde_json::from_str::<Object>(entry.text()).ok());
     let config = config.map(|entry| Config::read_leniently(&entry)).unwrap_or_default();
     let mut publisher = Publisher::new(run_dir.clone(), config, connection, own, shared);
@@ -70,6 +67,6 @@ pub fn start(
     let run = move || {
         pod_watch::run(watching, &node, START_SPREAD, |update| publisher.update(update));
     };
-    thread::Builder::new().name("pods".into()).stack_size(STACK).spawn(run)?;
+    thread::Builder::new().name("pods".into()).stack_size(512 << 10).spawn(run)?;
     Ok(stopped)
 }

@@ -25,12 +25,15 @@ pub struct Status {
 
 #[derive(Debug)]
 struct State {
-    /// What the last pass found.
     last_pass: StatusBody,
     pod_copy: Option<PodCopyStatus>,
     /// Until when the node is not ready as its pods are not listed yet, and what to call when they are.
     awaited_pods: Option<(Instant, Waker)>,
-    passes: Passes,
+    resync: Duration,
+    /// When the last pass finished; at first, when the agent started.
+    finished: Instant,
+    /// When the pass that runs now began.
+    running_since: Option<Instant>,
     /// The signal that stops the agent, if there was one.
     stopped_by: Option<String>,
     is_serving: bool,
@@ -42,12 +45,13 @@ impl Status {
     pub fn new(resync: Duration) -> Status {
         let why = "the first reconcile pass has not finished".to_owned();
         let last_pass = StatusBody { not_ready: Some(why), ..StatusBody::default() };
-        let passes = Passes { resync, finished: Instant::now(), running_since: None };
         let state = State {
             last_pass,
             pod_copy: None,
             awaited_pods: None,
-            passes,
+            resync,
+            finished: Instant::now(),
+            running_since: None,
             stopped_by: None,
             is_serving: false,
             stale_mount: None,
@@ -101,13 +105,13 @@ impl Status {
     }
 
     pub fn begin_pass(&self) {
-        self.state().passes.running_since = Some(Instant::now());
+        self.state().running_since = Some(Instant::now());
     }
 
     pub fn end_pass(&self) {
         let mut state = self.state();
-        state.passes.running_since = None;
-        state.passes.finished = Instant::now();
+        state.running_since = None;
+        state.finished = Instant::now();
     }
 
     /// Opens the port `address` for `/live`, `/ready`, `/metrics` and `/status`, unless it is open.
@@ -148,7 +152,7 @@ impl State {
         if let Some(signal) = &self.stopped_by {
             return Err(format!("received {signal}"));
         }
-        self.passes.recent(now)?;
+        self.recent(now)?;
         match &self.last_pass.not_ready {
             Some(why) => Err(why.clone()),
             None => Ok(self.last_pass.note.clone()),
@@ -157,7 +161,7 @@ impl State {
 
     /// Returns whether the agent's main thread makes progress, on directories that are the node's.
     fn live(&self, now: Instant) -> Result<(), String> {
-        self.passes.progressing(now)?;
+        self.progressing(now)?;
         self.stale_mount.clone().map_or(Ok(()), Err)
     }
 
@@ -172,19 +176,7 @@ impl State {
         // Maps with text keys cannot fail to serialize.
         serde_json::to_string(&body).unwrap_or_default()
     }
-}
 
-/// Times of the reconcile passes.
-#[derive(Debug)]
-struct Passes {
-    resync: Duration,
-    /// When the last pass finished; at first, when the agent started.
-    finished: Instant,
-    /// When the pass that runs now began.
-    running_since: Option<Instant>,
-}
-
-impl Passes {
     /// Returns whether a pass finished within the last three resync periods.
     fn recent(&self, now: Instant) -> Result<(), String> {
         let age = now.saturating_duration_since(self.finished);
@@ -222,14 +214,15 @@ mod tests {
 
     #[test]
     fn a_pass_is_recent_for_three_resync_periods_and_stuck_after_a_minute() {
-        let start = Instant::now();
-        let mut passes = Passes { resync: 10 * SECOND, finished: start, running_since: None };
+        let status = Status::new(10 * SECOND);
+        let mut passes = status.state();
+        let start = passes.finished;
         assert_eq!(passes.recent(start + 30 * SECOND), Ok(()));
         let why = "no reconcile pass has finished for 31 s";
         assert_eq!(passes.recent(start + 31 * SECOND), Err(why.into()));
         passes.running_since = Some(start + 31 * SECOND);
         assert_eq!(passes.recent(start + 31 * SECOND), Err(why.into()));
-        passes = Passes { finished: start + 32 * SECOND, running_since: None, ..passes };
+        (passes.finished, passes.running_since) = (start + 32 * SECOND, None);
         assert_eq!(passes.recent(start + 62 * SECOND), Ok(()));
         assert!(passes.recent(start + 63 * SECOND).is_err());
         // Stuck only during a pass.
@@ -259,8 +252,9 @@ mod tests {
             text,
             format!(
                 r#"{{"version":"{version}","ready":false,"notReady":"kubeconfig token: it \"expired\"","#
-            ) + r#""conflist":"10-calico.conflist","tokenExpires":1800000000,"#
-                + r#""contended":["binary: stop that writer"],"problems":{"kubeconfig token":"it \"expired\""},"#
+            ) + r#""note":null,"conflist":"10-calico.conflist","tokenExpires":1800000000,"#
+                + r#""contended":["binary: stop that writer"],"podCopy":null,"#
+                + r#""problems":{"kubeconfig token":"it \"expired\""},"#
                 + r#""adds":{"copy":3},"redirects":{},"failures":{},"degraded":{}}"#
         );
         let body: StatusBody = serde_json::from_str(&text).unwrap();

@@ -20,7 +20,6 @@ use tracing::info;
 use super::api::ApiHandle;
 use super::api::events::Event;
 use super::contention::{ContendedFile, Contention};
-use super::credential;
 use super::readiness::Status;
 use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, TestOutcome, TestedPlugin};
@@ -38,6 +37,7 @@ use crate::node::lock::{self, lock};
 use crate::node::{Mounts, observe};
 use judge::Finding::{Problem, Waiting, Warning};
 use judge::{Pass, network_config};
+use kubeconfig::{needs_resolver, token_on_host};
 
 /// Reconciles the host. Decides from the files found in each pass; what it remembers between
 /// passes only saves work, log lines and writes under contention.
@@ -66,7 +66,7 @@ pub struct Reconciler {
     runtime_finds_plugin: bool,
     upstream_kubeconfig: UpstreamKubeconfig,
     /// A newer agent of this project replaces the socket's file. This agent then yields.
-    record_socket: Arc<RecordSocket>,
+    pub record_socket: Arc<RecordSocket>,
     yielding: Yielding,
     /// The other agent whose files stay in use, as logged last.
     yields_to: Option<OtherAgent>,
@@ -155,12 +155,10 @@ impl Reconciler {
         // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
         // kubeconfig has an address, which both can use.
         let on_host = Binaries::executable(&self.settings.node.bin_dir, PLUGIN).is_some();
-        let is_first = on_host && credential::needs_resolver(&self.settings);
+        let is_first = on_host && needs_resolver(&self.settings);
         let kubeconfig = is_first.then(|| self.install_kubeconfig(kept));
-        let binary = match is_first && credential::needs_resolver(&self.settings) {
-            true => Ok(()),
-            false => self.install_binaries(kept),
-        };
+        let must_wait = is_first && needs_resolver(&self.settings);
+        let binary = if must_wait { Ok(()) } else { self.install_binaries(kept) };
         let kubeconfig = kubeconfig.unwrap_or_else(|| self.install_kubeconfig(kept));
         // A token that the API server rejects does not prevent chaining: without the plugin, meshed
         // pods would start without redirect rules.
@@ -188,11 +186,11 @@ impl Reconciler {
             self.pass.add(Subject::PodCopy, Waiting(why.into()));
             self.pass.schedule_next(end);
         }
-        let token = credential::token_on_host(&self.settings);
+        let token = token_on_host(&self.settings);
         let end = token.and_then(|token| Claims::read(&token)?.expiry());
         let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
-        self.pass.token_expires = end.map(|end| end.as_secs());
-        let seconds = self.pass.token_expires.unwrap_or_default();
+        self.pass.body.token_expires = end.map(|end| end.as_secs());
+        let seconds = self.pass.body.token_expires.unwrap_or_default();
         let expires = i64::try_from(seconds).unwrap_or(i64::MAX);
         self.status.metrics.token_expiration_timestamp.set(expires);
     }
@@ -215,15 +213,13 @@ impl Reconciler {
         }
         // Warnings neither keep the startup taint nor change the condition, because some are permanent.
         self.api.pass_finished(not_ready.as_deref());
-        let Pass { notes, conflist, token_expires, contended, .. } = &self.pass;
+        let Pass { notes, contended, body, .. } = &self.pass;
         self.status.publish(StatusBody {
             not_ready,
             note: (!notes.is_empty()).then(|| notes.join("; ")),
-            conflist: conflist.clone(),
-            token_expires: *token_expires,
             contended: contended.iter().map(|file| format!("{}: {file}", file.subject)).collect(),
             problems: self.pass.logged(),
-            ..StatusBody::default()
+            ..body.clone()
         });
     }
 

@@ -5,37 +5,28 @@
 //! agent opens the socket for plugin records. An invalid setting ends the agent. This module checks
 //! only values, not files: a directory or a token may appear on the node later.
 
+use std::fmt::Display;
+use std::fs;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use tracing::level_filters::LevelFilter;
 
+use crate::conflist::Entry;
 use crate::conflist::chain_mode::ChainMode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
 use crate::node::settings::NodeSettings;
 use crate::pod_copy::RUN_DIR_VARIABLE;
 
+/// Names the setting, with its value and what is wrong with it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
-pub enum Error {
-    /// Upstream's message, word for word, because users search for it.
-    #[error("Cannot parse log-level '{value}': {message}")]
-    LogLevel { value: String, message: String },
-    #[error("{name}={value}: {message}")]
-    Value { name: &'static str, value: String, message: String },
-}
-
-/// Source of the plugin entry's template. `CNI_NETWORK_CONFIG` wins over the file's variable.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum EntryTemplate {
-    Text(String),
-    File(PathBuf),
-    None,
-}
+#[error("{0}")]
+pub struct Error(String);
 
 /// What the Node shows of the agent's readiness. Only one of these: with the condition, the program
-/// that reads it owns the taint.
+/// that reads it owns the taint. The chart allows only one of the two values.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum NodeSignal {
     /// A taint with this key is removed once the node is ready (`LINKERD_CNI_STARTUP_TAINT`).
@@ -47,7 +38,9 @@ pub enum NodeSignal {
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node: NodeSettings,
-    pub entry_template: EntryTemplate,
+    /// The plugin entry's template (`CNI_NETWORK_CONFIG`), else read from `entry_template_file`.
+    pub entry_template: Option<String>,
+    pub entry_template_file: Option<PathBuf>,
     /// CA file for the kubeconfig. Unset: `ca.crt` in `service_account_dir`.
     pub ca_file: Option<PathBuf>,
     /// Directory of the agent's `token` and `ca.crt`.
@@ -104,7 +97,7 @@ impl<F: Fn(&str) -> Option<String>> Env<F> {
         name: &'static str,
         parse: impl Fn(&str) -> Result<T, &'static str>,
     ) -> Result<Option<T>, Error> {
-        self.text(name).map(|value| parsed(name, value, parse)).transpose()
+        self.text(name).map(|value| parsed(name, &value, parse)).transpose()
     }
 
     fn flag(&self, name: &'static str, default: bool) -> Result<bool, Error> {
@@ -116,19 +109,16 @@ impl<F: Fn(&str) -> Option<String>> Env<F> {
     }
 }
 
-fn parsed<T, M: Into<String>>(
-    name: &'static str,
-    value: String,
+fn parsed<T, M: Display>(
+    name: &str,
+    value: &str,
     parse: impl Fn(&str) -> Result<T, M>,
 ) -> Result<T, Error> {
-    parse(&value).map_err(|message| Error::Value { name, value, message: message.into() })
+    parse(value).map_err(|message| Error(format!("{name}={value}: {message}")))
 }
 
 impl Settings {
-    /// Reads the environment variables through `lookup`.
-    ///
-    /// # Errors
-    /// Names the first invalid setting, with its value.
+    /// Reads the environment variables through `lookup`. The error names the first invalid one.
     pub fn read(lookup: impl Fn(&str) -> Option<String>) -> Result<Settings, Error> {
         let env = Env(lookup);
         let prefix = env.text_or("CONTAINER_MOUNT_PREFIX", "/host");
@@ -143,20 +133,13 @@ impl Settings {
             env.flag("LINKERD_CNI_OWN_CONFIG", false)?,
             &kubeconfig_name,
         );
-        let mode = mode.map_err(|why| Error::Value {
-            name: "LINKERD_CNI_CONF_NAME",
-            value: conf_name.unwrap_or_default(),
-            message: why.into(),
+        let mode = mode.map_err(|why| {
+            Error(format!("LINKERD_CNI_CONF_NAME={}: {why}", conf_name.unwrap_or_default()))
         })?;
         let has_condition = env.flag("LINKERD_CNI_NODE_CONDITION", false)?;
-        let node_signal = match env.text("LINKERD_CNI_STARTUP_TAINT") {
-            Some(value) if has_condition => {
-                let message = "LINKERD_CNI_NODE_CONDITION=true leaves the taint to another program";
-                let name = "LINKERD_CNI_STARTUP_TAINT";
-                return Err(Error::Value { name, value, message: message.into() });
-            }
-            Some(key) => Some(NodeSignal::StartupTaint(key)),
-            None => has_condition.then_some(NodeSignal::Condition),
+        let node_signal = match has_condition {
+            true => Some(NodeSignal::Condition),
+            false => env.text("LINKERD_CNI_STARTUP_TAINT").map(NodeSignal::StartupTaint),
         };
         let log_level = env.text_or("LINKERD_CNI_LOG_LEVEL", "info");
         let log_format = env.text_or("LINKERD_CNI_LOG_FORMAT", "plain");
@@ -166,19 +149,13 @@ impl Settings {
                 bin_dir: join(&prefix, &env.text_or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
                 kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
                 net_dir: join(&prefix, &net_dir),
-                kubeconfig_name: parsed("KUBECONFIG_FILE_NAME", kubeconfig_name, file_name)?,
+                kubeconfig_name: parsed("KUBECONFIG_FILE_NAME", &kubeconfig_name, file_name)?,
                 mode,
                 keep_binary: env.parsed("LINKERD_CNI_KEEP_BINARY", flag)?,
                 run_dir: env.text(RUN_DIR_VARIABLE).map(PathBuf::from),
             },
-            entry_template: match (
-                env.text("CNI_NETWORK_CONFIG"),
-                env.text("CNI_NETWORK_CONFIG_FILE"),
-            ) {
-                (Some(text), _) => EntryTemplate::Text(text),
-                (None, Some(path)) => EntryTemplate::File(path.into()),
-                (None, None) => EntryTemplate::None,
-            },
+            entry_template: env.text("CNI_NETWORK_CONFIG"),
+            entry_template_file: env.text("CNI_NETWORK_CONFIG_FILE").map(PathBuf::from),
             ca_file: env.text("KUBE_CA_FILE").map(PathBuf::from),
             service_account_dir: env
                 .text_or("LINKERD_CNI_SERVICE_ACCOUNT_DIR", SERVICE_ACCOUNT_DIR)
@@ -199,10 +176,32 @@ impl Settings {
             watch_pods: env.flag("LINKERD_CNI_WATCH_PODS", true)?,
             node_signal,
             node_name: env.text("LINKERD_CNI_NODE_NAME"),
+            // Upstream's message, word for word, because users search for it.
             log_level: log::level(&log_level)
-                .map_err(|message| Error::LogLevel { value: log_level, message })?,
-            log_format: parsed("LINKERD_CNI_LOG_FORMAT", log_format, str::parse)?,
+                .map_err(|why| Error(format!("Cannot parse log-level '{log_level}': {why}")))?,
+            log_format: parsed("LINKERD_CNI_LOG_FORMAT", &log_format, str::parse)?,
         })
+    }
+
+    /// Renders the plugin entry from the template or from the file that has it.
+    pub fn plugin_entry(&self) -> Result<Entry, String> {
+        let (text, origin) = match (&self.entry_template, &self.entry_template_file) {
+            (Some(text), _) => (text.clone(), "CNI_NETWORK_CONFIG".to_owned()),
+            (None, Some(path)) => {
+                let origin = path.display().to_string();
+                let text = fs::read_to_string(path).map_err(|error| {
+                    format!("cannot read the plugin entry template {origin}: {error}")
+                })?;
+                (text, origin)
+            }
+            (None, None) => {
+                return Err("no plugin entry template: set CNI_NETWORK_CONFIG or \
+                            CNI_NETWORK_CONFIG_FILE"
+                    .into());
+            }
+        };
+        Entry::new(&text, &self.node.kubeconfig_on_host)
+            .map_err(|error| format!("the plugin entry template in {origin} {error}"))
     }
 
     /// Returns the host of the API server if it is a name rather than an IP address.

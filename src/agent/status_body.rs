@@ -11,24 +11,16 @@ use serde::{Deserialize, Serialize};
 pub struct StatusBody {
     pub version: String,
     pub ready: bool,
-    /// Why the node is not ready.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub not_ready: Option<String>,
     /// What `/ready` adds to a response of 200.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
-    /// Name of the network config through which the runtime calls the plugin. Missing: the runtime does
-    /// not call the plugin.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Name of the network config through which the runtime calls the plugin, if it does.
     pub conflist: Option<String>,
-    /// Expiry of the token in the kubeconfig, in seconds since 1970. Missing: unknown, or never.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// Expiry of the token in the kubeconfig, in seconds since 1970. `None`: unknown, or never.
     pub token_expires: Option<u64>,
     /// Each file that another program keeps overwriting: its subject, and what to do.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub contended: Vec<String>,
-    /// The node's copy of its pods. Missing: the agent does not watch them.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// The node's copy of its pods. `None`: the agent does not watch them.
     pub pod_copy: Option<PodCopyStatus>,
     /// Problems and warnings of the last pass, by subject.
     pub problems: BTreeMap<String, String>,

@@ -3,6 +3,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
+/// In the order of `/ready`.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// A CNI directory that is no longer the node's.
@@ -16,33 +17,15 @@ pub enum Subject {
     SelfTest,
     /// The node's copy of its pods.
     PodCopy,
-    /// Failed TokenRequests for the plugin's ServiceAccount.
-    TokenRequest,
-    /// The address of an API server that the settings name by a host name.
-    ServerAddress,
-    /// A CNI bin dir without plugins of the primary CNI.
-    Directories,
-    SavedState,
-    /// Files of earlier agents that cannot be removed.
-    Leftovers,
-    Inotify,
-    AdminListener,
+    Other(&'static str),
     /// One network config, as a path in the agent's container.
     File(PathBuf),
 }
 
 impl Subject {
-    /// The subjects that decide whether the node is ready, in the order of `/ready`. The others
-    /// are only logged.
-    pub const DECIDE_READINESS: [Subject; 7] = [
-        Subject::Mounts,
-        Subject::Binary,
-        Subject::Kubeconfig,
-        Subject::KubeconfigToken,
-        Subject::NetworkConfig,
-        Subject::SelfTest,
-        Subject::PodCopy,
-    ];
+    pub fn decides_readiness(&self) -> bool {
+        !matches!(self, Subject::Other(_) | Subject::File(_))
+    }
 }
 
 impl fmt::Display for Subject {
@@ -55,13 +38,7 @@ impl fmt::Display for Subject {
             Subject::NetworkConfig => "network config",
             Subject::SelfTest => "self-test",
             Subject::PodCopy => "copy of the pods",
-            Subject::TokenRequest => "TokenRequest",
-            Subject::ServerAddress => "API server address",
-            Subject::Directories => "CNI directories",
-            Subject::SavedState => "saved state",
-            Subject::Leftovers => "leftovers",
-            Subject::Inotify => "inotify",
-            Subject::AdminListener => "admin listener",
+            Subject::Other(name) => name,
             Subject::File(path) => return path.display().fmt(f),
         })
     }

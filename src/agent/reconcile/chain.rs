@@ -21,10 +21,6 @@ use crate::node::leftovers;
 use crate::node::settings::NodeSettings;
 use crate::node::steps::{NetDir, content};
 
-/// The remedy for a net dir without any network config.
-const NO_NETWORK: &str =
-    "if the runtime uses another directory, set the chart's platform or destCNINetDir";
-
 impl Reconciler {
     /// Chains the plugin to the network configs that the mode selects, and unchains it from
     /// all others. Writes only if binary and kubeconfig are in place (`can_chain`). `is_locked`: no
@@ -45,7 +41,7 @@ impl Reconciler {
             self.leftovers_removed = failures.is_empty();
             let texts: Vec<String> = failures.iter().map(ToString::to_string).collect();
             let failed = (!texts.is_empty()).then(|| Problem(texts.join("; ")));
-            self.pass.add(Subject::Leftovers, failed);
+            self.pass.add(Subject::Other("leftovers"), failed);
             let node = &self.settings.node;
             let is_removed = |file: &ConfigFile| {
                 failures.is_empty() && leftovers::is_old_config(node, &file.name)
@@ -53,7 +49,7 @@ impl Reconciler {
             observed.configs.retain(|file| !is_removed(file));
         }
         let saved_state = self.keep_damaged_state(&mut observed, can_chain);
-        self.pass.add(Subject::SavedState, saved_state.map(Problem));
+        self.pass.add(Subject::Other("saved state"), saved_state.map(Problem));
         if can_chain {
             self.yield_entry(&observed.configs, kept);
         }
@@ -64,24 +60,26 @@ impl Reconciler {
         }
         self.pass.add(Subject::NetworkConfig, plan.warning.clone().map(Warning));
         let not_chained = plan.not_chained.as_ref().map(|why| match observed.configs[..] {
-            [] => format!("{why}; {NO_NETWORK}"),
+            [] => format!(
+                "{why}; if the runtime uses another directory, set the chart's platform or destCNINetDir"
+            ),
             _ => why.clone(),
         });
         let mode = &self.settings.node.mode;
-        self.pass.conflist = plan::chained(mode, &observed.configs).map(|file| file.name.clone());
+        self.pass.body.conflist =
+            plan::chained(mode, &observed.configs).map(|file| file.name.clone());
         if let Some(why) = self.missing_plugins(&observed.configs) {
             if self.settings.require_network_plugins && !self.runtime_finds_plugin {
                 return Err(format!(
                     "the plugin is not chained, because pods could no longer start: {why}"
                 ));
             }
-            self.pass.add(Subject::Directories, Warning(why));
+            self.pass.add(Subject::Other("CNI directories"), Warning(why));
         }
         let has_chained = can_chain && self.apply(plan, observed, is_locked)?;
         not_chained.filter(|_| !has_chained).map_or(Ok(()), Err)
     }
 
-    /// Adds to the metric the time in which the active conflist lacked the plugin entry.
     fn count_time_without_entry(&mut self, observed: &Observed) {
         let now = Instant::now();
         let elapsed = now - mem::replace(&mut self.last_read, now);
@@ -165,10 +163,8 @@ impl Reconciler {
             // A plugin entry of another agent also gives pods their redirect rules.
             let text = seen(step.source()).map_or("", |before| &before.text);
             let had_entry = plugin_entry(text).is_some();
-            let subject = match had_entry {
-                true => Subject::File(path.clone()),
-                false => Subject::NetworkConfig,
-            };
+            let path_subject = || Subject::File(path.clone());
+            let subject = if had_entry { path_subject() } else { Subject::NetworkConfig };
             let file = ContendedFile { subject, path: path.clone() };
             if chains {
                 self.mark_not_ready(&Subject::NetworkConfig);

@@ -1,9 +1,10 @@
 //! Judges whether the node is ready, from what a reconcile pass found and did. Pure.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
 use crate::agent::contention::ContendedFile;
+use crate::agent::status_body::StatusBody;
 use crate::agent::subject::Subject;
 use crate::conflist::Entry;
 
@@ -15,8 +16,7 @@ pub enum Finding {
     Waiting(String),
     /// Logged like a problem, but without effect on readiness and on the time of the next pass.
     Warning(String),
-    /// Logged, and shortens the time to the next pass. Makes the node not ready if its subject is in
-    /// [`Subject::DECIDE_READINESS`].
+    /// Logged, and shortens the time to the next pass. Makes the node not ready if its subject decides that.
     Problem(String),
 }
 
@@ -29,12 +29,10 @@ pub struct Pass {
     pub wrote: bool,
     /// Latest time of the next pass, if earlier than the resync.
     pub next: Option<Instant>,
-    /// Name of the network config through which the runtime calls the plugin, if it calls the plugin.
-    pub conflist: Option<String>,
     /// The plugin entry of another agent to which this agent yields.
     pub yielded_entry: Option<Entry>,
-    /// When the token in the kubeconfig on the host expires, if it does, in seconds since 1970.
-    pub token_expires: Option<u64>,
+    /// What `/status` shows of the pass, but for its problems.
+    pub body: StatusBody,
     /// The files that another program keeps overwriting, also if they are correct at the moment.
     pub contended: Vec<ContendedFile>,
     /// Texts that `/ready` adds to a response of 200.
@@ -46,7 +44,6 @@ impl Pass {
         self.findings.extend(finding.into().map(|finding| (subject, finding)));
     }
 
-    /// Schedules the next pass for `when` or earlier.
     pub fn schedule_next(&mut self, when: Instant) {
         self.next = Some(self.next.map_or(when, |next| next.min(when)));
     }
@@ -75,8 +72,10 @@ impl Pass {
 
     /// Returns why the node is not ready: deciding subjects with a problem, or that the pass wrote.
     pub fn not_ready(&self) -> Option<String> {
+        let found: BTreeSet<&Subject> = self.findings.iter().map(|(subject, _)| subject).collect();
+        let deciding = found.into_iter().filter(|subject| subject.decides_readiness());
         let why = |subject| Some(format!("{subject}: {}", self.unready(subject)?));
-        let unready: Vec<String> = Subject::DECIDE_READINESS.iter().filter_map(why).collect();
+        let unready: Vec<String> = deciding.filter_map(why).collect();
         match unready.is_empty() {
             true => self.wrote.then(|| "files were just written and are not verified yet".into()),
             false => Some(unready.join("; ")),
@@ -100,10 +99,7 @@ pub fn network_config(
 ) -> Option<Finding> {
     let removals = contended.iter().filter(|file| file.is_plugin_entry());
     let removals: Vec<String> = removals.map(ToString::to_string).collect();
-    let why = match removals.is_empty() {
-        true => chained.err()?,
-        false => removals.join("; "),
-    };
+    let why = if removals.is_empty() { chained.err()? } else { removals.join("; ") };
     // Without a kubeconfig the plugin is not chained. The missing kubeconfig is the cause, so the
     // unchained network config is not logged too.
     Some(match kubeconfig {
@@ -147,7 +143,7 @@ mod tests {
                 Some("network config: no entry"),
                 &["binary", "network config"],
             ),
-            (vec![(Subject::Leftovers, problem("x"))], false, None, &["leftovers"]),
+            (vec![(Subject::Other("leftovers"), problem("x"))], false, None, &["leftovers"]),
             (vec![], true, Some("files were just written and are not verified yet"), &[]),
         ] {
             let pass = Pass { findings, wrote, ..Pass::default() };

@@ -1,17 +1,23 @@
 //! Reconciles the kubeconfig on the host, and checks that the API server accepts its token.
 
+use std::path::Path;
 use std::time::Instant;
 
 use tracing::info;
 
 use super::Reconciler;
 use super::judge::Finding::{self, Problem, Waiting, Warning};
+use crate::agent::api::server_address::ServerAddress;
 use crate::agent::api::token::TokenRequestResults;
 use crate::agent::contention::ContendedFile;
-use crate::agent::credential;
+use crate::agent::settings::Settings;
 use crate::agent::subject::Subject;
 use crate::agent::yielding::OtherAgent;
+use crate::files::{self, FileAccess};
 use crate::kube::kubeconfig::{self, ApiAccess};
+
+/// File mode of the kubeconfig: it contains a token, so only root may read it.
+const MODE: u32 = 0o600;
 
 impl Reconciler {
     /// Writes the kubeconfig if its content or its access differs, and judges its token. Writes
@@ -19,7 +25,7 @@ impl Reconciler {
     pub(super) fn install_kubeconfig(&mut self, kept: Option<OtherAgent>) -> Result<(), Finding> {
         if self.stopping {
             let why = "the kubeconfig has no token, and the agent is stopping";
-            let token = credential::token_on_host(&self.settings);
+            let token = token_on_host(&self.settings);
             return token.map(|_| ()).ok_or_else(|| Waiting(why.into()));
         }
         let address = self.api.server_address();
@@ -27,14 +33,14 @@ impl Reconciler {
             let why = format!(
                 "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
             );
-            self.pass.add(Subject::ServerAddress, Warning(why));
+            self.pass.add(Subject::Other("API server address"), Warning(why));
         }
-        let own = credential::own_access(&self.settings, address)?;
+        let own = own_access(&self.settings, address)?;
         let (token, request_error) = self.token(own.token.as_deref().unwrap_or_default());
         self.status.metrics.token_request_failed.set(request_error.is_some().into());
         let token = token?;
         self.pass.notes.extend(request_error.clone());
-        self.pass.add(Subject::TokenRequest, request_error.clone().map(Warning));
+        self.pass.add(Subject::Other("TokenRequest"), request_error.clone().map(Warning));
         if kept == Some(OtherAgent::Newer)
             && let Some(found) = self.accepted_token_on_host()
         {
@@ -49,10 +55,11 @@ impl Reconciler {
             return Ok(());
         }
         let desired = kubeconfig::render(&ApiAccess { token: Some(token.clone()), ..own });
-        let is_current = credential::is_current(&self.settings, &desired)?;
+        let path = self.settings.node.kubeconfig();
+        let problem = |error: files::Error| Problem(error.to_string());
+        let is_current = is_current(&path, &desired).map_err(problem)?;
         if !is_current {
             self.mark_not_ready(&Subject::Kubeconfig);
-            let path = self.settings.node.kubeconfig();
             let file = ContendedFile { subject: Subject::Kubeconfig, path: path.clone() };
             // The key is the written content, so that the write of a renewed token is never delayed.
             if let Some(until) = self.contention.blocked_until(&file, &desired, Instant::now()) {
@@ -60,7 +67,7 @@ impl Reconciler {
                 return Err(Problem(file.to_string()));
             }
             self.upstream_kubeconfig.before_write(&path, &desired);
-            credential::write(&self.settings, &desired)?;
+            files::write(&path, desired.as_bytes(), FileAccess::own(MODE)).map_err(problem)?;
             self.pass.wrote = true;
             self.status.metrics.kubeconfig_writes.inc();
             info!("wrote kubeconfig {}", path.display());
@@ -72,7 +79,7 @@ impl Reconciler {
 
     /// Returns the token of a newer agent's kubeconfig on the host, unless the API server rejects it.
     fn accepted_token_on_host(&self) -> Option<String> {
-        let token = credential::token_on_host(&self.settings)?;
+        let token = token_on_host(&self.settings)?;
         let rejected = matches!(self.api.token_status(&token, false).result, Some(Err(_)));
         (!rejected).then_some(token)
     }
@@ -102,7 +109,7 @@ impl Reconciler {
         let waiting =
             format!("waiting for the API server to issue the token of ServiceAccount {account}");
         let error = error.map(|why| format!("{waiting}: {why}"));
-        let on_host = credential::token_on_host(&self.settings);
+        let on_host = token_on_host(&self.settings);
         self.token_found_on_host = on_host.or(self.token_found_on_host.take());
         let missing = || error.clone().map_or(Waiting(waiting), Problem);
         (self.token_found_on_host.clone().ok_or_else(missing), error)
@@ -136,11 +143,77 @@ impl Reconciler {
     }
 }
 
-impl From<credential::Error> for Finding {
-    fn from(why: credential::Error) -> Finding {
-        match why {
-            credential::Error::Unresolved(_) => Waiting(why.to_string()),
-            _ => Problem(why.to_string()),
+/// Reads the API server's address, the CA and the agent's own token. `resolved` is the address if
+/// the settings have a host name, as the plugin resolves none.
+///
+/// # Errors
+/// If one of them is missing, empty or not text; without a credential. The agent's token is needed even
+/// if the plugin has a ServiceAccount of its own: with it the agent requests the plugin's token.
+fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess, Finding> {
+    let unset = |name| Problem(format!("{name} is not set"));
+    let host = settings.api_host.as_deref().ok_or_else(|| unset("KUBERNETES_SERVICE_HOST"))?;
+    let port = settings.api_port.as_deref().ok_or_else(|| unset("KUBERNETES_SERVICE_PORT"))?;
+    let tls_server_name = settings.api_name().map(str::to_owned);
+    let server = match (&tls_server_name, resolved) {
+        (None, _) => kubeconfig::server(host, port),
+        (Some(_), ServerAddress { address: Some(address), .. }) => {
+            kubeconfig::server(&address.to_string(), port)
         }
+        (Some(name), ServerAddress { error: None, .. }) => {
+            return Err(Waiting(format!("waiting for the address of the API server {name}")));
+        }
+        (Some(name), ServerAddress { error: Some(why), .. }) => {
+            return Err(Problem(format!(
+                "cannot resolve the API server's name {name}: {why}; check KUBERNETES_SERVICE_HOST \
+                 and the DNS of the agent's pod, or set dnsPolicy=Default to use the node's DNS"
+            )));
+        }
+    };
+    let token = Some(content(&settings.service_account_dir.join("token")).map_err(Problem)?);
+    let ca = match &settings.ca_file {
+        None => content(&settings.service_account_dir.join("ca.crt")),
+        Some(path) => content(path).map_err(|why| {
+            let path = path.display();
+            format!(
+                "KUBE_CA_FILE={path}: {why}; set it to a file with CA certificates, or unset it"
+            )
+        }),
+    };
+    let ca = ca.map_err(Problem)?.into_bytes();
+    Ok(ApiAccess { server, tls_server_name, ca, token })
+}
+
+fn content(path: &Path) -> Result<String, String> {
+    let (bytes, _) = files::read(path).map_err(|error| error.to_string())?;
+    match String::from_utf8(bytes) {
+        Ok(text) if text.trim().is_empty() => Err(format!("{} is empty", path.display())),
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(_) => Err(format!("{} is not text", path.display())),
     }
+}
+
+/// Returns whether the kubeconfig on the host names the API server by a host name, as upstream's
+/// agent writes it. The plugin in the image resolves no names.
+pub(super) fn needs_resolver(settings: &Settings) -> bool {
+    kubeconfig::read(&settings.node.kubeconfig()).is_ok_and(|access| access.address().is_none())
+}
+
+/// Returns the token in the kubeconfig on the host, if there is one. It may have expired, and
+/// may belong to any ServiceAccount.
+pub(super) fn token_on_host(settings: &Settings) -> Option<String> {
+    let token = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
+    Some(token).filter(|token| !token.is_empty())
+}
+
+/// Returns whether the kubeconfig on the host is `desired` byte for byte, with mode
+/// 0600 and owned by the agent's user, which is root.
+fn is_current(path: &Path, desired: &str) -> Result<bool, files::Error> {
+    let Some(metadata) = files::metadata(path)? else {
+        return Ok(false);
+    };
+    // A file that is too large to be read has another length.
+    let has_form = metadata.is_file()
+        && metadata.len() == desired.len() as u64
+        && FileAccess::of(&metadata) == FileAccess::own(MODE);
+    Ok(has_form && files::read(path)?.0 == desired.as_bytes())
 }

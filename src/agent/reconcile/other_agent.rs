@@ -6,7 +6,7 @@ use std::time::Instant;
 use tracing::{info, warn};
 
 use super::Reconciler;
-use crate::agent::credential;
+use super::kubeconfig::needs_resolver;
 use crate::agent::yielding::{self, OtherAgent, RESTORED_WITHIN};
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir::ConfigFile;
@@ -15,10 +15,6 @@ use crate::node::binaries::Binaries;
 use crate::node::observe;
 
 impl Reconciler {
-    pub fn newer_agent_runs(&self) -> bool {
-        self.record_socket.newer_agent_runs()
-    }
-
     /// Restores the kubeconfig of an upstream agent that chains the plugin. Returns whether one does.
     pub fn restore_upstream_kubeconfig(&self) -> bool {
         let is_chained = observe(&self.settings.node)
@@ -38,7 +34,7 @@ impl Reconciler {
     /// plugin binary only when it starts. So its binary must still be there when this agent ends
     /// first, also by SIGKILL.
     pub(super) fn kept_files(&mut self, configs: &[ConfigFile]) -> Option<OtherAgent> {
-        if self.newer_agent_runs() {
+        if self.record_socket.newer_agent_runs() {
             return Some(OtherAgent::Newer);
         }
         let settings = &self.settings;
@@ -58,8 +54,8 @@ impl Reconciler {
             self.pass.schedule_next(now + RESTORED_WITHIN);
             return Some(OtherAgent::Upstream);
         }
-        let is_kept = credential::needs_resolver(settings)
-            && yielding::is_chained_by_upstream(configs, &self.entry);
+        let is_kept =
+            needs_resolver(settings) && yielding::is_chained_by_upstream(configs, &self.entry);
         is_kept.then_some(OtherAgent::Upstream)
     }
 

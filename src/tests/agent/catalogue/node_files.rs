@@ -118,7 +118,8 @@ fn another_program_removes_the_plugin_entry() {
         ready = agent.ready().1;
         // The write that begins the contention leaves the entry in the config until the next pass.
         let status = agent.get("/status").1;
-        let is_removed = status.contains(r#""contended":"#) && !status.contains(r#""conflist":"#);
+        let is_removed =
+            status.contains(r#""contended":[""#) && status.contains(r#""conflist":null"#);
         is_removed && ready.contains(text) && agent.get("/metrics").1.contains(CONTENTION)
     });
     page.shows(Source::Ready, &in_container(&node, &ready));
