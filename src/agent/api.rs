@@ -84,7 +84,6 @@ pub struct TokenStatus {
     pub result: Option<Result<(), String>>,
     /// Whether a check of any token has had a usable response.
     pub responded: bool,
-    /// Why the last check got no usable response.
     pub error: Option<String>,
 }
 

@@ -91,13 +91,10 @@ impl RecordSocket {
         api: &Arc<ApiHandle>,
         waker: Waker,
     ) -> io::Result<Arc<RecordSocket>> {
+        let node = &settings.node;
         let receiver = Arc::new(RecordSocket {
-            path: settings.node.record_socket(),
-            net_dir_path: settings
-                .node
-                .run_dir
-                .as_ref()
-                .map(|_| settings.node.net_dir.join(SOCKET_NAME)),
+            path: node.record_socket(),
+            net_dir_path: node.run_dir.as_ref().map(|_| node.net_dir.join(SOCKET_NAME)),
             status: Arc::clone(status),
             api: Arc::clone(api),
             state: Mutex::default(),
