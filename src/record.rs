@@ -237,12 +237,6 @@ impl Record {
         Some(record)
     }
 
-    /// Returns the start of the log lines for ADD and CHECK of a pod.
-    pub fn line_starts(namespace: &str, pod: &str) -> [String; 2] {
-        [Command::Add, Command::Check]
-            .map(|command| format!("linkerd-cni: {command} {namespace}/{pod} "))
-    }
-
     /// Whether the call failed, or lacked facts, with this code.
     pub fn has_code(&self, failure: Failure) -> bool {
         let mut errors = self.error.iter().chain(&self.degraded);

@@ -11,26 +11,22 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, Error};
 use clap::{ArgAction, Args, Parser, Subcommand};
 use humantime::parse_duration;
+use serde_json::Value;
 
 use crate::deadline::Deadline;
 use crate::extension::agents::in_parallel;
-use crate::extension::bypass;
-use crate::extension::explain;
 use crate::extension::facts::{self, Facts};
 use crate::extension::kubectl::Kubectl;
 use crate::extension::report::{self, Check, Format, Severity};
-use crate::extension::{checks, compare, nodes};
+use crate::extension::{api, bypass, checks, compare, explain, nodes};
 use cluster::ClusterFlags;
 use terminal::{has_color, print, progress, say};
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
-/// Response to `uninstall`: this program leaves nothing in the cluster.
-const UNINSTALL: &str = "nothing is deleted; run helm uninstall, or scripts/install-cni with the flags of the \
-                         installation | kubectl delete -f -";
 /// Time between two attempts of the checks, as in `linkerd check`.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to ask the agents, in each attempt of the checks.
@@ -84,8 +80,6 @@ enum Command {
         #[arg(long, short, value_parser = ["table", "json"], default_value = "table")]
         output: String,
     },
-    /// Say how to uninstall the chart
-    Uninstall,
     /// Tells `linkerd check` to run the checks
     #[command(name = "_extension-metadata", hide = true)]
     ExtensionMetadata,
@@ -116,77 +110,67 @@ struct CheckFlags {
 
 pub fn main() -> ExitCode {
     let flags = Flags::parse();
-    match run(&flags) {
-        Ok(code) => code,
-        Err(error) => {
-            say(&format!("{error:#}"));
-            ExitCode::FAILURE
-        }
-    }
+    run(&flags).map(ExitCode::from).unwrap_or_else(|error| {
+        say(&format!("{error:#}"));
+        // With `compare`, 1 means that a pod differs.
+        ExitCode::from(if matches!(flags.command, Command::Compare { .. }) { 2 } else { 1 })
+    })
 }
 
-fn run(flags: &Flags) -> anyhow::Result<ExitCode> {
-    let api = Kubectl::new(flags.cluster.kubectl());
-    let connect = || api.connect().context("cannot query the Kubernetes API");
-    let cni_namespace = || facts::find_namespace(&api, &flags.cluster.cni_namespace);
-    let text = match &flags.command {
-        Command::ExtensionMetadata => METADATA.to_owned(),
-        Command::Uninstall => bail!(UNINSTALL),
+/// Returns the exit code.
+fn run(flags: &Flags) -> anyhow::Result<u8> {
+    let cluster = &flags.cluster;
+    let api = &Kubectl::new(cluster.kubectl());
+    let connect = || connect(api).context("cannot query the Kubernetes API");
+    let cni_namespace = || facts::find_namespace(api, &cluster.cni_namespace);
+    let (text, code) = match &flags.command {
+        Command::ExtensionMetadata => (METADATA.to_owned(), 0),
         Command::Check(check) => {
-            let clusters = check_each(&flags.cluster, check);
-            print(&report::render_each(&clusters, check.output, has_color()))?;
-            return Ok(match clusters.iter().all(|(_, results)| report::is_success(results)) {
-                true => ExitCode::SUCCESS,
-                false => ExitCode::FAILURE,
-            });
+            let clusters = check_each(cluster, check);
+            let is_success = clusters.iter().all(|(_, results)| report::is_success(results));
+            (report::render_each(&clusters, check.output, has_color()), u8::from(!is_success))
         }
         Command::Nodes => {
             connect()?;
-            let facts = fetch(&api, &flags.cluster);
+            progress("asking the agents");
+            let facts = fetch(api, cluster);
             progress("");
-            nodes::table(&facts).map_err(|why| anyhow!(why))?
+            (nodes::table(&facts).map_err(Error::msg)?, 0)
         }
         Command::Compare { image, wait } => {
-            let code = compare(&api, &flags.cluster, image.as_deref(), *wait);
-            return Ok(code.unwrap_or_else(|error| {
-                say(&format!("{error:#}"));
-                ExitCode::from(2)
-            }));
+            connect()?;
+            progress("comparing the pods of all nodes");
+            let end = Deadline::after((*wait).min(LONGEST_WAIT));
+            let report = compare::run(api, &cni_namespace(), image.as_deref(), end);
+            progress("");
+            let report = report.map_err(Error::msg)?;
+            let code = match (report.unknown.is_empty(), report.differ.is_empty()) {
+                (false, _) => 2,
+                (true, false) => 1,
+                (true, true) => 0,
+            };
+            (compare::text(&report), code)
         }
         Command::Explain { pod, namespace } => {
             connect()?;
-            let inputs = explain::fetch(&api, &cni_namespace(), namespace, pod);
-            explain::render(&inputs.map_err(|why| anyhow!(why))?)
+            let found = explain::fetch(api, &cni_namespace(), namespace, pod);
+            (explain::render(&found.map_err(Error::msg)?), 0)
         }
         Command::Bypass { namespace, output } => {
             connect()?;
-            let report = bypass::fetch(&api, &cni_namespace(), namespace.as_deref());
-            let report = report.map_err(|why| anyhow!(why))?;
-            if output == "json" { bypass::json(&report) } else { bypass::table(&report) }
+            let report = bypass::fetch(api, &cni_namespace(), namespace.as_deref());
+            let report = report.map_err(Error::msg)?;
+            let is_json = output == "json";
+            (if is_json { bypass::json(&report) } else { bypass::table(&report) }, 0)
         }
     };
     print(&text)?;
-    Ok(ExitCode::SUCCESS)
+    Ok(code)
 }
 
-fn compare(
-    api: &Kubectl,
-    cluster: &ClusterFlags,
-    image: Option<&str>,
-    wait: Duration,
-) -> anyhow::Result<ExitCode> {
-    api.connect().context("cannot query the Kubernetes API")?;
-    progress("comparing the pods of all nodes");
-    let namespace = facts::find_namespace(api, &cluster.cni_namespace);
-    let report = compare::run(api, &namespace, image, Deadline::after(wait.min(LONGEST_WAIT)));
-    progress("");
-    let report = report.map_err(|why| anyhow!(why))?;
-    print(&compare::text(&report))?;
-    Ok(match (report.unknown.is_empty(), report.differ.is_empty()) {
-        (false, _) => ExitCode::from(2),
-        (true, false) => ExitCode::FAILURE,
-        (true, true) => ExitCode::SUCCESS,
-    })
+/// Sends the first request, which shows whether the API server can be reached.
+fn connect(api: &Kubectl) -> Result<(), api::Error> {
+    api::get::<Value>(api, "/version").map(drop)
 }
 
 /// Runs the checks in the cluster of each context, or in the only cluster, which has no name here.
@@ -195,7 +179,7 @@ fn check_each(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(Option<String>
         true => vec![None],
         false => flags.contexts.iter().cloned().map(Some).collect(),
     };
-    in_parallel(contexts, CONTEXTS, |_, context| {
+    in_parallel(contexts, CONTEXTS, |context| {
         let flag = context.iter().map(|context| format!("--context={context}"));
         let api = Kubectl::new(cluster.kubectl().into_iter().chain(flag).collect());
         (context, attempt(&api, cluster, flags))
@@ -207,7 +191,7 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
     let reachable = |verdict| {
         Check::new("linkerd-cni", "kubernetes-api", "can query the Kubernetes API", verdict)
     };
-    if let Err(error) = api.connect() {
+    if let Err(error) = connect(api) {
         return vec![reachable(Severity::Error.because(error.to_string()))];
     }
     let end = Deadline::after(flags.wait.min(LONGEST_WAIT));
@@ -227,10 +211,8 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
 }
 
 fn fetch(api: &Kubectl, cluster: &ClusterFlags) -> Facts {
-    let progress = |number, all| progress(&format!("asking agent {number} of {all}"));
     let namespace = facts::find_namespace(api, &cluster.cni_namespace);
-    let end = Deadline::after(SWEEP);
-    facts::fetch(api, &namespace, cluster.linkerd_namespace(), end, &progress)
+    facts::fetch(api, &namespace, cluster.linkerd_namespace(), Deadline::after(SWEEP))
 }
 
 #[cfg(test)]

@@ -76,7 +76,7 @@ fn access_source(kubeconfig: Option<PathBuf>) -> anyhow::Result<AccessSource> {
 /// the bare level, else `error`. An unknown word is an error: it could name a module of
 /// upstream's controller, but is more likely a misspelt level.
 fn filter_level(filter: &str) -> Result<LevelFilter, String> {
-    let mut longest_match: Option<(usize, LevelFilter)> = None;
+    let mut matches = vec![("", LevelFilter::ERROR)];
     let directives = filter.split(',').map(str::trim);
     for directive in directives.filter(|directive| !directive.is_empty()) {
         let (target, level) = match directive.split_once('=') {
@@ -86,12 +86,10 @@ fn filter_level(filter: &str) -> Result<LevelFilter, String> {
         };
         // Ignore a span or field, as in `target[span{field}]=level`.
         let target = target.split('[').next().unwrap_or(target);
-        let is_longer = longest_match.is_none_or(|(length, _)| length <= target.len());
-        if TARGET.starts_with(target) && is_longer {
-            longest_match = Some((target.len(), level));
-        }
+        matches.extend(TARGET.starts_with(target).then_some((target, level)));
     }
-    Ok(longest_match.map_or(LevelFilter::ERROR, |(_, level)| level))
+    let longest = matches.iter().max_by_key(|(target, _)| target.len());
+    Ok(longest.map_or(LevelFilter::ERROR, |(_, level)| *level))
 }
 
 #[cfg(test)]

@@ -1,14 +1,12 @@
 //! The agents' pods, and what each agent reports through the API server's proxy for pods.
 
-use std::iter;
-use std::panic::resume_unwind;
 use std::sync::{Mutex, PoisonError};
-use std::thread::{self, ScopedJoinHandle};
+use std::thread;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
-use super::api::{Api, Error, encoded, get, list};
+use super::api::{Api, Error, get, list};
 use super::objects::{admin_port, condition, items, text};
 use crate::agent::status_body::StatusBody;
 use crate::deadline::Deadline;
@@ -19,28 +17,13 @@ pub const DAEMONSET: &str = "linkerd-cni";
 pub const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni";
 /// Number of agents that are asked at the same time.
 pub(super) const PARALLEL: usize = 16;
-/// A token that expires sooner should have been renewed.
-const TOKEN_MARGIN: Duration = Duration::from_secs(600);
-const OUT_OF_TIME: &str = "the time was up";
 
 /// An agent's pod, and what it reports.
 #[derive(Clone, Debug, Default)]
 pub struct Agent {
     pub pod: Value,
-    /// The body of `/status`, or why it cannot be read. `None` if the agent was not asked.
+    /// The body of `/status`, or why it cannot be read. `None` for upstream's agent, which has none.
     pub status: Option<Result<StatusBody, Error>>,
-    /// The agent was not asked for its state, as the time was up.
-    pub is_unasked: bool,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TokenState {
-    Valid(Duration),
-    /// Valid, and expires within [`TOKEN_MARGIN`].
-    Ending,
-    Expired,
-    /// The token has no expiry, or none is known.
-    Unlimited,
 }
 
 impl Agent {
@@ -101,103 +84,64 @@ impl Agent {
     }
 }
 
-pub fn token_state(body: &StatusBody, now: SystemTime) -> TokenState {
+/// Returns the time until the plugin's token expires, or zero if it has. `None`: no expiry is known.
+pub fn token_left(body: &StatusBody, now: SystemTime) -> Option<Duration> {
     // A program in the agent's place may report any number.
-    let end = body.token_expires.and_then(|end| UNIX_EPOCH.checked_add(Duration::from_secs(end)));
-    match end.map(|end| end.duration_since(now)) {
-        None => TokenState::Unlimited,
-        Some(Err(_)) => TokenState::Expired,
-        Some(Ok(left)) if left < TOKEN_MARGIN => TokenState::Ending,
-        Some(Ok(left)) => TokenState::Valid(left),
-    }
+    let end = UNIX_EPOCH.checked_add(Duration::from_secs(body.token_expires?))?;
+    Some(end.duration_since(now).unwrap_or_default())
 }
 
-/// Lists the agents' pods, then asks the agents for their state until `end`, several at a time. Those that
-/// are not ready are asked first. Calls `progress` before each with its number and the number of agents.
-pub fn agents(
-    api: &dyn Api,
-    namespace: &str,
-    end: Deadline,
-    progress: &(dyn Fn(usize, usize) + Sync),
-) -> Result<Vec<Agent>, Error> {
-    let mut pods = pods(api, namespace, "")?;
-    pods.sort_by_key(is_ready);
-    let all = pods.len();
-    let mut found = in_parallel(pods, PARALLEL, |number, pod| {
-        if end.has_passed() {
-            // Upstream's agent has no state to ask for.
-            let is_unasked = admin_port(&pod["spec"]).is_some();
-            return Agent { pod, is_unasked, ..Agent::default() };
-        }
-        progress(number, all);
-        ask(api, namespace, pod)
+/// Lists the agents' pods, then asks the agents for their state until `end`, several at a time.
+pub fn agents(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Vec<Agent>, Error> {
+    let mut found = in_parallel(pods(api, namespace)?, PARALLEL, |pod| {
+        let status = admin_port(&pod["spec"]).map(|port| {
+            let name = text(&pod["metadata"]["name"]);
+            // Through the API server's proxy for pods.
+            let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status");
+            if end.has_passed() { Err(Error::OutOfTime) } else { get(api, &path) }
+        });
+        Agent { pod, status }
     });
     found.sort_by_cached_key(|agent| (agent.node().to_owned(), agent.name().to_owned()));
     Ok(found)
 }
 
-/// Finds the agent on a node, and asks only it for its status.
-pub fn agent_on(api: &dyn Api, namespace: &str, node: &str) -> Option<Agent> {
-    if node.is_empty() {
-        return None;
-    }
-    let fields = format!("&fieldSelector=spec.nodeName%3D{}", encoded(node));
-    let pods = pods(api, namespace, &fields).ok()?;
-    // During a rollout, the node can have the pod that is terminated too.
-    let on_node = pods.into_iter().filter(|pod| pod["spec"]["nodeName"] == node);
-    let pod = on_node.max_by_key(is_ready)?;
-    Some(ask(api, namespace, pod))
-}
-
-/// Says how many agents were not asked, if any.
-pub fn unasked(agents: &[Agent]) -> Option<String> {
-    let count = agents.iter().filter(|agent| agent.is_unasked).count();
-    (count > 0).then(|| format!("{count} agents were not asked: {OUT_OF_TIME}"))
+/// Lists the agents' pods. Those that are not ready are the first, which are asked in any case.
+fn pods(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
+    let mut pods = list(api, &format!("/api/v1/namespaces/{namespace}/pods"), SELECTOR)?;
+    pods.sort_by_key(is_ready);
+    Ok(pods)
 }
 
 fn is_ready(pod: &Value) -> bool {
     condition(pod, "Ready", "True").is_some()
 }
 
-fn pods(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<Value>, Error> {
-    let path = format!("/api/v1/namespaces/{namespace}/pods");
-    list(api, &path, &format!("{SELECTOR}{fields}"))
-}
-
-/// Reads the agent's `/status` through the API server's proxy for pods. Upstream's agent has none.
-fn ask(api: &dyn Api, namespace: &str, pod: Value) -> Agent {
-    let proxied = |port| {
-        let name = text(&pod["metadata"]["name"]);
-        get(api, &format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status"))
-    };
-    Agent { status: admin_port(&pod["spec"]).map(proxied), pod, is_unasked: false }
-}
-
-/// Calls `work` with the number and the item for each of `items`, on at most `limit` threads. Returns
-/// the results in the order of the items.
+/// Calls `work` for each of `items`, on at most `limit` threads. Returns the results in the order of the
+/// items.
 pub fn in_parallel<T: Send, R: Send>(
     items: Vec<T>,
     limit: usize,
-    work: impl Fn(usize, T) -> R + Sync,
+    work: impl Fn(T) -> R + Sync,
 ) -> Vec<R> {
     let threads = limit.min(items.len());
-    let queue = Mutex::new((1..).zip(items));
+    let queue = Mutex::new(items.into_iter().enumerate());
+    let results = Mutex::new(Vec::new());
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
-    let each = |(number, item)| (number, work(number, item));
-    let run = || iter::from_fn(next).map(each).collect::<Vec<_>>();
-    let mut results: Vec<(usize, R)> = thread::scope(|scope| {
-        let workers: Vec<_> = (0..threads).map(|_| scope.spawn(run)).collect();
-        let joined = workers.into_iter().map(ScopedJoinHandle::join);
-        joined.flat_map(|results| results.unwrap_or_else(|panic| resume_unwind(panic))).collect()
-    });
-    results.sort_by_key(|(number, _)| *number);
+    let run = || {
+        while let Some((index, item)) = next() {
+            let result = work(item);
+            results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
+        }
+    };
+    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
+    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
+    results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use serde_json::json;
 
     use super::*;
@@ -207,34 +151,17 @@ mod tests {
     fn agents_that_are_not_ready_are_asked_first() {
         let mut cluster = Cluster::healthy();
         cluster.set(AGENTS, "/items/1/status", json!({}));
-        let api = Recorded::new(cluster);
-        // The thread with the second agent waits for the request to the first.
-        let progress = |number, _| {
-            while number > 1 && api.count("/status") == 0 {
-                thread::yield_now();
-            }
-        };
-        agents(&api, "linkerd-cni", Deadline::after(Duration::from_secs(3600)), &progress).unwrap();
-        assert!(api.first("/status").contains("linkerd-cni-2:"), "{}", api.first("/status"));
+        let names = pods(&cluster, "linkerd-cni").unwrap();
+        let names = names.iter().map(|pod| &pod["metadata"]["name"]);
+        assert_eq!(names.collect::<Vec<_>>(), ["linkerd-cni-2", "linkerd-cni-1"]);
     }
 
     #[test]
     fn after_the_deadline_no_agent_is_asked() {
         let api = Recorded::new(Cluster::healthy());
-        let end = Deadline::after(Duration::ZERO);
-        let found = agents(&api, "linkerd-cni", end, &|_, _| {}).unwrap();
+        let found = agents(&api, "linkerd-cni", Deadline::after(Duration::ZERO)).unwrap();
         assert_eq!(api.count("/status"), 0);
-        let count = unasked(&found).unwrap();
-        assert_eq!(count, format!("2 agents were not asked: {OUT_OF_TIME}"));
-    }
-
-    #[test]
-    fn only_the_agent_of_the_node_is_asked() {
-        let api = Recorded::new(Cluster::healthy());
-        let agent = agent_on(&api, "linkerd-cni", "node-2").unwrap();
-        assert_eq!(agent.name(), "linkerd-cni-2");
-        assert_eq!(api.count("/status"), 1);
-        assert_eq!(api.count("fieldSelector=spec.nodeName%3Dnode%2D2"), 1);
-        assert!(agent_on(&api, "linkerd-cni", "").is_none());
+        let is_out_of_time = |agent: &Agent| matches!(agent.status, Some(Err(Error::OutOfTime)));
+        assert!(found.len() == 2 && found.iter().all(is_out_of_time), "{found:?}");
     }
 }

@@ -10,12 +10,10 @@ use super::objects::List;
 use crate::kube::types::ApiStatus;
 use crate::quote::one_line;
 
+/// Number of objects in a part of a list.
 const PAGE: usize = 500;
-const PAGE_LIMIT: usize = 100;
-/// Largest number of objects that [`list`] returns.
-pub const LIST_LIMIT: usize = PAGE * PAGE_LIMIT;
-/// Start of kubectl's message if the API server responded with an error.
-const FROM_SERVER: &str = "Error from server (";
+/// Remedy for a kubectl that fails, or that cannot reach the API server.
+const CHECK: &str = "; check with kubectl version and the same --kubeconfig and --context";
 
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -29,10 +27,10 @@ pub enum Error {
     Deadline(Duration),
     #[error("{message} ({reason}){}", remedy(.reason))]
     Status { reason: String, message: String },
-    #[error(
-        "kubectl failed: {0}; check with kubectl version and the same --kubeconfig and --context"
-    )]
+    #[error("kubectl failed: {0}{CHECK}")]
     Failed(String),
+    #[error("not asked, as the time was up")]
+    OutOfTime,
     #[error("{path}: unexpected response: {problem}")]
     Decode { path: String, problem: String },
 }
@@ -44,6 +42,8 @@ fn remedy(reason: &str) -> &'static str {
             "; grant this right to the user, or choose another user with --context or --as"
         }
         "Unauthorized" => "; log in again, or choose another user with --context",
+        // The text of `kubectl proxy`, which sent no request or got no response.
+        "HTTP 500" | "HTTP 502" => CHECK,
         _ => "",
     }
 }
@@ -65,16 +65,9 @@ impl Error {
         Error::Status { reason: one_line(&reason), message: one_line(&message) }
     }
 
-    pub fn from_stderr(stderr: &str) -> Error {
-        let text = stderr.trim();
-        let last = text.lines().last().unwrap_or_default();
-        let status = last.strip_prefix(FROM_SERVER).and_then(|rest| rest.split_once("): "));
-        match status {
-            Some((reason, message)) => {
-                Error::Status { reason: one_line(reason), message: one_line(message) }
-            }
-            None => Error::Failed(one_line(&text.replace('\n', "; "))),
-        }
+    pub fn from_stderr(stderr: &[u8]) -> Error {
+        let text = String::from_utf8_lossy(stderr);
+        Error::Failed(one_line(&text.trim().replace('\n', "; ")))
     }
 }
 
@@ -100,15 +93,14 @@ pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>,
 pub fn list<T: DeserializeOwned>(api: &dyn Api, path: &str, query: &str) -> Result<Vec<T>, Error> {
     let mut items = Vec::new();
     let mut from = String::new();
-    for _ in 0..PAGE_LIMIT {
+    loop {
         let part: List<T> = get(api, &format!("{path}?limit={PAGE}&{query}{from}"))?;
         items.extend(part.items);
         match part.metadata.continue_token.as_str() {
-            "" => break,
+            "" => return Ok(items),
             next => from = format!("&continue={}", encoded(next)),
         }
     }
-    Ok(items)
 }
 
 pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {

@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::api::{Api, LIST_LIMIT, get, list};
+use super::api::{Api, list};
 use super::explain::{Lookup, existing_config};
 use super::nodes::align;
 use super::objects::{event_time, text};
@@ -14,7 +14,7 @@ use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
 use crate::config::bypass::{Bypass, Reason};
 use crate::kube::object_reader::namespace_path;
-use crate::kube::types::{Namespace, Pod};
+use crate::kube::types::Pod;
 use crate::pod::Decision;
 use crate::pod::skip::SkipReason;
 use crate::quote::{one_line, quote};
@@ -48,18 +48,9 @@ pub fn fetch(
     let parent = namespace.map_or_else(|| "/api/v1".to_owned(), namespace_path);
     let unlisted = |what| move |why| format!("cannot list the {what}: {why}");
     let pods: Vec<Pod> = list(api, &format!("{parent}/pods"), "").map_err(unlisted("pods"))?;
-    if pods.len() >= LIST_LIMIT {
-        return Err(format!("there are {LIST_LIMIT} pods or more; choose some with --namespace"));
-    }
     let events = list(api, &format!("{parent}/events"), EVENTS).map_err(unlisted("Events"))?;
     let damaged = damaged(events);
-    let namespaces: Result<Vec<Namespace>, _> = match namespace {
-        Some(_) => get(api, &parent).map(|found| vec![found]),
-        None => list(api, "/api/v1/namespaces", ""),
-    };
-    let namespaces = namespaces.map_err(unlisted("namespaces"))?.into_iter();
-    let namespaces = namespaces.map(|found| (found.metadata.name, found.metadata.annotations));
-    let mut lookup = Lookup::new(api, namespaces.collect());
+    let mut lookup = Lookup::new(api);
     let mut report = Report::default();
     for pod in pods.into_iter().filter(|pod| !pod.status.has_ended()) {
         let metadata = &pod.metadata;
@@ -207,8 +198,7 @@ mod tests {
             cluster.put(&format!("{parent}/pods"), json!({"items": pods}));
             cluster.put(&format!("{parent}/events"), json!({"items": events}));
         }
-        cluster.put("/api/v1/namespaces", json!({"items": [namespace]}));
-        cluster.put("/api/v1/namespaces/shop", json!({"metadata": {"name": "shop"}}));
+        cluster.put("/api/v1/namespaces/shop", namespace);
         cluster
     }
 
@@ -235,7 +225,9 @@ mod tests {
 
     #[test]
     fn the_json_names_every_meshed_pod_with_its_reasons_and_their_causes() {
-        let text = json(&fetch(&cluster(), "linkerd-cni", Some("shop")).unwrap());
+        let mut cluster = cluster();
+        cluster.put("/api/v1/namespaces/shop", json!({"metadata": {"name": "shop"}}));
+        let text = json(&fetch(&cluster, "linkerd-cni", Some("shop")).unwrap());
         let report: Value = serde_json::from_str(&text).unwrap();
         let names: Vec<&str> = report["pods"]
             .as_array()
@@ -266,8 +258,6 @@ mod tests {
             |cluster: &Cluster, namespace| fetch(cluster, "linkerd-cni", namespace).unwrap_err();
         let mut cluster = cluster();
         assert_eq!(error(&cluster, Some("a/b")), "\"a/b\" is not the name of a namespace");
-        cluster.put("/api/v1/pods", json!({"items": vec![json!({"metadata": {}}); LIST_LIMIT]}));
-        assert!(error(&cluster, None).contains("choose some with --namespace"));
         cluster.put("/api/v1/pods", json!(403));
         assert!(error(&cluster, None).starts_with("cannot list the pods: "));
         cluster.put("/api/v1/namespaces/shop/events", json!(403));

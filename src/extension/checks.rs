@@ -9,7 +9,7 @@ use serde_json::Value;
 
 use super::agents::{Agent, DAEMONSET};
 use super::api::Error;
-use super::facts::{ChartObject, Facts};
+use super::facts::Facts;
 use super::objects::InjectedPod;
 use super::report::{Check, Problem, Severity, Verdict};
 use crate::cni::object::Object;
@@ -37,8 +37,10 @@ pub fn installed(facts: &Facts) -> Vec<Check> {
         let unused = "not installed, and not needed: cniEnabled of the control plane is false";
         return vec![Check::new(CHART, "daemonset", unused, Ok(()))];
     }
-    let mut checks = chart(facts);
+    let exists = format!("{DAEMONSET} DaemonSet exists");
+    let mut checks = vec![Check::new(CHART, "daemonset", exists, daemonset(facts))];
     if let Ok(Some(daemonset)) = &facts.daemonset {
+        checks.extend(chart(facts, daemonset));
         checks.extend(nodes::checks(facts, daemonset));
         checks.push(pre::cilium(NODES, &facts.cilium));
         checks.extend(pods(facts));
@@ -51,41 +53,27 @@ fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Prob
     fact.as_ref().or_else(|why| Severity::Warning.unreadable(what, why))
 }
 
-fn chart(facts: &Facts) -> Vec<Check> {
+fn chart(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     let check = |hint, description: &str, verdict| Check::new(CHART, hint, description, verdict);
     let name = &facts.namespace;
-    if is_absent(facts) {
-        let absent = Severity::Error.because(format!(
-            "no object of the chart exists in namespace {name}; install the chart with helm install or \
-             scripts/install-cni | kubectl apply -f -, or name its namespace with --cni-namespace"
-        ));
-        return vec![check("daemonset", "the chart is installed", absent)];
-    }
     let has_pods = facts.agents.as_ref().is_ok_and(|agents| !agents.is_empty());
     let admission = pre::pod_security(name, &facts.namespace_object, has_pods);
     let mut checks = vec![
         check("namespace", &format!("namespace {name} admits the agent's pods"), admission),
         check("configmap", "linkerd-cni-config ConfigMap has a valid plugin entry", config(facts)),
     ];
-    checks.extend(facts.objects.iter().map(|object| {
-        let exists = format!("{} {} exists", object.name, object.kind);
-        check("objects", &exists, chart_object(name, object))
+    checks.extend(facts.objects.iter().map(|(object, found)| {
+        let verdict = readable(found, object).and_then(|found| match found {
+            Some(_) => Ok(()),
+            None => missing(object),
+        });
+        check("objects", &format!("{object} exists"), verdict)
     }));
-    checks.push(check("daemonset", &format!("{DAEMONSET} DaemonSet exists"), daemonset(facts)));
     let is_other = |daemonset: &Value| daemonset["metadata"]["namespace"] != **name;
     checks.push(pre::other_agents(CHART, &facts.daemonsets, name, is_other));
-    if let Ok(Some(daemonset)) = &facts.daemonset {
-        let verdict = rollout(&format!("{name}/{DAEMONSET}"), daemonset);
-        checks.push(check("rollout", &format!("{DAEMONSET} DaemonSet is rolled out"), verdict));
-    }
+    let verdict = rollout(&format!("{name}/{DAEMONSET}"), daemonset);
+    checks.push(check("rollout", &format!("{DAEMONSET} DaemonSet is rolled out"), verdict));
     checks
-}
-
-/// Whether the chart is not installed. Each of its objects would be reported as missing.
-fn is_absent(facts: &Facts) -> bool {
-    let is_missing = |object: &ChartObject| matches!(object.found, Ok(None));
-    matches!((&facts.daemonset, &facts.config), (Ok(None), Ok(None)))
-        && facts.objects.iter().all(is_missing)
 }
 
 fn config(facts: &Facts) -> Verdict {
@@ -106,15 +94,6 @@ pub fn plugin_entry(map: &Value) -> Result<Config, String> {
     Config::read(&object).map_err(|error| format!("{ENTRY_KEY}: {}", error.msg))
 }
 
-fn chart_object(namespace: &str, object: &ChartObject) -> Verdict {
-    let ChartObject { kind, name, found } = object;
-    match readable(found, &format!("{kind} {name}"))? {
-        Some(_) => Ok(()),
-        None if kind.starts_with("Cluster") => missing(&format!("{kind} {name}")),
-        None => missing(&format!("{kind} {namespace}/{name}")),
-    }
-}
-
 fn missing(object: &str) -> Verdict {
     Severity::Error.because(format!("{object} does not exist; {REINSTALL}"))
 }
@@ -124,7 +103,8 @@ fn daemonset(facts: &Facts) -> Verdict {
     match &facts.daemonset {
         Ok(Some(_)) => Ok(()),
         Ok(None) => Severity::Error.because(format!(
-            "{name} does not exist; install the chart, or name its namespace with --cni-namespace"
+            "{name} does not exist; install the chart with helm install or scripts/install-cni | \
+             kubectl apply -f -, or name its namespace with --cni-namespace"
         )),
         Err(why) => Severity::Error.unreadable(&name, why),
     }

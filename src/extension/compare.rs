@@ -65,7 +65,7 @@ fn gather(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Report, Error
     let pods_path = format!("/api/v1/namespaces/{namespace}/pods");
     let mut pods: Vec<Value> = list(api, &pods_path, SELECTOR)?;
     pods.retain(|pod| pod["metadata"]["ownerReferences"][0]["uid"] == uid);
-    let ask = |_, pod: Value| {
+    let ask = |pod: Value| {
         let name = pod["metadata"]["name"].as_str().unwrap_or_default();
         let node = pod["spec"]["nodeName"].as_str().unwrap_or(name).to_owned();
         get(api, &format!("{pods_path}/{name}:{PORT}/proxy/status")).unwrap_or_else(|why| {

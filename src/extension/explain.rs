@@ -3,20 +3,16 @@
 
 #[cfg(test)]
 mod tests;
-mod text;
-
-pub use text::render;
 
 use std::collections::BTreeMap;
+use std::fmt::Write as _;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::agents::{Agent, agent_on};
-use super::api::{Api, Error, encoded, find, get};
+use super::api::{Api, Error, find, get};
 use super::checks::plugin_entry;
-use super::facts::{config_path, events};
-use super::objects::{self, event_time};
+use super::facts::config_path;
 use crate::cni::Error as CniError;
 use crate::cni::args::{PodRef, is_name};
 use crate::config::bypass::Bypass;
@@ -27,15 +23,16 @@ use crate::kube::types::{Namespace, Pod, Service};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::{self, ClusterLookup};
-use crate::quote::{one_line, quote};
-use crate::record::Record;
+use crate::pod::skip::skipped_by_annotations;
+use crate::quote::quote;
+use crate::redirect::rules::{marked_rules, rule_line};
+use crate::redirect::{Family, Ipv6, Redirect};
 
-/// Largest part of the agent's log that is read, in lines.
-const LOG_LINES: usize = 5000;
-/// Number of log lines and of Events that are shown.
-const SHOWN: usize = 5;
+/// Printed for a pod with a proxy that its annotations do not show.
+const UNANNOTATED: &str = "Note:      no annotation of the pod is that of a proxy: the plugin skips the pod \
+                           while no agent runs on its node\n";
 
-/// What the plugin decides for a pod, from which objects, and what the pod's node reports.
+/// What the plugin decides for a pod, and from which objects.
 #[derive(Debug)]
 pub struct Explanation {
     pub pod: Pod,
@@ -45,17 +42,6 @@ pub struct Explanation {
     pub decision: Option<Result<Decision<ResolvedRedirect>, CniError>>,
     /// The paths around the proxy. Empty if they are unknown, as the pod cannot start.
     pub bypasses: Vec<Bypass>,
-    pub report: NodeReport,
-}
-
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct NodeReport {
-    /// The agent's pod, and `ready` or why not.
-    pub agent: Option<(String, String)>,
-    /// Lines of the agent's log about the pod, oldest first.
-    pub records: Vec<String>,
-    /// Events on the pod from Linkerd's CNI, and failed attempts to create its network.
-    pub events: Vec<String>,
 }
 
 /// Answers the plugin's look-ups from objects that are each read once.
@@ -66,9 +52,8 @@ pub struct Lookup<'a> {
 }
 
 impl<'a> Lookup<'a> {
-    /// `namespaces` are the annotations of namespaces that were read already.
-    pub fn new(api: &'a dyn Api, namespaces: BTreeMap<String, Annotations>) -> Self {
-        Lookup { api, namespaces, service: None }
+    pub fn new(api: &'a dyn Api) -> Self {
+        Lookup { api, namespaces: BTreeMap::new(), service: None }
     }
 }
 
@@ -131,14 +116,13 @@ pub fn fetch(
         "name its namespace with --namespace",
     )?;
     let config = existing_config(api, cni_namespace)?;
-    let mut lookup = Lookup::new(api, BTreeMap::new());
+    let mut lookup = Lookup::new(api);
     let decision = (!pod.spec.host_network).then(|| decide(&config, &pod, &mut lookup));
     let bypasses = match config.bypasses_of(pod.clone(), &mut lookup) {
         Ok(Decision::Redirect(found)) => found,
         _ => Vec::new(),
     };
-    let report = report(api, cni_namespace, &pod);
-    Ok(Explanation { pod, config, decision, bypasses, report })
+    Ok(Explanation { pod, config, decision, bypasses })
 }
 
 /// Reads the plugin entry of the chart in this namespace.
@@ -172,45 +156,79 @@ fn unreadable(error: Error) -> CniError {
     CniError::new(Failure::ApiError, error.to_string())
 }
 
-/// Returns what the node's agent and Events say about the pod. What cannot be read is left out.
-fn report(api: &dyn Api, cni_namespace: &str, pod: &Pod) -> NodeReport {
-    let metadata = &pod.metadata;
-    let uid = encoded(&metadata.uid);
-    let found = events(api, &metadata.namespace, &format!("involvedObject.uid%3D{uid}"));
-    let events = found.iter().flatten().filter_map(event_line).collect();
-    let agent = agent_on(api, cni_namespace, &pod.spec.node_name);
-    let records = agent.as_ref().map(|agent| records(api, cni_namespace, agent, pod));
-    NodeReport {
-        agent: agent.map(|agent| {
-            let state = match agent.not_ready(&[]) {
-                Some(why) => format!("not ready: {}", one_line(&why)),
-                None => "ready".to_owned(),
-            };
-            (agent.name().to_owned(), state)
-        }),
-        records: records.unwrap_or_default(),
-        events: newest(events),
+pub fn render(explanation: &Explanation) -> String {
+    let metadata = &explanation.pod.metadata;
+    let node = match explanation.pod.spec.node_name.as_str() {
+        "" => "not scheduled",
+        node => node,
+    };
+    let (title, why) = match &explanation.decision {
+        None => (
+            "not redirected: the plugin is not called",
+            "spec.hostNetwork is true: the pod uses the node's network namespace".to_owned(),
+        ),
+        Some(Ok(Decision::Skip(reason))) => {
+            ("not redirected: the plugin skips the pod", reason.text().to_owned())
+        }
+        Some(Ok(Decision::Redirect(_))) => (
+            "redirected to the proxy",
+            "the pod has a container linkerd-proxy and no linkerd-init".to_owned(),
+        ),
+        Some(Err(error)) => (
+            "the plugin fails, and the pod cannot start",
+            format!("{} (code {})\nRemedy:    {}", error.msg, error.failure.code(), error.details),
+        ),
+    };
+    let mut text = format!(
+        "Pod:       {}/{}\nNode:      {node}\nDecision:  {title}\nWhy:       {why}\n",
+        metadata.namespace, metadata.name,
+    );
+    if let Some(Ok(Decision::Redirect(resolved))) = &explanation.decision {
+        if skipped_by_annotations(&metadata.annotations).is_some() {
+            text.push_str(UNANNOTATED);
+        }
+        redirect(&mut text, explanation, resolved);
+    }
+    text
+}
+
+/// Returns the redirected IP families, and why IPv6 is redirected or not.
+fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static str) {
+    const BOTH: &[Family] = &[Family::Ipv4, Family::Ipv6];
+    match (configured, resolved) {
+        (_, Ipv6::Yes) => (BOTH, "yes (disableIPv6=false)"),
+        (_, Ipv6::Auto) => (BOTH, "yes (ipv6: auto, if the node's kernel has IPv6)"),
+        (Ipv6::Auto, Ipv6::No) => {
+            (&[Family::Ipv4], "no (ipv6: auto, and the proxy listens on IPv4 only)")
+        }
+        (_, Ipv6::No) => (&[Family::Ipv4], "no (disableIPv6=true)"),
     }
 }
 
-fn records(api: &dyn Api, cni_namespace: &str, agent: &Agent, pod: &Pod) -> Vec<String> {
-    let name = agent.name();
-    let path = format!(
-        "/api/v1/namespaces/{cni_namespace}/pods/{name}/log?container=install-cni&tailLines={LOG_LINES}"
-    );
-    let log = api.request("GET", &path, "").unwrap_or_default();
-    let [add, check] = Record::line_starts(&pod.metadata.namespace, &pod.metadata.name);
-    let lines = log.lines().filter(|line| line.contains(&add) || line.contains(&check));
-    newest(lines.map(one_line).collect())
-}
-
-fn newest(mut lines: Vec<String>) -> Vec<String> {
-    lines.split_off(lines.len().saturating_sub(SHOWN))
-}
-
-/// Returns the line for an Event of Linkerd's CNI, or of a sandbox that could not be created.
-fn event_line(event: &Value) -> Option<String> {
-    let [reason, message] = ["reason", "message"].map(|key| objects::text(&event[key]));
-    let is_about_cni = reason.starts_with("LinkerdCNI") || reason == "FailedCreatePodSandBox";
-    is_about_cni.then(|| one_line(&format!("{} {reason}: {message}", event_time(event))))
+fn redirect(text: &mut String, explanation: &Explanation, resolved: &ResolvedRedirect) {
+    let (families, ipv6) = families(explanation.config.ipv6, resolved.ipv6);
+    // Writing to a String cannot fail.
+    let Redirect { inbound_port, outbound_port, .. } = resolved.redirect;
+    let _ = writeln!(text, "Ports:     inbound {inbound_port}, outbound {outbound_port}");
+    let _ = writeln!(text, "IPv6:      {ipv6}");
+    for list in &resolved.ignored {
+        let _ = writeln!(text, "Warning:   {list}; expected {}", list.grammar());
+    }
+    for Bypass { reason, detail, cause } in &explanation.bypasses {
+        let cause = cause.map(|(kind, key)| format!(" ({kind}: {key})")).unwrap_or_default();
+        let _ = writeln!(text, "Bypass:    {} {detail}{cause}", reason.label());
+    }
+    if explanation.config.simulate {
+        let _ = writeln!(
+            text,
+            "Warning:   simulate is true: the plugin logs the rules and installs none"
+        );
+    }
+    text.push_str("\nRules, as the plugin would install them now, in the form of iptables-save:\n");
+    for &family in families {
+        let _ = writeln!(text, "\n{family:?}:");
+        for rule in marked_rules(&resolved.redirect, family, families) {
+            let _ = writeln!(text, "{}", rule_line(&rule));
+        }
+    }
 }

@@ -20,20 +20,14 @@ pub const RBAC: &str = "rbac.authorization.k8s.io";
 pub type OptionalObject = Result<Option<Value>, Error>;
 
 #[derive(Clone, Debug)]
-pub struct ChartObject {
-    pub kind: &'static str,
-    pub name: String,
-    pub found: OptionalObject,
-}
-
-#[derive(Clone, Debug)]
 pub struct Facts {
     pub now: SystemTime,
     pub namespace: String,
     pub namespace_object: OptionalObject,
     pub config: OptionalObject,
     pub daemonset: OptionalObject,
-    pub objects: Vec<ChartObject>,
+    /// Objects without which the agent or the plugin does not work, by kind and name.
+    pub objects: Vec<(String, OptionalObject)>,
     /// DaemonSets of this chart or Linkerd's in any namespace.
     pub daemonsets: Result<Vec<Value>, Error>,
     pub nodes: Result<Vec<Node>, Error>,
@@ -50,14 +44,8 @@ pub struct Facts {
 }
 
 /// Fetches the facts for the checks of an installed chart. A failed request does not stop the
-/// others. The control plane is in `linkerd_namespace`. `end` and `progress` are those of [`agents`].
-pub fn fetch(
-    api: &dyn Api,
-    namespace: &str,
-    linkerd_namespace: &str,
-    end: Deadline,
-    progress: &(dyn Fn(usize, usize) + Sync),
-) -> Facts {
+/// others. The control plane is in `linkerd_namespace`. Agents are asked until `end`.
+pub fn fetch(api: &dyn Api, namespace: &str, linkerd_namespace: &str, end: Deadline) -> Facts {
     let daemonset: OptionalObject = find(api, &daemonset_path(namespace, DAEMONSET));
     let known = daemonset.as_ref().ok().and_then(Option::as_ref);
     let unchained = known.filter(|found| variable(found, "LINKERD_CNI_CHAINED") == Some("false"));
@@ -73,11 +61,11 @@ pub fn fetch(
         daemonset,
         daemonsets: daemonsets(api),
         nodes: list(api, "/api/v1/nodes", ""),
-        events: events(api, namespace, "type%3DWarning").unwrap_or_default(),
+        events: warnings(api, namespace).unwrap_or_default(),
         pending_pods: list(api, "/api/v1/pods", &pending),
         cilium: cilium(api),
         control_plane_uses_cni: control_plane_uses_cni(api, linkerd_namespace),
-        agents: agents(api, namespace, end, progress),
+        agents: agents(api, namespace, end),
         multus_pods,
     }
 }
@@ -93,10 +81,10 @@ pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
     }
 }
 
-/// Lists the Events of a namespace that match `fields`, oldest first.
-pub fn events(api: &dyn Api, namespace: &str, fields: &str) -> Result<Vec<Value>, Error> {
+/// Lists the Warning Events of a namespace, oldest first.
+fn warnings(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
     let path = format!("{}/events", namespace_path(namespace));
-    let mut events = list(api, &path, &format!("fieldSelector={fields}"))?;
+    let mut events = list(api, &path, "fieldSelector=type%3DWarning")?;
     events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
     Ok(events)
 }
@@ -121,29 +109,34 @@ fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool
     Some(values.lines().any(|line| line == "cniEnabled: true"))
 }
 
-/// Looks for the objects without which the agent or the plugin does not work.
-fn chart_objects(api: &dyn Api, namespace: &str, daemonset: Option<&Value>) -> Vec<ChartObject> {
+fn chart_objects(
+    api: &dyn Api,
+    namespace: &str,
+    daemonset: Option<&Value>,
+) -> Vec<(String, OptionalObject)> {
+    let Some(daemonset) = daemonset else { return Vec::new() };
     let rbac = format!("/apis/{RBAC}/v1");
     let mut wanted = vec![
         ("ClusterRole", "linkerd-cni", format!("{rbac}/clusterroles")),
         ("ClusterRoleBinding", "linkerd-cni", format!("{rbac}/clusterrolebindings")),
     ];
     let accounts = format!("{}/serviceaccounts", namespace_path(namespace));
-    if let Some(daemonset) = daemonset {
-        if let Some(agent) = pod_spec(daemonset)["serviceAccountName"].as_str() {
-            wanted.push(("ServiceAccount", agent, accounts.clone()));
-        }
-        // Upstream's chart has none of these.
-        if let Some(plugin) = variable(daemonset, "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
-            wanted.push(("ServiceAccount", plugin, accounts));
-            let roles = format!("{rbac}/namespaces/{namespace}");
-            wanted.push(("Role", "linkerd-cni-agent", format!("{roles}/roles")));
-            wanted.push(("RoleBinding", "linkerd-cni-agent", format!("{roles}/rolebindings")));
-        }
+    if let Some(agent) = pod_spec(daemonset)["serviceAccountName"].as_str() {
+        wanted.push(("ServiceAccount", agent, accounts.clone()));
     }
-    let look_up = |(kind, name, path): (&'static str, &str, String)| {
-        let found = find(api, &format!("{path}/{name}"));
-        ChartObject { kind, name: name.to_owned(), found }
+    // Upstream's chart has none of these.
+    if let Some(plugin) = variable(daemonset, "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
+        wanted.push(("ServiceAccount", plugin, accounts));
+        let roles = format!("{rbac}/namespaces/{namespace}");
+        wanted.push(("Role", "linkerd-cni-agent", format!("{roles}/roles")));
+        wanted.push(("RoleBinding", "linkerd-cni-agent", format!("{roles}/rolebindings")));
+    }
+    let look_up = |(kind, name, path): (&str, &str, String)| {
+        let parent = match kind.starts_with("Cluster") {
+            true => String::new(),
+            false => format!("{namespace}/"),
+        };
+        (format!("{kind} {parent}{name}"), find(api, &format!("{path}/{name}")))
     };
     wanted.into_iter().map(look_up).collect()
 }

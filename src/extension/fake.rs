@@ -78,7 +78,7 @@ impl Cluster {
 
     pub fn facts(&self) -> Facts {
         let end = Deadline::after(Duration::from_secs(3600));
-        Facts { now: now(), ..facts::fetch(self, "linkerd-cni", "linkerd", end, &|_, _| {}) }
+        Facts { now: now(), ..facts::fetch(self, "linkerd-cni", "linkerd", end) }
     }
 }
 
@@ -96,12 +96,6 @@ impl Recorded {
     /// Number of requests whose path has `text`.
     pub fn count(&self, text: &str) -> usize {
         self.paths.lock().unwrap().iter().filter(|path| path.contains(text)).count()
-    }
-
-    /// The first path that has `text`.
-    pub fn first(&self, text: &str) -> String {
-        let paths = self.paths.lock().unwrap();
-        paths.iter().find(|path| path.contains(text)).unwrap().clone()
     }
 
     /// The last path that has `text`.

@@ -2,20 +2,18 @@
 //!
 //! An administrator's kubeconfig can have client certificates, exec plugins, proxies and several
 //! merged files, and kubectl handles all of them. [`crate::kube`] reads only kubeconfigs with a
-//! token. Every administrator has kubectl. After the first request, `kubectl proxy` sends the others,
-//! from a socket that only the user can open: kubectl and its credential plugin start once, not for
-//! each of 500 agents.
+//! token. Every administrator has kubectl. `kubectl proxy` sends the requests, from a socket that only
+//! the user can open: kubectl and its credential plugin start once, not for each of 500 agents.
 
 use std::env;
-use std::ffi::{OsStr, OsString};
-use std::fs;
-use std::io::{self, ErrorKind, IsTerminal as _, Read, Write};
+use std::ffi::OsString;
+use std::fs::{self, File};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{self, Receiver};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
@@ -25,26 +23,20 @@ use super::api::{Api, Error};
 use crate::child;
 use crate::deadline::Deadline;
 
-/// Time for the first request, with the credential plugin that kubectl may start, for the start of
-/// `kubectl proxy`, and for each response through it to begin or go on.
+/// Time for the start of `kubectl proxy`, and for each response through it to begin or go on. The first
+/// one waits for the credential plugin that kubectl may start.
 const DEADLINE: Duration = Duration::from_secs(30);
-/// Time for the first request if a user may log in.
-const LOGIN_DEADLINE: Duration = Duration::from_secs(300);
-/// Time that kubectl allows the API server for the first request, as its flag.
-const REQUEST_TIMEOUT: &str = "--request-timeout=15s";
 /// Pause between two attempts to open the socket of a `kubectl proxy` that starts.
 const START_PAUSE: Duration = Duration::from_millis(5);
 const OUTPUT_LIMIT: u64 = 64 << 20;
 /// Runs its arguments in place of the shell. When this process ends, in whatever way, the pipe at stdin
-/// closes: a subshell then removes the socket's directory `$0` and kills the process group, with a credential
+/// closes: a subshell then removes the directory `$0` and kills the process group, with a credential
 /// plugin that hangs. A signal handler could not do so after SIGKILL.
 const GUARD: &str = r#"exec 3<&0
-(read -r _ <&3; /bin/rm "$0/socket"; /bin/rmdir "$0"; kill -9 0) >/dev/null 2>&1 &
+(read -r _ <&3; /bin/rm -r "$0"; kill -9 0) >/dev/null 2>&1 &
 exec "$@" </dev/null 3<&-"#;
 /// Exit code of a shell that does not find a program.
 const NOT_FOUND: i32 = 127;
-/// Held by the request in which a user may log in.
-static LOGIN: Mutex<()> = Mutex::new(());
 
 #[derive(Debug)]
 pub struct Kubectl {
@@ -58,17 +50,8 @@ pub struct Kubectl {
 #[derive(Debug)]
 struct Proxy {
     child: Child,
-    /// Has the socket. Only this user can open it.
+    /// Has the socket, and what kubectl writes to stderr. Only this user can open it.
     dir: PathBuf,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Group {
-    /// In a process group of its own, with which a credential plugin that hangs is killed.
-    Own,
-    /// In the group of this process, in which a credential plugin can ask the user: only the
-    /// foreground group reads from the terminal. What kubectl writes to stderr is shown at once.
-    Foreground,
 }
 
 impl Kubectl {
@@ -78,71 +61,24 @@ impl Kubectl {
         Kubectl { program: "kubectl".into(), flags, deadline: DEADLINE, proxy }
     }
 
-    /// Sends the first request. On a terminal, the user has time to log in, to one cluster at a time.
-    pub fn connect(&self) -> Result<(), Error> {
-        let (group, deadline) = match io::stdin().is_terminal() {
-            true => (Group::Foreground, LOGIN_DEADLINE),
-            false => (Group::Own, self.deadline),
-        };
-        let _turn = (group == Group::Foreground)
-            .then(|| LOGIN.lock().unwrap_or_else(PoisonError::into_inner));
-        self.run(group, deadline, &["get", "--raw", "/version"]).map(drop)
-    }
-
-    fn run(&self, group: Group, deadline: Duration, arguments: &[&str]) -> Result<String, Error> {
-        let end = Deadline::after(deadline);
-        let mut command = match group {
-            Group::Own => self.guarded("".as_ref()),
-            Group::Foreground => {
-                let mut command = Command::new(&self.program);
-                command.args(&self.flags).stdin(Stdio::inherit());
-                command
-            }
-        };
-        command.arg(REQUEST_TIMEOUT).args(arguments);
-        let mut child =
-            command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().map_err(Error::start)?;
-        let shown: Box<dyn Write + Send> = match group {
-            Group::Own => Box::new(io::sink()),
-            Group::Foreground => Box::new(io::stderr()),
-        };
-        let stdout = reader(child.stdout.take(), io::sink());
-        let stderr = reader(child.stderr.take(), shown);
-        let text = |output: &Receiver<String>| output.recv_timeout(end.remaining()).ok();
-        let outputs = text(&stdout).zip(text(&stderr));
-        // Only after both outputs: a process group cannot be killed safely once its leader is reaped.
-        let done = outputs.and_then(|texts| Some((texts, child::wait(&mut child, end).ok()??)));
-        let Some(((stdout, stderr), status)) = done else {
-            child::kill(&mut child);
-            return Err(Error::Deadline(deadline));
-        };
-        match status.code() {
-            Some(0) => Ok(stdout),
-            Some(NOT_FOUND) => Err(Error::Start("not found".to_owned())),
-            _ => Err(Error::from_stderr(&stderr)),
-        }
-    }
-
-    /// Makes the command of a kubectl that [`GUARD`] ends.
-    fn guarded(&self, dir: &OsStr) -> Command {
-        let mut command = Command::new("/bin/sh");
-        command.arg("-c").arg(GUARD).arg(dir).arg(&self.program).args(&self.flags);
-        command.stdin(Stdio::piped()).process_group(0);
-        command
-    }
-
     fn start_proxy(&self) -> Result<Proxy, Error> {
         let end = Deadline::after(self.deadline);
         let dir = mkdtemp(&env::temp_dir().join("linkerd-cni-XXXXXX"))
             .map_err(|errno| Error::start(errno.into()))?;
-        let mut command = self.guarded(dir.as_os_str());
+        let stderr = dir.join("stderr");
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(GUARD).arg(&dir).arg(&self.program).args(&self.flags);
         command.arg("proxy").arg("--unix-socket").arg(dir.join("socket"));
-        let child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn();
-        let mut proxy = Proxy { child: child.map_err(Error::start)?, dir };
-        let stderr = reader(proxy.child.stderr.take(), io::sink());
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
+        command.stderr(File::create(&stderr).map_err(Error::start)?);
+        let mut proxy = Proxy { child: command.spawn().map_err(Error::start)?, dir };
         while proxy.open().is_err() {
-            if let Ok(text) = stderr.try_recv() {
-                return Err(Error::from_stderr(&text));
+            // The process group of a child that is reaped here remains until its guard ends.
+            if let Ok(Some(status)) = proxy.child.try_wait() {
+                return Err(match status.code() {
+                    Some(NOT_FOUND) => Error::Start("not found".to_owned()),
+                    _ => Error::from_stderr(&fs::read(stderr).unwrap_or_default()),
+                });
             }
             if end.has_passed() {
                 return Err(Error::Deadline(self.deadline));
@@ -189,9 +125,8 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         child::kill(&mut self.child);
-        // Fails only if the proxy made no socket, or somebody else has removed it.
-        let _ = fs::remove_file(self.dir.join("socket"));
-        let _ = fs::remove_dir(&self.dir);
+        // Fails only if somebody else has removed it.
+        let _ = fs::remove_dir_all(&self.dir);
     }
 }
 
@@ -204,30 +139,6 @@ fn body_of(response: &str) -> Result<String, Error> {
         true => Ok(body.to_owned()),
         false => Err(Error::from_status(status, body)),
     }
-}
-
-/// Reads a pipe to its end on a thread of its own, and copies it to `shown` as it is written. Bytes
-/// after [`OUTPUT_LIMIT`] are left out.
-fn reader(
-    pipe: Option<impl Read + Send + 'static>,
-    mut shown: impl Write + Send + 'static,
-) -> Receiver<String> {
-    let (sender, receiver) = mpsc::sync_channel(1);
-    thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(pipe) = pipe {
-            let mut pipe = pipe.take(OUTPUT_LIMIT);
-            let mut part = vec![0; 1 << 16];
-            while let Ok(length @ 1..) = pipe.read(&mut part) {
-                bytes.extend_from_slice(&part[..length]);
-                // Without a terminal, nothing is left to show the text on.
-                let _ = shown.write_all(&part[..length]);
-            }
-        }
-        // The receiver is gone after the deadline.
-        let _ = sender.send(String::from_utf8_lossy(&bytes).into_owned());
-    });
-    receiver
 }
 
 #[cfg(test)]
@@ -256,24 +167,19 @@ mod tests {
 
     #[test]
     fn errors_of_the_api_server_are_told_from_those_of_kubectl() {
-        let fail =
-            |text: &str| fake(&format!("echo '{text}' >&2; exit 1"), LONG).connect().unwrap_err();
-        let refused = "The connection to the server was refused\nIs it running?";
-        let wanted =
-            "kubectl failed: The connection to the server was refused; Is it running?; check ";
-        let error = fail(refused).to_string();
-        assert!(error.starts_with(wanted), "{error}");
-        let error = fail("Error from server (Forbidden): no").to_string();
-        assert!(error.starts_with("no (Forbidden); grant this right to the user"), "{error}");
-
         let missing =
             "HTTP/1.0 404 Not Found\r\nA: b\r\n\r\n{\"reason\":\"NotFound\",\"message\":\"no x\"}";
         let error = get::<u8>(&Responded(missing), "/x").unwrap_err();
         assert_eq!(error.to_string(), "no x (NotFound)");
         assert!(find::<()>(&Responded(missing), "/x").unwrap().is_none());
+        let forbidden =
+            "HTTP/1.0 403 Forbidden\r\n\r\n{\"reason\":\"Forbidden\",\"message\":\"no\"}";
+        let error = get::<u8>(&Responded(forbidden), "/x").unwrap_err().to_string();
+        assert!(error.starts_with("no (Forbidden); grant this right to the user"), "{error}");
         let refused = Responded("HTTP/1.0 500 Internal\r\n\r\ndial tcp: connection refused\n");
-        let error = get::<u8>(&refused, "/x").unwrap_err();
-        assert_eq!(error.to_string(), "dial tcp: connection refused (HTTP 500)");
+        let error = get::<u8>(&refused, "/x").unwrap_err().to_string();
+        let wanted = "dial tcp: connection refused (HTTP 500); check with kubectl version ";
+        assert!(error.starts_with(wanted), "{error}");
         let error = get::<u8>(&Responded("HTTP/1.0 200 OK\r\n\r\n{}"), "/x").unwrap_err();
         assert!(error.to_string().starts_with("/x: unexpected response: "), "{error}");
         assert!(get::<u8>(&Responded("cut"), "/x").is_err());
@@ -281,44 +187,29 @@ mod tests {
 
     #[test]
     fn a_proxy_that_ends_or_hangs_at_its_start_fails_each_request() {
-        let api = fake("echo 'error: unknown flag' >&2; exit 1", LONG);
+        let api = fake("printf 'refused\\nIs it running?' >&2; exit 1", LONG);
         for _ in 0..2 {
             let error = api.request("GET", "/x", "").unwrap_err().to_string();
-            assert!(error.starts_with("kubectl failed: error: unknown flag"), "{error}");
+            let wanted = "kubectl failed: refused; Is it running?; check with kubectl version ";
+            assert!(error.starts_with(wanted), "{error}");
         }
         let api = fake("exec sleep 60", Duration::from_millis(100));
-        assert!(matches!(api.request("GET", "/x", ""), Err(Error::Deadline(_))));
+        let error = api.request("GET", "/x", "").unwrap_err();
+        assert!(error.to_string().contains("credential plugin"), "{error}");
     }
 
     #[test]
     fn a_kubectl_that_hangs_is_killed_with_what_it_started() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("id");
-        for hang in ["echo $$ >FILE; exec sleep 60", "sleep 60 & echo $! >FILE"] {
+        for hang in ["echo $$ >FILE; exec sleep 60", "sleep 60 & echo $! >FILE; wait"] {
             let start = Instant::now();
             let script = hang.replace("FILE", file.to_str().unwrap());
-            let error = fake(&script, Duration::from_secs(1)).connect().unwrap_err();
-            assert!(matches!(error, Error::Deadline(_)), "{hang}: {error}");
+            let error = fake(&script, Duration::from_secs(1)).request("GET", "/x", "");
+            assert!(matches!(error, Err(Error::Deadline(_))), "{hang}: {error:?}");
             assert!(start.elapsed() < Duration::from_secs(30), "{hang}");
             child::tests::assert_ends(&file);
             std::fs::remove_file(&file).unwrap();
         }
-    }
-
-    #[test]
-    fn a_credential_plugin_can_ask_only_in_the_foreground_group() {
-        let group = "read -r pid name state parent group rest </proc/self/stat; echo $group";
-        let api = fake(group, LONG);
-        let own = nix::unistd::getpgrp().to_string();
-        let of = |group| api.run(group, LONG, &[]).unwrap().trim().to_owned();
-        assert_eq!(of(Group::Foreground), own);
-        assert_ne!(of(Group::Own), own);
-    }
-
-    #[test]
-    fn a_login_that_hangs_ends_at_its_deadline_and_names_the_credential_plugin() {
-        let api = fake("exec sleep 60", LONG);
-        let error = api.run(Group::Foreground, Duration::from_millis(100), &[]);
-        assert!(error.unwrap_err().to_string().contains("credential plugin"));
     }
 }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, SystemTime};
 
-use super::agents::{Agent, TokenState, token_state, unasked};
+use super::agents::{Agent, token_left};
 use super::facts::Facts;
 use crate::agent::status_body::PluginCounts;
 use crate::quote::{cut, one_line};
@@ -45,7 +45,6 @@ pub fn table(facts: &Facts) -> Result<String, String> {
             reasons.extend(note.map(|note| one_line(&format!("{name}: {note}")) + "\n"));
         }
     }
-    reasons.extend(unasked(agents).map(|line| line + "\n"));
     let gap = if reasons.is_empty() { "" } else { "\n" };
     Ok(format!("{}{gap}{}", align(&rows), reasons.concat()))
 }
@@ -64,7 +63,7 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 9
         if is_ready { "yes" } else { "no" }.to_owned(),
         body.map_or_else(unknown, |body| cut(&body.version)),
         body.and_then(|body| body.conflist.as_deref()).map_or_else(unknown, cut),
-        body.map_or_else(unknown, |body| token_text(token_state(body, now))),
+        body.and_then(|body| token_left(body, now)).map_or_else(unknown, token_text),
         if backends.is_empty() { unknown() } else { backends.join(",") },
         sum(|calls| &calls.redirects),
         sum(|calls| &calls.failures),
@@ -75,28 +74,20 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 9
 }
 
 /// Names the sources that decided on pods, each with the number of ADDs.
-pub fn decided_by(adds: &BTreeMap<String, u64>) -> String {
+fn decided_by(adds: &BTreeMap<String, u64>) -> String {
     let sources = adds.iter().filter(|(_, count)| **count > 0);
     let sources = sources.map(|(source, count)| format!("{} {count}", cut(source)));
     sources.collect::<Vec<_>>().join(", ")
 }
 
-fn token_text(token: TokenState) -> String {
-    match token {
-        TokenState::Valid(left) => format!("{} left", rounded(left)),
-        TokenState::Ending => "expires soon".to_owned(),
-        TokenState::Expired => "expired".to_owned(),
-        TokenState::Unlimited => UNKNOWN.to_owned(),
-    }
-}
-
-/// Returns the time in its largest unit, such as `23h`.
-fn rounded(time: Duration) -> String {
-    let minutes = time.as_secs() / 60;
+/// Returns the time that is left in its largest unit, such as `23h left`.
+fn token_text(left: Duration) -> String {
+    let minutes = left.as_secs() / 60;
     match minutes {
-        0..120 => format!("{minutes}m"),
-        120..2880 => format!("{}h", minutes / 60),
-        _ => format!("{}d", minutes / 1440),
+        _ if left.is_zero() => "expired".to_owned(),
+        0..120 => format!("{minutes}m left"),
+        120..2880 => format!("{}h left", minutes / 60),
+        _ => format!("{}d left", minutes / 1440),
     }
 }
 

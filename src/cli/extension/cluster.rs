@@ -54,18 +54,13 @@ impl ClusterFlags {
 
     /// Returns kubectl's flags for the same cluster and user.
     pub fn kubectl(&self) -> Vec<String> {
-        let one = |name: &str, value: &Option<String>| {
+        let flags =
+            [("kubeconfig", &self.kubeconfig), ("context", &self.context), ("as", &self.user)];
+        let given = |(name, value): (&str, &Option<String>)| {
             let value = value.as_ref().filter(|value| !value.is_empty())?;
             Some(format!("--{name}={value}"))
         };
-        let mut all: Vec<String> = [
-            one("kubeconfig", &self.kubeconfig),
-            one("context", &self.context),
-            one("as", &self.user),
-        ]
-        .into_iter()
-        .flatten()
-        .collect();
+        let mut all: Vec<String> = flags.into_iter().filter_map(given).collect();
         for group in &self.groups {
             // `linkerd check` passes the list as one value, such as `[a,b]` or `[]`.
             let list = group.strip_prefix('[').and_then(|list| list.strip_suffix(']'));

@@ -1,16 +1,15 @@
 //! Checks of the agents, one per node. Pure.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::time::SystemTime;
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
 
 use serde::Deserialize as _;
 use serde_json::Value;
 
 use super::{NODES, readable};
 use crate::agent::status_body::StatusBody;
-use crate::extension::agents::{Agent, DAEMONSET, TokenState, token_state, unasked};
+use crate::extension::agents::{Agent, DAEMONSET, token_left};
 use crate::extension::facts::Facts;
-use crate::extension::nodes::decided_by;
 use crate::extension::objects::{admin_port, agent_container, pod_spec, text, variable};
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::failure;
@@ -52,7 +51,7 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
         let called = "the active network config of each node calls the plugin";
         checks.push(check("conflist", called, conflists(&bodies)));
     }
-    let succeed = format!("plugin calls succeed ({}{})", backends(&bodies), sources(&bodies));
+    let succeed = format!("plugin calls succeed ({})", backends(&bodies));
     checks.extend([
         check("token", "the plugin's token is valid on each node", tokens(&bodies, facts.now)),
         check("contention", "no other program overwrites the agents' files", contention(&bodies)),
@@ -107,16 +106,14 @@ fn ready(facts: &Facts) -> Verdict {
     Severity::Pending.if_any("agents that are not ready", &reasons)
 }
 
-/// Fails for agents whose state cannot be read, on which the next checks depend.
+/// Warns of agents whose state cannot be read, on which the next checks depend.
 fn reports(agents: &[Agent]) -> Verdict {
-    let silent = agents
-        .iter()
-        .filter(|agent| agent.is_ready())
+    let silent = agents.iter().filter(|agent| agent.is_ready());
+    let silent = silent
         .filter_map(|agent| Some(named(agent, agent.status.as_ref()?.as_ref().err()?.to_string())));
-    let items: Vec<String> = unasked(agents).into_iter().chain(silent).collect();
     Severity::Warning.if_any(
         "agents without readable /status, whose network config, token and contention are not checked",
-        &items,
+        &silent.collect::<Vec<_>>(),
     )
 }
 
@@ -134,11 +131,8 @@ fn each(bodies: &Bodies<'_>, problem: impl Fn(&StatusBody) -> Option<String>) ->
 }
 
 fn versions(bodies: &Bodies<'_>, own: &str) -> Verdict {
-    let found: BTreeSet<&str> = bodies.iter().map(|(_, body)| body.version.as_str()).collect();
     let others = each(bodies, |body| (body.version != own).then(|| body.version.clone()));
-    let differ = if found.len() > 1 { "; the agents' versions differ" } else { "" };
-    let summary = format!("agents with another version than this command{differ}");
-    Severity::Warning.if_any(&summary, &others)
+    Severity::Warning.if_any("agents with another version than this command", &others)
 }
 
 fn conflists(bodies: &Bodies<'_>) -> Verdict {
@@ -153,19 +147,11 @@ fn conflists(bodies: &Bodies<'_>) -> Verdict {
 }
 
 fn tokens(bodies: &Bodies<'_>, now: SystemTime) -> Verdict {
-    let (mut expired, mut doubtful) = (Vec::new(), Vec::new());
-    for (node, body) in bodies {
-        match token_state(body, now) {
-            TokenState::Expired => expired.push(format!("{node}: expired")),
-            TokenState::Ending => doubtful.push(format!("{node}: expires within 10 minutes")),
-            TokenState::Valid(_) | TokenState::Unlimited => {
-                let request = body.problems.get("TokenRequest");
-                doubtful.extend(request.map(|why| format!("{node}: {why}")));
-            }
-        }
-    }
+    let is_expired = |body: &StatusBody| token_left(body, now) == Some(Duration::ZERO);
+    let expired = each(bodies, |body| is_expired(body).then(|| "expired".to_owned()));
     Severity::Error.if_any(EXPIRED, &expired)?;
-    Severity::Warning.if_any("nodes with a problem of the token", &doubtful)
+    let unrenewed = each(bodies, |body| body.problems.get("TokenRequest").cloned());
+    Severity::Warning.if_any("nodes with a problem of the token", &unrenewed)
 }
 
 fn contention(bodies: &Bodies<'_>) -> Verdict {
@@ -188,17 +174,6 @@ fn backends(bodies: &Bodies<'_>) -> String {
         true => "no pod redirected yet".to_owned(),
         false => format!("backend {}", Vec::from_iter(names).join(" and ")),
     }
-}
-
-/// Returns what decided on pods since the agents started.
-fn sources(bodies: &Bodies<'_>) -> String {
-    let mut all = BTreeMap::new();
-    for (source, count) in bodies.iter().flat_map(|(_, body)| &body.calls.adds) {
-        let sum: &mut u64 = all.entry(source.clone()).or_default();
-        *sum = sum.saturating_add(*count);
-    }
-    let text = decided_by(&all);
-    if text.is_empty() { text } else { format!("; decided by {text}") }
 }
 
 /// Fails for plugin calls that failed or were redirected by annotations alone, since the agents

@@ -13,23 +13,19 @@ use crate::kube::object_reader::namespace_path;
 const PRE: &str = "linkerd-cni-pre";
 /// Oldest supported Kubernetes: `kubeVersion` of the chart.
 pub const OLDEST_KUBERNETES: (u32, u32) = (1, 31);
-/// Annotation of an object that helm created: name of the release.
-const RELEASE: &str = "meta.helm.sh/release-name";
 /// Label of a namespace with the Pod Security Standard that its pods must meet.
 const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 
-/// Kinds that the chart creates: kind, API group, resource, and whether it is namespaced.
-type Right = (&'static str, &'static str, &'static str, bool);
-
-const CREATED: [Right; 8] = [
-    ("Namespaces", "", "namespaces", false),
-    ("ClusterRoles", RBAC, "clusterroles", false),
-    ("ClusterRoleBindings", RBAC, "clusterrolebindings", false),
-    ("Roles", RBAC, "roles", true),
-    ("RoleBindings", RBAC, "rolebindings", true),
-    ("ServiceAccounts", "", "serviceaccounts", true),
-    ("ConfigMaps", "", "configmaps", true),
-    ("DaemonSets", "apps", "daemonsets", true),
+/// What the chart creates: API group, resource, and whether it is namespaced.
+const CREATED: [(&str, &str, bool); 8] = [
+    ("", "namespaces", false),
+    (RBAC, "clusterroles", false),
+    (RBAC, "clusterrolebindings", false),
+    (RBAC, "roles", true),
+    (RBAC, "rolebindings", true),
+    ("", "serviceaccounts", true),
+    ("", "configmaps", true),
+    ("apps", "daemonsets", true),
 ];
 
 /// Checks whether the chart can be installed in `namespace`. A failed request does not stop the others.
@@ -38,26 +34,21 @@ pub fn checks(api: &dyn Api, namespace: &str) -> Vec<Check> {
     let (major, minor) = OLDEST_KUBERNETES;
     let is_supported = format!("Kubernetes is {major}.{minor} or later");
     let found = find(api, &namespace_path(namespace));
-    let version = version(&get(api, "/version"));
-    let mut checks = vec![check("kubernetes-version", &is_supported, version)];
-    checks.extend(CREATED.iter().map(|kind| {
-        // The namespace may exist already.
-        let exists = kind.0 == "Namespaces" && matches!(found, Ok(Some(_)));
-        let verdict = if exists { Ok(()) } else { right(api, namespace, kind) };
-        check("rights", &format!("can create {}", kind.0), verdict)
-    }));
+    // The namespace may exist already.
+    let created = &CREATED[usize::from(matches!(found, Ok(Some(_))))..];
     let admits = format!("namespace {namespace} admits the agent's pods");
     let admission = match &found {
         // It is still to be created, with the label.
         Ok(None) => Ok(()),
         found => pod_security(namespace, found, false),
     };
-    checks.extend([
+    vec![
+        check("kubernetes-version", &is_supported, version(&get(api, "/version"))),
+        check("rights", "can create the chart's objects", rights(api, namespace, created)),
         check("namespace", &admits, admission),
         other_agents(PRE, &facts::daemonsets(api), namespace, |_| true),
         cilium(PRE, &facts::cilium(api)),
-    ]);
-    checks
+    ]
 }
 
 fn version(version: &Result<Value, Error>) -> Verdict {
@@ -72,30 +63,27 @@ fn version(version: &Result<Value, Error>) -> Verdict {
     }
 }
 
-/// Whether the user may create objects of a kind.
-fn right(
-    api: &dyn Api,
-    namespace: &str,
-    &(kind, group, resource, is_namespaced): &Right,
-) -> Verdict {
+/// Fails if the user may not create one of the kinds of objects.
+fn rights(api: &dyn Api, namespace: &str, created: &[(&str, &str, bool)]) -> Verdict {
     const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-    let namespace = if is_namespaced { namespace } else { "" };
-    let review = json!({
-        "apiVersion": "authorization.k8s.io/v1",
-        "kind": "SelfSubjectAccessReview",
-        "spec": {"resourceAttributes": {
-            "verb": "create", "group": group, "resource": resource, "namespace": namespace,
-        }},
-    });
-    let response = api
-        .request("POST", PATH, &review.to_string())
-        .and_then(|body| decode::<Value>(PATH, &body));
-    match readable(&response, "your rights")?["status"]["allowed"] == true {
-        true => Ok(()),
-        false => Severity::Error.because(format!(
-            "you have no right to create {kind}; install the chart as a user with this right"
-        )),
+    let mut denied = Vec::new();
+    for (group, resource, is_namespaced) in created {
+        let namespace = if *is_namespaced { namespace } else { "" };
+        let review = json!({
+            "apiVersion": "authorization.k8s.io/v1",
+            "kind": "SelfSubjectAccessReview",
+            "spec": {"resourceAttributes": {
+                "verb": "create", "group": group, "resource": resource, "namespace": namespace,
+            }},
+        });
+        let response = api.request("POST", PATH, &review.to_string());
+        let response = response.and_then(|body| decode::<Value>(PATH, &body));
+        if readable(&response, "your rights")?["status"]["allowed"] != true {
+            denied.push((*resource).to_owned());
+        }
     }
+    let summary = "you have no right to create; install the chart as a user with this right";
+    Severity::Error.if_any(summary, &denied)
 }
 
 /// Checks that there is no agent beside the one in `namespace`. `is_other` decides about DaemonSets.
@@ -114,18 +102,16 @@ pub fn other_agents(
 }
 
 fn describe(daemonset: &Value, namespace: &str) -> String {
-    let metadata = &daemonset["metadata"];
-    let [own_namespace, name] = ["namespace", "name"].map(|key| text(&metadata[key]));
+    let [own_namespace, name] = ["namespace", "name"].map(|key| text(&daemonset["metadata"][key]));
     let is_upstream = admin_port(pod_spec(daemonset)).is_none();
     let whose = if is_upstream { "upstream's chart" } else { "this chart" };
-    let tool = match metadata["annotations"][RELEASE].is_string() {
-        true => "helm upgrade",
-        false => "scripts/install-cni | kubectl apply -f -",
-    };
     let what = match (own_namespace == namespace, is_upstream) {
-        (true, true) => format!("{tool} replaces it"),
-        (true, false) => format!("upgrade with {tool}, and use linkerd cni check without --pre"),
-        (false, _) => "uninstall it: two agents would share the nodes' files".to_owned(),
+        (true, true) => "helm upgrade, or scripts/install-cni | kubectl apply -f -, replaces it",
+        (true, false) => {
+            "upgrade with helm upgrade, or scripts/install-cni | kubectl apply -f -, and use \
+             linkerd cni check without --pre"
+        }
+        (false, _) => "uninstall it: two agents would share the nodes' files",
     };
     format!("{own_namespace}/{name} of {whose}: {what}")
 }

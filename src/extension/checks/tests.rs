@@ -100,7 +100,6 @@ fn reports() -> (String, Vec<Check>) {
         one("another version", STATUS_1, "/version", json!("1.9.0")),
         one("no conflist", STATUS_1, "/conflist", Value::Null),
         one("token expired", STATUS_1, "/tokenExpires", json!(NOW - 1)),
-        one("token expires soon", STATUS_1, "/tokenExpires", json!(NOW + 60)),
         one(
             "denied token request",
             STATUS_1,
@@ -273,8 +272,6 @@ fn pre_reports() -> (String, Vec<Check>) {
     let cilium = json!({"items": [{"metadata": {"namespace": "kube-system"}, "data": {}}]});
     let none = json!({"items": []});
     let daemonsets = "/apis/apps/v1/daemonsets";
-    let mut release = daemonset();
-    release["metadata"]["annotations"] = json!({"meta.helm.sh/release-name": "linkerd-cni"});
     let mut elsewhere = daemonset();
     elsewhere["metadata"]["namespace"] = json!("kube-system");
     let cases = vec![
@@ -286,7 +283,6 @@ fn pre_reports() -> (String, Vec<Check>) {
         ("namespace without label", vec![(NAMESPACE, "", unlabeled)]),
         ("another agent", vec![(daemonsets, "", json!({"items": [elsewhere]}))]),
         ("installed already", vec![(daemonsets, "", json!({"items": [daemonset()]}))]),
-        ("installed by helm", vec![(daemonsets, "", json!({"items": [release]}))]),
         ("Cilium", vec![("/api/v1/configmaps", "", cilium)]),
     ];
     let base = [(NAMESPACE, "", Value::Null), (daemonsets, "", none)];

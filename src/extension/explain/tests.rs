@@ -5,20 +5,11 @@ use crate::extension::fake::{CONFIG, Cluster, entry};
 
 const POD: &str = "/api/v1/namespaces/shop/pods/web";
 
-/// A cluster with the pod shop/web on node-1, which its agent and an Event mention.
+/// A cluster with the pod shop/web on node-1.
 fn cluster(pod: Value) -> Cluster {
     let mut cluster = Cluster::healthy();
     cluster.put(POD, pod);
     cluster.put("/api/v1/namespaces/shop", json!({"kind": "Namespace", "metadata": {}}));
-    let log = "agent started\n\
-               linkerd-cni: ADD shop/web container c1: redirected by native, 1 requests, 4 ms\n\
-               linkerd-cni: ADD shop/web-2 container c2: redirected by native, 1 requests, 4 ms\n";
-    cluster.put("/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1/log", json!(log));
-    let events = json!({"items": [
-        {"reason": "LinkerdCNIPortsIgnored", "message": "ignored", "eventTime": "2027-01-15T08:00:00Z"},
-        {"reason": "Pulled", "message": "image", "lastTimestamp": "2027-01-15T08:00:01Z"},
-    ]});
-    cluster.put("/api/v1/namespaces/shop/events", events);
     cluster
 }
 
@@ -42,7 +33,7 @@ fn explained(cluster: &Cluster) -> String {
 }
 
 #[test]
-fn a_meshed_pod_is_explained_with_its_connections_rules_and_report() {
+fn a_meshed_pod_is_explained_with_its_connections_and_rules() {
     insta::assert_snapshot!(explained(&cluster(meshed())));
 }
 
@@ -139,12 +130,4 @@ fn a_missing_pod_or_chart_is_named_with_the_remedy() {
     assert_eq!(error, "\"shop/../x\" is not the name of a pod or namespace");
     let error = fetch(&cluster(meshed()), "elsewhere", "shop", "web").unwrap_err();
     assert!(error.contains("elsewhere/linkerd-cni-config does not exist"), "{error}");
-}
-
-#[test]
-fn without_an_agent_the_node_reports_nothing() {
-    let mut cluster = cluster(meshed());
-    cluster.set(POD, "/spec/nodeName", json!("node-9"));
-    let text = explained(&cluster);
-    assert!(text.contains("no agent runs on the pod's node"), "{text}");
 }
