@@ -95,8 +95,7 @@ fn monitoring_lists_the_reason_of_every_event() {
     for path in found {
         for rest in read(path).split("\"LinkerdCNI").skip(1) {
             let name = rest.split('"').next().unwrap();
-            // The prefix alone is no reason: `linkerd cni explain` selects Events by it.
-            if !name.is_empty() && !name.contains('{') {
+            if !name.contains('{') {
                 reasons.insert(format!("`LinkerdCNI{name}`"));
             }
         }

@@ -16,7 +16,6 @@ use crate::cni::error::Error;
 use crate::cni::object::Object;
 use crate::pod::skip::PodFilter;
 use crate::redirect::backend::IptablesMode;
-use crate::redirect::rules;
 use crate::redirect::{Ipv6, Redirect};
 use ignored_ports::Ignored;
 use resolve::SUBNETS;
@@ -82,10 +81,6 @@ struct Defaults {
 }
 
 impl Config {
-    pub fn rules_digest(&self) -> u64 {
-        rules::digest(&format!("{:?} {:?}", self.defaults, self.ipv6))
-    }
-
     /// Fails if any value of the plugin entry is invalid.
     pub fn read(config: &Object) -> Result<Self, Error> {
         let config = Config::read_leniently(config);

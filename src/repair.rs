@@ -4,18 +4,19 @@
 //!
 //! One thread each, from finding a pod to its Event:
 //!
-//! - [`find::watch`] lists and watches the pods, and queues those whose validator failed.
-//! - [`find::audit`] reads the rules of all running pods, and queues pods that lost rules.
-//! - [`act::worker`] takes the pods from the [`queue`] and repairs one at a time.
+//! - [`watch`] lists and watches the pods, and queues those whose validator failed.
+//! - [`audit`] reads the rules of all running pods, and queues pods that lost rules.
+//! - [`worker`] takes the pods from the [`queue`] and repairs one at a time.
 //!
 //! With `--compare`, [`compare`] runs instead, and nothing is repaired.
 
-pub mod act;
+pub mod agent_ready;
+pub mod audit;
 pub mod budget;
 pub mod compare;
 pub mod comparison;
+pub mod delete;
 pub mod events;
-pub mod find;
 pub mod holds;
 pub mod inspect;
 pub mod metrics;
@@ -24,11 +25,14 @@ pub mod plugin_config;
 pub mod queue;
 pub mod settings;
 pub mod stranded;
+pub mod verdict;
+pub mod watch;
+pub mod worker;
 
 use std::io;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 
@@ -37,12 +41,10 @@ use crate::files::MountedDir;
 use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::pod_watch::DEADLINES;
-use act::worker::{self, Worker};
-use find::audit::{self, Audit};
-use find::readiness::Readiness;
-use find::watch;
+use audit::Audit;
 use settings::Settings;
 use stranded::StrandedPod;
+use worker::Worker;
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 /// Also the file name by which `cli` starts the controller.
@@ -50,6 +52,8 @@ pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 
 /// How long the process waits for the repair in progress after a signal.
 const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
+
+const NOT_LISTED: &str = "the node's pods are not listed yet";
 
 /// Why the controller cannot start.
 #[derive(Debug, thiserror::Error)]
@@ -67,7 +71,9 @@ pub struct Shared {
     pub settings: Settings,
     pub queue: queue::Queue,
     pub metrics: metrics::Metrics,
-    readiness: Mutex<Readiness>,
+    /// Why the controller is not ready: before the first complete list. Upstream's controller is ready once
+    /// its watch has started, too.
+    not_ready: Mutex<Option<String>>,
 }
 
 impl Shared {
@@ -76,7 +82,7 @@ impl Shared {
             settings,
             queue: queue::Queue::default(),
             metrics: metrics::Metrics::default(),
-            readiness: Mutex::default(),
+            not_ready: Mutex::new(Some(NOT_LISTED.to_owned())),
         }
     }
 
@@ -87,8 +93,8 @@ impl Shared {
         }
     }
 
-    fn readiness(&self) -> MutexGuard<'_, Readiness> {
-        self.readiness.lock().unwrap_or_else(PoisonError::into_inner)
+    fn not_ready(&self) -> MutexGuard<'_, Option<String>> {
+        self.not_ready.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -102,20 +108,19 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
     signals.thread_block().map_err(Error::Signal)?;
 
-    if let Some(root) = settings.compare.clone() {
-        let connection = Connection::new(source.clone(), CONTROLLER, DEADLINES);
-        compare::start(settings, root, connection)?;
+    let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
+    if let Some(root) = &settings.compare {
+        compare::run(&settings, root, connection(DEADLINES))?;
         signals.wait().map_err(Error::Signal)?;
         return Ok(());
     }
     let shared = Arc::new(Shared::new(settings));
     let net_dir = MountedDir::at_start(&shared.settings.net_dir());
     serve(Arc::clone(&shared), net_dir)?;
-    let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
     let (watching, watched) = (connection(DEADLINES), Arc::clone(&shared));
     spawn("watch", move || watch::run(watching, &watched))?;
     if let Some(wait) = audit::first(&shared.settings) {
-        let audit = Audit::new(connection(DEADLINES), Arc::clone(&shared));
+        let audit = Audit { connection: connection(DEADLINES), shared: Arc::clone(&shared) };
         spawn("audit", move || audit.run(wait))?;
     }
     let connection = connection(Deadlines::each(worker::REQUEST_TIMEOUT));
@@ -146,7 +151,7 @@ fn serve(shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), Error> {
             }
             None => Ok(()),
         }),
-        ready: Box::new(move || ready.readiness().ready(Instant::now()).map(|()| None)),
+        ready: Box::new(move || ready.not_ready().clone().map_or(Ok(None), Err)),
         metrics: Box::new(move || shared.metrics.text()),
         status: None,
     };

@@ -153,8 +153,8 @@ fn run(flags: &Flags) -> anyhow::Result<u8> {
         }
         Command::Explain { pod, namespace } => {
             connect()?;
-            let found = explain::fetch(api, &cni_namespace(), namespace, pod);
-            (explain::render(&found.map_err(Error::msg)?), 0)
+            let found = explain::explain(api, &cni_namespace(), namespace, pod);
+            (found.map_err(Error::msg)?, 0)
         }
         Command::Bypass { namespace, output } => {
             connect()?;

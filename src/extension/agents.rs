@@ -35,10 +35,6 @@ impl Agent {
         text(&self.pod["spec"]["nodeName"])
     }
 
-    pub fn is_ready(&self) -> bool {
-        is_ready(&self.pod)
-    }
-
     pub fn body(&self) -> Option<&StatusBody> {
         self.status.as_ref()?.as_ref().ok()
     }
@@ -56,7 +52,7 @@ impl Agent {
             return Some(format!("not scheduled: {}", text(&unscheduled["message"])));
         }
         match &self.status {
-            _ if self.is_ready() => None,
+            _ if is_ready(&self.pod) => None,
             Some(Err(why)) => Some(format!("its /status cannot be read: {why}")),
             _ => Some("its readiness probe fails".to_owned()),
         }
@@ -113,7 +109,7 @@ fn pods(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
     Ok(pods)
 }
 
-fn is_ready(pod: &Value) -> bool {
+pub fn is_ready(pod: &Value) -> bool {
     condition(pod, "Ready", "True").is_some()
 }
 

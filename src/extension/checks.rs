@@ -157,8 +157,7 @@ fn pods(facts: &Facts) -> Vec<Check> {
 
 fn attached(pods: &Result<Vec<InjectedPod>, Error>) -> Verdict {
     let pods = readable(pods, "the injected pods")?.iter();
-    let lacking: Vec<String> =
-        pods.filter(|pod| pod.lacks_attachment).map(|pod| pod.name.clone()).collect();
+    let lacking: Vec<String> = pods.filter_map(|pod| pod.unattached.clone()).collect();
     Severity::Error.if_any(
         "pods without the annotation k8s.v1.cni.cncf.io/networks that names linkerd-cni, so without \
          redirect rules; add it to their workloads, or set networkAttachmentDefinition.annotatePods \

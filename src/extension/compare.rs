@@ -19,8 +19,6 @@ const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni-compare";
 const PORT: u16 = 8080;
 /// Time between two looks at the DaemonSet.
 const INTERVAL: Duration = Duration::from_secs(1);
-/// Number of differences that are shown of a pod.
-const SHOWN: usize = 3;
 
 /// Compares the pods of all nodes with an agent. `image` runs on the nodes.
 /// Fails if the DaemonSet cannot be created, or none of its pods can be asked.
@@ -36,12 +34,11 @@ pub fn run(
         image.map_or_else(|| format!("cr.l5d.io/linkerd/cni-plugin:v{VERSION}"), str::to_owned);
     let all = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");
     let daemonset = daemonset(&agent["spec"]["template"]["spec"], &image).to_string();
-    api.request("POST", &all, &daemonset).map_err(|why| match &why {
-        Error::Status { reason, .. } if reason == "AlreadyExists" => format!(
-            "the DaemonSet {namespace}/{NAME} exists; wait until the other comparison ends, or \
-             delete it with kubectl -n {namespace} delete daemonset {NAME}"
-        ),
-        _ => format!("cannot create the DaemonSet {namespace}/{NAME}: {why}"),
+    api.request("POST", &all, &daemonset).map_err(|why| {
+        format!(
+            "cannot create the DaemonSet {namespace}/{NAME}: {why}; if it exists, wait until the other \
+             comparison ends, or delete it with kubectl -n {namespace} delete daemonset {NAME}"
+        )
     })?;
     let report = gather(api, namespace, end);
     let deleted = api.request("DELETE", &daemonset_path(namespace, NAME), "");
@@ -137,12 +134,7 @@ fn daemonset(agent: &Value, image: &str) -> Value {
 pub fn text(report: &Report) -> String {
     let mut text = String::new();
     for (pod, found) in &report.differ {
-        let shown = found.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("; ");
-        let more = match found.len().checked_sub(SHOWN) {
-            Some(more @ 1..) => format!("; and {more} more differences"),
-            _ => String::new(),
-        };
-        text.push_str(&format!("{pod}: {shown}{more}\n"));
+        text.push_str(&format!("{pod}: {}\n", found.join("; ")));
     }
     for (subject, why) in &report.unknown {
         text.push_str(&format!("{subject}: cannot be compared: {why}\n"));
@@ -190,7 +182,7 @@ mod tests {
             ]),
             Duration::ZERO,
         );
-        let wanted = "default/web-0: a; b; c; and 2 more differences\n\
+        let wanted = "default/web-0: a; b; c; d; e\n\
                       default/web-1: f\n\
                       default/x: cannot be compared: why\n\
                       123 pods: 120 equal, 2 differ, 1 cannot be compared\n";

@@ -32,18 +32,6 @@ use crate::redirect::{Family, Ipv6, Redirect};
 const UNANNOTATED: &str = "Note:      no annotation of the pod is that of a proxy: the plugin skips the pod \
                            while no agent runs on its node\n";
 
-/// What the plugin decides for a pod, and from which objects.
-#[derive(Debug)]
-pub struct Explanation {
-    pub pod: Pod,
-    pub config: Config,
-    /// The decision for an ADD, or the error with which the pod cannot start. `None`: the runtime calls no
-    /// plugin for a pod in the node's network namespace.
-    pub decision: Option<Result<Decision<ResolvedRedirect>, CniError>>,
-    /// The paths around the proxy. Empty if they are unknown, as the pod cannot start.
-    pub bypasses: Vec<Bypass>,
-}
-
 /// Answers the plugin's look-ups from objects that are each read once.
 pub struct Lookup<'a> {
     api: &'a dyn Api,
@@ -96,14 +84,14 @@ fn decide(
     }
 }
 
-/// Fetches everything about the pod. `cni_namespace` has the agent's DaemonSet.
+/// Explains what the plugin decides for the pod. `cni_namespace` has the agent's DaemonSet.
 /// Fails if the pod or the plugin entry cannot be read, with object and remedy.
-pub fn fetch(
+pub fn explain(
     api: &dyn Api,
     cni_namespace: &str,
     namespace: &str,
     name: &str,
-) -> Result<Explanation, String> {
+) -> Result<String, String> {
     for text in [cni_namespace, namespace, name] {
         if !is_name(text) {
             return Err(format!("{} is not the name of a pod or namespace", quote(text)));
@@ -117,12 +105,20 @@ pub fn fetch(
     )?;
     let config = existing_config(api, cni_namespace)?;
     let mut lookup = Lookup::new(api);
+    // The runtime calls no plugin for a pod in the node's network namespace.
     let decision = (!pod.spec.host_network).then(|| decide(&config, &pod, &mut lookup));
-    let bypasses = match config.bypasses_of(pod.clone(), &mut lookup) {
-        Ok(Decision::Redirect(found)) => found,
-        _ => Vec::new(),
-    };
-    Ok(Explanation { pod, config, decision, bypasses })
+    let mut text = describe(&pod, decision.as_ref());
+    if let Some(Ok(Decision::Redirect(resolved))) = &decision {
+        if skipped_by_annotations(&pod.metadata.annotations).is_some() {
+            text.push_str(UNANNOTATED);
+        }
+        let bypasses = match config.bypasses_of(pod, &mut lookup) {
+            Ok(Decision::Redirect(found)) => found,
+            _ => Vec::new(),
+        };
+        redirect(&mut text, &config, resolved, &bypasses);
+    }
+    Ok(text)
 }
 
 /// Reads the plugin entry of the chart in this namespace.
@@ -156,13 +152,12 @@ fn unreadable(error: Error) -> CniError {
     CniError::new(Failure::ApiError, error.to_string())
 }
 
-pub fn render(explanation: &Explanation) -> String {
-    let metadata = &explanation.pod.metadata;
-    let node = match explanation.pod.spec.node_name.as_str() {
+fn describe(pod: &Pod, decision: Option<&Result<Decision<ResolvedRedirect>, CniError>>) -> String {
+    let node = match pod.spec.node_name.as_str() {
         "" => "not scheduled",
         node => node,
     };
-    let (title, why) = match &explanation.decision {
+    let (title, why) = match decision {
         None => (
             "not redirected: the plugin is not called",
             "spec.hostNetwork is true: the pod uses the node's network namespace".to_owned(),
@@ -179,17 +174,10 @@ pub fn render(explanation: &Explanation) -> String {
             format!("{} (code {})\nRemedy:    {}", error.msg, error.failure.code(), error.details),
         ),
     };
-    let mut text = format!(
+    format!(
         "Pod:       {}/{}\nNode:      {node}\nDecision:  {title}\nWhy:       {why}\n",
-        metadata.namespace, metadata.name,
-    );
-    if let Some(Ok(Decision::Redirect(resolved))) = &explanation.decision {
-        if skipped_by_annotations(&metadata.annotations).is_some() {
-            text.push_str(UNANNOTATED);
-        }
-        redirect(&mut text, explanation, resolved);
-    }
-    text
+        pod.metadata.namespace, pod.metadata.name,
+    )
 }
 
 /// Returns the redirected IP families, and why IPv6 is redirected or not.
@@ -205,8 +193,8 @@ fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static st
     }
 }
 
-fn redirect(text: &mut String, explanation: &Explanation, resolved: &ResolvedRedirect) {
-    let (families, ipv6) = families(explanation.config.ipv6, resolved.ipv6);
+fn redirect(text: &mut String, config: &Config, resolved: &ResolvedRedirect, bypasses: &[Bypass]) {
+    let (families, ipv6) = families(config.ipv6, resolved.ipv6);
     // Writing to a String cannot fail.
     let Redirect { inbound_port, outbound_port, .. } = resolved.redirect;
     let _ = writeln!(text, "Ports:     inbound {inbound_port}, outbound {outbound_port}");
@@ -214,11 +202,11 @@ fn redirect(text: &mut String, explanation: &Explanation, resolved: &ResolvedRed
     for list in &resolved.ignored {
         let _ = writeln!(text, "Warning:   {list}; expected {}", list.grammar());
     }
-    for Bypass { reason, detail, cause } in &explanation.bypasses {
+    for Bypass { reason, detail, cause } in bypasses {
         let cause = cause.map(|(kind, key)| format!(" ({kind}: {key})")).unwrap_or_default();
         let _ = writeln!(text, "Bypass:    {} {detail}{cause}", reason.label());
     }
-    if explanation.config.simulate {
+    if config.simulate {
         let _ = writeln!(
             text,
             "Warning:   simulate is true: the plugin logs the rules and installs none"

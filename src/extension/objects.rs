@@ -18,9 +18,8 @@ pub struct List<T> {
 #[derive(Clone, Debug, Deserialize)]
 #[serde(try_from = "Value")]
 pub struct InjectedPod {
-    pub name: String,
-    /// Whether Multus has to call the plugin for the pod, and does not.
-    pub lacks_attachment: bool,
+    /// Name of the pod if Multus has to call the plugin for it, and does not.
+    pub unattached: Option<String>,
 }
 
 impl TryFrom<Value> for InjectedPod {
@@ -38,10 +37,8 @@ impl TryFrom<Value> for InjectedPod {
         };
         let pod: Pod = from_value(object)?;
         let needs_one = is_meshed(&pod) && !pod.status.has_ended() && !pod.spec.host_network;
-        Ok(InjectedPod {
-            name: format!("{}/{}", pod.metadata.namespace, pod.metadata.name),
-            lacks_attachment: needs_one && !is_attached,
-        })
+        let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
+        Ok(InjectedPod { unattached: (needs_one && !is_attached).then_some(name) })
     }
 }
 

@@ -56,34 +56,27 @@ pub struct EventContent {
     pub note: String,
 }
 
-/// Publishes an Event; with an `id`, unless there is one of the same object and `id`, from whichever
-/// program. An Event is kept for an hour, unless the API server is configured otherwise. Needs the
+/// Publishes an Event. It is kept for an hour, unless the API server is configured otherwise. Needs the
 /// right to `create` `events` in the group `events.k8s.io`.
 pub fn publish(
     client: &Client,
     reporter: Reporter<'_>,
     regarding: Regarding<'_>,
     content: &EventContent,
-    id: Option<&str>,
 ) -> Result<(), Error> {
     let path = format!("/apis/events.k8s.io/v1/namespaces/{}/events", namespace(regarding));
-    let event = event(reporter, regarding, content, SystemTime::now(), id);
-    match client.post(&path, &event) {
-        Err(error) if id.is_some() && error.code() == Some(409) => Ok(()),
-        result => result,
-    }
+    client.post(&path, &event(reporter, regarding, content, SystemTime::now()))
 }
 
-/// Without an `id`, the name of the Event has the time.
+/// The name of the Event has the time.
 fn event(
     reporter: Reporter<'_>,
     regarding: Regarding<'_>,
     content: &EventContent,
     now: SystemTime,
-    id: Option<&str>,
 ) -> Value {
     let nanos = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_nanos();
-    let suffix = id.map_or_else(|| format!("{nanos:x}"), str::to_owned);
+    let suffix = format!("{nanos:x}");
     let prefix =
         shorten(regarding.name, NAME_LIMIT - 1 - suffix.len()).trim_end_matches(['-', '.']);
     json!({
@@ -142,7 +135,7 @@ mod tests {
     fn an_event_names_object_reason_and_reporter() {
         let now = UNIX_EPOCH + Duration::from_micros(1_767_225_600_000_042);
         let note = message("Deleting pod to create a new one with proper CNI config");
-        let event = event(reporter("linkerd-cni-x"), pod("web-1"), &note, now, None);
+        let event = event(reporter("linkerd-cni-x"), pod("web-1"), &note, now);
         insta::assert_snapshot!(format!("{event:#}"), @r#"
         {
           "apiVersion": "events.k8s.io/v1",
@@ -174,7 +167,7 @@ mod tests {
         let long = "a-".repeat(126);
         let note = message(&"ü".repeat(900));
         let instance = "b".repeat(253);
-        let event = event(reporter(&instance), pod(&long), &note, SystemTime::now(), None);
+        let event = event(reporter(&instance), pod(&long), &note, SystemTime::now());
         let name = event["metadata"]["name"].as_str().unwrap();
         assert!(name.len() <= NAME_LIMIT && !name.contains("-."), "{name}");
         assert_eq!(event["reportingInstance"], "b".repeat(INSTANCE_LIMIT));
@@ -184,7 +177,7 @@ mod tests {
     #[test]
     fn an_event_on_a_node_is_in_the_default_namespace() {
         let node = Regarding::node("node-1");
-        let event = event(reporter("x"), node, &message("y"), SystemTime::now(), Some("z"));
+        let event = event(reporter("x"), node, &message("y"), SystemTime::now());
         assert_eq!(event["metadata"]["namespace"], "default");
         assert_eq!(event["regarding"]["namespace"], "");
     }

@@ -3,50 +3,42 @@
 //! on every node, beside upstream's release, and reads `/status`.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
-use std::sync::{Arc, OnceLock};
+use std::path::Path;
 
-use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{chdir, chroot};
 
+use super::audit::AuditedPod;
+use super::comparison::Report;
+use super::inspect::Inspector;
+use super::metrics::Metrics;
+use super::settings::Settings;
 use crate::admin::{self, Handlers};
 use crate::kube::connection::Connection;
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::pod_stream::MAX_PODS;
 use crate::kube::pod_watch;
-use crate::repair::comparison::Report;
-use crate::repair::find::audit::AuditedPod;
-use crate::repair::inspect::Inspector;
-use crate::repair::metrics::Metrics;
-use crate::repair::settings::Settings;
-use crate::repair::{self, plugin_config, spawn};
+use crate::repair::{self, plugin_config};
 
-/// Starts the comparison, and the server of its result. `/ready` fails until there is a result.
-pub fn start(
-    settings: Settings,
-    root: PathBuf,
+/// Compares, then starts the server of the result, whose `/ready` succeeds.
+pub fn run(
+    settings: &Settings,
+    root: &Path,
     mut connection: Connection,
 ) -> Result<(), repair::Error> {
-    let report = Arc::new(OnceLock::<String>::new());
-    let (ready, status) = (Arc::clone(&report), Arc::clone(&report));
+    let report = compare(&mut connection, settings, root).unwrap_or_else(|error| Report {
+        unknown: [(settings.node.clone(), error.to_string())].into(),
+        ..Report::default()
+    });
+    // Strings and numbers can always be serialized.
+    let body = serde_json::to_string(&report).unwrap_or_default();
     let handlers = Handlers {
         live: Box::new(|| Ok(())),
-        ready: Box::new(move || match ready.get() {
-            Some(_) => Ok(None),
-            None => Err("the node's pods are not compared yet".to_owned()),
-        }),
+        ready: Box::new(|| Ok(None)),
         metrics: Box::new(|| Metrics::default().text()),
-        status: Some(Box::new(move || status.get().cloned().unwrap_or_default())),
+        status: Some(Box::new(move || body.clone())),
     };
     admin::serve(settings.admin_addr, handlers)?;
-    spawn("compare", move || {
-        let found = compare(&mut connection, &settings, &root).unwrap_or_else(|error| Report {
-            unknown: [(settings.node.clone(), error.to_string())].into(),
-            ..Report::default()
-        });
-        // Strings and numbers can always be serialized.
-        let _ = report.set(serde_json::to_string(&found).unwrap_or_default());
-    })
+    Ok(())
 }
 
 fn compare(
@@ -56,9 +48,7 @@ fn compare(
 ) -> Result<Report, Box<dyn Error>> {
     let list = pod_watch::list::<AuditedPod>(connection, &settings.node)?;
     let client = connection.client()?;
-    // The root directory of this thread and of those that it starts. Links such as /var/run would lead
-    // out of a mounted directory.
-    unshare(CloneFlags::CLONE_FS)?;
+    // Links such as /var/run would lead out of a mounted directory.
     chroot(root)?;
     chdir("/")?;
     let config = plugin_config::read(&settings.net_dir())?;

@@ -13,86 +13,76 @@ pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of thi
                                      of its owner's last pod; check that the CNI plugin works on \
                                      this node";
 
-#[derive(Clone, Copy, Debug)]
-pub enum PodEvent<'a> {
-    /// The repair mode was applied. The number of missing rules; 0 if the rules were not read.
-    Repaired(RepairMode, usize),
-    Skipped(&'a str),
-    /// The pod may be repaired later. Why not now.
-    SkippedForNow(&'a str),
+/// Returns the Event on a pod to which the mode was applied. Counts the missing rules, if they were read:
+/// their text depends on the backend, and is in the log. The texts about deleted pods with a failed
+/// validator are upstream's.
+pub fn repaired(mode: RepairMode, found_by: FoundBy, missing: usize) -> EventContent {
+    let not_redirected = "The pod's traffic is not redirected to its proxy";
+    let (kind, action, note) = match mode {
+        RepairMode::Delete => {
+            let note = "Deleting pod to create a new one with proper CNI config";
+            (EventType::Normal, "Deleting", note.to_owned())
+        }
+        RepairMode::InPlace => {
+            let note = "Installed the redirect rules in the pod's network namespace";
+            (EventType::Normal, "Repairing", note.to_owned())
+        }
+        RepairMode::Label => {
+            let note = format!("{not_redirected}; labelled {LABEL}=true");
+            (EventType::Warning, "Labelling", note)
+        }
+        RepairMode::Report => {
+            let note = format!("{not_redirected}; delete the pod to replace it");
+            (EventType::Warning, "Reporting", note)
+        }
+    };
+    let missing = match missing {
+        0 => String::new(),
+        1 => "; 1 redirect rule was missing".to_owned(),
+        count => format!("; {count} redirect rules were missing"),
+    };
+    EventContent { kind, reason: reason(found_by), action, note: note + &missing }
 }
 
-impl PodEvent<'_> {
-    /// Returns the content of the Event. The texts about deleted pods with a failed validator are upstream's.
-    /// Counts the missing rules: their text depends on the backend, and is in the log.
-    pub fn content(self, found_by: FoundBy) -> EventContent {
-        let reason = match found_by {
-            FoundBy::Validator => "LinkerdCNINotConfigured",
-            FoundBy::Audit => "LinkerdCNIRulesMissing",
-        };
-        let not_redirected = "The pod's traffic is not redirected to its proxy";
-        let (kind, action, note) = match self {
-            PodEvent::Skipped(why) => {
-                (EventType::Warning, "Skipping", format!("Pod skipped: {why}"))
-            }
-            PodEvent::SkippedForNow(why) => {
-                (EventType::Warning, "Skipping", format!("Pod skipped for now: {why}"))
-            }
-            PodEvent::Repaired(RepairMode::Delete, _) => {
-                let note = "Deleting pod to create a new one with proper CNI config";
-                (EventType::Normal, "Deleting", note.to_owned())
-            }
-            PodEvent::Repaired(RepairMode::InPlace, _) => {
-                let note = "Installed the redirect rules in the pod's network namespace";
-                (EventType::Normal, "Repairing", note.to_owned())
-            }
-            PodEvent::Repaired(RepairMode::Label, _) => {
-                let note = format!("{not_redirected}; labelled {LABEL}=true");
-                (EventType::Warning, "Labelling", note)
-            }
-            PodEvent::Repaired(RepairMode::Report, _) => {
-                let note = format!("{not_redirected}; delete the pod to replace it");
-                (EventType::Warning, "Reporting", note)
-            }
-        };
-        let missing = match self {
-            PodEvent::Repaired(_, 1) => "; 1 redirect rule was missing".to_owned(),
-            PodEvent::Repaired(_, count @ 2..) => format!("; {count} redirect rules were missing"),
-            _ => String::new(),
-        };
-        EventContent { kind, reason, action, note: note + &missing }
+/// Returns the Event on a pod that is left unchanged for now.
+pub fn skipped(found_by: FoundBy, why: &str) -> EventContent {
+    let note = format!("Pod skipped for now: {why}");
+    EventContent { kind: EventType::Warning, reason: reason(found_by), action: "Skipping", note }
+}
+
+fn reason(found_by: FoundBy) -> &'static str {
+    match found_by {
+        FoundBy::Validator => "LinkerdCNINotConfigured",
+        FoundBy::Audit => "LinkerdCNIRulesMissing",
     }
 }
 
 impl Shared {
-    /// Publishes an Event, or one in all of this `id`. A failure is only counted and logged. Returns
-    /// whether the Event exists.
+    /// Publishes an Event. A failure is only counted and logged.
     pub fn publish(
         &self,
         connection: &mut Connection,
         regarding: Regarding<'_>,
         content: &EventContent,
-        id: Option<&str>,
-    ) -> bool {
+    ) {
         let began = Instant::now();
         let reporter = Reporter { controller: CONTROLLER, instance: &self.settings.pod_name };
         let result = match connection.client() {
-            Ok(client) => event::publish(&client, reporter, regarding, content, id)
+            Ok(client) => event::publish(&client, reporter, regarding, content)
                 .map_err(|error| (error.is_timeout(), error.to_string())),
             Err(error) => Err((false, error.to_string())),
         };
         let metrics = &self.metrics;
         let Err((is_timeout, error)) = result else {
-            metrics.events_publish_latency.observe(began.elapsed().as_secs_f64());
-            return true;
+            return metrics.events_publish_latency.observe(began.elapsed().as_secs_f64());
         };
-        match is_timeout {
-            true => metrics.events_publish_timeouts.inc(),
-            false => metrics.events_publish_errors.inc(),
+        let counter = match is_timeout {
+            true => &metrics.events_publish_timeouts,
+            false => &metrics.events_publish_errors,
         };
+        counter.inc();
         let Regarding { namespace, name, .. } = regarding;
-        tracing::warn!(err = %error, namespace, name, "Error publishing event");
-        false
+        tracing::warn!(err = error, namespace, name, "Error publishing event");
     }
 }
 
@@ -109,7 +99,7 @@ mod tests {
             (RepairMode::Report, 0),
         ];
         let events = repairs.map(|(mode, missing)| {
-            let event = PodEvent::Repaired(mode, missing).content(FoundBy::Validator);
+            let event = repaired(mode, FoundBy::Validator, missing);
             format!("{:?} {}: {}", event.kind, event.reason, event.note)
         });
         insta::assert_snapshot!(events.join("\n"), @"

@@ -111,9 +111,11 @@ impl StrandedPod {
         })
     }
 
-    /// Whether both are the same pod, whatever their resourceVersions.
+    /// Whether both are the same finding about the same pod, whatever their resourceVersions.
     pub fn is_same(&self, other: &StrandedPod) -> bool {
-        (&self.uid, &self.namespace, &self.name) == (&other.uid, &other.namespace, &other.name)
+        self.found_by == other.found_by
+            && (&self.uid, &self.namespace, &self.name)
+                == (&other.uid, &other.namespace, &other.name)
     }
 
     /// Whether the pod runs on another node than `node`. Requests select the pods of one

@@ -131,7 +131,7 @@ pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> 
     // The API requires an instance, and upstream's chart does not tell the agent the name of its pod.
     let instance = settings.pod_name.as_deref().unwrap_or(USER_AGENT);
     let reporter = Reporter { controller: USER_AGENT, instance };
-    Ok(event::publish(&connection.client()?, reporter, regarding, &event.content, None)?)
+    Ok(event::publish(&connection.client()?, reporter, regarding, &event.content)?)
 }
 
 /// Posts all Events that are due, and logs once that they cannot be posted. If the API server is

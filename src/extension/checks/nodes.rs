@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::{NODES, readable};
 use crate::agent::status_body::StatusBody;
-use crate::extension::agents::{Agent, DAEMONSET, token_left};
+use crate::extension::agents::{Agent, DAEMONSET, is_ready, token_left};
 use crate::extension::facts::Facts;
 use crate::extension::objects::{admin_port, agent_container, pod_spec, text, variable};
 use crate::extension::report::{Check, Severity, Verdict};
@@ -108,7 +108,7 @@ fn ready(facts: &Facts) -> Verdict {
 
 /// Warns of agents whose state cannot be read, on which the next checks depend.
 fn reports(agents: &[Agent]) -> Verdict {
-    let silent = agents.iter().filter(|agent| agent.is_ready());
+    let silent = agents.iter().filter(|agent| is_ready(&agent.pod));
     let silent = silent
         .filter_map(|agent| Some(named(agent, agent.status.as_ref()?.as_ref().err()?.to_string())));
     Severity::Warning.if_any(

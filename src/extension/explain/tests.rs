@@ -29,7 +29,7 @@ fn meshed() -> Value {
 }
 
 fn explained(cluster: &Cluster) -> String {
-    render(&fetch(cluster, "linkerd-cni", "shop", "web").unwrap())
+    explain(cluster, "linkerd-cni", "shop", "web").unwrap()
 }
 
 #[test]
@@ -124,10 +124,10 @@ fn a_pod_whose_sandbox_ignores_the_rules_is_explained_with_the_error_of_its_star
 
 #[test]
 fn a_missing_pod_or_chart_is_named_with_the_remedy() {
-    let error = fetch(&Cluster::healthy(), "linkerd-cni", "shop", "web").unwrap_err();
+    let error = explain(&Cluster::healthy(), "linkerd-cni", "shop", "web").unwrap_err();
     assert_eq!(error, "pod shop/web does not exist; name its namespace with --namespace");
-    let error = fetch(&Cluster::healthy(), "linkerd-cni", "shop/../x", "web").unwrap_err();
+    let error = explain(&Cluster::healthy(), "linkerd-cni", "shop/../x", "web").unwrap_err();
     assert_eq!(error, "\"shop/../x\" is not the name of a pod or namespace");
-    let error = fetch(&cluster(meshed()), "elsewhere", "shop", "web").unwrap_err();
+    let error = explain(&cluster(meshed()), "elsewhere", "shop", "web").unwrap_err();
     assert!(error.contains("elsewhere/linkerd-cni-config does not exist"), "{error}");
 }

@@ -41,7 +41,8 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
         // The next failures cause no requests for a while.
         let requests = node.api.received(|request| !request.is_event()).len();
         node.api.modify(&waiting());
-        controller.logs("Ignoring pod: it had all its redirect rules");
+        let events = || controller.log().matches("Pod is stranded").count();
+        until("the last event is read", || events() == 3);
         assert_eq!(node.api.received(|request| !request.is_event()).len(), requests);
         assert_eq!(controller.metric("pods_held_total"), 0);
     }

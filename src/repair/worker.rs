@@ -1,14 +1,20 @@
 //! Takes stranded pods from the queue, repairs one at a time, and reports each result by log
 //! line, metric and Event.
 
+use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::json;
 
+use super::budget::RepairBudget;
+use super::events::{self, REPAIRED_RECENTLY};
+use super::holds::Holds;
+use super::inspect::{self, Inspected, Inspector};
+use super::settings::RepairMode;
+use super::stranded::{FoundBy, LABEL, StrandedPod};
 use super::verdict::{self, COMPLETE, NotRepaired};
-use super::{agent_ready, delete};
-use crate::backoff::{Limits, delay};
+use super::{Shared, agent_ready, delete, plugin_config};
 use crate::config::Config;
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
@@ -17,21 +23,17 @@ use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
 use crate::kube::{self, Client};
 use crate::pod::facts::own_facts;
-use crate::repair::budget::RepairBudget;
-use crate::repair::events::{PodEvent, REPAIRED_RECENTLY};
-use crate::repair::holds::{HOLD, HoldReason, Holds, Turn};
-use crate::repair::inspect::{self, Inspected, Inspector};
-use crate::repair::queue::QueuedPod;
-use crate::repair::settings::RepairMode;
-use crate::repair::stranded::{FoundBy, LABEL, StrandedPod};
-use crate::repair::{Shared, plugin_config};
 
 /// Timeout of each API request of the worker, once for connecting and once for the
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Waits before the repair of a pod is tried again.
-const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
+/// How long to ignore a pod that has all its rules although its validator failed. The kubelet
+/// restarts the validator after at most 5 minutes, which then succeeds.
+const COMPLETE_HOLD: Duration = Duration::from_secs(600);
+
+/// Time between two reports of a pod that is left unchanged.
+const REPORT_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Repairs the pods of the queue.
 pub struct Worker {
@@ -49,16 +51,15 @@ impl Worker {
 
     /// Repairs pods until the queue is closed.
     pub fn run(mut self) {
-        while let Some(queued) = self.next_pod() {
-            if !agent_ready::wait_until_ready(&self.shared) {
-                return;
-            }
-            self.repair(&queued.pod, queued.failures);
+        while let Some(pod) = self.next_pod()
+            && agent_ready::wait_until_ready(&self.shared)
+        {
+            self.repair(&pod);
         }
     }
 
     /// Waits for a pod that the budget allows to repair. Returns `None` once the queue is closed.
-    fn next_pod(&self) -> Option<QueuedPod> {
+    fn next_pod(&self) -> Option<StrandedPod> {
         let turn = |pod: &StrandedPod| self.budget.turn(&pod.namespace, Instant::now());
         self.shared.queue.pop(turn, |wait| {
             self.shared.metrics.budget_waits.inc();
@@ -68,7 +69,7 @@ impl Worker {
         })
     }
 
-    fn repair(&mut self, pod: &StrandedPod, failures: u32) {
+    fn repair(&mut self, pod: &StrandedPod) {
         let (namespace, name) = (&pod.namespace, &pod.name);
         // Queued before the audit that suspended repairs. The next audit finds the pod again.
         let is_suspended = self.shared.metrics.audit_repairs_suspended.get() != 0;
@@ -76,17 +77,8 @@ impl Worker {
             tracing::debug!(namespace, name, "Ignoring pod: repairs of audited pods are suspended");
             return;
         }
-        let held_until = match self.holds.turn(pod, Instant::now()) {
-            Turn::Now => None,
-            Turn::AfterRepair(end) => Some(end),
-            Turn::AfterRejection(end) => return self.retry(pod, failures, end),
-            Turn::Ignored(why) => {
-                tracing::debug!(namespace, name, "Ignoring pod: {why}");
-                return;
-            }
-        };
         let began = Instant::now();
-        let not_repaired = match self.attempt(pod, held_until) {
+        let not_repaired = match self.attempt(pod) {
             Ok(missing_rules) => return self.record_repair(pod, began, &missing_rules),
             Err(not_repaired) => not_repaired,
         };
@@ -94,54 +86,36 @@ impl Worker {
             NotRepaired::Unneeded(why) => tracing::debug!(namespace, name, "{why}"),
             NotRepaired::Complete => {
                 tracing::debug!(namespace, name, "Pod has all its redirect rules");
-                if self.holds.record_complete(pod, Instant::now()) {
-                    self.report_unchanged(pod, COMPLETE);
+                // Its validator may not have run since.
+                let had_rules = self.shared.queue.update(pod, |queued| {
+                    queued.not_before = Instant::now() + COMPLETE_HOLD;
+                    mem::replace(&mut queued.had_rules, true)
+                });
+                if had_rules == Some(true) {
+                    self.report_skipped(pod, COMPLETE);
                 }
             }
-            NotRepaired::Held(end) => {
-                self.shared.metrics.pods_held.inc();
-                self.retry(pod, failures, end);
-                self.report_unchanged(pod, REPAIRED_RECENTLY);
+            NotRepaired::Skipped(why, wait) => {
+                if !wait.is_zero() {
+                    self.shared.queue.update(pod, |queued| queued.retry_after(wait));
+                }
+                self.report_skipped(pod, &why);
             }
-            NotRepaired::Impossible(why) => {
-                self.shared.metrics.pods_skipped.inc();
-                self.holds.hold(HoldReason::Reported, pod, Instant::now(), SystemTime::now());
-                self.report_skipped(pod, PodEvent::Skipped(&why));
-            }
-            // A disruption budget may allow the eviction once other pods of the workload are ready.
-            NotRepaired::EvictionRejected(why) => {
-                let now = Instant::now();
-                self.holds.hold(HoldReason::EvictionRejected, pod, now, SystemTime::now());
-                self.retry(pod, failures + 1, now + HOLD.max(delay(RETRIES, failures)));
-                self.report_unchanged(pod, &why);
-            }
-            // Checked again on the pod's next event or audit: a controller may adopt the pod.
-            NotRepaired::Unmanaged => self.report_unchanged(pod, verdict::UNMANAGED),
             NotRepaired::Failed(error) => {
                 let line = error.count(self.shared.settings.mode, &self.shared.metrics);
-                self.retry(pod, failures + 1, Instant::now() + delay(RETRIES, failures));
+                self.shared.queue.update(pod, |queued| queued.retry_after(Duration::ZERO));
                 tracing::warn!(err = %error, namespace, name, "{line}");
             }
         }
     }
 
-    /// Queues the pod again, unless the next audit finds it.
-    fn retry(&self, pod: &StrandedPod, failures: u32, not_before: Instant) {
-        if pod.found_by == FoundBy::Validator {
-            self.shared.queue.retry(QueuedPod { pod: pod.clone(), failures, not_before });
-        }
-    }
-
     /// Applies the repair mode to the pod if the pod still needs a repair. Returns the missing rules, if the
     /// rules were read.
-    fn attempt(
-        &mut self,
-        found: &StrandedPod,
-        held_until: Option<Instant>,
-    ) -> Result<Vec<String>, NotRepaired> {
+    fn attempt(&mut self, found: &StrandedPod) -> Result<Vec<String>, NotRepaired> {
         let (pod, inspected) = self.check(found)?;
-        if let Some(end) = held_until {
-            return Err(NotRepaired::Held(end));
+        if let Some(wait) = self.holds.wait(&pod, Instant::now()) {
+            self.shared.metrics.pods_held.inc();
+            return Err(NotRepaired::Skipped(REPAIRED_RECENTLY.to_owned(), wait));
         }
         let result = self.apply(&pod, inspected.as_ref());
         // A rejected request changed nothing and costs no budget. A request without a
@@ -212,7 +186,7 @@ impl Worker {
             (Survey::Complete | Survey::Drifted(_), FoundBy::Audit) => {
                 Err(NotRepaired::Unneeded("Pod has all its redirect rules"))
             }
-            (Survey::Unreadable, _) => Err(NotRepaired::Impossible(verdict::UNREADABLE.into())),
+            (Survey::Unreadable, _) => Err(NotRepaired::impossible(verdict::UNREADABLE)),
         }
     }
 
@@ -261,13 +235,16 @@ impl Worker {
             }
             RepairMode::InPlace => (&metrics.pods_repaired, "Repaired pod in place"),
             RepairMode::Label => (&metrics.pods_labelled, "Labelled pod"),
-            RepairMode::Report => {
-                // The pod stays stranded: its validator fails again every few seconds.
-                self.holds.hold(HoldReason::Reported, pod, began, SystemTime::now());
-                (&metrics.pods_reported, "Reported stranded pod")
-            }
+            RepairMode::Report => (&metrics.pods_reported, "Reported stranded pod"),
         };
         counter.inc();
+        self.shared.queue.update(pod, |queued| {
+            queued.failures = 0;
+            if self.shared.settings.mode == RepairMode::Report {
+                // The pod stays stranded: its validator fails again every few seconds.
+                queued.not_before = began + REPORT_INTERVAL;
+            }
+        });
         match missing_rules {
             [] => tracing::info!(namespace, name, "{line}"),
             missing => tracing::info!(
@@ -277,30 +254,32 @@ impl Worker {
                 describe_missing(missing)
             ),
         }
-        self.holds.hold(HoldReason::Repaired, pod, Instant::now(), SystemTime::now());
-        self.publish(pod, PodEvent::Repaired(self.shared.settings.mode, missing_rules.len()));
+        self.holds.record(pod, Instant::now(), SystemTime::now());
+        let mode = self.shared.settings.mode;
+        self.publish(pod, &events::repaired(mode, pod.found_by, missing_rules.len()));
     }
 
-    /// Reports a pod that is left unchanged for now, at most once an hour.
-    fn report_unchanged(&mut self, pod: &StrandedPod, why: &str) {
-        if self.holds.mark_unchanged_reported(pod, Instant::now()) {
+    /// Logs and publishes why the pod is left unchanged for now, in the same words. At most once an hour.
+    fn report_skipped(&mut self, pod: &StrandedPod, why: &str) {
+        let is_first = self.shared.queue.update(pod, |queued| {
+            let is_first = queued.reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL);
+            if is_first {
+                queued.reported = Some(Instant::now());
+            }
+            is_first
+        });
+        if is_first == Some(true) {
             self.shared.metrics.pods_skipped.inc();
-            self.report_skipped(pod, PodEvent::SkippedForNow(why));
+            let event = events::skipped(pod.found_by, why);
+            tracing::warn!(namespace = pod.namespace, name = pod.name, "{}", event.note);
+            self.publish(pod, &event);
         }
     }
 
-    /// Logs and publishes why the pod was skipped, in the same words.
-    fn report_skipped(&mut self, pod: &StrandedPod, event: PodEvent<'_>) {
-        let EventContent { note, .. } = event.content(pod.found_by);
-        tracing::warn!(namespace = pod.namespace, name = pod.name, "{note}");
-        self.publish(pod, event);
-    }
-
-    fn publish(&mut self, pod: &StrandedPod, event: PodEvent<'_>) {
+    fn publish(&mut self, pod: &StrandedPod, event: &EventContent) {
         let regarding =
             Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
-        let content = event.content(pod.found_by);
-        self.shared.publish(&mut self.connection, regarding, &content, None);
+        self.shared.publish(&mut self.connection, regarding, event);
     }
 }
 

@@ -3,10 +3,10 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
+use super::stranded::StrandedPod;
+use super::{NOT_LISTED, Shared};
 use crate::kube::connection::Connection;
 use crate::kube::pod_watch::{self, Update};
-use crate::repair::Shared;
-use crate::repair::stranded::StrandedPod;
 
 /// Longest wait before the first list.
 const START_SPREAD: Duration = Duration::from_secs(5);
@@ -26,12 +26,13 @@ pub fn run(connection: Connection, shared: &Shared) {
         is_accepted
     };
     pod_watch::run(connection, node, START_SPREAD, |update| {
-        let mut result = Ok(());
         match update {
             Update::Listed { mut pods, dropped } => {
                 pods.retain(accept);
-                shared.queue.replace_listed(pods);
+                shared.queue.retain_listed(&pods);
+                pods.into_iter().for_each(|pod| shared.enqueue(pod));
                 shared.metrics.queue_overflow.inc_by(dropped as u64);
+                *shared.not_ready() = None;
             }
             Update::Changed(pod) if accept(&pod) => shared.enqueue(pod),
             Update::Changed(_) | Update::Alive => {}
@@ -39,10 +40,11 @@ pub fn run(connection: Connection, shared: &Shared) {
             Update::Failed { error, wait } => {
                 tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");
                 shared.metrics.watch_errors.inc();
-                result = Err(error.to_string());
+                if let Some(why) = &mut *shared.not_ready() {
+                    *why = format!("{NOT_LISTED}: {error}");
+                }
             }
         }
-        shared.readiness().record(result);
         ControlFlow::Continue(())
     });
 }

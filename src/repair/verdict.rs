@@ -1,20 +1,23 @@
 //! Decides whether a repair helps a stranded pod, and says why a pod is not repaired. Pure.
 
-use std::time::Instant;
+use std::time::Duration;
 
+use super::metrics::Metrics;
+use super::settings::RepairMode;
+use super::stranded::{FoundBy, StrandedPod};
+use super::{inspect, plugin_config};
 use crate::config::Config;
 use crate::kube::{self, connection};
 use crate::pod::skip::SkipReason;
-use crate::repair::metrics::Metrics;
-use crate::repair::settings::RepairMode;
-use crate::repair::stranded::{FoundBy, StrandedPod};
-use crate::repair::{inspect, plugin_config};
+
+/// Time until a pod that no repair helps is looked at again.
+const RECHECK: Duration = Duration::from_secs(3600);
 
 pub const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too many \
                               rules, which the repair controller cannot read; delete the pod to \
                               replace it";
 
-pub const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
+const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
                              delete it and create it again, or set repairController.mode=in-place \
                              or repairController.deleteUnmanaged=true";
 
@@ -44,11 +47,8 @@ pub enum NotRepaired {
     Unneeded(&'static str),
     /// The pod has all its rules, but the last run of its validator failed.
     Complete,
-    /// The pod, or the one that it replaces, was repaired recently. When the pod may be repaired.
-    Held(Instant),
-    Impossible(String),
-    EvictionRejected(String),
-    Unmanaged,
+    /// The pod is left unchanged, and retried after a time. Zero: not before its next event or audit.
+    Skipped(String, Duration),
     Failed(Box<Error>),
 }
 
@@ -72,6 +72,11 @@ impl<E: Into<Error>> From<E> for NotRepaired {
 }
 
 impl NotRepaired {
+    /// No repair helps the pod as it is.
+    pub fn impossible(why: impl Into<String>) -> Self {
+        NotRepaired::Skipped(why.into(), RECHECK)
+    }
+
     /// HTTP status of the API server's response, if there was a response.
     pub fn status_code(&self) -> Option<u16> {
         match self {
@@ -124,16 +129,18 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
 /// Fails if a deletion may not help the pod: a static pod keeps running. A pod that the plugin skips by
 /// its annotations while no agent keeps the node's copy would be replaced by another such pod, which
 /// would be deleted too, and so on. Nothing replaces a pod without a controller, so it is deleted only if
-/// the settings say so.
+/// the settings say so, or once a controller has adopted it, which is an event.
 pub fn check_replacement(pod: &StrandedPod, delete_unmanaged: bool) -> Result<(), NotRepaired> {
     if pod.is_mirror {
-        return Err(NotRepaired::Impossible(STATIC.to_owned()));
+        return Err(NotRepaired::impossible(STATIC));
     }
     match pod.skipped_by_annotations {
         Some(_) if pod.has_controller || !delete_unmanaged => {
-            Err(NotRepaired::Impossible(UNANNOTATED.to_owned()))
+            Err(NotRepaired::impossible(UNANNOTATED))
         }
-        _ if !(pod.has_controller || delete_unmanaged) => Err(NotRepaired::Unmanaged),
+        _ if !(pod.has_controller || delete_unmanaged) => {
+            Err(NotRepaired::Skipped(UNMANAGED.to_owned(), Duration::ZERO))
+        }
         _ => Ok(()),
     }
 }
@@ -153,7 +160,7 @@ fn skipped_by_plugin(reason: SkipReason) -> String {
 /// so it is reported.
 pub fn no_rules(pod: &StrandedPod, why: String) -> NotRepaired {
     match pod.found_by {
-        FoundBy::Validator => NotRepaired::Impossible(why),
+        FoundBy::Validator => NotRepaired::impossible(why),
         FoundBy::Audit => NotRepaired::Unneeded("Pod needs no redirect rules"),
     }
 }

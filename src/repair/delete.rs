@@ -2,11 +2,17 @@
 //! preconditions: never a changed pod, and never another pod of the same name, such as the
 //! next pod of a StatefulSet.
 
+use std::time::Duration;
+
 use serde_json::json;
 
+use super::stranded::{FoundBy, StrandedPod};
 use super::verdict::NotRepaired;
 use crate::kube::{Client, Error};
-use crate::repair::stranded::{FoundBy, StrandedPod};
+
+/// Time until a rejected eviction is tried again: a disruption budget may allow it once other pods of the
+/// workload are ready.
+const RETRY: Duration = Duration::from_secs(60);
 
 /// Part of the API server's message when a disruption budget rejects an eviction. The status
 /// code alone is ambiguous: an overloaded API server sends 429, too.
@@ -25,33 +31,22 @@ const NOT_PERMITTED: &str = "the repair controller has no permission to evict po
                              running pod without an eviction; permit create on pods/eviction, or \
                              set repairController.mode=in-place";
 
-enum Rejection {
-    NoPermission,
-    /// By a disruption budget, an admission webhook or an admission policy.
-    Other(String),
+/// Returns the message of a response that rejects an eviction; `None` for a failed request, a pod that is
+/// gone or has changed, and an overloaded API server.
+fn rejection(error: &Error) -> Option<&String> {
+    let Error::Status { code, message, .. } = error else { return None };
+    let is_rejection = match code {
+        401 | 404 | 408 | 409 => false,
+        400..=499 if *code != 429 => true,
+        _ => message.contains(DISRUPTION_BUDGET) || message.starts_with(WEBHOOK),
+    };
+    is_rejection.then_some(message)
 }
 
-impl Rejection {
-    /// Returns the rejection that an error response means; `None` for a failed request, a pod that
-    /// is gone or has changed, and an overloaded API server.
-    fn of(error: &Error) -> Option<Self> {
-        let Error::Status { code, message, .. } = error else { return None };
-        let forbidden = message.strip_prefix("pods \"").and_then(|rest| {
-            let (_, why) = rest.split_once("\" is forbidden: ")?;
-            Some(why)
-        });
-        match code {
-            403 if forbidden.is_some_and(|why| why.starts_with(NO_PERMISSION)) => {
-                Some(Rejection::NoPermission)
-            }
-            401 | 404 | 408 | 409 => None,
-            400..=499 if *code != 429 => Some(Rejection::Other(message.clone())),
-            _ if message.contains(DISRUPTION_BUDGET) || message.starts_with(WEBHOOK) => {
-                Some(Rejection::Other(message.clone()))
-            }
-            _ => None,
-        }
-    }
+fn lacks_permission(message: &str) -> bool {
+    let rest =
+        message.strip_prefix("pods \"").and_then(|rest| rest.split_once("\" is forbidden: "));
+    rest.is_some_and(|(_, why)| why.starts_with(NO_PERMISSION))
 }
 
 /// Evicts the pod, so that disruption budgets and admission can reject that. No rejection leads to
@@ -76,14 +71,12 @@ pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<(), NotRepa
         "deleteOptions": options,
     });
     let result: Result<(), Error> = client.post(&format!("{path}/eviction"), &eviction);
-    match result.as_ref().err().and_then(Rejection::of) {
+    match result.as_ref().err().and_then(rejection) {
         None => Ok(result?),
-        Some(Rejection::NoPermission) if pod.found_by == FoundBy::Validator => {
-            Ok(client.delete(&path, &options)?)
+        Some(message) if !lacks_permission(message) => {
+            Err(NotRepaired::Skipped(message.clone(), RETRY))
         }
-        Some(Rejection::NoPermission) => {
-            Err(NotRepaired::EvictionRejected(NOT_PERMITTED.to_owned()))
-        }
-        Some(Rejection::Other(message)) => Err(NotRepaired::EvictionRejected(message)),
+        Some(_) if pod.found_by == FoundBy::Validator => Ok(client.delete(&path, &options)?),
+        Some(_) => Err(NotRepaired::Skipped(NOT_PERMITTED.to_owned(), RETRY)),
     }
 }

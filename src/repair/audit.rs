@@ -7,21 +7,20 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::inspect::{self, Inspected, Inspector};
+use super::settings::{RepairMode, Settings};
+use super::stranded::{FoundBy, StrandedPod};
+use super::{Shared, agent_ready, plugin_config};
 use crate::backoff::{Backoff, Limits, between, jitter};
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, EventType, Regarding};
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::pod_stream::{FromPod, MAX_PODS};
-use crate::kube::pod_watch::{self, RETRIES};
+use crate::kube::pod_watch;
 use crate::kube::types::Pod;
 use crate::pod::Decision;
 use crate::pod::facts::{OwnFacts, own_facts};
-use crate::repair::act::agent_ready;
-use crate::repair::inspect::{self, Inspected, Inspector};
-use crate::repair::settings::{RepairMode, Settings};
-use crate::repair::stranded::{FoundBy, StrandedPod};
-use crate::repair::{Shared, plugin_config};
 
 /// Time between the start of the controller and the first audit in mode `in-place`. By then kubelet has
 /// started the node's pods after a reboot.
@@ -35,11 +34,8 @@ const FEW_PODS: usize = 2;
 
 /// Audits the rules of the node's pods.
 pub struct Audit {
-    connection: Connection,
-    shared: Arc<Shared>,
-    /// [`Config::rules_digest`](crate::config::Config::rules_digest) for which drift was reported.
-    drift_reported: Option<u64>,
-    suspension_reported: bool,
+    pub connection: Connection,
+    pub shared: Arc<Shared>,
 }
 
 /// A pod to audit. All pods of the list are in memory at once, so that reading the response does not
@@ -58,8 +54,8 @@ impl FromPod for AuditedPod {
 
 #[derive(Debug, Default)]
 struct Findings {
-    errors: usize,
-    first_error: String,
+    /// Why pods cannot be audited.
+    errors: Vec<String>,
     unreadable: usize,
     complete: usize,
     /// Number of those whose rules are not today's.
@@ -75,7 +71,7 @@ impl Findings {
             Ok(Some(inspected)) => inspected,
             Ok(None) => return,
             Err(error) => {
-                return self.add_errors(1, || format!("{}/{}: {error}", pod.namespace, pod.name));
+                return self.errors.push(format!("{}/{}: {error}", pod.namespace, pod.name));
             }
         };
         match inspected.survey {
@@ -95,28 +91,6 @@ impl Findings {
                 self.complete_namespaces.insert(pod.namespace);
                 self.drifted += usize::from(survey != Survey::Complete);
             }
-        }
-    }
-
-    /// Counts `pods` more pods with an error.
-    fn add_errors(&mut self, pods: usize, error: impl FnOnce() -> String) {
-        if self.errors == 0 {
-            self.first_error = error();
-        }
-        self.errors += pods;
-    }
-
-    /// Logs once for each audit, not for each pod: an invalid setting affects every pod.
-    fn log(&self) {
-        if self.errors > 0 {
-            let (errors, err) = (self.errors, &self.first_error);
-            tracing::warn!(err, "Cannot audit {errors} pods; err is the first error");
-        }
-        if self.unreadable > 0 {
-            tracing::warn!(
-                "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules, nor too many rules",
-                self.unreadable
-            );
         }
     }
 
@@ -147,34 +121,26 @@ pub fn first(settings: &Settings) -> Option<Duration> {
 }
 
 impl Audit {
-    pub fn new(connection: Connection, shared: Arc<Shared>) -> Self {
-        Audit { connection, shared, drift_reported: None, suspension_reported: false }
-    }
-
     /// Audits after `wait`, and then in each period of the settings, which varies by a tenth, until the
     /// queue is closed. Without a period, audits until one audit finds no damaged pod, as nothing else
     /// would find a pod again whose repair failed.
     pub fn run(mut self, mut wait: Duration) {
         let period = self.shared.settings.audit_period();
-        let mut backoff = Backoff::spread(if period.is_some() { RETRIES } else { UNTIL_COMPLETE });
+        let mut backoff = Backoff::spread(UNTIL_COMPLETE);
         while !self.shared.queue.is_closed_within(wait) {
             // A node that is not ready may have no plugin entry yet.
             if period.is_none() && !agent_ready::wait_until_ready(&self.shared) {
                 return;
             }
-            let next = period.map(|period| between(period * 9 / 10, period * 11 / 10));
-            wait = match (self.audit(), next) {
-                (Ok(0), None) => return,
-                (Ok(_), None) => backoff.next_delay(),
-                (Ok(_), Some(next)) => {
-                    backoff.reset();
-                    next
-                }
-                (Err(error), next) => {
-                    self.shared.metrics.audit_errors.inc();
-                    tracing::warn!(err = %error, "Cannot audit the pods of this node");
-                    backoff.next_delay().max(next.unwrap_or_default())
-                }
+            let result = self.audit();
+            if let Err(error) = &result {
+                self.shared.metrics.audit_errors.inc();
+                tracing::warn!(err = %error, "Cannot audit the pods of this node");
+            }
+            wait = match (period, result) {
+                (Some(period), _) => between(period * 9 / 10, period * 11 / 10),
+                (None, Ok(0)) => return,
+                (None, _) => backoff.next_delay(),
             };
         }
     }
@@ -183,92 +149,73 @@ impl Audit {
     fn audit(&mut self) -> Result<usize, Box<dyn Error>> {
         let settings = &self.shared.settings;
         let config = plugin_config::read(&settings.net_dir())?;
-        let values = config.rules_digest();
         let list = pod_watch::list::<AuditedPod>(&mut self.connection, &settings.node)?;
         let client = self.connection.client()?;
         let mut inspector = Inspector::new(client, config, settings, ReadFrom::Cache);
-        let mut findings = Findings::default();
-        if list.dropped > 0 {
-            let error = || format!("the list has more than {MAX_PODS} pods");
-            findings.add_errors(list.dropped, error);
-        }
+        let errors = vec![format!("the list has more than {MAX_PODS} pods"); list.dropped];
+        let mut findings = Findings { errors, ..Findings::default() };
         for AuditedPod { pod, facts } in list.pods {
             if !pod.is_on_other_node(&settings.node) {
                 let inspected = inspector.inspect(&pod, facts);
                 findings.add(pod, inspected);
             }
         }
-        findings.log();
         let damaged = findings.damaged.len();
-        self.conclude(findings, values);
+        self.conclude(findings);
         Ok(damaged)
     }
 
-    /// Counts and reports the findings, and queues the damaged pods unless they are too many. `values` is
-    /// the digest of the values from which rules are made.
-    fn conclude(&mut self, findings: Findings, values: u64) {
-        let suspended = findings.mostly_damaged();
+    /// Counts and reports the findings, and queues the damaged pods unless they are too many. Logs errors
+    /// once for each audit, not for each pod: an invalid setting affects every pod.
+    fn conclude(&mut self, findings: Findings) {
+        if let [err, ..] = &*findings.errors {
+            let pods = findings.errors.len();
+            tracing::warn!(err, "Cannot audit {pods} pods; err is the first error");
+        }
+        if findings.unreadable > 0 {
+            tracing::warn!(
+                "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules, nor too many rules",
+                findings.unreadable
+            );
+        }
         let metrics = &self.shared.metrics;
-        metrics.audit_errors.inc_by(findings.errors as u64);
+        metrics.audit_errors.inc_by(findings.errors.len() as u64);
         metrics.audit_pods_complete.inc_by(findings.complete as u64);
         metrics.audit_pods_incomplete.inc_by(findings.damaged.len() as u64);
         metrics.audit_pods_unreadable.inc_by(findings.unreadable as u64);
-        metrics.audit_pods_drifted.set(findings.drifted as i64);
-        metrics.audit_repairs_suspended.set(suspended.is_some().into());
-        self.report_drift(findings.drifted, values);
-        self.report_suspension(suspended);
-        if suspended.is_none() {
-            findings.damaged.into_iter().for_each(|pod| self.shared.enqueue(pod));
+        let drifted_before = metrics.audit_pods_drifted.set(findings.drifted as i64);
+        let suspended = findings.mostly_damaged();
+        let suspended_before = metrics.audit_repairs_suspended.set(suspended.is_some().into());
+        if findings.drifted > 0 && drifted_before == 0 {
+            let note = format!(
+                "{} running pods have redirect rules of other chart values or annotations than \
+                 today's, and keep them; to apply today's, restart the pods",
+                findings.drifted
+            );
+            tracing::info!("{note}");
+            self.publish(EventType::Normal, "LinkerdCNIRulesDrifted", note);
+        }
+        match suspended {
+            None => findings.damaged.into_iter().for_each(|pod| self.shared.enqueue(pod)),
+            Some((damaged, compared)) => {
+                let note = format!(
+                    "{damaged} of {compared} audited pods have missing or changed redirect rules; \
+                     the audit repairs none while these are more than half; check that the CNI \
+                     plugin works on this node, then restart the pods that the log names"
+                );
+                tracing::warn!("{note}");
+                if suspended_before == 0 {
+                    self.publish(EventType::Warning, "LinkerdCNIRepairsSuspended", note);
+                }
+            }
         }
         self.shared.metrics.audits.inc();
     }
 
-    /// Reports that `pods` pods have drift, unless that was reported for values with this
-    /// digest. During a rollout two repair controllers run on the node: the Event has one name.
-    fn report_drift(&mut self, pods: usize, values: u64) {
-        if pods == 0 || self.drift_reported == Some(values) {
-            return;
-        }
-        let note = format!(
-            "{pods} running pods have redirect rules of other chart values or annotations than \
-             today's, and keep them; to apply today's, restart the pods"
-        );
-        tracing::info!("{note}");
-        let id = format!("linkerd-cni-drift-{values:x}");
-        if self.publish(EventType::Normal, "LinkerdCNIRulesDrifted", note, Some(&id)) {
-            self.drift_reported = Some(values);
-        }
-    }
-
-    /// Reports that `damaged` of the `compared` pods are damaged, unless that was reported. `None`:
-    /// repairs are not suspended.
-    fn report_suspension(&mut self, suspended: Option<(usize, usize)>) {
-        let Some((damaged, compared)) = suspended else {
-            self.suspension_reported = false;
-            return;
-        };
-        let note = format!(
-            "{damaged} of {compared} audited pods have missing or changed redirect rules; the audit \
-             repairs none while these are more than half; check that the CNI plugin works on this \
-             node, then restart the pods that the log names"
-        );
-        tracing::warn!("{note}");
-        if !self.suspension_reported {
-            let reason = "LinkerdCNIRepairsSuspended";
-            self.suspension_reported = self.publish(EventType::Warning, reason, note, None);
-        }
-    }
-
-    fn publish(
-        &mut self,
-        kind: EventType,
-        reason: &'static str,
-        note: String,
-        id: Option<&str>,
-    ) -> bool {
+    fn publish(&mut self, kind: EventType, reason: &'static str, note: String) {
         let content = EventContent { kind, reason, action: "Reporting", note };
         let node = Regarding::node(&self.shared.settings.node);
-        self.shared.publish(&mut self.connection, node, &content, id)
+        self.shared.publish(&mut self.connection, node, &content);
     }
 }
 

@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
+use super::Shared;
 use crate::kube::plain_http;
-use crate::repair::Shared;
 
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(1);
@@ -12,8 +12,7 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Waits until the agent is ready, if the settings name its address. Returns `false` if the queue is
 /// closed first.
 pub fn wait_until_ready(shared: &Shared) -> bool {
-    let address = shared.settings.agent_addr.as_deref().filter(|address| !address.is_empty());
-    let Some(address) = address else { return true };
+    let Some(address) = &shared.settings.agent_addr else { return true };
     let mut is_logged = false;
     while let Err(why) = ready(address) {
         if !is_logged {
