@@ -30,9 +30,8 @@ pub mod watch;
 pub mod worker;
 
 use std::io;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::Duration;
 
 use nix::sys::signal::{SigSet, Signal};
 
@@ -49,9 +48,6 @@ use worker::Worker;
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 /// Also the file name by which `cli` starts the controller.
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
-
-/// How long the process waits for the repair in progress after a signal.
-const SHUTDOWN_TIMEOUT: Duration = Duration::from_millis(1500);
 
 const NOT_LISTED: &str = "the node's pods are not listed yet";
 
@@ -124,18 +120,10 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
         spawn("audit", move || audit.run(wait))?;
     }
     let connection = connection(Deadlines::each(worker::REQUEST_TIMEOUT));
-    let worker = Worker::new(connection, Arc::clone(&shared));
-    let (worker_running, worker_ended) = mpsc::channel::<()>();
-    spawn("worker", move || {
-        worker.run();
-        drop(worker_running);
-    })?;
-
+    let worker = Worker::new(connection, shared);
+    spawn("worker", move || worker.run())?;
     let signal = signals.wait().map_err(Error::Signal)?;
     tracing::info!("Received {signal}; stopping");
-    shared.queue.close();
-    // Nothing is ever sent: this returns when the worker drops its end, or on timeout.
-    let _ = worker_ended.recv_timeout(SHUTDOWN_TIMEOUT);
     Ok(())
 }
 

@@ -1,6 +1,7 @@
 //! Waits until the node's agent is ready. While the plugin is not installed, each deleted pod
 //! would be replaced by another stranded pod.
 
+use std::thread;
 use std::time::Duration;
 
 use super::Shared;
@@ -9,10 +10,9 @@ use crate::kube::plain_http;
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Waits until the agent is ready, if the settings name its address. Returns `false` if the queue is
-/// closed first.
-pub fn wait_until_ready(shared: &Shared) -> bool {
-    let Some(address) = &shared.settings.agent_addr else { return true };
+/// Waits until the agent is ready, if the settings name its address.
+pub fn wait_until_ready(shared: &Shared) {
+    let Some(address) = &shared.settings.agent_addr else { return };
     let mut is_logged = false;
     while let Err(why) = ready(address) {
         if !is_logged {
@@ -20,11 +20,8 @@ pub fn wait_until_ready(shared: &Shared) -> bool {
             tracing::warn!("Repairs are paused: {why}");
             is_logged = true;
         }
-        if shared.queue.is_closed_within(POLL_INTERVAL) {
-            return false;
-        }
+        thread::sleep(POLL_INTERVAL);
     }
-    true
 }
 
 fn ready(address: &str) -> Result<(), String> {
@@ -44,7 +41,6 @@ fn ready(address: &str) -> Result<(), String> {
 mod tests {
     use std::io::{Read as _, Write as _};
     use std::net::TcpListener;
-    use std::thread;
 
     use super::*;
 

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
+use std::thread;
 use std::time::Duration;
 
 use super::inspect::{self, Inspected, Inspector};
@@ -121,16 +122,17 @@ pub fn first(settings: &Settings) -> Option<Duration> {
 }
 
 impl Audit {
-    /// Audits after `wait`, and then in each period of the settings, which varies by a tenth, until the
-    /// queue is closed. Without a period, audits until one audit finds no damaged pod, as nothing else
-    /// would find a pod again whose repair failed.
+    /// Audits after `wait`, and then in each period of the settings, which varies by a tenth. Without a
+    /// period, audits until one audit finds no damaged pod, as nothing else would find a pod again whose
+    /// repair failed.
     pub fn run(mut self, mut wait: Duration) {
         let period = self.shared.settings.audit_period();
         let mut backoff = Backoff::spread(UNTIL_COMPLETE);
-        while !self.shared.queue.is_closed_within(wait) {
+        loop {
+            thread::sleep(wait);
             // A node that is not ready may have no plugin entry yet.
-            if period.is_none() && !agent_ready::wait_until_ready(&self.shared) {
-                return;
+            if period.is_none() {
+                agent_ready::wait_until_ready(&self.shared);
             }
             let result = self.audit();
             if let Err(error) = &result {

@@ -10,17 +10,11 @@ use crate::kube::pod_stream::MAX_PODS;
 /// Waits before the repair of a pod is tried again.
 const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
 
-/// A queue that can be closed. Keeps each pod once, until it is deleted, with what came of its repair.
+/// Keeps each pod once, until it is deleted, with what came of its repair.
 #[derive(Default)]
 pub struct Queue {
-    state: Mutex<QueueState>,
+    pods: Mutex<Vec<QueuedPod>>,
     changed: Condvar,
-}
-
-#[derive(Default)]
-struct QueueState {
-    pods: Vec<QueuedPod>,
-    closed: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,25 +41,28 @@ impl QueuedPod {
     }
 }
 
-impl QueueState {
-    fn position(&self, pod: &StrandedPod) -> Option<usize> {
-        self.pods.iter().position(|queued| queued.pod.is_same(pod))
-    }
+fn position(pods: &[QueuedPod], pod: &StrandedPod) -> Option<usize> {
+    pods.iter().position(|queued| queued.pod.is_same(pod))
+}
 
-    /// Queues a pod at the end unless too many wait. A pod that waits already keeps its place: each
-    /// failure of a validator causes several events.
-    fn push(&mut self, pod: StrandedPod) -> bool {
-        if self.pods.len() >= MAX_PODS {
-            self.pods.retain(|queued| queued.waits);
+impl Queue {
+    /// Queues a pod at the end, or replaces it by its new version. A pod that waits already keeps its
+    /// place: each failure of a validator causes several events. Returns `false` if too many pods wait, to
+    /// bound memory.
+    #[must_use]
+    pub fn push(&self, pod: StrandedPod) -> bool {
+        let mut pods = self.lock();
+        if pods.len() >= MAX_PODS {
+            pods.retain(|queued| queued.waits);
         }
-        match self.position(&pod) {
-            Some(index) if self.pods[index].waits => self.pods[index].pod = pod,
+        match position(&pods, &pod) {
+            Some(index) if pods[index].waits => pods[index].pod = pod,
             Some(index) => {
-                let known = self.pods.remove(index);
-                self.pods.push(QueuedPod { pod, waits: true, ..known });
+                let known = pods.remove(index);
+                pods.push(QueuedPod { pod, waits: true, ..known });
             }
-            None if self.pods.len() >= MAX_PODS => return false,
-            None => self.pods.push(QueuedPod {
+            None if pods.len() >= MAX_PODS => return false,
+            None => pods.push(QueuedPod {
                 pod,
                 waits: true,
                 not_before: Instant::now(),
@@ -74,18 +71,8 @@ impl QueueState {
                 had_rules: false,
             }),
         }
-        true
-    }
-}
-
-impl Queue {
-    /// Queues a pod, or replaces it by its new version. Returns `false` if the queue is full, to bound
-    /// memory.
-    #[must_use]
-    pub fn push(&self, pod: StrandedPod) -> bool {
-        let is_queued = self.lock().push(pod);
         self.changed.notify_all();
-        is_queued
+        true
     }
 
     /// Changes what is known of the pod, unless it was deleted meanwhile.
@@ -94,26 +81,26 @@ impl Queue {
         pod: &StrandedPod,
         change: impl FnOnce(&mut QueuedPod) -> T,
     ) -> Option<T> {
-        let mut state = self.lock();
-        let index = state.position(pod)?;
-        Some(change(&mut state.pods[index]))
+        let mut pods = self.lock();
+        let index = position(&pods, pod)?;
+        Some(change(&mut pods[index]))
     }
 
     /// Removes the pod with this UID, which is gone: a tenant may create and delete pods without end.
     pub fn remove(&self, uid: &str) {
-        self.lock().pods.retain(|queued| queued.pod.uid != uid);
+        self.lock().retain(|queued| queued.pod.uid != uid);
     }
 
     /// Removes the pods that were found by their validator and are not in a new list, which contains
     /// every pod that is still stranded. The watch continues from the list, and repeats what is newer.
-    pub fn retain_listed(&self, pods: &[StrandedPod]) {
-        let is_listed = |pod: &StrandedPod| pods.iter().any(|listed| listed.is_same(pod));
-        let mut state = self.lock();
-        state.pods.retain(|QueuedPod { pod, .. }| pod.found_by == FoundBy::Audit || is_listed(pod));
-        state.pods.shrink_to_fit();
+    pub fn retain_listed(&self, listed: &[StrandedPod]) {
+        let is_listed = |pod: &StrandedPod| listed.iter().any(|listed| listed.is_same(pod));
+        let mut pods = self.lock();
+        pods.retain(|QueuedPod { pod, .. }| pod.found_by == FoundBy::Audit || is_listed(pod));
+        pods.shrink_to_fit();
     }
 
-    /// Waits for the next pod, which no longer waits then. Returns `None` once the queue is closed.
+    /// Waits for the next pod, which no longer waits then.
     ///
     /// `turn` returns how long the repair budget lets a pod wait, and its rank among pods that wait as
     /// long. Calls `on_wait` once if the next pod has to wait for the budget.
@@ -121,12 +108,12 @@ impl Queue {
         &self,
         turn: impl Fn(&StrandedPod) -> (Duration, T),
         on_wait: impl FnOnce(Duration),
-    ) -> Option<StrandedPod> {
+    ) -> StrandedPod {
         let mut on_wait = Some(on_wait);
-        let mut state = self.lock();
-        while !state.closed {
+        let mut pods = self.lock();
+        loop {
             let now = Instant::now();
-            let waiting = state.pods.iter().enumerate().filter(|(_, queued)| queued.waits);
+            let waiting = pods.iter().enumerate().filter(|(_, queued)| queued.waits);
             let turns = waiting.map(|(index, QueuedPod { pod, not_before, .. })| {
                 let (for_budget, rank) = turn(pod);
                 let wait = for_budget.max(not_before.saturating_duration_since(now));
@@ -135,8 +122,8 @@ impl Queue {
             let wait = match turns.min() {
                 None => Duration::MAX,
                 Some((Duration::ZERO, .., index)) => {
-                    state.pods[index].waits = false;
-                    return Some(state.pods[index].pod.clone());
+                    pods[index].waits = false;
+                    return pods[index].pod.clone();
                 }
                 Some((wait, _, for_budget, _)) => {
                     if for_budget == wait {
@@ -145,32 +132,13 @@ impl Queue {
                     wait
                 }
             };
-            let waited = self.changed.wait_timeout(state, wait);
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.changed.wait_timeout(pods, wait);
+            pods = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
-        None
     }
 
-    /// Waits for `time` or until the queue is closed. Returns `true` if the queue is closed.
-    pub fn is_closed_within(&self, time: Duration) -> bool {
-        let state = self.lock();
-        let (state, _) = self
-            .changed
-            .wait_timeout_while(state, time, |state| !state.closed)
-            .unwrap_or_else(PoisonError::into_inner);
-        state.closed
-    }
-
-    fn lock(&self) -> MutexGuard<'_, QueueState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Closes the queue and ends all waits. Pods that are still queued are dropped; the
-    /// next controller finds them again in its first list.
-    pub fn close(&self) {
-        let mut state = self.lock();
-        state.closed = true;
-        self.changed.notify_all();
+    fn lock(&self) -> MutexGuard<'_, Vec<QueuedPod>> {
+        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -181,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    fn pop(queue: &Queue) -> Option<StrandedPod> {
+    fn pop(queue: &Queue) -> StrandedPod {
         queue.pop(|_| (Duration::ZERO, ()), |_| panic!("no pod waits for the budget"))
     }
 
@@ -202,23 +170,22 @@ mod tests {
     #[test]
     fn a_full_queue_rejects_pods_until_one_is_repaired_or_deleted_or_a_list_lacks_them() {
         let queue = queue(MAX_PODS);
-        assert!(!queue.is_closed_within(Duration::from_millis(1)));
         assert!(!queue.push(pod(MAX_PODS)));
-        assert_eq!(pop(&queue), Some(pod(0)));
+        assert_eq!(pop(&queue), pod(0));
         assert!(queue.push(pod(MAX_PODS)) && queue.push(pod(1)) && !queue.push(pod(0)));
         queue.remove("1");
         assert!(queue.push(pod(0)) && !queue.push(pod(1)));
         queue.retain_listed(&[pod(MAX_PODS)]);
         assert!(queue.push(pod(0)));
-        assert_eq!([pop(&queue), pop(&queue)], [Some(pod(MAX_PODS)), Some(pod(0))]);
+        assert_eq!([pop(&queue), pop(&queue)], [pod(MAX_PODS), pod(0)]);
     }
 
     #[test]
     fn a_pod_that_waits_keeps_its_place_and_one_that_was_taken_is_queued_at_the_end() {
         let queue = queue(3);
-        assert_eq!(pop(&queue), Some(pod(0)));
+        assert_eq!(pop(&queue), pod(0));
         assert!(queue.push(newer(0)) && queue.push(newer(2)));
-        let all: Vec<_> = (0..3).filter_map(|_| pop(&queue)).collect();
+        let all: Vec<_> = (0..3).map(|_| pop(&queue)).collect();
         assert_eq!(all, [pod(1), newer(2), newer(0)]);
     }
 
@@ -229,7 +196,7 @@ mod tests {
         assert!(queue.push(audited.clone()));
         queue.retain_listed(&[pod(4), newer(2), pod(1)]);
         assert!(queue.push(pod(4)) && queue.push(newer(2)));
-        let all: Vec<_> = (0..4).filter_map(|_| pop(&queue)).collect();
+        let all: Vec<_> = (0..4).map(|_| pop(&queue)).collect();
         assert_eq!(all, [pod(1), newer(2), audited, pod(4)]);
     }
 
@@ -238,7 +205,7 @@ mod tests {
         let queue = Queue::default();
         assert!(queue.push(pod(2)) && queue.push(pod(1)));
         let turn = |pod: &StrandedPod| (Duration::ZERO, pod.name.clone());
-        assert_eq!(queue.pop(turn, |_| ()), Some(pod(1)));
+        assert_eq!(queue.pop(turn, |_| ()), pod(1));
         let hour = Duration::from_secs(3600);
         let held = |queued: &StrandedPod| match *queued == pod(2) {
             true => (hour, ()),
@@ -249,7 +216,7 @@ mod tests {
             let popper = scope.spawn(|| queue.pop(held, |wait| waiting.send(wait).unwrap()));
             assert_eq!(waits.recv().unwrap(), hour);
             assert!(queue.push(pod(3)));
-            assert_eq!(popper.join().unwrap(), Some(pod(3)));
+            assert_eq!(popper.join().unwrap(), pod(3));
         });
     }
 
@@ -261,7 +228,7 @@ mod tests {
         let begin = Instant::now();
         let soon = begin + Duration::from_millis(50);
         for taken in [pop(&queue), pop(&queue)] {
-            queue.update(&taken.unwrap(), |queued| {
+            queue.update(&taken, |queued| {
                 queued.retry_after(Duration::ZERO);
                 assert!(queued.not_before > begin + RETRIES[0] / 2);
                 queued.retry_after(Duration::from_secs(60));
@@ -270,13 +237,13 @@ mod tests {
             });
         }
         assert!(queue.push(newer(0)));
-        assert_eq!(pop(&queue), Some(newer(0)));
+        assert_eq!(pop(&queue), newer(0));
         assert!(Instant::now() >= soon);
         // The next audit finds the other one.
         assert!(queue.push(pod(2)));
-        assert_eq!(pop(&queue), Some(pod(2)));
+        assert_eq!(pop(&queue), pod(2));
         assert!(queue.push(audited.clone()));
-        assert_eq!(pop(&queue), Some(audited));
+        assert_eq!(pop(&queue), audited);
         queue.remove("0");
         assert_eq!(queue.update(&pod(0), |queued| queued.failures), None);
     }

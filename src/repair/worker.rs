@@ -49,17 +49,18 @@ impl Worker {
         Worker { connection, budget, holds: Holds::new(shared.settings.mode), shared }
     }
 
-    /// Repairs pods until the queue is closed.
+    /// Repairs pods until the process exits. Each repair may end at any step: the next controller finds the
+    /// pod again.
     pub fn run(mut self) {
-        while let Some(pod) = self.next_pod()
-            && agent_ready::wait_until_ready(&self.shared)
-        {
+        loop {
+            let pod = self.next_pod();
+            agent_ready::wait_until_ready(&self.shared);
             self.repair(&pod);
         }
     }
 
-    /// Waits for a pod that the budget allows to repair. Returns `None` once the queue is closed.
-    fn next_pod(&self) -> Option<StrandedPod> {
+    /// Waits for a pod that the budget allows to repair.
+    fn next_pod(&self) -> StrandedPod {
         let turn = |pod: &StrandedPod| self.budget.turn(&pod.namespace, Instant::now());
         self.shared.queue.pop(turn, |wait| {
             self.shared.metrics.budget_waits.inc();
