@@ -18,10 +18,9 @@ use serde_json::Value;
 
 use crate::deadline::Deadline;
 use crate::extension::agents::in_parallel;
-use crate::extension::facts::{self, Facts};
 use crate::extension::kubectl::Kubectl;
 use crate::extension::report::{self, Check, Format, Severity};
-use crate::extension::{api, bypass, checks, compare, explain, nodes};
+use crate::extension::{api, bypass, checks, compare, explain, facts, nodes};
 use cluster::ClusterFlags;
 use terminal::{has_color, print, progress, say};
 
@@ -133,7 +132,7 @@ fn run(flags: &Flags) -> anyhow::Result<u8> {
         Command::Nodes => {
             connect()?;
             progress("asking the agents");
-            let facts = fetch(api, cluster);
+            let facts = facts::fetch(api, &cni_namespace(), Deadline::after(SWEEP));
             progress("");
             (nodes::table(&facts).map_err(Error::msg)?, 0)
         }
@@ -199,7 +198,11 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
         progress("running the checks");
         let results = match flags.pre {
             true => checks::before_install(api, &cluster.cni_namespace),
-            false => checks::installed(&fetch(api, cluster)),
+            false => {
+                let namespace = facts::find_namespace(api, &cluster.cni_namespace);
+                let control_plane = cluster.linkerd_namespace();
+                checks::installed(api, &namespace, control_plane, Deadline::after(SWEEP))
+            }
         };
         if !report::is_pending(&results) || end.has_passed() {
             progress("");
@@ -208,11 +211,6 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
         progress("waiting for the rollout of the DaemonSet");
         thread::sleep(RETRY_INTERVAL.min(end.remaining()));
     }
-}
-
-fn fetch(api: &Kubectl, cluster: &ClusterFlags) -> Facts {
-    let namespace = facts::find_namespace(api, &cluster.cni_namespace);
-    facts::fetch(api, &namespace, cluster.linkerd_namespace(), Deadline::after(SWEEP))
 }
 
 #[cfg(test)]

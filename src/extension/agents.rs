@@ -81,10 +81,10 @@ impl Agent {
 }
 
 /// Returns the time until the plugin's token expires, or zero if it has. `None`: no expiry is known.
-pub fn token_left(body: &StatusBody, now: SystemTime) -> Option<Duration> {
+pub fn token_left(body: &StatusBody) -> Option<Duration> {
     // A program in the agent's place may report any number.
     let end = UNIX_EPOCH.checked_add(Duration::from_secs(body.token_expires?))?;
-    Some(end.duration_since(now).unwrap_or_default())
+    Some(end.duration_since(SystemTime::now()).unwrap_or_default())
 }
 
 /// Lists the agents' pods, then asks the agents for their state until `end`, several at a time.

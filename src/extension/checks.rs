@@ -1,4 +1,4 @@
-//! The checks of `linkerd cni check`. Those after the installation are pure: facts to results.
+//! The checks of `linkerd cni check`.
 
 mod nodes;
 mod pre;
@@ -8,14 +8,17 @@ mod tests;
 use serde_json::Value;
 
 use super::agents::{Agent, DAEMONSET};
-use super::api::Error;
-use super::facts::Facts;
-use super::objects::InjectedPod;
+use super::api::{Api, Error, encoded, find, list};
+use super::facts::{self, Facts, OptionalObject, config_path};
+use super::objects::{InjectedPod, variable};
 use super::report::{Check, Problem, Severity, Verdict};
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::config::bypass::Reason;
-use crate::repair::stranded::{FoundBy, StrandedPod};
+use crate::deadline::Deadline;
+use crate::kube::object_reader::namespace_path;
+use crate::kube::scheduling::daemonset_path;
+use crate::repair::stranded::{FoundBy, INJECTED_LABEL, StrandedPod};
 
 pub use pre::checks as before_install;
 
@@ -29,21 +32,30 @@ const ENTRY_KEY: &str = "cni_network_config";
 const REINSTALL: &str = "install the chart again (helm upgrade, or scripts/install-cni | kubectl \
                          apply -f -), which creates missing objects";
 
-/// Checks an installed chart. Without a DaemonSet, checks of nodes would only repeat that.
+/// Checks the chart that is installed in `namespace`. Without a DaemonSet, other checks would only repeat
+/// that. The control plane is in `linkerd_namespace`. Agents are asked until `end`.
 ///
 /// `linkerd check` runs these checks on every cluster, also on those that do not use the plugin.
-pub fn installed(facts: &Facts) -> Vec<Check> {
-    if matches!(facts.daemonset, Ok(None)) && facts.control_plane_uses_cni == Some(false) {
+pub fn installed(
+    api: &dyn Api,
+    namespace: &str,
+    linkerd_namespace: &str,
+    end: Deadline,
+) -> Vec<Check> {
+    let check = |description, verdict| Check::new(CHART, "daemonset", description, verdict);
+    let found = find(api, &daemonset_path(namespace, DAEMONSET));
+    let is_missing = matches!(found, Ok(None));
+    if is_missing && facts::control_plane_uses_cni(api, linkerd_namespace) == Some(false) {
         let unused = "not installed, and not needed: cniEnabled of the control plane is false";
-        return vec![Check::new(CHART, "daemonset", unused, Ok(()))];
+        return vec![check(unused, Ok(()))];
     }
-    let exists = format!("{DAEMONSET} DaemonSet exists");
-    let mut checks = vec![Check::new(CHART, "daemonset", exists, daemonset(facts))];
-    if let Ok(Some(daemonset)) = &facts.daemonset {
-        checks.extend(chart(facts, daemonset));
-        checks.extend(nodes::checks(facts, daemonset));
-        checks.push(pre::cilium(NODES, &facts.cilium));
-        checks.extend(pods(facts));
+    let mut checks = vec![check("linkerd-cni DaemonSet exists", exists(namespace, &found))];
+    if let Ok(Some(daemonset)) = &found {
+        let facts = facts::fetch(api, namespace, end);
+        checks.extend(chart(api, namespace, daemonset, &facts));
+        checks.extend(nodes::checks(&facts, daemonset));
+        checks.push(pre::cilium(NODES, &facts::cilium(api)));
+        checks.extend(pods(api, daemonset, &facts));
     }
     checks
 }
@@ -53,32 +65,35 @@ fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Prob
     fact.as_ref().or_else(|why| Severity::Warning.unreadable(what, why))
 }
 
-fn chart(facts: &Facts, daemonset: &Value) -> Vec<Check> {
+fn chart(api: &dyn Api, namespace: &str, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     let check = |hint, description: &str, verdict| Check::new(CHART, hint, description, verdict);
-    let name = &facts.namespace;
     let has_pods = facts.agents.as_ref().is_ok_and(|agents| !agents.is_empty());
-    let admission = pre::pod_security(name, &facts.namespace_object, has_pods);
+    let admits = format!("namespace {namespace} admits the agent's pods");
+    let admission = pre::pod_security(namespace, &find(api, &namespace_path(namespace)), has_pods);
+    let config = config(api, namespace);
     let mut checks = vec![
-        check("namespace", &format!("namespace {name} admits the agent's pods"), admission),
-        check("configmap", "linkerd-cni-config ConfigMap has a valid plugin entry", config(facts)),
+        check("namespace", &admits, admission),
+        check("configmap", "linkerd-cni-config ConfigMap has a valid plugin entry", config),
     ];
-    checks.extend(facts.objects.iter().map(|(object, found)| {
+    let objects = facts::chart_objects(api, namespace, daemonset);
+    checks.extend(objects.iter().map(|(object, found)| {
         let verdict = readable(found, object).and_then(|found| match found {
             Some(_) => Ok(()),
             None => missing(object),
         });
         check("objects", &format!("{object} exists"), verdict)
     }));
-    let is_other = |daemonset: &Value| daemonset["metadata"]["namespace"] != **name;
-    checks.push(pre::other_agents(CHART, &facts.daemonsets, name, is_other));
-    let verdict = rollout(&format!("{name}/{DAEMONSET}"), daemonset);
-    checks.push(check("rollout", &format!("{DAEMONSET} DaemonSet is rolled out"), verdict));
+    let is_other = |daemonset: &Value| daemonset["metadata"]["namespace"] != *namespace;
+    checks.push(pre::other_agents(CHART, &facts::daemonsets(api), namespace, is_other));
+    let verdict = rollout(&format!("{namespace}/{DAEMONSET}"), daemonset);
+    checks.push(check("rollout", "linkerd-cni DaemonSet is rolled out", verdict));
     checks
 }
 
-fn config(facts: &Facts) -> Verdict {
-    let name = format!("ConfigMap {}/linkerd-cni-config", facts.namespace);
-    match readable(&facts.config, &name)?.as_ref().map(plugin_entry) {
+fn config(api: &dyn Api, namespace: &str) -> Verdict {
+    let name = format!("ConfigMap {namespace}/linkerd-cni-config");
+    let found: OptionalObject = find(api, &config_path(namespace));
+    match readable(&found, &name)?.as_ref().map(plugin_entry) {
         None => missing(&name),
         Some(Ok(_)) => Ok(()),
         Some(Err(why)) => Severity::Error.because(format!("{name}: {why}")),
@@ -98,9 +113,9 @@ fn missing(object: &str) -> Verdict {
     Severity::Error.because(format!("{object} does not exist; {REINSTALL}"))
 }
 
-fn daemonset(facts: &Facts) -> Verdict {
-    let name = format!("DaemonSet {}/{DAEMONSET}", facts.namespace);
-    match &facts.daemonset {
+fn exists(namespace: &str, daemonset: &OptionalObject) -> Verdict {
+    let name = format!("DaemonSet {namespace}/{DAEMONSET}");
+    match daemonset {
         Ok(Some(_)) => Ok(()),
         Ok(None) => Severity::Error.because(format!(
             "{name} does not exist; install the chart with helm install or scripts/install-cni | \
@@ -129,12 +144,8 @@ fn rollout(name: &str, daemonset: &Value) -> Verdict {
     }
 }
 
-fn pods(facts: &Facts) -> Vec<Check> {
+fn pods(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     let check = |hint, description, verdict| Check::new(PODS, hint, description, verdict);
-    let multus = facts.multus_pods.as_ref();
-    let multus = multus.map(|pods| {
-        check("multus", "Multus calls the plugin for all injected pods", attached(pods))
-    });
     let exempt = counted(
         facts,
         Reason::ProxyUser,
@@ -147,17 +158,24 @@ fn pods(facts: &Facts) -> Vec<Check> {
          control plane, and restart the pods",
     );
     let mut checks = vec![
-        check("stranded", "no meshed pod started without redirect rules", stranded(facts)),
+        check("stranded", "no meshed pod started without redirect rules", stranded(api)),
         check("proxy-user", "no container runs as the proxy's user", exempt),
         check("ipv6", "all IP families of the cluster are redirected", ipv6),
     ];
-    checks.extend(multus);
+    if variable(daemonset, "LINKERD_CNI_CHAINED") == Some("false") {
+        checks.push(check(
+            "multus",
+            "Multus calls the plugin for all injected pods",
+            attached(api),
+        ));
+    }
     checks
 }
 
-fn attached(pods: &Result<Vec<InjectedPod>, Error>) -> Verdict {
-    let pods = readable(pods, "the injected pods")?.iter();
-    let lacking: Vec<String> = pods.filter_map(|pod| pod.unattached.clone()).collect();
+fn attached(api: &dyn Api) -> Verdict {
+    let pods = list(api, "/api/v1/pods", &injected());
+    let pods: &Vec<InjectedPod> = readable(&pods, "the injected pods")?;
+    let lacking: Vec<String> = pods.iter().filter_map(|pod| pod.unattached.clone()).collect();
     Severity::Error.if_any(
         "pods without the annotation k8s.v1.cni.cncf.io/networks that names linkerd-cni, so without \
          redirect rules; add it to their workloads, or set networkAttachmentDefinition.annotatePods \
@@ -166,9 +184,12 @@ fn attached(pods: &Result<Vec<InjectedPod>, Error>) -> Verdict {
     )
 }
 
-fn stranded(facts: &Facts) -> Verdict {
-    let pods = readable(&facts.pending_pods, "the pods in phase Pending")?.iter();
-    let stranded: Vec<String> = pods
+/// Stranded pods are in phase Pending.
+fn stranded(api: &dyn Api) -> Verdict {
+    let pending = format!("{}&fieldSelector=status.phase%3DPending", injected());
+    let pods = list(api, "/api/v1/pods", &pending);
+    let stranded: Vec<String> = readable(&pods, "the pods in phase Pending")?
+        .iter()
         .filter_map(|pod| StrandedPod::found(pod, FoundBy::Validator))
         .map(|pod| format!("{}/{} on {}", pod.namespace, pod.name, pod.node))
         .collect();
@@ -177,6 +198,10 @@ fn stranded(facts: &Facts) -> Verdict {
          repairController",
         &stranded,
     )
+}
+
+fn injected() -> String {
+    format!("labelSelector={}", encoded(INJECTED_LABEL))
 }
 
 /// Judges by the pods that each agent watches: reading all pods of the cluster would cost too much.

@@ -1,17 +1,13 @@
-//! Everything that the checks look at, fetched from the API server.
-
-use std::time::SystemTime;
+//! What the checks look at, fetched from the API server.
 
 use serde_json::Value;
 
 use super::agents::{Agent, DAEMONSET, SELECTOR, agents};
-use super::api::{Api, Error, encoded, find, get, list};
-use super::objects::{InjectedPod, event_time, pod_spec, text, variable};
+use super::api::{Api, Error, find, get, list};
+use super::objects::{event_time, pod_spec, text, variable};
 use crate::deadline::Deadline;
 use crate::kube::object_reader::namespace_path;
 use crate::kube::scheduling::{Node, daemonset_path};
-use crate::kube::types::Pod;
-use crate::repair::stranded::INJECTED_LABEL;
 
 pub const RBAC: &str = "rbac.authorization.k8s.io";
 
@@ -19,54 +15,20 @@ pub const RBAC: &str = "rbac.authorization.k8s.io";
 /// read.
 pub type OptionalObject = Result<Option<Value>, Error>;
 
-#[derive(Clone, Debug)]
+/// The nodes and their agents.
 pub struct Facts {
-    pub now: SystemTime,
-    pub namespace: String,
-    pub namespace_object: OptionalObject,
-    pub config: OptionalObject,
-    pub daemonset: OptionalObject,
-    /// Objects without which the agent or the plugin does not work, by kind and name.
-    pub objects: Vec<(String, OptionalObject)>,
-    /// DaemonSets of this chart or Linkerd's in any namespace.
-    pub daemonsets: Result<Vec<Value>, Error>,
     pub nodes: Result<Vec<Node>, Error>,
     pub agents: Result<Vec<Agent>, Error>,
     /// Warning Events in the DaemonSet's namespace, oldest first.
     pub events: Vec<Value>,
-    /// Injected pods in phase Pending, which stranded pods are in.
-    pub pending_pods: Result<Vec<Pod>, Error>,
-    /// All injected pods, if Multus calls the plugin (`chained: false`).
-    pub multus_pods: Option<Result<Vec<InjectedPod>, Error>>,
-    pub cilium: Result<Vec<Value>, Error>,
-    /// `cniEnabled` of the control plane. `None` if there is no control plane, or it is unreadable.
-    pub control_plane_uses_cni: Option<bool>,
 }
 
-/// Fetches the facts for the checks of an installed chart. A failed request does not stop the
-/// others. The control plane is in `linkerd_namespace`. Agents are asked until `end`.
-pub fn fetch(api: &dyn Api, namespace: &str, linkerd_namespace: &str, end: Deadline) -> Facts {
-    let daemonset: OptionalObject = find(api, &daemonset_path(namespace, DAEMONSET));
-    let known = daemonset.as_ref().ok().and_then(Option::as_ref);
-    let unchained = known.filter(|found| variable(found, "LINKERD_CNI_CHAINED") == Some("false"));
-    let injected = format!("labelSelector={}", encoded(INJECTED_LABEL));
-    let multus_pods = unchained.map(|_| list(api, "/api/v1/pods", &injected));
-    let pending = format!("{injected}&fieldSelector=status.phase%3DPending");
+/// Asks the agents until `end`. A failed request does not stop the others.
+pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
     Facts {
-        now: SystemTime::now(),
-        namespace: namespace.to_owned(),
-        namespace_object: find(api, &namespace_path(namespace)),
-        config: find(api, &config_path(namespace)),
-        objects: chart_objects(api, namespace, known),
-        daemonset,
-        daemonsets: daemonsets(api),
         nodes: list(api, "/api/v1/nodes", ""),
-        events: warnings(api, namespace).unwrap_or_default(),
-        pending_pods: list(api, "/api/v1/pods", &pending),
-        cilium: cilium(api),
-        control_plane_uses_cni: control_plane_uses_cni(api, linkerd_namespace),
         agents: agents(api, namespace, end),
-        multus_pods,
+        events: warnings(api, namespace).unwrap_or_default(),
     }
 }
 
@@ -101,20 +63,22 @@ pub fn cilium(api: &dyn Api) -> Result<Vec<Value>, Error> {
     list(api, "/api/v1/configmaps", "fieldSelector=metadata.name%3Dcilium-config")
 }
 
-/// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap.
-fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
+/// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap. `None` if there is no
+/// control plane, or it is unreadable.
+pub fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
     let path = format!("{}/configmaps/linkerd-config", namespace_path(linkerd_namespace));
     let map: Value = get(api, &path).ok()?;
     let values = map["data"]["values"].as_str()?;
     Some(values.lines().any(|line| line == "cniEnabled: true"))
 }
 
-fn chart_objects(
+/// Looks for objects without which the agent or the plugin does not work. Returns each with its kind and
+/// name.
+pub fn chart_objects(
     api: &dyn Api,
     namespace: &str,
-    daemonset: Option<&Value>,
+    daemonset: &Value,
 ) -> Vec<(String, OptionalObject)> {
-    let Some(daemonset) = daemonset else { return Vec::new() };
     let rbac = format!("/apis/{RBAC}/v1");
     let mut wanted = vec![
         ("ClusterRole", "linkerd-cni", format!("{rbac}/clusterroles")),

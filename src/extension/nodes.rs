@@ -1,7 +1,7 @@
 //! The table of `linkerd cni nodes`. Pure.
 
 use std::collections::BTreeMap;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use super::agents::{Agent, token_left};
 use super::facts::Facts;
@@ -39,7 +39,7 @@ pub fn table(facts: &Facts) -> Result<String, String> {
         }
         for agent in on_node {
             let why = agent.not_ready(&facts.events);
-            rows.push(row(name, agent, why.is_none(), facts.now).map(|cell| one_line(&cell)));
+            rows.push(row(name, agent, why.is_none()).map(|cell| one_line(&cell)));
             let note = agent.body().and_then(|body| body.note.as_ref());
             reasons.extend(why.map(|why| one_line(&format!("{name} is not ready: {why}")) + "\n"));
             reasons.extend(note.map(|note| one_line(&format!("{name}: {note}")) + "\n"));
@@ -49,7 +49,7 @@ pub fn table(facts: &Facts) -> Result<String, String> {
     Ok(format!("{}{gap}{}", align(&rows), reasons.concat()))
 }
 
-fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 9] {
+fn row(node: &str, agent: &Agent, is_ready: bool) -> [String; 9] {
     let body = agent.body();
     let unknown = || UNKNOWN.to_owned();
     let sum = |counts: fn(&PluginCounts) -> &BTreeMap<String, u64>| {
@@ -63,7 +63,7 @@ fn row(node: &str, agent: &Agent, is_ready: bool, now: SystemTime) -> [String; 9
         if is_ready { "yes" } else { "no" }.to_owned(),
         body.map_or_else(unknown, |body| cut(&body.version)),
         body.and_then(|body| body.conflist.as_deref()).map_or_else(unknown, cut),
-        body.and_then(|body| token_left(body, now)).map_or_else(unknown, token_text),
+        body.and_then(token_left).map_or_else(unknown, token_text),
         if backends.is_empty() { unknown() } else { backends.join(",") },
         sum(|calls| &calls.redirects),
         sum(|calls| &calls.failures),

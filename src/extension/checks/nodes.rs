@@ -1,7 +1,7 @@
 //! Checks of the agents, one per node. Pure.
 
 use std::collections::BTreeSet;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -53,7 +53,7 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     }
     let succeed = format!("plugin calls succeed ({})", backends(&bodies));
     checks.extend([
-        check("token", "the plugin's token is valid on each node", tokens(&bodies, facts.now)),
+        check("token", "the plugin's token is valid on each node", tokens(&bodies)),
         check("contention", "no other program overwrites the agents' files", contention(&bodies)),
         check("pod-copy", "the agents know the pods of their nodes", copies(&bodies)),
         check("plugin-calls", &succeed, calls(&bodies)),
@@ -146,8 +146,8 @@ fn conflists(bodies: &Bodies<'_>) -> Verdict {
     Severity::Error.if_any("nodes whose active network config does not call the plugin", &missing)
 }
 
-fn tokens(bodies: &Bodies<'_>, now: SystemTime) -> Verdict {
-    let is_expired = |body: &StatusBody| token_left(body, now) == Some(Duration::ZERO);
+fn tokens(bodies: &Bodies<'_>) -> Verdict {
+    let is_expired = |body: &StatusBody| token_left(body) == Some(Duration::ZERO);
     let expired = each(bodies, |body| is_expired(body).then(|| "expired".to_owned()));
     Severity::Error.if_any(EXPIRED, &expired)?;
     let unrenewed = each(bodies, |body| body.problems.get("TokenRequest").cloned());

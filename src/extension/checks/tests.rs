@@ -5,8 +5,8 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::extension::fake::{
-    AGENTS, CONFIG, Cluster, DAEMONSET, EVENTS, NAMESPACE, NOW, REVIEWS, STATUS_1, agent,
-    daemonset, entry, namespace, status,
+    AGENTS, CONFIG, Cluster, DAEMONSET, EVENTS, NAMESPACE, REVIEWS, STATUS_1, agent, daemonset,
+    entry, later, namespace, now, status,
 };
 use crate::extension::report::{Format, is_success, render};
 
@@ -24,6 +24,10 @@ fn with(changes: &[Change]) -> Cluster {
         }
     }
     cluster
+}
+
+fn checked(cluster: &Cluster) -> Vec<Check> {
+    installed(cluster, "linkerd-cni", "linkerd", later())
 }
 
 /// Renders the reports of clusters with these changes after those of `base`, each below its name.
@@ -99,7 +103,7 @@ fn reports() -> (String, Vec<Check>) {
         one("no status", STATUS_1, "", Value::Null),
         one("another version", STATUS_1, "/version", json!("1.9.0")),
         one("no conflist", STATUS_1, "/conflist", Value::Null),
-        one("token expired", STATUS_1, "/tokenExpires", json!(NOW - 1)),
+        one("token expired", STATUS_1, "/tokenExpires", json!(now() - 1)),
         one(
             "denied token request",
             STATUS_1,
@@ -120,12 +124,12 @@ fn reports() -> (String, Vec<Check>) {
         one("Cilium", "/api/v1/configmaps", "", cilium),
         one("stranded pod", "/api/v1/pods", "", stranded),
     ];
-    rendered(cases, &[], |cluster| installed(&cluster.facts()))
+    rendered(cases, &[], checked)
 }
 
 #[test]
 fn a_healthy_cluster_passes_every_check() {
-    let checks = installed(&Cluster::healthy().facts());
+    let checks = checked(&Cluster::healthy());
     assert!(is_success(&checks));
     insta::assert_snapshot!(render(&checks, Format::Table, false));
 }
@@ -168,7 +172,7 @@ fn injected_pods_without_multus_annotation_are_listed_where_the_plugin_is_not_ch
             (DAEMONSET, "/spec/template/spec/containers/0/env", env),
             ("/api/v1/pods", "", json!({"items": pods})),
         ]);
-        let checks = installed(&cluster.facts());
+        let checks = checked(&cluster);
         let found: Vec<_> = checks.into_iter().filter(|check| check.hint == "multus").collect();
         found.into_iter().map(|check| check.verdict.err().map(|problem| problem.text)).collect()
     };
@@ -213,7 +217,7 @@ fn several_faults_of_one_agent_are_told_apart() {
 fn a_chart_that_is_not_installed_is_one_failure_with_the_command_that_installs_it() {
     let mut cluster = Cluster::healthy();
     cluster.0.retain(|path, _| !path.contains("linkerd-cni"));
-    let checks = installed(&cluster.facts());
+    let checks = checked(&cluster);
     assert_eq!(checks.len(), 1, "{checks:?}");
     let text = render(&checks, Format::Short, false);
     assert!(text.contains("scripts/install-cni | kubectl apply -f -"), "{text}");
@@ -226,7 +230,7 @@ fn a_cluster_that_does_not_use_the_plugin_passes_and_one_that_does_fails() {
         let mut cluster = with(&[(DAEMONSET, "", Value::Null)]);
         let config = "/api/v1/namespaces/linkerd/configmaps/linkerd-config";
         cluster.put(config, json!({"data": {"values": values}}));
-        let checks = installed(&cluster.facts());
+        let checks = checked(&cluster);
         assert_eq!(is_success(&checks), passes, "{checks:?}");
     }
 }
@@ -240,7 +244,7 @@ fn text_from_the_cluster_cannot_fake_lines_or_control_the_terminal() {
         vec![(STATUS_1, "/notReady", lie)],
         vec![(AGENTS, "/items", json!([])), (EVENTS, "", events)],
     ] {
-        let text = render(&installed(&with(&changes).facts()), Format::Short, false);
+        let text = render(&checked(&with(&changes)), Format::Short, false);
         assert!(!text.contains('\u{1b}') && !text.contains("\n√"), "{text}");
     }
 }
@@ -252,12 +256,11 @@ fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
         (STATUS_1, "/version", json!("\u{1b}[2J\u{202e}")),
         (STATUS_1, "/redirects", json!({"\u{1b}[2J\u{202e}": u64::MAX, "native": 1})),
     ]);
-    let facts = cluster.facts();
     for format in [Format::Table, Format::Short, Format::Json] {
-        let text = render(&installed(&facts), format, false);
+        let text = render(&checked(&cluster), format, false);
         assert!(!text.contains(['\u{1b}', '\u{202e}']) && !text.contains("u001b"), "{text}");
     }
-    let table = crate::extension::nodes::table(&facts).unwrap();
+    let table = crate::extension::nodes::table(&cluster.facts()).unwrap();
     assert!(!table.contains(['\u{1b}', '\u{202e}']), "{table}");
     let check = Check::new("x", "y", "\u{1b}a", Severity::Error.because("\u{1b}b\n\t* c"));
     assert_eq!(check.description, " a");
