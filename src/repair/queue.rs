@@ -1,5 +1,6 @@
 //! The pods that may need a repair, from the watch and the audit to the worker that repairs them.
 
+use std::mem;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -9,6 +10,13 @@ use crate::kube::pod_stream::MAX_PODS;
 
 /// Waits before the repair of a pod is tried again.
 const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
+
+/// How long to ignore a pod that has all its rules although its validator failed. The kubelet
+/// restarts the validator after at most 5 minutes, which then succeeds.
+const COMPLETE_HOLD: Duration = Duration::from_secs(600);
+
+/// Time between two reports of a pod that is left unchanged.
+pub const REPORT_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Keeps each pod once, until it is deleted, with what came of its repair.
 #[derive(Default)]
@@ -26,9 +34,9 @@ pub struct QueuedPod {
     /// Number of attempts since the last repair.
     pub failures: u32,
     /// When it was reported that the pod is left unchanged for now.
-    pub reported: Option<Instant>,
+    reported: Option<Instant>,
     /// Whether the pod had all its rules, although its validator had failed.
-    pub had_rules: bool,
+    had_rules: bool,
 }
 
 impl QueuedPod {
@@ -38,6 +46,20 @@ impl QueuedPod {
         self.not_before = Instant::now() + wait.max(delay(RETRIES, self.failures));
         self.failures += 1;
         self.waits |= self.pod.found_by == FoundBy::Validator;
+    }
+
+    /// Records that the pod has all its rules, although its validator failed, which may not have run since.
+    /// Returns `true` if that was found before, too: the validator fails in spite of them.
+    pub fn found_complete(&mut self) -> bool {
+        self.not_before = Instant::now() + COMPLETE_HOLD;
+        mem::replace(&mut self.had_rules, true)
+    }
+
+    /// Marks the pod as reported at `now`. Returns `true` at most once in [`REPORT_INTERVAL`].
+    pub fn mark_reported(&mut self, now: Instant) -> bool {
+        let is_due = self.reported.is_none_or(|at| now >= at + REPORT_INTERVAL);
+        self.reported = if is_due { Some(now) } else { self.reported };
+        is_due
     }
 }
 
@@ -218,6 +240,35 @@ mod tests {
             assert!(queue.push(pod(3)));
             assert_eq!(popper.join().unwrap(), pod(3));
         });
+    }
+
+    #[test]
+    fn a_pod_that_is_left_unchanged_is_reported_once_an_hour() {
+        let queue = queue(1);
+        let now = Instant::now();
+        let reported =
+            |after| queue.update(&pod(0), |queued| queued.mark_reported(now + after)).unwrap();
+        assert!(reported(Duration::ZERO));
+        assert!(!reported(REPORT_INTERVAL / 2));
+        assert!(reported(REPORT_INTERVAL));
+        assert!(!reported(REPORT_INTERVAL * 3 / 2));
+    }
+
+    #[test]
+    fn a_pod_that_has_all_its_rules_waits_and_is_reported_if_its_validator_still_fails() {
+        let queue = queue(1);
+        let begin = Instant::now();
+        let complete = || {
+            let found = |queued: &mut QueuedPod| (queued.found_complete(), queued.not_before);
+            queue.update(&pod(0), found).unwrap()
+        };
+        let (is_again, not_before) = complete();
+        assert!(!is_again, "its validator has to run again first");
+        assert!(not_before >= begin + COMPLETE_HOLD);
+        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(0) };
+        assert!(queue.push(audited.clone()));
+        assert_eq!([pop(&queue)], [audited], "it lost rules since");
+        assert!(complete().0);
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! Takes stranded pods from the queue, repairs one at a time, and reports each result by log
 //! line, metric and Event.
 
-use std::mem;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -11,6 +10,7 @@ use super::budget::RepairBudget;
 use super::events::{self, REPAIRED_RECENTLY};
 use super::holds::Holds;
 use super::inspect::{self, Inspected, Inspector};
+use super::queue::{QueuedPod, REPORT_INTERVAL};
 use super::settings::RepairMode;
 use super::stranded::{FoundBy, LABEL, StrandedPod};
 use super::verdict::{self, COMPLETE, NotRepaired};
@@ -27,13 +27,6 @@ use crate::pod::facts::own_facts;
 /// Timeout of each API request of the worker, once for connecting and once for the
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
-
-/// How long to ignore a pod that has all its rules although its validator failed. The kubelet
-/// restarts the validator after at most 5 minutes, which then succeeds.
-const COMPLETE_HOLD: Duration = Duration::from_secs(600);
-
-/// Time between two reports of a pod that is left unchanged.
-const REPORT_INTERVAL: Duration = Duration::from_secs(3600);
 
 /// Repairs the pods of the queue.
 pub struct Worker {
@@ -87,11 +80,7 @@ impl Worker {
             NotRepaired::Unneeded(why) => tracing::debug!(namespace, name, "{why}"),
             NotRepaired::Complete => {
                 tracing::debug!(namespace, name, "Pod has all its redirect rules");
-                // Its validator may not have run since.
-                let had_rules = self.shared.queue.update(pod, |queued| {
-                    queued.not_before = Instant::now() + COMPLETE_HOLD;
-                    mem::replace(&mut queued.had_rules, true)
-                });
+                let had_rules = self.shared.queue.update(pod, QueuedPod::found_complete);
                 if had_rules == Some(true) {
                     self.report_skipped(pod, COMPLETE);
                 }
@@ -262,14 +251,8 @@ impl Worker {
 
     /// Logs and publishes why the pod is left unchanged for now, in the same words. At most once an hour.
     fn report_skipped(&mut self, pod: &StrandedPod, why: &str) {
-        let is_first = self.shared.queue.update(pod, |queued| {
-            let is_first = queued.reported.is_none_or(|at| at.elapsed() >= REPORT_INTERVAL);
-            if is_first {
-                queued.reported = Some(Instant::now());
-            }
-            is_first
-        });
-        if is_first == Some(true) {
+        let is_due = self.shared.queue.update(pod, |queued| queued.mark_reported(Instant::now()));
+        if is_due == Some(true) {
             self.shared.metrics.pods_skipped.inc();
             let event = events::skipped(pod.found_by, why);
             tracing::warn!(namespace = pod.namespace, name = pod.name, "{}", event.note);
