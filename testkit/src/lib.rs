@@ -11,7 +11,6 @@
 //! - [`node_copy`], [`lookup`]: the node's copy of its pods, and the objects besides a pod
 //! - [`child`]: child processes, and strace
 //! - [`mounts`], [`namespaces`], [`unwritable`]: mount namespaces, network namespaces, and outputs that take no line
-//! - [`platforms`]: the CNI directories of each platform
 //! - [`promtool`]: checks metrics
 //! - [`chart`]: renders the chart
 //! - [`documented`], [`fault_page`]: the commands and captured texts in the pages
@@ -32,7 +31,6 @@ pub mod lookup;
 pub mod mounts;
 pub mod namespaces;
 pub mod node_copy;
-pub mod platforms;
 pub mod promtool;
 pub mod properties {
     pub mod decision;

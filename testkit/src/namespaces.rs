@@ -73,15 +73,6 @@ impl Namespaces {
         connect(&self.neighbour, 0, address, port)
     }
 
-    /// Runs `task` on a thread in the pod's namespace. Sockets that it opens stay there.
-    pub fn in_pod<T: Send + 'static>(&self, task: impl FnOnce() -> T + Send + 'static) -> T {
-        within(&self.pod, task)
-    }
-
-    pub fn in_neighbour<T: Send + 'static>(&self, task: impl FnOnce() -> T + Send + 'static) -> T {
-        within(&self.neighbour, task)
-    }
-
     /// Adds a second interface to the pod, as Multus does, with the addresses `10.98.0.1` and `fd98::1`.
     /// The neighbour has those that end in 2.
     pub fn add_network(&self) {

@@ -51,7 +51,6 @@ use agent::Agent;
 use node::{CALICO, LIST, Node, TEMPLATE};
 use serde_json::{Value, json};
 use testkit::chart as helm;
-use testkit::platforms as layouts;
 use testkit::until::until;
 use testkit::{
     call, child, cni, fault_page, mounts, namespaces, promtool, repeated, server, until, unwritable,

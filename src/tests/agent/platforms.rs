@@ -1,88 +1,158 @@
-//! A platform on which the node's directories move: the agent with the directories and mounts that the chart renders. That every platform gets ready
-//! and is restored is a test on the cluster. Needs root, and `helm` on PATH.
+//! The agent on each platform of the chart, with the values, directories and mounts that the chart renders for it.
+//! Needs root, and `helm` on PATH.
 
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::Path;
+use std::path::{Path, PathBuf};
+use std::process::Command;
 
-use serde_json::{Value, json};
-use testkit::write_program;
+use serde_json::Value;
+use testkit::child::must;
+use testkit::cluster::node::files_in;
+use testkit::{repository, write_program};
 
+use crate::agent::Agent;
 use crate::api::{Api, DaemonSetState};
-use crate::filesystems::{bind, with_mounts};
-use crate::helm::Render;
-use crate::layouts::{Item, LAYOUTS, Layout};
+use crate::filesystems::{bind, in_mount_namespace};
+use crate::helm::{Objects, Render, platforms, read, yaml};
 use crate::node::Node;
 use crate::until::until;
+
+/// An agent in its container, on a node that is laid out like those of the platform.
+struct Platform {
+    name: String,
+    api: Api,
+    node: Node,
+    objects: Objects,
+}
+
+impl Platform {
+    fn new(name: &str, values: &Path) -> Platform {
+        let api = Api::start();
+        let node = Node::with_api(&api);
+        let objects = Render::new().file(values).objects();
+        let platform = Platform { name: name.into(), api, node, objects };
+        platform.lay_out();
+        platform
+    }
+
+    /// The path on the node.
+    fn host(&self, path: &str) -> PathBuf {
+        self.node.root().join("node").join(path.trim_start_matches('/'))
+    }
+
+    fn setting(&self, key: &str) -> &str {
+        self.objects.named("ConfigMap", "linkerd-cni-config")["data"][key].as_str().unwrap()
+    }
+
+    fn directories(&self) -> [&str; 2] {
+        ["dest_cni_bin_dir", "dest_cni_net_dir"].map(|key| self.setting(key))
+    }
+
+    fn plugin(&self) -> PathBuf {
+        self.host(self.directories()[0]).join("linkerd-cni")
+    }
+
+    fn lay_out(&self) {
+        let layouts = yaml(include_str!("platforms.yaml"));
+        for (directory, files) in layouts[&self.name].as_object().unwrap() {
+            let directory = self.host(directory);
+            fs::create_dir_all(&directory).unwrap();
+            for plugin in files.as_array().into_iter().flatten().filter_map(Value::as_str) {
+                match plugin.split_once(" -> ") {
+                    Some((link, target)) => symlink(target, directory.join(link)).unwrap(),
+                    None => write_program(directory.join(plugin), "#!/bin/sh\nexit 1\n"),
+                }
+            }
+            for (name, content) in files.as_object().into_iter().flatten() {
+                let corpus = repository().join("src/conflist/corpus");
+                let text = content.as_str().map(|file| read(corpus.join(file)));
+                let text = text.unwrap_or_else(|| content.to_string());
+                fs::write(directory.join(name), text).unwrap();
+            }
+        }
+        // The kubelet creates it before it starts the agent.
+        fs::create_dir_all(self.host("run/linkerd-cni")).unwrap();
+    }
+
+    fn start(&self) -> Agent {
+        let container = self.node.root().join("container");
+        let below = |path: &Value| container.join(path.as_str().unwrap().trim_start_matches('/'));
+        let agent = self.objects.container("install-cni");
+        for mount in agent["volumeMounts"].as_array().unwrap() {
+            let mut volumes = self.objects.pod()["spec"]["volumes"].as_array().unwrap().iter();
+            let volume = volumes.find(|volume| volume["name"] == mount["name"]).unwrap();
+            if let Some(path) = volume["hostPath"]["path"].as_str() {
+                fs::create_dir_all(below(&mount["mountPath"])).unwrap();
+                // A mount follows the link once.
+                bind(&self.host(path).canonicalize().unwrap(), &below(&mount["mountPath"]));
+            }
+        }
+        let value = |name| self.objects.variable("install-cni", name);
+        let [bin_dir, net_dir] = self.directories();
+        self.node.start_ready_with(&[
+            ("CONTAINER_MOUNT_PREFIX", container.join("host").to_str().unwrap()),
+            ("DEST_CNI_BIN_DIR", bin_dir),
+            ("DEST_CNI_NET_DIR", net_dir),
+            ("CNI_NETWORK_CONFIG", self.setting("cni_network_config")),
+            ("LINKERD_CNI_CHAINED", value("LINKERD_CNI_CHAINED").as_str().unwrap()),
+            ("LINKERD_CNI_CONF_NAME", value("LINKERD_CNI_CONF_NAME").as_str().unwrap_or_default()),
+            ("LINKERD_CNI_KEEP_BINARY", ""),
+            ("LINKERD_CNI_RESYNC_SECONDS", "1"),
+        ])
+    }
+
+    fn uninstall(&self, agent: &mut Agent) {
+        self.api.state().daemon_set = DaemonSetState::Status(404);
+        assert_eq!(agent.stop(), Some(0), "{}: {}", self.name, agent.log());
+    }
+
+    /// Whether the first network config, or the plugin's own, has the plugin entry last.
+    fn has_entry(&self) -> bool {
+        let directory = self.host(self.directories()[1]);
+        let files = fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
+        let conflists =
+            files.filter(|path| path.extension().is_some_and(|name| name == "conflist"));
+        let carrier = conflists.min().unwrap_or_else(|| directory.join("linkerd-cni.conf"));
+        let config = yaml(&read(carrier));
+        let last = config["plugins"].as_array().map_or(Some(&config), |plugins| plugins.last());
+        last.is_some_and(|entry| entry["type"] == "linkerd-cni")
+    }
+}
+
+#[test]
+fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
+    for (name, values) in platforms() {
+        in_mount_namespace(move || {
+            let platform = Platform::new(&name, &values);
+            let files = || files_in(platform.host("").to_str().unwrap(), &platform.directories());
+            let before = files();
+            let mut agent = platform.start();
+            assert!(platform.plugin().exists() && platform.has_entry(), "{name}: {}", agent.log());
+            platform.uninstall(&mut agent);
+            // Multus, which OpenShift has, needs the plugin binary to delete existing pods.
+            assert_eq!(platform.plugin().exists(), name == "openshift", "{}", agent.log());
+            let _ = fs::remove_file(platform.plugin());
+            assert_eq!(files(), before, "{name}: {}", agent.log());
+        });
+    }
+}
 
 /// `snap refresh` copies the data of MicroK8s to a new revision, and sets the link `current` to it.
 #[test]
 fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
-    with_mounts(|_| {
-        let layout = LAYOUTS.iter().find(|layout| layout.platform == "microk8s").unwrap();
-        let api = Api::start();
-        let node = Node::with_api(&api);
-        let (host, container) = (node.root().join("node"), node.root().join("container"));
-        lay_out(layout, &host);
-        let objects = Render::new().values(&json!({"platform": layout.platform})).objects();
-        let pod = &objects.pod()["spec"];
-        for mount in objects.container("install-cni")["volumeMounts"].as_array().unwrap() {
-            let mut volumes = pod["volumes"].as_array().unwrap().iter();
-            let volume = volumes.find(|volume| volume["name"] == mount["name"]).unwrap();
-            let below = |path: &str| path.trim_start_matches('/').to_owned();
-            if let Some(path) = volume["hostPath"]["path"].as_str() {
-                let inside = container.join(below(mount["mountPath"].as_str().unwrap()));
-                fs::create_dir_all(&inside).unwrap();
-                // A mount follows the link once.
-                let outside = host.join(below(path));
-                if volume["hostPath"]["type"] == "DirectoryOrCreate" {
-                    fs::create_dir_all(&outside).unwrap();
-                }
-                bind(&outside.canonicalize().unwrap(), &inside);
-            }
-        }
-        let data = &objects.get("ConfigMap")["data"];
-        let [net_dir, bin_dir] =
-            ["dest_cni_net_dir", "dest_cni_bin_dir"].map(|key| data[key].as_str().unwrap());
-        let mut agent = node.start_ready_with(&[
-            ("CONTAINER_MOUNT_PREFIX", container.join("host").to_str().unwrap()),
-            ("DEST_CNI_NET_DIR", net_dir),
-            ("DEST_CNI_BIN_DIR", bin_dir),
-            ("LINKERD_CNI_RESYNC_SECONDS", "1"),
-        ]);
-
-        let snap = host.join("var/snap/microk8s");
-        lay_out(&Layout { links: &[], ..*layout }, &node.root().join("new"));
-        fs::rename(node.root().join("new/var/snap/microk8s/current"), snap.join("8000")).unwrap();
+    in_mount_namespace(|| {
+        let values = testkit::chart::chart().join("platforms/microk8s.yaml");
+        let platform = Platform::new("microk8s", &values);
+        let snap = platform.host("var/snap/microk8s");
+        must(Command::new("cp").arg("-a").args([snap.join("7964"), snap.join("8000")]));
+        let mut agent = platform.start();
         symlink("8000", snap.join("new")).unwrap();
         fs::rename(snap.join("new"), snap.join("current")).unwrap();
-        let list = snap.join("8000/args/cni-network").join(layout.carrier());
-        until("the entry in the new revision", || carries(&list));
+        until("the entry in the new revision", || platform.has_entry());
         agent.until_ready();
-        assert!(snap.join("8000/opt/cni/bin/linkerd-cni").exists());
-        api.state().daemon_set = DaemonSetState::Status(404);
-        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-        assert!(!carries(&list) && !snap.join("8000/opt/cni/bin/linkerd-cni").exists());
+        assert!(platform.plugin().exists());
+        platform.uninstall(&mut agent);
+        assert!(!platform.has_entry() && !platform.plugin().exists());
     });
-}
-
-/// Whether the file is, or has last, the plugin entry.
-fn carries(path: &Path) -> bool {
-    let config: Value = serde_json::from_slice(&fs::read(path).unwrap()).unwrap();
-    let last = config["plugins"].as_array().map(|plugins| plugins.last());
-    last.map_or(Some(&config), |last| last).is_some_and(|entry| entry["type"] == "linkerd-cni")
-}
-
-fn lay_out(layout: &Layout, host: &Path) {
-    // The kubelet creates it before it starts the agent.
-    fs::create_dir_all(host.join("run/linkerd-cni")).unwrap();
-    for item in layout.items() {
-        let path = host.join(item.path().trim_start_matches('/'));
-        fs::create_dir_all(path.parent().unwrap()).unwrap();
-        match item {
-            Item::Directory(_) => fs::create_dir_all(path).unwrap(),
-            Item::Link(_, target) => symlink(target, path).unwrap(),
-            Item::File(_, text) => write_program(path, text),
-        }
-    }
 }

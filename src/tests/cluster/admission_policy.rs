@@ -149,7 +149,11 @@ fn pods_are_evicted_only_on_the_own_node(account: &Account) {
     }
     // No deletion leads past the disruption budgets.
     let delete = account.run(&["delete", "pod", OWN, "-n", NAMESPACE, "--wait=false"], "");
-    assert!(delete.unwrap_err().contains("cannot delete resource"), "{OWN}");
+    // By this text the controller knows that it is a missing permission and no admission that refuses.
+    let forbidden = format!(r#"pods "{OWN}" is forbidden: User ""#);
+    let refused = delete.unwrap_err();
+    let texts = [&*forbidden, "cannot delete resource"];
+    assert!(texts.iter().all(|text| refused.contains(text)), "{refused}");
     account.evict(OWN, &uid(OWN), "").unwrap();
     assert_ne!(deletion_time(OWN), "");
     assert_eq!(deletion_time(OTHER), "");

@@ -11,18 +11,14 @@ mod agent_replaced;
 mod annotated_pods;
 mod catalogue;
 mod chart;
-mod denied_evictions;
 mod documented;
 mod extension;
 mod migration;
-mod mounted_directories;
 mod outage;
-mod platforms;
 mod pod_copy;
 mod quickstart;
 mod release;
 mod repair;
-mod reported_pods;
 mod scene;
 mod service_accounts;
 mod sigterm;
@@ -32,4 +28,4 @@ mod upstream_agent;
 use testkit::cluster::{
     active, agent, burst, connections, containers, helm, kubectl, node, pods, upstream, watcher,
 };
-use testkit::{cni, documented as commands, fault_page, platforms as layouts, until};
+use testkit::{cni, documented as commands, fault_page, until};

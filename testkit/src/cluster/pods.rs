@@ -196,28 +196,6 @@ pub fn validation(timeout: &str) -> Vec<String> {
     words.map(str::to_owned).to_vec()
 }
 
-/// A StatefulSet with `pod` as its template; its pod has the name `name-0`.
-pub fn stateful(pod: &Value) -> Value {
-    let name = &pod["metadata"]["name"];
-    let annotations = &pod["metadata"]["annotations"];
-    let mut labels = pod["metadata"]["labels"].clone();
-    labels["app"] = name.clone();
-    json!({
-        "apiVersion": "apps/v1",
-        "kind": "StatefulSet",
-        "metadata": {"name": name, "namespace": name},
-        "spec": {
-            "serviceName": name,
-            "replicas": 1,
-            "selector": {"matchLabels": {"app": name}},
-            "template": {
-                "metadata": {"labels": labels, "annotations": annotations},
-                "spec": pod["spec"],
-            },
-        },
-    })
-}
-
 fn app(pod: &str) -> Value {
     let name = format!("app-of-{pod}");
     let addresses = families::any(8080);
