@@ -124,27 +124,6 @@ fn a_uid_that_is_no_file_name_has_no_file() {
 }
 
 #[test]
-fn files_of_pods_that_are_gone_and_foreign_files_are_removed() {
-    let dir = run_dir();
-    let lock = Lock::take(dir.path()).unwrap();
-    for uid in ["u-1", "u-2"] {
-        publish(dir.path(), pod("web", uid), UNMESHED).unwrap();
-    }
-    write(dir.path(), "foreign.txt", "");
-    write(dir.path(), ".hidden", "");
-    // A temporary file that another agent may write now.
-    write(dir.path(), ".linkerd-cni.1.2.3.tmp", "");
-    let failures = retain(dir.path(), &["u-2".to_owned()].into());
-    assert!(failures.is_empty(), "{failures:?}");
-    let names = || files::file_names(&dir.path().join("pods")).unwrap();
-    assert_eq!(names(), [".linkerd-cni.1.2.3.tmp", ".lock", "u-2"]);
-    assert!(lock.is_in_place(dir.path()));
-    assert!(clear(dir.path()).is_empty());
-    assert!(!dir.path().join("pods").exists());
-    assert!(!lock.is_in_place(dir.path()));
-}
-
-#[test]
 fn the_copy_of_a_node_without_agent_is_empty() {
     let dir = tempfile::tempdir().unwrap();
     assert_eq!(read(dir.path(), &pod("web", "u-1")).unwrap(), None);

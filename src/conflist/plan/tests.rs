@@ -220,12 +220,6 @@ fn unchaining_a_conflist_that_the_agent_made_restores_the_original_file() {
 }
 
 #[test]
-fn an_unreadable_conflist_is_not_unchained() {
-    let files = found(&[("a.conflist", "{"), ("b.conflist", "unreadable")]);
-    assert!(unchain(&files, &SavedState::default()).is_empty());
-}
-
-#[test]
 fn the_node_is_chained_if_the_network_config_of_this_mode_has_the_plugin_entry() {
     let with_entry = with_entry(LIST);
     let files: [(&str, &str); 3] =

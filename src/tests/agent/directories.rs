@@ -58,17 +58,6 @@ fn require_network_plugins_prevents_chaining_behind_a_config_that_only_the_runti
     agent.until_ready();
 }
 
-/// k3s links its plugins by absolute paths to a directory that the agent does not see.
-#[test]
-fn links_that_dangle_in_the_container_count_as_plugins_of_the_primary_cni() {
-    let node = Node::with_calico();
-    symlink("/no/such/data/0a1b/bin/cni", node.bin("calico")).unwrap();
-    let before = node.tree();
-    let mut agent = node.start_ready_with(&[REQUIRE]);
-    assert!(!agent.log().contains("CNI directories: "), "{}", agent.log());
-    node.assert_restored(&mut agent, &before);
-}
-
 /// As with upstream's agent killed, or still running beside the new one (`maxSurge`), on a
 /// node whose runtime has several plugin directories.
 #[test]

@@ -2,7 +2,6 @@
 //! condition.
 
 use std::fs;
-use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
@@ -54,19 +53,6 @@ fn make_bin_dir(node: &Node) {
 /// Waits until only the other taints are left.
 fn until_removed(api: &Api) {
     until("the taint is removed", || api.state().taints == taints(&["one", "other"]));
-}
-
-#[test]
-fn startup_taint_alone_is_removed_once_the_node_is_verified() {
-    let Scene { api, agent, node: _node } = start(&[], |api, _| api.state().conflicts = 2);
-    until_removed(&api);
-    let log = || agent.log();
-    let line = format!("removed the startup taint {KEY} from node node-1");
-    until("it is said", || log().contains(&line));
-    let at = |text: &str| log().find(text).unwrap_or_else(|| panic!("no {text}: {}", log()));
-    assert!(at("is installed and verified") < at(&line));
-    assert_eq!(api.asked("PATCH", "/api/v1/nodes/node-1"), 3);
-    assert!(!log().contains("cannot remove the startup taint"), "{}", log());
 }
 
 const SELF_TEST: (&str, &str) = ("LINKERD_CNI_SELF_TEST", "true");
@@ -155,9 +141,6 @@ fn failed_taint_removal_is_logged_once_and_repeated_but_not_after_sigterm() {
 }
 
 const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
-/// Longest time from a fault to the withdrawal of the condition.
-const WITHDRAWAL: Duration = Duration::from_secs(2);
-
 fn start_with_condition(node: &Node) -> Agent {
     node.start_with(&[("LINKERD_CNI_NODE_CONDITION", "true")])
 }
@@ -180,36 +163,6 @@ fn condition(api: &Api) -> Value {
 fn patches(api: &Api) -> usize {
     assert_eq!(api.asked("PATCH", "/api/v1/nodes/node-1"), api.asked("PATCH", "/node-1/status"));
     api.asked("PATCH", "/node-1/status")
-}
-
-#[test]
-fn condition_is_true_while_the_node_is_ready_and_withdrawn_within_two_seconds_of_a_fault() {
-    let scene = verified();
-    let Scene { api, node, agent } = &scene;
-    let until_is = |status| until(status, || condition(api)["status"] == status);
-    assert_eq!(condition(api)["reason"], "PluginVerified");
-    until("the change is logged", || agent.log().contains("to True"));
-    let log = agent.log();
-    let at = |text: &str| log.find(text).unwrap_or_else(|| panic!("no {text}: {log}"));
-    assert!(at("is installed and verified") < at("to True"));
-    assert_eq!((patches(api), api.state().taints.len()), (1, 3), "{}", agent.log());
-
-    for (index, count) in [(0, 2), (1, 4)] {
-        let (fault, _, cause, end) = NOT_READY[index];
-        let begin = Instant::now();
-        cause(node);
-        until_is("False");
-        assert!(begin.elapsed() < WITHDRAWAL, "{:?}\n{}", begin.elapsed(), agent.log());
-        let withdrawn = condition(api);
-        assert_eq!(withdrawn["reason"], "LinkerdCNINotReady");
-        assert!(withdrawn["message"].as_str().unwrap().contains(fault), "{withdrawn}");
-        assert_eq!(patches(api), count, "{}", agent.log());
-        end(node);
-        until_is("True");
-    }
-    assert_eq!(agent.ready().0, 200);
-    another_turn(&scene);
-    assert_eq!(patches(api), 5, "only changes are written: {}", agent.log());
 }
 
 #[test]

@@ -97,6 +97,10 @@ impl Platform {
             ("CNI_NETWORK_CONFIG", self.setting("cni_network_config")),
             ("LINKERD_CNI_CHAINED", value("LINKERD_CNI_CHAINED").as_str().unwrap()),
             ("LINKERD_CNI_CONF_NAME", value("LINKERD_CNI_CONF_NAME").as_str().unwrap_or_default()),
+            (
+                "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS",
+                value("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS").as_str().unwrap(),
+            ),
             ("LINKERD_CNI_KEEP_BINARY", ""),
             ("LINKERD_CNI_RESYNC_SECONDS", "1"),
         ])

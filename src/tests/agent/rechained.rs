@@ -14,7 +14,7 @@ use crate::until::until;
 
 /// Longest time until the agent has put back the files that a config names again. It is below a
 /// millisecond where a processor is free, and below 50 on one that is busy.
-pub const PUT_BACK: Duration = Duration::from_millis(500);
+const PUT_BACK: Duration = Duration::from_millis(500);
 
 /// An agent that uninstalls waits for at least this time for others to chain the plugin again.
 const QUIET: Duration = Duration::from_millis(400);
@@ -51,10 +51,10 @@ fn rechain(
 }
 
 /// The longest time for which the node was in some state, and since when it is.
-pub type Longest = (Duration, Option<Instant>);
+type Longest = (Duration, Option<Instant>);
 
 /// Looks at the node about every millisecond, for how long `is_bad`.
-pub fn watch(node: &Arc<Node>, is_bad: fn(&Node) -> bool) -> Repeated<Longest> {
+fn watch(node: &Arc<Node>, is_bad: fn(&Node) -> bool) -> Repeated<Longest> {
     let (node, longest) = (Arc::clone(node), (Duration::ZERO, None));
     Repeated::start(Duration::from_micros(500), longest, move |(longest, since)| {
         match is_bad(&node) {

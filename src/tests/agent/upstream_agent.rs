@@ -1,23 +1,13 @@
 //! An upstream agent that runs beside this project's agent, as during `helm upgrade` from upstream's chart with
 //! a surge, and during `helm rollback` to it.
 
-use std::fs;
 use std::sync::Arc;
 
 use crate::agent::Agent;
 use crate::api::{Api, DaemonSetState};
-use crate::node::{CALICO, LIST, Node};
-use crate::rechained::{PUT_BACK, watch};
+use crate::node::{LIST, Node};
 use crate::until::until;
-use crate::upstream::{self, KUBECONFIG, Upstream, is_replaced, templates, until_yielding};
-
-/// Whether a new pod would not be redirected: no plugin entry, no plugin binary or no kubeconfig.
-fn has_gap(node: &Node) -> bool {
-    let length = |path| fs::metadata(path).map_or(0, |file| file.len());
-    !(node.text(LIST).contains("linkerd-cni")
-        && length(node.bin("linkerd-cni")) > 0
-        && length(node.net("kubeconfig.json")) > 0)
-}
+use crate::upstream::{self, KUBECONFIG, Upstream, is_replaced, templates};
 
 /// An API server and a node. Agents have this template, and look for a dead upstream agent every second.
 fn node(template: &str) -> (Api, Arc<Node>) {
@@ -34,31 +24,6 @@ fn both(template: &str) -> (Api, Arc<Node>, Upstream, Agent) {
     let upstream = Upstream::start(&node, KUBECONFIG);
     let agent = node.start_ready();
     (api, node, upstream, agent)
-}
-
-#[test]
-fn an_agent_beside_an_upstream_agent_is_ready_and_chains_its_entry_once_that_agent_ends() {
-    for template in templates() {
-        let (api, node, upstream, mut agent) = both(&template);
-        until_yielding(&agent);
-        until("the upstream entry", || node.text(LIST) == upstream::list());
-        assert!(node.has_own_binary() && !node.token().is_empty());
-        let writes = agent.metric("linkerd_cni_agent_conflist_writes_total");
-        assert!(writes <= 3.0, "{writes}: {}", agent.log());
-
-        let reader = watch(&node, has_gap);
-        upstream.stop(&node);
-        until("the agent's entry", || is_replaced(&node.text(LIST)));
-        agent.until_ready();
-        let (longest, _) = reader.finish();
-        assert!(longest < PUT_BACK, "{longest:?}");
-        assert!(node.has_own_binary());
-        assert!(agent.log().contains("this agent manages the plugin again"), "{}", agent.log());
-        assert!(!agent.log().contains("overwritten"), "{}", agent.log());
-        api.state().daemon_set = DaemonSetState::BeingDeleted;
-        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-        assert_eq!(node.text(LIST), CALICO);
-    }
 }
 
 #[test]
@@ -104,23 +69,5 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
         assert_eq!(node.text("kubeconfig.json"), KUBECONFIG, "{log}");
         assert!(node.has_own_binary());
         upstream.stop(&node);
-    }
-}
-
-#[test]
-fn an_upstream_agent_that_starts_beside_this_agent_gets_the_node_without_a_gap() {
-    for template in templates() {
-        let (_, node) = node(&template);
-        let mut agent = node.start_ready();
-        let reader = watch(&node, has_gap);
-        let upstream = Upstream::start(&node, KUBECONFIG);
-        until("the agent yields", || agent.log().contains("an upstream agent runs"));
-        agent.until_ready();
-        assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-        until("the upstream entry", || node.text(LIST) == upstream::list());
-        assert_eq!(node.text("kubeconfig.json"), KUBECONFIG);
-        let (longest, _) = reader.finish();
-        assert!(longest < PUT_BACK, "{longest:?}");
-        upstream.kill();
     }
 }

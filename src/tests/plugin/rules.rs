@@ -2,22 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, SocketAddrV4, TcpListener, TcpStream};
-use std::os::fd::{AsRawFd as _, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, channel};
-use std::time::{Duration, Instant};
-use std::{env, hint, thread};
+use std::net::{SocketAddrV4, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
+use std::time::Duration;
 
 use linkerd2_cni::netns;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, SockaddrIn, bind, setsockopt, socket, sockopt,
+    AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt,
 };
 use serde_json::json;
 
 use super::namespaces::{NEIGHBOUR, POD, original};
-use super::until::until;
 use super::{SERVICE_PATH, Scene, api_of, iptables, listen, meshed_spec, write_program};
 
 #[test]
@@ -152,59 +147,19 @@ const SECOND: Duration = Duration::from_secs(1);
 /// Source port of all connections of the client.
 const SOURCE_PORT: u16 = 40_000;
 
-/// Connections to the proxy, with the port that each was for.
-struct Proxy(Receiver<(TcpStream, u16)>);
-
-impl Proxy {
-    /// Accepts inbound connections, and writes the port that each was for.
-    fn listen(scene: &Scene) -> Proxy {
-        let listen = || TcpListener::bind("[::]:4143").unwrap();
-        let listener = netns::run(&scene.path(), 5 * SECOND, listen).unwrap();
-        let (sender, receiver) = channel();
-        thread::spawn(move || {
-            for mut stream in listener.incoming().flatten() {
-                let port = original(&stream).port();
-                stream.write_all(&port.to_be_bytes()).unwrap();
-                if sender.send((stream, port)).is_err() {
-                    break;
-                }
-            }
-        });
-        Proxy(receiver)
-    }
-
-    fn accepted(&self, port: u16) -> TcpStream {
-        let (stream, of_port) = self.0.recv_timeout(20 * SECOND).unwrap();
-        assert_eq!(of_port, port);
-        stream
-    }
-}
-
-/// Returns a socket with this source port in the netns of the calling thread, the neighbour's.
-fn client(source_port: u16) -> OwnedFd {
-    let fd = socket(AddressFamily::Inet, SockType::Stream, SockFlag::SOCK_CLOEXEC, None).unwrap();
-    // Several sockets with one source port.
-    setsockopt(&fd, sockopt::ReusePort, &true).unwrap();
-    let source = SocketAddrV4::new(NEIGHBOUR[0].parse().unwrap(), source_port);
-    bind(fd.as_raw_fd(), &SockaddrIn::from(source)).unwrap();
-    fd
-}
-
-/// Connects to `port` of the pod. The proxy must know the port.
-fn connect(client: OwnedFd, port: u16) -> TcpStream {
-    let pod = SocketAddrV4::new(POD[0].parse().unwrap(), port);
-    nix::sys::socket::connect(client.as_raw_fd(), &SockaddrIn::from(pod)).unwrap();
-    let mut stream = TcpStream::from(client);
-    stream.set_read_timeout(Some(20 * SECOND)).unwrap();
-    let mut told = [0; 2];
-    stream.read_exact(&mut told).unwrap();
-    assert_eq!(u16::from_be_bytes(told), port);
-    stream
-}
-
-/// Connects from the neighbour and [`SOURCE_PORT`].
+/// Connects from the neighbour and [`SOURCE_PORT`] to `port` of the pod.
 fn connect_from_one_port(scene: &Scene, port: u16) -> TcpStream {
-    let connect = move || connect(client(SOURCE_PORT), port);
+    let connect = move || {
+        let flag = SockFlag::SOCK_CLOEXEC;
+        let fd = socket(AddressFamily::Inet, SockType::Stream, flag, None).unwrap();
+        // Several sockets with one source port.
+        setsockopt(&fd, sockopt::ReusePort, &true).unwrap();
+        let [source, pod] = [(NEIGHBOUR[0], SOURCE_PORT), (POD[0], port)]
+            .map(|(address, port)| SocketAddrV4::new(address.parse().unwrap(), port));
+        bind(fd.as_raw_fd(), &SockaddrIn::from(source)).unwrap();
+        connect(fd.as_raw_fd(), &SockaddrIn::from(pod)).unwrap();
+        TcpStream::from(fd)
+    };
     netns::run(&scene.neighbour_path(), 20 * SECOND, connect).unwrap()
 }
 
@@ -216,12 +171,15 @@ fn connections_from_one_source_port_to_many_ports_reach_the_proxy_in_every_mode(
     for mode in ["native", "nft", "legacy", "plain"] {
         let scene = Scene::meshed();
         scene.in_mode(mode, "ADD").run().succeeded();
-        let proxy = Proxy::listen(&scene);
+        let listen = || TcpListener::bind("[::]:4143").unwrap();
+        let listener = netns::run(&scene.path(), 5 * SECOND, listen).unwrap();
         let mut open = Vec::new();
         // The last port is the proxy's own.
         for port in (8000..8100).chain([4143]) {
             let client = connect_from_one_port(&scene, port);
-            open.push((client, proxy.accepted(port)));
+            let (proxy, _) = listener.accept().unwrap();
+            assert_eq!(original(&proxy).port(), port, "{mode}");
+            open.push((client, proxy));
         }
         let seen: BTreeSet<u16> =
             open.iter().map(|(_, proxy)| proxy.peer_addr().unwrap().port()).collect();
@@ -233,59 +191,5 @@ fn connections_from_one_source_port_to_many_ports_reach_the_proxy_in_every_mode(
             client.read_exact(&mut received).unwrap();
             assert_eq!(&received, b"pong", "{mode}");
         }
-    }
-}
-
-/// If both SYNs arrive before the kernel knows one of the connections, it drops one of them, and the
-/// client sends it again after a second. Prints how often.
-#[test]
-fn simultaneous_connections_from_one_source_port_succeed_at_the_latest_with_the_second_syn() {
-    let rounds: u16 = env::var("COLLISION_ROUNDS").map_or(50, |text| text.parse().unwrap());
-    for mode in ["native", "nft", "legacy", "plain"] {
-        let scene = Scene::meshed();
-        scene.in_mode(mode, "ADD").run().succeeded();
-        let _proxy = Proxy::listen(&scene);
-        let ready = Arc::new(AtomicUsize::new(0));
-        let clients = [8001, 8002].map(|port| {
-            let (ready, path) = (Arc::clone(&ready), scene.neighbour_path());
-            let is_slow = move |round: &u16| {
-                let client = client(20_000 + round);
-                ready.fetch_add(1, Ordering::SeqCst);
-                while ready.load(Ordering::SeqCst) < 2 * (usize::from(*round) + 1) {
-                    hint::spin_loop();
-                }
-                let begin = Instant::now();
-                connect(client, port);
-                let took = begin.elapsed();
-                // A third SYN follows after three seconds.
-                assert!(took < 3 * SECOND, "{mode}: {took:?}");
-                took >= SECOND
-            };
-            let work = move || (0..rounds).filter(is_slow).count();
-            thread::spawn(move || netns::run(&path, 600 * SECOND, work).unwrap())
-        });
-        let slow: usize = clients.map(|client| client.join().unwrap()).iter().sum();
-        println!("{mode}: {slow} of {rounds} pairs of connections needed a second SYN");
-    }
-}
-
-/// The kernel forgets a half-closed connection after a minute, here a second, although its sockets are open.
-/// A connection with the same source port to another port then gets the same addresses, and ends it.
-#[test]
-fn a_forgotten_half_closed_connection_is_reset_by_one_to_another_port_in_every_mode() {
-    for mode in ["native", "nft", "legacy", "plain"] {
-        let scene = Scene::meshed();
-        scene.in_mode(mode, "ADD").run().succeeded();
-        scene.sh("sysctl -q -w net.netfilter.nf_conntrack_tcp_timeout_close_wait=1");
-        let proxy = Proxy::listen(&scene);
-        let client = connect_from_one_port(&scene, 8001);
-        let mut old = proxy.accepted(8001);
-        client.shutdown(Shutdown::Write).unwrap();
-        let is_known = || scene.sh("conntrack -L").contains("dport=8001");
-        until("the kernel forgets the connection", || !is_known());
-        let _client = connect_from_one_port(&scene, 8002);
-        let new = proxy.accepted(8002);
-        assert_eq!(new.peer_addr().unwrap().port(), SOURCE_PORT, "{mode}");
-        until("the old connection is reset", || old.write_all(b"x").is_err());
     }
 }
