@@ -1,21 +1,17 @@
 //! Other programs that tests run.
 
+use std::fs;
 use std::process::{Child, Command, Output, Stdio};
+
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 
 /// Makes `bind` fail, which only netlink sockets call: in the plugin, and in `iptables-nft`. strace
 /// waits for every process that the plugin leaves, so its time is limited.
-pub const WITHOUT_NETLINK: [&str; 10] = [
-    "timeout",
-    "60",
-    "strace",
-    "-f",
-    "-qq",
-    "-o",
-    "/dev/null",
-    "-e",
-    "trace=bind",
-    "-einject=bind:error=EPERM",
-];
+pub fn without_netlink() -> Vec<&'static str> {
+    let strace = "timeout 60 strace -f -qq -o /dev/null -e trace=bind -einject=bind:error=EPERM";
+    strace.split(' ').collect()
+}
 
 /// A process that is killed when this is dropped.
 pub struct KilledOnDrop(pub Child);
@@ -62,4 +58,12 @@ pub fn has_strace() -> bool {
         println!("skipped: strace is missing (scripts/tools debian)");
     }
     found
+}
+
+/// Whether an agent has blocked SIGTERM, which its main loop then reads.
+pub fn takes_sigterm(pid: Pid) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
+    let mask = u64::from_str_radix(blocked.unwrap_or_default().trim(), 16).unwrap_or(0);
+    mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
 }

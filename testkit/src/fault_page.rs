@@ -118,3 +118,16 @@ pub fn mask_numbers(text: &str, before: &str, after: &str) -> String {
     }
     masked
 }
+
+/// The problems in the output of `linkerd cni check -o short`, each with its lines.
+pub fn problems(report: &str) -> Vec<String> {
+    let mut problems: Vec<String> = Vec::new();
+    for line in report.lines().map(|line| line.replace('\t', "        ")) {
+        match problems.last_mut() {
+            _ if line.starts_with(['×', '‼']) => problems.push(format!("{line}\n")),
+            Some(problem) if line.starts_with(' ') => problem.push_str(&format!("{line}\n")),
+            _ => {}
+        }
+    }
+    problems
+}

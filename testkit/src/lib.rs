@@ -8,12 +8,13 @@
 //! - [`api`], [`server`]: a fake API server, and its HTTP connections
 //! - [`cni`]: what a container runtime passes to the plugin
 //! - [`call`]: one call of the plugin binary
-//! - [`node_copy`], [`lookup`]: the node's copy of its pods, and the objects besides a pod
+//! - [`node_copy`]: the node's copy of its pods, and the objects besides a pod
 //! - [`child`]: child processes, and strace
 //! - [`mounts`], [`namespaces`], [`unwritable`]: mount namespaces, network namespaces, and outputs that take no line
 //! - [`promtool`]: checks metrics
 //! - [`chart`]: renders the chart
 //! - [`documented`], [`fault_page`]: the commands and captured texts in the pages
+//! - [`healthy_cluster`]: a cluster as `linkerd cni` reads it through kubectl
 //! - [`benchmarks`]: compares figures with `docs/maintainers/benchmarks.json`
 //! - [`properties`]: what the property tests and the fuzz targets share
 //! - [`cluster`]: the cluster of `scripts/cluster`: its node, pods, agent and releases
@@ -27,7 +28,7 @@ pub mod cluster;
 pub mod cni;
 pub mod documented;
 pub mod fault_page;
-pub mod lookup;
+pub mod healthy_cluster;
 pub mod mounts;
 pub mod namespaces;
 pub mod node_copy;

@@ -1,12 +1,15 @@
-//! The node's copy of its pods, as an agent publishes it.
+//! The node's copy of its pods, as an agent publishes it, and the objects besides a pod that decide on its redirect.
 
 use std::path::Path;
 
+use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::PodRef;
-use linkerd2_cni::pod::facts::facts;
+use linkerd2_cni::failure::Failure;
+use linkerd2_cni::kube::types::Service;
+use linkerd2_cni::pod::annotation::Annotations;
+use linkerd2_cni::pod::facts::{ClusterLookup, facts};
 use linkerd2_cni::pod_copy;
-
-use crate::lookup::FakeCluster;
+use serde_json::json;
 
 /// Publishes a pod object, of a namespace without annotations, for the namespace, name and UID that the runtime passes.
 pub fn publish(run_dir: &Path, [namespace, name, uid]: [&str; 3], object: &str) {
@@ -15,4 +18,25 @@ pub fn publish(run_dir: &Path, [namespace, name, uid]: [&str; 3], object: &str) 
         facts(serde_json::from_str(object).unwrap(), &pod, &mut FakeCluster::default()).unwrap();
     pod_copy::create(run_dir).unwrap();
     pod_copy::publish(run_dir, pod, decision).unwrap();
+}
+
+/// A cluster whose namespaces have these annotations, and whose API server has a Service with this port and
+/// target port, or none.
+#[derive(Default)]
+pub struct FakeCluster {
+    pub annotations: Annotations,
+    pub api_ports: Option<[u16; 2]>,
+}
+
+impl ClusterLookup for FakeCluster {
+    fn namespace(&mut self, _: &str) -> Result<Annotations, Error> {
+        Ok(self.annotations.clone())
+    }
+
+    fn api_service(&mut self) -> Result<Service, Error> {
+        let [port, target] =
+            self.api_ports.ok_or_else(|| Error::new(Failure::ApiUnreachable, "no Service"))?;
+        let spec = json!({"ports": [{"port": port, "targetPort": target}]});
+        Ok(serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap())
+    }
 }

@@ -1,5 +1,6 @@
 use std::fs::{self, File};
 use std::io;
+use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 
 use super::*;

@@ -4,7 +4,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
 use std::path::PathBuf;
-use std::process::Child;
+use std::process::{Child, ExitStatus};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -37,22 +37,28 @@ impl Agent {
         kill(self.pid(), signal).unwrap();
     }
 
-    /// Whether SIGTERM is blocked, which is how it gets to the agent's own loop.
-    pub fn takes_signals(&self) -> bool {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
-        let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-        let mask = u64::from_str_radix(blocked.unwrap_or_default().trim(), 16).unwrap_or(0);
-        mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
+    /// Waits until `find` finds something, and returns it.
+    fn until<T>(&mut self, pause: Duration, mut find: impl FnMut(&mut Agent) -> Option<T>) -> T {
+        let end = Instant::now() + LIMIT;
+        loop {
+            if let Some(found) = find(self) {
+                return found;
+            }
+            assert!(Instant::now() < end, "{:?}\n{}", self.ready(), self.log());
+            thread::sleep(pause);
+        }
+    }
+
+    fn ended(&mut self) -> Option<ExitStatus> {
+        self.child.try_wait().unwrap()
     }
 
     /// Waits until a stopped agent has its proof and begins to uninstall. It ends at once if
     /// it had not taken over SIGTERM yet.
     pub fn until_uninstalling(&mut self) {
-        let end = Instant::now() + LIMIT;
-        while !self.log().contains("uninstalling") && self.child.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < end, "{}", self.log());
-            thread::sleep(Duration::from_micros(200));
-        }
+        self.until(Duration::from_micros(200), |agent| {
+            (agent.log().contains("uninstalling") || agent.ended().is_some()).then_some(())
+        });
     }
 
     /// SIGTERM, then the exit status.
@@ -71,15 +77,10 @@ impl Agent {
 
     /// Whether it came to be ready before it ended.
     pub fn ready_or_dead(&mut self) -> bool {
-        let end = Instant::now() + LIMIT;
-        while self.child.try_wait().unwrap().is_none() {
-            assert!(Instant::now() < end, "{}", self.log());
-            if self.log().contains("is installed and verified") {
-                return true;
-            }
-            thread::sleep(Duration::from_millis(1));
-        }
-        false
+        self.until(Duration::from_millis(1), |agent| match agent.ended() {
+            Some(_) => Some(false),
+            None => agent.log().contains("is installed and verified").then_some(true),
+        })
     }
 
     pub fn kill(&mut self) {
@@ -88,22 +89,11 @@ impl Agent {
     }
 
     pub fn wait(&mut self) -> Option<i32> {
-        let end = Instant::now() + LIMIT;
-        loop {
-            if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
-            }
-            assert!(Instant::now() < end, "still running:\n{}", self.log());
-            thread::sleep(Duration::from_millis(2));
-        }
+        self.until(Duration::from_millis(2), Agent::ended).code()
     }
 
     pub fn until_ready(&mut self) {
-        let end = Instant::now() + LIMIT;
-        while self.ready().0 != 200 {
-            assert!(Instant::now() < end, "{:?}\n{}", self.ready(), self.log());
-            thread::sleep(Duration::from_millis(3));
-        }
+        self.until(Duration::from_millis(3), |agent| (agent.ready().0 == 200).then_some(()));
     }
 
     pub fn ready(&self) -> (u16, String) {

@@ -53,7 +53,7 @@ use serde_json::{Value, json};
 use testkit::chart as helm;
 use testkit::until::until;
 use testkit::{
-    call, child, cni, fault_page, mounts, namespaces, promtool, repeated, server, until, unwritable,
+    call, child, fault_page, mounts, namespaces, promtool, repeated, server, until, unwritable,
 };
 
 #[test]

@@ -89,7 +89,7 @@ fn a_stop_signal_during_the_start_leaves_the_node_unchanged() {
     let before = node.tree();
     for delay in 0..8 {
         let mut agent = node.start();
-        until("signals are taken over", || agent.takes_signals());
+        until("signals are taken over", || testkit::child::takes_sigterm(agent.pid()));
         thread::sleep(Duration::from_millis(delay));
         let signal = [Signal::SIGTERM, Signal::SIGINT][delay as usize % 2];
         agent.signal(signal);

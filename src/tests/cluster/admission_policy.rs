@@ -7,6 +7,8 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
+use testkit::chart::yaml;
+use testkit::child::must;
 
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
@@ -74,24 +76,15 @@ fn assert_refused(policy: &str, request: Result<String, String>, message: &str) 
     assert!(refused.contains(message) && refused.contains(policy), "{refused}");
 }
 
-fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
-    let kept = json!({"key": "kept", "value": "a", "effect": "PreferNoSchedule"});
-    let startup = json!({"key": TAINT, "effect": "NoSchedule"});
-    let added = json!({"key": "added", "effect": "NoSchedule"});
-    let without = json!({"spec": {"taints": [kept]}});
-    for (node, patch, message) in [
-        (OTHER, without.clone(), "on node policy-own may not change node policy-other"),
-        (OWN, json!({"spec": {"taints": []}}), "may only remove the taint"),
-        (OWN, json!({"spec": {"taints": [startup]}}), "may only remove the taint"),
-        (OWN, json!({"spec": {"taints": [kept, added]}}), "may only remove the taint"),
-        (OWN, json!({"spec": {"unschedulable": true}}), "not change: unschedulable"),
-        (OWN, json!({"spec": {"providerID": "a"}}), "not change: providerID"),
-        (OWN, json!({"metadata": {"labels": {"a": "b"}}}), "not change: labels"),
-        (OWN, json!({"metadata": {"annotations": {"a": "b"}}}), "not change: annotations"),
-        (OWN, json!({"metadata": {"finalizers": ["a.b/c"]}}), "not change: finalizers"),
-    ] {
-        assert_refused("linkerd-cni-node", account.patch(node, &patch, &[]), message);
+fn assert_patches_refused(account: &Account, of: &str, more: &[&str]) {
+    for case in yaml(include_str!("admission_policy_refused.yaml"))[of].as_array().unwrap() {
+        let [node, message] = [0, 2].map(|index| case[index].as_str().unwrap());
+        assert_refused("linkerd-cni-node", account.patch(node, &case[1], more), message);
     }
+}
+
+fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
+    assert_patches_refused(account, "taint", &[]);
     // Other taints, which the control plane adds to a node without kubelet, have to stay.
     until("the startup taint is removed", || {
         let mut taints = taints(OWN);
@@ -111,23 +104,13 @@ fn conditions(condition: &Value) -> Value {
 
 fn only_the_condition_changes_on_the_own_node(account: &Account) {
     let ready = conditions(&json!({"type": "Ready", "status": "True"})).to_string();
-    kubectl(&[&["patch", "node", OWN, "-p", &ready], &STATUS[..]].concat());
+    must(command("patch node").args([OWN, "-p", &ready]).args(STATUS));
     let own = |status: Option<&str>| {
         let kind = "linkerd-cni.linkerd.io/Ready";
         let removed = json!({"type": kind, "$patch": "delete"});
         conditions(&status.map_or(removed, |status| json!({"type": kind, "status": status})))
     };
-    for (node, patch, message) in [
-        (OTHER, own(Some("True")), "on node policy-own may not change node policy-other"),
-        (OWN, conditions(&json!({"type": "Ready", "status": "False"})), "its own condition"),
-        (OWN, conditions(&json!({"type": "Ready", "$patch": "delete"})), "its own condition"),
-        (OWN, conditions(&json!({"type": "Mine", "status": "True"})), "its own condition"),
-        (OWN, json!({"status": {"capacity": {"cpu": "1"}}}), "capacity"),
-        (OWN, json!({"metadata": {"labels": {"a": "b"}}}), "not change: labels"),
-        (OWN, json!({"metadata": {"annotations": {"a": "b"}}}), "not change: annotations"),
-    ] {
-        assert_refused("linkerd-cni-node", account.patch(node, &patch, &STATUS), message);
-    }
+    assert_patches_refused(account, "condition", &STATUS);
     let refused = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
     assert!(refused.contains("Forbidden") && !refused.contains("linkerd-cni-node"), "{refused}");
     for status in [Some("True"), Some("False"), None] {
@@ -289,9 +272,8 @@ struct Account(NamedTempFile);
 impl Account {
     /// A token that is bound to the pod, as the token that kubelet mounts in the pod.
     fn of_pod(pod: &str) -> Account {
-        let token = ["create", "token", "linkerd-cni", "-n", NAMESPACE];
-        let bound = ["--bound-object-kind=Pod", &format!("--bound-object-name={pod}")];
-        Account::with_token(&kubectl(&[&token[..], &bound].concat()))
+        let bound = format!("--bound-object-kind=Pod --bound-object-name={pod}");
+        Account::with_token(&kubectl(&format!("create token linkerd-cni -n {NAMESPACE} {bound}")))
     }
 
     /// A token that is bound to no pod, and so names no node.
@@ -311,7 +293,7 @@ impl Account {
 
     /// Runs kubectl with the token. Returns its output, or its error.
     fn run(&self, args: &[&str], input: &str) -> Result<String, String> {
-        let output = fed(command(args).env("KUBECONFIG", self.0.path()), input);
+        let output = fed(command("").args(args).env("KUBECONFIG", self.0.path()), input);
         let text = |bytes| String::from_utf8(bytes).unwrap();
         if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }

@@ -5,10 +5,11 @@
 use std::fs;
 
 use serde_json::{Value, json};
+use testkit::child::must;
 
 use crate::cni::upstream_entry;
 use crate::extension::{cni, label};
-use crate::fault_page::{FaultPage, Source};
+use crate::fault_page::{FaultPage, Source, problems};
 use crate::helm::NAMESPACE;
 use crate::kubectl::list;
 use crate::pods::{self, Pods, command, field, kubectl};
@@ -23,7 +24,7 @@ fn a_cluster_shows_the_faults_of_pods_and_of_the_installation_as_documented() {
     the_plugin_is_missing();
 
     // Those of other tests, which leave the namespace.
-    let _ = command(&["delete", "events", "--all", "-n", NAMESPACE]).output();
+    let _ = command(&format!("delete events --all -n {NAMESPACE}")).output();
     pods.create(&[pods::validated("stranded", "1s")]);
     pods.until_stranded("stranded");
     helm.run("install", &["--set=repairController.enabled=true,repairController.mode=report"]);
@@ -32,7 +33,7 @@ fn a_cluster_shows_the_faults_of_pods_and_of_the_installation_as_documented() {
 
     let restore = OnDrop(restore);
     // In this order each fault hides the one before it, and one rollout ends all of them.
-    kubectl(&["delete", "serviceaccount", "linkerd-cni-plugin", "-n", NAMESPACE]);
+    kubectl(&format!("delete serviceaccount linkerd-cni-plugin -n {NAMESPACE}"));
     Shown::new("object-missing").check("linkerd-cni-plugin ServiceAccount exists").compare();
     the_image_cannot_be_pulled();
     patch(r#"{"nodeSelector":{"example.com/mesh":"yes"}}"#);
@@ -112,7 +113,7 @@ fn the_namespace_rejects_the_agents_pods() {
 
 fn patch(spec: &str) {
     let patch = format!(r#"{{"spec":{{"template":{{"spec":{spec}}}}}}}"#);
-    kubectl(&["patch", "daemonset", "linkerd-cni", "-n", NAMESPACE, "-p", &patch]);
+    must(command(&format!("patch daemonset linkerd-cni -n {NAMESPACE} -p")).arg(patch));
 }
 
 /// Lets the DaemonSet's pods run again, so that the agent can uninstall.
@@ -175,7 +176,8 @@ impl Shown {
     /// Captures the problem in `linkerd cni check` that has `text`, once it is reported.
     fn check(mut self, text: &str) -> Shown {
         let found = until_found(&format!("linkerd cni check says {text}"), || {
-            problem(&cni(&["check", "-o", "short", "--wait=0s"]).1, text)
+            let report = cni(&["check", "-o", "short", "--wait=0s"]).1;
+            problems(&report).into_iter().find(|problem| problem.contains(text))
         });
         self.capture(Source::Check, &found);
         self
@@ -221,21 +223,6 @@ impl Shown {
     fn compare(self) {
         self.page.check();
     }
-}
-
-/// The check in a report that has `text`, with its lines.
-fn problem(report: &str, text: &str) -> Option<String> {
-    let mut checks: Vec<String> = Vec::new();
-    for line in report.lines() {
-        match checks.last_mut() {
-            _ if line.starts_with(['×', '‼']) => checks.push(format!("{line}\n")),
-            Some(check) if line.starts_with([' ', '\t']) => {
-                check.push_str(&format!("{}\n", line.replace('\t', "        ")));
-            }
-            _ => {}
-        }
-    }
-    checks.into_iter().find(|check| check.contains(text))
 }
 
 /// Replaces the first text between `before` and `after`.

@@ -101,9 +101,7 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     assert!(report.contains("; grant this right to the user, or choose another user"), "{report}");
 
     let allowed = install_cni(&["--prune-allowlist"]);
-    let label = ["apply", "--prune", "-l", "linkerd.io/cni-resource=true"];
-    let prune: Vec<_> = label.into_iter().chain(allowed.lines()).chain(["-f", "-"]).collect();
-    piped(&prune, &fewer);
+    piped(&format!("apply --prune -l linkerd.io/cni-resource=true {allowed} -f -"), &fewer);
     rolled_out();
     let left = labelled();
     let is_pruned = |name: &String| name.contains("repair") || name.contains("networkpolicy");

@@ -13,7 +13,7 @@ use crate::node::{Node, StaticPod};
 use crate::pod_copy::hand_made;
 use crate::pods::{self, apply_all, field};
 use crate::scene::Scene;
-use crate::sigterm::{SHORT_GRACE, handles_signals, until_ended};
+use crate::sigterm::{SHORT_GRACE, until_ended};
 use crate::until::{until, until_some};
 use crate::watcher::Watcher;
 
@@ -61,7 +61,7 @@ fn pods_start_in_an_api_outage_and_a_killed_and_a_stopped_agent_leave_the_plugin
         until("kubelet restarts the agent", || {
             let mut pids = testkit::pids().filter(|pid| is_agent(*pid)).map(Pid::from_raw);
             next = pids.find(|pid| *pid != first).unwrap_or(first);
-            next != first && handles_signals(next)
+            next != first && testkit::child::takes_sigterm(next)
         });
         kill(next, Signal::SIGTERM).unwrap();
         until_ended(next, "stopped in an API outage");

@@ -81,11 +81,11 @@ fn quickstart_runs_twice_and_down_leaves_the_cluster_as_it_was() {
     assert!(success && printed.contains("helm test"), "{printed}");
 
     // A namespace of quickstart's stays if it holds objects of others.
-    let theirs = ["configmap", "theirs", "-n", "linkerd2-cni-quickstart"];
-    kubectl(&[&["create"], &theirs[..]].concat());
+    let theirs = "configmap theirs -n linkerd2-cni-quickstart";
+    kubectl(&format!("create {theirs}"));
     let (success, printed) = quickstart(&["--down", "--context", "one-node"]);
     assert!(success && printed.contains("ConfigMap theirs"), "{printed}");
-    kubectl(&[&["delete"], &theirs[..]].concat());
+    kubectl(&format!("delete {theirs}"));
 
     let (success, printed) = quickstart(&["--down"]);
     assert!(success && printed.contains("Removed"), "{printed}");

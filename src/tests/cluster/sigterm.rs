@@ -144,11 +144,3 @@ pub fn until_ended(agent: Pid, how: &str) {
     let what = format!("the agent has ended, {how}");
     until_within(UNINSTALL, &what, || !is_agent(agent.as_raw()));
 }
-
-/// Whether an agent has blocked SIGTERM, which its main loop then reads.
-pub fn handles_signals(pid: Pid) -> bool {
-    let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
-    let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));
-    let mask = u64::from_str_radix(blocked.unwrap_or_default().trim(), 16).unwrap_or(0);
-    mask & (1 << (Signal::SIGTERM as i32 - 1)) != 0
-}

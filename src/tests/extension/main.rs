@@ -3,18 +3,18 @@
 #![allow(clippy::unwrap_used)]
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::os::unix::process::ExitStatusExt as _;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::atomic::Ordering::SeqCst;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use testkit::healthy_cluster::HealthyCluster;
 use testkit::until::until;
 
 /// Runs the program with only `dir` in `PATH`.
@@ -124,7 +124,12 @@ const TIME: Duration = Duration::from_secs(20);
 fn three_clusters_with_500_agents_each_are_checked_in_seconds() {
     let scratch = tempfile::tempdir().unwrap();
     let socket = scratch.path().join("api");
-    let most = serve(UnixListener::bind(&socket).unwrap());
+    let version = env!("CARGO_PKG_VERSION");
+    let status =
+        json!({"version": version, "ready": true, "conflist": "a", "podCopy": {"kept": true}});
+    let (status, is_ready, latency) = (status.to_string(), true, LATENCY);
+    let cluster = HealthyCluster { nodes: AGENTS, status, is_ready, latency };
+    let most = cluster.serve(UnixListener::bind(&socket).unwrap());
     let dir = with_kubectl(&format!(
         "echo $* >>$0.log
 case $* in
@@ -166,73 +171,6 @@ esac",
     assert!(text.starts_with("Context a\n\n") && text.contains("\nContext down\n\n"), "{text}");
     assert!(text.contains("× can query the Kubernetes API\n    kubectl failed: refused"), "{text}");
     until("no socket is left", || std::fs::read_dir(scratch.path()).unwrap().count() == 1);
-}
-
-/// Serves a healthy cluster. Returns the largest number of requests at a time.
-fn serve(listener: UnixListener) -> Arc<AtomicUsize> {
-    let (now, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
-    let found = Arc::clone(&most);
-    thread::spawn(move || {
-        for stream in listener.incoming() {
-            let (now, most) = (Arc::clone(&now), Arc::clone(&most));
-            thread::spawn(move || {
-                most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
-                respond(&mut stream.unwrap());
-                now.fetch_sub(1, SeqCst);
-            });
-        }
-    });
-    found
-}
-
-fn respond(stream: &mut UnixStream) {
-    let mut line = String::new();
-    BufReader::new(&mut *stream).read_line(&mut line).unwrap();
-    // The first connection shows only that the socket is open.
-    let Some(path) = line.split_whitespace().nth(1).and_then(|path| path.split('?').next()) else {
-        return;
-    };
-    thread::sleep(LATENCY);
-    let body = match path.rsplit('/').next().unwrap() {
-        "status" => json!({
-            "version": env!("CARGO_PKG_VERSION"), "ready": true, "conflist": "a", "podCopy": {"kept": true},
-        }),
-        "pods" if path.contains("linkerd-cni") => list(|number| {
-            json!({
-                "metadata": {"name": format!("agent-{number}"), "uid": number.to_string()},
-                "spec": pod_spec(number),
-                "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-            })
-        }),
-        "nodes" => list(|number| json!({"metadata": {"name": format!("node-{number}")}})),
-        "daemonsets" | "pods" | "events" | "configmaps" => json!({"items": []}),
-        "linkerd-cni-config" => {
-            let entry = testkit::cni::upstream_entry().to_string();
-            json!({"metadata": {}, "data": {"cni_network_config": entry}})
-        }
-        _ => json!({
-            "metadata": {"name": "linkerd-cni", "namespace": "linkerd-cni",
-                "labels": {"pod-security.kubernetes.io/enforce": "privileged"}},
-            "spec": {"template": {"spec": pod_spec(0)}},
-            "status": {"desiredNumberScheduled": AGENTS, "updatedNumberScheduled": AGENTS},
-        }),
-    };
-    let _ = write!(stream, "HTTP/1.0 200 OK\r\nContent-Type: a\r\n\r\n{body}");
-}
-
-fn list(item: impl Fn(usize) -> Value) -> Value {
-    json!({"items": (0..AGENTS).map(item).collect::<Vec<_>>()})
-}
-
-fn pod_spec(number: usize) -> Value {
-    json!({
-        "nodeName": format!("node-{number}"),
-        "serviceAccountName": "linkerd-cni",
-        "containers": [{
-            "name": "install-cni",
-            "ports": [{"name": "install-admin", "containerPort": 9991}],
-        }],
-    })
 }
 
 /// A directory with a kubectl whose API server responds to nothing but `/version`.

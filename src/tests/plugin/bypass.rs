@@ -5,7 +5,7 @@ use linkerd2_cni::config::Config;
 use linkerd2_cni::config::bypass::Bypass;
 use linkerd2_cni::pod::Decision;
 use serde_json::{Value, json};
-use testkit::lookup::FakeCluster;
+use testkit::node_copy::FakeCluster;
 
 use super::namespaces::{NEIGHBOUR, POD};
 use super::{Scene, api_of, listen};

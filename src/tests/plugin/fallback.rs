@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use super::child::{KilledOnDrop, WITHOUT_NETLINK, has_strace};
+use super::child::{KilledOnDrop, has_strace, without_netlink};
 use super::decisions::without_ipv6_address;
 use super::namespaces::{NEIGHBOUR, POD};
 use super::until::until;
@@ -89,7 +89,7 @@ fn auto_falls_back_to_nft_and_legacy_with_working_rules() {
     let old_kernel = vec!["setarch", "--uname-2.6"];
     let mut cases = vec![("nft", old_kernel)];
     if has_strace() {
-        cases.push(("legacy", WITHOUT_NETLINK.to_vec()));
+        cases.push(("legacy", without_netlink()));
     }
     for (backend, wrapper) in cases {
         let scene = Scene::meshed();
@@ -119,7 +119,7 @@ fn without_any_backend_the_error_has_the_cause_of_each() {
     let lock = dir.path().join("xtables.lock");
     let _held = Flock::lock(File::create(&lock).unwrap(), FlockArg::LockExclusive).unwrap();
     let call = scene.in_mode("auto", "ADD").env("XTABLES_LOCKFILE", &lock).linkerd("ipv6", "auto");
-    let outcome = call.run_under(&WITHOUT_NETLINK);
+    let outcome = call.run_under(&without_netlink());
     for cause in [
         "no backend is usable: the kernel rejected the transaction: EPERM",
         "/iptables-nft-restore failed: ",

@@ -17,7 +17,7 @@ use proptest::sample::Index;
 
 use crate::contract::settings;
 use crate::packet::{Boundaries, Hook, Packet, all, boundaries};
-use crate::recorded::{REGRESSIONS, recorded_in};
+use crate::recorded;
 use crate::{iptables, nf_tables, subnet};
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
@@ -126,7 +126,7 @@ fn packets(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet>
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, ..recorded_in(REGRESSIONS) })]
+    #![proptest_config(ProptestConfig { cases: 1000, ..recorded() })]
 
     #[test]
     fn upstreams_rules_of_a_pod_are_equal_and_changed_rules_differ_if_a_packet_goes_elsewhere(

@@ -15,7 +15,7 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use serde_json::{Value, json};
-use testkit::lookup::FakeCluster;
+use testkit::node_copy::FakeCluster;
 
 use crate::packet::{Hook, Packet, TCP};
 use crate::{port_range, subnet};

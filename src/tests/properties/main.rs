@@ -7,7 +7,6 @@
 mod comparison;
 mod contract;
 mod nf_tables;
-mod recorded;
 mod starts;
 
 use std::fs;
@@ -28,9 +27,17 @@ use proptest::collection::vec;
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
-use recorded::{REGRESSIONS, recorded_in};
+use proptest::test_runner::FileFailurePersistence;
 use testkit::properties::{decision, iptables, packet};
 use ureq::http::Uri;
+
+/// Settings of a property. Cases that failed once run before new cases: a failure adds a line to the file, which is
+/// committed with the mend.
+fn recorded() -> ProptestConfig {
+    let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/tests/properties/regressions.txt");
+    let persistence = FileFailurePersistence::Direct(file);
+    ProptestConfig { failure_persistence: Some(Box::new(persistence)), ..ProptestConfig::default() }
+}
 
 fn config() -> Config {
     let text =
@@ -124,7 +131,7 @@ fn kubeconfig_list() -> impl Strategy<Value = String> {
 }
 
 proptest! {
-    #![proptest_config(recorded_in(REGRESSIONS))]
+    #![proptest_config(recorded())]
 
     #[test]
     fn each_name_that_kubernetes_allows_is_accepted(

@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use proptest::sample::select;
 
 use crate::decision::{API_ERRORS, COPY_STATES, CopyState, EXCLUDED, Start};
-use crate::recorded::{REGRESSIONS, recorded_in};
+use crate::recorded;
 use crate::{kubernetes_name, nearly_a_list};
 
 const CONTAINERS: [&str; 4] = ["app", "linkerd-proxy", "linkerd-init", "linkerd-proxy-2"];
@@ -71,7 +71,7 @@ prop_compose! {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, ..recorded_in(REGRESSIONS) })]
+    #![proptest_config(ProptestConfig { cases: 2000, ..recorded() })]
 
     #[test]
     fn a_pod_with_a_proxy_is_never_skipped_without_a_documented_reason(start in start()) {

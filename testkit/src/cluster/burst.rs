@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::kubectl::{kubectl, list};
 use super::pods::{self, apply_all, container};
 use crate::OnDrop;
+use crate::chart::yaml;
 
 const NAMESPACE: &str = "burst";
 const BATCH: usize = 10;
@@ -88,7 +89,7 @@ fn of(
         begin.elapsed(),
         failures.len()
     );
-    let details = || kubectl(&["get", "events,pods", "-n", NAMESPACE]);
+    let details = || kubectl(&format!("get events,pods -n {NAMESPACE}"));
     assert!(not_redirected == 0 && lost == 0, "{what}: {}", details());
     let messages = failures.iter().filter_map(|event| event["message"].as_str());
     let of_plugin = messages.filter(|message| message.contains("linkerd-cni"));
@@ -127,22 +128,12 @@ pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Va
     let app = container("app", 1000, &pods::validation("10s"));
     let mut proxy = container("linkerd-proxy", 2102, &["pause"]);
     proxy["restartPolicy"] = json!("Always");
-    json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "name": format!("pod-{number}"),
-            "namespace": namespace,
-            "annotations": annotations,
-        },
-        "spec": {
-            "initContainers": [proxy],
-            "containers": [app],
-            "restartPolicy": "Never",
-            "terminationGracePeriodSeconds": 1,
-            "automountServiceAccountToken": false,
-        },
-    })
+    let mut pod = yaml(include_str!("burst.yaml"));
+    let name = format!("pod-{number}");
+    pod["metadata"] = json!({"name": name, "namespace": namespace, "annotations": annotations});
+    pod["spec"]["initContainers"] = json!([proxy]);
+    pod["spec"]["containers"] = json!([app]);
+    pod
 }
 
 /// The same with Linkerd's annotation and a network validator, which keeps a stranded pod from starting.

@@ -34,7 +34,7 @@ impl Helm {
             output.status.success(),
             "helm {verb}: {}\n{}",
             String::from_utf8_lossy(&output.stderr),
-            kubectl(&["get", "pods,events", "-n", NAMESPACE])
+            kubectl(&format!("get pods,events -n {NAMESPACE}"))
         );
         if verb == "upgrade" {
             // With `maxUnavailable: 1` and one node, helm does not wait for any pod.
@@ -108,8 +108,8 @@ impl Drop for Helm {
             let release = ["uninstall", "linkerd-cni", "-n", NAMESPACE];
             let _ = helm(&release).args(["--wait", "--ignore-not-found"]).output();
             // Else the next test could find the plugin on the node.
-            let wait = ["wait", "-n", NAMESPACE, "--for=delete", "pod", "--all"];
-            let _ = pods::command(&wait).arg("--timeout=60s").output();
+            let wait = format!("wait -n {NAMESPACE} --for=delete pod --all --timeout=60s");
+            let _ = pods::command(&wait).output();
         }
     }
 }

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use crate::child::{checked, must};
 
-/// Runs kubectl and returns its output. Panics with its error if it fails.
-pub fn kubectl(args: &(impl Arguments + ?Sized)) -> String {
-    must(&mut command(args))
+/// Runs kubectl with the words of a line, and returns its output. Panics with its error if it fails.
+pub fn kubectl(line: &str) -> String {
+    must(&mut command(line))
 }
 
 /// Runs `kubectl get`, and returns the object or the list. Panics if it fails.
@@ -25,19 +25,17 @@ pub fn list(what: &str) -> Vec<Value> {
 
 /// A field of what `kubectl get` finds, by its JSONPath; empty if it is missing. Panics if kubectl fails.
 pub fn field(what: &str, path: &str) -> String {
-    let output = format!("jsonpath={{{path}}}");
-    let words = ["get"].into_iter().chain(what.split_whitespace());
-    kubectl(&words.chain(["-o", &output]).collect::<Vec<_>>())
+    must(command(&format!("get {what} -o")).arg(format!("jsonpath={{{path}}}")))
 }
 
-pub fn command(args: &(impl Arguments + ?Sized)) -> Command {
+pub fn command(line: &str) -> Command {
     let mut command = Command::new("kubectl");
-    command.args(args.words());
+    command.args(line.split_whitespace());
     command
 }
 
-pub fn succeeds(args: &(impl Arguments + ?Sized)) -> bool {
-    command(args).output().unwrap().status.success()
+pub fn succeeds(line: &str) -> bool {
+    command(line).output().unwrap().status.success()
 }
 
 pub fn apply(object: &Value) {
@@ -45,8 +43,8 @@ pub fn apply(object: &Value) {
 }
 
 /// Runs kubectl with `text` on its stdin and returns its output. Panics with its error if it fails.
-pub fn piped(args: &(impl Arguments + ?Sized), text: &str) -> String {
-    let mut command = command(args);
+pub fn piped(line: &str, text: &str) -> String {
+    let mut command = command(line);
     let output = fed(&mut command, text);
     checked(&command, output)
 }
@@ -61,39 +59,4 @@ pub fn fed(command: &mut Command, text: &str) -> Output {
         scope.spawn(move || stdin.write_all(text.as_bytes()));
         child.wait_with_output().unwrap()
     })
-}
-
-/// Arguments of a command: one line with blanks between them, or a list.
-pub trait Arguments {
-    fn words(&self) -> Vec<&str>;
-}
-
-impl Arguments for str {
-    fn words(&self) -> Vec<&str> {
-        self.split_whitespace().collect()
-    }
-}
-
-impl Arguments for String {
-    fn words(&self) -> Vec<&str> {
-        self.as_str().words()
-    }
-}
-
-impl<const N: usize> Arguments for [&str; N] {
-    fn words(&self) -> Vec<&str> {
-        self.to_vec()
-    }
-}
-
-impl Arguments for [&str] {
-    fn words(&self) -> Vec<&str> {
-        self.to_vec()
-    }
-}
-
-impl Arguments for Vec<&str> {
-    fn words(&self) -> Vec<&str> {
-        self.clone()
-    }
 }

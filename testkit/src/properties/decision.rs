@@ -17,7 +17,7 @@ use linkerd2_cni::record::Record;
 use linkerd2_cni::redirect::Redirect;
 use serde_json::{Value, json};
 
-use crate::lookup::FakeCluster;
+use crate::node_copy::FakeCluster;
 
 const CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
 

@@ -11,7 +11,7 @@ use super::fault::Fault;
 use crate::agent_with_api::all;
 use crate::api::Api;
 use crate::call::Outcome;
-use crate::child::{WITHOUT_NETLINK, has_strace};
+use crate::child::{has_strace, without_netlink};
 use crate::server::Identity;
 
 /// The fault's section in the page, and the failing call.
@@ -76,7 +76,7 @@ const WITH_EVENT: &[Row] = &[
         outcome
     }),
     ("nf-tables-refused", |fault| {
-        fault.add().linkerd("iptables-mode", "native").run_under(&WITHOUT_NETLINK)
+        fault.add().linkerd("iptables-mode", "native").run_under(&without_netlink())
     }),
     ("xtables-lock", |fault| {
         let path = fault.scene.node.root().join("xtables.lock");

@@ -92,7 +92,7 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     });
     checks.run("rollout restart", || {
         without_gap("kubectl rollout restart", || {
-            kubectl(&["rollout", "restart", "daemonset/linkerd-cni", "-n", NAMESPACE]);
+            kubectl(&format!("rollout restart daemonset/linkerd-cni -n {NAMESPACE}"));
             rolled_out();
         })
     });

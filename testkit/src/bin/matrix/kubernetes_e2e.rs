@@ -104,7 +104,7 @@ fn adds() -> [u64; 3] {
     let mut sum = [0; 3];
     for agent in agents::by_node().into_values() {
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{}:9991/proxy/metrics", agent.name);
-        let metrics = kubectl(&["get", "--raw", &path]);
+        let metrics = kubectl(&format!("get --raw {path}"));
         for (sum, result) in sum.iter_mut().zip(["redirected", "skipped", "failed"]) {
             let name = "linkerd_cni_plugin_requests_total";
             let start = format!("{name}{{command=\"ADD\",result=\"{result}\"}} ");

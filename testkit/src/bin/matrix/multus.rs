@@ -130,7 +130,7 @@ pub fn uninstalled_without_chaining(
     primary_cni::assert_files_after_uninstall(node, before);
     assert!(!Path::new(NET_DIR).join("linkerd-cni.conf").exists());
     for name in ["named", "annotated", "annotated-twice"] {
-        kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=60s"]);
+        kubectl(&format!("delete pod -n {name} {name} --grace-period=1 --timeout=60s"));
     }
     drop(pods);
     "the node's files as before; pods that named it are deleted".to_owned()

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 use testkit::child::script;
 
 use crate::families::{Family, setting};
@@ -68,7 +69,7 @@ pub fn policies(pods: &Pods) -> String {
     pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
     pods.assert_answers("meshed", "unmeshed", "proxy-outbound");
 
-    kubectl(&["delete", "networkpolicy", "ports", "-n", "meshed"]);
+    kubectl("delete networkpolicy ports -n meshed");
     until_within(POLICY, "no policy is left", || from_proxy().starts_with("app-of-unmeshed"));
     "they see the ports from before the redirection".to_owned()
 }
@@ -76,14 +77,8 @@ pub fn policies(pods: &Pods) -> String {
 /// Allows the pods of the namespace `meshed` connections of one direction to one port only.
 fn policy(direction: &str, port: u16) -> Value {
     let rules = direction.to_lowercase();
-    json!({
-        "apiVersion": "networking.k8s.io/v1",
-        "kind": "NetworkPolicy",
-        "metadata": {"name": "ports", "namespace": "meshed"},
-        "spec": {
-            "podSelector": {},
-            "policyTypes": [direction],
-            rules: [{"ports": [{"port": port, "protocol": "TCP"}]}],
-        },
-    })
+    let mut policy = yaml(include_str!("policy.yaml"));
+    policy["spec"]["policyTypes"] = json!([direction]);
+    policy["spec"][rules] = json!([{"ports": [{"port": port, "protocol": "TCP"}]}]);
+    policy
 }

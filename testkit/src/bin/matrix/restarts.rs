@@ -109,7 +109,7 @@ fn all_containers_restart(pods: &Pods) -> String {
 /// After each reboot the primary CNI has written its network config, and the agent is stopped until all pods have their
 /// network. Until all pods are redirected, no app may respond in a proxy's place.
 fn reboot(times: usize, pods: &Pods) -> String {
-    kubectl(&["delete", "namespace", "running", "validated", "restarted", "--timeout=120s"]);
+    kubectl("delete namespace running validated restarted --timeout=120s");
     pods.start(&MESHED.map(|name| pods::validated(name, "1s")));
     let uids = || MESHED.map(|name| pods.field(name, ".metadata.uid"));
     let (pods_before, mut longest) = (uids(), Duration::ZERO);

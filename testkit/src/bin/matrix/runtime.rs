@@ -31,7 +31,7 @@ pub fn deletes_from_cache() -> bool {
 pub fn fails_to_delete_without_the_binary(node: &Node, name: &str) {
     let away = Path::new("/opt/cni/linkerd-cni.away");
     fs::rename(BINARY, away).unwrap();
-    kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--wait=false"]);
+    kubectl(&format!("delete pod -n {name} {name} --grace-period=1 --wait=false"));
     until_within(Duration::from_secs(60), "the runtime fails to delete the pod", || {
         let log = node.kubelet_log();
         let mut failures = log.lines().filter(|line| line.contains("failed to find plugin"));

@@ -55,7 +55,7 @@ fn install(helm: &Helm, pods: &Pods, nodes: [&Machine; 2]) -> String {
     pods.create(&[nodes[1].only(pods::validated("stranded", "1s"))]);
     pods.until_stranded("stranded");
     for node in nodes {
-        kubectl(&["taint", "node", &node.name, &format!("{TAINT}=:NoSchedule")]);
+        kubectl(&format!("taint node {} {TAINT}=:NoSchedule", node.name));
     }
     let begin = Instant::now();
     helm.run("install", &[&format!("--set=startupTaint={TAINT}"), TIMEOUT]);
@@ -109,7 +109,7 @@ fn joins(
     until("the condition is true", || condition(name) == "True");
     assert!(third.has_plugin() && third.has_taint(TAINT));
     assert_eq!(pods.field("patient", reason), "Unschedulable", "no pod before the condition");
-    kubectl(&["taint", "node", name, &format!("{TAINT}-")]);
+    kubectl(&format!("taint node {name} {TAINT}-"));
     pods.until_ready("patient");
     let restarts = pods.field("patient", ".status.initContainerStatuses[0].restartCount");
     assert_eq!(restarts, "0", "the validator passed at its first try");
@@ -164,7 +164,7 @@ fn events(all: [&Machine; 3]) -> String {
 /// The same upgrade limits the DaemonSet to labelled nodes, which all three are.
 fn surge(helm: &Helm, all: [&Machine; 3]) -> String {
     for node in all {
-        kubectl(&["label", "node", &node.name, "pool=meshed"]);
+        kubectl(&format!("label node {} pool=meshed", node.name));
     }
     let seen = undisturbed(all, || {
         helm.run("upgrade", &["--reuse-values", "--set=nodeSelector.pool=meshed", TIMEOUT]);
@@ -251,7 +251,7 @@ fn killed(node: &Machine, all: [&Machine; 3]) -> String {
 fn leaves_and_returns(pods: &Pods, node: &Machine) -> String {
     let before = agents::by_node();
     let begin = Instant::now();
-    kubectl(&["label", "node", &node.name, "pool-"]);
+    kubectl(&format!("label node {} pool-", node.name));
     until("the node's files are as found", || node.files() == node.before);
     let took = begin.elapsed();
     until("the agent's pod is deleted", || !agents::by_node().contains_key(&node.name));
@@ -261,7 +261,7 @@ fn leaves_and_returns(pods: &Pods, node: &Machine) -> String {
     // Its pods keep their redirect rules.
     assert_redirected(pods, "client", "meshed-three");
 
-    kubectl(&["label", "node", &node.name, "pool=meshed"]);
+    kubectl(&format!("label node {} pool=meshed", node.name));
     until("the plugin is installed again", || node.has_plugin() && has_ready_agent(&node));
     pods.start(&[node.only(pods::meshed("in-scope"))]);
     assert_redirected(pods, "client", "in-scope");
@@ -278,7 +278,7 @@ fn drained(pods: &Pods, node: &Machine, all: [&Machine; 3]) -> String {
         let left = kubectl(&format!("get pods -A -o name --field-selector=spec.nodeName={name}"));
         let agent = format!("pod/{}", before[name].name);
         assert_eq!(left.trim(), agent, "only the agent's pod is left on the node");
-        kubectl(&["uncordon", name]);
+        kubectl(&format!("uncordon {name}"));
         assert_eq!(agents::by_node(), before, "all agents are the same");
     });
     pods.start(&[node.only(pods::native_sidecar("refilled"))]);
@@ -304,11 +304,11 @@ fn uninstall(helm: &Helm, all: [&Machine; 3]) -> String {
 /// The runtimes call DEL for them, after the network config has lost the plugin entry.
 fn deleted(pods: Pods, all: [&Machine; 3]) -> String {
     for name in [MESHED[0], "refilled", MESHED[2]] {
-        kubectl(&["delete", "pod", "-n", name, name, "--grace-period=1", "--timeout=60s"]);
+        kubectl(&format!("delete pod -n {name} {name} --grace-period=1 --timeout=60s"));
     }
     drop(pods);
     for node in all {
-        kubectl(&["label", "node", &node.name, "pool-"]);
+        kubectl(&format!("label node {} pool-", node.name));
     }
     "one pod of each node".to_owned()
 }

@@ -6,6 +6,9 @@ use std::time::{Duration, Instant};
 use clap::ValueEnum as _;
 use serde::Serialize;
 
+use crate::helm::NAMESPACE;
+use crate::node::Node;
+
 /// A promise of this project that is checked all the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
@@ -103,4 +106,31 @@ pub fn violated(invariant: Invariant, seen: impl Into<String>) {
 
 pub fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 10.0).round() / 10.0
+}
+
+/// Start of the names of unmeshed pods.
+const UNMESHED: &str = "unmeshed-";
+
+/// Failed tries of ADD. Those of unmeshed pods, and those without the plugin binary, are violations. Returns the number
+/// of the others.
+pub fn check_kubelet_log(node: &Node) -> usize {
+    let log = node.kubelet_log();
+    let failures = log.lines().filter(|line| line.contains("Failed to create sandbox for pod"));
+    let mut failed = 0;
+    // The pod of the agent is in the release's namespace: its name has the plugin's name in it.
+    let release = format!("pod=\"{NAMESPACE}/");
+    let of_plugin = failures.filter(|line| {
+        let error = line.replace('\\', "");
+        error.contains("plugin type=\"linkerd-cni\"") && !line.contains(&release)
+    });
+    for line in of_plugin {
+        if line.contains("failed to find plugin") {
+            violated(Invariant::Files, line);
+        } else if line.contains(UNMESHED) {
+            violated(Invariant::UnmeshedStart, line);
+        } else {
+            failed += 1;
+        }
+    }
+    failed
 }

@@ -7,7 +7,6 @@ mod api;
 mod credential;
 mod ledger;
 mod load;
-mod logs;
 mod outages;
 mod pod;
 mod reader;
@@ -69,7 +68,7 @@ fn main() -> ExitCode {
     let node = Node::exclusive();
     let before = node.files();
     let original = fs::read_to_string(active::path("").expect("there is a conflist")).unwrap();
-    kubectl(&["create", "namespace", load::NAMESPACE]);
+    kubectl(&format!("create namespace {}", load::NAMESPACE));
     pods::until_account(load::NAMESPACE);
 
     let helm = Helm::new();
@@ -96,7 +95,7 @@ fn main() -> ExitCode {
     uninstall(&world, &node, &before);
     let reads = reader.finish().reads;
     // Tries of ADD of meshed pods; kubelet retried them.
-    pods["failed_tries"] = logs::check_kubelet_log(&node).into();
+    pods["failed_tries"] = ledger::check_kubelet_log(&node).into();
 
     let (rows, violations) = ledger::with(|seen| (seen.rows.clone(), seen.violations.clone()));
     let report = json!({

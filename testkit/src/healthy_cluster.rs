@@ -1,0 +1,92 @@
+//! A cluster with a healthy installation, behind a socket as `kubectl proxy` opens it for `linkerd cni`.
+
+use std::io::{BufRead as _, BufReader, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, LazyLock};
+use std::thread;
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use crate::chart::yaml;
+use crate::cni::upstream_entry;
+
+pub struct HealthyCluster {
+    /// Number of nodes, each with an agent.
+    pub nodes: usize,
+    /// What each agent reports.
+    pub status: String,
+    pub is_ready: bool,
+    /// Time until each response.
+    pub latency: Duration,
+}
+
+impl HealthyCluster {
+    /// Serves until the test's process ends. Returns the largest number of requests at a time.
+    pub fn serve(self, listener: UnixListener) -> Arc<AtomicUsize> {
+        let (cluster, now, most) = (Arc::new(self), Arc::<AtomicUsize>::default(), Arc::default());
+        let found = Arc::clone(&most);
+        thread::spawn(move || {
+            for stream in listener.incoming() {
+                let (cluster, now) = (Arc::clone(&cluster), Arc::clone(&now));
+                let most = Arc::<AtomicUsize>::clone(&most);
+                thread::spawn(move || {
+                    most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+                    cluster.respond(stream.unwrap());
+                    now.fetch_sub(1, SeqCst);
+                });
+            }
+        });
+        found
+    }
+
+    fn respond(&self, mut stream: UnixStream) {
+        let mut line = String::new();
+        BufReader::new(&mut stream).read_line(&mut line).unwrap();
+        // The first connection shows only that the socket is open.
+        let Some(path) = line.split_whitespace().nth(1).and_then(|path| path.split('?').next())
+        else {
+            return;
+        };
+        thread::sleep(self.latency);
+        let (code, body) = match self.object(path) {
+            Some(body) => ("200 OK", body),
+            None => ("404 Not Found", json!({"reason": "NotFound", "message": path}).to_string()),
+        };
+        let _ = write!(stream, "HTTP/1.0 {code}\r\n\r\n{body}");
+    }
+
+    fn object(&self, path: &str) -> Option<String> {
+        static OBJECTS: LazyLock<Value> =
+            LazyLock::new(|| yaml(include_str!("healthy_cluster.yaml")));
+        let list = |item: &dyn Fn(usize) -> Value| json!({"items": (1..=self.nodes).map(item).collect::<Vec<_>>()});
+        let mut set = OBJECTS["set"].clone();
+        for number in ["desiredNumberScheduled", "updatedNumberScheduled", "numberReady"] {
+            set["status"][number] = self.nodes.into();
+        }
+        let object = match path.rsplit('/').next()? {
+            "status" => return Some(self.status.clone()),
+            "version" => json!({"gitVersion": "v1.36.0"}),
+            "nodes" => {
+                list(&|number| json!({"metadata": {"name": format!("node-{number}")}, "spec": {}}))
+            }
+            "daemonsets" => json!({"items": [set]}),
+            "pods" if path.contains("/linkerd-cni/") => list(&|number| {
+                let mut agent = OBJECTS["agent"].clone();
+                agent["metadata"]["uid"] = number.to_string().into();
+                agent["spec"]["nodeName"] = format!("node-{number}").into();
+                let ready = if self.is_ready { "True" } else { "False" };
+                agent["status"]["conditions"][0]["status"] = ready.into();
+                agent
+            }),
+            "pods" | "events" | "configmaps" => json!({"items": []}),
+            "linkerd-cni-config" => {
+                json!({"metadata": {}, "data": {"cni_network_config": upstream_entry().to_string()}})
+            }
+            "linkerd-cni" | "linkerd-cni-plugin" | "linkerd-cni-agent" => set,
+            _ => return None,
+        };
+        Some(object.to_string())
+    }
+}
