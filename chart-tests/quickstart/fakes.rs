@@ -11,26 +11,12 @@ pub const USERS_HELM: &str = "/users/own/helm";
 /// Programs of the system that the script calls.
 const SYSTEM: &str = "awk bash basename cat chmod cp cut date dirname env find flock grep head id ls mkdir mktemp \
      mv readlink rm sed sh sha256sum sleep sort tail touch tr uname xargs";
-const RECORD: &str = r#"printf '%s KUBECONFIG=%s HELM=%s\n' "${0##*/} $*" "${KUBECONFIG-}" \
-  "${HELM_REPOSITORY_CONFIG-}${HELM_PLUGINS-}${HELM_DRIVER-}" >>"$FAKES/calls"
-"#;
-const KIND: &str = r#"case "$1 $2" in
-"get clusters") cat "$FAKES/clusters" ;;
-"create cluster") echo "$4" >>"$FAKES/clusters"; [[ ! -e $FAKES/bin/kind-create ]] ;;
-"delete cluster") grep -vxF "$4" "$FAKES/clusters" >"$FAKES/kept"; mv "$FAKES/kept" "$FAKES/clusters" ;;
-esac
-"#;
+const RECORD: &str = include_str!("bin/record");
+const KIND: &str = include_str!("bin/kind");
 /// Prints the objects of a list, which is recognized by JSONPath's `range`, from the file named after its first kind.
-const KUBECTL: &str = r#"while [[ $1 == --* ]]; do shift 2; done
-case $* in
-*range*) set -- "$4"; cat "$FAKES/objects/${1%%,*}" 2>/dev/null || true ;;
-esac
-"#;
+const KUBECTL: &str = include_str!("bin/kubectl");
 /// Hides a real one-node cluster of this machine, which `--down` could remove.
-const HIDE_ONE_NODE_CLUSTER: &str = r#"state=/var/lib/linkerd2-cni-cluster
-[[ ! -d $state ]] || /bin/mount -t tmpfs -o mode=755 none $state || exit
-exec "$@"
-"#;
+const HIDE_ONE_NODE_CLUSTER: &str = include_str!("bin/hide");
 const HELM: &str = r#"[[ $1 != install || $2 != --help ]] || echo "  --labels stringToString"
 "#;
 

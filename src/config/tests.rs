@@ -118,29 +118,8 @@ fn ports_that_no_proxy_can_listen_on_are_rejected() {
 
 #[test]
 fn members_of_the_wrong_type_are_rejected_with_key_value_and_grammar() {
-    let cases = [
-        (r#"{"proxy-uid":"2102"}"#, "\"linkerd\": \"proxy-uid\": \"2102\" is not a whole number"),
-        (r#"{"proxy-gid":1.5}"#, "\"linkerd\": \"proxy-gid\": 1.5 is not a whole number"),
-        (
-            r#"{"inbound-ports-to-ignore":"80"}"#,
-            "\"inbound-ports-to-ignore\": \"80\" is not a list of ports, such as [\"25\", \"8000-8010\"]",
-        ),
-        (r#"{"subnets-to-ignore":[8]}"#, "\"subnets-to-ignore\": [8] is not a list of strings"),
-        (r#"{"outbound-subnets-to-ignore":""}"#, "\"outbound-subnets-to-ignore\": \"\" is not"),
-        (r#"{"simulate":"no"}"#, "\"simulate\": \"no\" is not true or false"),
-        (r#"{"ipv6":1}"#, "\"ipv6\": 1 is not one of true, false and \"auto\""),
-        (r#"{"ipv6":"maybe"}"#, "\"ipv6\": \"maybe\" is not one of true, false and \"auto\""),
-        (
-            r#"{"api-retry-seconds":0}"#,
-            "\"api-retry-seconds\": 0 is not a whole number from 1 to 60",
-        ),
-        (
-            r#"{"iptables-mode":"bogus"}"#,
-            "\"iptables-mode\": \"bogus\" is not one of auto, native, nft, legacy and plain",
-        ),
-        ("[]", "\"linkerd\": [] is not an object"),
-    ];
-    for (linkerd, problem) in cases {
+    for case in testkit::chart::yaml(include_str!("tests/invalid.yaml")).as_array().unwrap() {
+        let [linkerd, problem] = [0, 1].map(|index| case[index].as_str().unwrap());
         assert_error(config(linkerd), Failure::InvalidConfig, problem);
     }
 }

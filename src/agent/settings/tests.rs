@@ -1,3 +1,5 @@
+use serde_json::Value;
+
 use super::*;
 use crate::conflist::chain_mode::{COPY, STANDALONE};
 
@@ -41,29 +43,12 @@ fn the_template_in_the_environment_wins_over_the_file() {
 
 #[test]
 fn an_invalid_setting_is_an_error_with_its_name_and_value() {
-    for (name, value) in [
-        ("LINKERD_CNI_RESYNC_SECONDS", "0"),
-        ("LINKERD_CNI_RESYNC_SECONDS", "soon"),
-        ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "0"),
-        ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "30s"),
-        ("LINKERD_CNI_TERMINATION_GRACE_SECONDS", "86401"),
-        ("LINKERD_CNI_ADMIN_ADDR", "localhost"),
-        ("LINKERD_CNI_LOG_FORMAT", "xml"),
-        ("LINKERD_CNI_WATCH_PODS", "no"),
-        ("KUBECONFIG_FILE_NAME", "../x"),
-        ("KUBECONFIG_FILE_NAME", "x/."),
-        ("KUBECONFIG_FILE_NAME", "x/y"),
-        ("KUBERNETES_SERVICE_PORT", "https"),
-        ("KUBERNETES_SERVICE_PORT", "0"),
-        ("KUBERNETES_SERVICE_PORT", "+443"),
-        ("KUBERNETES_SERVICE_PORT", "65536"),
-        ("KUBERNETES_SERVICE_HOST", " "),
-        ("KUBERNETES_SERVICE_HOST", "https://10.0.0.1"),
-        ("KUBERNETES_SERVICE_HOST", "10.0.0.1:443"),
-        ("KUBERNETES_SERVICE_HOST", "[10.0.0.1]"),
-    ] {
-        let error = read(&[(name, value)]).unwrap_err().to_string();
-        assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
+    let invalid = testkit::chart::yaml(include_str!("tests/invalid.yaml"));
+    for (name, values) in invalid.as_object().unwrap() {
+        for value in values.as_array().unwrap().iter().filter_map(Value::as_str) {
+            let error = read(&[(name, value)]).unwrap_err().to_string();
+            assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
+        }
     }
     for host in ["10.96.0.1", "fd00::1", "[fd00::1]", "localhost", "api.x-y.example"] {
         let settings = read(&[("KUBERNETES_SERVICE_HOST", host)]).unwrap();

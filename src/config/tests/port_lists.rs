@@ -4,31 +4,9 @@ use super::*;
 
 #[test]
 fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
-    // Upstream fails these pods too, as iptables rejects a rule without ports.
-    let none = "no valid element is left";
-    for (direction, of_entry, annotation, wanted) in [
-        ("outbound", "", "http,5432,30-20", r#"5432; skip-outbound-ports: "http", "30-20""#),
-        ("outbound", "", "25, 3306", r#"25; skip-outbound-ports: " 3306""#),
-        ("outbound", "", "+80", "80; "),
-        // A list that is added to another one may have only invalid elements.
-        ("inbound", "", "http,", r#"4191,4190; skip-inbound-ports: "http", """#),
-        ("outbound", "", "http", none),
-        ("outbound", "", " , ", none),
-        // The annotation replaces the configured list even if it has only invalid elements.
-        ("outbound", r#"["443"]"#, "http", none),
-        (
-            "outbound",
-            r#"["443","smtp","25,26",null]"#,
-            "",
-            r#"443; outbound-ports-to-ignore: "smtp", "25,26", """#,
-        ),
-        ("outbound", r#"["smtp"]"#, "", none),
-        ("outbound", r#"["smtp"]"#, "25", "25; "),
-        ("inbound", r#"["x"]"#, "25", r#"25; inbound-ports-to-ignore: "x""#),
-        ("inbound", r#"["x"]"#, "", none),
-        ("inbound", "[]", "", "; "),
-        ("outbound", "[]", "", "; "),
-    ] {
+    for case in testkit::chart::yaml(include_str!("port_lists.yaml")).as_array().unwrap() {
+        let [direction, of_entry, annotation, wanted] =
+            [0, 1, 2, 3].map(|index| case[index].as_str().unwrap());
         let more = match of_entry {
             "" => String::new(),
             list => format!(r#","{direction}-ports-to-ignore":{list}"#),

@@ -27,30 +27,9 @@ pub const CAPABILITIES: [&str; 4] = [
 /// Stands for the plugin. It is never run here.
 pub const PLUGIN: &[u8] = &[7; 300_000];
 
-pub const TEMPLATE: &str = r#"{
-  "name": "linkerd-cni",
-  "type": "linkerd-cni",
-  "kubernetes": {
-      "kubeconfig": "__KUBECONFIG_FILEPATH__"
-  },
-  "linkerd": {"incoming-proxy-port": 4143}
-}"#;
+pub const TEMPLATE: &str = include_str!("template.json");
 
-pub const CALICO: &str = r#"{
-  "name": "k8s-pod-network",
-  "cniVersion": "0.3.1",
-  "plugins": [
-    {
-      "type": "calico",
-      "mtu": 1e3,
-      "ipam": {"type": "calico-ipam"}
-    },
-    {
-      "type": "portmap",
-      "snat": true
-    }
-  ]
-}"#;
+pub const CALICO: &str = include_str!("10-calico.conflist");
 
 pub const LIST: &str = "10-calico.conflist";
 

@@ -5,6 +5,7 @@ use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use serde_json::{Value, json};
 use testkit::api::{Response, Routes, Server, State};
+use testkit::chart::yaml;
 use testkit::server::Request;
 
 use crate::chart::Applied;
@@ -121,18 +122,7 @@ fn admitted(
 fn register(injector: &Server<Injector>) -> Applied {
     let ca = BASE64_STANDARD.encode(injector.ca());
     let url = format!("https://{}/", injector.address);
-    let rule = json!({
-        "apiGroups": [""], "apiVersions": ["v1"], "resources": ["pods"], "operations": ["CREATE"],
-    });
-    let configuration = json!({
-        "apiVersion": "admissionregistration.k8s.io/v1", "kind": "MutatingWebhookConfiguration",
-        "metadata": {"name": INJECTED},
-        "webhooks": [{
-            "name": "annotated-pods.example.com", "sideEffects": "None",
-            "admissionReviewVersions": ["v1"], "rules": [rule],
-            "objectSelector": {"matchLabels": {INJECTED: "true"}},
-            "clientConfig": {"url": url, "caBundle": ca},
-        }],
-    });
+    let mut configuration = yaml(include_str!("annotated_pods.yaml"));
+    configuration["webhooks"][0]["clientConfig"] = json!({"url": url, "caBundle": ca});
     Applied::new(configuration.to_string())
 }

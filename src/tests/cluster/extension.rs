@@ -50,17 +50,7 @@ pub fn linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod(pods: &Pods) {
 }
 
 /// Upstream's commands for a pod, with `iptables` for the program of the mode.
-const UPSTREAM_RULES: &str = "
-iptables -N PROXY_INIT_REDIRECT
-iptables -A PROXY_INIT_REDIRECT -p tcp --match multiport --dports 4191,4190 -j RETURN -m comment --comment proxy-init/ignore-port-4191,4190
-iptables -A PROXY_INIT_REDIRECT -p tcp -j REDIRECT --to-port 4143 -m comment --comment proxy-init/redirect-all-incoming-to-proxy-port
-iptables -A PREROUTING -j PROXY_INIT_REDIRECT -m comment --comment proxy-init/install-proxy-init-prerouting
-iptables -N PROXY_INIT_OUTPUT
-iptables -A PROXY_INIT_OUTPUT -m owner --uid-owner 2102 -j RETURN -m comment --comment proxy-init/ignore-proxy-user-id
-iptables -A PROXY_INIT_OUTPUT -o lo -j RETURN -m comment --comment proxy-init/ignore-loopback
-iptables -A PROXY_INIT_OUTPUT -p tcp -j REDIRECT --to-port 4140 -m comment --comment proxy-init/redirect-all-outgoing-to-proxy-port
-iptables -A OUTPUT -j PROXY_INIT_OUTPUT -m comment --comment proxy-init/install-proxy-init-output
-";
+const UPSTREAM_RULES: &str = include_str!("extension.sh");
 
 #[test]
 fn linkerd_cni_compares_pods_beside_upstreams_agent_and_names_seeded_differences() {

@@ -1,44 +1,20 @@
 //! Failed calls: error objects that name the cause, and no rule.
 
 use serde_json::json;
+use testkit::chart::yaml;
 
 use super::api::{ApiFault, TOKEN};
 use super::faults::assert_fails_at_once;
 use super::record_socket::recorded;
-use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, UID, requests};
+use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, requests};
 
 #[test]
 fn responses_without_the_pod_or_its_namespace_fail_at_once_and_leave_no_rule() {
-    let invalid = json!({
-        "metadata": {"name": "web", "namespace": "ns", "uid": UID,
-            "annotations": {"config.linkerd.io/proxy-uid": "abc"}},
-        "spec": {"containers": [{"name": "linkerd-proxy"}]},
-    });
-    let invalid = invalid.to_string();
-    let status = r#"{"kind":"Status","metadata":{},"status":"Failure"}"#;
-    let template = r#"{"kind":"PodTemplate","metadata":{},"spec":{"containers":[{"name":"a"}]}}"#;
-    let list = r#"{"kind":"PodList","metadata":{},"items":[]}"#;
-    let kind = "unexpected kind of object, expected Pod";
-    let other = r#"{"metadata":{"name":"other","annotations":{"config.linkerd.io/skip-inbound-ports":"0-65535"}}}"#;
-    let not_found = r#"{"message":"pods \"web\" not found"}"#;
-    let (pod, namespace) = (POD_PATH, NAMESPACE_PATH);
     let scene = Scene::meshed();
-    for (path, status, body, code, text) in [
-        (pod, 404, not_found, 103, "HTTP 404: pods \"web\" not found"),
-        (pod, 403, r#"{"message":"no"}"#, 102, "HTTP 403: no"),
-        (pod, 401, r#"{"message":"Unauthorized"}"#, 102, "HTTP 401: Unauthorized"),
-        (pod, 302, "", 104, "HTTP 302"),
-        (pod, 200, "{}", 104, "missing field `metadata`"),
-        (pod, 200, "null", 104, "invalid type: null"),
-        (pod, 200, "[]", 104, "unexpected list, expected an object"),
-        (pod, 200, list, 104, kind),
-        (pod, 200, status, 104, kind),
-        (pod, 200, template, 104, kind),
-        (pod, 200, &invalid, 110, "config.linkerd.io/proxy-uid: \"abc\""),
-        (namespace, 404, "{}", 103, "HTTP 404"),
-        (namespace, 200, status, 104, "unexpected kind of object"),
-        (namespace, 200, other, 104, "the object is namespace \"other\""),
-    ] {
+    for case in yaml(include_str!("failures.yaml")).as_array().unwrap() {
+        let [of, body, text] = [0, 2, 4].map(|index| case[index].as_str().unwrap());
+        let path = if of == "pod" { POD_PATH } else { NAMESPACE_PATH };
+        let (status, code) = (case[1].as_u64().unwrap() as u16, case[3].as_u64().unwrap());
         scene.api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);
         scene.api.answer(path, status, body);
         let call = scene.add().linkerd("api-retry-seconds", 30);

@@ -4,6 +4,7 @@ use std::path::Path;
 use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 
 use super::api::Api;
 use super::{Call, PLUGIN, meshed_api};
@@ -50,47 +51,15 @@ fn prev_result_is_passed_on_byte_for_byte_in_every_version() {
 #[test]
 fn invalid_requests_get_the_codes_and_messages_of_the_reference_implementation() {
     let api = Api::start();
-    let netns = Path::new("/no/such/netns");
-    let good = r#"{"cniVersion":"1.0.0","name":"n"}"#;
-    let add = || Call::new("ADD", netns, &api).env("CNI_ARGS", "");
-    let with = |name: &str, value: &str| add().env(name, value);
-    let config = "error unmarshall network config: ";
-    let interface = "interface name contains / or : or whitespace characters";
-    let old = r#"{"name":"n","cniVersion":"0.3.1"}"#;
-    for (call, stdin, code, text) in [
-        (with("CNI_COMMAND", ""), good, 4, "required env variables [CNI_COMMAND] missing"),
-        (with("CNI_COMMAND", "FOO"), good, 4, "unknown CNI_COMMAND: FOO"),
-        (with("CNI_COMMAND", "add"), good, 4, "unknown CNI_COMMAND: add"),
-        (with("CNI_COMMAND", "FOO"), "", 6, config),
-        (
-            with("CNI_NETNS", "").env("CNI_PATH", ""),
-            good,
-            4,
-            "required env variables [CNI_NETNS,CNI_PATH] missing",
-        ),
-        (with("CNI_CONTAINERID", "a/b"), good, 4, "invalid characters in containerID"),
-        (with("CNI_CONTAINERID", "-a"), good, 4, "invalid characters in containerID"),
-        (with("CNI_IFNAME", "0123456789abcdef"), good, 4, "interface name is too long"),
-        (with("CNI_IFNAME", ".."), good, 4, "interface name is . or .."),
-        (with("CNI_IFNAME", "a b"), good, 4, interface),
-        (add(), "", 6, config),
-        (add(), "[]", 6, config),
-        (add(), "\u{feff}{}", 6, config),
-        (add(), r#"{"name":"n"} x"#, 6, config),
-        (add(), r#"{"name":1}"#, 6, config),
-        (add(), "{}", 7, "missing network name"),
-        (add(), "null", 7, "missing network name"),
-        (add(), r#"{"name":"a/b"}"#, 7, "invalid characters found in network name"),
-        (add(), r#"{"name":"n","cniVersion":1}"#, 6, "decoding version from network config: "),
-        (add(), r#"{"name":"n","cniVersion":"9.8.7"}"#, 1, "incompatible CNI versions"),
-        (with("CNI_COMMAND", "STATUS"), good, 1, "config version does not allow STATUS"),
-        (with("CNI_COMMAND", "GC"), good, 1, "config version does not allow GC"),
-        (with("CNI_COMMAND", "CHECK"), old, 1, "config version does not allow CHECK"),
-    ] {
-        println!("{stdin}");
+    for case in yaml(include_str!("protocol.yaml")).as_array().unwrap() {
+        let call = Call::new("ADD", Path::new("/no/such/netns"), &api).env("CNI_ARGS", "");
+        let set =
+            |call: Call, (name, value): (&String, &Value)| call.env(name, value.as_str().unwrap());
+        let call = case[0].as_object().unwrap().into_iter().fold(call, set);
+        let [stdin, text] = [1, 3].map(|index| case[index].as_str().unwrap());
         let outcome = call.run_with(stdin);
-        let (_, msg) = outcome.failed(code, text).error();
-        assert!(msg.starts_with(text), "{msg}");
+        let (_, msg) = outcome.failed(case[2].as_u64().unwrap(), text).error();
+        assert!(msg.starts_with(text), "{stdin}: {msg}");
     }
 }
 

@@ -1,6 +1,7 @@
 //! What the containers of a pod state: user and listen addresses of the proxy, and users of the app.
 
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 
 use super::injected::marked;
 use super::namespaces::{NEIGHBOUR, POD};
@@ -13,6 +14,11 @@ fn with_proxy(mut proxy: Value) -> Value {
     json!({"containers": [{"name": "app"}, proxy]})
 }
 
+/// The cases of a test in `proxy_container.yaml`.
+fn cases(name: &str) -> Vec<Value> {
+    yaml(include_str!("proxy_container.yaml"))[name].as_array().unwrap().clone()
+}
+
 /// A scene with a pod that has this spec and these annotations, and listeners.
 fn scene(spec: &Value, annotations: Value) -> Scene {
     let scene = Scene::with(annotations, spec, &json!({}));
@@ -22,17 +28,11 @@ fn scene(spec: &Value, annotations: Value) -> Scene {
 
 #[test]
 fn only_the_proxys_own_uid_is_exempt_and_no_user_or_group_that_the_app_has_too() {
-    let mut of_pod = with_proxy(json!({}));
-    of_pod["securityContext"] = json!({"runAsUser": 3000, "runAsGroup": 3000});
-    let policy = with_proxy(json!({"securityContext": {"runAsUser": 2102, "runAsGroup": 3000}}));
-    let annotated = json!({"config.linkerd.io/proxy-uid": "4000"});
-    let own = with_proxy(json!({"securityContext": {"runAsUser": 5000}}));
-    for (spec, annotations, exempt) in [
-        (of_pod.clone(), json!({}), 2102),
-        (of_pod, annotated.clone(), 4000),
-        (policy, json!({}), 2102),
-        (own, annotated, 5000),
-    ] {
+    for case in cases("exempt") {
+        let proxy = case.get("proxy").cloned().unwrap_or_else(|| json!({}));
+        let (mut spec, exempt) = (with_proxy(proxy), case["uid"].as_u64().unwrap() as u32);
+        spec["securityContext"] = case["spec"]["securityContext"].clone();
+        let annotations = case.get("annotations").cloned().unwrap_or_else(|| json!({}));
         let scene = scene(&spec, annotations);
         scene.add().run().succeeded();
         for uid in [2102, 3000, 4000, 5000] {
@@ -101,42 +101,18 @@ fn a_pod_whose_sandbox_ignores_the_rules_is_refused_unless_its_init_container_re
         }
         is_started
     };
-    for (class, classes, wanted) in [
-        ("gvisor", None, false),
-        ("runsc", None, false),
-        ("kata-qemu", None, false),
-        ("katalog", None, true),
-        ("nvidia", None, true),
-        ("", None, true),
-        ("secure", Some(json!(["secure"])), false),
-        ("gvisor", Some(json!(["secure"])), true),
-        ("gvisor", Some(json!([])), true),
-        ("gvisor", Some(json!([""])), true),
-    ] {
-        assert_eq!(started(class, classes, json!([])), wanted, "{class}");
+    for case in cases("sandboxes") {
+        let classes = Some(case[1].clone()).filter(|classes| !classes.is_null());
+        let is_started = started(case[0].as_str().unwrap(), classes, json!([]));
+        assert_eq!(is_started, case[2], "{case}");
     }
     assert!(started("gvisor", None, json!([{"name": "linkerd-init"}])));
 }
 
 #[test]
 fn ipv6_auto_redirects_ipv6_unless_the_proxy_is_known_to_listen_on_ipv4_only() {
-    let inbound =
-        |value: &str| json!({"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "value": value});
-    let outbound =
-        |value: &str| json!({"name": "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "value": value});
-    let dual = outbound("127.0.0.1:4140,[::1]:4140");
-    let by_field =
-        json!({"name": "LINKERD2_PROXY_INBOUND_LISTEN_ADDR", "valueFrom": {"fieldRef": {}}});
-    for (env, mode, is_redirected) in [
-        (json!([inbound("0.0.0.0:4143"), outbound("127.0.0.1:4140")]), json!("auto"), false),
-        (json!([inbound("[::]:4143"), outbound("127.0.0.1:4140")]), json!("auto"), false),
-        (json!([inbound("0.0.0.0:4143"), dual]), json!("auto"), false),
-        (json!([inbound("[::]:4143"), dual]), json!("auto"), true),
-        (json!([]), json!("auto"), true),
-        (json!([by_field, dual]), json!("auto"), true),
-        (json!([inbound("[::]:4143"), by_field, dual]), json!("auto"), true),
-        (json!([inbound("0.0.0.0:4143"), outbound("127.0.0.1:4140")]), json!(true), true),
-    ] {
+    for case in cases("ipv6") {
+        let (env, mode, is_redirected) = (&case[0], &case[1], case[2] == true);
         println!("{env}");
         let scene = scene(&with_proxy(json!({"env": env})), json!({}));
         let call = |command| scene.call(command).linkerd("ipv6", mode.clone());

@@ -158,13 +158,7 @@ fn the_workflow_hosted_fails_if_the_image_of_the_dockerfile_has_no_working_progr
     assert_eq!(commands(&workflow, "kind"), ["scripts/quickstart", "scripts/quickstart --down"]);
     let [build, run] = commands(&workflow, "docker")[..] else { panic!() };
     let directory = tempfile::tempdir().unwrap();
-    let docker = r#"#!/usr/bin/env bash
-set -euo pipefail
-if [[ $1 == buildx ]]; then [[ -e Dockerfile && $* == "buildx build --tag cni-plugin:test --load ." ]] && exit; fi
-[[ $1-$2 == run---rm ]] && shift 2
-[[ $1 != --env ]] || { export "$2" && shift 2; }
-[[ $1 == cni-plugin:test ]] && exec "$PROGRAMS/${2##*/}" "${@:3}"
-"#;
+    let docker = include_str!("docker.sh");
     testkit::write_program(directory.path().join("docker"), docker);
     let programs = Path::new(env!("CARGO_BIN_EXE_linkerd-cni")).parent().unwrap();
     let run_with = |programs: &Path, step: &str| {

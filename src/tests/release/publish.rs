@@ -13,32 +13,9 @@ use crate::{VERSION, must, repository, said};
 const COMMIT: &str = "1111111111111111111111111111111111111111";
 const SIGNER: &str = "release@example.com";
 /// `gh` of the test. Its files have the names of the requests, with `_` for other characters.
-const GH: &str = r#"#!/usr/bin/env bash
-set -euo pipefail
-[[ $GH_TOKEN == github ]] || exit 9
-cd "$STATE"
-case $1-${2:-} in
-api-*) jq -r "$4" "${2//[^a-z0-9.]/_}" ;;
-release-view) [[ -e release ]] && cat release || { echo "release not found" >&2 && exit 1; } ;;
-release-delete) rm release ;;
-release-create)
-    if [[ -e breaks ]]; then
-        rm breaks && echo true >release && echo "HTTP 502" >&2 && exit 1
-    fi
-    echo false >release
-    cd "$OLDPWD" && for file; do [[ ! -f $file ]] || cp "$file" "$STATE/assets"; done
-    ;;
-*) exit 9 ;;
-esac
-"#;
+const GH: &str = include_str!("publish/gh");
 /// `skopeo`, `helm` and `cosign` of the attacks: no registry has anything, and nothing is pushed.
-const PUSHES: &str = r#"#!/usr/bin/env bash
-case ${0##*/}-$1 in
-skopeo-login) [[ $(cat) == registry-token ]] ;;
-skopeo-inspect | helm-pull) echo "$ANSWER" >&2 && exit 1 ;;
-*) echo "would push" >&2 && exit 7 ;;
-esac
-"#;
+const PUSHES: &str = include_str!("publish/registry");
 
 /// What the script gets from GitHub and the workflow.
 pub struct Publication {

@@ -2,6 +2,7 @@
 //! plugin. Needs root.
 
 use linkerd2_cni::repair::comparison::Report;
+use testkit::chart::yaml;
 
 use crate::controller::Controller;
 use crate::namespaces::NEIGHBOUR;
@@ -12,17 +13,7 @@ use crate::until::until;
 const PROGRAMS: [&str; 3] = ["iptables-nft", "iptables-legacy", "iptables"];
 
 /// Upstream's commands for the pod, which skips outbound port 9999.
-const COMMANDS: [&str; 9] = [
-    "-N PROXY_INIT_REDIRECT",
-    "-A PROXY_INIT_REDIRECT -p tcp -j REDIRECT --to-port 4143 -m comment --comment proxy-init/redirect-all-incoming-to-proxy-port",
-    "-A PREROUTING -j PROXY_INIT_REDIRECT -m comment --comment proxy-init/install-proxy-init-prerouting",
-    "-N PROXY_INIT_OUTPUT",
-    "-A PROXY_INIT_OUTPUT -m owner --uid-owner 2102 -j RETURN -m comment --comment proxy-init/ignore-proxy-user-id",
-    "-A PROXY_INIT_OUTPUT -o lo -j RETURN -m comment --comment proxy-init/ignore-loopback",
-    "-A PROXY_INIT_OUTPUT -p tcp --match multiport --dports 9999 -j RETURN -m comment --comment proxy-init/ignore-port-9999",
-    "-A PROXY_INIT_OUTPUT -p tcp -j REDIRECT --to-port 4140 -m comment --comment proxy-init/redirect-all-outgoing-to-proxy-port",
-    "-A OUTPUT -j PROXY_INIT_OUTPUT -m comment --comment proxy-init/install-proxy-init-output",
-];
+const COMMANDS: &str = include_str!("compare.txt");
 
 fn run(node: &Node, program: &str, command: &str) {
     let arguments: Vec<&str> = ["-w", "-t", "nat"].into_iter().chain(command.split(' ')).collect();
@@ -31,7 +22,7 @@ fn run(node: &Node, program: &str, command: &str) {
 
 fn upstream(program: &str) -> Node {
     let node = Node::with(&running());
-    COMMANDS.iter().for_each(|command| run(&node, program, command));
+    COMMANDS.lines().for_each(|command| run(&node, program, command));
     node
 }
 
@@ -80,40 +71,15 @@ fn rules_of_upstreams_plugin_are_equal_in_every_mode() {
 
 #[test]
 fn packets_that_go_elsewhere_are_named_in_every_mode() {
-    let app = "through other interfaces of UID 0-2101,2103-4294967295";
+    let changes = yaml(include_str!("compare.yaml"));
     for program in PROGRAMS {
-        for (command, wanted) in [
-            (
-                "-I PROXY_INIT_REDIRECT -p tcp --dport 25 -j RETURN",
-                vec!["inbound TCP to port 25 does not go to the proxy now, and would go to its port 4143".to_owned()],
-            ),
-            (
-                "-D PROXY_INIT_OUTPUT 1",
-                vec!["outbound TCP to port 0-9998,10000-65535 through other interfaces of UID 2102 goes to the proxy's port 4140 now, and would not".to_owned()],
-            ),
-            (
-                "-D PROXY_INIT_OUTPUT 3",
-                vec![format!("outbound TCP to port 9999 {app} goes to the proxy's port 4140 now, and would not")],
-            ),
-            (
-                "-I OUTPUT -d 10.1.0.0/16 -j ACCEPT",
-                vec![format!("outbound TCP to port 0-9998,10000-65535 to 10.1.0.0-10.1.255.255 {app} does not go to the proxy now, and would go to its port 4140")],
-            ),
-            (
-                "-I PREROUTING ! -i lo -p tcp -m multiport --dports 80,443:445 -j REDIRECT --to-ports 15006",
-                vec!["inbound through other interfaces TCP to port 80,443-445 goes to port 15006 now, and would go to port 4143".to_owned()],
-            ),
-            (
-                "-D PREROUTING 1",
-                vec!["inbound TCP does not go to the proxy now, and would go to its port 4143".to_owned()],
-            ),
-        ] {
+        for (command, wanted) in changes.as_object().unwrap() {
             let node = upstream(program);
             run(&node, program, command);
-            assert_eq!(differences(&node), wanted, "{program} {command}");
+            assert_eq!(differences(&node), [wanted.as_str().unwrap()], "{program} {command}");
         }
         let node = upstream(program);
-        for command in &COMMANDS[..3] {
+        for command in COMMANDS.lines().take(3) {
             run(&node, &program.replace("ip", "ip6"), command);
         }
         let wanted = "inbound IPv6 TCP goes to the proxy's port 4143 now, and would not";
@@ -159,7 +125,7 @@ fn rules_that_cannot_be_compared_are_named() {
         assert!(why.contains(&wanted), "{backend}: {why}");
     }
     let both = upstream("iptables-nft");
-    COMMANDS.iter().for_each(|command| run(&both, "iptables-legacy", command));
+    COMMANDS.lines().for_each(|command| run(&both, "iptables-legacy", command));
     let why = compared(&both).unknown["emojivoto/web-1"].clone();
     assert!(why.contains("both iptables-nft and iptables-legacy"), "{why}");
 }

@@ -17,30 +17,18 @@ mod refusals;
 mod skipped_pods;
 
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 use testkit::{mounts, namespaces, promtool, until, unwritable};
 
 fn pod(name: &str, validator: Value) -> Value {
     let mut validator = validator;
     validator["name"] = json!("linkerd-network-validator");
-    json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {
-            "namespace": "emojivoto",
-            "name": name,
-            "uid": format!("uid-of-{name}"),
-            "resourceVersion": "101",
-            "creationTimestamp": "2026-01-01T00:00:00Z",
-            "annotations": {"linkerd.io/proxy-version": "edge-1"},
-            "labels": {"linkerd.io/control-plane-ns": "linkerd"},
-            "ownerReferences": [{"uid": format!("owner-of-{name}"), "controller": true}],
-        },
-        "spec": {
-            "nodeName": "node-1",
-            "initContainers": [{"name": "linkerd-network-validator"}],
-        },
-        "status": {"phase": "Pending", "initContainerStatuses": [validator]},
-    })
+    let mut pod = yaml(include_str!("pod.yaml"));
+    pod["metadata"]["name"] = name.into();
+    pod["metadata"]["uid"] = format!("uid-of-{name}").into();
+    pod["metadata"]["ownerReferences"][0]["uid"] = format!("owner-of-{name}").into();
+    pod["status"]["initContainerStatuses"] = json!([validator]);
+    pod
 }
 
 fn ended(code: i32) -> Value {

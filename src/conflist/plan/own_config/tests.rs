@@ -21,33 +21,53 @@ fn summary(plan: &Plan) -> Vec<String> {
     plan.steps.iter().chain(&plan.unchain_steps).map(describe).collect()
 }
 
+/// The text of a config in `modes.yaml`, or the text itself.
+fn config(kind: &str) -> String {
+    match kind {
+        "list" => LIST.into(),
+        "other" => OTHER.into(),
+        "conf" => conflist::wrap(CONF).unwrap(),
+        "alone" => entry().standalone_conf(),
+        kind => match kind.strip_prefix("chained ") {
+            Some(kind) => with_entry(&config(kind)),
+            None => kind.into(),
+        },
+    }
+}
+
 #[test]
-fn a_copy_is_the_active_network_config_with_the_plugin_entry_and_follows_it() {
-    let mode = ChainMode::Copy(COPY.into());
-    let (none, of) = (SavedState::default(), saved(COPY, Some(CALICO)));
-    let copy = with_entry(LIST);
-    let write = |list: &str| format!("{COPY}={}", with_entry(list));
-    let wrapped = conflist::wrap(CONF).unwrap();
-    let own: (&str, &str) = (COPY, &copy);
-    let (calico, other) = ((CALICO, LIST), ("20-o.conflist", OTHER));
-    let unchained = vec![(COPY, LIST), calico];
-    let half_written = vec![own, (CALICO, "{"), other];
-    let sorts_first = vec![own, ("05-o.conflist", OTHER), calico];
-    for (name, files, saved, expected) in [
-        ("no copy yet", vec![calico], &none, vec![write(LIST)]),
-        ("up to date", vec![own, calico], &of, vec![]),
-        ("the original changed", vec![own, (CALICO, OTHER)], &of, vec![write(OTHER)]),
-        ("the plugin entry was removed from the copy", unchained, &of, vec![write(LIST)]),
-        ("the original is half written", half_written, &of, vec![]),
-        ("another network config sorts first", sorts_first, &of, vec![write(OTHER)]),
-        ("the original is missing", vec![own], &of, vec![format!("remove file {COPY}")]),
-        ("another one is there instead", vec![own, other], &of, vec![write(OTHER)]),
-        ("a single plugin", vec![("10-net.conf", CONF)], &none, vec![write(&wrapped)]),
-    ] {
-        let plan = plan(&mode, &files, saved);
-        assert_eq!(summary(&plan), expected, "{name}");
-        let is_ready = name == "up to date";
-        assert_eq!(plan.not_chained.is_none(), is_ready, "{name}: {:?}", plan.not_chained);
+fn each_mode_writes_its_file_and_then_removes_those_of_another_mode() {
+    let cases = testkit::chart::yaml(include_str!("tests/modes.yaml"));
+    for (name, case) in cases.as_object().unwrap() {
+        let file = case["mode"][1].as_str().unwrap_or_default().to_owned();
+        let mode = match case["mode"][0].as_str().unwrap() {
+            "copy" => ChainMode::Copy(file),
+            "standalone" => ChainMode::Standalone(file),
+            "only" => ChainMode::Only(file),
+            _ => ChainMode::Every,
+        };
+        let files = case["files"].as_object().unwrap().iter();
+        let files: Vec<_> = files
+            .map(|(name, kind)| match kind.as_str().unwrap() {
+                "conf" => (&**name, CONF.to_owned()),
+                kind => (&**name, config(kind)),
+            })
+            .collect();
+        let files: Vec<_> = files.iter().map(|(name, text)| (*name, &**text)).collect();
+        let mut saved = SavedState::default();
+        for (own, of) in case["saved"].as_object().into_iter().flatten() {
+            saved.own_configs.insert(own.clone(), of.as_str().map(str::to_owned));
+        }
+        let steps = case["steps"].as_array().unwrap().iter().map(|step| step.as_str().unwrap());
+        let steps = steps.map(|step| match step.split_once('=') {
+            Some((name, kind)) => format!("{name}={}", config(kind)),
+            None => step.to_owned(),
+        });
+        let plan = plan(&mode, &files, &saved);
+        assert_eq!(summary(&plan), steps.collect::<Vec<_>>(), "{name}");
+        if let Some(is_ready) = case["ready"].as_bool() {
+            assert_eq!(plan.not_chained.is_none(), is_ready, "{name}: {:?}", plan.not_chained);
+        }
     }
 }
 
@@ -89,64 +109,6 @@ fn a_standalone_config_changes_no_other_file() {
     let files = [(STANDALONE, &*text), ("zz.conflist", LIST)];
     let warning = plan(&mode, &files, &of).warning.unwrap();
     assert!(warning.contains("pods get no network"), "{warning}");
-}
-
-#[test]
-fn files_of_another_mode_are_removed_once_the_file_of_this_mode_is_correct() {
-    const RENAMED: &str = "05-x.conflist";
-    let (patched, alone) = (with_entry(LIST), entry().standalone_conf());
-    let chained: (&str, &str) = (CALICO, &patched);
-    let copied: (&str, &str) = (COPY, &patched);
-    let written_alone: (&str, &str) = (STANDALONE, &alone);
-    let copy = ChainMode::Copy(COPY.into());
-    let standalone = ChainMode::Standalone(STANDALONE.into());
-    let only = ChainMode::Only("20-o.conflist".into());
-    let every = ChainMode::Every;
-    let none = SavedState::default();
-    let of = saved(COPY, Some(CALICO));
-    let of_standalone = saved(STANDALONE, None);
-    // Sorts after the earlier copy.
-    let renamed = ChainMode::Copy(RENAMED.into());
-    let mut of_both = saved(RENAMED, Some(CALICO));
-    of_both.own_configs.extend(of.own_configs.clone());
-    let both_copies = vec![copied, (RENAMED, &patched), (CALICO, LIST)];
-    let write = |name: &str| format!("{name}={patched}");
-    let unchain = || format!("remove entry from {CALICO}");
-    let remove = |name: &str| format!("remove file {name}");
-    let both_chained = vec![chained, ("20-o.conflist", &*patched)];
-    let unknown = vec![copied, chained, written_alone];
-    for (name, mode, files, saved, expected) in [
-        ("to a copy, first pass", &copy, vec![chained], &none, vec![write(COPY)]),
-        ("to a copy, second pass", &copy, vec![copied, chained], &of, vec![unchain()]),
-        ("to another copy", &renamed, vec![copied, (CALICO, LIST)], &of, vec![write(RENAMED)]),
-        ("to another copy, second pass", &renamed, both_copies, &of_both, vec![remove(COPY)]),
-        (
-            "to every file, first pass",
-            &every,
-            vec![copied, (CALICO, LIST)],
-            &of,
-            vec![format!("add entry to {CALICO}")],
-        ),
-        ("to every file, second pass", &every, vec![copied, chained], &of, vec![remove(COPY)]),
-        (
-            "to every file, without the saved state",
-            &every,
-            unknown,
-            &none,
-            vec![remove(COPY), remove(STANDALONE)],
-        ),
-        (
-            "to a standalone config",
-            &standalone,
-            vec![chained, written_alone],
-            &of_standalone,
-            vec![unchain()],
-        ),
-        ("to one file that does not exist yet", &only, vec![chained], &none, vec![]),
-        ("to one file", &only, both_chained, &none, vec![unchain()]),
-    ] {
-        assert_eq!(summary(&plan(mode, &files, saved)), expected, "change {name}");
-    }
 }
 
 #[test]

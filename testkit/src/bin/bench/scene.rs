@@ -265,20 +265,9 @@ fn answer(api: &Api, run_dir: &Path) {
 
 /// The chart's default configuration; annotations of null are not handed over.
 fn config(kubeconfig: &Path, mode: &str, annotations: &Value) -> Value {
-    let mut config = json!({
-        "cniVersion": "1.1.0",
-        "name": "k8s-pod-network",
-        "type": "linkerd-cni",
-        "log_level": "info",
-        "policy": {"type": "k8s", "k8s_api_root": "https://__KUBERNETES_SERVICE_HOST__:__KUBERNETES_SERVICE_PORT__",
-            "k8s_auth_token": "__SERVICEACCOUNT_TOKEN__"},
-        "kubernetes": {"kubeconfig": kubeconfig},
-        "linkerd": {"incoming-proxy-port": 4143, "outgoing-proxy-port": 4140, "proxy-uid": 2102,
-            "ports-to-redirect": [], "inbound-ports-to-ignore": ["4191", "4190"], "simulate": false,
-            "use-wait-flag": false, "iptables-mode": mode, "ipv6": false},
-        "capabilities": {"io.kubernetes.cri.pod-annotations": true},
-        "prevResult": previous(),
-    });
+    let mut config = default_config();
+    config["kubernetes"]["kubeconfig"] = json!(kubeconfig);
+    config["linkerd"]["iptables-mode"] = mode.into();
     if !annotations.is_null() {
         config["runtimeConfig"] = json!({"io.kubernetes.cri.pod-annotations": annotations});
     }
@@ -287,11 +276,9 @@ fn config(kubeconfig: &Path, mode: &str, annotations: &Value) -> Value {
 
 fn portmap_config() -> Value {
     json!({"cniVersion": "1.0.0", "name": "k8s-pod-network", "type": "portmap",
-        "capabilities": {"portMappings": true}, "prevResult": previous()})
+        "capabilities": {"portMappings": true}, "prevResult": default_config()["prevResult"]})
 }
 
-fn previous() -> Value {
-    json!({"cniVersion": "1.0.0", "interfaces": [{"name": "veth1"}, {"name": "eth0", "sandbox": "/var/run/netns/pod"}],
-        "ips": [{"address": "10.244.1.7/24", "gateway": "10.244.1.1", "interface": 1}],
-        "routes": [{"dst": "0.0.0.0/0"}]})
+fn default_config() -> Value {
+    serde_json::from_str(include_str!("config.json")).unwrap()
 }

@@ -77,11 +77,7 @@ impl ControlPlane {
     }
 }
 
-const AUDIT_POLICY: &str = "apiVersion: audit.k8s.io/v1
-kind: Policy
-omitStages: [RequestReceived]
-rules: [{level: None, users: [admin]}, {level: Request, verbs: [create]}, {level: Metadata}]
-";
+const AUDIT_POLICY: &str = include_str!("audit.yaml");
 
 /// `--unsafe-no-fsync`: the disk is not what is measured. `--watch-progress-notify-interval`: as
 /// kubeadm sets it. Without it the API server sends no bookmarks while no pod changes.

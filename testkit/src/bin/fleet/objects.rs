@@ -7,6 +7,7 @@ use std::thread;
 use anyhow::ensure;
 use linkerd2_cni::kube::Client;
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 
 use crate::control_plane::ControlPlane;
 
@@ -94,23 +95,9 @@ fn meshed_pod(node: usize, index: usize) -> Value {
     let variables: Vec<Value> = (0..60)
         .map(|number| json!({"name": format!("LINKERD2_PROXY_{number}"), "value": "x".repeat(90)}))
         .collect();
-    json!({
-        "metadata": {
-            "name": format!("app-{index}"),
-            "labels": {"app": "app", "linkerd.io/control-plane-ns": "linkerd"},
-            "annotations": {
-                "linkerd.io/created-by": "linkerd/proxy-injector edge-26.1.1",
-                "linkerd.io/proxy-version": "edge-26.1.1",
-            },
-        },
-        "spec": {
-            "nodeName": node_name(node),
-            "automountServiceAccountToken": false,
-            "initContainers": [{"name": "linkerd-network-validator", "image": "example"}],
-            "containers": [
-                {"name": "linkerd-proxy", "image": "example", "env": variables},
-                {"name": "app", "image": "example"},
-            ],
-        },
-    })
+    let mut pod = yaml(include_str!("pod.yaml"));
+    pod["metadata"]["name"] = format!("app-{index}").into();
+    pod["spec"]["nodeName"] = node_name(node).into();
+    pod["spec"]["containers"][0]["env"] = variables.into();
+    pod
 }
