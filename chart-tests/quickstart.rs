@@ -6,22 +6,6 @@ use fakes::{Fakes, Ran};
 
 use crate::helm::{read, with, yaml};
 
-/// (list, line KIND|NAMESPACE|NAME|MARK as the script has kubectl print it, text in the message).
-const UPSTREAM: [(&str, &str, &str); 5] = [
-    ("namespaces", "Namespace||linkerd-cni|", "Namespace linkerd-cni"),
-    (
-        "namespaces",
-        "DaemonSet|kube-system|linkerd-cni|",
-        "DaemonSet linkerd-cni in namespace kube-system",
-    ),
-    ("namespaces", "ClusterRole||linkerd-cni|", "ClusterRole linkerd-cni"),
-    (
-        "configmaps",
-        "ConfigMap|other|linkerd-cni-config|",
-        "ConfigMap linkerd-cni-config in namespace other",
-    ),
-    ("secrets", RELEASE, "helm release linkerd-cni in namespace linkerd-cni"),
-];
 const RELEASE: &str = "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|";
 const DOWN: [&str; 3] = ["--down", "--context", "prod"];
 const GIVEN: [&str; 4] = ["--context", "prod", "--image", "example.com/cni-plugin:v1"];
@@ -87,7 +71,8 @@ fn an_exported_kubeconfig_is_not_used_without_context() {
 
 #[test]
 fn every_foreign_object_of_linkerd_cni_is_named_and_nothing_is_changed() {
-    for (list, line, name) in UPSTREAM {
+    for case in yaml(include_str!("quickstart/foreign.yaml")).as_array().unwrap() {
+        let [list, line, name] = [0, 1, 2].map(|index| case[index].as_str().unwrap());
         let fakes = Fakes::new();
         fakes.object(list, line);
         let texts = [name, "quickstart did not create", "Nothing was changed", "context prod"];

@@ -51,6 +51,7 @@ use agent::Agent;
 use node::{CALICO, LIST, Node, TEMPLATE};
 use serde_json::{Value, json};
 use testkit::chart as helm;
+use testkit::chart::yaml;
 use testkit::until::until;
 use testkit::{
     call, child, fault_page, mounts, namespaces, promtool, repeated, server, until, unwritable,
@@ -186,12 +187,8 @@ fn agent_waits_for_missing_files_and_chains_only_then() {
         assert!(said == 1 || what == "bin", "{what}: {}", agent.log());
         assert_eq!(agent.stop(), Some(0));
     }
-    for (name, value, says) in [
-        ("KUBERNETES_SERVICE_HOST", "", "KUBERNETES_SERVICE_HOST is not set"),
-        ("KUBERNETES_SERVICE_PORT", "", "KUBERNETES_SERVICE_PORT is not set"),
-        ("KUBE_CA_FILE", "no/such", "KUBE_CA_FILE=no/such: cannot "),
-        ("CONTAINER_CNI_BIN_DIR", "no/such", "CONTAINER_CNI_BIN_DIR=no/such: cannot "),
-    ] {
+    for case in yaml(include_str!("invalid.yaml"))["waits"].as_array().unwrap() {
+        let [name, value, says] = [0, 1, 2].map(|index| case[index].as_str().unwrap());
         let node = Node::with_calico();
         let agent = node.start_with(&[(name, value)]);
         until(name, || agent.ready().1.contains(says));
@@ -203,18 +200,12 @@ fn agent_waits_for_missing_files_and_chains_only_then() {
 fn invalid_entry_template_or_setting_ends_the_agent_with_the_reason() {
     let node = Node::with_calico();
     let before = node.tree();
-    for (args, name, value, reason) in [
-        (&[][..], "CNI_NETWORK_CONFIG", "{", "CNI_NETWORK_CONFIG is not JSON"),
-        (&[], "CNI_NETWORK_CONFIG", "[]", "is not a JSON object"),
-        (&[], "CNI_NETWORK_CONFIG", "", "no plugin entry template"),
-        (&[], "LINKERD_CNI_LOG_LEVEL", "loud", "Cannot parse log-level 'loud'"),
-        (&[], "LINKERD_CNI_CONF_NAME", "10-calico", "LINKERD_CNI_CONF_NAME=10-calico: "),
-        (&[], "KUBERNETES_SERVICE_PORT", "https", "KUBERNETES_SERVICE_PORT=https: not a port"),
-        // Upstream's flag has one dash.
-        (&["-log-level", "loud"], "X", "", "Cannot parse log-level 'loud'"),
-        (&["--log-level", "loud"], "LINKERD_CNI_LOG_LEVEL", "info", "log-level 'loud'"),
-    ] {
-        let mut agent = node.start_args(args, &[(name, value)]);
+    for case in yaml(include_str!("invalid.yaml"))["ends"].as_array().unwrap() {
+        let [name, value, reason] = [0, 1, 2].map(|index| case[index].as_str().unwrap());
+        let mut agent = match name {
+            "arguments" => node.start_args(&value.split(' ').collect::<Vec<_>>(), &[]),
+            name => node.start_with(&[(name, value)]),
+        };
         assert_eq!(agent.wait(), Some(1), "{reason}");
         assert!(agent.log().contains(reason), "{}", agent.log());
     }

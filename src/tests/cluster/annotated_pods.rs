@@ -54,37 +54,29 @@ fn the_policy_annotates_each_meshed_pod_also_if_the_injector_adds_the_proxy() {
         pod["spec"]["containers"].as_array().unwrap().len() == 2 && networks(&pod) != Value::Null
     });
 
-    let json_list = r#"[{"name":"b"}]"#;
-    let json_both = r#"[{"name":"b"},{"name":"linkerd-cni","namespace":"default"}]"#;
-    let own = "default/linkerd-cni";
-    for (before, after) in [
-        (None, own),
-        (Some("a/b, c"), "a/b, c,default/linkerd-cni"),
-        (Some(json_list), json_both),
-        (Some("[]"), r#"[{"name":"linkerd-cni","namespace":"default"}]"#),
-        (Some("a/linkerd-cni-2"), "a/linkerd-cni-2,default/linkerd-cni"),
-        // Named already.
-        (Some(own), own),
-        (Some("a, linkerd-cni@eth1"), "a, linkerd-cni@eth1"),
-        (Some(json_both), json_both),
-    ] {
-        let annotations = before.map_or(json!({}), |before| json!({NETWORKS: before}));
+    for case in data()["networks"].as_array().unwrap() {
+        let (before, after) = (&case[0], &case[1]);
+        let annotations = if before.is_null() { json!({}) } else { json!({NETWORKS: before}) };
         for (containers, is_injected) in [(&meshed, false), (&unmeshed, true)] {
             let pod = admitted(annotations.clone(), containers, &[], is_injected);
-            assert_eq!(networks(&pod), after, "{before:?}, injected: {is_injected}");
+            assert_eq!(networks(&pod), *after, "{before}, injected: {is_injected}");
         }
         let pod = admitted(annotations, &unmeshed, &[], false);
-        assert_eq!(networks(&pod), json!(before), "unmeshed");
+        assert_eq!(networks(&pod), *before, "unmeshed");
     }
     let sidecar = json!({"name": "linkerd-proxy", "restartPolicy": "Always"});
     let pod = admitted(json!({}), &unmeshed, &[("initContainers", json!([sidecar]))], false);
-    assert_eq!(networks(&pod), own);
+    assert_eq!(networks(&pod), "default/linkerd-cni");
     // Pods that do not need the plugin.
     let init = json!([{"name": "linkerd-init"}]);
     for field in [("hostNetwork", json!(true)), ("initContainers", init)] {
         let pod = admitted(json!({}), &meshed, &[field], false);
         assert_eq!(networks(&pod), Value::Null);
     }
+}
+
+fn data() -> Value {
+    yaml(include_str!("annotated_pods.yaml"))
 }
 
 fn networks(pod: &Value) -> Value {
@@ -122,7 +114,7 @@ fn admitted(
 fn register(injector: &Server<Injector>) -> Applied {
     let ca = BASE64_STANDARD.encode(injector.ca());
     let url = format!("https://{}/", injector.address);
-    let mut configuration = yaml(include_str!("annotated_pods.yaml"));
+    let mut configuration = data()["webhook"].take();
     configuration["webhooks"][0]["clientConfig"] = json!({"url": url, "caBundle": ca});
     Applied::new(configuration.to_string())
 }
