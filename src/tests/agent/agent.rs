@@ -37,6 +37,12 @@ impl Agent {
         kill(self.pid(), signal).unwrap();
     }
 
+    /// Whether a SIGSTOP has taken effect.
+    pub fn is_stopped(&self) -> bool {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        status.contains("State:\tT")
+    }
+
     /// Waits until `find` finds something, and returns it.
     fn until<T>(&mut self, pause: Duration, mut find: impl FnMut(&mut Agent) -> Option<T>) -> T {
         let end = Instant::now() + LIMIT;

@@ -92,6 +92,8 @@ impl Scene {
             last == before
         });
         self.agent.signal(Signal::SIGSTOP);
+        // A change of a file before that would be in the poll that SIGCONT continues, and SIGTERM after it.
+        until("the agent is stopped", || self.agent.is_stopped());
     }
 
     pub fn assert_uninstalled(&self, what: &str) {
