@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use crate::cni::upstream_entry;
-use crate::helm::{Render, with};
+use crate::helm::{Render, with, yaml};
 
 #[test]
 fn the_plugin_configuration_has_upstreams_keys_and_more() {
@@ -20,17 +20,15 @@ fn the_plugin_configuration_has_upstreams_keys_and_more() {
 fn the_agent_has_upstreams_environment_and_mounts_and_its_own_directory() {
     let objects = with(json!({}));
     let agent = objects.container("install-cni");
-    let names = ["DEST_CNI_NET_DIR", "DEST_CNI_BIN_DIR", "CNI_NETWORK_CONFIG"];
-    for (variable, name) in agent["env"].as_array().unwrap().iter().zip(names) {
-        let key = name.to_lowercase();
-        assert!(objects.get("ConfigMap")["data"][&key].is_string());
-        let source = json!({"configMapKeyRef": {"name": "linkerd-cni-config", "key": key}});
-        assert_eq!(*variable, json!({"name": name, "valueFrom": source}));
+    let upstream = yaml(include_str!("cases.yaml"))["agent"].take();
+    assert_eq!(agent["env"].as_array().unwrap()[..4], upstream["env"].as_array().unwrap()[..]);
+    for variable in &agent["env"].as_array().unwrap()[..3] {
+        let key = variable["valueFrom"]["configMapKeyRef"]["key"].as_str().unwrap();
+        assert!(objects.get("ConfigMap")["data"][key].is_string(), "{key}");
     }
-    assert_eq!(agent["env"][3], json!({"name": "SLEEP", "value": "true"}));
-    let mounts = agent["volumeMounts"].as_array().unwrap();
-    let mounts: Vec<_> = mounts.iter().map(|mount| &mount["mountPath"]).collect();
-    assert_eq!(mounts, ["/host/opt/cni/bin", "/host/etc/cni/net.d", "/run/linkerd-cni", "/tmp"]);
+    let mounts = agent["volumeMounts"].as_array().unwrap().iter();
+    let mounts: Vec<_> = mounts.map(|mount| mount["mountPath"].clone()).collect();
+    assert_eq!(json!(mounts), upstream["mounts"]);
     // Upstream's image has no other command, and this project's image has no shell.
     for field in ["command", "args", "lifecycle"] {
         assert_eq!(agent.get(field), None, "{field}");

@@ -6,7 +6,7 @@ use std::process::{Command, Output};
 use serde_json::json;
 
 use crate::commands::{self, Shown};
-use crate::helm::{Objects, chart, helm, read, with, yaml};
+use crate::helm::{Objects, chart, files_below, helm, read, with, yaml};
 
 #[test]
 fn every_command_of_a_page_is_shown_to_work_or_says_why_it_cannot_run() {
@@ -28,12 +28,9 @@ fn every_command_of_a_page_is_shown_to_work_or_says_why_it_cannot_run() {
 
 #[test]
 fn every_test_that_shows_a_command_exists() {
-    let mut sources = String::new();
-    for directory in ["src/tests", "chart-tests"] {
-        let mut found = Vec::new();
-        crate::pages::sources(&testkit::repository().join(directory), &mut found);
-        sources.extend(found.into_iter().map(read));
-    }
+    let directories = ["src/tests", "chart-tests"].map(|path| testkit::repository().join(path));
+    let files = directories.iter().flat_map(|directory| files_below(directory, "rs"));
+    let sources: String = files.map(read).collect();
     let steps = read(testkit::repository().join("scripts/test"));
     for (beginning, shown) in commands::rows() {
         if let Shown::By(name) = shown {
@@ -44,8 +41,7 @@ fn every_test_that_shows_a_command_exists() {
     }
 }
 
-/// Helm's dry run of a command, up to a pipe or a redirection. An upgrade needs a cluster, so it is run as an
-/// installation without the flag that only an upgrade has.
+/// An upgrade needs a cluster, so it is run as an installation without the flag that only an upgrade has.
 fn dry_run(text: &str) -> Output {
     let ends = [" | ", " >", " && "].iter().filter_map(|end| text.find(end));
     let text = text[..ends.min().unwrap_or(text.len())]
@@ -80,7 +76,6 @@ fn the_chart_accepts_the_values_and_helm_the_flags_of_every_command() {
     }
 }
 
-/// The YAML documents of a page.
 fn manifests(page: &str) -> Objects {
     let text = read(testkit::repository().join(page));
     let blocks = text.split("```yaml\n").skip(1).map(|rest| rest.split("```").next().unwrap());
@@ -169,15 +164,8 @@ fn the_documented_exceptions_admit_what_the_agents_pods_need_and_no_more() {
         assert!(pod.contains(violation), "{violation} needs no exception");
     }
     // What the other baseline policies of the chart `kyverno-policies` look for.
-    for violation in [
-        r#""hostNetwork":true"#,
-        r#""hostPID":true"#,
-        r#""hostIPC":true"#,
-        r#""hostPort":"#,
-        r#""privileged":true"#,
-        "Unconfined",
-        "seLinuxOptions",
-    ] {
+    for violation in yaml(include_str!("cases.yaml"))["kyverno"].as_array().unwrap() {
+        let violation = violation.as_str().unwrap();
         assert!(!pod.contains(violation), "{violation} needs an exception");
     }
     let resources = &spec["match"]["any"][0]["resources"];

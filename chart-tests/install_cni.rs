@@ -24,7 +24,6 @@ fn bash(command: &str) -> Output {
         .unwrap()
 }
 
-/// Returns the objects that the command prints, or its messages.
 fn printed(command: &str) -> (Result<Objects, ()>, String) {
     let output = bash(command);
     let said = String::from_utf8(output.stderr).unwrap();
@@ -53,7 +52,6 @@ fn without_flags_the_namespace_and_the_default_objects_are_printed() {
     assert_eq!(printed, rendered);
 }
 
-/// Includes the cases of upstream's tests of the command.
 #[test]
 fn each_flag_of_upstreams_command_changes_the_recorded_fields_or_is_rejected() {
     let default = by_name(&printed("install-cni").0.unwrap());

@@ -17,7 +17,6 @@ fn upstreams_values() -> Value {
     yaml(&read(values_file("upstream.yaml")))
 }
 
-/// Renders with these values in place of the chart's defaults.
 fn over_values(values: &Value) -> Render {
     Render::new().with_file("values.yaml", &values.to_string())
 }

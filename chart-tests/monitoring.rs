@@ -14,7 +14,6 @@ fn alerts() -> Objects {
     with(json!({"prometheusRule": {"enabled": true}}))
 }
 
-/// The rules of the rendered PrometheusRule.
 fn rules(objects: &Objects) -> Vec<Value> {
     let groups = objects.get("PrometheusRule")["spec"]["groups"].as_array().unwrap();
     groups.iter().flat_map(|group| group["rules"].as_array().unwrap()).cloned().collect()
@@ -24,14 +23,12 @@ fn dashboard() -> Value {
     serde_json::from_str(&read(chart().join("dashboards/linkerd-cni.json"))).unwrap()
 }
 
-/// The panels that show something: not the rows.
 fn panels() -> Vec<Value> {
     let dashboard = dashboard();
     let panels = dashboard["panels"].as_array().unwrap();
     panels.iter().filter(|panel| panel["type"] != "row").cloned().collect()
 }
 
-/// The expression with values in place of Grafana's variables.
 fn with_values(expression: &Value) -> String {
     let text = expression.as_str().unwrap().replace("$__rate_interval", "5m");
     ["$cluster", "$namespace", "$node"].iter().fold(text, |text, name| text.replace(name, ".*"))
@@ -43,7 +40,6 @@ fn panel_expressions() -> Vec<String> {
     targets.map(|target| with_values(&target["expr"])).collect()
 }
 
-/// Runs promtool in `directory` and returns its output. Panics if it finds a problem.
 fn promtool(directory: &Path, arguments: &[&str]) -> String {
     let output = Command::new("promtool").args(arguments).current_dir(directory).output();
     let output = output.expect("promtool is missing: scripts/tools promtool");
@@ -103,8 +99,7 @@ fn each_alert_has_severity_texts_and_a_runbook_with_all_parts() {
     assert_eq!(headings, rules.len(), "docs/alerts.md has an alert that does not exist");
 }
 
-/// Names of metrics as `promtool promql format` leaves them: words that are no functions, labels or
-/// keywords are not needed, as all names of the chart's metrics have one of these prefixes.
+/// No function, label or keyword has one of these prefixes.
 fn metrics(expression: &str) -> BTreeSet<&str> {
     let words = expression.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     let is_metric = |word: &&str| {

@@ -8,7 +8,6 @@ use crate::helm::{Render, values};
 use crate::records::assert_record;
 use crate::schema::without_effect;
 
-/// Returns the lines that `notes` has beside those of `default` (`+`), and those that it lacks (`-`).
 pub fn changed_lines(default: &str, notes: &str) -> String {
     let mut text = String::new();
     for (sign, lines, others) in [('-', default, notes), ('+', notes, default)] {

@@ -1,13 +1,12 @@
 //! The pages for operators: README.md, docs and the chart's README.
 
 use std::collections::BTreeSet;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use serde_json::json;
 
 use crate::commands;
-use crate::helm::{chart, read, with};
+use crate::helm::{chart, files_below, read, with};
 use crate::schema::without_effect;
 use testkit::repository;
 
@@ -24,7 +23,6 @@ fn pages() -> Vec<PathBuf> {
     pages
 }
 
-/// The targets of a page's links and pictures.
 fn links(text: &str) -> Vec<&str> {
     let until = |begin: &'static str, end: char| {
         text.split(begin).skip(1).map(move |rest| rest.split(end).next().unwrap())
@@ -75,24 +73,10 @@ fn the_charts_readme_has_no_links_out_of_the_package() {
     }
 }
 
-/// All Rust files below `directory`.
-pub fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(directory).unwrap() {
-        let path = entry.unwrap().path();
-        if path.is_dir() {
-            sources(&path, found);
-        } else if path.extension().is_some_and(|extension| extension == "rs") {
-            found.push(path);
-        }
-    }
-}
-
 #[test]
 fn monitoring_lists_the_reason_of_every_event() {
-    let mut found = Vec::new();
-    sources(&repository().join("src"), &mut found);
     let mut reasons = BTreeSet::new();
-    for path in found {
+    for path in files_below(&repository().join("src"), "rs") {
         for rest in read(path).split("\"LinkerdCNI").skip(1) {
             let name = rest.split('"').next().unwrap();
             if !name.contains('{') {

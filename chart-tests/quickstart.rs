@@ -4,9 +4,10 @@ mod fakes;
 
 use fakes::{Fakes, Ran};
 
+use serde_json::Value;
+
 use crate::helm::{read, with, yaml};
 
-const RELEASE: &str = "Secret|linkerd-cni|sh.helm.release.v1.linkerd-cni.v1|";
 const DOWN: [&str; 3] = ["--down", "--context", "prod"];
 const GIVEN: [&str; 4] = ["--context", "prod", "--image", "example.com/cni-plugin:v1"];
 
@@ -31,30 +32,45 @@ fn an_old_bash_or_another_shell_is_refused_before_the_script_is_parsed() {
 
 #[test]
 fn a_machine_that_cannot_have_a_cluster_is_told_what_works_there() {
-    // Programs that are missing, one with another body, the system, and texts of the refusal.
-    for (missing, (program, body), system, texts) in [
-        (
-            &["kind", "docker"][..],
-            ("uname", "echo Darwin"),
-            "",
-            &["macOS", "docker is not installed", "kind is not installed", "--context NAME"][..],
-        ),
-        (
-            &[],
-            ("docker", "exit 1"),
-            "ID=fedora\nPRETTY_NAME='Fedora Linux 44'\n",
-            &["docker has no running engine", "Fedora Linux 44", "--context NAME"],
-        ),
-        (
-            &["kind"],
-            ("id", "echo 1000"),
-            "ID=ubuntu\nID_LIKE=debian\n",
-            &["kind is not installed", "it needs root"],
-        ),
-    ] {
-        let fakes = Fakes::new().without(missing);
+    for case in yaml(include_str!("quickstart/cases.yaml"))["machines"].as_array().unwrap() {
+        let fakes = Fakes::new().without(&words(&case["without"]));
+        let [program, body] = words(&case["program"])[..] else { panic!("{case}") };
         fakes.program(program, body);
-        assert_refused(&fakes.on(system, &[]), texts);
+        let ran = fakes.on(case["system"].as_str().unwrap(), &[]);
+        assert_refused(&ran, &words(&case["refused"]));
+    }
+}
+
+fn words(list: &Value) -> Vec<&str> {
+    list.as_array().into_iter().flatten().map(|word| word.as_str().unwrap()).collect()
+}
+
+#[test]
+fn each_case_of_arguments_objects_and_clients_is_refused_or_removed_as_recorded() {
+    for (name, steps) in yaml(include_str!("quickstart/cases.yaml"))["steps"].as_object().unwrap() {
+        println!("{name}");
+        let fakes = Fakes::new();
+        for step in steps.as_array().unwrap() {
+            if let [program, body] = words(&step["program"])[..] {
+                fakes.program(program, body);
+            }
+            if let [list, line] = words(&step["object"])[..] {
+                fakes.object(list, line);
+            }
+            let Some(line) = step["run"].as_str() else { continue };
+            let ran = fakes.run(&line.split_whitespace().collect::<Vec<_>>());
+            if step.get("refused").is_some() {
+                assert_refused(&ran, &words(&step["refused"]));
+            }
+            for text in words(&step["says"]) {
+                assert!(ran.success && ran.said.contains(text), "{text}: {ran:?}");
+            }
+            if let [call, parts @ ..] = &words(&step["calls"])[..] {
+                let call = ran.call(call);
+                assert!(parts.iter().all(|part| call.contains(part)), "{call}");
+            }
+            assert!(step["changes"] != "nothing" || ran.changes().is_empty(), "{ran:?}");
+        }
     }
 }
 
@@ -71,8 +87,8 @@ fn an_exported_kubeconfig_is_not_used_without_context() {
 
 #[test]
 fn every_foreign_object_of_linkerd_cni_is_named_and_nothing_is_changed() {
-    for case in yaml(include_str!("quickstart/foreign.yaml")).as_array().unwrap() {
-        let [list, line, name] = [0, 1, 2].map(|index| case[index].as_str().unwrap());
+    for case in yaml(include_str!("quickstart/cases.yaml"))["foreign"].as_array().unwrap() {
+        let [list, line, name] = words(case)[..] else { panic!("{case}") };
         let fakes = Fakes::new();
         fakes.object(list, line);
         let texts = [name, "quickstart did not create", "Nothing was changed", "context prod"];
@@ -81,67 +97,12 @@ fn every_foreign_object_of_linkerd_cni_is_named_and_nothing_is_changed() {
     }
 }
 
-/// Asserts that `--down` succeeded, found nothing of quickstart's, named this object, and changed nothing.
 fn removes_nothing(down: &Ran, name: &str) {
     assert!(down.success, "{down:?}");
     assert_eq!(down.changes(), [""; 0], "{down:?}");
     for text in ["nothing that quickstart created", name] {
         assert!(down.said.contains(text), "{down:?}");
     }
-}
-
-#[test]
-fn down_removes_its_release_also_beside_a_foreign_one_elsewhere() {
-    let fakes = Fakes::new();
-    fakes.object("secrets", &format!("{RELEASE}true"));
-    fakes.object("secrets", "Secret|other|sh.helm.release.v1.linkerd-cni.v1|");
-    let down = fakes.run(&DOWN);
-    assert!(down.success, "{down:?}");
-    let uninstall = down.call("uninstall linkerd-cni");
-    assert!(uninstall.contains("-n linkerd-cni"), "{uninstall}");
-    assert!(down.said.contains("helm release linkerd-cni in namespace other"), "{down:?}");
-}
-
-/// Somebody adopted the release with `helm upgrade --labels linkerd2-cni-quickstart=null`.
-#[test]
-fn a_release_without_the_label_stays_and_so_does_its_namespace() {
-    let fakes = Fakes::new();
-    for line in [
-        "Namespace||linkerd-cni|true",
-        "DaemonSet|linkerd-cni|linkerd-cni|true",
-        "ClusterRole||linkerd-cni|true",
-    ] {
-        fakes.object("namespaces", line);
-    }
-    fakes.object("secrets", RELEASE);
-    assert_refused(&fakes.run(&GIVEN), &["helm release linkerd-cni"]);
-    fakes.object("pods", RELEASE);
-    let down = fakes.run(&DOWN);
-    assert!(down.said.contains("The namespace linkerd-cni stays"), "{down:?}");
-    assert_eq!(down.changes(), [""; 0], "{down:?}");
-}
-
-#[test]
-fn a_cluster_that_cannot_be_listed_is_not_taken_for_an_empty_one() {
-    let fakes = Fakes::new();
-    fakes.program(
-        "kubectl",
-        "[[ $1 == config ]] && exit 0; echo 'Error from server (Forbidden): no' >&2; exit 1",
-    );
-    assert_refused(&fakes.run(&GIVEN), &["Forbidden", "cannot list"]);
-    assert_refused(&fakes.run(&DOWN), &["cannot list"]);
-}
-
-#[test]
-fn a_context_needs_to_exist_and_an_image_that_its_nodes_can_pull() {
-    let fakes = Fakes::new();
-    assert_refused(&fakes.run(&["--context", "prod"]), &["needs --image REF"]);
-    let no_tag = ["--context", "prod", "--image", "example.com/cni-plugin"];
-    assert_refused(&fakes.run(&no_tag), &["tag or digest"]);
-    fakes.program("kubectl", "exit 1");
-    assert_refused(&fakes.run(&GIVEN), &["no context prod"]);
-    assert_refused(&fakes.run(&["--context"]), &["quickstart: --context needs a value"]);
-    assert_refused(&fakes.run(&["--dwon"]), &["unknown argument: --dwon"]);
 }
 
 #[test]
@@ -219,17 +180,6 @@ fn kind_needs_only_docker_kind_kubectl_and_helm_and_down_removes_its_cluster_alo
     // A creation that was interrupted left a cluster, too.
     fakes.program("kind-create", "exit 1");
     assert!(!fakes.run(&[]).success);
-    fakes.run(&["--down"]).call("kind delete cluster");
-}
-
-/// Without the record, a later `--down` would not find the cluster.
-#[test]
-fn down_without_an_engine_keeps_the_record_of_the_kind_cluster() {
-    let fakes = Fakes::new();
-    fakes.run(&[]);
-    fakes.program("docker", "exit 1");
-    assert_refused(&fakes.run(&["--down"]), &["cannot remove the kind cluster"]);
-    fakes.program("docker", "exit 0");
     fakes.run(&["--down"]).call("kind delete cluster");
 }
 

@@ -14,7 +14,6 @@ fn path(name: &str) -> PathBuf {
     repository().join("chart-tests/records").join(name).with_extension("txt")
 }
 
-/// Asserts that each row of the record has its outcome.
 pub fn assert_record(name: &str, outcome: impl Fn(&str) -> String) {
     let recorded = read(path(name));
     let mut found = String::new();
@@ -32,6 +31,12 @@ pub fn assert_record(name: &str, outcome: impl Fn(&str) -> String) {
         assert_eq!(found, recorded, "{name}: run INSTA_UPDATE=always cargo test --test chart");
     }
     assert_eq!(found.len(), recorded.len(), "{name}");
+}
+
+pub fn of_values() -> Vec<String> {
+    let names = files(&repository().join("chart-tests/records")).into_iter();
+    let names = names.map(|file| file.file_stem().unwrap().to_str().unwrap().to_owned());
+    names.filter(|name| !["invalid", "install_cni", "upgrades"].contains(&&**name)).collect()
 }
 
 /// Collects the paths of all leaves, such as "a.b.c". A map without members is a leaf.
@@ -53,9 +58,8 @@ pub fn leaves(prefix: &str, value: &Value, into: &mut BTreeSet<String>) {
 #[test]
 fn every_value_has_a_row_in_which_it_alone_has_an_effect() {
     let mut effects = Vec::new();
-    for file in files(&repository().join("chart-tests/records")) {
-        let of_values = !["invalid", "install_cni", "upgrades"].map(path).contains(&file);
-        let text = if of_values { read(file) } else { String::new() };
+    for name in of_values() {
+        let text = read(path(&name));
         let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
         for pair in lines.windows(2).filter(|pair| !pair[0].starts_with(' ')) {
             let mut set = BTreeSet::new();

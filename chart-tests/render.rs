@@ -22,7 +22,7 @@ use std::path::Path;
 
 use serde_json::json;
 
-use helm::{Render, ci_values, platforms, with};
+use helm::{Render, ci_values, platforms, with, yaml};
 use testkit::chart as helm;
 use testkit::{cni, documented as commands};
 
@@ -46,8 +46,7 @@ fn each_snapshot_has_a_values_file() {
     assert_eq!(snapshots.collect::<BTreeSet<_>>(), values);
 }
 
-/// A lookup that RBAC forbids fails the release. The one that is left reads a ConfigMap that the
-/// release itself creates.
+/// A lookup that RBAC forbids fails the release, but not that of a ConfigMap that the release itself creates.
 #[test]
 fn no_other_lookup_than_that_of_the_releases_configmap_can_fail_a_release() {
     let templates = helm::files(&helm::chart().join("templates"));
@@ -72,18 +71,7 @@ fn helm_3_and_helm_4_render_the_same_bytes() {
 
 #[test]
 fn no_field_is_null() {
-    let nested = json!({
-        "image": {"name": null, "version": null, "pullPolicy": null},
-        "repairController": {
-            "enabled": true, "logLevel": null, "logFormat": null, "enableSecurityContext": null,
-            "resources": {"cpu": null, "memory": {"limit": null}},
-        },
-        "updateStrategy": {"type": null, "rollingUpdate": {"maxUnavailable": null, "maxSurge": null}},
-        "nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": null},
-        "resources": {"cpu": {"limit": null, "request": null}},
-        "podLabels": {"a": null}, "commonLabels": {"a": null}, "commonAnnotations": {"a": null},
-        "livenessProbe": {"periodSeconds": null}, "serviceAccount": {"annotations": {"a": null}},
-    });
+    let nested = yaml(include_str!("cases.yaml"))["nulls"].take();
     let of_ci = ci_values().into_iter().map(|file| Render::new().file(&file).objects());
     for objects in of_ci.chain([with(nested)]) {
         let text = json!(objects.0).to_string();
@@ -93,20 +81,14 @@ fn no_field_is_null() {
     }
 }
 
-/// Names of namespaces and classes may look like YAML numbers, booleans (`on` in YAML 1.1, which
-/// Kubernetes reads) and nulls.
+/// Names may look like YAML numbers, booleans (`on` in YAML 1.1, which Kubernetes reads) and nulls.
 #[test]
 fn a_name_that_looks_like_another_yaml_type_stays_a_string() {
     for name in ["123", "1e3", "0o7", "0x10", "on", "no", "y", "true", "null"] {
         let text = Render::new()
             .namespace(name)
             .file(&helm::chart().join("ci/everything-values.yaml"))
-            .values(&json!({
-                "priorityClassName": name, "networkAttachmentDefinition": {"namespace": name},
-                "podMonitor": {"namespace": name}, "prometheusRule": {"namespace": name},
-                "grafanaDashboard": {"namespace": name}, "serviceAccount": {"name": name},
-                "image": {"name": name, "version": "v1"}, "global": {"imageRegistry": ""},
-            }))
+            .values(&yaml(&include_str!("names.yaml").replace("NAME", &format!("'{name}'"))))
             .text()
             .unwrap();
         let quoted = format!("\"{name}\"");

@@ -5,26 +5,10 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, Render, chart, ci_values, read, values, with};
+use crate::helm::{Objects, Render, chart, ci_values, read, values, with, yaml};
 
-/// Values that together render every permission, capability and mount.
 fn uses() -> Vec<Value> {
-    [
-        "",
-        "startupTaint: a",
-        "nodeCondition: true",
-        "openshift: {enabled: true}",
-        "serviceAccount: {create: false}",
-        "selfTest: false",
-        "repairController: {mode: delete}",
-        "repairController: {mode: in-place}",
-        "repairController: {mode: label}",
-        "repairController: {mode: report}",
-        "repairController: {auditIntervalSeconds: 60}",
-        "platform: microk8s",
-    ]
-    .map(values)
-    .to_vec()
+    yaml(include_str!("cases.yaml"))["uses"].as_array().unwrap().clone()
 }
 
 /// Returns the first `count` cells of each row of the table whose first column has this heading, without backticks.
@@ -128,28 +112,21 @@ fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
 /// Without a cluster the version of Kubernetes decides, else what the API server serves.
 #[test]
 fn the_policy_for_multus_has_the_version_that_the_api_server_serves() {
-    const BETA: &str = "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy";
-    const STABLE: &str = "admissionregistration.k8s.io/v1/MutatingAdmissionPolicy";
     let values = json!({"networkAttachmentDefinition": {"annotatePods": true}});
-    for (kubernetes, apis, expected) in [
-        ("1.33.0", &[][..], None),
-        ("1.34.0", &[], Some("v1beta1")),
-        ("1.36.0", &[], Some("v1")),
-        ("1.35.4", &["v1/Pod"], None),
-        ("1.35.4", &["v1/Pod", BETA], Some("v1beta1")),
-        ("1.36.0", &["v1/Pod", BETA, STABLE], Some("v1")),
-    ] {
+    for case in yaml(include_str!("cases.yaml"))["multus"].as_array().unwrap() {
+        let [kubernetes, expected] = [0, 2].map(|index| case[index].as_str());
+        let (kubernetes, apis) = (kubernetes.unwrap(), words(&case[1]).collect());
         let text = Render::new().kubernetes(kubernetes).apis(apis).values(&values).text();
         let Some(version) = expected else {
             let error = text.unwrap_err();
             let remedy = "the feature gate MutatingAdmissionPolicy";
-            assert!(error.contains(remedy), "{kubernetes} {apis:?}: {error}");
+            assert!(error.contains(remedy), "{case}: {error}");
             continue;
         };
         let objects = Objects::parse(&text.unwrap());
         for kind in ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"] {
             let api = format!("admissionregistration.k8s.io/{version}");
-            assert_eq!(objects.get(kind)["apiVersion"], api, "{kubernetes} {apis:?}");
+            assert_eq!(objects.get(kind)["apiVersion"], api, "{case}");
         }
     }
     assert!(!with(json!({})).have("MutatingAdmissionPolicy"));

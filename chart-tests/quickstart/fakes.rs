@@ -8,7 +8,6 @@ use tempfile::TempDir;
 
 pub const USERS_KUBECONFIG: &str = "/users/own/kubeconfig";
 pub const USERS_HELM: &str = "/users/own/helm";
-/// Programs of the system that the script calls.
 const SYSTEM: &str = "awk bash basename cat chmod cp cut date dirname env find flock grep head id ls mkdir mktemp \
      mv readlink rm sed sh sha256sum sleep sort tail touch tr uname xargs";
 const RECORD: &str = include_str!("bin/record");
@@ -28,7 +27,6 @@ pub struct Fakes {
     home: TempDir,
 }
 
-/// Result of a run: success, output, calls of the clients.
 #[derive(Debug)]
 pub struct Ran {
     pub success: bool,
@@ -47,7 +45,6 @@ impl Ran {
         calls.filter(|call| !reads(call)).collect()
     }
 
-    /// The first call with this text.
     pub fn call(&self, part: &str) -> &str {
         let found = self.calls.iter().find(|call| call.contains(part));
         found.unwrap_or_else(|| panic!("no call {part}: {self:?}"))
@@ -85,7 +82,6 @@ impl Fakes {
         self.path("the cache")
     }
 
-    /// Installs a program that records its call and then runs `body`.
     pub fn program(&self, name: &str, body: &str) {
         let path = self.path("bin").join(name);
         let _ = fs::remove_file(&path);
@@ -100,7 +96,6 @@ impl Fakes {
         self
     }
 
-    /// Adds an object to the list whose first kind is `list`.
     pub fn object(&self, list: &str, line: &str) {
         append(&self.path("objects").join(list), line);
     }
@@ -114,7 +109,6 @@ impl Fakes {
         self.shell("bash", &[&[script.to_str().unwrap()], arguments].concat())
     }
 
-    /// Runs the script with this content of /etc/os-release.
     pub fn on(&self, os_release: &str, arguments: &[&str]) -> Ran {
         fs::write(self.path("os-release"), os_release).unwrap();
         let inside = "/bin/mount --bind \"$FAKES/os-release\" /etc/os-release && PATH=$FAKES/bin exec bash \"$@\"";

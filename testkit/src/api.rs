@@ -1,5 +1,4 @@
-//! A fake API server. What is common to all tests: TLS, recorded requests, [`ApiFault`]s, watches, and the list of
-//! fixed responses. Each kind of test has its own [`Routes`].
+//! A fake API server: TLS, recorded requests, [`ApiFault`]s and watches. Each kind of test has its [`Routes`].
 
 mod received;
 mod response;
@@ -23,7 +22,6 @@ use crate::server::{Connection, Identity};
 
 pub const TOKEN: &str = "the-token";
 
-/// Decides on the responses, from a state of its own.
 pub trait Routes: Clone + Default + Send + 'static {
     const HAS_TLS: bool = true;
 
@@ -56,7 +54,6 @@ impl Routes for Canned {
 pub type Api = Server<Canned>;
 
 impl Api {
-    /// From now on, only this token is accepted.
     pub fn accept(&self, token: &str) {
         self.state().token = token.to_owned();
     }
@@ -65,11 +62,8 @@ impl Api {
 #[derive(Default)]
 pub struct State<R> {
     pub requests: Vec<Request>,
-    /// Status codes and bodies by path.
     pub answers: BTreeMap<String, (u16, String)>,
-    /// Requests are read and not answered.
     pub silent: bool,
-    /// Connections are closed at once.
     pub down: bool,
     routes: R,
     faults: VecDeque<ApiFault>,
@@ -103,7 +97,6 @@ impl<R: Routes> Server<R> {
         Self::of(R::HAS_TLS.then(Identity::of_localhost))
     }
 
-    /// Starts with a self-signed certificate of `params`.
     pub fn with(params: &CertificateParams) -> Self {
         Self::of(Some(Identity::new(params)))
     }
@@ -158,7 +151,6 @@ impl<R: Routes> Server<R> {
         self
     }
 
-    /// The next requests go wrong like this, one each.
     pub fn faults(&self, faults: &[ApiFault]) -> &Self {
         self.state().faults.extend(faults);
         self
@@ -171,7 +163,6 @@ impl<R: Routes> Server<R> {
         self.answer(&format!("/api/v1/namespaces/{namespace}/pods/{name}"), 200, &pod.to_string());
     }
 
-    /// Breaks all connections and rejects new ones until `up` is called.
     pub fn crash(&self) {
         let mut state = self.state();
         state.down = true;
@@ -185,7 +176,6 @@ impl<R: Routes> Server<R> {
         self.state().down = false;
     }
 
-    /// Serves `listener` too, in threads of its own until the process ends.
     pub fn serve(&self, listener: TcpListener) {
         let api = self.clone();
         thread::spawn(move || {
@@ -212,7 +202,6 @@ impl<R: Routes> Server<R> {
         });
     }
 
-    /// Responds to a request. `None` ends the connection.
     fn respond(&self, request: &Request, connection: &mut Connection) -> Option<()> {
         let mut state = self.state();
         if state.down {

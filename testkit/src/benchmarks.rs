@@ -1,18 +1,15 @@
-//! The figures of the bench, and the comparison of the counted ones with `docs/maintainers/benchmarks.json`. Pure. Times and
-//! resident sizes are not compared.
+//! The figures of the bench, and the comparison of the counted ones with `docs/maintainers/benchmarks.json`.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// A figure that is worse by more than this is an error.
 const TOLERANCE_PERCENT: u128 = 5;
 /// Debian's `portmap`, whose figures are not this project's.
 pub const PORTMAP: &str = "portmap";
 /// Figures that depend on the processor's architecture.
 const OF_ARCHITECTURE: [&str; 2] = ["instructions", "bytes"];
 
-/// The figures of a run of the bench, which `docs/maintainers/benchmarks.json` has, too.
 #[derive(Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Figures {
@@ -33,7 +30,6 @@ pub struct Row {
     pub wall_ms: f64,
     pub wall_p99_ms: f64,
     pub wall_max_ms: f64,
-    /// To the first row, which is the yardstick.
     pub ratio: f64,
     pub cpu_ms: f64,
     pub requests: u64,
@@ -53,7 +49,6 @@ pub struct Size {
     pub bytes: u64,
 }
 
-/// A row that the machine cannot measure, and why.
 #[derive(Clone, Deserialize, Serialize)]
 pub struct Unusable {
     pub name: String,
@@ -68,14 +63,12 @@ pub struct Target {
     pub holds: bool,
 }
 
-/// One line for each figure that is not within the tolerance.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Comparison {
     pub compared: usize,
     pub worse: Vec<String>,
     pub better: Vec<String>,
     pub missing: Vec<String>,
-    /// What this machine cannot compare, and why.
     pub skipped: Vec<String>,
 }
 
@@ -98,7 +91,6 @@ impl Figures {
     }
 }
 
-/// Compares the figures of a run with those of the committed file.
 pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
     let mut comparison = Comparison::default();
     let other_machine = committed.architecture != measured.architecture;
@@ -175,7 +167,6 @@ impl Comparison {
     }
 }
 
-/// The change in percent; of 0 there is none.
 fn change(before: u64, after: u64) -> String {
     if before == 0 {
         return "was 0".to_owned();

@@ -14,11 +14,9 @@ use crate::{cni, program};
 
 pub const UID: &str = "c0ffee00-0000-4000-8000-000000000001";
 
-/// One call of the plugin. The methods change environment and stdin.
 pub struct Call {
     pub environment: Vec<(String, OsString)>,
     pub config: Value,
-    /// Directory of the kubeconfig, if this call owns it.
     pub dir: Option<tempfile::TempDir>,
 }
 
@@ -55,14 +53,12 @@ impl Outcome {
         assert!(self.stderr.contains(text), "not {text}: {}", self.stderr);
     }
 
-    /// Asserts that the error object has a remedy that contains `text`.
     #[track_caller]
     pub fn advises(&self, text: &str) {
         let remedy = self.json()["details"].to_string();
         assert!(remedy.contains(text), "{remedy}");
     }
 
-    /// Asserts that the call failed with this code and a message that contains `text`.
     #[track_caller]
     pub fn failed(&self, code: u64, text: &str) -> &Self {
         let (found, msg) = self.error();
@@ -90,7 +86,6 @@ impl Call {
         call
     }
 
-    /// A call for the pod `ns/web` with the kubeconfig at this path.
     pub fn with_kubeconfig(command: &str, netns: &Path, kubeconfig: &Path) -> Self {
         let mut environment = cni::environment(command, netns.to_str().unwrap()).to_vec();
         let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=c0ffee00-0000-4000-8000-000000000001";
@@ -107,20 +102,14 @@ impl Call {
         config["kubernetes"] = json!({"kubeconfig": kubeconfig});
         // Long enough for a busy machine, and less to wait than the default of 10.
         config["linkerd"]["api-retry-seconds"] = json!(10);
-        config["prevResult"] = json!({
-            "cniVersion": "1.0.0",
-            "ips": [{"address": "10.99.0.1/24", "interface": 0}],
-            "interfaces": [{"name": "eth0", "sandbox": "/x"}],
-            "dns": {},
-        });
-        Call {
-            environment: environment
-                .iter()
-                .map(|&(name, value)| (name.into(), value.into()))
-                .collect(),
-            config,
-            dir: None,
-        }
+        let (ips, interfaces) = (
+            json!([{"address": "10.99.0.1/24", "interface": 0}]),
+            json!([{"name": "eth0", "sandbox": "/x"}]),
+        );
+        config["prevResult"] =
+            json!({"cniVersion": "1.0.0", "ips": ips, "interfaces": interfaces, "dns": {}});
+        let environment = environment.iter().map(|&(name, value)| (name.into(), value.into()));
+        Call { environment: environment.collect(), config, dir: None }
     }
 
     pub fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Self {
@@ -148,7 +137,6 @@ impl Call {
         }
     }
 
-    /// Run directory of the call, in which the plugin looks for the node's copy of its pods.
     pub fn run_dir(&self) -> PathBuf {
         self.kubeconfig().with_file_name("run")
     }
@@ -166,7 +154,6 @@ impl Call {
         self.run_command(command.stdout(Stdio::piped()).stderr(Stdio::piped()), stdin)
     }
 
-    /// Runs the plugin as the last argument of `wrapper`.
     pub fn run_under(&self, wrapper: &[&str]) -> Outcome {
         let mut command = Command::new(wrapper[0]);
         command.args(&wrapper[1..]).arg(program("linkerd-cni"));
@@ -174,7 +161,6 @@ impl Call {
         self.run_command(&mut command, &self.config.to_string())
     }
 
-    /// Runs a command, whose stdout and stderr are set.
     pub fn run_command(&self, command: &mut Command, stdin: &str) -> Outcome {
         command.env_clear().envs(self.environment.iter().cloned()).stdin(Stdio::piped());
         let mut child = command.spawn().unwrap();

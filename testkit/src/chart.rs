@@ -34,16 +34,24 @@ pub fn files(directory: &Path) -> Vec<PathBuf> {
     files
 }
 
-/// The values files in `ci`. Each is one use of the chart.
 pub fn ci_values() -> Vec<PathBuf> {
     files(&chart().join("ci"))
 }
 
-/// The files in `platforms`, with the value of `platform` for each.
 pub fn platforms() -> Vec<(String, PathBuf)> {
     let name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_string();
     let files = files(&chart().join("platforms"));
     files.into_iter().map(|path| (name(&path), path)).collect()
+}
+
+/// The files in a directory and in those below it with this extension, sorted.
+pub fn files_below(directory: &Path, extension: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
+    let (directories, mut found): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
+    found.retain(|path| path.extension().is_some_and(|found| found == extension));
+    found.extend(directories.iter().flat_map(|path| files_below(path, extension)));
+    found.sort();
+    found
 }
 
 /// Runs `helm`. Panics if there is none, because a skipped test shows nothing.
@@ -66,14 +74,12 @@ fn run(program: &str, arguments: &[&str]) -> Output {
 
 pub struct Render {
     chart: PathBuf,
-    /// Keeps the changed copy of the chart.
     copy: Option<TempDir>,
     values: Vec<PathBuf>,
     templates: Option<String>,
     scratch: TempDir,
     kubernetes: String,
-    /// Versions and kinds of the API server's APIs.
-    apis: &'static [&'static str],
+    apis: Vec<String>,
     namespace: &'static str,
     helm: &'static str,
 }
@@ -87,7 +93,7 @@ impl Render {
             templates: None,
             scratch: tempfile::tempdir().unwrap(),
             kubernetes: "1.36.0".into(),
-            apis: &[],
+            apis: Vec::new(),
             namespace: "linkerd-cni",
             helm: "helm",
         }
@@ -103,8 +109,7 @@ impl Render {
         self
     }
 
-    /// Renders for an API server that serves these versions and kinds besides those that Helm knows.
-    pub fn apis(mut self, apis: &'static [&'static str]) -> Self {
+    pub fn apis(mut self, apis: Vec<String>) -> Self {
         self.apis = apis;
         self
     }
@@ -114,7 +119,6 @@ impl Render {
         self
     }
 
-    /// Renders only the templates whose path matches.
     pub fn templates(mut self, pattern: &str) -> Self {
         self.templates = Some(format!("--show-only={pattern}"));
         self
@@ -132,7 +136,6 @@ impl Render {
         self.file(&path)
     }
 
-    /// Renders a copy of the chart in which the file `name` contains `text`.
     pub fn with_file(mut self, name: &str, text: &str) -> Self {
         if self.copy.is_none() {
             let copy = tempfile::tempdir().unwrap();
@@ -171,7 +174,6 @@ impl Render {
         output
     }
 
-    /// Returns the output of `helm template`, or its error message.
     pub fn text(&self) -> Result<String, String> {
         let apis = self.apis.join(",");
         self.run(&["template", "--kube-version", &self.kubernetes, "--api-versions", &apis])
@@ -213,7 +215,6 @@ impl Objects {
         self.0.iter().any(|object| object["kind"] == kind)
     }
 
-    /// Returns the value of a container's environment variable, or null.
     pub fn variable(&self, container: &str, name: &str) -> Value {
         let env = self.container(container)["env"].as_array().unwrap();
         let found = env.iter().find(|variable| variable["name"] == name);
@@ -250,7 +251,6 @@ pub fn with(values: Value) -> Objects {
     Render::new().values(&values).objects()
 }
 
-/// Returns Helm's error message for these values. Panics if Helm accepts them.
 pub fn rejection(values: &Value) -> String {
     match Render::new().values(values).text() {
         Ok(_) => panic!("accepted: {values}"),

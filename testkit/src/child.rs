@@ -6,14 +6,12 @@ use std::process::{Child, Command, Output, Stdio};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-/// Makes `bind` fail, which only netlink sockets call: in the plugin, and in `iptables-nft`. strace
-/// waits for every process that the plugin leaves, so its time is limited.
+/// Makes `bind` of netlink sockets fail. strace waits for every process that the plugin leaves, so its time is limited.
 pub fn without_netlink() -> Vec<&'static str> {
     let strace = "timeout 60 strace -f -qq -o /dev/null -e trace=bind -einject=bind:error=EPERM";
     strace.split(' ').collect()
 }
 
-/// A process that is killed when this is dropped.
 pub struct KilledOnDrop(pub Child);
 
 impl Drop for KilledOnDrop {
@@ -34,7 +32,6 @@ pub fn must(command: &mut Command) -> String {
     checked(command, output)
 }
 
-/// Returns the output of a command that has ended. Panics with its error if it failed.
 #[track_caller]
 pub fn checked(command: &Command, output: Output) -> String {
     let error = String::from_utf8_lossy(&output.stderr);
@@ -42,7 +39,6 @@ pub fn checked(command: &Command, output: Output) -> String {
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// Runs one of the scripts in the checkout and returns its output. Panics with its error if it fails.
 #[track_caller]
 pub fn script(name: &str, args: &[&str]) -> String {
     let checkout = crate::repository();

@@ -3,6 +3,7 @@
 use std::fs;
 use std::path::PathBuf;
 
+use crate::chart::files_below;
 use crate::repository;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -17,11 +18,9 @@ pub enum Shown {
     Not(&'static str),
 }
 
-/// One row a line: the beginning of commands, `|`, and how it is shown that they work. The longest beginning that
-/// matches counts.
+/// Rows: the beginning of commands, `|`, and how it is shown that they work. The longest beginning counts.
 const ROWS: &str = include_str!("documented.txt");
 
-/// A command of a page, without its comment and with its continuation lines.
 #[derive(Clone, Debug)]
 pub struct Command {
     pub page: String,
@@ -36,7 +35,6 @@ impl Command {
     }
 }
 
-/// Returns the beginning of commands and what shows that they work, for each row.
 pub fn rows() -> impl Iterator<Item = (&'static str, Shown)> {
     ROWS.lines().map(|row| {
         let (beginning, how) = row.split_once("| ").expect("a row");
@@ -53,19 +51,7 @@ pub fn rows() -> impl Iterator<Item = (&'static str, Shown)> {
 }
 
 pub fn pages() -> Vec<PathBuf> {
-    let mut pages = Vec::new();
-    let mut directories = vec![repository().join("docs")];
-    while let Some(directory) = directories.pop() {
-        for entry in fs::read_dir(directory).unwrap() {
-            let path = entry.unwrap().path();
-            if path.is_dir() {
-                directories.push(path);
-            } else if path.extension().is_some_and(|extension| extension == "md") {
-                pages.push(path);
-            }
-        }
-    }
-    pages.sort();
+    let mut pages = files_below(&repository().join("docs"), "md");
     let others = ["README.md", "CONTRIBUTING.md", "SECURITY.md", "charts/linkerd2-cni/README.md"];
     pages.extend(others.map(|page| repository().join(page)));
     pages

@@ -11,19 +11,16 @@ const END: &str = "<!-- end of captured -->\n";
 /// Held while the page is read and written, as the tests of a suite run side by side.
 static WRITER: Mutex<()> = Mutex::new(());
 
-/// Where a text about a fault is shown. A section quotes the sources in this order.
+/// Where a text about a fault is shown: in the order of a section, and of the headings in `fault_headings.txt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
-    /// `kubectl describe pod`, in kubelet's Event.
     Kubelet,
-    /// The whole Event of the kubelet.
     KubeletEvent,
     PodEvent,
     Helm,
     DaemonSetEvent,
     Pods,
     Ready,
-    /// `/ready` with status 200.
     ReadyNote,
     AgentLog,
     RepairLog,
@@ -34,29 +31,10 @@ pub enum Source {
 
 impl Source {
     fn heading(self) -> &'static str {
-        match self {
-            Source::Kubelet => {
-                "`kubectl describe pod`, at the end of kubelet's Event `FailedCreatePodSandBox`:"
-            }
-            Source::KubeletEvent => "`kubectl describe pod`, kubelet's Event:",
-            Source::PodEvent => "Event on the pod, by linkerd-cni:",
-            Source::Helm => "`helm install` or `helm upgrade`:",
-            Source::DaemonSetEvent => "Event on the DaemonSet or on the agent's pod:",
-            Source::Pods => "`kubectl get pods`, without the last columns:",
-            Source::Ready => {
-                "`/ready` of the agent, and the Event `LinkerdCNINotReady` on the node after 5 minutes:"
-            }
-            Source::ReadyNote => "`/ready` of the agent, which stays ready:",
-            Source::AgentLog => "Log of the agent:",
-            Source::RepairLog => "Log of the repair controller:",
-            Source::ContainerLog => "Log of the pod's init container:",
-            Source::Metrics => "Metrics:",
-            Source::Check => "`linkerd cni check -o short`:",
-        }
+        include_str!("fault_headings.txt").lines().nth(self as usize).unwrap()
     }
 }
 
-/// The section of one fault, and what a test has captured of it.
 pub struct FaultPage {
     name: &'static str,
     captured: BTreeMap<Source, String>,
@@ -67,14 +45,12 @@ impl FaultPage {
         FaultPage { name, captured: BTreeMap::new() }
     }
 
-    /// Adds a text, without anything that differs between runs.
     pub fn shows(&mut self, source: Source, text: &str) {
         let captured = self.captured.entry(source).or_default();
         captured.push_str(text.trim_end());
         captured.push('\n');
     }
 
-    /// Fails if the section quotes another text, a further one, or not all of them.
     pub fn check(self) {
         let _writer = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
         let path = crate::repository().join(PAGE);

@@ -13,12 +13,9 @@ use crate::chart::yaml;
 use crate::cni::upstream_entry;
 
 pub struct HealthyCluster {
-    /// Number of nodes, each with an agent.
     pub nodes: usize,
-    /// What each agent reports.
     pub status: String,
     pub is_ready: bool,
-    /// Time until each response.
     pub latency: Duration,
 }
 
@@ -82,7 +79,8 @@ impl HealthyCluster {
             }),
             "pods" | "events" | "configmaps" => json!({"items": []}),
             "linkerd-cni-config" => {
-                json!({"metadata": {}, "data": {"cni_network_config": upstream_entry().to_string()}})
+                let entry = upstream_entry().to_string();
+                json!({"metadata": {}, "data": {"cni_network_config": entry}})
             }
             "linkerd-cni" | "linkerd-cni-plugin" | "linkerd-cni-agent" => set,
             _ => return None,

@@ -1,23 +1,6 @@
 //! What the tests share: a fake API server, network namespaces, callers of the programs, and the cluster of
 //! `scripts/cluster`. For development only. The programs in `src/bin` use it too: `bench`, `fleet`, `kernels`, `matrix`,
 //! `soak`, and `netprobe`, which runs in the pods of tests.
-//!
-//! - [`until`]: waits for conditions
-//! - [`repeated`]: work that is repeated on a thread
-//! - [`statistics`]: medians and percentiles
-//! - [`api`], [`server`]: a fake API server, and its HTTP connections
-//! - [`cni`]: what a container runtime passes to the plugin
-//! - [`call`]: one call of the plugin binary
-//! - [`node_copy`]: the node's copy of its pods, and the objects besides a pod
-//! - [`child`]: child processes, and strace
-//! - [`mounts`], [`namespaces`], [`unwritable`]: mount namespaces, network namespaces, and outputs that take no line
-//! - [`promtool`]: checks metrics
-//! - [`chart`]: renders the chart
-//! - [`documented`], [`fault_page`]: the commands and captured texts in the pages
-//! - [`healthy_cluster`]: a cluster as `linkerd cni` reads it through kubectl
-//! - [`benchmarks`]: compares figures with `docs/maintainers/benchmarks.json`
-//! - [`properties`]: what the property tests and the fuzz targets share
-//! - [`cluster`]: the cluster of `scripts/cluster`: its node, pods, agent and releases
 
 pub mod api;
 pub mod benchmarks;
@@ -52,7 +35,6 @@ use std::path::{Path, PathBuf};
 
 use linkerd2_cni::VERSION;
 
-/// Calls the function when it is dropped, also on a panic.
 pub struct OnDrop<F: FnMut()>(pub F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -65,7 +47,6 @@ pub fn repository() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
 }
 
-/// Returns the image that the cluster has.
 pub fn image() -> String {
     format!("cr.l5d.io/linkerd/cni-plugin:v{VERSION}")
 }

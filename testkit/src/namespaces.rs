@@ -54,8 +54,7 @@ impl Namespaces {
         path(&self.neighbour)
     }
 
-    /// Listens on `port` of the pod, both families. Each connection is told `name` and
-    /// the address that the connection was for.
+    /// Listens on `port` of the pod. Each connection is told `name` and the address that it was for.
     pub fn serve_in_pod(&self, name: &'static str, port: u16) {
         serve(&self.pod, name, port);
     }
@@ -64,7 +63,6 @@ impl Namespaces {
         serve(&self.neighbour, name, port);
     }
 
-    /// What answers to a connection from the pod as user `uid`.
     pub fn connect_from_pod(&self, uid: u32, address: &str, port: u16) -> String {
         connect(&self.pod, uid, address, port)
     }
@@ -73,8 +71,7 @@ impl Namespaces {
         connect(&self.neighbour, 0, address, port)
     }
 
-    /// Adds a second interface to the pod, as Multus does, with the addresses `10.98.0.1` and `fd98::1`.
-    /// The neighbour has those that end in 2.
+    /// Adds a second interface to the pod, as Multus does: `10.98.0.1`, `fd98::1`. The neighbour's addresses end in 2.
     pub fn add_network(&self) {
         let other = path(&self.neighbour);
         self.sh(&format!("ip link add net1 type veth peer name net1 netns {}", other.display()));

@@ -20,8 +20,7 @@ pub fn publish(run_dir: &Path, [namespace, name, uid]: [&str; 3], object: &str) 
     pod_copy::publish(run_dir, pod, decision).unwrap();
 }
 
-/// A cluster whose namespaces have these annotations, and whose API server has a Service with this port and
-/// target port, or none.
+/// A cluster whose API server has a Service with this port and target port, or none.
 #[derive(Default)]
 pub struct FakeCluster {
     pub annotations: Annotations,

@@ -20,8 +20,7 @@ pub fn assert_clean(openmetrics: &str) {
     assert!(output.status.success() && remarks.is_empty(), "{remarks}\n{text}");
 }
 
-/// Converts OpenMetrics text to the older text format, the only one that `promtool check metrics`
-/// reads. They differ in the comments: here the name of a counter has its `_total`.
+/// Converts OpenMetrics to the older format, which `promtool check metrics` reads: names of counters have `_total`.
 fn prometheus_text(openmetrics: &str) -> String {
     let counters: BTreeSet<_> = openmetrics
         .lines()

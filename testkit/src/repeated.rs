@@ -11,7 +11,6 @@ pub struct Repeated<T> {
 }
 
 impl<T: Send + 'static> Repeated<T> {
-    /// Calls `work` with `state` again and again, with pauses of `pause`.
     pub fn start(pause: Duration, mut state: T, work: impl Fn(&mut T) + Send + 'static) -> Self {
         let stop = Arc::<AtomicBool>::default();
         let stopped = Arc::clone(&stop);
@@ -25,7 +24,6 @@ impl<T: Send + 'static> Repeated<T> {
         Repeated { stop, thread: Some(thread) }
     }
 
-    /// Ends the thread and returns the state. Panics if the work has panicked.
     pub fn finish(mut self) -> T {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.take().expect("only this method takes the thread").join();

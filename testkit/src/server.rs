@@ -96,8 +96,7 @@ impl Connection {
         stream.flush().ok()
     }
 
-    /// Sends status line, headers and the first `part` of a body of `length` bytes. `more` is a further header line, or
-    /// empty.
+    /// Sends the head and the first `part` of a body of `length` bytes. `more` is a further header line, or empty.
     pub fn send_part(&mut self, code: u16, length: usize, more: &str, part: &[u8]) -> Option<()> {
         let head = format!("HTTP/1.1 {code} x\r\n{more}Content-Length: {length}\r\n\r\n");
         self.send(&[head.as_bytes(), part].concat())
@@ -113,7 +112,6 @@ impl Connection {
         None
     }
 
-    /// Starts a response without a length. The caller sends the chunks.
     pub fn send_chunked_head(&mut self) -> Option<()> {
         self.send(b"HTTP/1.1 200 x\r\nTransfer-Encoding: chunked\r\n\r\n")
     }

@@ -3,20 +3,17 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Limit of [`until`]: much longer than any condition should take, as the machine may be busy and
-/// kubelet pauses for long between its tries.
+/// Limit of [`until`]: the machine may be busy, and kubelet pauses for long between its tries.
 const LIMIT: Duration = Duration::from_secs(120);
 
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     until_within(LIMIT, what, condition);
 }
 
-/// Waits until `find` finds something, and returns it.
 pub fn until_found<T>(what: &str, find: impl FnMut() -> Option<T>) -> T {
     until_some(LIMIT, what, find)
 }
 
-/// Waits until `find` finds something, `limit` at most, and returns it.
 pub fn until_some<T>(limit: Duration, what: &str, mut find: impl FnMut() -> Option<T>) -> T {
     let mut found = None;
     until_within(limit, what, || {
@@ -26,8 +23,7 @@ pub fn until_some<T>(limit: Duration, what: &str, mut find: impl FnMut() -> Opti
     found.expect("the condition is true")
 }
 
-/// Waits for `condition`, `limit` at most. Waits of more than a second are printed, as they show
-/// where a test's time goes.
+/// Waits for `condition`, and prints waits of more than a second, as they show where a test's time goes.
 pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {

@@ -18,7 +18,6 @@ pub struct Unwritable {
     pub name: &'static str,
     /// `None`: a program started with it has no such descriptor.
     output: Option<OwnedFd>,
-    /// The other end, which nobody reads.
     _unread: Option<OwnedFd>,
 }
 
@@ -99,7 +98,6 @@ fn file_on_a_full_disk() -> Unwritable {
     of("a file on a full disk", file, None)
 }
 
-/// Fills `writer`, which then blocks whoever writes to it.
 fn filled(name: &'static str, writer: OwnedFd, unread: OwnedFd) -> Unwritable {
     fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     for length in [4096, 1] {

@@ -22,27 +22,21 @@ use crate::until::until;
 const TAINT: &str = "startup-taint.cluster-autoscaler.kubernetes.io/linkerd-cni";
 const OWN: &str = "policy-own";
 const OTHER: &str = "policy-other";
-const READER: &str = "policy-reader";
+const OBJECTS: &str = include_str!("admission_policy.yaml");
 /// Kinds of the chart that the test applies. The DaemonSet is not needed.
-const KINDS: [&str; 6] = [
-    "ClusterRole",
-    "ClusterRoleBinding",
-    "Role",
-    "RoleBinding",
-    "ValidatingAdmissionPolicy",
-    "ValidatingAdmissionPolicyBinding",
-];
+const KINDS: &str = "ClusterRole ClusterRoleBinding Role RoleBinding ValidatingAdmissionPolicy \
+     ValidatingAdmissionPolicyBinding";
 
 #[test]
 fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_day() {
     let _node = Node::exclusive();
     let _objects = objects();
     let chart = apply_chart("delete", &format!("startupTaint={TAINT}"), &json!([]));
-    let account = Account::of_pod("agent");
+    let account = Account::new("--bound-object-kind=Pod --bound-object-name=agent");
 
     reset();
     until_refused_by("linkerd-cni-node", || {
-        account.patch(OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
+        account.patch("node", OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
     });
     until_refused_by("linkerd-cni-repair", || account.evict(OTHER, &uid(OTHER), "?dryRun=All"));
     nodes_lose_only_the_startup_taint_on_the_own_node(&account);
@@ -57,10 +51,10 @@ fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_d
     until_refused_by("linkerd-cni-token", || account.token(&["--audience=vault"]));
     tokens_are_for_the_given_audiences_only(&account, &audiences);
     let other = conditions(&json!({"type": "linkerd-cni.linkerd.io/Ready", "status": "True"}));
-    until_refused_by("linkerd-cni-node", || account.patch(OTHER, &other, &STATUS));
+    until_refused_by("linkerd-cni-node", || account.patch("node", OTHER, &other, &STATUS));
     only_the_condition_changes_on_the_own_node(&account);
     until_refused_by("linkerd-cni-repair", || {
-        account.label(OTHER, "linkerd.io/cni-stranded=true", &["--dry-run=server"])
+        account.patch("pod", OTHER, &stranded(), &["--dry-run=server"])
     });
     pods_get_only_the_label_on_the_own_node(&account);
 }
@@ -76,26 +70,26 @@ fn assert_refused(policy: &str, request: Result<String, String>, message: &str) 
     assert!(refused.contains(message) && refused.contains(policy), "{refused}");
 }
 
-fn assert_patches_refused(account: &Account, of: &str, more: &[&str]) {
+fn assert_patches_refused(account: &Account, policy: &str, of: &str, more: &[&str]) {
+    let kind = if of == "label" { "pod" } else { "node" };
     for case in yaml(include_str!("admission_policy_refused.yaml"))[of].as_array().unwrap() {
-        let [node, message] = [0, 2].map(|index| case[index].as_str().unwrap());
-        assert_refused("linkerd-cni-node", account.patch(node, &case[1], more), message);
+        let [name, message] = [0, 2].map(|index| case[index].as_str().unwrap());
+        assert_refused(policy, account.patch(kind, name, &case[1], more), message);
     }
 }
 
 fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
-    assert_patches_refused(account, "taint", &[]);
+    assert_patches_refused(account, "linkerd-cni-node", "taint", &[]);
     // Other taints, which the control plane adds to a node without kubelet, have to stay.
     until("the startup taint is removed", || {
         let mut taints = taints(OWN);
         taints.retain(|taint| taint["key"] != TAINT);
-        account.patch(OWN, &json!({"spec": {"taints": taints}}), &[]).is_ok()
+        account.patch("node", OWN, &json!({"spec": {"taints": taints}}), &[]).is_ok()
     });
     let has = |key: &str| taints(OWN).iter().any(|taint| taint["key"] == key);
     assert!(has("kept") && !has(TAINT), "{:?}", taints(OWN));
 }
 
-/// A merge patch of the list of conditions by type.
 const STATUS: [&str; 2] = ["--subresource=status", "--type=strategic"];
 
 fn conditions(condition: &Value) -> Value {
@@ -110,16 +104,16 @@ fn only_the_condition_changes_on_the_own_node(account: &Account) {
         let removed = json!({"type": kind, "$patch": "delete"});
         conditions(&status.map_or(removed, |status| json!({"type": kind, "status": status})))
     };
-    assert_patches_refused(account, "condition", &STATUS);
-    let refused = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
+    assert_patches_refused(account, "linkerd-cni-node", "condition", &STATUS);
+    let refused = account.patch("node", OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
     assert!(refused.contains("Forbidden") && !refused.contains("linkerd-cni-node"), "{refused}");
     for status in [Some("True"), Some("False"), None] {
-        account.patch(OWN, &own(status), &STATUS).unwrap();
+        account.patch("node", OWN, &own(status), &STATUS).unwrap();
     }
 }
 
 fn pods_are_evicted_only_on_the_own_node(account: &Account) {
-    let without_node = Account::without_node();
+    let without_node = Account::new("");
     for (account, pod, uid, message) in [
         (account, OTHER, uid(OTHER), "on node policy-own may not evict pod policy-other on node"),
         // The next pod of a name may be on another node.
@@ -147,25 +141,12 @@ fn uid(pod: &str) -> String {
 }
 
 fn pods_get_only_the_label_on_the_own_node(account: &Account) {
-    let owner = json!([{"apiVersion": "v1", "kind": "Pod", "name": "agent", "uid": "a"}]);
-    let patch_pod = |patch: Value| {
-        let patch = patch.to_string();
-        account.run(&["patch", "pod", OWN, "-n", NAMESPACE, "--type=merge", "-p", &patch], "")
-    };
-    for (refused, message) in [
-        (account.label(OTHER, "linkerd.io/cni-stranded=true", &[]), "a pod on node policy-other"),
-        (account.label(OWN, "linkerd.io/cni-stranded=false", &[]), "only to true"),
-        (account.label(OWN, "app=other", &[]), "not change: app"),
-        (patch_pod(json!({"metadata": {"annotations": {"a": "b"}}})), "not change: annotations"),
-        (patch_pod(json!({"metadata": {"ownerReferences": owner}})), "ownerReferences"),
-        (
-            patch_pod(json!({"spec": {"containers": [{"name": "app", "image": "other"}]}})),
-            "not change: containers",
-        ),
-    ] {
-        assert_refused("linkerd-cni-repair", refused, message);
-    }
-    account.label(OWN, "linkerd.io/cni-stranded=true", &[]).unwrap();
+    assert_patches_refused(account, "linkerd-cni-repair", "label", &[]);
+    account.patch("pod", OWN, &stranded(), &[]).unwrap();
+}
+
+fn stranded() -> Value {
+    json!({"metadata": {"labels": {"linkerd.io/cni-stranded": "true"}}})
 }
 
 /// Returns the audiences of the API server, which a token gets by default.
@@ -199,8 +180,8 @@ fn audiences(token: &str) -> Value {
 }
 
 fn a_token_without_a_node_is_refused() {
-    let account = Account::without_node();
-    let patch = account.patch(OWN, &json!({"spec": {"taints": []}}), &[]);
+    let account = Account::new("");
+    let patch = account.patch("node", OWN, &json!({"spec": {"taints": []}}), &[]);
     let message = "the token names no node";
     assert_refused("linkerd-cni-token", account.token(&[]), message);
     assert_refused("linkerd-cni-node", patch, message);
@@ -214,44 +195,24 @@ fn deletion_time(pod: &str) -> String {
     field(&format!("pod {pod} -n {NAMESPACE}"), ".metadata.deletionTimestamp")
 }
 
-/// Creates the accounts, nodes and pods. Dropping the value deletes them.
 fn objects() -> OnDrop<impl FnMut()> {
     delete_release_namespace();
     let objects = OnDrop(|| {
-        let force = "--ignore-not-found --force --grace-period=0";
-        for what in [
-            &format!("pod agent {OWN} {OTHER} -n {NAMESPACE}"),
-            &format!("node {OWN} {OTHER}"),
-            &format!("serviceaccount linkerd-cni linkerd-cni-plugin -n {NAMESPACE}"),
-            &format!("clusterrole,clusterrolebinding {READER}"),
-        ] {
-            let _ = command(&format!("delete {what} {force}")).output();
-        }
+        let delete = "delete --ignore-not-found --force --grace-period=0 -f -";
+        fed(&mut command(delete), OBJECTS);
     });
-    let account = format!("--serviceaccount={NAMESPACE}:linkerd-cni");
-    for what in [
-        &format!("namespace {NAMESPACE}"),
-        &format!("serviceaccount linkerd-cni -n {NAMESPACE}"),
-        &format!("serviceaccount linkerd-cni-plugin -n {NAMESPACE}"),
-        // kubectl reads the subresource before it patches it. The agent reads the Node.
-        &format!("clusterrole {READER} --verb=get --resource=nodes/status"),
-        &format!("clusterrolebinding {READER} --clusterrole={READER} {account}"),
-    ] {
-        kubectl(&format!("create {what}"));
-    }
+    kubectl(&format!("create namespace {NAMESPACE}"));
     until_account(NAMESPACE);
     reset();
     objects
 }
 
-/// Creates the nodes and pods that are missing, and restores the nodes' taints.
 fn reset() {
     let force = "--ignore-not-found --force --grace-period=0";
     kubectl(&format!("delete pod {OWN} {OTHER} -n {NAMESPACE} {force}"));
-    piped("apply -f -", include_str!("admission_policy.yaml"));
+    piped("apply -f -", OBJECTS);
 }
 
-/// Applies the chart's permissions and policies. Dropping the value deletes them.
 fn apply_chart(mode: &str, value: &str, audiences: &Value) -> Applied {
     let helm = Helm::new();
     let value = format!("--set={value}");
@@ -260,8 +221,9 @@ fn apply_chart(mode: &str, value: &str, audiences: &Value) -> Applied {
     let audiences = format!("--set-json=admissionPolicy.tokenAudiences={audiences}");
     let more = ["--kube-version=1.31.0", &value, &repair, &audiences];
     let text = helm.must(&[&chart[..], &more].concat());
-    let is_wanted =
-        |document: &&str| KINDS.iter().any(|kind| document.contains(&format!("\nkind: {kind}\n")));
+    let is_wanted = |document: &&str| {
+        KINDS.split(' ').any(|kind| document.contains(&format!("\nkind: {kind}\n")))
+    };
     let wanted: Vec<&str> = text.split("\n---\n").filter(is_wanted).collect();
     Applied::new(wanted.join("\n---\n"))
 }
@@ -270,18 +232,9 @@ fn apply_chart(mode: &str, value: &str, audiences: &Value) -> Applied {
 struct Account(NamedTempFile);
 
 impl Account {
-    /// A token that is bound to the pod, as the token that kubelet mounts in the pod.
-    fn of_pod(pod: &str) -> Account {
-        let bound = format!("--bound-object-kind=Pod --bound-object-name={pod}");
-        Account::with_token(&kubectl(&format!("create token linkerd-cni -n {NAMESPACE} {bound}")))
-    }
-
-    /// A token that is bound to no pod, and so names no node.
-    fn without_node() -> Account {
-        Account::with_token(&kubectl(&format!("create token linkerd-cni -n {NAMESPACE}")))
-    }
-
-    fn with_token(token: &str) -> Account {
+    /// A token that `bound` binds to a pod, as kubelet's; without it the token names no node.
+    fn new(bound: &str) -> Account {
+        let token = kubectl(&format!("create token linkerd-cni -n {NAMESPACE} {bound}"));
         let view = kubectl("config view --raw --minify -o json");
         let mut config: Value = serde_json::from_str(&view).unwrap();
         // The administrator's certificate would win over the token.
@@ -291,7 +244,6 @@ impl Account {
         Account(file)
     }
 
-    /// Runs kubectl with the token. Returns its output, or its error.
     fn run(&self, args: &[&str], input: &str) -> Result<String, String> {
         let output = fed(command("").args(args).env("KUBECONFIG", self.0.path()), input);
         let text = |bytes| String::from_utf8(bytes).unwrap();
@@ -303,24 +255,24 @@ impl Account {
         self.run(&[&create[..], more].concat(), "")
     }
 
-    fn patch(&self, node: &str, patch: &Value, more: &[&str]) -> Result<String, String> {
+    fn patch(
+        &self,
+        kind: &str,
+        name: &str,
+        patch: &Value,
+        more: &[&str],
+    ) -> Result<String, String> {
         let patch = patch.to_string();
-        self.run(&[&["patch", "node", node, "--type=merge", "-p", &patch], more].concat(), "")
-    }
-
-    fn label(&self, pod: &str, label: &str, more: &[&str]) -> Result<String, String> {
-        let command = ["label", "pod", pod, label, "-n", NAMESPACE, "--overwrite"];
+        let command = ["patch", kind, name, "-n", NAMESPACE, "--type=merge", "-p", &patch];
         self.run(&[&command[..], more].concat(), "")
     }
 
     fn evict(&self, pod: &str, uid: &str, query: &str) -> Result<String, String> {
-        let preconditions =
-            if uid.is_empty() { json!({}) } else { json!({"preconditions": {"uid": uid}}) };
-        let eviction = json!({
-            "apiVersion": "policy/v1", "kind": "Eviction",
-            "metadata": {"name": pod, "namespace": NAMESPACE},
-            "deleteOptions": preconditions,
-        });
+        let mut eviction = json!({"apiVersion": "policy/v1", "kind": "Eviction"});
+        eviction["metadata"] = json!({"name": pod, "namespace": NAMESPACE});
+        if !uid.is_empty() {
+            eviction["deleteOptions"] = json!({"preconditions": {"uid": uid}});
+        }
         let path = format!("/api/v1/namespaces/{NAMESPACE}/pods/{pod}/eviction{query}");
         self.run(&["create", "--raw", &path, "-f", "-"], &eviction.to_string())
     }

@@ -1,5 +1,4 @@
-//! The agent on a real node: replaced, killed, with a dead credential, after an upgrade from upstream's chart, and
-//! uninstalled.
+//! The agent on a real node: replaced, killed, with a dead credential, and uninstalled.
 
 use std::fs;
 use std::path::Path;
@@ -58,7 +57,6 @@ fn meshed_pods_start_redirected_while_the_agent_is_replaced_or_killed() {
     scene.remove();
 }
 
-/// Number of pods that the injector marked.
 const INJECTED: usize = 8;
 
 /// Other meshed pods wait until the agent has replaced the token, which it does once a pod fails.

@@ -16,9 +16,7 @@ use crate::pods::command;
 use crate::until::until;
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
-/// Label of the pods that the webhook injects.
 const INJECTED: &str = "annotated-pods-test";
-/// What the webhook does to a pod.
 const PATCH: &str =
     r#"[{"op":"add","path":"/spec/containers/-","value":{"name":"linkerd-proxy","image":"none"}}]"#;
 
@@ -110,7 +108,6 @@ fn admitted(
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
 }
 
-/// Has the API server call the webhook for new pods with the label. Dropping the value ends that.
 fn register(injector: &Server<Injector>) -> Applied {
     let ca = BASE64_STANDARD.encode(injector.ca());
     let url = format!("https://{}/", injector.address);

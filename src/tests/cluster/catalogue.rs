@@ -43,7 +43,6 @@ fn a_cluster_shows_the_faults_of_pods_and_of_the_installation_as_documented() {
     scene.remove();
 }
 
-/// The network config has a plugin entry, and the plugin is not on the node.
 fn the_plugin_is_missing() {
     let (path, before) = active_conflist();
     let mut list: Value = serde_json::from_str(&before).unwrap();
@@ -63,7 +62,6 @@ fn the_plugin_is_missing() {
     shown.compare();
 }
 
-/// ADD fails; which text of it kubelet shows.
 fn an_add_fails(pods: &Pods) {
     let mut pod = pods::meshed("add-fails");
     pod["metadata"]["annotations"]["config.linkerd.io/skip-outbound-ports"] = json!("mysql");
@@ -74,7 +72,6 @@ fn an_add_fails(pods: &Pods) {
         .compare();
 }
 
-/// A meshed pod started before the plugin was installed.
 fn a_pod_is_stranded() {
     let mut shown = Shown::new("stranded-pod")
         // After it stands why nobody answered: the node's network decides, by how often it was asked.
@@ -142,7 +139,6 @@ fn log_line(args: &str, text: &str) -> String {
 /// What kubectl and `linkerd cni` show of a fault, without what differs between runs.
 struct Shown {
     page: FaultPage,
-    /// Name of the node, for which the page has `node-1`.
     node: String,
     cut: Option<&'static str>,
 }
@@ -153,7 +149,6 @@ impl Shown {
         Shown { page: FaultPage::new(name), node, cut: None }
     }
 
-    /// Captures the Event of this reason in the namespace whose note has `text`.
     fn event(mut self, source: Source, namespace: &str, reason: &str, text: &str) -> Shown {
         let line = until_found(&format!("the Event {reason} with {text}"), || {
             let events = list(&format!("events -n {namespace} --field-selector=reason={reason}"));
@@ -173,7 +168,6 @@ impl Shown {
         self
     }
 
-    /// Captures the problem in `linkerd cni check` that has `text`, once it is reported.
     fn check(mut self, text: &str) -> Shown {
         let found = until_found(&format!("linkerd cni check says {text}"), || {
             let report = cni(&["check", "-o", "short", "--wait=0s"]).1;
@@ -183,7 +177,6 @@ impl Shown {
         self
     }
 
-    /// Captures what `kubectl get pods` says of the pods of a namespace, without the age.
     fn pods(mut self, namespace: &str, status: &str) -> Shown {
         let mut found = String::new();
         until(&format!("a pod is {status}"), || {
@@ -225,7 +218,6 @@ impl Shown {
     }
 }
 
-/// Replaces the first text between `before` and `after`.
 fn mask(text: &str, before: &str, after: &str, shown: &str) -> String {
     let parts =
         text.split_once(before).and_then(|(head, rest)| Some((head, rest.split_once(after)?.1)));

@@ -116,7 +116,6 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     assert_eq!(node.files(), before, "uninstalling leaves the node's files");
 }
 
-/// Runs `helm test`. Its pod is deleted afterwards.
 pub fn passes_its_own_test(helm: &Helm) {
     let printed =
         helm.must(&["test", "linkerd-cni", "-n", "linkerd-cni", "--timeout", "60s", "--logs"]);
@@ -154,7 +153,6 @@ fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
     kubectl("delete namespace monitoring --wait=false");
 }
 
-/// Asserts the exact rights of an account: `everywhere` in all namespaces, and also `here` in the release's namespace.
 fn assert_rights(account: &str, everywhere: &[&str], here: &[&str]) {
     for (namespace, wanted) in
         [("default", everywhere.to_vec()), ("linkerd-cni", [everywhere, here].concat())]
@@ -184,7 +182,6 @@ fn rights(account: &str, namespace: &str) -> BTreeSet<String> {
     &rights_of(account) - &rights_of("anybody")
 }
 
-/// The objects with the label by which kubectl prunes.
 fn labelled() -> BTreeSet<String> {
     let kinds = "namespaces,serviceaccounts,configmaps,daemonsets,networkpolicies,roles,rolebindings,clusterroles,clusterrolebindings";
     let label = "linkerd.io/cni-resource=true";

@@ -1,5 +1,4 @@
-//! Runs the commands of the pages on the cluster: an installation as the README has it, the commands that look at it,
-//! and an upgrade as docs/upgrade.md has it.
+//! Runs the commands of the pages on the cluster: the README's installation, and an upgrade as docs/upgrade.md has it.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -14,7 +13,6 @@ use crate::pods::{self, field, kubectl};
 use crate::quickstart::delete_release_namespace;
 use crate::scene::Scene;
 
-/// The image in the pages, and the one on the node.
 const IMAGE: [&str; 2] =
     ["registry.example.com/linkerd/cni-plugin", "cr.l5d.io/linkerd/cni-plugin"];
 
@@ -72,7 +70,6 @@ impl Shell {
         Shell { home: tempfile::tempdir().unwrap() }
     }
 
-    /// Runs a command with names of this cluster for its placeholders.
     pub fn run(&self, text: &str) -> Output {
         let begin = Instant::now();
         let text = with_names(text);

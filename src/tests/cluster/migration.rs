@@ -15,8 +15,7 @@ use crate::upstream::Program;
 use crate::upstream_agent::{Upstream, account, active_conflist};
 use crate::watcher::Watcher;
 
-/// The longest time without the plugin. It should be below 50 ms, but a busy machine delays the
-/// reader and the agent alike.
+/// It should be below 50 ms, but a busy machine delays the reader and the agent alike.
 const GAP: Duration = Duration::from_millis(200);
 const STATE: &str = "/etc/cni/net.d/.linkerd-cni-state";
 const WAIT: Duration = Duration::from_secs(60);

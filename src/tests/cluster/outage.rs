@@ -17,7 +17,6 @@ use crate::sigterm::{SHORT_GRACE, until_ended};
 use crate::until::{until, until_some};
 use crate::watcher::Watcher;
 
-/// Number of static pods that the injector marked.
 const PODS: usize = 5;
 
 pub fn marked() -> Value {
@@ -75,8 +74,7 @@ fn pods_start_in_an_api_outage_and_a_killed_and_a_stopped_agent_leave_the_plugin
     scene.remove();
 }
 
-/// Starts static pods without an API server. Returns those that the injector marked, and a meshed pod without the mark,
-/// which waits.
+/// Returns the static pods that the injector marked, and a meshed pod without the mark, which waits.
 fn new_pods_start_if_they_are_known_to_need_no_request(node: &Node) -> (Vec<StaticPod>, StaticPod) {
     let start = |pod: Value| node.static_pod(&pods::in_default(pod));
     let mut database = pods::unmeshed("static-mysql");

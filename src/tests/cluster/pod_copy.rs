@@ -61,7 +61,6 @@ fn of_sixty_pods_at_once_at_most_one_percent_wait_longer_than_the_limit() {
     drop(namespace);
 }
 
-/// Milliseconds of a call, from its line in the agent's log.
 fn milliseconds(line: &str) -> Option<u64> {
     line.split(" ms").next()?.rsplit(' ').next()?.parse().ok()
 }
@@ -87,7 +86,6 @@ fn with_init() -> Value {
     pod
 }
 
-/// Copies the pod `web` by `kubectl debug --copy-to`: only the containers of the copy show that it is meshed.
 fn copy_by_kubectl_debug() {
     let image = "--image=docker.io/library/linkerd2-cni-probe:test --image-pull-policy=Never";
     let debug = format!("debug -n web web --copy-to=web-copy --profile=general {image}");

@@ -12,8 +12,7 @@ use crate::until::until;
 
 const KUBECONFIG: &str = "/var/lib/linkerd2-cni-cluster/admin.kubeconfig";
 
-/// Runs the script and returns whether it succeeded, and its output. There is no docker engine, so that the script
-/// uses this machine's cluster if --context is not set.
+/// Without a docker engine, so that the script uses this machine's cluster if --context is not set.
 fn quickstart(arguments: &[&str]) -> (bool, String) {
     let begin = Instant::now();
     let without_engine = tempfile::tempdir().unwrap();
@@ -51,8 +50,7 @@ fn namespaces() -> BTreeSet<String> {
     kubectl("get namespaces -o name").lines().map(str::to_owned).collect()
 }
 
-/// Each object of the release is named. `chart-tests/quickstart.rs` shows that nothing is changed, and `--down` removes
-/// none of them.
+/// `chart-tests/quickstart.rs` shows that nothing is changed, and `--down` removes none of them.
 pub fn quickstart_refuses_a_cluster_that_has_an_upstream_release() {
     let (success, printed) = quickstart(&[]);
     assert!(!success, "{printed}");

@@ -10,7 +10,6 @@ use testkit::release;
 use crate::pods::{self, field};
 use crate::scene::Scene;
 
-/// Returns the file of the release whose name starts and ends like this.
 fn file(start: &str, end: &str) -> PathBuf {
     let mut files = fs::read_dir(release()).unwrap().map(|entry| entry.unwrap().path());
     let matches = |path: &Path| {

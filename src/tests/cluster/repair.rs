@@ -103,7 +103,6 @@ fn is_tainted() -> bool {
     field("node", ".items[0].spec.taints[*].key").contains(KEY)
 }
 
-/// Sets the startup taint of the node, until the value is dropped.
 fn tainted() -> OnDrop<impl FnMut()> {
     kubectl(&format!("taint node --all {KEY}=:NoSchedule"));
     OnDrop(|| {
@@ -111,7 +110,6 @@ fn tainted() -> OnDrop<impl FnMut()> {
     })
 }
 
-/// Sets the repair mode, and the interval of audits in seconds.
 pub fn set(mode: &str, audit: u64) -> String {
     format!(
         "--set=repairController.enabled=true,repairController.mode={mode},\

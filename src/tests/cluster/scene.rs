@@ -5,8 +5,7 @@ use crate::node::{Files, Node, copied_pods};
 use crate::pods::Pods;
 pub use testkit::OnDrop;
 
-/// The node for the exclusive use of one test, its release and its pods. After a panic, dropping the value deletes the
-/// pods, then the release, and then lets the next test use the node.
+/// After a panic, dropping the value deletes the pods, then the release, and then lets the next test use the node.
 pub struct Scene {
     pub pods: Pods,
     pub helm: Helm,

@@ -9,8 +9,7 @@ use crate::scene::{OnDrop, Scene};
 const ACCOUNTS: [&str; 2] = ["serviceaccount/cni-agent", "serviceaccount/linkerd-cni-plugin"];
 const KEPT: [&str; 2] = ["role/linkerd-cni-uninstall", "rolebinding/linkerd-cni-uninstall"];
 
-/// Creates the user's ServiceAccounts. Dropping the value deletes them and what the release keeps, because later
-/// releases create objects with these names.
+/// Dropping the value also deletes what the release keeps, as later releases create objects with these names.
 fn accounts() -> OnDrop<impl FnMut()> {
     // Exists if another test ran before.
     let _ = command(&format!("create namespace {NAMESPACE}")).output();

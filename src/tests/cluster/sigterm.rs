@@ -1,5 +1,4 @@
-//! Agents that receive SIGTERM on a real node: either the plugin stays installed at every instant, or it is
-//! uninstalled.
+//! Agents that receive SIGTERM: either the plugin stays installed at every instant, or it is uninstalled.
 
 use std::fs;
 use std::time::Duration;
@@ -23,8 +22,7 @@ use crate::until::{until, until_within};
 use crate::upstream::Program;
 use crate::watcher::Watcher;
 
-/// A grace period of 10 s, for agents that get no proof of an uninstall and use it up. The schema accepts no shorter one
-/// than the default of 30 s.
+/// For agents that get no proof of an uninstall and use it up. The schema accepts no shorter one than 30 s.
 pub const SHORT_GRACE: [&str; 2] =
     ["--skip-schema-validation", "--set=terminationGracePeriodSeconds=10"];
 /// Upper bound of the time in which an agent uninstalls. The API server accepts tokens of deleted accounts for 10 s, and
@@ -70,7 +68,6 @@ fn an_agent_uninstalls_with_its_scope_or_its_release_and_stays_through_a_lost_ro
     assert!(scene.is_restored());
 }
 
-/// Sets the default grace period in the DaemonSet, which restarts the agent.
 fn restart_with_default_grace() {
     let env = json!({"name": "LINKERD_CNI_TERMINATION_GRACE_SECONDS", "value": "30"});
     let container = json!({"name": "install-cni", "env": [env]});

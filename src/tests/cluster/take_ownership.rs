@@ -77,14 +77,12 @@ fn apply_upstream(node: &Node, helm: &Helm) -> Applied {
     applied
 }
 
-/// Asserts that plugin entry, DaemonSet and permissions are this chart's.
 fn is_taken_over(node: &Node) {
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
     assert_eq!(of_container(".securityContext.capabilities.drop"), "[\"ALL\"]");
     assert_eq!(field("clusterrole linkerd-cni", ".rules[*].verbs[*]"), "get get get");
 }
 
-/// Returns a field of the agent's container in the DaemonSet, or an empty text.
 fn of_container(path: &str) -> String {
     let path = format!(".spec.template.spec.containers[0]{path}");
     field(&format!("daemonset linkerd-cni -n {NAMESPACE}"), &path)

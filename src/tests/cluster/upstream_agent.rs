@@ -1,5 +1,4 @@
-//! A stand-in for upstream's agent, which writes the same files: binary and kubeconfig when it starts, and its plugin
-//! entry whenever the conflist changes. When it ends, it removes all three, binary first.
+//! A stand-in for upstream's agent, which writes its files and, when it ends, removes them, binary first.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -36,7 +35,6 @@ pub fn account() -> OnDrop<impl FnMut()> {
     })
 }
 
-/// The stand-in for upstream's agent. Dropping the value removes its files.
 pub struct Upstream(Option<Repeated<Files>>);
 
 struct Files {
@@ -51,7 +49,6 @@ impl Upstream {
         Upstream::start_until(list, original, || false)
     }
 
-    /// The same; uninstalls as soon as it `is_over`.
     pub fn start_until(
         list: &Path,
         original: &str,
@@ -102,7 +99,6 @@ fn chained(original: &str) -> String {
     serde_json::to_string_pretty(&list).unwrap()
 }
 
-/// A kubeconfig in YAML, as upstream writes it, with a token of [`account`]. API server and CA are kubectl's.
 fn kubeconfig() -> String {
     let own = kubectl("config view --raw --minify --flatten -o json");
     let own: Value = serde_json::from_str(&own).unwrap();

@@ -18,7 +18,6 @@ impl<R: Routes> Server<R> {
         self.state().requests.iter().filter(|request| wanted(request)).cloned().collect()
     }
 
-    /// Returns the number of requests whose path contains `path`. An empty `method` is any.
     pub fn asked(&self, method: &str, path: &str) -> usize {
         let is_method = |request: &Request| method.is_empty() || request.method == method;
         self.received(|request| is_method(request) && request.path.contains(path)).len()

@@ -11,15 +11,11 @@ use crate::server::Connection;
 pub enum ApiFault {
     /// No byte of a response, and the connection stays open.
     Hang,
-    /// The connection ends without a response.
     Close,
     /// Half of the body, then the end of the connection.
     Cut,
-    /// One byte of the body every 100 ms.
     Drip,
-    /// An endless body of spaces.
     Endless,
-    /// Bytes that are not HTTP.
     Garbage,
     /// This status, with a Retry-After of so many seconds.
     Status(u16, u64),
@@ -38,7 +34,6 @@ impl Response {
         Response { code, body: body.to_string(), fault: None }
     }
 
-    /// The Status object that Kubernetes sends instead of an object.
     pub fn refusal(code: u16, message: &str) -> Response {
         let reason = match code {
             401 => "Unauthorized",
@@ -58,7 +53,6 @@ impl Response {
         }
     }
 
-    /// Sends the response, or what goes wrong instead. `None` ends the connection.
     pub(super) fn send(&self, connection: &mut Connection) -> Option<()> {
         let (code, body) = (self.code, self.body.as_bytes());
         match self.fault {

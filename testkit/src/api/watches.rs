@@ -8,18 +8,15 @@ use super::{Routes, Server, State};
 use crate::server::Connection;
 use crate::until::until;
 
-/// Part of the response to a watch.
 #[derive(Clone)]
 pub(super) enum Event {
     Line(String),
     /// The end, as after `timeoutSeconds`.
     End,
-    /// Half of an event, then the end of the connection.
     Cut,
 }
 
 impl<R: Routes> Server<R> {
-    /// Waits for a watch, then sends a bookmark to all watches.
     pub fn bookmark(&self) {
         self.send("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
     }
@@ -28,12 +25,10 @@ impl<R: Routes> Server<R> {
         self.send_now("BOOKMARK", &json!({"metadata": {"resourceVersion": "150"}}));
     }
 
-    /// Waits for a watch, then sends an event of this modified pod to all watches.
     pub fn modify(&self, pod: &Value) {
         self.send("MODIFIED", pod);
     }
 
-    /// Waits for a watch, then sends an event to all watches.
     pub fn send(&self, kind: &str, object: &Value) {
         until("somebody watches", || !self.state().watchers.is_empty());
         self.send_now(kind, object);
@@ -61,7 +56,6 @@ impl<R: Routes> Server<R> {
     }
 }
 
-/// Starts the response to a watch. Returns the events to send.
 pub(super) fn open<R>(
     state: &mut State<R>,
     connection: &mut Connection,
@@ -72,7 +66,6 @@ pub(super) fn open<R>(
     Some(events)
 }
 
-/// Sends events until the watch ends. `None`: the connection ended.
 pub(super) fn send(events: &Receiver<Event>, connection: &mut Connection) -> Option<()> {
     events.iter().try_for_each(|event| match event {
         Event::Line(line) => connection.send(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes()),

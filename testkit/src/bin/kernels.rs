@@ -30,7 +30,6 @@ const CHECKS: &[Check] = &[
     ("IPv6 disabled by sysctl", ipv6_disabled_by_sysctl),
     ("kernel memory", kernel_memory),
 ];
-/// With `ipv6.disable=1` on the kernel command line.
 const CHECKS_WITHOUT_IPV6: &[Check] = &[
     ("self-test with ipv6.disable=1", self_test),
     ("native with ipv6.disable=1", || redirects("native", "native", false)),
@@ -39,7 +38,6 @@ const CHECKS_WITHOUT_IPV6: &[Check] = &[
 const CHECK_BUDGET: Duration = Duration::from_secs(300);
 /// Where a check hides a module. It is put back after the check.
 const HIDDEN: &str = "/hidden.ko";
-/// Directory that stands for the node in the self-test.
 const NODE: &str = "/tmp/node";
 
 fn main() {
@@ -77,7 +75,6 @@ fn run_all() -> ! {
     exit(0)
 }
 
-/// Runs a check. Returns whether it passed, and what was seen, or the message of its panic.
 fn run(name: &str) -> (bool, String) {
     let mut output = tempfile::tempfile().unwrap();
     let mut command = Command::new("/proc/self/exe");
@@ -127,7 +124,6 @@ fn backend_of(add: &Outcome) -> String {
     named.unwrap_or_else(|| panic!("{}", add.stderr)).0.to_owned()
 }
 
-/// Asserts which listener each connection reaches, and with which original destination.
 fn assert_redirected(pod: &Namespaces, with_ipv6: bool) {
     for (own, neighbour) in POD.into_iter().zip(NEIGHBOUR).take(1 + usize::from(with_ipv6)) {
         let at = |name, address: &str, port| {
@@ -200,7 +196,6 @@ fn ipv6_disabled_by_sysctl() -> String {
     "IPv4 redirected, and IPv6 once the pod enables it".to_owned()
 }
 
-/// `ipv6: true` in a kernel without IPv6.
 fn ipv6_required() -> String {
     let pod = pod();
     call("ADD", &pod, "native").linkerd("ipv6", true).run().succeeded();
@@ -209,7 +204,6 @@ fn ipv6_required() -> String {
     "IPv4 redirected".to_owned()
 }
 
-/// Starts the agent, which runs its self-test with the plugin that it installs.
 fn self_test() -> String {
     let path = |name: &str| Path::new(NODE).join(name);
     for dir in ["etc", "bin", "image", "sa"] {
@@ -294,8 +288,7 @@ fn memory(pods: u64) -> (u64, u64) {
     (used, left)
 }
 
-/// Memory of the kernel in KiB, without unused slabs, once it has settled. Not by `MemFree`, which lacks the pages that
-/// each processor keeps for itself.
+/// Memory of the kernel in KiB once it has settled. `MemFree` lacks the pages that each processor keeps for itself.
 fn kernel_use() -> u64 {
     let (mut last, mut same) = (0, 0);
     for _ in 0..60 {

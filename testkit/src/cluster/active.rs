@@ -1,5 +1,4 @@
-//! The network config that the runtime loads, the plugins that it calls for a pod's primary network, and whether the
-//! plugin is installed there.
+//! The network config that the runtime loads, and whether the plugin is installed there.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -10,7 +9,6 @@ use serde_json::Value;
 pub const NET_DIR: &str = "/etc/cni/net.d";
 pub const BIN_DIR: &str = "/opt/cni/bin";
 
-/// The node's files at one instant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum State {
     /// The active conflist has the plugin entry; kubeconfig and binary are whole.
@@ -18,13 +16,11 @@ pub enum State {
     NoConflist,
     BrokenConflist(String),
     Unchained,
-    /// The active conflist has the plugin entry, and the kubeconfig that it names is missing.
     NoKubeconfig,
     /// The active conflist has the plugin entry, and another file is missing or damaged.
     Damaged(String),
 }
 
-/// The state of the node whose file system is at the path `root`.
 pub fn state(root: &str) -> State {
     let Some(text) = path(root).and_then(|path| fs::read_to_string(path).ok()) else {
         return State::NoConflist;
@@ -54,7 +50,6 @@ fn is_kubeconfig(text: &str) -> bool {
         || super::agent::token_in(text).is_some_and(|token| !token.is_empty())
 }
 
-/// Whether the plugin `name` is in the bin dir.
 pub fn is_program(root: &str, name: &str) -> bool {
     let file = fs::metadata(format!("{root}{BIN_DIR}/{name}"));
     file.is_ok_and(|file| file.len() > 0 && file.permissions().mode() & 0o111 != 0)
@@ -88,7 +83,6 @@ fn plugins_of(root: &str, config: &Value) -> Vec<Value> {
     plugins.into_iter().flat_map(|plugin| with_delegate(root, plugin)).collect()
 }
 
-/// The plugin, or the plugins that it calls if it is Multus.
 fn with_delegate(root: &str, plugin: Value) -> Vec<Value> {
     match plugin["type"].as_str() {
         Some("multus" | "multus-shim") => match plugin["clusterNetwork"].as_str() {

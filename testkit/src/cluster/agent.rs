@@ -14,7 +14,6 @@ use crate::until::{until_some, until_within};
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
 
-/// Deletes the plugin's ServiceAccount and creates it again, so that the API server rejects its tokens.
 pub fn revoke_token() {
     let account = "serviceaccount linkerd-cni-plugin -n linkerd-cni";
     let mut object = get(account);
@@ -29,7 +28,6 @@ pub fn delete_by_force(agent: &Agent) {
     kubectl(&format!("delete pod {} -n linkerd-cni --force --grace-period=0", agent.pod));
 }
 
-/// A process that does not run until the value is dropped.
 pub struct Paused(Pid);
 
 impl Paused {
@@ -62,7 +60,6 @@ pub fn until_rejected(kubeconfig: &str) {
     });
 }
 
-/// The token in the node's kubeconfig, if it can be read.
 pub fn token() -> Option<String> {
     token_in(&fs::read_to_string(KUBECONFIG).ok()?)
 }
@@ -114,8 +111,7 @@ pub fn is_ready() -> bool {
     find_agent().is_some_and(|agent| agent.ready)
 }
 
-/// The agent, if there is exactly one, it runs and the API server answers. An agent that is being deleted, as at the end
-/// of a surge, does not count.
+/// The agent, if there is exactly one besides those being deleted, it runs and the API server answers.
 pub fn find_agent() -> Option<Agent> {
     let mut get = command("get pods -n linkerd-cni -l k8s-app=linkerd-cni -o json");
     let output = get.output().expect("kubectl runs");
@@ -144,8 +140,7 @@ pub fn is_agent(pid: i32) -> bool {
     name.trim() == "linkerd2-cni-in" && net_dir == inode("/etc/cni/net.d")
 }
 
-/// The process in a container, found by its control group. CRI-O's control group of conmon, which supervises the
-/// container, also has the container's ID in its name.
+/// The process in a container, by its control group. That of CRI-O's conmon has the container's ID in its name, too.
 pub fn process_of(container: &str) -> Option<Pid> {
     let is_in = |pid: &i32| {
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));

@@ -1,5 +1,4 @@
-//! Batches of meshed pods that start while something else happens. Each pod connects at once; its exit code tells
-//! whether the connection was redirected.
+//! Meshed pods that start while something else happens. Each tells by its exit code whether it was redirected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -10,7 +9,6 @@ use serde_json::{Value, json};
 use super::kubectl::{kubectl, list};
 use super::pods::{self, apply_all, container};
 use crate::OnDrop;
-use crate::chart::yaml;
 
 const NAMESPACE: &str = "burst";
 const BATCH: usize = 10;
@@ -24,7 +22,6 @@ const POLL: Duration = Duration::from_millis(700);
 /// Time in which the last pods have to end. On a machine with a load of 60, two minutes were too short.
 const PATIENCE: Duration = Duration::from_secs(300);
 
-/// Runs `event` while pods start, and asserts that every pod was redirected and that no ADD of the plugin failed.
 pub fn during(what: &str, event: impl FnOnce()) {
     without_failures(what, |_| annotations(), event);
 }
@@ -36,7 +33,6 @@ pub fn of_any_origin(what: &str, event: impl FnOnce()) {
     without_failures(what, of_number, event);
 }
 
-/// Runs `event` while pods with the annotations of their number start.
 fn without_failures(what: &str, of_number: impl Fn(usize) -> Value + Sync, event: impl FnOnce()) {
     let pod = |number| validating_pod(NAMESPACE, number, &of_number(number));
     let (_, failures) = of(pod, what, event);
@@ -57,8 +53,7 @@ fn annotations() -> Value {
     json!({"linkerd.io/proxy-version": "test"})
 }
 
-/// Runs `event` while pods start that `pod` makes for a number, asserts that every pod was redirected,
-/// and prints the figures. Returns the pods and the failures of the plugin.
+/// Runs `event` while the pods of `pod` start, all redirected. Returns the pods and the failures of the plugin.
 fn of(
     pod: impl Fn(usize) -> Value + Sync,
     what: &str,
@@ -96,7 +91,6 @@ fn of(
     (pods, of_plugin.map(str::to_owned).collect())
 }
 
-/// Starts pods until `over`, and at least [`LEAST`] of them. Returns all pods after their end.
 fn keep_starting(pod: &impl Fn(usize) -> Value, over: &AtomicBool) -> Vec<Value> {
     let all = || list(&format!("pods -n {NAMESPACE}"));
     let mut created = 0;
@@ -128,7 +122,7 @@ pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Va
     let app = container("app", 1000, &pods::validation("10s"));
     let mut proxy = container("linkerd-proxy", 2102, &["pause"]);
     proxy["restartPolicy"] = json!("Always");
-    let mut pod = yaml(include_str!("burst.yaml"));
+    let mut pod = pods::manifest("ending");
     let name = format!("pod-{number}");
     pod["metadata"] = json!({"name": name, "namespace": namespace, "annotations": annotations});
     pod["spec"]["initContainers"] = json!([proxy]);
@@ -145,7 +139,6 @@ fn validated_pod(number: usize) -> Value {
     pod
 }
 
-/// Whether the validator of the pod has failed, which comes first.
 fn was_stranded(pod: &Value) -> bool {
     pod["status"]["initContainerStatuses"][0]["restartCount"].as_u64() != Some(0)
 }

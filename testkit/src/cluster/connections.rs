@@ -18,7 +18,6 @@ pub fn linkerd_check_finds_what_it_looks_up() {
     assert_eq!(status, "1/1", "scheduled and ready");
 }
 
-/// Starts the pods `unmeshed`, `other` and `meshed`, and connects them in each of the cluster's families.
 pub fn connections_go_through_the_proxy_where_they_should(pods: &Pods) {
     pods.start(&[pods::unmeshed("unmeshed"), pods::unmeshed("other"), pods::meshed("meshed")]);
     for family in Family::all() {

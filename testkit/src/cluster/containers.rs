@@ -24,7 +24,6 @@ pub struct Sandbox {
     pub has_entry: bool,
 }
 
-/// The sandboxes of the node by the names of their pods.
 pub fn sandboxes() -> BTreeMap<String, Sandbox> {
     let mut found: Vec<(SystemTime, String, Sandbox)> = cached_adds()
         .filter_map(|(written, cached)| {
@@ -36,8 +35,7 @@ pub fn sandboxes() -> BTreeMap<String, Sandbox> {
     found.into_iter().map(|(_, name, sandbox)| (name, sandbox)).collect()
 }
 
-/// The cached ADD calls of eth0, each with the time at which it was written. The loopback interface has a
-/// separate one.
+/// The cached ADD calls of eth0 (not those of the loopback interface), each with the time at which it was written.
 fn cached_adds() -> impl Iterator<Item = (SystemTime, Value)> {
     let entries = fs::read_dir(RESULTS).into_iter().flatten().flatten();
     let files = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with("-eth0"));
@@ -73,7 +71,6 @@ pub fn address_of(name: &str) -> Option<String> {
     sandboxes.find(|(pod, _)| pod.starts_with(name)).map(|(_, sandbox)| sandbox.address)
 }
 
-/// Connects from the node to port 8080. Returns the name of the container that responds.
 pub fn answer_of(ip: &str) -> Option<String> {
     let address: SocketAddr = format!("{ip}:8080").parse().ok()?;
     let stream = TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok()?;
@@ -83,13 +80,11 @@ pub fn answer_of(ip: &str) -> Option<String> {
     line.split_whitespace().next().map(str::to_owned)
 }
 
-/// The ADD call for the pod whose name starts with `name`, and its result, as libcni caches them.
 pub fn cached_add(name: &str) -> Option<Value> {
     let is_of_pod = |cached: &Value| pod_of(cached).is_some_and(|pod| pod.starts_with(name));
     cached_adds().map(|(_, cached)| cached).find(is_of_pod)
 }
 
-/// Kills the sandbox of the pod whose name starts with `name`, so that kubelet makes another one.
 pub fn kill_sandbox(name: &str) {
     let running = running("sandbox", name);
     assert_eq!(running.len(), 1, "sandboxes of {name}: {running:?}");
@@ -109,7 +104,6 @@ pub fn running(kind: &str, name: &str) -> Vec<String> {
     containers.lines().filter(runs).map(str::to_owned).collect()
 }
 
-/// Runs containerd's client and returns its output, also if it fails.
 pub fn ctr(args: &[&str]) -> String {
     let output = Command::new("ctr").args(["--address", CONTAINERD]).args(args).output().unwrap();
     String::from_utf8(output.stdout).unwrap()

@@ -4,11 +4,9 @@ use std::env;
 use std::fs;
 use std::path::PathBuf;
 
-/// State directory of scripts/cluster. Programs outside of the node's mount namespace find it by the environment
-/// variable `CLUSTER_STATE`.
+/// State directory of scripts/cluster, unless the environment variable `CLUSTER_STATE` names it.
 const STATE: &str = "/var/lib/linkerd2-cni-cluster";
 
-/// File in the state directory: the settings that scripts/cluster created the cluster with, as shell variables.
 const SETTINGS: &str = "settings";
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +50,6 @@ impl Family {
     }
 }
 
-/// The port on every address of the cluster's families, one argument each.
 pub fn any(port: u16) -> Vec<String> {
     Family::all().into_iter().map(|family| family.any(port)).collect()
 }

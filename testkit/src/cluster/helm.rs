@@ -48,7 +48,6 @@ impl Helm {
         self.install(package, &["--wait", "--timeout", "60s"]);
     }
 
-    /// Installs the stand-in for upstream's chart, with the same release name, and `program` in its pods.
     pub fn install_upstream(&self, program: Program) {
         let chart = tempfile::tempdir().unwrap();
         upstream::write_chart(chart.path(), program);
@@ -73,7 +72,6 @@ impl Helm {
         self.must(&["uninstall", "linkerd-cni", "-n", NAMESPACE]);
     }
 
-    /// Waits until the agents of an uninstalled release have ended.
     pub fn end_uninstall(&self) {
         kubectl(&format!("wait -n {NAMESPACE} --for=delete pod --all --timeout=60s"));
     }
@@ -90,7 +88,6 @@ impl Helm {
         self.must(&[&["rollback", "linkerd-cni", "1", "-n", NAMESPACE], more].concat());
     }
 
-    /// Runs helm and returns its output. Panics with its error if it fails.
     pub fn must(&self, args: &[&str]) -> String {
         must(&mut helm(args))
     }

@@ -13,12 +13,10 @@ pub fn kubectl(line: &str) -> String {
     must(&mut command(line))
 }
 
-/// Runs `kubectl get`, and returns the object or the list. Panics if it fails.
 pub fn get(what: &str) -> Value {
     serde_json::from_str(&kubectl(&format!("get {what} -o json"))).unwrap()
 }
 
-/// Runs `kubectl get`, and returns the objects of the list. Panics if it fails.
 pub fn list(what: &str) -> Vec<Value> {
     serde_json::from_value(get(what)["items"].take()).unwrap()
 }

@@ -1,5 +1,4 @@
-//! The cluster's only node, which is this machine: its CNI files, kubelet's log and static pods, and the API server's
-//! audit log.
+//! The cluster's only node, which is this machine: its CNI files, logs and static pods.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -29,14 +28,12 @@ use crate::until::until;
 
 const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
 const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
-/// Directory of the copy of the node's pods.
 pub const COPY: &str = "/run/linkerd-cni/pods";
 
 /// Held by the test that uses the node, as tests run on threads.
 static NODE: Mutex<()> = Mutex::new(());
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
-/// The node, for the exclusive use of one test.
 pub struct Node {
     _exclusive: MutexGuard<'static, ()>,
     begin: Instant,
@@ -44,7 +41,6 @@ pub struct Node {
     kubelet_log: NewLines,
 }
 
-/// A log from the time at which the value was created.
 struct NewLines {
     path: PathBuf,
     /// Length of the file at that time, 0 if it was missing.
@@ -93,8 +89,6 @@ impl Node {
         node
     }
 
-    /// The files in the node's two directories. A file that is deleted during the call is left out. The agent's
-    /// socket has a mode and no content.
     pub fn files(&self) -> Files {
         files_of("")
     }
@@ -103,19 +97,16 @@ impl Node {
         self.entry().expect("the plugin entry is last in the active network config")
     }
 
-    /// The same, if the last plugin of the active network config is linkerd-cni.
     pub fn entry(&self) -> Option<Value> {
         active::plugins().pop().filter(|last| last["type"] == "linkerd-cni")
     }
 
-    /// Kills the API server, calls `meanwhile`, and starts the API server again, also on a panic.
     pub fn without_api_server<T>(&self, meanwhile: impl FnOnce() -> T) -> T {
         let _restart = OnDrop(restart_api_server);
         kill_component("kube-apiserver");
         meanwhile()
     }
 
-    /// Starts a static pod, which kubelet runs until the value is dropped.
     pub fn static_pod(&self, pod: &Value) -> StaticPod {
         let name = pod["metadata"]["name"].as_str().unwrap();
         let path = Path::new(CLUSTER).join(format!("static-pods/{name}.json"));
@@ -133,13 +124,11 @@ impl Node {
         texts.any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
     }
 
-    /// Number of the plugin's requests since the test began about a namespace or a pod in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
         let events = self.requests_of("linkerd-cni/").into_iter();
         events.filter(|event| event["objectRef"]["namespace"] == namespace).count()
     }
 
-    /// Audit events since the test began whose user agent starts with `program`.
     pub fn requests_of(&self, program: &str) -> Vec<Value> {
         let log = self.audit_log.read();
         // The last line may be incomplete.
@@ -151,12 +140,10 @@ impl Node {
     }
 }
 
-/// The files in the two directories of the node whose file system is at the path `root`.
 pub fn files_of(root: &str) -> Files {
     files_in(root, &DIRECTORIES)
 }
 
-/// The files in directories of the node whose file system is at the path `root`.
 pub fn files_in(root: &str, directories: &[&str]) -> Files {
     let mut files = Files::new();
     for directory in directories {
@@ -194,8 +181,7 @@ impl Drop for Node {
     }
 }
 
-/// Starts a killed API server again. Its clients are restarted, as they could wait up to a minute before they
-/// reconnect.
+/// Starts a killed API server again, and its clients, which could wait up to a minute before they reconnect.
 pub fn restart_api_server() {
     for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
         kill_component(component);
@@ -203,7 +189,6 @@ pub fn restart_api_server() {
     start_missing_components();
 }
 
-/// Starts the components of the cluster that do not run.
 pub fn start_missing_components() {
     let cluster = crate::repository().join("scripts/cluster");
     let up = Command::new(cluster).arg("up").output().unwrap();
@@ -212,8 +197,7 @@ pub fn start_missing_components() {
     assert!(up.status.success() || thread::panicking(), "{error}");
 }
 
-/// Replaces a file by renaming `NAME.SUFFIX`, as another program writes it. An agent may delete that file as a leftover:
-/// then the file stays as it is.
+/// Replaces a file by renaming `NAME.SUFFIX`, as another program does. An agent may delete that as a leftover.
 pub fn replace(path: &Path, suffix: &str, content: impl AsRef<[u8]>, mode: u32) {
     let name = path.file_name().unwrap().to_str().unwrap();
     let beside = path.with_file_name(format!("{name}.{suffix}"));
@@ -227,7 +211,6 @@ pub fn pid_of(component: &str) -> Pid {
     Pid::from_raw(pid.trim().parse().unwrap())
 }
 
-/// Kills a component of the cluster and waits for its end, if it has not ended by itself.
 pub fn kill_component(component: &str) {
     let pid = pid_of(component);
     let killed = kill(pid, Signal::SIGKILL);
@@ -241,7 +224,6 @@ pub struct StaticPod {
     name: String,
 }
 
-/// Names of the files that the copy of the node's pods has; none if it is missing.
 pub fn copied_pods() -> Vec<String> {
     let entries = fs::read_dir(COPY).into_iter().flatten().flatten();
     entries.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect()
@@ -286,7 +268,6 @@ impl Netns {
         self.must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
     }
 
-    /// The nftables rules in the netns.
     pub fn rules(&self) -> String {
         self.output(&["nft", "list", "ruleset"])
     }

@@ -1,5 +1,4 @@
-//! Pods that connect to each other. Each is in a namespace of its own with the same name, so that the plugin's API
-//! requests can be counted for each pod.
+//! Pods that connect to each other, each in a namespace of its name, so that API requests are counted for each.
 
 use std::cell::RefCell;
 use std::thread;
@@ -11,12 +10,12 @@ use super::families::{self, Family};
 use super::kubectl::succeeds;
 pub use super::kubectl::{apply, command, field, kubectl};
 use crate::OnDrop;
+use crate::chart::yaml;
 use crate::until::{until, until_some, until_within};
 
 /// Time in which kubelet accepts `kubectl exec` again after a restart.
 const EXEC: Duration = Duration::from_secs(90);
 
-/// The pods of a test. Dropping the value deletes them.
 #[derive(Default)]
 pub struct Pods {
     names: RefCell<Vec<String>>,
@@ -30,7 +29,6 @@ impl Pods {
         }
     }
 
-    /// Creates pods or StatefulSets, each in a namespace with the object's name.
     pub fn create(&self, objects: &[Value]) {
         for object in objects {
             let name = object["metadata"]["name"].as_str().unwrap();
@@ -67,7 +65,6 @@ impl Pods {
         ip.unwrap_or_else(|| panic!("pod {name} has no {family:?} address: {all}")).to_owned()
     }
 
-    /// Connects from the container. Returns the response, `refused` or `timeout`.
     pub fn connect(&self, pod: &str, container: &str, target: &str) -> String {
         let connect = format!("exec -n {pod} {pod} -c {container} -- /probe connect {target}");
         // After a restart, kubelet rejects kubectl for some time.
@@ -81,18 +78,15 @@ impl Pods {
         })
     }
 
-    /// Connects the app of one pod to port 8080 of another.
     pub fn response(&self, from: &str, to: &str) -> String {
         self.connect(from, "app", &Family::all()[0].to(&self.ip(to), 8080))
     }
 
-    /// Asserts which container responds to the app of one pod at port 8080 of another.
     pub fn assert_answers(&self, from: &str, to: &str, responder: &str) {
         let response = self.response(from, to);
         assert!(response.starts_with(responder), "{from} to {to}: {response}, not {responder}");
     }
 
-    /// Asserts which container responds to a container, and that the response contains `text`.
     pub fn assert_connects(
         &self,
         [pod, container, target]: [&str; 3],
@@ -112,8 +106,7 @@ impl Pods {
         until("the validator fails", || self.field(name, exit) == "95");
     }
 
-    /// Waits until connections to `target` reach the proxy, which may start after the app. None of them may reach
-    /// the app directly.
+    /// Waits for the proxy, which may start after the app. No connection may reach the app directly.
     pub fn until_proxied(&self, pod: &str, target: &str) {
         until_within(EXEC, "the proxy responds", || {
             let response = self.connect(pod, "app", target);
@@ -141,7 +134,6 @@ pub fn apply_all(pods: impl Iterator<Item = Value>) {
     apply(&json!({"apiVersion": "v1", "kind": "List", "items": pods.collect::<Vec<_>>()}));
 }
 
-/// Creates a namespace for pods that end. Dropping the value deletes it.
 pub fn namespace(name: &str) -> OnDrop<impl FnMut()> {
     kubectl(&format!("create namespace {name}"));
     until_account(name);
@@ -150,7 +142,6 @@ pub fn namespace(name: &str) -> OnDrop<impl FnMut()> {
     })
 }
 
-/// Waits for a new namespace's default ServiceAccount, without which no pod can be created.
 pub fn until_account(namespace: &str) {
     let get = format!("get serviceaccount default -n {namespace}");
     until("the namespace's account", || succeeds(&get));
@@ -161,7 +152,6 @@ pub fn events(namespace: &str, reason: &str) -> String {
     field(&events, ".items[*].message")
 }
 
-/// The pod in the namespace `default`, as a static pod needs it.
 pub fn in_default(mut pod: Value) -> Value {
     pod["metadata"]["namespace"] = "default".into();
     pod
@@ -179,8 +169,7 @@ pub fn native_sidecar(name: &str) -> Value {
     validated(name, "10s")
 }
 
-/// A pod with a network validator, which starts only if its connections are redirected to the proxy. If not, the
-/// validator exits with 95 after `timeout`, again and again.
+/// A pod that starts only if its connections are redirected: if not, its validator exits with 95, again and again.
 pub fn validated(name: &str, timeout: &str) -> Value {
     let mut sidecar = proxy();
     sidecar["restartPolicy"] = json!("Always");
@@ -188,7 +177,6 @@ pub fn validated(name: &str, timeout: &str) -> Value {
     pod(name, &[app(name)], &[validator, sidecar])
 }
 
-/// Arguments of a network validator, in the cluster's first family.
 pub fn validation(timeout: &str) -> Vec<String> {
     let family = Family::all()[0];
     let (nobody, outbound) = (family.nobody(), family.any(4140));
@@ -216,7 +204,6 @@ fn proxy() -> Value {
     listening(4191, container("linkerd-proxy", 2102, &words))
 }
 
-/// The container with a readiness probe that connects to `port`.
 fn listening(port: u16, mut container: Value) -> Value {
     container["readinessProbe"] = json!({"tcpSocket": {"port": port}, "periodSeconds": 1});
     container
@@ -225,27 +212,24 @@ fn listening(port: u16, mut container: Value) -> Value {
 pub fn container(name: &str, uid: u32, words: &[impl AsRef<str>]) -> Value {
     let words = words.iter().map(AsRef::as_ref);
     let args: Vec<&str> = ["/probe"].into_iter().chain(words).collect();
-    json!({
-        "name": name,
-        "image": "docker.io/library/linkerd2-cni-probe:test",
-        "imagePullPolicy": "Never",
-        "args": args,
-        "securityContext": {
-            "runAsUser": uid,
-            "allowPrivilegeEscalation": false,
-            "capabilities": {"drop": ["ALL"]},
-        },
-    })
+    let mut container = manifest("container");
+    container["name"] = name.into();
+    container["args"] = args.into();
+    container["securityContext"]["runAsUser"] = uid.into();
+    container
+}
+
+pub(super) fn manifest(name: &str) -> Value {
+    yaml(include_str!("pods.yaml"))[name].take()
 }
 
 /// A pod with these containers. If one is a proxy, the pod has the annotation and the label of Linkerd's injector.
 fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
-    let mut pod = json!({
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "namespace": name, "annotations": {}, "labels": {}},
-        "spec": {"initContainers": init, "containers": containers},
-    });
+    let mut pod = manifest("pod");
+    for key in ["name", "namespace"] {
+        pod["metadata"][key] = name.into();
+    }
+    pod["spec"] = json!({"initContainers": init, "containers": containers});
     if containers.iter().chain(init).any(|one| one["name"] == "linkerd-proxy") {
         pod["metadata"]["annotations"] = json!({"linkerd.io/proxy-version": "test"});
         pod["metadata"]["labels"] = json!({"linkerd.io/control-plane-ns": "linkerd"});

@@ -13,7 +13,6 @@ pub enum Program {
     Pause,
 }
 
-/// Writes the chart into a directory, which is created.
 pub fn write_chart(chart: &Path, program: Program) {
     let values = crate::repository().join("chart-tests/values/upstream.yaml");
     let values = fs::read_to_string(values).unwrap();

@@ -1,5 +1,4 @@
-//! Reads the node's network config, kubeconfig and plugin binary every 2 ms, as a container
-//! runtime could at any instant.
+//! Reads the node's files every 2 ms, as a container runtime could at any instant.
 
 use std::time::{Duration, Instant};
 
@@ -8,10 +7,8 @@ use crate::repeated::Repeated;
 
 const PERIOD: Duration = Duration::from_millis(2);
 
-/// A time in which the plugin was not installed.
 #[derive(Debug)]
 struct Gap {
-    /// What was seen, without repetitions.
     states: Vec<State>,
     begin: Duration,
     length: Duration,
@@ -33,7 +30,6 @@ impl Watcher {
         Watcher::of(String::new())
     }
 
-    /// Watches the node whose file system is at the path `root`.
     pub fn of(root: String) -> Watcher {
         let (begin, took) = (Instant::now(), Duration::ZERO);
         let seen = Gaps { root, begin, reads: 0, took, is_installed: true, gaps: Vec::new() };
@@ -71,14 +67,12 @@ impl Gaps {
         }
     }
 
-    /// Asserts that the plugin was installed at every instant.
     pub fn assert_always_installed(&self, scene: &str) {
         let Gaps { reads, took, gaps, .. } = self;
         println!("{scene}: {reads} reads in {took:.1?}, {} gaps", gaps.len());
         assert!(gaps.is_empty(), "{scene}: {gaps:?}");
     }
 
-    /// At no time was the plugin missing, in whatever way, for `longest`.
     pub fn assert_no_gap_of(&self, longest: Duration, scene: &str) {
         let Gaps { reads, took, gaps, .. } = self;
         let lengths: Vec<Duration> = gaps.iter().map(|gap| gap.length).collect();

@@ -1,6 +1,4 @@
-//! Decides on a pod like ADD, with a scripted API server, and asserts the dangerous direction: a pod
-//! with a `linkerd-proxy` container starts without redirect rules only for a documented reason. The
-//! fuzz target `decision` uses it too.
+//! Decides like ADD, with a scripted API server: a pod with a proxy starts bare only for a documented reason.
 
 use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::PodRef;
@@ -28,7 +26,6 @@ pub struct Start {
     pub annotations: Annotations,
     pub containers: Vec<&'static str>,
     pub init_containers: Vec<&'static str>,
-    /// Whether the runtime passes the annotations to the plugin.
     pub has_capability: bool,
     pub strict: bool,
     pub copy: CopyState,
@@ -37,7 +34,6 @@ pub struct Start {
     pub api_error: Option<Failure>,
 }
 
-/// The node's copy of its pods when the pod starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyState {
     Published,
@@ -48,7 +44,6 @@ pub enum CopyState {
 
 pub const COPY_STATES: [CopyState; 3] =
     [CopyState::Published, CopyState::Lacking, CopyState::Unkept];
-/// Namespace in `exclude-namespaces`, and the agent's namespace.
 pub const EXCLUDED: &str = "kube-system";
 pub const AGENT_NAMESPACE: &str = "linkerd-cni";
 pub const API_ERRORS: [Failure; 8] = [
@@ -97,7 +92,6 @@ impl Start {
         })
     }
 
-    /// Decides like ADD. The scripted API server knows the pod and its namespace, or fails.
     pub fn decide(&self) -> Result<Decision<Redirect>, Error> {
         let request = self.request();
         assert_eq!(request.command, Command::Add);
@@ -132,7 +126,6 @@ impl Start {
         })
     }
 
-    /// Asserts that a pod with a proxy is redirected, or fails, or is skipped for a documented reason.
     pub fn assert_not_bare(&self) {
         if let Ok(Decision::Skip(reason)) = self.decide() {
             assert!(
@@ -143,8 +136,7 @@ impl Start {
         }
     }
 
-    /// The documented reasons: an excluded namespace, the agent's own pod, and annotations that suggest no
-    /// proxy if the pod's containers are unknown.
+    /// The documented reasons: an excluded namespace, the agent's own pod, annotations if the containers are unknown.
     fn may_be_skipped(&self) -> bool {
         let suffix = self.name.strip_prefix("linkerd-cni-");
         let is_agent =

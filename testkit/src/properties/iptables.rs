@@ -1,5 +1,4 @@
-//! A model of table `nat` of one address family: takes scripts of `iptables-restore --noflush`, and
-//! decides on packets like the kernel. Stricter than the product's reader of rules.
+//! A model of table `nat` that decides like the kernel, and is stricter than the product's reader of rules.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +14,6 @@ const PORTS_LIMIT: usize = 15;
 
 #[derive(Clone, Debug)]
 pub struct Nat {
-    /// Rules as lines of `iptables -S`, by chain.
     chains: BTreeMap<String, Vec<String>>,
     rules: nat::Nat,
 }
@@ -77,14 +75,12 @@ impl Nat {
         self.chains.values().flatten().map(String::as_str)
     }
 
-    /// Returns the port to which the connection of `packet` is redirected.
     pub fn redirected_to(&self, packet: &Packet) -> Option<u16> {
         self.rules.redirected_to(packet.hook, &packet.fields())
     }
 }
 
-/// Checks what iptables checks: the comment, the number of ports, and that conditions on ports and
-/// `REDIRECT` follow a condition on the protocol.
+/// Checks what iptables checks: comment, number of ports, and a protocol before ports and `REDIRECT`.
 fn check(line: &str) -> Result<(), String> {
     let (before, rest) = line.split_once(" -m comment --comment \"").ok_or("no comment")?;
     let (comment, target) = rest.split_once("\" -j ").ok_or("no target")?;

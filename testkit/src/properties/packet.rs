@@ -29,8 +29,7 @@ pub struct Packet {
     pub destination_port: u16,
     /// Outgoing interface. Empty at [`Hook::Prerouting`].
     pub output: &'static str,
-    /// UID and GID of the sending socket. `None` at [`Hook::Prerouting`], and for packets that the
-    /// kernel itself sends.
+    /// UID and GID of the sending socket. `None` for inbound packets, and for those that the kernel itself sends.
     pub socket: Option<(u32, u32)>,
 }
 
@@ -59,7 +58,6 @@ impl Packet {
         }
     }
 
-    /// Returns the fields that conditions of rules compare.
     pub fn fields(&self) -> nat::Packet {
         let is_inbound = self.hook == Hook::Prerouting;
         let mut fields = nat::Packet::default();
@@ -124,7 +122,6 @@ pub fn boundaries(redirect: &Redirect) -> Boundaries {
     }
 }
 
-/// Returns the addresses at the boundaries of subnets, and [`ANY_SOURCES`].
 fn around_each(subnets: &[Subnet]) -> Vec<IpAddr> {
     let around = |subnet: &Subnet| {
         let (first, last) = (subnet.net.network(), subnet.net.broadcast());
@@ -135,7 +132,6 @@ fn around_each(subnets: &[Subnet]) -> Vec<IpAddr> {
     subnets.iter().flat_map(around).chain(ANY_SOURCES).collect()
 }
 
-/// Returns the address that is `distance` above `address`, with overflow.
 fn shifted(address: IpAddr, distance: u128) -> IpAddr {
     match address {
         IpAddr::V4(address) => {
@@ -145,8 +141,7 @@ fn shifted(address: IpAddr, distance: u128) -> IpAddr {
     }
 }
 
-/// Returns packets with all values of `boundaries`. No rule has conditions on user and destination, so
-/// either the user of an outbound packet varies or its destination.
+/// No rule has conditions on user and destination, so either the user of an outbound packet varies or its destination.
 pub fn all(
     Boundaries { ports, sources, destinations, open, uids, gids }: &Boundaries,
 ) -> Vec<Packet> {

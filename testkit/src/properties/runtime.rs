@@ -10,10 +10,8 @@ use tracing::subscriber::NoSubscriber;
 
 use crate::cni;
 
-/// `CNI_ARGS` of a pod.
 pub const POD: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
 
-/// Runs ADD with `CNI_ARGS` and `stdin`. Returns what goes to stdout: a result or an error object.
 pub fn add(args: &str, stdin: &[u8]) -> Result<String, String> {
     // Keeps the plugin from starting its own log. Fails from the second call on.
     let _ = tracing::subscriber::set_global_default(NoSubscriber::default());
@@ -22,7 +20,6 @@ pub fn add(args: &str, stdin: &[u8]) -> Result<String, String> {
     plugin::run(&request).map_err(|error| error.to_json(&request.cni_version))
 }
 
-/// Environment of an ADD with `CNI_ARGS`, by name of the variable.
 pub fn environment(args: &str) -> impl Fn(&str) -> Option<OsString> {
     let variables = cni::environment("ADD", "/no/such/netns");
     move |name| {
@@ -34,8 +31,7 @@ pub fn environment(args: &str) -> impl Fn(&str) -> Option<OsString> {
     }
 }
 
-/// Whether `stdout` is a CNI result or error object. A result may have any other members, as they
-/// come from the plugins before this one.
+/// Whether `stdout` is a CNI result or error object. Other members come from the plugins before this one.
 pub fn is_cni_output(stdout: &Result<String, String>) -> bool {
     let (text, wanted): (_, &[&str]) = match stdout {
         Ok(text) => (text, &["cniVersion"]),

@@ -19,7 +19,6 @@ pub fn has_valgrind() -> bool {
     version.is_ok_and(|status| status.success())
 }
 
-/// Instructions in user space of `call`, which makes `requests` API requests.
 pub fn instructions(scene: &Scene, call: &Call, requests: usize) -> anyhow::Result<u64> {
     let log = format!("--log-file={}", scene.notes());
     let tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", &log];
@@ -67,7 +66,6 @@ fn allocations_of(summary: &str) -> Option<[u64; 2]> {
     (sum[0] > 0).then_some(sum)
 }
 
-/// The smallest of each figure in [`RUNS`] runs that succeeded, or in fewer if [`TRIES`] runs have no more.
 fn smallest<const COUNT: usize>(
     scene: &Scene,
     call: &Call,

@@ -72,7 +72,7 @@ pub fn row(
     let allocations = debug_plugin.filter(|_| is_ours).map(allocations).transpose()?;
     let wall_ms = ms(median(&mut timings.wall));
     Ok(Row {
-        name: call.name.to_owned(),
+        name: call.name.clone(),
         wall_ms,
         wall_p99_ms: ms(percentile(&mut timings.wall, 99)),
         wall_max_ms: ms(percentile(&mut timings.wall, 100)),
@@ -115,8 +115,7 @@ fn processes(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
     Ok(fs::read_to_string(&notes)?.lines().filter(is_process).count())
 }
 
-/// The kernel folds the size of the process that starts another into that other's, so a small copy of this program
-/// starts it, see [`peak_of`]. Figures of about the size of that copy are upper bounds.
+/// The kernel folds the size of who starts a process into that of the process, so a small copy of this program does it.
 fn rss_kib(scene: &Scene, call: &Call) -> anyhow::Result<u64> {
     let (notes, myself) = (scene.notes(), std::env::current_exe()?);
     let mut all = [0; FEW];
@@ -127,7 +126,6 @@ fn rss_kib(scene: &Scene, call: &Call) -> anyhow::Result<u64> {
     Ok(median(&mut all))
 }
 
-/// Runs `call` to its end, by way of `wrapper`.
 pub fn finish(scene: &Scene, call: &Call, wrapper: &[&str]) -> anyhow::Result<()> {
     let netns = scene.netns(call)?;
     scene.succeed(call, &mut scene.run(call, netns.as_ref(), wrapper)?)
@@ -136,7 +134,6 @@ pub fn finish(scene: &Scene, call: &Call, wrapper: &[&str]) -> anyhow::Result<()
 /// The argument that makes this program start another and note its size.
 pub const PEAK_OF: &str = "--peak-of";
 
-/// Runs `program` and writes its largest resident set, in KiB, into the file `notes`.
 pub fn peak_of(notes: &str, program: &str) -> anyhow::Result<bool> {
     let status = Command::new(program).status()?;
     fs::write(notes, children()?.max_rss().to_string())?;

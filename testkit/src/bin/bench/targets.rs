@@ -2,10 +2,10 @@
 
 use testkit::benchmarks::{Row, Size, Target};
 
-use crate::scene::MESHED_COPY;
+use crate::scene::{MESHED_COPY, data};
 
 pub fn targets(rows: &[Row], sizes: &[Size]) -> Vec<Target> {
-    let mut targets = Vec::new();
+    let (data, mut targets) = (data(), Vec::new());
     let mut target = |what: String, is: f64, at_most: f64| {
         targets.push(Target { what, is, at_most, holds: is <= at_most });
     };
@@ -16,36 +16,25 @@ pub fn targets(rows: &[Row], sizes: &[Size]) -> Vec<Target> {
         target(format!("{MESHED_COPY}: wall above VERSION, ms"), copy - version, 1.0);
     }
     for row in rows {
-        let (wall, cpu, requests, rss, instructions) = match row.name.as_str() {
-            "meshed ADD, auto" => (2.2, 4.0, 2.0, 6.0, 4.9),
-            "meshed ADD, injected" => (2.2, 4.0, 1.0, 6.0, 4.9),
-            MESHED_COPY => (1.5, 4.0, 0.0, 4.0, 1.0),
-            "unmeshed ADD, annotations" | "unmeshed ADD, copy" => {
-                (0.5, f64::INFINITY, 0.0, 3.0, 0.4)
+        let is_timed = row.wall_ms > 0.0;
+        let figures = [
+            ("wall, x portmap", is_timed.then_some(row.ratio)),
+            ("CPU, ms", is_timed.then_some(row.cpu_ms)),
+            ("API requests", Some(row.requests as f64)),
+            ("processes", Some(row.processes as f64)),
+            ("peak RSS, MB", Some(row.rss_mb)),
+            ("instructions, M", row.instructions.map(|count| count as f64 / 1e6)),
+        ];
+        for (index, (figure, is)) in figures.into_iter().enumerate() {
+            if let (Some(is), Some(at_most)) = (is, data["targets"][&row.name][index].as_f64()) {
+                target(format!("{}: {figure}", row.name), is, at_most);
             }
-            _ => continue,
-        };
-        let what = |figure: &str| format!("{}: {figure}", row.name);
-        if row.wall_ms > 0.0 {
-            target(what("wall, x portmap"), row.ratio, wall);
-        }
-        if row.wall_ms > 0.0 && cpu.is_finite() {
-            target(what("CPU, ms"), row.cpu_ms, cpu);
-        }
-        target(what("API requests"), row.requests as f64, requests);
-        target(what("processes"), row.processes as f64, 0.0);
-        target(what("peak RSS, MB"), row.rss_mb, rss);
-        if let Some(count) = row.instructions {
-            target(what("instructions, M"), count as f64 / 1e6, instructions);
         }
     }
     for size in sizes {
-        let limit = match size.name.as_str() {
-            "linkerd-cni" => 4.0,
-            "image" => 8.0,
-            _ => continue,
-        };
-        target(format!("{}: MB", size.name), size.bytes as f64 / 1e6, limit);
+        if let Some(at_most) = data["sizes"][&size.name].as_f64() {
+            target(format!("{}: MB", size.name), size.bytes as f64 / 1e6, at_most);
+        }
     }
     targets
 }

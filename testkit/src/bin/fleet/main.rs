@@ -29,8 +29,7 @@ use replay::Replay;
 
 /// Parts of the fleet that a rollout replaces one after the other.
 const WAVES: usize = 10;
-/// How long old and new programs of a part run side by side in a rollout. Longer than the time over which their first
-/// lists are spread.
+/// How long old and new programs of a part run side by side: longer than their first lists are spread.
 const WAVE: Duration = Duration::from_secs(6);
 
 /// Measures the load that agents and repair controllers put on an API server.
@@ -119,7 +118,6 @@ fn run_all(options: &Options) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::from(u8::from(options.check && !broken.is_empty())))
 }
 
-/// Runs one fleet through all phases and prints the results as Markdown. Returns the memory of the programs too.
 fn run(
     nodes: usize,
     idle: Duration,

@@ -1,11 +1,11 @@
 //! The processes of real nodes.
 
-use std::fs::{self, File};
+use std::fmt::Display;
+use std::fs;
 use std::ops::Range;
 use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
 use std::time::SystemTime;
 
 use anyhow::Context as _;
@@ -17,27 +17,21 @@ use serde_json::{Value, json};
 
 use testkit::child::KilledOnDrop;
 
-use crate::control_plane::ControlPlane;
+use crate::control_plane::{ControlPlane, command, spawn};
 use crate::objects::{NAMESPACE, SERVICE_ACCOUNT, agent_pod_name, in_parallel, node_name};
 
 const AGENT: &str = "linkerd2-cni-install";
 const REPAIR_CONTROLLER: &str = "linkerd-cni-repair-controller";
-/// User of the first node's processes. The kernel limits inotify instances per user, so each node
-/// has a user of its own.
+/// User of the first node; each has its own, as the kernel limits inotify instances per user.
 const FIRST_USER: u32 = 200_000;
 
-const PLUGIN_ENTRY: &str = r#"{"name": "linkerd-cni", "type": "linkerd-cni",
-  "kubernetes": {"kubeconfig": "__KUBECONFIG_FILEPATH__"},
-  "linkerd": {"incoming-proxy-port": 4143, "outgoing-proxy-port": 4140, "proxy-uid": 2102}}"#;
 const CONFLIST: &str =
     r#"{"cniVersion": "1.0.0", "name": "primary", "plugins": [{"type": "bridge"}]}"#;
 
-/// A fleet of real or simulated nodes.
 pub trait Nodes {
     /// Starts the programs of these nodes, as fast as this machine can. Those that run go on running.
     fn start(&mut self, nodes: Range<usize>) -> anyhow::Result<()>;
 
-    /// Stops the programs of these nodes that were started before the last start.
     fn stop_replaced(&mut self, nodes: Range<usize>) -> anyhow::Result<()>;
 
     /// Proportional set sizes of the first node's agent and repair controller in KiB.
@@ -45,7 +39,6 @@ pub trait Nodes {
         None
     }
 
-    /// For each real node, when its programs were started.
     fn started(&self) -> Vec<Vec<SystemTime>> {
         Vec::new()
     }
@@ -60,12 +53,10 @@ pub struct Fleet {
 #[derive(Default)]
 struct Node {
     processes: Vec<KilledOnDrop>,
-    /// When the programs were started.
     started: Vec<SystemTime>,
 }
 
 impl Fleet {
-    /// Lays out the directories of `nodes` nodes, with a token bound to the node's agent pod.
     pub fn prepare(
         control_plane: &ControlPlane,
         programs: &Path,
@@ -84,47 +75,17 @@ impl Fleet {
         Ok(Fleet { state, port, nodes: (0..nodes).map(|_| Node::default()).collect() })
     }
 
-    fn agent(&self, node: usize) -> Command {
+    fn spawn(&self, node: usize, program: &str) -> anyhow::Result<KilledOnDrop> {
         let dir = directory(&self.state, node);
-        let mut command = Command::new(self.state.join(AGENT));
-        command
-            .env("CONTAINER_MOUNT_PREFIX", dir.join("host"))
-            .env("CONTAINER_CNI_BIN_DIR", self.state.join("image"))
-            .env("DEST_CNI_BIN_DIR", "/bin")
-            .env("DEST_CNI_NET_DIR", "/net.d")
-            .env("KUBECONFIG_FILE_NAME", "kubeconfig")
-            .env("CNI_NETWORK_CONFIG", PLUGIN_ENTRY)
-            .env("KUBERNETES_SERVICE_HOST", "127.0.0.1")
-            .env("KUBERNETES_SERVICE_PORT", self.port.to_string())
-            .env("LINKERD_CNI_SERVICE_ACCOUNT_DIR", dir.join("account"))
-            .env("LINKERD_CNI_NAMESPACE", NAMESPACE)
-            .env("LINKERD_CNI_POD_NAME", agent_pod_name(node))
-            .env("LINKERD_CNI_NODE_NAME", node_name(node))
-            .env("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin")
-            .env("LINKERD_CNI_RUN_DIR", dir.join("run"));
-        command
-    }
-
-    fn repair_controller(&self, node: usize) -> Command {
-        let dir = directory(&self.state, node);
-        let mut command = Command::new(self.state.join(REPAIR_CONTROLLER));
-        command
-            .args(["--admin-addr", "127.0.0.1:0", "--mode", "in-place"])
-            .args(["--node-name", &node_name(node)])
-            .args(["--controller-pod-name", &agent_pod_name(node)])
-            .arg("--kubeconfig")
-            .arg(dir.join("repair-controller.kubeconfig"))
-            .arg("--mount-prefix")
-            .arg(dir.join("host"));
-        command
-    }
-
-    fn spawn(&self, node: usize, mut command: Command) -> anyhow::Result<KilledOnDrop> {
-        let program = Path::new(command.get_program()).file_name().unwrap();
-        let log = self.state.join(program).with_extension("log");
-        let log = File::options().create(true).append(true).open(log)?;
-        command.uid(user(node)).stdin(Stdio::null()).stdout(Stdio::null()).stderr(log);
-        Ok(KilledOnDrop(command.spawn()?))
+        let values: [(&str, &dyn Display); 5] = [
+            ("state", &self.state.display()),
+            ("dir", &dir.display()),
+            ("port", &self.port),
+            ("node", &node_name(node)),
+            ("pod", &agent_pod_name(node)),
+        ];
+        let mut command = command(&self.state.join(program), &self.state, &values)?;
+        spawn(command.uid(user(node)))
     }
 }
 
@@ -132,8 +93,8 @@ impl Nodes for Fleet {
     fn start(&mut self, nodes: Range<usize>) -> anyhow::Result<()> {
         for node in nodes {
             self.nodes[node].started.push(SystemTime::now());
-            for command in [self.agent(node), self.repair_controller(node)] {
-                let process = self.spawn(node, command)?;
+            for program in [AGENT, REPAIR_CONTROLLER] {
+                let process = self.spawn(node, program)?;
                 self.nodes[node].processes.push(process);
             }
         }
@@ -197,7 +158,6 @@ fn lay_out(control_plane: &ControlPlane, state: &Path, node: usize) -> anyhow::R
     Ok(())
 }
 
-/// Requests a token as the kubelet does for the agent's pod.
 pub fn agent_token(client: &Client, node: usize) -> anyhow::Result<String> {
     let name = agent_pod_name(node);
     let pod: Value = client.get(&format!("/api/v1/namespaces/{NAMESPACE}/pods/{name}"))?;

@@ -13,9 +13,7 @@ use crate::control_plane::ControlPlane;
 
 pub const NAMESPACE: &str = "linkerd-cni";
 pub const SERVICE_ACCOUNT: &str = "linkerd-cni";
-/// Namespace of the meshed pods.
 const PODS_NAMESPACE: &str = "apps";
-/// Threads that create objects.
 const CREATORS: usize = 16;
 
 /// Found in the name of the agent's pod too, and in nothing else that a request contains.
@@ -23,7 +21,6 @@ pub fn node_name(node: usize) -> String {
     format!("n{node:05}")
 }
 
-/// Returns the node with this name.
 pub fn node_of(name: &str) -> Option<usize> {
     name.strip_prefix('n')?.parse().ok()
 }
@@ -32,7 +29,6 @@ pub fn agent_pod_name(node: usize) -> String {
     format!("linkerd-cni-{}", node_name(node))
 }
 
-/// Creates all objects of `nodes` nodes with `pods` meshed pods each.
 pub fn create(
     control_plane: &ControlPlane,
     manifests: &Path,
@@ -65,19 +61,12 @@ fn create_node(client: &Client, node: usize) -> anyhow::Result<()> {
     let labels = json!({"kubernetes.io/os": "linux", "kubernetes.io/hostname": node_name(node)});
     client
         .post("/api/v1/nodes", &json!({"metadata": {"name": node_name(node), "labels": labels}}))?;
-    let agent_pod = json!({
-        "metadata": {"name": agent_pod_name(node)},
-        "spec": {
-            "nodeName": node_name(node),
-            "serviceAccountName": SERVICE_ACCOUNT,
-            "automountServiceAccountToken": false,
-            "containers": [{"name": "install-cni", "image": "example"}],
-        },
-    });
+    let mut agent_pod = manifest("agent");
+    agent_pod["metadata"]["name"] = agent_pod_name(node).into();
+    agent_pod["spec"]["nodeName"] = node_name(node).into();
     Ok(client.post(&format!("/api/v1/namespaces/{NAMESPACE}/pods"), &agent_pod)?)
 }
 
-/// Calls `action` for each index below `count`, on [`CREATORS`] threads. Fails with the first error.
 pub fn in_parallel(
     count: usize,
     action: impl Fn(usize) -> anyhow::Result<()> + Sync,
@@ -95,9 +84,13 @@ fn meshed_pod(node: usize, index: usize) -> Value {
     let variables: Vec<Value> = (0..60)
         .map(|number| json!({"name": format!("LINKERD2_PROXY_{number}"), "value": "x".repeat(90)}))
         .collect();
-    let mut pod = yaml(include_str!("pod.yaml"));
+    let mut pod = manifest("meshed");
     pod["metadata"]["name"] = format!("app-{index}").into();
     pod["spec"]["nodeName"] = node_name(node).into();
     pod["spec"]["containers"][0]["env"] = variables.into();
     pod
+}
+
+fn manifest(name: &str) -> Value {
+    yaml(include_str!("pods.yaml"))[name].take()
 }

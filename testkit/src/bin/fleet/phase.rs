@@ -1,5 +1,4 @@
-//! Measures phases: what the API server's metrics and its audit log say about a span of time, and the limits that a
-//! fleet must keep.
+//! What the API server says of a span of time, and the limits that a fleet must keep.
 
 use std::io::Read as _;
 use std::thread;
@@ -12,20 +11,16 @@ use linkerd2_cni::kube::Client;
 use crate::control_plane::ControlPlane;
 use crate::requests::{AuditLog, Request, peak_per_second};
 
-/// Time between two looks at the audit log.
 const POLL: Duration = Duration::from_millis(500);
-/// Longest time until the whole fleet is connected.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(1200);
 /// Watches of pods that one node has open: the agent's and the repair controller's.
 const WATCHES: usize = 2;
 
-/// Names of phases with a limit of requests.
 pub const START: &str = "start of all";
 pub const IDLE: &str = "idle";
 pub const ROLLOUT: &str = "rollout";
 pub const RESTART: &str = "API server restarted";
-/// Requests of one node when its programs start: TokenRequest, DaemonSet, token check, a list and a watch of
-/// both programs, and three retries.
+/// Of one node: TokenRequest, DaemonSet, token check, a list and a watch of both programs, and three retries.
 const REQUESTS_AT_START: usize = 10;
 /// Requests of one node after a restart of the API server. Of both programs: a watch from a version
 /// that is too old, a list and a watch, and three rejected attempts while the API server fills its caches.
@@ -77,21 +72,16 @@ fn metrics(client: &Client) -> anyhow::Result<Metrics> {
     ])
 }
 
-/// What was measured between the phase's begin and end.
 pub struct Phase {
     name: &'static str,
     span: Duration,
-    /// Requests of the fleet, from the audit log.
     pub requests: Vec<Request>,
-    /// Open watches of pods at the end of the phase.
     watches: usize,
     etcd_pod_lists: usize,
-    /// Values of [`COLUMNS`].
     values: [f64; COLUMNS.len()],
 }
 
 impl Phase {
-    /// Returns a sentence for each limit that the phase breaks.
     pub fn broken_limits(&self, nodes: usize, pods: usize) -> Vec<String> {
         let Phase { name, requests, watches, etcd_pod_lists: lists, .. } = self;
         let (count, periods) = (requests.len(), self.span.as_secs() as usize / 300);
@@ -121,8 +111,7 @@ impl Phase {
     }
 }
 
-/// Prints how simulated nodes differ from as many real ones. Returns a sentence for each difference that is too large.
-/// The idle phase is not compared: its few requests come at random times.
+/// Prints how simulated nodes differ from as many real ones, but for the few requests of the idle phase.
 pub fn compare(real: &[Phase], simulated: &[Phase], nodes: usize) -> Vec<String> {
     let mut broken = Vec::new();
     println!("\n| phase | | real | simulated |\n| --- | --- | --: | --: |");
@@ -153,7 +142,6 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Starts a phase, and prints the header of the phases' rows.
     pub fn new(control_plane: ControlPlane, nodes: usize) -> anyhow::Result<Recorder> {
         let names = COLUMNS.map(|(name, _)| name).join(" | ");
         println!("| phase | {names} |\n| --- |{}", " --: |".repeat(COLUMNS.len()));
@@ -162,7 +150,6 @@ impl Recorder {
         Ok(Recorder { control_plane, nodes, audit_log, begin, before })
     }
 
-    /// Restarts the API server, whose counters are reset.
     pub fn restart(&mut self) -> anyhow::Result<()> {
         self.begin = SystemTime::now();
         self.before[..4].fill(0.0);
@@ -187,7 +174,6 @@ impl Recorder {
         self.observe(name, Duration::from_secs(5))
     }
 
-    /// Measures for `longer`, prints the phase's row, and begins the next phase.
     pub fn observe(&mut self, name: &'static str, longer: Duration) -> anyhow::Result<Phase> {
         thread::sleep(longer);
         let after = metrics(&self.control_plane.admin)?;

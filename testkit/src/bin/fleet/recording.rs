@@ -8,20 +8,17 @@ use linkerd2_cni::backoff::jitter;
 use crate::objects::node_name;
 use crate::requests::Request;
 
-/// Stand for what differs between nodes and between watches.
 const NODE: &str = "{node}";
 const VERSION: &str = "{version}";
 const SECONDS: &str = "{seconds}";
 
-/// Requests of nodes by the number of times that their programs were started before: 0 for the first start, 1 for a
-/// rollout.
+/// Requests of nodes at the first start of their programs, and in a rollout.
 pub type Recording = [Vec<Chain>; 2];
 
 /// Successful requests of one program, each sent after the response to the previous one.
 #[derive(Clone)]
 pub struct Chain {
     pub program: String,
-    /// Whether the requests list and watch pods.
     pub is_pods: bool,
     pub steps: Vec<Step>,
 }
@@ -29,23 +26,18 @@ pub struct Chain {
 #[derive(Clone)]
 pub struct Step {
     pub request: Request,
-    /// Path and query, with placeholders.
     pub uri: String,
-    /// Time from the response to the previous request, or from the program's start.
     pub gaps: Distribution,
-    /// `timeoutSeconds` of a watch.
     pub lifetimes: Distribution,
 }
 
 impl Step {
-    /// Returns path and query for a node, and for a watch from `version`.
     pub fn uri(&self, node: usize, version: &str, lifetime: Duration) -> String {
         let uri = self.uri.replace(NODE, &node_name(node)).replace(VERSION, version);
         uri.replace(SECONDS, &lifetime.as_secs().to_string())
     }
 }
 
-/// Times that were recorded, in order.
 #[derive(Clone, Default)]
 pub struct Distribution(Vec<Duration>);
 
@@ -59,7 +51,6 @@ impl Distribution {
     }
 }
 
-/// `started` has the times when each node's programs were started.
 pub fn of<'a>(
     requests: impl Iterator<Item = &'a Request>,
     started: &[Vec<SystemTime>],
@@ -101,7 +92,6 @@ pub fn of<'a>(
     recording
 }
 
-/// Returns path and query with placeholders, and the lifetime of a watch.
 fn template(request: &Request, node: usize) -> (String, Option<Duration>) {
     let mut uri = request.uri.replace(&node_name(node), NODE);
     let mut lifetime = None;

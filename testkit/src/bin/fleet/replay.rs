@@ -23,7 +23,6 @@ use crate::node::{Nodes, agent_token};
 use crate::objects::in_parallel;
 use crate::recording::{Chain, Recording, Step};
 
-/// Stack size of a thread, in bytes.
 const STACK: usize = 256 << 10;
 // Copies of private constants of the product: src/agent/api/worker.rs, src/kube/pod_watch.rs.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
@@ -41,11 +40,9 @@ pub struct Replay {
 struct Shared {
     recording: Recording,
     access: ApiAccess,
-    /// For each node, the agent's token and the plugin's.
     tokens: Vec<[OnceLock<String>; 2]>,
 }
 
-/// Sends the requests of one chain for one node.
 struct Sender<'a> {
     shared: &'a Shared,
     node: usize,
@@ -123,8 +120,7 @@ impl Sender<'_> {
         Ok(Client::new::<SystemResolver>(&access, &self.chain.program, deadlines)?)
     }
 
-    /// Sends the agent's requests that do not list or watch pods. Repeats the last one if it was recorded twice in a row:
-    /// then it is periodic.
+    /// Sends the requests that do not list or watch pods. The last one is periodic if it was recorded twice in a row.
     fn send_all(&self) -> anyhow::Result<()> {
         let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
         let steps = &self.chain.steps;
@@ -242,7 +238,6 @@ fn asked(error: &kube::Error) -> Duration {
     }
 }
 
-/// Reads a list to its end, and sets the version to its version. The error is the shortest wait.
 fn read_list(client: &Client, uri: &str, version: &mut String) -> Result<(), Duration> {
     let mut list = client.read_list(uri).map_err(|error| asked(&error))?;
     let mut start = String::new();

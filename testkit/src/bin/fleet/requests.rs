@@ -10,15 +10,11 @@ use serde_json::Value;
 
 use crate::objects::node_of;
 
-/// Reads what the API server appends.
 #[derive(Default)]
 pub struct AuditLog {
     path: PathBuf,
-    /// Bytes that were read.
     offset: u64,
-    /// Requests that were read.
     pub requests: Vec<Request>,
-    /// Watches that have not ended, and when they began.
     pub watches: HashMap<String, SystemTime>,
     rejected_watches: HashSet<String>,
     /// Nodes whose plugin's token was used, so that their agent has written the kubeconfig.
@@ -27,7 +23,6 @@ pub struct AuditLog {
     tokens: HashMap<Value, usize>,
 }
 
-/// One request of an agent or a repair controller.
 #[derive(Clone, Debug)]
 pub struct Request {
     pub received: SystemTime,
@@ -35,13 +30,10 @@ pub struct Request {
     pub responded: SystemTime,
     /// `None` if the token does not tell the node.
     pub node: Option<usize>,
-    /// User agent without its version.
     pub program: String,
     pub verb: String,
     pub uri: String,
-    /// Null if the request has no body.
     pub body: Value,
-    /// Whether the request was sent with the plugin's token.
     pub is_plugin: bool,
     pub status: u64,
 }

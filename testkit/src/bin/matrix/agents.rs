@@ -9,7 +9,6 @@ use testkit::repeated::Repeated;
 
 use crate::helm::NAMESPACE;
 
-/// Selects the agents' pods for `kubectl get`.
 const PODS: &str = "pods -n linkerd-cni -l k8s-app=linkerd-cni";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,7 +27,6 @@ pub fn logged_writes() -> usize {
     String::from_utf8_lossy(&log.stdout).matches("Created CNI config").count()
 }
 
-/// The agent's pod on each node, except pods that are being deleted.
 pub fn by_node() -> BTreeMap<String, AgentPod> {
     staying().into_iter().map(|pod| (pod.node.clone(), pod)).collect()
 }
@@ -58,21 +56,18 @@ impl AgentPod {
     }
 }
 
-/// What was seen of the agents of some nodes.
 #[derive(Default)]
 pub struct SeenAgents {
     nodes: Vec<String>,
     /// Nodes without a ready agent: the most at a time, and all of them.
     pub most_without: usize,
     pub without: Vec<String>,
-    /// Most pods at a time that were not ready.
     pub most_starting: usize,
     /// The ready agents, each with its node, in the order in which they were seen.
     ready: Vec<(String, String)>,
 }
 
 impl SeenAgents {
-    /// Lists the agents of `nodes`, each of which has a ready one, again and again.
     pub fn watch(nodes: &[&str]) -> Repeated<SeenAgents> {
         let nodes = nodes.iter().map(|&node| node.to_owned()).collect();
         let mut seen = SeenAgents { nodes, ..SeenAgents::default() };
@@ -98,7 +93,6 @@ impl SeenAgents {
         }
     }
 
-    /// Nodes in the order in which the next agents became ready there.
     pub fn order(&self) -> Vec<&str> {
         self.ready.iter().skip(self.nodes.len()).map(|(_, node)| &**node).collect()
     }

@@ -8,8 +8,7 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// The checks of a row, in the order in which they ran. They are written to a file after each check, as a row may be
-/// killed.
+/// The checks of a row, in order. They are written to a file after each check, as a row may be killed.
 pub struct Checks {
     file: PathBuf,
     versions: Value,
@@ -20,13 +19,11 @@ pub struct Checks {
 struct Check {
     name: &'static str,
     passed: bool,
-    /// What was seen, or the message of the failed assertion.
     seen: String,
     seconds: f64,
 }
 
 impl Checks {
-    /// No checks yet. Writes the versions to the file.
     pub fn new(file: PathBuf, versions: Value) -> Checks {
         let checks = Checks { file, versions, done: Vec::new() };
         checks.write();
@@ -52,7 +49,6 @@ impl Checks {
         passed
     }
 
-    /// Whether there was a check, and none failed.
     pub fn all_passed(&self) -> bool {
         !self.done.is_empty() && self.done.iter().all(|check| check.passed)
     }

@@ -5,25 +5,22 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use crate::agents;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::job;
 use crate::node::{Files, Node};
 use crate::pods::{self, Pods, field};
 use crate::until::{until, until_within};
 use crate::watcher::Watcher;
+use crate::{agents, job};
 
 /// Makes the stand-in for Cilium's agent exclusive when it starts.
 const EXCLUSIVE: &str = "/var/lib/linkerd2-cni-cluster/cilium-exclusive";
 const CONFLIST: &str = "/etc/cni/net.d/05-cilium.conflist";
-/// Name of another program's network config.
 const OTHER: &str = "/etc/cni/net.d/10-other.conflist";
 /// Time in which the agent's writes are counted, and how many there may be: the agent waits 50 ms and each time a third
 /// longer, up to 10 s, so that there are 22 in the first minute of a contention, and then at most 6 in each.
 const COUNTED: Duration = Duration::from_secs(60);
 const WRITES: usize = 22;
 
-/// The agent reports the contention, delays its writes, and installs the plugin once Cilium is not exclusive any more.
 pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     fs::write(EXCLUSIVE, "").unwrap();
     job::rewrite_network();

@@ -10,7 +10,6 @@ use crate::families::{Family, state};
 use crate::pods::Pods;
 use crate::until::until;
 
-/// Inbound and outbound connections of `meshed` are redirected, those of its proxy are not.
 pub fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
     let family = Family::all()[0];
     let [from, to] = [unmeshed, meshed].map(|name| family.to(&pods.ip(name), 8080));
@@ -28,8 +27,7 @@ pub fn events_in(namespace: &str, reason: &str) -> Vec<Value> {
     list(&format!("events -n {namespace} --field-selector=reason={reason}"))
 }
 
-/// The Event with this reason in a namespace. Waits for it; panics if there is more than one, or if it was sent more than
-/// once.
+/// Waits for the Event with this reason. Panics if there is more than one, or if it was sent more than once.
 pub fn only_event(namespace: &str, reason: &str) -> Value {
     until("the Event", || !events_in(namespace, reason).is_empty());
     let mut events = events_in(namespace, reason);
@@ -41,7 +39,6 @@ pub fn only_event(namespace: &str, reason: &str) -> Value {
     event
 }
 
-/// Names of the pods whose repair controller sent a request about an object in `namespace`.
 pub fn controllers_that_asked_about(namespace: &str) -> BTreeSet<String> {
     let log = fs::read_to_string(state().join("audit.log")).unwrap();
     let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());

@@ -7,20 +7,16 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::active;
-use crate::agents;
 use crate::expectations::events_in;
 use crate::families::any;
-use crate::job;
-use crate::network;
 use crate::node::{Files, Node, netns_of};
 use crate::pods::{self, Pods};
 use crate::until::until_within;
+use crate::{active, agents, job, network};
 
 const PRIMARY: [&str; 2] = ["bridge", "portmap"];
 const LINKERD: &str = "linkerd-cni";
 const ISTIO: &str = "istio-cni";
-/// The network config of the primary CNI, in which both plugins are chained.
 const CONFLIST: &str = "/etc/cni/net.d/10-bridge.conflist";
 const BINARY: &str = "/opt/cni/bin/istio-cni";
 const AGENT_LOG: &str = "/var/lib/linkerd2-cni-cluster/log/istio-install-cni";
@@ -34,7 +30,6 @@ const PERIOD: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(30);
 const REACTION: Duration = Duration::from_secs(30);
 
-/// linkerd-cni was installed while Istio's plugin was chained.
 pub fn installed_after() -> String {
     until_chained(&[ISTIO, LINKERD])
 }
@@ -45,30 +40,25 @@ pub fn installed_before() -> String {
     until_chained(&[LINKERD, ISTIO])
 }
 
-/// Whether both plugins are in the active network config, in any order.
 pub fn is_chained() -> bool {
     has_chained(&[ISTIO, LINKERD]) || has_chained(&[LINKERD, ISTIO])
 }
 
-/// Whether the active network config has these plugins after the primary CNI's.
 fn has_chained(chained: &[&str]) -> bool {
     types() == [&PRIMARY, chained].concat()
 }
 
-/// Waits until the active network config has these plugins after the primary CNI's.
 fn until_chained(chained: &[&str]) -> String {
     until_within(REACTION, &format!("chained: {chained:?}"), || has_chained(chained));
     types().join(", ")
 }
 
-/// Types of the plugins in the active network config.
 fn types() -> Vec<String> {
     let plugins = active::plugins().into_iter();
     plugins.map(|plugin| plugin["type"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Istio's plugin is called for each pod, and leaves those without Istio's sidecar to linkerd-cni. It redirects a pod
-/// with Istio's sidecar, which linkerd-cni leaves alone. Uses the pods `meshed` and `unmeshed`.
+/// Istio's plugin leaves pods without its sidecar to linkerd-cni, and redirects those that have it.
 pub fn called(pods: &Pods) -> String {
     let sidecar = "istio-sidecar";
     pods.start(&[with_istio_proxy(pods::unmeshed(sidecar))]);
@@ -105,15 +95,13 @@ fn with_istio_proxy(mut pod: Value) -> Value {
     pod
 }
 
-/// Whether Istio's plugin logged that it skipped the pod, as that has no sidecar of Istio.
 fn was_skipped(name: &str) -> bool {
     let log = fs::read_to_string(PLUGIN_LOG).unwrap();
     let mut lines = log.lines().filter(|line| line.contains(&format!(r#""{name}/{name}""#)));
     lines.any(|line| line.contains("does not have istio-proxy container"))
 }
 
-/// The primary CNI writes its network config again and again. Both agents restore their plugin entries, and then leave
-/// the file unchanged.
+/// Both agents restore their plugin entries whenever the primary CNI writes its file, and then leave it unchanged.
 pub fn both_restore(pods: &Pods) -> String {
     let before = writes();
     let mut slowest = Duration::ZERO;
@@ -142,13 +130,11 @@ pub fn both_restore(pods: &Pods) -> String {
     )
 }
 
-/// Number of writes of the network config by linkerd-cni and by Istio's agent, as each logs them.
 fn writes() -> [usize; 2] {
     let log = fs::read_to_string(AGENT_LOG).unwrap();
     [agents::logged_writes(), log.matches("Wrote CNI config to").count()]
 }
 
-/// Istio's agent ends and removes its plugin, which leaves linkerd-cni chained. Then it starts again.
 pub fn removed_and_installed(pods: &Pods) -> String {
     network::cluster("stop-second-plugin");
     let without = until_chained(&[LINKERD]);
@@ -164,8 +150,7 @@ fn assert_redirected(pods: &Pods, name: &str) {
     pods.assert_answers("unmeshed", name, "proxy-inbound");
 }
 
-/// Waits until the node's files are as before. At each event in the directory, Istio's agent copies its plugin binary
-/// again.
+/// At each event in the directory, Istio's agent copies its plugin binary again.
 pub fn until_as_before(node: &Node, before: &Files) {
     let before = network::unchanging(before);
     until_within(REACTION, "the node's files are as before", || {
@@ -173,7 +158,6 @@ pub fn until_as_before(node: &Node, before: &Files) {
     });
 }
 
-/// Waits until Istio's plugin is chained alone, with the node's files otherwise as before.
 pub fn until_only_istio_is_left(node: &Node, before: &Files) {
     until_chained(&[ISTIO]);
     let expected = without_istio(before.clone());
@@ -182,7 +166,6 @@ pub fn until_only_istio_is_left(node: &Node, before: &Files) {
     });
 }
 
-/// The files without those that Istio's agent writes.
 fn without_istio(mut files: Files) -> Files {
     files.remove(Path::new(BINARY));
     files.remove(Path::new(CONFLIST));

@@ -8,7 +8,6 @@ use std::time::{Duration, Instant};
 use serde_json::json;
 
 use crate::agent::{kill_agent, rolled_out};
-use crate::burst;
 use crate::checks::Checks;
 use crate::connections::{
     a_native_sidecar_passes_the_validator_and_proxies,
@@ -17,13 +16,11 @@ use crate::connections::{
 };
 use crate::families::Family;
 use crate::helm::{Helm, NAMESPACE};
-use crate::network;
 use crate::node::{Files, Node};
 use crate::pods::{self, Pods, kubectl};
-use crate::primary_cni;
-use crate::runtime;
 use crate::until::until_within;
 use crate::watcher::Watcher;
+use crate::{burst, network, primary_cni, runtime};
 
 /// Runs every check. A node on which the chart does not install gets no further checks.
 pub fn run(values: &str, checks: &mut Checks) {
@@ -130,7 +127,6 @@ fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
     format!("meshed pod {meshed}, unmeshed pod {unmeshed}")
 }
 
-/// The primary CNI removes the plugin entry, and the agent adds it again.
 fn rewrite(node: &Node) -> String {
     let before = written();
     rewrite_network();
@@ -144,7 +140,6 @@ fn rewrite(node: &Node) -> String {
     format!("chained again after {:.3} s", begin.elapsed().as_secs_f64())
 }
 
-/// Inode and time of the last change of each network config.
 fn written() -> Vec<(PathBuf, u64, i64, i64)> {
     let paths = fs::read_dir("/etc/cni/net.d").unwrap().flatten().map(|entry| entry.path());
     let configs = paths.filter(|path| path.to_string_lossy().contains(".conf"));
@@ -157,7 +152,6 @@ fn written() -> Vec<(PathBuf, u64, i64, i64)> {
     stamps
 }
 
-/// Restarts the primary CNI, which writes its network config.
 pub fn rewrite_network() {
     network::cluster("rewrite-network");
 }
@@ -170,7 +164,6 @@ fn restart_network(daemons: &str, pods: &Pods) -> String {
     format!("{daemons}: {seen}")
 }
 
-/// Runs `event` while pods start and the node's files are read every 2 ms.
 fn without_gap(what: &str, event: impl FnOnce()) -> String {
     let watcher = Watcher::start();
     burst::during(what, event);

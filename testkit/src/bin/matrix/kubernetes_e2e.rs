@@ -15,7 +15,6 @@ use crate::checks::Checks;
 use crate::helm::{Helm, NAMESPACE};
 use crate::pods::kubectl;
 
-/// Regular expression for the names of the tests (ginkgo's `--focus`).
 const TESTS: &str = r"\[sig-network\].*\[Conformance\]";
 
 /// Number of these tests in Kubernetes 1.35.
@@ -99,7 +98,6 @@ impl Results {
     }
 }
 
-/// Number of pods that the plugins of all nodes redirected, skipped and failed to redirect.
 fn adds() -> [u64; 3] {
     let mut sum = [0; 3];
     for agent in agents::by_node().into_values() {
@@ -115,7 +113,6 @@ fn adds() -> [u64; 3] {
     sum
 }
 
-/// The cluster's DNS server, a process on the node.
 struct Dns(#[expect(dead_code)] KilledOnDrop, #[expect(dead_code)] TempDir);
 
 impl Dns {

@@ -10,11 +10,8 @@ use crate::pods::field;
 use crate::watcher::Watcher;
 
 pub struct Machine {
-    /// Name of the node, in scripts/node and in Kubernetes.
     pub name: String,
-    /// Path of its file system on this machine.
     root: String,
-    /// Its CNI files when the value was created.
     pub before: Files,
 }
 
@@ -57,7 +54,6 @@ impl Machine {
         keys.split(' ').any(|taint| taint == key)
     }
 
-    /// The pod with a node selector, so that it waits for this node.
     pub fn only(&self, mut pod: Value) -> Value {
         pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": self.name});
         pod

@@ -6,42 +6,31 @@ use std::path::Path;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 
 use crate::families::Family;
 use crate::helm::{Helm, NAMESPACE};
-use crate::job;
 use crate::kubectl::{get, piped};
 use crate::node::{Files, Netns, Node, netns_of};
 use crate::pods::{self, Pods, apply, kubectl};
-use crate::primary_cni;
 use crate::until::until;
+use crate::{job, primary_cni};
 
-/// Annotation that attaches a pod to further networks.
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Directory of the network configs that Multus finds by their names.
 const NET_DIR: &str = "/etc/cni/multus/net.d";
 
-/// Process ID and network config of Multus' daemon.
 const DAEMON_PID: &str = "/var/lib/linkerd2-cni-cluster/pid/multus-daemon";
 const DAEMON_CONF: &str = "/etc/cni/net.d/00-multus.conf";
 
-/// A pod with a second network has the rules of any meshed pod, once.
 pub fn second_network(pods: &Pods) -> String {
     let ranges: Vec<Value> =
         Family::all().iter().map(|family| json!([{"subnet": second(*family)}])).collect();
-    let config = json!({
-        "cniVersion": "0.3.1",
-        "name": "second",
-        "type": "bridge",
-        "bridge": "second",
-        "ipam": {"type": "host-local", "ranges": ranges},
-    });
-    apply(&json!({
-        "apiVersion": "k8s.cni.cncf.io/v1",
-        "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": "second", "namespace": "default"},
-        "spec": {"config": config.to_string()},
-    }));
+    let objects = yaml(include_str!("multus.yaml"));
+    let [mut config, mut attachment] = ["config", "attachment"].map(|name| objects[name].clone());
+    config["ipam"]["ranges"] = ranges.into();
+    attachment["spec"]["config"] = config.to_string().into();
+    apply(&attachment);
     pods.start(&[
         attached(pods::meshed("two-networks"), "default/second"),
         pods::meshed("one-network"),
@@ -54,8 +43,7 @@ pub fn second_network(pods: &Pods) -> String {
     "redirected, with the rules of a pod with one network, once".to_owned()
 }
 
-/// When Multus' daemon stops, it removes its network config, and the runtime calls the primary CNI. A config made from
-/// the daemon's would stay, and no pod would start.
+/// When Multus' daemon stops, it removes its config. A config made from it would stay, and no pod would start.
 pub fn stopped_daemon(pods: &Pods) -> String {
     let pid = fs::read_to_string(DAEMON_PID).unwrap();
     kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGTERM).unwrap();
@@ -85,8 +73,7 @@ pub fn called_by_an_attachment(helm: &Helm, pods: &Pods) -> String {
     "only the pod that names it is redirected".to_owned()
 }
 
-/// A MutatingAdmissionPolicy names the NetworkAttachmentDefinition, here of another namespace than `default`, in each new
-/// meshed pod. Uses the pod `unnamed` of [`called_by_an_attachment`].
+/// A MutatingAdmissionPolicy names the NetworkAttachmentDefinition, of another namespace, in each new meshed pod.
 pub fn annotated_by_the_policy(helm: &Helm, pods: &Pods) -> String {
     let value =
         |name: &str, value: &str| format!("--set=networkAttachmentDefinition.{name}={value}");
@@ -119,7 +106,6 @@ pub fn annotated_by_the_policy(helm: &Helm, pods: &Pods) -> String {
         .to_owned()
 }
 
-/// The pods end after the uninstall.
 pub fn uninstalled_without_chaining(
     node: &Node,
     helm: &Helm,

@@ -14,13 +14,11 @@ use crate::until::until_within;
 
 /// Calico's credential, which its daemon and its init container write again at every start.
 const CALICO_KUBECONFIG: &str = "/etc/cni/net.d/calico-kubeconfig";
-/// Plugins that Multus copies again at every start, and Istio's agent at each event in the directory, so that their
-/// times change.
+/// Plugins that Multus and Istio's agent copy again and again, so that their times change.
 const COPIED: [&str; 3] =
     ["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/opt/cni/bin/istio-cni"];
 const POLICY: Duration = Duration::from_secs(60);
 
-/// Runs scripts/cluster. Returns its output; panics with its error if it fails.
 pub fn cluster(command: &str) -> String {
     script("cluster", &[command])
 }
@@ -33,7 +31,6 @@ pub fn has_policies() -> bool {
     setting("CLUSTER_NETWORK") == "calico"
 }
 
-/// The files, without what the primary CNI changes by itself.
 pub fn unchanging(files: &Files) -> Files {
     let mut files = files.clone();
     if let Some((_, _, size, hash)) = files.get_mut(Path::new(CALICO_KUBECONFIG)) {
@@ -47,8 +44,7 @@ pub fn unchanging(files: &Files) -> Files {
     files
 }
 
-/// Policies see the ports that pods connect to, as the redirection happens inside of the pods. Uses the pods `meshed`
-/// and `unmeshed`.
+/// Policies see the ports that pods connect to, as the redirection happens inside of the pods.
 pub fn policies(pods: &Pods) -> String {
     let family = Family::all()[0];
     let [meshed, unmeshed] = ["meshed", "unmeshed"].map(|name| pods.ip_of(name, family));
@@ -74,7 +70,6 @@ pub fn policies(pods: &Pods) -> String {
     "they see the ports from before the redirection".to_owned()
 }
 
-/// Allows the pods of the namespace `meshed` connections of one direction to one port only.
 fn policy(direction: &str, port: u16) -> Value {
     let rules = direction.to_lowercase();
     let mut policy = yaml(include_str!("policy.yaml"));

@@ -4,24 +4,17 @@ use std::ops::RangeInclusive;
 use std::path::Path;
 
 use crate::checks::Checks;
-use crate::cilium;
 use crate::families::setting;
 use crate::helm::Helm;
-use crate::istio;
-use crate::job;
-use crate::multus;
-use crate::network;
 use crate::node::{Files, Node};
 use crate::pods::Pods;
-use crate::runtime;
+use crate::{cilium, istio, job, multus, network, runtime};
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const MULTUS_CONF: &str = "/etc/cni/net.d/00-multus.conf";
 
-/// Kinds of primary CNIs whose results differ.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// The runtime calls the primary CNI.
     Plain,
     /// A stand-in for Cilium's handling of its network config.
     Cilium,
@@ -29,9 +22,7 @@ enum Kind {
     MultusThin,
     /// The runtime calls Multus, which reads the primary CNI's conflist.
     MultusThick,
-    /// Istio's plugin is installed before linkerd-cni.
     IstioFirst,
-    /// Istio's plugin is installed after linkerd-cni.
     IstioAfter,
 }
 
@@ -56,19 +47,16 @@ fn kind() -> Kind {
     }
 }
 
-/// API requests for a meshed pod: the pod, and its namespace if that may have annotations. With the thin Multus the
-/// plugin runs in the copy and after Multus.
+/// The pod, and its namespace if that may have annotations. With the thin Multus the plugin runs twice.
 pub fn requests_of_meshed_pod() -> RangeInclusive<usize> {
     if kind() == Kind::MultusThin { 1..=4 } else { 1..=2 }
 }
 
-/// API requests for a pod without annotations. Multus does not pass the pod's annotations to its delegates, so that
-/// the plugin needs the pod object.
+/// Multus does not pass the pod's annotations to its delegates, so that the plugin needs the pod object.
 pub fn requests_of_unmeshed_pod() -> usize {
     usize::from(kind().is_multus())
 }
 
-/// Whether the plugin entry is back after the primary CNI wrote its network config, and Istio's entry, too.
 pub fn is_chained_again(node: &Node) -> bool {
     match kind() {
         Kind::IstioFirst | Kind::IstioAfter => istio::is_chained(),
@@ -76,7 +64,6 @@ pub fn is_chained_again(node: &Node) -> bool {
     }
 }
 
-/// Name of the check in which the daemons of scripts/cluster are killed and start again.
 pub fn restart_check() -> &'static str {
     if kind().is_istio() { "Istio's agent restarts" } else { "the primary CNI restarts" }
 }
@@ -137,7 +124,6 @@ pub fn while_installed(pods: &Pods, checks: &mut Checks) {
     }
 }
 
-/// The node is as before the install.
 pub fn after_uninstall(node: &Node, helm: &Helm, before: &Files, checks: &mut Checks) {
     match kind() {
         Kind::Plain => {}

@@ -19,7 +19,6 @@ use crate::node::Node;
 use crate::pods::{self, Pods, field, kubectl};
 use crate::until::{until, until_found, until_within};
 
-/// Meshed pods of which none may run without redirect rules after a reboot.
 const MESHED: [&str; 4] = ["one", "two", "three", "four"];
 const AUDIT: u64 = 3;
 
@@ -48,13 +47,10 @@ pub fn run(reboots: usize, checks: &mut Checks) {
 fn job(mut pod: Value) -> Value {
     pod["spec"]["restartPolicy"] = json!("Never");
     let name = &pod["metadata"]["name"];
-    let metadata = json!({
-        "labels": pod["metadata"]["labels"], "annotations": pod["metadata"]["annotations"],
-    });
+    let [labels, annotations] = ["labels", "annotations"].map(|key| &pod["metadata"][key]);
+    let metadata = json!({"labels": labels, "annotations": annotations});
     json!({
-        "apiVersion": "batch/v1",
-        "kind": "Job",
-        "metadata": {"name": name, "namespace": name},
+        "apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": name, "namespace": name},
         "spec": {"template": {"metadata": metadata, "spec": pod["spec"]}},
     })
 }
@@ -174,7 +170,6 @@ fn of_meshed(name: &str) -> Vec<String> {
     fields.split_whitespace().map(str::to_owned).collect()
 }
 
-/// ID of the pod's sandbox; `None` if the pod has no network.
 fn sandbox(name: &str) -> Option<String> {
     Some(cached_add(name)?["containerId"].as_str()?.to_owned())
 }
@@ -185,7 +180,6 @@ fn is_redirected(name: &str, number: usize) -> bool {
     responder.as_deref() == Some("proxy-inbound")
 }
 
-/// The exit codes of failed validators in a namespace, which are all 95.
 fn failed_with_95(namespace: &str) -> Vec<String> {
     let exit = ".items[*].status.initContainerStatuses[0].state.terminated.exitCode";
     let codes = field(&format!("pods -n {namespace} --field-selector=status.phase=Failed"), exit);

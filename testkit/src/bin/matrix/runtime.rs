@@ -13,7 +13,6 @@ use crate::pods::{self, Pods, field, kubectl};
 use crate::until::until_within;
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
-/// Directory of the network configs that libcni caches for the runtime.
 const CACHE: &str = "/var/lib/cni/results";
 
 fn component() -> String {
@@ -21,8 +20,7 @@ fn component() -> String {
     runtime.split('-').next().unwrap_or_default().to_owned()
 }
 
-/// Whether the runtime deletes a pod by the network config that it cached when the pod was created. CRI-O does;
-/// containerd uses the current network config.
+/// Whether the runtime deletes a pod by the network config of its creation, as CRI-O does, not by the current one.
 pub fn deletes_from_cache() -> bool {
     component() == "crio"
 }
@@ -41,7 +39,6 @@ pub fn fails_to_delete_without_the_binary(node: &Node, name: &str) {
     fs::rename(away, BINARY).unwrap();
 }
 
-/// Whether the runtime has cached the network of a pod in the namespace, and so has not deleted it.
 pub fn has_cached(namespace: &str) -> bool {
     let files = fs::read_dir(CACHE).unwrap().flatten();
     let texts = files.filter_map(|file| fs::read_to_string(file.path()).ok());
@@ -49,13 +46,11 @@ pub fn has_cached(namespace: &str) -> bool {
     texts.into_iter().any(|text| text.contains(&argument))
 }
 
-/// Removes the kept binary with the documented command, once no pod needs it.
 pub fn remove_kept(node: &Node, before: &Files) -> String {
     clean(node, before, "--env=LINKERD_CNI_KEEP_BINARY=false");
     "the node's files as before".to_owned()
 }
 
-/// Kills the runtime and starts it again, as its upgrade does.
 pub fn restart(pods: &Pods) -> String {
     let containers = || pods.field("meshed", ".status.containerStatuses[*].containerID");
     let before = containers();
@@ -71,7 +66,6 @@ pub fn restart(pods: &Pods) -> String {
     format!("{} back after {:.1} s; its pods run on", component(), took.as_secs_f64())
 }
 
-/// Whether the runtime can give a pod a user namespace of its own (`hostUsers: false`).
 pub fn has_user_namespaces() -> bool {
     field("nodes", ".items[*].status.runtimeHandlers[*].features.userNamespaces").contains("true")
 }

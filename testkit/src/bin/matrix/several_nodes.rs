@@ -19,7 +19,6 @@ use crate::until::{until, until_within};
 
 const MESHED: [&str; 3] = ["meshed-one", "meshed-two", "meshed-three"];
 const TAINT: &str = "linkerd.io/cni-not-ready";
-/// Limit of what includes the start of an agent on each node.
 const ROLLOUT: Duration = Duration::from_secs(180);
 const TIMEOUT: &str = "--timeout=180s";
 
@@ -49,7 +48,6 @@ pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
     checks.run("pods started before the uninstall are deleted", || deleted(pods, all));
 }
 
-/// Before the plugin is installed, a meshed pod starts on the second node.
 fn install(helm: &Helm, pods: &Pods, nodes: [&Machine; 2]) -> String {
     pods.start(&[nodes[0].only(pods::unmeshed("client"))]);
     pods.create(&[nodes[1].only(pods::validated("stranded", "1s"))]);
@@ -80,8 +78,7 @@ fn repaired_by_its_own_node(pods: &Pods, node: &Machine) -> String {
     "repaired in place; one Event, which the agent of the pod's node sent; no API request of another node".to_owned()
 }
 
-/// With the Node condition: this function removes the taint as Node Readiness Controller would. The image
-/// is missing on the new node at first, so that its agent cannot start.
+/// Removes the taint as Node Readiness Controller would. The image is missing on the new node at first.
 fn joins(
     helm: &Helm,
     pods: &Pods,
@@ -144,13 +141,11 @@ fn connections(pods: &Pods, all: [&Machine; 3]) -> String {
     )
 }
 
-/// An annotation with an invalid element, which results in an Event.
 fn with_wrong_ports(mut pod: Value) -> Value {
     pod["metadata"]["annotations"]["config.linkerd.io/skip-inbound-ports"] = json!("7777,wrong");
     pod
 }
 
-/// The node's own agent reports the pods with the wrong annotation.
 fn events(all: [&Machine; 3]) -> String {
     let agents = agents::by_node();
     for (name, node) in MESHED.iter().zip(all) {
@@ -183,7 +178,6 @@ fn unavailable(helm: &Helm, all: [&Machine; 3]) -> String {
     one_after_the_other(&seen)
 }
 
-/// Each node has a new agent, and no two of them started at a time.
 fn one_after_the_other(seen: &SeenAgents) -> String {
     assert_eq!(seen.most_starting, 1, "agents that start at a time");
     let order = seen.order();
@@ -191,7 +185,6 @@ fn one_after_the_other(seen: &SeenAgents) -> String {
     format!("at most {} without a ready agent; order: {}", seen.most_without, order.join(", "))
 }
 
-/// Runs `event` and waits until every node has a ready agent again. The plugin is always installed on each node.
 fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> SeenAgents {
     let until_ready = || {
         until_within(ROLLOUT, "a ready agent on each node", || nodes.iter().all(has_ready_agent));
@@ -207,7 +200,6 @@ fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> SeenAgents {
     })
 }
 
-/// Runs `event`, and asserts that the plugin was installed on each of the nodes at every instant.
 fn always_installed<const COUNT: usize, T>(
     nodes: [&Machine; COUNT],
     event: impl FnOnce() -> T,
@@ -224,7 +216,6 @@ fn has_ready_agent(node: &&Machine) -> bool {
     agents::by_node().get(&node.name).is_some_and(|agent| agent.ready)
 }
 
-/// Asserts that the agents are those of `before`, except the one of `node`.
 fn assert_others_are_same(node: &str, before: &BTreeMap<String, AgentPod>) {
     let mut now = agents::by_node();
     now.insert(node.to_owned(), before[node].clone());

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::{Signal, kill};
 
 use crate::agent::{self, KUBECONFIG, Paused};
-use crate::credential;
 use crate::helm::NAMESPACE;
 use crate::ledger::{self, Invariant};
 use crate::load::without_api;
@@ -19,15 +18,14 @@ use crate::node::{
     start_missing_components,
 };
 use crate::outages::{self, Cause};
-use crate::running;
 use crate::world::World;
+use crate::{credential, running};
 use rand::RngExt as _;
 use testkit::OnDrop;
 use testkit::cluster::active;
 use testkit::cluster::containers::ctr;
 use testkit::cluster::kubectl::{get, kubectl};
 
-/// A kind of actions: its name, whether the agent's process is the same afterwards, and what is done.
 #[derive(Clone, Copy)]
 pub struct Action(pub &'static str, pub bool, pub fn(&mut World));
 
@@ -58,11 +56,9 @@ pub const ACTIONS: [Action; 20] = [
     Action("containerd killed, started again", true, restart_containerd),
 ];
 
-/// Bound of the time in which containerd serves pods after its restart.
 const RUNTIME: Duration = Duration::from_secs(120);
 /// Largest file system that may be filled, in bytes: scripts/soak mounts small ones at the CNI directories.
 const LARGEST: u64 = 256 << 20;
-/// Bound of the wait for pods that start while the API server is down.
 const WITHOUT_API: Duration = Duration::from_secs(90);
 
 impl Action {
@@ -90,7 +86,6 @@ fn delete_pod(world: &mut World) {
     world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
 }
 
-/// Kills the API server, and the agent too if it `kills_agent`.
 fn kill_api_server(world: &World, kills_agent: bool) {
     let agent = agent::agent();
     let before = without_api();
@@ -131,8 +126,7 @@ fn stall(world: &mut World, name: &str) {
     world.recovered(Instant::now(), || true);
 }
 
-/// The primary CNI replaces its file. If it `kills_agent`, pods start without the plugin entry until kubelet has
-/// restarted the agent.
+/// If it `kills_agent`, pods start without the plugin entry until kubelet has restarted the agent.
 fn rewrite_conflist(world: &World, kills_agent: bool) {
     let agent = agent::agent();
     let path = active::path("").expect("there is a conflist");
@@ -168,7 +162,6 @@ fn delete_kubeconfig(world: &mut World) {
     drop((outage, credential));
 }
 
-/// Fills the file systems of the CNI directories, replaces the agent meanwhile, and frees them.
 fn fill_disk(world: &mut World) {
     let old = agent::agent();
     {
@@ -202,7 +195,6 @@ fn damage_copy(world: &mut World) {
     world.recovered(Instant::now(), || true);
 }
 
-/// Drops all packets between the agent's pod and the API server for some seconds. The plugin uses the node's network.
 fn cut_watch(world: &mut World) {
     let agent = get(&format!("pod {} -n {NAMESPACE}", agent::agent().pod));
     let netns = netns_of(agent["status"]["podIP"].as_str().expect("the agent runs"));
@@ -239,7 +231,6 @@ fn rollout_restart(world: &mut World) {
     world.recovered(begin, || true);
 }
 
-/// Kills containerd and starts it again. All pods have to survive that.
 fn restart_containerd(world: &mut World) {
     running::survive(|| {
         {
@@ -252,8 +243,7 @@ fn restart_containerd(world: &mut World) {
     });
 }
 
-/// Restarts containerd until it serves pods. It runs without that service if this machine has no inotify instance left
-/// (`fs.inotify.max_user_instances`), which all clusters on the machine share.
+/// Without an inotify instance (`fs.inotify.max_user_instances`), which clusters share, it runs and serves no pods.
 fn start_cri() {
     let has_cri = || {
         let plugins = ctr(&["plugins", "list"]);
@@ -270,7 +260,6 @@ fn start_cri() {
     }
 }
 
-/// Writes a file that takes the rest of a file system. Dropping the value deletes it.
 fn fill(directory: &str) -> OnDrop<impl FnMut()> {
     let path = Path::new(directory).join(".soak-ballast");
     let mut file = File::create(&path).expect("the directory can be written");
@@ -282,7 +271,6 @@ fn fill(directory: &str) -> OnDrop<impl FnMut()> {
     ballast
 }
 
-/// Lets nobody change a file or directory. Dropping the value ends that.
 pub fn make_immutable(path: PathBuf) -> OnDrop<impl FnMut()> {
     let change = move |flag| {
         let _ = Command::new("chattr").arg(flag).arg(&path).stderr(Stdio::null()).status();

@@ -32,7 +32,6 @@ impl Api {
         Api { _proxy: proxy, base: format!("http://{address}"), agent }
     }
 
-    /// The response to `GET path`, an object or a list. `None` if the API server does not answer.
     pub fn get(&self, path: &str) -> Option<Value> {
         let mut response = self.agent.get(format!("{}{path}", self.base)).call().ok()?;
         serde_json::from_reader(response.body_mut().as_reader()).ok()

@@ -21,8 +21,7 @@ use testkit::cluster::kubectl::{fed, field};
 const ACCOUNT: &str = "linkerd-cni-plugin";
 const KEY: &str = "/var/lib/linkerd2-cni-cluster/pki/tokens.key";
 
-/// Deletes the plugin's account and creates it again, so that the API server rejects its tokens. No pod gets a copy
-/// meanwhile: only a plugin that sends a request meets the rejection, and reports it to the agent.
+/// No pod gets a copy meanwhile: only a plugin that sends a request meets the rejection and reports it to the agent.
 pub fn revoke(world: &mut World) {
     let old = token();
     let outage = outages::open(Cause::Credential);
@@ -33,15 +32,13 @@ pub fn revoke(world: &mut World) {
     drop((immutable, outage));
 }
 
-/// Validity of a token, in seconds from now.
 pub type Validity = std::ops::Range<i64>;
 /// What the agent finds after the clock was moved ahead, or the node was asleep.
 pub const EXPIRED: Validity = -7200..-3600;
 /// What the agent finds after the clock was moved back.
 pub const NOT_YET_VALID: Validity = 3600..90_000;
 
-/// Kills the agent and leaves a token on the node that is not valid now. The clock itself belongs to the whole machine:
-/// no namespace has its own.
+/// Leaves a token that is not valid now. The clock itself belongs to the whole machine: no namespace has its own.
 pub fn replace_by(world: &World, validity: Validity) {
     let old = agent::agent();
     let invalid = signed_token(validity);
@@ -60,23 +57,15 @@ pub fn replace_by(world: &World, validity: Validity) {
     drop(outage);
 }
 
-/// A token of the plugin's account as the API server issues it.
 fn signed_token(validity: Validity) -> String {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).expect("a time after 1970").as_secs();
     let at = |seconds: i64| now.saturating_add_signed(seconds);
     let uid = field(&format!("serviceaccount {ACCOUNT} -n {NAMESPACE}"), ".metadata.uid");
     let issuer = "https://kubernetes.default.svc.cluster.local";
     let claims = json!({
-        "iss": issuer,
-        "aud": [issuer],
-        "sub": format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}"),
-        "iat": at(validity.start),
-        "nbf": at(validity.start),
-        "exp": at(validity.end),
-        "kubernetes.io": {
-            "namespace": NAMESPACE,
-            "serviceaccount": {"name": ACCOUNT, "uid": uid},
-        },
+        "iss": issuer, "aud": [issuer], "sub": format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}"),
+        "iat": at(validity.start), "nbf": at(validity.start), "exp": at(validity.end),
+        "kubernetes.io": {"namespace": NAMESPACE, "serviceaccount": {"name": ACCOUNT, "uid": uid}},
     });
     let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
     let signed = format!("{}.{}", encode(&json!({"alg": "RS256", "typ": "JWT"})), encode(&claims));

@@ -9,45 +9,33 @@ use serde::Serialize;
 use crate::helm::NAMESPACE;
 use crate::node::Node;
 
-/// A promise of this project that is checked all the time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Invariant {
-    /// Conflist, kubeconfig and plugin binary are whole. The conflist names no missing plugin. The plugin entry is
-    /// missing only after another writer removed it.
+    /// Conflist, kubeconfig and binaries are whole, and the plugin entry is missing only after another writer.
     Files,
-    /// A meshed pod has its redirect rules from its first to its last instant.
     MeshedRules,
-    /// A meshed pod gets ready within the bound.
     MeshedStart,
-    /// An unmeshed pod has no rules.
     UnmeshedRules,
     /// An unmeshed pod gets ready within the bound of its normal time, and no ADD fails because of the plugin.
     UnmeshedStart,
-    /// Pods start while the API server is down.
     StartsWithoutApi,
     /// A pod that has responded responds until its deletion, in the same netns and with the same processes.
     Running,
-    /// A deleted pod goes away within the bound.
     End,
-    /// The agent is ready again within the bound after each action.
     Recovery,
-    /// Memory, descriptors and threads of the agent and the repair controller do not grow.
     Flat,
-    /// The uninstall leaves the node's files as they were.
     Uninstall,
 }
 
 #[derive(Clone, Serialize)]
 pub struct Violation {
     invariant: Invariant,
-    /// The action during or after which it was seen.
     action: &'static str,
     second: u64,
     seen: String,
 }
 
-/// A kind of actions, and what was seen during or after them.
 #[derive(Clone, Serialize)]
 pub struct Row {
     action: &'static str,
@@ -62,7 +50,6 @@ static LEDGER: Mutex<Ledger> =
     Mutex::new(Ledger { current: 0, rows: Vec::new(), violations: Vec::new() });
 
 pub struct Ledger {
-    /// Index of the row of the last action.
     current: usize,
     /// In the order in which the actions were performed first.
     pub rows: Vec<Row>,
@@ -108,11 +95,9 @@ pub fn seconds(time: Duration) -> f64 {
     (time.as_secs_f64() * 10.0).round() / 10.0
 }
 
-/// Start of the names of unmeshed pods.
 const UNMESHED: &str = "unmeshed-";
 
-/// Failed tries of ADD. Those of unmeshed pods, and those without the plugin binary, are violations. Returns the number
-/// of the others.
+/// Those of unmeshed pods, and those without the plugin binary, are violations. Returns the number of the others.
 pub fn check_kubelet_log(node: &Node) -> usize {
     let log = node.kubelet_log();
     let failures = log.lines().filter(|line| line.contains("Failed to create sandbox for pod"));

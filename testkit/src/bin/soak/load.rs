@@ -22,24 +22,20 @@ use testkit::statistics::percentile;
 
 pub const NAMESPACE: &str = "soak";
 const STATIC_PODS: &str = "/var/lib/linkerd2-cni-cluster/static-pods";
-/// Largest number of pods at a time, without those that are being deleted.
 const MAX_PODS: usize = 12;
 /// Largest number of static pods while the API server is down, when no other pod can be deleted.
 const MAX_STATIC_PODS: usize = 4;
 const TICK: Duration = Duration::from_millis(150);
-/// Bound of the wait for the last pods' start.
 const LAST_START: Duration = Duration::from_secs(90);
 /// Bound of the wait for the last pods' end: a pod that is deleted last is still checked against its bound.
 const LAST: Duration = LAST_START.saturating_add(END).saturating_add(RETRY);
 
-/// Numbers of unmeshed and of meshed pods that were created and got ready while the API server was down.
 static WITHOUT_API: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
 pub fn without_api() -> [usize; 2] {
     WITHOUT_API.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
-/// Number of starts, their median, their 99th percentile and the longest one, in seconds.
 fn spread(mut starts: Vec<Duration>) -> Value {
     let [p50, p99, max] = [50, 99, 100].map(|percent| seconds(percentile(&mut starts, percent)));
     json!({"pods": starts.len(), "p50": p50, "p99": p99, "max": max})
@@ -52,7 +48,6 @@ pub struct Load {
     count: usize,
     next: Instant,
     seeded: Option<Break>,
-    /// Pods that are gone.
     ended: Vec<Pod>,
 }
 
@@ -92,7 +87,6 @@ impl Load {
         }
     }
 
-    /// Creates a pod and returns the name that it gets.
     fn start(&self, name: &str, kind: Kind, source: Source) -> Option<String> {
         let mut pod = manifest(name, kind);
         match source {
@@ -130,7 +124,6 @@ impl Load {
         self.ended.extend(self.pods.extract_if(.., is_gone));
     }
 
-    /// Deletes pods some seconds after they got ready.
     fn delete_old(&mut self) {
         let Load { pods, api, rng, .. } = self;
         for pod in pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
@@ -143,7 +136,6 @@ impl Load {
         }
     }
 
-    /// Deletes the pods, waits for their end, and returns the figures of all.
     pub fn end(mut self) -> Value {
         let begin = Instant::now();
         while !self.pods.is_empty() && begin.elapsed() < LAST {
@@ -194,7 +186,6 @@ fn delete(pod: &mut Pod, api: &Api) {
     pod.deleted = is_deleted.then(Instant::now);
 }
 
-/// File of the static pod `name`, which kubelet reads.
 fn static_path(name: &str) -> PathBuf {
     PathBuf::from(STATIC_PODS).join(format!("{name}.json"))
 }

@@ -38,8 +38,7 @@ use pods::kubectl;
 use seeded::Break;
 use world::World;
 
-/// Values of the release. The repair controller repairs pods that start while another writer has removed the plugin
-/// entry.
+/// The repair controller repairs pods that start while another writer has removed the plugin entry.
 const VALUES: &str = "repairController.enabled=true,repairController.mode=in-place,repairController.auditIntervalSeconds=10";
 const UNINSTALL: Duration = Duration::from_secs(90);
 
@@ -113,8 +112,7 @@ fn main() -> ExitCode {
     if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Performs the actions, each once in a round, in random order. In two of three rounds the agent's process stays the
-/// same, so that growth is seen.
+/// Each action once in a round. In two of three rounds the agent's process stays the same, so that growth is seen.
 fn disturb(world: &mut World, options: &Options, span: Duration) {
     let begin = Instant::now();
     let is_wanted = |Action(name, ..): &Action| {

@@ -22,14 +22,12 @@ pub enum Cause {
     NoKubeconfig,
 }
 
-/// Each outage so far, with its end.
 static OUTAGES: Mutex<Vec<(Cause, Option<Instant>)>> = Mutex::new(Vec::new());
 
 fn all() -> MutexGuard<'static, Vec<(Cause, Option<Instant>)>> {
     OUTAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Begins an outage. Dropping the value ends it.
 pub fn open(cause: Cause) -> OnDrop<impl FnMut()> {
     all().push((cause, None));
     OnDrop(move || {
@@ -55,7 +53,6 @@ pub fn calm(causes: &[Cause], begin: Instant) -> Duration {
     last(causes).map_or(begin, |last| last.max(begin)).elapsed()
 }
 
-/// Whether there was an outage of one of these causes after `begin`, or shortly before.
 pub fn since(causes: &[Cause], begin: Instant) -> bool {
     last(causes).is_some_and(|last| last > begin)
 }

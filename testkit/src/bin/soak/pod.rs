@@ -15,9 +15,7 @@ const UNMESHED: Duration = Duration::from_secs(60);
 const MESHED: Duration = Duration::from_secs(120);
 /// Bound of a deletion. Kubelet retries a failed DEL after up to a minute.
 pub const END: Duration = Duration::from_secs(120);
-/// Bound of the repair of a pod that started while another writer had removed the plugin entry.
 const REPAIR: Duration = Duration::from_secs(90);
-/// Time between two checks of the rules of a pod.
 const CHECK: Duration = Duration::from_secs(4);
 /// Consecutive checks without a response after which a pod that has responded counts as dead.
 const SILENT_CHECKS: usize = 3;
@@ -40,7 +38,6 @@ pub enum Kind {
     Manual,
 }
 
-/// Where kubelet learns of a pod.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source {
     ApiServer,
@@ -48,7 +45,6 @@ pub enum Source {
 }
 
 pub struct Pod {
-    /// Its name, as the runtime has it.
     pub name: String,
     pub kind: Kind,
     pub source: Source,
@@ -56,18 +52,14 @@ pub struct Pod {
     pub without_api: bool,
     pub sandbox: Option<Sandbox>,
     pub answered: Option<Instant>,
-    /// Time until it responded, if nothing held it back.
     pub start: Option<Duration>,
     pub deleted: Option<Instant>,
-    /// When it started without the plugin entry, and so is to be repaired.
     stranded: Option<Instant>,
     pub repaired: bool,
-    /// Number of times that its rules were listed.
     pub rule_checks: usize,
     checked: Instant,
     /// Whether a deletion was tried. The API server may have performed it also if it did not respond.
     pub deletion_tried: bool,
-    /// Consecutive checks without a response, up to now, of a pod that has responded.
     silent_checks: usize,
     reported: BTreeSet<Invariant>,
 }
@@ -99,7 +91,6 @@ impl Pod {
         self.kind != Kind::Unmeshed
     }
 
-    /// Takes note of the pod's sandbox, and checks the pod.
     pub fn observe(&mut self, found: Option<&Sandbox>) {
         if self.deleted.is_some() {
             return;
@@ -119,7 +110,6 @@ impl Pod {
         self.check_start();
     }
 
-    /// Time since the creation, if nothing held the pod back.
     pub fn undisturbed(&self) -> Option<Duration> {
         let held = outages::since(self.held_by(), self.created);
         (!held).then(|| self.created.elapsed())
@@ -150,7 +140,6 @@ impl Pod {
         !self.repaired && self.stranded.is_some_and(|since| calm(&causes, since) < REPAIR)
     }
 
-    /// Lists the rules in the pod's netns, and compares them with what the pod should have.
     pub fn check_rules(&mut self) {
         let Some(sandbox) = &self.sandbox else { return };
         self.checked = Instant::now();
@@ -193,7 +182,6 @@ impl Pod {
         self.answered.get_or_insert_with(Instant::now);
     }
 
-    /// Reports that a pod that has responded does not run on, unless its deletion was tried.
     fn report_death(&mut self, seen: &str) {
         if self.answered.is_some() && !self.deletion_tried {
             self.report(Invariant::Running, seen);
@@ -228,7 +216,6 @@ impl Pod {
         }
     }
 
-    /// Outages that do not count against this pod's start bound.
     fn held_by(&self) -> &'static [Cause] {
         match (self.kind, self.source) {
             (Kind::Manual, _) => {
@@ -239,7 +226,6 @@ impl Pod {
         }
     }
 
-    /// Reports a pod that is still there at the end of the load, unless its end is reported.
     pub fn report_leftover(&mut self) {
         let state = if self.deleted.is_some() { "deleted" } else { "not deleted" };
         self.report(Invariant::End, &format!("is left at the end of the load, {state}"));

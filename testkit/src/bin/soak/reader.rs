@@ -18,9 +18,7 @@ pub fn start() -> Repeated<Watched> {
 
 #[derive(Default)]
 pub struct Watched {
-    /// Size of the plugin binary when it was first read.
     size: Option<u64>,
-    /// The violation that lasts, and its begin.
     bad: Option<(State, Instant)>,
     pub reads: u64,
 }
@@ -44,8 +42,7 @@ impl Watched {
         }
     }
 
-    /// The state of the node now. A plugin of the active conflist that is missing, and a plugin binary of another size
-    /// than the first, are damages, too.
+    /// A missing plugin of the conflist, and another size of the plugin binary than the first, are damages, too.
     fn state(&mut self) -> State {
         let plugins = active::plugins();
         let mut types = plugins.iter().filter_map(|plugin| plugin["type"].as_str());
@@ -64,7 +61,6 @@ impl Watched {
     }
 }
 
-/// Whether the plugin is installed, or another writer may have caused the state.
 fn is_allowed(state: &State) -> bool {
     match state {
         State::Installed => true,

@@ -24,11 +24,9 @@ const SAMPLES: usize = 60;
 const ALLOWED_GROWTH: [(&str, u64); 4] =
     [("rss_kb", 512), ("private_kb", 512), ("descriptors", 3), ("threads", 2)];
 
-/// Figures of a process, or medians of several, by the names in [`ALLOWED_GROWTH`].
 type Figures = BTreeMap<&'static str, u64>;
 type Sample = (&'static str, i32, Figures);
 
-/// First and last third of the samples of a program, or of one of its processes.
 #[derive(Serialize)]
 pub struct Growth {
     program: &'static str,
@@ -42,8 +40,7 @@ pub fn start() -> Repeated<Vec<Sample>> {
     Repeated::start(PERIOD, Vec::new(), |samples| samples.extend(sample()))
 }
 
-/// Compares the samples of each program in the whole run, and of each process that ran long enough. A program with
-/// too few samples for a comparison is a violation: its growth was not checked.
+/// Compares the samples of each program, and of each process that ran long enough. Too few are a violation.
 pub fn growths(samples: &[Sample]) -> Vec<Growth> {
     let mut growths = Vec::new();
     for (program, _) in PROGRAMS {

@@ -19,9 +19,7 @@ const PROBE: &str = "/probe\0";
 /// Time after a restart in which kubelet starts containers again that it takes for dead.
 const SETTLE: Duration = Duration::from_secs(5);
 
-/// The netns of each pod that has responded and is not being deleted.
 static RUNNING: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
-/// Held while the load may delete no pods.
 static HOLD: Mutex<()> = Mutex::new(());
 
 fn running() -> MutexGuard<'static, BTreeMap<String, PathBuf>> {
@@ -42,7 +40,6 @@ pub fn remove(name: &str) -> bool {
     may
 }
 
-/// Checks that `disturb` leaves all pods the netns and processes that they have. No pod is deleted meanwhile.
 pub fn survive(disturb: impl FnOnce()) {
     until("a pod has responded", || !running().is_empty());
     let _hold = HOLD.lock().unwrap_or_else(PoisonError::into_inner);

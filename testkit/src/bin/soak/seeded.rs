@@ -4,9 +4,8 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::ledger;
 use crate::pod::{Pod, nft};
-use crate::running;
+use crate::{ledger, running};
 use testkit::cluster::active;
 use testkit::cluster::node::replace;
 
@@ -23,7 +22,6 @@ pub enum Break {
 }
 
 impl Break {
-    /// Harms a pod that has just responded.
     pub fn harm(self, pod: &Pod) {
         match (self, &pod.sandbox) {
             (Break::Rules, Some(sandbox)) if pod.is_meshed() => {
@@ -37,7 +35,6 @@ impl Break {
     }
 }
 
-/// Breaks the promise again and again for `span`, unless the load harms its pods itself.
 pub fn run(seeded: Break, span: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < span {

@@ -11,20 +11,17 @@ use crate::pods::command;
 use rand::rngs::StdRng;
 use testkit::cluster::active::{self, State};
 
-/// Bound of a recovery. Kubelet restarts a killed container after up to 40 s when it was killed before, and the API
-/// server caches a token review for 10 s.
+/// Kubelet restarts a container after up to 40 s; the API server caches a token review for 10 s.
 const RECOVERY: Duration = Duration::from_secs(150);
 
 pub struct World {
     pub helm: Helm,
     pub api: Api,
     pub rng: StdRng,
-    /// The conflist without the plugin entry.
     pub original: String,
 }
 
 impl World {
-    /// Waits until the agent is ready and `is_over`, and notes the time since `begin`.
     pub fn recovered(&self, begin: Instant, is_over: impl Fn() -> bool) {
         let is_recovered = || is_over() && self.is_healthy();
         while !is_recovered() {
@@ -37,7 +34,6 @@ impl World {
         ledger::recovered(begin.elapsed());
     }
 
-    /// Whether the plugin is installed, and the only agent and its repair controller are ready.
     fn is_healthy(&self) -> bool {
         active::state("") == State::Installed
             && self.agent_address().is_some_and(|address| {
@@ -46,7 +42,6 @@ impl World {
             })
     }
 
-    /// The address of the only agent, if there is no other one.
     fn agent_address(&self) -> Option<String> {
         let path =
             format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=k8s-app%3Dlinkerd-cni");
