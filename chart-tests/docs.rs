@@ -48,8 +48,7 @@ fn templates_read_only_values_of_values_yaml() {
     assert_eq!(used, documented);
 }
 
-/// helm-docs silently omits values without description below a described map. The step `chart-lint` compares
-/// the table and the schema with values.yaml.
+/// helm-docs omits values without description below a described map; the step `chart-lint` compares the rest.
 #[test]
 fn the_readme_describes_every_value() {
     let readme = read(chart().join("README.md"));

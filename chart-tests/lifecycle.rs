@@ -33,8 +33,7 @@ fn versions_of_image_and_chart_are_above_upstreams() {
     assert!(numbers("version") > vec![2026, 8, 3]);
 }
 
-/// `--reuse-values` puts the values of the old release in place of the defaults.
-/// `--reset-then-reuse-values` puts those that the user had set over the new defaults.
+/// `--reuse-values` puts old values in place of the defaults, `--reset-then-reuse-values` the user's over the new ones.
 #[test]
 fn values_of_an_older_chart_render_this_charts_pods() {
     let former = yaml(&read(values_file("former.yaml")));
@@ -95,10 +94,9 @@ fn a_new_chart_version_with_the_same_image_does_not_replace_pods() {
     assert_eq!(next.pod(), with(pinned).pod());
 }
 
-/// A row is the live ConfigMap, with the plugin entry of upstream's or of this chart, and the values of the upgrade.
-/// The outcome has the changes to the notes of an upgrade that changes nothing, which themselves have the changes to
-/// those of an installation: the control plane exists already, and its namespace fails `linkerd check --pre`. Only an
-/// upgrade in upstream's bin dir does not require network plugins, nor does the next one.
+/// A row is the live ConfigMap and the values of the upgrade. The outcome has the changes to the notes of an upgrade
+/// that changes nothing, which has those to an installation's: the namespace exists, `linkerd check --pre` fails. Only
+/// an upgrade in upstream's bin dir does not require network plugins, nor does the next one.
 #[test]
 fn each_upgrade_has_the_recorded_notes_and_required_plugins() {
     let replaced = |template: &str, from: &str, to: &str| {

@@ -74,7 +74,6 @@ fn run(program: &str, arguments: &[&str]) -> Output {
 
 pub struct Render {
     chart: PathBuf,
-    copy: Option<TempDir>,
     values: Vec<PathBuf>,
     templates: Option<String>,
     scratch: TempDir,
@@ -88,7 +87,6 @@ impl Render {
     pub fn new() -> Self {
         Render {
             chart: chart(),
-            copy: None,
             values: Vec::new(),
             templates: None,
             scratch: tempfile::tempdir().unwrap(),
@@ -137,11 +135,10 @@ impl Render {
     }
 
     pub fn with_file(mut self, name: &str, text: &str) -> Self {
-        if self.copy.is_none() {
-            let copy = tempfile::tempdir().unwrap();
-            must(Command::new("cp").arg("-r").arg(&self.chart).arg(copy.path()));
-            self.chart = copy.path().join(self.chart.file_name().unwrap());
-            self.copy = Some(copy);
+        let copy = self.scratch.path().join("linkerd2-cni");
+        if self.chart != copy {
+            must(Command::new("cp").arg("-r").arg(&self.chart).arg(&copy));
+            self.chart = copy;
         }
         fs::write(self.chart.join(name), text).unwrap();
         self

@@ -1,6 +1,5 @@
-//! What the tests share: a fake API server, network namespaces, callers of the programs, and the cluster of
-//! `scripts/cluster`. For development only. The programs in `src/bin` use it too: `bench`, `fleet`, `kernels`, `matrix`,
-//! `soak`, and `netprobe`, which runs in the pods of tests.
+//! What the tests share, and the programs in `src/bin`: `bench`, `fleet`, `kernels`, `matrix`, `soak`, and `netprobe`,
+//! which runs in the pods of tests. For development only.
 
 pub mod api;
 pub mod benchmarks;

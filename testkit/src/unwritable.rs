@@ -27,8 +27,8 @@ impl Unwritable {
             full_device(),
             closed(),
             full_pipe(),
-            full_socket(),
-            pipe_without_a_reader(),
+            filled("a full socket", UnixStream::pair().unwrap()),
+            of("a pipe without a reader", io::pipe().unwrap().1, None),
             stopped_terminal(),
             file_on_a_full_disk(),
         ]
@@ -66,17 +66,7 @@ pub fn closed() -> Unwritable {
 }
 
 pub fn full_pipe() -> Unwritable {
-    let (reader, writer) = io::pipe().unwrap();
-    filled("a full pipe", writer.into(), reader.into())
-}
-
-fn full_socket() -> Unwritable {
-    let (reader, writer) = UnixStream::pair().unwrap();
-    filled("a full socket", writer.into(), reader.into())
-}
-
-fn pipe_without_a_reader() -> Unwritable {
-    of("a pipe without a reader", io::pipe().unwrap().1, None)
+    filled("a full pipe", io::pipe().unwrap())
 }
 
 /// As after ^S.
@@ -98,11 +88,15 @@ fn file_on_a_full_disk() -> Unwritable {
     of("a file on a full disk", file, None)
 }
 
-fn filled(name: &'static str, writer: OwnedFd, unread: OwnedFd) -> Unwritable {
+fn filled(
+    name: &'static str,
+    (unread, writer): (impl Into<OwnedFd>, impl Into<OwnedFd>),
+) -> Unwritable {
+    let writer = writer.into();
     fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
     for length in [4096, 1] {
         while nix::unistd::write(&writer, &[b'x'; 4096][..length]).is_ok() {}
     }
     fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
-    of(name, writer, Some(unread))
+    of(name, writer, Some(unread.into()))
 }

@@ -1,6 +1,5 @@
-//! The pages of the fault catalogue that only a cluster can show: faults of pods, of the chart's objects and of the
-//! DaemonSet's pods. `src/tests/agent/catalogue` has the others. One test causes all faults, one after the other, as each
-//! installation takes half a minute.
+//! The pages of the fault catalogue that only a cluster can show; `src/tests/agent/catalogue` has the others. One test
+//! causes all faults, one after the other, as each installation takes half a minute.
 
 use std::fs;
 

@@ -83,9 +83,9 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     };
     is_not_installed();
     let policy = "networkPolicy.enabled=true";
-    let objects = install_cni(&["--skip-inbound-ports", "9999", "--set", policy]);
-    let fewer = install_cni(&["--set", "repairController.enabled=false"]);
-    let _applied = Applied(install_cni(&[]));
+    let objects = script("install-cni", &["--skip-inbound-ports", "9999", "--set", policy]);
+    let fewer = script("install-cni", &["--set", "repairController.enabled=false"]);
+    let _applied = Applied(script("install-cni", &[]));
     piped("apply -f -", &objects);
     rolled_out();
     linkerd_check_finds_what_it_looks_up();
@@ -100,7 +100,7 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     assert!(!passes && report.contains(denied), "{report}");
     assert!(report.contains("; grant this right to the user, or choose another user"), "{report}");
 
-    let allowed = install_cni(&["--prune-allowlist"]);
+    let allowed = script("install-cni", &["--prune-allowlist"]);
     piped(&format!("apply --prune -l linkerd.io/cni-resource=true {allowed} -f -"), &fewer);
     rolled_out();
     let left = labelled();
@@ -187,10 +187,6 @@ fn labelled() -> BTreeSet<String> {
     let label = "linkerd.io/cni-resource=true";
     let names = kubectl(&format!("get {kinds} --all-namespaces -l {label} -o name"));
     names.lines().map(str::to_owned).collect()
-}
-
-fn install_cni(flags: &[&str]) -> String {
-    script("install-cni", flags)
 }
 
 /// A manifest that was applied. Dropping the value deletes its objects, also after a failure.

@@ -1,5 +1,4 @@
-//! The chart on a real Kubernetes: install, upgrade, uninstall, and the connections of pods. Needs a cluster whose
-//! only node is where the tests run, with the images loaded, as `scripts/test` creates it. Without a cluster the tests fail.
+//! The chart on a real Kubernetes whose only node is where the tests run, as `scripts/test` creates it.
 //!
 //! A test that uses the node holds [`Node::exclusive`], so tests may run on any number of threads and in any order.
 

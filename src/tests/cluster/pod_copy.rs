@@ -1,11 +1,11 @@
-//! The copy of the node's pods that the agent keeps for the plugin. Without it, the plugin sends requests, as
-//! `src/tests/plugin` counts, and audits repair what has no annotation, as `src/tests/repair` shows.
+//! The copy of the node's pods that the agent keeps. Without it, the plugin sends requests (`src/tests/plugin`), and
+//! audits repair what has no annotation (`src/tests/repair`).
 
 use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::outage::{create_all, injected, redirected};
+use crate::outage::{create_all, injected, marked, redirected};
 use crate::pods::{self, container, field, in_default, kubectl};
 use crate::scene::Scene;
 use crate::until::{until, until_within};
@@ -17,7 +17,9 @@ fn pods_of_every_origin_are_decided_by_their_containers_without_an_api_request()
     let scene = Scene::installed(&[]);
     let Scene { node, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client"), pods::meshed("web")]);
-    pods.start(&[injected("injected"), hand_made("by-hand"), annotated_only(), with_init()]);
+    let mut annotated = pods::unmeshed("annotated");
+    annotated["metadata"]["annotations"] = marked();
+    pods.start(&[injected("injected"), hand_made("by-hand"), annotated, with_init()]);
     for name in ["web", "injected", "by-hand"] {
         pods.assert_answers("client", name, "proxy-inbound");
     }
@@ -70,12 +72,6 @@ pub fn hand_made(name: &str) -> Value {
     let mut pod = pods::meshed(name);
     pod["metadata"]["labels"] = json!({});
     pod["metadata"]["annotations"] = json!({});
-    pod
-}
-
-fn annotated_only() -> Value {
-    let mut pod = pods::unmeshed("annotated");
-    pod["metadata"]["annotations"] = injected("annotated")["metadata"]["annotations"].take();
     pod
 }
 

@@ -27,7 +27,7 @@ fn a_release_is_installed_from_its_folder() {
 
     let scene = Scene::begin();
     let Scene { helm, pods, .. } = &scene;
-    helm.install_chart(&file("linkerd2-cni-", ".tgz"));
+    helm.install(&file("linkerd2-cni-", ".tgz"), &["--wait", "--timeout", "60s"]);
     // The digest of the image's configuration or of its manifest, by the version of containerd.
     let id = ".items[0].status.containerStatuses[0].imageID";
     let running = field("pods -n linkerd-cni", id);

@@ -40,7 +40,7 @@ fn stranded_pods_are_reported_labelled_or_repaired_in_place_and_audited() {
     let uid = pods.field("audited", ".metadata.uid");
     let ip = pods.ip("audited");
     pods.assert_answers("client", "audited", "proxy-inbound");
-    netns_of(&ip).flush_redirect();
+    netns_of(&ip).must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
     until_within(Duration::from_secs(20 * PERIOD), "the Event on the audited pod", || {
         !pods::events("audited", "LinkerdCNIRulesMissing").is_empty()
     });
@@ -55,7 +55,8 @@ fn the_startup_taint_and_the_node_condition_follow_the_readiness_of_the_node() {
     let Scene { helm, .. } = &scene;
     let tainted_node = tainted();
     helm.run("install", &[&format!("--set=startupTaint={KEY}")]);
-    until("the taint is removed", || !is_tainted());
+    let taints = || field("node", ".items[0].spec.taints[*].key");
+    until("the taint is removed", || !taints().contains(KEY));
     let log = kubectl("logs -n linkerd-cni daemonset/linkerd-cni");
     let (passed, removed) = (log.find("self-test passed"), log.find("removed the startup taint"));
     assert!(passed.is_some() && passed < removed, "{log}");
@@ -98,10 +99,6 @@ fn the_startup_taint_and_the_node_condition_follow_the_readiness_of_the_node() {
 }
 
 const KEY: &str = "linkerd.io/cni-not-ready";
-
-fn is_tainted() -> bool {
-    field("node", ".items[0].spec.taints[*].key").contains(KEY)
-}
 
 fn tainted() -> OnDrop<impl FnMut()> {
     kubectl(&format!("taint node --all {KEY}=:NoSchedule"));

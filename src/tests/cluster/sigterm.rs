@@ -25,9 +25,8 @@ use crate::watcher::Watcher;
 /// For agents that get no proof of an uninstall and use it up. The schema accepts no shorter one than 30 s.
 pub const SHORT_GRACE: [&str; 2] =
     ["--skip-schema-validation", "--set=terminationGracePeriodSeconds=10"];
-/// Upper bound of the time in which an agent uninstalls. The API server accepts tokens of deleted accounts for 10 s, and
-/// the agent wants rejections for 4 s. An agent that misses them ends after its grace period of 30 s and leaves the files
-/// in place.
+/// The API server accepts tokens of deleted accounts for 10 s, and the agent wants rejections for 4 s. An agent that
+/// misses them ends after its grace period of 30 s and leaves the files in place.
 const UNINSTALL: Duration = Duration::from_secs(60);
 
 /// Time in which kubelet connects again to an API server that was restarted, and reports.

@@ -104,17 +104,6 @@ fn kubeconfig() -> String {
     let own: Value = serde_json::from_str(&own).unwrap();
     let cluster = &own["clusters"][0]["cluster"];
     let token = kubectl(&format!("create token {ACCOUNT} -n default"));
-    let token = token.trim();
-    format!(
-        "apiVersion: v1
-kind: Config
-clusters: [{{name: local, cluster: {cluster}}}]
-users:
-- name: linkerd-cni
-  user:
-    token: {token}
-contexts:
-- {{name: linkerd-cni-context, context: {{cluster: local, user: linkerd-cni}}}}
-current-context: linkerd-cni-context"
-    )
+    let text = include_str!("upstream_kubeconfig.yaml").trim_end();
+    text.replace("CLUSTER", &cluster.to_string()).replace("TOKEN", token.trim())
 }

@@ -55,9 +55,8 @@ pub fn is_program(root: &str, name: &str) -> bool {
     file.is_ok_and(|file| file.len() > 0 && file.permissions().mode() & 0o111 != 0)
 }
 
-/// The plugins that the runtime calls, in this order; empty if there is no valid network config. Multus stands for the
-/// plugins of its delegate, which it calls in its place: its config has a copy of the primary CNI's conflist, or the
-/// path of that conflist.
+/// The plugins that the runtime calls, in this order; none without a valid network config. Instead of Multus, those of
+/// its delegate, of which its config has a copy or the path.
 pub fn plugins() -> Vec<Value> {
     let config = path("").and_then(|path| fs::read_to_string(path).ok());
     let config = config.and_then(|text| serde_json::from_str(&text).ok());

@@ -39,9 +39,8 @@ fn without_failures(what: &str, of_number: impl Fn(usize) -> Value + Sync, event
     assert!(failures.is_empty(), "{what}: {failures:#?}");
 }
 
-/// Runs `event` while pods with a network validator start, and asserts that the apps of all were redirected. Until this
-/// chart's agent answers the write of upstream's, which takes away the plugin, the first try of a pod may fail, and a
-/// tenth of the pods may be stranded: the repair controller has to mend them.
+/// With validators: until this chart's agent answers the write of upstream's, which takes away the plugin, first tries
+/// may fail, and a tenth of the pods may be stranded, which the repair controller has to mend.
 pub fn with_retries(what: &str, event: impl FnOnce()) {
     let (pods, _) = of(validated_pod, what, event);
     let stranded = pods.iter().filter(|pod| was_stranded(pod)).count();

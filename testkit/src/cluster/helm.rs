@@ -43,18 +43,14 @@ impl Helm {
         println!("{:>6.1?} helm {verb}", begin.elapsed());
     }
 
-    /// Installs a packaged chart with the image of an archive, which has another digest than the chart names.
-    pub fn install_chart(&self, package: &Path) {
-        self.install(package, &["--wait", "--timeout", "60s"]);
-    }
-
     pub fn install_upstream(&self, program: Program) {
         let chart = tempfile::tempdir().unwrap();
         upstream::write_chart(chart.path(), program);
         self.install(chart.path(), &[]);
     }
 
-    fn install(&self, chart: &Path, more: &[&str]) {
+    /// Installs another chart, with this image, which in an archive has another digest than the chart names.
+    pub fn install(&self, chart: &Path, more: &[&str]) {
         let version = format!("image.version=v{VERSION}");
         let install = ["install", "linkerd-cni", chart.to_str().unwrap(), "--set", &version];
         let into = ["-n", NAMESPACE, "--create-namespace"];

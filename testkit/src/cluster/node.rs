@@ -124,19 +124,16 @@ impl Node {
         texts.any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
     }
 
+    /// Number of the plugin's requests since the test began about a namespace or a pod in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
-        let events = self.requests_of("linkerd-cni/").into_iter();
-        events.filter(|event| event["objectRef"]["namespace"] == namespace).count()
-    }
-
-    pub fn requests_of(&self, program: &str) -> Vec<Value> {
         let log = self.audit_log.read();
         // The last line may be incomplete.
         let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let is_of = |event: &Value| {
-            event["userAgent"].as_str().is_some_and(|agent| agent.starts_with(program))
+        let is_of_plugin = |event: &Value| {
+            event["userAgent"].as_str().is_some_and(|agent| agent.starts_with("linkerd-cni/"))
+                && event["objectRef"]["namespace"] == namespace
         };
-        events.filter(is_of).collect()
+        events.filter(is_of_plugin).count()
     }
 }
 
@@ -262,10 +259,6 @@ pub fn netns_of(ip: &str) -> Netns {
 impl Netns {
     pub fn must(&self, args: &[&str]) {
         must(Command::new("ip").args(["netns", "exec", &self.0]).args(args));
-    }
-
-    pub fn flush_redirect(&self) {
-        self.must(&["nft", "flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_REDIRECT"]);
     }
 
     pub fn rules(&self) -> String {

@@ -68,11 +68,18 @@ impl Scene {
             dir,
         };
         for row in data()["calls"].as_array().unwrap() {
-            let program = if scene.calls.is_empty() { portmap } else { plugin };
-            scene.call(program, row, &config(&kubeconfig, row))?;
+            let program = if scene.calls.is_empty() { portmap } else { plugin }.to_owned();
+            let stdin = scene.dir.path().join(format!("stdin-{}", scene.calls.len()));
+            fs::write(&stdin, config(&kubeconfig, row).to_string())?;
+            let [name, command] = ["name", "command"].map(|key| row[key].as_str().unwrap());
+            let (name, command) = (name.to_owned(), command.to_owned());
+            let fresh = name.starts_with("meshed ADD");
+            scene.calls.push(Call { name, program, command, stdin, fresh });
             scene.drop_if_unusable(row)?;
         }
-        scene.redirect(plugin)?;
+        // The namespace that CHECK looks at.
+        let add = &scene.calls[1];
+        scene.succeed(add, &mut scene.command(add, plugin, &scene.redirected)?)?;
         Ok(scene)
     }
 
@@ -94,20 +101,6 @@ impl Scene {
             self.unusable.extend(self.calls.pop().map(|call| Unusable { name: call.name, reason }));
         }
         Ok(())
-    }
-
-    fn call(&mut self, program: &Path, row: &Value, config: &Value) -> anyhow::Result<()> {
-        let stdin = self.dir.path().join(format!("stdin-{}", self.calls.len()));
-        fs::write(&stdin, config.to_string())?;
-        let [name, command] = ["name", "command"].map(|key| row[key].as_str().unwrap().to_owned());
-        let fresh = name.starts_with("meshed ADD");
-        self.calls.push(Call { name, program: program.to_owned(), command, stdin, fresh });
-        Ok(())
-    }
-
-    fn redirect(&self, plugin: &Path) -> anyhow::Result<()> {
-        let add = &self.calls[1];
-        self.succeed(add, &mut self.command(add, plugin, &self.redirected)?)
     }
 
     pub fn succeed(&self, call: &Call, command: &mut Command) -> anyhow::Result<()> {

@@ -43,9 +43,8 @@ const COLUMNS: [(&str, Option<[f64; 2]>); 11] = [
     ("pod lists from etcd", None),
 ];
 
-/// One sample of the API server's metrics, which start at its start: CPU seconds, memory, bytes of responses to lists,
-/// GETs and POSTs, and lists of pods that etcd answered. Then the TCP connections that were accepted in this network
-/// namespace.
+/// Of the API server since its start: CPU seconds, memory, bytes of responses to lists, GETs and POSTs, lists of pods
+/// that etcd answered. Then the TCP connections that were accepted in this network namespace.
 type Metrics = [f64; 5];
 
 fn metrics(client: &Client) -> anyhow::Result<Metrics> {
@@ -159,8 +158,8 @@ impl Recorder {
         Ok(())
     }
 
-    /// Measures until every node has its kubeconfig and its watches, and then for 5 s more. The watches are not read from
-    /// the metrics: each read costs the API server as much CPU as the start of some nodes.
+    /// Until every node has its kubeconfig and its watches, and 5 s more. Reading the watches from the metrics instead
+    /// costs the API server as much CPU as the start of some nodes.
     pub fn until_connected(&mut self, name: &'static str) -> anyhow::Result<Phase> {
         // All watches have to be new: in a rollout, those of stopped programs may end later than others begin.
         while self.audit_log.connected.len() < self.nodes

@@ -204,8 +204,7 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Watches until the watch ends. Sets the version from which the next watch continues, or clears it if a new list is
-    /// needed. The error is the shortest wait.
+    /// Sets the version from which the next watch continues, or clears it for a list. The error is the shortest wait.
     fn follow(&self, client: &Client, uri: &str, version: &mut String) -> Result<(), Duration> {
         let response = client.watch(uri).map_err(|error| {
             if error.code() == Some(410) {

@@ -16,8 +16,7 @@ use crate::{agents, job};
 const EXCLUSIVE: &str = "/var/lib/linkerd2-cni-cluster/cilium-exclusive";
 const CONFLIST: &str = "/etc/cni/net.d/05-cilium.conflist";
 const OTHER: &str = "/etc/cni/net.d/10-other.conflist";
-/// Time in which the agent's writes are counted, and how many there may be: the agent waits 50 ms and each time a third
-/// longer, up to 10 s, so that there are 22 in the first minute of a contention, and then at most 6 in each.
+/// The agent waits 50 ms, then each time a third longer, up to 10 s: 22 writes in the first minute of a contention.
 const COUNTED: Duration = Duration::from_secs(60);
 const WRITES: usize = 22;
 
@@ -32,7 +31,11 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     until("the Event names the remedy", || {
         pods::events("default", "LinkerdCNIContention").contains("cni.exclusive=false")
     });
-    let writes = writes_meanwhile();
+    // At no time may the plugin entry exist without its files.
+    let (first, watcher) = (agents::logged_writes(), Watcher::start());
+    thread::sleep(COUNTED);
+    watcher.finish().assert_never_stranded("contention with Cilium");
+    let writes = agents::logged_writes() - first;
     assert!((1..=WRITES).contains(&writes), "{writes} writes in {COUNTED:?}");
     assert!(
         ["", "0"].contains(&&*ready_agents()),
@@ -52,15 +55,6 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     format!(
         "not ready, Event with the remedy, {writes} writes in {COUNTED:?}; ready without exclusive mode"
     )
-}
-
-/// Counts the agent's writes of the conflist. At no time may the plugin entry exist without its files.
-fn writes_meanwhile() -> usize {
-    let first = agents::logged_writes();
-    let watcher = Watcher::start();
-    thread::sleep(COUNTED);
-    watcher.finish().assert_never_stranded("contention with Cilium");
-    agents::logged_writes() - first
 }
 
 fn ready_agents() -> String {

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::expectations::events_in;
 use crate::families::any;
 use crate::node::{Files, Node, netns_of};
 use crate::pods::{self, Pods};
@@ -121,7 +120,7 @@ pub fn both_restore(pods: &Pods) -> String {
     let bound = REWRITES..=2 * REWRITES;
     let is_bounded = bound.contains(&linkerd) && bound.contains(&istio);
     assert!(is_bounded, "writes of linkerd-cni {linkerd}, of Istio {istio}, not {bound:?}");
-    assert!(events_in("default", "LinkerdCNIContention").is_empty());
+    assert_eq!(pods::events("default", "LinkerdCNIContention"), "");
     assert_redirected(pods, "both-restored");
     format!(
         "{REWRITES} rewrites in 60 s: {linkerd} writes by the agent, {istio} by Istio's, both entries back after at \

@@ -14,7 +14,7 @@ use crate::connections::{
     connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
     pods_started_after_an_upgrade_follow_it,
 };
-use crate::families::Family;
+use crate::families::{Family, setting};
 use crate::helm::{Helm, NAMESPACE};
 use crate::node::{Files, Node};
 use crate::pods::{self, Pods, kubectl};
@@ -77,7 +77,7 @@ fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     if !daemons.is_empty() {
         checks.run(primary_cni::restart_check(), || restart_network(&daemons, pods));
     }
-    if network::has_policies() {
+    if setting("CLUSTER_NETWORK") == "calico" {
         checks.run("network policies", || network::policies(pods));
     }
     checks.run("upgrade", || {

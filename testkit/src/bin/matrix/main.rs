@@ -4,7 +4,6 @@
 mod agents;
 mod checks;
 mod cilium;
-mod expectations;
 mod istio;
 mod job;
 mod kubernetes_e2e;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use testkit::chart::yaml;
 use testkit::child::script;
 
-use crate::families::{Family, setting};
+use crate::families::Family;
 use crate::node::Files;
 use crate::pods::{Pods, apply, kubectl};
 use crate::until::until_within;
@@ -25,10 +25,6 @@ pub fn cluster(command: &str) -> String {
 
 pub fn daemons() -> String {
     cluster("network-daemons").split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
-pub fn has_policies() -> bool {
-    setting("CLUSTER_NETWORK") == "calico"
 }
 
 pub fn unchanging(files: &Files) -> Files {

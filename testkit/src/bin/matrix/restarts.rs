@@ -102,8 +102,7 @@ fn all_containers_restart(pods: &Pods) -> String {
     "validator and proxy ran again in the same netns; redirected, no repair".to_owned()
 }
 
-/// After each reboot the primary CNI has written its network config, and the agent is stopped until all pods have their
-/// network. Until all pods are redirected, no app may respond in a proxy's place.
+/// The primary CNI has written its config, and the agent is stopped until all pods have their network.
 fn reboot(times: usize, pods: &Pods) -> String {
     kubectl("delete namespace running validated restarted --timeout=120s");
     pods.start(&MESHED.map(|name| pods::validated(name, "1s")));

@@ -1,18 +1,19 @@
 //! The job for several nodes: what can only be seen on more than one node.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::agent::process_of;
 use crate::agents::{self, AgentPod, SeenAgents};
 use crate::checks::Checks;
-use crate::expectations::{assert_redirected, controllers_that_asked_about, only_event};
-use crate::families::Family;
+use crate::families::{Family, state};
 use crate::helm::Helm;
+use crate::kubectl::list;
 use crate::machine::Machine;
 use crate::pods::{self, Pods, field, kubectl};
 use crate::until::{until, until_within};
@@ -119,7 +120,11 @@ fn joins(
 
 fn connections(pods: &Pods, all: [&Machine; 3]) -> String {
     for (name, node) in MESHED.iter().zip(all) {
-        pods.create(&[node.only(with_wrong_ports(pods::meshed(name)))]);
+        // An invalid element results in an Event.
+        let mut pod = pods::meshed(name);
+        pod["metadata"]["annotations"]["config.linkerd.io/skip-inbound-ports"] =
+            "7777,wrong".into();
+        pods.create(&[node.only(pod)]);
     }
     for name in MESHED {
         pods.until_ready(name);
@@ -139,11 +144,6 @@ fn connections(pods: &Pods, all: [&Machine; 3]) -> String {
         "redirected from the first node to each, and in all {} ordered pairs of nodes",
         pairs.len()
     )
-}
-
-fn with_wrong_ports(mut pod: Value) -> Value {
-    pod["metadata"]["annotations"]["config.linkerd.io/skip-inbound-ports"] = json!("7777,wrong");
-    pod
 }
 
 fn events(all: [&Machine; 3]) -> String {
@@ -302,4 +302,42 @@ fn deleted(pods: Pods, all: [&Machine; 3]) -> String {
         kubectl(&format!("label node {} pool-", node.name));
     }
     "one pod of each node".to_owned()
+}
+
+fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
+    let family = Family::all()[0];
+    let [from, to] = [unmeshed, meshed].map(|name| family.to(&pods.ip(name), 8080));
+    for (pod, container, target, responder) in [
+        (unmeshed, "app", &to, "proxy-inbound"),
+        (meshed, "app", &from, "proxy-outbound"),
+        (meshed, "linkerd-proxy", &from, &*format!("app-of-{unmeshed}")),
+    ] {
+        let original = if responder.starts_with("proxy") { target } else { "" };
+        pods.assert_connects([pod, container, target], responder, original);
+    }
+}
+
+/// Waits for the Event with this reason. Panics if there is more than one, or if it was sent more than once.
+fn only_event(namespace: &str, reason: &str) -> Value {
+    let events = || list(&format!("events -n {namespace} --field-selector=reason={reason}"));
+    until("the Event", || !events().is_empty());
+    let mut events = events();
+    assert_eq!(events.len(), 1, "{events:?}");
+    let event = events.remove(0);
+    let sent =
+        [&event["count"], &event["series"]["count"]].map(|count| count.as_u64().unwrap_or(1));
+    assert_eq!(sent, [1, 1], "{event}");
+    event
+}
+
+fn controllers_that_asked_about(namespace: &str) -> BTreeSet<String> {
+    let log = fs::read_to_string(state().join("audit.log")).unwrap();
+    let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    let asked = events.filter(|event| {
+        let agent = event["userAgent"].as_str().unwrap_or_default();
+        agent.starts_with("linkerd-cni-repair-controller/")
+            && event["objectRef"]["namespace"] == namespace
+    });
+    let pod = "authentication.kubernetes.io/pod-name";
+    asked.map(|event| event["user"]["extra"][pod][0].as_str().unwrap_or("?").to_owned()).collect()
 }

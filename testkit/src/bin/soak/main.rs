@@ -1,6 +1,5 @@
-//! Soak: pods come and go on a real node while agent, API server, files, credential and release are disturbed in
-//! random order, and the promises of this project are checked all the time. `scripts/soak` creates the node and runs
-//! this program; docs/maintainers/soak.md shows the results.
+//! Soak: pods come and go on a real node that is disturbed in random order, and promises are checked all the time.
+//! `scripts/soak` creates the node and runs this program; docs/maintainers/soak.md shows the results.
 
 mod actions;
 mod api;
@@ -98,13 +97,8 @@ fn main() -> ExitCode {
 
     let (rows, violations) = ledger::with(|seen| (seen.rows.clone(), seen.violations.clone()));
     let report = json!({
-        "seed": options.seed,
-        "minutes": options.minutes,
-        "versions": versions::of_node(),
-        "reads": reads,
-        "pods": pods,
-        "actions": rows,
-        "violations": violations,
+        "seed": options.seed, "minutes": options.minutes, "versions": versions::of_node(),
+        "reads": reads, "pods": pods, "actions": rows, "violations": violations,
         "resources": resources,
     });
     let text = serde_json::to_string_pretty(&report).unwrap();

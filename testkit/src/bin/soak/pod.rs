@@ -217,12 +217,12 @@ impl Pod {
     }
 
     fn held_by(&self) -> &'static [Cause] {
+        const ALL: &[Cause] =
+            &[Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::Credential];
         match (self.kind, self.source) {
-            (Kind::Manual, _) => {
-                &[Cause::Node, Cause::NoConflist, Cause::ApiServer, Cause::Credential]
-            }
-            (_, Source::ApiServer) => &[Cause::Node, Cause::NoConflist, Cause::ApiServer],
-            (_, Source::File) => &[Cause::Node, Cause::NoConflist],
+            (Kind::Manual, _) => ALL,
+            (_, Source::ApiServer) => &ALL[..3],
+            (_, Source::File) => &ALL[..2],
         }
     }
 

@@ -24,8 +24,7 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Reads the state, twice if it is not allowed: a file that is replaced between two reads may look missing, and
-    /// the outage of an action may have closed meanwhile.
+    /// Twice if it is not allowed: a replaced file may look missing, and an action's outage may have closed meanwhile.
     fn read(&mut self) {
         self.reads += 1;
         let mut state = self.state();

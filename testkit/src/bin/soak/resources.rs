@@ -19,8 +19,8 @@ const PERIOD: Duration = Duration::from_secs(2);
 const FIRST: usize = 5;
 /// Number of samples of a process whose growth is judged: two minutes.
 const SAMPLES: usize = 60;
-/// What may differ between the first and the last third of the samples: resident memory with the pages of the program's
-/// file, resident memory of the process alone, open files, and threads.
+/// How much the last third of the samples may exceed the first: resident memory with the pages of the program's file,
+/// and of the process alone, open files, and threads.
 const ALLOWED_GROWTH: [(&str, u64); 4] =
     [("rss_kb", 512), ("private_kb", 512), ("descriptors", 3), ("threads", 2)];
 
