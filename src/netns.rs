@@ -70,31 +70,3 @@ pub fn run<T: Send + 'static>(
         Err(source) => Err(Error::Work { path, source }),
     }
 }
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn the_netns_of_the_thread_is_recognized_and_others_are_not() {
-        assert!(is_own(Path::new("/proc/self/ns/net")));
-        assert!(!is_own(Path::new("/proc/self/ns/uts")));
-        assert!(!is_own(Path::new("/no/such/namespace")));
-    }
-
-    #[test]
-    fn errors_name_the_path_that_is_not_a_netns() {
-        let missing = run(Path::new("/no/such/namespace"), SECOND, || ()).unwrap_err();
-        assert_eq!(
-            missing.to_string(),
-            "cannot open network namespace /no/such/namespace: No such file or directory (os error 2)"
-        );
-        let wrong = run(Path::new("/dev/null"), SECOND, || ()).unwrap_err();
-        assert_eq!(
-            wrong.to_string(),
-            "cannot enter network namespace /dev/null: EINVAL: Invalid argument"
-        );
-    }
-}

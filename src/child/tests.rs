@@ -2,7 +2,6 @@ use std::fs;
 use std::os::unix::process::{CommandExt as _, ExitStatusExt as _};
 use std::path::Path;
 use std::process::Command;
-use std::time::Instant;
 
 use super::*;
 
@@ -34,25 +33,6 @@ fn await_id(file: &Path) {
         assert!(!end.has_passed(), "nothing was written");
         thread::sleep(FIRST_PAUSE);
     }
-}
-
-#[test]
-fn the_exit_status_of_a_child_that_ends_in_time_is_returned() {
-    let mut child = shell("exit 7", Path::new(""));
-    let status = wait(&mut child, Deadline::after(LONG)).unwrap().unwrap();
-    assert_eq!(status.code(), Some(7));
-}
-
-#[test]
-fn a_child_that_runs_at_the_deadline_has_no_status_until_it_is_killed() {
-    let mut child = shell("exec sleep 60", Path::new(""));
-    let budget = Duration::from_millis(20);
-    let begin = Instant::now();
-    assert_eq!(wait(&mut child, Deadline::after(budget)).unwrap(), None);
-    assert!(begin.elapsed() >= budget);
-    kill(&mut child);
-    let status = wait(&mut child, Deadline::after(LONG)).unwrap().unwrap();
-    assert_eq!(status.signal(), Some(Signal::SIGKILL as i32));
 }
 
 #[test]

@@ -94,53 +94,18 @@ pub fn is_name(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
-    fn named(namespace: &str, name: &str) -> Option<PodRef> {
-        Some(PodRef { namespace: namespace.into(), name: name.into(), uid: String::new() })
-    }
-
     #[test]
-    fn the_pod_is_read_in_any_order_of_keys() {
-        let cases = [
-            ("", None),
-            ("IgnoreUnknown=1", None),
-            ("K8S_POD_NAME=a", None),
-            ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=", None),
-            ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a", named("ns", "a")),
-            ("K8S_POD_NAMESPACE=ns;K8S_POD_NAME=a;K8S_POD_UID=my uid", named("ns", "a")),
-            (
-                "IgnoreUnknown=true;K8S_POD_NAME=a.b-1;K8S_POD_UID=u;K8S_POD_NAMESPACE=ns",
-                named("ns", "a.b-1").map(|pod| PodRef { uid: "u".into(), ..pod }),
-            ),
-        ];
-        for (args, wanted) in cases {
-            assert_eq!(pod(args).unwrap(), wanted, "{args}");
-        }
-    }
-
-    #[test]
-    fn an_error_quotes_the_invalid_pair() {
-        let cases = [
-            ("a", "CNI_ARGS: invalid pair \"a\""),
-            ("a=b=c", "CNI_ARGS: invalid pair \"a=b=c\""),
-            ("a=b;", "CNI_ARGS: invalid pair \"\""),
-            (
-                "K8S_POD_INFRA_CONTAINER_ID=abc",
-                "CNI_ARGS: unknown args \"K8S_POD_INFRA_CONTAINER_ID=abc\"",
-            ),
-            (
-                "IgnoreUnknown=maybe",
-                "CNI_ARGS: IgnoreUnknown=\"maybe\" is not a boolean: 1, true, 0 or false",
-            ),
-            (
-                "K8S_POD_NAMESPACE=../secrets;K8S_POD_NAME=a",
-                "CNI_ARGS: K8S_POD_NAMESPACE=\"../secrets\" is not a Kubernetes name",
-            ),
-        ];
-        for (args, wanted) in cases {
-            let error = pod(args).unwrap_err();
-            assert_eq!((error.failure.code(), error.msg.as_str()), (4, wanted));
+    fn the_pod_is_read_in_any_order_of_keys_and_an_error_quotes_the_invalid_pair() {
+        for case in testkit::chart::yaml(include_str!("args.yaml")).as_array().unwrap() {
+            let found = match pod(case[0].as_str().unwrap()) {
+                Ok(pod) => json!(pod.map(|pod| [pod.namespace, pod.name, pod.uid])),
+                Err(error) => json!(format!("code {}: {}", error.failure.code(), error.msg)),
+            };
+            assert_eq!(found, case[1], "{case}");
         }
     }
 }

@@ -45,32 +45,19 @@ fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
     config.redirect(&PodFacts { annotations: annotations(pairs), ..PodFacts::default() })
 }
 
-/// Checks that the annotation fails the pod, and that the error has key, value and problem.
-fn assert_annotation_error(config: &Config, (key, value): (&str, &str), problem: &str) {
-    let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
-    assert_error(redirect(config, &[(key, value)]), Failure::InvalidAnnotation, &start);
+/// The cases of a kind in `invalid.yaml`.
+fn invalid(kind: &str) -> Vec<serde_json::Value> {
+    testkit::chart::yaml(include_str!("tests/invalid.yaml"))[kind].as_array().unwrap().clone()
 }
 
 #[test]
 fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
-    let number = "expected a whole number up to 4294967294";
-    for (key, value) in [
-        ("proxy-uid", "abc"),
-        ("proxy-uid", " 1234"),
-        ("proxy-gid", "1234 "),
-        ("proxy-uid", "4294967295"),
-        ("proxy-gid", "4294967296"),
-        ("proxy-gid", "1.5"),
-    ] {
-        assert_annotation_error(&defaults(""), (key, value), number);
-    }
-    assert_annotation_error(&defaults(""), ("proxy-uid", "0"), "expected the UID of the proxy");
-    let cidr = "is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8";
-    for value in ["10.0.0.0", "010.0.0.0/8"] {
-        let problem = format!("\"{value}\" {cidr}");
-        for key in ["skip-subnets", "skip-inbound-subnets", "skip-outbound-subnets"] {
-            assert_annotation_error(&defaults(""), (key, value), &problem);
-        }
+    for case in invalid("annotations") {
+        let config = defaults(&format!(",\"strict-annotations\":{}", case[0]));
+        let [key, value, problem] = [1, 2, 3].map(|index| case[index].as_str().unwrap());
+        let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
+        let found = redirect(&config, &[(key, value)]);
+        assert_error(found, Failure::InvalidAnnotation, &start);
     }
 }
 
@@ -100,27 +87,14 @@ fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plu
 }
 
 #[test]
-fn ports_that_no_proxy_can_listen_on_are_rejected() {
-    let missing = config(r#"{"outgoing-proxy-port":4140,"proxy-uid":1}"#).unwrap();
-    let problem = "\"incoming-proxy-port\": 0 is not a port";
-    assert_error(redirect(&missing, &[]), Failure::InvalidConfig, problem);
-    for (key, value, quoted) in [
-        ("incoming-proxy-port", "70000", "70000"),
-        ("outgoing-proxy-port", "-1", "-1"),
-        ("ports-to-redirect", "[70000]", "\"70000\""),
-        ("ports-to-redirect", "[\"x\"]", "\"x\""),
-    ] {
-        let config = defaults(&format!(",\"{key}\":{value}"));
-        let problem = format!("\"{key}\": {quoted} is not a port");
-        assert_error(redirect(&config, &[]), Failure::InvalidConfig, &problem);
+fn members_of_the_wrong_type_or_value_are_rejected_with_key_value_and_grammar() {
+    let text = |case: &serde_json::Value| [0, 1].map(|n| case[n].as_str().unwrap().to_owned());
+    for [linkerd, problem] in invalid("members").iter().map(text) {
+        assert_error(config(&linkerd), Failure::InvalidConfig, &problem);
     }
-}
-
-#[test]
-fn members_of_the_wrong_type_are_rejected_with_key_value_and_grammar() {
-    for case in testkit::chart::yaml(include_str!("tests/invalid.yaml")).as_array().unwrap() {
-        let [linkerd, problem] = [0, 1].map(|index| case[index].as_str().unwrap());
-        assert_error(config(linkerd), Failure::InvalidConfig, problem);
+    for [members, problem] in invalid("redirects").iter().map(text) {
+        let found = redirect(&defaults(&format!(",{members}")), &[]);
+        assert_error(found, Failure::InvalidConfig, &problem);
     }
 }
 

@@ -218,20 +218,10 @@ mod tests {
 
     #[test]
     fn only_the_exact_last_extension_makes_a_network_config() {
-        for (name, kind) in [
-            ("10-x.conflist", Some(ConfigKind::Conflist)),
-            (".x.conflist", Some(ConfigKind::Conflist)),
-            ("10-x.conf", Some(ConfigKind::Conf)),
-            ("10-x.json", Some(ConfigKind::Json)),
-            ("10-x.CONF", None),
-            ("10-x.conflist.bak", None),
-            ("10-x.conflist.cilium_bak", None),
-            ("10-x.conflist.install", None),
-            (".linkerd-cni-state", None),
-            (".linkerd-cni.1.2.3.tmp", None),
-            ("conf", None),
-        ] {
-            assert_eq!(ConfigKind::of(name), kind, "{name}");
+        for case in testkit::chart::yaml(include_str!("net_dir.yaml"))["kinds"].as_array().unwrap()
+        {
+            let kind = ConfigKind::of(case[0].as_str().unwrap()).map(|kind| format!("{kind:?}"));
+            assert_eq!(kind.as_deref(), case[1].as_str(), "{case}");
         }
     }
 
@@ -266,18 +256,10 @@ mod tests {
 
     #[test]
     fn the_plugin_is_found_at_any_depth_and_in_half_written_text() {
-        for (text, expected) in [
-            (r#"{"type":"linkerd-cni"}"#, true),
-            (r#"{"Type":"linkerd\u002dcni"}"#, true),
-            (r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"}]}"#, true),
-            (r#"{"type":"multus","delegates":[{"plugins":[{"type":"linkerd-cni"}]}]}"#, true),
-            (r#"{"plugins":[{"type":"calico"},{"type":"linkerd-cni"#, true),
-            (r#"{"plugins":[{"type":"cal"#, false),
-            ("", false),
-            (r#"{"name":"linkerd-cni","plugins":[{"type":"calico"}]}"#, false),
-            (r#"{"users":[{"name":"linkerd-cni"}]}"#, false),
-        ] {
-            assert_eq!(may_call_plugin(text), expected, "{text}");
+        for case in testkit::chart::yaml(include_str!("net_dir.yaml"))["calls"].as_array().unwrap()
+        {
+            let text = case[0].as_str().unwrap();
+            assert_eq!(case[1], may_call_plugin(text), "{text}");
         }
     }
 }

@@ -143,113 +143,14 @@ mod tests {
     use super::*;
     use crate::extension::fake::{CONFIG, Cluster, entry};
 
-    fn pod(name: &str, uid: &str, spec: Value) -> Value {
-        let metadata = json!({"name": name, "namespace": "shop", "uid": uid, "annotations": {}});
-        json!({"metadata": metadata, "spec": spec, "status": {"podIPs": [{"ip": "10.1.0.7"}]}})
-    }
-
-    /// A spec of which only this container is not closed.
-    fn spec(context: Value) -> Value {
-        let proxy = json!({"name": "linkerd-proxy", "securityContext": {"runAsUser": 2102}});
-        json!({"containers": [{"name": "app", "securityContext": context}, proxy]})
-    }
-
-    fn closed() -> Value {
-        spec(json!({"runAsUser": 1000}))
-    }
-
     fn cluster() -> Cluster {
-        let mut cluster = Cluster::healthy();
-        let mut skipped = pod("skips", "1", spec(json!({"runAsUser": 2102})));
-        skipped["metadata"]["annotations"]["config.linkerd.io/skip-outbound-ports"] =
-            json!("25,80-90");
-        let mut invalid = pod("invalid", "2", closed());
-        invalid["metadata"]["annotations"]["config.linkerd.io/skip-subnets"] = json!("x");
-        let mut with_init = pod("with-init", "3", closed());
-        with_init["spec"]["initContainers"] = json!([{"name": "linkerd-init"}]);
-        let mut finished = pod("finished", "4", spec(json!({"privileged": true})));
-        finished["status"]["phase"] = json!("Succeeded");
-        let unmeshed =
-            json!({"containers": [{"name": "app", "securityContext": {"privileged": true}}]});
-        let pods = [
-            skipped,
-            invalid,
-            with_init,
-            finished,
-            pod("unmeshed", "5", unmeshed),
-            pod("closed", "6", closed()),
-            pod("damaged", "7", closed()),
-            pod("repaired", "8", closed()),
-            pod("root", "9", spec(json!({}))),
-        ];
-        let event = |uid: &str, kind: &str, time: &str| {
-            json!({"type": kind, "reason": "LinkerdCNIRulesMissing", "eventTime": time,
-                "message": "rules were\nmissing", "involvedObject": {"kind": "Pod", "uid": uid}})
-        };
-        let events = [
-            event("8", "Normal", "2027-01-15T08:00:01Z"),
-            event("8", "Warning", "2027-01-15T08:00:00Z"),
-            event("7", "Normal", "2027-01-15T08:00:00Z"),
-            event("7", "Warning", "2027-01-15T08:00:01Z"),
-        ];
-        let of_namespace = json!({"config.linkerd.io/skip-inbound-subnets": "10.0.0.0/8"});
-        let namespace = json!({"metadata": {"name": "shop", "annotations": of_namespace}});
-        for parent in ["/api/v1", "/api/v1/namespaces/shop"] {
-            cluster.put(&format!("{parent}/pods"), json!({"items": pods}));
-            cluster.put(&format!("{parent}/events"), json!({"items": events}));
-        }
-        cluster.put("/api/v1/namespaces/shop", namespace);
-        cluster
+        Cluster::healthy().with(include_str!("bypass.yaml"))
     }
 
     #[test]
-    fn the_table_has_a_row_for_each_path_of_each_meshed_pod() {
-        insta::assert_snapshot!(table(&fetch(&cluster(), "linkerd-cni", None).unwrap()), @r#"
-        POD             REASON                 CAUSE                                               WHAT
-        shop/skips      proxy-user                                                                 app
-        shop/skips      skip-outbound-ports    pod: config.linkerd.io/skip-outbound-ports          25, 80-90
-        shop/skips      skip-inbound-subnets   namespace: config.linkerd.io/skip-inbound-subnets   10.0.0.0/8
-        shop/invalid    unknown                                                                    annotation config.linkerd.io/skip-subnets: "x": "x" is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8
-        shop/closed     skip-inbound-subnets   namespace: config.linkerd.io/skip-inbound-subnets   10.0.0.0/8
-        shop/damaged    skip-inbound-subnets   namespace: config.linkerd.io/skip-inbound-subnets   10.0.0.0/8
-        shop/damaged    rules-missing                                                              rules were missing
-        shop/repaired   skip-inbound-subnets   namespace: config.linkerd.io/skip-inbound-subnets   10.0.0.0/8
-        shop/root       skip-inbound-subnets   namespace: config.linkerd.io/skip-inbound-subnets   10.0.0.0/8
-
-        5 of 6 meshed pods have a path around the proxy, besides those that follow.
-        root-container (pods: 1, see -o json): Outbound connections of containers that may run as root and do not drop all capabilities: they can become the proxy's user, or send packets past the rules under a runtime that gives them `NET_RAW`, such as containerd.
-        udp: UDP and other protocols of every pod: only TCP is redirected.
-        Not examined: pods with linkerd-init (1).
-        "#);
-    }
-
-    #[test]
-    fn the_json_names_every_meshed_pod_with_its_reasons_and_their_causes() {
-        let mut cluster = cluster();
-        cluster.put("/api/v1/namespaces/shop", json!({"metadata": {"name": "shop"}}));
-        let text = json(&fetch(&cluster, "linkerd-cni", Some("shop")).unwrap());
-        let report: Value = serde_json::from_str(&text).unwrap();
-        let names: Vec<&str> = report["pods"]
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|pod| pod["name"].as_str().unwrap())
-            .collect();
-        assert_eq!(names, ["skips", "invalid", "closed", "damaged", "repaired", "root"]);
-        assert_eq!(
-            report["pods"][0]["bypasses"],
-            json!([
-                {"reason": "proxy-user", "what": "app", "cause": null},
-                {"reason": "skip-outbound-ports", "what": "25, 80-90",
-                    "cause": {"kind": "pod", "key": "config.linkerd.io/skip-outbound-ports"}},
-            ])
-        );
-        let error = report["pods"][1]["error"].as_str().unwrap();
-        assert!(error.contains("\"x\" is not a subnet"), "{error}");
-        assert_eq!(report["pods"][2]["bypasses"], json!([]));
-        assert_eq!(report["pods"][5]["bypasses"][0]["reason"], "root-container");
-        assert_eq!(report["everyPod"], json!(["udp"]));
-        assert_eq!(report["podsWithLinkerdInit"], 1);
+    fn table_and_json_name_each_meshed_pod_with_its_paths_and_their_causes() {
+        let found = |namespace| fetch(&cluster(), "linkerd-cni", namespace).unwrap();
+        insta::assert_snapshot!(table(&found(None)) + "\n" + &json(&found(Some("shop"))));
     }
 
     #[test]

@@ -19,44 +19,26 @@ pub const NAMESPACE: &str = "/api/v1/namespaces/linkerd-cni";
 pub const CONFIG: &str = "/api/v1/namespaces/linkerd-cni/configmaps/linkerd-cni-config";
 pub const AGENTS: &str = "/api/v1/namespaces/linkerd-cni/pods";
 pub const EVENTS: &str = "/api/v1/namespaces/linkerd-cni/events";
-pub const REVIEWS: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
 pub const STATUS_1: &str = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-1:9991/proxy/status";
 
 impl Cluster {
     /// A cluster with the chart, all of it healthy.
     pub fn healthy() -> Cluster {
-        let mut cluster = Cluster(BTreeMap::new());
-        for (path, object) in [
-            ("/version", json!({"gitVersion": "v1.34.1"})),
-            (NAMESPACE, namespace("privileged")),
-            (CONFIG, json!({"metadata": {}, "data": {"cni_network_config": entry().to_string()}})),
-            (DAEMONSET, daemonset()),
-            ("/apis/apps/v1/daemonsets", json!({"items": [daemonset()]})),
-            ("/api/v1/nodes", json!({"items": [node("node-1"), node("node-2")]})),
-            (AGENTS, json!({"items": [agent(1), agent(2)]})),
-            ("/api/v1/pods", json!({"items": []})),
-            ("/api/v1/configmaps", json!({"items": []})),
-            (EVENTS, json!({"items": []})),
-            (REVIEWS, json!({"status": {"allowed": true}})),
-        ] {
-            cluster.put(path, object);
-        }
-        let rbac = "/apis/rbac.authorization.k8s.io/v1";
-        let own = format!("{rbac}/namespaces/linkerd-cni");
-        for path in [
-            format!("{rbac}/clusterroles/linkerd-cni"),
-            format!("{rbac}/clusterrolebindings/linkerd-cni"),
-            format!("{own}/roles/linkerd-cni-agent"),
-            format!("{own}/rolebindings/linkerd-cni-agent"),
-            format!("{NAMESPACE}/serviceaccounts/linkerd-cni"),
-            format!("{NAMESPACE}/serviceaccounts/linkerd-cni-plugin"),
-        ] {
-            cluster.put(&path, json!({"metadata": {}}));
-        }
-        for pod in [1, 2] {
-            cluster.put(&format!("{AGENTS}/linkerd-cni-{pod}:9991/proxy/status"), status());
+        let mut cluster = Cluster(BTreeMap::new()).with(include_str!("fake.yaml"));
+        let data = json!({"cni_network_config": entry().to_string()});
+        cluster.put(CONFIG, json!({"metadata": {}, "data": data}));
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs();
+        for status in [STATUS_1, &STATUS_1.replace("-1:", "-2:")] {
+            cluster.set(status, "/version", env!("CARGO_PKG_VERSION").into());
+            cluster.set(status, "/tokenExpires", (now + 87_000).into());
         }
         cluster
+    }
+
+    /// The cluster with these responses, in YAML by path.
+    pub fn with(mut self, responses: &str) -> Cluster {
+        self.0.extend(testkit::chart::yaml(responses).as_object().unwrap().clone());
+        self
     }
 
     pub fn put(&mut self, path: &str, object: Value) {
@@ -130,74 +112,9 @@ impl Api for Cluster {
     }
 }
 
-/// Seconds since 1970.
-pub fn now() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()
-}
-
-pub fn namespace(enforce: &str) -> Value {
-    json!({"metadata": {"labels": {"pod-security.kubernetes.io/enforce": enforce}}})
-}
-
 pub fn entry() -> Value {
     let mut entry = testkit::cni::upstream_entry();
     entry["linkerd"]["iptables-mode"] = json!("auto");
     entry["linkerd"]["exclude-namespaces"] = json!(["kube-system"]);
     entry
-}
-
-fn pod_spec() -> Value {
-    json!({
-        "serviceAccountName": "linkerd-cni",
-        "nodeSelector": {"kubernetes.io/os": "linux"},
-        "containers": [{
-            "name": "install-cni",
-            "image": "cr.l5d.io/linkerd/cni-plugin:v2.0.0",
-            "ports": [{"name": "install-admin", "containerPort": 9991}],
-            "env": [{"name": "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "value": "linkerd-cni-plugin"}],
-        }],
-    })
-}
-
-pub fn daemonset() -> Value {
-    json!({
-        "metadata": {"name": "linkerd-cni", "namespace": "linkerd-cni", "generation": 2},
-        "spec": {"template": {"spec": pod_spec()}},
-        "status": {
-            "observedGeneration": 2,
-            "desiredNumberScheduled": 2,
-            "updatedNumberScheduled": 2,
-            "numberReady": 2,
-        },
-    })
-}
-
-fn node(name: &str) -> Value {
-    json!({
-        "metadata": {"name": name, "labels": {"kubernetes.io/os": "linux"}},
-        "spec": {},
-    })
-}
-
-pub fn agent(number: u8) -> Value {
-    let mut spec = pod_spec();
-    spec["nodeName"] = json!(format!("node-{number}"));
-    json!({
-        "metadata": {"name": format!("linkerd-cni-{number}"), "uid": format!("uid-{number}")},
-        "spec": spec,
-        "status": {"conditions": [{"type": "Ready", "status": "True"}]},
-    })
-}
-
-pub fn status() -> Value {
-    json!({
-        "version": env!("CARGO_PKG_VERSION"),
-        "ready": true,
-        "conflist": "10-calico.conflist",
-        "tokenExpires": now() + 87_000,
-        "problems": {},
-        "podCopy": {"published": 4, "kept": true, "bypasses": {"root-container": 1}},
-        "adds": {"copy": 4, "request": 1},
-        "redirects": {"native": 3},
-    })
 }

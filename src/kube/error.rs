@@ -163,17 +163,6 @@ mod tests {
     }
 
     #[test]
-    fn an_invalid_certificate_is_not_retried_and_a_reset_is() {
-        let transport = |source| Error::Transport { request: String::new(), source };
-        let wrong = || rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
-        let wrapped = std::io::Error::new(std::io::ErrorKind::InvalidData, wrong());
-        let reset = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
-        assert_eq!(transport(ureq::Error::Io(wrapped)).retry(), Retry::Never);
-        assert_eq!(transport(ureq::Error::Rustls(wrong())).retry(), Retry::Never);
-        assert_eq!(transport(ureq::Error::Io(reset)).retry(), Retry::Soon);
-    }
-
-    #[test]
     fn a_response_timeout_differs_from_a_server_that_cannot_be_reached() {
         let timeout = |phase| Error::Transport {
             request: String::new(),

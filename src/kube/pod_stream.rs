@@ -139,17 +139,7 @@ mod tests {
 
     #[test]
     fn watch_events_are_read_in_order_until_the_stream_is_cut_off() {
-        let text = format!(
-            r#"{{"type":"ADDED","object":{KEPT}}}
-            {{"type":"MODIFIED","object":{KEPT}}}
-            {{"type":"DELETED","object":{KEPT}}}
-            {{"object":{{"metadata":{{"resourceVersion":"8"}}}},"type":"BOOKMARK"}}
-            {{"type":"BOOKMARK","object":{{"kind":"Pod","metadata":{{"resourceVersion":"9",
-                "creationTimestamp":null}},"spec":{{"containers":null}},"status":{{}}}}}}
-            {{"type":"ERROR","object":{{"kind":"Status","status":"Failure","code":410,"message":"old"}}}}
-            {{"type":"#
-        );
-        let read: Vec<String> = events(text.as_bytes())
+        let read: Vec<String> = events(include_bytes!("pod_stream.jsonl").as_slice())
             .map(|event| match event {
                 Ok(WatchEvent::Added(pod)) => format!("added {}", pod.metadata.name),
                 Ok(WatchEvent::Modified(pod)) => format!("modified {}", pod.metadata.name),

@@ -42,31 +42,17 @@ mod tests {
 
     #[test]
     fn an_invalid_value_is_not_quoted() {
+        let env = r#"{"env":[{"name":"A","value":1234}]}"#;
         let cases = [
-            (
-                r#"{"env":"a, expected secret"}"#,
-                "invalid type: string, expected a sequence at line 1 column 27",
-            ),
-            (
-                r#"{"env":[{"name":"A","value":1234}]}"#,
-                "invalid type: integer, expected a string at line 1 column 32",
-            ),
-            (r#"{"env":{}}"#, "invalid type: map, expected a sequence at line 1 column 7"),
+            (r#"{"env":"a, expected secret"}"#, "string, expected a sequence at line 1 column 27"),
+            (env, "integer, expected a string at line 1 column 32"),
+            (r#"{"env":{}}"#, "map, expected a sequence at line 1 column 7"),
         ];
         for (text, wanted) in cases {
             let error = object::<Container>(text.as_bytes()).unwrap_err();
-            assert_eq!(problem(&error), wanted, "{text}");
+            assert_eq!(problem(&error), format!("invalid type: {wanted}"), "{text}");
         }
         let missing = object::<Pod>(b"{}").unwrap_err();
         assert_eq!(problem(&missing), "missing field `metadata` at line 1 column 2");
-    }
-
-    #[test]
-    fn a_message_is_one_short_line_without_the_token() {
-        let text = format!("a\nauthorization: Bearer s3cret\x1b{}", "x".repeat(9999));
-        let shown = message(&text, Some("s3cret"));
-        assert!(shown.starts_with("a authorization: Bearer [token] x"), "{shown}");
-        assert_eq!(shown.chars().count(), MESSAGE_LIMIT);
-        assert_eq!(message(" no ", None), "no");
     }
 }

@@ -160,85 +160,34 @@ fn skips_all_ports(ranges: &[PortRange]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use testkit::chart::yaml;
+
     use super::*;
     use crate::pod::annotation;
 
-    fn pod(spec: &str) -> Pod {
-        serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
+    fn redirect(proxy_gid: Option<u32>, skip_outbound: &str) -> Redirect {
+        let skip_outbound = crate::redirect::ports::list(skip_outbound).0;
+        Redirect { proxy_gid, skip_outbound, ..Redirect::example() }
     }
 
-    fn redirect(proxy_gid: Option<u32>, skip_outbound: &[&str]) -> Redirect {
-        Redirect {
-            inbound_port: 4143,
-            outbound_port: 4140,
-            proxy_uid: Some(2102),
-            proxy_gid,
-            skip_outbound: skip_outbound
-                .iter()
-                .map(|range| PortRange::parse(range).unwrap())
-                .collect(),
-            ..Redirect::default()
+    /// Init containers without network, and containers that bypass the proxy as its user.
+    #[test]
+    fn containers_are_blocked_or_exempt_by_their_place_before_the_proxy_and_by_their_user() {
+        for (name, case) in yaml(include_str!("tests.yaml"))["containers"].as_object().unwrap() {
+            let pod = json!({"metadata": {}, "spec": case["spec"]});
+            let pod: Pod = serde_json::from_value(pod).unwrap();
+            let gid = case["gid"].as_u64().map(|gid| gid as u32);
+            let redirect = redirect(gid, case["skip"].as_str().unwrap_or("25"));
+            for (key, found) in [
+                ("blocked", blocked(&before_proxy(&pod), &redirect)),
+                ("exempt", exempt(&of_app(&pod), &redirect)),
+            ] {
+                if let Some(wanted) = case.get(key) {
+                    assert_eq!(json!(found), *wanted, "{name}: {key}");
+                }
+            }
         }
-    }
-
-    fn blocked_in(spec: &str) -> Vec<String> {
-        blocked(&before_proxy(&pod(spec)), &redirect(Some(2103), &["25"]))
-    }
-
-    #[test]
-    fn init_containers_before_the_proxy_have_no_network() {
-        let proxy = r#""containers":[{"name":"app"},{"name":"linkerd-proxy"}]"#;
-        let migrate = r#"{"name":"linkerd-network-validator"},{"name":"migrate"}"#;
-        assert_eq!(
-            blocked_in(&format!(r#"{{{proxy},"initContainers":[{migrate}]}}"#)),
-            ["migrate"]
-        );
-        assert!(blocked_in(&format!("{{{proxy}}}")).is_empty());
-    }
-
-    #[test]
-    fn only_init_containers_in_front_of_a_native_sidecar_proxy_have_no_network() {
-        let spec = r#"{"containers":[{"name":"app"}],"initContainers":[
-            {"name":"early"},{"name":"vault","restartPolicy":"Always"},
-            {"name":"linkerd-proxy","restartPolicy":"Always"},{"name":"late"}]}"#;
-        assert_eq!(blocked_in(spec), ["early"]);
-    }
-
-    #[test]
-    fn an_init_container_with_the_proxys_uid_or_gid_has_network() {
-        let spec = r#"{"securityContext":{"runAsUser":1000},"containers":[{"name":"linkerd-proxy"}],
-            "initContainers":[{"name":"a","securityContext":{"runAsUser":2102}},
-            {"name":"b","securityContext":{"runAsGroup":2103}},{"name":"c"}]}"#;
-        assert_eq!(blocked_in(spec), ["c"]);
-        let shared = r#"{"securityContext":{"runAsUser":2102},"containers":[{"name":"linkerd-proxy"}],
-            "initContainers":[{"name":"a"}]}"#;
-        assert!(blocked_in(shared).is_empty());
-    }
-
-    #[test]
-    fn a_container_of_the_app_with_the_proxys_uid_or_gid_is_exempt() {
-        let of_gid = |gid, spec| exempt(&of_app(&pod(spec)), &redirect(gid, &[]));
-        let exempt = |spec| of_gid(Some(2103), spec);
-        let own = r#"{"containers":[{"name":"linkerd-proxy","securityContext":{"runAsUser":2102}},
-            {"name":"a","securityContext":{"runAsUser":2102}},{"name":"b"},
-            {"name":"c","securityContext":{"runAsGroup":2103}}],
-            "initContainers":[{"name":"i","securityContext":{"runAsUser":2102}}]}"#;
-        assert_eq!(exempt(own), ["a", "c"]);
-        let of_pod = r#"{"securityContext":{"runAsUser":2102},"containers":[{"name":"a"},
-            {"name":"b","securityContext":{"runAsUser":0}},{"name":"linkerd-proxy"}]}"#;
-        assert_eq!(exempt(of_pod), ["a"]);
-        let group = r#"{"securityContext":{"runAsGroup":2103},"containers":[{"name":"a"}]}"#;
-        assert_eq!(exempt(group), ["a"]);
-        assert!(of_gid(None, group).is_empty());
-    }
-
-    #[test]
-    fn a_native_sidecar_with_the_proxys_uid_is_exempt_unless_it_is_the_proxy() {
-        let spec = r#"{"securityContext":{"runAsUser":2102},"containers":[
-            {"name":"app","securityContext":{"runAsUser":1}}],"initContainers":[{"name":"early"},
-            {"name":"vault","restartPolicy":"Always"},
-            {"name":"linkerd-proxy","restartPolicy":"Always"}]}"#;
-        assert_eq!(exempt(&of_app(&pod(spec)), &redirect(None, &[])), ["vault"]);
     }
 
     /// The examples of docs/init-containers.md, by their name.
@@ -254,19 +203,8 @@ mod tests {
         assert_eq!(names, ["native-sidecar", "proxy-user", "skip-ports"]);
         for pod in &examples[..2] {
             assert!(pod.spec.init_containers.iter().any(|container| container.name == "migrate"));
-            assert!(blocked(&before_proxy(pod), &redirect(None, &[])).is_empty());
+            assert!(blocked(&before_proxy(pod), &redirect(None, "25")).is_empty());
         }
         assert!(examples[2].metadata.annotations.contains_key(annotation::SKIP_OUTBOUND_PORTS));
-    }
-
-    #[test]
-    fn an_init_container_has_network_if_all_ports_are_skipped() {
-        let pod =
-            pod(r#"{"containers":[{"name":"linkerd-proxy"}],"initContainers":[{"name":"a"}]}"#);
-        let blocked = |ports: &[&str]| blocked(&before_proxy(&pod), &redirect(None, ports)).len();
-        assert_eq!(blocked(&["1-65535"]), 0);
-        assert_eq!(blocked(&["30000-65535", "0-29999"]), 0);
-        assert_eq!(blocked(&["1-100", "102-65535"]), 1);
-        assert_eq!(blocked(&["1-65534"]), 1);
     }
 }

@@ -83,58 +83,23 @@ fn is_ipv4_only(addresses: &[SocketAddr]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::{Value, json};
+    use testkit::chart::yaml;
+
     use super::*;
 
-    fn pod(spec: &str) -> Pod {
-        serde_json::from_str(&format!(r#"{{"metadata":{{}},"spec":{spec}}}"#)).unwrap()
+    fn pod(spec: &Value) -> Pod {
+        serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap()
     }
 
     #[test]
-    fn only_the_names_of_containers_decide_whether_a_pod_is_meshed() {
-        let meshed = Decision::Redirect(Proxy::default());
-        let no_proxy = Decision::Skip(SkipReason::NoProxy);
-        let [app, proxy_container, init] =
-            ["app", PROXY, PROXY_INIT].map(|name| format!(r#"{{"name":"{name}"}}"#));
-        for (containers, init_containers, wanted) in [
-            (&*app, "", no_proxy),
-            (&format!("{app},{proxy_container}"), "", meshed),
-            (&app, &*proxy_container, meshed),
-            (&proxy_container, &init, Decision::Skip(SkipReason::ProxyInit)),
-            (&format!("{init},{proxy_container}"), "", meshed),
-            ("", "", no_proxy),
-        ] {
-            let spec =
-                format!(r#"{{"containers":[{containers}],"initContainers":[{init_containers}]}}"#);
-            let pod = pod(&spec);
-            assert_eq!(proxy(&pod), Ok(wanted), "{spec}");
-            assert_eq!(is_meshed(&pod), wanted == meshed, "{spec}");
+    fn the_names_of_containers_decide_whether_a_pod_is_meshed_and_its_proxy_has_user_and_ports() {
+        for case in yaml(include_str!("tests.yaml"))["proxies"].as_array().unwrap() {
+            let pod = pod(&case["spec"]);
+            assert_eq!(json!(proxy(&pod).unwrap()), case["decision"], "{case}");
+            assert_eq!(json!(is_meshed(&pod)), case["decision"].get("skip").is_none(), "{case}");
+            assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");
         }
-        assert_eq!(proxy(&pod("{}")), Err(NotAPod));
-    }
-
-    #[test]
-    fn user_and_ports_of_the_proxy_come_from_its_container() {
-        let spec = r#"{"securityContext":{"runAsUser":1000,"runAsGroup":1000},"containers":[{
-            "name":"linkerd-proxy",
-            "securityContext":{"runAsUser":2103},
-            "env":[
-                {"name":"SECRET","value":"s"},
-                {"name":"LINKERD2_PROXY_INBOUND_LISTEN_ADDR","value":"[::]:1"},
-                {"name":"LINKERD2_PROXY_INBOUND_LISTEN_ADDR","value":"0.0.0.0:1143"},
-                {"name":"LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS","value":"127.0.0.1:1140,[::1]:1141"},
-                {"name":"LINKERD2_PROXY_CONTROL_LISTEN_ADDR","value":"[::]:1190"},
-                {"name":"LINKERD2_PROXY_ADMIN_LISTEN_ADDR","valueFrom":{"fieldRef":{}}}
-            ]}]}"#;
-        let pod = pod(spec);
-        let wanted = Proxy {
-            uid: Some(2103),
-            inbound_port: Some(1143),
-            outbound_port: Some(1140),
-            control_port: Some(1190),
-            admin_port: None,
-            is_ipv4_only: true,
-        };
-        assert_eq!(proxy(&pod), Ok(Decision::Redirect(wanted)));
-        assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");
+        assert_eq!(proxy(&pod(&json!({}))), Err(NotAPod));
     }
 }

@@ -80,90 +80,30 @@ pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use serde_json::json;
+    use testkit::chart::yaml;
 
-    fn from_runtime(annotations: &str) -> Option<Annotations> {
-        let text = format!(r#"{{"runtimeConfig":{{"{ANNOTATIONS_CAPABILITY}":{annotations}}}}}"#);
-        runtime_annotations(&serde_json::from_str(&text).unwrap())
-    }
+    use super::*;
 
     #[test]
     fn a_pod_without_an_annotation_that_only_pods_with_a_proxy_have_is_skipped() {
-        let none = Some(SkipReason::NoProxyAnnotation);
-        let disabled = Some(SkipReason::InjectionDisabled);
-        // Keys without a prefix are those of `linkerd.io`.
-        for (annotations, wanted) in [
-            ("{}", none),
-            (r#"{"kubernetes.io/config.source":"api"}"#, none),
-            (r#"{"inject":"disabled"}"#, disabled),
-            (r#"{"notlinkerd.io/inject":"enabled"}"#, none),
-            (r#"{"inject":"enabled"}"#, none),
-            // The injector writes it on pods that it does not inject, from their ports or the namespace.
-            (r#"{"config.linkerd.io/opaque-ports":"3306"}"#, none),
-            (r#"{"config.linkerd.io/opaque-ports":"3306","inject":"disabled"}"#, disabled),
-            // On host-network pods, and where the injector was not called.
-            (r#"{"config.linkerd.io/opaque-ports":"3306","inject":"enabled"}"#, none),
-            (r#"{"inject":"disabled","proxy-version":"x"}"#, None),
-            (r#"{"inject":"disabled","created-by":"linkerd/helm v1.7.0"}"#, disabled),
-            (
-                r#"{"inject":"disabled","created-by":"linkerd/cli v1","checksum/config":"x"}"#,
-                disabled,
-            ),
-            // Charts set `created-by` from their value `cliVersion`, which may be any text.
-            (r#"{"inject":"disabled","created-by":"foo"}"#, disabled),
-            (r#"{"inject":"disabled","created-by":"linkerd/proxy-injector edge-1"}"#, None),
-            (r#"{"inject":"disabled","created-by":"linkerd/cli v1","proxy-version":"x"}"#, None),
-            (r#"{"inject":"disabled","config.linkerd.io/proxy-uid":"1"}"#, disabled),
-            (r#"{"inject":"enabled","created-by":"linkerd/helm v1"}"#, none),
-            (r#"{"created-by":"linkerd/cli v1"}"#, none),
-            (r#"{"created-by":"linkerd/helm v1"}"#, none),
-            (r#"{"created-by":"linkerd/proxy-injector edge-1"}"#, None),
-            (r#"{"created-by":"linkerd/cli v1","proxy-version":"x"}"#, None),
-            (r#"{"proxy-version":"x"}"#, None),
-            (r#"{"trust-root-sha256":"x"}"#, None),
-            (r#"{"inject":"disabled","trust-root-sha256":"x"}"#, None),
-            (r#"{"config.linkerd.io/skip-inbound-ports":"1"}"#, none),
-            (r#"{"config.linkerd.io/proxy-cpu-request":"1"}"#, none),
-            ("null", None),
-            ("[]", None),
-            (r#"{"a":1}"#, None),
-        ] {
-            let mut annotations = annotations.to_owned();
-            for key in ["inject", "created-by", "proxy-version", "trust-root-sha256"] {
-                annotations =
-                    annotations.replace(&format!("\"{key}\":"), &format!("\"linkerd.io/{key}\":"));
-            }
-            let got = from_runtime(&annotations).as_ref().and_then(skipped_by_annotations);
-            assert_eq!(got, wanted, "{annotations:?}");
+        for case in yaml(include_str!("tests.yaml"))["annotations"].as_array().unwrap() {
+            let text = json!({"runtimeConfig": {ANNOTATIONS_CAPABILITY: case[0]}}).to_string();
+            let annotations = runtime_annotations(&serde_json::from_str(&text).unwrap());
+            let found = annotations.as_ref().and_then(skipped_by_annotations);
+            assert_eq!(json!(found), case[1], "{case}");
         }
     }
 
     #[test]
     fn the_agents_pod_and_pods_of_excluded_namespaces_are_skipped_by_name() {
-        let filter = |agent_namespace: &str, agent_daemonset: &str| PodFilter {
-            agent_namespace: agent_namespace.to_owned(),
-            agent_daemonset: agent_daemonset.to_owned(),
-            exclude_namespaces: vec!["kube-system".to_owned()],
-        };
-        let usual = filter("cni", "linkerd-cni");
-        let renamed = filter("mesh", "mesh-cni");
-        let own = Some(SkipReason::AgentPod);
-        for (filter, namespace, name, wanted) in [
-            (&usual, "kube-system", "any", Some(SkipReason::ExcludedNamespace)),
-            (&usual, "cni", "linkerd-cni-x7x4z", own),
-            (&usual, "cni", "web", None),
-            (&usual, "cni", "linkerd-cni", None),
-            (&usual, "cni", "linkerd-cni-", None),
-            (&usual, "cni", "linkerd-cni-web-6d4cf56db6-x7x4z", None),
-            (&usual, "cni", "linkerd-cnix-x7x4z", None),
-            (&usual, "ns", "linkerd-cni-x7x4z", None),
-            (&usual, "linkerd-cni", "linkerd-cni-x7x4z", None),
-            (&usual, "mesh", "mesh-cni-x7x4z", None),
-            (&renamed, "mesh", "mesh-cni-x7x4z", own),
-            (&renamed, "mesh", "linkerd-cni-x7x4z", None),
-        ] {
-            let pod = PodRef { namespace: namespace.into(), name: name.into(), uid: "".into() };
-            assert_eq!(filter.skip_reason(&pod), wanted, "{filter:?} {namespace}/{name}");
+        for case in yaml(include_str!("tests.yaml"))["names"].as_array().unwrap() {
+            let [agent_namespace, agent_daemonset, namespace, name] =
+                [0, 1, 2, 3].map(|index| case[index].as_str().unwrap().to_owned());
+            let exclude_namespaces = vec!["kube-system".to_owned()];
+            let filter = PodFilter { exclude_namespaces, agent_namespace, agent_daemonset };
+            let pod = PodRef { namespace, name, uid: String::new() };
+            assert_eq!(json!(filter.skip_reason(&pod)), case[4], "{case}");
         }
     }
 }

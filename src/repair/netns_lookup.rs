@@ -145,35 +145,18 @@ fn addresses(path: &Path) -> Result<Vec<IpAddr>, String> {
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+    use testkit::chart::yaml;
+
     use super::*;
 
     #[test]
     fn a_cached_result_names_pod_and_netns_in_old_and_new_libcni_versions() {
         let args = r#"[["IgnoreUnknown","1"],["K8S_POD_UID","u-1"],["K8S_POD_NAME","web"]]"#;
-        let named = r#"[["K8S_POD_NAMESPACE","ns"],["K8S_POD_NAME","web"]]"#;
         let result = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/var/run/netns/b"}]}"#;
-        for (name, text, expected) in [
-            (
-                "new",
-                format!(r#"{{"netns":"/var/run/netns/a","cniArgs":{args},"result":{result}}}"#),
-                Some(("u-1", "/var/run/netns/a")),
-            ),
-            (
-                "old",
-                format!(r#"{{"kind":"cniCacheV1","cniArgs":{args},"result":{result}}}"#),
-                Some(("u-1", "/var/run/netns/b")),
-            ),
-            (
-                "without UID",
-                format!(r#"{{"cniArgs":{named},"result":{result}}}"#),
-                Some(("ns/web", "/var/run/netns/b")),
-            ),
-            ("no pod", format!(r#"{{"result":{result}}}"#), None),
-            ("no namespace", format!(r#"{{"cniArgs":{args}}}"#), None),
-            ("not a cached result", "[]".into(), None),
-        ] {
-            let expected = expected.map(|(pod, path)| (pod.to_owned(), path.to_owned()));
-            assert_eq!(cached_add(text.as_bytes()), expected, "{name}");
+        for case in yaml(include_str!("tests.yaml"))["cached"].as_array().unwrap() {
+            let text = case[0].as_str().unwrap().replace("ARGS", args).replace("RESULT", result);
+            assert_eq!(json!(cached_add(text.as_bytes())), case[1], "{case}");
         }
     }
 }

@@ -171,149 +171,55 @@ fn is_validator_failed(pod: &Pod) -> bool {
 #[cfg(test)]
 mod tests {
     use serde_json::{Value, json};
+    use testkit::chart::yaml;
 
     use super::*;
 
-    fn validator(status: Value) -> Value {
-        let mut status = status;
-        status["name"] = json!(VALIDATOR);
-        json!({"initContainerStatuses": [{"name": "other"}, status], "phase": "Pending"})
+    /// The cases of a test, each with its pod: a change of one of the pods of `tests.yaml`, by JSON pointer.
+    fn cases(name: &str) -> Vec<(Pod, Value)> {
+        let all = yaml(include_str!("tests.yaml"));
+        let case = |case: &Value| {
+            let mut pod = all["pods"][case[0].as_str().unwrap()].clone();
+            for (pointer, value) in case[1].as_object().unwrap() {
+                let (parent, key) = pointer.rsplit_once('/').unwrap();
+                match pod.pointer_mut(pointer) {
+                    Some(there) => *there = value.clone(),
+                    None => pod.pointer_mut(parent).unwrap()[key] = value.clone(),
+                }
+            }
+            (serde_json::from_value(pod).unwrap(), case.clone())
+        };
+        all[name].as_array().unwrap().iter().map(case).collect()
     }
 
-    fn with(mut object: Value, path: &str, value: Value) -> Value {
-        let (parent, key) = path.rsplit_once('/').unwrap();
-        object.pointer_mut(parent).unwrap()[key] = value;
-        object
-    }
-
-    fn pod(status: Value) -> Value {
-        json!({
-            "metadata": {
-                "namespace": "emojivoto",
-                "name": "web-1",
-                "uid": "u-1",
-                "creationTimestamp": "2026-01-01T00:00:00Z",
-                "labels": {INJECTED_LABEL: "linkerd"},
-            },
-            "spec": {},
-            "status": status,
-        })
-    }
-
-    fn verdict(pod: Value) -> Option<StrandedPod> {
-        StrandedPod::found(&serde_json::from_value(pod).unwrap(), FoundBy::Validator)
+    fn verdict(pod: &Pod) -> Option<StrandedPod> {
+        StrandedPod::found(pod, FoundBy::Validator)
     }
 
     #[test]
-    fn a_pod_is_stranded_while_the_newest_exit_code_of_its_validator_is_95() {
-        let exited = |code: i32| json!({"terminated": {"exitCode": code, "reason": "Error"}});
-        let (failed, other, passed) = (exited(95), exited(2), exited(0));
-        let waiting = json!({"waiting": {"reason": "CrashLoopBackOff"}});
-        let running = json!({"running": {"startedAt": "2026-01-01T00:00:00Z"}});
-        let none = json!({});
-        for (name, state, last_state, ready, expected) in [
-            ("not yet run", &waiting, &none, false, false),
-            ("first run", &running, &none, false, false),
-            ("first failure", &failed, &none, false, true),
-            ("waits for its next run", &waiting, &failed, false, true),
-            ("runs again", &running, &failed, false, true),
-            ("failed again", &failed, &failed, false, true),
-            ("failed again with another code", &other, &failed, false, false),
-            ("failed for another reason", &waiting, &other, false, false),
-            ("succeeded since", &passed, &failed, true, false),
-            ("succeeded since, and the exited container was removed", &none, &failed, true, false),
-        ] {
-            let status = json!({"state": state, "lastState": last_state, "ready": ready});
-            assert_eq!(verdict(pod(validator(status))).is_some(), expected, "{name}");
-        }
-        let other = json!({"initContainerStatuses": [{"name": "other", "lastState": failed}]});
-        for status in [json!({}), other] {
-            assert_eq!(verdict(pod(status)), None);
+    fn a_pod_is_stranded_while_its_validator_fails_and_audited_while_it_runs_meshed() {
+        for (pod, case) in cases("found") {
+            let found_by = match case[0].as_str() {
+                Some("running") => FoundBy::Audit,
+                _ => FoundBy::Validator,
+            };
+            assert_eq!(json!(StrandedPod::found(&pod, found_by).is_some()), case[2], "{case}");
         }
     }
 
     #[test]
     fn a_pod_that_the_injector_did_not_label_is_stranded_only_if_it_is_meshed() {
-        let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
-        let injected = pod(failed);
-        let unlabelled = with(injected.clone(), "/metadata/labels", json!({}));
-        let meshed = json!([{"name": "app"}, {"name": "linkerd-proxy"}]);
-        let meshed = with(unlabelled.clone(), "/spec/containers", meshed);
-        let annotations = json!({"linkerd.io/proxy-version": "edge-1"});
-        let annotated = with(meshed.clone(), "/metadata/annotations", annotations);
-        assert_eq!(verdict(unlabelled), None);
-        let skipped = |pod| verdict(pod).unwrap().skipped_by_annotations;
-        assert_eq!(skipped(meshed), Some(SkipReason::NoProxyAnnotation));
-        assert_eq!(skipped(annotated), None);
-        assert_eq!(skipped(injected), None);
-    }
-
-    fn running() -> Value {
-        json!({
-            "metadata": {"name": "a"},
-            "spec": {"containers": [{"name": "app"}, {"name": "linkerd-proxy"}]},
-            "status": {"phase": "Running"},
-        })
-    }
-
-    fn is_audited(pod: Value) -> bool {
-        StrandedPod::found(&serde_json::from_value(pod).unwrap(), FoundBy::Audit).is_some()
-    }
-
-    #[test]
-    fn a_terminating_finished_or_host_network_pod_is_neither_stranded_nor_audited() {
-        let failed = pod(validator(json!({"lastState": {"terminated": {"exitCode": 95}}})));
-        assert!(verdict(failed.clone()).is_some() && is_audited(running()));
-        for (path, value) in [
-            ("/metadata/deletionTimestamp", json!("2026-01-01T00:00:00Z")),
-            ("/spec/hostNetwork", json!(true)),
-            ("/status/phase", json!("Succeeded")),
-            ("/status/phase", json!("Failed")),
-        ] {
-            assert_eq!(verdict(with(failed.clone(), path, value.clone())), None, "{path}");
-            assert!(!is_audited(with(running(), path, value)), "{path}");
-        }
-    }
-
-    #[test]
-    fn only_running_meshed_pods_are_audited() {
-        let partly = json!({"phase": "Pending", "containerStatuses": [
-            {"name": "debugger", "state": {"waiting": {"reason": "CreateContainerConfigError"}}},
-            {"name": "app", "state": {"running": {"startedAt": "2026-01-01T00:00:00Z"}}},
-        ]});
-        for (name, path, value, expected) in [
-            ("not yet running", "/status/phase", json!("Pending"), false),
-            ("one container cannot start", "/status", partly, true),
-            ("with linkerd-init", "/spec/initContainers", json!([{"name": "linkerd-init"}]), false),
-            ("not meshed", "/spec/containers", json!([{"name": "app"}]), false),
-        ] {
-            assert_eq!(is_audited(with(running(), path, value)), expected, "{name}");
+        for (pod, case) in cases("skipped") {
+            let found = verdict(&pod).unwrap();
+            assert_eq!(json!(found.skipped_by_annotations), case[2], "{case}");
         }
     }
 
     #[test]
     fn the_owner_key_is_the_controller_or_the_first_owner_or_the_name_of_a_pod_without_owner() {
-        let failed = validator(json!({"lastState": {"terminated": {"exitCode": 95}}}));
-        let owned_by = |owners: Value| {
-            let pod = with(pod(failed.clone()), "/metadata/ownerReferences", owners);
-            let found = verdict(pod).unwrap();
-            (found.owner_key, found.has_controller)
-        };
-        let owner = json!({"kind": "Job", "name": "web", "uid": "o-1"});
-        let no_controller = json!({"uid": "o-2", "controller": false});
-        let controller = json!({"kind": "ReplicaSet", "uid": "o-3", "controller": true});
-        // The kubelet makes the node the controller of a static pod's mirror pod.
-        let node = json!({"kind": "Node", "name": "node-1", "uid": "o-4", "controller": true});
-        for (owners, key, has_controller) in [
-            (json!(null), "emojivoto/web-1", false),
-            (json!([]), "emojivoto/web-1", false),
-            (json!([owner]), "o-1", false),
-            (json!([no_controller, owner]), "o-2", false),
-            (json!([owner, controller]), "o-3", true),
-            (json!([node]), "o-4", true),
-        ] {
-            let text = owners.to_string();
-            assert_eq!(owned_by(owners), (key.to_owned(), has_controller), "{text}");
+        for (pod, case) in cases("owners") {
+            let found = verdict(&pod).unwrap();
+            assert_eq!(json!([found.owner_key, found.has_controller]), case[2], "{case}");
         }
     }
 }

@@ -178,22 +178,11 @@ mod tests {
     fn each_record_is_counted_without_new_label_values_and_a_missing_pod_is_no_failure_in_status() {
         let counters = PluginCalls::default();
         let before = openmetrics([&counters.registry]).lines().count();
-        for (decision, code) in
-            [("redirected", 101), ("skipped: no linkerd-proxy container", 77), ("x", 12345)]
-        {
-            let record = format!(
-                r#"{{"level":"info","command":"ADD","namespace":"n","pod":"p","container_id":"c",
-                "decision":"{decision}","backend":"nft","source":"copy","requests":1,"retries":2,
-                "blocked_init_containers":["a","b"],"exempt_containers":["c"],"ipv6_bypasses_proxy":true,"ms":18446744073709551615,
-                "error":{{"code":{code},"msg":""}},"degraded":{{"code":{code},"msg":""}},
-                "ignored":[{{"source":"config.linkerd.io/skip-inbound-ports","elements":["x","y"]}},
-                    {{"source":"{decision}","elements":[]}}]}}"#
-            );
-            counters.count(&Record::parse(record.as_bytes()).unwrap());
-        }
-        let check = r#"{"level":"warn","command":"CHECK","namespace":"n","pod":"p","container_id":"c",
-            "decision":"checked","requests":0,"ms":1,"degraded":{"code":101,"msg":""}}"#;
-        counters.count(&Record::parse(check.as_bytes()).unwrap());
+        let cases = testkit::chart::yaml(include_str!("plugin_calls.yaml"));
+        let count = |record: &serde_json::Value| {
+            counters.count(&Record::parse(record.to_string().as_bytes()).unwrap());
+        };
+        cases["records"].as_array().unwrap().iter().for_each(count);
         let one = |name: &str, count| BTreeMap::from([(name.to_owned(), count)]);
         let failures = BTreeMap::from([("101".into(), 1), ("other".into(), 2)]);
         let counts = PluginCounts {
@@ -205,33 +194,10 @@ mod tests {
         assert_eq!(counters.counts(), counts);
         let text = openmetrics([&counters.registry]);
         assert_eq!(text.lines().count(), before);
-        for line in [
-            r#"linkerd_cni_plugin_requests_total{command="ADD",result="redirected"} 1"#,
-            r#"linkerd_cni_plugin_requests_total{command="ADD",result="skipped"} 2"#,
-            r#"linkerd_cni_plugin_redirects_total{backend="nft"} 3"#,
-            r#"linkerd_cni_plugin_failures_total{command="ADD",code="101"} 1"#,
-            r#"linkerd_cni_plugin_failures_total{command="ADD",code="other"} 2"#,
-            r#"linkerd_cni_plugin_skips_total{reason="no_proxy"} 1"#,
-            r#"linkerd_cni_plugin_skips_total{reason="other"} 1"#,
-            r#"linkerd_cni_plugin_request_duration_seconds_count{command="ADD",source="copy"} 3"#,
-            r#"linkerd_cni_plugin_request_duration_seconds_count{command="CHECK",source="none"} 1"#,
-            r#"linkerd_cni_plugin_adds_total{source="copy"} 3"#,
-            r#"linkerd_cni_plugin_adds_total{source="none"} 0"#,
-            "linkerd_cni_plugin_api_requests_total 3",
-            "linkerd_cni_plugin_api_retries_total 6",
-            "linkerd_cni_plugin_pods_with_blocked_init_containers_total 3",
-            "linkerd_cni_plugin_unproven_checks_total 1",
-            r#"linkerd_cni_plugin_degraded_total{code="101"} 1"#,
-            r#"linkerd_cni_plugin_degraded_total{code="102"} 0"#,
-            r#"linkerd_cni_plugin_degraded_total{code="other"} 2"#,
-            r#"linkerd_cni_plugin_ignored_ports_total{source="config.linkerd.io/skip-inbound-ports"} 3"#,
-            r#"linkerd_cni_plugin_ignored_ports_total{source="outbound-ports-to-ignore"} 0"#,
-        ] {
-            assert!(text.lines().any(|found| found == line), "{line} in {text}");
+        for line in cases["metrics"].as_array().unwrap() {
+            assert!(text.lines().any(|found| line == found), "{line} in {text}");
         }
-        let gone = r#"{"level":"warn","command":"CHECK","namespace":"n","pod":"p","container_id":"c",
-            "decision":"failed","requests":0,"ms":1,"error":{"code":103,"msg":""}}"#;
-        counters.count(&Record::parse(gone.as_bytes()).unwrap());
+        count(&cases["gone"]);
         assert_eq!(counters.counts(), counts);
     }
 }

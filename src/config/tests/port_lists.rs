@@ -83,27 +83,6 @@ fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
     }
 }
 
-#[test]
-fn strict_annotations_fail_the_pod_for_each_element_that_is_otherwise_ignored() {
-    let strict = |more: &str| defaults(&format!(r#","strict-annotations":true{more}"#));
-    let port = "is not a port: expected a number from 0 to 65535";
-    for (key, value, problem) in [
-        ("skip-outbound-ports", "abc", &*format!("\"abc\" {port}; grammar: a list of ports")),
-        ("skip-inbound-ports", "80,70000", &format!("\"70000\" {port}")),
-        ("skip-inbound-ports", "30-20", "\"30-20\" is not a range: the upper bound is below"),
-        ("skip-inbound-ports", "80,", "\"\" is not a port"),
-        ("skip-inbound-ports", "80, 81", "\" 81\" contains blanks"),
-        ("inbound-port", "x", "expected a port from 1 to 65535"),
-        ("admin-port", "0", "expected a port from 1 to 65535"),
-    ] {
-        assert_annotation_error(&strict(""), (key, value), problem);
-    }
-    let error = redirect(&strict(r#","outbound-ports-to-ignore":["443","x"]"#), &[]).unwrap_err();
-    assert_eq!(error.failure, Failure::InvalidConfig);
-    assert!(error.msg.contains("\"outbound-ports-to-ignore\": \"x\" is not a port"));
-    redirect(&strict(""), &[("skip-outbound-ports", "25,80-90")]).unwrap();
-}
-
 /// The longest annotation that the API server accepts is 256 KiB.
 #[test]
 fn a_quarter_megabyte_of_annotation_is_decided_at_once_and_quoted_in_less_than_1500_bytes() {

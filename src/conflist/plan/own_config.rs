@@ -171,6 +171,3 @@ fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<Strin
         .filter(|file| !saved.own_configs.contains_key(&file.name) && !is_own_content(file))?;
     Some(format!("{} belongs to another program: set cniConfFileName to an unused name", file.name))
 }
-
-#[cfg(test)]
-mod tests;

@@ -53,7 +53,12 @@ fn calls_that_cannot_be_carried_out_fail_and_leave_no_rule() {
         (add().linkerd("incoming-proxy-port", 70000), 7, "70000 is not a port of the proxy"),
         (add().set("linkerd", json!({})), 7, "proxy-uid"),
         (add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
-        (in_netns("/no/such/netns"), 8, "cannot open network namespace /no/such/netns"),
+        (
+            in_netns("/no/such/netns"),
+            8,
+            "cannot open network namespace /no/such/netns: No such file",
+        ),
+        (in_netns("/dev/null"), 8, "cannot enter network namespace /dev/null: EINVAL: Invalid"),
         (in_netns("/proc/self/ns/net"), 8, "should not be the same"),
         (add().set("prevResult", "x"), 6, "could not parse prevResult"),
     ] {

@@ -45,6 +45,12 @@ fn prev_result_is_passed_on_byte_for_byte_in_every_version() {
         let alone = format!(r#"{{"cniVersion":"{version}","name":"n"}}"#);
         let wanted = format!(r#"{{"cniVersion":"{version}"}}"#);
         assert_eq!(call.run_with(&alone).succeeded().stdout, wanted);
+        // A result without version gets that of the request.
+        for (previous, more) in [("null", ""), (r#"{"x":1}"#, r#","x":1"#)] {
+            let stdin = alone.replace('}', &format!(r#","prevResult":{previous}}}"#));
+            let wanted = wanted.replace('}', &format!("{more}}}"));
+            assert_eq!(call.run_with(&stdin).succeeded().stdout, wanted);
+        }
     }
 }
 
@@ -60,6 +66,7 @@ fn invalid_requests_get_the_codes_and_messages_of_the_reference_implementation()
         let outcome = call.run_with(stdin);
         let (_, msg) = outcome.failed(case[2].as_u64().unwrap(), text).error();
         assert!(msg.starts_with(text), "{stdin}: {msg}");
+        case[4].as_str().inspect(|details| outcome.advises(details));
     }
 }
 
