@@ -30,52 +30,23 @@ pub fn read(net_dir: &Path) -> Result<Config, Error> {
 mod tests {
     use std::fs;
 
-    use tempfile::TempDir;
+    use serde_json::Value;
 
     use super::*;
-    use crate::conflist::chain_mode;
     use crate::redirect::Ipv6;
 
-    const BRIDGE: &str = r#"{"name":"a","plugins":[{"type":"bridge"}]}"#;
-    /// With `ipv6`, which is not the default.
-    const CHAINED: &str = r#"{"name":"a","plugins":[{"type":"bridge"},{"type":"linkerd-cni","linkerd":{"ipv6":true}}]}"#;
-    const STANDALONE: &str =
-        r#"{"type":"linkerd-cni","name":"linkerd-cni","linkerd":{"ipv6":true}}"#;
-
-    fn read_files(files: &[(&str, &str)]) -> Result<Config, Error> {
-        let dir = TempDir::new().unwrap();
-        for (name, text) in files {
-            fs::write(dir.path().join(name), text).unwrap();
-        }
-        read(dir.path())
-    }
-
     #[test]
-    fn the_configuration_is_the_plugin_entry_of_the_active_network_config() {
-        let ipv4_only = CHAINED.replace("true", "false");
-        for files in [
-            &[
-                ("05-broken.conflist", "{"),
-                ("10-a.conflist", CHAINED),
-                ("20-b.conflist", &ipv4_only),
-            ][..],
-            &[(chain_mode::COPY, CHAINED), ("10-a.conflist", BRIDGE)],
-            &[(chain_mode::STANDALONE, STANDALONE)],
-        ] {
-            assert_eq!(read_files(files).unwrap().ipv6, Ipv6::Yes, "{files:?}");
-        }
-    }
-
-    #[test]
-    fn a_node_without_a_plugin_entry_is_an_error() {
-        let invalid = CHAINED.replace(r#"{"ipv6":true}"#, "[]");
-        for (files, message) in [
-            (&[][..], ": no active network config in "),
-            (&[("10-a.conflist", BRIDGE)], "10-a.conflist has no plugin entry"),
-            (&[("10-a.conflist", &invalid)], "10-a.conflist: "),
-        ] {
-            let error = read_files(files).unwrap_err().to_string();
-            assert!(error.contains(message), "{error}");
+    fn the_configuration_is_the_plugin_entry_of_the_active_network_config_or_an_error() {
+        for case in testkit::chart::yaml(include_str!("tests.yaml"))["configs"].as_array().unwrap()
+        {
+            let dir = tempfile::tempdir().unwrap();
+            for (name, text) in case[0].as_object().unwrap() {
+                fs::write(dir.path().join(name), text.as_str().unwrap()).unwrap();
+            }
+            match read(dir.path()) {
+                Ok(config) => assert_eq!((config.ipv6, &case[1]), (Ipv6::Yes, &Value::Null)),
+                Err(error) => assert!(error.to_string().contains(case[1].as_str().unwrap())),
+            }
         }
         assert!(read(Path::new("/no/such")).is_err());
     }

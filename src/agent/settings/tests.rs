@@ -1,7 +1,6 @@
 use serde_json::Value;
 
 use super::*;
-use crate::conflist::chain_mode::{COPY, STANDALONE};
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
     let lookup = |name: &str| {
@@ -100,37 +99,19 @@ fn paths_are_joined_as_by_gos_path_join_and_slashes_around_the_kubeconfig_name_a
     }
 }
 
-const NOT_CHAINED: (&str, &str) = ("LINKERD_CNI_CHAINED", "false");
-const OWN_CONFIG: (&str, &str) = ("LINKERD_CNI_OWN_CONFIG", "true");
-
-fn named(name: &str) -> (&str, &str) {
-    ("LINKERD_CNI_CONF_NAME", name)
-}
-
 #[test]
-fn settings_select_the_mode_of_chaining() {
-    for (vars, expected) in [
-        (vec![], ChainMode::Every),
-        (vec![named("10-x.conflist")], ChainMode::Only("10-x.conflist".into())),
-        (vec![NOT_CHAINED], ChainMode::Standalone(STANDALONE.into())),
-        (vec![NOT_CHAINED, OWN_CONFIG], ChainMode::Standalone(STANDALONE.into())),
-        (vec![NOT_CHAINED, named("x.conf")], ChainMode::Standalone("x.conf".into())),
-        (vec![OWN_CONFIG], ChainMode::Copy(COPY.into())),
-        (vec![OWN_CONFIG, named("0.conflist")], ChainMode::Copy("0.conflist".into())),
-    ] {
-        assert_eq!(read(&vars).map(|settings| settings.node.mode), Ok(expected), "{vars:?}");
-    }
-}
-
-#[test]
-fn an_invalid_conf_name_is_rejected_with_the_reason() {
-    for (vars, reason) in [
-        (vec![named("10-calico")], "does not end in .conflist, .conf or .json"),
-        (vec![named("10-calico.bak"), NOT_CHAINED], "does not end in .conflist, .conf or .json"),
-        (vec![named("00-x.conf"), OWN_CONFIG], "does not end in .conflist, which"),
-        (vec![named("k.json"), ("KUBECONFIG_FILE_NAME", "k.json")], "the name of the kubeconfig"),
-    ] {
-        let error = read(&vars).map(|settings| settings.node.mode).unwrap_err().to_string();
-        assert!(error.contains(reason), "{error}");
+fn settings_select_the_mode_of_chaining_and_an_invalid_conf_name_is_rejected_with_the_reason() {
+    for case in testkit::chart::yaml(include_str!("tests/modes.yaml")).as_array().unwrap() {
+        let vars: Vec<(&str, &str)> = case[0]
+            .as_object()
+            .unwrap()
+            .iter()
+            .map(|(name, value)| (&**name, value.as_str().unwrap()))
+            .collect();
+        let found = match read(&vars) {
+            Ok(settings) => format!("{:?}", settings.node.mode),
+            Err(error) => error.to_string(),
+        };
+        assert!(found.contains(case[1].as_str().unwrap()), "{case}: {found}");
     }
 }

@@ -11,6 +11,7 @@ use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::pod::skip::SkipReason;
 use linkerd2_cni::pod_copy;
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 use testkit::cni::upstream_entry;
 
 use crate::agent_with_api::Scene;
@@ -102,39 +103,25 @@ impl Scene {
     }
 }
 
-/// A pod without proxy.
+/// A pod of a kind in `pods.yaml`.
+fn pod(kind: &str, name: &str, uid: &str) -> Value {
+    let mut pod = yaml(include_str!("pods.yaml"))[kind].take();
+    (pod["metadata"]["name"], pod["metadata"]["uid"]) = (name.into(), uid.into());
+    pod
+}
+
 fn unmeshed(name: &str, uid: &str) -> Value {
-    json!({
-        "metadata": {"namespace": "shop", "name": name, "uid": uid, "resourceVersion": "7"},
-        "spec": {"nodeName": "node-1", "containers": [{"name": "app"}]},
-    })
-}
-
-/// A pod whose author added the proxy, so that the namespace's annotations apply.
-fn manual(name: &str, uid: &str) -> Value {
-    let mut pod = unmeshed(name, uid);
-    let proxy = json!({"name": "linkerd-proxy", "securityContext": {"runAsUser": 2103}});
-    pod["spec"]["containers"] = json!([{"name": "app"}, proxy]);
-    pod
-}
-
-/// A pod with the injector's mark, and with this list of inbound ports to skip.
-fn injected_with(name: &str, uid: &str, ports: &str) -> Value {
-    let mut pod = manual(name, uid);
-    pod["metadata"]["annotations"] = json!({
-        "linkerd.io/created-by": "linkerd/proxy-injector edge-1",
-        "config.linkerd.io/skip-inbound-ports": ports,
-    });
-    pod
+    pod("unmeshed", name, uid)
 }
 
 fn injected(name: &str, uid: &str) -> Value {
-    injected_with(name, uid, "25")
+    pod("injected", name, uid)
 }
 
-fn control_plane(name: &str, uid: &str) -> Value {
+/// An injected pod with this list of inbound ports to skip.
+fn injected_with(name: &str, uid: &str, ports: &str) -> Value {
     let mut pod = injected(name, uid);
-    pod["metadata"]["labels"] = json!({"linkerd.io/control-plane-component": "destination"});
+    pod["metadata"]["annotations"]["config.linkerd.io/skip-inbound-ports"] = ports.into();
     pod
 }
 
@@ -147,12 +134,9 @@ fn mirror(name: &str, uid: &str, static_uid: &str) -> Value {
 
 /// Responds for the namespace and for the API server's Service.
 fn with_objects(api: &Api) {
-    let annotations = json!({"config.linkerd.io/skip-outbound-ports": "3306", "other": "x"});
-    let namespace = json!({"kind": "Namespace", "metadata": {"annotations": annotations}});
-    api.answer(NAMESPACE, 200, &namespace.to_string());
-    let ports = json!([{"port": 443, "targetPort": 6443}]);
-    let service = json!({"kind": "Service", "metadata": {}, "spec": {"ports": ports}});
-    api.answer(API_SERVICE, 200, &service.to_string());
+    for (path, object) in yaml(include_str!("pods.yaml"))["objects"].as_object().unwrap() {
+        api.answer(path, 200, &object.to_string());
+    }
 }
 
 const NO_PROXY: Option<Decision<PodFacts>> = Some(Decision::Skip(SkipReason::NoProxy));
@@ -165,9 +149,9 @@ fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request(
     ended["status"] = json!({"phase": "Succeeded"});
     let pods = [
         injected("web", "u-web"),
-        manual("debug", "u-debug"),
-        manual("debug-2", "u-debug-2"),
-        control_plane("destination", "u-destination"),
+        pod("manual", "debug", "u-debug"),
+        pod("manual", "debug-2", "u-debug-2"),
+        pod("control plane", "destination", "u-destination"),
         unmeshed("job", "u-job"),
         mirror("etcd-node-1", "u-mirror", "0static"),
         // Claims the UID of another pod.
@@ -337,8 +321,8 @@ fn the_copy_is_kept_through_one_broken_watch_and_not_through_an_outage() {
 fn a_pod_for_which_a_request_fails_has_no_file() {
     let mut pods = [
         injected("web", "u-web"),
-        manual("debug", "u-debug"),
-        control_plane("destination", "u-destination"),
+        pod("manual", "debug", "u-debug"),
+        pod("control plane", "destination", "u-destination"),
     ];
     let fail = |api: &Api| {
         api.answer(NAMESPACE, 403, "{}").answer(API_SERVICE, 500, "{}");

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 
 use crate::agent_with_api::{Scene, all};
 use crate::api::{DaemonSetState, State};
@@ -24,145 +25,54 @@ const NODE: (&str, &str) = ("LINKERD_CNI_NODE_NAME", "node-1");
 /// The agent's pod.
 const POD: (&str, &str) = ("LINKERD_CNI_POD_NAME", "linkerd-cni-x");
 
-/// What a stopped agent does, and the reason in its log.
-enum Outcome {
-    /// Uninstalls at once.
-    Uninstalled(&'static str),
-    LeftInPlace(&'static str),
-    /// Asks again until its time is over, and then leaves everything in place.
-    NoProof(&'static str),
-}
-
-use Outcome::{LeftInPlace, NoProof, Uninstalled};
-
-/// Name, outcome, and what changes at the API server before the agent is stopped.
-type Case = (&'static str, Outcome, fn(&mut State));
-
 const OUT_OF_SCOPE: &str = "node node-1 is no longer in the DaemonSet's scope: ";
 
-fn add_taint(state: &mut State, key: &str, effect: &str) {
-    state.taints = vec![json!({"key": key, "effect": effect})];
+/// Changes what the API server responds before the agent is stopped, as a case of `stop_decision.yaml` says.
+fn change(state: &mut State, case: &Value) {
+    let status = |key: &str| case[key].as_u64().map(|code| code as u16);
+    state.daemon_set = match (status("daemonset"), case["daemonset"].as_str()) {
+        (Some(code), _) => DaemonSetState::Status(code),
+        (_, Some("being deleted")) => DaemonSetState::BeingDeleted,
+        (_, Some(_)) => DaemonSetState::NamespaceBeingDeleted,
+        _ => DaemonSetState::Exists,
+    };
+    (state.node, state.proxy) = (status("node"), status("proxy"));
+    (state.down, state.silent) = (case["down"] == true, case["silent"] == true);
+    if let Some(placement) = case.get("placement") {
+        state.placement = placement.clone();
+    }
+    state.taints.extend(case.get("taint").cloned());
+    if let Some(pod) = case.get("pod") {
+        state.pod = status("pod").map_or_else(|| Ok(pod.clone()), Err);
+    }
+    if case["own_token"] == "revoked" {
+        state.tokens.retain(|token| token != "token-1");
+    }
+    let namespace = &case["namespace"];
+    state.namespace = namespace[0].as_u64().map(|code| (code as u16, namespace[1].clone()));
 }
-
-/// Revokes the agent's own token, as after a forced deletion of its pod, and sets the response to a
-/// request with the plugin's.
-fn revoke_own_token(state: &mut State, response: Option<(u16, Value)>) {
-    state.tokens.retain(|token| token != "token-1");
-    state.namespace = response;
-}
-
-const UNINSTALLED: &[Case] = &[
-    ("DaemonSet being deleted", Uninstalled("is being deleted"), |state| {
-        state.daemon_set = DaemonSetState::BeingDeleted;
-    }),
-    ("namespace being deleted", Uninstalled("namespace is being deleted"), |state| {
-        state.daemon_set = DaemonSetState::NamespaceBeingDeleted;
-    }),
-    ("namespace being deleted, own token revoked", Uninstalled("namespace is"), |state| {
-        revoke_own_token(state, None);
-        state.daemon_set = DaemonSetState::NamespaceBeingDeleted;
-    }),
-    ("DaemonSet gone", Uninstalled("does not exist"), |state| {
-        state.daemon_set = DaemonSetState::Status(404);
-    }),
-    ("node selector", Uninstalled("lacks the label pool=mesh"), |state| {
-        state.placement = json!({"nodeSelector": {"pool": "mesh"}});
-    }),
-    ("node affinity", Uninstalled("required node affinity"), |state| {
-        let wanted = json!({"key": "kubernetes.io/os", "operator": "NotIn", "values": ["linux"]});
-        let terms = json!([{"matchExpressions": [wanted]}]);
-        state.placement = json!({"affinity": {"nodeAffinity": {
-            "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms},
-        }}});
-    }),
-    ("taint", Uninstalled("taint gpu=:NoSchedule is not tolerated"), |state| {
-        add_taint(state, "gpu", "NoSchedule");
-    }),
-    ("taint, pod gone", Uninstalled("taint gone=:NoExecute is not tolerated"), |state| {
-        add_taint(state, "gone", "NoExecute");
-        state.pod = Err(404);
-    }),
-];
-
-const LEFT_IN_PLACE: &[Case] = &[
-    ("unchanged", LeftInPlace("the DaemonSet exists"), |_| {}),
-    ("no right to read nodes", LeftInPlace("the DaemonSet exists"), |state| {
-        state.node = Some(403);
-    }),
-    ("no such node", LeftInPlace("the DaemonSet exists"), |state| state.node = Some(404)),
-    ("no right to read namespaces", LeftInPlace("the DaemonSet exists"), |state| {
-        state.namespace = Some((403, json!({})));
-    }),
-    ("selected node with a tolerated taint", LeftInPlace("the DaemonSet exists"), |state| {
-        state.placement = json!({
-            "nodeSelector": {"kubernetes.io/os": "linux"},
-            "tolerations": [{"operator": "Exists"}],
-        });
-        add_taint(state, "gpu", "NoExecute");
-    }),
-    ("new taint, container restarts", LeftInPlace("pod is not being deleted"), |state| {
-        add_taint(state, "gpu", "NoSchedule");
-        state.pod = Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": null}));
-    }),
-    ("new taint, unreadable pod", LeftInPlace("the agent cannot read its pod: "), |state| {
-        add_taint(state, "gpu", "NoSchedule");
-        state.pod = Err(403);
-    }),
-    ("orphaned pod, container restarts", LeftInPlace("pod is not being deleted"), |state| {
-        state.daemon_set = DaemonSetState::Status(404);
-        state.pod = Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": null}));
-    }),
-];
-
-const NO_PROOF: &[Case] = &[
-    ("403", NoProof("HTTP 403"), |state| state.daemon_set = DaemonSetState::Status(403)),
-    ("302", NoProof("HTTP 302"), |state| state.daemon_set = DaemonSetState::Status(302)),
-    (DOWN, NoProof("is unreachable"), |state| state.down = true),
-    (SILENT, NoProof("last finding: the API server "), |state| state.silent = true),
-    ("node 500", NoProof("HTTP 500"), |state| state.node = Some(500)),
-    ("a proxy's 404", NoProof("default backend - 404"), |state| state.proxy = Some(404)),
-    ("a proxy's 401", NoProof("default backend - 401"), |state| state.proxy = Some(401)),
-    ("another object", NoProof("instead of DaemonSet"), |state| {
-        state.daemon_set = DaemonSetState::Status(200);
-    }),
-    ("pod 500", NoProof("HTTP 500"), |state| {
-        add_taint(state, "gpu", "NoSchedule");
-        state.pod = Err(500);
-    }),
-    ("another object for the node", NoProof("instead of Node"), |state| {
-        state.node = Some(200);
-        state.placement = json!({"nodeSelector": {"kubernetes.io/os": "linux"}});
-    }),
-    ("namespace 429", NoProof("HTTP 429"), |state| {
-        state.namespace = Some((429, json!({"message": "slow down"})));
-    }),
-    ("plugin's token accepted", NoProof(ACCEPTED), |state| revoke_own_token(state, None)),
-    ("plugin's token accepted, 403", NoProof(ACCEPTED), |state| {
-        revoke_own_token(state, Some((403, json!({"message": "no such role"}))));
-    }),
-    // Does not show whether the token is accepted.
-    ("plugin's token, 500", NoProof("HTTP 500"), |state| {
-        revoke_own_token(state, Some((500, json!({}))));
-    }),
-];
 
 const DOWN: &str = "down";
 const SILENT: &str = "silent";
-const ACCEPTED: &str = "accepted the plugin's token";
 
 #[test]
 fn stopped_agent_uninstalls_keeps_the_plugin_or_asks_again_by_the_api_servers_response() {
-    let cases = [UNINSTALLED, LEFT_IN_PLACE, NO_PROOF].into_iter().flatten();
-    all(cases, |(name, outcome, change)| {
+    let cases = yaml(include_str!("stop_decision.yaml"));
+    let cases = cases.as_object().unwrap().iter();
+    let cases = cases.flat_map(|(outcome, cases)| {
+        cases.as_object().unwrap().iter().map(move |(name, case)| (outcome.as_str(), name, case))
+    });
+    all(cases, |(outcome, name, case)| {
+        let why = case["why"].as_str().unwrap();
         let vars = match outcome {
-            NoProof(_) => vec![GRACE, NODE, POD],
+            "no proof" => vec![GRACE, NODE, POD],
             _ => vec![NODE, POD],
         };
         let mut scene = Scene::start(&vars);
         let before = scene.api.asked("GET", DAEMONSET);
-        let took = scene.stop(change);
+        let took = scene.stop(|state| change(state, case));
         match outcome {
-            Uninstalled(why) => {
+            "uninstalled" => {
                 scene.assert_uninstalled(name);
                 let log = scene.agent.log();
                 assert!(log.contains(why), "{name}: {log}");
@@ -170,11 +80,11 @@ fn stopped_agent_uninstalls_keeps_the_plugin_or_asks_again_by_the_api_servers_re
                 assert_eq!(log.contains(OUT_OF_SCOPE), scoped, "{name}: {log}");
                 assert!(took < AT_ONCE, "{name}: {took:?}");
             }
-            LeftInPlace(why) => {
+            "left in place" => {
                 scene.assert_left_in_place(name, why);
                 assert!(took < AT_ONCE, "{name}: {took:?}");
             }
-            NoProof(why) => {
+            _ => {
                 let no_proof = "no proof of an uninstall within 3 s; last finding: ";
                 scene.assert_left_in_place(name, no_proof);
                 scene.assert_left_in_place(name, why);

@@ -6,7 +6,7 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::agent::Agent;
 use crate::node::{CALICO, LIST, Node, TEMPLATE};
@@ -20,12 +20,8 @@ pub const PLUGIN: &[u8] = &[9; 400_000];
 
 pub fn list() -> String {
     let mut list: Value = serde_json::from_str(CALICO).unwrap();
-    list["plugins"].as_array_mut().unwrap().push(json!({
-        "name": "linkerd-cni",
-        "type": "linkerd-cni",
-        "kubernetes": {"kubeconfig": "etc/kubeconfig.json"},
-        "linkerd": {"incoming-proxy-port": 4143, "iptables-mode": "nft"},
-    }));
+    let entry = serde_json::from_str(include_str!("upstream_entry.json")).unwrap();
+    list["plugins"].as_array_mut().unwrap().push(entry);
     serde_json::to_string_pretty(&list).unwrap()
 }
 

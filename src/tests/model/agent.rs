@@ -30,12 +30,12 @@ pub enum Phase {
     #[default]
     NotStarted,
     Running,
-    /// The agent received SIGTERM. The responses so far.
+    // The agent received SIGTERM. The responses so far.
     Deciding(Vec<Api>),
     Uninstalling {
         removal: u8,
     },
-    /// Killed. The kubelet starts it again.
+    // Killed. The kubelet starts it again.
     Crashed,
     Ended(End),
 }

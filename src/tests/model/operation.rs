@@ -13,79 +13,46 @@ use crate::text::Text;
 pub enum Operation {
     Bind,
     Lock,
-    /// Compares the plugin binary with the image and copies it.
+    // Compares the plugin binary with the image and copies it.
     CopyBinary,
     WriteKubeconfig,
     RemoveLeftovers,
-    /// Lists the CNI net dir. The reads of its files follow.
+    // Lists the CNI net dir. The reads of its files follow.
     List,
     Read(Text),
     LoadSavedState,
-    /// Plans the pass; its steps follow.
+    // Plans the pass; its steps follow.
     PlanChain,
-    /// Plans the removal of all plugin entries; its steps follow.
+    // Plans the removal of all plugin entries; its steps follow.
     PlanUnchain,
-    /// Writes the saved state with one more original. The value is JSON.
-    SaveOriginal {
-        conflist: Text,
-        original: Text,
-    },
-    SaveOwnConfig {
-        name: Text,
-        copied_from: Option<Text>,
-    },
-    /// Writes the saved state without this conflist.
+    // Writes the saved state with one more original. The value is JSON.
+    SaveOriginal { conflist: Text, original: Text },
+    SaveOwnConfig { name: Text, copied_from: Option<Text> },
+    // Writes the saved state without this conflist.
     Forget(Text),
-    /// Reads the file again: fails if it does not hold `before`.
-    Check {
-        name: Text,
-        before: Text,
-    },
-    /// Exchanges the file with a temporary file that holds `new`.
-    Exchange {
-        name: Text,
-        before: Text,
-        new: Text,
-    },
-    /// Exchanges again, because the file did not hold what the agent read. The temporary file holds
-    /// `content`, and the file should hold `expected`.
-    PutBack {
-        name: Text,
-        content: Text,
-        expected: Text,
-    },
-    /// Renames a temporary file to a name that must not exist.
-    Create {
-        name: Text,
-        text: Text,
-    },
-    /// Renames a temporary file over `name`.
-    Write {
-        name: Text,
-        text: Text,
-    },
-    /// Renames `name` to a temporary name and removes it if it holds `before`.
-    Remove {
-        name: Text,
-        before: Text,
-        undo: Option<Undo>,
-    },
-    /// Gives a renamed file its name back, as it holds `content` and not what the agent read. Then
-    /// undoes the step.
-    Return {
-        name: Text,
-        content: Text,
-        undo: Option<Undo>,
-    },
-    /// Ends a step. A step that another writer disturbs is cut off here.
+    // Reads the file again: fails if it does not hold `before`.
+    Check { name: Text, before: Text },
+    // Exchanges the file with a temporary file that holds `new`.
+    Exchange { name: Text, before: Text, new: Text },
+    // Exchanges again, because the file did not hold what the agent read. The temporary file holds
+    // `content`, and the file should hold `expected`.
+    PutBack { name: Text, content: Text, expected: Text },
+    // Renames a temporary file to a name that must not exist.
+    Create { name: Text, text: Text },
+    // Renames a temporary file over `name`.
+    Write { name: Text, text: Text },
+    // Renames `name` to a temporary name and removes it if it holds `before`.
+    Remove { name: Text, before: Text, undo: Option<Undo> },
+    // Gives a renamed file its name back, as it holds `content` and not what the agent read. Then
+    // undoes the step.
+    Return { name: Text, content: Text, undo: Option<Undo> },
+    // Ends a step. A step that another writer disturbs is cut off here.
     EndStep,
     EndPass,
     EndUnchain,
-    /// Looks whether a network config names the plugin, before files are renamed and afterwards.
-    Judge {
-        is_staged: bool,
-    },
-    /// Renames a file to a temporary name.
+    // Looks whether a network config names the plugin, before files are renamed and afterwards.
+    Judge { is_staged: bool },
+    // Renames a file to a temporary name.
     Stage(NodeFile),
     Undo,
     Finish,

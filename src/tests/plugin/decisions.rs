@@ -5,37 +5,18 @@ use std::fs;
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 
 use super::api::TOKEN;
-use super::injected::{OUT, marked, unmarked};
+use super::injected::unmarked;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{NAMESPACE_PATH, POD_PATH, Scene, UNMESHED, listen, meshed_spec, record_socket};
+use super::{NAMESPACE_PATH, POD_PATH, Scene, UNMESHED, listen, record_socket};
 
 #[test]
 fn an_add_sends_the_requests_that_decide_on_its_pod_and_check_of_its_rules_none() {
-    let meshed = meshed_spec();
-    let unmeshed = json!({"containers": [{"name": "app"}]});
-    let mut with_init = meshed_spec();
-    with_init["initContainers"] = json!([{"name": "linkerd-init"}]);
-    let marked = |more| Some(marked(&more));
-    for (annotations, spec, requests, is_redirected) in [
-        // The runtime passes none.
-        (None, &meshed, 2, true),
-        (None, &unmeshed, 1, false),
-        (None, &with_init, 1, false),
-        (Some(json!({})), &meshed, 0, false),
-        (Some(json!({"linkerd.io/inject": "disabled"})), &meshed, 0, false),
-        (Some(unmarked()), &meshed, 2, true),
-        (marked(json!({})), &meshed, 1, true),
-        (marked(json!({"linkerd.io/inject": "disabled"})), &meshed, 2, true),
-        (marked(json!({"linkerd.io/created-by": "linkerd/proxy-injectors x"})), &meshed, 2, true),
-        // The injector does not replace a value of the pod, and an empty one does not apply.
-        (marked(json!({OUT: ""})), &meshed, 2, true),
-        (marked(json!({OUT: "25"})), &meshed, 1, true),
-        // Any author may write the mark.
-        (marked(json!({})), &unmeshed, 1, false),
-        (marked(json!({})), &with_init, 1, false),
-    ] {
+    for case in yaml(include_str!("decisions.yaml"))["requests"].as_array().unwrap() {
+        let (annotations, spec) = (Some(&case[0]).filter(|it| !it.is_null()).cloned(), &case[1]);
+        let (requests, is_redirected) = (case[2].as_u64().unwrap() as usize, case[3] == true);
         println!("{annotations:?} {spec}");
         let scene = Scene::with(json!(annotations), spec, &json!({}));
         let outcome = scene.add().annotated(annotations.clone()).run().succeeded();
@@ -182,31 +163,15 @@ fn with_ipv6_auto_a_part_of_the_ipv6_rules_is_incomplete_without_an_ipv6_address
 
 #[test]
 fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
-    let mut spec = meshed_spec();
-    spec["containers"][1]["securityContext"] = json!({"runAsUser": 2102});
-    spec["initContainers"] = json!([
-        {"name": "linkerd-network-validator"},
-        {"name": "migrate"},
-        {"name": "as-proxy", "securityContext": {"runAsUser": 2102}},
-    ]);
-    let scene = Scene::with(json!({}), &spec, &json!({}));
+    let spec = &yaml(include_str!("decisions.yaml"))["recorded"];
+    let scene = Scene::with(json!({}), spec, &json!({}));
     let call = scene.add();
     let socket = record_socket::listen(&call);
     let receive = || record_socket::record(&socket);
     call.run().succeeded();
     let record = receive();
-    for (key, wanted) in [
-        ("command", json!("ADD")),
-        ("namespace", json!("ns")),
-        ("pod", json!("web")),
-        ("container_id", json!("abc")),
-        ("decision", json!("redirected")),
-        ("backend", json!("nft")),
-        ("requests", json!(2)),
-        ("retries", json!(0)),
-        ("blocked_init_containers", json!(["migrate"])),
-    ] {
-        assert_eq!(record[key], wanted, "{key}: {record}");
+    for (key, wanted) in yaml(include_str!("decisions.yaml"))["record"].as_object().unwrap() {
+        assert_eq!(record[key], *wanted, "{key}: {record}");
     }
     scene.api.answer(POD_PATH, 403, "{}");
     call.run().error();

@@ -6,12 +6,13 @@ use std::time::{Duration, Instant};
 
 use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 use serde_json::{Value, json};
+use testkit::chart::yaml;
 
 use super::api::{ApiFault, TOKEN};
 use super::record_socket::recorded;
 use super::until::until;
 use super::{
-    AT_ONCE, Api, Call, NAMESPACE_PATH, Outcome, POD_PATH, Scene, UID, UNMESHED, at_the_same_time,
+    AT_ONCE, Api, Call, NAMESPACE_PATH, Outcome, POD_PATH, Scene, UNMESHED, at_the_same_time,
     fastest, meshed_api, requests,
 };
 
@@ -149,18 +150,9 @@ fn errors_omit_tokens_and_variables_that_a_response_quotes() {
 #[test]
 fn null_fields_are_read_as_missing_as_in_go() {
     let scene = Scene::meshed();
-    let mut metadata = json!({"name": "web", "namespace": "ns", "uid": UID,
-        "creationTimestamp": null, "annotations": null, "labels": null,
-        "ownerReferences": null, "deletionTimestamp": null});
-    let pod = json!({"kind": "Pod", "metadata": metadata.clone(), "spec": {
-        "hostNetwork": null, "initContainers": null, "securityContext": null,
-        "containers": [{"name": "linkerd-proxy", "securityContext": null,
-            "env": [{"name": "LINKERD2_PROXY_CONTROL_LISTEN_ADDR", "value": null}]}],
-    }, "status": null});
-    scene.api.answer(POD_PATH, 200, &pod.to_string());
-    metadata["name"] = json!("ns");
-    let namespace = json!({"kind": "Namespace", "metadata": metadata});
-    scene.api.answer(NAMESPACE_PATH, 200, &namespace.to_string());
+    let objects = yaml(include_str!("null_fields.yaml"));
+    scene.api.answer(POD_PATH, 200, &objects["pod"].to_string());
+    scene.api.answer(NAMESPACE_PATH, 200, &objects["namespace"].to_string());
     scene.add().run().succeeded();
     assert!(scene.has_rules());
 }

@@ -1,11 +1,12 @@
 //! Starts of random pods: none with a proxy is skipped without a documented reason.
 
+use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
-use linkerd2_cni::pod::{Decision, annotation};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
 use proptest::sample::select;
+use testkit::chart::yaml;
 
 use crate::decision::{API_ERRORS, COPY_STATES, CopyState, EXCLUDED, Start};
 use crate::recorded;
@@ -13,43 +14,14 @@ use crate::{kubernetes_name, nearly_a_list};
 
 const CONTAINERS: [&str; 4] = ["app", "linkerd-proxy", "linkerd-init", "linkerd-proxy-2"];
 
+/// Keys or values of annotations.
+fn texts(kind: &str) -> impl Strategy<Value = String> + use<> {
+    let texts = yaml(include_str!("starts.yaml"))[kind].take();
+    select(serde_json::from_value::<Vec<String>>(texts).unwrap())
+}
+
 fn annotations() -> impl Strategy<Value = Annotations> {
-    let keys = [
-        "app",
-        "example.com/inject",
-        "notlinkerd.io/inject",
-        "viz.linkerd.io/tap-enabled",
-        "linkerd.io/proxy-version",
-        "linkerd.io/trust-root-sha256",
-        "config.linkerd.io/opaque-ports",
-        annotation::INJECT,
-        annotation::CREATED_BY,
-        annotation::SKIP_INBOUND_PORTS,
-        annotation::SKIP_OUTBOUND_PORTS,
-        annotation::SKIP_SUBNETS,
-        annotation::SKIP_INBOUND_SUBNETS,
-        annotation::SKIP_OUTBOUND_SUBNETS,
-        annotation::PROXY_UID,
-        annotation::PROXY_GID,
-        annotation::INBOUND_PORT,
-        annotation::ADMIN_PORT,
-    ];
-    let values = [
-        "",
-        "enabled",
-        "disabled",
-        "linkerd/proxy-injector edge-1",
-        "linkerd/cli v1",
-        "2102",
-        "25,80-90",
-        "10.0.0.0/8",
-        "0-65535",
-    ];
-    btree_map(
-        select(keys.to_vec()).prop_map(str::to_owned),
-        prop_oneof![4 => select(values.to_vec()).prop_map(str::to_owned), 1 => nearly_a_list()],
-        0..5,
-    )
+    btree_map(texts("keys"), prop_oneof![4 => texts("values"), 1 => nearly_a_list()], 0..5)
 }
 
 prop_compose! {

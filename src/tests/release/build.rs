@@ -4,8 +4,9 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Output};
 
-use serde_json::json;
+use serde_json::{Value, json};
 use tempfile::TempDir;
+use testkit::chart::yaml;
 
 use crate::versions::Checkout;
 use crate::{must, repository, said};
@@ -13,6 +14,10 @@ use crate::{must, repository, said};
 fn script(path: &Path, text: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     testkit::write_program(path, format!("#!/usr/bin/env bash\n{text}\n"));
+}
+
+fn texts(list: &Value) -> Vec<&str> {
+    list.as_array().unwrap().iter().filter_map(Value::as_str).collect()
 }
 
 /// A committed repository whose scripts, except `scripts/release` itself, are replaced. `toolchain` is the first script
@@ -48,17 +53,8 @@ fn an_ignored_file_of_the_checkout_is_not_built() {
 
 #[test]
 fn variables_that_change_the_bytes_do_not_reach_the_build() {
-    let dropped = [
-        "LINKERD_DOCKER_REGISTRY",
-        "CC",
-        "CFLAGS",
-        "CARGO_PROFILE_RELEASE_OPT_LEVEL",
-        "CARGO_ENCODED_RUSTFLAGS",
-        "RUSTFLAGS",
-        "RUSTC_WRAPPER",
-        "HELM_NAMESPACE",
-    ];
-    let kept = ["CARGO_HOME", "RUSTUP_TOOLCHAIN", "https_proxy", "PIP_INDEX_URL"];
+    let all = yaml(include_str!("build.yaml"));
+    let [dropped, kept] = ["dropped", "kept"].map(|kind| texts(&all[kind]));
     let said = release(&checkout("env >&2; exit 1"), &[&dropped[..], &kept].concat());
     let has = |name: &str| said.lines().any(|line| line == format!("{name}=set-by-the-test"));
     assert_eq!(dropped.iter().find(|name| has(name)), None, "{said}");
@@ -123,20 +119,8 @@ fn rebuild(compilers: &[&str], change: impl Fn(&Checkout, &Path)) -> String {
     let folder = released(&checkout, compilers);
     fs::write(state.path().join("gcc"), "12-2\n").unwrap();
     fs::write(state.path().join("rust"), "rustc 1.95.0 (a)\n").unwrap();
-    for (program, text) in [
-        ("rustc", "cat \"$STATE/rust\""),
-        ("rustup", "echo \"rustc $3 (a)\" >\"$STATE/rust\""),
-        (
-            "dpkg-query",
-            "v=$(cat \"$STATE/gcc\"); for p in gcc-12 cpp-12; do echo \"$p gcc $v ii \"; done; echo 'a b 12-2 ii '",
-        ),
-        ("apt-cache", "echo \" $2 | 12-1 | mirror\"; echo \" $2 | 12-2 | mirror\""),
-        (
-            "apt-get",
-            "[[ ${*: -2} == *cpp-12=12-1* && ${*: -2} == *gcc-12=12-1* && $* != *' a='* ]] && echo 12-1 >\"$STATE/gcc\"",
-        ),
-    ] {
-        script(&state.path().join(program), text);
+    for (program, text) in yaml(include_str!("build.yaml"))["programs"].as_object().unwrap() {
+        script(&state.path().join(program), text.as_str().unwrap());
     }
     change(&checkout, folder.path());
     let mut release = Command::new(checkout.path("scripts/release"));
@@ -181,17 +165,11 @@ fn advisories_of_programs_tests_fuzz_targets_and_go_modules_are_checked() {
     let offline = deny(&[], "");
     assert!(offline.status.success());
     assert!(!said(&offline).contains("advisories"), "{}", said(&offline));
-    let places = [
-        "check --hide-inclusion-graph licenses bans sources advisories",
-        "--workspace --manifest-path Cargo.toml --config",
-        "--workspace --manifest-path fuzz/Cargo.toml --config",
-        "-C scripts/kubernetes -scan=package",
-        "-C scripts/libcni -scan=package",
-    ];
+    let all = yaml(include_str!("build.yaml"));
     let checks = ["licenses", "bans", "sources", "advisories"];
     let everything = deny(&checks, "");
     assert!(everything.status.success(), "{}", said(&everything));
-    for place in places {
+    for place in texts(&all["places"]) {
         assert!(said(&everything).contains(place), "{place}: {}", said(&everything));
         assert!(!deny(&checks, place).status.success(), "{place}");
     }

@@ -132,39 +132,25 @@ fn uncommitted_changes_are_not_released() {
 
 #[test]
 fn a_version_is_refused_with_the_reason() {
-    let unversioned = CHANGELOG.replace("## [2.1.0] - 2026-12-24", "## [2.1.0]");
-    let chart = "version: 2026.12.1\nappVersion: \"v2.1.0\"\n      image: a/cni-plugin:v2.0.0\n";
-    let lock = "name = \"linkerd2-cni\"\nversion = \"2.0.0\"\n";
     let tree = tree();
-    // (version, file and its text, reason)
-    for (version, file, text, reason) in [
-        ("2.1.0", "CHANGELOG.md", &*unversioned, "has no heading"),
-        ("2.1.0", "CHANGELOG.md", &CHANGELOG.replace("2.1.0", "2.1.01"), "has no heading"),
-        ("2.1.0", "CHANGELOG.md", &CHANGELOG.replace("- A change.", ""), "lists no change"),
-        ("2.2.0", "unrelated", "", "Cargo.toml has version 2.1.0; set it to 2.2.0"),
-        ("2.2.0", "unrelated", "", "Chart.yaml has appVersion v2.1.0; set it to v2.2.0"),
-        ("2.1.0", "fuzz/Cargo.lock", lock, "fuzz/Cargo.lock has version 2.0.0"),
-        ("2.1.0", CHART, chart, "Chart.yaml has the tag v2.0.0"),
-        (
-            "2.1.0",
-            CHART,
-            "version: 2026.12.0\nappVersion: \"v2.1.0\"\n",
-            "2026.12.0, which is not above 2026.12.0",
-        ),
-    ] {
-        tree.write(file, text);
+    let refused = yaml(include_str!("refused.yaml"));
+    let texts = |case: &Value, index: usize| case[index].as_str().unwrap().to_owned();
+    for case in refused["files"].as_array().unwrap() {
+        let [version, file, text, reason] = [0, 1, 2, 3].map(|index| texts(case, index));
+        let text = match text.split_once(" -> ") {
+            Some((from, to)) => CHANGELOG.replace(from, to),
+            None => text,
+        };
+        tree.write(&file, &text);
         tree.commit();
-        must_refuse(&tree, &[version], reason);
+        must_refuse(&tree, &[&version], &reason);
         tree.git(&["reset", "--quiet", "--hard", "HEAD^"]);
     }
     for version in ["v2.1.0", "2.1", "latest", "2.1.0 ", "02.1.0"] {
         must_refuse(&tree, &[version], "is not a version such as");
     }
-    for (version, reason) in [
-        ("2.0.0", "on another commit"),
-        ("1.99.0", "is not above 2.0.0"),
-        ("2.0.0-rc.1", "is not above 2.0.0"),
-    ] {
+    for case in refused["versions"].as_array().unwrap() {
+        let [version, reason] = &[0, 1].map(|index| texts(case, index));
         set_versions(&tree, version, "2026.12.1");
         tree.write("CHANGELOG.md", &CHANGELOG.replace("2.1.0", version));
         tree.commit();
