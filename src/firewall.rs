@@ -74,6 +74,9 @@ impl Error {
             Error::Unread { .. } | Error::Start { .. } => Some(
                 "check the node's audit log for SELinux denials of the iptables program that the message names, or set the chart's iptablesMode to native, which runs no program".to_owned(),
             ),
+            Error::Restore { program, .. } if program.to_string_lossy().contains("ip6tables") => {
+                Some("if the node cannot redirect IPv6, set the chart's disableIPv6 to true".to_owned())
+            }
             Error::Native { remedy, .. } => remedy.map(str::to_owned),
             Error::OldKernel { .. } => {
                 Some("set the chart's iptablesMode to nft or legacy".to_owned())

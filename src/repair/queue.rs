@@ -1,6 +1,5 @@
 //! The pods that may need a repair, from the watch and the audit to the worker that repairs them.
 
-use std::mem;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -36,7 +35,7 @@ pub struct QueuedPod {
     /// When it was reported that the pod is left unchanged for now.
     reported: Option<Instant>,
     /// Whether the pod had all its rules, although its validator had failed.
-    had_rules: bool,
+    pub had_rules: bool,
 }
 
 impl QueuedPod {
@@ -49,10 +48,12 @@ impl QueuedPod {
     }
 
     /// Records that the pod has all its rules, although its validator failed, which may not have run since.
-    /// Returns `true` if that was found before, too: the validator fails in spite of them.
+    /// Returns `true` if that was found some minutes before, too: the validator fails in spite of them.
     pub fn found_complete(&mut self) -> bool {
-        self.not_before = Instant::now() + COMPLETE_HOLD;
-        mem::replace(&mut self.had_rules, true)
+        let now = Instant::now();
+        let is_again = self.had_rules && now < self.not_before + COMPLETE_HOLD;
+        (self.had_rules, self.not_before) = (true, now + COMPLETE_HOLD);
+        is_again
     }
 
     /// Marks the pod as reported at `now`. Returns `true` at most once in [`REPORT_INTERVAL`].

@@ -230,6 +230,7 @@ impl Worker {
         counter.inc();
         self.shared.queue.update(pod, |queued| {
             queued.failures = 0;
+            queued.had_rules = false;
             if self.shared.settings.mode == RepairMode::Report {
                 // The pod stays stranded: its validator fails again every few seconds.
                 queued.not_before = began + REPORT_INTERVAL;

@@ -9,6 +9,7 @@ use serde::de::IgnoredAny;
 use super::node_object::NodeUpdates;
 use super::schedule::CheckResult;
 use super::{ApiHandle, TokenCheck, USER_AGENT, events, namespace};
+use crate::backoff::{Backoff, Limits};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::scheduling::{DaemonSet, daemonset_path};
 use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT, Retry};
@@ -24,9 +25,13 @@ const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_IDLE: Duration = Duration::from_secs(10);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
-/// How often the agent looks for a DaemonSet that it does not see, which takes more than an hour.
-/// Upstream's chart never gives the right to read it.
-const DAEMONSET_LOOKS: u32 = 10;
+/// How often the agent looks for a DaemonSet that it does not see, and the waits between, which take more
+/// than an hour. Upstream's chart never gives the right to read it.
+const DAEMONSET_LOOKS: u32 = 20;
+const LOOK_WAITS: Limits = [Duration::from_millis(100), Duration::from_secs(600)];
+/// Time between two changes of the address. An outage of the API server lasts at each address, and a
+/// DNS server may respond with another one each time.
+const ADDRESS_GAP: Duration = Duration::from_secs(30);
 
 pub struct Worker {
     pub api: Arc<ApiHandle>,
@@ -35,6 +40,10 @@ pub struct Worker {
     plugin: Connection,
     node_updates: NodeUpdates,
     daemonset_looks: u32,
+    look_wait: Backoff,
+    next_look: Instant,
+    /// When another address replaced one that was in use.
+    address_changed: Option<Instant>,
 }
 
 impl Worker {
@@ -46,6 +55,9 @@ impl Worker {
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
             node_updates: NodeUpdates::of(&api.settings, Instant::now()),
             daemonset_looks: DAEMONSET_LOOKS,
+            look_wait: Backoff::new(LOOK_WAITS),
+            next_look: Instant::now(),
+            address_changed: None,
             api,
         }
     }
@@ -80,14 +92,20 @@ impl Worker {
 
     /// Resolves the API server's name, if the settings have one. Wakes the reconciler if the result is
     /// new. Returns whether the address on the host is to be checked: it is the current one.
-    fn resolve(&self) -> bool {
+    fn resolve(&mut self) -> bool {
         let Some(name) = self.api.settings.api_name() else { return true };
+        if self.address_changed.is_some_and(|at| at.elapsed() < ADDRESS_GAP) {
+            return true;
+        }
         let mut state = self.api.state();
         let is_unreachable = std::mem::take(&mut state.is_unreachable);
         let current = state.server_address.clone();
         drop(state);
         let found = current.resolve(name, is_unreachable);
         let is_same = found.address == current.address;
+        if !is_same && current.address.is_some() {
+            self.address_changed = Some(Instant::now());
+        }
         if found != current {
             self.api.state().server_address = found;
             self.api.waker.wake();
@@ -171,7 +189,8 @@ impl Worker {
     /// is created later, or from a cache that lags behind. Call it after another request.
     fn look_for_daemonset(&mut self) {
         let history = self.api.state().history;
-        if !history.reached || history.daemonset_seen || self.daemonset_looks == 0 {
+        let is_due = self.daemonset_looks > 0 && self.next_look <= Instant::now();
+        if !history.reached || history.daemonset_seen || !is_due {
             return;
         }
         let (Some(namespace), Ok(client)) = (namespace(&self.api.settings), self.own.client())
@@ -186,6 +205,7 @@ impl Worker {
         let error = response.as_ref().err();
         let is_answer = error.is_none_or(kube::Error::is_denied_or_missing);
         self.daemonset_looks -= u32::from(is_answer);
+        self.next_look = Instant::now() + self.look_wait.next_delay();
         let is_seen = response.is_ok_and(|found| found.metadata.name == *name);
         self.api.state().history.daemonset_seen = is_seen;
     }
