@@ -79,7 +79,9 @@ fn kubectl_applies_prunes_and_deletes_what_install_cni_prints() {
     let check = |more: &[&str]| cni(&[&["check", "-o", "short"], more].concat());
     let is_not_installed = || {
         let (passes, report) = check(&["--wait=0s"]);
-        assert!(!passes && report.contains("× the chart is installed\n    no object"), "{report}");
+        let missing =
+            "× linkerd-cni DaemonSet exists\n    DaemonSet linkerd-cni/linkerd-cni does not exist";
+        assert!(!passes && report.contains(missing), "{report}");
     };
     is_not_installed();
     let policy = "networkPolicy.enabled=true";
