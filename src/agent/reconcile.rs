@@ -12,9 +12,8 @@ mod other_agent;
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
-use std::time::{Duration, Instant, UNIX_EPOCH};
+use std::time::{Instant, UNIX_EPOCH};
 
-use nix::errno::Errno;
 use tracing::info;
 
 use super::api::ApiHandle;
@@ -33,7 +32,7 @@ use crate::files;
 use crate::kube::claims::Claims;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::binaries::Binaries;
-use crate::node::lock::{self, lock};
+use crate::node::lock::NodeLocker;
 use crate::node::{Mounts, observe};
 use judge::Finding::{Problem, Waiting, Warning};
 use judge::{Pass, network_config};
@@ -48,9 +47,7 @@ pub struct Reconciler {
     pub status: Arc<Status>,
     api: Arc<ApiHandle>,
     mounts: Arc<Mounts>,
-    /// Another process held the lock in the last pass. Then it is only tried: every process that can read
-    /// the directory can hold it, so it must not delay each pass.
-    is_locked_out: bool,
+    node_lock: NodeLocker,
     binaries: Binaries,
     contention: Contention,
     /// The last token found in the kubeconfig on the host. In use until another is issued.
@@ -96,7 +93,7 @@ impl Reconciler {
             api,
             yielding: Yielding::new(settings.resync),
             mounts,
-            is_locked_out: false,
+            node_lock: NodeLocker::new(&settings.node.net_dir),
             settings,
             pass: Pass::default(),
             entry,
@@ -142,10 +139,7 @@ impl Reconciler {
     }
 
     fn reconcile(&mut self) {
-        let wait = if self.is_locked_out { Duration::ZERO } else { lock::WAIT };
-        let held = lock(&self.settings.node.net_dir, wait);
-        self.is_locked_out = matches!(held, Err(Errno::EAGAIN));
-        let held = held.ok();
+        let held = self.node_lock.take();
         let observed = observe(&self.settings.node);
         let configs = observed.as_ref().map_or(&[][..], |observed| &observed.configs);
         // Upstream's agent writes its kubeconfig before its plugin entry.

@@ -10,7 +10,7 @@
 //! programs do not take it.
 
 use std::fs::File;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
@@ -22,29 +22,47 @@ use crate::deadline::Deadline;
 
 /// Longest time to wait for another agent. A pass takes milliseconds, and an uninstall holds the
 /// lock for a quarter of a second. An agent that hangs must not keep others from their work.
-pub const WAIT: Duration = Duration::from_secs(1);
+const WAIT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Waits at most for `wait` until no other agent holds the lock, and takes it until it is dropped. Agents
-/// also work without it.
-/// Fails with `EAGAIN` if another process holds it, and otherwise where it cannot be had: a missing
-/// directory is reported by the scan, and some file systems have no locks.
-pub fn lock(net_dir: &Path, wait: Duration) -> Result<Flock<File>, Errno> {
+/// Takes the lock of one net dir, again and again.
+pub struct NodeLocker {
+    net_dir: PathBuf,
+    /// Another process held the lock the last time. Then it is only tried: every process that can read
+    /// the directory can hold it, so it must not delay each pass.
+    is_locked_out: bool,
+}
+
+impl NodeLocker {
+    pub fn new(net_dir: &Path) -> NodeLocker {
+        NodeLocker { net_dir: net_dir.to_owned(), is_locked_out: false }
+    }
+
+    /// Waits at most 1 s until no other agent holds the lock, and takes it until it is dropped. `None` if
+    /// it cannot be had, as agents also work without it: a missing directory is reported by the scan, and
+    /// some file systems have no locks.
+    pub fn take(&mut self) -> Option<Flock<File>> {
+        let wait = if self.is_locked_out { Duration::ZERO } else { WAIT };
+        let lock = lock(&self.net_dir, wait);
+        let is_locked_out = matches!(lock, Err(Errno::EAGAIN));
+        if is_locked_out && !self.is_locked_out {
+            let (path, seconds) = (self.net_dir.display(), WAIT.as_secs());
+            warn!("another process has locked {path} for {seconds} s; continuing without the lock");
+        }
+        self.is_locked_out = is_locked_out;
+        lock.ok()
+    }
+}
+
+/// Fails with `EAGAIN` if another process holds the lock for the whole `wait`.
+fn lock(net_dir: &Path, wait: Duration) -> Result<Flock<File>, Errno> {
     let mut dir = File::open(net_dir).map_err(|_| Errno::ENOENT)?;
     let end = Deadline::after(wait);
     loop {
         match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
             Ok(lock) => return Ok(lock),
             Err((same, Errno::EAGAIN | Errno::EINTR)) if !end.has_passed() => dir = same,
-            Err((_, errno)) => {
-                if errno == Errno::EAGAIN && !wait.is_zero() {
-                    let (path, seconds) = (net_dir.display(), wait.as_secs());
-                    warn!(
-                        "another process has locked {path} for {seconds} s; continuing without the lock"
-                    );
-                }
-                return Err(errno);
-            }
+            Err((_, errno)) => return Err(errno),
         }
         thread::sleep(RETRY);
     }
@@ -52,6 +70,8 @@ pub fn lock(net_dir: &Path, wait: Duration) -> Result<Flock<File>, Errno> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Instant;
+
     use super::*;
 
     #[test]
@@ -69,5 +89,20 @@ mod tests {
             assert!(waiting.join().unwrap().is_ok());
         });
         assert_eq!(lock(&dir.path().join("missing"), WAIT).unwrap_err(), Errno::ENOENT);
+    }
+
+    #[test]
+    fn a_lock_that_another_process_keeps_delays_only_the_first_attempt() {
+        let dir = tempfile::tempdir().unwrap();
+        let held = lock(dir.path(), Duration::ZERO).unwrap();
+        let mut locker = NodeLocker::new(dir.path());
+        let begin = Instant::now();
+        assert!(locker.take().is_none());
+        assert!(begin.elapsed() >= WAIT);
+        // Would take minutes if each attempt waited.
+        assert!((0..200).all(|_| locker.take().is_none()));
+        assert!(begin.elapsed() < 60 * WAIT);
+        drop(held);
+        assert!(locker.take().is_some());
     }
 }

@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::binaries::Binaries;
 use super::leftovers;
-use super::lock::{WAIT, lock};
+use super::lock::NodeLocker;
 use super::settings::NodeSettings;
 use super::steps::{NetDir, content};
 use super::{Mounts, OVERWRITTEN};
@@ -60,7 +60,8 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     if let Some(why) = mounts.stale_net_dir() {
         return Err(still_named(vec![why]));
     }
-    let held = lock(&settings.net_dir, WAIT);
+    let mut lock = NodeLocker::new(&settings.net_dir);
+    let held = lock.take();
     let mut failures: Vec<String> =
         leftovers::remove(settings).iter().map(ToString::to_string).collect();
     drop(held);
@@ -71,6 +72,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     let end = Instant::now() + FOREIGN_TIMEOUT;
     let uninstall = Uninstall {
         settings,
+        lock,
         end,
         saved_state: SavedState::default(),
         failures,
@@ -81,6 +83,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
 
 struct Uninstall<'s> {
     settings: &'s NodeSettings,
+    lock: NodeLocker,
     /// Until when to wait for a network config that this agent cannot unchain.
     end: Instant,
     saved_state: SavedState,
@@ -129,7 +132,7 @@ impl Uninstall<'_> {
 
     /// Unchains all network configs, and removes the other files unless one names the plugin again.
     fn attempt(&mut self) -> Result<PluginReference, Vec<String>> {
-        let held = lock(&self.settings.net_dir, WAIT);
+        let held = self.lock.take();
         self.saved_state = SavedState::load(&self.settings.net_dir);
         let unusable = self.saved_state.unusable.iter();
         self.attempt_failures.extend(unusable.map(|unusable| unusable.why.clone()));
@@ -144,7 +147,7 @@ impl Uninstall<'_> {
             return Ok(reference);
         }
         // Until the files are removed or put back.
-        let _held = lock(&self.settings.net_dir, WAIT);
+        let _held = self.lock.take();
         let reference = self.until_quiet(Duration::ZERO, self.end)?;
         if reference != PluginReference::Missing {
             return Ok(reference);
