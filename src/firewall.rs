@@ -102,13 +102,6 @@ pub fn origin(redirect: Redirect, ipv6: Ipv6) -> Origin {
     Origin { redirect, families: if is_redirected { Family::ALL } else { Family::IPV4 } }
 }
 
-/// `auto` and `native` need no programs.
-pub fn has_programs(mode: IptablesMode, families: &[Family]) -> bool {
-    let has_all = |backend| families.iter().all(|&family| iptables::has_programs(backend, family));
-    matches!(mode, IptablesMode::Auto | IptablesMode::Only(Backend::Native))
-        || mode.backends().iter().copied().all(has_all)
-}
-
 /// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
 /// programs of the mode, another variant writes the rules, see [`iptables::apply`]. Idempotent;
 /// foreign rules stay.

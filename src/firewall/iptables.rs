@@ -16,7 +16,6 @@ use crate::redirect::nat::words;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Family, Redirect};
 use programs::Programs;
-pub use programs::exist as has_programs;
 
 /// Timeout for one program, including its wait of at most 5 s for the xtables lock.
 const PROGRAM_DEADLINE: Duration = Duration::from_secs(8);

@@ -23,10 +23,6 @@ pub fn find(backend: Backend, family: Family) -> Result<Programs, Error> {
     find_in(&dirs(), backend, family)
 }
 
-pub fn exist(backend: Backend, family: Family) -> bool {
-    pair(&dirs(), backend, family).is_some()
-}
-
 fn dirs() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).filter(|dir| dir.is_absolute());
