@@ -102,7 +102,7 @@ pub fn agents(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Vec<Agent
     Ok(found)
 }
 
-/// Lists the agents' pods. Those that are not ready are the first, which are asked in any case.
+/// Lists the agents' pods. Those that are not ready are the first to be asked.
 fn pods(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
     let mut pods = list(api, &format!("/api/v1/namespaces/{namespace}/pods"), SELECTOR)?;
     pods.sort_by_key(is_ready);

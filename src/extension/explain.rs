@@ -35,7 +35,7 @@ const UNANNOTATED: &str = "Note:      no annotation of the pod is that of a prox
 /// Answers the plugin's look-ups from objects that are each read once.
 pub struct Lookup<'a> {
     api: &'a dyn Api,
-    namespaces: BTreeMap<String, Annotations>,
+    namespaces: BTreeMap<String, Result<Annotations, CniError>>,
     service: Option<Result<Service, CniError>>,
 }
 
@@ -47,13 +47,11 @@ impl<'a> Lookup<'a> {
 
 impl ClusterLookup for Lookup<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, CniError> {
-        if let Some(known) = self.namespaces.get(name) {
-            return Ok(known.clone());
-        }
-        let found: Namespace = get(self.api, &namespace_path(name)).map_err(unreadable)?;
-        let annotations = found.metadata.annotations;
-        self.namespaces.insert(name.to_owned(), annotations.clone());
-        Ok(annotations)
+        let read = || {
+            let found: Namespace = get(self.api, &namespace_path(name)).map_err(unreadable)?;
+            Ok(found.metadata.annotations)
+        };
+        self.namespaces.entry(name.to_owned()).or_insert_with(read).clone()
     }
 
     fn api_service(&mut self) -> Result<Service, CniError> {

@@ -49,8 +49,8 @@ fn report(kind: EventType, reason: &'static str, note: String) -> EventContent {
 }
 
 /// Reports an ADD that failed, so that the pod cannot start. A missing pod was deleted while it
-/// started, and needs no Event. A plugin sends its records to the agent of its own version, so each
-/// failure is known.
+/// started, and needs no Event. Nor does a failure that this agent does not know: for a moment after a
+/// rollback, the plugin is newer. The log has its error.
 fn failed(error: &CallError) -> Option<Report> {
     let failure = error.failure()?;
     if matches!(failure, Failure::PodNotFound | Failure::PodReplaced) {

@@ -66,7 +66,7 @@ fn version(version: &Result<Value, Error>) -> Verdict {
 /// Fails if the user may not create one of the kinds of objects.
 fn rights(api: &dyn Api, namespace: &str, created: &[(&str, &str, bool)]) -> Verdict {
     const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-    let mut denied = Vec::new();
+    let (mut denied, mut unread) = (Vec::new(), Ok(()));
     for (group, resource, is_namespaced) in created {
         let namespace = if *is_namespaced { namespace } else { "" };
         let review = json!({
@@ -78,12 +78,17 @@ fn rights(api: &dyn Api, namespace: &str, created: &[(&str, &str, bool)]) -> Ver
         });
         let response = api.request("POST", PATH, &review.to_string());
         let response = response.and_then(|body| decode::<Value>(PATH, &body));
-        if readable(&response, "your rights")?["status"]["allowed"] != true {
-            denied.push((*resource).to_owned());
+        match readable(&response, "your rights") {
+            Ok(review) if review["status"]["allowed"] == true => {}
+            Ok(_) => denied.push((*resource).to_owned()),
+            Err(why) => {
+                unread = Err(why);
+                break;
+            }
         }
     }
     let summary = "you have no right to create; install the chart as a user with this right";
-    Severity::Error.if_any(summary, &denied)
+    Severity::Error.if_any(summary, &denied).and(unread)
 }
 
 /// Checks that there is no agent beside the one in `namespace`. `is_other` decides about DaemonSets.

@@ -4,6 +4,8 @@ use std::fs;
 use std::net::TcpListener;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::thread;
+use std::time::Duration;
 
 use rcgen::CertificateParams;
 
@@ -164,6 +166,21 @@ fn the_last_address_stays_while_the_name_cannot_be_resolved_and_a_new_one_replac
         scene.until_address("127.0.0.2");
         agent.until_ready();
         assert_eq!(agent.stop(), Some(0));
+    });
+}
+
+/// An outage of the API server lasts at each address.
+#[test]
+fn an_api_server_that_is_down_at_each_address_causes_one_change_of_the_address() {
+    Scene::with(|scene| {
+        scene.resolves_to(&["127.0.0.1"]);
+        let agent = scene.start_ready();
+        // Nothing listens there.
+        scene.resolves_to(&["127.0.0.8", "127.0.0.9"]);
+        report_unreachable(&scene.node);
+        scene.until_address("127.0.0.8");
+        thread::sleep(Duration::from_secs(6));
+        assert_eq!(agent.log().matches("wrote kubeconfig").count(), 2, "{}", agent.log());
     });
 }
 
