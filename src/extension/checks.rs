@@ -76,12 +76,12 @@ fn chart(api: &dyn Api, namespace: &str, daemonset: &Value, facts: &Facts) -> Ve
         check("configmap", "linkerd-cni-config ConfigMap has a valid plugin entry", config),
     ];
     let objects = facts::chart_objects(api, namespace, daemonset);
-    checks.extend(objects.iter().map(|(object, found)| {
+    checks.extend(objects.iter().map(|(text, object, found)| {
         let verdict = readable(found, object).and_then(|found| match found {
             Some(_) => Ok(()),
             None => missing(object),
         });
-        check("objects", &format!("{object} exists"), verdict)
+        check("objects", text, verdict)
     }));
     let is_other = |daemonset: &Value| daemonset["metadata"]["namespace"] != *namespace;
     checks.push(pre::other_agents(CHART, &facts::daemonsets(api), namespace, is_other));

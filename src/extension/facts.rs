@@ -72,13 +72,13 @@ pub fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<
     Some(values.lines().any(|line| line == "cniEnabled: true"))
 }
 
-/// Looks for objects without which the agent or the plugin does not work. Returns each with its kind and
-/// name.
+/// Looks for objects without which the agent or the plugin does not work. Returns each with the text of
+/// its check, in the words of `linkerd check`, and its kind and name.
 pub fn chart_objects(
     api: &dyn Api,
     namespace: &str,
     daemonset: &Value,
-) -> Vec<(String, OptionalObject)> {
+) -> Vec<(String, String, OptionalObject)> {
     let rbac = format!("/apis/{RBAC}/v1");
     let mut wanted = vec![
         ("ClusterRole", "linkerd-cni", format!("{rbac}/clusterroles")),
@@ -100,7 +100,8 @@ pub fn chart_objects(
             true => String::new(),
             false => format!("{namespace}/"),
         };
-        (format!("{kind} {parent}{name}"), find(api, &format!("{path}/{name}")))
+        let (text, object) = (format!("{name} {kind} exists"), format!("{kind} {parent}{name}"));
+        (text, object, find(api, &format!("{path}/{name}")))
     };
     wanted.into_iter().map(look_up).collect()
 }
