@@ -18,18 +18,19 @@ pub mod comparison;
 pub mod delete;
 pub mod events;
 pub mod holds;
+pub mod in_place;
 pub mod inspect;
 pub mod metrics;
 pub mod netns_lookup;
+pub mod not_repaired;
 pub mod plugin_config;
 pub mod queue;
 pub mod settings;
 pub mod stranded;
-pub mod verdict;
 pub mod watch;
 pub mod worker;
 
-use std::io;
+use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 
@@ -50,17 +51,6 @@ use worker::Worker;
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 
 const NOT_LISTED: &str = "the node's pods are not listed yet";
-
-/// Why the controller cannot start.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error(transparent)]
-    Listen(#[from] admin::Error),
-    #[error("cannot start a thread: {0}")]
-    Thread(#[source] io::Error),
-    #[error("cannot wait for signals: {0}")]
-    Signal(#[source] nix::Error),
-}
 
 /// Settings and state shared by the threads.
 pub struct Shared {
@@ -95,19 +85,16 @@ impl Shared {
 }
 
 /// Runs the controller until SIGTERM or SIGINT.
-///
-/// # Errors
-/// Fails if signals cannot be blocked or awaited, the admin address cannot be bound, or a thread
-/// cannot start.
-pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
+pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Box<dyn Error + Send + Sync>> {
     // Block the signals before the first thread starts: all threads inherit the mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
-    signals.thread_block().map_err(Error::Signal)?;
+    let no_signals = |error| format!("cannot wait for signals: {error}");
+    signals.thread_block().map_err(no_signals)?;
 
     let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
     if let Some(root) = &settings.compare {
         compare::run(&settings, root, connection(DEADLINES))?;
-        signals.wait().map_err(Error::Signal)?;
+        signals.wait().map_err(no_signals)?;
         return Ok(());
     }
     let shared = Arc::new(Shared::new(settings));
@@ -122,12 +109,12 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Error> {
     let connection = connection(Deadlines::each(worker::REQUEST_TIMEOUT));
     let worker = Worker::new(connection, shared);
     spawn("worker", move || worker.run())?;
-    let signal = signals.wait().map_err(Error::Signal)?;
+    let signal = signals.wait().map_err(no_signals)?;
     tracing::info!("Received {signal}; stopping");
     Ok(())
 }
 
-fn serve(shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), Error> {
+fn serve(shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), admin::Error> {
     let address = shared.settings.admin_addr;
     let ready = Arc::clone(&shared);
     let handlers = Handlers {
@@ -143,11 +130,10 @@ fn serve(shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), Error> {
         metrics: Box::new(move || shared.metrics.text()),
         status: None,
     };
-    admin::serve(address, handlers)?;
-    Ok(())
+    admin::serve(address, handlers).map(drop)
 }
 
-fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), Error> {
+fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), String> {
     let thread = thread::Builder::new().name(name.into()).spawn(run);
-    thread.map(drop).map_err(Error::Thread)
+    thread.map(drop).map_err(|error| format!("cannot start a thread: {error}"))
 }

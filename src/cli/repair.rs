@@ -43,9 +43,8 @@ pub fn main() -> ExitCode {
     let mut matches = Args::command().mut_args(unset_if_empty).get_matches();
     let args = Args::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
     log::start(args.log_level, args.log_format);
-    super::exit_code(
-        access_source(args.kubeconfig).and_then(|source| Ok(repair::run(args.settings, &source)?)),
-    )
+    let run = |source| repair::run(args.settings, &source).map_err(anyhow::Error::from_boxed);
+    super::exit_code(access_source(args.kubeconfig).and_then(run))
 }
 
 /// Lets an empty environment variable count as unset, as in the agent.

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::inspect::{self, Inspected, Inspector};
+use super::inspect::{Inspected, Inspector};
 use super::settings::{RepairMode, Settings};
 use super::stranded::{FoundBy, StrandedPod};
 use super::{Shared, agent_ready, plugin_config};
@@ -67,7 +67,7 @@ struct Findings {
 }
 
 impl Findings {
-    fn add(&mut self, pod: StrandedPod, inspected: Result<Option<Inspected>, inspect::Error>) {
+    fn add(&mut self, pod: StrandedPod, inspected: Result<Option<Inspected>, Box<dyn Error>>) {
         let inspected = match inspected {
             Ok(Some(inspected)) => inspected,
             Ok(None) => return,

@@ -11,20 +11,20 @@ use super::audit::AuditedPod;
 use super::comparison::Report;
 use super::inspect::Inspector;
 use super::metrics::Metrics;
+use super::plugin_config;
 use super::settings::Settings;
 use crate::admin::{self, Handlers};
 use crate::kube::connection::Connection;
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::pod_stream::MAX_PODS;
 use crate::kube::pod_watch;
-use crate::repair::{self, plugin_config};
 
 /// Compares, then starts the server of the result, whose `/ready` succeeds.
 pub fn run(
     settings: &Settings,
     root: &Path,
     mut connection: Connection,
-) -> Result<(), repair::Error> {
+) -> Result<(), admin::Error> {
     let report = compare(&mut connection, settings, root).unwrap_or_else(|error| Report {
         unknown: [(settings.node.clone(), error.to_string())].into(),
         ..Report::default()
@@ -37,8 +37,7 @@ pub fn run(
         metrics: Box::new(|| Metrics::default().text()),
         status: Some(Box::new(move || body.clone())),
     };
-    admin::serve(settings.admin_addr, handlers)?;
-    Ok(())
+    admin::serve(settings.admin_addr, handlers).map(drop)
 }
 
 fn compare(

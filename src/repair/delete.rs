@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use serde_json::json;
 
+use super::not_repaired::NotRepaired;
 use super::stranded::{FoundBy, StrandedPod};
-use super::verdict::NotRepaired;
 use crate::kube::{Client, Error};
 
 /// Time until a rejected eviction is tried again: a disruption budget may allow it once other pods of the

@@ -1,6 +1,7 @@
-//! Compares the rules in a pod's netns with those that the pod started with, and installs missing ones.
+//! Compares the rules in a pod's netns with those that the pod started with.
 //! Leaves out pods without a proxy, and pods that the plugin skips by namespace or name.
 
+use std::error::Error;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -9,65 +10,22 @@ use super::settings::Settings;
 use super::stranded::StrandedPod;
 use crate::cni;
 use crate::config::{Config, ResolvedRedirect};
-use crate::firewall::{self, Survey, describe_missing};
+use crate::firewall::{self, Survey};
 use crate::kube::Client;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::netns;
 use crate::pod::Decision;
 use crate::pod::facts::OwnFacts;
-use crate::pod::mesh::NotAPod;
 use crate::redirect::Origin;
 
 /// Longest time for reading, or installing, the rules of one netns.
-const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// Why a pod's rules cannot be inspected or installed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    #[error("cannot determine the pod's redirect rules: {0}")]
-    Redirect(#[from] cni::Error),
-    #[error("cannot determine the pod's redirect rules: {0}")]
-    NotAPod(#[from] NotAPod),
-    #[error("cannot find the pod's network namespace: {0}")]
-    Lookup(String),
-    #[error(transparent)]
-    Netns(#[from] netns::Error),
-    #[error(transparent)]
-    Firewall(#[from] firewall::Error),
-    #[error("redirect rules are still missing after installing them: {}", describe_missing(.0))]
-    StillMissing(Vec<String>),
-    #[error(
-        "cannot verify the installed redirect rules: the network namespace has a table of \
-         iptables-legacy, or too many rules, which the repair controller cannot read"
-    )]
-    Unverified,
-}
+pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Rules of a pod in which the plugin installs rules.
 #[derive(Debug)]
 pub struct Inspected {
     pub netns: PathBuf,
     pub survey: Survey,
-}
-
-impl Inspected {
-    /// Installs the missing rules, or after a drift the rules that the plugin would install now, and
-    /// reads them back. Always uses the native backend, whatever `iptablesMode` says, because this
-    /// container lacks the host's iptables.
-    pub fn repair(&self) -> Result<(), Error> {
-        let (Survey::Missing(origin, _) | Survey::Drifted(origin)) = &self.survey else {
-            return Ok(());
-        };
-        let origin = origin.clone();
-        let install = move || {
-            firewall::install_native(&origin).and_then(|()| firewall::survey(Some(&origin)))
-        };
-        match netns::run(&self.netns, NETNS_TIMEOUT, install)?? {
-            Survey::Complete | Survey::Drifted(_) => Ok(()),
-            Survey::Missing(_, missing) => Err(Error::StillMissing(missing)),
-            Survey::Unreadable => Err(Error::Unverified),
-        }
-    }
 }
 
 /// Inspects pods. Reads the runtime's cache and each API object only once: create a new inspector
@@ -91,11 +49,11 @@ impl Inspector {
         &mut self,
         pod: &StrandedPod,
         facts: Decision<OwnFacts>,
-    ) -> Result<Option<Inspected>, Error> {
+    ) -> Result<Option<Inspected>, Box<dyn Error>> {
         let Some(own) = self.redirected(pod, facts) else {
             return Ok(None);
         };
-        let netns = self.netns_lookup.find(pod).map_err(Error::Lookup)?;
+        let netns = self.netns_lookup.find(pod)?;
         let resolved = self.resolve(pod, own);
         let survey = in_netns(&netns, resolved.as_ref().ok(), firewall::survey)?;
         if survey == Survey::Unreadable {
@@ -111,8 +69,8 @@ impl Inspector {
         &mut self,
         pod: &StrandedPod,
         facts: Decision<OwnFacts>,
-    ) -> Result<Vec<String>, Error> {
-        let netns = self.netns_lookup.find(pod).map_err(Error::Lookup)?;
+    ) -> Result<Vec<String>, Box<dyn Error>> {
+        let netns = self.netns_lookup.find(pod)?;
         let own = self.redirected(pod, facts);
         let today = own.map(|own| self.resolve(pod, own)).transpose()?;
         in_netns(&netns, today.as_ref(), firewall::compare)
@@ -131,10 +89,14 @@ impl Inspector {
         &mut self,
         pod: &StrandedPod,
         own: OwnFacts,
-    ) -> Result<ResolvedRedirect, cni::Error> {
-        let facts = own.complete(&pod.namespace, &mut self.objects)?;
-        self.config.resolve(&facts)
+    ) -> Result<ResolvedRedirect, Box<dyn Error>> {
+        let facts = own.complete(&pod.namespace, &mut self.objects).map_err(undetermined)?;
+        self.config.resolve(&facts).map_err(undetermined)
     }
+}
+
+fn undetermined(error: cni::Error) -> Box<dyn Error> {
+    format!("cannot determine the pod's redirect rules: {error}").into()
 }
 
 /// Runs `work` in the netns with the rules that the plugin would install now, if they are known. Fails if
@@ -143,9 +105,9 @@ fn in_netns<T: Send + 'static>(
     netns: &Path,
     today: Option<&ResolvedRedirect>,
     work: fn(Option<&Origin>) -> Result<T, firewall::Error>,
-) -> Result<T, Error> {
+) -> Result<T, Box<dyn Error>> {
     if let Some(error) = today.and_then(ResolvedRedirect::sandbox_error) {
-        return Err(error.into());
+        return Err(undetermined(error));
     }
     let today = today.map(|resolved| firewall::origin(resolved.redirect.clone(), resolved.ipv6));
     Ok(netns::run(netns, NETNS_TIMEOUT, move || work(today.as_ref()))??)

@@ -1,5 +1,6 @@
 //! Reads the plugin's configuration for the next pod.
 
+use std::error::Error;
 use std::path::Path;
 
 use crate::cni::object::Object;
@@ -9,21 +10,19 @@ use crate::conflist::{net_dir, plan};
 /// File name of the plugin's kubeconfig, which is no network config.
 const KUBECONFIG: &str = "ZZZ-linkerd-cni-kubeconfig";
 
-/// Why the plugin's configuration cannot be read.
-#[derive(Debug, thiserror::Error)]
-#[error("cannot read the plugin's configuration: {0}")]
-pub struct Error(String);
-
 /// Reads the plugin entry of the active conflist in the mounted CNI net dir.
-pub fn read(net_dir: &Path) -> Result<Config, Error> {
-    let scanned = net_dir::scan(net_dir, KUBECONFIG).map_err(|error| Error(error.to_string()))?;
+pub fn read(net_dir: &Path) -> Result<Config, Box<dyn Error>> {
+    let unreadable = |why: String| format!("cannot read the plugin's configuration: {why}");
+    let scanned = net_dir::scan(net_dir, KUBECONFIG).map_err(|err| unreadable(err.to_string()))?;
     let active = plan::called(&scanned)
-        .ok_or_else(|| Error(format!("no active network config in {}", net_dir.display())))?;
-    let (path, entry) = (net_dir.join(&active.name), active.plugin_entry());
+        .ok_or_else(|| unreadable(format!("no active network config in {}", net_dir.display())))?;
+    let path = net_dir.join(&active.name);
+    let entry = active.plugin_entry();
     let entry = entry
         .and_then(|entry| serde_json::from_str::<Object>(entry.text).ok())
-        .ok_or_else(|| Error(format!("{} has no plugin entry", path.display())))?;
-    Config::read(&entry).map_err(|error| Error(format!("{}: {error}", path.display())))
+        .ok_or_else(|| unreadable(format!("{} has no plugin entry", path.display())))?;
+    let config = Config::read(&entry);
+    Ok(config.map_err(|error| unreadable(format!("{}: {error}", path.display())))?)
 }
 
 #[cfg(test)]

@@ -32,8 +32,8 @@ pub struct QueuedPod {
     pub not_before: Instant,
     /// Number of attempts since the last repair.
     pub failures: u32,
-    /// When it was reported that the pod is left unchanged for now.
-    reported: Option<Instant>,
+    /// The last reported reason for which the pod is left unchanged for now, and when it was reported.
+    reported: Option<(String, Instant)>,
     /// Whether the pod had all its rules, although its validator had failed.
     pub had_rules: bool,
 }
@@ -56,10 +56,14 @@ impl QueuedPod {
         is_again
     }
 
-    /// Marks the pod as reported at `now`. Returns `true` at most once in [`REPORT_INTERVAL`].
-    pub fn mark_reported(&mut self, now: Instant) -> bool {
-        let is_due = self.reported.is_none_or(|at| now >= at + REPORT_INTERVAL);
-        self.reported = if is_due { Some(now) } else { self.reported };
+    /// Marks the pod as reported at `now`. Returns `true` for a new reason, and at most once in
+    /// [`REPORT_INTERVAL`] for the same one.
+    pub fn mark_reported(&mut self, why: &str, now: Instant) -> bool {
+        let is_recent = |(last, at): &(String, Instant)| last == why && now < *at + REPORT_INTERVAL;
+        let is_due = !self.reported.as_ref().is_some_and(is_recent);
+        if is_due {
+            self.reported = Some((why.to_owned(), now));
+        }
         is_due
     }
 }
@@ -112,15 +116,6 @@ impl Queue {
     /// Removes the pod with this UID, which is gone: a tenant may create and delete pods without end.
     pub fn remove(&self, uid: &str) {
         self.lock().retain(|queued| queued.pod.uid != uid);
-    }
-
-    /// Removes the pods that were found by their validator and are not in a new list, which contains
-    /// every pod that is still stranded. The watch continues from the list, and repeats what is newer.
-    pub fn retain_listed(&self, listed: &[StrandedPod]) {
-        let is_listed = |pod: &StrandedPod| listed.iter().any(|listed| listed.is_same(pod));
-        let mut pods = self.lock();
-        pods.retain(|QueuedPod { pod, .. }| pod.found_by == FoundBy::Audit || is_listed(pod));
-        pods.shrink_to_fit();
     }
 
     /// Waits for the next pod, which no longer waits then.
@@ -191,16 +186,13 @@ mod tests {
     }
 
     #[test]
-    fn a_full_queue_rejects_pods_until_one_is_repaired_or_deleted_or_a_list_lacks_them() {
+    fn a_full_queue_rejects_pods_until_one_is_repaired_or_deleted() {
         let queue = queue(MAX_PODS);
         assert!(!queue.push(pod(MAX_PODS)));
         assert_eq!(pop(&queue), pod(0));
         assert!(queue.push(pod(MAX_PODS)) && queue.push(pod(1)) && !queue.push(pod(0)));
         queue.remove("1");
         assert!(queue.push(pod(0)) && !queue.push(pod(1)));
-        queue.retain_listed(&[pod(MAX_PODS)]);
-        assert!(queue.push(pod(0)));
-        assert_eq!([pop(&queue), pop(&queue)], [pod(MAX_PODS), pod(0)]);
     }
 
     #[test]
@@ -213,14 +205,12 @@ mod tests {
     }
 
     #[test]
-    fn a_list_keeps_the_places_of_queued_pods_and_the_pods_of_audits() {
-        let queue = queue(3);
+    fn the_findings_of_validator_and_audit_about_a_pod_are_queued_apart() {
+        let queue = queue(2);
         let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(1) };
         assert!(queue.push(audited.clone()));
-        queue.retain_listed(&[pod(4), newer(2), pod(1)]);
-        assert!(queue.push(pod(4)) && queue.push(newer(2)));
-        let all: Vec<_> = (0..4).map(|_| pop(&queue)).collect();
-        assert_eq!(all, [pod(1), newer(2), audited, pod(4)]);
+        let all: Vec<_> = (0..3).map(|_| pop(&queue)).collect();
+        assert_eq!(all, [pod(0), pod(1), audited]);
     }
 
     #[test]
@@ -244,15 +234,16 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_is_left_unchanged_is_reported_once_an_hour() {
+    fn a_reason_to_leave_a_pod_unchanged_is_reported_at_once_and_then_once_an_hour() {
         let queue = queue(1);
         let now = Instant::now();
-        let reported =
-            |after| queue.update(&pod(0), |queued| queued.mark_reported(now + after)).unwrap();
-        assert!(reported(Duration::ZERO));
-        assert!(!reported(REPORT_INTERVAL / 2));
-        assert!(reported(REPORT_INTERVAL));
-        assert!(!reported(REPORT_INTERVAL * 3 / 2));
+        for (why, minutes, is_due) in
+            [("a", 0, true), ("a", 30, false), ("a", 60, true), ("a", 90, false), ("b", 91, true)]
+        {
+            let at = now + Duration::from_secs(60 * minutes);
+            let reported = queue.update(&pod(0), |queued| queued.mark_reported(why, at));
+            assert_eq!(reported, Some(is_due), "{why} after {minutes} min");
+        }
     }
 
     #[test]

@@ -27,10 +27,8 @@ pub fn run(connection: Connection, shared: &Shared) {
     };
     pod_watch::run(connection, node, START_SPREAD, |update| {
         match update {
-            Update::Listed { mut pods, dropped } => {
-                pods.retain(accept);
-                shared.queue.retain_listed(&pods);
-                pods.into_iter().for_each(|pod| shared.enqueue(pod));
+            Update::Listed { pods, dropped } => {
+                pods.into_iter().filter(accept).for_each(|pod| shared.enqueue(pod));
                 shared.metrics.queue_overflow.inc_by(dropped as u64);
                 *shared.not_ready() = None;
             }

@@ -1,6 +1,7 @@
 //! Takes stranded pods from the queue, repairs one at a time, and reports each result by log
 //! line, metric and Event.
 
+use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -9,12 +10,12 @@ use serde_json::json;
 use super::budget::RepairBudget;
 use super::events::{self, REPAIRED_RECENTLY};
 use super::holds::Holds;
-use super::inspect::{self, Inspected, Inspector};
+use super::inspect::{Inspected, Inspector};
+use super::not_repaired::{self, COMPLETE, NotRepaired};
 use super::queue::{QueuedPod, REPORT_INTERVAL};
 use super::settings::RepairMode;
 use super::stranded::{FoundBy, LABEL, StrandedPod};
-use super::verdict::{self, COMPLETE, NotRepaired};
-use super::{Shared, agent_ready, delete, plugin_config};
+use super::{Shared, agent_ready, delete, in_place, plugin_config};
 use crate::config::Config;
 use crate::firewall::{Survey, describe_missing};
 use crate::kube::connection::Connection;
@@ -76,10 +77,10 @@ impl Worker {
             Ok(missing_rules) => return self.record_repair(pod, began, &missing_rules),
             Err(not_repaired) => not_repaired,
         };
-        match not_repaired {
+        match &not_repaired {
             NotRepaired::Unneeded(why) => tracing::debug!(namespace, name, "{why}"),
             NotRepaired::Complete => {
-                tracing::debug!(namespace, name, "Pod has all its redirect rules");
+                tracing::debug!(namespace, name, "{not_repaired}");
                 let had_rules = self.shared.queue.update(pod, QueuedPod::found_complete);
                 if had_rules == Some(true) {
                     self.report_skipped(pod, COMPLETE);
@@ -87,14 +88,14 @@ impl Worker {
             }
             NotRepaired::Skipped(why, wait) => {
                 if !wait.is_zero() {
-                    self.shared.queue.update(pod, |queued| queued.retry_after(wait));
+                    self.shared.queue.update(pod, |queued| queued.retry_after(*wait));
                 }
-                self.report_skipped(pod, &why);
+                self.report_skipped(pod, why);
             }
-            NotRepaired::Failed(error) => {
-                let line = error.count(self.shared.settings.mode, &self.shared.metrics);
+            NotRepaired::Connection(_) | NotRepaired::Request(_) | NotRepaired::Failed(_) => {
+                let line = not_repaired.count(self.shared.settings.mode, &self.shared.metrics);
                 self.shared.queue.update(pod, |queued| queued.retry_after(Duration::ZERO));
-                tracing::warn!(err = %error, namespace, name, "{line}");
+                tracing::warn!(err = %not_repaired, namespace, name, "{line}");
             }
         }
     }
@@ -108,24 +109,25 @@ impl Worker {
             return Err(NotRepaired::Skipped(REPAIRED_RECENTLY.to_owned(), wait));
         }
         let result = self.apply(&pod, inspected.as_ref());
+        let rejection = match &result {
+            Err(NotRepaired::Request(error)) => error.code(),
+            _ => None,
+        };
         // A rejected request changed nothing and costs no budget. A request without a
         // response may have been carried out.
-        if result.as_ref().err().is_none_or(NotRepaired::may_have_been_applied) {
+        if rejection.is_none() && !matches!(result, Err(NotRepaired::Skipped(..))) {
             self.budget.spend(&pod.namespace, Instant::now());
         }
-        match result {
-            Ok(()) => Ok(match inspected {
+        match rejection {
+            Some(404) => Err(NotRepaired::Unneeded("Pod is gone")),
+            // The change is, or causes, an event of the watch.
+            Some(409) => Err(NotRepaired::Unneeded(
+                "Pod has changed; its next event or the next audit finds it again",
+            )),
+            _ => result.map(|()| match inspected {
                 Some(Inspected { survey: Survey::Missing(_, missing), .. }) => missing,
                 _ => Vec::new(),
             }),
-            Err(not_repaired) => match not_repaired.status_code() {
-                Some(404) => Err(NotRepaired::Unneeded("Pod is gone")),
-                // The change is, or causes, an event of the watch.
-                Some(409) => Err(NotRepaired::Unneeded(
-                    "Pod has changed; its next event or the next audit finds it again",
-                )),
-                _ => Err(not_repaired),
-            },
         }
     }
 
@@ -138,7 +140,7 @@ impl Worker {
             return Err(NotRepaired::Unneeded("Pod is already labelled"));
         }
         let config = plugin_config::read(&self.shared.settings.net_dir());
-        verdict::check_redirected(found, config.as_ref().ok())?;
+        not_repaired::check_redirected(found, config.as_ref().ok())?;
         Ok(match (self.shared.settings.mode, found.found_by) {
             // Deleted without reading the pod again: the preconditions of the deletion name the
             // version that was found.
@@ -164,10 +166,9 @@ impl Worker {
     ) -> Result<Inspected, NotRepaired> {
         let client = self.connection.client()?;
         let mut inspector = Inspector::new(client, config, &self.shared.settings, ReadFrom::Etcd);
-        let Some(inspected) =
-            inspector.inspect(pod, own_facts(object).map_err(inspect::Error::from)?)?
-        else {
-            return Err(verdict::no_rules(pod, verdict::UNMESHED.to_owned()));
+        let facts = own_facts(object).map_err(Box::<dyn Error>::from)?;
+        let Some(inspected) = inspector.inspect(pod, facts)? else {
+            return Err(not_repaired::no_rules(pod, not_repaired::UNMESHED.to_owned()));
         };
         match (&inspected.survey, pod.found_by) {
             // The failed validator proves that the rules are wrong, which today's values may mend.
@@ -176,7 +177,7 @@ impl Worker {
             (Survey::Complete | Survey::Drifted(_), FoundBy::Audit) => {
                 Err(NotRepaired::Unneeded("Pod has all its redirect rules"))
             }
-            (Survey::Unreadable, _) => Err(NotRepaired::impossible(verdict::UNREADABLE)),
+            (Survey::Unreadable, _) => Err(NotRepaired::impossible(not_repaired::UNREADABLE)),
         }
     }
 
@@ -187,11 +188,11 @@ impl Worker {
     ) -> Result<(), NotRepaired> {
         match self.shared.settings.mode {
             RepairMode::Delete => {
-                verdict::check_replacement(pod, self.shared.settings.delete_unmanaged)?;
+                not_repaired::check_replacement(pod, self.shared.settings.delete_unmanaged)?;
                 delete::evict_or_delete(&self.connection.client()?, pod)?;
             }
             RepairMode::Label => label(&self.connection.client()?, pod)?,
-            RepairMode::InPlace => inspected.map_or(Ok(()), Inspected::repair)?,
+            RepairMode::InPlace => inspected.map_or(Ok(()), in_place::install_rules)?,
             RepairMode::Report => {}
         }
         Ok(())
@@ -250,9 +251,11 @@ impl Worker {
         self.publish(pod, &events::repaired(mode, pod.found_by, missing_rules.len()));
     }
 
-    /// Logs and publishes why the pod is left unchanged for now, in the same words. At most once an hour.
+    /// Logs and publishes why the pod is left unchanged for now, in the same words. The same reason at
+    /// most once an hour.
     fn report_skipped(&mut self, pod: &StrandedPod, why: &str) {
-        let is_due = self.shared.queue.update(pod, |queued| queued.mark_reported(Instant::now()));
+        let now = Instant::now();
+        let is_due = self.shared.queue.update(pod, |queued| queued.mark_reported(why, now));
         if is_due == Some(true) {
             self.shared.metrics.pods_skipped.inc();
             let event = events::skipped(pod.found_by, why);

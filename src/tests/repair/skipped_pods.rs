@@ -77,7 +77,7 @@ fn mode_delete_reports_a_pod_whose_replacement_may_start_without_rules_again() {
         node.api.state().evict = Answer::Status(201);
         let controller = node.auditing(&["--mode=delete"]);
         controller.counts("pods_skipped_total", 1);
-        controller.logs("no annotation of the pod is that of a proxy");
+        controller.logs("the pod has no annotation of a proxy");
         controller.reaches("audits_total", 2);
         assert!(node.changes().is_empty(), "{:?}", node.changes());
     }

@@ -1,11 +1,11 @@
-//! Decides whether a repair helps a stranded pod, and says why a pod is not repaired. Pure.
+//! The reasons for which a pod is not repaired: a repair would not help it, or failed. Pure.
 
+use std::error::Error;
 use std::time::Duration;
 
 use super::metrics::Metrics;
 use super::settings::RepairMode;
 use super::stranded::{FoundBy, StrandedPod};
-use super::{inspect, plugin_config};
 use crate::config::Config;
 use crate::kube::{self, connection};
 use crate::pod::skip::SkipReason;
@@ -29,7 +29,7 @@ const STATIC: &str = "it is a static pod, which keeps running although its mirro
                       move its manifest away until the pod is gone, then back, or set \
                       repairController.mode=in-place";
 
-const UNANNOTATED: &str = "no annotation of the pod is that of a proxy, so the pod that replaces it has no \
+const UNANNOTATED: &str = "the pod has no annotation of a proxy, so the pod that replaces it has no \
                            redirect rules either if no agent runs when it starts; delete the pod while \
                            the agent on its node is ready, give the pod the annotation \
                            linkerd.io/proxy-version, or set repairController.mode=in-place";
@@ -42,33 +42,22 @@ pub const UNMESHED: &str = "the plugin installs no redirect rules in this pod (i
                             linkerd-network-validator, or correct the annotations";
 
 /// Why a pod was not repaired.
-#[derive(Debug)]
+#[derive(Debug, thiserror::Error)]
 pub enum NotRepaired {
+    #[error("{0}")]
     Unneeded(&'static str),
     /// The pod has all its rules, but the last run of its validator failed.
+    #[error("Pod has all its redirect rules")]
     Complete,
     /// The pod is left unchanged, and retried after a time. Zero: not before its next event or audit.
+    #[error("{0}")]
     Skipped(String, Duration),
-    Failed(Box<Error>),
-}
-
-/// Why a repair failed.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
     #[error(transparent)]
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] kube::Error),
-    #[error(transparent)]
-    Config(#[from] plugin_config::Error),
-    #[error(transparent)]
-    Rules(#[from] inspect::Error),
-}
-
-impl<E: Into<Error>> From<E> for NotRepaired {
-    fn from(error: E) -> Self {
-        NotRepaired::Failed(Box::new(error.into()))
-    }
+    #[error("{0}")]
+    Failed(#[from] Box<dyn Error>),
 }
 
 impl NotRepaired {
@@ -77,32 +66,14 @@ impl NotRepaired {
         NotRepaired::Skipped(why.into(), RECHECK)
     }
 
-    /// HTTP status of the API server's response, if there was a response.
-    pub fn status_code(&self) -> Option<u16> {
-        match self {
-            NotRepaired::Failed(error) => match &**error {
-                Error::Request(error) => error.code(),
-                _ => None,
-            },
-            _ => None,
-        }
-    }
-
-    /// Whether a request or change may have been carried out nevertheless.
-    pub fn may_have_been_applied(&self) -> bool {
-        matches!(self, NotRepaired::Failed(_)) && self.status_code().is_none()
-    }
-}
-
-impl Error {
     /// Counts a failed repair. Returns its log line. The metrics of deletions, which upstream has too,
     /// count only API requests.
     pub fn count(&self, mode: RepairMode, metrics: &Metrics) -> &'static str {
         let (counter, line) = match (mode, self) {
-            (RepairMode::Delete, Error::Request(error)) if error.is_timeout() => {
+            (RepairMode::Delete, NotRepaired::Request(error)) if error.is_timeout() => {
                 (&metrics.pods_delete_timeout, "Error deleting pod")
             }
-            (RepairMode::Delete, Error::Request(_) | Error::Connection(_)) => {
+            (RepairMode::Delete, NotRepaired::Request(_) | NotRepaired::Connection(_)) => {
                 (&metrics.pods_delete_errors, "Error deleting pod")
             }
             _ => (&metrics.repair_errors, "Error repairing pod"),
@@ -168,13 +139,10 @@ pub fn no_rules(pod: &StrandedPod, why: String) -> NotRepaired {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cni;
-    use crate::failure::Failure;
 
     #[test]
     fn a_failed_inspection_is_not_counted_as_a_failed_deletion() {
-        let error = cni::Error::new(Failure::ApiError, "HTTP 500");
-        let error = Error::Rules(inspect::Error::Redirect(error));
+        let error = NotRepaired::Failed("HTTP 500".into());
         let metrics = Metrics::default();
         assert_eq!(error.count(RepairMode::Delete, &metrics), "Error repairing pod");
         assert_eq!((metrics.repair_errors.get(), metrics.pods_delete_errors.get()), (1, 0));
