@@ -17,9 +17,8 @@ use humantime::parse_duration;
 use serde_json::Value;
 
 use crate::deadline::Deadline;
-use crate::extension::agents::in_parallel;
 use crate::extension::kubectl::Kubectl;
-use crate::extension::report::{self, Check, Format, Severity};
+use crate::extension::report::{self, Check, Format, Problem, Severity};
 use crate::extension::{api, bypass, checks, compare, explain, facts, nodes};
 use cluster::ClusterFlags;
 use terminal::{has_color, print, progress, say};
@@ -30,8 +29,6 @@ const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to ask the agents, in each attempt of the checks.
 const SWEEP: Duration = Duration::from_secs(60);
-/// Number of clusters that are checked at the same time.
-const CONTEXTS: usize = 8;
 /// Longest time to wait. A longer `--wait` counts as this.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
@@ -86,9 +83,6 @@ enum Command {
 
 #[derive(Args)]
 struct CheckFlags {
-    /// Contexts of the kubeconfig, with commas: check each of these clusters
-    #[arg(long, value_delimiter = ',', conflicts_with = "context")]
-    contexts: Vec<String>,
     /// Check whether the chart can be installed
     #[arg(long)]
     pre: bool,
@@ -121,20 +115,21 @@ fn run(flags: &Flags) -> anyhow::Result<u8> {
     let cluster = &flags.cluster;
     let api = &Kubectl::new(cluster.kubectl());
     let connect = || connect(api).context("cannot query the Kubernetes API");
+    let message = |problem: Problem| Error::msg(problem.text);
     let cni_namespace = || facts::find_namespace(api, &cluster.cni_namespace);
     let (text, code) = match &flags.command {
         Command::ExtensionMetadata => (METADATA.to_owned(), 0),
         Command::Check(check) => {
-            let clusters = check_each(cluster, check);
-            let is_success = clusters.iter().all(|(_, results)| report::is_success(results));
-            (report::render_each(&clusters, check.output, has_color()), u8::from(!is_success))
+            let results = attempt(api, cluster, check);
+            let text = report::render(&results, check.output, has_color());
+            (text, u8::from(!report::is_success(&results)))
         }
         Command::Nodes => {
             connect()?;
             progress("asking the agents");
             let facts = facts::fetch(api, &cni_namespace(), Deadline::after(SWEEP));
             progress("");
-            (nodes::table(&facts).map_err(Error::msg)?, 0)
+            (nodes::table(&facts).map_err(message)?, 0)
         }
         Command::Compare { image, wait } => {
             connect()?;
@@ -153,12 +148,12 @@ fn run(flags: &Flags) -> anyhow::Result<u8> {
         Command::Explain { pod, namespace } => {
             connect()?;
             let found = explain::explain(api, &cni_namespace(), namespace, pod);
-            (found.map_err(Error::msg)?, 0)
+            (found.map_err(message)?, 0)
         }
         Command::Bypass { namespace, output } => {
             connect()?;
             let report = bypass::fetch(api, &cni_namespace(), namespace.as_deref());
-            let report = report.map_err(Error::msg)?;
+            let report = report.map_err(message)?;
             let is_json = output == "json";
             (if is_json { bypass::json(&report) } else { bypass::table(&report) }, 0)
         }
@@ -170,19 +165,6 @@ fn run(flags: &Flags) -> anyhow::Result<u8> {
 /// Sends the first request, which shows whether the API server can be reached.
 fn connect(api: &Kubectl) -> Result<(), api::Error> {
     api::get::<Value>(api, "/version").map(drop)
-}
-
-/// Runs the checks in the cluster of each context, or in the only cluster, which has no name here.
-fn check_each(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(Option<String>, Vec<Check>)> {
-    let contexts = match flags.contexts.is_empty() {
-        true => vec![None],
-        false => flags.contexts.iter().cloned().map(Some).collect(),
-    };
-    in_parallel(contexts, CONTEXTS, |context| {
-        let flag = context.iter().map(|context| format!("--context={context}"));
-        let api = Kubectl::new(cluster.kubectl().into_iter().chain(flag).collect());
-        (context, attempt(&api, cluster, flags))
-    })
 }
 
 /// Runs the checks until none may succeed later, at most for the time to wait.

@@ -16,7 +16,7 @@ pub const DAEMONSET: &str = "linkerd-cni";
 /// Selects the DaemonSet and its pods, of this chart and of upstream's.
 pub const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni";
 /// Number of agents that are asked at the same time.
-pub(super) const PARALLEL: usize = 16;
+const PARALLEL: usize = 16;
 
 /// An agent's pod, and what it reports.
 #[derive(Clone, Debug, Default)]
@@ -89,7 +89,7 @@ pub fn token_left(body: &StatusBody) -> Option<Duration> {
 
 /// Lists the agents' pods, then asks the agents for their state until `end`, several at a time.
 pub fn agents(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Vec<Agent>, Error> {
-    let mut found = in_parallel(pods(api, namespace)?, PARALLEL, |pod| {
+    let mut found = in_parallel(pods(api, namespace)?, |pod| {
         let status = admin_port(&pod["spec"]).map(|port| {
             let name = text(&pod["metadata"]["name"]);
             // Through the API server's proxy for pods.
@@ -113,27 +113,18 @@ pub fn is_ready(pod: &Value) -> bool {
     condition(pod, "Ready", "True").is_some()
 }
 
-/// Calls `work` for each of `items`, on at most `limit` threads. Returns the results in the order of the
-/// items.
-pub fn in_parallel<T: Send, R: Send>(
-    items: Vec<T>,
-    limit: usize,
-    work: impl Fn(T) -> R + Sync,
-) -> Vec<R> {
-    let threads = limit.min(items.len());
-    let queue = Mutex::new(items.into_iter().enumerate());
-    let results = Mutex::new(Vec::new());
+/// Calls `work` for each of `items`, several at a time. Returns the results in any order.
+pub fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let (queue, results) = (Mutex::new(items.into_iter()), Mutex::new(Vec::new()));
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let run = || {
-        while let Some((index, item)) = next() {
+        while let Some(item) = next() {
             let result = work(item);
-            results.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
+            results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
         }
     };
-    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
-    let mut results = results.into_inner().unwrap_or_else(PoisonError::into_inner);
-    results.sort_by_key(|(index, _)| *index);
-    results.into_iter().map(|(_, result)| result).collect()
+    thread::scope(|scope| (0..PARALLEL).for_each(|_| drop(scope.spawn(run))));
+    results.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -78,7 +78,11 @@ pub trait Api: Sync {
 }
 
 pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
-    decode(path, &api.request("GET", path, "")?)
+    let body = api.request("GET", path, "")?;
+    serde_json::from_str(&body).map_err(|error| Error::Decode {
+        path: path.to_owned(),
+        problem: one_line(&error.to_string()),
+    })
 }
 
 /// GETs an object; `None` if the API server responds that it does not exist.
@@ -92,22 +96,26 @@ pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>,
 
 pub fn list<T: DeserializeOwned>(api: &dyn Api, path: &str, query: &str) -> Result<Vec<T>, Error> {
     let mut items = Vec::new();
+    for_each(api, path, query, |item| items.push(item))?;
+    Ok(items)
+}
+
+/// Calls `each` for the items of a list. Only one part of the list is in memory at a time.
+pub fn for_each<T: DeserializeOwned>(
+    api: &dyn Api,
+    path: &str,
+    query: &str,
+    mut each: impl FnMut(T),
+) -> Result<(), Error> {
     let mut from = String::new();
     loop {
         let part: List<T> = get(api, &format!("{path}?limit={PAGE}&{query}{from}"))?;
-        items.extend(part.items);
+        part.items.into_iter().for_each(&mut each);
         match part.metadata.continue_token.as_str() {
-            "" => return Ok(items),
+            "" => return Ok(()),
             next => from = format!("&continue={}", encoded(next)),
         }
     }
-}
-
-pub fn decode<T: DeserializeOwned>(path: &str, body: &str) -> Result<T, Error> {
-    serde_json::from_str(body).map_err(|error| Error::Decode {
-        path: path.to_owned(),
-        problem: one_line(&error.to_string()),
-    })
 }
 
 pub fn encoded(value: &str) -> String {

@@ -6,10 +6,12 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::api::{Api, list};
-use super::explain::{Lookup, existing_config};
+use super::api::{Api, for_each, list};
+use super::explain::Lookup;
+use super::facts::{self, readable};
 use super::nodes::align;
 use super::objects::{event_time, text};
+use super::report::{Problem, Severity};
 use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
 use crate::config::bypass::{Bypass, Reason};
@@ -40,22 +42,21 @@ pub fn fetch(
     api: &dyn Api,
     cni_namespace: &str,
     namespace: Option<&str>,
-) -> Result<Report, String> {
+) -> Result<Report, Problem> {
     if let Some(text) = namespace.filter(|text| !is_name(text)) {
-        return Err(format!("{} is not the name of a namespace", quote(text)));
+        return Severity::Error.because(format!("{} is not the name of a namespace", quote(text)));
     }
-    let config = existing_config(api, cni_namespace)?;
+    let config = facts::config(api, cni_namespace)?;
     let parent = namespace.map_or_else(|| "/api/v1".to_owned(), namespace_path);
-    let unlisted = |what| move |why| format!("cannot list the {what}: {why}");
-    let pods: Vec<Pod> = list(api, &format!("{parent}/pods"), "").map_err(unlisted("pods"))?;
-    let events = list(api, &format!("{parent}/events"), EVENTS).map_err(unlisted("Events"))?;
-    let damaged = damaged(events);
-    let mut lookup = Lookup::new(api);
-    let mut report = Report::default();
-    for pod in pods.into_iter().filter(|pod| !pod.status.has_ended()) {
-        let metadata = &pod.metadata;
-        let names = [metadata.namespace.clone(), metadata.name.clone()];
-        let note = damaged.get(&metadata.uid);
+    let events = list(api, &format!("{parent}/events"), EVENTS);
+    let damaged = damaged(readable(&events, "the Events")?);
+    let (mut lookup, mut report) = (Lookup::new(api), Report::default());
+    let add = |pod: Pod| {
+        if pod.status.has_ended() {
+            return;
+        }
+        let names = [pod.metadata.namespace.clone(), pod.metadata.name.clone()];
+        let note = damaged.get(pod.metadata.uid.as_str());
         match config.bypasses_of(pod, &mut lookup) {
             Ok(Decision::Skip(reason)) => {
                 report.with_init += usize::from(reason == SkipReason::ProxyInit);
@@ -66,17 +67,19 @@ pub fn fetch(
             }
             Err(error) => report.pods.push((names, Err(error))),
         }
-    }
+    };
+    readable(&for_each(api, &format!("{parent}/pods"), "", add), "the pods")?;
     Ok(report)
 }
 
 /// Returns the note of the newest Event on each pod, by UID, unless it is that of a repair.
-fn damaged(mut events: Vec<Value>) -> BTreeMap<String, String> {
-    events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
-    let newest: BTreeMap<&str, &Value> =
-        events.iter().map(|event| (text(&event["involvedObject"]["uid"]), event)).collect();
+fn damaged(events: &[Value]) -> BTreeMap<&str, &str> {
+    let mut events: Vec<&Value> = events.iter().collect();
+    events.sort_by_key(|event| event_time(event));
+    let newest = events.into_iter().map(|event| (text(&event["involvedObject"]["uid"]), event));
+    let newest: BTreeMap<&str, &Value> = newest.collect();
     let unrepaired = newest.into_iter().filter(|(_, event)| event["type"] == "Warning");
-    unrepaired.map(|(uid, event)| (uid.to_owned(), text(&event["message"]).to_owned())).collect()
+    unrepaired.map(|(uid, event)| (uid, text(&event["message"]))).collect()
 }
 
 /// Renders a row for each path, and below the table what holds for many pods.
@@ -155,14 +158,15 @@ mod tests {
 
     #[test]
     fn pods_or_a_plugin_entry_that_cannot_be_read_are_an_error() {
-        let error =
-            |cluster: &Cluster, namespace| fetch(cluster, "linkerd-cni", namespace).unwrap_err();
+        let error = |cluster: &Cluster, namespace| {
+            fetch(cluster, "linkerd-cni", namespace).unwrap_err().text
+        };
         let mut cluster = cluster();
         assert_eq!(error(&cluster, Some("a/b")), "\"a/b\" is not the name of a namespace");
         cluster.put("/api/v1/pods", json!(403));
-        assert!(error(&cluster, None).starts_with("cannot list the pods: "));
+        assert!(error(&cluster, None).starts_with("cannot read the pods: "));
         cluster.put("/api/v1/namespaces/shop/events", json!(403));
-        assert!(error(&cluster, Some("shop")).starts_with("cannot list the Events: "));
+        assert!(error(&cluster, Some("shop")).starts_with("cannot read the Events: "));
         let mut invalid = entry();
         invalid["linkerd"]["proxy-uid"] = json!("x");
         cluster.put(CONFIG, json!({"data": {"cni_network_config": invalid.to_string()}}));

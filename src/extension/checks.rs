@@ -7,17 +7,18 @@ mod tests;
 
 use serde_json::Value;
 
-use super::agents::{Agent, DAEMONSET};
-use super::api::{Api, Error, encoded, find, list};
-use super::facts::{self, Facts, OptionalObject, config_path};
-use super::objects::{InjectedPod, variable};
+use super::agents::DAEMONSET;
+use super::api::{Api, Error, encoded, find, for_each};
+use super::facts::{self, Facts, readable};
+use super::objects::{is_attached, pod_spec, variable};
 use super::report::{Check, Problem, Severity, Verdict};
-use crate::cni::object::Object;
-use crate::config::Config;
+use crate::agent::status_body::StatusBody;
 use crate::config::bypass::Reason;
 use crate::deadline::Deadline;
 use crate::kube::object_reader::namespace_path;
 use crate::kube::scheduling::daemonset_path;
+use crate::kube::types::Pod;
+use crate::pod::mesh::is_meshed;
 use crate::repair::stranded::{FoundBy, INJECTED_LABEL, StrandedPod};
 
 pub use pre::checks as before_install;
@@ -27,8 +28,6 @@ const CHART: &str = "linkerd-cni";
 const NODES: &str = "linkerd-cni-nodes";
 const PODS: &str = "linkerd-cni-pods";
 
-/// Key of the ConfigMap with the template of the plugin entry.
-const ENTRY_KEY: &str = "cni_network_config";
 const REINSTALL: &str = "install the chart again (helm upgrade, or scripts/install-cni | kubectl \
                          apply -f -), which creates missing objects";
 
@@ -54,66 +53,58 @@ pub fn installed(
         let facts = facts::fetch(api, namespace, end);
         checks.extend(chart(api, namespace, daemonset, &facts));
         checks.extend(nodes::checks(&facts, daemonset));
-        checks.push(pre::cilium(NODES, &facts::cilium(api)));
+        checks.push(pre::cilium(api, NODES));
         checks.extend(pods(api, daemonset, &facts));
     }
     checks
 }
 
-/// Returns a fact; if it cannot be read, the check warns.
-fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Problem> {
-    fact.as_ref().or_else(|why| Severity::Warning.unreadable(what, why))
-}
-
 fn chart(api: &dyn Api, namespace: &str, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     let check = |hint, description: &str, verdict| Check::new(CHART, hint, description, verdict);
     let has_pods = facts.agents.as_ref().is_ok_and(|agents| !agents.is_empty());
-    let admits = format!("namespace {namespace} admits the agent's pods");
-    let admission = pre::pod_security(namespace, &find(api, &namespace_path(namespace)), has_pods);
-    let config = config(api, namespace);
+    let config = facts::config(api, namespace).map(drop);
     let mut checks = vec![
-        check("namespace", &admits, admission),
+        pre::pod_security(api, CHART, namespace, has_pods),
         check("configmap", "linkerd-cni-config ConfigMap has a valid plugin entry", config),
     ];
-    let objects = facts::chart_objects(api, namespace, daemonset);
-    checks.extend(objects.iter().map(|(text, object, found)| {
-        let verdict = readable(found, object).and_then(|found| match found {
-            Some(_) => Ok(()),
-            None => missing(object),
-        });
-        check("objects", text, verdict)
-    }));
+    checks.extend(objects(api, namespace, daemonset));
     let is_other = |daemonset: &Value| daemonset["metadata"]["namespace"] != *namespace;
-    checks.push(pre::other_agents(CHART, &facts::daemonsets(api), namespace, is_other));
+    checks.push(pre::other_agents(api, CHART, namespace, is_other));
     let verdict = rollout(&format!("{namespace}/{DAEMONSET}"), daemonset);
     checks.push(check("rollout", "linkerd-cni DaemonSet is rolled out", verdict));
     checks
 }
 
-fn config(api: &dyn Api, namespace: &str) -> Verdict {
-    let name = format!("ConfigMap {namespace}/linkerd-cni-config");
-    let found: OptionalObject = find(api, &config_path(namespace));
-    match readable(&found, &name)?.as_ref().map(plugin_entry) {
-        None => missing(&name),
-        Some(Ok(_)) => Ok(()),
-        Some(Err(why)) => Severity::Error.because(format!("{name}: {why}")),
+/// Looks for objects without which the agent or the plugin does not work. In the words of `linkerd check`.
+fn objects(api: &dyn Api, namespace: &str, daemonset: &Value) -> Vec<Check> {
+    const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
+    let mut wanted = vec![
+        ("ClusterRole", "linkerd-cni", format!("{RBAC}/clusterroles")),
+        ("ClusterRoleBinding", "linkerd-cni", format!("{RBAC}/clusterrolebindings")),
+    ];
+    let accounts = format!("{}/serviceaccounts", namespace_path(namespace));
+    if let Some(agent) = pod_spec(daemonset)["serviceAccountName"].as_str() {
+        wanted.push(("ServiceAccount", agent, accounts.clone()));
     }
+    // Upstream's chart has none of these.
+    if let Some(plugin) = variable(daemonset, "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
+        wanted.push(("ServiceAccount", plugin, accounts));
+        let roles = format!("{RBAC}/namespaces/{namespace}");
+        wanted.push(("Role", "linkerd-cni-agent", format!("{roles}/roles")));
+        wanted.push(("RoleBinding", "linkerd-cni-agent", format!("{roles}/rolebindings")));
+    }
+    let check = |(kind, name, path): (&str, &str, String)| {
+        let object = match kind.starts_with("Cluster") {
+            true => format!("{kind} {name}"),
+            false => format!("{kind} {namespace}/{name}"),
+        };
+        let found = facts::existing::<Value>(api, &format!("{path}/{name}"), &object, REINSTALL);
+        Check::new(CHART, "objects", format!("{name} {kind} exists"), found.map(drop))
+    };
+    wanted.into_iter().map(check).collect()
 }
 
-/// The error names the key and the problem.
-pub fn plugin_entry(map: &Value) -> Result<Config, String> {
-    let text = map["data"][ENTRY_KEY].as_str();
-    let text = text.ok_or_else(|| format!("the key {ENTRY_KEY} is missing"))?;
-    let object: Object =
-        serde_json::from_str(text).map_err(|error| format!("{ENTRY_KEY}: {error}"))?;
-    Config::read(&object).map_err(|error| format!("{ENTRY_KEY}: {}", error.msg))
-}
-
-fn missing(object: &str) -> Verdict {
-    Severity::Error.because(format!("{object} does not exist; {REINSTALL}"))
-}
-
-fn exists(namespace: &str, daemonset: &OptionalObject) -> Verdict {
+fn exists(namespace: &str, daemonset: &Result<Option<Value>, Error>) -> Verdict {
     let name = format!("DaemonSet {namespace}/{DAEMONSET}");
     match daemonset {
         Ok(Some(_)) => Ok(()),
@@ -146,36 +137,38 @@ fn rollout(name: &str, daemonset: &Value) -> Verdict {
 
 fn pods(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     let check = |hint, description, verdict| Check::new(PODS, hint, description, verdict);
-    let exempt = counted(
-        facts,
-        Reason::ProxyUser,
-        "pods with a container that bypasses the proxy; linkerd cni bypass names them",
-    );
-    let ipv6 = counted(
-        facts,
-        Reason::Ipv6,
-        "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart and in the \
-         control plane, and restart the pods",
-    );
+    // Judged by the pods that each agent watches: reading all pods of the cluster would cost too much.
+    let counted = |reason: Reason, summary| {
+        let count = |body: &StatusBody| {
+            Some(format!("{} pods", body.pod_copy.as_ref()?.bypasses.get(reason.label())?))
+        };
+        nodes::each(&nodes::bodies(facts), Severity::Warning, summary, count)
+    };
+    let exempt = "pods with a container that bypasses the proxy; linkerd cni bypass names them";
+    let ipv6 = "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart and in the \
+                control plane, and restart the pods";
     let mut checks = vec![
         check("stranded", "no meshed pod started without redirect rules", stranded(api)),
-        check("proxy-user", "no container runs as the proxy's user", exempt),
-        check("ipv6", "all IP families of the cluster are redirected", ipv6),
+        check(
+            "proxy-user",
+            "no container runs as the proxy's user",
+            counted(Reason::ProxyUser, exempt),
+        ),
+        check("ipv6", "all IP families of the cluster are redirected", counted(Reason::Ipv6, ipv6)),
     ];
     if variable(daemonset, "LINKERD_CNI_CHAINED") == Some("false") {
-        checks.push(check(
-            "multus",
-            "Multus calls the plugin for all injected pods",
-            attached(api),
-        ));
+        let called = "Multus calls the plugin for all injected pods";
+        checks.push(check("multus", called, attached(api)));
     }
     checks
 }
 
 fn attached(api: &dyn Api) -> Verdict {
-    let pods = list(api, "/api/v1/pods", &injected());
-    let pods: &Vec<InjectedPod> = readable(&pods, "the injected pods")?;
-    let lacking: Vec<String> = pods.iter().filter_map(|pod| pod.unattached.clone()).collect();
+    let lacking = injected(api, "", "the injected pods", |pod| {
+        let needs_one = is_meshed(pod) && !pod.status.has_ended() && !pod.spec.host_network;
+        let name = || format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
+        (needs_one && !is_attached(pod)).then(name)
+    })?;
     Severity::Error.if_any(
         "pods without the annotation k8s.v1.cni.cncf.io/networks that names linkerd-cni, so without \
          redirect rules; add it to their workloads, or set networkAttachmentDefinition.annotatePods \
@@ -186,13 +179,11 @@ fn attached(api: &dyn Api) -> Verdict {
 
 /// Stranded pods are in phase Pending.
 fn stranded(api: &dyn Api) -> Verdict {
-    let pending = format!("{}&fieldSelector=status.phase%3DPending", injected());
-    let pods = list(api, "/api/v1/pods", &pending);
-    let stranded: Vec<String> = readable(&pods, "the pods in phase Pending")?
-        .iter()
-        .filter_map(|pod| StrandedPod::found(pod, FoundBy::Validator))
-        .map(|pod| format!("{}/{} on {}", pod.namespace, pod.name, pod.node))
-        .collect();
+    let pending = "&fieldSelector=status.phase%3DPending";
+    let stranded = injected(api, pending, "the pods in phase Pending", |pod| {
+        let pod = StrandedPod::found(pod, FoundBy::Validator)?;
+        Some(format!("{}/{} on {}", pod.namespace, pod.name, pod.node))
+    })?;
     Severity::Error.if_any(
         "pods that started before the plugin was installed on their node; delete them, or enable \
          repairController",
@@ -200,16 +191,16 @@ fn stranded(api: &dyn Api) -> Verdict {
     )
 }
 
-fn injected() -> String {
-    format!("labelSelector={}", encoded(INJECTED_LABEL))
-}
-
-/// Judges by the pods that each agent watches: reading all pods of the cluster would cost too much.
-fn counted(facts: &Facts, reason: Reason, summary: &str) -> Verdict {
-    let count = |agent: &Agent| {
-        let count = *agent.body()?.pod_copy.as_ref()?.bypasses.get(reason.label())?;
-        Some(format!("{}: {count} pods", agent.node()))
-    };
-    let counts = facts.agents.iter().flatten().filter_map(count);
-    Severity::Warning.if_any(summary, &counts.collect::<Vec<_>>())
+/// Returns what `problem` says of injected pods.
+fn injected(
+    api: &dyn Api,
+    query: &str,
+    what: &str,
+    problem: impl Fn(&Pod) -> Option<String>,
+) -> Result<Vec<String>, Problem> {
+    let mut found = Vec::new();
+    let query = format!("labelSelector={}{query}", encoded(INJECTED_LABEL));
+    let read = for_each(api, "/api/v1/pods", &query, |pod| found.extend(problem(&pod)));
+    readable(&read, what)?;
+    Ok(found)
 }

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use super::agents::{DAEMONSET, PARALLEL, in_parallel};
+use super::agents::{DAEMONSET, in_parallel};
 use super::api::{Api, Error, get, list};
 use crate::VERSION;
 use crate::deadline::Deadline;
@@ -71,7 +71,7 @@ fn gather(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Report, Error
         })
     };
     let mut all = Report::default();
-    for report in in_parallel(pods, PARALLEL, ask) {
+    for report in in_parallel(pods, ask) {
         all.equal += report.equal;
         all.differ.extend(report.differ);
         all.unknown.extend(report.unknown);

@@ -7,12 +7,9 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use serde::de::DeserializeOwned;
-use serde_json::Value;
-
-use super::api::{Api, Error, find, get};
-use super::checks::plugin_entry;
-use super::facts::config_path;
+use super::api::{Api, Error, get};
+use super::facts;
+use super::report::{Problem, Severity};
 use crate::cni::Error as CniError;
 use crate::cni::args::{PodRef, is_name};
 use crate::config::bypass::Bypass;
@@ -22,15 +19,15 @@ use crate::kube::object_reader::{API_SERVICE, namespace_path};
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
-use crate::pod::facts::{self, ClusterLookup};
+use crate::pod::facts::ClusterLookup;
 use crate::pod::skip::skipped_by_annotations;
 use crate::quote::quote;
 use crate::redirect::rules::{marked_rules, rule_line};
 use crate::redirect::{Family, Ipv6, Redirect};
 
 /// Printed for a pod with a proxy that its annotations do not show.
-const UNANNOTATED: &str = "Note:      no annotation of the pod is that of a proxy: the plugin skips the pod \
-                           while no agent runs on its node\n";
+const UNANNOTATED: &str = "Note:      the pod has no annotation of a proxy: the plugin skips it while no \
+                           agent runs on its node\n";
 
 /// Answers the plugin's look-ups from objects that are each read once.
 pub struct Lookup<'a> {
@@ -71,7 +68,7 @@ fn decide(
     if let Some(reason) = config.filter.skip_reason(&pod) {
         return Ok(Decision::Skip(reason));
     }
-    let facts = match facts::facts(object.clone(), &pod, lookup)? {
+    let facts = match crate::pod::facts::facts(object.clone(), &pod, lookup)? {
         Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
         Decision::Redirect(facts) => facts,
     };
@@ -89,19 +86,21 @@ pub fn explain(
     cni_namespace: &str,
     namespace: &str,
     name: &str,
-) -> Result<String, String> {
+) -> Result<String, Problem> {
     for text in [cni_namespace, namespace, name] {
         if !is_name(text) {
-            return Err(format!("{} is not the name of a pod or namespace", quote(text)));
+            let text = quote(text);
+            return Severity::Error
+                .because(format!("{text} is not the name of a pod or namespace"));
         }
     }
-    let pod: Pod = existing(
+    let pod: Pod = facts::existing(
         api,
         &format!("/api/v1/namespaces/{namespace}/pods/{name}"),
         &format!("pod {namespace}/{name}"),
         "name its namespace with --namespace",
     )?;
-    let config = existing_config(api, cni_namespace)?;
+    let config = facts::config(api, cni_namespace)?;
     let mut lookup = Lookup::new(api);
     // The runtime calls no plugin for a pod in the node's network namespace.
     let decision = (!pod.spec.host_network).then(|| decide(&config, &pod, &mut lookup));
@@ -117,32 +116,6 @@ pub fn explain(
         redirect(&mut text, &config, resolved, &bypasses);
     }
     Ok(text)
-}
-
-/// Reads the plugin entry of the chart in this namespace.
-/// The error names the ConfigMap and the remedy.
-pub fn existing_config(api: &dyn Api, cni_namespace: &str) -> Result<Config, String> {
-    let map: Value = existing(
-        api,
-        &config_path(cni_namespace),
-        &format!("ConfigMap {cni_namespace}/linkerd-cni-config"),
-        "install the chart, or name its namespace with --cni-namespace",
-    )?;
-    plugin_entry(&map).map_err(|why| format!("ConfigMap {cni_namespace}/linkerd-cni-config: {why}"))
-}
-
-/// Reads an object that must exist. The error names `what` and the remedy for a missing object.
-fn existing<T: DeserializeOwned>(
-    api: &dyn Api,
-    path: &str,
-    what: &str,
-    remedy: &str,
-) -> Result<T, String> {
-    match find(api, path) {
-        Ok(Some(object)) => Ok(object),
-        Ok(None) => Err(format!("{what} does not exist; {remedy}")),
-        Err(error) => Err(format!("cannot read {what}: {error}")),
-    }
 }
 
 /// The error of a failed request, as the plugin would report it.

@@ -1,19 +1,20 @@
 //! What the checks look at, fetched from the API server.
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::agents::{Agent, DAEMONSET, SELECTOR, agents};
 use super::api::{Api, Error, find, get, list};
-use super::objects::{event_time, pod_spec, text, variable};
+use super::objects::{event_time, text};
+use super::report::{Problem, Severity};
+use crate::cni::object::Object;
+use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::kube::object_reader::namespace_path;
 use crate::kube::scheduling::{Node, daemonset_path};
 
-pub const RBAC: &str = "rbac.authorization.k8s.io";
-
-/// The result of reading an object: the object, `None` if it does not exist, or why it cannot be
-/// read.
-pub type OptionalObject = Result<Option<Value>, Error>;
+/// Key of the ConfigMap with the template of the plugin entry.
+const ENTRY_KEY: &str = "cni_network_config";
 
 /// The nodes and their agents.
 pub struct Facts {
@@ -51,16 +52,46 @@ fn warnings(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
     Ok(events)
 }
 
-pub fn config_path(namespace: &str) -> String {
-    format!("/api/v1/namespaces/{namespace}/configmaps/linkerd-cni-config")
-}
-
 pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {
     list(api, "/apis/apps/v1/daemonsets", SELECTOR)
 }
 
-pub fn cilium(api: &dyn Api) -> Result<Vec<Value>, Error> {
-    list(api, "/api/v1/configmaps", "fieldSelector=metadata.name%3Dcilium-config")
+/// Returns a fact; if it cannot be read, the check warns.
+pub fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Problem> {
+    fact.as_ref().or_else(|why| Severity::Warning.unreadable(what, why))
+}
+
+/// Reads an object that must exist. The error names `what` and the remedy for a missing object.
+pub fn existing<T: DeserializeOwned>(
+    api: &dyn Api,
+    path: &str,
+    what: &str,
+    remedy: &str,
+) -> Result<T, Problem> {
+    match find(api, path) {
+        Ok(Some(object)) => Ok(object),
+        Ok(None) => Severity::Error.because(format!("{what} does not exist; {remedy}")),
+        Err(why) => Severity::Warning.unreadable(what, &why),
+    }
+}
+
+/// Reads the plugin entry of the chart in this namespace.
+pub fn config(api: &dyn Api, namespace: &str) -> Result<Config, Problem> {
+    let name = format!("ConfigMap {namespace}/linkerd-cni-config");
+    let path = format!("{}/configmaps/linkerd-cni-config", namespace_path(namespace));
+    let remedy = "install the chart (helm upgrade, or scripts/install-cni | kubectl apply -f -), or name \
+                  its namespace with --cni-namespace";
+    let map: Value = existing(api, &path, &name, remedy)?;
+    plugin_entry(&map).or_else(|why| Severity::Error.because(format!("{name}: {why}")))
+}
+
+/// The error names the key and the problem.
+fn plugin_entry(map: &Value) -> Result<Config, String> {
+    let text = map["data"][ENTRY_KEY].as_str();
+    let text = text.ok_or_else(|| format!("the key {ENTRY_KEY} is missing"))?;
+    let object: Object =
+        serde_json::from_str(text).map_err(|error| format!("{ENTRY_KEY}: {error}"))?;
+    Config::read(&object).map_err(|error| format!("{ENTRY_KEY}: {}", error.msg))
 }
 
 /// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap. `None` if there is no
@@ -70,38 +101,4 @@ pub fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<
     let map: Value = get(api, &path).ok()?;
     let values = map["data"]["values"].as_str()?;
     Some(values.lines().any(|line| line == "cniEnabled: true"))
-}
-
-/// Looks for objects without which the agent or the plugin does not work. Returns each with the text of
-/// its check, in the words of `linkerd check`, and its kind and name.
-pub fn chart_objects(
-    api: &dyn Api,
-    namespace: &str,
-    daemonset: &Value,
-) -> Vec<(String, String, OptionalObject)> {
-    let rbac = format!("/apis/{RBAC}/v1");
-    let mut wanted = vec![
-        ("ClusterRole", "linkerd-cni", format!("{rbac}/clusterroles")),
-        ("ClusterRoleBinding", "linkerd-cni", format!("{rbac}/clusterrolebindings")),
-    ];
-    let accounts = format!("{}/serviceaccounts", namespace_path(namespace));
-    if let Some(agent) = pod_spec(daemonset)["serviceAccountName"].as_str() {
-        wanted.push(("ServiceAccount", agent, accounts.clone()));
-    }
-    // Upstream's chart has none of these.
-    if let Some(plugin) = variable(daemonset, "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT") {
-        wanted.push(("ServiceAccount", plugin, accounts));
-        let roles = format!("{rbac}/namespaces/{namespace}");
-        wanted.push(("Role", "linkerd-cni-agent", format!("{roles}/roles")));
-        wanted.push(("RoleBinding", "linkerd-cni-agent", format!("{roles}/rolebindings")));
-    }
-    let look_up = |(kind, name, path): (&str, &str, String)| {
-        let parent = match kind.starts_with("Cluster") {
-            true => String::new(),
-            false => format!("{namespace}/"),
-        };
-        let (text, object) = (format!("{name} {kind} exists"), format!("{kind} {parent}{name}"));
-        (text, object, find(api, &format!("{path}/{name}")))
-    };
-    wanted.into_iter().map(look_up).collect()
 }

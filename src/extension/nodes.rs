@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use super::agents::{Agent, token_left};
-use super::facts::Facts;
+use super::facts::{Facts, readable};
+use super::report::Problem;
 use crate::agent::status_body::PluginCounts;
 use crate::quote::{cut, one_line};
 
@@ -22,10 +23,9 @@ const HEADINGS: [&str; 9] = [
 const UNKNOWN: &str = "-";
 
 /// Renders one row for each node, and below the table why nodes are not ready.
-pub fn table(facts: &Facts) -> Result<String, String> {
-    let nodes = facts.nodes.as_ref().map_err(|why| format!("cannot list the nodes: {why}"))?;
-    let agents =
-        facts.agents.as_ref().map_err(|why| format!("cannot list the agents' pods: {why}"))?;
+pub fn table(facts: &Facts) -> Result<String, Problem> {
+    let nodes = readable(&facts.nodes, "the nodes")?;
+    let agents = readable(&facts.agents, "the agents' pods")?;
     let mut rows = vec![HEADINGS.map(str::to_owned)];
     let mut reasons = Vec::new();
     for node in nodes {
@@ -122,10 +122,10 @@ mod tests {
     }
 
     #[test]
-    fn nodes_that_cannot_be_listed_are_an_error() {
+    fn nodes_that_cannot_be_read_are_an_error() {
         let mut cluster = Cluster::healthy();
         cluster.put("/api/v1/nodes", json!(403));
-        let error = table(&cluster.facts()).unwrap_err();
-        assert!(error.starts_with("cannot list the nodes: "), "{error}");
+        let error = table(&cluster.facts()).unwrap_err().text;
+        assert!(error.starts_with("cannot read the nodes: "), "{error}");
     }
 }

@@ -1,10 +1,9 @@
 //! Reads the fields of API objects for which [`crate::kube`] has no type. Pure.
 
 use serde::Deserialize;
-use serde_json::{Value, from_value};
+use serde_json::Value;
 
 use crate::kube::types::{ListMetadata, Pod};
-use crate::pod::mesh::is_meshed;
 
 #[derive(Deserialize)]
 pub struct List<T> {
@@ -14,31 +13,17 @@ pub struct List<T> {
     pub items: Vec<T>,
 }
 
-/// An injected pod, where Multus calls the plugin.
-#[derive(Clone, Debug, Deserialize)]
-#[serde(try_from = "Value")]
-pub struct InjectedPod {
-    /// Name of the pod if Multus has to call the plugin for it, and does not.
-    pub unattached: Option<String>,
-}
-
-impl TryFrom<Value> for InjectedPod {
-    type Error = serde_json::Error;
-
-    fn try_from(object: Value) -> Result<InjectedPod, serde_json::Error> {
-        let networks = text(&object["metadata"]["annotations"]["k8s.v1.cni.cncf.io/networks"]);
-        // A JSON list, or names with namespace before and interface behind.
-        let is_attached = match serde_json::from_str::<Vec<Value>>(networks) {
-            Ok(list) => list.iter().any(|network| network["name"] == "linkerd-cni"),
-            Err(_) => networks.split(',').any(|network| {
-                let name = network.trim().split('@').next().unwrap_or_default();
-                name.rsplit('/').next() == Some("linkerd-cni")
-            }),
-        };
-        let pod: Pod = from_value(object)?;
-        let needs_one = is_meshed(&pod) && !pod.status.has_ended() && !pod.spec.host_network;
-        let name = format!("{}/{}", pod.metadata.namespace, pod.metadata.name);
-        Ok(InjectedPod { unattached: (needs_one && !is_attached).then_some(name) })
+/// Whether Multus calls the plugin for the pod.
+pub fn is_attached(pod: &Pod) -> bool {
+    let networks = pod.metadata.annotations.get("k8s.v1.cni.cncf.io/networks");
+    let networks = networks.map_or("", String::as_str);
+    // A JSON list, or names with namespace before and interface behind.
+    match serde_json::from_str::<Vec<Value>>(networks) {
+        Ok(list) => list.iter().any(|network| network["name"] == "linkerd-cni"),
+        Err(_) => networks.split(',').any(|network| {
+            let name = network.trim().split('@').next().unwrap_or_default();
+            name.rsplit('/').next() == Some("linkerd-cni")
+        }),
     }
 }
 

@@ -108,29 +108,6 @@ pub fn render(checks: &[Check], format: Format, color: bool) -> String {
     }
 }
 
-/// Renders the reports of several clusters, each with its name. A cluster without a name is the only one.
-pub fn render_each(
-    clusters: &[(Option<String>, Vec<Check>)],
-    format: Format,
-    color: bool,
-) -> String {
-    let named = |(name, checks): &(Option<String>, Vec<Check>)| {
-        let Some(name) = name else { return render(checks, format, color) };
-        format!("Context {}\n\n{}", one_line(name), render(checks, format, color))
-    };
-    if format != Format::Json || matches!(clusters, [(None, _)]) {
-        return clusters.iter().map(named).collect::<Vec<_>>().join("\n");
-    }
-    let reports = clusters.iter().map(|(name, checks)| {
-        let mut report = json(checks);
-        report["context"] = json!(name);
-        report
-    });
-    let reports: Vec<Value> = reports.collect();
-    let success = clusters.iter().all(|(_, checks)| is_success(checks));
-    format!("{:#}\n", json!({"success": success, "contexts": reports}))
-}
-
 fn text(checks: &[Check], short: bool, color: bool) -> String {
     let shown: Vec<&Check> =
         checks.iter().filter(|check| !short || check.verdict.is_err()).collect();

@@ -6,10 +6,11 @@ use std::time::Duration;
 use serde::Deserialize as _;
 use serde_json::Value;
 
-use super::{NODES, readable};
+use super::NODES;
+use crate::VERSION;
 use crate::agent::status_body::StatusBody;
 use crate::extension::agents::{Agent, DAEMONSET, is_ready, token_left};
-use crate::extension::facts::Facts;
+use crate::extension::facts::{Facts, readable};
 use crate::extension::objects::{admin_port, agent_container, pod_spec, text, variable};
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::failure;
@@ -39,24 +40,41 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
         checks.push(check("upstream", "the agents report their state", unknown));
         return checks;
     }
-    let bodies: Bodies<'_> =
-        agents.iter().filter_map(|agent| Some((agent.node(), agent.body()?))).collect();
-    let own = env!("CARGO_PKG_VERSION");
-    let same_version = format!("each agent has this command's version {own}");
+    let bodies = bodies(facts);
+    let same_version = format!("each agent has this command's version {VERSION}");
+    let others =
+        each(&bodies, Severity::Warning, "agents with another version than this command", |body| {
+            (body.version != VERSION).then(|| body.version.clone())
+        });
     checks.extend([
         check("agent-state", "the state of each agent can be read", reports(agents)),
-        check("version", &same_version, versions(&bodies, own)),
+        check("version", &same_version, others),
     ]);
     if variable(daemonset, "LINKERD_CNI_CHAINED") != Some("false") {
+        let summary = "nodes whose active network config does not call the plugin";
+        let uncalled = each(&bodies, Severity::Error, summary, |body| {
+            let why =
+                body.problems.get("network config").map_or("no reason is known", String::as_str);
+            body.conflist.is_none().then(|| why.to_owned())
+        });
         let called = "the active network config of each node calls the plugin";
-        checks.push(check("conflist", called, conflists(&bodies)));
+        checks.push(check("conflist", called, uncalled));
     }
+    let contended = each(&bodies, Severity::Warning, "nodes with contention", |body| {
+        (!body.contended.is_empty()).then(|| body.contended.join("; "))
+    });
+    // A node without a cause is starting.
+    let summary = "nodes on which the plugin sends API requests for pods that start";
+    let unkept = each(&bodies, Severity::Warning, summary, |body| {
+        body.pod_copy.clone().filter(|copy| !copy.kept)?.problem
+    });
     let succeed = format!("plugin calls succeed ({})", backends(&bodies));
+    let failed = each(&bodies, Severity::Warning, "plugin calls since the agent started", calls);
     checks.extend([
         check("token", "the plugin's token is valid on each node", tokens(&bodies)),
-        check("contention", "no other program overwrites the agents' files", contention(&bodies)),
-        check("pod-copy", "the agents know the pods of their nodes", copies(&bodies)),
-        check("plugin-calls", &succeed, calls(&bodies)),
+        check("contention", "no other program overwrites the agents' files", contended),
+        check("pod-copy", "the agents know the pods of their nodes", unkept),
+        check("plugin-calls", &succeed, failed),
     ]);
     checks
 }
@@ -124,47 +142,31 @@ fn named(agent: &Agent, why: String) -> String {
 /// The reports of the agents, each with its node.
 type Bodies<'a> = Vec<(&'a str, &'a StatusBody)>;
 
-/// Returns what `problem` finds in the reports, each with its node.
-fn each(bodies: &Bodies<'_>, problem: impl Fn(&StatusBody) -> Option<String>) -> Vec<String> {
-    let found = |(node, body): &(&str, &StatusBody)| Some(format!("{node}: {}", problem(body)?));
-    bodies.iter().filter_map(found).collect()
+pub fn bodies(facts: &Facts) -> Bodies<'_> {
+    let agents = facts.agents.iter().flatten();
+    agents.filter_map(|agent| Some((agent.node(), agent.body()?))).collect()
 }
 
-fn versions(bodies: &Bodies<'_>, own: &str) -> Verdict {
-    let others = each(bodies, |body| (body.version != own).then(|| body.version.clone()));
-    Severity::Warning.if_any("agents with another version than this command", &others)
-}
-
-fn conflists(bodies: &Bodies<'_>) -> Verdict {
-    let missing = bodies.iter().filter(|(_, body)| body.conflist.is_none());
-    let missing: Vec<String> = missing
-        .map(|(node, body)| match body.problems.get("network config") {
-            Some(why) => format!("{node}: {why}"),
-            None => (*node).to_owned(),
-        })
-        .collect();
-    Severity::Error.if_any("nodes whose active network config does not call the plugin", &missing)
+/// Fails with the problems in the reports, each with its node.
+pub fn each<P: IntoIterator<Item = String>>(
+    bodies: &Bodies<'_>,
+    severity: Severity,
+    summary: &str,
+    problems: impl Fn(&StatusBody) -> P,
+) -> Verdict {
+    let named = |(node, body): &(&str, &StatusBody)| {
+        let on_node = problems(body).into_iter().map(|problem| format!("{node}: {problem}"));
+        on_node.collect::<Vec<_>>()
+    };
+    severity.if_any(summary, &bodies.iter().flat_map(named).collect::<Vec<_>>())
 }
 
 fn tokens(bodies: &Bodies<'_>) -> Verdict {
     let is_expired = |body: &StatusBody| token_left(body) == Some(Duration::ZERO);
-    let expired = each(bodies, |body| is_expired(body).then(|| "expired".to_owned()));
-    Severity::Error.if_any(EXPIRED, &expired)?;
-    let unrenewed = each(bodies, |body| body.problems.get("TokenRequest").cloned());
-    Severity::Warning.if_any("nodes with a problem of the token", &unrenewed)
-}
-
-fn contention(bodies: &Bodies<'_>) -> Verdict {
-    let contended =
-        each(bodies, |body| (!body.contended.is_empty()).then(|| body.contended.join("; ")));
-    Severity::Warning.if_any("nodes with contention", &contended)
-}
-
-/// Warns of nodes on which the plugin has to ask the API server. A node without a cause is starting.
-fn copies(bodies: &Bodies<'_>) -> Verdict {
-    let unkept = each(bodies, |body| body.pod_copy.clone().filter(|copy| !copy.kept)?.problem);
-    let summary = "nodes on which the plugin sends API requests for pods that start";
-    Severity::Warning.if_any(summary, &unkept)
+    each(bodies, Severity::Error, EXPIRED, |body| is_expired(body).then(|| "expired".to_owned()))?;
+    each(bodies, Severity::Warning, "nodes with a problem of the token", |body| {
+        body.problems.get("TokenRequest").cloned()
+    })
 }
 
 fn backends(bodies: &Bodies<'_>) -> String {
@@ -176,20 +178,14 @@ fn backends(bodies: &Bodies<'_>) -> String {
     }
 }
 
-/// Fails for plugin calls that failed or were redirected by annotations alone, since the agents
-/// started.
-fn calls(bodies: &Bodies<'_>) -> Verdict {
-    let mut failed = Vec::new();
-    for (node, body) in bodies {
-        let StatusBody { calls, .. } = body;
-        for (counts, what) in
-            [(&calls.failures, "failed"), (&calls.degraded, "redirected by annotations alone")]
-        {
-            for (code, count) in counts {
-                let causes = failure::causes(code).map_or(String::new(), |why| format!(": {why}"));
-                failed.push(format!("{node}: {count} {what} with code {code}{causes}"));
-            }
-        }
-    }
-    Severity::Warning.if_any("plugin calls since the agent started", &failed)
+/// Returns the plugin calls that failed or redirected by annotations alone, since the agent started.
+fn calls(body: &StatusBody) -> Vec<String> {
+    let failures = body.calls.failures.iter().map(|counted| (counted, "failed"));
+    let degraded = body.calls.degraded.iter();
+    let degraded = degraded.map(|counted| (counted, "redirected by annotations alone"));
+    let line = |((code, count), what): ((&String, &u64), &str)| {
+        let causes = failure::causes(code).map_or(String::new(), |why| format!(": {why}"));
+        format!("{count} {what} with code {code}{causes}")
+    };
+    failures.chain(degraded).map(line).collect()
 }

@@ -1,104 +1,35 @@
-//! Checks before the installation, and those of the cluster that apply after it too.
+//! Checks before the installation, which apply after it too.
 
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use super::readable;
 use crate::extension::agents::DAEMONSET;
-use crate::extension::api::{Api, Error, decode, find, get};
-use crate::extension::facts::{self, OptionalObject, RBAC};
+use crate::extension::api::{Api, find, list};
+use crate::extension::facts::{self, readable};
 use crate::extension::objects::{admin_port, pod_spec, text};
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::kube::object_reader::namespace_path;
 
 const PRE: &str = "linkerd-cni-pre";
-/// Oldest supported Kubernetes: `kubeVersion` of the chart.
-pub const OLDEST_KUBERNETES: (u32, u32) = (1, 31);
 /// Label of a namespace with the Pod Security Standard that its pods must meet.
 const ENFORCE: &str = "pod-security.kubernetes.io/enforce";
 
-/// What the chart creates: API group, resource, and whether it is namespaced.
-const CREATED: [(&str, &str, bool); 8] = [
-    ("", "namespaces", false),
-    (RBAC, "clusterroles", false),
-    (RBAC, "clusterrolebindings", false),
-    (RBAC, "roles", true),
-    (RBAC, "rolebindings", true),
-    ("", "serviceaccounts", true),
-    ("", "configmaps", true),
-    ("apps", "daemonsets", true),
-];
-
 /// Checks whether the chart can be installed in `namespace`. A failed request does not stop the others.
 pub fn checks(api: &dyn Api, namespace: &str) -> Vec<Check> {
-    let check = |hint, description: &str, verdict| Check::new(PRE, hint, description, verdict);
-    let (major, minor) = OLDEST_KUBERNETES;
-    let is_supported = format!("Kubernetes is {major}.{minor} or later");
-    let found = find(api, &namespace_path(namespace));
-    // The namespace may exist already.
-    let created = &CREATED[usize::from(matches!(found, Ok(Some(_))))..];
-    let admits = format!("namespace {namespace} admits the agent's pods");
-    let admission = match &found {
-        // It is still to be created, with the label.
-        Ok(None) => Ok(()),
-        found => pod_security(namespace, found, false),
-    };
     vec![
-        check("kubernetes-version", &is_supported, version(&get(api, "/version"))),
-        check("rights", "can create the chart's objects", rights(api, namespace, created)),
-        check("namespace", &admits, admission),
-        other_agents(PRE, &facts::daemonsets(api), namespace, |_| true),
-        cilium(PRE, &facts::cilium(api)),
+        pod_security(api, PRE, namespace, false),
+        other_agents(api, PRE, namespace, |_| true),
+        cilium(api, PRE),
     ]
-}
-
-fn version(version: &Result<Value, Error>) -> Verdict {
-    let text = text(&readable(version, "the version of the API server")?["gitVersion"]);
-    let mut numbers = text.trim_start_matches('v').split('.').map(|part| part.parse::<u32>().ok());
-    match (numbers.next().flatten(), numbers.next().flatten()) {
-        (Some(a), Some(b)) if (a, b) >= OLDEST_KUBERNETES => Ok(()),
-        (Some(_), Some(_)) => {
-            Severity::Error.because(format!("the API server is {text}; upgrade Kubernetes"))
-        }
-        _ => Severity::Warning.because(format!("unknown version of the API server: {text:?}")),
-    }
-}
-
-/// Fails if the user may not create one of the kinds of objects.
-fn rights(api: &dyn Api, namespace: &str, created: &[(&str, &str, bool)]) -> Verdict {
-    const PATH: &str = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews";
-    let (mut denied, mut unread) = (Vec::new(), Ok(()));
-    for (group, resource, is_namespaced) in created {
-        let namespace = if *is_namespaced { namespace } else { "" };
-        let review = json!({
-            "apiVersion": "authorization.k8s.io/v1",
-            "kind": "SelfSubjectAccessReview",
-            "spec": {"resourceAttributes": {
-                "verb": "create", "group": group, "resource": resource, "namespace": namespace,
-            }},
-        });
-        let response = api.request("POST", PATH, &review.to_string());
-        let response = response.and_then(|body| decode::<Value>(PATH, &body));
-        match readable(&response, "your rights") {
-            Ok(review) if review["status"]["allowed"] == true => {}
-            Ok(_) => denied.push((*resource).to_owned()),
-            Err(why) => {
-                unread = Err(why);
-                break;
-            }
-        }
-    }
-    let summary = "you have no right to create; install the chart as a user with this right";
-    Severity::Error.if_any(summary, &denied).and(unread)
 }
 
 /// Checks that there is no agent beside the one in `namespace`. `is_other` decides about DaemonSets.
 pub fn other_agents(
+    api: &dyn Api,
     category: &'static str,
-    daemonsets: &Result<Vec<Value>, Error>,
     namespace: &str,
     is_other: impl Fn(&Value) -> bool,
 ) -> Check {
-    let verdict = readable(daemonsets, "the DaemonSets").and_then(|found| {
+    let verdict = readable(&facts::daemonsets(api), "the DaemonSets").and_then(|found| {
         let others = found.iter().filter(|daemonset| is_other(daemonset));
         let names: Vec<String> = others.map(|daemonset| describe(daemonset, namespace)).collect();
         Severity::Warning.if_any(&format!("DaemonSets with the label k8s-app={DAEMONSET}"), &names)
@@ -122,8 +53,9 @@ fn describe(daemonset: &Value, namespace: &str) -> String {
 }
 
 /// Checks that Cilium neither disables the plugin's network config nor bypasses the redirect rules.
-pub fn cilium(category: &'static str, maps: &Result<Vec<Value>, Error>) -> Check {
-    let verdict = readable(maps, "the ConfigMaps cilium-config").and_then(|maps| {
+pub fn cilium(api: &dyn Api, category: &'static str) -> Check {
+    let maps = list(api, "/api/v1/configmaps", "fieldSelector=metadata.name%3Dcilium-config");
+    let verdict = readable(&maps, "the ConfigMaps cilium-config").and_then(|maps| {
         let problems: Vec<String> = maps.iter().flat_map(cilium_problems).collect();
         Severity::Warning.if_any("Cilium's settings conflict with the plugin", &problems)
     });
@@ -151,11 +83,27 @@ fn cilium_problems(map: &Value) -> Vec<String> {
 }
 
 /// Checks that Pod Security Admission admits the agent's pods. `has_pods`: it has admitted some.
-pub fn pod_security(name: &str, namespace: &OptionalObject, has_pods: bool) -> Verdict {
+pub fn pod_security(
+    api: &dyn Api,
+    category: &'static str,
+    namespace: &str,
+    has_pods: bool,
+) -> Check {
+    // Before the installation, which creates it with the label, it may not exist.
+    let found = find(api, &namespace_path(namespace));
+    let verdict = readable(&found, &format!("namespace {namespace}")).and_then(|found| {
+        found.as_ref().map_or(Ok(()), |found| admits(namespace, found, has_pods))
+    });
+    Check::new(
+        category,
+        "namespace",
+        format!("namespace {namespace} admits the agent's pods"),
+        verdict,
+    )
+}
+
+fn admits(name: &str, namespace: &Value, has_pods: bool) -> Verdict {
     let remedy = format!("kubectl label --overwrite namespace {name} {ENFORCE}=privileged");
-    let Some(namespace) = readable(namespace, &format!("namespace {name}"))? else {
-        return Severity::Error.because(format!("namespace {name} does not exist"));
-    };
     match namespace["metadata"]["labels"][ENFORCE].as_str() {
         Some("privileged") => Ok(()),
         Some(level) => Severity::Error.because(format!(

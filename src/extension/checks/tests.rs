@@ -4,9 +4,7 @@ use std::fmt::Write as _;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::extension::fake::{
-    AGENTS, Cluster, DAEMONSET, EVENTS, NAMESPACE, STATUS_1, entry, later,
-};
+use crate::extension::fake::{AGENTS, Cluster, DAEMONSET, EVENTS, NAMESPACE, STATUS_1, later};
 use crate::extension::report::{Format, is_success, render};
 
 /// The healthy cluster with changes: path, JSON pointer and value of each. An empty pointer replaces the whole
@@ -132,13 +130,6 @@ fn each_obstacle_to_an_installation_is_reported() {
 }
 
 #[test]
-fn the_oldest_supported_kubernetes_is_the_charts_kube_version() {
-    let chart = include_str!("../../../charts/linkerd2-cni/Chart.yaml");
-    let (major, minor) = super::pre::OLDEST_KUBERNETES;
-    assert!(chart.contains(&format!("kubeVersion: \">={major}.{minor}.0-0\"")), "{chart}");
-}
-
-#[test]
 fn each_hint_points_to_a_section_of_the_docs() {
     let docs = include_str!("../../../docs/cli.md");
     let all = [reports().1, pre_reports().1].concat();
@@ -147,10 +138,4 @@ fn each_hint_points_to_a_section_of_the_docs() {
     for hint in hints.into_iter().chain(["kubernetes-api", "upstream"]) {
         assert!(docs.contains(&format!("\n### {hint}\n")), "docs/cli.md has no section {hint}");
     }
-}
-
-#[test]
-fn the_plugin_entry_of_the_fake_cluster_is_complete() {
-    let data = json!({"cni_network_config": entry().to_string()});
-    assert!(plugin_entry(&json!({"data": data})).is_ok());
 }

@@ -41,10 +41,10 @@ fn each_pod_is_explained_with_its_connections_and_rules_or_the_plugins_reason() 
 
 #[test]
 fn a_missing_pod_or_chart_is_named_with_the_remedy() {
-    let error = explain(&Cluster::healthy(), "linkerd-cni", "shop", "web").unwrap_err();
+    let error = explain(&Cluster::healthy(), "linkerd-cni", "shop", "web").unwrap_err().text;
     assert_eq!(error, "pod shop/web does not exist; name its namespace with --namespace");
-    let error = explain(&Cluster::healthy(), "linkerd-cni", "shop/../x", "web").unwrap_err();
+    let error = explain(&Cluster::healthy(), "linkerd-cni", "shop/../x", "web").unwrap_err().text;
     assert_eq!(error, "\"shop/../x\" is not the name of a pod or namespace");
-    let error = explain(&cluster(meshed()), "elsewhere", "shop", "web").unwrap_err();
+    let error = explain(&cluster(meshed()), "elsewhere", "shop", "web").unwrap_err().text;
     assert!(error.contains("elsewhere/linkerd-cni-config does not exist"), "{error}");
 }
