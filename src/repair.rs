@@ -63,15 +63,6 @@ pub struct Shared {
 }
 
 impl Shared {
-    fn new(settings: Settings) -> Self {
-        Shared {
-            settings,
-            queue: queue::Queue::default(),
-            metrics: metrics::Metrics::default(),
-            not_ready: Mutex::new(Some(NOT_LISTED.to_owned())),
-        }
-    }
-
     /// Queues the pod. If the queue is full, the pod's next event or the next audit finds it again.
     fn enqueue(&self, pod: StrandedPod) {
         if !self.queue.push(pod) {
@@ -97,7 +88,9 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Box<dyn Erro
         signals.wait().map_err(no_signals)?;
         return Ok(());
     }
-    let shared = Arc::new(Shared::new(settings));
+    let not_ready = Mutex::new(Some(NOT_LISTED.to_owned()));
+    let (queue, metrics) = (queue::Queue::default(), metrics::Metrics::default());
+    let shared = Arc::new(Shared { settings, queue, metrics, not_ready });
     let net_dir = MountedDir::at_start(&shared.settings.net_dir());
     serve(Arc::clone(&shared), net_dir)?;
     let (watching, watched) = (connection(DEADLINES), Arc::clone(&shared));

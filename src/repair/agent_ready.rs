@@ -13,13 +13,10 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// Waits until the agent is ready, if the settings name its address.
 pub fn wait_until_ready(shared: &Shared) {
     let Some(address) = &shared.settings.agent_addr else { return };
-    let mut is_logged = false;
-    while let Err(why) = ready(address) {
-        if !is_logged {
-            shared.metrics.agent_waits.inc();
-            tracing::warn!("Repairs are paused: {why}");
-            is_logged = true;
-        }
+    let Err(why) = ready(address) else { return };
+    shared.metrics.agent_waits.inc();
+    tracing::warn!("Repairs are paused: {why}");
+    while ready(address).is_err() {
         thread::sleep(POLL_INTERVAL);
     }
 }

@@ -33,7 +33,6 @@ const UNTIL_COMPLETE: Limits = [Duration::from_secs(60), Duration::from_secs(360
 /// Number of pods up to which an audit repairs all pods of a node.
 const FEW_PODS: usize = 2;
 
-/// Audits the rules of the node's pods.
 pub struct Audit {
     pub connection: Connection,
     pub shared: Arc<Shared>,
@@ -157,10 +156,8 @@ impl Audit {
         let errors = vec![format!("the list has more than {MAX_PODS} pods"); list.dropped];
         let mut findings = Findings { errors, ..Findings::default() };
         for AuditedPod { pod, facts } in list.pods {
-            if !pod.is_on_other_node(&settings.node) {
-                let inspected = inspector.inspect(&pod, facts);
-                findings.add(pod, inspected);
-            }
+            let inspected = inspector.inspect(&pod, facts);
+            findings.add(pod, inspected);
         }
         let damaged = findings.damaged.len();
         self.conclude(findings);

@@ -41,7 +41,6 @@ impl RepairBudget {
         (wait(&all, self.repairs_per_minute).max(wait(&own, share)), own.len())
     }
 
-    /// Records a repair in `namespace` at `now`.
     pub fn spend(&mut self, namespace: &str, now: Instant) {
         self.spent.push_back((now, namespace.to_owned()));
         if self.spent.len() > self.repairs_per_minute {

@@ -55,9 +55,6 @@ fn compare(
     let mut report = Report::default();
     for AuditedPod { pod, facts } in list.pods {
         let name = format!("{}/{}", pod.namespace, pod.name);
-        if pod.is_on_other_node(&settings.node) {
-            continue;
-        }
         match inspector.compare(&pod, facts) {
             Ok(found) if found.is_empty() => report.equal += 1,
             Ok(found) => drop(report.differ.insert(name, found)),

@@ -26,7 +26,6 @@ const WEBHOOK: &str = "admission webhook ";
 /// cluster's authorizer.
 const NO_PERMISSION: &str = "User ";
 
-/// Why a running pod is not deleted if the account has no permission to evict it.
 const NOT_PERMITTED: &str = "the repair controller has no permission to evict pods, and deletes no \
                              running pod without an eviction; permit create on pods/eviction, or \
                              set repairController.mode=in-place";

@@ -8,7 +8,6 @@ use super::{CONTROLLER, Shared};
 use crate::kube::connection::Connection;
 use crate::kube::event::{self, EventContent, EventType, Regarding, Reporter};
 
-/// Why a pod that is stranded again is skipped for now.
 pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of this pod or \
                                      of its owner's last pod; check that the CNI plugin works on \
                                      this node";
@@ -44,7 +43,6 @@ pub fn repaired(mode: RepairMode, found_by: FoundBy, missing: usize) -> EventCon
     EventContent { kind, reason: reason(found_by), action, note: note + &missing }
 }
 
-/// Returns the Event on a pod that is left unchanged for now.
 pub fn skipped(found_by: FoundBy, why: &str) -> EventContent {
     let note = format!("Pod skipped for now: {why}");
     EventContent { kind: EventType::Warning, reason: reason(found_by), action: "Skipping", note }

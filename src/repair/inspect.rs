@@ -37,7 +37,6 @@ pub struct Inspector {
 }
 
 impl Inspector {
-    /// Takes the plugin's configuration, and reads the runtime's cache of CNI results.
     pub fn new(client: Client, config: Config, settings: &Settings, read_from: ReadFrom) -> Self {
         let objects = ObjectReader::new(client, read_from);
         Inspector { config, netns_lookup: NetnsLookup::read(settings), objects }

@@ -77,7 +77,6 @@ impl Settings {
         (self.audit_seconds > 0).then(|| Duration::from_secs(self.audit_seconds.into()))
     }
 
-    /// Returns the mounted CNI net dir, with the network configs.
     pub fn net_dir(&self) -> PathBuf {
         self.mount_prefix.join(self.net_dir.trim_start_matches('/'))
     }

@@ -118,18 +118,10 @@ impl StrandedPod {
                 == (&other.uid, &other.namespace, &other.name)
     }
 
-    /// Whether the pod runs on another node than `node`. Requests select the pods of one
-    /// node. This check protects the pods of other nodes if a server ignores the selector.
-    pub fn is_on_other_node(&self, node: &str) -> bool {
-        !self.node.is_empty() && self.node != node
-    }
-
-    /// Returns the pod's name as the plugin gets it.
     pub fn pod_ref(&self) -> PodRef {
         PodRef { namespace: self.namespace.clone(), name: self.name.clone(), uid: self.uid.clone() }
     }
 
-    /// Returns the path of the pod in the API.
     pub fn api_path(&self) -> String {
         format!("/api/v1/namespaces/{}/pods/{}", self.namespace, self.name)
     }

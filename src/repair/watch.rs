@@ -17,23 +17,19 @@ const START_SPREAD: Duration = Duration::from_secs(5);
 /// has UID and resourceVersion as preconditions, and in the other modes the worker reads the pod again.
 pub fn run(connection: Connection, shared: &Shared) {
     let node = &shared.settings.node;
-    // A server that ignores the selector returns pods of other nodes.
-    let accept = |pod: &StrandedPod| {
-        let is_accepted = !pod.is_on_other_node(node);
-        if is_accepted {
-            tracing::debug!(namespace = pod.namespace, name = pod.name, "Pod is stranded");
-        }
-        is_accepted
+    let found = |pod: StrandedPod| {
+        tracing::debug!(namespace = pod.namespace, name = pod.name, "Pod is stranded");
+        shared.enqueue(pod);
     };
     pod_watch::run(connection, node, START_SPREAD, |update| {
         match update {
             Update::Listed { pods, dropped } => {
-                pods.into_iter().filter(accept).for_each(|pod| shared.enqueue(pod));
+                pods.into_iter().for_each(found);
                 shared.metrics.queue_overflow.inc_by(dropped as u64);
                 *shared.not_ready() = None;
             }
-            Update::Changed(pod) if accept(&pod) => shared.enqueue(pod),
-            Update::Changed(_) | Update::Alive => {}
+            Update::Changed(pod) => found(pod),
+            Update::Alive => {}
             Update::Deleted(metadata) => shared.queue.remove(&metadata.uid),
             Update::Failed { error, wait } => {
                 tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");

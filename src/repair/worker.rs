@@ -29,7 +29,6 @@ use crate::pod::facts::own_facts;
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Repairs the pods of the queue.
 pub struct Worker {
     connection: Connection,
     budget: RepairBudget,
