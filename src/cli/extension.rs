@@ -7,6 +7,7 @@
 mod cluster;
 mod terminal;
 
+use std::io::{self, Write as _};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -18,13 +19,15 @@ use serde_json::Value;
 
 use crate::deadline::Deadline;
 use crate::extension::kubectl::Kubectl;
-use crate::extension::report::{self, Check, Format, Problem, Severity};
+use crate::extension::report::{self, Check, Format, Severity};
 use crate::extension::{api, bypass, checks, compare, explain, facts, nodes};
 use cluster::ClusterFlags;
-use terminal::{has_color, print, progress, say};
+use terminal::{has_color, print, progress};
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
+/// The chart's image of this version.
+const IMAGE: &str = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
 /// Time between two attempts of the checks, as in `linkerd check`.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to ask the agents, in each attempt of the checks.
@@ -60,9 +63,8 @@ enum Command {
     /// Exits with 1 if a pod differs, with 2 if one cannot be compared
     Compare {
         /// Image of this version, which runs on each node for some seconds
-        /// [default: that of the chart]
-        #[arg(long)]
-        image: Option<String>,
+        #[arg(long, default_value = IMAGE)]
+        image: String,
         /// Time to wait for the nodes
         #[arg(long, default_value = "5m", value_parser = parse_duration)]
         wait: Duration,
@@ -104,7 +106,8 @@ struct CheckFlags {
 pub fn main() -> ExitCode {
     let flags = Flags::parse();
     run(&flags).map(ExitCode::from).unwrap_or_else(|error| {
-        say(&format!("{error:#}"));
+        // Nothing is left to report a failure to.
+        let _ = writeln!(io::stderr(), "linkerd cni: {error:#}");
         // With `compare`, 1 means that a pod differs.
         ExitCode::from(if matches!(flags.command, Command::Compare { .. }) { 2 } else { 1 })
     })
@@ -114,8 +117,9 @@ pub fn main() -> ExitCode {
 fn run(flags: &Flags) -> anyhow::Result<u8> {
     let cluster = &flags.cluster;
     let api = &Kubectl::new(cluster.kubectl());
-    let connect = || connect(api).context("cannot query the Kubernetes API");
-    let message = |problem: Problem| Error::msg(problem.text);
+    if !matches!(flags.command, Command::Check(_) | Command::ExtensionMetadata) {
+        connect(api).context("cannot query the Kubernetes API")?;
+    }
     let cni_namespace = || facts::find_namespace(api, &cluster.cni_namespace);
     let (text, code) = match &flags.command {
         Command::ExtensionMetadata => (METADATA.to_owned(), 0),
@@ -125,35 +129,25 @@ fn run(flags: &Flags) -> anyhow::Result<u8> {
             (text, u8::from(!report::is_success(&results)))
         }
         Command::Nodes => {
-            connect()?;
             progress("asking the agents");
             let facts = facts::fetch(api, &cni_namespace(), Deadline::after(SWEEP));
             progress("");
-            (nodes::table(&facts).map_err(message)?, 0)
+            (nodes::table(&facts)?, 0)
         }
         Command::Compare { image, wait } => {
-            connect()?;
             progress("comparing the pods of all nodes");
             let end = Deadline::after((*wait).min(LONGEST_WAIT));
-            let report = compare::run(api, &cni_namespace(), image.as_deref(), end);
+            let report = compare::run(api, &cni_namespace(), image, end);
             progress("");
             let report = report.map_err(Error::msg)?;
-            let code = match (report.unknown.is_empty(), report.differ.is_empty()) {
-                (false, _) => 2,
-                (true, false) => 1,
-                (true, true) => 0,
-            };
-            (compare::text(&report), code)
+            let differs = u8::from(!report.differ.is_empty());
+            (compare::text(&report), if report.unknown.is_empty() { differs } else { 2 })
         }
         Command::Explain { pod, namespace } => {
-            connect()?;
-            let found = explain::explain(api, &cni_namespace(), namespace, pod);
-            (found.map_err(message)?, 0)
+            (explain::explain(api, &cni_namespace(), namespace, pod)?, 0)
         }
         Command::Bypass { namespace, output } => {
-            connect()?;
-            let report = bypass::fetch(api, &cni_namespace(), namespace.as_deref());
-            let report = report.map_err(message)?;
+            let report = bypass::fetch(api, &cni_namespace(), namespace.as_deref())?;
             let is_json = output == "json";
             (if is_json { bypass::json(&report) } else { bypass::table(&report) }, 0)
         }

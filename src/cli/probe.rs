@@ -16,6 +16,7 @@ use serde_json::Value;
 use crate::admin;
 use crate::agent::api::{USER_AGENT, namespace, source};
 use crate::agent::settings::Settings;
+use crate::extension::checks::rollout;
 use crate::kube::Deadlines;
 use crate::kube::connection::Connection;
 use crate::kube::scheduling::daemonset_path;
@@ -30,10 +31,9 @@ const UNUSED_ADDRESSES: [IpAddr; 2] = [
 const ATTEMPT_TIMEOUT: Duration = Duration::from_secs(5);
 /// Time in which to retry, as the other container may still be starting.
 const RETRY_BUDGET: Duration = Duration::from_secs(20);
-const PAUSE: Duration = Duration::from_millis(200);
+const PAUSE: Duration = Duration::from_millis(500);
 /// Time for the agents of all nodes to become ready, as after an install without `--wait`.
 const ROLLOUT_BUDGET: Duration = Duration::from_secs(60);
-const ROLLOUT_PAUSE: Duration = Duration::from_secs(2);
 
 /// The sides of the probe. `serve` and `outbound` get the same token, which tells the response of `serve` from
 /// that of any other server, such as another proxy.
@@ -91,20 +91,12 @@ impl Probe {
 
 /// Returns the number of the DaemonSet's nodes, or what is missing. A field that the API server omits is 0.
 fn verified(daemonset: &Value) -> Result<u64, String> {
-    let number = |object: &str, field: &str| daemonset[object][field].as_u64().unwrap_or_default();
-    let nodes = number("status", "desiredNumberScheduled");
-    let updated = number("status", "updatedNumberScheduled");
-    let ready = number("status", "numberReady");
-    match () {
-        () if number("status", "observedGeneration") < number("metadata", "generation") => {
-            Err("the DaemonSet's status is older than its last change".to_owned())
-        }
-        () if nodes == 0 => Err("the DaemonSet selects no node".to_owned()),
-        () if updated < nodes => {
-            Err(format!("{updated} of {nodes} nodes have the DaemonSet's current agent"))
-        }
-        () if ready < nodes => Err(format!("the agent is ready on {ready} of {nodes} nodes")),
-        () => Ok(nodes),
+    rollout("the DaemonSet", daemonset).map_err(|problem| problem.text)?;
+    let number = |field: &str| daemonset["status"][field].as_u64().unwrap_or_default();
+    let (nodes, ready) = (number("desiredNumberScheduled"), number("numberReady"));
+    match ready < nodes {
+        true => Err(format!("the agent is ready on {ready} of {nodes} nodes")),
+        false => Ok(nodes),
     }
 }
 
@@ -114,9 +106,8 @@ fn nodes(settings: &Settings, within: Duration) -> anyhow::Result<()> {
     let namespace = namespace(settings).context("LINKERD_CNI_NAMESPACE is not set")?;
     let path = daemonset_path(&namespace, "linkerd-cni");
     let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(ATTEMPT_TIMEOUT));
-    let nodes = retry(within, ROLLOUT_PAUSE, || {
-        verified(&connection.client()?.get(&path)?).map_err(anyhow::Error::msg)
-    });
+    let nodes =
+        retry(within, || verified(&connection.client()?.get(&path)?).map_err(anyhow::Error::msg));
     let nodes = nodes.map_err(|problem| {
         anyhow!("{problem:#}; see `kubectl get pods -n {namespace} -l k8s-app=linkerd-cni -o wide`")
     })?;
@@ -125,18 +116,14 @@ fn nodes(settings: &Settings, within: Duration) -> anyhow::Result<()> {
 }
 
 /// Repeats `attempt` until it succeeds. Returns its error if it fails after `within`.
-fn retry<T>(
-    within: Duration,
-    pause: Duration,
-    mut attempt: impl FnMut() -> anyhow::Result<T>,
-) -> anyhow::Result<T> {
+fn retry<T>(within: Duration, mut attempt: impl FnMut() -> anyhow::Result<T>) -> anyhow::Result<T> {
     let start = Instant::now();
     loop {
         match attempt() {
             Err(problem) if start.elapsed() < within => tracing::debug!("{problem:#}"),
             result => return result,
         }
-        thread::sleep(pause);
+        thread::sleep(PAUSE);
     }
 }
 
@@ -215,7 +202,7 @@ fn expect(address: SocketAddr, response: &str, within: Duration) -> anyhow::Resu
         line if line == response => Ok(()),
         _ => bail!("unexpected response"),
     };
-    retry(within, PAUSE, attempt).map_err(|problem| {
+    retry(within, attempt).map_err(|problem| {
         anyhow!(
             "a connection to {address} was not redirected to the proxy: {problem}; \
              see the Events of this pod and the log of the agent on its node"
@@ -285,9 +272,9 @@ mod tests {
     fn nodes_are_verified_if_each_has_the_current_agent_and_it_is_ready() {
         for (observed, nodes, updated, ready, expected) in [
             (3, 5, 5, 5, Ok(5)),
-            (2, 5, 5, 5, Err("status is older")),
-            (3, 0, 0, 0, Err("selects no node")),
-            (3, 5, 4, 5, Err("4 of 5 nodes have the DaemonSet's current agent")),
+            (2, 5, 5, 5, Err("has not processed the newest change of the DaemonSet")),
+            (3, 0, 0, 0, Err("no node is in the scope of the DaemonSet")),
+            (3, 5, 4, 5, Err("4 of 5 nodes have a pod of the newest revision of the DaemonSet")),
             (3, 5, 5, 4, Err("ready on 4 of 5 nodes")),
         ] {
             let status = serde_json::json!({

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::Value;
 
 use super::api::{Api, Error, get, list};
-use super::objects::{admin_port, condition, items, text};
+use super::objects::{admin_port, condition, event_text, items, text};
 use crate::agent::status_body::StatusBody;
 use crate::deadline::Deadline;
 
@@ -18,7 +18,6 @@ pub const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni";
 /// Number of agents that are asked at the same time.
 const PARALLEL: usize = 16;
 
-/// An agent's pod, and what it reports.
 #[derive(Clone, Debug, Default)]
 pub struct Agent {
     pub pod: Value,
@@ -69,9 +68,7 @@ impl Agent {
                 && text(&event["reason"]).starts_with("Failed")
         });
         let message = match (text(&waiting["message"]), event) {
-            ("", Some(event)) => {
-                format!(": {}: {}", text(&event["reason"]), text(&event["message"]))
-            }
+            ("", Some(event)) => format!(": {}", event_text(event)),
             ("", None) => String::new(),
             (message, _) => format!(": {message}"),
         };

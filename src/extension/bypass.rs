@@ -24,10 +24,8 @@ use crate::quote::{one_line, quote};
 /// Selects the repair controller's Events on running pods.
 const EVENTS: &str = "fieldSelector=reason%3DLinkerdCNIRulesMissing";
 
-/// Paths around the proxy, or why they are unknown.
 type Paths = Result<Vec<Bypass>, CniError>;
 
-/// The meshed pods of a namespace or the cluster.
 #[derive(Debug, Default)]
 pub struct Report {
     /// Namespace and name of each pod, and its paths.

@@ -116,7 +116,8 @@ fn exists(namespace: &str, daemonset: &Result<Option<Value>, Error>) -> Verdict 
     }
 }
 
-fn rollout(name: &str, daemonset: &Value) -> Verdict {
+/// Fails until all nodes in the scope of the DaemonSet have a pod of its newest revision.
+pub fn rollout(name: &str, daemonset: &Value) -> Verdict {
     let (metadata, status) = (&daemonset["metadata"], &daemonset["status"]);
     let number = |field: &Value| field.as_u64().unwrap_or_default();
     if number(&status["observedGeneration"]) < number(&metadata["generation"]) {

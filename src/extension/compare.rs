@@ -8,12 +8,10 @@ use serde_json::{Value, json};
 
 use super::agents::{DAEMONSET, in_parallel};
 use super::api::{Api, Error, get, list};
-use crate::VERSION;
 use crate::deadline::Deadline;
 use crate::kube::scheduling::daemonset_path;
 use crate::repair::comparison::Report;
 
-/// Name of the DaemonSet that compares.
 const NAME: &str = "linkerd-cni-compare";
 const SELECTOR: &str = "labelSelector=k8s-app%3Dlinkerd-cni-compare";
 const PORT: u16 = 8080;
@@ -22,18 +20,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 
 /// Compares the pods of all nodes with an agent. `image` runs on the nodes.
 /// Fails if the DaemonSet cannot be created, or none of its pods can be asked.
-pub fn run(
-    api: &dyn Api,
-    namespace: &str,
-    image: Option<&str>,
-    end: Deadline,
-) -> Result<Report, String> {
+pub fn run(api: &dyn Api, namespace: &str, image: &str, end: Deadline) -> Result<Report, String> {
     let agent: Value = get(api, &daemonset_path(namespace, DAEMONSET))
         .map_err(|why| format!("cannot read the DaemonSet {namespace}/{DAEMONSET}: {why}"))?;
-    let image =
-        image.map_or_else(|| format!("cr.l5d.io/linkerd/cni-plugin:v{VERSION}"), str::to_owned);
     let all = format!("/apis/apps/v1/namespaces/{namespace}/daemonsets");
-    let daemonset = daemonset(&agent["spec"]["template"]["spec"], &image).to_string();
+    let daemonset = daemonset(&agent["spec"]["template"]["spec"], image).to_string();
     api.request("POST", &all, &daemonset).map_err(|why| {
         format!(
             "cannot create the DaemonSet {namespace}/{NAME}: {why}; if it exists, wait until the other \
@@ -168,7 +159,7 @@ mod tests {
 
     fn ran(cluster: Cluster, wait: Duration) -> (Result<Report, String>, Recorded) {
         let api = Recorded::new(cluster);
-        let report = run(&api, "linkerd-cni", None, Deadline::after(wait));
+        let report = run(&api, "linkerd-cni", "image:1", Deadline::after(wait));
         (report, api)
     }
 

@@ -19,6 +19,7 @@ use crate::kube::object_reader::{API_SERVICE, namespace_path};
 use crate::kube::types::{Namespace, Pod, Service};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
+use crate::pod::containers::has_ipv6_address;
 use crate::pod::facts::ClusterLookup;
 use crate::pod::skip::skipped_by_annotations;
 use crate::quote::quote;
@@ -61,22 +62,24 @@ impl ClusterLookup for Lookup<'_> {
 /// Fails with the plugin's error, with which the pod cannot start.
 fn decide(
     config: &Config,
-    object: &Pod,
+    object: Pod,
     lookup: &mut Lookup<'_>,
-) -> Result<Decision<ResolvedRedirect>, CniError> {
+) -> Result<Decision<(ResolvedRedirect, Vec<Bypass>)>, CniError> {
     let pod = PodRef::from(&object.metadata);
     if let Some(reason) = config.filter.skip_reason(&pod) {
         return Ok(Decision::Skip(reason));
     }
-    let facts = match crate::pod::facts::facts(object.clone(), &pod, lookup)? {
+    let has_ipv6 = has_ipv6_address(&object);
+    let facts = match crate::pod::facts::facts(object, &pod, lookup)? {
         Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
         Decision::Redirect(facts) => facts,
     };
     let resolved = config.resolve(&facts)?;
-    match config.refusal(&resolved) {
-        Some(error) => Err(error),
-        None => Ok(Decision::Redirect(resolved)),
+    if let Some(error) = config.refusal(&resolved) {
+        return Err(error);
     }
+    let bypasses = config.bypasses(&pod, &facts, has_ipv6)?;
+    Ok(Decision::Redirect((resolved, bypasses)))
 }
 
 /// Explains what the plugin decides for the pod. `cni_namespace` has the agent's DaemonSet.
@@ -101,19 +104,15 @@ pub fn explain(
         "name its namespace with --namespace",
     )?;
     let config = facts::config(api, cni_namespace)?;
-    let mut lookup = Lookup::new(api);
     // The runtime calls no plugin for a pod in the node's network namespace.
-    let decision = (!pod.spec.host_network).then(|| decide(&config, &pod, &mut lookup));
+    let is_called = !pod.spec.host_network;
+    let decision = is_called.then(|| decide(&config, pod.clone(), &mut Lookup::new(api)));
     let mut text = describe(&pod, decision.as_ref());
-    if let Some(Ok(Decision::Redirect(resolved))) = &decision {
+    if let Some(Ok(Decision::Redirect((resolved, bypasses)))) = &decision {
         if skipped_by_annotations(&pod.metadata.annotations).is_some() {
             text.push_str(UNANNOTATED);
         }
-        let bypasses = match config.bypasses_of(pod, &mut lookup) {
-            Ok(Decision::Redirect(found)) => found,
-            _ => Vec::new(),
-        };
-        redirect(&mut text, &config, resolved, &bypasses);
+        redirect(&mut text, &config, resolved, bypasses);
     }
     Ok(text)
 }
@@ -123,7 +122,7 @@ fn unreadable(error: Error) -> CniError {
     CniError::new(Failure::ApiError, error.to_string())
 }
 
-fn describe(pod: &Pod, decision: Option<&Result<Decision<ResolvedRedirect>, CniError>>) -> String {
+fn describe<T>(pod: &Pod, decision: Option<&Result<Decision<T>, CniError>>) -> String {
     let node = match pod.spec.node_name.as_str() {
         "" => "not scheduled",
         node => node,

@@ -16,7 +16,6 @@ use crate::kube::scheduling::{Node, daemonset_path};
 /// Key of the ConfigMap with the template of the plugin entry.
 const ENTRY_KEY: &str = "cni_network_config";
 
-/// The nodes and their agents.
 pub struct Facts {
     pub nodes: Result<Vec<Node>, Error>,
     pub agents: Result<Vec<Agent>, Error>,
@@ -26,11 +25,11 @@ pub struct Facts {
 
 /// Asks the agents until `end`. A failed request does not stop the others.
 pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
-    Facts {
-        nodes: list(api, "/api/v1/nodes", ""),
-        agents: agents(api, namespace, end),
-        events: warnings(api, namespace).unwrap_or_default(),
-    }
+    let events = format!("{}/events", namespace_path(namespace));
+    let mut events: Vec<Value> =
+        list(api, &events, "fieldSelector=type%3DWarning").unwrap_or_default();
+    events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
+    Facts { nodes: list(api, "/api/v1/nodes", ""), agents: agents(api, namespace, end), events }
 }
 
 /// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.
@@ -42,14 +41,6 @@ pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
         Ok([only]) => text(&only["metadata"]["namespace"]).to_owned(),
         _ => wanted.to_owned(),
     }
-}
-
-/// Lists the Warning Events of a namespace, oldest first.
-fn warnings(api: &dyn Api, namespace: &str) -> Result<Vec<Value>, Error> {
-    let path = format!("{}/events", namespace_path(namespace));
-    let mut events = list(api, &path, "fieldSelector=type%3DWarning")?;
-    events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
-    Ok(events)
 }
 
 pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {
@@ -75,23 +66,18 @@ pub fn existing<T: DeserializeOwned>(
     }
 }
 
-/// Reads the plugin entry of the chart in this namespace.
 pub fn config(api: &dyn Api, namespace: &str) -> Result<Config, Problem> {
     let name = format!("ConfigMap {namespace}/linkerd-cni-config");
     let path = format!("{}/configmaps/linkerd-cni-config", namespace_path(namespace));
     let remedy = "install the chart (helm upgrade, or scripts/install-cni | kubectl apply -f -), or name \
                   its namespace with --cni-namespace";
     let map: Value = existing(api, &path, &name, remedy)?;
-    plugin_entry(&map).or_else(|why| Severity::Error.because(format!("{name}: {why}")))
-}
-
-/// The error names the key and the problem.
-fn plugin_entry(map: &Value) -> Result<Config, String> {
-    let text = map["data"][ENTRY_KEY].as_str();
-    let text = text.ok_or_else(|| format!("the key {ENTRY_KEY} is missing"))?;
-    let object: Object =
-        serde_json::from_str(text).map_err(|error| format!("{ENTRY_KEY}: {error}"))?;
-    Config::read(&object).map_err(|error| format!("{ENTRY_KEY}: {}", error.msg))
+    let text = map["data"][ENTRY_KEY].as_str().ok_or_else(|| "the key is missing".to_owned());
+    let entry = text.and_then(|text| {
+        let object: Object = serde_json::from_str(text).map_err(|error| error.to_string())?;
+        Config::read(&object).map_err(|error| error.msg)
+    });
+    entry.or_else(|why| Severity::Error.because(format!("{name}: {ENTRY_KEY}: {why}")))
 }
 
 /// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap. `None` if there is no

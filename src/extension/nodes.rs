@@ -9,17 +9,8 @@ use super::report::Problem;
 use crate::agent::status_body::PluginCounts;
 use crate::quote::{cut, one_line};
 
-const HEADINGS: [&str; 9] = [
-    "NODE",
-    "READY",
-    "VERSION",
-    "NETWORK CONFIG",
-    "TOKEN",
-    "BACKEND",
-    "REDIRECTED",
-    "FAILED",
-    "ADD BY",
-];
+const HEADINGS: [&str; 8] =
+    ["NODE", "READY", "VERSION", "NETWORK CONFIG", "TOKEN", "BACKEND", "REDIRECTED", "FAILED"];
 const UNKNOWN: &str = "-";
 
 /// Renders one row for each node, and below the table why nodes are not ready.
@@ -49,7 +40,7 @@ pub fn table(facts: &Facts) -> Result<String, Problem> {
     Ok(format!("{}{gap}{}", align(&rows), reasons.concat()))
 }
 
-fn row(node: &str, agent: &Agent, is_ready: bool) -> [String; 9] {
+fn row(node: &str, agent: &Agent, is_ready: bool) -> [String; 8] {
     let body = agent.body();
     let unknown = || UNKNOWN.to_owned();
     let sum = |counts: fn(&PluginCounts) -> &BTreeMap<String, u64>| {
@@ -67,17 +58,7 @@ fn row(node: &str, agent: &Agent, is_ready: bool) -> [String; 9] {
         if backends.is_empty() { unknown() } else { backends.join(",") },
         sum(|calls| &calls.redirects),
         sum(|calls| &calls.failures),
-        body.map(|body| decided_by(&body.calls.adds))
-            .filter(|text| !text.is_empty())
-            .unwrap_or_else(unknown),
     ]
-}
-
-/// Names the sources that decided on pods, each with the number of ADDs.
-fn decided_by(adds: &BTreeMap<String, u64>) -> String {
-    let sources = adds.iter().filter(|(_, count)| **count > 0);
-    let sources = sources.map(|(source, count)| format!("{} {count}", cut(source)));
-    sources.collect::<Vec<_>>().join(", ")
 }
 
 /// Returns the time that is left in its largest unit, such as `23h left`.

@@ -71,3 +71,8 @@ pub fn event_time(event: &Value) -> &str {
     let times = ["lastTimestamp", "eventTime"].map(|key| text(&event[key]));
     times.into_iter().find(|time| !time.is_empty()).unwrap_or_default()
 }
+
+/// Returns the cause in an Event.
+pub fn event_text(event: &Value) -> String {
+    format!("{}: {}", text(&event["reason"]), text(&event["message"]))
+}

@@ -21,7 +21,8 @@ pub struct Check {
 
 pub type Verdict = Result<(), Problem>;
 
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{text}")]
 pub struct Problem {
     pub severity: Severity,
     pub text: String,
@@ -72,8 +73,12 @@ impl Check {
         Check { category, hint, description: one_line(description.as_ref()), verdict }
     }
 
+    fn severity(&self) -> Option<Severity> {
+        self.verdict.as_ref().err().map(|problem| problem.severity)
+    }
+
     fn is_failure(&self) -> bool {
-        self.verdict.as_ref().is_err_and(|problem| problem.severity != Severity::Warning)
+        !matches!(self.severity(), None | Some(Severity::Warning))
     }
 
     fn hint_url(&self) -> String {
@@ -95,8 +100,7 @@ pub fn is_success(checks: &[Check]) -> bool {
 }
 
 pub fn is_pending(checks: &[Check]) -> bool {
-    let may_succeed = |problem: &Problem| problem.severity == Severity::Pending;
-    checks.iter().any(|check| check.verdict.as_ref().is_err_and(may_succeed))
+    checks.iter().any(|check| check.severity() == Some(Severity::Pending))
 }
 
 /// Renders the report. `color` is for terminals.
@@ -116,7 +120,7 @@ fn text(checks: &[Check], short: bool, color: bool) -> String {
         let category = group[0].category;
         let _ = writeln!(text, "{category}\n{}", "-".repeat(category.len()));
         for check in group {
-            let _ = writeln!(text, "{} {}", glyph(&check.verdict, color), check.description);
+            let _ = writeln!(text, "{} {}", glyph(check.severity(), color), check.description);
             if let Err(problem) = &check.verdict {
                 let (why, hint) = (&problem.text, check.hint_url());
                 let _ = writeln!(text, "    {why}\n    see {hint} for hints");
@@ -124,19 +128,16 @@ fn text(checks: &[Check], short: bool, color: bool) -> String {
         }
         text.push('\n');
     }
-    let overall = match is_success(checks) {
-        true => Ok(()),
-        false => Severity::Error.because(""),
-    };
-    let _ = writeln!(text, "Status check results are {}", glyph(&overall, color));
+    let overall = (!is_success(checks)).then_some(Severity::Error);
+    let _ = writeln!(text, "Status check results are {}", glyph(overall, color));
     text
 }
 
-fn glyph(verdict: &Verdict, color: bool) -> String {
-    let (glyph, code) = match verdict.as_ref().map_err(|problem| problem.severity) {
-        Ok(()) => ('√', 32),
-        Err(Severity::Warning) => ('‼', 33),
-        Err(Severity::Error | Severity::Pending) => ('×', 31),
+fn glyph(severity: Option<Severity>, color: bool) -> String {
+    let (glyph, code) = match severity {
+        None => ('√', 32),
+        Some(Severity::Warning) => ('‼', 33),
+        Some(Severity::Error | Severity::Pending) => ('×', 31),
     };
     match color {
         true => format!("\x1b[{code};1m{glyph}\x1b[0m"),

@@ -28,14 +28,7 @@ pub struct ClusterFlags {
     /// Namespace of the control plane
     #[arg(long, short = 'L', global = true, env = "LINKERD_NAMESPACE", hide_env_values = true, default_value = LINKERD_NAMESPACE)]
     linkerd_namespace: String,
-    /// Flags that `linkerd check` passes to every extension.
-    #[command(flatten)]
-    unused: UnusedFlags,
-}
-
-/// Accepted without effect.
-#[derive(Args)]
-struct UnusedFlags {
+    // `linkerd check` passes these two to every extension. Accepted without effect.
     #[arg(long, global = true, hide = true)]
     api_addr: Option<String>,
     #[arg(long, global = true, hide = true, action = ArgAction::Set)]

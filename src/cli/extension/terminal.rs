@@ -1,14 +1,9 @@
-//! Output of `linkerd cni`: results on stdout, messages and progress on stderr.
+//! Output of `linkerd cni`: results on stdout, progress on stderr.
 
 use std::env;
 use std::io::{self, IsTerminal as _, Write as _};
 
 use anyhow::Context as _;
-
-pub fn say(message: &str) {
-    // Nothing is left to report a failure to.
-    let _ = writeln!(io::stderr(), "linkerd cni: {message}");
-}
 
 /// Shows what runs, on a line of its own that the next call overwrites. Only on a terminal.
 pub fn progress(what: &str) {

@@ -11,7 +11,9 @@ use crate::VERSION;
 use crate::agent::status_body::StatusBody;
 use crate::extension::agents::{Agent, DAEMONSET, is_ready, token_left};
 use crate::extension::facts::{Facts, readable};
-use crate::extension::objects::{admin_port, agent_container, pod_spec, text, variable};
+use crate::extension::objects::{
+    admin_port, agent_container, event_text, pod_spec, text, variable,
+};
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::failure;
 use crate::kube::scheduling::Placement;
@@ -99,12 +101,9 @@ fn placed(facts: &Facts, daemonset: &Value) -> Verdict {
         object["kind"] == "DaemonSet" && object["name"] == DAEMONSET
     };
     let event = facts.events.iter().rev().find(is_about_it);
-    let cause =
-        event.map(|event| format!(" ({}: {})", text(&event["reason"]), text(&event["message"])));
-    let summary = format!(
-        "nodes without an agent, where meshed pods start without redirect rules{}",
-        cause.unwrap_or_default()
-    );
+    let cause = event.map(|event| format!(" ({})", event_text(event))).unwrap_or_default();
+    let summary =
+        format!("nodes without an agent, where meshed pods start without redirect rules{cause}");
     Severity::Pending.if_any(&summary, &missing)?;
     Severity::Warning.if_any(
         "nodes out of the DaemonSet's scope, where meshed pods start without redirect rules",
@@ -113,14 +112,10 @@ fn placed(facts: &Facts, daemonset: &Value) -> Verdict {
 }
 
 fn ready(facts: &Facts) -> Verdict {
-    let agents = match &facts.agents {
-        Ok(agents) => agents,
-        Err(why) => return Severity::Error.unreadable("the agents' pods", why),
-    };
-    let reasons: Vec<String> = agents
-        .iter()
-        .filter_map(|agent| Some(named(agent, agent.not_ready(&facts.events)?)))
-        .collect();
+    let agents = facts.agents.as_ref();
+    let agents = agents.or_else(|why| Severity::Error.unreadable("the agents' pods", why))?;
+    let why = |agent: &Agent| Some(named(agent, agent.not_ready(&facts.events)?));
+    let reasons: Vec<String> = agents.iter().filter_map(why).collect();
     Severity::Pending.if_any("agents that are not ready", &reasons)
 }
 
@@ -139,7 +134,6 @@ fn named(agent: &Agent, why: String) -> String {
     format!("{}: pod {}: {why}", agent.node(), agent.name())
 }
 
-/// The reports of the agents, each with its node.
 type Bodies<'a> = Vec<(&'a str, &'a StatusBody)>;
 
 pub fn bodies(facts: &Facts) -> Bodies<'_> {

@@ -41,13 +41,15 @@ fn describe(daemonset: &Value, namespace: &str) -> String {
     let [own_namespace, name] = ["namespace", "name"].map(|key| text(&daemonset["metadata"][key]));
     let is_upstream = admin_port(pod_spec(daemonset)).is_none();
     let whose = if is_upstream { "upstream's chart" } else { "this chart" };
-    let what = match (own_namespace == namespace, is_upstream) {
-        (true, true) => "helm upgrade, or scripts/install-cni | kubectl apply -f -, replaces it",
-        (true, false) => {
+    let what = match own_namespace == namespace {
+        true if is_upstream => {
+            "helm upgrade, or scripts/install-cni | kubectl apply -f -, replaces it"
+        }
+        true => {
             "upgrade with helm upgrade, or scripts/install-cni | kubectl apply -f -, and use \
              linkerd cni check without --pre"
         }
-        (false, _) => "uninstall it: two agents would share the nodes' files",
+        false => "uninstall it: two agents would share the nodes' files",
     };
     format!("{own_namespace}/{name} of {whose}: {what}")
 }

@@ -141,7 +141,8 @@ fn a_cluster_with_500_agents_is_checked_in_seconds_through_one_proxy() {
     let time = begin.elapsed();
     assert!(output.status.success() && time < TIME, "{time:?} {output:?}");
     println!("{AGENTS} agents asked in {time:.1?}, at most {} at a time", most.load(SeqCst));
-    assert_eq!(most.load(SeqCst), 16);
+    // The server counts a request a moment longer than the client.
+    assert!((16..=16 + 4).contains(&most.load(SeqCst)), "{most:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["success"], true);
     let mut checks = report["categories"][1]["checks"].as_array().unwrap().iter();
