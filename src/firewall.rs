@@ -27,10 +27,12 @@ const DEADLINE: Duration = Duration::from_secs(15);
 /// IPv6 addresses in the netns of the calling thread. The file is missing if the kernel has no IPv6.
 const IF_INET6: &str = "/proc/thread-self/net/if_inet6";
 
+const NO_IPV6: &str = "if the node cannot redirect IPv6, set the chart's disableIPv6 to true";
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("the kernel rejected {subject}: {source}")]
-    Native { subject: String, remedy: Option<&'static str>, source: nix::Error },
+    Native { subject: String, remedy: String, source: nix::Error },
     #[error("the backend native needs Linux 4.18, and this kernel is {release}")]
     OldKernel { release: String },
     #[error(
@@ -75,9 +77,9 @@ impl Error {
                 "check the node's audit log for SELinux denials of the iptables program that the message names, or set the chart's iptablesMode to native, which runs no program".to_owned(),
             ),
             Error::Restore { program, .. } if program.to_string_lossy().contains("ip6tables") => {
-                Some("if the node cannot redirect IPv6, set the chart's disableIPv6 to true".to_owned())
+                Some(NO_IPV6.to_owned())
             }
-            Error::Native { remedy, .. } => remedy.map(str::to_owned),
+            Error::Native { remedy, .. } => Some(remedy.clone()).filter(|remedy| !remedy.is_empty()),
             Error::OldKernel { .. } => {
                 Some("set the chart's iptablesMode to nft or legacy".to_owned())
             }

@@ -17,7 +17,7 @@ use crate::redirect::{Family, Origin, Redirect};
 /// rules. Compares IPv6 only in a netns with an IPv6 address.
 /// Fails if rules cannot be listed, or have a form that is not known.
 pub fn compare(today: Option<&Origin>) -> Result<Vec<String>, Error> {
-    let (listing, deadline) = (Listing::default(), Deadline::after(DEADLINE));
+    let (listing, deadline) = (Listing::read()?, Deadline::after(DEADLINE));
     let mut found = Vec::new();
     for &family in if has_ipv6_address() { Family::ALL } else { Family::IPV4 } {
         let now = tables(&listing, today, family, deadline)?;
@@ -59,12 +59,13 @@ fn tables(
     deadline: Deadline,
 ) -> Result<Vec<Nat>, Error> {
     let names = nat_tables(family)?;
-    let kinds =
-        [(true, iptables::has_legacy_nat(family)), (false, names.contains(rules::NAT_TABLE))];
+    let has_legacy = iptables::has_legacy_nat(family);
     let mut found = Vec::new();
-    for (is_legacy, _) in kinds.into_iter().filter(|(_, exists)| *exists) {
-        let lines = iptables::lines_of(is_legacy, family, deadline)?;
-        found.push(Nat::read(&lines).map_err(unknown)?);
+    for (is_legacy, exists) in [(true, has_legacy), (false, names.contains(rules::NAT_TABLE))] {
+        if exists {
+            let lines = iptables::lines_of(is_legacy, family, deadline)?;
+            found.push(Nat::read(&lines).map_err(unknown)?);
+        }
     }
     found.retain(|table| !table.is_empty());
     if found.len() > 1 {
@@ -82,7 +83,7 @@ fn tables(
 
 /// Returns the rules of the plugin's table: those of its marker, or today's.
 fn plugin_table(listing: &Listing, today: Option<&Origin>, family: Family) -> Result<Nat, Error> {
-    let marked = listing.marker()?.as_deref().and_then(rules::marked_origin);
+    let marked = listing.marker.as_deref().and_then(rules::marked_origin);
     for Origin { redirect, .. } in marked.iter().chain(today) {
         if listing.is_of(redirect, family)? {
             return table(redirect, family).map_err(unknown);

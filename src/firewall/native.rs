@@ -21,7 +21,7 @@ use crate::redirect::rules::{self, Chain, nft};
 use crate::redirect::{Family, Redirect};
 use expressions::SetName;
 pub use message::PLUGIN_TABLE;
-use message::{kind, protocol_family};
+use message::kind;
 
 /// All chains, in the order in which they are created.
 const CHAINS: [Chain; Chain::ALL.len()] =
@@ -73,12 +73,7 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
     // Number of sets so far, which is also the ID of the last one.
     let mut sets = 0;
     for &family in families {
-        let message = |kind, flags, attributes| Message {
-            kind,
-            family: protocol_family(family),
-            flags,
-            attributes,
-        };
+        let message = |kind, flags, rest| message::message(kind, family, flags, rest);
         if !fresh {
             // Deleting a missing table fails, so create it first.
             messages.push(message(kind::NEW_TABLE, CREATE, message::table()));
@@ -104,29 +99,19 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
 /// Deletes all rules of the `PROXY_INIT_*` chains in the tables of `iptables-nft`, and in the plugin's
 /// tables of other families than `families`. The empty chains and the jumps to them stay, without effect.
 pub fn flush_others(families: &[Family]) -> Result<(), Error> {
-    for &family in Family::ALL {
-        flush(family, rules::NAT_TABLE)?;
-        if !families.contains(&family) {
-            flush(family, message::PLUGIN_TABLE)?;
-        }
-    }
-    Ok(())
-}
-
-fn flush(family: Family, table: &str) -> Result<(), Error> {
-    for chain in Chain::LINKERD {
-        let attributes = Attributes::default()
-            .text(nfta::RULE_TABLE, table)
-            .text(nfta::RULE_CHAIN, chain.name());
-        let messages = [Message {
-            kind: kind::DELETE_RULE,
-            family: protocol_family(family),
-            flags: 0,
-            attributes,
-        }];
-        match socket::transact(&messages) {
-            Err(rejection) if MISSING.contains(&rejection.errno) => {}
-            done => done.map_err(|rejection| rejection::error(&messages, rejection))?,
+    let of_iptables = Family::ALL.iter().map(|&family| (family, rules::NAT_TABLE));
+    let others = Family::ALL.iter().filter(|family| !families.contains(family));
+    let of_plugin = others.map(|&family| (family, PLUGIN_TABLE));
+    for (family, table) in of_iptables.chain(of_plugin) {
+        for chain in Chain::LINKERD {
+            let rules = Attributes::default()
+                .text(nfta::RULE_TABLE, table)
+                .text(nfta::RULE_CHAIN, chain.name());
+            let messages = [message::message(kind::DELETE_RULE, family, 0, rules)];
+            match socket::transact(&messages) {
+                Err(rejection) if MISSING.contains(&rejection.errno) => {}
+                done => done.map_err(|rejection| rejection::error(&messages, rejection))?,
+            }
         }
     }
     Ok(())

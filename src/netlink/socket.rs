@@ -18,7 +18,10 @@ const RESPONSE_SECONDS: i64 = 5;
 
 /// Most bytes that [`dump`] receives. A process of the pod with CAP_NET_ADMIN can add objects without
 /// limit. The longest lists of ports that a pod's annotations can have need some 3 MB.
-pub const DUMP_LIMIT: usize = 8 << 20;
+const DUMP_LIMIT: usize = 4 << 20;
+/// Most bytes of a list of rtnetlink, such as some 3,500 addresses. A process of the pod with CAP_NET_ADMIN
+/// can add addresses without limit, and the repair controller keeps those of all pods of the node.
+const ROUTE_LIMIT: usize = 256 << 10;
 
 const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_NFTABLES as u16;
 const BATCH_BEGIN: u16 = libc::NFNL_MSG_BATCH_BEGIN as u16;
@@ -27,8 +30,10 @@ const ERROR: u16 = libc::NLMSG_ERROR as u16;
 const DONE: u16 = libc::NLMSG_DONE as u16;
 
 const REQUEST: u16 = libc::NLM_F_REQUEST as u16;
-const ACK: u16 = libc::NLM_F_ACK as u16;
-const DUMP: u16 = libc::NLM_F_DUMP as u16;
+/// Flag of a request whose success the kernel reports.
+pub const ACK: u16 = libc::NLM_F_ACK as u16;
+/// Flags of a request for a list.
+pub const DUMP: u16 = libc::NLM_F_DUMP as u16;
 /// Flag of a request that creates an object: fail if the object exists.
 pub const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
 /// Flag of a request that creates an object: create it if it is missing.
@@ -60,19 +65,22 @@ impl From<Errno> for Rejection {
     }
 }
 
-/// `header` is the structure that the message type `kind` has before its attributes.
-/// Fails with the kernel's error, `ETIMEDOUT` without a response.
+/// Sends a request whose message type `kind` has the structure `header` before its attributes, and passes
+/// the attributes of each object that the kernel lists to `element`.
+/// Fails with the kernel's error, `ETIMEDOUT` without a response, `EFBIG` if the list is longer than
+/// [`ROUTE_LIMIT`].
 pub fn request_rtnetlink(
     kind: u16,
     flags: u16,
     header: &[u8],
     attributes: &Attributes,
+    element: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
     let socket = open(SockProtocol::NetlinkRoute)?;
     let mut request = Vec::new();
-    append(&mut request, kind, REQUEST | ACK | flags, 1, header, attributes);
-    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
-    receive_result(&socket).map_err(|rejection| rejection.errno)
+    append(&mut request, kind, flags, 1, header, attributes);
+    let element = &mut |payload: &[u8]| element(payload.get(header.len()..).unwrap_or_default());
+    exchange(&socket, &request, ROUTE_LIMIT, element).map_err(|rejection| rejection.errno)
 }
 
 #[derive(Clone, Debug)]
@@ -92,88 +100,48 @@ pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
     let mut batch = Vec::new();
     let none = Attributes::default();
-    append(&mut batch, BATCH_BEGIN, REQUEST, 0, &family_header(0, SUBSYSTEM), &none);
+    append(&mut batch, BATCH_BEGIN, 0, 0, &family_header(0, SUBSYSTEM), &none);
     for (index, message) in messages.iter().enumerate() {
         // The kernel reports every error, but success only for messages with ACK.
         let last = index + 1 == messages.len();
-        let flags = REQUEST | message.flags | if last { ACK } else { 0 };
+        let flags = message.flags | if last { ACK } else { 0 };
         let kind = SUBSYSTEM << 8 | message.kind;
         let sequence = index as u32 + 1;
         let header = family_header(message.family, 0);
         append(&mut batch, kind, flags, sequence, &header, &message.attributes);
     }
-    append(&mut batch, BATCH_END, REQUEST, 0, &family_header(0, SUBSYSTEM), &none);
-    make_room(&socket, batch.len());
-    send(socket.as_raw_fd(), &batch, MsgFlags::empty())?;
-    receive_result(&socket)
-}
-
-/// Enlarges the send buffer if a batch of `length` bytes exceeds it. The size limit of a pod's
-/// annotations bounds the batch. If this fails, sending the batch fails with `EMSGSIZE`.
-fn make_room(socket: &OwnedFd, length: usize) {
-    let needed = length + SEND_OVERHEAD;
-    let is_enough = || getsockopt(socket, sockopt::SndBuf).is_ok_and(|size| size >= needed);
-    // The kernel doubles the size, and limits it by net.core.wmem_max.
-    if is_enough() || (setsockopt(socket, sockopt::SndBuf, &needed).is_ok() && is_enough()) {
-        return;
+    append(&mut batch, BATCH_END, 0, 0, &family_header(0, SUBSYSTEM), &none);
+    let needed = batch.len() + SEND_OVERHEAD;
+    // The size limit of a pod's annotations bounds the batch.
+    if getsockopt(&socket, sockopt::SndBuf)? < needed
+        && setsockopt(&socket, sockopt::SndBufForce, &needed).is_err()
+    {
+        // Needs no CAP_NET_ADMIN in the initial user namespace, but net.core.wmem_max limits the size.
+        let _ = setsockopt(&socket, sockopt::SndBuf, &needed);
     }
-    // No limit, but it needs CAP_NET_ADMIN in the initial user namespace.
-    let _ = setsockopt(socket, sockopt::SndBufForce, &needed);
+    exchange(&socket, &batch, usize::MAX, &mut |_| {})
 }
 
 /// Passes the attributes of each nf_tables object of type `kind` to `element`.
 /// Fails with the kernel's error, `EOPNOTSUPP` if it has no nf_tables, `ETIMEDOUT` without a response,
-/// `EFBIG` if the list is longer than [`DUMP_LIMIT`].
+/// `EFBIG` if the list is too long.
 pub fn dump(
     kind: u16,
     family: u8,
     attributes: &Attributes,
     element: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
-    let (protocol, header) = (SockProtocol::NetlinkNetFilter, family_header(family, 0));
-    let listed = list(protocol, SUBSYSTEM << 8 | kind, &header, attributes, DUMP_LIMIT, element);
-    // `nfnetlink_rcv_msg` rejects a list of a missing subsystem with EINVAL, where `nfnetlink_rcv_batch`
-    // rejects a transaction with EOPNOTSUPP.
-    listed.map_err(|errno| if errno == Errno::EINVAL { Errno::EOPNOTSUPP } else { errno })
-}
-
-/// As [`dump`], for rtnetlink objects, with a list of at most `limit` bytes. Each message has the structure
-/// `header` before its attributes.
-pub fn dump_rtnetlink(
-    kind: u16,
-    header: &[u8],
-    limit: usize,
-    element: &mut dyn FnMut(&[u8]),
-) -> Result<(), Errno> {
-    list(SockProtocol::NetlinkRoute, kind, header, &Attributes::default(), limit, element)
-}
-
-fn list(
-    protocol: SockProtocol,
-    kind: u16,
-    header: &[u8],
-    attributes: &Attributes,
-    limit: usize,
-    element: &mut dyn FnMut(&[u8]),
-) -> Result<(), Errno> {
-    let socket = open(protocol)?;
+    let socket = open(SockProtocol::NetlinkNetFilter)?;
     let mut request = Vec::new();
-    append(&mut request, kind, REQUEST | DUMP, 1, header, attributes);
-    send(socket.as_raw_fd(), &request, MsgFlags::empty())?;
-    let mut buffer = vec![0; BUFFER];
-    let mut received = 0;
-    while received <= limit {
-        let mut end = None;
-        received += receive(&socket, &mut buffer, &mut |reply| match reply.kind {
-            ERROR => end = Some(reply.result()),
-            DONE => end = Some(Ok(())),
-            _ => element(reply.payload.get(header.len()..).unwrap_or_default()),
-        })?;
-        if let Some(end) = end {
-            return end.map_err(|rejection| rejection.errno);
-        }
-    }
-    Err(Errno::EFBIG)
+    let kind = SUBSYSTEM << 8 | kind;
+    append(&mut request, kind, DUMP, 1, &family_header(family, 0), attributes);
+    let element = &mut |payload: &[u8]| element(payload.get(FAMILY_HEADER..).unwrap_or_default());
+    exchange(&socket, &request, DUMP_LIMIT, element).map_err(|rejection| match rejection.errno {
+        // `nfnetlink_rcv_msg` rejects a list of a missing subsystem with EINVAL, where
+        // `nfnetlink_rcv_batch` rejects a transaction with EOPNOTSUPP.
+        Errno::EINVAL => Errno::EOPNOTSUPP,
+        errno => errno,
+    })
 }
 
 fn open(protocol: SockProtocol) -> Result<OwnedFd, Errno> {
@@ -200,7 +168,7 @@ fn append(
     let length = (MESSAGE_HEADER + header.len() + attributes.0.len()) as u32;
     batch.extend_from_slice(&length.to_ne_bytes());
     batch.extend_from_slice(&kind.to_ne_bytes());
-    batch.extend_from_slice(&flags.to_ne_bytes());
+    batch.extend_from_slice(&(REQUEST | flags).to_ne_bytes());
     batch.extend_from_slice(&sequence.to_ne_bytes());
     // The sender's port ID: 0, the kernel fills it in.
     batch.extend_from_slice(&[0; 4]);
@@ -208,27 +176,29 @@ fn append(
     batch.extend_from_slice(&attributes.0);
 }
 
-fn receive_result(socket: &OwnedFd) -> Result<(), Rejection> {
+/// Sends `request`, and receives until the kernel reports its end: an error, success or the end of a list.
+fn exchange(
+    socket: &OwnedFd,
+    request: &[u8],
+    limit: usize,
+    element: &mut dyn FnMut(&[u8]),
+) -> Result<(), Rejection> {
+    send(socket.as_raw_fd(), request, MsgFlags::empty())?;
     let mut buffer = vec![0; BUFFER];
-    let mut result = None;
-    let mut has_overflowed = false;
-    while result.is_none() {
-        let received = receive(socket, &mut buffer, &mut |reply| {
+    let (mut received, mut end) = (0, None);
+    while received <= limit {
+        received += receive(socket, &mut buffer, &mut |reply| match reply.kind {
             // The first error counts: the kernel reports later ones too.
-            if reply.kind == ERROR && result.is_none() {
-                result = Some(reply.result());
-            }
-        });
-        match received {
-            // The errors of a large transaction exceed the receive buffer, which keeps the first ones.
-            Err(Errno::ENOBUFS) if !has_overflowed => has_overflowed = true,
-            Err(Errno::ETIMEDOUT) if has_overflowed => return Err(Errno::ENOBUFS.into()),
-            received => {
-                received?;
-            }
+            ERROR | DONE if end.is_some() => {}
+            ERROR => end = Some(reply.result()),
+            DONE => end = Some(Ok(())),
+            _ => element(reply.payload),
+        })?;
+        if let Some(end) = end {
+            return end;
         }
     }
-    result.unwrap_or(Ok(()))
+    Err(Errno::EFBIG.into())
 }
 
 struct Reply<'a> {
@@ -258,7 +228,8 @@ fn receive(
     each: &mut dyn FnMut(Reply<'_>),
 ) -> Result<usize, Errno> {
     let received = match recv(socket.as_raw_fd(), buffer, MsgFlags::empty()) {
-        Err(Errno::EINTR) => return Ok(0),
+        // The errors of a large transaction exceed the receive buffer, which keeps the first ones.
+        Err(Errno::EINTR | Errno::ENOBUFS) => return Ok(0),
         // The receive timed out.
         Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
         received => received?,

@@ -10,16 +10,9 @@ use nix::net::if_::if_nametoindex;
 use nix::sys::socket::AddressFamily;
 
 use crate::netlink::attribute::{Attributes, find};
-use crate::netlink::socket::{CREATE, EXCLUSIVE, dump_rtnetlink, request_rtnetlink};
+use crate::netlink::socket::{ACK, CREATE, DUMP, EXCLUSIVE, request_rtnetlink};
 
-/// Most bytes of a list of addresses: some 3,500 addresses. A process of the pod with CAP_NET_ADMIN can
-/// add addresses without limit, and the repair controller keeps those of all pods of the node.
-const ADDRESSES_LIMIT: usize = 256 << 10;
-
-const NEW_LINK: u16 = libc::RTM_NEWLINK;
-const NEW_ADDRESS: u16 = libc::RTM_NEWADDR;
-const NEW: u16 = CREATE | EXCLUSIVE;
-
+const NEW: u16 = ACK | CREATE | EXCLUSIVE;
 const UP: u32 = libc::IFF_UP as u32;
 /// Skip duplicate address detection, so that the IPv6 address is usable at once.
 const NO_DAD: u8 = libc::IFA_F_NODAD as u8;
@@ -45,12 +38,12 @@ pub fn create_veth_pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
     let data = Attributes::default().nested(ifla::VETH_PEER, peer);
     let info = Attributes::default().text(ifla::INFO_KIND, "veth").nested(ifla::INFO_DATA, data);
     let attributes = Attributes::default().text(ifla::IFNAME, name).nested(ifla::LINKINFO, info);
-    request_rtnetlink(NEW_LINK, NEW, &interface(0, 0), &attributes)
+    change(libc::RTM_NEWLINK, NEW, &interface(0, 0), &attributes)
 }
 
 pub fn set_up(name: &str) -> Result<(), Errno> {
-    let none = Attributes::default();
-    request_rtnetlink(NEW_LINK, 0, &interface(if_nametoindex(name)?, UP), &none)
+    let header = interface(if_nametoindex(name)?, UP);
+    change(libc::RTM_NEWLINK, ACK, &header, &Attributes::default())
 }
 
 /// Adds an address to the interface `name`. The kernel routes its subnet to the interface.
@@ -63,14 +56,15 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno>
     header.extend_from_slice(&if_nametoindex(name)?.to_ne_bytes());
     let attributes =
         Attributes::default().bytes(libc::IFA_LOCAL, &bytes).bytes(libc::IFA_ADDRESS, &bytes);
-    request_rtnetlink(NEW_ADDRESS, NEW, &header, &attributes)
+    change(libc::RTM_NEWADDR, NEW, &header, &attributes)
 }
 
-/// Fails with the kernel's error, `EFBIG` if the list is longer than [`ADDRESSES_LIMIT`].
+/// Fails with the kernel's error, `EFBIG` if the list is too long.
 pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
     let mut addresses = Vec::new();
     // `struct ifaddrmsg`, of any family and interface.
-    dump_rtnetlink(libc::RTM_GETADDR, &[0; 8], ADDRESSES_LIMIT, &mut |payload| {
+    let none = Attributes::default();
+    request_rtnetlink(libc::RTM_GETADDR, DUMP, &[0; 8], &none, &mut |payload| {
         // If the interface has a peer, IFA_ADDRESS is the peer's address.
         let own = find(payload, libc::IFA_LOCAL);
         let address = own.or_else(|| find(payload, libc::IFA_ADDRESS)).unwrap_or_default();
@@ -78,6 +72,10 @@ pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
         addresses.extend(v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from)));
     })?;
     Ok(addresses)
+}
+
+fn change(kind: u16, flags: u16, header: &[u8], attributes: &Attributes) -> Result<(), Errno> {
+    request_rtnetlink(kind, flags, header, attributes, &mut |_| {})
 }
 
 /// Encodes `struct ifinfomsg` for the interface `index`, with `flags` to set.

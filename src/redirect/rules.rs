@@ -88,20 +88,18 @@ pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
-/// Whether a listed rule is the one for a run of rules.
-pub type IsSame<'f, T, E> = dyn Fn(&[Rule], &T) -> Result<bool, E> + 'f;
-
 /// Returns the rules that `listed` lacks, as lines of `iptables-save`. A listed rule can stand for a run
 /// of rules, see [`nft::runs`].
 ///
 /// The rules of each chain must be listed in order. In the chains `own` no other rule may precede them,
 /// as it could decide instead. Other chains may have foreign rules anywhere.
-pub fn missing_in_order<T, E>(
-    runs: &mut dyn Iterator<Item = &[Rule]>,
-    mut listed: [&[T]; Chain::ALL.len()],
+pub fn missing_in_order<'r, T, E>(
+    runs: impl Iterator<Item = &'r [Rule]>,
+    listed: &ListedRules<T>,
     own: &[Chain],
-    is_same: &IsSame<'_, T, E>,
+    is_same: impl Fn(&[Rule], &T) -> Result<bool, E>,
 ) -> Result<Vec<String>, E> {
+    let mut listed = listed.each_ref().map(Vec::as_slice);
     let mut missing = Vec::new();
     for run in runs {
         let chain = run[0].chain;

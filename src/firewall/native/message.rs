@@ -1,11 +1,14 @@
 //! Encodes nf_tables messages: the plugin's table, its chains and rules
 //! (`linux/netfilter/nf_tables.h`).
 
+use std::borrow::Cow;
+
 use nix::libc;
 
 use super::expressions::{SetName, expressions};
 use super::nfta;
 use crate::netlink::attribute::{Attributes, find};
+use crate::netlink::socket::Message;
 use crate::redirect::Family;
 use crate::redirect::rules::{Chain, Rule, nft};
 
@@ -45,6 +48,10 @@ pub fn protocol_family(family: Family) -> u8 {
         Family::Ipv4 => libc::AF_INET as u8,
         Family::Ipv6 => libc::AF_INET6 as u8,
     }
+}
+
+pub fn message(kind: u16, family: Family, flags: u16, attributes: Attributes) -> Message {
+    Message { kind, family: protocol_family(family), flags, attributes }
 }
 
 pub fn table() -> Attributes {
@@ -102,6 +109,11 @@ pub fn comment(mut userdata: &[u8]) -> Option<&[u8]> {
         userdata = others;
     }
     None
+}
+
+/// Without the NUL that may follow.
+pub fn text(bytes: &[u8]) -> Cow<'_, str> {
+    String::from_utf8_lossy(bytes.strip_suffix(b"\0").unwrap_or(bytes))
 }
 
 /// Text of an expression that wraps iptables' match `comment`, padded with NULs.

@@ -5,7 +5,7 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::expressions::SetName;
-use super::message::{PLUGIN_TABLE, kind, protocol_family};
+use super::message::{PLUGIN_TABLE, kind, message, protocol_family};
 use super::nfta;
 use crate::netlink::attribute::{Attributes, find, parse};
 use crate::netlink::socket::{self, CREATE, Message};
@@ -43,10 +43,7 @@ fn elements(set: &Set) -> Vec<Element> {
 
 /// The messages that create a set precede that of the rule.
 pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
-    let mut messages = Vec::new();
-    let mut push = |kind, attributes| {
-        messages.push(Message { kind, family: protocol_family(family), flags: CREATE, attributes });
-    };
+    let message = |kind, attributes| message(kind, family, CREATE, attributes);
     let name = SetName::New(id);
     let attributes = Attributes::default().text(nfta::SET_TABLE, PLUGIN_TABLE);
     let attributes = name
@@ -54,7 +51,7 @@ pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
         .number(nfta::SET_FLAGS, FLAGS)
         .number(nfta::SET_KEY_TYPE, key_type(set.key))
         .number(nfta::SET_KEY_LEN, set.key.length() as u32);
-    push(kind::NEW_SET, attributes);
+    let mut messages = vec![message(kind::NEW_SET, attributes)];
     for elements in elements(set).chunks(ELEMENTS_PER_MESSAGE) {
         let mut list = Attributes::default();
         for element in elements {
@@ -64,7 +61,7 @@ pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
         let attributes = name
             .append(attributes, nfta::SET_ELEM_LIST_SET, nfta::SET_ELEM_LIST_SET_ID)
             .nested(nfta::SET_ELEM_LIST_ELEMENTS, list);
-        push(kind::NEW_ELEMENTS, attributes);
+        messages.push(message(kind::NEW_ELEMENTS, attributes));
     }
     messages
 }

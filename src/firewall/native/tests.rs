@@ -37,10 +37,15 @@ fn a_rejected_chain_and_table_are_named_with_the_remedy() {
     let (error, remedy) = rejected(Errno::EOPNOTSUPP, |message| message.kind == kind::NEW_SET);
     assert!(error.starts_with("the kernel rejected a set of table ip linkerd-cni: "), "{error}");
     assert!(remedy.starts_with("load the kernel module nf_tables_set"), "{remedy}");
-    let is_ip6 = |message: &Message| message.family == protocol_family(Family::Ipv6);
+    let is_ip6 = |message: &Message| message.family == message::protocol_family(Family::Ipv6);
     let (error, remedy) = rejected(Errno::EOPNOTSUPP, is_ip6);
     assert!(error.starts_with("the kernel rejected table ip6 linkerd-cni: EOPNOTSUPP"), "{error}");
     assert!(remedy.contains("CONFIG_NF_TABLES_IPV4"), "{remedy}");
+    for kind in [kind::NEW_TABLE, kind::NEW_CHAIN, kind::NEW_RULE] {
+        let (_, remedy) =
+            rejected(Errno::EINVAL, |message| is_ip6(message) && message.kind == kind);
+        assert_eq!(remedy, crate::firewall::NO_IPV6);
+    }
 }
 
 #[test]
@@ -62,7 +67,7 @@ fn a_rejection_of_no_message_names_the_transaction() {
 }
 
 #[test]
-fn rules_of_other_tables_that_old_kernels_list_too_are_ignored() {
+fn rules_of_other_tables_are_ignored() {
     let listed = |table: &str, chain: &str| {
         Attributes::default()
             .text(nfta::RULE_TABLE, table)
@@ -70,16 +75,16 @@ fn rules_of_other_tables_that_old_kernels_list_too_are_ignored() {
             .bytes(nfta::RULE_USERDATA, &message::userdata("a"))
     };
     for (table, chain, wanted) in [
-        (message::PLUGIN_TABLE, "OUTPUT", Some(Chain::Output)),
-        (message::PLUGIN_TABLE, "INPUT", None),
+        (PLUGIN_TABLE, "OUTPUT", Some(Chain::Output)),
+        (PLUGIN_TABLE, "INPUT", None),
         ("nat", "OUTPUT", None),
         ("linkerd-cni2", "OUTPUT", None),
         ("linkerd-cn", "OUTPUT", None),
     ] {
-        let found = listing::listed_rule(message::PLUGIN_TABLE, &listed(table, chain).0);
-        assert_eq!(found.map(|(chain, _)| chain), wanted, "{table} {chain}");
+        let found = listing::chain_in(PLUGIN_TABLE, &listed(table, chain).0);
+        assert_eq!(found, wanted, "{table} {chain}");
     }
-    assert!(listing::listed_rule(message::PLUGIN_TABLE, &[]).is_none());
+    assert_eq!(listing::chain_in(PLUGIN_TABLE, &[]), None);
 }
 
 #[test]
