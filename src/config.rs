@@ -3,7 +3,6 @@
 
 pub mod bypass;
 pub mod ignored_ports;
-mod proxy_user;
 mod resolve;
 mod section;
 
@@ -15,7 +14,7 @@ use serde_json::Value;
 use crate::cni::error::Error;
 use crate::cni::object::Object;
 use crate::pod::skip::PodFilter;
-use crate::redirect::backend::IptablesMode;
+use crate::redirect::backend::Backend;
 use crate::redirect::{Ipv6, Redirect};
 use ignored_ports::Ignored;
 use resolve::SUBNETS;
@@ -47,7 +46,8 @@ pub struct ResolvedRedirect {
 pub struct Config {
     pub log_level: String,
     pub kubeconfig: PathBuf,
-    pub mode: IptablesMode,
+    /// The backends to try.
+    pub backends: &'static [Backend],
     /// Log the rules instead of installing them.
     pub simulate: bool,
     pub ipv6: Ipv6,
@@ -61,14 +61,9 @@ pub struct Config {
     pub strict_proxy_user: bool,
     /// Names of RuntimeClasses whose sandboxes ignore redirect rules. `None`: the built-in names.
     sandboxed_classes: Option<Vec<String>>,
-    defaults: Defaults,
     /// The first invalid value.
     pub problem: Option<Error>,
-}
-
-/// Settings on which the redirect depends. Numbers are not yet checked against their range.
-#[derive(Debug, Default, PartialEq, Eq)]
-struct Defaults {
+    // Settings on which the redirect depends. Numbers are not yet checked against their range.
     incoming_proxy_port: i64,
     outgoing_proxy_port: i64,
     proxy_uid: i64,
@@ -97,11 +92,11 @@ impl Config {
         let mut read = Config {
             log_level: config.text("log_level").unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
-            mode: linkerd
+            backends: linkerd
                 .read("iptables-mode", "one of auto, native, nft, legacy and plain", |value| {
-                    IptablesMode::parse(value.as_str()?)
+                    Backend::of_mode(value.as_str()?)
                 })
-                .unwrap_or_default(),
+                .unwrap_or(Backend::AUTO),
             simulate: linkerd.flag("simulate"),
             ipv6: linkerd
                 .read("ipv6", "one of true, false and \"auto\"", parse_ipv6)
@@ -117,16 +112,14 @@ impl Config {
             strict_annotations: linkerd.flag("strict-annotations"),
             strict_proxy_user: linkerd.flag("strict-proxy-user"),
             sandboxed_classes: linkerd.optional_strings("sandboxed-runtime-classes"),
-            defaults: Defaults {
-                incoming_proxy_port: linkerd.number("incoming-proxy-port"),
-                outgoing_proxy_port: linkerd.number("outgoing-proxy-port"),
-                proxy_uid: linkerd.number("proxy-uid"),
-                proxy_gid: linkerd.number("proxy-gid"),
-                ports_to_redirect: linkerd.ports("ports-to-redirect"),
-                inbound_ports_to_ignore: linkerd.ports(ignored_ports::INBOUND_KEY),
-                outbound_ports_to_ignore: linkerd.ports(ignored_ports::OUTBOUND_KEY),
-                subnets_to_ignore: SUBNETS.map(|(_, key)| linkerd.strings(key)),
-            },
+            incoming_proxy_port: linkerd.number("incoming-proxy-port"),
+            outgoing_proxy_port: linkerd.number("outgoing-proxy-port"),
+            proxy_uid: linkerd.number("proxy-uid"),
+            proxy_gid: linkerd.number("proxy-gid"),
+            ports_to_redirect: linkerd.ports("ports-to-redirect"),
+            inbound_ports_to_ignore: linkerd.ports(ignored_ports::INBOUND_KEY),
+            outbound_ports_to_ignore: linkerd.ports(ignored_ports::OUTBOUND_KEY),
+            subnets_to_ignore: SUBNETS.map(|(_, key)| linkerd.strings(key)),
             problem: None,
         };
         read.problem = problem;

@@ -1,7 +1,7 @@
 //! Writes redirect rules into the kernel and checks them, in the calling thread's netns.
 //!
 //! All backends write rules of the same meaning: `native` sends them to nf_tables over netlink; `nft`,
-//! `legacy` and `plain` run the host's iptables programs. [`IptablesMode`] selects the backends.
+//! `legacy` and `plain` run the host's iptables programs.
 
 mod check;
 mod compare;
@@ -9,12 +9,11 @@ mod iptables;
 pub mod native;
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use crate::deadline::Deadline;
-use crate::redirect::backend::{Backend, IptablesMode};
+use crate::redirect::backend::Backend;
 use crate::redirect::rules;
 use crate::redirect::{Family, Ipv6, Origin, Redirect};
 pub use check::{Survey, describe_missing, missing, survey};
@@ -33,37 +32,22 @@ const NO_IPV6: &str = "if the node cannot redirect IPv6, set the chart's disable
 pub enum Error {
     #[error("the kernel rejected {subject}: {source}")]
     Native { subject: String, remedy: String, source: nix::Error },
-    #[error("the backend native needs Linux 4.18, and this kernel is {release}")]
-    OldKernel { release: String },
     #[error(
         "none of {wanted}, together with its -restore program, is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
     )]
     NoPrograms { wanted: String },
-    #[error("cannot start {}: {source}", program.display())]
-    Start { program: PathBuf, source: std::io::Error },
     #[error("{} failed: {stderr}", program.display())]
     Restore { program: PathBuf, stderr: String },
-    #[error("{} reported success without reading the rules", program.display())]
-    Unread { program: PathBuf },
-    #[error("{} timed out after {deadline:?} and was killed{}", program.display(), lock.as_ref().map(|lock| format!("; {lock}")).unwrap_or_default())]
-    Deadline {
-        program: PathBuf,
-        deadline: Duration,
-        /// Which other process holds the xtables lock, if one does.
-        lock: Option<String>,
-    },
     #[error("{} did not get the xtables lock in time: {lock}", program.display())]
     Locked { program: PathBuf, lock: String },
-    #[error("{} cannot list table nat: {message}", program.display())]
-    List { program: PathBuf, message: String },
     #[error(
         "{subject} in the pod's network namespace is too long to read: a process of the pod with CAP_NET_ADMIN may have added rules"
     )]
     TooLong { subject: String },
     #[error("no backend is usable: {}", errors.iter().map(Error::to_string).collect::<Vec<_>>().join("; "))]
     NoBackend { errors: Vec<Error> },
-    #[error("{why}")]
-    Incomparable { why: String },
+    #[error("{problem}")]
+    Other { problem: String, remedy: Option<&'static str> },
 }
 
 impl Error {
@@ -72,17 +56,11 @@ impl Error {
             Error::Locked { .. } => Some(
                 "end what the process that holds the lock is doing, or set the chart's iptablesMode to native, which needs no lock".to_owned(),
             ),
-            Error::Start { source, .. } if source.kind() != ErrorKind::PermissionDenied => None,
-            Error::Unread { .. } | Error::Start { .. } => Some(
-                "check the node's audit log for SELinux denials of the iptables program that the message names, or set the chart's iptablesMode to native, which runs no program".to_owned(),
-            ),
+            Error::Other { remedy, .. } => remedy.map(str::to_owned),
             Error::Restore { program, .. } if program.to_string_lossy().contains("ip6tables") => {
                 Some(NO_IPV6.to_owned())
             }
             Error::Native { remedy, .. } => Some(remedy.clone()).filter(|remedy| !remedy.is_empty()),
-            Error::OldKernel { .. } => {
-                Some("set the chart's iptablesMode to nft or legacy".to_owned())
-            }
             Error::NoBackend { errors } => {
                 let remedies: Vec<String> = errors.iter().filter_map(Error::remedy).collect();
                 (!remedies.is_empty()).then(|| remedies.join("; "))
@@ -90,6 +68,10 @@ impl Error {
             _ => None,
         }
     }
+}
+
+fn other(problem: impl Into<String>) -> Error {
+    Error::Other { problem: problem.into(), remedy: None }
 }
 
 /// Chooses the address families. With [`Ipv6::Auto`], those of the kernel, not of the pod's addresses: a
@@ -104,15 +86,18 @@ pub fn origin(redirect: Redirect, ipv6: Ipv6) -> Origin {
     Origin { redirect, families: if is_redirected { Family::ALL } else { Family::IPV4 } }
 }
 
-/// Writes the rules of `redirect`. Returns the backend that wrote them. If the host lacks the
-/// programs of the mode, another variant writes the rules, see [`iptables::apply`]. Idempotent;
-/// foreign rules stay.
+/// Writes the rules of `redirect` with the first usable backend, and returns the one that wrote them. If the
+/// host lacks its programs, another variant writes the rules, see [`iptables::apply`]. Idempotent; foreign
+/// rules stay.
 /// The chains that a failed backend created are removed; chains that existed before keep the rules that it
 /// wrote.
-pub fn apply(Origin { redirect, families }: &Origin, mode: IptablesMode) -> Result<Backend, Error> {
+pub fn apply(
+    Origin { redirect, families }: &Origin,
+    backends: &[Backend],
+) -> Result<Backend, Error> {
     let deadline = Deadline::after(DEADLINE);
     let mut errors = Vec::new();
-    for &backend in mode.backends() {
+    for &backend in backends {
         let applied = match backend {
             Backend::Native => native::apply(redirect, families).map(|()| Backend::Native),
             backend => iptables::apply(redirect, families, backend, deadline),
@@ -142,11 +127,9 @@ pub fn install_native(Origin { redirect, families }: &Origin) -> Result<(), Erro
 
 /// Renders the rules as text instead of applying them, for the setting `simulate`.
 pub fn simulate(Origin { redirect, families }: &Origin) -> String {
-    let mut text = String::new();
-    for &family in *families {
-        for rule in rules::marked_rules(redirect, family, families) {
-            text.push_str(&format!("{family:?} {}\n", rules::rule_line(&rule)));
-        }
-    }
-    text
+    let lines = families.iter().flat_map(|&family| {
+        let rules = rules::marked_rules(redirect, family, families);
+        rules.into_iter().map(move |rule| format!("{family:?} {}\n", rules::rule_line(&rule)))
+    });
+    lines.collect()
 }

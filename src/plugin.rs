@@ -89,8 +89,8 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
         record.ignore(ignored);
         return Ok(output);
     }
-    let mode = config.mode;
-    let backend = in_netns(request, move || firewall::apply(&origin, mode))?;
+    let backends = config.backends;
+    let backend = in_netns(request, move || firewall::apply(&origin, backends))?;
     record.result = CallResult::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);

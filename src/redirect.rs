@@ -7,6 +7,8 @@ pub mod nat;
 pub mod ports;
 pub mod rules;
 
+use std::net::IpAddr;
+
 use ipnet::IpNet;
 
 use ports::PortRange;
@@ -36,6 +38,24 @@ pub struct Redirect {
 pub struct Subnet {
     pub net: IpNet,
     pub text: String,
+}
+
+impl Subnet {
+    pub fn parse(text: &str) -> Option<Subnet> {
+        // IpNet accepts 010.0.0.0, which some programs read as 8.0.0.0 and others as 10.0.0.0.
+        // IpAddr rejects it.
+        let (address, _) = text.split_once('/')?;
+        address.parse::<IpAddr>().ok()?;
+        let net: IpNet = text.parse().ok()?;
+        Some(Subnet { net: net.trunc(), text: text.to_owned() })
+    }
+}
+
+pub fn address(address: IpAddr) -> u128 {
+    match address {
+        IpAddr::V4(address) => address.to_bits().into(),
+        IpAddr::V6(address) => address.to_bits(),
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -69,14 +89,18 @@ pub struct Origin {
 }
 
 #[cfg(test)]
-impl Redirect {
-    /// Ports and UID of the chart's defaults, and nothing skipped; for tests.
-    pub fn example() -> Self {
-        Redirect {
-            inbound_port: 4143,
-            outbound_port: 4140,
-            proxy_uid: Some(2102),
-            ..Redirect::default()
+mod tests {
+    use super::Redirect;
+
+    impl Redirect {
+        /// Ports and UID of the chart's defaults, and nothing skipped.
+        pub fn example() -> Self {
+            Redirect {
+                inbound_port: 4143,
+                outbound_port: 4140,
+                proxy_uid: Some(2102),
+                ..Redirect::default()
+            }
         }
     }
 }

@@ -21,10 +21,8 @@ use crate::redirect::ports::PortRange;
 /// document, or their first parts, as in `kata-qemu`. Both take the packets from the pod's interface
 /// before the kernel's rules do.
 const SANDBOXED_CLASSES: [&str; 3] = ["gvisor", "kata", "runsc"];
-/// Ports of the proxy's admin and control server, if neither container nor annotation states them, with
-/// the annotation.
-const PROXY_SERVERS: [(u16, &str); 2] =
-    [(4191, annotation::ADMIN_PORT), (4190, annotation::CONTROL_PORT)];
+/// Number of containers that an error names.
+const NAMED: usize = 10;
 /// Values of the chart that become keys of the plugin entry.
 const VALUES: [(&str, &str); 5] = [
     (INBOUND_KEY, "ignoreInboundPorts"),
@@ -107,7 +105,23 @@ impl Bypass {
 impl Config {
     /// Returns why ADD refuses the pod. Only ADD may: a running pod keeps its rules.
     pub fn refusal(&self, resolved: &ResolvedRedirect) -> Option<Error> {
-        resolved.sandbox_error().or_else(|| self.shared_user(resolved))
+        if let Some(error) = resolved.sandbox_error() {
+            return Some(error);
+        }
+        let names = &resolved.exempt_containers;
+        if !self.strict_proxy_user || names.is_empty() {
+            return None;
+        }
+        let named = names[..names.len().min(NAMED)].join(", ");
+        let ids = [("UID", resolved.redirect.proxy_uid), ("GID", resolved.redirect.proxy_gid)];
+        let ids = ids.iter().filter_map(|(word, id)| Some(format!("{word} {}", (*id)?)));
+        Some(Error::new(
+            Failure::SharedProxyUser,
+            format!(
+                "containers run as the proxy's user ({}), so their connections would bypass the proxy: {named}",
+                ids.collect::<Vec<_>>().join(", ")
+            ),
+        ))
     }
 
     /// Whether a pod with this RuntimeClass ignores rules: its name is one of the plugin entry or of
@@ -188,8 +202,8 @@ impl Config {
         }
         let ports = &resolved.redirect.ports_to_redirect;
         if !ports.is_empty() {
-            let ports: Vec<PortRange> = ports.iter().map(|&port| port.into()).collect();
-            let bypass = Bypass::new(Reason::PortsToRedirect, dashed(&ports).join(", "));
+            let ports = dashed(ports.iter().map(|&port| port.into()));
+            let bypass = Bypass::new(Reason::PortsToRedirect, ports.join(", "));
             found.push(bypass.by("value", "portsToRedirect"));
         }
         found.extend(self.skipped(facts)?);
@@ -198,11 +212,14 @@ impl Config {
 
     /// Returns a path for each list of ports or subnets, without the ports of the proxy's own servers.
     fn skipped(&self, facts: &PodFacts) -> Result<Vec<Bypass>, Error> {
-        let stated = [facts.proxy.admin_port, facts.proxy.control_port];
-        let servers = [0, 1].map(|index| {
-            let (default, key) = PROXY_SERVERS[index];
+        // Of the proxy's admin and control server.
+        let servers = [
+            (facts.proxy.admin_port, annotation::ADMIN_PORT, 4191),
+            (facts.proxy.control_port, annotation::CONTROL_PORT, 4190),
+        ]
+        .map(|(stated, key, default)| {
             let annotated = || facts.annotations.get(key)?.parse().ok();
-            stated[index].or_else(annotated).unwrap_or(default)
+            stated.or_else(annotated).unwrap_or(default)
         });
         let is_own =
             |range: &PortRange| (range.first..=range.last).all(|port| servers.contains(&port));
@@ -212,13 +229,17 @@ impl Config {
                 found.push(Bypass::new(reason, texts.join(", ")).by_list(key, facts));
             }
         };
-        for mut list in self.inbound_ports(facts) {
-            list.ranges.retain(|range| !is_own(range));
-            push(Reason::SkipInboundPorts, dashed(&list.ranges), list.key);
+        for list in self.inbound_ports(facts) {
+            let ranges = list.ports().flatten().filter(|range| !is_own(range));
+            push(Reason::SkipInboundPorts, dashed(ranges), list.key);
         }
         let list = self.outbound_ports(facts);
-        push(Reason::SkipOutboundPorts, dashed(&list.ranges), list.key);
-        push(Reason::SkipOutboundPorts, dashed(&facts.api_ports), CONTROL_PLANE_LABEL);
+        push(Reason::SkipOutboundPorts, dashed(list.ports().flatten()), list.key);
+        push(
+            Reason::SkipOutboundPorts,
+            dashed(facts.api_ports.iter().copied()),
+            CONTROL_PLANE_LABEL,
+        );
         let inbound = Reason::SkipInboundSubnets;
         for (index, reason) in
             [inbound, inbound, Reason::SkipOutboundSubnets].into_iter().enumerate()
@@ -230,8 +251,8 @@ impl Config {
     }
 }
 
-fn dashed(ranges: &[PortRange]) -> Vec<String> {
-    ranges.iter().map(PortRange::dashed).collect()
+fn dashed(ranges: impl Iterator<Item = PortRange>) -> Vec<String> {
+    ranges.map(|range| range.dashed()).collect()
 }
 
 impl ResolvedRedirect {

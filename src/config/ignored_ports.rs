@@ -7,7 +7,7 @@ use serde::Serialize;
 
 use crate::pod::annotation;
 use crate::quote::{self, quote};
-use crate::redirect::ports::{self, INVALID_LIMIT, InvalidElements};
+use crate::redirect::ports;
 
 pub const OUTBOUND_KEY: &str = "outbound-ports-to-ignore";
 pub const INBOUND_KEY: &str = "inbound-ports-to-ignore";
@@ -24,6 +24,9 @@ pub const SOURCES: [&str; 8] = [
     INBOUND_KEY,
 ];
 
+/// Number of elements that are named. A list may have hundreds of thousands of invalid ones.
+const NAMED: usize = 10;
+
 /// Grammar of an annotation that holds one port, for error messages.
 pub(super) const PORT_GRAMMAR: &str = "a port from 1 to 65535";
 
@@ -37,9 +40,11 @@ pub struct Ignored {
 }
 
 impl Ignored {
-    pub(super) fn new(source: &'static str, invalid: &InvalidElements<'_>) -> Self {
-        let elements = invalid.first.iter().map(|element| quote::cut(element.text));
-        Ignored { source, elements: elements.collect(), more: invalid.more }
+    pub(super) fn add(&mut self, element: &str) {
+        match self.elements.len() < NAMED {
+            true => self.elements.push(quote::cut(element)),
+            false => self.more += 1,
+        }
     }
 
     /// An annotation, not a key of the plugin entry.
@@ -63,9 +68,9 @@ impl fmt::Display for Ignored {
     }
 }
 
-/// Shortens lists for logs and Events: [`INVALID_LIMIT`] elements over all lists, each cut.
+/// Shortens lists for logs and Events: [`NAMED`] elements over all lists, each cut.
 pub fn cut(lists: Vec<Ignored>) -> Vec<Ignored> {
-    let mut room = INVALID_LIMIT;
+    let mut room = NAMED;
     let shorten = |mut list: Ignored| {
         let named = list.elements.len().min(room);
         room -= named;
@@ -103,5 +108,8 @@ mod tests {
         let counts: Vec<_> = cut.iter().map(|list| (list.elements.len(), list.more)).collect();
         assert_eq!(counts, [(8, 0), (2, 6), (0, 8)]);
         assert_eq!(cut[2].to_string(), "ignored in inbound-ports-to-ignore: 8 more");
+        let mut long = list(0, &[]);
+        (0..50_000).for_each(|_| long.add("x"));
+        assert_eq!((long.elements.len(), long.more), (10, 49_990));
     }
 }

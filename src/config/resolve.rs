@@ -4,20 +4,21 @@
 //! this module, and it returns the element, so that the pod's owner gets an Event. With
 //! `strict-annotations`, the first invalid element is an error.
 
-use std::net::IpAddr;
-
-use ipnet::IpNet;
-
 use super::ignored_ports::{INBOUND_KEY, Ignored, OUTBOUND_KEY, PORT_GRAMMAR};
 use super::section::config_error;
 use super::{Config, ResolvedRedirect};
 use crate::cni::Error;
+use crate::failure::Failure;
 use crate::pod::annotation::{self, annotation_error};
 use crate::pod::containers;
 use crate::pod::facts::PodFacts;
+use crate::pod::mesh::PROXY;
 use crate::quote::{self, quote};
-use crate::redirect::ports::{self, InvalidElements, PortRange};
+use crate::redirect::ports::{self, InvalidElement, PortRange};
 use crate::redirect::{Ipv6, Redirect, Subnet};
+
+/// Largest UID or GID. The kernel reserves `u32::MAX` for "no ID".
+const LARGEST: i64 = u32::MAX as i64 - 1;
 
 /// Annotations with subnets that are not redirected, and the keys of the plugin entry that they
 /// replace. The first two are of inbound connections, the last is of outbound ones.
@@ -36,28 +37,38 @@ impl Config {
             return Err(problem.clone());
         }
         let mut resolver = Resolver { config: self, pod, ignored: Vec::new() };
-        let defaults = &self.defaults;
-        let skip_outbound = resolver.skipped_outbound()?;
-        let [any, inbound, outbound] = [0, 1, 2].map(|index| self.subnets(pod, index));
-        let (proxy_uid, proxy_gid) = self.proxy_user(pod)?;
+        let [any_subnets, inbound_subnets, outbound_subnets] =
+            [0, 1, 2].map(|index| self.subnets(pod, index));
+        let skip_outbound = resolver.ranges(&[self.outbound_ports(pod)], &pod.api_ports)?;
+        let mut skip_inbound = resolver.ranges(&self.inbound_ports(pod), &[])?;
+        for (explicit, key) in [
+            (pod.proxy.admin_port, annotation::ADMIN_PORT),
+            (pod.proxy.control_port, annotation::CONTROL_PORT),
+        ] {
+            skip_inbound.extend(resolver.port(explicit, key)?.map(PortRange::from));
+        }
+        let [proxy_uid, proxy_gid] = self.proxy_user(pod)?;
+        let inbound = ("incoming-proxy-port", self.incoming_proxy_port);
+        let outbound = ("outgoing-proxy-port", self.outgoing_proxy_port);
+        let proxy = &pod.proxy;
         let redirect = Redirect {
-            inbound_port: match resolver.port(pod.proxy.inbound_port, annotation::INBOUND_PORT)? {
-                Some(port) => port,
-                None => proxy_port("incoming-proxy-port", defaults.incoming_proxy_port)?,
-            },
-            outbound_port: match resolver
-                .port(pod.proxy.outbound_port, annotation::OUTBOUND_PORT)?
-            {
-                Some(port) => port,
-                None => proxy_port("outgoing-proxy-port", defaults.outgoing_proxy_port)?,
-            },
+            inbound_port: resolver.proxy_port(
+                proxy.inbound_port,
+                annotation::INBOUND_PORT,
+                inbound,
+            )?,
+            outbound_port: resolver.proxy_port(
+                proxy.outbound_port,
+                annotation::OUTBOUND_PORT,
+                outbound,
+            )?,
             proxy_uid,
             proxy_gid,
-            ports_to_redirect: redirected_ports(&defaults.ports_to_redirect)?,
-            skip_inbound: resolver.skipped_inbound()?,
-            skip_outbound,
-            skip_subnets: [any?.1, inbound?.1].concat(),
-            skip_outbound_subnets: outbound?.1,
+            ports_to_redirect: redirected_ports(&self.ports_to_redirect)?,
+            skip_inbound: ports::distinct(&skip_inbound),
+            skip_outbound: ports::distinct(&skip_outbound),
+            skip_subnets: [any_subnets?.1, inbound_subnets?.1].concat(),
+            skip_outbound_subnets: outbound_subnets?.1,
             is_guessed: false,
         };
         Ok(ResolvedRedirect {
@@ -80,18 +91,18 @@ impl Config {
 
     /// Returns the inbound ports of the plugin entry (the chart includes the proxy's admin and control
     /// port), and the annotated ones, which are added to them.
-    pub(super) fn inbound_ports<'a>(&'a self, pod: &'a PodFacts) -> Vec<PortList<'a>> {
-        let configured = &self.defaults.inbound_ports_to_ignore;
-        let configured = PortList::configured(INBOUND_KEY, configured);
-        let annotated = PortList::annotated(pod, annotation::SKIP_INBOUND_PORTS);
-        [configured].into_iter().chain(annotated).collect()
+    pub(super) fn inbound_ports<'a>(&'a self, pod: &'a PodFacts) -> [List<'a>; 2] {
+        let configured = &self.inbound_ports_to_ignore[..];
+        [
+            List { key: INBOUND_KEY, annotation: None, configured },
+            List::new(pod, annotation::SKIP_INBOUND_PORTS, INBOUND_KEY, &[]),
+        ]
     }
 
     /// Returns the annotated outbound ports, or else those of the plugin entry.
-    pub(super) fn outbound_ports<'a>(&'a self, pod: &'a PodFacts) -> PortList<'a> {
-        let configured = &self.defaults.outbound_ports_to_ignore;
-        PortList::annotated(pod, annotation::SKIP_OUTBOUND_PORTS)
-            .unwrap_or_else(|| PortList::configured(OUTBOUND_KEY, configured))
+    pub(super) fn outbound_ports<'a>(&'a self, pod: &'a PodFacts) -> List<'a> {
+        let configured = &self.outbound_ports_to_ignore;
+        List::new(pod, annotation::SKIP_OUTBOUND_PORTS, OUTBOUND_KEY, configured)
     }
 
     /// Returns the annotated subnets, or else those of the plugin entry, and their annotation or key.
@@ -102,14 +113,68 @@ impl Config {
         index: usize,
     ) -> Result<(&'static str, Vec<Subnet>), Error> {
         let (annotation, key) = SUBNETS[index];
-        match pod.annotations.get(annotation) {
-            Some(text) => subnets(text.split(','))
-                .map(|subnets| (annotation, subnets))
-                .map_err(|problem| annotation_error(annotation, text, &problem)),
-            None => subnets(self.defaults.subnets_to_ignore[index].iter().map(String::as_str))
-                .map(|subnets| (key, subnets))
-                .map_err(|problem| config_error(key, &problem)),
+        let list = List::new(pod, annotation, key, &self.subnets_to_ignore[index]);
+        let texts = list.elements().map(str::trim).filter(|text| !text.is_empty());
+        let subnet = |text| {
+            Subnet::parse(text).ok_or_else(|| {
+                let wanted = "expected a CIDR such as 10.0.0.0/8 or fd00::/8";
+                list.error(&format!("{} is not a subnet: {wanted}", quote(text)))
+            })
+        };
+        Ok((list.key, texts.map(subnet).collect::<Result<_, _>>()?))
+    }
+
+    /// Returns UID and GID of the proxy. Fails if neither is above 0.
+    ///
+    /// The UID is that of the proxy container if it states one. As in upstream, the GID of a container
+    /// does not count: policies set one group on all containers.
+    fn proxy_user(&self, pod: &PodFacts) -> Result<[Option<u32>; 2], Error> {
+        let annotations = &pod.annotations;
+        let id = |annotation, key, default| {
+            let text = annotations.get(annotation);
+            // Upstream fails the pod for an annotation that is not a number, also with blanks
+            // (`strconv.Atoi`).
+            let id = text.map_or(Some(default), |text| text.parse().ok());
+            id.filter(|id| *id <= LARGEST).ok_or_else(|| {
+                let wanted = format!("expected a whole number up to {LARGEST}, such as 2102");
+                match text {
+                    Some(text) => annotation_error(annotation, text, &wanted),
+                    None => config_error(key, &format!("{default}: {wanted}")),
+                }
+            })
+        };
+        let uid = match pod.proxy.uid {
+            Some(uid) => uid,
+            None => id(annotation::PROXY_UID, "proxy-uid", self.proxy_uid)?,
+        };
+        let gid = id(annotation::PROXY_GID, "proxy-gid", self.proxy_gid)?;
+        // As in upstream, there is no rule for an ID of 0 or below.
+        let ids = [uid, gid].map(|id| u32::try_from(id).ok().filter(|id| *id > 0));
+        if ids != [None, None] {
+            return Ok(ids);
         }
+        Err(match (pod.proxy.uid, annotations.get(annotation::PROXY_UID)) {
+            // The container wins, so a correction of annotation or plugin entry has no effect.
+            (Some(uid), _) => Error::new(
+                Failure::InvalidProxyUser,
+                format!(
+                    "container {PROXY} runs as UID {uid}, so the proxy's own connections would be redirected to the proxy"
+                ),
+            ),
+            (None, Some(text)) => annotation_error(
+                annotation::PROXY_UID,
+                text,
+                "expected the UID of the proxy, above 0, such as 2102; otherwise the proxy's own connections are redirected to the proxy",
+            ),
+            (None, None) => Error::new(
+                Failure::InvalidConfig,
+                "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be redirected to the proxy",
+            )
+            .with_details(format!(
+                "set the chart's proxyUID or the annotation {} to the UID of the proxy, usually 2102",
+                annotation::PROXY_UID
+            )),
+        })
     }
 }
 
@@ -120,24 +185,35 @@ struct Resolver<'a> {
     ignored: Vec<Ignored>,
 }
 
-/// A port list as configured. Its text is that of an annotation; the plugin entry has none.
-pub(super) struct PortList<'a> {
+/// A list of ports or subnets: an annotation, or else elements of the plugin entry.
+#[derive(Clone, Copy)]
+pub(super) struct List<'a> {
+    /// Name of the annotation, or key of the plugin entry.
     pub key: &'static str,
-    annotation: Option<&'a str>,
-    pub ranges: Vec<PortRange>,
-    invalid: InvalidElements<'a>,
+    annotation: Option<&'a String>,
+    configured: &'a [String],
 }
 
-impl<'a> PortList<'a> {
-    fn configured(key: &'static str, texts: &'a [String]) -> Self {
-        let (ranges, invalid) = ports::elements(texts.iter().map(String::as_str));
-        PortList { key, annotation: None, ranges, invalid }
+impl<'a> List<'a> {
+    fn new(
+        pod: &'a PodFacts,
+        annotation: &'static str,
+        key: &'static str,
+        configured: &'a [String],
+    ) -> Self {
+        match pod.annotations.get(annotation) {
+            None => List { key, annotation: None, configured },
+            text => List { key: annotation, annotation: text, configured: &[] },
+        }
     }
 
-    fn annotated(pod: &'a PodFacts, key: &'static str) -> Option<Self> {
-        let text = pod.annotations.get(key)?;
-        let (ranges, invalid) = ports::list(text);
-        Some(PortList { key, annotation: Some(text), ranges, invalid })
+    fn elements(self) -> impl Iterator<Item = &'a str> {
+        let annotated = self.annotation.into_iter().flat_map(|text| text.split(','));
+        annotated.chain(self.configured.iter().map(String::as_str))
+    }
+
+    pub fn ports(self) -> impl Iterator<Item = Result<PortRange, InvalidElement<'a>>> {
+        self.elements().map(PortRange::parse)
     }
 
     fn error(&self, problem: &str) -> Error {
@@ -148,49 +224,33 @@ impl<'a> PortList<'a> {
     }
 }
 
-impl<'a> Resolver<'a> {
-    fn skipped_outbound(&mut self) -> Result<Vec<PortRange>, Error> {
-        let list = self.config.outbound_ports(self.pod);
-        let ports = self.valid_ranges([list], &self.pod.api_ports)?;
-        Ok(ports::distinct(&ports))
-    }
-
-    fn skipped_inbound(&mut self) -> Result<Vec<PortRange>, Error> {
-        let mut ports = self.valid_ranges(self.config.inbound_ports(self.pod), &[])?;
-        for (explicit, key) in [
-            (self.pod.proxy.admin_port, annotation::ADMIN_PORT),
-            (self.pod.proxy.control_port, annotation::CONTROL_PORT),
-        ] {
-            ports.extend(self.port(explicit, key)?.map(PortRange::from));
-        }
-        Ok(ports::distinct(&ports))
-    }
-
+impl Resolver<'_> {
     /// Returns the ranges of all `lists` in order, followed by `more`. Fails if all elements are invalid and
     /// `more` is empty: upstream creates a rule without ports then, which iptables rejects.
-    fn valid_ranges(
-        &mut self,
-        lists: impl IntoIterator<Item = PortList<'a>>,
-        more: &[PortRange],
-    ) -> Result<Vec<PortRange>, Error> {
-        let mut all = Vec::new();
-        let mut last_invalid = None;
+    fn ranges(&mut self, lists: &[List<'_>], more: &[PortRange]) -> Result<Vec<PortRange>, Error> {
+        let (mut all, mut last_invalid) = (Vec::new(), None);
         for list in lists {
-            all.extend(&list.ranges);
-            let Some(&first) = list.invalid.first.first() else {
-                continue;
-            };
-            if self.config.strict_annotations {
-                let problem = format!("{first}; grammar: {}", ports::GRAMMAR);
-                return Err(list.error(&problem));
+            let mut ignored = Ignored { source: list.key, elements: Vec::new(), more: 0 };
+            for element in list.ports() {
+                match element {
+                    Ok(range) => all.push(range),
+                    Err(element) if self.config.strict_annotations => {
+                        return Err(list.error(&format!("{element}; grammar: {}", ports::GRAMMAR)));
+                    }
+                    Err(element) => {
+                        ignored.add(element.text);
+                        last_invalid = Some((list, element));
+                    }
+                }
             }
-            self.ignored.push(Ignored::new(list.key, &list.invalid));
-            last_invalid = Some((first, list));
+            self.ignored.extend(Some(ignored).filter(|ignored| !ignored.elements.is_empty()));
         }
         all.extend(more);
         match last_invalid {
-            Some((error, list)) if all.is_empty() => Err(list
-                .error(&format!("{error}; no valid element is left; grammar: {}", ports::GRAMMAR))),
+            Some((list, element)) if all.is_empty() => Err(list.error(&format!(
+                "{element}; no valid element is left; grammar: {}",
+                ports::GRAMMAR
+            ))),
             _ => Ok(all),
         }
     }
@@ -215,13 +275,20 @@ impl<'a> Resolver<'a> {
             }
         }
     }
-}
 
-fn proxy_port(key: &str, number: i64) -> Result<u16, Error> {
-    u16::try_from(number).ok().filter(|port| *port > 0).ok_or_else(|| {
-        let problem = format!("{number} is not a port of the proxy: expected {PORT_GRAMMAR}");
-        config_error(key, &problem)
-    })
+    /// As [`Resolver::port`], or else the number of a key of the plugin entry.
+    fn proxy_port(
+        &mut self,
+        explicit: Option<u16>,
+        annotation: &'static str,
+        (key, number): (&str, i64),
+    ) -> Result<u16, Error> {
+        let known = self.port(explicit, annotation)?;
+        known.or_else(|| u16::try_from(number).ok().filter(|port| *port > 0)).ok_or_else(|| {
+            let problem = format!("{number} is not a port of the proxy: expected {PORT_GRAMMAR}");
+            config_error(key, &problem)
+        })
+    }
 }
 
 fn redirected_ports(texts: &[String]) -> Result<Vec<u16>, Error> {
@@ -234,23 +301,4 @@ fn redirected_ports(texts: &[String]) -> Result<Vec<u16>, Error> {
         }
     };
     texts.iter().map(port).collect()
-}
-
-fn subnets<'a>(texts: impl Iterator<Item = &'a str>) -> Result<Vec<Subnet>, String> {
-    let subnet = |text: &str| match subnet(text) {
-        Some(net) => Ok(Subnet { net: net.trunc(), text: text.to_owned() }),
-        None => Err(format!(
-            "{} is not a subnet: expected a CIDR such as 10.0.0.0/8 or fd00::/8",
-            quote(text)
-        )),
-    };
-    texts.map(str::trim).filter(|text| !text.is_empty()).map(subnet).collect()
-}
-
-fn subnet(text: &str) -> Option<IpNet> {
-    // IpNet accepts 010.0.0.0, which some programs read as 8.0.0.0 and others as 10.0.0.0.
-    // IpAddr rejects it.
-    let (address, _) = text.split_once('/')?;
-    address.parse::<IpAddr>().ok()?;
-    text.parse().ok()
 }

@@ -5,7 +5,7 @@ use std::net::IpAddr;
 
 use super::native::PLUGIN_TABLE;
 use super::native::listing::{Listing, nat_tables};
-use super::{DEADLINE, Error, iptables};
+use super::{DEADLINE, Error, iptables, other};
 use crate::deadline::Deadline;
 use crate::netns::link;
 use crate::redirect::difference::differences;
@@ -26,7 +26,7 @@ pub fn compare(today: Option<&Origin>) -> Result<Vec<String>, Error> {
             _ => Ok(Nat::default()),
         };
         let differences = wanted.and_then(|wanted| differences(&now, &wanted, family));
-        found.extend(differences.map_err(unknown)?);
+        found.extend(differences.map_err(other)?);
     }
     Ok(found)
 }
@@ -38,10 +38,6 @@ fn has_ipv6_address() -> bool {
         IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
     };
     link::addresses().map_or(true, |addresses| addresses.iter().any(is_reachable))
-}
-
-fn unknown(why: String) -> Error {
-    Error::Incomparable { why }
 }
 
 fn table(redirect: &Redirect, family: Family) -> Result<Nat, String> {
@@ -64,17 +60,17 @@ fn tables(
     for (is_legacy, exists) in [(true, has_legacy), (false, names.contains(rules::NAT_TABLE))] {
         if exists {
             let lines = iptables::lines_of(is_legacy, family, deadline)?;
-            found.push(Nat::read(&lines).map_err(unknown)?);
+            found.push(Nat::read(&lines).map_err(other)?);
         }
     }
     found.retain(|table| !table.is_empty());
     if found.len() > 1 {
         // They have the same priority.
-        return Err(unknown("both iptables-nft and iptables-legacy have rules".to_owned()));
+        return Err(other("both iptables-nft and iptables-legacy have rules"));
     }
     for name in names.iter().filter(|name| *name != rules::NAT_TABLE) {
         if name != PLUGIN_TABLE {
-            return Err(unknown(format!("the nf_tables table {name} has chains of type nat")));
+            return Err(other(format!("the nf_tables table {name} has chains of type nat")));
         }
         found.push(plugin_table(listing, today, family)?);
     }
@@ -86,8 +82,8 @@ fn plugin_table(listing: &Listing, today: Option<&Origin>, family: Family) -> Re
     let marked = listing.marker.as_deref().and_then(rules::marked_origin);
     for Origin { redirect, .. } in marked.iter().chain(today) {
         if listing.is_of(redirect, family)? {
-            return table(redirect, family).map_err(unknown);
+            return table(redirect, family).map_err(other);
         }
     }
-    Err(unknown("the table linkerd-cni has other rules than its marker says".to_owned()))
+    Err(other("the table linkerd-cni has other rules than its marker says"))
 }

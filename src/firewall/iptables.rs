@@ -9,7 +9,7 @@ mod programs;
 
 use std::time::Duration;
 
-use super::Error;
+use super::{Error, other};
 use crate::deadline::Deadline;
 use crate::redirect::backend::Backend;
 use crate::redirect::nat::words;
@@ -17,11 +17,9 @@ use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Family, Redirect};
 use programs::Programs;
 
-/// Timeout for one program, including its wait of at most 5 s for the xtables lock.
-const PROGRAM_DEADLINE: Duration = Duration::from_secs(8);
 /// Timeout for the program that removes the rules of one family after an error. It comes in addition
 /// to the deadline of the call.
-const UNDO_DEADLINE: Duration = Duration::from_secs(3);
+const UNDO_BUDGET: Duration = Duration::from_secs(3);
 
 /// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the table
 /// stay. Returns the backend whose programs wrote the rules of the first family: `backend`, unless the
@@ -33,32 +31,26 @@ pub fn apply(
     backend: Backend,
     deadline: Deadline,
 ) -> Result<Backend, Error> {
-    let mut used = None;
-    let mut added = Vec::new();
+    let mut written = Vec::new();
     for &family in families {
         let rules = rules::marked_rules(redirect, family, families);
         let applied = programs::find(backend, family).and_then(|programs| {
-            apply_family(&programs, &rules, deadline).map(|is_fresh| (programs, is_fresh))
+            let is_fresh = apply_family(&programs, &rules, deadline)?;
+            written.push((programs, rules, is_fresh));
+            Ok(())
         });
-        match applied {
-            Ok((programs, is_fresh)) => {
-                used.get_or_insert(programs.backend);
-                if is_fresh {
-                    added.push((programs, rules));
-                }
-            }
-            Err(error) => {
-                added.iter().for_each(|(programs, rules)| undo(programs, rules));
-                return Err(error);
-            }
+        if let Err(error) = applied {
+            let fresh = written.iter().filter(|(.., is_fresh)| *is_fresh);
+            fresh.for_each(|(programs, rules, _)| undo(programs, rules));
+            return Err(error);
         }
     }
-    Ok(used.unwrap_or(backend))
+    Ok(written.first().map_or(backend, |(programs, ..)| programs.backend))
 }
 
 fn undo(programs: &Programs, rules: &[Rule]) {
     let script = rules::undo_script(rules);
-    if let Err(error) = program::restore(&programs.restore, &script, UNDO_DEADLINE) {
+    if let Err(error) = program::restore(&programs.restore, &script, Deadline::after(UNDO_BUDGET)) {
         tracing::error!(
             "linkerd-cni: cannot remove the IPv4 rules after the IPv6 rules failed: {error}"
         );
@@ -68,18 +60,17 @@ fn undo(programs: &Programs, rules: &[Rule]) {
 /// Returns whether it created the chains. If they exist, replaces the jumps to them.
 fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Result<bool, Error> {
     let fresh = rules::install_script(rules, true, &[]);
-    let (program, stderr) =
-        match program::restore(&programs.restore, &fresh, time_for_program(deadline)) {
-            Ok(()) => return Ok(true),
-            Err(Error::Restore { program, stderr }) => (program, stderr),
-            // Another program would meet the same, such as a held lock.
-            Err(error) => return Err(error),
-        };
-    let lines = match program::list(&programs.command, time_for_program(deadline)) {
+    let (program, stderr) = match program::restore(&programs.restore, &fresh, deadline) {
+        Ok(()) => return Ok(true),
+        Err(Error::Restore { program, stderr }) => (program, stderr),
+        // Another program would meet the same, such as a held lock.
+        Err(error) => return Err(error),
+    };
+    let lines = match program::list(&programs.command, deadline) {
         Ok(lines) => lines,
         // Only the list says that the kernel lacks the table.
-        Err(Error::List { message, .. }) => {
-            return Err(Error::Restore { program, stderr: format!("{stderr}; {message}") });
+        Err(Error::Other { problem, .. }) => {
+            return Err(Error::Restore { program, stderr: format!("{stderr}; {problem}") });
         }
         Err(error) => return Err(error),
     };
@@ -89,12 +80,8 @@ fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Resu
     }
     let jumps: Vec<String> = lines.into_iter().filter(|line| is_jump(line)).collect();
     let again = rules::install_script(rules, false, &jumps);
-    program::restore(&programs.restore, &again, time_for_program(deadline))?;
+    program::restore(&programs.restore, &again, deadline)?;
     Ok(false)
-}
-
-fn time_for_program(deadline: Deadline) -> Duration {
-    deadline.remaining().min(PROGRAM_DEADLINE)
 }
 
 /// Comments, with markers, of the rules of `iptables-legacy`. Rules without a comment have an empty one.
@@ -129,18 +116,15 @@ pub fn lines_of(is_legacy: bool, family: Family, deadline: Deadline) -> Result<V
     let backend = if is_legacy { Backend::Legacy } else { Backend::Nft };
     let programs = [backend, Backend::Plain].map(|backend| programs::find(backend, family));
     for programs in programs.into_iter().flatten() {
-        if program::is_legacy(&programs.command, time_for_program(deadline))? == is_legacy {
-            return program::list(&programs.command, time_for_program(deadline));
+        if program::is_legacy(&programs.command, deadline)? == is_legacy {
+            return program::list(&programs.command, deadline);
         }
     }
-    let why = format!("the node has no iptables-{backend} to list its rules");
-    Err(Error::Incomparable { why })
+    Err(other(format!("the node has no iptables-{backend} to list its rules")))
 }
 
 fn is_jump(line: &str) -> bool {
-    let is_in_builtin = [Chain::Prerouting, Chain::Output]
-        .iter()
-        .any(|chain| line.starts_with(&format!("-A {} ", chain.name())));
-    is_in_builtin
-        && Chain::LINKERD.iter().any(|chain| line.ends_with(&format!("-j {}", chain.name())))
+    let is_in = |chain: &Chain| line.starts_with(&format!("-A {} ", chain.name()));
+    let is_to = |chain: &Chain| line.ends_with(&format!("-j {}", chain.name()));
+    [Chain::Prerouting, Chain::Output].iter().any(is_in) && Chain::LINKERD.iter().any(is_to)
 }

@@ -12,6 +12,7 @@ mod set;
 use std::ffi::OsStr;
 
 use nix::errno::Errno;
+use nix::libc;
 use nix::sys::utsname::uname;
 
 use super::Error;
@@ -21,11 +22,6 @@ use crate::redirect::rules::{self, Chain, nft};
 use crate::redirect::{Family, Redirect};
 use expressions::SetName;
 pub use message::PLUGIN_TABLE;
-use message::kind;
-
-/// All chains, in the order in which they are created.
-const CHAINS: [Chain; Chain::ALL.len()] =
-    [Chain::ProxyInitRedirect, Chain::ProxyInitOutput, Chain::Prerouting, Chain::Output];
 
 /// Oldest kernel, as major and minor version. Before Linux 4.18 the addresses of replies are restored
 /// only in hooks that have a `nat` chain, and no second `nat` chain may have the same hook.
@@ -59,7 +55,12 @@ fn refuse_old_kernel(release: &OsStr) -> Result<(), Error> {
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < OLDEST_KERNEL => {
-            Err(Error::OldKernel { release: release.into_owned() })
+            let problem =
+                format!("the backend native needs Linux 4.18, and this kernel is {release}");
+            Err(Error::Other {
+                problem,
+                remedy: Some("set the chart's iptablesMode to nft or legacy"),
+            })
         }
         _ => Ok(()),
     }
@@ -76,13 +77,13 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
         let message = |kind, flags, rest| message::message(kind, family, flags, rest);
         if !fresh {
             // Deleting a missing table fails, so create it first.
-            messages.push(message(kind::NEW_TABLE, CREATE, message::table()));
-            messages.push(message(kind::DELETE_TABLE, 0, message::table()));
+            messages.push(message(libc::NFT_MSG_NEWTABLE, CREATE, message::table()));
+            messages.push(message(libc::NFT_MSG_DELTABLE, 0, message::table()));
         }
         let exclusive = if fresh { EXCLUSIVE } else { 0 };
-        messages.push(message(kind::NEW_TABLE, CREATE | exclusive, message::table()));
-        for chain in CHAINS {
-            messages.push(message(kind::NEW_CHAIN, CREATE, message::chain(chain)));
+        messages.push(message(libc::NFT_MSG_NEWTABLE, CREATE | exclusive, message::table()));
+        for chain in Chain::ALL {
+            messages.push(message(libc::NFT_MSG_NEWCHAIN, CREATE, message::chain(chain)));
         }
         for run in nft::runs(&rules::marked_rules(redirect, family, families)) {
             if let Some(set) = nft::set(run) {
@@ -90,7 +91,7 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
                 messages.extend(set::messages(&set, family, sets));
             }
             let rule = message::rule(run, &SetName::New(sets));
-            messages.push(message(kind::NEW_RULE, CREATE | APPEND, rule));
+            messages.push(message(libc::NFT_MSG_NEWRULE, CREATE | APPEND, rule));
         }
     }
     messages
@@ -107,7 +108,7 @@ pub fn flush_others(families: &[Family]) -> Result<(), Error> {
             let rules = Attributes::default()
                 .text(nfta::RULE_TABLE, table)
                 .text(nfta::RULE_CHAIN, chain.name());
-            let messages = [message::message(kind::DELETE_RULE, family, 0, rules)];
+            let messages = [message::message(libc::NFT_MSG_DELRULE, family, 0, rules)];
             match socket::transact(&messages) {
                 Err(rejection) if MISSING.contains(&rejection.errno) => {}
                 done => done.map_err(|rejection| rejection::error(&messages, rejection))?,

@@ -11,15 +11,17 @@ const NESTED: u16 = libc::NLA_F_NESTED as u16;
 const NETWORK_ORDER: u16 = libc::NLA_F_NET_BYTEORDER as u16;
 /// Size of length and type, in bytes.
 const HEADER: usize = size_of::<libc::nlattr>();
-/// Alignment of attributes, in bytes.
-const ALIGNMENT: usize = libc::NLA_ALIGNTO as usize;
 
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes(pub Vec<u8>);
 
 impl Attributes {
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
-        self.push(kind, value);
+        let length = (HEADER + value.len()) as u16;
+        self.0.extend_from_slice(&length.to_ne_bytes());
+        self.0.extend_from_slice(&kind.to_ne_bytes());
+        self.0.extend_from_slice(value);
+        self.0.resize(padded(self.0.len()), 0);
         self
     }
 
@@ -32,17 +34,8 @@ impl Attributes {
         self.bytes(kind, &value.to_be_bytes())
     }
 
-    pub fn nested(mut self, kind: u16, inner: Attributes) -> Self {
-        self.push(kind | NESTED, &inner.0);
-        self
-    }
-
-    fn push(&mut self, kind: u16, value: &[u8]) {
-        let length = (HEADER + value.len()) as u16;
-        self.0.extend_from_slice(&length.to_ne_bytes());
-        self.0.extend_from_slice(&kind.to_ne_bytes());
-        self.0.extend_from_slice(value);
-        self.0.resize(padded(self.0.len()), 0);
+    pub fn nested(self, kind: u16, inner: Attributes) -> Self {
+        self.bytes(kind | NESTED, &inner.0)
     }
 }
 
@@ -66,7 +59,7 @@ pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
 
 /// Rounds `length` up to the alignment of netlink, four bytes.
 pub fn padded(length: usize) -> usize {
-    length.next_multiple_of(ALIGNMENT)
+    length.next_multiple_of(libc::NLA_ALIGNTO as usize)
 }
 
 #[cfg(test)]

@@ -86,7 +86,7 @@ pub fn request_rtnetlink(
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Message type within nf_tables, such as `NFT_MSG_NEWTABLE`.
-    pub kind: u16,
+    pub kind: i32,
     /// `AF_INET` or `AF_INET6`.
     pub family: u8,
     pub flags: u16,
@@ -105,7 +105,7 @@ pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
         // The kernel reports every error, but success only for messages with ACK.
         let last = index + 1 == messages.len();
         let flags = message.flags | if last { ACK } else { 0 };
-        let kind = SUBSYSTEM << 8 | message.kind;
+        let kind = SUBSYSTEM << 8 | message.kind as u16;
         let sequence = index as u32 + 1;
         let header = family_header(message.family, 0);
         append(&mut batch, kind, flags, sequence, &header, &message.attributes);
@@ -126,14 +126,14 @@ pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
 /// Fails with the kernel's error, `EOPNOTSUPP` if it has no nf_tables, `ETIMEDOUT` without a response,
 /// `EFBIG` if the list is too long.
 pub fn dump(
-    kind: u16,
+    kind: i32,
     family: u8,
     attributes: &Attributes,
     element: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
     let mut request = Vec::new();
-    let kind = SUBSYSTEM << 8 | kind;
+    let kind = SUBSYSTEM << 8 | kind as u16;
     append(&mut request, kind, DUMP, 1, &family_header(family, 0), attributes);
     let element = &mut |payload: &[u8]| element(payload.get(FAMILY_HEADER..).unwrap_or_default());
     exchange(&socket, &request, DUMP_LIMIT, element).map_err(|rejection| match rejection.errno {
@@ -185,67 +185,38 @@ fn exchange(
 ) -> Result<(), Rejection> {
     send(socket.as_raw_fd(), request, MsgFlags::empty())?;
     let mut buffer = vec![0; BUFFER];
-    let (mut received, mut end) = (0, None);
+    let mut received = 0;
     while received <= limit {
-        received += receive(socket, &mut buffer, &mut |reply| match reply.kind {
-            // The first error counts: the kernel reports later ones too.
-            ERROR | DONE if end.is_some() => {}
-            ERROR => end = Some(reply.result()),
-            DONE => end = Some(Ok(())),
-            _ => element(reply.payload),
-        })?;
-        if let Some(end) = end {
-            return end;
+        let count = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
+            // The errors of a large transaction exceed the receive buffer, which keeps the first ones.
+            Err(Errno::EINTR | Errno::ENOBUFS) => continue,
+            // The receive timed out.
+            Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT.into()),
+            count => count?,
+        };
+        received += count;
+        let mut bytes = &buffer[..count];
+        while let [l0, l1, l2, l3, k0, k1, _, _, s0, s1, s2, s3, ..] = *bytes {
+            let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
+            let Some(payload) = bytes.get(MESSAGE_HEADER..length) else {
+                break;
+            };
+            match u16::from_ne_bytes([k0, k1]) {
+                // The first error counts: the kernel reports later ones too. It starts with the negative
+                // errno; 0 means success.
+                ERROR => {
+                    let code = i32::from_ne_bytes(*payload.first_chunk().ok_or(Errno::EBADMSG)?);
+                    let (errno, sequence) = (
+                        Errno::from_raw(code.wrapping_neg()),
+                        u32::from_ne_bytes([s0, s1, s2, s3]),
+                    );
+                    return if code == 0 { Ok(()) } else { Err(Rejection { errno, sequence }) };
+                }
+                DONE => return Ok(()),
+                _ => element(payload),
+            }
+            bytes = bytes.get(padded(length)..).unwrap_or_default();
         }
     }
     Err(Errno::EFBIG.into())
-}
-
-struct Reply<'a> {
-    kind: u16,
-    sequence: u32,
-    payload: &'a [u8],
-}
-
-impl Reply<'_> {
-    /// A message of type [`ERROR`] starts with the negative errno; 0 means success.
-    fn result(&self) -> Result<(), Rejection> {
-        let code = self.payload.first_chunk().ok_or(Errno::EBADMSG)?;
-        match i32::from_ne_bytes(*code) {
-            0 => Ok(()),
-            code => {
-                let errno = Errno::from_raw(code.wrapping_neg());
-                Err(Rejection { errno, sequence: self.sequence })
-            }
-        }
-    }
-}
-
-/// Receives once. Returns the number of bytes.
-fn receive(
-    socket: &OwnedFd,
-    buffer: &mut [u8],
-    each: &mut dyn FnMut(Reply<'_>),
-) -> Result<usize, Errno> {
-    let received = match recv(socket.as_raw_fd(), buffer, MsgFlags::empty()) {
-        // The errors of a large transaction exceed the receive buffer, which keeps the first ones.
-        Err(Errno::EINTR | Errno::ENOBUFS) => return Ok(0),
-        // The receive timed out.
-        Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT),
-        received => received?,
-    };
-    let mut bytes = &buffer[..received];
-    while let [l0, l1, l2, l3, k0, k1, _, _, s0, s1, s2, s3, ..] = *bytes {
-        let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
-        let Some(payload) = bytes.get(MESSAGE_HEADER..length) else {
-            break;
-        };
-        each(Reply {
-            kind: u16::from_ne_bytes([k0, k1]),
-            sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
-            payload,
-        });
-        bytes = bytes.get(padded(length)..).unwrap_or_default();
-    }
-    Ok(received)
 }

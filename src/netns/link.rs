@@ -17,27 +17,20 @@ const UP: u32 = libc::IFF_UP as u32;
 /// Skip duplicate address detection, so that the IPv6 address is usable at once.
 const NO_DAD: u8 = libc::IFA_F_NODAD as u8;
 
-/// Attribute types of `linux/if_link.h` and `linux/veth.h`, which libc lacks, without their prefix
-/// `IFLA_`.
-mod ifla {
-    pub const IFNAME: u16 = 3;
-    pub const LINKINFO: u16 = 18;
-    pub const NET_NS_FD: u16 = 28;
-    pub const INFO_KIND: u16 = 1;
-    pub const INFO_DATA: u16 = 2;
-    /// `VETH_INFO_PEER`.
-    pub const VETH_PEER: u16 = 1;
-}
+/// `VETH_INFO_PEER` of `linux/veth.h`.
+const VETH_INFO_PEER: u16 = 1;
 
 /// Creates a veth pair: two connected interfaces called `name`, one in this netns and one in `other`.
 /// Fails with the kernel's error, such as `EEXIST`.
 pub fn create_veth_pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
     let other = other.as_fd().as_raw_fd();
     let mut peer = Attributes(interface(0, 0).to_vec());
-    peer = peer.text(ifla::IFNAME, name).bytes(ifla::NET_NS_FD, &other.to_ne_bytes());
-    let data = Attributes::default().nested(ifla::VETH_PEER, peer);
-    let info = Attributes::default().text(ifla::INFO_KIND, "veth").nested(ifla::INFO_DATA, data);
-    let attributes = Attributes::default().text(ifla::IFNAME, name).nested(ifla::LINKINFO, info);
+    peer = peer.text(libc::IFLA_IFNAME, name).bytes(libc::IFLA_NET_NS_FD, &other.to_ne_bytes());
+    let data = Attributes::default().nested(VETH_INFO_PEER, peer);
+    let info =
+        Attributes::default().text(libc::IFLA_INFO_KIND, "veth").nested(libc::IFLA_INFO_DATA, data);
+    let attributes =
+        Attributes::default().text(libc::IFLA_IFNAME, name).nested(libc::IFLA_LINKINFO, info);
     change(libc::RTM_NEWLINK, NEW, &interface(0, 0), &attributes)
 }
 

@@ -167,7 +167,8 @@ mod tests {
     use crate::pod::annotation;
 
     fn redirect(proxy_gid: Option<u32>, skip_outbound: &str) -> Redirect {
-        let skip_outbound = crate::redirect::ports::list(skip_outbound).0;
+        let skip_outbound = skip_outbound.split(',').map(|text| PortRange::parse(text).unwrap());
+        let skip_outbound = skip_outbound.collect();
         Redirect { proxy_gid, skip_outbound, ..Redirect::example() }
     }
 

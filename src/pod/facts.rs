@@ -113,13 +113,12 @@ pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
         facts: PodFacts {
             uid,
             annotations: known(annotations),
-            inherited: Vec::new(),
             proxy,
             runtime_class,
-            api_ports: Vec::new(),
             early_containers,
             app_containers,
             exposure,
+            ..PodFacts::default()
         },
     }))
 }
@@ -184,26 +183,23 @@ fn known(annotations: Annotations) -> Annotations {
 /// Returns the API server's ports. A control-plane pod reaches them without the proxy, so that the
 /// control plane does not depend on itself.
 fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
-    let problem = match service {
-        Ok(service) if !service.spec.ports.is_empty() => {
-            return service.spec.ports.iter().flat_map(both_ports).collect();
-        }
-        Ok(_) => "it has no ports".to_owned(),
-        Err(error) => error.to_string(),
+    let (ports, problem) = match service {
+        Ok(service) => (service.spec.ports, "it has no ports".to_owned()),
+        Err(error) => (Vec::new(), error.to_string()),
     };
-    tracing::error!(
-        "linkerd-cni: using the default ports {DEFAULT_API_PORTS:?} of Service default/kubernetes: {problem}"
-    );
-    DEFAULT_API_PORTS.map(PortRange::from).to_vec()
+    if ports.is_empty() {
+        tracing::error!(
+            "linkerd-cni: using the default ports {DEFAULT_API_PORTS:?} of Service default/kubernetes: {problem}"
+        );
+        return DEFAULT_API_PORTS.map(PortRange::from).to_vec();
+    }
+    ports.iter().flat_map(both_ports).collect()
 }
 
-fn both_ports(port: &ServicePort) -> Vec<PortRange> {
-    let target = port
-        .target_port
-        .as_ref()
-        .and_then(serde_json::Value::as_u64)
-        .and_then(|target| u16::try_from(target).ok());
-    [Some(port.port), target].into_iter().flatten().map(PortRange::from).collect()
+fn both_ports(port: &ServicePort) -> impl Iterator<Item = PortRange> {
+    let target = port.target_port.as_ref().and_then(serde_json::Value::as_u64);
+    let target = target.and_then(|target| u16::try_from(target).ok());
+    [Some(port.port), target].into_iter().flatten().map(PortRange::from)
 }
 
 #[cfg(test)]

@@ -1,7 +1,5 @@
 //! Decides which pods are skipped by name or by annotations, without a look at their containers. Pure.
 
-use std::collections::BTreeMap;
-
 use serde::{Deserialize, Serialize};
 
 use super::annotation::{Annotations, is_disabled, is_of_a_proxy};
@@ -64,18 +62,16 @@ impl PodFilter {
 
 /// Returns why a pod is skipped if its containers stay unknown. `None`: the pod may be meshed.
 pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
-    if is_of_a_proxy(annotations) {
-        return None;
+    match is_disabled(annotations) {
+        _ if is_of_a_proxy(annotations) => None,
+        true => Some(SkipReason::InjectionDisabled),
+        false => Some(SkipReason::NoProxyAnnotation),
     }
-    let is_disabled = is_disabled(annotations);
-    Some(if is_disabled { SkipReason::InjectionDisabled } else { SkipReason::NoProxyAnnotation })
 }
 
 pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
     let runtime: Object = serde_json::from_str(config.non_null("runtimeConfig")?.get()).ok()?;
-    let annotations: BTreeMap<String, String> =
-        serde_json::from_str(runtime.non_null(ANNOTATIONS_CAPABILITY)?.get()).ok()?;
-    Some(annotations)
+    serde_json::from_str(runtime.non_null(ANNOTATIONS_CAPABILITY)?.get()).ok()
 }
 
 #[cfg(test)]

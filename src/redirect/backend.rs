@@ -1,8 +1,7 @@
 //! Ways to write redirect rules into the kernel, and the setting that selects one.
 
-use std::{fmt, slice};
+use std::fmt;
 
-use serde::de::{IntoDeserializer as _, value};
 use serde::{Deserialize, Serialize};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -20,38 +19,25 @@ pub enum Backend {
 
 impl Backend {
     pub const ALL: [Backend; 4] = [Backend::Native, Backend::Nft, Backend::Legacy, Backend::Plain];
+
+    /// Those of the default mode `auto`, of which the first usable one writes the rules.
+    pub const AUTO: &[Backend] = &[Backend::Native, Backend::Nft, Backend::Legacy];
+
+    /// Returns the backends to try for a value of the setting `iptables-mode`.
+    pub fn of_mode(mode: &str) -> Option<&'static [Backend]> {
+        Some(match mode {
+            "" | "auto" => Backend::AUTO,
+            "native" => &[Backend::Native],
+            "nft" => &[Backend::Nft],
+            "legacy" => &[Backend::Legacy],
+            "plain" => &[Backend::Plain],
+            _ => return None,
+        })
+    }
 }
 
 impl fmt::Display for Backend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.serialize(f)
-    }
-}
-
-/// The setting `iptables-mode`: which backends to try.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IptablesMode {
-    /// The first usable backend of native, nft and legacy. Default, also for an empty value.
-    #[default]
-    Auto,
-    Only(Backend),
-}
-
-impl IptablesMode {
-    pub fn parse(text: &str) -> Option<Self> {
-        match text {
-            "" | "auto" => Some(IptablesMode::Auto),
-            name => {
-                let named = Backend::deserialize(name.into_deserializer());
-                named.map(IptablesMode::Only).map_err(|_: value::Error| ()).ok()
-            }
-        }
-    }
-
-    pub fn backends(&self) -> &[Backend] {
-        match self {
-            IptablesMode::Auto => &[Backend::Native, Backend::Nft, Backend::Legacy],
-            IptablesMode::Only(backend) => slice::from_ref(backend),
-        }
     }
 }

@@ -3,21 +3,20 @@
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-use super::nat::{Condition, Field, Hook, Nat, Packet, Range, TCP, UDP};
+use super::nat::{Condition, Field, Nat, Packet, Range, TCP, UDP};
+use super::rules::Chain;
 use super::{Family, ports};
 
 const KINDS_LIMIT: usize = 1 << 22;
 const RANGES_NAMED: usize = 8;
 
-/// The fields of packets, and the words before their numbers. The first five are those of inbound packets,
-/// all but the first those of outbound packets.
-const FIELDS: [(Field, &str); 8] = [
-    (Field::Input, "through"),
+/// The fields of packets, and the words before their numbers. The first five are those of inbound packets.
+const FIELDS: [(Field, &str); 7] = [
     (Field::Protocol, "of protocol"),
     (Field::Port, "to port"),
     (Field::Source, "from"),
     (Field::Destination, "to"),
-    (Field::Output, "through"),
+    (Field::Loopback, "through"),
     (Field::Uid, "of UID"),
     (Field::Gid, "of GID"),
 ];
@@ -35,7 +34,7 @@ pub fn differences(now: &[Nat], wanted: &Nat, family: Family) -> Result<Vec<Stri
     let conditions: Vec<_> = now.iter().chain([wanted]).flat_map(Nat::conditions).collect();
     let mut texts = Vec::new();
     for (hook, direction, fields) in
-        [(Hook::Prerouting, "inbound", &FIELDS[..5]), (Hook::Output, "outbound", &FIELDS[1..])]
+        [(Chain::Prerouting, "inbound", &FIELDS[..5]), (Chain::Output, "outbound", &FIELDS[..])]
     {
         let classes: Vec<Vec<Class>> =
             fields.iter().map(|(field, _)| classes(*field, family, &conditions)).collect();
@@ -100,6 +99,7 @@ fn classes(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Class
         (Field::Port, _) => u16::MAX.into(),
         (Field::Uid | Field::Gid, _) => u32::MAX.into(),
         (Field::Source | Field::Destination, Family::Ipv4) => u32::MAX.into(),
+        (Field::Loopback, _) => 1,
         _ => u128::MAX,
     };
     let conditions = || conditions.iter().filter(|condition| condition.field == field);
@@ -147,20 +147,15 @@ fn list(ranges: &[Range], field: Field, family: Family) -> String {
             Ipv4Addr::from_bits(number as u32).to_string()
         }
         (Field::Source | Field::Destination, _) => Ipv6Addr::from_bits(number).to_string(),
-        (Field::Input | Field::Output, _) => {
-            String::from_utf8_lossy(&number.to_be_bytes()).trim_start_matches('\0').to_owned()
-        }
+        (Field::Loopback, _) if number == 0 => "other interfaces".to_owned(),
+        (Field::Loopback, _) => "lo".to_owned(),
         _ => number.to_string(),
     };
-    let texts =
-        ranges.iter().take(RANGES_NAMED).map(|&(first, last)| match (first == last, field) {
-            (true, _) => one(first),
-            (false, Field::Input | Field::Output) => "other interfaces".to_owned(),
-            (false, _) => format!("{}-{}", one(first), one(last)),
-        });
-    // Ranges of other interfaces follow each other.
-    let mut texts: Vec<String> = texts.collect();
-    texts.dedup();
+    let text = |&(first, last): &Range| match first == last {
+        true => one(first),
+        false => format!("{}-{}", one(first), one(last)),
+    };
+    let texts: Vec<String> = ranges.iter().take(RANGES_NAMED).map(text).collect();
     match ranges.len().checked_sub(RANGES_NAMED) {
         Some(more @ 1..) => format!("{} and {more} more ranges", texts.join(",")),
         _ => texts.join(","),

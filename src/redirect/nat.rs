@@ -1,19 +1,15 @@
 //! Decides for a packet what the rules of a table `nat` do, from their text. Knows the options of
 //! Linkerd's rules and similar ones; any other option is an error.
 
-use std::net::IpAddr;
 use std::str::FromStr;
 
 use ipnet::IpNet;
 
+use super::address;
+use super::rules::Chain;
+
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hook {
-    Prerouting,
-    Output,
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Field {
@@ -21,15 +17,15 @@ pub enum Field {
     Port,
     Source,
     Destination,
-    Input,
-    Output,
+    /// Whether the packet comes or leaves through the interface `lo`: 1, or else 0.
+    Loopback,
     Uid,
     Gid,
 }
 
 /// First packet of a connection: its fields as numbers, each at the index of its [`Field`]. `None`: the
 /// packet has no such field, such as the UID of a packet that comes from outside.
-pub type Packet = [Option<u128>; 8];
+pub type Packet = [Option<u128>; 7];
 
 /// Both ends are included.
 pub type Range = (u128, u128);
@@ -55,22 +51,13 @@ type Rule = (Vec<Condition>, Target);
 #[derive(Clone, Debug, Default)]
 pub struct Nat(Vec<(String, Vec<Rule>)>);
 
-impl Hook {
-    fn chain(self) -> &'static str {
-        match self {
-            Hook::Prerouting => "PREROUTING",
-            Hook::Output => "OUTPUT",
-        }
-    }
-}
-
 impl Nat {
     /// Reads lines of `iptables -S`.
     /// Fails if a rule that packets can reach has an unknown option, and names the rule.
     pub fn read(lines: &[String]) -> Result<Nat, String> {
         let mut nat = Nat::default();
-        nat.add(lines, Hook::Prerouting.chain())?;
-        nat.add(lines, Hook::Output.chain())?;
+        nat.add(lines, Chain::Prerouting.name())?;
+        nat.add(lines, Chain::Output.name())?;
         Ok(nat)
     }
 
@@ -102,9 +89,9 @@ impl Nat {
         self.0.iter().flat_map(|(_, rules)| rules).flat_map(|(conditions, _)| conditions)
     }
 
-    /// Returns the port to which the connection of `packet` is redirected.
-    pub fn redirected_to(&self, hook: Hook, packet: &Packet) -> Option<u16> {
-        self.walk(hook.chain(), packet).flatten()
+    /// Returns the port to which the connection of `packet` is redirected. `hook`: the built-in chain.
+    pub fn redirected_to(&self, hook: Chain, packet: &Packet) -> Option<u16> {
+        self.walk(hook.name(), packet).flatten()
     }
 
     /// `None` if the chain ends or returns.
@@ -167,8 +154,7 @@ fn rule(line: &str) -> Result<Rule, String> {
             "-p" if value == "udp" => (Field::Protocol, vec![(UDP.into(), UDP.into())]),
             "-s" => (Field::Source, vec![subnet(value)?]),
             "-d" => (Field::Destination, vec![subnet(value)?]),
-            "-i" => (Field::Input, vec![interface(value)?]),
-            "-o" => (Field::Output, vec![interface(value)?]),
+            "-i" | "-o" if value == "lo" => (Field::Loopback, vec![(1, 1)]),
             "--dport" | "--dports" => {
                 let ranges = value.split(',').map(|ports| range::<u16>(ports, ':'));
                 (Field::Port, ranges.collect::<Result<_, _>>()?)
@@ -214,24 +200,4 @@ fn subnet(text: &str) -> Result<Range, String> {
     let net: IpNet = number(text)?;
     let range = (address(net.network()), address(net.broadcast()));
     if net == net.trunc() { Ok(range) } else { Err(format!("{text} is not a subnet")) }
-}
-
-pub fn address(address: IpAddr) -> u128 {
-    match address {
-        IpAddr::V4(address) => address.to_bits().into(),
-        IpAddr::V6(address) => address.to_bits(),
-    }
-}
-
-/// Reads the name of an interface, at most 15 bytes (`IFNAMSIZ`), as a number.
-fn interface(name: &str) -> Result<Range, String> {
-    // A `+` at the end stands for any text.
-    if name.ends_with('+') || name.len() >= size_of::<u128>() {
-        return Err(format!("unknown form of interface {name}"));
-    }
-    Ok((interface_number(name), interface_number(name)))
-}
-
-pub fn interface_number(name: &str) -> u128 {
-    name.bytes().fold(0, |number, byte| number << 8 | u128::from(byte))
 }

@@ -10,9 +10,6 @@ use crate::quote::quote;
 /// Number of ports in one iptables `multiport` match. A range counts as two.
 const MULTIPORT_LIMIT: usize = 15;
 
-/// Number of invalid elements of a list that are kept, to name them.
-pub const INVALID_LIMIT: usize = 10;
-
 pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010";
 
 /// Both ends are included; a single port is a range of one.
@@ -31,22 +28,10 @@ pub struct InvalidElement<'a> {
     why: &'static str,
 }
 
-/// The invalid elements of a list, which may have hundreds of thousands of them.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct InvalidElements<'a> {
-    /// At most [`INVALID_LIMIT`] elements.
-    pub first: Vec<InvalidElement<'a>>,
-    pub more: usize,
-}
-
 impl PortRange {
-    fn is_single(self) -> bool {
-        self.first == self.last
-    }
-
     /// Number of ports that the range counts for in a `multiport` match.
     fn slots(self) -> usize {
-        if self.is_single() { 1 } else { 2 }
+        if self.first == self.last { 1 } else { 2 }
     }
 
     /// As annotations have it: `80`, `100-200`.
@@ -86,30 +71,11 @@ impl From<u16> for PortRange {
 /// As iptables has it: `80`, `100:200`.
 impl fmt::Display for PortRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.is_single() {
+        match self.first == self.last {
             true => write!(f, "{}", self.first),
             false => write!(f, "{}:{}", self.first, self.last),
         }
     }
-}
-
-/// The invalid elements include empty ones and those with blanks. Upstream logs and drops the same.
-pub fn elements<'a>(
-    elements: impl IntoIterator<Item = &'a str>,
-) -> (Vec<PortRange>, InvalidElements<'a>) {
-    let (mut ranges, mut invalid) = (Vec::new(), InvalidElements::default());
-    for text in elements {
-        match PortRange::parse(text) {
-            Ok(range) => ranges.push(range),
-            Err(_) if invalid.first.len() == INVALID_LIMIT => invalid.more += 1,
-            Err(element) => invalid.first.push(element),
-        }
-    }
-    (ranges, invalid)
-}
-
-pub fn list(text: &str) -> (Vec<PortRange>, InvalidElements<'_>) {
-    elements(text.split(','))
 }
 
 /// Removes repeated ranges and keeps the order, so that a short list has upstream's rules. If the list
@@ -167,14 +133,18 @@ pub fn joined(ranges: &[PortRange]) -> String {
 mod tests {
     use super::*;
 
+    fn list(text: &str) -> Vec<PortRange> {
+        text.split(',').filter_map(|element| PortRange::parse(element).ok()).collect()
+    }
+
     #[test]
     fn lists_are_parsed_as_in_upstream() {
         let cases: Vec<(String, String, Vec<String>)> =
             serde_saphyr::from_str(include_str!("ports.yaml")).unwrap();
         for (text, kept, dropped) in cases {
-            let (ranges, invalid) = list(&text);
-            let invalid = invalid.first.iter().map(|element| element.text.to_owned()).collect();
-            assert_eq!((joined(&ranges), invalid), (kept, dropped), "{text:?}");
+            let invalid = text.split(',').filter_map(|element| PortRange::parse(element).err());
+            let invalid = invalid.map(|element| element.text.to_owned()).collect();
+            assert_eq!((joined(&list(&text)), invalid), (kept, dropped), "{text:?}");
         }
     }
 
@@ -182,8 +152,8 @@ mod tests {
     fn a_list_of_every_port_twice_is_read_completely() {
         let text: Vec<String> = (0..=65_535).map(|port| port.to_string()).collect();
         let twice = format!("{0},{0}", text.join(","));
-        let (ranges, invalid) = list(&twice);
-        assert_eq!((ranges.len(), invalid), (131_072, InvalidElements::default()));
+        let ranges = list(&twice);
+        assert_eq!(ranges.len(), 131_072);
         assert_eq!(joined(&distinct(&ranges)), "0:65535");
     }
 
@@ -195,7 +165,7 @@ mod tests {
             ("4191,4190,1,2,3,4,5,6,7,8,9,10,11,12,13,14", "1:14,4190:4191"),
             ("17,16,15,14,13,12,11,10,9,8,1-7,2-3,0-65535", "0:65535"),
         ] {
-            assert_eq!(joined(&distinct(&list(text).0)), wanted, "{text}");
+            assert_eq!(joined(&distinct(&list(text))), wanted, "{text}");
         }
         let scattered: Vec<PortRange> = (0..8192).rev().step_by(2).map(PortRange::from).collect();
         assert_eq!(distinct(&scattered), scattered);
@@ -208,13 +178,6 @@ mod tests {
         assert_eq!(merged(ranges), [(0, 0), (9, 10), (80, 95), (65534, 65535)]);
         assert_eq!(merged(vec![(7, 7), (0, u128::MAX), (9, 9)]), [(0, u128::MAX)]);
         assert_eq!(merged::<u16>(vec![]), []);
-    }
-
-    #[test]
-    fn the_first_invalid_elements_are_kept_and_the_others_counted() {
-        let text = "x,".repeat(50_000);
-        let (ranges, invalid) = list(&text);
-        assert_eq!((ranges.len(), invalid.first.len(), invalid.more), (0, 10, 49_991));
     }
 
     #[test]

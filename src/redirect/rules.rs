@@ -19,18 +19,19 @@ use ipnet::IpNet;
 use super::ports::{self, PortRange};
 use super::{Family, Redirect, Subnet};
 
+/// In the order in which nf_tables chains are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chain {
-    Prerouting,
-    Output,
     ProxyInitRedirect,
     ProxyInitOutput,
+    Prerouting,
+    Output,
 }
 
 impl Chain {
     /// All chains, each at the index of its discriminant.
     pub const ALL: [Chain; 4] =
-        [Chain::Prerouting, Chain::Output, Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
+        [Chain::ProxyInitRedirect, Chain::ProxyInitOutput, Chain::Prerouting, Chain::Output];
 
     /// Linkerd's chains. The others are built into table `nat` and can hold foreign rules.
     pub const LINKERD: [Chain; 2] = [Chain::ProxyInitRedirect, Chain::ProxyInitOutput];

@@ -173,7 +173,7 @@ impl Audit {
         }
         if findings.unreadable > 0 {
             tracing::warn!(
-                "Skipped {} pods in the audit: the repair controller cannot read iptables-legacy rules, nor too many rules",
+                "Skipped {} pods in the audit: their network namespaces have a table of iptables-legacy, or too many rules, which the repair controller cannot read",
                 findings.unreadable
             );
         }

@@ -2,8 +2,7 @@
 //! in all network namespaces that see the same file.
 
 use std::env;
-use std::fs::{self, File};
-use std::io::Read as _;
+use std::fs;
 use std::path::PathBuf;
 
 use nix::sys::stat::{major, minor, stat};
@@ -14,16 +13,12 @@ use crate::quote::quote;
 const VARIABLE: &str = "XTABLES_LOCKFILE";
 const DEFAULT: &str = "/run/xtables.lock";
 
-/// How much of `/proc/locks` is read, in bytes. A line has some 60.
-const LOCKS_LIMIT: u64 = 1 << 20;
-
 /// Describes the lock and the process that holds it, unless that is `except`. `None` if no process is
 /// known to hold it.
 pub fn holder(except: Option<u32>) -> Option<String> {
     let path = path();
     let file = stat(&path).ok()?;
-    let mut locks = String::new();
-    File::open("/proc/locks").ok()?.take(LOCKS_LIMIT).read_to_string(&mut locks).ok()?;
+    let locks = fs::read_to_string("/proc/locks").ok()?;
     // The form of `/proc/locks`.
     let id = format!("{:02x}:{:02x}:{}", major(file.st_dev), minor(file.st_dev), file.st_ino);
     let pid = holder_of(&locks, &id).filter(|&pid| Some(pid) != except)?;

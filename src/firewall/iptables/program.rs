@@ -1,11 +1,11 @@
 //! Runs an iptables program with a deadline.
 
 use std::fs::File;
-use std::io::{self, Read as _, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, ExitStatus, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::{self, Builder};
 use std::time::Duration;
 
@@ -13,6 +13,10 @@ use super::{Error, lock};
 use crate::child;
 use crate::deadline::{Deadline, run_within};
 use crate::redirect::rules;
+
+/// Time for one program, including its wait for the xtables lock.
+const PROGRAM_BUDGET: Duration = Duration::from_secs(8);
+const CHECK_SELINUX: &str = "check the node's audit log for SELinux denials of the iptables program that the message names, or set the chart's iptablesMode to native, which runs no program";
 
 /// How long a program waits for the xtables lock, in seconds, as its argument.
 const LOCK_SECONDS: &str = "5";
@@ -25,54 +29,45 @@ const STDERR_LIMIT: usize = 4096;
 const STDOUT_LIMIT: usize = 8 << 20;
 
 /// Runs the `-restore` program, which applies all of the script or nothing, and kills it at the deadline.
-pub fn restore(program: &Path, script: &str, deadline: Duration) -> Result<(), Error> {
+pub fn restore(program: &Path, script: &str, deadline: Deadline) -> Result<(), Error> {
     tracing::debug!("linkerd-cni: input of {}:\n{script}", program.display());
     let mut command = Command::new(program);
     command.args(["--noflush", "-w", LOCK_SECONDS]).stdout(Stdio::null());
     let done = run(program, command, script, deadline)?;
-    if !done.status.success() {
-        return Err(Error::Restore { program: program.to_owned(), stderr: done.stderr });
-    }
-    if done.has_read { Ok(()) } else { Err(Error::Unread { program: program.to_owned() }) }
+    done.map(drop).map_err(|stderr| Error::Restore { program: program.to_owned(), stderr })
 }
 
 /// Lists table `nat` as lines of `iptables -S`.
-pub fn list(program: &Path, deadline: Duration) -> Result<Vec<String>, Error> {
-    let failed = |message| Error::List { program: program.to_owned(), message };
+pub fn list(program: &Path, deadline: Deadline) -> Result<Vec<String>, Error> {
+    let failed = |problem| failed(program, format!("cannot list table nat: {problem}"), None);
     let mut command = Command::new(program);
     command.args(["-w", LOCK_SECONDS, "-t", rules::NAT_TABLE, "-S"]).stdout(Stdio::piped());
-    let done = run(program, command, "", deadline)?;
-    if !done.status.success() {
-        return Err(failed(done.stderr));
-    }
-    if done.stdout.len() >= STDOUT_LIMIT {
+    let stdout = run(program, command, "", deadline)?.map_err(failed)?;
+    if stdout.len() >= STDOUT_LIMIT {
         return Err(Error::TooLong { subject: format!("the list of {}", program.display()) });
     }
     // A complete list has the policies of the built-in chains.
-    if !done.stdout.lines().any(|line| line.starts_with("-P ")) {
+    if !stdout.lines().any(|line| line.starts_with("-P ")) {
         return Err(failed("its output has no chains".to_owned()));
     }
-    Ok(done.stdout.lines().map(str::to_owned).collect())
+    Ok(stdout.lines().map(str::to_owned).collect())
 }
 
 /// Whether the program is of legacy iptables, not of nf_tables. Versions before 1.8 do not print it.
-pub fn is_legacy(program: &Path, deadline: Duration) -> Result<bool, Error> {
+pub fn is_legacy(program: &Path, deadline: Deadline) -> Result<bool, Error> {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::piped());
-    Ok(!run(program, command, "", deadline)?.stdout.contains("nf_tables"))
+    let version = run(program, command, "", deadline)?;
+    Ok(!version.unwrap_or_default().contains("nf_tables"))
 }
 
-struct Done {
-    status: ExitStatus,
-    /// Empty unless stdout is a pipe.
-    stdout: String,
-    /// On one line. The exit status, if the program wrote nothing.
-    stderr: String,
-    /// Whether the program has read its whole input.
-    has_read: bool,
+fn failed(program: &Path, problem: String, remedy: Option<&'static str>) -> Error {
+    Error::Other { problem: format!("{} {problem}", program.display()), remedy }
 }
 
-/// Runs `command` with `input` as its stdin. Whatever the program started is killed at the deadline too.
+/// Runs `command` with `input` as its stdin for at most [`PROGRAM_BUDGET`]. Whatever the program started is
+/// killed at the deadline too. Returns its stdout if that is a pipe, or the stderr of a program that fails, on
+/// one line.
 ///
 /// stdin is a pipe: SELinux policies let iptables use pipes of the process that starts it, but not files
 /// in memory. A stdin that the program may not use is replaced with `/dev/null`, without an error.
@@ -80,10 +75,14 @@ fn run(
     program: &Path,
     mut command: Command,
     input: &str,
-    deadline: Duration,
-) -> Result<Done, Error> {
-    let start = |source| Error::Start { program: program.to_owned(), source };
-    let end = Deadline::after(deadline);
+    deadline: Deadline,
+) -> Result<Result<String, String>, Error> {
+    let start = |source: io::Error| {
+        let is_denied = source.kind() == ErrorKind::PermissionDenied;
+        failed(program, format!("cannot be started: {source}"), is_denied.then_some(CHECK_SELINUX))
+    };
+    let budget = deadline.remaining().min(PROGRAM_BUDGET);
+    let end = Deadline::after(budget);
     // This end shows what the program left unread.
     let (mut unread, mut writer) = io::pipe().map_err(start)?;
     command.stdin(unread.try_clone().map_err(start)?);
@@ -93,7 +92,7 @@ fn run(
         Builder::new().spawn(move || writer.write_all(input.as_bytes())).map_err(start)?;
     let stdout = child.stdout.take().map(OwnedFd::from);
     let stderr = child.stderr.take().map(OwnedFd::from);
-    let outputs = run_within("outputs", deadline, move || match stdout {
+    let outputs = run_within("outputs", budget, move || match stdout {
         None => (String::new(), read(stderr, STDERR_LIMIT)),
         Some(_) => thread::scope(|scope| {
             let stderr = Builder::new().spawn_scoped(scope, || read(stderr, STDERR_LIMIT));
@@ -107,23 +106,32 @@ fn run(
         Err(_) => None,
     };
     let (Ok((stdout, stderr)), Some(status)) = (outputs, status) else {
-        let lock = lock::holder(Some(child.id()));
+        let lock = lock::holder(Some(child.id())).map(|lock| format!("; {lock}"));
         child::kill(&mut child);
-        return Err(Error::Deadline { program: program.to_owned(), deadline, lock });
+        let lock = lock.unwrap_or_default();
+        return Err(failed(
+            program,
+            format!("timed out after {budget:?} and was killed{lock}"),
+            None,
+        ));
     };
-    let stderr = match stderr.trim() {
-        "" => status.to_string(),
-        stderr => stderr.replace('\n', "; "),
-    };
-    if !status.success() && stderr.contains("xtables lock") {
-        let unknown = || format!("{} is held by an unknown process", lock::path().display());
-        let lock = lock::holder(None).unwrap_or_else(unknown);
-        return Err(Error::Locked { program: program.to_owned(), lock });
-    }
     // Ends with the input, as it lets a write that still waits for a reader go on.
     let left = io::copy(&mut unread, &mut io::sink()).map_err(start)?;
     let has_read = left == 0 && matches!(written.join(), Ok(Ok(())));
-    Ok(Done { status, stdout, stderr, has_read })
+    match stderr.trim() {
+        _ if status.success() && has_read => Ok(Ok(stdout)),
+        _ if status.success() => {
+            let problem = "reported success without reading the rules".to_owned();
+            Err(failed(program, problem, Some(CHECK_SELINUX)))
+        }
+        stderr if stderr.contains("xtables lock") => {
+            let unknown = || format!("{} is held by an unknown process", lock::path().display());
+            let lock = lock::holder(None).unwrap_or_else(unknown);
+            Err(Error::Locked { program: program.to_owned(), lock })
+        }
+        "" => Ok(Err(status.to_string())),
+        stderr => Ok(Err(stderr.replace('\n', "; "))),
+    }
 }
 
 /// Reads a pipe to its end, and returns the first `limit` bytes.
@@ -143,6 +151,10 @@ mod tests {
 
     use super::*;
 
+    fn within(milliseconds: u64) -> Deadline {
+        Deadline::after(Duration::from_millis(milliseconds))
+    }
+
     /// Creates an executable script. Another process writes the file: a file that this process, or a
     /// child of another test, still has open for writing cannot be executed (ETXTBSY).
     fn program(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
@@ -160,7 +172,7 @@ mod tests {
     #[test]
     fn the_error_holds_the_stderr_of_a_failed_program() {
         let (_dir, path) = program("echo line 3 failed >&2; exit 1");
-        let error = restore(&path, "*nat\n", Duration::from_secs(5)).unwrap_err();
+        let error = restore(&path, "*nat\n", within(5000)).unwrap_err();
         assert_eq!(error.to_string(), format!("{} failed: line 3 failed", path.display()));
     }
 
@@ -168,9 +180,9 @@ mod tests {
     fn a_program_that_may_not_start_has_a_remedy() {
         // Root may not execute a file that nobody may execute.
         let file = tempfile::NamedTempFile::new().unwrap();
-        let denied = restore(file.path(), "*nat\n", Duration::from_secs(5)).unwrap_err();
+        let denied = restore(file.path(), "*nat\n", within(5000)).unwrap_err();
         assert!(denied.remedy().unwrap().contains("SELinux"), "{denied}");
-        let missing = restore(Path::new("/missing"), "*nat\n", Duration::from_secs(5)).unwrap_err();
+        let missing = restore(Path::new("/missing"), "*nat\n", within(5000)).unwrap_err();
         assert_eq!(missing.remedy(), None, "{missing}");
     }
 
@@ -179,10 +191,10 @@ mod tests {
         for hang in ["exec sleep 60", "exec 2>&-; exec sleep 60", "sleep 60; true", "sleep 60 &"] {
             let (_dir, path) = program(hang);
             let started = Instant::now();
-            let error = restore(&path, "*nat\n", Duration::from_millis(100)).unwrap_err();
-            assert!(matches!(error, Error::Deadline { .. }), "{hang}: {error}");
-            let error = list(&path, Duration::from_millis(100)).unwrap_err();
-            assert!(matches!(error, Error::Deadline { .. }), "{hang}: {error}");
+            let error = restore(&path, "*nat\n", within(100)).unwrap_err();
+            assert!(error.to_string().contains(" timed out after "), "{hang}: {error}");
+            let error = list(&path, within(100)).unwrap_err();
+            assert!(error.to_string().contains(" timed out after "), "{hang}: {error}");
             assert!(started.elapsed() < Duration::from_secs(20), "{hang}");
         }
     }
@@ -190,7 +202,7 @@ mod tests {
     #[test]
     fn processes_that_a_hung_program_started_are_killed_too() {
         let (dir, path) = program("sleep 60 & echo $! >\"$0.pid\"; wait");
-        restore(&path, "*nat\n", Duration::from_millis(500)).unwrap_err();
+        restore(&path, "*nat\n", within(500)).unwrap_err();
         child::tests::assert_ends(&dir.path().join("iptables-restore.pid"));
     }
 
@@ -202,14 +214,14 @@ mod tests {
             let (_dir, path) = program(text);
             // `read` takes less than both lines from a pipe.
             for script in ["*nat\nCOMMIT\n", &long] {
-                let error = restore(&path, script, Duration::from_secs(20)).unwrap_err();
-                assert!(matches!(error, Error::Unread { .. }), "{text}: {error}");
+                let error = restore(&path, script, within(20_000)).unwrap_err();
+                assert!(error.to_string().contains(" without reading "), "{text}: {error}");
                 assert!(error.remedy().is_some());
             }
         }
         let (_dir, path) = program("exec cat >\"$0.input\"");
         for script in ["*nat\n", &long] {
-            restore(&path, script, Duration::from_secs(20)).unwrap();
+            restore(&path, script, within(20_000)).unwrap();
             let input = path.with_extension("input");
             assert!(std::fs::read_to_string(input).unwrap() == script);
         }
@@ -219,7 +231,7 @@ mod tests {
     fn an_incomplete_iptables_listing_is_an_error() {
         let list = |text| {
             let (_dir, path) = program(text);
-            list(&path, Duration::from_secs(20)).map_err(|error| error.to_string())
+            list(&path, within(20_000)).map_err(|error| error.to_string())
         };
         let complete = list("echo -P OUTPUT ACCEPT; echo -N PROXY_INIT_OUTPUT; seq 100000");
         assert_eq!(complete.unwrap().len(), 100_002);

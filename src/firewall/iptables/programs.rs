@@ -1,8 +1,9 @@
 //! Finds the iptables programs of the host.
 
 use std::env;
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
+
+use nix::unistd::{AccessFlags, access};
 
 use super::Error;
 use crate::redirect::Family;
@@ -20,19 +21,16 @@ pub struct Programs {
 
 /// If the host lacks the programs, finds the first complete pair of nft, plain and legacy, as upstream.
 pub fn find(backend: Backend, family: Family) -> Result<Programs, Error> {
-    find_in(&dirs(), backend, family)
-}
-
-fn dirs() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let dirs = env::split_paths(&path).filter(|dir| dir.is_absolute());
-    dirs.chain(FALLBACK_DIRS.map(PathBuf::from)).collect()
+    let dirs: Vec<_> = dirs.chain(FALLBACK_DIRS.map(PathBuf::from)).collect();
+    find_in(&dirs, backend, family)
 }
 
 fn pair(dirs: &[PathBuf], backend: Backend, family: Family) -> Option<Programs> {
     let name = name(backend, family);
-    let executable =
-        |name: &str| dirs.iter().map(|dir| dir.join(name)).find(|path| is_executable(path));
+    let is_executable = |path: &PathBuf| access(path, AccessFlags::X_OK).is_ok();
+    let executable = |name: &str| dirs.iter().map(|dir| dir.join(name)).find(is_executable);
     let command = executable(&name)?;
     let restore = executable(&format!("{name}-restore"))?;
     Some(Programs { backend, command, restore })
@@ -65,15 +63,12 @@ fn name(backend: Backend, family: Family) -> String {
     }
 }
 
-fn is_executable(path: &Path) -> bool {
-    path.metadata()
-        .is_ok_and(|metadata| metadata.is_file() && metadata.permissions().mode() & 0o111 != 0)
-}
-
 #[cfg(test)]
 mod tests {
-    use super::*;
     use std::fs;
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
 
     fn host(names: &[&str]) -> tempfile::TempDir {
         let dir = tempfile::tempdir().unwrap();

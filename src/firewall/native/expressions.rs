@@ -1,12 +1,11 @@
 //! Encodes the expressions of nf_tables rules, with the same meaning as the text of the other backends.
 
-use std::net::IpAddr;
-
 use ipnet::IpNet;
 use nix::libc;
 
 use super::nfta;
 use crate::netlink::attribute::Attributes;
+use crate::redirect::address;
 use crate::redirect::rules::nft::{self, Key};
 use crate::redirect::rules::{Match, Rule, Verdict};
 
@@ -52,39 +51,33 @@ pub fn expressions(run: &[Rule], set: &SetName<'_>) -> Attributes {
             Match::Loopback => list.meta(libc::NFT_META_OIFNAME).equal(&LOOPBACK),
             Match::Ports(_) | Match::Port(_) => {
                 let header = libc::NFT_PAYLOAD_TRANSPORT_HEADER;
-                let list = list.payload(header, DESTINATION_PORT, Key::Port);
+                let list = list.payload(header, DESTINATION_PORT, Key::PORT);
                 match nft::ranges(run)[..] {
-                    [(first, last)] if first == last => list.equal(&Key::Port.encode(first)),
+                    [(first, last)] if first == last => list.equal(&Key::PORT.encode(first)),
                     [(first, last)] => {
-                        list.between(&Key::Port.encode(first), &Key::Port.encode(last))
+                        list.between(&Key::PORT.encode(first), &Key::PORT.encode(last))
                     }
                     _ => list.lookup(set),
                 }
             }
             Match::Source(net) | Match::Destination(net) => {
                 let (key, source) = match net {
-                    IpNet::V4(_) => (Key::Ipv4Address, IPV4_SOURCE),
-                    IpNet::V6(_) => (Key::Ipv6Address, IPV6_SOURCE),
+                    IpNet::V4(_) => (Key::IPV4_ADDRESS, IPV4_SOURCE),
+                    IpNet::V6(_) => (Key::IPV6_ADDRESS, IPV6_SOURCE),
                 };
                 let offset = match condition {
                     Match::Source(_) => source,
-                    _ => source + key.length() as u32,
+                    _ => source + key.length as u32,
                 };
                 let list = list.payload(libc::NFT_PAYLOAD_NETWORK_HEADER, offset, key);
+                let encoded = |ip| key.encode(address(ip));
                 match run.len() {
-                    1 => list.mask(&octets(net.netmask())).equal(&octets(net.network())),
+                    1 => list.mask(&encoded(net.netmask())).equal(&encoded(net.network())),
                     _ => list.lookup(set),
                 }
             }
         });
     conditions.verdict(rule.verdict).0
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
 }
 
 fn value(bytes: &[u8]) -> Attributes {
@@ -112,7 +105,7 @@ impl Expressions {
             .number(nfta::PAYLOAD_DREG, REGISTER)
             .number(nfta::PAYLOAD_BASE, header as u32)
             .number(nfta::PAYLOAD_OFFSET, offset)
-            .number(nfta::PAYLOAD_LEN, key.length() as u32);
+            .number(nfta::PAYLOAD_LEN, key.length as u32);
         self.push("payload", data)
     }
 

@@ -8,9 +8,9 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::expressions::{SetName, expressions};
-use super::message::{self, PLUGIN_TABLE, kind, protocol_family};
-use super::{CHAINS, MISSING, nfta, rejection, set};
-use crate::firewall::Error;
+use super::message::{self, PLUGIN_TABLE, protocol_family};
+use super::{MISSING, nfta, rejection, set};
+use crate::firewall::{Error, other};
 use crate::netlink::attribute::{Attributes, find, parse};
 use crate::netlink::socket;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule, nft};
@@ -23,8 +23,8 @@ pub struct Listing {
     pub marker: Option<String>,
     /// Comments, with markers, of the rules of `iptables-nft`.
     pub iptables: [ListedRules<String>; 2],
-    /// The rules of the plugin's tables that have an effect.
-    plugin: [ListedRules<ListedRule>; 2],
+    /// The attributes of the rules in the plugin's tables that have an effect.
+    plugin: [ListedRules<Vec<u8>>; 2],
 }
 
 impl Listing {
@@ -34,27 +34,22 @@ impl Listing {
         for &family in Family::ALL {
             let plugin = &mut listing.plugin[family as usize];
             let iptables = &mut listing.iptables[family as usize];
-            let listed = dump(kind::GET_RULE, protocol_family(family), &mut |rule| {
+            dump(libc::NFT_MSG_GETRULE, protocol_family(family), &mut |rule| {
                 if let Some(chain) = chain_in(PLUGIN_TABLE, rule) {
-                    plugin[chain as usize].push(ListedRule(rule.to_vec()));
+                    plugin[chain as usize].push(rule.to_vec());
                 } else if let Some(chain) = chain_in(rules::NAT_TABLE, rule) {
                     iptables[chain as usize].push(comment(rule).into_owned());
                 }
-            });
-            if let Err(errno) = listed
-                && !MISSING.contains(&errno)
-            {
-                return Err(rejection::list_error("the list of rules", errno));
-            }
+            })?;
         }
-        let of_plugin = listing.plugin.iter().flatten().flatten().map(|rule| comment(&rule.0));
+        let of_plugin = listing.plugin.iter().flatten().flatten().map(|rule| comment(rule));
         let of_iptables = listing.iptables.iter().flatten().flatten().map(Cow::from);
         listing.marker = of_plugin
             .chain(of_iptables)
             .find_map(|comment| rules::split_comment(&comment).1.map(str::to_owned));
         for (&family, rules) in Family::ALL.iter().zip(&mut listing.plugin) {
             if rules.iter().any(|rules| !rules.is_empty()) {
-                let active = active_chains(family).map_err(unlisted)?;
+                let active = active_chains(family)?;
                 let inactive = rules.iter_mut().zip(active).filter(|(_, is_active)| !is_active);
                 inactive.for_each(|(rules, _)| rules.clear());
             }
@@ -68,11 +63,11 @@ impl Listing {
         let mut missing = Vec::new();
         for &family in families {
             let rules = rules::rules(redirect, family);
-            let is_same = |run: &[Rule], found: &ListedRule| found.is_rule(run, family);
+            let is_same = |run: &[Rule], found: &Vec<u8>| is_rule(found, run, family);
             let listed = &self.plugin[family as usize];
             // In a table of its own, no chain has foreign rules.
             let lacks = rules::missing_in_order(nft::runs(&rules), listed, &Chain::ALL, is_same);
-            missing.extend(lacks.map_err(unlisted)?);
+            missing.extend(lacks.map_err(rejection::list_error)?);
         }
         Ok(missing)
     }
@@ -88,27 +83,22 @@ impl Listing {
     pub fn plugin_comments(&self, family: Family) -> ListedRules<String> {
         self.plugin[family as usize]
             .each_ref()
-            .map(|rules| rules.iter().map(|rule| comment(&rule.0).into_owned()).collect())
+            .map(|rules| rules.iter().map(|rule| comment(rule).into_owned()).collect())
     }
 }
 
-/// The attributes of a rule.
-struct ListedRule(Vec<u8>);
-
-impl ListedRule {
-    /// Compares comment, expressions and set.
-    fn is_rule(&self, run: &[Rule], family: Family) -> Result<bool, Errno> {
-        let name = expressions_of(&self.0).find_map(message::set_name).unwrap_or_default();
-        let encoded = expressions(run, &SetName::Listed(name)).0;
-        let mut listed = expressions_of(&self.0);
-        let is_same = rules::split_comment(&comment(&self.0)).0 == nft::comment(run)
-            && parse(&encoded)
-                .all(|(_, wanted)| listed.next().is_some_and(|found| contains(found, wanted)))
-            && listed.next().is_none();
-        match nft::set(run) {
-            Some(set) if is_same => set::is_listed(&set, family, name),
-            _ => Ok(is_same),
-        }
+/// Compares comment, expressions and set.
+fn is_rule(rule: &[u8], run: &[Rule], family: Family) -> Result<bool, Errno> {
+    let name = expressions_of(rule).find_map(message::set_name).unwrap_or_default();
+    let encoded = expressions(run, &SetName::Listed(name)).0;
+    let mut listed = expressions_of(rule);
+    let is_same = rules::split_comment(&comment(rule)).0 == nft::comment(run)
+        && parse(&encoded)
+            .all(|(_, wanted)| listed.next().is_some_and(|found| contains(found, wanted)))
+        && listed.next().is_none();
+    match nft::set(run) {
+        Some(set) if is_same => set::is_listed(&set, family, name),
+        _ => Ok(is_same),
     }
 }
 
@@ -126,12 +116,12 @@ fn comment(rule: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(text.unwrap_or_default())
 }
 
-fn dump(kind: u16, family: u8, element: &mut dyn FnMut(&[u8])) -> Result<(), Errno> {
-    socket::dump(kind, family, &Attributes::default(), element)
-}
-
-fn unlisted(errno: Errno) -> Error {
-    rejection::list_error("the list of tables, chains and sets", errno)
+/// Lists objects, of which a kernel without nf_tables has none.
+fn dump(kind: i32, family: u8, element: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
+    match socket::dump(kind, family, &Attributes::default(), element) {
+        Err(errno) if !MISSING.contains(&errno) => Err(rejection::list_error(errno)),
+        _ => Ok(()),
+    }
 }
 
 /// Returns the chain of a rule, `None` if that is in another table.
@@ -139,27 +129,27 @@ pub(super) fn chain_in(table: &str, rule: &[u8]) -> Option<Chain> {
     let is = |kind, name: &str| {
         find(rule, kind).and_then(|text| text.strip_suffix(b"\0")) == Some(name.as_bytes())
     };
-    let mut chains = CHAINS.into_iter().filter(|_| is(nfta::RULE_TABLE, table));
+    let mut chains = Chain::ALL.into_iter().filter(|_| is(nfta::RULE_TABLE, table));
     chains.find(|chain| is(nfta::RULE_CHAIN, chain.name()))
 }
 
 /// Returns which chains of the plugin's table are active. Rules have no effect in a dormant table,
 /// or in a base chain with another hook, priority or policy.
-fn active_chains(family: Family) -> Result<[bool; CHAINS.len()], Errno> {
-    let is_table_active = is_active(PLUGIN_TABLE, family)?;
-    let mut active = [false; CHAINS.len()];
-    dump(kind::GET_CHAIN, protocol_family(family), &mut |payload| {
-        for chain in CHAINS {
-            active[chain as usize] |=
-                is_table_active && contains(payload, &message::chain(chain).0);
-        }
-    })?;
+fn active_chains(family: Family) -> Result<[bool; Chain::ALL.len()], Error> {
+    let mut active = [false; Chain::ALL.len()];
+    if is_active(PLUGIN_TABLE, family)? {
+        dump(libc::NFT_MSG_GETCHAIN, protocol_family(family), &mut |payload| {
+            for chain in Chain::ALL {
+                active[chain as usize] |= contains(payload, &message::chain(chain).0);
+            }
+        })?;
+    }
     Ok(active)
 }
 
-fn is_active(table: &str, family: Family) -> Result<bool, Errno> {
+fn is_active(table: &str, family: Family) -> Result<bool, Error> {
     let mut is_active = false;
-    dump(kind::GET_TABLE, protocol_family(family), &mut |payload| {
+    dump(libc::NFT_MSG_GETTABLE, protocol_family(family), &mut |payload| {
         is_active |= message::is_active_table(payload, table);
     })?;
     Ok(is_active)
@@ -171,22 +161,16 @@ fn is_active(table: &str, family: Family) -> Result<bool, Errno> {
 pub fn nat_tables(family: Family) -> Result<BTreeSet<String>, Error> {
     let mut tables = BTreeSet::new();
     for (number, prefix) in [(protocol_family(family), ""), (libc::NFPROTO_INET as u8, "inet ")] {
-        let listed = dump(kind::GET_CHAIN, number, &mut |chain| {
+        dump(libc::NFT_MSG_GETCHAIN, number, &mut |chain| {
             if find(chain, nfta::CHAIN_TYPE) == Some(b"nat\0") {
                 let table = message::text(find(chain, nfta::CHAIN_TABLE).unwrap_or_default());
                 tables.insert(format!("{prefix}{table}"));
             }
-        });
-        if let Err(errno) = listed
-            && !MISSING.contains(&errno)
-        {
-            return Err(unlisted(errno));
-        }
+        })?;
     }
     let table = rules::NAT_TABLE;
-    if tables.contains(table) && !is_active(table, family).map_err(unlisted)? {
-        let why = format!("the nf_tables table {table} is not active");
-        return Err(Error::Incomparable { why });
+    if tables.contains(table) && !is_active(table, family)? {
+        return Err(other(format!("the nf_tables table {table} is not active")));
     }
     Ok(tables)
 }

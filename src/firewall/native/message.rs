@@ -19,23 +19,6 @@ pub const PLUGIN_TABLE: &str = "linkerd-cni";
 /// another program wins.
 const PRIORITY: i32 = libc::NF_IP_PRI_NAT_DST + 1;
 
-pub mod kind {
-    use nix::libc;
-
-    pub const NEW_TABLE: u16 = libc::NFT_MSG_NEWTABLE as u16;
-    pub const GET_TABLE: u16 = libc::NFT_MSG_GETTABLE as u16;
-    pub const DELETE_TABLE: u16 = libc::NFT_MSG_DELTABLE as u16;
-    pub const NEW_CHAIN: u16 = libc::NFT_MSG_NEWCHAIN as u16;
-    pub const GET_CHAIN: u16 = libc::NFT_MSG_GETCHAIN as u16;
-    pub const NEW_RULE: u16 = libc::NFT_MSG_NEWRULE as u16;
-    pub const GET_RULE: u16 = libc::NFT_MSG_GETRULE as u16;
-    /// Without a rule handle it deletes all rules of the chain.
-    pub const DELETE_RULE: u16 = libc::NFT_MSG_DELRULE as u16;
-    pub const NEW_SET: u16 = libc::NFT_MSG_NEWSET as u16;
-    pub const NEW_ELEMENTS: u16 = libc::NFT_MSG_NEWSETELEM as u16;
-    pub const GET_ELEMENTS: u16 = libc::NFT_MSG_GETSETELEM as u16;
-}
-
 /// Type of user data that `nft` shows as a comment (`NFTNL_UDATA_RULE_COMMENT` of
 /// `libnftnl/udata.h`).
 const COMMENT: u8 = 0;
@@ -50,7 +33,7 @@ pub fn protocol_family(family: Family) -> u8 {
     }
 }
 
-pub fn message(kind: u16, family: Family, flags: u16, attributes: Attributes) -> Message {
+pub fn message(kind: i32, family: Family, flags: u16, attributes: Attributes) -> Message {
     Message { kind, family: protocol_family(family), flags, attributes }
 }
 

@@ -1,8 +1,9 @@
 //! Describes which message of a transaction the kernel rejected, and what to do. Pure.
 
 use nix::errno::Errno;
+use nix::libc;
 
-use super::message::{self, kind, protocol_family, text};
+use super::message::{self, protocol_family, text};
 use super::nfta;
 use crate::firewall::{Error, NO_IPV6};
 use crate::netlink::attribute::find;
@@ -19,8 +20,8 @@ pub fn error(messages: &[Message], Rejection { errno, sequence }: Rejection) -> 
     Error::Native { subject, remedy: remedies.join("; "), source: errno }
 }
 
-pub fn list_error(subject: &str, errno: Errno) -> Error {
-    let subject = subject.to_owned();
+pub fn list_error(errno: Errno) -> Error {
+    let subject = "the list of tables, chains, rules and sets".to_owned();
     match errno {
         Errno::EFBIG => Error::TooLong { subject },
         _ => {
@@ -36,8 +37,8 @@ fn subject(message: &Message) -> String {
     // The first attribute of each type of message is the table.
     let table = format!("table {family} {}", text(nfta::TABLE_NAME));
     match message.kind {
-        kind::NEW_CHAIN => format!("chain {} of {table}", text(nfta::CHAIN_NAME)),
-        kind::NEW_RULE | kind::DELETE_RULE => {
+        libc::NFT_MSG_NEWCHAIN => format!("chain {} of {table}", text(nfta::CHAIN_NAME)),
+        libc::NFT_MSG_NEWRULE | libc::NFT_MSG_DELRULE => {
             let userdata = find(&message.attributes.0, nfta::RULE_USERDATA);
             let rule = match userdata.and_then(message::comment) {
                 Some(comment) => format!("rule {}", message::text(comment)),
@@ -45,27 +46,27 @@ fn subject(message: &Message) -> String {
             };
             format!("{rule} in chain {} of {table}", text(nfta::RULE_CHAIN))
         }
-        kind::NEW_SET | kind::NEW_ELEMENTS => format!("a set of {table}"),
+        libc::NFT_MSG_NEWSET | libc::NFT_MSG_NEWSETELEM => format!("a set of {table}"),
         _ => table,
     }
 }
 
-fn remedy(errno: Errno, at_fault: Option<u16>) -> Option<&'static str> {
+fn remedy(errno: Errno, at_fault: Option<i32>) -> Option<&'static str> {
     Some(match (errno, at_fault) {
         (Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT, None) => {
             "load the kernel module nf_tables (CONFIG_NF_TABLES)"
         }
-        (Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT, Some(kind::NEW_TABLE)) => {
+        (Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT, Some(libc::NFT_MSG_NEWTABLE)) => {
             "use a kernel with nf_tables of this address family (CONFIG_NF_TABLES_IPV4 or _IPV6)"
         }
-        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_CHAIN)) => {
+        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(libc::NFT_MSG_NEWCHAIN)) => {
             "load the kernel module nft_chain_nat (before Linux 5.2 nft_chain_nat_ipv4 and _ipv6)"
         }
-        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_SET)) => {
+        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(libc::NFT_MSG_NEWSET)) => {
             "load the kernel module nf_tables_set (in older kernels a module of its own)"
         }
         // The redirect is the only expression that needs a module in all kernels.
-        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(kind::NEW_RULE)) => {
+        (Errno::ENOENT | Errno::EOPNOTSUPP, Some(libc::NFT_MSG_NEWRULE)) => {
             "load the kernel module nft_redir, or that of another expression of the rule"
         }
         (Errno::EPERM, None) => {
@@ -75,7 +76,7 @@ fn remedy(errno: Errno, at_fault: Option<u16>) -> Option<&'static str> {
         (Errno::EACCES, None) => {
             "check the node's audit log for SELinux denials of netlink_netfilter_socket, and allow it for the domain of the container runtime"
         }
-        (Errno::EPERM, Some(kind::NEW_TABLE)) => {
+        (Errno::EPERM, Some(libc::NFT_MSG_NEWTABLE)) => {
             "another process owns this table (nft list tables shows the flag owner): end the process"
         }
         (Errno::EMSGSIZE, None) => {

@@ -5,7 +5,7 @@ use nix::errno::Errno;
 use nix::libc;
 
 use super::expressions::SetName;
-use super::message::{PLUGIN_TABLE, kind, message, protocol_family};
+use super::message::{PLUGIN_TABLE, message, protocol_family};
 use super::nfta;
 use crate::netlink::attribute::{Attributes, find, parse};
 use crate::netlink::socket::{self, CREATE, Message};
@@ -21,21 +21,17 @@ const INTERVAL_END: u32 = libc::NFT_SET_ELEM_INTERVAL_END as u32;
 /// that holds all of them has 16 bits.
 const ELEMENTS_PER_MESSAGE: usize = 1500;
 
-/// An element: where numbers begin or cease to be in the set.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-struct Element {
-    number: u128,
-    is_end: bool,
-}
+/// Where numbers begin or, if the flag is set, cease to be in the set.
+type Element = (u128, bool);
 
 fn elements(set: &Set) -> Vec<Element> {
-    let largest = u128::MAX >> (u128::BITS as usize - 8 * set.key.length());
+    let largest = u128::MAX >> (u128::BITS as usize - 8 * set.key.length);
     let mut elements = Vec::with_capacity(2 * set.ranges.len());
     for &(first, last) in &set.ranges {
-        elements.push(Element { number: first, is_end: false });
+        elements.push((first, false));
         // The largest number has no end.
         if last < largest {
-            elements.push(Element { number: last + 1, is_end: true });
+            elements.push((last + 1, true));
         }
     }
     elements
@@ -49,9 +45,9 @@ pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
     let attributes = name
         .append(attributes, nfta::SET_NAME, nfta::SET_ID)
         .number(nfta::SET_FLAGS, FLAGS)
-        .number(nfta::SET_KEY_TYPE, key_type(set.key))
-        .number(nfta::SET_KEY_LEN, set.key.length() as u32);
-    let mut messages = vec![message(kind::NEW_SET, attributes)];
+        .number(nfta::SET_KEY_TYPE, set.key.datatype)
+        .number(nfta::SET_KEY_LEN, set.key.length as u32);
+    let mut messages = vec![message(libc::NFT_MSG_NEWSET, attributes)];
     for elements in elements(set).chunks(ELEMENTS_PER_MESSAGE) {
         let mut list = Attributes::default();
         for element in elements {
@@ -61,25 +57,15 @@ pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
         let attributes = name
             .append(attributes, nfta::SET_ELEM_LIST_SET, nfta::SET_ELEM_LIST_SET_ID)
             .nested(nfta::SET_ELEM_LIST_ELEMENTS, list);
-        messages.push(message(kind::NEW_ELEMENTS, attributes));
+        messages.push(message(libc::NFT_MSG_NEWSETELEM, attributes));
     }
     messages
 }
 
-/// Returns the type by which `nft` knows how to show the elements (`enum datatypes` of its
-/// `datatype.h`).
-fn key_type(key: Key) -> u32 {
-    match key {
-        Key::Ipv4Address => 7,
-        Key::Ipv6Address => 8,
-        Key::Port => 13,
-    }
-}
-
-fn encode(element: Element, key: Key) -> Attributes {
-    let value = Attributes::default().bytes(nfta::DATA_VALUE, &key.encode(element.number));
+fn encode((number, is_end): Element, key: Key) -> Attributes {
+    let value = Attributes::default().bytes(nfta::DATA_VALUE, &key.encode(number));
     let attributes = Attributes::default().nested(nfta::SET_ELEM_KEY, value);
-    match element.is_end {
+    match is_end {
         true => attributes.number(nfta::SET_ELEM_FLAGS, INTERVAL_END),
         false => attributes,
     }
@@ -91,7 +77,7 @@ pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errn
         .bytes(nfta::SET_ELEM_LIST_SET, name);
     let mut found = Vec::new();
     let result =
-        socket::dump(kind::GET_ELEMENTS, protocol_family(family), &request, &mut |payload| {
+        socket::dump(libc::NFT_MSG_GETSETELEM, protocol_family(family), &request, &mut |payload| {
             let list = find(payload, nfta::SET_ELEM_LIST_ELEMENTS).unwrap_or_default();
             found.extend(parse(list).map(|(_, element)| decode(element)));
         });
@@ -108,5 +94,5 @@ fn decode(element: &[u8]) -> Option<Element> {
     number.get_mut(size_of::<u128>().checked_sub(value.len())?..)?.copy_from_slice(value);
     let flags = find(element, nfta::SET_ELEM_FLAGS).unwrap_or_default();
     let is_end = flags.last().is_some_and(|flags| u32::from(*flags) & INTERVAL_END != 0);
-    Some(Element { number: u128::from_be_bytes(number), is_end })
+    Some((u128::from_be_bytes(number), is_end))
 }

@@ -27,21 +27,22 @@ fn a_rejected_rule_names_its_comment_and_the_missing_module() {
 
 #[test]
 fn a_rejected_chain_and_table_are_named_with_the_remedy() {
-    let base = |message: &Message| message.kind == kind::NEW_CHAIN && has(message, "nat\0");
+    let base = |message: &Message| message.kind == libc::NFT_MSG_NEWCHAIN && has(message, "nat\0");
     let (error, remedy) = rejected(Errno::ENOENT, base);
     assert_eq!(
         error,
         "the kernel rejected chain PREROUTING of table ip linkerd-cni: ENOENT: No such file or directory"
     );
     assert!(remedy.starts_with("load the kernel module nft_chain_nat"), "{remedy}");
-    let (error, remedy) = rejected(Errno::EOPNOTSUPP, |message| message.kind == kind::NEW_SET);
+    let (error, remedy) =
+        rejected(Errno::EOPNOTSUPP, |message| message.kind == libc::NFT_MSG_NEWSET);
     assert!(error.starts_with("the kernel rejected a set of table ip linkerd-cni: "), "{error}");
     assert!(remedy.starts_with("load the kernel module nf_tables_set"), "{remedy}");
     let is_ip6 = |message: &Message| message.family == message::protocol_family(Family::Ipv6);
     let (error, remedy) = rejected(Errno::EOPNOTSUPP, is_ip6);
     assert!(error.starts_with("the kernel rejected table ip6 linkerd-cni: EOPNOTSUPP"), "{error}");
     assert!(remedy.contains("CONFIG_NF_TABLES_IPV4"), "{remedy}");
-    for kind in [kind::NEW_TABLE, kind::NEW_CHAIN, kind::NEW_RULE] {
+    for kind in [libc::NFT_MSG_NEWTABLE, libc::NFT_MSG_NEWCHAIN, libc::NFT_MSG_NEWRULE] {
         let (_, remedy) =
             rejected(Errno::EINVAL, |message| is_ip6(message) && message.kind == kind);
         assert_eq!(remedy, crate::firewall::NO_IPV6);

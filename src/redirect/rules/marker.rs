@@ -89,8 +89,8 @@ pub fn marked_origin(text: &str) -> Option<Origin> {
             ("to", ports) => redirect.ports_to_redirect = list(ports, |port| port.parse().ok())?,
             ("skip-in", ports) => redirect.skip_inbound = ranges(ports)?,
             ("skip-out", ports) => redirect.skip_outbound = ranges(ports)?,
-            ("skip-from", subnets) => redirect.skip_subnets = list(subnets, subnet)?,
-            ("skip-to", subnets) => redirect.skip_outbound_subnets = list(subnets, subnet)?,
+            ("skip-from", subnets) => redirect.skip_subnets = list(subnets, Subnet::parse)?,
+            ("skip-to", subnets) => redirect.skip_outbound_subnets = list(subnets, Subnet::parse)?,
             _ => return None,
         }
     }
@@ -109,11 +109,6 @@ fn list<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
 
 fn texts(subnets: &[Subnet]) -> Vec<String> {
     subnets.iter().map(|subnet| subnet.text.clone()).collect()
-}
-
-fn subnet(text: &str) -> Option<Subnet> {
-    let net: ipnet::IpNet = text.parse().ok()?;
-    Some(Subnet { net: net.trunc(), text: text.to_owned() })
 }
 
 /// Splits a listed comment into the one that [`rules`] gives a rule, and the marker.
@@ -149,8 +144,8 @@ mod tests {
             ports_to_redirect: vec![8080],
             skip_inbound: vec![PortRange { first: 4190, last: 4191 }, 9990.into()],
             skip_outbound: vec![443.into()],
-            skip_subnets: vec![subnet("192.168.1.7/24").unwrap()],
-            skip_outbound_subnets: vec![subnet("fd00::/8").unwrap()],
+            skip_subnets: vec![Subnet::parse("192.168.1.7/24").unwrap()],
+            skip_outbound_subnets: vec![Subnet::parse("fd00::/8").unwrap()],
             ..Redirect::example()
         };
         let both = Family::ALL;

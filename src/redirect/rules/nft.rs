@@ -7,7 +7,7 @@ use std::mem::discriminant;
 use ipnet::IpNet;
 
 use super::{Match, Rule};
-use crate::redirect::ports;
+use crate::redirect::{address, ports};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
@@ -16,26 +16,23 @@ pub struct Set {
     pub ranges: Vec<(u128, u128)>,
 }
 
+/// What the numbers in a set are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Key {
-    Port,
-    Ipv4Address,
-    Ipv6Address,
+pub struct Key {
+    /// In bytes.
+    pub length: usize,
+    /// By which `nft` knows how to show the elements (`enum datatypes` of its `datatype.h`).
+    pub datatype: u32,
 }
 
 impl Key {
-    /// In bytes.
-    pub fn length(self) -> usize {
-        match self {
-            Key::Port => 2,
-            Key::Ipv4Address => 4,
-            Key::Ipv6Address => 16,
-        }
-    }
+    pub const PORT: Key = Key { length: 2, datatype: 13 };
+    pub const IPV4_ADDRESS: Key = Key { length: 4, datatype: 7 };
+    pub const IPV6_ADDRESS: Key = Key { length: 16, datatype: 8 };
 
     /// In network byte order.
     pub fn encode(self, number: u128) -> Vec<u8> {
-        number.to_be_bytes()[size_of::<u128>() - self.length()..].to_vec()
+        number.to_be_bytes()[size_of::<u128>() - self.length..].to_vec()
     }
 }
 
@@ -72,18 +69,18 @@ pub fn set(run: &[Rule]) -> Option<Set> {
     let key = run.first()?.matches.iter().find_map(key)?;
     let ranges = ranges(run);
     let is_needed = match key {
-        Key::Port => ranges.len() > 1,
-        Key::Ipv4Address | Key::Ipv6Address => run.len() > 1,
+        Key::PORT => ranges.len() > 1,
+        _ => run.len() > 1,
     };
     is_needed.then_some(Set { key, ranges })
 }
 
 fn key(condition: &Match) -> Option<Key> {
     match condition {
-        Match::Ports(_) | Match::Port(_) => Some(Key::Port),
+        Match::Ports(_) | Match::Port(_) => Some(Key::PORT),
         Match::Source(net) | Match::Destination(net) => Some(match net {
-            IpNet::V4(_) => Key::Ipv4Address,
-            IpNet::V6(_) => Key::Ipv6Address,
+            IpNet::V4(_) => Key::IPV4_ADDRESS,
+            IpNet::V6(_) => Key::IPV6_ADDRESS,
         }),
         Match::Tcp | Match::Uid(_) | Match::Gid(_) | Match::Loopback => None,
     }
@@ -98,11 +95,8 @@ pub fn ranges(run: &[Rule]) -> Vec<(u128, u128)> {
                 ranges.extend(ports.iter().map(|range| (range.first.into(), range.last.into())));
             }
             Match::Port(port) => ranges.push(((*port).into(), (*port).into())),
-            Match::Source(IpNet::V4(net)) | Match::Destination(IpNet::V4(net)) => {
-                ranges.push((net.network().to_bits().into(), net.broadcast().to_bits().into()));
-            }
-            Match::Source(IpNet::V6(net)) | Match::Destination(IpNet::V6(net)) => {
-                ranges.push((net.network().to_bits(), net.broadcast().to_bits()));
+            Match::Source(net) | Match::Destination(net) => {
+                ranges.push((address(net.network()), address(net.broadcast())));
             }
             Match::Tcp | Match::Uid(_) | Match::Gid(_) | Match::Loopback => {}
         }

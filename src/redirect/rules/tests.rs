@@ -4,11 +4,6 @@ fn redirect() -> Redirect {
     Redirect { skip_inbound: vec![4191.into(), 4190.into()], ..Redirect::example() }
 }
 
-fn subnet(text: &str) -> Subnet {
-    let net: IpNet = text.parse().unwrap();
-    Subnet { net: net.trunc(), text: text.to_owned() }
-}
-
 fn lines(redirect: &Redirect, family: Family) -> String {
     let lines: Vec<String> = rules(redirect, family).iter().map(rule_line).collect();
     lines.join("\n")
@@ -37,7 +32,7 @@ fn rules_of_both_families_are_upstreams() {
                 skip_inbound: vec![4191.into(), 4190.into(), 9998.into(), 9999.into()],
                 skip_outbound: vec![25.into(), 3306.into()],
                 skip_subnets: ["10.0.0.0/8", "192.168.1.7/24", "fd00::/8", "::/0"]
-                    .map(subnet)
+                    .map(|text| Subnet::parse(text).unwrap())
                     .into(),
                 ..redirect()
             },
@@ -55,8 +50,11 @@ fn rules_of_both_families_are_upstreams() {
 fn repeated_subnets_and_those_within_others_have_no_rule() {
     let texts =
         ["192.168.0.0/16", "10.1.0.0/16", "10.1.2.0/24", "10.1.0.0/16", "10.0.0.0/15", "fd00::/8"];
-    let redirect =
-        Redirect { skip_subnets: texts.map(subnet).into(), skip_inbound: Vec::new(), ..redirect() };
+    let redirect = Redirect {
+        skip_subnets: texts.map(|text| Subnet::parse(text).unwrap()).into(),
+        skip_inbound: Vec::new(),
+        ..redirect()
+    };
     let rules = rules(&redirect, Family::Ipv4);
     let comments: Vec<&str> = rules[..3].iter().map(|rule| rule.comment.as_str()).collect();
     let wanted = [

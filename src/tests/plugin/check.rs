@@ -61,7 +61,7 @@ fn check_passes_and_says_so_if_the_lists_of_the_netns_are_too_long_to_read() {
     );
     scene.sh(&fill);
     call("CHECK").run().succeeded().logs(
-        "the list of tables, chains and sets in the pod's network namespace is too long to read",
+        "the list of tables, chains, rules and sets in the pod's network namespace is too long to read",
     );
 }
 

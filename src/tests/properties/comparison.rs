@@ -23,7 +23,7 @@ use crate::{iptables, nf_tables, subnet};
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 /// Types of the messages that add a rule, a set and elements: `NFT_MSG_NEWRULE`, `NFT_MSG_NEWSET` and
 /// `NFT_MSG_NEWSETELEM`.
-const NEW: [u16; 3] = [6, 9, 12];
+const NEW: [i32; 3] = [6, 9, 12];
 
 /// The rules of this plugin.
 fn wanted(redirect: &Redirect, family: Family, ipv6: bool) -> Nat {
@@ -215,7 +215,7 @@ fn rules_of_a_form_that_is_not_known_are_named_and_never_equal() {
 
 /// A redirect with most kinds of rules, in which no rule makes another superfluous.
 fn redirect_of_every_kind() -> Redirect {
-    let subnet = |text: &str| Subnet { net: text.parse().unwrap(), text: text.to_owned() };
+    let subnet = |text: &str| Subnet::parse(text).unwrap();
     Redirect {
         inbound_port: 4143,
         outbound_port: 4140,

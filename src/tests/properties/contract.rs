@@ -121,7 +121,7 @@ impl Settings {
                     || !(self.ports_to_redirect.is_empty()
                         || self.ports_to_redirect.contains(&packet.destination_port))
             }
-            Hook::Output => {
+            _ => {
                 packet.socket.is_some_and(|user| self.is_proxy(user))
                     || packet.output == "lo"
                     || is_in(&self.skip_outbound())
@@ -163,7 +163,7 @@ impl Settings {
     fn proxy_port(&self, hook: Hook) -> u16 {
         match hook {
             Hook::Prerouting => self.container.inbound_port.unwrap_or(self.inbound_port),
-            Hook::Output => self.container.outbound_port.unwrap_or(self.outbound_port),
+            _ => self.container.outbound_port.unwrap_or(self.outbound_port),
         }
     }
 

@@ -19,7 +19,7 @@ use linkerd2_cni::kube::kubeconfig;
 use linkerd2_cni::pod::annotation;
 use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::facts::PodFacts;
-use linkerd2_cni::redirect::ports::{self, InvalidElements, PortRange};
+use linkerd2_cni::redirect::ports::{self, PortRange};
 use linkerd2_cni::redirect::rules;
 use linkerd2_cni::redirect::{Family, Origin, Redirect, Subnet};
 use percent_encoding::percent_decode_str;
@@ -166,7 +166,8 @@ proptest! {
     fn ports_read_back_as_they_were_printed(ranges in vec(port_range(), 0..40)) {
         let printed = ports::joined(&ranges).replace(':', "-");
         if !ranges.is_empty() {
-            prop_assert_eq!(ports::list(&printed), (ranges.clone(), InvalidElements::default()));
+            let read: Result<Vec<_>, _> = printed.split(',').map(PortRange::parse).collect();
+            prop_assert_eq!(read, Ok(ranges.clone()));
         }
         let groups = ports::groups(&ranges);
         for group in &groups {

@@ -138,7 +138,7 @@ fn iptables_legacy_rules_are_reported_and_not_changed() {
     let before = node.namespaces.nat("iptables-legacy");
     let controller = node.auditing(&[]);
     controller.reaches("audit_pods_unreadable_total", 2);
-    controller.logs("cannot read iptables-legacy rules");
+    controller.logs("their network namespaces have a table of iptables-legacy");
     assert_eq!(node.namespaces.nat("iptables-legacy"), before);
     assert_eq!(node.ruleset(), "");
     assert_eq!(controller.metric("pods_repaired_total"), 0);
@@ -155,7 +155,7 @@ fn a_netns_with_very_many_rules_is_unreadable_and_costs_the_controller_little_me
     node.namespaces.sh(&fill);
     let controller = node.auditing(&[]);
     controller.reaches("audit_pods_unreadable_total", 2);
-    controller.logs("cannot read iptables-legacy rules, nor too many rules");
+    controller.logs("or too many rules, which the repair controller cannot read");
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
     assert_eq!(controller.metric("audit_pods_complete_total"), 0);
     let peak = controller.status("VmHWM:");

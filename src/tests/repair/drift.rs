@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use linkerd2_cni::redirect::backend::{Backend, IptablesMode};
+use linkerd2_cni::redirect::backend::Backend;
 use linkerd2_cni::redirect::rules::{install_script, rules};
 use linkerd2_cni::redirect::{Family, Origin};
 use linkerd2_cni::{firewall, netns};
@@ -172,7 +172,7 @@ fn guessed_ipv6_rules_do_not_outlive_the_repair_of_a_pod_without_ipv6() {
     for (mode, name) in [(Backend::Native, "native"), (Backend::Nft, "nft")] {
         let node = meshed(name);
         let origin = Origin { redirect: redirect(name, "9999"), families: Family::ALL };
-        let apply = move || firewall::apply(&origin, IptablesMode::Only(mode));
+        let apply = move || firewall::apply(&origin, &[mode]);
         netns::run(&node.namespaces.path(), Duration::from_secs(20), apply).unwrap().unwrap();
         mark_guessed(&node, name);
         let ruleset = |family| node.namespaces.run("nft", &["list", "ruleset", family]);

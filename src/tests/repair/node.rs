@@ -11,7 +11,7 @@ use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::Config;
 use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::redirect::Redirect;
-use linkerd2_cni::redirect::backend::IptablesMode;
+use linkerd2_cni::redirect::backend::Backend;
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -193,8 +193,8 @@ pub fn add(node: &Node, mode: &str, skip_outbound: &str) {
 pub fn add_in(path: &Path, mode: &str, skip_outbound: &str) {
     let config = config(mode);
     let origin = firewall::origin(redirect(mode, skip_outbound), config.ipv6);
-    assert_ne!(config.mode, IptablesMode::Auto);
-    let work = move || firewall::apply(&origin, config.mode);
+    assert_ne!(config.backends, Backend::AUTO);
+    let work = move || firewall::apply(&origin, config.backends);
     netns::run(path, 20 * SECOND, work).unwrap().unwrap();
 }
 

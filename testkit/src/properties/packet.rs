@@ -2,10 +2,11 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use linkerd2_cni::redirect::nat::{self, Field, interface_number};
-pub use linkerd2_cni::redirect::nat::{Hook, TCP, UDP};
+use linkerd2_cni::redirect::nat::{self, Field};
+pub use linkerd2_cni::redirect::nat::{TCP, UDP};
 use linkerd2_cni::redirect::ports::PortRange;
-use linkerd2_cni::redirect::{Family, Redirect, Subnet};
+pub use linkerd2_cni::redirect::rules::Chain as Hook;
+use linkerd2_cni::redirect::{Family, Redirect, Subnet, address};
 
 /// Addresses in no subnet of the tests.
 pub const ANY_SOURCES: [IpAddr; 2] =
@@ -59,17 +60,15 @@ impl Packet {
     }
 
     pub fn fields(&self) -> nat::Packet {
-        let is_inbound = self.hook == Hook::Prerouting;
         let mut fields = nat::Packet::default();
         for (field, number) in [
             (Field::Protocol, Some(self.protocol.into())),
-            (Field::Source, Some(nat::address(self.source))),
-            (Field::Destination, Some(nat::address(self.destination))),
+            (Field::Source, Some(address(self.source))),
+            (Field::Destination, Some(address(self.destination))),
             (Field::Port, Some(self.destination_port.into())),
             (Field::Uid, self.socket.map(|(uid, _)| uid.into())),
             (Field::Gid, self.socket.map(|(_, gid)| gid.into())),
-            (Field::Input, is_inbound.then(|| interface_number("eth0"))),
-            (Field::Output, (!is_inbound).then(|| interface_number(self.output))),
+            (Field::Loopback, Some((self.output == "lo").into())),
         ] {
             fields[field as usize] = number;
         }
