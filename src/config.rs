@@ -46,7 +46,6 @@ pub struct ResolvedRedirect {
 pub struct Config {
     pub log_level: String,
     pub kubeconfig: PathBuf,
-    /// The backends to try.
     pub backends: &'static [Backend],
     /// Log the rules instead of installing them.
     pub simulate: bool,
@@ -89,7 +88,7 @@ impl Config {
         let mut kubernetes = Section::of("kubernetes", config, &mut problem);
         let kubeconfig = kubernetes.read("kubeconfig", "a path", section::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
-        let mut read = Config {
+        Config {
             log_level: config.text("log_level").unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
             backends: linkerd
@@ -107,8 +106,10 @@ impl Config {
                 agent_daemonset: linkerd.string("agent-daemonset", DEFAULT_AGENT_NAME),
             },
             api_budget: linkerd
-                .read("api-retry-seconds", "a whole number from 1 to 60", parse_budget)
-                .unwrap_or(DEFAULT_API_BUDGET),
+                .read("api-retry-seconds", "a whole number from 1 to 60", |value| {
+                    value.as_u64().filter(|seconds| (1..=60).contains(seconds))
+                })
+                .map_or(DEFAULT_API_BUDGET, Duration::from_secs),
             strict_annotations: linkerd.flag("strict-annotations"),
             strict_proxy_user: linkerd.flag("strict-proxy-user"),
             sandboxed_classes: linkerd.optional_strings("sandboxed-runtime-classes"),
@@ -120,10 +121,8 @@ impl Config {
             inbound_ports_to_ignore: linkerd.ports(ignored_ports::INBOUND_KEY),
             outbound_ports_to_ignore: linkerd.ports(ignored_ports::OUTBOUND_KEY),
             subnets_to_ignore: SUBNETS.map(|(_, key)| linkerd.strings(key)),
-            problem: None,
-        };
-        read.problem = problem;
-        read
+            problem,
+        }
     }
 }
 
@@ -133,11 +132,6 @@ fn parse_ipv6(value: &Value) -> Option<Ipv6> {
         Value::Bool(true) => Some(Ipv6::Yes),
         _ => (value.as_str()? == "auto").then_some(Ipv6::Auto),
     }
-}
-
-fn parse_budget(value: &Value) -> Option<Duration> {
-    let seconds = value.as_u64().filter(|seconds| (1..=60).contains(seconds));
-    seconds.map(Duration::from_secs)
 }
 
 #[cfg(test)]

@@ -23,9 +23,6 @@ pub use compare::compare;
 /// is longer, so that an error names the program.
 const DEADLINE: Duration = Duration::from_secs(15);
 
-/// IPv6 addresses in the netns of the calling thread. The file is missing if the kernel has no IPv6.
-const IF_INET6: &str = "/proc/thread-self/net/if_inet6";
-
 const NO_IPV6: &str = "if the node cannot redirect IPv6, set the chart's disableIPv6 to true";
 
 #[derive(Debug, thiserror::Error)]
@@ -81,7 +78,8 @@ pub fn origin(redirect: Redirect, ipv6: Ipv6) -> Origin {
     let is_redirected = match ipv6 {
         Ipv6::Yes => true,
         Ipv6::No => false,
-        Ipv6::Auto => fs::exists(IF_INET6).unwrap_or(true),
+        // The file is missing if the kernel has no IPv6.
+        Ipv6::Auto => fs::exists("/proc/thread-self/net/if_inet6").unwrap_or(true),
     };
     Origin { redirect, families: if is_redirected { Family::ALL } else { Family::IPV4 } }
 }

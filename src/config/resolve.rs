@@ -292,13 +292,12 @@ impl Resolver<'_> {
 }
 
 fn redirected_ports(texts: &[String]) -> Result<Vec<u16>, Error> {
-    let port = |text: &String| match PortRange::parse(text.trim()) {
-        Ok(range) if range.first == range.last => Ok(range.first),
-        _ => {
+    let port = |text: &String| {
+        text.trim().parse().map_err(|_| {
             let problem =
                 format!("{} is not a port: expected a number from 0 to 65535", quote(text));
-            Err(config_error("ports-to-redirect", &problem))
-        }
+            config_error("ports-to-redirect", &problem)
+        })
     };
     texts.iter().map(port).collect()
 }

@@ -19,17 +19,17 @@ impl<'a> Section<'a> {
     /// The object `name` of the configuration. It is parsed as [`Value`], which keeps the last
     /// of duplicate keys as Go's decoder does.
     pub fn of(name: &str, config: &Object, problem: &'a mut Option<Error>) -> Self {
-        let mut section = Section { path: String::new(), members: Map::new(), problem };
-        match config.non_null(name).map(|raw| serde_json::from_str(raw.get())) {
-            None => {}
-            Some(Ok(Value::Object(members))) => section.members = members,
-            Some(Ok(other)) => {
-                section.report(name, &format!("{} is not an object", quoted(&other)))
-            }
-            Some(Err(error)) => section.report(name, &error.to_string()),
-        }
-        section.path = format!("\"{name}\": ");
-        section
+        let members = match config.non_null(name).map(|raw| serde_json::from_str(raw.get())) {
+            None => Ok(Map::new()),
+            Some(Ok(Value::Object(members))) => Ok(members),
+            Some(Ok(other)) => Err(format!("{} is not an object", quoted(&other))),
+            Some(Err(error)) => Err(error.to_string()),
+        };
+        let members = members.unwrap_or_else(|why| {
+            problem.get_or_insert_with(|| entry_error("", name, &why));
+            Map::new()
+        });
+        Section { path: format!("\"{name}\": "), members, problem }
     }
 
     /// Reads the member `key` with `read`. If `read` returns `None`, reports that the value is
@@ -44,7 +44,7 @@ impl<'a> Section<'a> {
         let parsed = read(value);
         if parsed.is_none() {
             let problem = format!("{} is not {wanted}", quoted(value));
-            self.report(key, &problem);
+            self.problem.get_or_insert_with(|| entry_error(&self.path, key, &problem));
         }
         parsed
     }
@@ -80,11 +80,6 @@ impl<'a> Section<'a> {
         };
         let wanted = "a list of ports, such as [\"25\", \"8000-8010\"]";
         self.read(key, wanted, |value| list(value, port)).unwrap_or_default()
-    }
-
-    fn report(&mut self, key: &str, problem: &str) {
-        let path = &self.path;
-        self.problem.get_or_insert_with(|| entry_error(path, key, problem));
     }
 }
 

@@ -60,7 +60,10 @@ fn compared(today: Option<&Origin>, is_check: bool) -> Result<Survey, Error> {
         has_linkerds(&listing.iptables[*family as usize])
             || has_linkerds(&listing.plugin_comments(*family))
     };
-    if listing.marker.is_none() && !Family::ALL.iter().any(has_rules) && has_legacy_nat() {
+    if listing.marker.is_none()
+        && !Family::ALL.iter().any(has_rules)
+        && Family::ALL.iter().copied().any(iptables::has_legacy_nat)
+    {
         if !is_check {
             return Ok(Survey::Unreadable);
         }
@@ -140,11 +143,6 @@ fn is_redirecting(listing: &Listing) -> bool {
         }
     });
     rules::is_redirecting(&ipv4) && (!has_linkerds(&ipv6) || rules::is_redirecting(&ipv6))
-}
-
-/// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns.
-fn has_legacy_nat() -> bool {
-    Family::ALL.iter().copied().any(iptables::has_legacy_nat)
 }
 
 /// Describes missing rules in an error or a log line: the first ones, and the number of the others.

@@ -33,10 +33,7 @@ pub fn compare(today: Option<&Origin>) -> Result<Vec<String>, Error> {
 
 /// Whether the netns has an IPv6 address that other hosts can reach, or more addresses than are listed.
 fn has_ipv6_address() -> bool {
-    let is_reachable = |address: &IpAddr| match address {
-        IpAddr::V4(_) => false,
-        IpAddr::V6(address) => !address.is_loopback() && !address.is_unicast_link_local(),
-    };
+    let is_reachable = |address: &IpAddr| matches!(address, IpAddr::V6(ip) if !ip.is_loopback() && !ip.is_unicast_link_local());
     link::addresses().map_or(true, |addresses| addresses.iter().any(is_reachable))
 }
 

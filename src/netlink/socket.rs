@@ -34,11 +34,10 @@ const REQUEST: u16 = libc::NLM_F_REQUEST as u16;
 pub const ACK: u16 = libc::NLM_F_ACK as u16;
 /// Flags of a request for a list.
 pub const DUMP: u16 = libc::NLM_F_DUMP as u16;
-/// Flag of a request that creates an object: fail if the object exists.
+/// Flags of a request that creates an object: fail if the object exists, create a missing one, and add a rule
+/// at the end of its chain.
 pub const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
-/// Flag of a request that creates an object: create it if it is missing.
 pub const CREATE: u16 = libc::NLM_F_CREATE as u16;
-/// Flag of a request that creates a rule: add it at the end of its chain.
 pub const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
 const FAMILY_HEADER: usize = 4;

@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::mesh::PROXY;
 use crate::kube::types::{Container, NETWORK_STATUS, Pod, SecurityContext};
 use crate::redirect::Redirect;
-use crate::redirect::ports::{self, PortRange};
+use crate::redirect::ports;
 
 /// Linkerd's init container that tests by a connection whether the pod's traffic is redirected.
 pub const VALIDATOR: &str = "linkerd-network-validator";
@@ -70,10 +70,9 @@ pub fn exposure(pod: &Pod) -> Exposure {
         net_raw: named(&|context| context.adds("NET_RAW")),
         root: named(&|context| {
             let of_pod = &spec.security_context;
-            let is_non_root = context.run_as_non_root.or(of_pod.run_as_non_root) == Some(true);
             let may_be_root = match context.run_as_user.or(of_pod.run_as_user) {
                 Some(uid) => uid == 0,
-                None => !is_non_root,
+                None => context.run_as_non_root.or(of_pod.run_as_non_root) != Some(true),
             };
             may_be_root && ["SETUID", "NET_RAW"].iter().any(|name| context.may_have(name))
         }),
@@ -82,11 +81,9 @@ pub fn exposure(pod: &Pod) -> Exposure {
 
 /// Whether the pod has an IPv6 address, also in a network of Multus.
 pub fn has_ipv6_address(pod: &Pod) -> bool {
-    let status = pod.metadata.annotations.get(NETWORK_STATUS);
-    let networks: Value =
-        status.and_then(|text| serde_json::from_str(text).ok()).unwrap_or_default();
-    let networks = networks.as_array().into_iter().flatten();
-    let mut ips = networks.filter_map(|network| network["ips"].as_array()).flatten();
+    let status = pod.metadata.annotations.get(NETWORK_STATUS).map_or("", String::as_str);
+    let networks: Vec<Value> = serde_json::from_str(status).unwrap_or_default();
+    let mut ips = networks.iter().filter_map(|network| network["ips"].as_array()).flatten();
     pod.status.ips.iter().any(|address| address.ip.contains(':'))
         || ips.any(|ip| ip.as_str().is_some_and(|ip| ip.contains(':')))
 }
@@ -128,34 +125,25 @@ fn user(container: &Container, pod: &Pod) -> ContainerUser {
 pub fn blocked(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
     let mut subnets = redirect.skip_outbound_subnets.iter().map(|subnet| subnet.net);
     let skips_ipv4 = subnets.any(|net| net.prefix_len() == 0 && net.addr().is_ipv4());
-    if skips_ipv4 || skips_all_ports(&redirect.skip_outbound) {
-        return Vec::new();
-    }
-    names(containers.iter().filter(|container| !container.is_exempt(redirect)))
+    let ports = redirect.skip_outbound.iter().map(|range| (range.first, range.last));
+    let skips_all_ports = matches!(ports::merged(ports.collect())[..], [(0 | 1, u16::MAX)]);
+    if skips_ipv4 || skips_all_ports { Vec::new() } else { names(containers, redirect, false) }
 }
 
 /// Returns the names of those containers whose outbound connections bypass the proxy, as they have the
 /// UID or GID that `redirect` exempts for the proxy.
 pub fn exempt(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
-    names(containers.iter().filter(|container| container.is_exempt(redirect)))
+    names(containers, redirect, true)
 }
 
-fn names<'c>(containers: impl Iterator<Item = &'c ContainerUser>) -> Vec<String> {
-    containers.map(|container| container.name.clone()).collect()
-}
-
-impl ContainerUser {
-    fn is_exempt(&self, redirect: &Redirect) -> bool {
-        let is =
-            |id: Option<i64>, of_proxy: Option<u32>| id.is_some() && id == of_proxy.map(i64::from);
-        is(self.uid, redirect.proxy_uid) || is(self.gid, redirect.proxy_gid)
-    }
-}
-
-/// Whether `ranges` contain every port from 1 to 65535.
-fn skips_all_ports(ranges: &[PortRange]) -> bool {
-    let merged = ports::merged(ranges.iter().map(|range| (range.first, range.last)).collect());
-    matches!(merged[..], [(0 | 1, u16::MAX)])
+fn names(containers: &[ContainerUser], redirect: &Redirect, is_exempt: bool) -> Vec<String> {
+    let is = |id: Option<i64>, of_proxy: Option<u32>| id.is_some() && id == of_proxy.map(i64::from);
+    let chosen = containers.iter().filter(|container| {
+        let is_proxys =
+            is(container.uid, redirect.proxy_uid) || is(container.gid, redirect.proxy_gid);
+        is_proxys == is_exempt
+    });
+    chosen.map(|container| container.name.clone()).collect()
 }
 
 #[cfg(test)]
@@ -165,6 +153,7 @@ mod tests {
 
     use super::*;
     use crate::pod::annotation;
+    use crate::redirect::ports::PortRange;
 
     fn redirect(proxy_gid: Option<u32>, skip_outbound: &str) -> Redirect {
         let skip_outbound = skip_outbound.split(',').map(|text| PortRange::parse(text).unwrap());

@@ -101,23 +101,18 @@ pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
         Decision::Redirect(proxy) => proxy,
         Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
     };
-    let early_containers = containers::before_proxy(&found);
-    let app_containers = containers::of_app(&found);
-    let exposure = containers::exposure(&found);
-    let runtime_class = found.spec.runtime_class_name;
-    let Metadata { uid, annotations, labels, .. } = found.metadata;
-    let component = labels.get(CONTROL_PLANE_LABEL);
+    let component = found.metadata.labels.get(CONTROL_PLANE_LABEL);
     Ok(Decision::Redirect(OwnFacts {
-        needs_namespace: needs_namespace(&annotations),
+        needs_namespace: needs_namespace(&found.metadata.annotations),
         is_control_plane: component.is_some_and(|component| !component.is_empty()),
         facts: PodFacts {
-            uid,
-            annotations: known(annotations),
             proxy,
-            runtime_class,
-            early_containers,
-            app_containers,
-            exposure,
+            early_containers: containers::before_proxy(&found),
+            app_containers: containers::of_app(&found),
+            exposure: containers::exposure(&found),
+            uid: found.metadata.uid,
+            annotations: known(found.metadata.annotations),
+            runtime_class: found.spec.runtime_class_name,
             ..PodFacts::default()
         },
     }))

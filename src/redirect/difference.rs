@@ -38,11 +38,12 @@ pub fn differences(now: &[Nat], wanted: &Nat, family: Family) -> Result<Vec<Stri
     {
         let classes: Vec<Vec<Class>> =
             fields.iter().map(|(field, _)| classes(*field, family, &conditions)).collect();
-        let count =
-            classes.iter().try_fold(1_usize, |count, classes| count.checked_mul(classes.len()));
-        let count = count.filter(|count| *count <= KINDS_LIMIT);
+        let count = classes.iter().fold(1_usize, |count, next| count.saturating_mul(next.len()));
+        if count > KINDS_LIMIT {
+            return Err("too many kinds of packets".to_owned());
+        }
         let mut found = Vec::new();
-        for mut number in 0..count.ok_or("too many kinds of packets")? {
+        for mut number in 0..count {
             let (mut packet, mut kinds) = (Packet::default(), Kinds::new());
             for ((field, _), classes) in fields.iter().zip(&classes) {
                 let index = number % classes.len();

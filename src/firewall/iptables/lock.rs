@@ -9,10 +9,6 @@ use nix::sys::stat::{major, minor, stat};
 
 use crate::quote::quote;
 
-/// Path of the lock file, unless this variable names another one, as for the programs themselves.
-const VARIABLE: &str = "XTABLES_LOCKFILE";
-const DEFAULT: &str = "/run/xtables.lock";
-
 /// Describes the lock and the process that holds it, unless that is `except`. `None` if no process is
 /// known to hold it.
 pub fn holder(except: Option<u32>) -> Option<String> {
@@ -27,9 +23,10 @@ pub fn holder(except: Option<u32>) -> Option<String> {
     Some(format!("{} is held by process {pid}{name}", path.display()))
 }
 
+/// Returns the path of the lock file. The programs themselves read the variable too.
 pub fn path() -> PathBuf {
-    let path = env::var_os(VARIABLE).filter(|path| !path.is_empty());
-    path.map_or_else(|| PathBuf::from(DEFAULT), PathBuf::from)
+    let path = env::var_os("XTABLES_LOCKFILE").filter(|path| !path.is_empty());
+    path.map_or_else(|| PathBuf::from("/run/xtables.lock"), PathBuf::from)
 }
 
 fn holder_of(locks: &str, id: &str) -> Option<u32> {

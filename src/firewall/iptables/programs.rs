@@ -1,9 +1,8 @@
 //! Finds the iptables programs of the host.
 
 use std::env;
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::PathBuf;
-
-use nix::unistd::{AccessFlags, access};
 
 use super::Error;
 use crate::redirect::Family;
@@ -29,7 +28,11 @@ pub fn find(backend: Backend, family: Family) -> Result<Programs, Error> {
 
 fn pair(dirs: &[PathBuf], backend: Backend, family: Family) -> Option<Programs> {
     let name = name(backend, family);
-    let is_executable = |path: &PathBuf| access(path, AccessFlags::X_OK).is_ok();
+    // Not access(2), which SELinux can deny: the attempt to start the program names that cause.
+    let is_executable = |path: &PathBuf| {
+        let found = path.metadata();
+        found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
     let executable = |name: &str| dirs.iter().map(|dir| dir.join(name)).find(is_executable);
     let command = executable(&name)?;
     let restore = executable(&format!("{name}-restore"))?;
@@ -66,7 +69,6 @@ fn name(backend: Backend, family: Family) -> String {
 #[cfg(test)]
 mod tests {
     use std::fs;
-    use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
 

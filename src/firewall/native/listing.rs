@@ -150,7 +150,11 @@ fn active_chains(family: Family) -> Result<[bool; Chain::ALL.len()], Error> {
 fn is_active(table: &str, family: Family) -> Result<bool, Error> {
     let mut is_active = false;
     dump(libc::NFT_MSG_GETTABLE, protocol_family(family), &mut |payload| {
-        is_active |= message::is_active_table(payload, table);
+        // The flags must be zero: a table is inactive with "dormant", and with "owner" it belongs to
+        // another process.
+        let flags = find(payload, nfta::TABLE_FLAGS).unwrap_or_default();
+        is_active |= message::text(find(payload, nfta::TABLE_NAME).unwrap_or_default()) == table
+            && flags.iter().all(|&byte| byte == 0);
     })?;
     Ok(is_active)
 }

@@ -59,13 +59,6 @@ pub fn chain(chain: Chain) -> Attributes {
     attributes.number(nfta::CHAIN_POLICY, libc::NF_ACCEPT as u32)
 }
 
-pub fn is_active_table(listed: &[u8], name: &str) -> bool {
-    // The flags must be zero: a table is inactive with "dormant", and with "owner" it belongs to
-    // another process.
-    find(listed, nfta::TABLE_NAME) == Some(format!("{name}\0").as_bytes())
-        && find(listed, nfta::TABLE_FLAGS).is_none_or(|flags| flags.iter().all(|&byte| byte == 0))
-}
-
 pub fn rule(run: &[Rule], set: &SetName<'_>) -> Attributes {
     Attributes::default()
         .text(nfta::RULE_TABLE, PLUGIN_TABLE)

@@ -52,11 +52,10 @@ pub fn undo_script(rules: &[Rule]) -> String {
             let _ = writeln!(script, "{}", deletion(&rule_line(rule)));
         }
     }
-    for chain in Chain::LINKERD {
-        let _ = writeln!(script, "-F {}", chain.name());
-    }
-    for chain in Chain::LINKERD {
-        let _ = writeln!(script, "-X {}", chain.name());
+    for command in ["-F", "-X"] {
+        for chain in Chain::LINKERD {
+            let _ = writeln!(script, "{command} {}", chain.name());
+        }
     }
     script.push_str("COMMIT\n");
     script

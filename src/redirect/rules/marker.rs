@@ -40,11 +40,8 @@ pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
     }
     // Writing to a String cannot fail.
     let _ = write!(marker, " in={} out={}", redirect.inbound_port, redirect.outbound_port);
-    if let Some(uid) = redirect.proxy_uid {
-        let _ = write!(marker, " uid={uid}");
-    }
-    if let Some(gid) = redirect.proxy_gid {
-        let _ = write!(marker, " gid={gid}");
+    for (key, id) in [("uid", redirect.proxy_uid), ("gid", redirect.proxy_gid)] {
+        let _ = id.map_or(Ok(()), |id| write!(marker, " {key}={id}"));
     }
     for (key, values) in [
         ("to", redirect.ports_to_redirect.iter().map(u16::to_string).collect::<Vec<_>>()),

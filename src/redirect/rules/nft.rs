@@ -68,11 +68,8 @@ pub fn comment(run: &[Rule]) -> Cow<'_, str> {
 pub fn set(run: &[Rule]) -> Option<Set> {
     let key = run.first()?.matches.iter().find_map(key)?;
     let ranges = ranges(run);
-    let is_needed = match key {
-        Key::PORT => ranges.len() > 1,
-        _ => run.len() > 1,
-    };
-    is_needed.then_some(Set { key, ranges })
+    let count = if key == Key::PORT { ranges.len() } else { run.len() };
+    (count > 1).then_some(Set { key, ranges })
 }
 
 fn key(condition: &Match) -> Option<Key> {
