@@ -4,6 +4,7 @@
 //! Each self-test runs on a thread of its own, so that it delays no reconcile pass. It reruns after
 //! a failure, and when the plugin binary or the plugin entry changes.
 
+mod connections;
 mod plugin_call;
 mod plugin_config;
 mod run;
@@ -74,10 +75,10 @@ impl SelfTest {
     /// self-test if there is no outcome yet, or if a failed one is to be repeated now.
     pub fn outcome(&mut self, plugin: TestedPlugin) -> Option<&TestOutcome> {
         self.finish();
-        let last = self.last.as_ref().filter(|(tested, _)| *tested == plugin);
-        let is_due = last.is_none_or(|(_, outcome)| {
-            matches!(outcome, TestOutcome::Failed(_)) && self.rerun_at <= Instant::now()
-        });
+        let is_due = match self.last.as_ref().filter(|(tested, _)| *tested == plugin) {
+            Some((_, TestOutcome::Failed(_))) => self.rerun_at <= Instant::now(),
+            last => last.is_none(),
+        };
         if is_due && self.running.is_none() {
             self.running = Some((plugin.clone(), self.start(plugin.dir.clone())));
         }
@@ -99,38 +100,32 @@ impl SelfTest {
 
     /// Counts, logs and remembers the outcome of the self-test that has ended since the last call.
     fn finish(&mut self) {
-        let outcome = match self.running.as_ref().map(|(_, outcome)| outcome.try_recv()) {
-            None | Some(Err(TryRecvError::Empty)) => return,
-            Some(Ok(outcome)) => outcome,
-            Some(Err(TryRecvError::Disconnected)) => {
+        let Some((tested, outcome)) = &self.running else { return };
+        let outcome = match outcome.try_recv() {
+            Err(TryRecvError::Empty) => return,
+            Ok(outcome) => outcome,
+            Err(TryRecvError::Disconnected) => {
                 TestOutcome::Failed("its thread could not be started, or panicked".into())
             }
         };
-        let last = self.last.as_ref();
         let label = match &outcome {
             TestOutcome::Passed(coverage) => {
                 info!("self-test passed: {coverage}");
                 "passed"
             }
             TestOutcome::Skipped(why) => {
-                // Logged once, not for each new plugin binary.
-                if last.is_none_or(|(_, last)| *last != outcome) {
-                    info!("self-test skipped, so readiness does not depend on it: {why}");
-                }
+                info!("self-test skipped, so readiness does not depend on it: {why}");
                 "skipped"
             }
             // The reconcile pass logs a failure.
             TestOutcome::Failed(_) => "failed",
         };
         self.status.metrics.count_self_test(label);
-        let Some((tested, _)) = self.running.take() else {
-            return;
-        };
-        let is_same = last.is_some_and(|(last, _)| *last == tested);
+        let is_same = self.last.as_ref().is_some_and(|(last, _)| last == tested);
         if !is_same || !matches!(outcome, TestOutcome::Failed(_)) {
             self.retry.reset();
         }
         self.rerun_at = Instant::now() + self.retry.next_delay();
-        self.last = Some((tested, outcome));
+        self.last = self.running.take().map(|(tested, _)| (tested, outcome));
     }
 }

@@ -3,49 +3,34 @@
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use super::TestOutcome;
 use crate::child::kill_group;
 use crate::deadline::{Deadline, run_within};
+use crate::failure::Failure;
 
 /// How much of the last line on stderr is quoted in an error, in characters.
 const QUOTE_LIMIT: usize = 300;
 
-#[derive(Debug, thiserror::Error)]
-#[error("{message}")]
-pub struct Error {
-    message: String,
-    /// Of a CNI error (CNI spec 1.1, section 5, "Error").
-    pub code: Option<u64>,
-}
-
-fn failed(message: String) -> Error {
-    Error { message, code: None }
-}
-
-/// Puts a separator before `text`, unless it is empty.
-fn separated(text: &str) -> String {
-    match text {
-        "" => String::new(),
-        text => format!("; {text}"),
-    }
-}
-
-/// Runs `program` with the environment variables `vars`, the agent's `PATH` and `stdin`. Returns
+/// Runs `program` with `command`, the environment variables `vars`, the agent's `PATH` and `stdin`. Returns
 /// the JSON on its stdout, null if that is empty. At `end`, kills the program and what it started.
 pub fn call(
     program: &Path,
+    command: &str,
     vars: &[(&str, &str)],
     stdin: &str,
     end: Deadline,
-) -> Result<Value, Error> {
-    let name = program.display().to_string();
+) -> Result<Value, TestOutcome> {
+    let name = program.display();
+    let failed = |why: String| TestOutcome::Failed(format!("{command} failed: {why}"));
     let start = |error| failed(format!("cannot run {name}: {error}"));
     let mut child = Command::new(program)
         .env_clear()
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
+        .env("CNI_COMMAND", command)
         .envs(vars.iter().copied())
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
@@ -67,24 +52,32 @@ pub fn call(
         return Err(failed(format!("{name} timed out and was killed")));
     };
     let output = output.map_err(start)?;
-    match (output.status.success(), serde_json::from_slice::<Value>(&output.stdout)) {
-        (true, Ok(result)) => Ok(result),
-        (true, Err(_)) if output.stdout.trim_ascii().is_empty() => Ok(Value::Null),
-        (true, Err(_)) => Err(failed(format!("the result of {name} is not JSON"))),
-        (false, result) => Err(failure(&name, &output, &result.unwrap_or_default())),
+    let result = serde_json::from_slice::<Value>(&output.stdout);
+    if output.status.success() {
+        let is_empty = output.stdout.trim_ascii().is_empty();
+        return match result {
+            Err(_) if !is_empty => Err(failed(format!("the result of {name} is not JSON"))),
+            result => Ok(result.unwrap_or_default()),
+        };
     }
-}
-
-fn failure(program: &str, output: &Output, error: &Value) -> Error {
-    let text = |key: &str| error[key].as_str().unwrap_or_default();
+    // A CNI error (CNI spec 1.1, section 5, "Error").
+    let error = result.unwrap_or_default();
     if let Some(code) = error["code"].as_u64() {
-        let message = format!("{}{} (code {code})", text("msg"), separated(text("details")));
-        return Error { message, code: Some(code) };
+        let text = |key: &str| error[key].as_str().unwrap_or_default();
+        let why = [text("msg"), text("details")].join("; ");
+        let why = format!("{} (code {code})", why.trim_end_matches("; "));
+        return Err(match code == u64::from(Failure::NoIptables.code()) {
+            true => TestOutcome::Skipped(format!(
+                "the agent cannot run the host's iptables: {command} failed: {why}"
+            )),
+            false => failed(why),
+        });
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     let last = stderr.trim().lines().last().unwrap_or_default();
     let quote: String = last.chars().take(QUOTE_LIMIT).collect();
-    failed(format!("{program}: {}{}", output.status, separated(&quote)))
+    let why = format!("{name}: {}; {quote}", output.status);
+    Err(failed(why.trim_end_matches("; ").into()))
 }
 
 #[cfg(test)]
@@ -93,11 +86,17 @@ mod tests {
 
     use super::*;
 
-    fn shell(script: &str, patience: Duration) -> Result<Value, Error> {
-        let end = Deadline::after(patience);
-        let vars = [("CNI_COMMAND", "ADD")];
-        // A shell reads its script from stdin, as a plugin reads its config.
-        call(Path::new("/bin/sh"), &vars, script, end)
+    /// Calls a shell, which reads its script from stdin, as a plugin reads its config.
+    fn shell(script: &str, patience: Duration) -> Result<Value, TestOutcome> {
+        call(Path::new("/bin/sh"), "ADD", &[], script, Deadline::after(patience))
+    }
+
+    /// Why a call failed.
+    fn why(result: Result<Value, TestOutcome>) -> String {
+        match result {
+            Err(TestOutcome::Failed(why)) => why.strip_prefix("ADD failed: ").unwrap().into(),
+            other => panic!("{other:?}"),
+        }
     }
 
     const LONG: Duration = Duration::from_secs(20);
@@ -117,10 +116,9 @@ mod tests {
             ("kill -9 $$", "/bin/sh: signal: 9 (SIGKILL)"),
             ("echo hello", "the result of /bin/sh is not JSON"),
         ] {
-            assert_eq!(shell(script, LONG).unwrap_err().to_string(), says);
+            assert_eq!(why(shell(script, LONG)), says);
         }
-        let missing = call(Path::new("/no/such"), &[], "", Deadline::after(LONG));
-        let missing = missing.unwrap_err().to_string();
+        let missing = why(call(Path::new("/no/such"), "ADD", &[], "", Deadline::after(LONG)));
         assert!(missing.starts_with("cannot run /no/such: No such file"));
     }
 
@@ -131,8 +129,8 @@ mod tests {
         let with_child = format!("sleep 60 & echo $! >{}; wait", file.display());
         let begin = Instant::now();
         for script in ["exec sleep 60", "exec >/dev/null 2>&1; exec sleep 60", &with_child] {
-            let late = shell(script, Duration::from_secs(1)).unwrap_err();
-            assert!(late.message.ends_with("timed out and was killed"), "{late}");
+            let late = why(shell(script, Duration::from_secs(1)));
+            assert!(late.ends_with("timed out and was killed"), "{late}");
         }
         assert!(begin.elapsed() < LONG);
         crate::child::tests::assert_ends(&file);
@@ -141,7 +139,7 @@ mod tests {
     #[test]
     fn long_output_is_cut() {
         let script = "head -c 1000000 /dev/zero; head -c 1000000 /dev/zero >&2; exit 1";
-        let error = shell(script, LONG).unwrap_err().to_string();
+        let error = why(shell(script, LONG));
         assert!(error.len() < 1000, "{}", error.len());
     }
 }

@@ -11,12 +11,13 @@ use crate::conflist::plugin_entry;
 /// CNI version of a network config that names none.
 const FIRST_VERSION: &str = "0.1.0";
 
-#[derive(Clone, Debug, PartialEq)]
 pub struct PluginConfig {
     fields: Map<String, Value>,
-    version: String,
-    /// Whether another plugin runs before the plugin, so that the runtime sends `prevResult`.
-    has_previous: bool,
+    /// The `prevResult` for ADD, which the plugin only passes through. Null if no plugin runs before this
+    /// one, as when Multus calls a standalone config.
+    pub previous_result: Value,
+    /// Whether the config's CNI version has CHECK.
+    pub has_check: bool,
 }
 
 impl PluginConfig {
@@ -30,7 +31,10 @@ impl PluginConfig {
         fields.remove("kubernetes");
         fields.insert("name".into(), json!(entry.name));
         fields.insert("cniVersion".into(), json!(version));
-        Some(PluginConfig { fields, version, has_previous: entry.has_previous })
+        let result = json!({"cniVersion": version});
+        let previous_result = if entry.has_previous { result } else { Value::Null };
+        let has_check = version::check_command(&version, "0.4.0", Command::Check).is_ok();
+        Some(PluginConfig { fields, previous_result, has_check })
     }
 
     /// Renders the JSON for the plugin's stdin. `previous` is the `prevResult`, null for none.
@@ -40,17 +44,6 @@ impl PluginConfig {
             fields.insert("prevResult".into(), previous.clone());
         }
         Value::Object(fields).to_string()
-    }
-
-    /// Returns the `prevResult` for the plugin, which only passes it through. Null if no plugin runs before
-    /// this one, as when Multus calls a standalone config.
-    pub fn previous_result(&self) -> Value {
-        if self.has_previous { json!({"cniVersion": self.version}) } else { Value::Null }
-    }
-
-    /// Whether the config's CNI version has CHECK.
-    pub fn has_check(&self) -> bool {
-        version::check_command(&self.version, "0.4.0", Command::Check).is_ok()
     }
 }
 
@@ -67,8 +60,8 @@ mod tests {
     #[test]
     fn stdin_is_the_plugin_entry_with_the_fields_that_a_runtime_adds() {
         let config = PluginConfig::of(LIST).unwrap();
-        let previous = config.previous_result();
-        let stdin: Value = serde_json::from_str(&config.stdin(&previous)).unwrap();
+        let stdin = config.stdin(&config.previous_result);
+        let stdin: Value = serde_json::from_str(&stdin).unwrap();
         let wanted = json!({
             "name": "net",
             "cniVersion": "1.0.0",
@@ -78,20 +71,20 @@ mod tests {
             "prevResult": {"cniVersion": "1.0.0"},
         });
         assert_eq!(stdin, wanted);
-        assert!(config.has_check());
+        assert!(config.has_check);
     }
 
     #[test]
     fn a_standalone_config_gets_no_prev_result_and_versions_from_0_4_0_have_check() {
         for (version, check) in [("0.2.0", false), ("0.3.1", false), ("0.4.0", true)] {
             let config = PluginConfig::of(&LIST.replace("1.0.0", version)).unwrap();
-            assert_eq!(config.previous_result()["cniVersion"], version);
-            assert_eq!(config.has_check(), check, "{version}");
+            assert_eq!(config.previous_result["cniVersion"], version);
+            assert_eq!(config.has_check, check, "{version}");
         }
         // As when Multus calls it.
         let conf = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "cniVersion": "0.3.1"}"#;
         let config = PluginConfig::of(conf).unwrap();
-        let stdin: Value = serde_json::from_str(&config.stdin(&config.previous_result())).unwrap();
+        let stdin: Value = serde_json::from_str(&config.stdin(&config.previous_result)).unwrap();
         assert_eq!(stdin, serde_json::from_str::<Value>(conf).unwrap());
     }
 }

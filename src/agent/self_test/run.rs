@@ -1,18 +1,17 @@
 //! Runs one self-test: calls ADD and CHECK of the host's plugin binary for a scratch pod, as a
 //! container runtime does, and then opens TCP connections that must be redirected.
 
-use std::fs::{self, DirBuilder};
-use std::os::unix::fs::DirBuilderExt as _;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
-use std::{env, process};
+use std::{env, fs, process};
 
 use serde_json::Value;
 
-use super::TestOutcome;
+use super::connections::connect;
 use super::plugin_call::call;
 use super::plugin_config::PluginConfig;
-use super::scratch_pod::{ScratchPod, connect};
+use super::scratch_pod::ScratchPod;
+use super::{INTERFACE, TestOutcome};
 use crate::agent::settings::Settings;
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
@@ -20,8 +19,6 @@ use crate::config::Config;
 use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
 use crate::deadline::Deadline;
-use crate::failure::Failure;
-use crate::files;
 use crate::pod::Decision;
 use crate::pod::facts::PodFacts;
 use crate::pod_copy::{self, RUN_DIR_VARIABLE};
@@ -62,17 +59,27 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     })?;
     let copy = ScratchCopy::publish()
         .map_err(|why| TestOutcome::Failed(format!("cannot publish the scratch pod: {why}")))?;
+    let args =
+        format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={POD};K8S_POD_NAME={POD};K8S_POD_UID={POD}");
+    let vars = [
+        ("CNI_CONTAINERID", POD),
+        ("CNI_NETNS", &scratch.path()),
+        ("CNI_IFNAME", INTERFACE),
+        ("CNI_PATH", &bin_dir.display().to_string()),
+        ("CNI_ARGS", &args),
+        (RUN_DIR_VARIABLE, &copy.0.display().to_string()),
+    ];
     let call_plugin = |command, previous: &Value| {
-        call_plugin(bin_dir, &scratch, &copy, &plugin_config, command, previous, end)
+        call(&bin_dir.join(PLUGIN), command, &vars, &plugin_config.stdin(previous), end)
     };
-    let result = call_plugin("ADD", &plugin_config.previous_result())?;
+    let result = call_plugin("ADD", &plugin_config.previous_result)?;
     let mut redirected = Vec::new();
     if let Some(config) = config.filter(|config| !config.simulate) {
         let redirect = config.redirect(&PodFacts::default())?;
         redirected = connect(&scratch, &redirect).map_err(TestOutcome::Failed)?;
     }
     let mut calls = "ADD";
-    if plugin_config.has_check() {
+    if plugin_config.has_check {
         call_plugin("CHECK", &result)?;
         calls = "ADD and CHECK";
     }
@@ -84,40 +91,6 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     Ok(format!("{calls} succeeded, {connections}, in {ms} ms"))
 }
 
-/// Calls the plugin binary for the scratch pod, and returns the CNI result. `previous` is the
-/// `prevResult`, null for none.
-fn call_plugin(
-    bin_dir: &Path,
-    scratch: &ScratchPod,
-    ScratchCopy(run_dir): &ScratchCopy,
-    plugin_config: &PluginConfig,
-    command: &'static str,
-    previous: &Value,
-    end: Deadline,
-) -> Result<Value, TestOutcome> {
-    let args =
-        format!("IgnoreUnknown=1;K8S_POD_NAMESPACE={POD};K8S_POD_NAME={POD};K8S_POD_UID={POD}");
-    let vars = [
-        ("CNI_COMMAND", command),
-        ("CNI_CONTAINERID", POD),
-        ("CNI_NETNS", &scratch.path()),
-        ("CNI_IFNAME", super::INTERFACE),
-        ("CNI_PATH", &bin_dir.display().to_string()),
-        ("CNI_ARGS", &args),
-        (RUN_DIR_VARIABLE, &run_dir.display().to_string()),
-    ];
-    let program = bin_dir.join(PLUGIN);
-    call(&program, &vars, &plugin_config.stdin(previous), end).map_err(|error| {
-        let why = format!("{command} failed: {error}");
-        match error.code == Some(Failure::NoIptables.code().into()) {
-            true => {
-                TestOutcome::Skipped(format!("the agent cannot run the host's iptables: {why}"))
-            }
-            false => TestOutcome::Failed(why),
-        }
-    })
-}
-
 /// Directory in place of the one that agent and plugin share, with the scratch pod as the only pod in the
 /// node's copy. The plugin finds it meshed without an API request, and sends its records to nobody.
 struct ScratchCopy(PathBuf);
@@ -125,12 +98,9 @@ struct ScratchCopy(PathBuf);
 impl ScratchCopy {
     /// Publishes the scratch pod as a meshed pod.
     fn publish() -> Result<ScratchCopy, pod_copy::Error> {
-        let dir = env::temp_dir().join(format!("{POD}.{}", process::id()));
-        let failed = |source| files::Error::Io { act: "create", path: dir.clone(), source };
+        let copy = ScratchCopy(env::temp_dir().join(format!("{POD}.{}", process::id())));
         // Of an agent that was killed.
-        let _ = fs::remove_dir_all(&dir);
-        DirBuilder::new().mode(0o700).create(&dir).map_err(failed)?;
-        let copy = ScratchCopy(dir);
+        let _ = fs::remove_dir_all(&copy.0);
         pod_copy::create(&copy.0)?;
         let [namespace, name, uid] = [POD; 3].map(str::to_owned);
         let pod = PodRef { namespace, name, uid };

@@ -1,0 +1,119 @@
+//! Opens the TCP connections of a self-test, which the scratch pod's rules must redirect.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
+
+use nix::unistd::{getegid, geteuid};
+
+use super::scratch_pod::{ScratchPod, inside};
+use crate::redirect::ports::PortRange;
+use crate::redirect::{Redirect, Subnet};
+
+/// Candidate ports. If the config skips all of them, the direction is not tested: such a config
+/// redirects hardly any port.
+const PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
+/// Time-out of one connection. Its first SYN may be lost while the link comes up, and the kernel
+/// resends it after a second.
+const TIMEOUT: Duration = Duration::from_millis(2500);
+
+/// Opens a connection in each direction and address family that has to be redirected. Returns their
+/// names for the log, or describes the first one that does not reach the proxy's port. Nothing else
+/// listens in the two netns, so a connection that is accepted has reached that port.
+pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>, String> {
+    let user = (geteuid().as_raw(), getegid().as_raw());
+    let mut redirected = Vec::new();
+    for &[pod, neighbour] in scratch.addresses {
+        let outbound = outbound(redirect, user, neighbour);
+        let inbound = inbound(redirect, neighbour);
+        for (direction, from, to, port, proxy) in [
+            ("outbound", &scratch.pod, neighbour, outbound, redirect.outbound_port),
+            ("inbound", &scratch.neighbour, pod, inbound, redirect.inbound_port),
+        ] {
+            let Some(port) = port else { continue };
+            let listen = move || {
+                TcpListener::bind((Ipv6Addr::UNSPECIFIED, proxy))
+                    .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, proxy)))
+            };
+            let _listener = inside(&scratch.pod, listen)
+                .map_err(|error| format!("cannot listen on port {proxy}: {error}"))?;
+            let to = SocketAddr::new(to, port);
+            inside(from, move || TcpStream::connect_timeout(&to, TIMEOUT)).map_err(|error| {
+                format!("{direction} TCP to {to} does not reach the proxy's port {proxy}: {error}")
+            })?;
+            let family = if pod.is_ipv6() { "IPv6" } else { "IPv4" };
+            redirected.push(format!("{family} {direction}"));
+        }
+    }
+    Ok(redirected)
+}
+
+/// Returns a port of `to` to which outbound connections of this UID and GID are redirected: the proxy's
+/// own connections are not.
+fn outbound(redirect: &Redirect, (uid, gid): (u32, u32), to: IpAddr) -> Option<u16> {
+    let is_exempt = redirect.proxy_uid == Some(uid)
+        || redirect.proxy_gid == Some(gid)
+        || has(&redirect.skip_outbound_subnets, to);
+    PORTS.into_iter().find(|port| !is_exempt && !is_in(&redirect.skip_outbound, *port))
+}
+
+/// Returns a port on which inbound connections from this address are redirected.
+fn inbound(redirect: &Redirect, from: IpAddr) -> Option<u16> {
+    let is_exempt = has(&redirect.skip_subnets, from);
+    let proxy_ports = [redirect.inbound_port, redirect.outbound_port];
+    let candidates = match redirect.ports_to_redirect.as_slice() {
+        [] => &PORTS[..],
+        ports => ports,
+    };
+    candidates.iter().copied().find(|port| {
+        !is_exempt && !proxy_ports.contains(port) && !is_in(&redirect.skip_inbound, *port)
+    })
+}
+
+fn has(subnets: &[Subnet], address: IpAddr) -> bool {
+    subnets.iter().any(|subnet| subnet.net.contains(&address))
+}
+
+fn is_in(ranges: &[PortRange], port: u16) -> bool {
+    ranges.iter().any(|range| (range.first..=range.last).contains(&port))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn connections_are_opened_only_to_ports_that_are_redirected() {
+        let range = |first, last| vec![PortRange { first, last }];
+        let skipped = Redirect {
+            skip_inbound: range(1, 443),
+            skip_outbound: range(0, 65535),
+            ..Redirect::example()
+        };
+        let listed = Redirect {
+            ports_to_redirect: vec![4143, 7000, 7001],
+            skip_inbound: range(7000, 7000),
+            proxy_gid: Some(0),
+            ..Redirect::example()
+        };
+        let net = "192.0.2.0/24".parse().unwrap();
+        let near = Redirect {
+            skip_subnets: vec![Subnet { net, text: String::new() }],
+            proxy_uid: Some(0),
+            ..Redirect::example()
+        };
+        let to_near =
+            Redirect { skip_outbound_subnets: near.skip_subnets.clone(), ..Redirect::example() };
+        for (redirect, expected) in [
+            (Redirect::example(), (Some(80), Some(80))),
+            (skipped, (None, Some(8080))),
+            (listed, (None, Some(7001))),
+            (near, (None, None)),
+            (to_near, (None, Some(80))),
+        ] {
+            let neighbour = "192.0.2.2".parse().unwrap();
+            let outbound = outbound(&redirect, (0, 0), neighbour);
+            let found = (outbound, inbound(&redirect, neighbour));
+            assert_eq!(found, expected, "{redirect:?}");
+        }
+    }
+}
