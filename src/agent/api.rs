@@ -15,13 +15,14 @@ pub mod token;
 mod worker;
 
 use std::io;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::mpsc::{self, SyncSender};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant, SystemTime};
 
 use tracing::warn;
 
-use super::settings::{NodeSignal, Settings};
+use super::settings::Settings;
 use super::watch::Waker;
 use crate::deadline::run_within;
 use crate::failure::Failure;
@@ -36,6 +37,7 @@ use node_state::NodeState;
 pub use schedule::{CHECK_PERIOD, CheckResult, Schedule};
 use server_address::ServerAddress;
 use token::{History, Token, TokenRequestResults};
+use worker::Worker;
 
 /// User agent of the requests, which the API server's audit log shows.
 pub const USER_AGENT: &str = "linkerd2-cni-install";
@@ -46,44 +48,33 @@ pub const NO_NAMESPACE: &str = "the agent's namespace is unknown: set LINKERD_CN
 pub struct ApiHandle {
     settings: Arc<Settings>,
     state: Mutex<State>,
-    /// Wakes the thread, which then looks at the times in the state again.
-    wake: Condvar,
+    /// Wakes the thread, which then looks at the times in the state again. Full if it is to wake already.
+    wake: SyncSender<()>,
     waker: Waker,
 }
 
 struct State {
     token_requests: TokenRequestResults,
     server_address: ServerAddress,
-    /// The API server was unreachable at the address since its name was resolved last.
-    is_unreachable: bool,
-    /// The last check with a usable response.
-    last_check: Option<TokenCheck>,
-    /// Why the last check got no usable response.
-    check_error: Option<String>,
+    check: TokenStatus,
+    /// The kubeconfig on the host was written since the last check began.
+    is_changed: bool,
     history: History,
-    node: NodeState,
+    /// `None` once the agent received SIGTERM or SIGINT: what the Node shows is left to the next agent.
+    node: Option<NodeState>,
     events: EventQueue,
     schedule: Schedule,
-    /// The thread has something to do.
-    is_requested: bool,
-    /// Token for which the reconciler requested a check last.
-    check_requested: Option<String>,
 }
 
-#[derive(PartialEq)]
-struct TokenCheck {
-    token: String,
-    /// The error says why the API server rejects the token.
-    result: Result<(), String>,
-}
-
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default, PartialEq)]
 pub struct TokenStatus {
+    token: String,
     /// Result of checking the token; `None` if it was not checked yet. The error says why the
     /// API server rejects the token.
     pub result: Option<Result<(), String>>,
     /// Whether a check of any token has had a usable response.
     pub responded: bool,
+    /// Why the last check had no usable response.
     pub error: Option<String>,
 }
 
@@ -91,42 +82,31 @@ impl ApiHandle {
     /// Adopts the plugin's token from the kubeconfig that an earlier agent wrote. Starts the
     /// thread if the address of an API server is configured.
     pub fn start(settings: &Arc<Settings>, waker: Waker) -> io::Result<Arc<ApiHandle>> {
-        let adopted = adopt(settings, SystemTime::now());
+        let (token, renewal) = adopt(settings, SystemTime::now()).unzip();
         let now = Instant::now();
-        let renewal = adopted.as_ref().map_or(Duration::ZERO, |(_, wait)| *wait);
-        let renewal = settings.plugin_account.as_ref().map(|_| renewal);
+        let renewal = settings.plugin_account.as_ref().map(|_| renewal.unwrap_or_default());
         let mut state = State {
-            token_requests: TokenRequestResults {
-                token: adopted.map(|(token, _)| token),
-                ..TokenRequestResults::default()
-            },
+            token_requests: TokenRequestResults { token, error: None },
             server_address: ServerAddress::adopted(settings),
-            is_unreachable: false,
-            last_check: None,
-            check_error: None,
+            check: TokenStatus::default(),
+            is_changed: false,
             history: History::default(),
-            node: NodeState::at_start(now),
+            node: Some(NodeState::at_start(now)),
             events: EventQueue::new(now),
             schedule: Schedule::new(now, renewal),
-            is_requested: false,
-            check_requested: None,
         };
         if settings.api_name().is_some() {
             // The first check resolves the name, without which there is no kubeconfig.
             state.schedule.kubeconfig_changed(now);
         }
-        let api = Arc::new(ApiHandle {
-            settings: Arc::clone(settings),
-            state: Mutex::new(state),
-            wake: Condvar::new(),
-            waker,
-        });
-        if let Some(source) = source(settings) {
-            let worker = worker::Worker::new(Arc::clone(&api), source);
-            thread::Builder::new()
-                .name("api".into())
-                .stack_size(512 << 10)
-                .spawn(move || worker.run())?;
+        let (wake, woken) = mpsc::sync_channel(1);
+        let (settings, state) = (Arc::clone(settings), Mutex::new(state));
+        let source = source(&settings);
+        let api = Arc::new(ApiHandle { settings, state, wake, waker });
+        if let Some(source) = source {
+            let worker = Worker::new(Arc::clone(&api), source);
+            let thread = thread::Builder::new().name("api".into()).stack_size(512 << 10);
+            thread.spawn(move || worker.run(&woken))?;
         }
         Ok(api)
     }
@@ -140,20 +120,20 @@ impl ApiHandle {
     }
 
     /// Returns what is known about `token`, the token in the kubeconfig on the host. Requests a
-    /// check if the kubeconfig was `written` just now, or if the token was never checked.
+    /// check if the kubeconfig was `written` just now, or if the last check was of another token.
     pub fn token_status(&self, token: &str, written: bool) -> TokenStatus {
         let mut state = self.state();
-        let last_check = state.last_check.as_ref();
-        let result =
-            last_check.filter(|check| check.token == token).map(|check| check.result.clone());
-        let responded = last_check.is_some();
-        let requested = state.check_requested.as_deref() == Some(token);
-        if written || result.is_none() && !requested {
-            state.check_requested = Some(token.to_owned());
-            state.schedule.kubeconfig_changed(Instant::now());
-            self.wake_thread(&mut state);
+        let is_new = state.check.token != token;
+        if is_new {
+            state.check.token = token.to_owned();
+            state.check.result = None;
         }
-        TokenStatus { result, responded, error: state.check_error.clone() }
+        if is_new || written {
+            state.is_changed = true;
+            state.schedule.kubeconfig_changed(Instant::now());
+            self.wake_thread();
+        }
+        state.check.clone()
     }
 
     /// Requests a check if a plugin record reports that the API server rejected the plugin's token
@@ -164,9 +144,8 @@ impl ApiHandle {
         if record.has_code(Failure::TokenRejected)
             || is_unreachable && self.settings.api_name().is_some()
         {
-            let mut state = self.state();
-            state.schedule.failure_reported(Instant::now());
-            self.wake_thread(&mut state);
+            self.state().schedule.failure_reported(Instant::now());
+            self.wake_thread();
         }
     }
 
@@ -177,62 +156,46 @@ impl ApiHandle {
     /// Sets why the node is not ready, for the Node object, and for an Event if that lasts. Each pass calls
     /// this, also the one that a new token of the agent causes.
     pub fn pass_finished(&self, not_ready: Option<&str>) {
-        let (mut state, now) = (self.state(), Instant::now());
-        let report = state.node.pass_finished(not_ready, self.settings.resync, now);
+        let (mut guard, now) = (self.state(), Instant::now());
+        let State { node, events, .. } = &mut *guard;
+        let Some(node) = node else { return };
+        let report = node.pass_finished(not_ready, self.settings.resync, now);
         if report.is_some() || self.settings.node_signal.is_some() {
-            self.wake_thread(&mut state);
+            self.wake_thread();
         }
-        report.map(|report| state.events.offer(Event::on_node(report), now));
+        report.map(|report| events.offer(Event::on_node(report), now));
     }
 
     /// From now on, the Node object stays as it is.
     pub fn stop_node_updates(&self) {
-        self.state().node.stop();
+        self.state().node = None;
     }
 
     /// Queues an Event. An Event on a pod is dropped if it repeats a recent one, or if many wait.
     pub fn report_event(&self, event: Event) {
-        let mut state = self.state();
-        if state.events.offer(event, Instant::now()) {
-            self.wake_thread(&mut state);
+        if self.state().events.offer(event, Instant::now()) {
+            self.wake_thread();
         }
     }
 
-    /// Reports an uninstall: removes the condition from the Node if the agent keeps one, and posts an Event
-    /// if the uninstall `failed`. Waits for the responses at most for `longest`.
+    /// Reports an uninstall: posts an Event if the uninstall `failed`, and removes the condition from the
+    /// Node if the agent keeps one. Waits for the responses at most for `longest`.
     pub fn report_uninstall(&self, failed: Option<Event>, longest: Duration) {
-        let Some(source) = source(&self.settings) else {
-            return;
-        };
+        let Some(source) = source(&self.settings) else { return };
         let settings = Arc::clone(&self.settings);
         let _ = run_within("last requests", longest, move || {
             let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(longest / 2));
-            if let (Some(NodeSignal::Condition), Some(node)) =
-                (&settings.node_signal, &settings.node_name)
-            {
-                let removed = node_object::remove_condition(&mut connection, node);
-                removed.unwrap_or_else(|why| warn!("{why}"));
-            }
             if let Some(event) = failed
                 && let Err(error) = events::post(&mut connection, &settings, &event)
             {
                 warn!("cannot post an Event: {error}");
             }
+            node_object::remove_condition(&mut connection, &settings);
         });
     }
 
-    fn wake_thread(&self, state: &mut State) {
-        state.is_requested = true;
-        self.wake.notify_one();
-    }
-
-    /// Waits until another thread requests something, or until `end`. Returns whether it did.
-    fn wait_for_request(&self, end: Instant) -> bool {
-        let longest = end.saturating_duration_since(Instant::now());
-        let waited =
-            self.wake.wait_timeout_while(self.state(), longest, |state| !state.is_requested);
-        let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
-        std::mem::take(&mut state.is_requested)
+    fn wake_thread(&self) {
+        let _ = self.wake.try_send(());
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -267,9 +230,7 @@ fn adopt(settings: &Settings, now: SystemTime) -> Option<(Token, Duration)> {
     let text = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
     let claims = Claims::read(&text)?;
     let until_half_life = claims.until_half_life(now)?;
-    let end = claims.expiry()?;
-    let left = end.duration_since(now).ok()?;
-    let token = Token { text, end, revoked: false };
+    let left = claims.expiry()?.duration_since(now).ok()?;
     (claims.account() == Some((&*namespace, account)))
-        .then_some((token, schedule::first_renewal(until_half_life, left)))
+        .then(|| (Token { text, revoked: false }, schedule::first_renewal(until_half_life, left)))
 }

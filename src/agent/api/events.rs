@@ -9,9 +9,10 @@ use std::collections::VecDeque;
 use std::mem;
 use std::time::{Duration, Instant};
 
-use tracing::{debug, info, warn};
+use tracing::{info, warn};
 
-use super::{ApiHandle, USER_AGENT};
+use super::USER_AGENT;
+use super::worker::Worker;
 use crate::agent::settings::Settings;
 use crate::backoff::{RateLimit, between};
 use crate::cni::args::PodRef;
@@ -20,10 +21,9 @@ use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
 /// Time after which the same problem of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
-/// Maximum number of remembered problems. While it is reached, new Events on pods are dropped.
-const MAX_REPORTED: usize = 256;
-/// Maximum number of queued Events. While it is reached, new Events on pods are dropped.
-const MAX_WAITING: usize = 64;
+/// Maximum number of remembered problems, which is some more than can be posted in [`REPEAT_AFTER`], and
+/// of queued Events. While it is reached, new Events on pods are dropped.
+const MAX_REPORTED: usize = 128;
 /// Events that are posted without a pause between them.
 const BURST: u32 = 5;
 /// Time between two Events after such a burst.
@@ -79,7 +79,7 @@ impl EventQueue {
         let is_reported = |(_, reported, subject): &(Instant, String, &str)| {
             reported == uid && *subject == event.subject
         };
-        let is_full = self.waiting.len() >= MAX_WAITING || self.reported.len() >= MAX_REPORTED;
+        let is_full = self.waiting.len().max(self.reported.len()) >= MAX_REPORTED;
         if is_full || self.reported.iter().any(is_reported) {
             return false;
         }
@@ -115,7 +115,7 @@ impl EventQueue {
     /// Queues an Event as the next one. The last one is dropped if the queue is full.
     fn push_front(&mut self, event: (Instant, Event)) {
         self.waiting.push_front(event);
-        self.waiting.truncate(MAX_WAITING);
+        self.waiting.truncate(MAX_REPORTED);
     }
 }
 
@@ -134,41 +134,39 @@ pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> 
     Ok(event::publish(&connection.client()?, reporter, regarding, &event.content)?)
 }
 
-/// Posts all Events that are due, and logs once that they cannot be posted. If the API server is
-/// unavailable, the Event is retried: many Events report that very outage.
-pub fn post_due(api: &ApiHandle, connection: &mut Connection) {
-    loop {
-        let next = api.state().events.take(Instant::now());
-        let Some((queued, event)) = next else {
-            return;
-        };
-        let Err(error) = post(connection, &api.settings, &event) else {
-            if mem::take(&mut api.state().events.is_failing) {
-                info!("Events are posted again");
+impl Worker {
+    /// Posts all Events that are due, and logs once that they cannot be posted. If the API server is
+    /// unavailable, the Event is retried: many Events report that very outage.
+    pub fn post_events(&mut self) {
+        loop {
+            let next = self.api.state().events.take(Instant::now());
+            let Some((queued, event)) = next else { return };
+            let error = match post(&mut self.own, &self.api.settings, &event) {
+                Err(error) if is_of_one_event(&error) => continue,
+                Err(error) => error,
+                Ok(()) => {
+                    if mem::take(&mut self.api.state().events.is_failing) {
+                        info!("Events are posted again");
+                    }
+                    continue;
+                }
+            };
+            let (mut state, now) = (self.api.state(), Instant::now());
+            state.events.put_back((queued, event), now, now + between(PAUSE[0], PAUSE[1]));
+            let was_failing = mem::replace(&mut state.events.is_failing, true);
+            // The reconciler needs the state, and stderr may be slow.
+            drop(state);
+            if !was_failing {
+                let cause = match code(&error) {
+                    Some(403) => {
+                        ", because the agent's ServiceAccount may not create Events (the chart's \
+                         ClusterRole linkerd-cni-agent grants it, upstream's chart does not)"
+                    }
+                    _ => "",
+                };
+                warn!("cannot post Events{cause}: {error}");
             }
-            continue;
-        };
-        if is_of_one_event(&error) {
-            debug!("cannot post an Event {}: {error}", event.content.reason);
-            continue;
         }
-        let now = Instant::now();
-        let mut state = api.state();
-        state.events.put_back((queued, event), now, now + between(PAUSE[0], PAUSE[1]));
-        let was_failing = mem::replace(&mut state.events.is_failing, true);
-        // The reconciler needs the state, and stderr may be slow.
-        drop(state);
-        if was_failing {
-            continue;
-        }
-        let cause = match code(&error) {
-            Some(403) => {
-                ", because the agent's ServiceAccount may not create Events (the chart's ClusterRole \
-                 linkerd-cni-agent grants it, upstream's chart does not)"
-            }
-            _ => "",
-        };
-        warn!("cannot post Events{cause}: {error}");
     }
 }
 
@@ -234,7 +232,7 @@ mod tests {
             now += Duration::from_millis(10);
             events.offer(event(&number.to_string(), "a"), now);
             posted += u32::from(events.take(now).is_some());
-            assert!(events.waiting.len() <= MAX_WAITING && events.reported.len() <= MAX_REPORTED);
+            assert!(events.waiting.len().max(events.reported.len()) <= MAX_REPORTED);
         }
         let allowed = BURST + ((now - begin).as_secs() / POST_INTERVAL.as_secs()) as u32;
         assert!((BURST..=allowed).contains(&posted), "{posted} of {allowed}");
@@ -261,10 +259,10 @@ mod tests {
     fn the_agents_own_events_are_posted_first_and_replace_the_last_event_of_a_full_queue() {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
-        (0..MAX_WAITING).for_each(|n| assert!(events.offer(event(&n.to_string(), "a"), now)));
+        (0..MAX_REPORTED).for_each(|n| assert!(events.offer(event(&n.to_string(), "a"), now)));
         let own = on_node();
         assert!(events.offer(own.clone(), now));
-        assert_eq!(events.waiting.len(), MAX_WAITING);
+        assert_eq!(events.waiting.len(), MAX_REPORTED);
         assert_eq!(events.take(now), Some((now, own)));
         assert_eq!(take(&mut events, now).unwrap(), "0");
     }

@@ -10,7 +10,6 @@
 //! conditions without heartbeats as unknown, but only kubelet's own: `tryUpdateNodeHealth` in
 //! <https://github.com/kubernetes/kubernetes/blob/v1.35.0/pkg/controller/nodelifecycle/node_lifecycle_controller.go>.
 
-use std::mem::discriminant;
 use std::time::{Duration, Instant, SystemTime};
 
 use serde::Deserialize;
@@ -25,8 +24,9 @@ use crate::kube::types::{Metadata, null_as_default, objects};
 use crate::kube::{self, Client};
 
 pub const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
-/// Reason and message of the condition while the node is ready.
-const READY: [&str; 2] = ["PluginVerified", "linkerd CNI is installed and verified on this node"];
+/// Status, reason and message of the condition while the node is ready.
+const READY: [&str; 3] =
+    ["True", "PluginVerified", "linkerd CNI is installed and verified on this node"];
 /// Longest message of the condition, in bytes. As of an Event.
 const MESSAGE_LIMIT: usize = 1024;
 
@@ -51,8 +51,7 @@ pub struct NodeUpdates {
     target: Option<(String, NodeSignal)>,
     due: Instant,
     /// What was tried last, and when.
-    last: Option<Wanted>,
-    tried: Instant,
+    last: Option<(Wanted, Instant)>,
     /// The agent's token at the last run. A Node is registered again, with the taint and without the
     /// condition, only when its kubelet starts. The kubelet's cache of tokens is in memory, so it then
     /// writes a new token.
@@ -71,7 +70,6 @@ impl NodeUpdates {
             target: node.zip(signal),
             due: now,
             last: None,
-            tried: now,
             token: None,
             backoff: Backoff::new(RETRY),
             last_problem: None,
@@ -82,111 +80,85 @@ impl NodeUpdates {
     pub fn run(
         &mut self,
         connection: &mut Connection,
-        state: impl Fn() -> NodeState,
+        state: Option<NodeState>,
         now: Instant,
     ) -> Option<Instant> {
         let (node, signal) = self.target.as_ref()?;
-        let (wanted, look_again) = state().wanted(signal, now);
-        let Some(wanted) = wanted else {
-            return look_again;
-        };
+        let (wanted, look_again) = state?.wanted(signal, now);
+        let Some(wanted) = wanted else { return look_again };
         let client = connection.client();
         if self.token.as_deref() != connection.token() {
             self.token = connection.token().map(str::to_owned);
             self.due = self.due.min(now + between(TOKEN_RENEWED[0], TOKEN_RENEWED[1]));
         }
         match (&self.last, &wanted) {
-            (Some(last), _) if *last == wanted => {}
-            (Some(Wanted::NotReady(_)), Wanted::NotReady(_)) => {
-                self.due = self.due.min(self.tried + REASON_GAP);
+            (Some((last, _)), _) if *last == wanted => {}
+            (Some((Wanted::NotReady(_), tried)), Wanted::NotReady(_)) => {
+                self.due = self.due.min(*tried + REASON_GAP);
             }
             _ => self.due = now,
         }
-        let next = |due: Instant| Some(look_again.map_or(due, |end| end.min(due)));
-        if now < self.due {
-            return next(self.due);
+        if now >= self.due {
+            let wait = match client.and_then(|client| Ok(update(&client, node, &wanted)?)) {
+                Ok(is_patched) => {
+                    let was_failing = self.last_problem.take().is_some();
+                    match is_patched {
+                        true => info!("{}", wanted.task(node, true)),
+                        false if was_failing => {
+                            info!("no longer needed: {}", wanted.task(node, false));
+                        }
+                        false => {}
+                    }
+                    self.backoff.reset();
+                    between(RECHECK[0], RECHECK[1])
+                }
+                Err(why) => {
+                    let why = Some(format!("cannot {}: {why}", wanted.task(node, false)));
+                    if self.last_problem != why {
+                        why.iter().for_each(|why| warn!("{why}"));
+                    }
+                    self.last_problem = why;
+                    self.backoff.next_delay()
+                }
+            };
+            let now = Instant::now();
+            self.last = Some((wanted, now));
+            self.due = now + wait;
         }
-        let is_wanted = || {
-            let (now_wanted, _) = state().wanted(signal, Instant::now());
-            now_wanted.is_some_and(|other| discriminant(&other) == discriminant(&wanted))
-        };
-        let outcome = client.and_then(|client| Ok(update(&client, node, &wanted, is_wanted)?));
-        let wait = match outcome {
-            Ok(Outcome::Obsolete) => return None,
-            Ok(outcome) => {
-                let resolved = self.last_problem.take().is_some();
-                if outcome == Outcome::Patched {
-                    info!("{}", wanted.task(node, true));
-                } else if resolved {
-                    info!("no longer needed: {}", wanted.task(node, false));
-                }
-                self.backoff.reset();
-                between(RECHECK[0], RECHECK[1])
-            }
-            Err(why) => {
-                let why = format!("cannot {}: {why}", wanted.task(node, false));
-                if self.last_problem.as_ref() != Some(&why) {
-                    warn!("{why}");
-                }
-                self.last_problem = Some(why);
-                self.backoff.next_delay()
-            }
-        };
-        self.last = Some(wanted);
-        self.tried = Instant::now();
-        self.due = self.tried + wait;
-        next(self.due)
+        Some(look_again.map_or(self.due, |end| end.min(self.due)))
     }
 }
 
-/// Removes the condition of an agent that has uninstalled.
-pub fn remove_condition(connection: &mut Connection, node: &str) -> Result<(), String> {
+/// Removes the condition of an agent that has uninstalled, if it keeps one.
+pub fn remove_condition(connection: &mut Connection, settings: &Settings) {
+    let (Some(NodeSignal::Condition), Some(node)) = (&settings.node_signal, &settings.node_name)
+    else {
+        return;
+    };
     let wanted = Wanted::NoCondition;
-    let removed =
-        connection.client().and_then(|client| Ok(update(&client, node, &wanted, || true)?));
-    removed.map(drop).map_err(|error| format!("cannot {}: {error}", wanted.task(node, false)))
+    let removed = connection.client().and_then(|client| Ok(update(&client, node, &wanted)?));
+    if let Err(error) = removed {
+        warn!("cannot {}: {error}", wanted.task(node, false));
+    }
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    Patched,
-    /// The Node was as it should be.
-    Unchanged,
-    /// Something else was wanted, or the agent received SIGTERM, before the patch was sent.
-    Obsolete,
-}
-
-/// Patches `node` unless it is as `wanted`. Checks `is_wanted` before each patch, because reading the
-/// node may take seconds.
+/// Patches `node` unless it is as `wanted`. Returns whether it patched it.
 ///
 /// Costs one GET if the node is as wanted. Needs the verb `get` on nodes, and `patch` on nodes or on
 /// `nodes/status`.
 ///
 /// # Errors
 /// If a request fails, or all attempts end with a conflict (409).
-pub fn update(
-    client: &Client,
-    node: &str,
-    wanted: &Wanted,
-    is_wanted: impl Fn() -> bool,
-) -> Result<Outcome, kube::Error> {
+pub fn update(client: &Client, node: &str, wanted: &Wanted) -> Result<bool, kube::Error> {
     let path = format!("/api/v1/nodes/{node}");
-    let subresource = match wanted {
-        Wanted::NoTaint(_) => "",
-        Wanted::Ready | Wanted::NotReady(_) | Wanted::NoCondition => "/status",
-    };
+    let subresource = if matches!(wanted, Wanted::NoTaint(_)) { "" } else { "/status" };
     let mut attempt = 1;
     loop {
         let found: Node = client.get(&path)?;
-        let Some(patch) = wanted.patch(&found, SystemTime::now()) else {
-            return Ok(Outcome::Unchanged);
-        };
-        if !is_wanted() {
-            return Ok(Outcome::Obsolete);
-        }
+        let Some(patch) = wanted.patch(&found, SystemTime::now()) else { return Ok(false) };
         match client.merge_patch(&format!("{path}{subresource}"), &patch) {
             Err(error) if error.code() == Some(409) && attempt < MAX_ATTEMPTS => attempt += 1,
-            patched => return patched.map(|()| Outcome::Patched),
+            patched => return patched.map(|()| true),
         }
     }
 }
@@ -220,12 +192,11 @@ impl Wanted {
             Wanted::NoCondition => {
                 ("status", "conditions", without(conditions, "type", CONDITION)?)
             }
-            Wanted::Ready => {
-                ("status", "conditions", with_condition(conditions, "True", READY, now)?)
-            }
+            Wanted::Ready => ("status", "conditions", with_condition(conditions, READY, now)?),
             Wanted::NotReady(why) => {
-                let text = [NOT_READY, &why[..why.floor_char_boundary(MESSAGE_LIMIT)]];
-                ("status", "conditions", with_condition(conditions, "False", text, now)?)
+                let why = &why[..why.floor_char_boundary(MESSAGE_LIMIT)];
+                let condition = ["False", NOT_READY, why];
+                ("status", "conditions", with_condition(conditions, condition, now)?)
             }
         };
         let version = &node.metadata.resource_version;
@@ -253,8 +224,7 @@ fn without(items: &[Value], key: &str, value: &str) -> Option<Vec<Value>> {
 /// Returns the conditions with the agent's own; `None` if that is the same as before.
 fn with_condition(
     all: &[Value],
-    status: &str,
-    [reason, message]: [&str; 2],
+    [status, reason, message]: [&str; 3],
     now: SystemTime,
 ) -> Option<Vec<Value>> {
     let old = all.iter().find(|condition| condition["type"] == CONDITION).unwrap_or(&Value::Null);

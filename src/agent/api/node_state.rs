@@ -35,8 +35,6 @@ pub struct NodeState {
     patience: Duration,
     /// Until when a node that is ready counts as ready, unless another pass finishes.
     valid_until: Instant,
-    /// The agent received SIGTERM or SIGINT: what the Node shows is left to the next agent.
-    is_stopping: bool,
 }
 
 impl NodeState {
@@ -47,7 +45,6 @@ impl NodeState {
             report: now + REPORT_AFTER,
             patience: START_PATIENCE,
             valid_until: now,
-            is_stopping: false,
         }
     }
 
@@ -81,14 +78,9 @@ impl NodeState {
         })
     }
 
-    pub fn stop(&mut self) {
-        self.is_stopping = true;
-    }
-
     /// Returns what the Node should have, and when to look again. `None`: leave the Node as it is.
     pub fn wanted(&self, signal: &NodeSignal, now: Instant) -> (Option<Wanted>, Option<Instant>) {
         match (signal, &self.not_ready) {
-            _ if self.is_stopping => (None, None),
             (NodeSignal::StartupTaint(key), None) => (Some(Wanted::NoTaint(key.clone())), None),
             (NodeSignal::StartupTaint(_), Some(_)) => (None, None),
             (NodeSignal::Condition, Some(why)) => match self.since + self.patience {
@@ -144,10 +136,6 @@ mod tests {
         let taint = NodeSignal::StartupTaint(KEY.into());
         assert_eq!(state.wanted(&taint, at(121_000)), (Some(Wanted::NoTaint(KEY.into())), None));
         state.pass_finished(Some("x"), resync, at(122_000));
-        assert_eq!(state.wanted(&taint, at(999_000)), (None, None));
-        state.pass_finished(None, resync, at(123_000));
-        state.stop();
-        assert_eq!(wanted(&state, 999_000), (None, None));
         assert_eq!(state.wanted(&taint, at(999_000)), (None, None));
     }
 

@@ -11,6 +11,7 @@ use crate::backoff::{Limits, between, delay, jitter};
 /// Longest time between two periodic checks of a token that the API server accepts. Jitter
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
 pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
+const PERIOD: Limits = [CHECK_PERIOD; 2];
 /// Shortest time between two checks that plugin records cause. The API server caches a token
 /// review for 10 s, so an earlier check could find a revoked token still accepted.
 const RECORD_GAP: Duration = Duration::from_secs(12);
@@ -70,7 +71,7 @@ impl Schedule {
         Schedule {
             first_check: now + jitter(spread),
             renewal: renewal.map(|wait| now + wait),
-            check: now + period(),
+            check: now + delay(PERIOD, 0),
             last_check: None,
             result: None,
             check_failures: 0,
@@ -109,15 +110,15 @@ impl Schedule {
         if self.result.replace(result) != Some(result) {
             self.check_failures = 0;
         }
-        let wait = match result {
+        let limits = match result {
             CheckResult::Accepted => {
                 self.revocations = 0;
-                period()
+                PERIOD
             }
-            _ => failure_wait(RETRY, &mut self.check_failures, retry_after),
+            CheckResult::Rejected | CheckResult::Unknown => RETRY,
         };
         self.last_check = Some(now);
-        self.check = now + wait;
+        self.check = now + failure_wait(limits, &mut self.check_failures, retry_after);
     }
 
     /// Schedules the next TokenRequest after one that returned a token valid for `lifetime`.
@@ -127,9 +128,9 @@ impl Schedule {
     }
 
     /// Schedules the next TokenRequest after a failed one, not before `retry_after`.
-    /// `has_valid_token` says that the last token of the plugin's ServiceAccount is still valid.
-    pub fn not_renewed(&mut self, now: Instant, has_valid_token: bool, retry_after: Duration) {
-        let limits = if has_valid_token { RENEWAL_RETRY } else { RETRY };
+    /// `is_accepted` says that the last check found the plugin's token valid.
+    pub fn not_renewed(&mut self, now: Instant, is_accepted: bool, retry_after: Duration) {
+        let limits = if is_accepted { RENEWAL_RETRY } else { RETRY };
         self.renewal = Some(now + failure_wait(limits, &mut self.renewal_failures, retry_after));
     }
 
@@ -160,10 +161,6 @@ pub fn first_renewal(until_half_life: Duration, left: Duration) -> Duration {
         true => between(Duration::ZERO, START_SPREAD.min(left / 4)),
         false => between(until_half_life * 4 / 5, until_half_life),
     }
-}
-
-fn period() -> Duration {
-    between(CHECK_PERIOD * 3 / 5, CHECK_PERIOD)
 }
 
 #[cfg(test)]

@@ -21,19 +21,19 @@ pub struct ServerAddress {
 impl ServerAddress {
     /// Returns the address in the kubeconfig on the host, if that has the API server's name.
     pub fn adopted(settings: &Settings) -> ServerAddress {
-        let name = settings.api_name();
-        let access = kubeconfig::read(&settings.node.kubeconfig()).ok();
-        let access =
-            access.filter(|access| name.is_some() && access.tls_server_name.as_deref() == name);
-        ServerAddress { address: access.and_then(|access| access.address()), error: None }
+        let address = settings.api_name().and_then(|name| {
+            let access = kubeconfig::read(&settings.node.kubeconfig()).ok()?;
+            access.address().filter(|_| access.tls_server_name.as_deref() == Some(name))
+        });
+        ServerAddress { address, error: None }
     }
 
     /// Resolves `name`. Returns the address that replaces this one: after a failure the same address,
     /// with the error.
     pub fn resolve(&self, name: &str, is_unreachable: bool) -> ServerAddress {
         let found = (name, 0).to_socket_addrs().map_err(|error| error.to_string());
-        let found = found.map(|found| found.map(|address| address.ip()).collect::<Vec<_>>());
         let chosen = found.and_then(|found| {
+            let found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
             choose(self.address, &found, is_unreachable).ok_or("the name has no address".into())
         });
         let address = chosen.as_ref().ok().copied().or(self.address);

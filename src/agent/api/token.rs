@@ -1,16 +1,14 @@
 //! Requests tokens of the plugin's ServiceAccount (TokenRequest), and remembers which tokens the API
 //! server accepted.
 
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
-use serde::Deserialize;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tracing::info;
 
 use super::worker::{Worker, retry_after};
-use super::{NO_NAMESPACE, namespace};
+use super::{NO_NAMESPACE, State, namespace};
 use crate::kube;
-use crate::kube::claims::Claims;
 
 /// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
 const LONGEST_TOKEN: usize = 12 << 10;
@@ -20,7 +18,6 @@ const LIFETIME: u64 = 24 * 3600;
 #[derive(Clone)]
 pub struct Token {
     pub text: String,
-    pub end: SystemTime,
     /// The API server rejected the token with HTTP 401.
     pub revoked: bool,
 }
@@ -29,12 +26,6 @@ pub struct Token {
 pub struct TokenRequestResults {
     pub token: Option<Token>,
     pub error: Option<String>,
-}
-
-impl TokenRequestResults {
-    pub fn has_valid_token(&self, now: SystemTime) -> bool {
-        self.token.as_ref().is_some_and(|token| now < token.end && !token.revoked)
-    }
 }
 
 /// What the API server's responses have shown the agent so far. On SIGTERM this is evidence for and
@@ -84,60 +75,42 @@ fn describe(error: &kube::Error) -> String {
     format!("{error}{remedy}")
 }
 
-#[derive(Deserialize)]
-struct TokenRequest {
-    #[serde(default)]
-    spec: Value,
-    status: Map<String, Value>,
-}
-
-/// Why there is no new token, and the time that an overloaded API server asks to wait.
-type Failure = (String, Duration);
-
 impl Worker {
     /// Requests a token of the plugin's ServiceAccount, and schedules the next request. Wakes the
     /// reconciler if there is a new token or a new failure.
     pub fn renew(&mut self) {
-        let Some(account) = self.api.settings.plugin_account.clone() else {
-            return;
-        };
-        let changed = match self.request_token(&account) {
+        let Some(account) = self.api.settings.plugin_account.clone() else { return };
+        let requested = self.request_token(&account);
+        let (mut guard, now) = (self.api.state(), Instant::now());
+        let State { token_requests, schedule, check, .. } = &mut *guard;
+        match requested {
             Ok((text, seconds)) => {
-                // The API server's clock may differ from the node's. A lifetime is the same by both
-                // clocks.
-                let lifetime = Duration::from_secs(seconds.max(2));
-                let ends = SystemTime::now() + lifetime;
-                let end = Claims::read(&text).and_then(|claims| claims.expiry());
-                let end = end.map_or(ends, |end| end.max(ends));
-                let token = Some(Token { text, end, revoked: false });
-                let mut state = self.api.state();
-                state.schedule.renewed(Instant::now(), lifetime);
-                state.token_requests = TokenRequestResults { token, error: None };
+                // Not the expiry: the API server's clock may differ from the node's.
+                schedule.renewed(now, Duration::from_secs(seconds.max(2)));
+                let token = Some(Token { text, revoked: false });
+                *token_requests = TokenRequestResults { token, error: None };
                 info!("received a token of ServiceAccount {account}, valid for {seconds} s");
-                true
             }
             Err((why, retry_after)) => {
-                let mut state = self.api.state();
-                let requests = &mut state.token_requests;
-                let changed = requests.error.as_ref() != Some(&why);
-                requests.error = Some(why);
-                let has_valid_token = requests.has_valid_token(SystemTime::now());
-                state.schedule.not_renewed(Instant::now(), has_valid_token, retry_after);
-                changed
+                // A token that expires is rejected in the next check, which causes a request.
+                schedule.not_renewed(now, check.result == Some(Ok(())), retry_after);
+                let is_known = token_requests.error.as_ref() == Some(&why);
+                token_requests.error = Some(why);
+                if is_known {
+                    return;
+                }
             }
-        };
-        if changed {
-            self.api.waker.wake();
         }
+        self.api.waker.wake();
     }
 
-    /// Returns a token and its lifetime in seconds. The token is not bound to the agent's pod,
-    /// because an upgrade replaces that pod. It is not bound to the Node either: a Node that
-    /// registers again has a new UID, which would revoke the token while its pods still run.
-    fn request_token(&mut self, account: &str) -> Result<(String, u64), Failure> {
+    /// Returns a token and its lifetime in seconds, or why there is none and the time that an overloaded
+    /// API server asks to wait. The token is not bound to the agent's pod, because an upgrade replaces
+    /// that pod. It is not bound to the Node either: a Node that registers again has a new UID, which
+    /// would revoke the token while its pods still run.
+    fn request_token(&mut self, account: &str) -> Result<(String, u64), (String, Duration)> {
         let failed = |why: String| (why, Duration::ZERO);
-        let namespace =
-            namespace(&self.api.settings).ok_or_else(|| failed(NO_NAMESPACE.to_owned()))?;
+        let namespace = namespace(&self.api.settings).ok_or_else(|| failed(NO_NAMESPACE.into()))?;
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let request = json!({
             "apiVersion": "authentication.k8s.io/v1",
@@ -145,45 +118,24 @@ impl Worker {
             "spec": {"expirationSeconds": LIFETIME},
         });
         let client = self.own.client().map_err(|error| failed(error.to_string()))?;
-        let response = client.post_and_decode::<TokenRequest>(&path, &request);
+        let response = client.post_and_decode::<Value>(&path, &request);
         self.record_own(&response);
         let response = response.map_err(|error| (describe(&error), retry_after(&error)))?;
-        let token = response.status.get("token").and_then(Value::as_str);
-        let token = token.unwrap_or_default().trim().to_owned();
-        match problem(&token) {
-            Some(why) => Err(failed(format!("unexpected response to the TokenRequest: {why}"))),
-            None => {
-                let seconds = response.spec["expirationSeconds"].as_u64();
-                Ok((token, seconds.unwrap_or(LIFETIME).min(LIFETIME)))
-            }
+        let token = response["status"]["token"].as_str().unwrap_or_default().trim();
+        let is_usable = (1..=LONGEST_TOKEN).contains(&token.len())
+            && token.bytes().all(|byte| byte.is_ascii_graphic());
+        if !is_usable {
+            let why = "its token is missing, too long, or invalid in a request header";
+            return Err(failed(format!("unexpected response to the TokenRequest: {why}")));
         }
-    }
-}
-
-/// Why `token` must not replace the one that the plugin has.
-fn problem(token: &str) -> Option<&'static str> {
-    match token.len() {
-        0 => Some("the response has no token"),
-        1..=LONGEST_TOKEN if token.bytes().all(|byte| byte.is_ascii_graphic()) => None,
-        _ => Some("the token is too long or has characters that are invalid in a request header"),
+        let seconds = response["spec"]["expirationSeconds"].as_u64();
+        Ok((token.to_owned(), seconds.unwrap_or(LIFETIME).min(LIFETIME)))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_expired_or_revoked_token_is_not_valid() {
-        let now = SystemTime::now();
-        let later = now + Duration::from_secs(1);
-        for (end, revoked, valid) in
-            [(now, false, false), (later, true, false), (later, false, true)]
-        {
-            let token = Some(Token { text: "issued".into(), end, revoked });
-            assert_eq!(TokenRequestResults { token, error: None }.has_valid_token(now), valid);
-        }
-    }
 
     fn status(code: u16, reason: Option<&str>) -> Result<(), kube::Error> {
         Err(kube::Error::Status {

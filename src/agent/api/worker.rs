@@ -1,23 +1,22 @@
 //! The thread that talks to the API server: renews the plugin's token ([`token`](super::token)), resolves
 //! the API server's name and checks the token in the kubeconfig, posts Events and keeps the Node object.
 
+use std::mem;
 use std::sync::Arc;
+use std::sync::mpsc::Receiver;
 use std::time::{Duration, Instant};
 
 use serde::de::IgnoredAny;
 
 use super::node_object::NodeUpdates;
 use super::schedule::CheckResult;
-use super::{ApiHandle, TokenCheck, USER_AGENT, events, namespace};
-use crate::backoff::{Backoff, Limits};
+use super::{ApiHandle, TokenStatus, USER_AGENT, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::scheduling::{DaemonSet, daemonset_path};
 use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT, Retry};
 
 /// Time-out of each phase of a request but the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
-/// Shortest time between two iterations of the loop when other threads request work.
-const MIN_ITERATION: Duration = Duration::from_millis(50);
 /// Time to wait after a response that did not arrive in time, as if the API server had asked for it:
 /// the API server is overloaded, and an immediate retry of all nodes would keep it so.
 const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
@@ -25,10 +24,9 @@ const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_IDLE: Duration = Duration::from_secs(10);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
-/// How often the agent looks for a DaemonSet that it does not see, and the waits between, which take more
-/// than an hour. Upstream's chart never gives the right to read it.
+/// How many responses may lack the DaemonSet before the agent looks no more: some two hours of checks.
+/// Upstream's chart never gives the right to read it.
 const DAEMONSET_LOOKS: u32 = 20;
-const LOOK_WAITS: Limits = [Duration::from_millis(100), Duration::from_secs(600)];
 /// Time between two changes of the address. An outage of the API server lasts at each address, and a
 /// DNS server may respond with another one each time.
 const ADDRESS_GAP: Duration = Duration::from_secs(30);
@@ -39,9 +37,10 @@ pub struct Worker {
     /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
     node_updates: NodeUpdates,
+    /// How many looks for the DaemonSet are left.
     daemonset_looks: u32,
-    look_wait: Backoff,
-    next_look: Instant,
+    /// The API server was unreachable at the address since its name was resolved last.
+    is_unreachable: bool,
     /// When another address replaced one that was in use.
     address_changed: Option<Instant>,
 }
@@ -55,17 +54,16 @@ impl Worker {
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
             node_updates: NodeUpdates::of(&api.settings, Instant::now()),
             daemonset_looks: DAEMONSET_LOOKS,
-            look_wait: Backoff::new(LOOK_WAITS),
-            next_look: Instant::now(),
+            is_unreachable: false,
             address_changed: None,
             api,
         }
     }
 
-    pub fn run(mut self) {
+    /// Runs until the process exits. A message from `woken` ends a wait.
+    pub fn run(mut self, woken: &Receiver<()>) {
         loop {
-            let begin = Instant::now();
-            if self.api.state().schedule.renewal.is_some_and(|due| due <= begin) {
+            if self.api.state().schedule.renewal.is_some_and(|due| due <= Instant::now()) {
                 self.renew();
                 self.look_for_daemonset();
             }
@@ -73,20 +71,19 @@ impl Worker {
                 self.check();
                 self.look_for_daemonset();
             }
-            events::post_due(&self.api, &mut self.own);
-            let node_state = || self.api.state().node.clone();
+            self.post_events();
+            let node_state = self.api.state().node.clone();
             let node = self.node_updates.run(&mut self.own, node_state, Instant::now());
             let state = self.api.state();
             let others = [node, state.events.due()].into_iter().flatten();
             let next = others.fold(state.schedule.next(), Instant::min);
             drop(state);
-            if next.saturating_duration_since(Instant::now()) > LONGEST_IDLE {
+            let wait = next.saturating_duration_since(Instant::now());
+            if wait > LONGEST_IDLE {
                 self.own.close();
                 self.plugin.close();
             }
-            if self.api.wait_for_request(next) {
-                std::thread::sleep(MIN_ITERATION.saturating_sub(begin.elapsed()));
-            }
+            let _ = woken.recv_timeout(wait);
         }
     }
 
@@ -97,11 +94,8 @@ impl Worker {
         if self.address_changed.is_some_and(|at| at.elapsed() < ADDRESS_GAP) {
             return true;
         }
-        let mut state = self.api.state();
-        let is_unreachable = std::mem::take(&mut state.is_unreachable);
-        let current = state.server_address.clone();
-        drop(state);
-        let found = current.resolve(name, is_unreachable);
+        let current = self.api.server_address();
+        let found = current.resolve(name, mem::take(&mut self.is_unreachable));
         let is_same = found.address == current.address;
         if !is_same && current.address.is_some() {
             self.address_changed = Some(Instant::now());
@@ -115,82 +109,75 @@ impl Worker {
 
     /// Checks the token in the kubeconfig on the host. Wakes the reconciler if the result is new.
     fn check(&mut self) {
-        if !self.resolve() {
-            // The reconciler writes the new address, and requests another check.
-            let mut state = self.api.state();
-            return state.schedule.check_done(Instant::now(), CheckResult::Unknown, Duration::ZERO);
-        }
-        // The reconciler corrects a kubeconfig that cannot be read.
-        let client = self.plugin.client().ok();
-        let token = self.plugin.token().map(str::to_owned);
-        let (Some(client), Some(token), Some(namespace)) =
-            (client, token, namespace(&self.api.settings))
-        else {
-            let mut state = self.api.state();
-            return state.schedule.check_done(Instant::now(), CheckResult::Unknown, Duration::ZERO);
-        };
-        // With `resourceVersion=0` the API server responds from its cache.
-        let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
-        let response = client.get::<IgnoredAny>(&path);
-        let now = Instant::now();
-        self.api.state().history.plugin_token.record(&response, now);
-        let error = response.err();
-        let code = error.as_ref().and_then(kube::Error::code);
-        let rejection = match (&error, code) {
-            (None, _) | (_, Some(404)) => Ok(()),
-            (Some(error), Some(401)) => Err(format!(
-                "the API server rejected the token in the kubeconfig (HTTP 401): {error}"
-            )),
-            (Some(error), Some(403)) => Err(format!(
-                "a request with the token in the kubeconfig was denied (HTTP 403): {error}"
-            )),
-            // Unreachable or failing: the result of the last check stays valid.
-            (Some(error), _) => return self.check_failed(error),
-        };
-        let mut guard = self.api.state();
+        self.api.state().is_changed = false;
+        // The reconciler writes a new address, and corrects a kubeconfig that cannot be read.
+        let answer = if self.resolve() { self.request_namespace() } else { None };
+        let (mut guard, now) = (self.api.state(), Instant::now());
         let state = &mut *guard;
-        let result = match rejection {
+        let Some((token, response)) = answer else {
+            return state.schedule.check_done(now, CheckResult::Unknown, Duration::ZERO);
+        };
+        state.history.plugin_token.record(&response, now);
+        let error = response.as_ref().err();
+        self.is_unreachable = error.is_some_and(|error| !error.is_response());
+        state.history.reached |= !self.is_unreachable;
+        let code = error.and_then(kube::Error::code);
+        let judged = match (error, code) {
+            (None, _) | (_, Some(404)) => Some(Ok(())),
+            (Some(error), Some(401)) => Some(Err(format!(
+                "the API server rejected the token in the kubeconfig (HTTP 401): {error}"
+            ))),
+            (Some(error), Some(403)) => Some(Err(format!(
+                "a request with the token in the kubeconfig was denied (HTTP 403): {error}"
+            ))),
+            // Unreachable or failing: the result of the last check stays valid.
+            _ => None,
+        };
+        let result = match &judged {
             // The name is to be resolved again soon.
             _ if state.server_address.error.is_some() => CheckResult::Unknown,
-            Ok(()) => CheckResult::Accepted,
-            Err(_) => CheckResult::Rejected,
+            None => CheckResult::Unknown,
+            Some(Ok(())) => CheckResult::Accepted,
+            Some(Err(_)) => CheckResult::Rejected,
         };
-        state.schedule.check_done(now, result, Duration::ZERO);
-        state.history.reached = true;
-        let issued = state.token_requests.token.as_mut();
-        if let Some(issued) = issued.filter(|issued| issued.text == token) {
-            let is_revoked = code == Some(401);
-            if is_revoked && !issued.revoked {
+        state.schedule.check_done(now, result, error.map_or(Duration::ZERO, retry_after));
+        if state.is_changed {
+            state.schedule.kubeconfig_changed(now);
+        }
+        let issued = state.token_requests.token.as_mut().filter(|issued| issued.text == token);
+        if let (Some(issued), Some(_)) = (issued, &judged) {
+            let was_revoked = mem::replace(&mut issued.revoked, code == Some(401));
+            if issued.revoked && !was_revoked {
                 state.schedule.revoked(now);
             }
-            issued.revoked = is_revoked;
         }
-        let check = Some(TokenCheck { token, result: rejection });
-        if state.check_error.take().is_some() || state.last_check != check {
+        let check = match judged {
+            None => TokenStatus { error: error.map(ToString::to_string), ..state.check.clone() },
+            result => TokenStatus { token, result, responded: true, error: None },
+        };
+        if state.check != check {
+            state.check = check;
             self.api.waker.wake();
         }
-        state.last_check = check;
     }
 
-    fn check_failed(&mut self, error: &kube::Error) {
-        let mut state = self.api.state();
-        state.schedule.check_done(Instant::now(), CheckResult::Unknown, retry_after(error));
-        state.is_unreachable = !error.is_response();
-        state.history.reached |= error.is_response();
-        let why = Some(error.to_string());
-        if state.check_error != why {
-            self.api.waker.wake();
-        }
-        state.check_error = why;
+    /// Sends a request with the token in the kubeconfig on the host. Returns the token and the response;
+    /// `None` if the kubeconfig cannot be read.
+    fn request_namespace(&mut self) -> Option<(String, Result<IgnoredAny, kube::Error>)> {
+        let client = self.plugin.client().ok()?;
+        let token = self.plugin.token()?.to_owned();
+        let namespace = namespace(&self.api.settings)?;
+        // With `resourceVersion=0` the API server responds from its cache.
+        let path = format!("/api/v1/namespaces/{namespace}?resourceVersion=0");
+        Some((token, client.get(&path)))
     }
 
     /// Looks for the agent's DaemonSet until the API server has shown it: a missing DaemonSet proves an
     /// uninstall only to an agent that has seen it. An early HTTP 403 or 404 may come from a role that
     /// is created later, or from a cache that lags behind. Call it after another request.
     fn look_for_daemonset(&mut self) {
-        let history = self.api.state().history;
-        let is_due = self.daemonset_looks > 0 && self.next_look <= Instant::now();
-        if !history.reached || history.daemonset_seen || !is_due {
+        let history = self.api.history();
+        if !history.reached || history.daemonset_seen || self.daemonset_looks == 0 {
             return;
         }
         let (Some(namespace), Ok(client)) = (namespace(&self.api.settings), self.own.client())
@@ -205,7 +192,6 @@ impl Worker {
         let error = response.as_ref().err();
         let is_answer = error.is_none_or(kube::Error::is_denied_or_missing);
         self.daemonset_looks -= u32::from(is_answer);
-        self.next_look = Instant::now() + self.look_wait.next_delay();
         let is_seen = response.is_ok_and(|found| found.metadata.name == *name);
         self.api.state().history.daemonset_seen = is_seen;
     }

@@ -52,7 +52,7 @@ fn token_that_is_invalid_in_a_header_is_rejected_and_requested_again() {
             let log = agent.log();
             assert!(!log.contains(&unusable));
             log.contains("could not be renewed")
-                && log.contains("the token is too long or has characters that are invalid")
+                && log.contains("its token is missing, too long, or invalid in a request header")
         });
         let last = node.token();
         assert_ne!(last, unusable);

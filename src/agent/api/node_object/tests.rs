@@ -46,7 +46,6 @@ fn a_conflicting_patch_is_repeated_and_nothing_else_is() {
         let responses: Vec<(u16, Value)> =
             serde_json::from_value(case["responses"].clone()).unwrap();
         assert!(case["outcome"] != 409 || responses.len() == 2 * MAX_ATTEMPTS as usize);
-        let is_ready = case["ready"] != false;
         let count = responses.len();
         let server = Server::<InOrder>::start();
         server.state().0.extend(responses);
@@ -54,8 +53,8 @@ fn a_conflicting_patch_is_repeated_and_nothing_else_is() {
             ApiAccess { server: format!("http://{}", server.address), ..ApiAccess::default() };
         let deadlines = Deadlines::each(Duration::from_secs(5));
         let client = Client::new::<SystemResolver>(&access, "test", deadlines).unwrap();
-        let found = match update(&client, "n", &no_taint(), || is_ready) {
-            Ok(outcome) => json!(format!("{outcome:?}")),
+        let found = match update(&client, "n", &no_taint()) {
+            Ok(is_patched) => json!(is_patched),
             Err(error) => json!(error.code()),
         };
         assert_eq!(found, case["outcome"], "{name}");
@@ -84,7 +83,7 @@ fn the_condition_alone_is_written_and_keeps_its_transition_time_while_its_status
         })
     };
     let (old, now) = ("2026-01-01T00:00:00Z", "2026-01-01T00:01:00Z");
-    let ready = |times| own("True", READY[0], READY[1], times);
+    let ready = |times| own(READY[0], READY[1], READY[2], times);
     let not_ready = |why, times| own("False", NOT_READY, why, times);
     let bad = |why: &str| Wanted::NotReady(why.into());
     let long = "ü".repeat(MESSAGE_LIMIT);
