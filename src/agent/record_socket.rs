@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tracing::{debug, error, info, warn};
+use tracing::{error, info, warn};
 
 use super::api::ApiHandle;
 use super::readiness::Status;
@@ -103,15 +103,12 @@ impl RecordSocket {
         // Binds before the first reconcile pass, so that an older agent sees this agent before it
         // can overwrite this agent's files. The thread retries and reports a failure.
         let own = Bound::bind(&receiver.path).ok();
-        // Takes over the socket of an agent without a run dir that runs on this node.
         let other = receiver.net_dir_path.as_ref().filter(|path| is_read(path));
         let taken = other.and_then(|path| Bound::bind(path).ok());
         *receiver.state() = State { own, taken, stopped: false };
         let own = Arc::clone(&receiver);
-        thread::Builder::new()
-            .name("records".into())
-            .stack_size(128 << 10)
-            .spawn(move || own.run())?;
+        let thread = thread::Builder::new().name("records".into()).stack_size(128 << 10);
+        thread.spawn(move || own.run())?;
         Ok(receiver)
     }
 
@@ -131,35 +128,36 @@ impl RecordSocket {
         let mut buffer = vec![0; SIZE_LIMIT + 1];
         let mut last_problem = None;
         loop {
-            let socket = match self.open_socket() {
-                Ok(Some(socket)) => socket,
+            let received = match self.open_socket() {
                 Ok(None) => return,
-                Err(error) => {
-                    let why = error.to_string();
-                    if last_problem.as_ref() != Some(&why) {
-                        warn!("cannot receive plugin records: {why}");
-                    }
-                    last_problem = Some(why);
-                    thread::sleep(RETRY);
-                    continue;
-                }
+                Ok(Some(socket)) => socket.recv(&mut buffer),
+                Err(error) => Err(io::Error::other(error)),
             };
-            if last_problem.take().is_some() {
-                info!("plugin records are received again");
-            }
-            match socket.recv(&mut buffer) {
-                Ok(length) => {
-                    self.receive(&buffer[..length]);
-                    rate_limit.count(Instant::now());
-                    thread::sleep(rate_limit.due().saturating_duration_since(Instant::now()));
-                }
+            let problem = match &received {
+                Ok(_) => None,
+                // No record has arrived.
                 Err(error)
-                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) => {}
-                Err(error) => {
-                    debug!("{}: {error}", self.path.display());
-                    thread::sleep(RETRY);
+                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
+                {
+                    None
                 }
+                Err(error) => Some(error.to_string()),
+            };
+            match &problem {
+                Some(why) if problem != last_problem => {
+                    warn!("cannot receive plugin records: {why}");
+                }
+                None if last_problem.is_some() => info!("plugin records are received again"),
+                _ => {}
             }
+            if let Ok(length) = received {
+                self.receive(&buffer[..length]);
+                rate_limit.count(Instant::now());
+                thread::sleep(rate_limit.due().saturating_duration_since(Instant::now()));
+            } else if problem.is_some() {
+                thread::sleep(RETRY);
+            }
+            last_problem = problem;
         }
     }
 
@@ -190,10 +188,7 @@ impl RecordSocket {
 
     /// Counts, logs and reports one record.
     fn receive(&self, bytes: &[u8]) {
-        let Some(record) = Record::parse(bytes) else {
-            debug!("{}: rejected an invalid plugin record", self.path.display());
-            return;
-        };
+        let Some(record) = Record::parse(bytes) else { return };
         self.status.plugin_calls.count(&record);
         self.api.report_failure(&record);
         match &record {

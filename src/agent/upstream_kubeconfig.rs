@@ -59,9 +59,8 @@ impl UpstreamKubeconfig {
 
 /// Returns whether an upstream agent wrote `kubeconfig`: upstream writes YAML, this project JSON.
 fn is_upstream(kubeconfig: &[u8]) -> bool {
-    let token = b"token:";
     serde_json::from_slice::<IgnoredAny>(kubeconfig).is_err()
-        && kubeconfig.windows(token.len()).any(|part| part == token)
+        && String::from_utf8_lossy(kubeconfig).contains("token:")
 }
 
 #[cfg(test)]

@@ -12,14 +12,11 @@ use crate::failure::{Failure, Row};
 use crate::kube::event::{EventContent, EventType};
 use crate::record::{CallError, Record};
 
-/// Number of containers that a note names. The API accepts a note of at most 1,024 bytes, and the
-/// name of a container has at most 63.
-const NAMED: usize = 5;
 /// Longest text with the ignored elements of a port list in a note, in bytes.
 const ELEMENTS_LIMIT: usize = 500;
 
-/// An Event, and the subject by which repeated Events about a pod are recognized.
-type Report = (&'static str, EventContent);
+/// Type, reason and note of an Event, after the subject by which repeated Events about a pod are recognized.
+type Report = (&'static str, EventType, &'static str, String);
 
 /// Returns the Events on the record's pod. An empty list if its UID is unknown: the Event would not be
 /// shown with the pod, and repetitions would not be recognized.
@@ -40,12 +37,11 @@ pub fn pod_events(record: &Record) -> Vec<Event> {
         name: record.pod.clone(),
         uid: record.pod_uid.clone(),
     };
-    let on_pod = |(subject, content)| Event { pod: Some(pod.clone()), subject, content };
+    let on_pod = |(subject, kind, reason, note)| {
+        let content = EventContent { kind, reason, action: "Redirecting", note };
+        Event { pod: Some(pod.clone()), subject, content }
+    };
     reports.into_iter().map(on_pod).collect()
-}
-
-fn report(kind: EventType, reason: &'static str, note: String) -> EventContent {
-    EventContent { kind, reason, action: "Redirecting", note }
 }
 
 /// Reports an ADD that failed, so that the pod cannot start. A missing pod was deleted while it
@@ -61,7 +57,7 @@ fn failed(error: &CallError) -> Option<Report> {
         "The pod cannot start, because {cause} (code {}). Remedy: {remedy}. The agent's log on the node has the error.",
         error.code
     );
-    Some((name, report(EventType::Warning, "LinkerdCNIFailed", note)))
+    Some((name, EventType::Warning, "LinkerdCNIFailed", note))
 }
 
 fn degraded(error: &CallError) -> Report {
@@ -70,7 +66,7 @@ fn degraded(error: &CallError) -> Report {
         "Redirected by annotations and plugin entry alone, because {cause} (code {}). UID and ports that the linkerd-proxy container sets were not read. If they differ from the chart's values, delete the pod once the agent on its node is ready.",
         error.code
     );
-    ("degraded", report(EventType::Warning, "LinkerdCNIDegraded", note))
+    ("degraded", EventType::Warning, "LinkerdCNIDegraded", note)
 }
 
 fn ignored_ports(list: &Ignored) -> Report {
@@ -82,7 +78,7 @@ fn ignored_ports(list: &Ignored) -> Report {
         "{shown}{dots}. Allowed is {}. Correct the annotation of the pod or of its namespace.",
         list.grammar()
     );
-    (list.source, report(EventType::Warning, "LinkerdCNIPortsIgnored", note))
+    (list.source, EventType::Warning, "LinkerdCNIPortsIgnored", note)
 }
 
 /// Reports init containers that start before the proxy: the rules apply from the start of the pod, so
@@ -91,7 +87,7 @@ fn without_network(names: String) -> Report {
     let note = format!(
         "Init containers that start before the proxy: {names}. Their outbound TCP connections are redirected to the proxy and refused, as it does not run yet. If they need the network, run the proxy as a native sidecar (config.linkerd.io/proxy-enable-native-sidecar: true), run them with the proxy's UID, or skip their ports (config.linkerd.io/skip-outbound-ports)."
     );
-    ("init containers", report(EventType::Normal, "LinkerdCNIInitWithoutNetwork", note))
+    ("init containers", EventType::Normal, "LinkerdCNIInitWithoutNetwork", note)
 }
 
 /// Reports containers that run as the proxy's user, which the rules exempt.
@@ -99,17 +95,11 @@ fn exempt(names: String) -> Report {
     let note = format!(
         "Containers that run as the proxy's user: {names}. Their outbound connections bypass the proxy, without mTLS and policy. Set another runAsUser or runAsGroup for them or for the pod, and delete the pod. With the chart's strictProxyUser such a pod does not start."
     );
-    ("exempt containers", report(EventType::Warning, "LinkerdCNIProxyUserShared", note))
+    ("exempt containers", EventType::Warning, "LinkerdCNIProxyUserShared", note)
 }
 
-/// Lists the first [`NAMED`] names. `None` if there are none.
 fn listed(names: &[String]) -> Option<String> {
-    let named = names[..names.len().min(NAMED)].join(", ");
-    match names.len().saturating_sub(NAMED) {
-        _ if names.is_empty() => None,
-        0 => Some(named),
-        more => Some(format!("{named} and {more} more")),
-    }
+    (!names.is_empty()).then(|| names.join(", "))
 }
 
 #[cfg(test)]
@@ -179,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn event_on_containers_names_the_first_five_and_the_remedies() {
+    fn event_on_containers_names_them_and_the_remedies() {
         let long = "n".repeat(63);
         let cases = [
             (
@@ -197,7 +187,7 @@ mod tests {
             let content = event(json!({key: vec![&long; 7]})).unwrap().content;
             assert_eq!((content.kind, content.reason), wanted);
             let note = content.note;
-            assert!(note.contains(&format!("{long} and 2 more. ")) && note.len() < 1024, "{note}");
+            assert!(note.contains(&[&*long; 7].join(", ")) && note.len() < 1024, "{note}");
             assert!(remedies.iter().all(|remedy| note.contains(remedy)), "{note}");
         }
     }
