@@ -179,7 +179,7 @@ struct Publisher {
 impl Publisher {
     /// Applies an update. `Break` asks for a new list, as the copy was removed or is incomplete.
     fn update(&mut self, update: Update<'_, NodePod>) -> ControlFlow<()> {
-        if self.is_stopped() {
+        if self.stopped.load(Ordering::Relaxed) {
             return ControlFlow::Continue(());
         }
         match update {
@@ -214,10 +214,6 @@ impl Publisher {
         }
     }
 
-    fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Relaxed)
-    }
-
     fn note(&mut self, errors: impl IntoIterator<Item = files::Error>) {
         if let Some(error) = errors.into_iter().last() {
             self.problem = Some(error.to_string());
@@ -247,7 +243,7 @@ impl Publisher {
             }
         }
         let decision = self.complete(&facts, &pod.namespace);
-        if self.is_stopped() {
+        if self.stopped.load(Ordering::Relaxed) {
             return;
         }
         let mut known = Known { facts, problem: None, reasons: Vec::new(), has_ipv6 };

@@ -12,7 +12,8 @@
 mod events;
 
 use std::fs;
-use std::io::{self, ErrorKind};
+use std::io;
+use std::io::ErrorKind::{Interrupted, WouldBlock};
 use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
@@ -136,11 +137,7 @@ impl RecordSocket {
             let problem = match &received {
                 Ok(_) => None,
                 // No record has arrived.
-                Err(error)
-                    if matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::Interrupted) =>
-                {
-                    None
-                }
+                Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => None,
                 Err(error) => Some(error.to_string()),
             };
             match &problem {

@@ -33,9 +33,10 @@ const MESSAGE_LIMIT: usize = 1024;
 /// Shortest time between two writes that change only why the node is not ready.
 const REASON_GAP: Duration = Duration::from_secs(60);
 
-/// Attempts to patch the node when the API server responds 409. The kubelet of a new node
-/// changes the node object every few seconds.
-const MAX_ATTEMPTS: u32 = 5;
+/// Attempts to remove the condition at the end when the API server responds 409. The kubelet of a new
+/// node changes the node object every few seconds. Before, each attempt is one of [`NodeUpdates::run`],
+/// which ends with SIGTERM.
+const LAST_ATTEMPTS: u32 = 5;
 /// Shortest and longest time until the Node is read again after a success, if the kubelet
 /// does not renew the agent's token before. It does after four fifths of an hour.
 pub const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from_secs(90 * 60)];
@@ -99,7 +100,7 @@ impl NodeUpdates {
             _ => self.due = now,
         }
         if now >= self.due {
-            let wait = match client.and_then(|client| Ok(update(&client, node, &wanted)?)) {
+            let wait = match client.and_then(|client| Ok(update(&client, node, &wanted, 1)?)) {
                 Ok(is_patched) => {
                     let was_failing = self.last_problem.take().is_some();
                     match is_patched {
@@ -136,7 +137,8 @@ pub fn remove_condition(connection: &mut Connection, settings: &Settings) {
         return;
     };
     let wanted = Wanted::NoCondition;
-    let removed = connection.client().and_then(|client| Ok(update(&client, node, &wanted)?));
+    let removed =
+        connection.client().and_then(|client| Ok(update(&client, node, &wanted, LAST_ATTEMPTS)?));
     if let Err(error) = removed {
         warn!("cannot {}: {error}", wanted.task(node, false));
     }
@@ -149,7 +151,12 @@ pub fn remove_condition(connection: &mut Connection, settings: &Settings) {
 ///
 /// # Errors
 /// If a request fails, or all attempts end with a conflict (409).
-pub fn update(client: &Client, node: &str, wanted: &Wanted) -> Result<bool, kube::Error> {
+pub fn update(
+    client: &Client,
+    node: &str,
+    wanted: &Wanted,
+    attempts: u32,
+) -> Result<bool, kube::Error> {
     let path = format!("/api/v1/nodes/{node}");
     let subresource = if matches!(wanted, Wanted::NoTaint(_)) { "" } else { "/status" };
     let mut attempt = 1;
@@ -157,7 +164,7 @@ pub fn update(client: &Client, node: &str, wanted: &Wanted) -> Result<bool, kube
         let found: Node = client.get(&path)?;
         let Some(patch) = wanted.patch(&found, SystemTime::now()) else { return Ok(false) };
         match client.merge_patch(&format!("{path}{subresource}"), &patch) {
-            Err(error) if error.code() == Some(409) && attempt < MAX_ATTEMPTS => attempt += 1,
+            Err(error) if error.code() == Some(409) && attempt < attempts => attempt += 1,
             patched => return patched.map(|()| true),
         }
     }

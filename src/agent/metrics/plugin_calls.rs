@@ -62,7 +62,12 @@ impl PluginCalls {
     pub fn count(&self, record: &Record) {
         let command = record.command;
         let result = match &record.result {
-            CallResult::Skipped(_) => "skipped".into(),
+            CallResult::Skipped(text) => {
+                let known = SkipReason::ALL.iter().find(|reason| reason.text() == text.as_ref());
+                let reason = known.map_or(OTHER, |reason| reason.label());
+                self.skips.get_or_create(&[label("reason", reason)]).inc();
+                "skipped".into()
+            }
             result => result.to_string(),
         };
         self.requests.get_or_create(&call_labels(command, &result)).inc();
@@ -72,11 +77,6 @@ impl PluginCalls {
             self.adds.get_or_create(array::from_ref(&source)).inc();
         }
         self.request_duration.get_or_create(&[label("command", command), source]).observe(seconds);
-        if let CallResult::Skipped(text) = &record.result {
-            let known = SkipReason::ALL.iter().find(|reason| reason.text() == text.as_ref());
-            let reason = known.map_or(OTHER, |reason| reason.label());
-            self.skips.get_or_create(&[label("reason", reason)]).inc();
-        }
         self.api_requests.inc_by(record.requests.into());
         self.api_retries.inc_by(record.retries.into());
         if !record.blocked_init_containers.is_empty() {

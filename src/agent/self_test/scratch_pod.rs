@@ -43,12 +43,11 @@ pub enum Error {
 impl Error {
     /// Whether the agent's container lacks a capability, which its chart may not grant.
     pub fn is_forbidden(&self) -> bool {
-        let (Error::Netns(netns::Error::Create { source } | netns::Error::Enter { source, .. })
-        | Error::Link(source)) = self
-        else {
-            return false;
-        };
-        matches!(source, Errno::EPERM | Errno::EACCES)
+        match self {
+            Error::Netns(netns::Error::Create { source } | netns::Error::Enter { source, .. })
+            | Error::Link(source) => matches!(source, Errno::EPERM | Errno::EACCES),
+            _ => false,
+        }
     }
 }
 

@@ -121,7 +121,7 @@ fn failed_taint_removal_is_logged_once_and_repeated_but_not_after_sigterm() {
     let mut scene = start(&[], |api, _| api.state().conflicts = u32::MAX);
     scene.agent.until_ready();
     let Scene { api, agent, .. } = &mut scene;
-    until("two rounds of tries", || api.asked("PATCH", "/api/v1/nodes/node-1") > 6);
+    until("three tries", || api.asked("PATCH", "/api/v1/nodes/node-1") > 2);
     let says = format!("cannot remove the startup taint {KEY} from node node-1: ");
     assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
     assert_eq!(agent.ready().0, 200);

@@ -45,7 +45,7 @@ fn a_conflicting_patch_is_repeated_and_nothing_else_is() {
     for (name, case) in yaml(include_str!("tests/cases.yaml"))["patches"].as_object().unwrap() {
         let responses: Vec<(u16, Value)> =
             serde_json::from_value(case["responses"].clone()).unwrap();
-        assert!(case["outcome"] != 409 || responses.len() == 2 * MAX_ATTEMPTS as usize);
+        assert!(case["outcome"] != 409 || responses.len() == 2 * LAST_ATTEMPTS as usize);
         let count = responses.len();
         let server = Server::<InOrder>::start();
         server.state().0.extend(responses);
@@ -53,7 +53,7 @@ fn a_conflicting_patch_is_repeated_and_nothing_else_is() {
             ApiAccess { server: format!("http://{}", server.address), ..ApiAccess::default() };
         let deadlines = Deadlines::each(Duration::from_secs(5));
         let client = Client::new::<SystemResolver>(&access, "test", deadlines).unwrap();
-        let found = match update(&client, "n", &no_taint()) {
+        let found = match update(&client, "n", &no_taint(), LAST_ATTEMPTS) {
             Ok(is_patched) => json!(is_patched),
             Err(error) => json!(error.code()),
         };
