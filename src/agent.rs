@@ -30,7 +30,7 @@ pub mod yielding;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tracing::info;
 
@@ -40,14 +40,13 @@ use crate::node::Mounts;
 use crate::node::uninstall;
 use api::ApiHandle;
 use api::events::Event;
-use main_loop::MainLoop;
 use readiness::Status;
 use reconcile::Reconciler;
 use record_socket::RecordSocket;
 use self_test::SelfTest;
 use settings::Settings;
 use stop::{Question, Verdict};
-use watch::{Waker, Watch};
+use watch::Watch;
 
 /// Longest time for the last requests before the agent ends.
 const POST_TIME: Duration = Duration::from_secs(4);
@@ -70,42 +69,30 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let watch = Watch::start().map_err(Error::Wait)?;
     let entry = settings.plugin_entry().map_err(Error::PluginEntry)?;
     let settings = Arc::new(settings);
-    let mounts = Arc::new(Mounts::at_start(&settings.node));
     let found_empty_node = stop::finds_empty_node(&settings);
     let status = Arc::new(Status::new(settings.resync));
     let api = ApiHandle::start(&settings, watch.waker()).map_err(Error::Thread)?;
     // Before the first access to the node's files, so that `/ready` and `/live` are served even if
     // that access hangs. A pass opens the listener that cannot be opened now, and reports why not.
     let _ = status.serve(settings.admin_address);
-    status.begin_pass();
+    status.state().running_since = Some(Instant::now());
     let self_test = settings.self_test.then(|| SelfTest::new(&settings, &status, watch.waker()));
     let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker());
     let record_socket = record_socket.map_err(Error::Thread)?;
-    let reconciler = Reconciler::new(
-        Arc::clone(&settings),
-        entry,
-        Arc::clone(&status),
-        Arc::clone(&api),
-        Arc::clone(&mounts),
-        self_test,
-        Arc::clone(&record_socket),
-    );
     let pods_stopped = pods::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
+    let mut reconciler =
+        Reconciler::new(settings, entry, status, api, self_test, record_socket, watch);
     info!("starting the agent");
-    let waker = watch.waker();
-    let mut main_loop = MainLoop::new(watch, reconciler);
     let signal = loop {
-        if let Some(signal) = main_loop.step(Duration::MAX)? {
+        if let Some(signal) = reconciler.step(Duration::MAX)? {
             break signal;
         }
     };
     info!("received {signal}");
-    status.stop(signal.as_str());
-    let question = Question::new(&settings, found_empty_node, api.history());
-    let verdict = decide(&mut main_loop, &settings, &waker, question)?;
-    let reconciler = main_loop.reconciler;
+    reconciler.status.state().stopped_by = Some(signal);
+    let verdict = decide(&mut reconciler, found_empty_node)?;
     // The plugin keeps running while the agent decides, so its records are still logged.
-    record_socket.stop();
+    reconciler.record_socket.stop();
     match verdict {
         Verdict::LeaveInPlace(why) | Verdict::AskAgain(why) => {
             reconciler.restore_upstream_kubeconfig();
@@ -114,14 +101,13 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
             pods_stopped.store(true, Ordering::Relaxed);
-            let removed = remove(&settings, &mounts);
+            let removed = remove(&reconciler.settings, &reconciler.mounts);
             if removed.is_err() {
                 // An upstream agent may be what keeps naming the plugin.
                 reconciler.restore_upstream_kubeconfig();
             }
-            let failed =
-                removed.as_ref().err().map(|error| Event::on_node(uninstall_failed(error)));
-            api.report_uninstall(failed, POST_TIME);
+            let failed = removed.as_ref().err().map(uninstall_failed);
+            reconciler.api.report_uninstall(failed, POST_TIME);
             removed?;
         }
     }
@@ -131,38 +117,34 @@ pub fn run(settings: Settings) -> Result<(), Error> {
 /// Waits until the evidence or the time to decide settles whether to uninstall. Keeps reconciling
 /// meanwhile, because another program may remove the plugin entry. Does not reconcile if an upstream
 /// agent chains the plugin: its entry and kubeconfig must stay.
-fn decide(
-    main_loop: &mut MainLoop,
-    settings: &Arc<Settings>,
-    waker: &Waker,
-    mut question: Question,
-) -> Result<Verdict, Error> {
-    main_loop.reconciler.stop();
-    let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
+fn decide(reconciler: &mut Reconciler, found_empty_node: bool) -> Result<Verdict, Error> {
+    reconciler.stop();
+    let is_chained_by_upstream = reconciler.restore_upstream_kubeconfig();
+    let history = reconciler.api.history();
+    let mut question = Question::new(&reconciler.settings, found_empty_node, history);
     loop {
-        let newer_agent_runs = main_loop.reconciler.record_socket.newer_agent_runs();
-        let verdict = question.verdict(newer_agent_runs);
+        let verdict = question.verdict(reconciler.record_socket.newer_agent_runs());
         if !matches!(verdict, Verdict::AskAgain(_)) {
             return Ok(verdict);
         }
-        question.ask(settings, waker);
+        question.ask(&reconciler.settings, reconciler.watch.waker()).map_err(Error::Thread)?;
         // A further signal changes nothing.
         match is_chained_by_upstream {
-            true => main_loop.wait(question.time_left())?,
-            false => main_loop.step(question.time_left())?,
+            true => reconciler.watch.wait(question.time_left()).map_err(Error::Wait)?,
+            false => reconciler.step(question.time_left())?,
         };
     }
 }
 
-fn uninstall_failed(error: &Error) -> EventContent {
-    EventContent {
+fn uninstall_failed(error: &Error) -> Event {
+    Event::on_node(EventContent {
         kind: EventType::Warning,
         reason: "LinkerdCNIUninstallFailed",
         action: "Uninstalling",
         note: format!(
             "Correct the cause, then run `linkerd2-cni-install uninstall` on this node: {error}"
         ),
-    }
+    })
 }
 
 /// Removes everything that a dead agent left on this node. Decides from the node's files alone.

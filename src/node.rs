@@ -8,10 +8,7 @@ pub mod settings;
 pub mod steps;
 pub mod uninstall;
 
-use std::time::Duration;
-
 use crate::conflist::net_dir::{self, ConfigFile};
-use crate::conflist::plan;
 use crate::conflist::saved_state::SavedState;
 use crate::files::{self, MountedDir};
 use settings::NodeSettings;
@@ -23,17 +20,12 @@ pub const OVERWRITTEN: &str = "keeps being overwritten by another writer";
 pub struct Observed {
     pub configs: Vec<ConfigFile>,
     pub saved_state: SavedState,
-    /// Time since the network config that the runtime calls was changed last.
-    pub changed_before: Option<Duration>,
 }
 
 pub fn observe(settings: &NodeSettings) -> Result<Observed, files::Error> {
     let dir = &settings.net_dir;
     let configs = net_dir::scan(dir, &settings.kubeconfig_name)?;
-    let called = plan::called(&configs).map(|called| dir.join(&called.name));
-    let changed = called.and_then(|path| files::changed_at(&path.canonicalize().ok()?));
-    let changed_before = changed.and_then(|changed| changed.elapsed().ok());
-    Ok(Observed { configs, saved_state: SavedState::load(dir), changed_before })
+    Ok(Observed { configs, saved_state: SavedState::load(dir) })
 }
 
 /// The mounts of the net dir, the bin dir and the run dir when this process started. Writes to a stale

@@ -1,8 +1,6 @@
 //! The agent's main loop: waits, runs a reconcile pass, and logs the problems that changed.
 
-use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -10,10 +8,9 @@ use tracing::{info, warn};
 
 use super::Error;
 use super::reconcile::Reconciler;
-use super::reconcile::judge::{Finding, Pass};
+use super::reconcile::findings::{Finding, Pass};
 use super::settings::Settings;
 use super::subject::Subject;
-use super::watch::Watch;
 use crate::backoff::between;
 
 /// Time between a write and the pass that verifies it.
@@ -21,49 +18,29 @@ const VERIFY_DELAY: Duration = Duration::from_millis(2);
 /// Shortest and longest time until the next pass after one with a problem. A pass takes a millisecond.
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 
-pub struct MainLoop {
-    watch: Watch,
-    pub reconciler: Reconciler,
-    /// The problems that were logged last, by subject.
-    logged: BTreeMap<String, String>,
-    timeout: Duration,
-}
-
-impl MainLoop {
-    pub fn new(watch: Watch, reconciler: Reconciler) -> MainLoop {
-        MainLoop { watch, reconciler, logged: BTreeMap::new(), timeout: Duration::ZERO }
-    }
-
+impl Reconciler {
     /// Waits until a reconcile pass is due, at most for `longest`, and runs it. A signal ends the
     /// wait instead, and is returned.
     pub fn step(&mut self, longest: Duration) -> Result<Option<Signal>, Error> {
-        if let Some(signal) = self.wait(self.timeout.min(longest))? {
-            return Ok(Some(signal));
+        let signal = self.watch.wait(self.timeout.min(longest)).map_err(Error::Wait)?;
+        if signal.is_some() {
+            return Ok(signal);
         }
-        self.reconciler.status.begin_pass();
-        self.pass();
-        self.reconciler.status.end_pass();
+        self.status.state().running_since = Some(Instant::now());
+        let opened = self.status.serve(self.settings.admin_address);
+        let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
+        let mut pass = self.pass();
+        pass.add(Subject::Other("inotify"), watching.err().map(Finding::Problem));
+        pass.add(Subject::Other("admin listener"), opened.err().map(Finding::Problem));
+        self.log_changes(&pass);
+        self.timeout = time_to_next_pass(&pass, self.settings.resync);
+        self.status.end_pass();
         Ok(None)
     }
 
-    /// Waits for a change, a wake or a signal, at most for `longest`. Returns the signal.
-    pub fn wait(&self, longest: Duration) -> Result<Option<Signal>, Error> {
-        self.watch.wait(longest).map_err(Error::Wait)
-    }
-
-    fn pass(&mut self) {
-        let settings = Arc::clone(&self.reconciler.settings);
-        let opened = self.reconciler.status.serve(settings.admin_address);
-        let watching = self.watch.watch_dirs(&watched_dirs(&settings));
-        let mut pass = self.reconciler.pass();
-        pass.add(Subject::Other("inotify"), watching.err().map(Finding::Problem));
-        pass.add(Subject::Other("admin listener"), opened.err().map(Finding::Problem));
-        self.log_changes(pass.logged());
-        self.timeout = time_to_next_pass(&pass, settings.resync);
-    }
-
     /// Logs the differences to the problems of the last pass.
-    fn log_changes(&mut self, problems: BTreeMap<String, String>) {
+    fn log_changes(&mut self, pass: &Pass) {
+        let problems = pass.logged();
         for subject in self.logged.keys().filter(|subject| !problems.contains_key(*subject)) {
             info!("{subject}: resolved");
         }

@@ -5,8 +5,11 @@ use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::Signal;
+
 use super::metrics::{Metrics, PluginCalls};
 use super::status_body::{PluginCounts, PodCopyStatus, StatusBody};
+use super::subject::Subject;
 use super::watch::Waker;
 use crate::admin;
 
@@ -23,9 +26,10 @@ pub struct Status {
     state: Mutex<State>,
 }
 
+/// What the threads report, for the admin server.
 #[derive(Debug)]
-struct State {
-    last_pass: StatusBody,
+pub struct State {
+    pub last_pass: StatusBody,
     pod_copy: Option<PodCopyStatus>,
     /// Until when the node is not ready as its pods are not listed yet, and what to call when they are.
     awaited_pods: Option<(Instant, Waker)>,
@@ -33,20 +37,17 @@ struct State {
     /// When the last pass finished; at first, when the agent started.
     finished: Instant,
     /// When the pass that runs now began.
-    running_since: Option<Instant>,
-    /// The signal that stops the agent, if there was one.
-    stopped_by: Option<String>,
+    pub running_since: Option<Instant>,
+    /// The signal that stops the agent. `/ready` names it, whatever later passes find.
+    pub stopped_by: Option<Signal>,
     is_serving: bool,
-    /// Why only a restart of the container corrects the mounts, if they are stale.
-    stale_mount: Option<String>,
 }
 
 impl Status {
     pub fn new(resync: Duration) -> Status {
         let why = "the first reconcile pass has not finished".to_owned();
-        let last_pass = StatusBody { not_ready: Some(why), ..StatusBody::default() };
         let state = State {
-            last_pass,
+            last_pass: StatusBody { not_ready: Some(why), ..StatusBody::default() },
             pod_copy: None,
             awaited_pods: None,
             resync,
@@ -54,17 +55,12 @@ impl Status {
             running_since: None,
             stopped_by: None,
             is_serving: false,
-            stale_mount: None,
         };
         Status {
             metrics: Metrics::default(),
             plugin_calls: PluginCalls::default(),
             state: Mutex::new(state),
         }
-    }
-
-    pub fn publish(&self, last_pass: StatusBody) {
-        self.state().last_pass = last_pass;
     }
 
     /// Keeps the node unready until its pods are published, or that fails, but not beyond `end`. In a
@@ -87,25 +83,6 @@ impl Status {
         let mut state = self.state();
         state.pod_copy = Some(pod_copy);
         state.awaited_pods.take().iter().for_each(|(_, waker)| waker.wake());
-    }
-
-    /// Makes `/ready` report `why` until the end of the pass.
-    pub fn set_not_ready(&self, why: String) {
-        self.state().last_pass.not_ready = Some(why);
-    }
-
-    /// Makes `/ready` name `signal` from now on, whatever later passes find.
-    pub fn stop(&self, signal: &str) {
-        self.state().stopped_by = Some(signal.to_owned());
-    }
-
-    /// Makes `/live` fail with `why` from now on, so that the kubelet restarts the container.
-    pub fn set_stale_mount(&self, why: &str) {
-        self.state().stale_mount = Some(why.to_owned());
-    }
-
-    pub fn begin_pass(&self) {
-        self.state().running_since = Some(Instant::now());
     }
 
     pub fn end_pass(&self) {
@@ -138,7 +115,7 @@ impl Status {
         Ok(())
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    pub fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -149,7 +126,7 @@ impl State {
     /// # Errors
     /// Why the node is not ready: a stop signal, no recent pass, or the problems of the last pass.
     fn ready(&self, now: Instant) -> Result<Option<String>, String> {
-        if let Some(signal) = &self.stopped_by {
+        if let Some(signal) = self.stopped_by {
             return Err(format!("received {signal}"));
         }
         self.recent(now)?;
@@ -159,10 +136,12 @@ impl State {
         }
     }
 
-    /// Returns whether the agent's main thread makes progress, on directories that are the node's.
+    /// Returns whether the agent's main thread makes progress, on directories that are the node's. Only a
+    /// restart of the container corrects stale mounts.
     fn live(&self, now: Instant) -> Result<(), String> {
         self.progressing(now)?;
-        self.stale_mount.clone().map_or(Ok(()), Err)
+        let stale = self.last_pass.problems.get(&Subject::Mounts.to_string());
+        stale.map_or(Ok(()), |why| Err(why.clone()))
     }
 
     /// Renders the body of `/status`: the last pass, with the present readiness and numbers of calls.
@@ -236,14 +215,14 @@ mod tests {
     #[test]
     fn the_body_says_what_the_last_pass_found_and_reads_back() {
         let status = Status::new(SECOND);
-        status.publish(StatusBody {
+        status.state().last_pass = StatusBody {
             not_ready: Some("kubeconfig token: it \"expired\"".into()),
             conflist: Some("10-calico.conflist".into()),
             token_expires: Some(1_800_000_000),
             contended: vec!["binary: stop that writer".into()],
             problems: BTreeMap::from([("kubeconfig token".into(), "it \"expired\"".into())]),
             ..StatusBody::default()
-        });
+        };
         let adds = BTreeMap::from([("copy".into(), 3)]);
         let calls = PluginCounts { adds, ..PluginCounts::default() };
         let text = status.state().body(Instant::now(), calls);

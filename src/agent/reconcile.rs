@@ -5,14 +5,14 @@
 //! plugin that cannot run. Over an upstream plugin whose kubeconfig has a host name, the kubeconfig
 //! comes first.
 
-mod chain;
-pub mod judge;
+pub mod findings;
 mod kubeconfig;
+mod network_configs;
 mod other_agent;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::{Instant, UNIX_EPOCH};
+use std::time::{Duration, Instant, UNIX_EPOCH};
 
 use tracing::info;
 
@@ -26,6 +26,7 @@ use super::settings::Settings;
 use super::status_body::StatusBody;
 use super::subject::Subject;
 use super::upstream_kubeconfig::UpstreamKubeconfig;
+use super::watch::Watch;
 use super::yielding::{OtherAgent, Yielding};
 use crate::conflist::{Entry, PLUGIN};
 use crate::files;
@@ -34,26 +35,33 @@ use crate::kube::event::{EventContent, EventType};
 use crate::node::binaries::Binaries;
 use crate::node::lock::NodeLocker;
 use crate::node::{Mounts, observe};
-use judge::Finding::{Problem, Waiting, Warning};
-use judge::{Pass, network_config};
+use findings::Finding::{Problem, Waiting, Warning};
+use findings::{Pass, network_config};
 use kubeconfig::{needs_resolver, token_on_host};
 
 /// Reconciles the host. Decides from the files found in each pass; what it remembers between
 /// passes only saves work, log lines and writes under contention.
 pub struct Reconciler {
     pub settings: Arc<Settings>,
-    pass: Pass,
     entry: Entry,
     pub status: Arc<Status>,
-    api: Arc<ApiHandle>,
-    mounts: Arc<Mounts>,
+    pub api: Arc<ApiHandle>,
+    pub mounts: Mounts,
+    /// If the settings require one, readiness depends on it.
+    self_test: Option<SelfTest>,
+    /// A newer agent of this project replaces the socket's file. This agent then yields.
+    pub record_socket: Arc<RecordSocket>,
+    pub watch: Watch,
+    /// Time to the next pass.
+    pub timeout: Duration,
+    /// The problems that were logged last, by subject.
+    pub logged: BTreeMap<String, String>,
+    pass: Pass,
     node_lock: NodeLocker,
     binaries: Binaries,
     contention: Contention,
     /// The last token found in the kubeconfig on the host. In use until another is issued.
     token_found_on_host: Option<String>,
-    /// If the settings require one, readiness depends on it.
-    self_test: Option<SelfTest>,
     /// Names of all network configs to which this agent ever chained the plugin.
     chained: BTreeSet<String>,
     /// Whether the bin dir had the plugin binary when the agent started.
@@ -62,16 +70,12 @@ pub struct Reconciler {
     /// runtime's configuration does not change with a conflist.
     runtime_finds_plugin: bool,
     upstream_kubeconfig: UpstreamKubeconfig,
-    /// A newer agent of this project replaces the socket's file. This agent then yields.
-    pub record_socket: Arc<RecordSocket>,
     yielding: Yielding,
     /// The other agent whose files stay in use, as logged last.
     yields_to: Option<OtherAgent>,
     leftovers_removed: bool,
-    /// When the active conflist was last read.
-    last_read: Instant,
-    /// The active conflist lacked the plugin entry then.
-    lacked_entry: bool,
+    /// When the active conflist was read last, if it lacked the plugin entry then.
+    lacked_entry_at: Option<Instant>,
     ready_logged: bool,
     /// The agent received SIGTERM or SIGINT.
     stopping: bool,
@@ -83,34 +87,35 @@ impl Reconciler {
         entry: Entry,
         status: Arc<Status>,
         api: Arc<ApiHandle>,
-        mounts: Arc<Mounts>,
         self_test: Option<SelfTest>,
         record_socket: Arc<RecordSocket>,
+        watch: Watch,
     ) -> Reconciler {
-        let binary = settings.node.bin_dir.join(PLUGIN);
-        let had_binary = binary.symlink_metadata().is_ok();
+        let node = &settings.node;
         Reconciler {
-            api,
+            mounts: Mounts::at_start(node),
+            node_lock: NodeLocker::new(&node.net_dir),
+            had_binary: node.bin_dir.join(PLUGIN).symlink_metadata().is_ok(),
             yielding: Yielding::new(settings.resync),
-            mounts,
-            node_lock: NodeLocker::new(&settings.node.net_dir),
             settings,
-            pass: Pass::default(),
             entry,
             status,
+            api,
+            self_test,
+            record_socket,
+            watch,
+            timeout: Duration::ZERO,
+            logged: BTreeMap::new(),
+            pass: Pass::default(),
             binaries: Binaries::default(),
             contention: Contention::default(),
             token_found_on_host: None,
-            self_test,
             chained: BTreeSet::new(),
-            had_binary,
             runtime_finds_plugin: false,
             upstream_kubeconfig: UpstreamKubeconfig::default(),
-            record_socket,
             yields_to: None,
             leftovers_removed: false,
-            last_read: Instant::now(),
-            lacked_entry: false,
+            lacked_entry_at: None,
             ready_logged: false,
             stopping: false,
         }
@@ -128,10 +133,7 @@ impl Reconciler {
     /// directories that are no longer the node's.
     pub fn pass(&mut self) -> Pass {
         match self.mounts.stale() {
-            Some(why) => {
-                self.status.set_stale_mount(&why);
-                self.pass.add(Subject::Mounts, Problem(why));
-            }
+            Some(why) => self.pass.add(Subject::Mounts, Problem(why)),
             None => self.reconcile(),
         }
         self.publish();
@@ -181,12 +183,12 @@ impl Reconciler {
             self.pass.schedule_next(end);
         }
         let token = token_on_host(&self.settings);
-        let end = token.and_then(|token| Claims::read(&token)?.expiry());
-        let end = end.and_then(|end| end.duration_since(UNIX_EPOCH).ok());
-        self.pass.body.token_expires = end.map(|end| end.as_secs());
-        let seconds = self.pass.body.token_expires.unwrap_or_default();
-        let expires = i64::try_from(seconds).unwrap_or(i64::MAX);
-        self.status.metrics.token_expiration_timestamp.set(expires);
+        let expires = token.and_then(|token| {
+            Some(Claims::read(&token)?.expiry()?.duration_since(UNIX_EPOCH).ok()?.as_secs())
+        });
+        let seconds = i64::try_from(expires.unwrap_or_default()).unwrap_or(i64::MAX);
+        self.status.metrics.token_expiration_timestamp.set(seconds);
+        self.pass.body.token_expires = expires;
     }
 
     /// Sets what `/ready`, the metrics, the Node object and Events show of the pass.
@@ -208,13 +210,13 @@ impl Reconciler {
         // Warnings neither keep the startup taint nor change the condition, because some are permanent.
         self.api.pass_finished(not_ready.as_deref());
         let Pass { notes, contended, body, .. } = &self.pass;
-        self.status.publish(StatusBody {
+        self.status.state().last_pass = StatusBody {
             not_ready,
             note: (!notes.is_empty()).then(|| notes.join("; ")),
             contended: contended.iter().map(|file| format!("{}: {file}", file.subject)).collect(),
             problems: self.pass.logged(),
             ..body.clone()
-        });
+        };
     }
 
     /// Copies the plugin binaries that are missing or different on the host from the image. Those of
@@ -232,12 +234,10 @@ impl Reconciler {
         if stale.is_empty() {
             return Ok(());
         }
-        self.mark_not_ready(&Subject::Binary);
+        let settings = Arc::clone(&self.settings);
+        let node = &settings.node;
         let file = ContendedFile { subject: Subject::Binary, path: node.bin_dir.clone() };
-        if let Some(until) = self.contention.blocked_until(&file, "", Instant::now()) {
-            self.pass.schedule_next(until);
-            return Err(file.to_string());
-        }
+        self.begin_write(&file, "")?;
         for name in stale {
             files::copy(&node.image_bin_dir.join(&name), &node.bin_dir.join(&name))
                 .map_err(|error| error.to_string())?;
@@ -246,12 +246,27 @@ impl Reconciler {
         }
         // Word for word as in Linkerd's troubleshooting page, because users search for it.
         info!("Wrote linkerd CNI binaries to {}", node.bin_dir.display());
-        self.record_write(file, "");
+        self.end_write(file, "");
         Ok(())
     }
 
-    /// Records a write with the `key` of [`Contention::blocked_until`]. Reports new contention.
-    fn record_write(&mut self, file: ContendedFile, key: &str) {
+    /// Makes `/ready` report not ready until the end of the pass, as `file` is being corrected.
+    ///
+    /// # Errors
+    /// If contention delays a write with this `key` of [`Contention::blocked_until`]. Names the remedy.
+    fn begin_write(&mut self, file: &ContendedFile, key: &str) -> Result<(), String> {
+        let why = format!("{}: being corrected", file.subject);
+        self.status.state().last_pass.not_ready = Some(why);
+        let Some(until) = self.contention.blocked_until(file, key, Instant::now()) else {
+            return Ok(());
+        };
+        self.pass.schedule_next(until);
+        Err(file.to_string())
+    }
+
+    /// Records the write that [`Reconciler::begin_write`] allowed. Reports new contention.
+    fn end_write(&mut self, file: ContendedFile, key: &str) {
+        self.pass.wrote = true;
         if self.contention.record_write(file.clone(), key, Instant::now()) {
             self.status.metrics.contentions.inc();
             self.api.report_event(Event::on_node(EventContent {
@@ -291,10 +306,5 @@ impl Reconciler {
             }
         };
         self.pass.add(Subject::SelfTest, finding);
-    }
-
-    /// Makes `/ready` report not ready until the end of the pass, before `subject` is corrected.
-    fn mark_not_ready(&self, subject: &Subject) {
-        self.status.set_not_ready(format!("{subject}: being corrected"));
     }
 }

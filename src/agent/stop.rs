@@ -11,6 +11,7 @@
 mod decision;
 mod evidence;
 
+use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
@@ -89,22 +90,18 @@ impl Question {
 
     /// Starts a thread, once, that sends requests to the API server. Each response wakes the main loop
     /// through `waker`. The thread is never joined, so that a request that hangs does not delay the
-    /// exit. Without a thread, the agent gets no proof.
-    pub fn ask(&mut self, settings: &Arc<Settings>, waker: &Waker) {
+    /// exit.
+    pub fn ask(&mut self, settings: &Arc<Settings>, waker: Waker) -> io::Result<()> {
         if self.rounds.is_some() {
-            return;
+            return Ok(());
         }
         let seconds = self.evidence.end.duration_since(self.evidence.begin).as_secs();
         info!("asking the API server whether to uninstall, for at most {seconds} s");
         let (send, rounds) = mpsc::channel();
         self.rounds = Some(rounds);
-        let (settings, waker) = (Arc::clone(settings), waker.clone());
-        let asking = thread::Builder::new()
-            .name("stop".into())
-            .spawn(move || send_rounds(&settings, &send, &waker));
-        if let Err(error) = asking {
-            warn!("cannot ask the API server whether to uninstall: cannot start a thread: {error}");
-        }
+        let settings = Arc::clone(settings);
+        let thread = thread::Builder::new().name("stop".into());
+        thread.spawn(move || send_rounds(&settings, &send, &waker)).map(|_| ())
     }
 }
 

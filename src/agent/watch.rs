@@ -23,9 +23,11 @@ use crate::files;
 
 /// Time between two passes if inotify is not available.
 const POLL_PERIOD: Duration = Duration::from_secs(1);
-/// Time in which a writer closes a file that it writes, so that a pass does not read half of it. The end
-/// of a slower writer triggers another pass.
-const SETTLE_TIME: Duration = Duration::from_millis(5);
+/// Longest time to wait for a writer that has a file open, so that a pass does not read half of the
+/// file. The end of a slower writer triggers another pass.
+const SETTLE_TIME: Duration = Duration::from_millis(50);
+/// Time between two looks whether the writer has closed the file.
+const SETTLE_PERIOD: Duration = Duration::from_millis(1);
 
 /// Ends a wait of [`Watch`] from another thread.
 #[derive(Clone, Debug)]
@@ -126,8 +128,12 @@ impl Watch {
                 let signal = number.and_then(|number| Signal::try_from(number).ok());
                 return Ok(signal.or(Some(Signal::SIGTERM)));
             }
-            if let Some(settle_time) = self.drain(changed) {
-                thread::sleep(settle_time);
+            if let Some(mut is_open) = self.drain(changed) {
+                let end = Instant::now() + SETTLE_TIME;
+                while is_open && Instant::now() < end {
+                    thread::sleep(SETTLE_PERIOD);
+                    is_open = self.drain(true).unwrap_or(is_open);
+                }
                 return Ok(None);
             }
             if woken {
@@ -157,24 +163,21 @@ impl Watch {
         Ok([0, 1, 2].map(|source| fds.get(source).is_some_and(has_data)))
     }
 
-    /// Reads all inotify events, if any are `pending`. Returns how long to wait for the writer of the last
-    /// file: not at all if that is closed, renamed or removed. An upstream agent that uninstalls removes
-    /// the plugin entry last, and pods start without redirect rules until the plugin is chained again. The
-    /// agent's own temporary files do not count.
-    fn drain(&self, pending: bool) -> Option<Duration> {
-        let mut change = None;
+    /// Reads all inotify events, if any are `pending`. Returns whether a writer still has the last file
+    /// open, rather than that it is closed, renamed or removed. `None` without an event: the agent's own
+    /// temporary files do not count.
+    fn drain(&self, pending: bool) -> Option<bool> {
+        let mut is_open = None;
         while pending && let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
-            for event in &events {
-                let name = event.name.as_ref().map(|name| name.to_string_lossy());
-                if name.is_some_and(|name| files::is_temporary(&name)) {
-                    continue;
+            for event in events {
+                let name = event.name.unwrap_or_default();
+                if !files::is_temporary(&name.to_string_lossy()) {
+                    let writes = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MODIFY;
+                    is_open = Some(event.mask.intersects(writes));
                 }
-                let writes = AddWatchFlags::IN_CREATE | AddWatchFlags::IN_MODIFY;
-                let is_open = event.mask.intersects(writes);
-                change = Some(if is_open { SETTLE_TIME } else { Duration::ZERO });
             }
         }
-        change
+        is_open
     }
 }
 
@@ -194,12 +197,12 @@ mod tests {
         assert_eq!(watch.drain(true), None);
         let mut file = File::create(&path).unwrap();
         file.write_all(b"{").unwrap();
-        assert_eq!(watch.drain(true), Some(SETTLE_TIME));
+        assert_eq!(watch.drain(true), Some(true));
         drop(file);
-        assert_eq!(watch.drain(true), Some(Duration::ZERO));
+        assert_eq!(watch.drain(true), Some(false));
         fs::write(dir.path().join(".linkerd-cni.1.2.3.tmp"), "").unwrap();
         assert_eq!(watch.drain(true), None);
         fs::remove_file(&path).unwrap();
-        assert_eq!(watch.drain(true), Some(Duration::ZERO));
+        assert_eq!(watch.drain(true), Some(false));
     }
 }

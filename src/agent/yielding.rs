@@ -14,7 +14,6 @@
 //!
 //! Another program that removes the plugin entry is never yielded to: that is contention.
 
-use std::fmt;
 use std::time::{Duration, Instant};
 
 use crate::backoff::between;
@@ -37,9 +36,9 @@ pub enum OtherAgent {
     Upstream,
 }
 
-impl fmt::Display for OtherAgent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
+impl OtherAgent {
+    pub fn describe(self) -> &'static str {
+        match self {
             OtherAgent::Newer => {
                 "a newer agent runs on this node: its plugin binary, kubeconfig and plugin entry \
                  are in use until it ends"
@@ -47,7 +46,7 @@ impl fmt::Display for OtherAgent {
             OtherAgent::Upstream => {
                 "an upstream agent runs on this node: its plugin entry is in use until it ends"
             }
-        })
+        }
     }
 }
 
@@ -61,8 +60,8 @@ pub struct Yielding {
     was_chained: bool,
     /// When this agent last wrote its entry over an upstream one.
     tried: Option<Instant>,
-    /// Until when to yield to that agent.
-    until: Option<Instant>,
+    /// Until when to yield to that agent. Then this agent tries to write its own plugin entry.
+    pub until: Option<Instant>,
 }
 
 impl Yielding {
@@ -121,11 +120,6 @@ impl Yielding {
     /// upstream agent may still restore its entry.
     pub fn is_trying(&self, now: Instant) -> bool {
         self.tried.is_some_and(|tried| now < tried + RESTORED_WITHIN)
-    }
-
-    /// Returns when this agent next tries to write its own plugin entry.
-    pub fn until(&self) -> Option<Instant> {
-        self.until
     }
 }
 

@@ -18,22 +18,18 @@ use crate::record::SOCKET_NAME;
 const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 
 /// Removes all such files, and returns the failures. Accepts missing directories.
-pub fn remove(settings: &NodeSettings) -> Vec<files::Error> {
-    let mut failures = Vec::new();
-    sweep(&settings.bin_dir, &mut failures, |name| name.strip_suffix(".install") == Some(PLUGIN));
-    sweep(&settings.net_dir, &mut failures, |name| {
-        let installed = name
-            .strip_suffix(".install")
-            .is_some_and(|name| name == settings.kubeconfig_name || name.ends_with(".conflist"));
-        installed || is_old_config(settings, name)
-    });
-    failures
-}
-
-/// Returns whether `name` is the network config of the old install script. The user may have chosen
-/// this name for the standalone config.
-pub fn is_old_config(settings: &NodeSettings, name: &str) -> bool {
-    name == OLD_CONFIG && settings.mode.own_config() != Some(OLD_CONFIG)
+pub fn remove(settings: &NodeSettings) -> Vec<String> {
+    // The user may have chosen this name for the standalone config.
+    let old_config = Some(OLD_CONFIG).filter(|name| settings.mode.own_config() != Some(name));
+    let in_bin_dir = |name: &str| name.strip_suffix(".install") == Some(PLUGIN);
+    let in_net_dir = |name: &str| {
+        let installed = name.strip_suffix(".install");
+        installed
+            .is_some_and(|name| name == settings.kubeconfig_name || name.ends_with(".conflist"))
+            || old_config == Some(name)
+    };
+    let failed = [sweep(&settings.bin_dir, in_bin_dir), sweep(&settings.net_dir, in_net_dir)];
+    failed.concat()
 }
 
 /// Removes the sockets for plugin records whose agents are dead: this agent's, and that of an agent without
@@ -54,30 +50,21 @@ fn remove_dead_socket(path: &Path) -> Result<(), files::Error> {
     Ok(())
 }
 
-/// Removes all files in `dir` that are temporary or for which `is_left_over` is true.
-fn sweep(dir: &Path, failures: &mut Vec<files::Error>, is_left_over: impl Fn(&str) -> bool) {
+/// Removes all files in `dir` that are temporary or for which `is_left_over` is true. Returns the failures.
+fn sweep(dir: &Path, is_left_over: impl Fn(&str) -> bool) -> Vec<String> {
     let names = match files::file_names(dir) {
-        Err(error) if error.is_missing() => return,
-        Err(error) => return failures.push(error),
+        Err(error) if error.is_missing() => Vec::new(),
+        Err(error) => return vec![error.to_string()],
         Ok(names) => names,
     };
-    for name in names {
-        let path = dir.join(&name);
-        if !files::is_temporary(&name) && !is_left_over(&name) {
-            continue;
-        }
-        match remove_file(&path) {
+    let mut failures = Vec::new();
+    for name in names.iter().filter(|name| files::is_temporary(name) || is_left_over(name)) {
+        let path = dir.join(name);
+        match files::remove(&path) {
             Ok(true) => info!("removed {}, left by an earlier agent", path.display()),
             Ok(false) => {}
-            Err(error) => failures.push(error),
+            Err(error) => failures.push(error.to_string()),
         }
     }
-}
-
-/// Removes a file. Keeps a directory, as no agent creates directories of these names.
-fn remove_file(path: &Path) -> Result<bool, files::Error> {
-    match files::metadata(path)? {
-        Some(metadata) if metadata.is_dir() => Ok(false),
-        _ => files::remove(path),
-    }
+    failures
 }

@@ -62,8 +62,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     }
     let mut lock = NodeLocker::new(&settings.net_dir);
     let held = lock.take();
-    let mut failures: Vec<String> =
-        leftovers::remove(settings).iter().map(ToString::to_string).collect();
+    let mut failures = leftovers::remove(settings);
     drop(held);
     // The network configs stop naming the plugin. Its binary stays in the node's directory.
     failures.extend(mounts.stale());

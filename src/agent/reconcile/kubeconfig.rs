@@ -1,12 +1,12 @@
 //! Reconciles the kubeconfig on the host, and checks that the API server accepts its token.
 
+use std::fs::Metadata;
 use std::path::Path;
-use std::time::Instant;
 
 use tracing::info;
 
 use super::Reconciler;
-use super::judge::Finding::{self, Problem, Waiting, Warning};
+use super::findings::Finding::{self, Problem, Waiting, Warning};
 use crate::agent::api::server_address::ServerAddress;
 use crate::agent::api::token::TokenRequestResults;
 use crate::agent::contention::ContendedFile;
@@ -59,19 +59,14 @@ impl Reconciler {
         let problem = |error: files::Error| Problem(error.to_string());
         let is_current = is_current(&path, &desired).map_err(problem)?;
         if !is_current {
-            self.mark_not_ready(&Subject::Kubeconfig);
             let file = ContendedFile { subject: Subject::Kubeconfig, path: path.clone() };
             // The key is the written content, so that the write of a renewed token is never delayed.
-            if let Some(until) = self.contention.blocked_until(&file, &desired, Instant::now()) {
-                self.pass.schedule_next(until);
-                return Err(Problem(file.to_string()));
-            }
+            self.begin_write(&file, &desired).map_err(Problem)?;
             self.upstream_kubeconfig.before_write(&path, &desired);
             files::write(&path, desired.as_bytes(), FileAccess::own(MODE)).map_err(problem)?;
-            self.pass.wrote = true;
             self.status.metrics.kubeconfig_writes.inc();
             info!("wrote kubeconfig {}", path.display());
-            self.record_write(file, &desired);
+            self.end_write(file, &desired);
         }
         self.check_token(&token, !is_current, request_error);
         Ok(())
@@ -126,10 +121,8 @@ impl Reconciler {
         let status = self.api.token_status(token, written);
         let must_wait = self.settings.plugin_account.is_some() && !status.responded;
         let not_responded = "the API server has not responded yet";
-        let problem = |why: String| match &request_error {
-            Some(request) => Problem(format!("{why}; {request}")),
-            None => Problem(why),
-        };
+        let request_error = request_error.map(|why| format!("; {why}")).unwrap_or_default();
+        let problem = |why: String| Problem(format!("{why}{request_error}"));
         let finding = match (status.result, status.error) {
             (Some(Err(why)), _) => Some(problem(why)),
             (_, None) if must_wait => Some(Waiting(not_responded.into())),
@@ -154,15 +147,13 @@ fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess,
     let host = settings.api_host.as_deref().ok_or_else(|| unset("KUBERNETES_SERVICE_HOST"))?;
     let port = settings.api_port.as_deref().ok_or_else(|| unset("KUBERNETES_SERVICE_PORT"))?;
     let tls_server_name = settings.api_name().map(str::to_owned);
-    let server = match (&tls_server_name, resolved) {
-        (None, _) => kubeconfig::server(host, port),
-        (Some(_), ServerAddress { address: Some(address), .. }) => {
-            kubeconfig::server(&address.to_string(), port)
-        }
-        (Some(name), ServerAddress { error: None, .. }) => {
+    let server = match (&tls_server_name, resolved.address, resolved.error) {
+        (None, ..) => kubeconfig::server(host, port),
+        (Some(_), Some(address), _) => kubeconfig::server(&address.to_string(), port),
+        (Some(name), None, None) => {
             return Err(Waiting(format!("waiting for the address of the API server {name}")));
         }
-        (Some(name), ServerAddress { error: Some(why), .. }) => {
+        (Some(name), None, Some(why)) => {
             return Err(Problem(format!(
                 "cannot resolve the API server's name {name}: {why}; check KUBERNETES_SERVICE_HOST \
                  and the DNS of the agent's pod, or set dnsPolicy=Default to use the node's DNS"
@@ -208,12 +199,8 @@ pub(super) fn token_on_host(settings: &Settings) -> Option<String> {
 /// Returns whether the kubeconfig on the host is `desired` byte for byte, with mode
 /// 0600 and owned by the agent's user, which is root.
 fn is_current(path: &Path, desired: &str) -> Result<bool, files::Error> {
-    let Some(metadata) = files::metadata(path)? else {
-        return Ok(false);
-    };
-    // A file that is too large to be read has another length.
-    let has_form = metadata.is_file()
-        && metadata.len() == desired.len() as u64
-        && FileAccess::of(&metadata) == FileAccess::own(MODE);
-    Ok(has_form && files::read(path)?.0 == desired.as_bytes())
+    let has_form =
+        |file: &Metadata| file.is_file() && FileAccess::of(file) == FileAccess::own(MODE);
+    let has_content = || files::read(path).is_ok_and(|(bytes, _)| bytes == desired.as_bytes());
+    Ok(files::metadata(path)?.as_ref().is_some_and(has_form) && has_content())
 }

@@ -59,7 +59,8 @@ impl Reconciler {
         is_kept.then_some(OtherAgent::Upstream)
     }
 
-    /// Decides whether the plugin entry of another agent stays in use, and logs a change.
+    /// Decides whether the plugin entry of another agent stays in use, and logs a change. An attempt to
+    /// write this agent's entry does not count as a change.
     pub(super) fn yield_entry(&mut self, configs: &[ConfigFile], kept: Option<OtherAgent>) {
         let now = Instant::now();
         let kubeconfig = &self.settings.node.kubeconfig_on_host;
@@ -67,24 +68,17 @@ impl Reconciler {
         let yielded = self.yielding.choose(&self.entry, kubeconfig, configs, is_newer, now);
         let (other, entry) = yielded.unzip();
         self.pass.yielded_entry = entry;
-        if let Some(other) = &other {
-            self.pass.notes.push(other.to_string());
-            self.yielding.until().into_iter().for_each(|at| self.pass.schedule_next(at));
+        if let Some(other) = other {
+            self.pass.notes.push(other.describe().to_owned());
+            self.yielding.until.into_iter().for_each(|at| self.pass.schedule_next(at));
         }
-        self.log_yielding(other);
-    }
-
-    /// Logs once which other agent's plugin entry stays in use. An attempt to write this agent's
-    /// entry does not count as a change.
-    fn log_yielding(&mut self, other: Option<OtherAgent>) {
-        if other == self.yields_to || other.is_none() && self.yielding.is_trying(Instant::now()) {
+        if other == self.yields_to || other.is_none() && self.yielding.is_trying(now) {
             return;
         }
-        match &other {
-            Some(other) => info!("{other}"),
+        match other {
+            Some(other) => info!("{}", other.describe()),
             None => info!(
-                "no plugin entry of another agent is in use any more; this agent manages the plugin \
-                 again"
+                "no other agent's plugin entry is in use; this agent manages the plugin again"
             ),
         }
         self.yields_to = other;

@@ -44,10 +44,7 @@ pub fn verdict(evidence: &Evidence, now: Instant) -> Verdict {
 fn judge(evidence: &Evidence, last: &Round) -> Verdict {
     let daemonset = &evidence.daemonset;
     match last {
-        Round::NamespaceBeingDeleted => Uninstall("the agent's namespace is being deleted".into()),
-        Round::DaemonSetBeingDeleted => {
-            Uninstall(format!("DaemonSet {daemonset} is being deleted"))
-        }
+        Round::BeingDeleted(what) => Uninstall(format!("{what} is being deleted")),
         Round::DaemonSetGone(AgentPod::Stays) => LeaveInPlace(format!(
             "DaemonSet {daemonset} does not exist, but the agent's pod is not being deleted"
         )),
@@ -81,10 +78,10 @@ fn judge(evidence: &Evidence, last: &Round) -> Verdict {
             let is_response = |round: &Round| !matches!(round, Round::Unreachable(_));
             let was_reached = evidence.before.reached
                 || evidence.rounds.iter().any(|(_, round)| is_response(round));
-            match evidence.found_empty_node && !was_reached {
-                true => Uninstall(format!("no earlier agent installed the plugin, and {why}")),
-                false => AskAgain(why),
+            if evidence.found_empty_node && !was_reached {
+                return Uninstall(format!("no earlier agent installed the plugin, and {why}"));
             }
+            AskAgain(why)
         }
     }
 }

@@ -12,6 +12,8 @@ use crate::kube::scope;
 use crate::kube::types::{Namespace, Pod};
 use crate::kube::{Client, Deadlines, Error, NOT_FOUND, Retry, UNAUTHORIZED};
 
+const NAMESPACE: &str = "the agent's namespace";
+
 /// All that an agent knows when it has to decide whether to uninstall.
 #[derive(Clone, Debug)]
 pub struct Evidence {
@@ -32,8 +34,8 @@ pub struct Evidence {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Round {
-    NamespaceBeingDeleted,
-    DaemonSetBeingDeleted,
+    /// The agent's DaemonSet or namespace is being deleted.
+    BeingDeleted(String),
     /// HTTP 404 with Kubernetes' Status.
     DaemonSetGone(AgentPod),
     /// The DaemonSet is not being deleted, and nothing shows that this node is out of its scope.
@@ -42,10 +44,7 @@ pub enum Round {
     OutOfScope(String, AgentPod),
     /// HTTP 401 with Kubernetes' Status for the agent's `own` token, and for the plugin's, which may be
     /// the same. The error says why the plugin's token is not known to be rejected.
-    Rejected {
-        own: TokenFacts,
-        plugin: Result<TokenFacts, String>,
-    },
+    Rejected { own: TokenFacts, plugin: Result<TokenFacts, String> },
     /// Any other response, or a time-out.
     Unclear(String),
     /// No API server or namespace is configured, the agent's credential cannot be read, or the
@@ -74,12 +73,10 @@ pub struct TokenFacts {
 
 impl TokenFacts {
     fn read(token: &str) -> TokenFacts {
-        let claims = Claims::read(token);
-        let claims = claims.as_ref();
-        TokenFacts {
-            has_expired: claims.is_some_and(|claims| claims.has_expired(SystemTime::now())),
-            outlives_pod: claims.is_some_and(|claims| claims.pod_uid().is_none()),
-        }
+        Claims::read(token).map_or(TokenFacts::default(), |claims| TokenFacts {
+            has_expired: claims.has_expired(SystemTime::now()),
+            outlives_pod: claims.pod_uid().is_none(),
+        })
     }
 }
 
@@ -100,7 +97,9 @@ pub fn ask(settings: &Settings, timeout: Duration) -> Round {
     let name = &settings.daemonset;
     match client.get::<DaemonSet>(&daemonset_path(&namespace, name)) {
         Ok(set) if set.metadata.name != *name => Round::Unclear(another_object("DaemonSet", name)),
-        Ok(set) if set.metadata.deletion_timestamp.is_some() => Round::DaemonSetBeingDeleted,
+        Ok(set) if set.metadata.deletion_timestamp.is_some() => {
+            Round::BeingDeleted(format!("DaemonSet {namespace}/{name}"))
+        }
         Ok(set) => existing(settings, &client, &namespace, &set),
         Err(error) if error.is_status(404, NOT_FOUND) => {
             Round::DaemonSetGone(agent_pod(settings, &client, &namespace))
@@ -120,7 +119,7 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
     // Kubernetes deletes the objects of a Namespace in any order, so it may delete this pod before
     // the DaemonSet.
     match is_being_deleted(client, namespace) {
-        Ok(true) => return Round::NamespaceBeingDeleted,
+        Ok(true) => return Round::BeingDeleted(NAMESPACE.into()),
         Ok(false) => {}
         Err(error) if error.code() == Some(404) || is_temporary(&error) => {
             return Round::Unclear(error.to_string());
@@ -170,7 +169,7 @@ fn rejected(settings: &Settings, own: &str, namespace: &str, timeout: Duration) 
     let facts = TokenFacts::read(token.unwrap_or(own));
     let plugin = match (client, token) {
         (Ok(client), Some(token)) if token != own => match is_being_deleted(&client, namespace) {
-            Ok(true) => return Round::NamespaceBeingDeleted,
+            Ok(true) => return Round::BeingDeleted(NAMESPACE.into()),
             Err(error) if error.is_status(401, UNAUTHORIZED) => Ok(facts),
             // A busy or failing API server may not have checked the token.
             Err(error) if is_temporary(&error) || error.code().is_none_or(|code| code == 401) => {

@@ -131,7 +131,7 @@ fn rounds_that_are_read_late_count_from_their_time_and_as_if_read_one_by_one() {
         let evidence = evidence(Vec::new());
         Question { evidence, rounds: Some(rounds), last: String::new() }.verdict(false)
     };
-    let decisive = vec![(1, Round::DaemonSetBeingDeleted)];
+    let decisive = vec![(1, Round::BeingDeleted("the DaemonSet".into()))];
     let verdict = verdict_on([decisive, unclear(2, "HTTP 403")].concat());
     assert!(matches!(verdict, Verdict::Uninstall(_)));
     assert!(matches!(verdict_on(rejected([1, 2, 4])), Verdict::AskAgain(_)));

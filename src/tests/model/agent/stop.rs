@@ -47,7 +47,7 @@ fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
     let round = |response: &Api| match response {
         Api::DaemonSetExists => Round::InScope,
         Api::DaemonSetDeleted => Round::DaemonSetGone(AgentPod::Deleted),
-        Api::Forbidden if bug == Bug::ForbiddenIsProof => Round::DaemonSetBeingDeleted,
+        Api::Forbidden if bug == Bug::ForbiddenIsProof => Round::DaemonSetGone(AgentPod::Deleted),
         Api::AccountsDeleted | Api::TokensRejectedBefore => {
             Round::Rejected { own: token, plugin: Ok(token) }
         }

@@ -1,13 +1,12 @@
 //! Reconciles the network configs in the net dir: plans the changes, and applies the plan.
 
-use std::mem;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use tracing::{info, warn};
 
 use super::Reconciler;
-use super::judge::Finding::{Problem, Warning};
+use super::findings::Finding::{Problem, Warning};
 use crate::agent::contention::ContendedFile;
 use crate::agent::subject::Subject;
 use crate::agent::yielding::{OtherAgent, usable_entry_is_installed};
@@ -35,18 +34,14 @@ impl Reconciler {
         can_chain: bool,
         is_locked: bool,
     ) -> Result<(), String> {
-        self.count_time_without_entry(&observed);
+        self.count_time_without_entry(&observed.configs);
         if can_chain && !self.leftovers_removed {
             let failures = leftovers::remove(&self.settings.node);
             self.leftovers_removed = failures.is_empty();
-            let texts: Vec<String> = failures.iter().map(ToString::to_string).collect();
-            let failed = (!texts.is_empty()).then(|| Problem(texts.join("; ")));
+            let failed = (!failures.is_empty()).then(|| Problem(failures.join("; ")));
             self.pass.add(Subject::Other("leftovers"), failed);
-            let node = &self.settings.node;
-            let is_removed = |file: &ConfigFile| {
-                failures.is_empty() && leftovers::is_old_config(node, &file.name)
-            };
-            observed.configs.retain(|file| !is_removed(file));
+            let dir = &self.settings.node.net_dir;
+            observed.configs.retain(|file| dir.join(&file.name).symlink_metadata().is_ok());
         }
         let saved_state = self.keep_damaged_state(&mut observed, can_chain);
         self.pass.add(Subject::Other("saved state"), saved_state.map(Problem));
@@ -80,15 +75,15 @@ impl Reconciler {
         not_chained.filter(|_| !has_chained).map_or(Ok(()), Err)
     }
 
-    fn count_time_without_entry(&mut self, observed: &Observed) {
-        let now = Instant::now();
-        let elapsed = now - mem::replace(&mut self.last_read, now);
-        let mode = &self.settings.node.mode;
-        let active = plan::called(&observed.configs);
-        let lacks_entry = active.map(|_| plan::chained(mode, &observed.configs).is_none());
-        let lacked_entry = mem::replace(&mut self.lacked_entry, lacks_entry == Some(true));
-        let gap = time_without_entry(lacked_entry, lacks_entry, elapsed, observed.changed_before);
-        self.status.metrics.conflist_without_entry.inc_by(gap.as_secs_f64());
+    /// Adds the time since the last pass to the metric, if the active conflist lacked the plugin entry
+    /// then. Without an active conflist no pod can start.
+    fn count_time_without_entry(&mut self, configs: &[ConfigFile]) {
+        let is_active = plan::called(configs).is_some();
+        if let Some(since) = self.lacked_entry_at.take().filter(|_| is_active) {
+            self.status.metrics.conflist_without_entry.inc_by(since.elapsed().as_secs_f64());
+        }
+        let is_chained = plan::chained(&self.settings.node.mode, configs).is_some();
+        self.lacked_entry_at = (is_active && !is_chained).then(Instant::now);
     }
 
     /// Renames a damaged saved state if it `can` be replaced, so that a new one can be written.
@@ -146,7 +141,7 @@ impl Reconciler {
         observed: Observed,
         is_locked: bool,
     ) -> Result<bool, String> {
-        let Observed { configs, mut saved_state, .. } = observed;
+        let Observed { configs, mut saved_state } = observed;
         let settings = Arc::clone(&self.settings);
         let dir = &settings.node.net_dir;
         let seen = |name: &str| content(&configs, name);
@@ -159,35 +154,32 @@ impl Reconciler {
         let chain_steps = plan.steps.iter().map(|step| (step, true));
         let unchain_steps = plan.unchain_steps.iter().map(|step| (step, false));
         for (step, chains) in chain_steps.chain(unchain_steps) {
-            let (target, path) = (step.target(), dir.join(step.target()));
-            // A plugin entry of another agent also gives pods their redirect rules.
+            let path = dir.join(step.target());
             let text = seen(step.source()).map_or("", |before| &before.text);
-            let had_entry = plugin_entry(text).is_some();
-            let path_subject = || Subject::File(path.clone());
-            let subject = if had_entry { path_subject() } else { Subject::NetworkConfig };
-            let file = ContendedFile { subject, path: path.clone() };
-            if chains {
-                self.mark_not_ready(&Subject::NetworkConfig);
-                let blocked = self.contention.blocked_until(&file, text, Instant::now());
-                if let Some(until) = blocked {
-                    self.pass.schedule_next(until);
-                    continue;
-                }
+            // A plugin entry of another agent also gives pods their redirect rules.
+            let subject = match plugin_entry(text) {
+                Some(_) => Subject::File(path.clone()),
+                None => Subject::NetworkConfig,
+            };
+            let file = ContendedFile { subject, path };
+            if chains && self.begin_write(&file, text).is_err() {
+                continue;
             }
             match net_dir.apply(step, &mut saved_state) {
                 Ok(()) if chains => {
-                    self.record_write(file, text);
-                    let repeats = !self.chained.insert(target.to_owned());
-                    if repeats && !had_entry {
+                    let repeats = !self.chained.insert(step.target().to_owned());
+                    if repeats && file.is_plugin_entry() {
                         self.status.metrics.rechains.inc();
                     }
                     result = result.map(|_| true);
                     // Word for word as in Linkerd's troubleshooting page, because users search for it.
-                    info!("Created CNI config {}", path.display());
+                    info!("Created CNI config {}", file.path.display());
+                    self.end_write(file, text);
                 }
                 Ok(()) => {
-                    info!("removed the plugin entry from {}", path.display());
-                    if let Err(error) = saved_state.forget(target, dir) {
+                    info!("removed the plugin entry from {}", file.path.display());
+                    self.pass.wrote = true;
+                    if let Err(error) = saved_state.forget(step.target(), dir) {
                         result = Err(error.to_string());
                     }
                 }
@@ -197,31 +189,13 @@ impl Reconciler {
                     continue;
                 }
                 Err(error) => {
-                    self.pass.add(Subject::File(path), Problem(error.to_string()));
+                    self.pass.add(Subject::File(file.path), Problem(error.to_string()));
                     continue;
                 }
             }
-            self.pass.wrote = true;
             self.status.metrics.conflist_writes.inc();
         }
         result
-    }
-}
-
-/// Returns how much of the `elapsed` time since the last read the active conflist has lacked the plugin
-/// entry. `lacks_entry` is `None` if no network config is active: then no pod can start. `changed_before`
-/// is the time since the file changed.
-fn time_without_entry(
-    lacked_entry: bool,
-    lacks_entry: Option<bool>,
-    elapsed: Duration,
-    changed_before: Option<Duration>,
-) -> Duration {
-    match (lacked_entry, lacks_entry) {
-        (true, Some(_)) => elapsed,
-        // At most the time since the last read: a timestamp may be copied, and a clock may have been set.
-        (false, Some(true)) => changed_before.unwrap_or_default().min(elapsed),
-        _ => Duration::ZERO,
     }
 }
 
@@ -247,25 +221,4 @@ fn no_plugins(settings: &NodeSettings, active: &ConfigFile) -> Option<String> {
         plugins.join(", "),
         settings.bin_dir.display(),
     ))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_time_without_the_entry_in_an_active_conflist_is_counted() {
-        let seconds = Duration::from_secs;
-        for (lacked, lacks, changed_before, expected) in [
-            (false, Some(false), 5, 0),
-            (false, Some(true), 5, 5),
-            (false, Some(true), 3600, 30),
-            (true, Some(true), 5, 30),
-            (true, Some(false), 0, 30),
-            (true, None, 0, 0),
-        ] {
-            let gap = time_without_entry(lacked, lacks, seconds(30), Some(seconds(changed_before)));
-            assert_eq!(gap, seconds(expected), "{lacked} {lacks:?} {changed_before}");
-        }
-    }
 }
