@@ -118,7 +118,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
 /// meanwhile, because another program may remove the plugin entry. Does not reconcile if an upstream
 /// agent chains the plugin: its entry and kubeconfig must stay.
 fn decide(reconciler: &mut Reconciler, found_empty_node: bool) -> Result<Verdict, Error> {
-    reconciler.stop();
+    reconciler.api.stop_node_updates();
     let is_chained_by_upstream = reconciler.restore_upstream_kubeconfig();
     let history = reconciler.api.history();
     let mut question = Question::new(&reconciler.settings, found_empty_node, history);

@@ -1,36 +1,54 @@
-//! The agent's files on the node: plugin binaries, kubeconfig and plugin entries. Installs and
-//! uninstalls them.
+//! The agent's files on the node: plugin binaries, kubeconfig and plugin entries.
 
 pub mod binaries;
 pub mod leftovers;
 pub mod lock;
-pub mod settings;
 pub mod steps;
 pub mod uninstall;
 
-use crate::conflist::net_dir::{self, ConfigFile};
-use crate::conflist::saved_state::SavedState;
-use crate::files::{self, MountedDir};
-use settings::NodeSettings;
+use std::path::PathBuf;
+
+use crate::conflist::chain_mode::ChainMode;
+use crate::files::MountedDir;
+use crate::record;
 
 /// Words of each problem of contention. `linkerd cni check` finds these problems by them.
 pub const OVERWRITTEN: &str = "keeps being overwritten by another writer";
 
-/// What is read of the net dir once a reconcile pass.
-pub struct Observed {
-    pub configs: Vec<ConfigFile>,
-    pub saved_state: SavedState,
+/// Where the agent's files are on the node, and what an uninstall leaves there.
+#[derive(Clone, Debug)]
+pub struct NodeSettings {
+    /// Directory in the image with the plugin binaries to install.
+    pub image_bin_dir: PathBuf,
+    /// The host's CNI bin dir, as a path in the agent's container.
+    pub bin_dir: PathBuf,
+    /// The host's CNI net dir, as a path in the agent's container.
+    pub net_dir: PathBuf,
+    pub kubeconfig_name: String,
+    /// The kubeconfig's path on the host, for the plugin entry.
+    pub kubeconfig_on_host: String,
+    /// `LINKERD_CNI_CONF_NAME`, `LINKERD_CNI_CHAINED` and `LINKERD_CNI_OWN_CONFIG`.
+    pub mode: ChainMode,
+    /// Whether uninstall leaves the plugin binary on the host (`LINKERD_CNI_KEEP_BINARY`). Unset:
+    /// only if CRI-O or Multus needs the binary to delete existing pods.
+    pub keep_binary: Option<bool>,
+    /// Directory that agent and plugin share (`LINKERD_CNI_RUN_DIR`), at the same path on the host and
+    /// in the agent's container. `None`: the chart mounts none, as upstream's.
+    pub run_dir: Option<PathBuf>,
 }
 
-pub fn observe(settings: &NodeSettings) -> Result<Observed, files::Error> {
-    let dir = &settings.net_dir;
-    let configs = net_dir::scan(dir, &settings.kubeconfig_name)?;
-    Ok(Observed { configs, saved_state: SavedState::load(dir) })
+impl NodeSettings {
+    pub fn record_socket(&self) -> PathBuf {
+        record::socket_path(self.run_dir.as_deref(), &self.net_dir)
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.net_dir.join(&self.kubeconfig_name)
+    }
 }
 
-/// The mounts of the net dir, the bin dir and the run dir when this process started. Writes to a stale
-/// one reach neither the container runtime nor the plugin, so the agent then writes nothing more and
-/// fails `/live`.
+/// The mounts of the net dir, the bin dir and the run dir when this process started. Writes to a stale one
+/// reach neither runtime nor plugin, so the agent then writes nothing more and fails `/live`.
 #[derive(Debug)]
 pub struct Mounts(Vec<MountedDir>);
 

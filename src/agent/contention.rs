@@ -31,8 +31,7 @@ pub struct ContendedFile {
     ///   so the node stays ready while the entry is correct: a rollout waits until the new agent is
     ///   ready, and that agent would never become ready while the old agent runs.
     pub subject: Subject,
-    /// The path in the agent's container. For plugin binaries it is their directory, because the
-    /// agent may install several.
+    /// The path in the agent's container; for plugin binaries that of their directory.
     pub path: PathBuf,
 }
 
@@ -71,8 +70,7 @@ struct Writes {
 }
 
 impl Contention {
-    /// Returns the time before which `file` must not be written. `None` allows
-    /// the write now: there is no contention, the interval has passed, or the write is a new one.
+    /// Returns the time before which `file` must not be written, if this write repeats others too soon.
     /// Writes with the same `key` repeat each other. The key is the replaced content for a network
     /// config, the written content for the kubeconfig, and empty for plugin binaries.
     pub fn blocked_until(&self, file: &ContendedFile, key: &str, now: Instant) -> Option<Instant> {
@@ -81,8 +79,7 @@ impl Contention {
         (writes.key == key && now < due).then_some(due)
     }
 
-    /// Records a write to `file`, with the `key` of [`Contention::blocked_until`]. Returns whether
-    /// contention began with this write.
+    /// Takes the `key` of [`Contention::blocked_until`]. Returns whether contention begins.
     pub fn record_write(&mut self, file: ContendedFile, key: &str, now: Instant) -> bool {
         let new = || {
             let limit = RateLimit::new(between(INTERVAL[0], INTERVAL[1]), BURST, now);
@@ -98,8 +95,7 @@ impl Contention {
         begins
     }
 
-    /// Returns the files under contention, each with the time at which contention is over if
-    /// no further write is needed.
+    /// Each file under contention, and when contention is over if no further write is needed.
     pub fn active(&self, now: Instant) -> impl Iterator<Item = (&ContendedFile, Instant)> {
         let is_active = move |writes: &Writes| writes.is_contended && !writes.is_over(now);
         let writes = self.writes.iter().filter(move |(_, writes)| is_active(writes));

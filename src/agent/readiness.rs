@@ -1,5 +1,4 @@
-//! The agent's readiness: what `/live`, `/ready` and `/status` respond. `linkerd cni` reads `/status`
-//! through the API server.
+//! The agent's readiness: what `/live`, `/ready` and `/status` respond.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -121,10 +120,7 @@ impl Status {
 }
 
 impl State {
-    /// Returns whether the last pass found the node ready and is recent, and what `/ready` adds then.
-    ///
-    /// # Errors
-    /// Why the node is not ready: a stop signal, no recent pass, or the problems of the last pass.
+    /// Returns what `/ready` adds to a response of 200, or why the node is not ready.
     fn ready(&self, now: Instant) -> Result<Option<String>, String> {
         if let Some(signal) = self.stopped_by {
             return Err(format!("received {signal}"));
@@ -144,7 +140,7 @@ impl State {
         stale.map_or(Ok(()), |why| Err(why.clone()))
     }
 
-    /// Renders the body of `/status`: the last pass, with the present readiness and numbers of calls.
+    /// Renders the body of `/status`.
     fn body(&self, now: Instant, calls: PluginCounts) -> String {
         let not_ready = self.ready(now).err();
         let version = env!("CARGO_PKG_VERSION").to_owned();
@@ -156,7 +152,6 @@ impl State {
         serde_json::to_string(&body).unwrap_or_default()
     }
 
-    /// Returns whether a pass finished within the last three resync periods.
     fn recent(&self, now: Instant) -> Result<(), String> {
         let age = now.saturating_duration_since(self.finished);
         if age <= self.resync * MAX_RESYNCS {
@@ -169,7 +164,6 @@ impl State {
         ))
     }
 
-    /// Returns whether no pass has been running for too long.
     fn progressing(&self, now: Instant) -> Result<(), String> {
         let time =
             self.running_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));

@@ -1,9 +1,8 @@
 //! Reconciles the host in one pass: observes it, compares each file with what it should be, writes the
 //! files that differ, and judges from the outcomes whether the node is ready.
 //!
-//! The order is plugin binary, kubeconfig, network configs. So no network config ever names a
-//! plugin that cannot run. Over an upstream plugin whose kubeconfig has a host name, the kubeconfig
-//! comes first.
+//! The order is plugin binary, kubeconfig, network configs. So no network config ever names a plugin
+//! that cannot run. Over an upstream plugin with a host name in its kubeconfig, that comes first.
 
 pub mod findings;
 mod kubeconfig;
@@ -28,15 +27,16 @@ use super::subject::Subject;
 use super::upstream_kubeconfig::UpstreamKubeconfig;
 use super::watch::Watch;
 use super::yielding::{OtherAgent, Yielding};
-use crate::conflist::{Entry, PLUGIN};
+use crate::conflist::saved_state::SavedState;
+use crate::conflist::{Entry, PLUGIN, net_dir};
 use crate::files;
 use crate::kube::claims::Claims;
 use crate::kube::event::{EventContent, EventType};
+use crate::node::Mounts;
 use crate::node::binaries::Binaries;
 use crate::node::lock::NodeLocker;
-use crate::node::{Mounts, observe};
 use findings::Finding::{Problem, Waiting, Warning};
-use findings::{Pass, network_config};
+use findings::Pass;
 use kubeconfig::{needs_resolver, token_on_host};
 
 /// Reconciles the host. Decides from the files found in each pass; what it remembers between
@@ -77,8 +77,6 @@ pub struct Reconciler {
     /// When the active conflist was read last, if it lacked the plugin entry then.
     lacked_entry_at: Option<Instant>,
     ready_logged: bool,
-    /// The agent received SIGTERM or SIGINT.
-    stopping: bool,
 }
 
 impl Reconciler {
@@ -117,20 +115,10 @@ impl Reconciler {
             leftovers_removed: false,
             lacked_entry_at: None,
             ready_logged: false,
-            stopping: false,
         }
     }
 
-    /// Prepares for the passes between SIGTERM and the agent's end. They never write the kubeconfig:
-    /// the agent's token becomes invalid with its pod, and whether to uninstall depends on the token
-    /// found there. From now on the Node object is not changed either.
-    pub fn stop(&mut self) {
-        self.stopping = true;
-        self.api.stop_node_updates();
-    }
-
-    /// Runs one reconcile pass, and sets what `/ready` and the metrics report. Writes nothing to
-    /// directories that are no longer the node's.
+    /// Runs one reconcile pass. Writes nothing to directories that are no longer the node's.
     pub fn pass(&mut self) -> Pass {
         match self.mounts.stale() {
             Some(why) => self.pass.add(Subject::Mounts, Problem(why)),
@@ -142,12 +130,12 @@ impl Reconciler {
 
     fn reconcile(&mut self) {
         let held = self.node_lock.take();
-        let observed = observe(&self.settings.node);
-        let configs = observed.as_ref().map_or(&[][..], |observed| &observed.configs);
+        let node = &self.settings.node;
+        let scanned = net_dir::scan(&node.net_dir, &node.kubeconfig_name);
+        let saved = SavedState::load(&node.net_dir);
         // Upstream's agent writes its kubeconfig before its plugin entry.
-        let kubeconfig = self.settings.node.kubeconfig();
-        self.entry.set_exact(self.upstream_kubeconfig.remember(&kubeconfig));
-        let kept = self.kept_files(configs);
+        self.entry.is_exact = self.upstream_kubeconfig.remember(&node.kubeconfig());
+        let kept = self.kept_files(scanned.as_deref().unwrap_or_default());
         // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
         // kubeconfig has an address, which both can use.
         let on_host = Binaries::executable(&self.settings.node.bin_dir, PLUGIN).is_some();
@@ -156,22 +144,27 @@ impl Reconciler {
         let must_wait = is_first && needs_resolver(&self.settings);
         let binary = if must_wait { Ok(()) } else { self.install_binaries(kept) };
         let kubeconfig = kubeconfig.unwrap_or_else(|| self.install_kubeconfig(kept));
-        // A token that the API server rejects does not prevent chaining: without the plugin, meshed
-        // pods would start without redirect rules.
+        // Also with a rejected token: without the plugin, meshed pods start without redirect rules.
         let can_chain = binary.is_ok() && kubeconfig.is_ok();
-        let chained = match observed {
-            Ok(observed) => self.install_configs(observed, kept, can_chain, held.is_some()),
+        let chained = match scanned {
+            Ok(configs) => self.install_configs(configs, saved, kept, can_chain, held.is_some()),
             Err(error) => Err(error.to_string()),
         };
         drop(held);
+        let mut removals = Vec::new();
         for (file, over_at) in self.contention.active(Instant::now()) {
             self.pass.schedule_next(over_at);
-            if !file.is_plugin_entry() {
-                self.pass.add(file.subject.clone(), Warning(file.to_string()));
+            self.pass.body.contended.push(format!("{}: {file}", file.subject));
+            match file.is_plugin_entry() {
+                true => removals.push(file.to_string()),
+                false => self.pass.add(file.subject.clone(), Warning(file.to_string())),
             }
-            self.pass.contended.push(file.clone());
         }
-        let chained = network_config(chained, &kubeconfig, &self.pass.contended);
+        let removed = (!removals.is_empty()).then(|| Problem(removals.join("; ")));
+        self.pass.add(Subject::NetworkConfig, removed);
+        // Without a kubeconfig the plugin is not chained, and only that cause is logged.
+        let is_waiting = matches!(kubeconfig, Err(Waiting(_)));
+        let chained = chained.err().map(if is_waiting { Waiting } else { Problem });
         self.pass.add(Subject::NetworkConfig, chained);
         self.pass.add(Subject::Binary, binary.err().map(Problem));
         self.pass.add(Subject::Kubeconfig, kubeconfig.err());
@@ -194,12 +187,12 @@ impl Reconciler {
     /// Sets what `/ready`, the metrics, the Node object and Events show of the pass.
     fn publish(&mut self) {
         let metrics = &self.status.metrics;
-        metrics.contention_active.set((!self.pass.contended.is_empty()).into());
+        metrics.contention_active.set((!self.pass.body.contended.is_empty()).into());
         metrics.reconcile.inc();
         if self.pass.has_problem() {
             metrics.reconcile_errors.inc();
         }
-        if self.stopping {
+        if self.status.state().stopped_by.is_some() {
             return;
         }
         let not_ready = self.pass.not_ready();
@@ -209,11 +202,10 @@ impl Reconciler {
         }
         // Warnings neither keep the startup taint nor change the condition, because some are permanent.
         self.api.pass_finished(not_ready.as_deref());
-        let Pass { notes, contended, body, .. } = &self.pass;
+        let Pass { notes, body, .. } = &self.pass;
         self.status.state().last_pass = StatusBody {
             not_ready,
             note: (!notes.is_empty()).then(|| notes.join("; ")),
-            contended: contended.iter().map(|file| format!("{}: {file}", file.subject)).collect(),
             problems: self.pass.logged(),
             ..body.clone()
         };
@@ -250,10 +242,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Makes `/ready` report not ready until the end of the pass, as `file` is being corrected.
-    ///
-    /// # Errors
-    /// If contention delays a write with this `key` of [`Contention::blocked_until`]. Names the remedy.
+    /// Makes `/ready` report not ready until the end of the pass, as `file` is being corrected. Fails
+    /// if contention delays a write with this `key` of [`Contention::blocked_until`].
     fn begin_write(&mut self, file: &ContendedFile, key: &str) -> Result<(), String> {
         let why = format!("{}: being corrected", file.subject);
         self.status.state().last_pass.not_ready = Some(why);

@@ -17,7 +17,7 @@ use crate::conflist::Entry;
 use crate::conflist::chain_mode::ChainMode;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
-use crate::node::settings::NodeSettings;
+use crate::node::NodeSettings;
 use crate::pod_copy::RUN_DIR_VARIABLE;
 
 /// Names the setting, with its value and what is wrong with it.
@@ -57,8 +57,7 @@ pub struct Settings {
     pub pod_name: Option<String>,
     /// The agent's DaemonSet (`LINKERD_CNI_DAEMONSET`). If it is deleted, the agent uninstalls.
     pub daemonset: String,
-    /// The pod's termination grace period (`LINKERD_CNI_TERMINATION_GRACE_SECONDS`). When it
-    /// ends, the kubelet kills the agent.
+    /// After this time the kubelet kills the agent (`LINKERD_CNI_TERMINATION_GRACE_SECONDS`).
     pub termination_grace: Duration,
     /// ServiceAccount whose token the plugin uses (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`).
     /// Unset: the plugin uses the agent's own token.
@@ -67,11 +66,9 @@ pub struct Settings {
     /// (`LINKERD_CNI_REQUIRE_NETWORK_PLUGINS`). In any other directory the runtime would not
     /// find the plugin, and no pod could start. Upstream always chains.
     pub require_network_plugins: bool,
-    /// Whether the agent is ready only after a self-test, in which the installed plugin
-    /// redirects a connection (`LINKERD_CNI_SELF_TEST`).
+    /// Whether the agent is ready only after a self-test (`LINKERD_CNI_SELF_TEST`).
     pub self_test: bool,
-    /// Whether to watch the pods of the node and publish them for the plugin
-    /// (`LINKERD_CNI_WATCH_PODS`). Needs `node.run_dir` and `node_name`.
+    /// Whether to publish the node's pods for the plugin (`LINKERD_CNI_WATCH_PODS`).
     pub watch_pods: bool,
     pub node_signal: Option<NodeSignal>,
     /// Name of the node (`LINKERD_CNI_NODE_NAME`).
@@ -80,7 +77,7 @@ pub struct Settings {
     pub log_format: log::Format,
 }
 
-/// Reads environment variables. An empty variable counts as unset.
+/// An empty variable counts as unset.
 struct Env<F>(F);
 
 impl<F: Fn(&str) -> Option<String>> Env<F> {
@@ -127,17 +124,14 @@ impl Settings {
         let kubeconfig_name = env.text_or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
         let conf_name = env.parsed("LINKERD_CNI_CONF_NAME", file_name)?;
-        let mode = ChainMode::choose(
-            conf_name.as_deref(),
-            env.flag("LINKERD_CNI_CHAINED", true)?,
-            env.flag("LINKERD_CNI_OWN_CONFIG", false)?,
-            &kubeconfig_name,
-        );
-        let mode = mode.map_err(|why| {
-            Error(format!("LINKERD_CNI_CONF_NAME={}: {why}", conf_name.unwrap_or_default()))
-        })?;
-        let has_condition = env.flag("LINKERD_CNI_NODE_CONDITION", false)?;
-        let node_signal = match has_condition {
+        let is_chained = env.flag("LINKERD_CNI_CHAINED", true)?;
+        let in_copy = env.flag("LINKERD_CNI_OWN_CONFIG", false)?;
+        let choose = |_: &str| {
+            ChainMode::choose(conf_name.as_deref(), is_chained, in_copy, &kubeconfig_name)
+        };
+        let mode =
+            parsed("LINKERD_CNI_CONF_NAME", conf_name.as_deref().unwrap_or_default(), choose)?;
+        let node_signal = match env.flag("LINKERD_CNI_NODE_CONDITION", false)? {
             true => Some(NodeSignal::Condition),
             false => env.text("LINKERD_CNI_STARTUP_TAINT").map(NodeSignal::StartupTaint),
         };
@@ -185,19 +179,17 @@ impl Settings {
 
     /// Renders the plugin entry from the template or from the file that has it.
     pub fn plugin_entry(&self) -> Result<Entry, String> {
-        let (text, origin) = match (&self.entry_template, &self.entry_template_file) {
-            (Some(text), _) => (text.clone(), "CNI_NETWORK_CONFIG".to_owned()),
-            (None, Some(path)) => {
+        const UNSET: &str =
+            "no plugin entry template: set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE";
+        let (text, origin) = match &self.entry_template {
+            Some(text) => (text.clone(), "CNI_NETWORK_CONFIG".to_owned()),
+            None => {
+                let path = self.entry_template_file.as_ref().ok_or(UNSET)?;
                 let origin = path.display().to_string();
                 let text = fs::read_to_string(path).map_err(|error| {
                     format!("cannot read the plugin entry template {origin}: {error}")
                 })?;
                 (text, origin)
-            }
-            (None, None) => {
-                return Err("no plugin entry template: set CNI_NETWORK_CONFIG or \
-                            CNI_NETWORK_CONFIG_FILE"
-                    .into());
             }
         };
         Entry::new(&text, &self.node.kubeconfig_on_host)
@@ -212,7 +204,6 @@ impl Settings {
     }
 }
 
-/// Parses a number of seconds, from 1 to 86400 (one day).
 fn seconds(value: &str) -> Result<Duration, &'static str> {
     match value.parse() {
         Ok(seconds @ 1..=86_400) => Ok(Duration::from_secs(seconds)),

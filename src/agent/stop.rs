@@ -5,15 +5,15 @@
 //! Without proof the agent repeats the requests until the pod's termination grace period is nearly
 //! over, and then leaves the plugin installed for the next agent.
 //!
-//! After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays
-//! by mistake can be removed with one command.
+//! A mistaken uninstall lets meshed pods start without redirect rules. A plugin that stays by mistake
+//! can be removed with one command.
 
 mod decision;
 mod evidence;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -71,7 +71,6 @@ impl Question {
         self.evidence.end.saturating_duration_since(Instant::now())
     }
 
-    /// Returns the verdict on the evidence so far.
     pub fn verdict(&mut self, newer_agent_runs: bool) -> Verdict {
         self.evidence.newer_agent_runs = newer_agent_runs;
         while let Some(round) = self.rounds.as_ref().and_then(|rounds| rounds.try_recv().ok()) {
@@ -88,9 +87,8 @@ impl Question {
         verdict(&self.evidence, Instant::now())
     }
 
-    /// Starts a thread, once, that sends requests to the API server. Each response wakes the main loop
-    /// through `waker`. The thread is never joined, so that a request that hangs does not delay the
-    /// exit.
+    /// Starts a thread, once, that sends requests to the API server. Each response wakes the main loop.
+    /// The thread is never joined, so that a request that hangs does not delay the exit.
     pub fn ask(&mut self, settings: &Arc<Settings>, waker: Waker) -> io::Result<()> {
         if self.rounds.is_some() {
             return Ok(());
@@ -100,26 +98,22 @@ impl Question {
         let (send, rounds) = mpsc::channel();
         self.rounds = Some(rounds);
         let settings = Arc::clone(settings);
-        let thread = thread::Builder::new().name("stop".into());
-        thread.spawn(move || send_rounds(&settings, &send, &waker)).map(|_| ())
+        let next_round = move || {
+            let round = evidence::ask(&settings, TIMEOUT);
+            (Instant::now(), round)
+        };
+        let ask = move || {
+            while send.send(next_round()).is_ok() {
+                waker.wake();
+                thread::sleep(between(PAUSE[0], PAUSE[1]));
+            }
+        };
+        thread::Builder::new().name("stop".into()).spawn(ask).map(|_| ())
     }
 }
 
-/// Time in which to decide, from the termination grace period.
 fn time_to_decide(grace: Duration) -> Duration {
     grace.saturating_sub(UNINSTALL_TIME).max(SHORTEST_DECISION_TIME)
-}
-
-/// Runs rounds of requests and sends their results, until the receiver is dropped.
-fn send_rounds(settings: &Settings, rounds: &Sender<(Instant, Round)>, waker: &Waker) {
-    loop {
-        let round = evidence::ask(settings, TIMEOUT);
-        if rounds.send((Instant::now(), round)).is_err() {
-            return;
-        }
-        waker.wake();
-        thread::sleep(between(PAUSE[0], PAUSE[1]));
-    }
 }
 
 #[cfg(test)]

@@ -1,24 +1,23 @@
-//! Waits for a change in the watched directories, a stop signal, a wake from another thread,
-//! or a timeout.
+//! Waits for a change in the watched directories, a stop signal or a wake from another thread.
 //!
-//! A change only triggers a reconcile pass, which reads the state itself. So lost, repeated
-//! and late inotify events do no harm. If the node has no inotify instances or watches left,
-//! the agent polls every second.
+//! A change only triggers a reconcile pass, which reads the state itself. So lost, repeated and late
+//! inotify events do no harm. If the node has no inotify watches left, the agent polls every second.
 
 use std::io;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 
+use crate::deadline::Deadline;
 use crate::files;
 
 /// Time between two passes if inotify is not available.
@@ -55,9 +54,7 @@ impl Watch {
     /// Blocks SIGTERM and SIGINT, to receive them through a signalfd. Must be called before the
     /// first thread starts, because threads inherit the signal mask.
     pub fn start() -> io::Result<Watch> {
-        let mut mask = SigSet::empty();
-        mask.add(Signal::SIGTERM);
-        mask.add(Signal::SIGINT);
+        let mask = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
         mask.thread_block()?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let (wakes, waker) = UnixDatagram::pair()?;
@@ -76,12 +73,9 @@ impl Watch {
         self.waker.clone()
     }
 
-    /// Watches `dirs` with inotify. Must be called before each reconcile pass, because the
-    /// kernel drops the watch of a directory that is removed, even if a new one appears under
-    /// its name. A missing directory is not an error.
-    ///
-    /// # Errors
-    /// If inotify cannot watch a directory. Waits then last at most a second.
+    /// Watches those of `dirs` that exist. Must be called before each reconcile pass, because the kernel
+    /// drops the watch of a directory that is removed, even if a new one appears under its name.
+    /// Waits last at most a second after a failure.
     pub fn watch_dirs(&mut self, dirs: &[&Path]) -> Result<(), String> {
         let result = self.add(dirs).map_err(|errno| match errno {
             Errno::EMFILE => "all inotify instances are in use (fs.inotify.max_user_instances)",
@@ -97,15 +91,10 @@ impl Watch {
             Some(inotify) => inotify,
             none => none.insert(Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?),
         };
-        let events = AddWatchFlags::IN_CREATE
-            | AddWatchFlags::IN_MODIFY
-            | AddWatchFlags::IN_CLOSE_WRITE
-            | AddWatchFlags::IN_ATTRIB
-            | AddWatchFlags::IN_MOVE
-            | AddWatchFlags::IN_DELETE
-            | AddWatchFlags::IN_DELETE_SELF
-            | AddWatchFlags::IN_MOVE_SELF
-            | AddWatchFlags::IN_ONLYDIR;
+        // Each pass reads files.
+        let reads =
+            AddWatchFlags::IN_ACCESS | AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE_NOWRITE;
+        let events = AddWatchFlags::IN_ALL_EVENTS.difference(reads) | AddWatchFlags::IN_ONLYDIR;
         for dir in dirs {
             match inotify.add_watch(*dir, events) {
                 Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR) => {}
@@ -119,18 +108,17 @@ impl Watch {
     /// thread called [`Waker::wake`]. A signal ends the wait instead, and is returned.
     pub fn wait(&self, timeout: Duration) -> io::Result<Option<Signal>> {
         let timeout = if self.complete { timeout } else { timeout.min(POLL_PERIOD) };
-        let end = Instant::now() + timeout;
+        let end = Deadline::after(timeout);
         loop {
-            let [stop, woken, changed] =
-                self.poll(end.saturating_duration_since(Instant::now()))?;
+            let [stop, woken, changed] = self.poll(end)?;
             if stop {
                 let number = self.signals.read_signal()?.map(|info| info.ssi_signo as i32);
                 let signal = number.and_then(|number| Signal::try_from(number).ok());
                 return Ok(signal.or(Some(Signal::SIGTERM)));
             }
             if let Some(mut is_open) = self.drain(changed) {
-                let end = Instant::now() + SETTLE_TIME;
-                while is_open && Instant::now() < end {
+                let end = Deadline::after(SETTLE_TIME);
+                while is_open && !end.has_passed() {
                     thread::sleep(SETTLE_PERIOD);
                     is_open = self.drain(true).unwrap_or(is_open);
                 }
@@ -140,32 +128,27 @@ impl Watch {
                 while self.wakes.recv(&mut [0]).is_ok() {}
                 return Ok(None);
             }
-            if Instant::now() >= end {
+            if end.has_passed() {
                 return Ok(None);
             }
         }
     }
 
-    /// Waits at most for `longest`. Returns which sources have data: signals, wakes, inotify.
-    fn poll(&self, longest: Duration) -> io::Result<[bool; 3]> {
+    /// Waits at most until `end`. Returns which sources have data: signals, wakes, inotify.
+    fn poll(&self, end: Deadline) -> io::Result<[bool; 3]> {
         let fd = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let mut fds = vec![fd(self.signals.as_fd()), fd(self.wakes.as_fd())];
-        let inotify: Option<BorrowedFd<'_>> = self.inotify.as_ref().map(AsFd::as_fd);
-        fds.extend(inotify.map(fd));
-        // Rounded up, as a timeout of 0 ms would spin through the last fraction of a millisecond.
-        let longest = longest + Duration::from_micros(999);
-        let timeout = PollTimeout::try_from(longest).unwrap_or(PollTimeout::MAX);
-        match poll(&mut fds, timeout) {
-            Ok(_) | Err(Errno::EINTR) => {}
+        fds.extend(self.inotify.as_ref().map(|inotify| fd(inotify.as_fd())));
+        match end.poll(&mut fds) {
+            Ok(()) | Err(Errno::ETIMEDOUT) => {}
             Err(errno) => return Err(errno.into()),
         }
         let has_data = |fd: &PollFd<'_>| fd.any().unwrap_or_default();
         Ok([0, 1, 2].map(|source| fds.get(source).is_some_and(has_data)))
     }
 
-    /// Reads all inotify events, if any are `pending`. Returns whether a writer still has the last file
-    /// open, rather than that it is closed, renamed or removed. `None` without an event: the agent's own
-    /// temporary files do not count.
+    /// Reads all inotify events, if any are `pending`. Returns whether a writer may still have the last
+    /// changed file open; `None` without a change. The agent's own temporary files do not count.
     fn drain(&self, pending: bool) -> Option<bool> {
         let mut is_open = None;
         while pending && let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {

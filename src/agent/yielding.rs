@@ -1,5 +1,4 @@
-//! Decides when to yield to another agent on this node, that is, to keep its plugin entry until it
-//! ends.
+//! Decides when to yield to another agent on this node: to keep its plugin entry until it ends.
 //!
 //! Two agents run side by side while a rolling update surges. If both insisted on their own plugin
 //! entry, neither would become ready and the rollout would never end. So this agent yields
@@ -71,8 +70,6 @@ impl Yielding {
 
     /// Returns the plugin entry to yield to, among the network configs `found`. `None`: the
     /// agent's `own` entry belongs in the network configs, and the caller writes it.
-    ///
-    /// `newer_agent_runs` says that an agent of this project that started later runs on this node.
     /// `kubeconfig` is the path on the host of the kubeconfig that this agent keeps right.
     pub fn choose(
         &mut self,
@@ -83,8 +80,7 @@ impl Yielding {
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
         let Some(entry) = installed_entry(kubeconfig, found) else {
-            // A running upstream agent restores its entry at once. No entry means that it does not
-            // run.
+            // A running upstream agent restores its entry at once.
             self.tried = None;
             return None;
         };
@@ -116,8 +112,7 @@ impl Yielding {
         None
     }
 
-    /// Returns whether this agent wrote its own entry over an upstream one so recently that the
-    /// upstream agent may still restore its entry.
+    /// Whether an upstream agent may still restore the entry that this agent replaced.
     pub fn is_trying(&self, now: Instant) -> bool {
         self.tried.is_some_and(|tried| now < tried + RESTORED_WITHIN)
     }
@@ -143,14 +138,12 @@ pub fn usable_entry_is_installed(
             .is_some_and(|entry| own.is(entry.text()) || is_usable(&entry, kubeconfig))
 }
 
-/// Returns the plugin entry in use among the network configs `found`.
 fn installed_entry(kubeconfig: &str, found: &[ConfigFile]) -> Option<Entry> {
     Entry::new(plan::installed(found)?.plugin_entry()?.text, kubeconfig).ok()
 }
 
-/// Returns whether an upstream agent may have written a plugin entry in one of the network configs
-/// `found`, other than `own`. Such an entry is either younger than one pass, or this agent yields to it.
-/// In both cases an upstream agent probably runs.
+/// Returns whether an upstream agent may have written a plugin entry among `found`, other than `own`. Such
+/// an entry is younger than one pass, or this agent yields to it. So an upstream agent probably runs.
 pub fn is_chained_by_upstream(found: &[ConfigFile], own: &Entry) -> bool {
     let entries = found.iter().filter_map(ConfigFile::plugin_entry);
     entries
@@ -160,17 +153,17 @@ pub fn is_chained_by_upstream(found: &[ConfigFile], own: &Entry) -> bool {
 
 /// Returns whether an upstream agent may have written the plugin `entry`. This project's chart sets
 /// `agent-namespace`. Under upstream's manifests, only a kubeconfig of upstream's agent shows that
-/// there was one; [`Entry::set_exact`] says so.
+/// there was one; `own.is_exact` says so.
 fn may_be_upstreams(entry: &Entry, own: &Entry) -> bool {
-    let is_of_chart = |entry: &Entry| !entry.value()["linkerd"]["agent-namespace"].is_null();
-    !is_of_chart(entry) && (is_of_chart(own) || own.is_exact())
+    let is_of_chart = |entry: &Entry| !entry.value["linkerd"]["agent-namespace"].is_null();
+    !is_of_chart(entry) && (is_of_chart(own) || own.is_exact)
 }
 
 /// Returns whether the plugin works with the `entry`: it accepts the settings, and finds the kubeconfig
 /// that this agent keeps right. With another kubeconfig it may have a dead token.
 fn is_usable(entry: &Entry, kubeconfig: &str) -> bool {
     let config: Result<Object, _> = serde_json::from_str(entry.text());
-    entry.value()["kubernetes"]["kubeconfig"] == kubeconfig
+    entry.value["kubernetes"]["kubeconfig"] == kubeconfig
         && config.is_ok_and(|config| Config::read(&config).is_ok())
 }
 
@@ -245,7 +238,7 @@ mod tests {
             (with(None), true, json!({"type": "portmap"}), false),
         ] {
             let mut own = Entry::new(&own.to_string(), "").unwrap();
-            own.set_exact(is_exact);
+            own.is_exact = is_exact;
             assert_eq!(
                 is_chained_by_upstream(&found(&[&installed]), &own),
                 expected,

@@ -30,10 +30,8 @@ pub enum ChainMode {
 }
 
 impl ChainMode {
-    /// Selects the mode for the settings `chained` and `chain_in_copy`, and the file name
-    /// `conf_name` if one is set. `chained: false` wins over `chain_in_copy`, as a standalone
-    /// config copies nothing.
-    /// Fails with the reason why `conf_name` is not a valid file name in that mode.
+    /// `chained: false` wins over `chain_in_copy`, as a standalone config copies nothing. Fails with the
+    /// reason why `conf_name` is not a valid file name in that mode.
     pub fn choose(
         conf_name: Option<&str>,
         chained: bool,

@@ -1,6 +1,6 @@
 //! The plugin entry that the agent chains: rendered from the chart's template.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::borrowed_object::{BorrowedObject, syntax};
 use super::{Error, PLUGIN};
@@ -17,8 +17,10 @@ const VERSION: &str = "0.3.1";
 #[derive(Clone, Debug)]
 pub struct Entry {
     text: String,
-    value: Value,
-    is_exact: bool,
+    pub value: Value,
+    /// Whether an equal entry with another text is a different entry. It is upstream's if an
+    /// upstream agent with the same template runs on the node: upstream's agents format the entry.
+    pub is_exact: bool,
 }
 
 impl Entry {
@@ -37,20 +39,6 @@ impl Entry {
         &self.text
     }
 
-    pub fn value(&self) -> &Value {
-        &self.value
-    }
-
-    /// Sets whether an equal entry with another text is a different entry. It is upstream's if an
-    /// upstream agent with the same template runs on the node: upstream's agents format the entry.
-    pub fn set_exact(&mut self, is_exact: bool) {
-        self.is_exact = is_exact;
-    }
-
-    pub fn is_exact(&self) -> bool {
-        self.is_exact
-    }
-
     /// Returns whether `found` in a network config is this entry. Unless it is exact, a network config
     /// that another program reformatted needs no rewrite.
     pub fn is(&self, found: &str) -> bool {
@@ -64,32 +52,23 @@ impl Entry {
     /// Renders a standalone `.conf`: the template with defaults for a missing `cniVersion` and
     /// `name`. Multus finds the network config by its name.
     pub fn standalone_conf(&self) -> String {
-        let template = BorrowedObject::parse(&self.text).ok();
-        let lacks = |key: &str| template.as_ref().is_none_or(|object| object.get(key).is_none());
-        let mut added = String::new();
-        for (key, value) in [("cniVersion", VERSION), ("name", PLUGIN)] {
-            if lacks(key) {
-                added.push_str(&format!("\n  \"{key}\": \"{value}\","));
+        let mut conf = self.value.clone();
+        for (key, default) in [("cniVersion", VERSION), ("name", PLUGIN)] {
+            if conf[key].is_null() {
+                conf[key] = default.into();
             }
         }
-        // The comma at the end of `added` is valid: the template has at least a `type`.
-        let members = self.text.strip_prefix('{').unwrap_or_default();
-        format!("{{{added}{members}\n")
+        format!("{conf:#}\n")
     }
 
     pub fn standalone_conflist(&self) -> String {
-        let entry = self.text.replace('\n', "\n    ");
-        format!(
-            "{{\n  \"cniVersion\": \"{VERSION}\",\n  \"name\": \"{PLUGIN}\",\n  \"plugins\": [\n    \
-             {entry}\n  ]\n}}\n"
-        )
+        let list = json!({"cniVersion": VERSION, "name": PLUGIN, "plugins": [self.value]});
+        format!("{list:#}\n")
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     fn conf(template: &str) -> Value {
@@ -122,7 +101,7 @@ mod tests {
         let spliced = entry.text().replace('\n', "\n    ");
         let formatted = "{\n  \"a\": [1],\n  \"type\": \"linkerd-cni\"\n}";
         for is_exact in [false, true] {
-            entry.set_exact(is_exact);
+            entry.is_exact = is_exact;
             assert!(entry.is(&spliced) && !entry.is(&spliced.replace('1', "2")));
             assert_eq!(entry.is(formatted), !is_exact);
             assert_eq!(entry.is(&formatted.replace(char::is_whitespace, "")), !is_exact);

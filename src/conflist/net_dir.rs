@@ -50,8 +50,7 @@ impl ConfigFile {
         plugin_entry(self.text())
     }
 
-    /// Fails with the reason why the file is no readable conflist: the rest of a sentence that starts with
-    /// its name.
+    /// Fails with the rest of a sentence that starts with the file's name.
     pub fn conflist(&self) -> Result<Conflist<'_>, String> {
         let content = self.content.as_ref().map_err(|unreadable| unreadable.why.clone())?;
         Conflist::parse_any(&content.text).map_err(|error| error.to_string())
@@ -144,8 +143,7 @@ fn has_plugin_type(value: &Value) -> bool {
     }
 }
 
-/// Returns whether a container runtime may find the plugin's name in `file`, also if this agent cannot
-/// read or parse the file.
+/// Whether a runtime may find the plugin in `file`, also if this agent cannot read or parse it.
 pub fn may_name_plugin(file: &ConfigFile) -> bool {
     match &file.content {
         Ok(content) => may_call_plugin(&content.text),
@@ -183,31 +181,31 @@ fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, 
     let Some(metadata) = files::metadata(path)? else {
         return Ok(None);
     };
+    let unreadable = |why, runtime_may_read| Err(Unreadable { why, runtime_may_read });
     let link = if metadata.is_symlink() { Some(files::link_target(path)?) } else { None };
     if let Some(target) = link.as_ref().filter(|target| leads_out(path, target)) {
         let target = target.display();
         let why = format!("is a symbolic link out of the mounted directory, to {target}");
-        return Err(Unreadable { why, runtime_may_read: true });
+        return unreadable(why, true);
     }
     let (bytes, access) = match files::read(path) {
         Err(error) if error.is_missing() && link.is_some() => {
-            let why = "is a symbolic link to a missing file".to_owned();
-            return Err(Unreadable { why, runtime_may_read: false });
+            return unreadable("is a symbolic link to a missing file".into(), false);
         }
         Err(error) if error.is_missing() => return Ok(None),
         result => result?,
     };
-    let text = String::from_utf8(bytes).map_err(|error| Unreadable {
-        why: "is not UTF-8".to_owned(),
-        runtime_may_read: is_json_in_go(error.as_bytes()),
-    })?;
+    let text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => return unreadable("is not UTF-8".into(), is_json_in_go(error.as_bytes())),
+    };
     if kind == ConfigKind::Conflist
         && let Ok(conflist) = Conflist::parse_or_standalone(&text)
         && let Some(fragments) = conflist.fragments_dir()
         && has_fragments(&dir.join(&fragments))
     {
         let why = format!("takes its plugins from the files in the directory {fragments}");
-        return Err(Unreadable { why, runtime_may_read: true });
+        return unreadable(why, true);
     }
     Ok(Some(Content { text, access, link }))
 }

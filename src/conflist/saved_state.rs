@@ -1,13 +1,11 @@
 //! The saved state: the original files that uninstall cannot restore from a conflist alone.
 //!
 //! Cutting the plugin entry out of a conflist restores its original bytes, so most conflists are
-//! not in the saved state. It holds:
-//!
+//! not in the saved state. It holds
 //! - conflists that were made from a `.conf`, or that replaced a symbolic link
 //! - names of files that only the agent writes, which look like any network config
 //!
-//! The file lies in the CNI net dir, so that it outlives the agent, and is written before the
-//! conflist.
+//! The file in the CNI net dir outlives the agent, and is written before the conflist.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -33,15 +31,11 @@ pub struct SavedState {
     /// Files that only the agent writes. The value names the original if the file is a copy.
     #[serde(default)]
     pub own_configs: BTreeMap<String, Option<String>>,
+    /// Why the file could not be used: a sentence that starts with its path.
     #[serde(skip)]
-    pub unusable: Option<Unusable>,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Unusable {
-    /// A sentence that starts with the path.
-    pub why: String,
-    /// The content is not a saved state. Otherwise the file could not be read, perhaps temporarily.
+    pub unusable: Option<String>,
+    /// The file is no saved state. Otherwise it could not be read, perhaps temporarily.
+    #[serde(skip)]
     pub is_damaged: bool,
 }
 
@@ -86,19 +80,18 @@ impl SavedState {
     /// Reads the saved state in `dir`. Empty if the file is missing, or if it cannot be used.
     pub fn load(dir: &Path) -> SavedState {
         let path = dir.join(NAME);
-        let unusable = |why: &str, is_damaged| {
-            let why = format!("{} {why}", path.display());
-            SavedState { unusable: Some(Unusable { why, is_damaged }), ..SavedState::default() }
+        let unusable = |why: &str, is_damaged| SavedState {
+            unusable: Some(format!("{} {why}", path.display())),
+            is_damaged,
+            ..SavedState::default()
         };
         match files::read(&path) {
             Ok((bytes, _)) => {
                 serde_json::from_slice(&bytes).unwrap_or_else(|_| unusable("is damaged", true))
             }
             Err(error) if error.is_missing() => SavedState::default(),
-            Err(error) => {
-                let is_damaged = !matches!(error, files::Error::Io { .. });
-                unusable(&error.without_path(), is_damaged)
-            }
+            Err(error @ files::Error::Io { .. }) => unusable(&error.without_path(), false),
+            Err(error) => unusable(&error.without_path(), true),
         }
     }
 
@@ -125,11 +118,8 @@ impl SavedState {
 
     /// Removes `name`, which is restored, and writes the file if that changed anything.
     pub fn forget(&mut self, name: &str, dir: &Path) -> Result<(), files::Error> {
-        let had_original = self.originals.remove(name).is_some();
-        if self.own_configs.remove(name).is_some() || had_original {
-            self.save(dir)?;
-        }
-        Ok(())
+        let is_own = self.own_configs.remove(name).is_some();
+        if self.originals.remove(name).is_some() || is_own { self.save(dir) } else { Ok(()) }
     }
 
     /// Returns the original of the conflist `name`, whose text without the plugin entry is
@@ -159,8 +149,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
         std::fs::create_dir(&path).unwrap();
-        let unusable = SavedState::load(dir.path()).unusable.unwrap();
-        assert!(unusable.is_damaged);
-        assert_eq!(unusable.why.matches(path.to_str().unwrap()).count(), 1, "{unusable:?}");
+        let saved = SavedState::load(dir.path());
+        assert!(saved.is_damaged);
+        let unusable = saved.unusable.unwrap();
+        assert_eq!(unusable.matches(path.to_str().unwrap()).count(), 1, "{unusable}");
     }
 }

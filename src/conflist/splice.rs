@@ -105,14 +105,12 @@ impl<'a> Conflist<'a> {
         self.plugins.iter().any(Plugin::is_plugin_entry)
     }
 
-    /// Returns whether `entry` is the only plugin entry, behind another plugin. A conflist to which
-    /// another installer appended its own plugin needs no rewrite: if both insisted on the last place,
-    /// they would rewrite the conflist forever.
+    /// Returns whether `entry` is the only plugin entry, behind another plugin. It need not be the last:
+    /// another installer that appends its own plugin would otherwise rewrite the conflist forever.
     pub fn has_entry(&self, entry: &Entry) -> bool {
         self.only_entry().is_some_and(|found| entry.is(found.text))
     }
 
-    /// Returns the only plugin entry if another plugin runs before it.
     fn only_entry(&self) -> Option<&Plugin<'a>> {
         let (_, others) = self.plugins.split_first()?;
         let count = self.plugins.iter().filter(|plugin| plugin.is_plugin_entry()).count();
@@ -126,7 +124,10 @@ impl<'a> Conflist<'a> {
     /// Returns the text with `entry` as the only plugin entry: in the place of the one that is there,
     /// if another plugin runs before it, otherwise as the last plugin.
     pub fn with_entry(&self, entry: &Entry) -> String {
-        let separator = self.separator();
+        // The white space before the first plugin, to separate the plugin entry like it.
+        let start = self.start.unwrap_or_default();
+        let first = self.plugins.first().map_or(start, |first| span(self.text, first.text).start);
+        let separator = self.text.get(start + 1..first).unwrap_or_default();
         // In a conflist with one plugin a line, `entry` gets the indentation of the first plugin.
         let lines = match separator.rfind('\n') {
             Some(newline) => {
@@ -142,13 +143,6 @@ impl<'a> Conflist<'a> {
         let (mut text, end) = self.cut();
         text.insert_str(end, &format!(",{separator}{lines}"));
         text
-    }
-
-    /// Returns the white space before the first plugin, to separate the plugin entry like it.
-    fn separator(&self) -> &'a str {
-        let start = self.start.unwrap_or_default();
-        let first = self.plugins.first().map_or(start, |first| span(self.text, first.text).start);
-        self.text.get(start + 1..first).unwrap_or_default()
     }
 
     /// Returns the text without plugin entries, and the byte offset where the last other plugin ends.
@@ -217,8 +211,7 @@ pub struct ChainedEntry<'a> {
     pub text: &'a str,
     pub name: Option<String>,
     pub version: Option<String>,
-    /// Whether another plugin runs before, so that the runtime passes its result as
-    /// `prevResult`.
+    /// Whether another plugin runs before, so that the runtime passes a `prevResult`.
     pub has_previous: bool,
 }
 

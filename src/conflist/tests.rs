@@ -139,8 +139,8 @@ fn every_placeholder_is_replaced_with_the_kubeconfig_path() {
     let template =
         r#"{"type":"linkerd-cni","a":"__KUBECONFIG_FILEPATH__","b":"x:__KUBECONFIG_FILEPATH__"}"#;
     let entry = Entry::new(template, "/etc/kc").unwrap();
-    assert_eq!(entry.value()["a"], "/etc/kc");
-    assert_eq!(entry.value()["b"], "x:/etc/kc");
+    assert_eq!(entry.value["a"], "/etc/kc");
+    assert_eq!(entry.value["b"], "x:/etc/kc");
 }
 
 const CHAINED: &str = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "n": 1e3}"#;

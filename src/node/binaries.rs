@@ -1,15 +1,16 @@
 //! Compares the plugin binaries in the host's CNI bin dir with those of the image.
 
 use std::collections::BTreeMap;
+use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use super::settings::NodeSettings;
+use super::NodeSettings;
 use crate::files;
 
-/// Identifies one version of a file without reading it: device, inode, size, mtime, ctime,
-/// mode. Equal stamps mean that nothing wrote the file in between.
-pub type Stamp = (u64, u64, u64, (i64, i64), (i64, i64), u32);
+/// Identifies one version of a file without reading it: device, inode, size, mode, and when content,
+/// mode or name changed last. Equal stamps mean that nothing wrote the file in between.
+pub type Stamp = (u64, u64, u64, u32, i64, i64);
 
 /// Remembers the copies that were compared, so that megabytes are read again only after a change.
 #[derive(Debug, Default)]
@@ -21,20 +22,17 @@ pub struct Binaries {
 impl Binaries {
     /// Returns the regular files in the image's bin dir. Upstream copies the same files.
     pub fn in_image(settings: &NodeSettings) -> Result<Vec<String>, files::Error> {
-        let mut names = Vec::new();
-        for name in files::file_names(&settings.image_bin_dir)? {
-            let metadata = files::metadata(&settings.image_bin_dir.join(&name))?;
-            if metadata.is_some_and(|metadata| metadata.is_file()) {
-                names.push(name);
-            }
+        let path = settings.image_bin_dir.clone();
+        let is_file = |name: &String| {
+            files::metadata(&path.join(name))
+                .is_ok_and(|file| file.is_some_and(|file| file.is_file()))
+        };
+        let mut names = files::file_names(&path)?;
+        names.retain(is_file);
+        match names.is_empty() {
+            true => Err(files::Error::Unusable { path, why: "has no plugin binary" }),
+            false => Ok(names),
         }
-        if names.is_empty() {
-            return Err(files::Error::Unusable {
-                path: settings.image_bin_dir.clone(),
-                why: "has no plugin binary",
-            });
-        }
-        Ok(names)
     }
 
     /// Returns the files among `names` that are missing on the host or differ in content or mode.
@@ -46,7 +44,6 @@ impl Binaries {
         let mut stale = Vec::new();
         for name in names {
             if !self.is_current(settings, name)? {
-                self.verified.remove(name);
                 stale.push(name.clone());
             }
         }
@@ -66,20 +63,18 @@ impl Binaries {
     }
 
     fn is_current(&mut self, settings: &NodeSettings, name: &str) -> Result<bool, files::Error> {
+        let verified = self.verified.remove(name);
         let image = settings.image_bin_dir.join(name);
         let host = settings.bin_dir.join(name);
         let (Some(source), Some(copy)) = (files::metadata(&image)?, files::metadata(&host)?) else {
             return Ok(false);
         };
-        let mode = |metadata: &std::fs::Metadata| metadata.mode() & 0o7777;
+        let mode = |metadata: &Metadata| metadata.mode() & 0o7777;
         if !copy.is_file() || copy.len() != source.len() || mode(&copy) != mode(&source) {
             return Ok(false);
         }
         let stamps = (stamp(&source), stamp(&copy));
-        if self.verified.get(name) == Some(&stamps) {
-            return Ok(true);
-        }
-        let same = files::have_equal_content(&image, &host)?;
+        let same = verified == Some(stamps) || files::have_equal_content(&image, &host)?;
         if same {
             self.verified.insert(name.to_owned(), stamps);
         }
@@ -87,13 +82,6 @@ impl Binaries {
     }
 }
 
-fn stamp(metadata: &std::fs::Metadata) -> Stamp {
-    (
-        metadata.dev(),
-        metadata.ino(),
-        metadata.size(),
-        (metadata.mtime(), metadata.mtime_nsec()),
-        (metadata.ctime(), metadata.ctime_nsec()),
-        metadata.mode(),
-    )
+fn stamp(file: &Metadata) -> Stamp {
+    (file.dev(), file.ino(), file.size(), file.mode(), file.ctime(), file.ctime_nsec())
 }

@@ -1,5 +1,4 @@
-//! Removes files that a killed agent, upstream's agent or upstream's old install script left on the
-//! node.
+//! Removes what a killed agent, upstream's agent or upstream's old install script left on the node.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -11,7 +10,7 @@ use tracing::info;
 
 use crate::conflist::PLUGIN;
 use crate::files;
-use crate::node::settings::NodeSettings;
+use crate::node::NodeSettings;
 use crate::record::SOCKET_NAME;
 
 /// Network config of the old install script's interface mode, in which the plugin was not chained.
@@ -35,8 +34,9 @@ pub fn remove(settings: &NodeSettings) -> Vec<String> {
 /// Removes the sockets for plugin records whose agents are dead: this agent's, and that of an agent without
 /// a run dir. Returns the failures.
 pub fn remove_dead_sockets(settings: &NodeSettings) -> impl Iterator<Item = files::Error> {
-    let paths = BTreeSet::from([settings.record_socket(), settings.net_dir.join(SOCKET_NAME)]);
-    paths.into_iter().filter_map(|path| remove_dead_socket(&path).err())
+    BTreeSet::from([settings.record_socket(), settings.net_dir.join(SOCKET_NAME)])
+        .into_iter()
+        .filter_map(|path| remove_dead_socket(&path).err())
 }
 
 fn remove_dead_socket(path: &Path) -> Result<(), files::Error> {
@@ -61,6 +61,8 @@ fn sweep(dir: &Path, is_left_over: impl Fn(&str) -> bool) -> Vec<String> {
     for name in names.iter().filter(|name| files::is_temporary(name) || is_left_over(name)) {
         let path = dir.join(name);
         match files::remove(&path) {
+            // No agent creates directories of these names.
+            Err(_) if path.is_dir() => {}
             Ok(true) => info!("removed {}, left by an earlier agent", path.display()),
             Ok(false) => {}
             Err(error) => failures.push(error.to_string()),

@@ -29,9 +29,7 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
     /// The order survives SIGKILL: the saved state is written first, then the new network config, and
     /// the file that it replaces is removed last.
     ///
-    /// # Errors
-    /// If a file cannot be written; [`files::Error::Raced`] if another program has changed a file
-    /// since the plan.
+    /// Fails with [`files::Error::Raced`] if another program has changed a file since the plan.
     pub fn apply(&self, step: &Step, saved_state: &mut SavedState) -> Result<(), files::Error> {
         self.remember(step, saved_state)?;
         match step {
@@ -56,18 +54,17 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
 
     /// Adds to `saved_state` what uninstall needs to undo `step`, and writes it if that is new.
     fn remember(&self, step: &Step, saved_state: &mut SavedState) -> Result<(), files::Error> {
-        let name = step.target().to_owned();
-        let is_known = match step {
+        let (name, before) = (step.target().to_owned(), saved_state.clone());
+        match step {
             Step::Convert { original, .. } | Step::Replace { original: Some(original), .. } => {
-                saved_state.originals.insert(name, original.clone()).as_ref() == Some(original)
+                saved_state.originals.insert(name, original.clone());
             }
             Step::WriteOwnConfig { copied_from, .. } => {
-                let known = saved_state.own_configs.insert(name, copied_from.clone());
-                known.as_ref() == Some(copied_from)
+                saved_state.own_configs.insert(name, copied_from.clone());
             }
-            Step::Replace { .. } | Step::Restore { .. } | Step::Remove { .. } => true,
-        };
-        if is_known { Ok(()) } else { saved_state.save(self.path) }
+            Step::Replace { .. } | Step::Restore { .. } | Step::Remove { .. } => {}
+        }
+        if *saved_state == before { Ok(()) } else { saved_state.save(self.path) }
     }
 
     fn remove(&self, name: &str) -> Result<(), files::Error> {

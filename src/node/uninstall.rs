@@ -17,20 +17,20 @@ mod kept_binary;
 
 use std::path::{Path, PathBuf};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{info, warn};
 
 use super::binaries::Binaries;
 use super::leftovers;
 use super::lock::NodeLocker;
-use super::settings::NodeSettings;
 use super::steps::{NetDir, content};
-use super::{Mounts, OVERWRITTEN};
+use super::{Mounts, NodeSettings, OVERWRITTEN};
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir::{self, ConfigFile};
 use crate::conflist::plan;
 use crate::conflist::saved_state::{self, SavedState};
+use crate::deadline::Deadline;
 use crate::files::{self, StagedRemoval};
 use crate::pod_copy;
 
@@ -48,17 +48,19 @@ const POLL_PERIOD: Duration = Duration::from_millis(2);
 /// How long to wait while a network config names the plugin in a way that this agent cannot undo.
 /// Multus regenerates its config, with a copy of the conflist, in about a second.
 const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
+/// Time between two attempts meanwhile.
+const FOREIGN_PERIOD: Duration = Duration::from_millis(20);
 
-/// Removes everything that an agent, also an earlier one, wrote to this node, unless another
-/// program keeps chaining the plugin. A failure does not stop the uninstall, except that kubeconfig and
-/// plugin binaries stay while a network config names the plugin.
-///
-/// # Errors
-/// All failures, as texts for logs. A net dir that is no longer the node's is one: its network
-/// configs may name the plugin, so everything stays in place.
+/// Added to the failures of an uninstall that a network config prevents.
+const STILL_NAMED: &str = "kubeconfig and plugin binary are left in place, because a network config \
+                           still names linkerd-cni, or may name it";
+
+/// Removes everything that an agent, also an earlier one, wrote to this node. Kubeconfig and plugin
+/// binaries stay while a network config names the plugin, or if the net dir is no longer the node's.
+/// Other failures do not stop the uninstall. Returns all failures, as texts for logs.
 pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> {
     if let Some(why) = mounts.stale_net_dir() {
-        return Err(still_named(vec![why]));
+        return Err(vec![why, STILL_NAMED.into()]);
     }
     let mut lock = NodeLocker::new(&settings.net_dir);
     let held = lock.take();
@@ -68,23 +70,16 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     failures.extend(mounts.stale());
     // Removed even if kubeconfig and plugin binaries have to stay.
     failures.extend(leftovers::remove_dead_sockets(settings).map(|why| why.to_string()));
-    let end = Instant::now() + FOREIGN_TIMEOUT;
-    let uninstall = Uninstall {
-        settings,
-        lock,
-        end,
-        saved_state: SavedState::default(),
-        failures,
-        attempt_failures: Vec::new(),
-    };
-    uninstall.run()
+    let end = Deadline::after(FOREIGN_TIMEOUT);
+    let (saved_state, attempt_failures) = (SavedState::default(), Vec::new());
+    Uninstall { settings, lock, end, saved_state, failures, attempt_failures }.run()
 }
 
 struct Uninstall<'s> {
     settings: &'s NodeSettings,
     lock: NodeLocker,
     /// Until when to wait for a network config that this agent cannot unchain.
-    end: Instant,
+    end: Deadline,
     saved_state: SavedState,
     failures: Vec<String>,
     /// Failures of the last attempt. The next attempt repeats what failed.
@@ -95,74 +90,69 @@ impl Uninstall<'_> {
     fn run(mut self) -> Result<(), Vec<String>> {
         let mut removals = 0;
         let why = loop {
-            removals += 1;
             self.attempt_failures.clear();
             match self.attempt() {
-                Ok(PluginReference::Missing) => {
-                    let failures = self.all_failures();
-                    return if failures.is_empty() { Ok(()) } else { Err(failures) };
+                Ok(None) => break None,
+                Ok(Some(Named { config, can_unchain: true })) => {
+                    removals += 1;
+                    let path = config.display();
+                    if removals == MAX_REMOVALS {
+                        break Some(vec![format!(
+                            "{path} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI agent \
+                             should run on this node, stop that writer, then run \
+                             `linkerd2-cni-install uninstall` on this node"
+                        )]);
+                    }
+                    info!("{path} names {PLUGIN} again");
                 }
-                Ok(PluginReference::Foreign(config)) if Instant::now() >= self.end => {
-                    break vec![format!(
+                Ok(Some(Named { config, .. })) if self.end.has_passed() => {
+                    break Some(vec![format!(
                         "{} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
                          `linkerd2-cni-install uninstall` on this node",
                         config.display()
-                    )];
+                    )]);
                 }
-                Ok(PluginReference::Removable(config) | PluginReference::Foreign(config))
-                    if removals == MAX_REMOVALS =>
-                {
-                    break vec![rechained(&config)];
-                }
-                Ok(PluginReference::Removable(config)) => {
-                    info!("{} names {PLUGIN} again", config.display());
-                }
-                Ok(PluginReference::Foreign(_)) => {}
-                Err(why) => break why,
+                Ok(Some(_)) => thread::sleep(FOREIGN_PERIOD),
+                Err(why) => break Some(why),
             }
         };
-        self.attempt_failures.extend(why);
-        Err(still_named(self.all_failures()))
-    }
-
-    fn all_failures(self) -> Vec<String> {
-        [self.failures, self.attempt_failures].concat()
+        let failures = [self.failures, self.attempt_failures].concat();
+        match why {
+            None if failures.is_empty() => Ok(()),
+            None => Err(failures),
+            Some(why) => Err([failures, why, vec![STILL_NAMED.into()]].concat()),
+        }
     }
 
     /// Unchains all network configs, and removes the other files unless one names the plugin again.
-    fn attempt(&mut self) -> Result<PluginReference, Vec<String>> {
+    fn attempt(&mut self) -> Result<Option<Named>, Vec<String>> {
         let held = self.lock.take();
         self.saved_state = SavedState::load(&self.settings.net_dir);
-        let unusable = self.saved_state.unusable.iter();
-        self.attempt_failures.extend(unusable.map(|unusable| unusable.why.clone()));
+        self.attempt_failures.extend(self.saved_state.unusable.clone());
         let configs = self.unchain()?;
         drop(held);
         let needed_by = kept_binary::needed_by(self.settings, &configs);
         let paths = self.paths(needed_by.is_some());
         let exists = |path: &PathBuf| !matches!(files::metadata(path), Ok(None));
         let quiet = if paths.iter().any(exists) { QUIET_BEFORE } else { Duration::ZERO };
-        let reference = self.until_quiet(quiet, self.end)?;
-        if reference != PluginReference::Missing {
-            return Ok(reference);
+        if let Some(named) = self.until_quiet(quiet)? {
+            return Ok(Some(named));
         }
         // Until the files are removed or put back.
         let _held = self.lock.take();
-        let reference = self.until_quiet(Duration::ZERO, self.end)?;
-        if reference != PluginReference::Missing {
-            return Ok(reference);
+        if let Some(named) = self.until_quiet(Duration::ZERO)? {
+            return Ok(Some(named));
         }
         let staged = self.stage(paths);
-        // The deadline is now: while the files are renamed, a network config that names the plugin
-        // makes new pods fail, so the files have to get their names back at once.
-        let reference = self.until_quiet(quiet.min(QUIET_AFTER), Instant::now());
-        match reference {
-            Ok(PluginReference::Missing) => {
+        let named = self.until_quiet(quiet.min(QUIET_AFTER));
+        match named {
+            Ok(None) => {
                 self.finish(staged);
                 self.report_what_stays(needed_by);
             }
             _ => self.put_back(&staged),
         }
-        reference
+        named
     }
 
     /// Reads the network configs, and those that Cilium has renamed. A missing net dir has none.
@@ -193,29 +183,19 @@ impl Uninstall<'_> {
         if failures.is_empty() { Ok(found) } else { Err(failures) }
     }
 
-    /// Waits until no network config has named the plugin for `quiet`, and returns
-    /// [`PluginReference::Missing`]. Returns [`PluginReference::Removable`] as soon as it occurs.
-    /// [`PluginReference::Foreign`] may end without this agent, so it is returned only at `end`.
-    fn until_quiet(&self, quiet: Duration, end: Instant) -> Result<PluginReference, Vec<String>> {
-        let mut since = Instant::now();
+    /// Waits until no network config has named the plugin for `quiet`, or one does.
+    fn until_quiet(&self, quiet: Duration) -> Result<Option<Named>, Vec<String>> {
+        let end = Deadline::after(quiet);
         loop {
-            let found = self.configs()?;
-            let reference = find_reference(&self.settings.net_dir, &found, &self.saved_state);
-            let now = Instant::now();
-            match reference {
-                PluginReference::Missing if now >= since + quiet => return Ok(reference),
-                PluginReference::Missing => thread::sleep(POLL_PERIOD.min(since + quiet - now)),
-                PluginReference::Removable(_) => return Ok(reference),
-                PluginReference::Foreign(_) if now >= end => return Ok(reference),
-                PluginReference::Foreign(_) => {
-                    thread::sleep(POLL_PERIOD);
-                    since = Instant::now();
-                }
+            let named = find_named(&self.settings.net_dir, &self.configs()?, &self.saved_state);
+            if named.is_some() || end.has_passed() {
+                return Ok(named);
             }
+            thread::sleep(POLL_PERIOD.min(end.remaining()));
         }
     }
 
-    /// Returns the files to remove, in this order. `keep_binary`: the plugin binary stays.
+    /// Returns the files to remove, in this order.
     fn paths(&self, keep_binary: bool) -> Vec<PathBuf> {
         let settings = self.settings;
         let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
@@ -253,7 +233,6 @@ impl Uninstall<'_> {
         for removal in staged {
             let path = removal.path().to_owned();
             match removal.finish() {
-                Ok(()) if path.ends_with(saved_state::NAME) => {}
                 Ok(()) => info!("removed {}", path.display()),
                 Err(error) => self.attempt_failures.push(error.to_string()),
             }
@@ -285,45 +264,24 @@ impl Uninstall<'_> {
     }
 }
 
-/// Whether a network config in the CNI net dir names the plugin.
-#[derive(Clone, Debug, PartialEq, Eq)]
-enum PluginReference {
-    Missing,
-    /// This network config has a plugin entry that [`plan::unchain`] can remove.
-    Removable(PathBuf),
-    /// This network config names the plugin, or may name it, in a way that this agent cannot undo.
-    /// It is unreadable, half written, or has a copy of a conflist inside another config.
-    Foreign(PathBuf),
+/// A network config in the CNI net dir that names the plugin.
+struct Named {
+    config: PathBuf,
+    /// [`plan::unchain`] can remove the plugin entry. Otherwise the config names the plugin, or may name
+    /// it, in a way that this agent cannot undo: it is unreadable, half written, or has a copy of a
+    /// conflist inside another config.
+    can_unchain: bool,
 }
 
-/// Returns the reference in one of the network configs `found` in `dir`. Configs that Cilium has
+/// Returns one of the network configs `found` in `dir` that name the plugin. Configs that Cilium has
 /// renamed do not count, because no runtime loads them.
-fn find_reference(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> PluginReference {
+fn find_named(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> Option<Named> {
+    let steps = plan::unchain(found, saved_state);
     let is_named =
         |file: &&ConfigFile| file.split_name().1.is_empty() && net_dir::may_name_plugin(file);
-    let named: Vec<&ConfigFile> = found.iter().filter(is_named).collect();
-    let steps = plan::unchain(found, saved_state);
-    let can_unchain = |file: &&&ConfigFile| steps.iter().any(|step| step.target() == file.name);
-    match (named.iter().find(can_unchain), named.first()) {
-        (Some(file), _) => PluginReference::Removable(dir.join(&file.name)),
-        (None, Some(file)) => PluginReference::Foreign(dir.join(&file.name)),
-        (None, None) => PluginReference::Missing,
-    }
-}
-
-/// Says that another program keeps chaining the plugin in this conflist, and what to do.
-fn rechained(list: &Path) -> String {
-    format!(
-        "{} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI agent should run on this node, \
-         stop that writer, then run `linkerd2-cni-install uninstall` on this node",
-        list.display()
-    )
-}
-
-/// Adds that kubeconfig and plugin binaries stay, and why.
-fn still_named(mut failures: Vec<String>) -> Vec<String> {
-    failures.push(format!(
-        "kubeconfig and plugin binary are left in place, because a network config still names {PLUGIN}, or may name it"
-    ));
-    failures
+    let named = found.iter().filter(is_named).map(|file| Named {
+        config: dir.join(&file.name),
+        can_unchain: steps.iter().any(|step| step.target() == file.name),
+    });
+    named.max_by_key(|named| named.can_unchain)
 }

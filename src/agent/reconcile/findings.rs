@@ -3,7 +3,6 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
 
-use crate::agent::contention::ContendedFile;
 use crate::agent::status_body::StatusBody;
 use crate::agent::subject::Subject;
 use crate::conflist::Entry;
@@ -33,8 +32,6 @@ pub struct Pass {
     pub yielded_entry: Option<Entry>,
     /// What `/status` shows of the pass, but for its problems.
     pub body: StatusBody,
-    /// The files that another program keeps overwriting, also if they are correct at the moment.
-    pub contended: Vec<ContendedFile>,
     /// Texts that `/ready` adds to a response of 200.
     pub notes: Vec<String>,
 }
@@ -52,10 +49,10 @@ impl Pass {
         self.findings.iter().any(|(_, finding)| matches!(finding, Problem(_)))
     }
 
-    /// Returns all that is logged, by subject. A problem wins over a warning.
+    /// Returns all that is logged, by subject. A problem wins over a warning, and the first one over others.
     pub fn logged(&self) -> BTreeMap<String, String> {
         let of = |is_problem| {
-            self.findings.iter().filter_map(move |(subject, finding)| match finding {
+            self.findings.iter().rev().filter_map(move |(subject, finding)| match finding {
                 Problem(why) if is_problem => Some((subject.to_string(), why.clone())),
                 Warning(why) if !is_problem => Some((subject.to_string(), why.clone())),
                 _ => None,
@@ -90,24 +87,6 @@ impl Pass {
     }
 }
 
-/// Judges whether the runtime calls the plugin with the right entry, and does so until the next pass.
-/// `chained` and `kubeconfig` are the results of these steps.
-pub fn network_config(
-    chained: Result<(), String>,
-    kubeconfig: &Result<(), Finding>,
-    contended: &[ContendedFile],
-) -> Option<Finding> {
-    let removals = contended.iter().filter(|file| file.is_plugin_entry());
-    let removals: Vec<String> = removals.map(ToString::to_string).collect();
-    let why = if removals.is_empty() { chained.err()? } else { removals.join("; ") };
-    // Without a kubeconfig the plugin is not chained. The missing kubeconfig is the cause, so the
-    // unchained network config is not logged too.
-    Some(match kubeconfig {
-        Err(Waiting(_)) => Waiting(why),
-        _ => Problem(why),
-    })
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,6 +116,7 @@ mod tests {
                 vec![
                     (Subject::NetworkConfig, Warning("several".into())),
                     (Subject::NetworkConfig, problem("no entry")),
+                    (Subject::NetworkConfig, problem("later")),
                     (Subject::Binary, Warning("overwritten".into())),
                 ],
                 true,
@@ -148,25 +128,9 @@ mod tests {
         ] {
             let pass = Pass { findings, wrote, ..Pass::default() };
             assert_eq!(pass.not_ready().as_deref(), expected, "{pass:?}");
-            assert_eq!(pass.logged().into_keys().collect::<Vec<_>>(), logged, "{pass:?}");
-        }
-    }
-
-    #[test]
-    fn a_removed_plugin_entry_is_a_problem_also_while_it_is_restored() {
-        let entry = ContendedFile { subject: Subject::NetworkConfig, path: "/net/a".into() };
-        let binaries = ContendedFile { subject: Subject::Binary, path: "/bin".into() };
-        let removed = entry.to_string();
-        let contended = [entry, binaries];
-        let no_entry = || Err("no entry".to_owned());
-        for (chained, kubeconfig, contended, expected) in [
-            (Ok(()), Ok(()), &contended[1..], None),
-            (no_entry(), Ok(()), &[], Some(problem("no entry"))),
-            (no_entry(), Err(problem("full")), &[], Some(problem("no entry"))),
-            (no_entry(), Err(waiting("no token")), &[], Some(waiting("no entry"))),
-            (Ok(()), Ok(()), &contended[..], Some(problem(&removed))),
-        ] {
-            assert_eq!(network_config(chained, &kubeconfig, contended), expected);
+            let found = pass.logged();
+            assert!(!found.values().any(|why| why == "later"), "{pass:?}");
+            assert_eq!(found.into_keys().collect::<Vec<_>>(), logged, "{pass:?}");
         }
     }
 }

@@ -23,7 +23,9 @@ impl Reconciler {
     /// Writes the kubeconfig if its content or its access differs, and judges its token. Writes
     /// nothing while there is no token for it, and over that of another agent that stays in use.
     pub(super) fn install_kubeconfig(&mut self, kept: Option<OtherAgent>) -> Result<(), Finding> {
-        if self.stopping {
+        // The agent's token becomes invalid with its pod, and whether to uninstall depends on the token
+        // found on the host.
+        if self.status.state().stopped_by.is_some() {
             let why = "the kubeconfig has no token, and the agent is stopping";
             let token = token_on_host(&self.settings);
             return token.map(|_| ()).ok_or_else(|| Waiting(why.into()));
@@ -42,7 +44,8 @@ impl Reconciler {
         self.pass.notes.extend(request_error.clone());
         self.pass.add(Subject::Other("TokenRequest"), request_error.clone().map(Warning));
         if kept == Some(OtherAgent::Newer)
-            && let Some(found) = self.accepted_token_on_host()
+            && let Some(found) = token_on_host(&self.settings)
+            && !matches!(self.api.token_status(&found, false).result, Some(Err(_)))
         {
             self.check_token(&found, false, request_error);
             return Ok(());
@@ -72,21 +75,13 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Returns the token of a newer agent's kubeconfig on the host, unless the API server rejects it.
-    fn accepted_token_on_host(&self) -> Option<String> {
-        let token = token_on_host(&self.settings)?;
-        let rejected = matches!(self.api.token_status(&token, false).result, Some(Err(_)));
-        (!rejected).then_some(token)
-    }
-
     /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount, or
     /// the token found on the host while none is issued. An expired or revoked token stays until
     /// another token replaces it. Also returns why the last TokenRequest failed.
     ///
     /// The agent's own token only if the plugin has no ServiceAccount of its own, as in upstream's
     /// chart: a process that reads the host's files must not get the agent's permissions. Neither an
-    /// outage nor a denied TokenRequest changes that. A proxy or an API server that is starting denies
-    /// requests too.
+    /// outage nor a denied TokenRequest changes that: an API server that is starting denies them too.
     fn token(&mut self, agent_token: &str) -> (Result<String, Finding>, Option<String>) {
         let Some(account) = &self.settings.plugin_account else {
             return (Ok(agent_token.to_owned()), None);
@@ -110,13 +105,9 @@ impl Reconciler {
         (self.token_found_on_host.clone().ok_or_else(missing), error)
     }
 
-    /// Records whether the API server accepts `token`. `request_error` says why the last TokenRequest
-    /// failed.
-    ///
-    /// An unreachable API server makes the node not ready only if the plugin has a ServiceAccount
-    /// of its own and the API server has not responded since the agent started. With
-    /// upstream's chart it is only a warning: upstream's agent sends no requests, so the node
-    /// works even if the agent cannot reach the API server.
+    /// Records whether the API server accepts `token`. An unreachable API server makes the node not ready
+    /// only if the plugin has a ServiceAccount of its own and the API server has not responded since the
+    /// start. With upstream's chart it is only a warning: upstream's agent sends no requests.
     fn check_token(&mut self, token: &str, written: bool, request_error: Option<String>) {
         let status = self.api.token_status(token, written);
         let must_wait = self.settings.plugin_account.is_some() && !status.responded;
@@ -136,12 +127,9 @@ impl Reconciler {
     }
 }
 
-/// Reads the API server's address, the CA and the agent's own token. `resolved` is the address if
-/// the settings have a host name, as the plugin resolves none.
-///
-/// # Errors
-/// If one of them is missing, empty or not text; without a credential. The agent's token is needed even
-/// if the plugin has a ServiceAccount of its own: with it the agent requests the plugin's token.
+/// Reads the API server's address, the CA and the agent's own token, which is needed even if the plugin
+/// has a ServiceAccount of its own: with it the agent requests the plugin's token. `resolved` is the
+/// address if the settings have a host name. No error has a credential.
 fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess, Finding> {
     let unset = |name| Problem(format!("{name} is not set"));
     let host = settings.api_host.as_deref().ok_or_else(|| unset("KUBERNETES_SERVICE_HOST"))?;
@@ -183,21 +171,18 @@ fn content(path: &Path) -> Result<String, String> {
     }
 }
 
-/// Returns whether the kubeconfig on the host names the API server by a host name, as upstream's
-/// agent writes it. The plugin in the image resolves no names.
+/// Whether the kubeconfig on the host has a host name, as upstream's. The plugin resolves no names.
 pub(super) fn needs_resolver(settings: &Settings) -> bool {
     kubeconfig::read(&settings.node.kubeconfig()).is_ok_and(|access| access.address().is_none())
 }
 
-/// Returns the token in the kubeconfig on the host, if there is one. It may have expired, and
-/// may belong to any ServiceAccount.
+/// The token in the kubeconfig on the host may have expired, and belong to any ServiceAccount.
 pub(super) fn token_on_host(settings: &Settings) -> Option<String> {
     let token = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
     Some(token).filter(|token| !token.is_empty())
 }
 
-/// Returns whether the kubeconfig on the host is `desired` byte for byte, with mode
-/// 0600 and owned by the agent's user, which is root.
+/// Compares content, mode and owner.
 fn is_current(path: &Path, desired: &str) -> Result<bool, files::Error> {
     let has_form =
         |file: &Metadata| file.is_file() && FileAccess::of(file) == FileAccess::own(MODE);

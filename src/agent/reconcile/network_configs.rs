@@ -12,66 +12,74 @@ use crate::agent::subject::Subject;
 use crate::agent::yielding::{OtherAgent, usable_entry_is_installed};
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan::{self, Plan};
-use crate::conflist::saved_state;
+use crate::conflist::saved_state::{self, SavedState};
 use crate::conflist::{PLUGIN, plugin_entry, plugin_types};
 use crate::files;
-use crate::node::Observed;
-use crate::node::leftovers;
-use crate::node::settings::NodeSettings;
 use crate::node::steps::{NetDir, content};
+use crate::node::{NodeSettings, leftovers};
 
 impl Reconciler {
     /// Chains the plugin to the network configs that the mode selects, and unchains it from
     /// all others. Writes only if binary and kubeconfig are in place (`can_chain`). `is_locked`: no
-    /// other agent of this project writes at the same time.
-    ///
-    /// # Errors
-    /// Says why the network config of this mode lacks the plugin entry, or cannot be kept right.
+    /// other agent of this project writes at the same time. Fails with the reason why the network
+    /// config of this mode lacks the plugin entry, or cannot be kept right.
     pub(super) fn install_configs(
         &mut self,
-        mut observed: Observed,
+        mut configs: Vec<ConfigFile>,
+        mut saved: SavedState,
         kept: Option<OtherAgent>,
         can_chain: bool,
         is_locked: bool,
     ) -> Result<(), String> {
-        self.count_time_without_entry(&observed.configs);
+        self.count_time_without_entry(&configs);
+        let settings = Arc::clone(&self.settings);
+        let NodeSettings { net_dir, mode, kubeconfig_on_host, .. } = &settings.node;
         if can_chain && !self.leftovers_removed {
-            let failures = leftovers::remove(&self.settings.node);
+            let failures = leftovers::remove(&settings.node);
             self.leftovers_removed = failures.is_empty();
             let failed = (!failures.is_empty()).then(|| Problem(failures.join("; ")));
             self.pass.add(Subject::Other("leftovers"), failed);
-            let dir = &self.settings.node.net_dir;
-            observed.configs.retain(|file| dir.join(&file.name).symlink_metadata().is_ok());
+            configs.retain(|file| net_dir.join(&file.name).symlink_metadata().is_ok());
         }
-        let saved_state = self.keep_damaged_state(&mut observed, can_chain);
-        self.pass.add(Subject::Other("saved state"), saved_state.map(Problem));
+        if let Some(why) = saved.unusable.clone() {
+            if can_chain && saved.is_damaged && saved.keep_damaged(net_dir).is_ok() {
+                self.pass.wrote = true;
+                warn!("{why}; it is kept as {}", saved_state::DAMAGED);
+            } else {
+                self.pass.add(Subject::Other("saved state"), Problem(why));
+            }
+        }
         if can_chain {
-            self.yield_entry(&observed.configs, kept);
+            self.yield_entry(&configs, kept);
         }
-        let plan = self.plan(&observed, kept);
-        let dir = &self.settings.node.net_dir;
-        for (name, why) in &plan.skipped {
-            self.pass.add(Subject::File(dir.join(name)), Problem(why.clone()));
-        }
-        self.pass.add(Subject::NetworkConfig, plan.warning.clone().map(Warning));
-        let not_chained = plan.not_chained.as_ref().map(|why| match observed.configs[..] {
+        let entry = self.pass.yielded_entry.as_ref().unwrap_or(&self.entry);
+        let mut plan = plan::chain(mode, &configs, entry, &saved);
+        let not_chained = plan.not_chained.take().map(|why| match configs[..] {
             [] => format!(
                 "{why}; if the runtime uses another directory, set the chart's platform or destCNINetDir"
             ),
-            _ => why.clone(),
+            _ => why,
         });
-        let mode = &self.settings.node.mode;
-        self.pass.body.conflist =
-            plan::chained(mode, &observed.configs).map(|file| file.name.clone());
-        if let Some(why) = self.missing_plugins(&observed.configs) {
-            if self.settings.require_network_plugins && !self.runtime_finds_plugin {
+        if kept == Some(OtherAgent::Newer)
+            && usable_entry_is_installed(&self.entry, kubeconfig_on_host, mode, &configs)
+        {
+            // The newer agent alone writes the network configs.
+            plan = Plan::default();
+        }
+        for (name, why) in &plan.skipped {
+            self.pass.add(Subject::File(net_dir.join(name)), Problem(why.clone()));
+        }
+        self.pass.add(Subject::NetworkConfig, plan.warning.take().map(Warning));
+        self.pass.body.conflist = plan::chained(mode, &configs).map(|file| file.name.clone());
+        if let Some(why) = self.missing_plugins(&configs) {
+            if settings.require_network_plugins && !self.runtime_finds_plugin {
                 return Err(format!(
                     "the plugin is not chained, because pods could no longer start: {why}"
                 ));
             }
             self.pass.add(Subject::Other("CNI directories"), Warning(why));
         }
-        let has_chained = can_chain && self.apply(plan, observed, is_locked)?;
+        let has_chained = can_chain && self.apply(plan, &configs, saved, is_locked)?;
         not_chained.filter(|_| !has_chained).map_or(Ok(()), Err)
     }
 
@@ -86,68 +94,53 @@ impl Reconciler {
         self.lacked_entry_at = (is_active && !is_chained).then(Instant::now);
     }
 
-    /// Renames a damaged saved state if it `can` be replaced, so that a new one can be written.
-    /// Returns why the saved state is not used.
-    fn keep_damaged_state(&mut self, observed: &mut Observed, can: bool) -> Option<String> {
-        let unusable = observed.saved_state.unusable.clone()?;
-        if !can || !unusable.is_damaged {
-            return Some(unusable.why);
-        }
-        match observed.saved_state.keep_damaged(&self.settings.node.net_dir) {
-            Ok(()) => {
-                self.pass.wrote = true;
-                warn!("{}; it is kept as {}", unusable.why, saved_state::DAMAGED);
-                None
-            }
-            Err(error) => Some(error.to_string()),
-        }
-    }
-
-    /// Plans the changes. A newer agent alone writes the network configs if its entry is usable.
-    fn plan(&self, observed: &Observed, kept: Option<OtherAgent>) -> Plan {
-        let Observed { configs, saved_state, .. } = observed;
-        let NodeSettings { mode, kubeconfig_on_host, .. } = &self.settings.node;
-        let entry = self.pass.yielded_entry.as_ref().unwrap_or(&self.entry);
-        let plan = plan::chain(mode, configs, entry, saved_state);
-        if kept == Some(OtherAgent::Newer)
-            && usable_entry_is_installed(&self.entry, kubeconfig_on_host, mode, configs)
-        {
-            return Plan { not_chained: plan.not_chained, ..Plan::default() };
-        }
-        plan
-    }
-
-    /// Returns a warning if the bin dir holds no plugin of the active conflist among `configs`: the runtime
-    /// probably looks for plugins elsewhere. While the agent cannot read the first config, checks the one
-    /// after it, which is chained as well.
+    /// Returns a warning with the remedy if the bin dir holds none of the plugins of the active conflist among
+    /// `configs`, so that it is probably the wrong one. The agent cannot be certain, because runtimes can use
+    /// several bin dirs (containerd's `bin_dirs`, CRI-O's `plugin_dirs`). While the agent cannot read the
+    /// first config, checks the one after it, which is chained as well.
     ///
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
     fn missing_plugins(&mut self, configs: &[ConfigFile]) -> Option<String> {
-        let active = plan::called(configs)
-            .or_else(|| plan::called(configs.iter().filter(|file| file.content.is_ok())));
-        let warning = active.and_then(|active| no_plugins(&self.settings.node, active));
-        if self.had_binary || warning.is_none() {
-            self.runtime_finds_plugin |= plan::chained(&self.settings.node.mode, configs).is_some();
+        let NodeSettings { bin_dir, mode, .. } = &self.settings.node;
+        let readable = || plan::called(configs.iter().filter(|file| file.content.is_ok()));
+        let active = plan::called(configs).or_else(readable)?;
+        let mut plugins = plugin_types(active.text());
+        // A plugin type is a file name. The runtime rejects a type with a slash.
+        plugins.retain(|kind| kind != PLUGIN && !kind.contains('/'));
+        // A symbolic link counts even if its target is missing here: on k3s the plugins are links
+        // into a directory that is not mounted in the agent's container.
+        let exists = |name: &String| bin_dir.join(name).symlink_metadata().is_ok();
+        let are_missing = !plugins.is_empty() && !plugins.iter().any(exists);
+        if self.had_binary || !are_missing {
+            self.runtime_finds_plugin |= plan::chained(mode, configs).is_some();
         }
-        warning
+        are_missing.then(|| {
+            format!(
+                "{} names the plugins {}, but {} contains none of them: unless the runtime is configured \
+                 with several directories, it cannot find {PLUGIN} either; if the runtime uses another \
+                 directory, set the chart's platform or destCNIBinDir",
+                active.name,
+                plugins.join(", "),
+                bin_dir.display(),
+            )
+        })
     }
 
-    /// Writes what `plan` says. A file that fails does not stop the others. Returns whether a step
-    /// wrote the plugin entry.
+    /// A file that fails does not stop the others. Returns whether a step wrote the plugin entry.
     fn apply(
         &mut self,
         mut plan: Plan,
-        observed: Observed,
+        configs: &[ConfigFile],
+        mut saved: SavedState,
         is_locked: bool,
     ) -> Result<bool, String> {
-        let Observed { configs, mut saved_state } = observed;
         let settings = Arc::clone(&self.settings);
         let dir = &settings.node.net_dir;
-        let seen = |name: &str| content(&configs, name);
+        let seen = |name: &str| content(configs, name);
         let net_dir = NetDir { path: dir, seen, is_locked };
         let mut result = Ok(false);
-        if saved_state.unusable.is_some() {
+        if saved.unusable.is_some() {
             // Unchaining restores the original files from the saved state.
             plan.unchain_steps.clear();
         }
@@ -165,7 +158,7 @@ impl Reconciler {
             if chains && self.begin_write(&file, text).is_err() {
                 continue;
             }
-            match net_dir.apply(step, &mut saved_state) {
+            match net_dir.apply(step, &mut saved) {
                 Ok(()) if chains => {
                     let repeats = !self.chained.insert(step.target().to_owned());
                     if repeats && file.is_plugin_entry() {
@@ -179,7 +172,7 @@ impl Reconciler {
                 Ok(()) => {
                     info!("removed the plugin entry from {}", file.path.display());
                     self.pass.wrote = true;
-                    if let Err(error) = saved_state.forget(step.target(), dir) {
+                    if let Err(error) = saved.forget(step.target(), dir) {
                         result = Err(error.to_string());
                     }
                 }
@@ -197,28 +190,4 @@ impl Reconciler {
         }
         result
     }
-}
-
-/// Returns a warning with the remedy if the bin dir holds none of the plugins that the active
-/// conflist `active` names, so that it is probably the wrong one. The agent cannot be certain, because
-/// runtimes can use several bin dirs (containerd's `bin_dirs`, CRI-O's `plugin_dirs`). The agent's own
-/// plugin does not count.
-fn no_plugins(settings: &NodeSettings, active: &ConfigFile) -> Option<String> {
-    let mut plugins = plugin_types(active.text());
-    // A plugin type is a file name. The runtime rejects a type with a slash.
-    plugins.retain(|kind| kind != PLUGIN && !kind.contains('/'));
-    // A symbolic link counts even if its target is missing here: on k3s the plugins are links
-    // into a directory that is not mounted in the agent's container.
-    let exists = |name: &String| settings.bin_dir.join(name).symlink_metadata().is_ok();
-    if plugins.is_empty() || plugins.iter().any(exists) {
-        return None;
-    }
-    Some(format!(
-        "{} names the plugins {}, but {} contains none of them: unless the runtime is configured \
-         with several directories, it cannot find {PLUGIN} either; if the runtime uses another \
-         directory, set the chart's platform or destCNIBinDir",
-        active.name,
-        plugins.join(", "),
-        settings.bin_dir.display(),
-    ))
 }

@@ -1,5 +1,4 @@
-//! Decides in each pass which files of another agent on the node stay in use: of a newer agent of this
-//! project, or of an upstream agent.
+//! Decides in each pass which files of a newer agent or of an upstream agent stay in use.
 
 use std::time::Instant;
 
@@ -9,19 +8,17 @@ use super::Reconciler;
 use super::kubeconfig::needs_resolver;
 use crate::agent::yielding::{self, OtherAgent, RESTORED_WITHIN};
 use crate::conflist::PLUGIN;
-use crate::conflist::net_dir::ConfigFile;
+use crate::conflist::net_dir::{self, ConfigFile};
 use crate::files;
 use crate::node::binaries::Binaries;
-use crate::node::observe;
 
 impl Reconciler {
     /// Restores the kubeconfig of an upstream agent that chains the plugin. Returns whether one does.
     pub fn restore_upstream_kubeconfig(&self) -> bool {
-        let is_chained = observe(&self.settings.node)
-            .is_ok_and(|observed| yielding::is_chained_by_upstream(&observed.configs, &self.entry));
-        if is_chained
-            && let Err(error) = self.upstream_kubeconfig.restore(&self.settings.node.kubeconfig())
-        {
+        let node = &self.settings.node;
+        let is_chained = net_dir::scan(&node.net_dir, &node.kubeconfig_name)
+            .is_ok_and(|configs| yielding::is_chained_by_upstream(&configs, &self.entry));
+        if is_chained && let Err(error) = self.upstream_kubeconfig.restore(&node.kubeconfig()) {
             warn!("{error}");
         }
         is_chained
@@ -29,10 +26,9 @@ impl Reconciler {
 
     /// Returns the agent whose plugin binary and kubeconfig on the host stay in use.
     ///
-    /// Those of an upstream agent only if the API server has a host name. Upstream's kubeconfig has
-    /// that name, which the plugin in the image does not resolve, and upstream's agent writes its
-    /// plugin binary only when it starts. So its binary must still be there when this agent ends
-    /// first, also by SIGKILL.
+    /// Those of an upstream agent only if the API server has a host name: upstream's kubeconfig has that
+    /// name, which only upstream's plugin resolves. Upstream's agent writes the plugin only when it
+    /// starts, so its binary must still be there when this agent ends first, also by SIGKILL.
     pub(super) fn kept_files(&mut self, configs: &[ConfigFile]) -> Option<OtherAgent> {
         if self.record_socket.newer_agent_runs() {
             return Some(OtherAgent::Newer);

@@ -47,8 +47,7 @@ pub enum Round {
     Rejected { own: TokenFacts, plugin: Result<TokenFacts, String> },
     /// Any other response, or a time-out.
     Unclear(String),
-    /// No API server or namespace is configured, the agent's credential cannot be read, or the
-    /// connection fails.
+    /// Also if no API server or namespace is configured, or the credential cannot be read.
     Unreachable(String),
 }
 
@@ -66,8 +65,7 @@ pub enum AgentPod {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TokenFacts {
     pub has_expired: bool,
-    /// The token is bound to no pod, so it is valid as long as its ServiceAccount exists. False for a
-    /// token that cannot be decoded.
+    /// The token is bound to no pod, so it is valid as long as its ServiceAccount exists.
     pub outlives_pod: bool,
 }
 
@@ -116,8 +114,7 @@ pub fn ask(settings: &Settings, timeout: Duration) -> Round {
 
 /// Completes the round for a DaemonSet that is not being deleted.
 fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonSet) -> Round {
-    // Kubernetes deletes the objects of a Namespace in any order, so it may delete this pod before
-    // the DaemonSet.
+    // Kubernetes may delete this pod before the DaemonSet, as it deletes a Namespace in any order.
     match is_being_deleted(client, namespace) {
         Ok(true) => return Round::BeingDeleted(NAMESPACE.into()),
         Ok(false) => {}

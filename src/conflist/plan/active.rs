@@ -6,9 +6,9 @@
 
 use super::conf_conversion::is_named;
 use super::multus;
+use crate::conflist;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
-use crate::conflist::{self, Entry};
 
 /// Returns the active one of `files`, in name order.
 pub(super) fn active<'f>(
@@ -49,9 +49,8 @@ pub(super) fn is_loadable(file: &ConfigFile) -> bool {
     }
 }
 
-/// Returns the network config with the plugin entry in use: the one whose plugins the runtime calls.
-/// Where a meta plugin such as Multus calls the plugin, that config has no entry, so the first config
-/// with a plugin entry is the fallback.
+/// Returns the network config with the plugin entry in use: the one whose plugins the runtime calls, or
+/// the first with an entry where a meta plugin such as Multus calls the plugin.
 pub fn installed(found: &[ConfigFile]) -> Option<&ConfigFile> {
     let has_entry = |file: &&ConfigFile| file.plugin_entry().is_some();
     called(found).filter(has_entry).or_else(|| found.iter().find(has_entry))
@@ -63,17 +62,11 @@ pub fn installed(found: &[ConfigFile]) -> Option<&ConfigFile> {
 pub fn chained<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
     let is_chained = |file: &&ConfigFile| file.plugin_entry().is_some();
     match mode {
-        ChainMode::Only(name) => found.iter().filter(|file| is_named(file, name)).find(is_chained),
-        ChainMode::Standalone(name) => {
-            found.iter().filter(|file| file.name == *name).find(is_chained)
+        ChainMode::Only(name) | ChainMode::Standalone(name) => {
+            found.iter().filter(|file| is_named(file, name)).find(is_chained)
         }
         ChainMode::Every | ChainMode::Copy(_) => called(found).filter(is_chained),
     }
-}
-
-pub(super) fn has_entry(file: &ConfigFile, entry: &Entry) -> bool {
-    file.kind == ConfigKind::Conflist
-        && file.conflist().is_ok_and(|conflist| conflist.has_entry(entry))
 }
 
 pub(super) fn no_network_config(files: &[&ConfigFile]) -> String {

@@ -1,6 +1,6 @@
 //! Plans how to chain the plugin: to every network config, to one file, or in a file of its own.
 
-use super::active::{active, called, has_entry, no_network_config};
+use super::active::{active, called, no_network_config};
 use super::conf_conversion::is_named;
 use super::{Inputs, Plan, Step, multus, own_config, unchain};
 use crate::conflist::chain_mode::ChainMode;
@@ -14,15 +14,16 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
     };
     let foreign: Vec<&ConfigFile> = found.iter().filter(is_foreign).collect();
     let inputs = Inputs { found, foreign: &foreign, entry, saved };
-    let mut plan = match mode {
-        ChainMode::Every => inputs.every(),
-        ChainMode::Only(name) => inputs.only(name),
+    let plan = match mode {
+        ChainMode::Every => Ok(inputs.every()),
+        ChainMode::Only(name) => Ok(inputs.only(name)),
         ChainMode::Standalone(name) => inputs.standalone(name),
         ChainMode::Copy(name) => inputs.copy(name),
     };
+    let mut plan = plan.unwrap_or_else(|why| Plan { not_chained: Some(why), ..Plan::default() });
     if plan.steps.is_empty() && plan.not_chained.is_none() {
         if *mode == ChainMode::Every {
-            plan.unchain_steps.extend(made_from_multus_confs(&foreign).map(Step::remove));
+            plan.unchain_steps.extend(multus::made(&foreign).map(Step::remove));
         }
         plan.unchain_steps.extend(unchain::other_modes(mode, found, saved));
     }
@@ -30,9 +31,7 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
 }
 
 impl Inputs<'_> {
-    /// Chains to every conflist and every `.conf`, as upstream does, and to a `.json` only if it is the
-    /// active network config. A `.conf` of Multus' daemon stays unchanged: the conflist that it names
-    /// gets the entry.
+    /// A `.conf` of Multus' daemon stays unchanged: the conflist that it names gets the entry.
     fn every(&self) -> Plan {
         let Inputs { foreign, .. } = *self;
         let mut plan = Plan::default();
@@ -41,7 +40,7 @@ impl Inputs<'_> {
             let is_active = active.is_some_and(|active| active.name == file.name);
             if multus::delegate(file, foreign).is_some()
                 || multus::is_delegate_conf(file, foreign) && !is_active
-                || made_from_multus_confs(foreign).any(|stale| stale.name == file.name)
+                || multus::made(foreign).any(|stale| stale.name == file.name)
             {
                 continue;
             }
@@ -87,12 +86,14 @@ impl Inputs<'_> {
     }
 
     fn lacks_entry(&self, file: &ConfigFile, plan: &Plan) -> Option<String> {
-        if has_entry(file, self.entry) {
+        if file.kind == ConfigKind::Conflist
+            && file.conflist().is_ok_and(|conflist| conflist.has_entry(self.entry))
+        {
             return None;
         }
         let state = if file.plugin_entry().is_some() { "an outdated" } else { "no" };
-        let skipped = plan.skipped.get(&file.name).map(|reason| format!(" ({reason})"));
-        let skipped = skipped.unwrap_or_default();
+        let reason = plan.skipped.get(&file.name);
+        let skipped = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
         Some(format!("{} has {state} plugin entry{skipped}", file.name))
     }
 
@@ -119,11 +120,6 @@ impl Inputs<'_> {
             original: link.map(|_| Original::new(&file.name, content, conflist.without_entry())),
         }))
     }
-}
-
-/// Returns the conflists that were made from a `.conf` of Multus' daemon, and must not stay.
-fn made_from_multus_confs<'f>(foreign: &[&'f ConfigFile]) -> impl Iterator<Item = &'f ConfigFile> {
-    foreign.iter().filter_map(|file| multus::made_from(file, foreign))
 }
 
 /// Lists the existing network configs, as the name of the missing one may be mistyped.

@@ -16,12 +16,9 @@ impl Inputs<'_> {
         let replaced_without_entry = replaced
             .and_then(|replaced| without_entry_of(replaced))
             .filter(|replaced| *replaced != without_entry);
-        let original = Original::new(&file.name, content, without_entry);
-        Ok(Step::Convert {
-            conflist,
-            text,
-            original: Original { replaced_without_entry, ..original },
-        })
+        let mut original = Original::new(&file.name, content, without_entry);
+        original.replaced_without_entry = replaced_without_entry;
+        Ok(Step::Convert { conflist, text, original })
     }
 
     /// Returns the name of the conflist to make from `file`, whose content is `text`. Never the name of

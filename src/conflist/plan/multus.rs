@@ -2,8 +2,7 @@
 //!
 //! The daemon reads that conflist at each call, so the plugin entry belongs there. The daemon
 //! removes its own `.conf` when it stops, and the runtime then loads the primary CNI's conflist. A
-//! conflist made from that `.conf` would stay, and no pod could start without the daemon. So such a
-//! conflist of another agent is removed.
+//! conflist made from that `.conf` would stay, and no pod could start. So such a conflist is removed.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -51,8 +50,7 @@ pub(super) fn delegate<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Optio
     files.iter().find(is_delegate).copied()
 }
 
-/// Returns whether Multus reads the `.conf` or `.json` `file` at each call, as one of `files` says.
-/// Converting it would remove it.
+/// Whether Multus reads the `.conf` or `.json` `file` at each call, so that it must not be converted.
 pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
     let names = |other: &&ConfigFile| {
         let Some(conf) = parse(other) else {
@@ -65,9 +63,13 @@ pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool
     file.kind != ConfigKind::Conflist && files.iter().any(names)
 }
 
-/// Returns the conflist among `files` that another agent, or an earlier one, made from the `.conf`
-/// `file` of Multus' daemon.
-pub(super) fn made_from<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
+/// Returns the conflists among `files` that another agent, or an earlier one, made from a `.conf` of
+/// Multus' daemon. They must not stay.
+pub(super) fn made<'f>(files: &[&'f ConfigFile]) -> impl Iterator<Item = &'f ConfigFile> {
+    files.iter().filter_map(|conf| made_from(conf, files))
+}
+
+fn made_from<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
     delegate(file, files)?;
     let conf: Value = serde_json::from_str(file.text()).ok()?;
     let names = conflist_names(&file.name);
@@ -77,14 +79,7 @@ pub(super) fn made_from<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Opti
     files.iter().find(is_made).copied()
 }
 
-/// Returns whether an agent made the conflist `file` from a `.conf` of Multus' daemon, among `files`.
-pub(super) fn is_made(file: &ConfigFile, files: &[ConfigFile]) -> bool {
-    let files: Vec<&ConfigFile> = files.iter().collect();
-    files.iter().any(|conf| made_from(conf, &files).is_some_and(|made| made.name == file.name))
-}
-
-/// Returns the plugins of a conflist but linkerd-cni. Agents differ in the other members of a
-/// conflist that they make.
+/// Agents differ in the other members of a conflist that they make.
 fn other_plugins(file: &ConfigFile) -> Option<Vec<Value>> {
     let conf: MultusConf = serde_json::from_str(&without_entry_of(file)?).ok()?;
     Some(conf.plugins)

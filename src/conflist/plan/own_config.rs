@@ -34,18 +34,16 @@ fn is_own_content(file: &ConfigFile) -> bool {
 }
 
 impl Inputs<'_> {
-    pub(super) fn standalone(&self, name: &str) -> Plan {
+    /// Fails with the reason why nothing is written.
+    pub(super) fn standalone(&self, name: &str) -> Result<Plan, String> {
         let Inputs { found, entry, .. } = *self;
-        let wanted = Content {
-            text: match ConfigKind::of(name) {
-                Some(ConfigKind::Conflist) => entry.standalone_conflist(),
-                _ => entry.standalone_conf(),
-            },
-            access: FileAccess::own(MODE),
-            link: None,
+        let existing = self.existing(name)?;
+        let text = match ConfigKind::of(name) {
+            Some(ConfigKind::Conflist) => entry.standalone_conflist(),
+            _ => entry.standalone_conf(),
         };
-        let mut plan = Plan::default();
-        self.write_own_config(name, wanted, None, &mut plan);
+        let wanted = Content { text, access: FileAccess::own(MODE), link: None };
+        let mut plan = self.write(name, existing, wanted, None);
         let is_active = active(found).is_some_and(|active| active.name == name);
         let others = found.iter().any(|file| file.name != name && is_loadable(file));
         if is_active && others {
@@ -54,32 +52,23 @@ impl Inputs<'_> {
                  pods get no network; set cniConfFileName to a name that sorts last"
             ));
         }
-        plan
+        Ok(plan)
     }
 
-    pub(super) fn copy(&self, name: &str) -> Plan {
+    /// Fails with the reason why the copy stays as it is.
+    pub(super) fn copy(&self, name: &str) -> Result<Plan, String> {
         let Inputs { found, foreign, saved, .. } = *self;
-        let mut plan = Plan::default();
-        let existing = found.iter().find(|file| file.name == name);
-        plan.not_chained = name_taken(existing, saved);
-        if plan.not_chained.is_some() {
-            return plan;
-        }
+        let existing = self.existing(name)?;
         let copied_from = saved.own_configs.get(name).and_then(Option::as_deref);
-        let (source, wanted) = match self.source(name, copied_from) {
-            Ok(found) => found,
-            Err(Some(why)) => {
-                plan.not_chained = Some(why);
-                return plan;
-            }
-            Err(None) => {
-                plan.not_chained = Some(no_network_config(foreign));
-                let stale = existing.filter(|file| is_own_config(file, saved));
-                plan.unchain_steps.extend(stale.map(Step::remove));
-                return plan;
-            }
+        let Some((source, wanted)) = self.source(name, copied_from)? else {
+            let stale = existing.filter(|file| is_own_config(file, saved));
+            return Ok(Plan {
+                not_chained: Some(no_network_config(foreign)),
+                unchain_steps: stale.map(Step::remove).into_iter().collect(),
+                ..Plan::default()
+            });
         };
-        self.write_own_config(name, wanted, Some(source.name.clone()), &mut plan);
+        let mut plan = self.write(name, existing, wanted, Some(source.name.clone()));
         // An earlier copy of another name does not count: it is removed once this copy is correct.
         let is_active = |file: &ConfigFile| file.name == source.name;
         if plan.not_chained.is_none() && active(found).is_some_and(is_active) {
@@ -89,68 +78,73 @@ impl Inputs<'_> {
                 source.name
             ));
         }
-        plan
+        Ok(plan)
     }
 
     /// Returns the first loadable network config and its copy. A damaged file named `copied_from`, the one
     /// copied before, wins if it sorts first: its owner is probably writing it.
-    /// Fails with the reason why the copy must stay as it is; `None` if there is no network config to copy.
     fn source(
         &self,
         name: &str,
         copied_from: Option<&str>,
-    ) -> Result<(&ConfigFile, Content), Option<String>> {
+    ) -> Result<Option<(&ConfigFile, Content)>, String> {
         for file in self.foreign {
             if is_loadable(file) {
-                let copy = copy_of(file, self.entry).map(|copy| (*file, copy));
-                return copy.map_err(|reason| Some(format!("{} {reason}", file.name)));
+                let copy = copy_of(file, self.entry).map(|copy| Some((*file, copy)));
+                return copy.map_err(|reason| format!("{} {reason}", file.name));
             }
             if let Some(why) = unreadable(file) {
-                return Err(Some(why));
+                return Err(why);
             }
             if copied_from == Some(&file.name) {
-                return Err(Some(format!(
+                return Err(format!(
                     "{} is invalid, so {name} remains a copy of its last valid content",
                     file.name
-                )));
+                ));
             }
         }
-        Err(None)
+        Ok(None)
     }
 
-    /// Plans to write `wanted`, unless the file is up to date or another program owns it.
-    fn write_own_config(
+    /// Returns the file `name`, which only the agent writes. Fails if another program owns it.
+    fn existing(&self, name: &str) -> Result<Option<&ConfigFile>, String> {
+        let existing = self.found.iter().find(|file| file.name == name);
+        let is_own =
+            |file: &ConfigFile| self.saved.own_configs.contains_key(name) || is_own_content(file);
+        match existing.is_none_or(is_own) {
+            true => Ok(existing),
+            false => Err(format!(
+                "{name} belongs to another program: set cniConfFileName to an unused name"
+            )),
+        }
+    }
+
+    /// Plans to write `wanted`, unless the file is up to date.
+    fn write(
         &self,
         name: &str,
+        existing: Option<&ConfigFile>,
         wanted: Content,
         copied_from: Option<String>,
-        plan: &mut Plan,
-    ) {
-        let existing = self.found.iter().find(|file| file.name == name);
-        if let Some(reason) = name_taken(existing, self.saved) {
-            plan.not_chained = Some(reason);
-            return;
-        }
-        let is_current =
-            |file: &ConfigFile| file.content.as_ref().is_ok_and(|found| found.is_like(&wanted));
-        if existing.is_some_and(is_current)
+    ) -> Plan {
+        let content = existing.and_then(|file| file.content.as_ref().ok());
+        if content.is_some_and(|found| found.is_like(&wanted))
             && self.saved.own_configs.get(name) == Some(&copied_from)
         {
-            return;
+            return Plan::default();
         }
         let state = existing.map_or("is missing", |_| "is outdated");
-        plan.not_chained = Some(format!("{name} {state}"));
-        plan.steps.push(Step::WriteOwnConfig {
-            name: name.to_owned(),
-            text: wanted.text,
-            access: wanted.access,
-            copied_from,
-        });
+        let Content { text, access, .. } = wanted;
+        let name = name.to_owned();
+        Plan {
+            not_chained: Some(format!("{name} {state}")),
+            steps: vec![Step::WriteOwnConfig { name, text, access, copied_from }],
+            ..Plan::default()
+        }
     }
 }
 
-/// Returns `source` with `entry` chained. It gets the same access, as it can hold the same
-/// credentials.
+/// The copy gets the access of `source`, as it can hold the same credentials.
 fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
     let original = source.content.as_ref().map_err(|reason| reason.why.clone())?;
     let describe = |error: conflist::Error| error.to_string();
@@ -163,11 +157,4 @@ fn copy_of(source: &ConfigFile, entry: &Entry) -> Result<Content, String> {
         access: original.access,
         link: None,
     })
-}
-
-/// Says that another program owns `existing`, the file that the agent would write.
-fn name_taken(existing: Option<&ConfigFile>, saved: &SavedState) -> Option<String> {
-    let file = existing
-        .filter(|file| !saved.own_configs.contains_key(&file.name) && !is_own_content(file))?;
-    Some(format!("{} belongs to another program: set cniConfFileName to an unused name", file.name))
 }

@@ -12,8 +12,7 @@ pub fn unchain(found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
     found.iter().filter_map(|file| unchain_file(found, file, saved)).collect()
 }
 
-/// Plans how to remove the plugin entries and files of modes other than `mode`. Call it once the
-/// file of `mode` is correct.
+/// Plans how to remove what other modes left. Call it once the file of `mode` is correct.
 pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
     let is_leftover = |file: &&ConfigFile| match mode {
         ChainMode::Every => own_config::is_own_config(file, saved),
@@ -26,8 +25,7 @@ pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -
     leftovers.filter_map(|file| unchain_file(found, file, saved)).collect()
 }
 
-/// Plans how to unchain the plugin from `file`; `None` if there is nothing to do, or if the file cannot be
-/// read or parsed.
+/// Returns `None` if there is nothing to do, or if the file cannot be read or parsed.
 fn unchain_file(found: &[ConfigFile], file: &ConfigFile, saved: &SavedState) -> Option<Step> {
     if own_config::is_own_config(file, saved) {
         return Some(Step::remove(file));
@@ -53,12 +51,11 @@ fn unchain_file(found: &[ConfigFile], file: &ConfigFile, saved: &SavedState) -> 
         let restore = Step::Restore { conflist: name, original };
         return Some(if original_exists { Step::remove(file) } else { restore });
     }
+    let found: Vec<&ConfigFile> = found.iter().collect();
+    let name = file.name.clone();
     match conflist.calls_plugin() {
         false => None,
-        true if multus::is_made(file, found) => Some(Step::remove(file)),
-        true => {
-            let name = file.name.clone();
-            Some(Step::Replace { name, text: without_entry, original: None })
-        }
+        true if multus::made(&found).any(|made| made.name == name) => Some(Step::remove(file)),
+        true => Some(Step::Replace { name, text: without_entry, original: None }),
     }
 }

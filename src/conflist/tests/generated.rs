@@ -110,7 +110,7 @@ proptest! {
             Some(place @ 1..) if types.len() == 3 => place,
             _ => 2,
         };
-        expected.insert(place, entry().value().clone());
+        expected.insert(place, entry().value);
         prop_assert_eq!(plugins(&with), &*expected, "{}", original);
         let without = Conflist::parse_chainable(&with).unwrap().without_entry();
         expected.remove(place);

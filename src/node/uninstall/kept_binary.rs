@@ -9,7 +9,7 @@ use std::fs;
 use crate::conflist;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::ConfigFile;
-use crate::node::settings::NodeSettings;
+use crate::node::NodeSettings;
 
 /// The agent's own mounts, which show its container runtime.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
