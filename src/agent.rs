@@ -71,15 +71,17 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let settings = Arc::new(settings);
     let found_empty_node = stop::finds_empty_node(&settings);
     let status = Arc::new(Status::new(settings.resync));
-    let api = ApiHandle::start(&settings, watch.waker()).map_err(Error::Thread)?;
+    let api = ApiHandle::start(&settings, watch.waker.clone()).map_err(Error::Thread)?;
     // Before the first access to the node's files, so that `/ready` and `/live` are served even if
     // that access hangs. A pass opens the listener that cannot be opened now, and reports why not.
     let _ = status.serve(settings.admin_address);
     status.state().running_since = Some(Instant::now());
-    let self_test = settings.self_test.then(|| SelfTest::new(&settings, &status, watch.waker()));
-    let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker());
+    let self_test =
+        settings.self_test.then(|| SelfTest::new(&settings, &status, watch.waker.clone()));
+    let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker.clone());
     let record_socket = record_socket.map_err(Error::Thread)?;
-    let pods_stopped = pods::start(&settings, &status, watch.waker()).map_err(Error::Thread)?;
+    let pods_stopped =
+        pods::start(&settings, &status, watch.waker.clone()).map_err(Error::Thread)?;
     let mut reconciler =
         Reconciler::new(settings, entry, status, api, self_test, record_socket, watch);
     info!("starting the agent");
@@ -127,7 +129,9 @@ fn decide(reconciler: &mut Reconciler, found_empty_node: bool) -> Result<Verdict
         if !matches!(verdict, Verdict::AskAgain(_)) {
             return Ok(verdict);
         }
-        question.ask(&reconciler.settings, reconciler.watch.waker()).map_err(Error::Thread)?;
+        question
+            .ask(&reconciler.settings, reconciler.watch.waker.clone())
+            .map_err(Error::Thread)?;
         // A further signal changes nothing.
         match is_chained_by_upstream {
             true => reconciler.watch.wait(question.time_left()).map_err(Error::Wait)?,

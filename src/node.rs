@@ -32,8 +32,8 @@ pub struct NodeSettings {
     /// Whether uninstall leaves the plugin binary on the host (`LINKERD_CNI_KEEP_BINARY`). Unset:
     /// only if CRI-O or Multus needs the binary to delete existing pods.
     pub keep_binary: Option<bool>,
-    /// Directory that agent and plugin share (`LINKERD_CNI_RUN_DIR`), at the same path on the host and
-    /// in the agent's container. `None`: the chart mounts none, as upstream's.
+    /// Directory that agent and plugin share (`LINKERD_CNI_RUN_DIR`), at the same path on the host.
+    /// `None`: the chart mounts none, as upstream's.
     pub run_dir: Option<PathBuf>,
 }
 
@@ -47,8 +47,8 @@ impl NodeSettings {
     }
 }
 
-/// The mounts of the net dir, the bin dir and the run dir when this process started. Writes to a stale one
-/// reach neither runtime nor plugin, so the agent then writes nothing more and fails `/live`.
+/// The mounts of net dir, bin dir and run dir at the start. Writes to a stale one reach neither
+/// runtime nor plugin, so the agent then writes nothing more and fails `/live`.
 #[derive(Debug)]
 pub struct Mounts(Vec<MountedDir>);
 

@@ -70,7 +70,7 @@ struct Writes {
 }
 
 impl Contention {
-    /// Returns the time before which `file` must not be written, if this write repeats others too soon.
+    /// Returns when `file` may be written, if this write repeats others too soon.
     /// Writes with the same `key` repeat each other. The key is the replaced content for a network
     /// config, the written content for the kubeconfig, and empty for plugin binaries.
     pub fn blocked_until(&self, file: &ContendedFile, key: &str, now: Instant) -> Option<Instant> {

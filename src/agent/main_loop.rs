@@ -55,10 +55,9 @@ impl Reconciler {
 
 fn watched_dirs(settings: &Settings) -> Vec<&Path> {
     let ca = settings.ca_file.as_deref().and_then(Path::parent);
-    [&*settings.node.net_dir, &*settings.node.bin_dir, &*settings.service_account_dir]
-        .into_iter()
-        .chain(ca)
-        .collect()
+    let node = &settings.node;
+    let dirs: [&Path; 3] = [&node.net_dir, &node.bin_dir, &settings.service_account_dir];
+    dirs.into_iter().chain(ca).collect()
 }
 
 fn time_to_next_pass(pass: &Pass, resync: Duration) -> Duration {

@@ -132,8 +132,7 @@ impl State {
         }
     }
 
-    /// Returns whether the agent's main thread makes progress, on directories that are the node's. Only a
-    /// restart of the container corrects stale mounts.
+    /// Returns whether the main thread makes progress. Only a restart corrects stale mounts.
     fn live(&self, now: Instant) -> Result<(), String> {
         self.progressing(now)?;
         let stale = self.last_pass.problems.get(&Subject::Mounts.to_string());

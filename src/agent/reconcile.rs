@@ -1,8 +1,8 @@
 //! Reconciles the host in one pass: observes it, compares each file with what it should be, writes the
 //! files that differ, and judges from the outcomes whether the node is ready.
 //!
-//! The order is plugin binary, kubeconfig, network configs. So no network config ever names a plugin
-//! that cannot run. Over an upstream plugin with a host name in its kubeconfig, that comes first.
+//! The order is plugin binary, kubeconfig, network configs, so that no network config ever names a
+//! plugin that cannot run. A kubeconfig of upstream's agent that has a host name is replaced first.
 
 pub mod findings;
 mod kubeconfig;
@@ -242,8 +242,8 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Makes `/ready` report not ready until the end of the pass, as `file` is being corrected. Fails
-    /// if contention delays a write with this `key` of [`Contention::blocked_until`].
+    /// Makes `/ready` report not ready until the end of the pass. Fails if contention delays a
+    /// write with this `key` of [`Contention::blocked_until`].
     fn begin_write(&mut self, file: &ContendedFile, key: &str) -> Result<(), String> {
         let why = format!("{}: being corrected", file.subject);
         self.status.state().last_pass.not_ready = Some(why);
@@ -280,8 +280,7 @@ impl Reconciler {
             // An upstream plugin cannot run in the self-test: its iptables is on the node.
             Some(OtherAgent::Upstream) => &node.image_bin_dir,
         };
-        let executable = || Binaries::executable(dir, PLUGIN).filter(|_| kept.is_some());
-        let Some(binary) = self.binaries.verified(PLUGIN).or_else(executable) else {
+        let Some(binary) = Binaries::executable(dir, PLUGIN) else {
             return;
         };
         let entry = self.pass.yielded_entry.as_ref().unwrap_or(&self.entry).text().to_owned();

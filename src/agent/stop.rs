@@ -5,8 +5,8 @@
 //! Without proof the agent repeats the requests until the pod's termination grace period is nearly
 //! over, and then leaves the plugin installed for the next agent.
 //!
-//! A mistaken uninstall lets meshed pods start without redirect rules. A plugin that stays by mistake
-//! can be removed with one command.
+//! After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays by
+//! mistake can be removed with one command.
 
 mod decision;
 mod evidence;
@@ -87,8 +87,8 @@ impl Question {
         verdict(&self.evidence, Instant::now())
     }
 
-    /// Starts a thread, once, that sends requests to the API server. Each response wakes the main loop.
-    /// The thread is never joined, so that a request that hangs does not delay the exit.
+    /// Starts a thread, once, that sends requests. Each response wakes the main loop. The thread is
+    /// never joined, so that a request that hangs does not delay the exit.
     pub fn ask(&mut self, settings: &Arc<Settings>, waker: Waker) -> io::Result<()> {
         if self.rounds.is_some() {
             return Ok(());

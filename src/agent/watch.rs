@@ -1,7 +1,7 @@
 //! Waits for a change in the watched directories, a stop signal or a wake from another thread.
 //!
-//! A change only triggers a reconcile pass, which reads the state itself. So lost, repeated and late
-//! inotify events do no harm. If the node has no inotify watches left, the agent polls every second.
+//! A change only triggers a reconcile pass, which reads the state itself. So lost, repeated and
+//! late events do no harm. If the node has no inotify watches left, the agent polls every second.
 
 use std::io;
 use std::os::fd::AsFd as _;
@@ -45,7 +45,7 @@ pub struct Watch {
     signals: SignalFd,
     inotify: Option<Inotify>,
     wakes: UnixDatagram,
-    waker: Waker,
+    pub waker: Waker,
     /// Whether inotify watches every directory that exists.
     complete: bool,
 }
@@ -69,13 +69,9 @@ impl Watch {
         })
     }
 
-    pub fn waker(&self) -> Waker {
-        self.waker.clone()
-    }
-
-    /// Watches those of `dirs` that exist. Must be called before each reconcile pass, because the kernel
-    /// drops the watch of a directory that is removed, even if a new one appears under its name.
-    /// Waits last at most a second after a failure.
+    /// Watches those of `dirs` that exist. Call it before each pass: the kernel drops the watch of
+    /// a removed directory, even if a new one appears under its name. After a failure, waits last
+    /// at most a second.
     pub fn watch_dirs(&mut self, dirs: &[&Path]) -> Result<(), String> {
         let result = self.add(dirs).map_err(|errno| match errno {
             Errno::EMFILE => "all inotify instances are in use (fs.inotify.max_user_instances)",
@@ -147,8 +143,8 @@ impl Watch {
         Ok([0, 1, 2].map(|source| fds.get(source).is_some_and(has_data)))
     }
 
-    /// Reads all inotify events, if any are `pending`. Returns whether a writer may still have the last
-    /// changed file open; `None` without a change. The agent's own temporary files do not count.
+    /// Reads all inotify events, if any are `pending`. Returns whether a writer may still have the
+    /// file changed last open; `None` without a change. The agent's temporary files do not count.
     fn drain(&self, pending: bool) -> Option<bool> {
         let mut is_open = None;
         while pending && let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {

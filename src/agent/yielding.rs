@@ -142,8 +142,8 @@ fn installed_entry(kubeconfig: &str, found: &[ConfigFile]) -> Option<Entry> {
     Entry::new(plan::installed(found)?.plugin_entry()?.text, kubeconfig).ok()
 }
 
-/// Returns whether an upstream agent may have written a plugin entry among `found`, other than `own`. Such
-/// an entry is younger than one pass, or this agent yields to it. So an upstream agent probably runs.
+/// Returns whether an upstream agent may have written a plugin entry among `found`. It is younger
+/// than one pass, or this agent yields to it. So an upstream agent probably runs.
 pub fn is_chained_by_upstream(found: &[ConfigFile], own: &Entry) -> bool {
     let entries = found.iter().filter_map(ConfigFile::plugin_entry);
     entries

@@ -25,8 +25,8 @@ impl<'a> BorrowedObject<'a> {
         serde_json::from_str(self.get(key)?.get()).ok()
     }
 
-    /// Ignores the case of `key`: libcni reads a plugin into a Go struct, so `Type` counts as `type`. It
-    /// reads a conflist into a map, as [`BorrowedObject::string`] does.
+    /// Ignores the case of `key`: libcni reads a plugin into a Go struct, so `Type` counts as
+    /// `type`. It reads a conflist into a map, as [`BorrowedObject::string`] does.
     pub(super) fn plugin_string(&self, key: &str) -> Option<String> {
         let value = self.last(|name| name.eq_ignore_ascii_case(key))?;
         serde_json::from_str(value.get()).ok()

@@ -30,8 +30,8 @@ pub enum ChainMode {
 }
 
 impl ChainMode {
-    /// `chained: false` wins over `chain_in_copy`, as a standalone config copies nothing. Fails with the
-    /// reason why `conf_name` is not a valid file name in that mode.
+    /// `chained: false` wins over `chain_in_copy`, as a standalone config copies nothing. Fails
+    /// with the reason why `conf_name` is not a valid file name in that mode.
     pub fn choose(
         conf_name: Option<&str>,
         chained: bool,

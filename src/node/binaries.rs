@@ -8,8 +8,8 @@ use std::path::Path;
 use super::NodeSettings;
 use crate::files;
 
-/// Identifies one version of a file without reading it: device, inode, size, mode, and when content,
-/// mode or name changed last. Equal stamps mean that nothing wrote the file in between.
+/// Identifies one version of a file without reading it: device, inode, size, mode and ctime. Equal
+/// stamps mean that nothing wrote the file in between.
 pub type Stamp = (u64, u64, u64, u32, i64, i64);
 
 /// Remembers the copies that were compared, so that megabytes are read again only after a change.
@@ -48,11 +48,6 @@ impl Binaries {
             }
         }
         Ok(stale)
-    }
-
-    /// Returns the stamp of the file `name` on the host, if its content is verified.
-    pub fn verified(&self, name: &str) -> Option<Stamp> {
-        self.verified.get(name).map(|(_, copy)| *copy)
     }
 
     /// Returns the stamp of the file `name` in `dir`, whatever its content, if it can be run.

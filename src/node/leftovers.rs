@@ -50,7 +50,7 @@ fn remove_dead_socket(path: &Path) -> Result<(), files::Error> {
     Ok(())
 }
 
-/// Removes all files in `dir` that are temporary or for which `is_left_over` is true. Returns the failures.
+/// Removes the files in `dir` that are temporary or left over. Returns the failures.
 fn sweep(dir: &Path, is_left_over: impl Fn(&str) -> bool) -> Vec<String> {
     let names = match files::file_names(dir) {
         Err(error) if error.is_missing() => Vec::new(),

@@ -5,8 +5,8 @@
 //! name a plugin that cannot run. If the uninstalling agent were then killed, the originals that the
 //! pass saved would be lost.
 //!
-//! The lock is `flock` on the CNI net dir itself. So every agent finds it, whatever its container, and the
-//! kernel releases it if the process is killed. Upstream's agents and other programs do not take it.
+//! The lock is `flock` on the CNI net dir itself. So every agent finds it, and the kernel releases
+//! it if the process is killed. Upstream's agents and other programs do not take it.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -37,8 +37,8 @@ impl NodeLocker {
         NodeLocker { net_dir: net_dir.to_owned(), is_locked_out: false }
     }
 
-    /// Waits at most 1 s for the lock. Agents also work without it: a missing directory is reported by the
-    /// scan, and some file systems have no locks.
+    /// Waits at most 1 s for the lock. Agents also work without it: a missing directory is reported
+    /// by the scan, and some file systems have no locks.
     pub fn take(&mut self) -> Option<Flock<File>> {
         let wait = if self.is_locked_out { Duration::ZERO } else { WAIT };
         let lock = lock(&self.net_dir, wait);

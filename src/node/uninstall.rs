@@ -52,11 +52,11 @@ const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
 const FOREIGN_PERIOD: Duration = Duration::from_millis(20);
 
 /// Added to the failures of an uninstall that a network config prevents.
-const STILL_NAMED: &str = "kubeconfig and plugin binary are left in place, because a network config \
-                           still names linkerd-cni, or may name it";
+const STILL_NAMED: &str = "kubeconfig and plugin binary are left in place, because a network \
+                           config still names linkerd-cni, or may name it";
 
 /// Removes everything that an agent, also an earlier one, wrote to this node. Kubeconfig and plugin
-/// binaries stay while a network config names the plugin, or if the net dir is no longer the node's.
+/// binaries stay while a network config names the plugin, or if the net dir is not the node's.
 /// Other failures do not stop the uninstall. Returns all failures, as texts for logs.
 pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> {
     if let Some(why) = mounts.stale_net_dir() {
@@ -98,8 +98,8 @@ impl Uninstall<'_> {
                     let path = config.display();
                     if removals == MAX_REMOVALS {
                         break Some(vec![format!(
-                            "{path} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI agent \
-                             should run on this node, stop that writer, then run \
+                            "{path} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI \
+                             agent should run on this node, stop that writer, then run \
                              `linkerd2-cni-install uninstall` on this node"
                         )]);
                     }
@@ -267,14 +267,13 @@ impl Uninstall<'_> {
 /// A network config in the CNI net dir that names the plugin.
 struct Named {
     config: PathBuf,
-    /// [`plan::unchain`] can remove the plugin entry. Otherwise the config names the plugin, or may name
-    /// it, in a way that this agent cannot undo: it is unreadable, half written, or has a copy of a
-    /// conflist inside another config.
+    /// [`plan::unchain`] can remove the plugin entry. Otherwise this agent cannot undo how the
+    /// config names the plugin: it is unreadable, half written, or has a copy of a conflist inside.
     can_unchain: bool,
 }
 
-/// Returns one of the network configs `found` in `dir` that name the plugin. Configs that Cilium has
-/// renamed do not count, because no runtime loads them.
+/// Returns one of `found` that names the plugin. Those that Cilium has renamed do not count,
+/// because no runtime loads them.
 fn find_named(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> Option<Named> {
     let steps = plan::unchain(found, saved_state);
     let is_named =

@@ -10,12 +10,11 @@ use crate::conflist::Entry;
 /// Why a part of the node is not as it should be.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Something that is normally missing right after a start, such as a token. The node is not
-    /// ready, but nothing is logged.
+    /// Normal right after a start, such as a missing token. Not logged, but the node is not ready.
     Waiting(String),
     /// Logged like a problem, but without effect on readiness and on the time of the next pass.
     Warning(String),
-    /// Logged, and shortens the time to the next pass. Makes the node not ready if its subject decides that.
+    /// Logged, and repeated soon. The node is not ready if the subject decides that.
     Problem(String),
 }
 
@@ -49,7 +48,7 @@ impl Pass {
         self.findings.iter().any(|(_, finding)| matches!(finding, Problem(_)))
     }
 
-    /// Returns all that is logged, by subject. A problem wins over a warning, and the first one over others.
+    /// What is logged, by subject. A problem wins over a warning, and the first one over others.
     pub fn logged(&self) -> BTreeMap<String, String> {
         let of = |is_problem| {
             self.findings.iter().rev().filter_map(move |(subject, finding)| match finding {

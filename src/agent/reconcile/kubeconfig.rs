@@ -23,8 +23,8 @@ impl Reconciler {
     /// Writes the kubeconfig if its content or its access differs, and judges its token. Writes
     /// nothing while there is no token for it, and over that of another agent that stays in use.
     pub(super) fn install_kubeconfig(&mut self, kept: Option<OtherAgent>) -> Result<(), Finding> {
-        // The agent's token becomes invalid with its pod, and whether to uninstall depends on the token
-        // found on the host.
+        // The agent's token ends with its pod, and the decision to uninstall needs that on the
+        // host.
         if self.status.state().stopped_by.is_some() {
             let why = "the kubeconfig has no token, and the agent is stopping";
             let token = token_on_host(&self.settings);
@@ -81,7 +81,7 @@ impl Reconciler {
     ///
     /// The agent's own token only if the plugin has no ServiceAccount of its own, as in upstream's
     /// chart: a process that reads the host's files must not get the agent's permissions. Neither an
-    /// outage nor a denied TokenRequest changes that: an API server that is starting denies them too.
+    /// outage nor a denied TokenRequest changes that. A starting API server denies them, too.
     fn token(&mut self, agent_token: &str) -> (Result<String, Finding>, Option<String>) {
         let Some(account) = &self.settings.plugin_account else {
             return (Ok(agent_token.to_owned()), None);
@@ -105,9 +105,10 @@ impl Reconciler {
         (self.token_found_on_host.clone().ok_or_else(missing), error)
     }
 
-    /// Records whether the API server accepts `token`. An unreachable API server makes the node not ready
-    /// only if the plugin has a ServiceAccount of its own and the API server has not responded since the
-    /// start. With upstream's chart it is only a warning: upstream's agent sends no requests.
+    /// Records whether the API server accepts `token`. If the API server is unreachable, the node
+    /// is not ready only if the plugin has a ServiceAccount of its own and there was no response
+    /// since the start. With upstream's chart it is only a warning: upstream's agent sends no
+    /// requests.
     fn check_token(&mut self, token: &str, written: bool, request_error: Option<String>) {
         let status = self.api.token_status(token, written);
         let must_wait = self.settings.plugin_account.is_some() && !status.responded;
@@ -127,9 +128,9 @@ impl Reconciler {
     }
 }
 
-/// Reads the API server's address, the CA and the agent's own token, which is needed even if the plugin
-/// has a ServiceAccount of its own: with it the agent requests the plugin's token. `resolved` is the
-/// address if the settings have a host name. No error has a credential.
+/// Reads the API server's address, the CA and the agent's own token, with which the agent also
+/// requests the token of a plugin's ServiceAccount. `resolved` is the address if the settings have
+/// a host name. No error has a credential.
 fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess, Finding> {
     let unset = |name| Problem(format!("{name} is not set"));
     let host = settings.api_host.as_deref().ok_or_else(|| unset("KUBERNETES_SERVICE_HOST"))?;

@@ -83,8 +83,8 @@ impl Reconciler {
         not_chained.filter(|_| !has_chained).map_or(Ok(()), Err)
     }
 
-    /// Adds the time since the last pass to the metric, if the active conflist lacked the plugin entry
-    /// then. Without an active conflist no pod can start.
+    /// Adds the time since the last pass if the active conflist lacked the plugin entry then.
+    /// Without an active conflist no pod can start.
     fn count_time_without_entry(&mut self, configs: &[ConfigFile]) {
         let is_active = plan::called(configs).is_some();
         if let Some(since) = self.lacked_entry_at.take().filter(|_| is_active) {
@@ -94,10 +94,10 @@ impl Reconciler {
         self.lacked_entry_at = (is_active && !is_chained).then(Instant::now);
     }
 
-    /// Returns a warning with the remedy if the bin dir holds none of the plugins of the active conflist among
-    /// `configs`, so that it is probably the wrong one. The agent cannot be certain, because runtimes can use
-    /// several bin dirs (containerd's `bin_dirs`, CRI-O's `plugin_dirs`). While the agent cannot read the
-    /// first config, checks the one after it, which is chained as well.
+    /// Returns a warning if the bin dir holds no plugin of the active conflist, so that it is
+    /// probably the wrong one. Runtimes can use several (containerd's `bin_dirs`, CRI-O's
+    /// `plugin_dirs`). While the agent cannot read the first config, it checks the one after it,
+    /// which is chained as well.
     ///
     /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
     /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
@@ -165,7 +165,7 @@ impl Reconciler {
                         self.status.metrics.rechains.inc();
                     }
                     result = result.map(|_| true);
-                    // Word for word as in Linkerd's troubleshooting page, because users search for it.
+                    // Word for word as in Linkerd's troubleshooting page: users search for it.
                     info!("Created CNI config {}", file.path.display());
                     self.end_write(file, text);
                 }
@@ -177,7 +177,7 @@ impl Reconciler {
                     }
                 }
                 Err(files::Error::Raced { .. }) => {
-                    // Another program wrote the file since it was read. The next pass reads it again.
+                    // Another program wrote the file meanwhile. The next pass reads it again.
                     self.pass.wrote = true;
                     continue;
                 }

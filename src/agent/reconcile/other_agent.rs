@@ -26,9 +26,9 @@ impl Reconciler {
 
     /// Returns the agent whose plugin binary and kubeconfig on the host stay in use.
     ///
-    /// Those of an upstream agent only if the API server has a host name: upstream's kubeconfig has that
-    /// name, which only upstream's plugin resolves. Upstream's agent writes the plugin only when it
-    /// starts, so its binary must still be there when this agent ends first, also by SIGKILL.
+    /// Those of an upstream agent only if the API server has a host name: upstream's kubeconfig has
+    /// that name, which only upstream's plugin resolves. Upstream's agent writes the plugin only at
+    /// its start, so the binary must still be there when this agent ends first, also by SIGKILL.
     pub(super) fn kept_files(&mut self, configs: &[ConfigFile]) -> Option<OtherAgent> {
         if self.record_socket.newer_agent_runs() {
             return Some(OtherAgent::Newer);
@@ -55,8 +55,8 @@ impl Reconciler {
         is_kept.then_some(OtherAgent::Upstream)
     }
 
-    /// Decides whether the plugin entry of another agent stays in use, and logs a change. An attempt to
-    /// write this agent's entry does not count as a change.
+    /// Decides whether the plugin entry of another agent stays in use, and logs a change. An
+    /// attempt to write this agent's entry does not count as a change.
     pub(super) fn yield_entry(&mut self, configs: &[ConfigFile], kept: Option<OtherAgent>) {
         let now = Instant::now();
         let kubeconfig = &self.settings.node.kubeconfig_on_host;

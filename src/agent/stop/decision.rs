@@ -86,8 +86,9 @@ fn judge(evidence: &Evidence, last: &Round) -> Verdict {
     }
 }
 
-/// Judges a rejection of both tokens. The agent's `own` token is revoked with its pod, so it alone proves
-/// nothing. A plugin's token that is bound to no pod is valid as long as its ServiceAccount exists.
+/// Judges a rejection of both tokens. The agent's `own` token is revoked with its pod, so it alone
+/// proves nothing. A plugin's token that is bound to no pod is valid as long as its ServiceAccount
+/// is.
 fn rejected(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Verdict {
     const EVERY: &str = "the API server rejected every token of the release (HTTP 401)";
     let (before, begin) = (&evidence.before, evidence.begin);

@@ -117,11 +117,10 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
     // Kubernetes may delete this pod before the DaemonSet, as it deletes a Namespace in any order.
     match is_being_deleted(client, namespace) {
         Ok(true) => return Round::BeingDeleted(NAMESPACE.into()),
-        Ok(false) => {}
         Err(error) if error.code() == Some(404) || is_temporary(&error) => {
             return Round::Unclear(error.to_string());
         }
-        Err(_) => {}
+        Ok(false) | Err(_) => {}
     }
     let Some(name) = &settings.node_name else {
         return Round::InScope;

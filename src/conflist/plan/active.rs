@@ -49,8 +49,8 @@ pub(super) fn is_loadable(file: &ConfigFile) -> bool {
     }
 }
 
-/// Returns the network config with the plugin entry in use: the one whose plugins the runtime calls, or
-/// the first with an entry where a meta plugin such as Multus calls the plugin.
+/// Returns the network config with the plugin entry in use: the one whose plugins the runtime
+/// calls, or the first with an entry where a meta plugin such as Multus calls the plugin.
 pub fn installed(found: &[ConfigFile]) -> Option<&ConfigFile> {
     let has_entry = |file: &&ConfigFile| file.plugin_entry().is_some();
     called(found).filter(has_entry).or_else(|| found.iter().find(has_entry))

@@ -2,7 +2,7 @@
 //!
 //! The daemon reads that conflist at each call, so the plugin entry belongs there. The daemon
 //! removes its own `.conf` when it stops, and the runtime then loads the primary CNI's conflist. A
-//! conflist made from that `.conf` would stay, and no pod could start. So such a conflist is removed.
+//! conflist made from that `.conf` would stay, and no pod could start. So it is removed.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -50,7 +50,7 @@ pub(super) fn delegate<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Optio
     files.iter().find(is_delegate).copied()
 }
 
-/// Whether Multus reads the `.conf` or `.json` `file` at each call, so that it must not be converted.
+/// Whether Multus reads the `.conf` or `.json` `file` at each call, so that it must stay.
 pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
     let names = |other: &&ConfigFile| {
         let Some(conf) = parse(other) else {
@@ -63,8 +63,8 @@ pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool
     file.kind != ConfigKind::Conflist && files.iter().any(names)
 }
 
-/// Returns the conflists among `files` that another agent, or an earlier one, made from a `.conf` of
-/// Multus' daemon. They must not stay.
+/// Returns the conflists that another agent made from a `.conf` of Multus' daemon. They must not
+/// stay.
 pub(super) fn made<'f>(files: &[&'f ConfigFile]) -> impl Iterator<Item = &'f ConfigFile> {
     files.iter().filter_map(|conf| made_from(conf, files))
 }
