@@ -1,6 +1,5 @@
 //! Errors of API requests, and which of them to retry.
 
-use std::error::Error as _;
 use std::time::Duration;
 
 /// `reason` of Kubernetes' Status with HTTP 401 and 404. A response without it comes from a proxy.
@@ -28,7 +27,6 @@ pub enum Error {
     Decode { request: String, problem: String, is_truncated: bool },
 }
 
-/// Whether and when to retry a failed request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Retry {
     /// Do not retry: the result would be the same.
@@ -80,12 +78,10 @@ impl Error {
         )
     }
 
-    /// Whether the server responded, with an error status or an unreadable object.
     pub fn is_response(&self) -> bool {
         matches!(self, Error::Status { .. } | Error::Decode { .. })
     }
 
-    /// Whether the request exceeded one of the [`Deadlines`](super::Deadlines).
     pub fn is_timeout(&self) -> bool {
         matches!(self, Error::Transport { source: ureq::Error::Timeout(_), .. })
     }
@@ -107,27 +103,14 @@ impl Error {
 
     /// Whether the server accepted the request, but did not respond in time.
     pub fn is_response_timeout(&self) -> bool {
-        let Error::Transport { source: ureq::Error::Timeout(phase), .. } = self else {
-            return false;
-        };
-        matches!(phase, ureq::Timeout::RecvResponse | ureq::Timeout::RecvBody)
+        use ureq::{Error::Timeout as TimedOut, Timeout::*};
+        matches!(self, Error::Transport { source: TimedOut(RecvResponse | RecvBody), .. })
     }
 
-    /// Whether the server's certificate is invalid, e.g. not signed by the CA. rustls reports that
-    /// inside an I/O error.
+    /// Whether the server's certificate is invalid, e.g. not signed by the CA.
     pub fn is_certificate_error(&self) -> bool {
-        let Error::Transport { source, .. } = self else {
-            return false;
-        };
-        let found = match source {
-            ureq::Error::Rustls(error) => Some(error),
-            ureq::Error::Io(error) => error
-                .get_ref()
-                .and_then(|inner| inner.downcast_ref())
-                .or_else(|| error.source().and_then(|inner| inner.downcast_ref())),
-            _ => None,
-        };
-        matches!(found, Some(rustls::Error::InvalidCertificate(_)))
+        let invalid = |error: &rustls::Error| matches!(error, rustls::Error::InvalidCertificate(_));
+        matches!(self, Error::Transport { source: ureq::Error::Rustls(error), .. } if invalid(error))
     }
 }
 

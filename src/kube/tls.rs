@@ -3,7 +3,7 @@
 //! It also verifies the certificate for `tls-server-name`.
 
 use std::fmt;
-use std::io::{Read as _, Write as _};
+use std::io::{self, Read as _, Write as _};
 use std::sync::Arc;
 
 use rustls::client::Resumption;
@@ -16,6 +16,7 @@ use rustls::{
     SignatureScheme, StreamOwned,
 };
 use ureq::tls::{PemItem, parse_pem};
+use ureq::unversioned::transport::time::Instant;
 use ureq::unversioned::transport::{
     Buffers, ConnectionDetails, Connector, Either, LazyBuffers, NextTimeout, Transport,
     TransportAdapter,
@@ -82,19 +83,20 @@ impl<In: Transport> Connector<In> for Tls {
         details: &ConnectionDetails<'_>,
         chained: Option<In>,
     ) -> Result<Option<Self::Out>, ureq::Error> {
-        let Some(transport) = chained else {
-            return Ok(None);
-        };
-        let Some(config) = self.config.clone() else {
-            return Ok(Some(Either::A(transport)));
-        };
+        let Some(transport) = chained else { return Ok(None) };
+        let Some(config) = self.config.clone() else { return Ok(Some(Either::A(transport))) };
         let name = self.server_name.as_deref().unwrap_or(host(details.uri));
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ureq::Error::BadUri(format!("{name} is not a valid server name")))?;
         let mut socket = TransportAdapter::new(transport.boxed(), details.current_time.clone());
-        socket.set_timeout(details.timeout);
+        // The time-out is for the whole connect: the handshake gets what TCP has left of it.
+        let mut timeout = details.timeout;
+        if let Instant::Exact(began) = details.now {
+            timeout.after = timeout.after.saturating_sub(began.elapsed()).into();
+        }
+        socket.set_timeout(timeout);
         let mut connection = ClientConnection::new(config, name)?;
-        connection.complete_io(&mut socket)?;
+        connection.complete_io(&mut socket).map_err(tls_error)?;
         Ok(Some(Either::B(Encrypted {
             buffers: LazyBuffers::new(
                 details.config.input_buffer_size(),
@@ -192,6 +194,14 @@ impl ServerCertVerifier for Verifier {
 
     fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
         self.webpki.supported_verify_schemes()
+    }
+}
+
+/// rustls reports an invalid certificate inside an I/O error.
+fn tls_error(error: io::Error) -> ureq::Error {
+    match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
+        Some(error) => error.clone().into(),
+        None => error.into(),
     }
 }
 
