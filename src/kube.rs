@@ -22,7 +22,6 @@ pub mod pod_watch;
 pub mod redact;
 pub mod request_metrics;
 pub mod scheduling;
-pub mod scope;
 mod tls;
 pub mod types;
 
@@ -31,11 +30,11 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
-use ureq::http::{Method, Request, Response, header};
+use ureq::http::{Error as HttpError, Method, Request, Response, header};
 pub use ureq::unversioned::resolver::DefaultResolver as SystemResolver;
 use ureq::unversioned::resolver::Resolver;
 use ureq::unversioned::transport::{Connector as _, TcpConnector};
-use ureq::{Agent as HttpAgent, Body};
+use ureq::{Agent as HttpAgent, AsSendBody, Body};
 
 use crate::deadline::Deadline;
 pub use error::{Error, NOT_FOUND, Retry, UNAUTHORIZED};
@@ -65,7 +64,6 @@ pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 /// would start a thread, even for an IP address.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
-    /// TCP connect and TLS handshake.
     pub connect: Duration,
     /// Sending the head, sending the body, and waiting for the headers of the response, each on its
     /// own.
@@ -84,9 +82,9 @@ impl Deadlines {
 #[derive(Clone)]
 pub struct Client {
     http: HttpAgent,
-    watch_http: HttpAgent,
     server: String,
     token: Option<String>,
+    body_timeout: Duration,
     end: Option<Deadline>,
 }
 
@@ -100,31 +98,26 @@ impl Client {
         user_agent: &str,
         deadlines: Deadlines,
     ) -> Result<Self, Error> {
-        let tls = Tls::of(access)?;
-        let http = |body, read| {
-            let config = HttpAgent::config_builder()
-                .proxy(None)
-                .max_redirects(0)
-                .http_status_as_error(false)
-                .allow_non_standard_methods(true)
-                .input_buffer_size(BUFFER)
-                .output_buffer_size(BUFFER)
-                .user_agent(format!("{user_agent}/{}", env!("CARGO_PKG_VERSION")))
-                .timeout_connect(Some(deadlines.connect))
-                .timeout_send_request(Some(deadlines.response))
-                .timeout_send_body(Some(deadlines.response))
-                .timeout_recv_response(Some(deadlines.response))
-                .timeout_recv_body(body)
-                .timeout_per_read(read)
-                .build();
-            let connector = ().chain(TcpConnector::default()).chain(tls.clone());
-            HttpAgent::with_parts(config, connector, R::default())
-        };
+        let config = HttpAgent::config_builder()
+            .proxy(None)
+            .max_redirects(0)
+            .http_status_as_error(false)
+            .allow_non_standard_methods(true)
+            .input_buffer_size(BUFFER)
+            .output_buffer_size(BUFFER)
+            .user_agent(format!("{user_agent}/{}", env!("CARGO_PKG_VERSION")))
+            .timeout_connect(Some(deadlines.connect))
+            .timeout_send_request(Some(deadlines.response))
+            .timeout_send_body(Some(deadlines.response))
+            .timeout_recv_response(Some(deadlines.response))
+            .timeout_recv_body(Some(deadlines.body))
+            .build();
+        let connector = ().chain(TcpConnector::default()).chain(Tls::of(access)?);
         Ok(Client {
-            http: http(Some(deadlines.body), None),
-            watch_http: http(None, Some(deadlines.body)),
+            http: HttpAgent::with_parts(config, connector, R::default()),
             server: access.server.trim_end_matches('/').to_owned(),
             token: access.token.clone(),
+            body_timeout: deadlines.body,
             end: None,
         })
     }
@@ -142,13 +135,13 @@ impl Client {
     /// GETs a list and returns a reader of the response, so that a long list is never in memory
     /// as a whole. Reading fails after 128 MiB or after [`Deadlines::body`].
     pub fn read_list(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
-        let response = self.send(&self.http, Method::GET, path, None)?;
+        let response = self.send(Method::GET, path, None, false)?;
         let body = response.into_body().into_with_config().limit(LIST_LIMIT);
         Ok(BufReader::new(body.reader()))
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Result<(), Error> {
-        self.send(&self.http, Method::POST, path, Some(body)).map(drain)
+        self.send(Method::POST, path, Some(body), false).map(drain)
     }
 
     pub fn post_and_decode<T: DeserializeOwned>(
@@ -162,28 +155,26 @@ impl Client {
     /// With a `metadata.resourceVersion` in `body`, the API server responds with 409 if the object has
     /// changed since that version.
     pub fn merge_patch(&self, path: &str, body: &Value) -> Result<(), Error> {
-        self.send(&self.http, Method::PATCH, path, Some(body)).map(drain)
+        self.send(Method::PATCH, path, Some(body), false).map(drain)
     }
 
-    /// DELETEs `path` with the delete options `body`.
     pub fn delete(&self, path: &str, body: &Value) -> Result<(), Error> {
-        self.send(&self.http, Method::DELETE, path, Some(body)).map(drain)
+        self.send(Method::DELETE, path, Some(body), false).map(drain)
     }
 
     /// Starts a watch. Each line of the returned reader is one JSON event. The watch ends when the
     /// server ends it, or when no event arrives for [`Deadlines::body`].
     pub fn watch(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
-        let response = self.send(&self.watch_http, Method::GET, path, None)?;
+        let response = self.send(Method::GET, path, None, true)?;
         Ok(BufReader::new(response.into_body().into_reader()))
     }
 
-    /// Sends a request. Fails unless the status of the response is 2xx.
     fn send(
         &self,
-        http: &HttpAgent,
         method: Method,
         path: &str,
         body: Option<&Value>,
+        is_watch: bool,
     ) -> Result<Response<Body>, Error> {
         let url = format!("{}{path}", self.server);
         let request = format!("{method} {url}");
@@ -197,20 +188,11 @@ impl Client {
             builder = builder.header(header::AUTHORIZATION, format!("Bearer {token}"));
         }
         let response = match body {
-            Some(body) => builder
-                .header(header::CONTENT_TYPE, content_type)
-                .body(body.to_string())
-                .map_err(ureq::Error::Http)
-                .and_then(|request| http.run(request)),
-            None => {
-                builder.body(()).map_err(ureq::Error::Http).and_then(|request| match self.end {
-                    Some(end) => {
-                        let request = http.configure_request(request);
-                        http.run(request.timeout_global(Some(end.remaining())).build())
-                    }
-                    None => http.run(request),
-                })
+            Some(body) => {
+                let builder = builder.header(header::CONTENT_TYPE, content_type);
+                self.run(builder.body(body.to_string()), is_watch)
             }
+            None => self.run(builder.body(()), is_watch),
         };
         request_metrics::count(response.as_ref().ok().map(|found| found.status().as_u16()));
         let failed = |source| Error::Transport { request: request.clone(), source };
@@ -233,6 +215,19 @@ impl Client {
         Err(Error::Status { request, code, reason, message, retry_after })
     }
 
+    fn run<B: AsSendBody>(
+        &self,
+        request: Result<Request<B>, HttpError>,
+        is_watch: bool,
+    ) -> Result<Response<Body>, ureq::Error> {
+        let request = self.http.configure_request(request?);
+        let request = match is_watch {
+            true => request.timeout_recv_body(None).timeout_per_read(Some(self.body_timeout)),
+            false => request.timeout_global(self.end.map(Deadline::remaining)),
+        };
+        self.http.run(request.build())
+    }
+
     fn read_object<T: DeserializeOwned>(
         &self,
         method: Method,
@@ -240,7 +235,7 @@ impl Client {
         body: Option<&Value>,
     ) -> Result<T, Error> {
         let request = format!("{method} {}{path}", self.server);
-        let mut response = self.send(&self.http, method, path, body)?;
+        let mut response = self.send(method, path, body, false)?;
         let bytes = response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec();
         let failed = |source| Error::Transport { request: request.clone(), source };
         let bytes = bytes.map_err(failed)?;

@@ -23,13 +23,11 @@ pub struct Claims {
 }
 
 impl Claims {
-    /// `None` if it is not a JSON Web Token.
     pub fn read(token: &str) -> Option<Claims> {
         let payload = token.split('.').nth(1)?;
         serde_json::from_slice(&BASE64URL.decode(payload).ok()?).ok()
     }
 
-    /// Namespace and name of the ServiceAccount.
     pub fn account(&self) -> Option<(&str, &str)> {
         self.sub.strip_prefix("system:serviceaccount:")?.split_once(':')
     }

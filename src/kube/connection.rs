@@ -9,8 +9,11 @@ use super::{Client, Deadlines, SystemResolver};
 #[derive(Clone, Debug)]
 pub enum AccessSource {
     /// The address and the ServiceAccount credential that Kubernetes gives each pod.
-    InCluster { host: String, port: String, dir: PathBuf },
-    /// A kubeconfig, with its context [`kubeconfig::CONTEXT`].
+    InCluster {
+        host: String,
+        port: String,
+        dir: PathBuf,
+    },
     Kubeconfig(PathBuf),
 }
 

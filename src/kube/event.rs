@@ -8,18 +8,13 @@ use super::{Client, Error};
 
 // Limits of the API, in bytes:
 // https://github.com/kubernetes/kubernetes/blob/master/pkg/apis/core/validation/events.go
-
 const NAME_LIMIT: usize = 253;
 const INSTANCE_LIMIT: usize = 128;
 const NOTE_LIMIT: usize = 1024;
 
-/// Namespace of Events about cluster-scoped objects, such as nodes.
-const DEFAULT_NAMESPACE: &str = "default";
-
 #[derive(Clone, Copy, Debug)]
 pub struct Reporter<'a> {
     pub controller: &'static str,
-    /// Name of the program's pod.
     pub instance: &'a str,
 }
 
@@ -68,7 +63,6 @@ pub fn publish(
     client.post(&path, &event(reporter, regarding, content, SystemTime::now()))
 }
 
-/// The name of the Event has the time.
 fn event(
     reporter: Reporter<'_>,
     regarding: Regarding<'_>,
@@ -100,8 +94,9 @@ fn event(
     })
 }
 
+/// Events about cluster-scoped objects, such as nodes, are in the namespace `default`.
 fn namespace<'a>(regarding: Regarding<'a>) -> &'a str {
-    if regarding.namespace.is_empty() { DEFAULT_NAMESPACE } else { regarding.namespace }
+    if regarding.namespace.is_empty() { "default" } else { regarding.namespace }
 }
 
 fn shorten(text: &str, length: usize) -> &str {

@@ -47,7 +47,6 @@ fn address(uri: &Uri) -> Option<IpAddr> {
     host(uri).parse().ok()
 }
 
-/// An IPv6 address without brackets.
 pub fn host(uri: &Uri) -> &str {
     uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']')
 }

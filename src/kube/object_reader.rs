@@ -26,7 +26,6 @@ pub enum ReadFrom {
 pub struct ObjectReader {
     client: Client,
     read_from: ReadFrom,
-    /// Annotations of each namespace that may change a redirect.
     namespaces: BTreeMap<String, Result<BTreeMap<String, String>, String>>,
     api_service: Option<Result<Service, String>>,
 }
@@ -45,11 +44,14 @@ impl ObjectReader {
             return known.clone();
         }
         let found: Result<Namespace, _> = self.get(&namespace_path(name));
-        let annotations = found.map(|namespace| {
+        let annotations = found.and_then(|namespace| {
+            if namespace.metadata.name != name {
+                return Err(format!("another object instead of namespace {name}"));
+            }
             let mut annotations = namespace.metadata.annotations;
             // A namespace may have 256 KiB of others.
             annotations.retain(|key, _| key.starts_with("config.linkerd.io/"));
-            annotations
+            Ok(annotations)
         });
         self.namespaces.insert(name.to_owned(), annotations.clone());
         annotations

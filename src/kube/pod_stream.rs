@@ -9,7 +9,7 @@ use std::io::BufRead;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _};
 
-use super::types::{AnyObject, ApiStatus, ListMetadata, Pod, for_each};
+use super::types::{AnyObject, ApiStatus, ListMetadata, Pod, null_as_default};
 
 /// The part of a pod that a program keeps.
 pub trait FromPod: Sized {
@@ -23,24 +23,29 @@ pub const MAX_PODS: usize = 1024;
 
 #[derive(Debug)]
 pub struct PodList<T> {
-    /// resourceVersion of the list. A watch continues from there.
     pub resource_version: String,
     pub pods: Vec<T>,
-    /// Number of pods beyond [`MAX_PODS`].
     pub dropped: usize,
 }
 
 /// Reads a list to its end. Fails if the list is incomplete, so that no decision is based on a part
 /// of it.
 pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>> {
+    struct Kept<T>(Option<T>);
+
+    impl<'de, T: FromPod> Deserialize<'de> for Kept<T> {
+        fn deserialize<D: Deserializer<'de>>(pod: D) -> Result<Self, D::Error> {
+            Pod::deserialize(pod).map(|pod| Kept(T::from_pod(pod)))
+        }
+    }
+
     #[derive(Deserialize)]
     #[serde(bound = "T: FromPod")]
     struct ListBody<T> {
         #[serde(default)]
         metadata: ListMetadata,
-        /// The kept pods, and the number of pods beyond [`MAX_PODS`].
-        #[serde(deserialize_with = "reduce")]
-        items: (Vec<T>, usize),
+        #[serde(deserialize_with = "null_as_default")]
+        items: Vec<Kept<T>>,
     }
 
     let ListBody { metadata, items } = serde_json::from_reader(response)?;
@@ -50,17 +55,10 @@ pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>
     if !metadata.continue_token.is_empty() {
         return Err(serde_json::Error::custom("the list is only one page of a longer list"));
     }
-    let (pods, dropped) = items;
+    let mut pods: Vec<T> = items.into_iter().filter_map(|pod| pod.0).collect();
+    let dropped = pods.len().saturating_sub(MAX_PODS);
+    pods.truncate(MAX_PODS);
     Ok(PodList { resource_version: metadata.resource_version, pods, dropped })
-}
-
-fn reduce<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<(Vec<T>, usize), D::Error> {
-    let (mut pods, mut dropped) = (Vec::new(), 0);
-    for_each(items, |pod| match T::from_pod(pod) {
-        Some(_) if pods.len() == MAX_PODS => dropped += 1,
-        kept => pods.extend(kept),
-    })?;
-    Ok((pods, dropped))
 }
 
 /// An event of a watch:
@@ -72,7 +70,6 @@ pub enum WatchEvent {
     Modified(Pod),
     Deleted(AnyObject),
     Bookmark(AnyObject),
-    /// The API server ended the watch.
     Error(ApiStatus),
 }
 

@@ -40,7 +40,6 @@ pub const DEADLINES: Deadlines =
 /// Longest wait taken from a `Retry-After` header.
 const RETRY_AFTER_CAP: Duration = Duration::from_secs(60);
 
-/// What a list or watch brought.
 pub enum Update<'a, T> {
     /// The pods of a complete list. `dropped` further pods exceed
     /// [`MAX_PODS`](pod_stream::MAX_PODS).
@@ -154,12 +153,13 @@ pub fn run<T: FromPod>(
                 })
             }
             Some(from) => {
-                let mut watch = Watch { version: from, began: Instant::now(), received: false };
-                let end = watch.follow(&mut connection, node, &mut on_update);
-                if watch.began.elapsed() >= STEADY {
+                let (began, mut last) = (Instant::now(), from.clone());
+                let end = follow(&mut connection, node, &mut last, &mut on_update);
+                let lasted = began.elapsed();
+                if lasted >= STEADY {
                     backoff.reset();
                 }
-                version = watch.next_version(&end, Instant::now());
+                version = next_version(&from, last, lasted, &end);
                 end.map(drop)
             }
         };
@@ -172,78 +172,74 @@ pub fn run<T: FromPod>(
     }
 }
 
-struct Watch {
-    /// resourceVersion of the last event, from which the next watch continues.
-    version: String,
-    began: Instant,
-    /// An event or a bookmark.
-    received: bool,
-}
-
-impl Watch {
-    /// Watches until the API server ends the watch. `Break`: `on_update` asked for a new list.
-    fn follow<T: FromPod>(
-        &mut self,
-        connection: &mut Connection,
-        node: &str,
-        on_update: &mut impl FnMut(Update<'_, T>) -> ControlFlow<()>,
-    ) -> Result<ControlFlow<()>, Error> {
-        // In whole seconds, and random, so that watches of many nodes that begin together do not end
-        // together.
-        let requested = Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs());
-        let path = format!(
-            "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
-            pods_of(node),
-            requested.as_secs(),
-            encode(&self.version)
-        );
-        let response = connection.client()?.watch(&path)?;
-        if on_update(Update::Alive).is_break() {
+/// Watches from the version `last` until the API server ends the watch, and keeps the version of the last
+/// event or bookmark there. `Break`: `on_update` asked for a new list.
+fn follow<T: FromPod>(
+    connection: &mut Connection,
+    node: &str,
+    last: &mut String,
+    on_update: &mut impl FnMut(Update<'_, T>) -> ControlFlow<()>,
+) -> Result<ControlFlow<()>, Error> {
+    let began = Instant::now();
+    // In whole seconds, and random, so that watches of many nodes that begin together do not end
+    // together.
+    let requested = Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs());
+    let path = format!(
+        "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
+        pods_of(node),
+        requested.as_secs(),
+        encode(last)
+    );
+    let response = connection.client()?.watch(&path)?;
+    if on_update(Update::Alive).is_break() {
+        return Ok(ControlFlow::Break(()));
+    }
+    for event in pod_stream::events(response) {
+        let (version, update) = match event? {
+            WatchEvent::Error(ApiStatus { code, message, .. }) => {
+                let message = redact::message(&message.unwrap_or_default(), connection.token());
+                return Err(Error::ServerStatus { code, message });
+            }
+            WatchEvent::Bookmark(object) => (object.metadata.resource_version, Update::Alive),
+            WatchEvent::Deleted(object) => {
+                (object.metadata.resource_version.clone(), Update::Deleted(object.metadata))
+            }
+            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
+                let version = pod.metadata.resource_version.clone();
+                (version, T::from_pod(pod).map_or(Update::Alive, Update::Changed))
+            }
+        };
+        if !version.is_empty() {
+            *last = version;
+        }
+        if on_update(update).is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        for event in pod_stream::events(response) {
-            let (version, update) = match event? {
-                WatchEvent::Error(ApiStatus { code, message, .. }) => {
-                    let message = redact::message(&message.unwrap_or_default(), connection.token());
-                    return Err(Error::ServerStatus { code, message });
-                }
-                WatchEvent::Bookmark(object) => (object.metadata.resource_version, Update::Alive),
-                WatchEvent::Deleted(object) => {
-                    (object.metadata.resource_version.clone(), Update::Deleted(object.metadata))
-                }
-                WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                    let version = pod.metadata.resource_version.clone();
-                    (version, T::from_pod(pod).map_or(Update::Alive, Update::Changed))
-                }
-            };
-            if !version.is_empty() {
-                self.version = version;
-            }
-            self.received = true;
-            if on_update(update).is_break() {
-                return Ok(ControlFlow::Break(()));
-            }
-        }
-        let lasted = self.began.elapsed();
-        if lasted + EARLY_END_TOLERANCE < requested {
-            return Err(Error::EndedEarly { lasted, requested });
-        }
-        Ok(ControlFlow::Continue(()))
     }
+    let lasted = began.elapsed();
+    if lasted + EARLY_END_TOLERANCE < requested {
+        return Err(Error::EndedEarly { lasted, requested });
+    }
+    Ok(ControlFlow::Continue(()))
+}
 
-    /// Returns where the next watch continues. `None`: a new list is needed.
-    ///
-    /// That is so after a long watch without a single bookmark: if etcd was restored from a backup,
-    /// resourceVersions restart at a lower number, and a watch from the old, higher number receives
-    /// nothing.
-    fn next_version(self, end: &Result<ControlFlow<()>, Error>, now: Instant) -> Option<String> {
-        let is_silent = !self.received && now - self.began >= READ_TIMEOUT;
-        let can_continue = match end {
-            Ok(flow) => flow.is_continue(),
-            Err(error) => !error.needs_new_list() && !is_silent,
-        };
-        can_continue.then_some(self.version)
-    }
+/// Returns where the next watch continues: from the version `last`. `None`: a new list is needed.
+///
+/// That is so after a long watch without a single bookmark: if etcd was restored from a backup,
+/// resourceVersions restart at a lower number, and a watch from the old, higher number receives
+/// nothing.
+fn next_version(
+    from: &str,
+    last: String,
+    lasted: Duration,
+    end: &Result<ControlFlow<()>, Error>,
+) -> Option<String> {
+    let is_silent = last == from && lasted >= READ_TIMEOUT;
+    let can_continue = match end {
+        Ok(flow) => flow.is_continue(),
+        Err(error) => !error.needs_new_list() && !is_silent,
+    };
+    can_continue.then_some(last)
 }
 
 #[cfg(test)]
@@ -254,19 +250,18 @@ mod tests {
     fn a_watch_continues_unless_its_version_expired_or_it_received_nothing_for_long() {
         let ended_early = || Err(Error::EndedEarly { lasted: STEADY, requested: WATCH_TIME });
         let expired = Err(Error::ServerStatus { code: 410, message: String::new() });
-        let began = Instant::now();
-        let later = began + 2 * READ_TIMEOUT;
-        for (name, received, end, now, continues) in [
-            ("ended in time", true, Ok(ControlFlow::Continue(())), later, true),
-            ("a list is wanted", true, Ok(ControlFlow::Break(())), began, false),
-            ("ended early", true, ended_early(), began, true),
-            ("ended early after a long time", true, ended_early(), later, true),
-            ("ended at once", false, ended_early(), began, true),
-            ("received nothing for long", false, ended_early(), later, false),
-            ("expired", true, expired, began, false),
+        let (short, long) = (Duration::ZERO, 2 * READ_TIMEOUT);
+        for (name, last, end, lasted, continues) in [
+            ("ended in time", "8", Ok(ControlFlow::Continue(())), long, true),
+            ("a list is wanted", "8", Ok(ControlFlow::Break(())), short, false),
+            ("ended early", "8", ended_early(), short, true),
+            ("ended early after a long time", "8", ended_early(), long, true),
+            ("ended at once", "7", ended_early(), short, true),
+            ("received nothing for long", "7", ended_early(), long, false),
+            ("expired", "8", expired, short, false),
         ] {
-            let watch = Watch { version: "7".into(), began, received };
-            assert_eq!(watch.next_version(&end, now).is_some(), continues, "{name}");
+            let next = next_version("7", last.into(), lasted, &end);
+            assert_eq!(next.as_deref(), continues.then_some(last), "{name}");
         }
     }
 

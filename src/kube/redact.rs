@@ -3,9 +3,10 @@
 
 use serde::de::{DeserializeOwned, Error as _};
 
+use crate::quote::one_line;
+
 /// Longest message of an error response that is shown, in characters.
 const MESSAGE_LIMIT: usize = 500;
-const TOKEN_PLACEHOLDER: &str = "[token]";
 
 /// Decodes a JSON object. Rejects a JSON list, from which serde would fill the fields in order.
 pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
@@ -27,12 +28,9 @@ pub fn problem(error: &serde_json::Error) -> String {
 
 /// Returns the message of an error response on one line, cut, and without the request's token.
 pub fn message(text: &str, token: Option<&str>) -> String {
-    let redacted = match token {
-        Some(token) => text.replace(token, TOKEN_PLACEHOLDER),
-        None => text.to_owned(),
-    };
-    let line = redacted.trim().chars().take(MESSAGE_LIMIT);
-    line.map(|c| if c.is_control() { ' ' } else { c }).collect()
+    let redacted = token.map(|token| text.replace(token, "[token]"));
+    let line = one_line(redacted.as_deref().unwrap_or(text).trim());
+    line.chars().take(MESSAGE_LIMIT).collect()
 }
 
 #[cfg(test)]

@@ -23,7 +23,6 @@ pub(super) fn count(status: Option<u16>) {
     REQUESTS.get_or_create(&[("status", class)]).inc();
 }
 
-/// Adds the counter `api_requests` to the group.
 pub fn register(group: &mut Registry) {
     for status in STATUSES {
         drop(REQUESTS.get_or_create(&[("status", status)]));

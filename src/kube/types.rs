@@ -2,15 +2,10 @@
 //!
 //! A `null` field is read as missing, as in Go's clients: Go writes `"creationTimestamp":null`.
 
-mod fields;
-
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
 use serde::de::IgnoredAny;
-
-pub(crate) use fields::{for_each, null_as_default};
-use fields::{listen_addresses, namespace, pod};
+use serde::{Deserialize, Deserializer};
 
 /// Declares objects whose fields may be missing or `null`.
 macro_rules! objects {
@@ -27,6 +22,21 @@ macro_rules! objects {
 }
 pub(crate) use objects;
 
+pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    field: D,
+) -> Result<T, D::Error> {
+    Ok(Option::deserialize(field)?.unwrap_or_default())
+}
+
+/// Keeps the proxy's listen addresses: a pod may have a megabyte of other variables.
+fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
+    let mut vars: Vec<EnvVar> = null_as_default(env)?;
+    vars.retain(|EnvVar { name, .. }| {
+        name.starts_with("LINKERD2_PROXY_") && name.contains("_LISTEN_ADDR")
+    });
+    Ok(vars)
+}
+
 /// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
 /// pod. The mirror pod's own UID differs. `kubernetes.io/config.hash` has the same value, but can be
 /// added to an existing pod; the API server rejects an update that adds this annotation.
@@ -35,18 +45,8 @@ pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
 /// Annotation in which Multus lists the networks of a pod, with their addresses.
 pub const NETWORK_STATUS: &str = "k8s.v1.cni.cncf.io/network-status";
 
-#[derive(Debug, Default, Deserialize)]
-#[serde(default)]
-pub struct ApiStatus {
-    pub code: u16,
-    pub message: Option<String>,
-    pub reason: Option<String>,
-}
-
 #[derive(Clone, Debug, Deserialize)]
 pub struct Pod {
-    #[serde(default, deserialize_with = "pod")]
-    pub kind: (),
     pub metadata: Metadata,
     #[serde(default)]
     pub spec: PodSpec,
@@ -75,19 +75,6 @@ impl PodStatus {
 }
 
 #[derive(Clone, Debug, Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub struct Terminated {
-    pub exit_code: i32,
-}
-
-#[derive(Clone, Debug, Deserialize)]
-pub struct Namespace {
-    #[serde(default, deserialize_with = "namespace")]
-    pub kind: (),
-    pub metadata: Metadata,
-}
-
-#[derive(Clone, Debug, Deserialize)]
 pub struct Object<S: Default> {
     pub metadata: Metadata,
     #[serde(
@@ -98,14 +85,19 @@ pub struct Object<S: Default> {
     pub spec: S,
 }
 
-/// An object of which only the metadata matter.
 pub type AnyObject = Object<IgnoredAny>;
+
+pub type Namespace = AnyObject;
 
 pub type Service = Object<ServiceSpec>;
 
 objects! {
-    /// Metadata of an object:
-    /// <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/object-meta/>
+    pub struct ApiStatus {
+        pub code: u16,
+        pub message: Option<String>,
+        pub reason: Option<String>,
+    }
+
     pub struct Metadata {
         pub name: String,
         pub namespace: String,
@@ -133,12 +125,10 @@ objects! {
         /// containers.
         pub containers: Option<Vec<Container>>,
         pub init_containers: Vec<Container>,
-        /// Containers that `kubectl debug` added.
         pub ephemeral_containers: Vec<Container>,
         pub security_context: SecurityContext,
     }
 
-    /// User, group and capabilities of a container, or user and group of all containers of a pod.
     pub struct SecurityContext {
         pub run_as_user: Option<i64>,
         pub run_as_group: Option<i64>,
@@ -147,7 +137,6 @@ objects! {
         pub capabilities: Capabilities,
     }
 
-    /// Capabilities that a container has more or fewer than the runtime's defaults.
     pub struct Capabilities {
         pub add: Vec<String>,
         pub drop: Vec<String>,
@@ -174,10 +163,13 @@ objects! {
         pub last_state: ContainerState,
     }
 
-    /// The state of a container, without details of a container that waits or runs.
     pub struct ContainerState {
         pub running: Option<IgnoredAny>,
         pub terminated: Option<Terminated>,
+    }
+
+    pub struct Terminated {
+        pub exit_code: i32,
     }
 
     pub struct ServiceSpec {
@@ -198,7 +190,6 @@ objects! {
     }
 
     pub struct ListMetadata {
-        /// Version from which a watch continues.
         pub resource_version: String,
         /// Not empty if the API server returned only a part of the list.
         #[serde(rename = "continue")]

@@ -13,8 +13,7 @@ use crate::config::Config;
 use crate::deadline::Deadline;
 use crate::failure::Failure;
 use crate::kube::claims::Claims;
-use crate::kube::kubeconfig;
-use crate::kube::kubeconfig::ApiAccess;
+use crate::kube::kubeconfig::{self, ApiAccess};
 use crate::kube::object_reader::{API_SERVICE, namespace_path};
 use crate::kube::types::{Metadata, Namespace, Pod, STATIC_POD_UID, Service};
 use crate::kube::{self, Client, Deadlines, LiteralAddress, Retry};
@@ -136,7 +135,7 @@ impl ClusterLookup for Api<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
         let object = format!("the namespace of pod {}", self.pod);
         let found: Namespace = self.get(&object, &namespace_path(name))?;
-        if !found.metadata.name.is_empty() && found.metadata.name != name {
+        if found.metadata.name != name {
             let other = quote(&found.metadata.name);
             return Err(unexpected(&object, &format!("the object is namespace {other}")));
         }

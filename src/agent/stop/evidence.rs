@@ -7,8 +7,7 @@ use crate::agent::api::{self, USER_AGENT};
 use crate::agent::settings::Settings;
 use crate::kube::claims::Claims;
 use crate::kube::connection::{AccessSource, Connection};
-use crate::kube::scheduling::{DaemonSet, Node, daemonset_path};
-use crate::kube::scope;
+use crate::kube::scheduling::{self, DaemonSet, Node, daemonset_path};
 use crate::kube::types::{Namespace, Pod};
 use crate::kube::{Client, Deadlines, Error, NOT_FOUND, Retry, UNAUTHORIZED};
 
@@ -127,7 +126,7 @@ fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonS
     };
     match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
         Ok(node) if node.metadata.name != *name => Round::Unclear(another_object("Node", name)),
-        Ok(node) => match scope::exclusion(&set.spec.template.spec, &node) {
+        Ok(node) => match scheduling::exclusion(&set.spec.template.spec, &node) {
             Some(why) => Round::OutOfScope(
                 format!("node {name} is no longer in the DaemonSet's scope: {why}"),
                 agent_pod(settings, client, namespace),

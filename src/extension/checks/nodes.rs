@@ -16,8 +16,7 @@ use crate::extension::objects::{
 };
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::failure;
-use crate::kube::scheduling::Placement;
-use crate::kube::scope::{Exclusion, exclusion};
+use crate::kube::scheduling::{Exclusion, Placement, exclusion};
 
 /// Heading of the nodes with an expired token. Pods with the injector's mark start redirected by
 /// their annotations.

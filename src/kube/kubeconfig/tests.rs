@@ -1,6 +1,5 @@
 use std::path::Path;
 
-use super::parse::parse;
 use super::*;
 
 fn access() -> ApiAccess {
