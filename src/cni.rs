@@ -5,14 +5,12 @@
 //! implementation (`containernetworking/cni`, `pkg/skel`), which runtimes and users know.
 
 pub mod args;
-pub mod command;
 pub mod error;
 pub mod object;
-pub mod output;
 pub mod request;
 pub mod result;
 pub mod version;
 
-pub use command::Command;
 pub use error::Error;
 pub use request::Request;
+pub use version::Command;

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 use serde_json::value::RawValue;
+use tracing::level_filters::LevelFilter;
 
 use crate::cni::object::Object;
 use crate::cni::{Command, Error, Request, result, version};
@@ -33,7 +34,6 @@ pub fn run(request: &Request) -> Result<String, Error> {
     }
 }
 
-/// Reads the plugin entry, runs `work`, and sends the agent a record of the outcome.
 fn run_and_record(
     request: &Request,
     work: fn(&Request, &Config, &mut Record) -> Result<String, Error>,
@@ -41,7 +41,9 @@ fn run_and_record(
     let started = Instant::now();
     refuse_own_netns(request)?;
     let config = Config::read_leniently(&request.config);
-    start_log(&config);
+    // An unknown level means warn, as in upstream.
+    let level = log::level(&config.log_level).unwrap_or(LevelFilter::WARN);
+    log::start(level, log::Format::Plain);
     if let Some(problem) = &config.problem {
         tracing::warn!(
             "linkerd-cni: ADD and CHECK of meshed pods fail until the plugin entry is corrected: {problem}"
@@ -130,36 +132,29 @@ fn missing_rules(
         let today = today.map(|found| firewall::origin(found.redirect, found.ipv6));
         in_netns(request, move || firewall::missing(today.as_ref()))
     };
-    // Of a pod that may turn out to be unmeshed.
-    let mut unread = None;
-    let found = match pod_redirect::named(request, config, record)? {
-        Decision::Skip(reason) => Decision::Skip(reason),
-        Decision::Redirect(pod) => {
-            let pod = KnownPod::read(pod, request);
-            if pod.api_budget(config, record.command).is_some() && !config.simulate {
-                match missing(None) {
-                    Ok(None) => {}
-                    Ok(Some(missing)) => return Ok(missing),
-                    Err(error) => unread = Some(error),
-                }
-            }
-            pod.find(config, record)?
+    let pod = match pod_redirect::named(request, config, record)? {
+        Decision::Redirect(pod) => KnownPod::read(pod, request),
+        Decision::Skip(reason) => {
+            record.skip(reason.text());
+            return Ok(Vec::new());
         }
     };
-    match (found, unread) {
-        (Decision::Redirect(_), _) if config.simulate => {
-            record.result = CallResult::Simulated;
-            Ok(Vec::new())
-        }
-        (Decision::Redirect(_), Some(error)) => Err(error),
-        (Decision::Redirect(found), None) => missing(Some(found.resolved))?.ok_or_else(|| {
-            Error::new(Failure::Internal, "it is unknown which rules the pod needs")
-        }),
-        (Decision::Skip(reason), _) => {
-            record.skip(reason.text());
-            Ok(Vec::new())
+    if pod.api_budget(config, record.command).is_some()
+        && !config.simulate
+        && let Some(missing) = missing(None)?
+    {
+        return Ok(missing);
+    }
+    match pod.find(config, record)? {
+        Decision::Skip(reason) => record.skip(reason.text()),
+        Decision::Redirect(_) if config.simulate => record.result = CallResult::Simulated,
+        Decision::Redirect(found) => {
+            return missing(Some(found.resolved))?.ok_or_else(|| {
+                Error::new(Failure::Internal, "it is unknown which rules the pod needs")
+            });
         }
     }
+    Ok(Vec::new())
 }
 
 /// Rejects a request for the plugin's own netns, in which the rules would redirect the
@@ -191,7 +186,6 @@ fn in_netns<T: Send + 'static>(
     result.map_err(firewall_error)
 }
 
-/// Converts a firewall error to a CNI error with its remedy. Only ADD fails with it.
 fn firewall_error(error: firewall::Error) -> Error {
     let lacks_programs =
         |error: &firewall::Error| matches!(error, firewall::Error::NoPrograms { .. });
@@ -199,10 +193,9 @@ fn firewall_error(error: firewall::Error) -> Error {
     match &error {
         error if lacks_programs(error) => Error::new(Failure::NoIptables, problem),
         firewall::Error::NoBackend { errors } if errors.iter().any(lacks_programs) => {
-            let remedy = error.remedy().unwrap_or_else(|| {
-                "load the kernel modules nf_tables, nft_chain_nat and nft_redir".to_owned()
-            });
-            Error::new(Failure::NoBackend, problem).with_details(format!(
+            let no_backend = Error::new(Failure::NoBackend, problem);
+            let Some(remedy) = error.remedy() else { return no_backend };
+            no_backend.with_details(format!(
                 "nf_tables is not usable: {remedy}; or install iptables on the node"
             ))
         }
@@ -213,16 +206,6 @@ fn firewall_error(error: firewall::Error) -> Error {
                 .with_details(format!("{}; {remedy}", failed.cause))
         }
     }
-}
-
-/// An unknown level means warn, as in upstream.
-fn start_log(config: &Config) {
-    let level = match config.log_level.to_ascii_lowercase().as_str() {
-        "debug" | "trace" => tracing::level_filters::LevelFilter::DEBUG,
-        "info" => tracing::level_filters::LevelFilter::INFO,
-        _ => tracing::level_filters::LevelFilter::WARN,
-    };
-    log::start(level, log::Format::Plain);
 }
 
 /// Whether `prevResult` has an IPv6 address, in the format of any CNI version.

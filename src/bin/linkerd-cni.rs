@@ -1,14 +1,18 @@
 //! Entry point of the CNI plugin: reads environment and stdin, prints a result or an error object.
 
 use std::env;
-use std::io;
+use std::io::{self, Write as _};
+use std::os::fd::AsFd as _;
 use std::panic;
 use std::process::{self, ExitCode};
+use std::time::Duration;
 
-use linkerd2_cni::cni::{Error, output, request, version};
+use linkerd2_cni::cni::{Error, request, version};
+use linkerd2_cni::deadline::Deadline;
 use linkerd2_cni::failure::Failure;
 use linkerd2_cni::log::stderr;
 use linkerd2_cni::plugin;
+use nix::poll::{PollFd, PollFlags};
 
 fn main() -> ExitCode {
     panic::set_hook(Box::new(|info| {
@@ -30,12 +34,23 @@ fn main() -> ExitCode {
     }
 }
 
+/// Fails if the runtime does not read the response within 10 s.
+fn write(text: &str) -> io::Result<()> {
+    let deadline = Deadline::after(Duration::from_secs(10));
+    let mut stdout = io::stdout().lock();
+    // A writable pipe takes 4,096 bytes without waiting (`PIPE_BUF` in pipe(7)).
+    for part in text.as_bytes().chunks(4096) {
+        deadline.poll(&mut [PollFd::new(stdout.as_fd(), PollFlags::POLLOUT)])?;
+        stdout.write_all(part)?;
+        stdout.flush()?;
+    }
+    Ok(())
+}
+
 /// Writes `text` to stdout. If that fails, reports it on stderr, which runtimes show for a plugin
 /// that fails without output.
 fn print(text: &str) -> ExitCode {
-    let Err(error) = output::print(text) else {
-        return ExitCode::SUCCESS;
-    };
+    let Err(error) = write(text) else { return ExitCode::SUCCESS };
     let line = format!(
         "linkerd-cni: cannot write the response to stdout (code {}): {error}\n",
         Failure::IoFailure.code()

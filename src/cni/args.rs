@@ -6,13 +6,8 @@ use super::error::Error;
 use crate::failure::Failure;
 use crate::quote::quote;
 
-/// Key of the pod's namespace, as containerd, CRI-O and Multus send it.
 const NAMESPACE: &str = "K8S_POD_NAMESPACE";
 const NAME: &str = "K8S_POD_NAME";
-/// Key of the pod's UID. Not all runtimes send it.
-const UID: &str = "K8S_POD_UID";
-/// Key that permits keys which the plugin does not know.
-const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
 /// Namespace, name and UID of a pod. All have only ASCII letters, digits, `-` and `.`, so they are safe
 /// in a URL.
@@ -33,21 +28,21 @@ impl fmt::Display for PodRef {
 /// `CNI_ARGS` are pairs `key=value`, separated by `;`. Returns `None` if they name no pod: the caller is
 /// not Kubernetes. Fails on unknown keys unless `IgnoreUnknown` is set, as `pkg/types` does.
 pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
-    let mut namespace = "";
-    let mut name = "";
-    let mut uid = "";
-    let mut ignore_unknown = false;
-    let mut unknown = Vec::new();
+    let (mut namespace, mut name, mut uid) = ("", "", "");
+    let (mut ignore_unknown, mut unknown) = (false, Vec::new());
     for pair in args.split(';').filter(|_| !args.is_empty()) {
-        let (key, value) = match pair.split_once('=') {
-            Some((key, value)) if !value.contains('=') => (key, value),
-            _ => return Err(invalid(format!("invalid pair {}", quote(pair)))),
-        };
+        let parts = pair.split_once('=').filter(|(_, value)| !value.contains('='));
+        let (key, value) = parts.ok_or_else(|| invalid(format!("invalid pair {}", quote(pair))))?;
         match key {
             NAMESPACE => namespace = value,
             NAME => name = value,
-            UID => uid = value,
-            IGNORE_UNKNOWN => ignore_unknown = parse_boolean(value)?,
+            // Not all runtimes send it.
+            "K8S_POD_UID" => uid = value,
+            "IgnoreUnknown" => match value.to_ascii_lowercase().as_str() {
+                "1" | "true" => ignore_unknown = true,
+                "0" | "false" => ignore_unknown = false,
+                _ => return Err(invalid(format!("{} is not 1, true, 0 or false", quote(pair)))),
+            },
             _ => unknown.push(pair),
         }
     }
@@ -71,17 +66,6 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
 
 fn invalid(problem: String) -> Error {
     Error::new(Failure::InvalidEnvironment, format!("CNI_ARGS: {problem}"))
-}
-
-fn parse_boolean(text: &str) -> Result<bool, Error> {
-    match text.to_ascii_lowercase().as_str() {
-        "1" | "true" => Ok(true),
-        "0" | "false" => Ok(false),
-        _ => Err(invalid(format!(
-            "{IGNORE_UNKNOWN}={} is not a boolean: 1, true, 0 or false",
-            quote(text)
-        ))),
-    }
 }
 
 /// Whether `text` can be a Kubernetes object name and is safe in a URL path: at most 253 ASCII

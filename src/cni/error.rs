@@ -1,14 +1,13 @@
 //! The CNI error object.
 
-use std::fmt;
-
 use serde_json::json;
 
 use crate::failure::Failure;
 
 /// The CNI error of a failed command. Runtimes show `msg; details` and hide the code, so `msg`
 /// has the cause and `details` the remedy.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{msg}; {details} (code {})", .failure.code())]
 pub struct Error {
     pub failure: Failure,
     pub msg: String,
@@ -35,11 +34,3 @@ impl Error {
         format!("{object:#}")
     }
 }
-
-impl fmt::Display for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}; {} (code {})", self.msg, self.details, self.failure.code())
-    }
-}
-
-impl std::error::Error for Error {}

@@ -11,7 +11,6 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
-/// Members in the order of the text.
 #[derive(Clone, Debug, Default)]
 pub struct Object(pub Vec<(String, Box<RawValue>)>);
 

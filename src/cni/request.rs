@@ -4,10 +4,9 @@ use std::ffi::OsString;
 use std::io::Read;
 use std::path::PathBuf;
 
-use super::command::Command;
 use super::error::Error;
 use super::object::Object;
-use super::version;
+use super::version::{self, Command};
 use crate::failure::Failure;
 
 /// Largest configuration that is read from stdin, in bytes. A typical one has a few kB, and that
@@ -51,11 +50,7 @@ pub fn read(
         Error::new(Failure::DecodingFailure, problem)
     })?;
     let cni_version = if found.is_empty() { "0.1.0".to_owned() } else { found };
-    match command {
-        Command::Check => version::check_command(&cni_version, "0.4.0", command)?,
-        Command::Gc | Command::Status => version::check_command(&cni_version, "1.1.0", command)?,
-        Command::Add | Command::Del | Command::Version => version::check_supported(&cni_version)?,
-    }
+    version::check(command, &cni_version)?;
     let netns_override = text("CNI_NETNS_OVERRIDE");
     Ok(Request {
         command,
@@ -68,7 +63,6 @@ pub fn read(
     })
 }
 
-/// Missing variables are named together.
 fn check_environment(
     command_name: &str,
     command: Option<Command>,

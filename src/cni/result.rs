@@ -18,6 +18,10 @@ use crate::failure::Failure;
 /// and converts the one that it sends with CHECK and DEL itself
 /// ([`getCachedResult`](https://github.com/containernetworking/cni/blob/v1.3.0/libcni/api.go)).
 pub fn pass_through(request: &Request) -> Result<String, Error> {
+    let undecodable = |problem: &str| {
+        Error::new(Failure::DecodingFailure, format!("could not parse prevResult: {problem}"))
+    };
+    let unparsable = |error: serde_json::Error| undecodable(&error.to_string());
     let mut result = match request.config.non_null("prevResult") {
         Some(previous) => serde_json::from_str(previous.get()).map_err(unparsable)?,
         None => Object::default(),
@@ -32,12 +36,4 @@ pub fn pass_through(request: &Request) -> Result<String, Error> {
         return Err(undecodable(&problem).with_details(remedy));
     }
     serde_json::to_string(&result).map_err(unparsable)
-}
-
-fn unparsable(error: serde_json::Error) -> Error {
-    undecodable(&error.to_string())
-}
-
-fn undecodable(problem: &str) -> Error {
-    Error::new(Failure::DecodingFailure, format!("could not parse prevResult: {problem}"))
 }

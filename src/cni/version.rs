@@ -1,8 +1,49 @@
-//! Versions of the CNI specification.
+//! Commands and versions of the CNI specification.
 
-use super::command::Command;
+use std::fmt;
+
+use serde::de::{IntoDeserializer as _, value};
+use serde::{Deserialize, Serialize};
+
 use super::error::Error;
 use crate::failure::Failure;
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "UPPERCASE")]
+pub enum Command {
+    #[default]
+    Add,
+    Del,
+    Check,
+    Gc,
+    Status,
+    Version,
+}
+
+impl fmt::Display for Command {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.serialize(f)
+    }
+}
+
+impl Command {
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::deserialize(text.into_deserializer()).map_err(|_: value::Error| ()).ok()
+    }
+
+    /// Environment variables that the command requires, in the order in which `pkg/skel`
+    /// checks them.
+    pub fn required(self) -> &'static [&'static str] {
+        match self {
+            Command::Add | Command::Check => {
+                &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"]
+            }
+            Command::Del => &["CNI_CONTAINERID", "CNI_IFNAME", "CNI_PATH"],
+            Command::Gc | Command::Status => &["CNI_PATH"],
+            Command::Version => &[],
+        }
+    }
+}
 
 /// Versions that this plugin supports, the same as upstream's.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
@@ -10,8 +51,7 @@ pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "
 /// Newest supported version. VERSION always responds with it, as `pkg/skel` does.
 pub const CURRENT: &str = "1.1.0";
 
-/// Checks the `cniVersion` of an ADD or DEL: exactly the text of one of [`SUPPORTED`].
-pub fn check_supported(version: &str) -> Result<(), Error> {
+fn check_supported(version: &str) -> Result<(), Error> {
     if SUPPORTED.contains(&version) {
         return Ok(());
     }
@@ -21,9 +61,13 @@ pub fn check_supported(version: &str) -> Result<(), Error> {
         .with_details(format!("config is {version:?}, plugin supports {supported}")))
 }
 
-/// Checks the version of CHECK, GC and STATUS: it must be supported and not older than
-/// `minimum`, which introduced `command`.
-pub fn check_command(version: &str, minimum: &str, command: Command) -> Result<(), Error> {
+/// Checks that the version is supported, and not older than the one that introduced `command`.
+pub fn check(command: Command, version: &str) -> Result<(), Error> {
+    let minimum = match command {
+        Command::Check => "0.4.0",
+        Command::Gc | Command::Status => "1.1.0",
+        Command::Add | Command::Del | Command::Version => return check_supported(version),
+    };
     let parsed = parse(version).ok_or_else(|| {
         let problem = format!(
             "invalid cniVersion {version:?}: expected numbers separated by dots, such as {CURRENT}"

@@ -27,9 +27,6 @@ use crate::record::Record;
 /// Pause after the first failed request, and longest pause between two requests.
 const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 
-/// Fetches the facts about `pod` within `budget`, with the API server and the credential in the
-/// kubeconfig.
-///
 /// Sends one request for the pod, one for its namespace if the namespace's annotations may apply,
 /// and one for the API server's Service if the pod belongs to the control plane. `record` counts
 /// them. Fails with [`Failure::PodReplaced`] if another pod has taken the pod's name.
@@ -58,7 +55,6 @@ pub fn fetch_facts(
     facts(found, pod, &mut api)
 }
 
-/// Requests for one pod to the API server that the kubeconfig names, until `deadline`.
 struct Api<'a> {
     kubeconfig: &'a Path,
     budget: Duration,

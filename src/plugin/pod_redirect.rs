@@ -44,10 +44,8 @@ pub struct PodRedirect {
     pub api_error: Option<Error>,
 }
 
-/// What the plugin knows about a pod without the API server.
 pub struct KnownPod {
     pub pod: PodRef,
-    /// The annotations, if the runtime passes them.
     pub annotations: Option<Annotations>,
     pub copy: NodeCopy,
 }

@@ -33,7 +33,7 @@ impl PluginConfig {
         fields.insert("cniVersion".into(), json!(version));
         let result = json!({"cniVersion": version});
         let previous_result = if entry.has_previous { result } else { Value::Null };
-        let has_check = version::check_command(&version, "0.4.0", Command::Check).is_ok();
+        let has_check = version::check(Command::Check, &version).is_ok();
         Some(PluginConfig { fields, previous_result, has_check })
     }
 
