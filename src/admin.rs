@@ -23,24 +23,19 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Stack size of each thread, in bytes. The handlers only format text.
 const STACK_SIZE: usize = 256 << 10;
 
-/// Content type of `/live`, `/ready` and errors.
 const TEXT: &str = "text/plain; charset=utf-8";
-/// Content type of `/status`.
 const JSON: &str = "application/json";
-/// Content type of `/metrics`.
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
 /// The program's handlers. The server calls them for each request on the client's thread.
 pub struct Handlers {
-    /// Handler of `/live`. `Err` has the reason why the kubelet should restart the program, for the
-    /// body of the 500 response.
+    /// `Err` has the reason why the kubelet should restart the program, for the body of the 500 response.
     pub live: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
-    /// Handler of `/ready`. `Err` has the reason why the program is not ready, for the body of the
-    /// 500 response. `Ok` may have a note for the body of the 200 response.
+    /// `Err` has the reason why the program is not ready, and `Ok` may have a note, each for the body.
     pub ready: Box<dyn Fn() -> Result<Option<String>, String> + Send + Sync>,
-    /// Handler of `/metrics`. Returns the whole OpenMetrics text, including `# EOF`.
+    /// Returns the whole OpenMetrics text, including `# EOF`.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,
-    /// Handler of `/status`. Returns a JSON object. `None`: the path does not exist.
+    /// Returns a JSON object. `None`: the path does not exist.
     pub status: Option<Box<dyn Fn() -> String + Send + Sync>>,
 }
 
@@ -89,8 +84,6 @@ fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
     loop {
         let accepted = listener.accept();
         match &accepted {
-            // The client closed the connection before it was accepted.
-            Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
             Err(error) if !is_failing => {
                 tracing::warn!("admin server: cannot accept a connection: {error}");
             }
@@ -102,6 +95,7 @@ fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
             thread::sleep(ACCEPT_PAUSE);
             continue;
         };
+        let stream = Arc::new(stream);
         clients.retain(|client| client.strong_count() > 0);
         if clients.len() == MAX_CLIENTS
             && let Some(oldest) = clients.pop_front().and_then(|client| client.upgrade())
@@ -109,7 +103,6 @@ fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
             tracing::debug!("admin server: too many clients, closing the oldest");
             let _ = oldest.shutdown(Shutdown::Both);
         }
-        let stream = Arc::new(stream);
         clients.push_back(Arc::downgrade(&stream));
         let (client, shared) = (Arc::clone(&stream), Arc::clone(handlers));
         // After an error, the connection is closed.
@@ -120,7 +113,6 @@ fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
     }
 }
 
-/// Reads a request, and writes the response. Fails if the client is silent for [`CLIENT_TIMEOUT`].
 fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
@@ -135,7 +127,6 @@ fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     Ok(())
 }
 
-/// Returns the response to the head of a request.
 fn respond(head: &[u8], handlers: &Handlers) -> String {
     let line = head.split(|byte| *byte == b'\r').next().unwrap_or(&[]);
     let words: Vec<&str> = str::from_utf8(line).unwrap_or("").split(' ').collect();

@@ -56,12 +56,10 @@ impl RateLimit {
         RateLimit { interval, burst: interval * (burst - 1), recovered_at: now }
     }
 
-    /// Returns the earliest time of the next action.
     pub fn due(&self) -> Instant {
         self.recovered_at.checked_sub(self.burst).unwrap_or(self.recovered_at)
     }
 
-    /// Counts one action at `now`.
     pub fn count(&mut self, now: Instant) {
         self.recovered_at = self.recovered_at.max(now) + self.interval;
     }

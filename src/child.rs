@@ -16,7 +16,6 @@ use crate::deadline::Deadline;
 const REAP_BUDGET: Duration = Duration::from_millis(500);
 /// First pause between two checks of a child, which is usually about to exit. Doubles with each check.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
-/// Longest pause between two checks of a child.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Waits until the child has exited, and reaps it. `None`: the child still runs at `end`.
@@ -40,18 +39,13 @@ pub fn kill(child: &mut Child) {
     kill_group(child.id() as i32);
     // A child that leads no group. Fails only if the child has exited.
     let _ = child.kill();
-    reap(child);
+    // If it does not end in time, init reaps it after this process.
+    let _ = wait(child, Deadline::after(REAP_BUDGET));
 }
 
-/// Kills all processes of a group, which has the ID of its first process.
 pub fn kill_group(group: i32) {
     // Fails only if the processes have ended, or if there is no such group.
     let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
-}
-
-/// Reaps a child that was killed, if it ends in time. Otherwise init reaps it after this process.
-fn reap(child: &mut Child) {
-    let _ = wait(child, Deadline::after(REAP_BUDGET));
 }
 
 #[cfg(test)]

@@ -1,6 +1,5 @@
 //! Deadlines for work that must not hang: polls and threads.
 
-use std::io;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,7 +15,6 @@ impl Deadline {
         Deadline(Instant::now() + budget)
     }
 
-    /// Returns the time that is left; zero after the deadline.
     pub fn remaining(self) -> Duration {
         self.0.saturating_duration_since(Instant::now())
     }
@@ -40,38 +38,29 @@ impl Deadline {
     }
 }
 
-/// Why [`run_within`] has no result. Each text follows the name of the work.
-#[derive(Debug, thiserror::Error)]
-pub enum NoResult {
-    #[error("cannot be started: {0}")]
-    Start(io::Error),
-    #[error("timed out after {0:?}")]
-    TimedOut(Duration),
-    #[error("ended without a result")]
-    Panicked,
-}
-
 /// Runs `work` on a thread called `name` and waits at most `budget` for the result. After a
-/// timeout, the thread keeps running and the caller should end the process.
+/// timeout, the thread keeps running and the caller should end the process. The text of an error
+/// follows the name of the work.
 pub fn run_within<T: Send + 'static>(
     name: &str,
     budget: Duration,
     work: impl FnOnce() -> T + Send + 'static,
-) -> Result<T, NoResult> {
+) -> Result<T, String> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let thread = thread::Builder::new().name(name.into()).spawn(move || {
         // Sending fails only after a timeout, when the receiver is gone.
         let _ = sender.send(work());
     });
-    thread.map_err(NoResult::Start)?;
+    thread.map_err(|error| format!("cannot be started: {error}"))?;
     receiver.recv_timeout(budget).map_err(|error| match error {
-        RecvTimeoutError::Timeout => NoResult::TimedOut(budget),
-        RecvTimeoutError::Disconnected => NoResult::Panicked,
+        RecvTimeoutError::Timeout => format!("timed out after {budget:?}"),
+        RecvTimeoutError::Disconnected => "ended without a result".to_owned(),
     })
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io;
     use std::os::fd::AsFd as _;
 
     use nix::poll::PollFlags;
@@ -96,8 +85,8 @@ mod tests {
         assert_eq!(run_within("x", Duration::from_secs(60), || 7).unwrap(), 7);
         let (_sender, never) = mpsc::channel::<()>();
         let hung = run_within("x", SHORT, move || never.recv());
-        assert!(matches!(hung, Err(NoResult::TimedOut(SHORT))), "{hung:?}");
+        assert_eq!(hung.unwrap_err(), "timed out after 20ms");
         let panicked = run_within("x", Duration::from_secs(60), || panic!("expected"));
-        assert!(matches!(panicked, Err::<(), _>(NoResult::Panicked)));
+        assert_eq!(panicked, Err::<(), _>("ended without a result".to_owned()));
     }
 }

@@ -12,7 +12,6 @@ pub struct Row {
     /// [`pkg/types`](https://github.com/containernetworking/cni/blob/main/pkg/types/types.go) 8. Codes
     /// from 100 on are linkerd-cni's own. Failures that an alert need not tell apart share a code.
     pub code: u32,
-    /// Name in plugin records.
     pub name: &'static str,
     /// A clause that can follow "because".
     pub cause: &'static str,
@@ -20,7 +19,6 @@ pub struct Row {
     pub remedy: &'static str,
 }
 
-/// Makes [`Failure`] and [`TABLE`] of one list, in one order.
 macro_rules! failures {
     ($($failure:ident $code:literal $name:literal cause $cause:literal remedy $remedy:literal)*) => {
         /// A failure of the plugin. Its name and its code never change their meaning: programs rely on

@@ -21,7 +21,6 @@ mod error;
 mod mounted_dir;
 mod staged_removal;
 mod temporary;
-mod xattr;
 
 pub use error::Error;
 pub use mounted_dir::MountedDir;
@@ -49,25 +48,21 @@ impl FileAccess {
         FileAccess { mode: metadata.mode() & 0o7777, uid: metadata.uid(), gid: metadata.gid() }
     }
 
-    /// User and group of this process.
     pub fn own(mode: u32) -> FileAccess {
         FileAccess { mode, uid: geteuid().as_raw(), gid: getegid().as_raw() }
     }
 }
 
-/// Opens a file that other programs control, for reading. `None` if `path` is not a regular file.
-/// Does not block, even if `path` is a FIFO.
-pub fn open_regular(path: &Path) -> io::Result<Option<(File, Metadata)>> {
-    let file = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path)?;
-    let metadata = file.metadata()?;
-    Ok(metadata.is_file().then_some((file, metadata)))
-}
-
-/// Fails if the file is missing, not regular or larger than [`LIMIT`] bytes.
+/// Fails if the file is missing, not regular or larger than [`LIMIT`] bytes. Does not block, even if
+/// `path` is a FIFO.
 pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
-    let opened = open_regular(path).map_err(failed("read", path))?;
-    let unusable = || Error::Unusable { path: path.to_owned(), why: "is not a regular file" };
-    let (file, metadata) = opened.ok_or_else(unusable)?;
+    let mut options = OpenOptions::new();
+    options.read(true).custom_flags(OFlag::O_NONBLOCK.bits());
+    let file = options.open(path).map_err(failed("read", path))?;
+    let metadata = file.metadata().map_err(failed("read", path))?;
+    if !metadata.is_file() {
+        return Err(Error::Unusable { path: path.to_owned(), why: "is not a regular file" });
+    }
     let mut bytes = Vec::new();
     file.take(LIMIT + 1).read_to_end(&mut bytes).map_err(failed("read", path))?;
     if bytes.len() as u64 > LIMIT {
@@ -76,18 +71,15 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     Ok((bytes, FileAccess::of(&metadata)))
 }
 
-/// Writes `bytes` to a new file and replaces `path` with it.
 pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error> {
-    let temporary = Temporary::beside(path)?;
-    temporary.fill(access, None, |file| file.write_all(bytes))?;
-    temporary.rename()
+    Temporary::beside(path)?.fill(access, None, |file| file.write_all(bytes))?.rename()
 }
 
 /// Creates a file with the extended attributes of `like`. Fails with [`Error::Raced`] if `path` exists.
 pub fn create(path: &Path, bytes: &[u8], access: FileAccess, like: &Path) -> Result<(), Error> {
-    let temporary = Temporary::beside(path)?;
-    temporary.fill(access, Some(like), |file| file.write_all(bytes))?;
-    atomic_replace::add(temporary)
+    let new = Temporary::beside(path)?.fill(access, Some(like), |file| file.write_all(bytes))?;
+    atomic_replace::rename_new(&new.path, path)?;
+    sync_dir(path)
 }
 
 /// Fails with [`Error::Raced`] if `path` does not hold `bytes`.
@@ -103,19 +95,17 @@ pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 /// another program writes at the same time is not lost.
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> Result<(), Error> {
-    let temporary = Temporary::beside(path)?;
-    temporary.fill(access, Some(path), |file| file.write_all(bytes))?;
+    let new = Temporary::beside(path)?.fill(access, Some(path), |file| file.write_all(bytes))?;
     check_unchanged(path, before)?;
-    atomic_replace::replace(temporary, before, bytes)
+    atomic_replace::replace(new, before, bytes)
 }
 
 /// Replaces `to` with a copy of `from`, with the permission bits of `from`.
 pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let mut source = File::open(from).map_err(failed("read", from))?;
     let mode = source.metadata().map_err(failed("read", from))?.mode() & 0o7777;
-    let temporary = Temporary::beside(to)?;
-    temporary.fill(FileAccess::own(mode), None, |file| io::copy(&mut source, file).map(|_| ()))?;
-    temporary.rename()
+    let copy = |file: &mut File| io::copy(&mut source, file).map(drop);
+    Temporary::beside(to)?.fill(FileAccess::own(mode), None, copy)?.rename()
 }
 
 pub fn write_link(path: &Path, target: &Path) -> Result<(), Error> {
@@ -141,7 +131,6 @@ pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     sync_dir(to)
 }
 
-/// Removes `path`. Returns whether it existed.
 pub fn remove(path: &Path) -> Result<bool, Error> {
     match fs::remove_file(path) {
         Ok(()) => sync_dir(path).map(|()| true),
@@ -185,10 +174,8 @@ pub fn link_target(path: &Path) -> Result<PathBuf, Error> {
 pub fn have_equal_content(one: &Path, other: &Path) -> Result<bool, Error> {
     let mut first = File::open(one).map_err(failed("read", one))?;
     let mut second = File::open(other).map_err(failed("read", other))?;
-    let (mut a, mut b) = (Vec::new(), Vec::new());
     loop {
-        a.clear();
-        b.clear();
+        let (mut a, mut b) = (Vec::new(), Vec::new());
         (&mut first).take(PART).read_to_end(&mut a).map_err(failed("read", one))?;
         (&mut second).take(PART).read_to_end(&mut b).map_err(failed("read", other))?;
         if a.is_empty() || a != b {

@@ -89,10 +89,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Prepares a client; sends nothing. Fails if the CA is invalid. The resolver finds the address
-    /// of the host in the server's URL for each connection.
-    ///
-    /// `user_agent` appears in the audit log of the API server, e.g. `linkerd-cni`.
+    /// Sends nothing. Fails if the CA is invalid. `user_agent` appears in the API server's audit log.
     pub fn new<R: Resolver + Default>(
         access: &ApiAccess,
         user_agent: &str,

@@ -9,7 +9,6 @@ use tracing::level_filters::LevelFilter;
 
 use stderr::Stderr;
 
-/// Format of log lines.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Format {
     #[default]

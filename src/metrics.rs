@@ -12,15 +12,12 @@ use prometheus_client::registry::{Metric, Registry, Unit};
 /// Upper bounds of a histogram's buckets, in seconds. Upstream's controller has the same.
 const BUCKETS: [f64; 11] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// Names and values of `N` labels.
 pub type Labels<const N: usize> = [(&'static str, String); N];
 
-/// Returns one label.
 pub fn label(name: &'static str, value: impl ToString) -> (&'static str, String) {
     (name, value.to_string())
 }
 
-/// Counters that differ in `N` labels.
 pub type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
 /// Makes a group of metrics with a registry of its own: the prefix of their names, functions that
@@ -68,7 +65,6 @@ pub fn register_seconds<M: Metric + Clone + Default>(
     metric
 }
 
-/// Adds a metric for each of these `labels`.
 pub fn register_each<const N: usize, M: Default>(
     group: &mut Registry,
     name: &str,
@@ -86,7 +82,6 @@ where
     metrics
 }
 
-/// Histograms of durations that differ in `N` labels.
 pub type Durations<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
 /// Adds a histogram of durations for each of these `labels`. The text appends `_seconds` to `name`.
@@ -117,7 +112,6 @@ pub fn register_durations(group: &mut Registry, name: &str, help: &str) -> Histo
     histogram
 }
 
-/// Returns the OpenMetrics text of all `registries`.
 pub fn openmetrics<'a>(registries: impl IntoIterator<Item = &'a Registry>) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.

@@ -15,7 +15,7 @@ use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::stat;
 
-use crate::deadline::{NoResult, run_within};
+use crate::deadline::run_within;
 
 const OWN: &str = "/proc/thread-self/ns/net";
 /// Time to create a netns. It takes milliseconds, but waits while the kernel removes many others.
@@ -29,8 +29,8 @@ pub enum Error {
     Open { path: PathBuf, source: io::Error },
     #[error("cannot enter network namespace {}: {source}", path.display())]
     Enter { path: PathBuf, source: nix::Error },
-    #[error("work in network namespace {} {source}", path.display())]
-    Work { path: PathBuf, source: NoResult },
+    #[error("work in network namespace {} {problem}", path.display())]
+    Work { path: PathBuf, problem: String },
 }
 
 /// Returns whether `path` is the netns of the calling thread; `false` if `path` is not accessible.
@@ -47,7 +47,7 @@ pub fn fresh() -> Result<File, Error> {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Create { source })?;
         File::open(OWN).map_err(|source| Error::Open { path: OWN.into(), source })
     });
-    created.unwrap_or_else(|source| Err(Error::Work { path: OWN.into(), source }))
+    created.unwrap_or_else(|problem| Err(Error::Work { path: OWN.into(), problem }))
 }
 
 /// Runs `work` inside the netns at `path` and waits for it at most `deadline`. After that the thread
@@ -67,6 +67,6 @@ pub fn run<T: Send + 'static>(
     match entered {
         Ok(Ok(result)) => Ok(result),
         Ok(Err(source)) => Err(Error::Enter { path, source }),
-        Err(source) => Err(Error::Work { path, source }),
+        Err(problem) => Err(Error::Work { path, problem }),
     }
 }

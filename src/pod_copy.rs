@@ -29,7 +29,6 @@ use crate::pod::Decision;
 use crate::pod::facts::PodFacts;
 use crate::quote::quote;
 
-/// Directory of the copy, below [`RUN_DIR`].
 const DIR: &str = "pods";
 /// Name of the file with the lock, which cannot be a UID.
 const LOCK: &str = ".lock";
@@ -75,10 +74,7 @@ pub fn run_dir() -> PathBuf {
 }
 
 /// Reads what the agent published about the pod. `None` if it published nothing, or if the pod's UID is
-/// unknown.
-///
-/// # Errors
-/// If the file cannot be read, is not the agent's, or is that of another pod.
+/// unknown. Fails if the file cannot be read, is not the agent's, or is that of another pod.
 pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<Decision<PodFacts>>, Error> {
     let Ok(path) = path(run_dir, pod) else { return Ok(None) };
     let (bytes, access) = match files::read(&path) {
@@ -120,14 +116,12 @@ pub fn wait(run_dir: &Path, pod: &PodRef, longest: Duration) -> NodeCopy {
     }
 }
 
-/// Creates the directory of the copy, for root alone.
 pub fn create(run_dir: &Path) -> Result<(), files::Error> {
     let dir = dir(run_dir);
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.map_err(|source| files::Error::Io { act: "create", path: dir, source })
 }
 
-/// Publishes the decision on a pod, in place of an earlier one.
 pub fn publish(run_dir: &Path, pod: PodRef, decision: Decision<PodFacts>) -> Result<(), Error> {
     let path = path(run_dir, &pod)?;
     let PodRef { namespace, name, uid } = pod;
@@ -148,7 +142,6 @@ pub fn retain(run_dir: &Path, keep: &BTreeSet<String>) -> Vec<files::Error> {
     remove_files(&dir(run_dir), |name| is_in_use(name) || keep.contains(name))
 }
 
-/// Removes the whole copy, and returns the failures.
 pub fn clear(run_dir: &Path) -> Vec<files::Error> {
     let dir = dir(run_dir);
     // In byte order, so the lock goes before the pods, and no plugin waits for one.
@@ -171,10 +164,7 @@ fn dir(run_dir: &Path) -> PathBuf {
     run_dir.join(DIR)
 }
 
-/// Path of the pod's file.
-///
-/// # Errors
-/// If the UID is missing or cannot be a file name. The manifest of a static pod may set any text.
+/// Fails if the UID is missing or cannot be a file name. The manifest of a static pod may set any text.
 fn path(run_dir: &Path, pod: &PodRef) -> Result<PathBuf, Error> {
     if pod.uid.is_empty() || !is_name(&pod.uid) {
         return Err(Error::Uid(pod.clone()));

@@ -64,11 +64,8 @@ impl fmt::Display for CallResult {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Source {
-    /// The node's copy of its pods.
     Copy,
-    /// A response of the API server.
     Request,
-    /// The annotations that the runtime passes, and the plugin entry.
     Annotations,
 }
 
@@ -87,7 +84,6 @@ impl fmt::Display for Source {
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
-    /// ADD or CHECK.
     pub command: Command,
     pub namespace: String,
     pub pod: String,
@@ -120,7 +116,8 @@ pub struct Record {
 }
 
 /// A CNI error without the remedy.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{msg} (code {code})")]
 pub struct CallError {
     pub code: u32,
     /// Name of the [`Failure`].
@@ -141,12 +138,6 @@ impl CallError {
     }
 }
 
-impl fmt::Display for CallError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} (code {})", self.msg, self.code)
-    }
-}
-
 impl Record {
     /// Starts the record of a call, which failed until a result is set.
     pub fn new(command: Command, container_id: &str) -> Self {
@@ -157,13 +148,10 @@ impl Record {
         self.result = CallResult::Skipped(reason.into());
     }
 
-    /// Records the ignored elements, cut so that the record stays below [`SIZE_LIMIT`].
     pub fn ignore(&mut self, lists: Vec<Ignored>) {
         self.ignored = ignored_ports::cut(lists);
     }
 
-    /// Records the containers without network and those that bypass the proxy, the first
-    /// [`CONTAINERS_LIMIT`] of each.
     pub fn name_containers(&mut self, mut blocked: Vec<String>, mut exempt: Vec<String>) {
         blocked.truncate(CONTAINERS_LIMIT);
         exempt.truncate(CONTAINERS_LIMIT);
@@ -171,7 +159,6 @@ impl Record {
         self.exempt_containers = exempt;
     }
 
-    /// Records the `error` that left the call without the facts that it needs.
     pub fn degrade(&mut self, error: &Error) {
         self.degraded = Some(CallError::new(error));
     }
@@ -206,8 +193,6 @@ impl Record {
         }
     }
 
-    /// Parses a datagram. Returns `None` if it is not a record, is too large, or has an invalid
-    /// name.
     pub fn parse(bytes: &[u8]) -> Option<Record> {
         if bytes.len() > SIZE_LIMIT {
             return None;
@@ -267,7 +252,6 @@ impl Record {
     }
 }
 
-/// Formats the record as a line of the agent's log.
 impl fmt::Display for Record {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Record { command, namespace, pod, container_id, result, .. } = self;

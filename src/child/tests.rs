@@ -38,8 +38,7 @@ fn await_id(file: &Path) {
 #[test]
 fn a_child_that_does_not_end_after_its_kill_is_left_behind() {
     let mut child = shell("exec sleep 60", Path::new(""));
-    reap(&mut child);
-    let ended = child.try_wait().unwrap();
+    let ended = wait(&mut child, Deadline::after(REAP_BUDGET)).unwrap();
     kill(&mut child);
     assert_eq!(ended, None, "waited for the end");
 }

@@ -53,13 +53,6 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
     Err(raced(new.target.clone()))
 }
 
-/// Fails with [`Error::Raced`] if the target exists.
-pub(super) fn add(new: Temporary) -> Result<(), Error> {
-    rename_new(&new.path, &new.target)?;
-    sync_dir(&new.target)
-}
-
-/// Renames `from` to `to`.
 /// Fails with [`Error::Raced`] if `to` exists.
 pub(super) fn rename_new(from: &Path, to: &Path) -> Result<(), Error> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
@@ -95,7 +88,7 @@ mod tests {
             fs::write(&path, now).unwrap();
             let new = Temporary::beside(&path).unwrap();
             let write = |file: &mut fs::File| io::Write::write_all(file, b"new");
-            new.fill(FileAccess::own(0o600), None, write).unwrap();
+            let new = new.fill(FileAccess::own(0o600), None, write).unwrap();
             replace(new, b"before", b"new")
         };
         put("before").unwrap();

@@ -5,6 +5,9 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+const NO_FILE: [Errno; 6] =
+    [Errno::NOENT, Errno::NXIO, Errno::NODEV, Errno::LOOP, Errno::NOTDIR, Errno::NAMETOOLONG];
+
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot {act} {}: {source}{}", path.display(), remedy(source))]
@@ -29,17 +32,9 @@ impl Error {
     /// file, or an unresolvable symbolic link.
     pub fn is_no_file(&self) -> bool {
         match self {
-            Error::Io { source, .. } => matches!(
-                Errno::from_io_error(source),
-                Some(
-                    Errno::NOENT
-                        | Errno::NXIO
-                        | Errno::NODEV
-                        | Errno::LOOP
-                        | Errno::NOTDIR
-                        | Errno::NAMETOOLONG
-                )
-            ),
+            Error::Io { source, .. } => {
+                Errno::from_io_error(source).is_some_and(|errno| NO_FILE.contains(&errno))
+            }
             Error::Unusable { .. } => true,
             Error::TooLarge { .. } | Error::Raced { .. } => false,
         }

@@ -8,21 +8,11 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-const MOUNTINFO: &str = "/proc/self/mountinfo";
-
-/// A directory of the node, with its mount when this process started.
 #[derive(Debug)]
 pub struct MountedDir {
     path: PathBuf,
-    /// `None` if the mounts cannot be read.
-    mount: Option<Mount>,
-}
-
-/// One line of mountinfo.
-#[derive(Debug, PartialEq, Eq)]
-struct Mount {
-    id: String,
-    root: String,
+    /// ID of the mount, and the mounted directory. `None` if the mounts cannot be read.
+    mount: Option<(String, String)>,
 }
 
 impl MountedDir {
@@ -36,9 +26,9 @@ impl MountedDir {
     }
 
     fn stale_in(&self, mountinfo: &str) -> Option<String> {
-        let before = self.mount.as_ref()?;
-        let now = mounts(mountinfo).find(|(_, mount)| mount.id == before.id)?.1;
-        (now.root != before.root || now.root.ends_with("//deleted")).then(|| {
+        let (id, before) = self.mount.as_ref()?;
+        let (_, (_, now)) = mounts(mountinfo).find(|(_, mount)| mount.0 == *id)?;
+        (now != *before || now.ends_with("//deleted")).then(|| {
             format!(
                 "{} was removed or renamed on the node, so this container does not see the node's \
                  directory; the kubelet restarts the container, otherwise delete this pod",
@@ -49,20 +39,20 @@ impl MountedDir {
 }
 
 fn read() -> String {
-    fs::read_to_string(MOUNTINFO).unwrap_or_default()
+    fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
 }
 
 /// Returns the mount that contains `dir`: of those with the longest mount point, the last one.
-fn mount_of(mountinfo: &str, dir: &Path) -> Option<Mount> {
+fn mount_of(mountinfo: &str, dir: &Path) -> Option<(String, String)> {
     let around = mounts(mountinfo).filter(|(point, _)| dir.starts_with(point));
     around.max_by_key(|(point, _)| point.components().count()).map(|(_, mount)| mount)
 }
 
-fn mounts(mountinfo: &str) -> impl Iterator<Item = (&Path, Mount)> {
+fn mounts(mountinfo: &str) -> impl Iterator<Item = (&Path, (String, String))> {
     mountinfo.lines().filter_map(|line| {
         let mut fields = line.split(' ');
         let (id, root) = (fields.next()?.to_owned(), fields.nth(2)?.to_owned());
-        Some((Path::new(fields.next()?), Mount { id, root }))
+        Some((Path::new(fields.next()?), (id, root)))
     })
 }
 

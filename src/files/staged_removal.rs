@@ -14,7 +14,6 @@ use super::{check_unchanged, metadata, read, remove};
 /// files.
 #[derive(Debug)]
 pub struct StagedRemoval {
-    /// Where the file is until [`StagedRemoval::finish`] or [`StagedRemoval::undo`].
     temporary_path: PathBuf,
     path: PathBuf,
 }

@@ -5,12 +5,13 @@ use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, fchown};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::SystemTime;
+use std::time::UNIX_EPOCH;
 
+use rustix::fs::{XattrFlags, lgetxattr, llistxattr, lsetxattr};
 use tracing::warn;
 
+use super::FileAccess;
 use super::error::{Error, failed};
-use super::{FileAccess, xattr};
 
 /// Prefix of the names of all temporary files. The names end in `.tmp`, which no runtime loads.
 pub const TEMPORARY: &str = ".linkerd-cni.";
@@ -34,9 +35,7 @@ pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
         .ok_or_else(|| Error::Unusable { path: path.to_owned(), why: "has no directory" })?;
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let pid = std::process::id();
-    let nanos = SystemTime::now()
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .map_or(0, |time| time.subsec_nanos());
+    let nanos = UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos());
     Ok(dir.join(format!("{TEMPORARY}{pid}.{nanos}.{count}.tmp")))
 }
 
@@ -48,7 +47,6 @@ pub(super) struct Temporary {
 }
 
 impl Temporary {
-    /// Creates no file.
     pub(super) fn beside(path: &Path) -> Result<Temporary, Error> {
         Ok(Temporary { path: temporary_path(path)?, target: path.to_owned() })
     }
@@ -56,11 +54,11 @@ impl Temporary {
     /// Creates the file, writes `content` to it, sets `access` and syncs it to disk. The extended
     /// attributes are those of `like`, if given.
     pub(super) fn fill(
-        &self,
+        self,
         access: FileAccess,
         like: Option<&Path>,
         content: impl FnOnce(&mut File) -> io::Result<()>,
-    ) -> Result<(), Error> {
+    ) -> Result<Temporary, Error> {
         let mut file = OpenOptions::new()
             .write(true)
             .create_new(true)
@@ -70,12 +68,13 @@ impl Temporary {
         content(&mut file)
             .and_then(|()| {
                 file.set_permissions(Permissions::from_mode(access.mode))?;
-                like.into_iter().for_each(|like| xattr::copy(like, &self.path));
+                like.into_iter().for_each(|like| copy_xattrs(like, &self.path));
                 // Last, as changing the file of another user needs CAP_FOWNER.
                 self.give(&file, access)?;
                 file.sync_all()
             })
-            .map_err(failed("write", &self.target))
+            .map_err(failed("write", &self.target))?;
+        Ok(self)
     }
 
     /// Gives the file its owner. Without CAP_CHOWN this process stays the owner: a network config
@@ -111,5 +110,52 @@ impl Drop for Temporary {
     fn drop(&mut self) {
         // Fails after the rename, which leaves no file of this name.
         let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Largest list of names of extended attributes, and largest value, in bytes. Others are not copied.
+const XATTR_LIMIT: usize = 16 << 10;
+
+/// Hashes and signatures of a file's content, which differ for other content (IMA, EVM).
+const OF_CONTENT: [&[u8]; 2] = [b"security.ima", b"security.evm"];
+
+/// Copies extended attributes, such as an SELinux label or an ACL. Ignores failures: the file system may not support an attribute, or the process may not set it. Then
+/// `to` keeps the directory's default.
+fn copy_xattrs(from: &Path, to: &Path) {
+    let mut names = vec![0; XATTR_LIMIT];
+    let Ok(length) = llistxattr(from, &mut names) else {
+        return;
+    };
+    let names = names.get(..length).unwrap_or_default();
+    let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
+    for name in names.filter(|name| !OF_CONTENT.contains(name)) {
+        let mut value = vec![0; XATTR_LIMIT];
+        let Ok(length) = lgetxattr(from, name, &mut value) else {
+            continue;
+        };
+        let value = value.get(..length).unwrap_or_default();
+        let _ = lsetxattr(to, name, value, XattrFlags::empty());
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn extended_attributes_are_copied() {
+        let dir = tempfile::tempdir().unwrap();
+        let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
+        for path in [&from, &to] {
+            std::fs::write(path, "x").unwrap();
+        }
+        // Some file systems have only attributes that root can set.
+        let set = |name| lsetxattr(&from, name, b"cni", XattrFlags::empty()).is_ok();
+        let name = ["user.owner", "trusted.owner"].into_iter().find(|name| set(*name));
+        assert!(name.is_some() || std::env::var_os("CI").is_none(), "no extended attributes");
+        copy_xattrs(&from, &to);
+        let mut value = [0; 8];
+        let copied = name.map(|name| lgetxattr(&to, name, &mut value).unwrap());
+        assert_eq!(copied.map(|length| &value[..length]), name.map(|_| &b"cni"[..]));
     }
 }

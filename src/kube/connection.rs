@@ -5,7 +5,6 @@ use std::path::PathBuf;
 use super::kubeconfig::{self, ApiAccess};
 use super::{Client, Deadlines, SystemResolver};
 
-/// Where address and credential of the API server come from.
 #[derive(Clone, Debug)]
 pub enum AccessSource {
     /// The address and the ServiceAccount credential that Kubernetes gives each pod.

@@ -41,10 +41,8 @@ pub enum Retry {
 
 impl Error {
     pub fn code(&self) -> Option<u16> {
-        match self {
-            Error::Status { code, .. } => Some(*code),
-            _ => None,
-        }
+        let Error::Status { code, .. } = self else { return None };
+        Some(*code)
     }
 
     /// Whether the response has this status code and `reason`. A response of a proxy in front of
@@ -61,21 +59,14 @@ impl Error {
 
     /// Whether the response is unreadable: not an API object, not HTTP, or too large.
     pub fn is_unreadable(&self) -> bool {
-        match self {
-            Error::Decode { .. } => true,
-            Error::Transport { source, .. } => {
-                matches!(source, ureq::Error::Protocol(_) | ureq::Error::BodyExceedsLimit(_))
-            }
-            _ => false,
-        }
+        use ureq::Error::{BodyExceedsLimit, Protocol};
+        matches!(self, Error::Decode { .. })
+            || matches!(self, Error::Transport { source: Protocol(_) | BodyExceedsLimit(_), .. })
     }
 
-    /// Whether the request cannot be sent, e.g. because the server's URL is invalid.
     pub fn is_unsendable(&self) -> bool {
-        matches!(
-            self,
-            Error::Transport { source: ureq::Error::Http(_) | ureq::Error::BadUri(_), .. }
-        )
+        use ureq::Error::{BadUri, Http};
+        matches!(self, Error::Transport { source: Http(_) | BadUri(_), .. })
     }
 
     pub fn is_response(&self) -> bool {
@@ -107,10 +98,9 @@ impl Error {
         matches!(self, Error::Transport { source: TimedOut(RecvResponse | RecvBody), .. })
     }
 
-    /// Whether the server's certificate is invalid, e.g. not signed by the CA.
     pub fn is_certificate_error(&self) -> bool {
-        let invalid = |error: &rustls::Error| matches!(error, rustls::Error::InvalidCertificate(_));
-        matches!(self, Error::Transport { source: ureq::Error::Rustls(error), .. } if invalid(error))
+        use rustls::Error::InvalidCertificate;
+        matches!(self, Error::Transport { source: ureq::Error::Rustls(InvalidCertificate(_)), .. })
     }
 }
 

@@ -43,9 +43,8 @@ pub enum EventType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventContent {
     pub kind: EventType,
-    /// Why the Event happened, as one CamelCase word for programs.
+    /// Why the Event happened and what the reporter did, each as one CamelCase word for programs.
     pub reason: &'static str,
-    /// What the reporter did, as one CamelCase word for programs.
     pub action: &'static str,
     /// Text for people, cut at the API's limit.
     pub note: String,

@@ -35,7 +35,6 @@ impl ObjectReader {
         ObjectReader { client, read_from, namespaces: BTreeMap::new(), api_service: None }
     }
 
-    /// Fails with the error of the request, also of an earlier one.
     pub fn namespace_annotations(
         &mut self,
         name: &str,
@@ -57,7 +56,6 @@ impl ObjectReader {
         annotations
     }
 
-    /// Fails with the error of the request, also of an earlier one.
     pub fn api_server_service(&mut self) -> Result<Service, String> {
         let found = self.api_service.take().unwrap_or_else(|| self.get(API_SERVICE));
         self.api_service.insert(found).clone()

@@ -11,7 +11,6 @@ use serde::de::{Deserializer, Error as _};
 
 use super::types::{AnyObject, ApiStatus, ListMetadata, Pod, null_as_default};
 
-/// The part of a pod that a program keeps.
 pub trait FromPod: Sized {
     /// `None` drops the pod.
     fn from_pod(pod: Pod) -> Option<Self>;

@@ -48,7 +48,6 @@ pub enum Update<'a, T> {
         dropped: usize,
     },
     Changed(T),
-    /// A pod that was deleted, by its last metadata.
     Deleted(Metadata),
     /// Data from the API server without a pod that is kept.
     Alive,

@@ -80,7 +80,6 @@ objects! {
     }
 }
 
-/// Why no pod of a template can run on a node, in words for logs.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Exclusion {
     #[error("{0}")]
@@ -115,17 +114,13 @@ pub fn exclusion(template: &Placement, node: &Node) -> Option<Exclusion> {
 
 /// The requirements of a term are ANDed, and a term without requirements matches no node.
 fn mismatches(term: &NodeSelectorTerm, node: &Node) -> bool {
-    let labels = &node.metadata.labels;
-    let expressions = &term.match_expressions;
-    let fields = &term.match_fields;
+    let NodeSelectorTerm { match_expressions, match_fields } = term;
+    let label = |key: &String| node.metadata.labels.get(key).map(String::as_str);
     let name = Some(node.metadata.name.as_str());
-    (expressions.is_empty() && fields.is_empty())
-        || expressions
-            .iter()
-            .any(|requirement| fails(requirement, labels.get(&requirement.key).map(String::as_str)))
-        || fields
-            .iter()
-            .any(|requirement| requirement.key == "metadata.name" && fails(requirement, name))
+    let mut names = match_fields.iter().filter(|field| field.key == "metadata.name");
+    (match_expressions.is_empty() && match_fields.is_empty())
+        || match_expressions.iter().any(|required| fails(required, label(&required.key)))
+        || names.any(|required| fails(required, name))
 }
 
 /// Whether `found`, the value of the label or field, certainly does not meet the requirement.
@@ -145,14 +140,10 @@ fn fails(requirement: &Requirement, found: Option<&str>) -> bool {
 /// Whether `found` is on this side of the bound; `None` if either is not a whole number. A missing
 /// label never matches.
 fn compares(requirement: &Requirement, found: Option<&str>, side: Ordering) -> Option<bool> {
-    let [bound] = &requirement.values[..] else {
-        return None;
-    };
+    let [bound] = &requirement.values[..] else { return None };
     let bound: i64 = bound.parse().ok()?;
-    match found {
-        Some(found) => Some(found.parse::<i64>().ok()?.cmp(&bound) == side),
-        None => Some(false),
-    }
+    let Some(found) = found else { return Some(false) };
+    Some(found.parse::<i64>().ok()?.cmp(&bound) == side)
 }
 
 fn repels(taint: &Taint, template: &Placement) -> bool {

@@ -72,26 +72,19 @@ fn write_some(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
         Err(Errno::ENOTSOCK) => {}
         sent => return sent,
     }
-    check_writable(fd)?;
-    block_file_size_signal();
-    write(fd, bytes.get(..PIPE_BUF).unwrap_or(bytes))
-}
-
-/// Fails with `EAGAIN` if a write would block, or if the reader has closed its end.
-fn check_writable(fd: BorrowedFd<'_>) -> Result<(), Errno> {
     let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
     poll(&mut fds, PollTimeout::ZERO)?;
-    let events = fds[0].revents().unwrap_or(PollFlags::empty());
-    if events == PollFlags::POLLOUT { Ok(()) } else { Err(Errno::EAGAIN) }
-}
-
-/// Lets a write to a file beyond `RLIMIT_FSIZE` fail with `EFBIG`: unblocked, SIGXFSZ ends
-/// the process.
-fn block_file_size_signal() {
+    // Another event: the reader has closed its end.
+    if fds[0].revents() != Some(PollFlags::POLLOUT) {
+        return Err(Errno::EAGAIN);
+    }
+    // SIGXFSZ would end the process at a write to a file beyond `RLIMIT_FSIZE`. If it is blocked, the
+    // write fails with `EFBIG`.
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGXFSZ);
     // Fails only for an unknown signal.
     let _ = signals.thread_block();
+    write(fd, bytes.get(..PIPE_BUF).unwrap_or(bytes))
 }
 
 #[cfg(test)]
