@@ -54,8 +54,10 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     if variable(daemonset, "LINKERD_CNI_CHAINED") != Some("false") {
         let summary = "nodes whose active network config does not call the plugin";
         let uncalled = each(&bodies, Severity::Error, summary, |body| {
-            let why =
-                body.problems.get("network config").map_or("no reason is known", String::as_str);
+            let why = body
+                .problems
+                .get("network config")
+                .map_or("the agent reports none", String::as_str);
             body.conflist.is_none().then(|| why.to_owned())
         });
         let called = "the active network config of each node calls the plugin";
