@@ -4,12 +4,13 @@
 //! [`Client::read_list`](super::Client::read_list) limits a list to 128 MiB. This module limits the
 //! number of pods that are kept.
 
+use std::fmt;
 use std::io::BufRead;
 
 use serde::Deserialize;
-use serde::de::{Deserializer, Error as _};
+use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 
-use super::types::{AnyObject, ApiStatus, ListMetadata, Pod, null_as_default};
+use super::types::{AnyObject, ApiStatus, ListMetadata, Pod};
 
 pub trait FromPod: Sized {
     /// `None` drops the pod.
@@ -30,21 +31,13 @@ pub struct PodList<T> {
 /// Reads a list to its end. Fails if the list is incomplete, so that no decision is based on a part
 /// of it.
 pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>> {
-    struct Kept<T>(Option<T>);
-
-    impl<'de, T: FromPod> Deserialize<'de> for Kept<T> {
-        fn deserialize<D: Deserializer<'de>>(pod: D) -> Result<Self, D::Error> {
-            Pod::deserialize(pod).map(|pod| Kept(T::from_pod(pod)))
-        }
-    }
-
     #[derive(Deserialize)]
     #[serde(bound = "T: FromPod")]
     struct ListBody<T> {
         #[serde(default)]
         metadata: ListMetadata,
-        #[serde(deserialize_with = "null_as_default")]
-        items: Vec<Kept<T>>,
+        #[serde(deserialize_with = "keep")]
+        items: Kept<T>,
     }
 
     let ListBody { metadata, items } = serde_json::from_reader(response)?;
@@ -54,10 +47,40 @@ pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>
     if !metadata.continue_token.is_empty() {
         return Err(serde_json::Error::custom("the list is only one page of a longer list"));
     }
-    let mut pods: Vec<T> = items.into_iter().filter_map(|pod| pod.0).collect();
-    let dropped = pods.len().saturating_sub(MAX_PODS);
-    pods.truncate(MAX_PODS);
+    let Kept { pods, dropped } = items;
     Ok(PodList { resource_version: metadata.resource_version, pods, dropped })
+}
+
+struct Kept<T> {
+    pods: Vec<T>,
+    dropped: usize,
+}
+
+fn keep<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<Kept<T>, D::Error> {
+    items.deserialize_any(Kept { pods: Vec::new(), dropped: 0 })
+}
+
+impl<'de, T: FromPod> Visitor<'de> for Kept<T> {
+    type Value = Self;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list of pods")
+    }
+
+    /// An empty list of Go may be `null`.
+    fn visit_unit<E>(self) -> Result<Self, E> {
+        Ok(self)
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self, A::Error> {
+        while let Some(pod) = items.next_element()? {
+            match T::from_pod(pod) {
+                Some(_) if self.pods.len() == MAX_PODS => self.dropped += 1,
+                kept => self.pods.extend(kept),
+            }
+        }
+        Ok(self)
+    }
 }
 
 /// An event of a watch:
