@@ -18,6 +18,7 @@ use humantime::parse_duration;
 use serde_json::Value;
 
 use crate::deadline::Deadline;
+use crate::extension::agents::in_parallel;
 use crate::extension::kubectl::Kubectl;
 use crate::extension::report::{self, Check, Format, Severity};
 use crate::extension::{api, bypass, checks, compare, explain, facts, nodes};
@@ -85,6 +86,9 @@ enum Command {
 
 #[derive(Args)]
 struct CheckFlags {
+    /// Contexts of the kubeconfig, with commas: check each of these clusters
+    #[arg(long, value_delimiter = ',', conflicts_with = "context")]
+    contexts: Vec<String>,
     /// Check whether the chart can be installed
     #[arg(long)]
     pre: bool,
@@ -123,6 +127,11 @@ fn run(flags: &Flags) -> anyhow::Result<u8> {
     let cni_namespace = || facts::find_namespace(api, &cluster.cni_namespace);
     let (text, code) = match &flags.command {
         Command::ExtensionMetadata => (METADATA.to_owned(), 0),
+        Command::Check(check) if !check.contexts.is_empty() => {
+            let clusters = check_each(cluster, check);
+            let is_success = clusters.iter().all(|(_, results)| report::is_success(results));
+            (report::render_each(&clusters, check.output, has_color()), u8::from(!is_success))
+        }
         Command::Check(check) => {
             let results = attempt(api, cluster, check);
             let text = report::render(&results, check.output, has_color());
@@ -159,6 +168,17 @@ fn run(flags: &Flags) -> anyhow::Result<u8> {
 /// Sends the first request, which shows whether the API server can be reached.
 fn connect(api: &Kubectl) -> Result<(), api::Error> {
     api::get::<Value>(api, "/version").map(drop)
+}
+
+/// Checks the cluster of each context, several at a time. Returns them in the order of the flag.
+fn check_each(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(String, Vec<Check>)> {
+    let mut clusters = in_parallel(flags.contexts.clone(), |context| {
+        let flag = format!("--context={context}");
+        let api = Kubectl::new([cluster.kubectl(), vec![flag]].concat());
+        (context, attempt(&api, cluster, flags))
+    });
+    clusters.sort_by_key(|(context, _)| flags.contexts.iter().position(|flag| flag == context));
+    clusters
 }
 
 /// Runs the checks until none may succeed later, at most for the time to wait.

@@ -112,6 +112,24 @@ pub fn render(checks: &[Check], format: Format, color: bool) -> String {
     }
 }
 
+/// Renders the reports of several clusters, each with its context.
+pub fn render_each(clusters: &[(String, Vec<Check>)], format: Format, color: bool) -> String {
+    if format != Format::Json {
+        let named = |(context, checks): &(String, Vec<Check>)| {
+            format!("Context {}\n\n{}", one_line(context), render(checks, format, color))
+        };
+        return clusters.iter().map(named).collect::<Vec<_>>().join("\n");
+    }
+    let reports = clusters.iter().map(|(context, checks)| {
+        let mut report = json(checks);
+        report["context"] = json!(context);
+        report
+    });
+    let reports: Vec<Value> = reports.collect();
+    let success = reports.iter().all(|report| report["success"] == true);
+    format!("{:#}\n", json!({"success": success, "contexts": reports}))
+}
+
 fn text(checks: &[Check], short: bool, color: bool) -> String {
     let shown: Vec<&Check> =
         checks.iter().filter(|check| !short || check.verdict.is_err()).collect();

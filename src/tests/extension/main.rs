@@ -116,11 +116,12 @@ fn assert_ends_with_its_kubectl(signal: Signal) {
 /// Number of agents, and how long the fake API server takes for each response.
 const AGENTS: usize = 500;
 const LATENCY: Duration = Duration::from_millis(50);
-/// Longest time for a check. One after the other, the responses take 25 s.
-const TIME: Duration = Duration::from_secs(15);
+/// Longest time for a check of three clusters. One after the other, the responses take 75 s.
+const TIME: Duration = Duration::from_secs(20);
 
+/// Asks 500 agents of each cluster, through one proxy for each.
 #[test]
-fn a_cluster_with_500_agents_is_checked_in_seconds_through_one_proxy() {
+fn three_clusters_with_500_agents_each_are_checked_in_seconds() {
     let scratch = tempfile::tempdir().unwrap();
     let socket = scratch.path().join("api");
     let version = env!("CARGO_PKG_VERSION");
@@ -130,26 +131,46 @@ fn a_cluster_with_500_agents_is_checked_in_seconds_through_one_proxy() {
     let cluster = HealthyCluster { nodes: AGENTS, status, is_ready, latency };
     let most = cluster.serve(UnixListener::bind(&socket).unwrap());
     let dir = with_kubectl(&format!(
-        "echo $* >>$0.log; for path; do :; done; ln -s {} $path; exec /bin/sleep 600",
+        "echo $* >>$0.log
+case $* in
+*context=down*) echo refused >&2; exit 1 ;;
+*) for path; do :; done; ln -s {} $path; exec /bin/sleep 600 ;;
+esac",
         socket.display()
     ));
     let path = format!("{}:/usr/bin:/bin", dir.path().display());
+    let check = |contexts: &str, format: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"));
+        command.args(["check", "--wait=0s", "--contexts", contexts, "-o", format]);
+        command.env("PATH", &path).env("TMPDIR", scratch.path()).output().unwrap()
+    };
     let begin = Instant::now();
-    let mut command = Command::new(env!("CARGO_BIN_EXE_linkerd-cni-cli"));
-    command.args(["check", "--wait=0s", "-o", "json"]);
-    let output = command.env("PATH", &path).env("TMPDIR", scratch.path()).output().unwrap();
+    let output = check("a,b,c", "json");
     let time = begin.elapsed();
     assert!(output.status.success() && time < TIME, "{time:?} {output:?}");
-    println!("{AGENTS} agents asked in {time:.1?}, at most {} at a time", most.load(SeqCst));
+    println!("{} agents asked in {time:.1?}, at most {} at a time", 3 * AGENTS, most.load(SeqCst));
     // The server counts a request a moment longer than the client.
-    assert!((16..=16 + 4).contains(&most.load(SeqCst)), "{most:?}");
+    assert!((16..=3 * (16 + 4)).contains(&most.load(SeqCst)), "{most:?}");
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["success"], true);
-    let mut checks = report["categories"][1]["checks"].as_array().unwrap().iter();
-    let state = checks.find(|check| check["description"] == "the state of each agent can be read");
-    assert_eq!(state.unwrap()["result"], "success", "{report:#}");
+    let contexts = report["contexts"].as_array().unwrap();
+    let names: Vec<&Value> = contexts.iter().map(|report| &report["context"]).collect();
+    assert_eq!(names, ["a", "b", "c"]);
+    for report in contexts {
+        let checks = report["categories"][1]["checks"].as_array().unwrap();
+        let state = checks
+            .iter()
+            .find(|check| check["description"] == "the state of each agent can be read");
+        assert_eq!(state.unwrap()["result"], "success", "{report:#}");
+    }
     let log = std::fs::read_to_string(dir.path().join("kubectl.log")).unwrap();
-    assert_eq!(log.lines().count(), 1, "one proxy: {log}");
+    assert_eq!(log.lines().count(), 3, "one proxy for each cluster: {log}");
+
+    let output = check("a,down", "short");
+    assert_eq!(output.status.code(), Some(1));
+    let text = text(&output.stdout);
+    assert!(text.starts_with("Context a\n\n") && text.contains("\nContext down\n\n"), "{text}");
+    assert!(text.contains("× can query the Kubernetes API\n    kubectl failed: refused"), "{text}");
     until("no socket is left", || std::fs::read_dir(scratch.path()).unwrap().count() == 1);
 }
 
