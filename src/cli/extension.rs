@@ -5,9 +5,9 @@
 //! results to its own.
 
 mod cluster;
-mod terminal;
 
-use std::io::{self, Write as _};
+use std::env;
+use std::io::{self, IsTerminal as _, Write as _};
 use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
@@ -23,7 +23,6 @@ use crate::extension::kubectl::Kubectl;
 use crate::extension::report::{self, Check, Format, Severity};
 use crate::extension::{api, bypass, checks, compare, explain, facts, nodes};
 use cluster::ClusterFlags;
-use terminal::{has_color, print, progress};
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
@@ -206,6 +205,35 @@ fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Che
         }
         progress("waiting for the rollout of the DaemonSet");
         thread::sleep(RETRY_INTERVAL.min(end.remaining()));
+    }
+}
+
+/// Shows what runs, on a line of its own that the next call overwrites. Only on a terminal.
+fn progress(what: &str) {
+    let mut stderr = io::stderr();
+    if stderr.is_terminal() && !is_dumb() {
+        // Without a line break at the margin: only one line is overwritten.
+        let _ = write!(stderr, "\r\x1b[K\x1b[?7l{what}\x1b[?7h");
+        let _ = stderr.flush();
+    }
+}
+
+fn has_color() -> bool {
+    let is_set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
+    io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb()
+}
+
+fn is_dumb() -> bool {
+    env::var_os("TERM").is_some_and(|term| term == "dumb")
+}
+
+fn print(text: &str) -> anyhow::Result<()> {
+    let mut stdout = io::stdout().lock();
+    let printed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
+    match printed {
+        // The reader, such as `head`, has seen enough.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
+        printed => printed.context("cannot write to stdout"),
     }
 }
 

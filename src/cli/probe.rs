@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, anyhow, bail};
+use anyhow::{Context as _, anyhow, ensure};
 use serde_json::Value;
 
 use crate::admin;
@@ -76,10 +76,9 @@ impl Probe {
         match self {
             Probe::Serve { token, ports } => serve(token, ports),
             Probe::Outbound { token, pod_ips, no_ipv6, port, proxy_port } => {
-                let response = response(token, *proxy_port);
                 for ip in targets(pod_ips, *no_ipv6)? {
                     let address = SocketAddr::new(ip, *port);
-                    expect(address, &response, RETRY_BUDGET)?;
+                    expect(address, &response(token, *proxy_port), RETRY_BUDGET)?;
                     tracing::info!("a connection to {address} was redirected to {proxy_port}");
                 }
                 Ok(())
@@ -90,14 +89,12 @@ impl Probe {
 }
 
 /// Returns the number of the DaemonSet's nodes, or what is missing. A field that the API server omits is 0.
-fn verified(daemonset: &Value) -> Result<u64, String> {
-    rollout("the DaemonSet", daemonset).map_err(|problem| problem.text)?;
+fn verified(daemonset: &Value) -> anyhow::Result<u64> {
+    rollout("the DaemonSet", daemonset)?;
     let number = |field: &str| daemonset["status"][field].as_u64().unwrap_or_default();
     let (nodes, ready) = (number("desiredNumberScheduled"), number("numberReady"));
-    match ready < nodes {
-        true => Err(format!("the agent is ready on {ready} of {nodes} nodes")),
-        false => Ok(nodes),
-    }
+    ensure!(ready >= nodes, "the agent is ready on {ready} of {nodes} nodes");
+    Ok(nodes)
 }
 
 /// Fails unless the agents of all nodes are ready before `within` has passed.
@@ -106,8 +103,7 @@ fn nodes(settings: &Settings, within: Duration) -> anyhow::Result<()> {
     let namespace = namespace(settings).context("LINKERD_CNI_NAMESPACE is not set")?;
     let path = daemonset_path(&namespace, "linkerd-cni");
     let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(ATTEMPT_TIMEOUT));
-    let nodes =
-        retry(within, || verified(&connection.client()?.get(&path)?).map_err(anyhow::Error::msg));
+    let nodes = retry(within, || verified(&connection.client()?.get(&path)?));
     let nodes = nodes.map_err(|problem| {
         anyhow!("{problem:#}; see `kubectl get pods -n {namespace} -l k8s-app=linkerd-cni -o wide`")
     })?;
@@ -138,12 +134,11 @@ fn targets(pod_ips: &[IpAddr], no_ipv6: bool) -> anyhow::Result<Vec<IpAddr>> {
         let has = |ip: &IpAddr| ip.is_ipv4() == target.is_ipv4();
         pod_ips.iter().any(has) && (target.is_ipv4() || !no_ipv6)
     });
-    if families.is_empty() {
-        bail!(
-            "the pod has no address of a redirected IP family ({pod_ips:?}): \
-             in an IPv6-only cluster, set disableIPv6=false in the chart"
-        );
-    }
+    ensure!(
+        !families.is_empty(),
+        "the pod has no address of a redirected IP family ({pod_ips:?}): \
+         in an IPv6-only cluster, set disableIPv6=false in the chart"
+    );
     Ok(families)
 }
 
@@ -192,15 +187,18 @@ fn reply(mut stream: TcpStream, line: &str) -> io::Result<()> {
     stream.set_read_timeout(Some(ATTEMPT_TIMEOUT))?;
     stream.write_all(line.as_bytes())?;
     stream.shutdown(Shutdown::Write)?;
-    io::copy(&mut stream.take(1 << 10), &mut io::sink())?;
-    Ok(())
+    io::copy(&mut stream.take(1 << 10), &mut io::sink()).map(drop)
 }
 
 /// Retries until `address` responds with `response`. Fails after `within`.
 fn expect(address: SocketAddr, response: &str, within: Duration) -> anyhow::Result<()> {
-    let attempt = || match line_from(address)? {
-        line if line == response => Ok(()),
-        _ => bail!("unexpected response"),
+    let attempt = || {
+        let stream = TcpStream::connect_timeout(&address, ATTEMPT_TIMEOUT)?;
+        stream.set_read_timeout(Some(ATTEMPT_TIMEOUT))?;
+        let mut line = String::new();
+        BufReader::new(stream.take(1 << 10)).read_line(&mut line)?;
+        ensure!(line == response, "unexpected response");
+        Ok(())
     };
     retry(within, attempt).map_err(|problem| {
         anyhow!(
@@ -208,14 +206,6 @@ fn expect(address: SocketAddr, response: &str, within: Duration) -> anyhow::Resu
              see the Events of this pod and the log of the agent on its node"
         )
     })
-}
-
-fn line_from(address: SocketAddr) -> io::Result<String> {
-    let stream = TcpStream::connect_timeout(&address, ATTEMPT_TIMEOUT)?;
-    stream.set_read_timeout(Some(ATTEMPT_TIMEOUT))?;
-    let mut line = String::new();
-    BufReader::new(stream.take(1 << 10)).read_line(&mut line)?;
-    Ok(line)
 }
 
 #[cfg(test)]
@@ -284,7 +274,9 @@ mod tests {
             let daemonset = serde_json::json!({"metadata": {"generation": 3}, "status": status});
             match (verified(&daemonset), expected) {
                 (Ok(number), Ok(expected)) => assert_eq!(number, expected),
-                (Err(problem), Err(part)) => assert!(problem.contains(part), "{problem}"),
+                (Err(problem), Err(part)) => {
+                    assert!(problem.to_string().contains(part), "{problem}")
+                }
                 (result, _) => panic!("{status}: {result:?}"),
             }
         }

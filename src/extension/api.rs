@@ -7,7 +7,6 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 use serde::de::DeserializeOwned;
 
 use super::objects::List;
-use crate::kube::types::ApiStatus;
 use crate::quote::one_line;
 
 /// Number of objects in a part of a list.
@@ -49,25 +48,8 @@ fn remedy(reason: &str) -> &'static str {
 }
 
 impl Error {
-    pub fn is_not_found(&self) -> bool {
-        matches!(self, Error::Status { reason, .. } if reason == "NotFound")
-    }
-
     pub fn start(error: io::Error) -> Error {
         Error::Start(error.to_string())
-    }
-
-    /// Reads the error object of the API server; another body is the message.
-    pub fn from_status(code: &str, body: &str) -> Error {
-        let ApiStatus { reason, message, .. } = serde_json::from_str(body).unwrap_or_default();
-        let reason = reason.unwrap_or_else(|| format!("HTTP {code}"));
-        let message = message.unwrap_or_else(|| body.trim().to_owned());
-        Error::Status { reason: one_line(&reason), message: one_line(&message) }
-    }
-
-    pub fn from_stderr(stderr: &[u8]) -> Error {
-        let text = String::from_utf8_lossy(stderr);
-        Error::Failed(one_line(&text.trim().replace('\n', "; ")))
     }
 }
 
@@ -89,7 +71,7 @@ pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
 pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>, Error> {
     match get(api, path) {
         Ok(object) => Ok(Some(object)),
-        Err(error) if error.is_not_found() => Ok(None),
+        Err(Error::Status { reason, .. }) if reason == "NotFound" => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -8,7 +8,7 @@ mod tests;
 use serde_json::Value;
 
 use super::agents::DAEMONSET;
-use super::api::{Api, Error, encoded, find, for_each};
+use super::api::{Api, encoded, find, for_each};
 use super::facts::{self, Facts, readable};
 use super::objects::{is_attached, pod_spec, variable};
 use super::report::{Check, Problem, Severity, Verdict};
@@ -42,14 +42,17 @@ pub fn installed(
     end: Deadline,
 ) -> Vec<Check> {
     let check = |description, verdict| Check::new(CHART, "daemonset", description, verdict);
-    let found = find(api, &daemonset_path(namespace, DAEMONSET));
+    let found = find::<Value>(api, &daemonset_path(namespace, DAEMONSET));
     let is_missing = matches!(found, Ok(None));
     if is_missing && facts::control_plane_uses_cni(api, linkerd_namespace) == Some(false) {
         let unused = "not installed, and not needed: cniEnabled of the control plane is false";
         return vec![check(unused, Ok(()))];
     }
-    let mut checks = vec![check("linkerd-cni DaemonSet exists", exists(namespace, &found))];
-    if let Ok(Some(daemonset)) = &found {
+    let name = format!("DaemonSet {namespace}/{DAEMONSET}");
+    let found = facts::existing(found, Severity::Error, &name, facts::INSTALL);
+    let exists = found.as_ref().map(drop).map_err(Clone::clone);
+    let mut checks = vec![check("linkerd-cni DaemonSet exists", exists)];
+    if let Ok(daemonset) = &found {
         let facts = facts::fetch(api, namespace, end);
         checks.extend(chart(api, namespace, daemonset, &facts));
         checks.extend(nodes::checks(&facts, daemonset));
@@ -98,22 +101,11 @@ fn objects(api: &dyn Api, namespace: &str, daemonset: &Value) -> Vec<Check> {
             true => format!("{kind} {name}"),
             false => format!("{kind} {namespace}/{name}"),
         };
-        let found = facts::existing::<Value>(api, &format!("{path}/{name}"), &object, REINSTALL);
+        let found = find::<Value>(api, &format!("{path}/{name}"));
+        let found = facts::existing(found, Severity::Warning, &object, REINSTALL);
         Check::new(CHART, "objects", format!("{name} {kind} exists"), found.map(drop))
     };
     wanted.into_iter().map(check).collect()
-}
-
-fn exists(namespace: &str, daemonset: &Result<Option<Value>, Error>) -> Verdict {
-    let name = format!("DaemonSet {namespace}/{DAEMONSET}");
-    match daemonset {
-        Ok(Some(_)) => Ok(()),
-        Ok(None) => Severity::Error.because(format!(
-            "{name} does not exist; install the chart with helm install or scripts/install-cni | \
-             kubectl apply -f -, or name its namespace with --cni-namespace"
-        )),
-        Err(why) => Severity::Error.unreadable(&name, why),
-    }
 }
 
 /// Fails until all nodes in the scope of the DaemonSet have a pod of its newest revision.

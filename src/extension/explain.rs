@@ -7,7 +7,7 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::api::{Api, Error, get};
+use super::api::{Api, Error, find, get};
 use super::facts;
 use super::report::{Problem, Severity};
 use crate::cni::Error as CniError;
@@ -75,9 +75,7 @@ fn decide(
         Decision::Redirect(facts) => facts,
     };
     let resolved = config.resolve(&facts)?;
-    if let Some(error) = config.refusal(&resolved) {
-        return Err(error);
-    }
+    config.refusal(&resolved).map_or(Ok(()), Err)?;
     let bypasses = config.bypasses(&pod, &facts, has_ipv6)?;
     Ok(Decision::Redirect((resolved, bypasses)))
 }
@@ -90,19 +88,13 @@ pub fn explain(
     namespace: &str,
     name: &str,
 ) -> Result<String, Problem> {
-    for text in [cni_namespace, namespace, name] {
-        if !is_name(text) {
-            let text = quote(text);
-            return Severity::Error
-                .because(format!("{text} is not the name of a pod or namespace"));
-        }
+    if let Some(text) = [cni_namespace, namespace, name].into_iter().find(|text| !is_name(text)) {
+        let text = quote(text);
+        return Severity::Error.because(format!("{text} is not the name of a pod or namespace"));
     }
-    let pod: Pod = facts::existing(
-        api,
-        &format!("/api/v1/namespaces/{namespace}/pods/{name}"),
-        &format!("pod {namespace}/{name}"),
-        "name its namespace with --namespace",
-    )?;
+    let found = find(api, &format!("/api/v1/namespaces/{namespace}/pods/{name}"));
+    let (what, remedy) = (format!("pod {namespace}/{name}"), "name its namespace with --namespace");
+    let pod: Pod = facts::existing(found, Severity::Error, &what, remedy)?;
     let config = facts::config(api, cni_namespace)?;
     // The runtime calls no plugin for a pod in the node's network namespace.
     let is_called = !pod.spec.host_network;
@@ -177,10 +169,7 @@ fn redirect(text: &mut String, config: &Config, resolved: &ResolvedRedirect, byp
         let _ = writeln!(text, "Bypass:    {} {detail}{cause}", reason.label());
     }
     if config.simulate {
-        let _ = writeln!(
-            text,
-            "Warning:   simulate is true: the plugin logs the rules and installs none"
-        );
+        text.push_str("Warning:   simulate is true: the plugin logs the rules and installs none\n");
     }
     text.push_str("\nRules, as the plugin would install them now, in the form of iptables-save:\n");
     for &family in families {

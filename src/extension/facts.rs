@@ -1,6 +1,5 @@
 //! What the checks look at, fetched from the API server.
 
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::agents::{Agent, DAEMONSET, SELECTOR, agents};
@@ -15,6 +14,8 @@ use crate::kube::scheduling::{Node, daemonset_path};
 
 /// Key of the ConfigMap with the template of the plugin entry.
 const ENTRY_KEY: &str = "cni_network_config";
+pub const INSTALL: &str = "install the chart (helm upgrade --install, or scripts/install-cni | kubectl \
+                           apply -f -), or name its namespace with --cni-namespace";
 
 pub struct Facts {
     pub nodes: Result<Vec<Node>, Error>,
@@ -52,26 +53,25 @@ pub fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, 
     fact.as_ref().or_else(|why| Severity::Warning.unreadable(what, why))
 }
 
-/// Reads an object that must exist. The error names `what` and the remedy for a missing object.
-pub fn existing<T: DeserializeOwned>(
-    api: &dyn Api,
-    path: &str,
+/// Returns an object that must exist. The error names `what` and the remedy for a missing object; it has
+/// this severity if the object cannot be read.
+pub fn existing<T>(
+    found: Result<Option<T>, Error>,
+    severity: Severity,
     what: &str,
     remedy: &str,
 ) -> Result<T, Problem> {
-    match find(api, path) {
+    match found {
         Ok(Some(object)) => Ok(object),
         Ok(None) => Severity::Error.because(format!("{what} does not exist; {remedy}")),
-        Err(why) => Severity::Warning.unreadable(what, &why),
+        Err(why) => severity.unreadable(what, &why),
     }
 }
 
 pub fn config(api: &dyn Api, namespace: &str) -> Result<Config, Problem> {
     let name = format!("ConfigMap {namespace}/linkerd-cni-config");
     let path = format!("{}/configmaps/linkerd-cni-config", namespace_path(namespace));
-    let remedy = "install the chart (helm upgrade, or scripts/install-cni | kubectl apply -f -), or name \
-                  its namespace with --cni-namespace";
-    let map: Value = existing(api, &path, &name, remedy)?;
+    let map: Value = existing(find(api, &path), Severity::Warning, &name, INSTALL)?;
     let text = map["data"][ENTRY_KEY].as_str().ok_or_else(|| "the key is missing".to_owned());
     let entry = text.and_then(|text| {
         let object: Object = serde_json::from_str(text).map_err(|error| error.to_string())?;

@@ -22,6 +22,8 @@ use nix::unistd::mkdtemp;
 use super::api::{Api, Error};
 use crate::child;
 use crate::deadline::Deadline;
+use crate::kube::types::ApiStatus;
+use crate::quote::one_line;
 
 /// Time for the start of `kubectl proxy`, and for each response through it to begin or go on. The first
 /// one waits for the credential plugin that kubectl may start.
@@ -57,8 +59,7 @@ struct Proxy {
 impl Kubectl {
     /// `flags` select cluster and user, such as `--context=NAME`.
     pub fn new(flags: Vec<String>) -> Kubectl {
-        let proxy = OnceLock::new();
-        Kubectl { program: "kubectl".into(), flags, deadline: DEADLINE, proxy }
+        Kubectl { program: "kubectl".into(), flags, deadline: DEADLINE, proxy: OnceLock::new() }
     }
 
     fn start_proxy(&self) -> Result<Proxy, Error> {
@@ -75,9 +76,11 @@ impl Kubectl {
         while proxy.open().is_err() {
             // The process group of a child that is reaped here remains until its guard ends.
             if let Ok(Some(status)) = proxy.child.try_wait() {
+                let stderr = fs::read(stderr).unwrap_or_default();
+                let text = String::from_utf8_lossy(&stderr).trim().replace('\n', "; ");
                 return Err(match status.code() {
                     Some(NOT_FOUND) => Error::Start("not found".to_owned()),
-                    _ => Error::from_stderr(&fs::read(stderr).unwrap_or_default()),
+                    _ => Error::Failed(one_line(&text)),
                 });
             }
             if end.has_passed() {
@@ -106,13 +109,11 @@ impl Api for Kubectl {
             stream.take(OUTPUT_LIMIT).read_to_end(&mut response)?;
             Ok(response)
         };
-        match exchange() {
-            Ok(response) => body_of(&String::from_utf8_lossy(&response)),
-            Err(error) if io::Error::kind(&error) == ErrorKind::WouldBlock => {
-                Err(Error::Deadline(self.deadline))
-            }
-            Err(error) => Err(Error::Failed(format!("proxy: {error}"))),
-        }
+        let response = exchange().map_err(|error: io::Error| match error.kind() {
+            ErrorKind::WouldBlock => Error::Deadline(self.deadline),
+            _ => Error::Failed(format!("proxy: {error}")),
+        })?;
+        body_of(&String::from_utf8_lossy(&response))
     }
 }
 
@@ -131,14 +132,17 @@ impl Drop for Proxy {
 }
 
 /// Returns the body of an HTTP response.
-/// Fails if the status is an error.
+/// Fails if the status is an error: with the API server's error object, or another body as the message.
 fn body_of(response: &str) -> Result<String, Error> {
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((response, ""));
     let status = head.split_whitespace().nth(1).unwrap_or_default();
-    match status.starts_with('2') {
-        true => Ok(body.to_owned()),
-        false => Err(Error::from_status(status, body)),
+    if status.starts_with('2') {
+        return Ok(body.to_owned());
     }
+    let ApiStatus { reason, message, .. } = serde_json::from_str(body).unwrap_or_default();
+    let reason = reason.unwrap_or_else(|| format!("HTTP {status}"));
+    let message = message.unwrap_or_else(|| body.trim().to_owned());
+    Err(Error::Status { reason: one_line(&reason), message: one_line(&message) })
 }
 
 #[cfg(test)]

@@ -105,11 +105,27 @@ pub fn is_pending(checks: &[Check]) -> bool {
 
 /// Renders the report. `color` is for terminals.
 pub fn render(checks: &[Check], format: Format, color: bool) -> String {
-    match format {
-        Format::Json => format!("{:#}\n", json(checks)),
-        Format::Table => text(checks, false, color),
-        Format::Short => text(checks, true, color),
+    if format == Format::Json {
+        return format!("{:#}\n", json(checks));
     }
+    let is_shown = |check: &&Check| format == Format::Table || check.verdict.is_err();
+    let shown: Vec<&Check> = checks.iter().filter(is_shown).collect();
+    let mut text = String::new();
+    for group in shown.chunk_by(|a, b| a.category == b.category) {
+        let category = group[0].category;
+        let _ = writeln!(text, "{category}\n{}", "-".repeat(category.len()));
+        for check in group {
+            let _ = writeln!(text, "{} {}", glyph(check.severity(), color), check.description);
+            if let Err(problem) = &check.verdict {
+                let (why, hint) = (&problem.text, check.hint_url());
+                let _ = writeln!(text, "    {why}\n    see {hint} for hints");
+            }
+        }
+        text.push('\n');
+    }
+    let overall = (!is_success(checks)).then_some(Severity::Error);
+    let _ = writeln!(text, "Status check results are {}", glyph(overall, color));
+    text
 }
 
 /// Renders the reports of several clusters, each with its context.
@@ -128,27 +144,6 @@ pub fn render_each(clusters: &[(String, Vec<Check>)], format: Format, color: boo
     let reports: Vec<Value> = reports.collect();
     let success = reports.iter().all(|report| report["success"] == true);
     format!("{:#}\n", json!({"success": success, "contexts": reports}))
-}
-
-fn text(checks: &[Check], short: bool, color: bool) -> String {
-    let shown: Vec<&Check> =
-        checks.iter().filter(|check| !short || check.verdict.is_err()).collect();
-    let mut text = String::new();
-    for group in shown.chunk_by(|a, b| a.category == b.category) {
-        let category = group[0].category;
-        let _ = writeln!(text, "{category}\n{}", "-".repeat(category.len()));
-        for check in group {
-            let _ = writeln!(text, "{} {}", glyph(check.severity(), color), check.description);
-            if let Err(problem) = &check.verdict {
-                let (why, hint) = (&problem.text, check.hint_url());
-                let _ = writeln!(text, "    {why}\n    see {hint} for hints");
-            }
-        }
-        text.push('\n');
-    }
-    let overall = (!is_success(checks)).then_some(Severity::Error);
-    let _ = writeln!(text, "Status check results are {}", glyph(overall, color));
-    text
 }
 
 fn glyph(severity: Option<Severity>, color: bool) -> String {
