@@ -112,12 +112,9 @@ fn serve(shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), admin::Error> {
     let ready = Arc::clone(&shared);
     let handlers = Handlers {
         // The main thread only waits for signals.
-        live: Box::new(move || match net_dir.stale() {
-            Some(why) => {
-                tracing::warn!("mounts: {why}");
-                Err(why)
-            }
-            None => Ok(()),
+        live: Box::new(move || {
+            let stale = net_dir.stale().inspect(|why| tracing::warn!("mounts: {why}"));
+            stale.map_or(Ok(()), Err)
         }),
         ready: Box::new(move || ready.not_ready().clone().map_or(Ok(None), Err)),
         metrics: Box::new(move || shared.metrics.text()),

@@ -24,14 +24,12 @@ pub fn wait_until_ready(shared: &Shared) {
 fn ready(address: &str) -> Result<(), String> {
     let (status, body) = plain_http::get(&format!("http://{address}/ready"), TIMEOUT)
         .map_err(|error| format!("the agent at {address} does not respond: {error}"))?;
-    match (status, body.trim()) {
-        (200, _) => Ok(()),
-        (status, "") => Err(format!("the agent at {address} is not ready: HTTP {status}")),
-        (_, why) => {
-            let why = why.strip_prefix("not ready: ").unwrap_or(why);
-            Err(format!("the agent at {address} is not ready: {why}"))
-        }
-    }
+    let why = match body.trim() {
+        _ if status == 200 => return Ok(()),
+        "" => format!("HTTP {status}"),
+        why => why.strip_prefix("not ready: ").unwrap_or(why).to_owned(),
+    };
+    Err(format!("the agent at {address} is not ready: {why}"))
 }
 
 #[cfg(test)]

@@ -2,7 +2,6 @@
 //! they started with, and queues pods with missing rules. The worker repairs them. Pods whose rules are not those of
 //! today's values are only counted.
 
-use std::collections::BTreeSet;
 use std::error::Error;
 use std::sync::Arc;
 use std::thread;
@@ -57,38 +56,27 @@ struct Findings {
     /// Why pods cannot be audited.
     errors: Vec<String>,
     unreadable: usize,
-    complete: usize,
+    /// Namespace of each pod with all rules.
+    complete: Vec<String>,
     /// Number of those whose rules are not today's.
     drifted: usize,
-    /// Namespaces of pods with all rules.
-    complete_namespaces: BTreeSet<String>,
     damaged: Vec<StrandedPod>,
 }
 
 impl Findings {
     fn add(&mut self, pod: StrandedPod, inspected: Result<Option<Inspected>, Box<dyn Error>>) {
-        let inspected = match inspected {
-            Ok(Some(inspected)) => inspected,
-            Ok(None) => return,
-            Err(error) => {
-                return self.errors.push(format!("{}/{}: {error}", pod.namespace, pod.name));
-            }
-        };
-        match inspected.survey {
-            Survey::Unreadable => self.unreadable += 1,
-            Survey::Missing(_, missing) => {
-                tracing::info!(
-                    namespace = pod.namespace,
-                    name = pod.name,
-                    netns = %inspected.netns.display(),
-                    "Pod lacks redirect rules: {}",
-                    describe_missing(&missing)
-                );
+        let (namespace, name) = (&pod.namespace, &pod.name);
+        match inspected {
+            Err(error) => self.errors.push(format!("{namespace}/{name}: {error}")),
+            Ok(None) => {}
+            Ok(Some(Inspected { survey: Survey::Unreadable, .. })) => self.unreadable += 1,
+            Ok(Some(Inspected { survey: Survey::Missing(_, missing), netns })) => {
+                let (netns, missing) = (netns.display(), describe_missing(&missing));
+                tracing::info!(namespace, name, %netns, "Pod lacks redirect rules: {missing}");
                 self.damaged.push(pod);
             }
-            survey @ (Survey::Complete | Survey::Drifted(_)) => {
-                self.complete += 1;
-                self.complete_namespaces.insert(pod.namespace);
+            Ok(Some(Inspected { survey, .. })) => {
+                self.complete.push(pod.namespace);
                 self.drifted += usize::from(survey != Survey::Complete);
             }
         }
@@ -98,11 +86,11 @@ impl Findings {
     /// wrong, and evicting most pods of a node would be an outage. Damage in only one of several
     /// namespaces is no reason: its tenant must not suspend the repairs of the others.
     fn mostly_damaged(&self) -> Option<(usize, usize)> {
-        let (damaged, compared) = (self.damaged.len(), self.damaged.len() + self.complete);
+        let (damaged, compared) = (self.damaged.len(), self.damaged.len() + self.complete.len());
         let mut namespaces = self.damaged.iter().map(|pod| &pod.namespace);
         let first = namespaces.next()?;
         let is_of_one_of_several = namespaces.all(|namespace| namespace == first)
-            && self.complete_namespaces.iter().any(|namespace| namespace != first);
+            && self.complete.iter().any(|namespace| namespace != first);
         let is_most = damaged > FEW_PODS && 2 * damaged > compared;
         (is_most && !is_of_one_of_several).then_some((damaged, compared))
     }
@@ -179,7 +167,7 @@ impl Audit {
         }
         let metrics = &self.shared.metrics;
         metrics.audit_errors.inc_by(findings.errors.len() as u64);
-        metrics.audit_pods_complete.inc_by(findings.complete as u64);
+        metrics.audit_pods_complete.inc_by(findings.complete.len() as u64);
         metrics.audit_pods_incomplete.inc_by(findings.damaged.len() as u64);
         metrics.audit_pods_unreadable.inc_by(findings.unreadable as u64);
         let drifted_before = metrics.audit_pods_drifted.set(findings.drifted as i64);
@@ -270,8 +258,7 @@ mod tests {
             };
             let findings = Findings {
                 damaged: damaged.chars().map(pod).collect(),
-                complete: complete.len(),
-                complete_namespaces: complete.chars().map(String::from).collect(),
+                complete: complete.chars().map(String::from).collect(),
                 ..Findings::default()
             };
             assert_eq!(findings.mostly_damaged().is_some(), is_suspended, "{findings:?}");

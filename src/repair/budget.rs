@@ -11,34 +11,27 @@ const WINDOW: Duration = Duration::from_secs(60);
 /// Allows a fixed number of repairs in any period of 60 s, and half of them in one namespace.
 pub struct RepairBudget {
     repairs_per_minute: usize,
-    /// Time and namespace of the newest repairs, oldest first.
+    /// Time and namespace of the newest repairs, at most those of a minute, oldest first.
     spent: VecDeque<(Instant, String)>,
 }
 
 impl RepairBudget {
-    /// Creates a budget; 0 counts as 1. Stores at most `repairs_per_minute` repairs.
     pub fn new(repairs_per_minute: u16) -> Self {
-        RepairBudget {
-            repairs_per_minute: usize::from(repairs_per_minute.max(1)),
-            spent: VecDeque::new(),
-        }
+        RepairBudget { repairs_per_minute: repairs_per_minute.into(), spent: VecDeque::new() }
     }
 
     /// Returns how long the next repair in `namespace` has to wait from `now` on, and the number of
     /// repairs there in the last 60 s. The pod with the lowest result is next.
     pub fn turn(&self, namespace: &str, now: Instant) -> (Duration, usize) {
-        let recent = self.spent.iter().filter(|(at, _)| *at + WINDOW > now);
-        let (mut all, mut own) = (Vec::new(), Vec::new());
-        for (at, spent_in) in recent {
-            all.push(*at);
-            own.extend((spent_in == namespace).then_some(*at));
-        }
-        let wait = |times: &[Instant], limit: usize| match times.len().checked_sub(limit) {
-            Some(first) => (times[first] + WINDOW) - now,
+        let mut recent: Vec<_> = self.spent.iter().filter(|(at, _)| *at + WINDOW > now).collect();
+        let wait = |spent: &[&(Instant, String)], limit| match spent.len().checked_sub(limit) {
+            Some(first) => (spent[first].0 + WINDOW) - now,
             None => Duration::ZERO,
         };
         let share = self.repairs_per_minute.div_ceil(2);
-        (wait(&all, self.repairs_per_minute).max(wait(&own, share)), own.len())
+        let for_all = wait(&recent, self.repairs_per_minute);
+        recent.retain(|(_, spent_in)| spent_in == namespace);
+        (for_all.max(wait(&recent, share)), recent.len())
     }
 
     pub fn spend(&mut self, namespace: &str, now: Instant) {

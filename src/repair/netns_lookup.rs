@@ -14,12 +14,12 @@ use super::stranded::StrandedPod;
 use crate::files;
 use crate::netns::{self, link};
 
+/// Directory of the cached results on the host: libcni's default.
+const RESULTS_DIR: &str = "var/lib/cni/results";
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The netns of each pod of the node. Later changes on the node are not noticed.
 pub struct NetnsLookup {
-    /// Directory of the cached results: libcni's default.
-    results_dir: PathBuf,
     /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
     /// runtime does not pass the UID to plugins.
     by_pod: HashMap<String, Vec<PathBuf>>,
@@ -28,9 +28,9 @@ pub struct NetnsLookup {
 impl NetnsLookup {
     pub fn read(settings: &Settings) -> Self {
         let netns_dir = settings.mount_prefix.join("var/run/netns");
-        let results_dir = settings.mount_prefix.join("var/lib/cni/results");
+        let results_dir = settings.mount_prefix.join(RESULTS_DIR);
         let mut by_pod: HashMap<String, Vec<PathBuf>> = HashMap::new();
-        for entry in fs::read_dir(&results_dir).into_iter().flatten().flatten() {
+        for entry in fs::read_dir(results_dir).into_iter().flatten().flatten() {
             if let Ok((text, _)) = files::read(&entry.path())
                 && let Some((pod, netns)) = cached_add(&text)
                 && let Some(name) = Path::new(&netns).file_name()
@@ -38,7 +38,7 @@ impl NetnsLookup {
                 by_pod.entry(pod).or_default().push(netns_dir.join(name));
             }
         }
-        NetnsLookup { results_dir, by_pod }
+        NetnsLookup { by_pod }
     }
 
     /// Returns the path of the pod's netns, or why it is unknown. Rules in the netns of another pod would
@@ -58,9 +58,8 @@ impl NetnsLookup {
                 Err(error) => tracing::debug!("{error}"),
             }
         }
-        let dir = self.results_dir.display();
         Err(format!(
-            "no CNI result of the pod in {dir} leads to a network namespace with its address"
+            "no CNI result of the pod in /{RESULTS_DIR} leads to a network namespace with its address"
         ))
     }
 }

@@ -85,16 +85,14 @@ impl NotRepaired {
 
 /// Fails if the plugin would install no rules in the pod: then no repair helps.
 pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<(), NotRepaired> {
-    if config.is_some_and(|config| config.simulate) {
-        return Err(no_rules(pod, SIMULATED.to_owned()));
-    }
-    if let Some(reason) = config.and_then(|config| config.filter.skip_reason(&pod.pod_ref())) {
-        return Err(no_rules(pod, skipped_by_plugin(reason)));
-    }
-    match pod.unmeshed {
-        true => Err(no_rules(pod, UNMESHED.to_owned())),
-        false => Ok(()),
-    }
+    let skipped = config.and_then(|config| config.filter.skip_reason(&pod.pod_ref()));
+    let why = match skipped {
+        _ if config.is_some_and(|config| config.simulate) => SIMULATED.to_owned(),
+        Some(reason) => skipped_by_plugin(reason),
+        None if pod.unmeshed => UNMESHED.to_owned(),
+        None => return Ok(()),
+    };
+    Err(no_rules(pod, why))
 }
 
 /// Fails if a deletion may not help the pod: a static pod keeps running. A pod that the plugin skips by
@@ -102,10 +100,8 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
 /// would be deleted too, and so on. Nothing replaces a pod without a controller, so it is deleted only if
 /// the settings say so, or once a controller has adopted it, which is an event.
 pub fn check_replacement(pod: &StrandedPod, delete_unmanaged: bool) -> Result<(), NotRepaired> {
-    if pod.is_mirror {
-        return Err(NotRepaired::impossible(STATIC));
-    }
     match pod.skipped_by_annotations {
+        _ if pod.is_mirror => Err(NotRepaired::impossible(STATIC)),
         Some(_) if pod.has_controller || !delete_unmanaged => {
             Err(NotRepaired::impossible(UNANNOTATED))
         }

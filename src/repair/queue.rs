@@ -69,7 +69,8 @@ impl QueuedPod {
 }
 
 fn position(pods: &[QueuedPod], pod: &StrandedPod) -> Option<usize> {
-    pods.iter().position(|queued| queued.pod.is_same(pod))
+    let found = (pod.found_by, &pod.uid);
+    pods.iter().position(|queued| (queued.pod.found_by, &queued.pod.uid) == found)
 }
 
 impl Queue {

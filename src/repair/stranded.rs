@@ -111,13 +111,6 @@ impl StrandedPod {
         })
     }
 
-    /// Whether both are the same finding about the same pod, whatever their resourceVersions.
-    pub fn is_same(&self, other: &StrandedPod) -> bool {
-        self.found_by == other.found_by
-            && (&self.uid, &self.namespace, &self.name)
-                == (&other.uid, &other.namespace, &other.name)
-    }
-
     pub fn pod_ref(&self) -> PodRef {
         PodRef { namespace: self.namespace.clone(), name: self.name.clone(), uid: self.uid.clone() }
     }

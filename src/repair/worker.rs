@@ -22,7 +22,6 @@ use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, Regarding};
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
-use crate::kube::{self, Client};
 use crate::pod::facts::own_facts;
 
 /// Timeout of each API request of the worker, once for connecting and once for the
@@ -46,21 +45,16 @@ impl Worker {
     /// pod again.
     pub fn run(mut self) {
         loop {
-            let pod = self.next_pod();
+            let turn = |pod: &StrandedPod| self.budget.turn(&pod.namespace, Instant::now());
+            let pod = self.shared.queue.pop(turn, |wait| {
+                self.shared.metrics.budget_waits.inc();
+                tracing::info!(
+                    "The repair budget is used up; the next repair is possible in {wait:.0?}"
+                );
+            });
             agent_ready::wait_until_ready(&self.shared);
             self.repair(&pod);
         }
-    }
-
-    /// Waits for a pod that the budget allows to repair.
-    fn next_pod(&self) -> StrandedPod {
-        let turn = |pod: &StrandedPod| self.budget.turn(&pod.namespace, Instant::now());
-        self.shared.queue.pop(turn, |wait| {
-            self.shared.metrics.budget_waits.inc();
-            tracing::info!(
-                "The repair budget is used up; the next repair is possible in {wait:.0?}"
-            );
-        })
     }
 
     fn repair(&mut self, pod: &StrandedPod) {
@@ -72,29 +66,26 @@ impl Worker {
             return;
         }
         let began = Instant::now();
-        let not_repaired = match self.attempt(pod) {
-            Ok(missing_rules) => return self.record_repair(pod, began, &missing_rules),
-            Err(not_repaired) => not_repaired,
-        };
-        match &not_repaired {
-            NotRepaired::Unneeded(why) => tracing::debug!(namespace, name, "{why}"),
-            NotRepaired::Complete => {
-                tracing::debug!(namespace, name, "{not_repaired}");
+        match self.attempt(pod) {
+            Ok(missing_rules) => self.record_repair(pod, began, &missing_rules),
+            Err(NotRepaired::Unneeded(why)) => tracing::debug!(namespace, name, "{why}"),
+            Err(complete @ NotRepaired::Complete) => {
+                tracing::debug!(namespace, name, "{complete}");
                 let had_rules = self.shared.queue.update(pod, QueuedPod::found_complete);
                 if had_rules == Some(true) {
                     self.report_skipped(pod, COMPLETE);
                 }
             }
-            NotRepaired::Skipped(why, wait) => {
+            Err(NotRepaired::Skipped(why, wait)) => {
                 if !wait.is_zero() {
-                    self.shared.queue.update(pod, |queued| queued.retry_after(*wait));
+                    self.shared.queue.update(pod, |queued| queued.retry_after(wait));
                 }
-                self.report_skipped(pod, why);
+                self.report_skipped(pod, &why);
             }
-            NotRepaired::Connection(_) | NotRepaired::Request(_) | NotRepaired::Failed(_) => {
-                let line = not_repaired.count(self.shared.settings.mode, &self.shared.metrics);
+            Err(failed) => {
+                let line = failed.count(self.shared.settings.mode, &self.shared.metrics);
                 self.shared.queue.update(pod, |queued| queued.retry_after(Duration::ZERO));
-                tracing::warn!(err = %not_repaired, namespace, name, "{line}");
+                tracing::warn!(err = %failed, namespace, name, "{line}");
             }
         }
     }
@@ -138,21 +129,19 @@ impl Worker {
         if self.is_labelled(found) {
             return Err(NotRepaired::Unneeded("Pod is already labelled"));
         }
+        let (mode, is_audited) = (self.shared.settings.mode, found.found_by == FoundBy::Audit);
         let config = plugin_config::read(&self.shared.settings.net_dir());
         not_repaired::check_redirected(found, config.as_ref().ok())?;
-        Ok(match (self.shared.settings.mode, found.found_by) {
-            // Deleted without reading the pod again: the preconditions of the deletion name the
-            // version that was found.
-            (RepairMode::Delete, FoundBy::Validator) => (found.clone(), None),
-            (RepairMode::Label | RepairMode::Report, FoundBy::Validator) => {
-                (self.read_again(found)?.0, None)
-            }
-            (RepairMode::InPlace, _) | (_, FoundBy::Audit) => {
-                let (pod, object) = self.read_again(found)?;
-                let inspected = self.inspect(&pod, object, config?)?;
-                (pod, Some(inspected))
-            }
-        })
+        if mode == RepairMode::Delete && !is_audited {
+            // The preconditions of the deletion name the version that was found.
+            return Ok((found.clone(), None));
+        }
+        let (pod, object) = self.read_again(found)?;
+        let inspected = match mode == RepairMode::InPlace || is_audited {
+            true => Some(self.inspect(&pod, object, config?)?),
+            false => None,
+        };
+        Ok((pod, inspected))
     }
 
     /// Reads the pod's rules. Fails unless rules are missing, or are other rules than today's although
@@ -190,7 +179,12 @@ impl Worker {
                 not_repaired::check_replacement(pod, self.shared.settings.delete_unmanaged)?;
                 delete::evict_or_delete(&self.connection.client()?, pod)?;
             }
-            RepairMode::Label => label(&self.connection.client()?, pod)?,
+            RepairMode::Label => {
+                // Fails with status 409 if the pod has changed, or is another one of the same name.
+                let patch = json!({"metadata": {"uid": pod.uid, "labels": {LABEL: "true"},
+                    "resourceVersion": pod.resource_version}});
+                self.connection.client()?.merge_patch(&pod.api_path(), &patch)?;
+            }
             RepairMode::InPlace => inspected.map_or(Ok(()), in_place::install_rules)?,
             RepairMode::Report => {}
         }
@@ -216,9 +210,8 @@ impl Worker {
     }
 
     fn record_repair(&mut self, pod: &StrandedPod, began: Instant, missing_rules: &[String]) {
-        let (namespace, name) = (&pod.namespace, &pod.name);
-        let metrics = &self.shared.metrics;
-        let (counter, line) = match self.shared.settings.mode {
+        let (metrics, mode) = (&self.shared.metrics, self.shared.settings.mode);
+        let (counter, line) = match mode {
             RepairMode::Delete => {
                 metrics.pods_delete_latency.observe(began.elapsed().as_secs_f64());
                 (&metrics.pods_deleted, "Deleted pod")
@@ -231,22 +224,20 @@ impl Worker {
         self.shared.queue.update(pod, |queued| {
             queued.failures = 0;
             queued.had_rules = false;
-            if self.shared.settings.mode == RepairMode::Report {
+            if mode == RepairMode::Report {
                 // The pod stays stranded: its validator fails again every few seconds.
                 queued.not_before = began + REPORT_INTERVAL;
             }
         });
-        match missing_rules {
-            [] => tracing::info!(namespace, name, "{line}"),
-            missing => tracing::info!(
-                namespace,
-                name,
-                "{line}; missing rules in the format of iptables-save: {}",
-                describe_missing(missing)
-            ),
-        }
+        let missing = match missing_rules {
+            [] => String::new(),
+            missing => {
+                let missing = describe_missing(missing);
+                format!("; missing rules in the format of iptables-save: {missing}")
+            }
+        };
+        tracing::info!(namespace = pod.namespace, name = pod.name, "{line}{missing}");
         self.holds.record(pod, Instant::now(), SystemTime::now());
-        let mode = self.shared.settings.mode;
         self.publish(pod, &events::repaired(mode, pod.found_by, missing_rules.len()));
     }
 
@@ -268,15 +259,4 @@ impl Worker {
             Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
         self.shared.publish(&mut self.connection, regarding, event);
     }
-}
-
-/// Sets [`LABEL`] on exactly the pod that was found. Fails with status 409 if the pod has
-/// changed, or is another pod of the same name.
-fn label(client: &Client, pod: &StrandedPod) -> Result<(), kube::Error> {
-    let patch = json!({"metadata": {
-        "uid": pod.uid,
-        "resourceVersion": pod.resource_version,
-        "labels": {LABEL: "true"},
-    }});
-    client.merge_patch(&pod.api_path(), &patch)
 }
