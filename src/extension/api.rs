@@ -1,6 +1,5 @@
 //! Requests to the API server: for one object, and for lists, which are read in parts.
 
-use std::io;
 use std::time::Duration;
 
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
@@ -44,12 +43,6 @@ fn remedy(reason: &str) -> &'static str {
         // The text of `kubectl proxy`, which sent no request or got no response.
         "HTTP 500" | "HTTP 502" => CHECK,
         _ => "",
-    }
-}
-
-impl Error {
-    pub fn start(error: io::Error) -> Error {
-        Error::Start(error.to_string())
     }
 }
 

@@ -138,15 +138,12 @@ fn pods(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
         nodes::each(&nodes::bodies(facts), Severity::Warning, summary, count)
     };
     let exempt = "pods with a container that bypasses the proxy; linkerd cni bypass names them";
+    let shared = counted(Reason::ProxyUser, exempt);
     let ipv6 = "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart and in the \
                 control plane, and restart the pods";
     let mut checks = vec![
         check("stranded", "no meshed pod started without redirect rules", stranded(api)),
-        check(
-            "proxy-user",
-            "no container runs as the proxy's user",
-            counted(Reason::ProxyUser, exempt),
-        ),
+        check("proxy-user", "no container runs as the proxy's user", shared),
         check("ipv6", "all IP families of the cluster are redirected", counted(Reason::Ipv6, ipv6)),
     ];
     if variable(daemonset, "LINKERD_CNI_CHAINED") == Some("false") {

@@ -144,14 +144,12 @@ fn describe<T>(pod: &Pod, decision: Option<&Result<Decision<T>, CniError>>) -> S
 
 /// Returns the redirected IP families, and why IPv6 is redirected or not.
 fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static str) {
-    const BOTH: &[Family] = &[Family::Ipv4, Family::Ipv6];
+    let [ipv4, both]: [&[Family]; 2] = [&[Family::Ipv4], &[Family::Ipv4, Family::Ipv6]];
     match (configured, resolved) {
-        (_, Ipv6::Yes) => (BOTH, "yes (disableIPv6=false)"),
-        (_, Ipv6::Auto) => (BOTH, "yes (ipv6: auto, if the node's kernel has IPv6)"),
-        (Ipv6::Auto, Ipv6::No) => {
-            (&[Family::Ipv4], "no (ipv6: auto, and the proxy listens on IPv4 only)")
-        }
-        (_, Ipv6::No) => (&[Family::Ipv4], "no (disableIPv6=true)"),
+        (_, Ipv6::Yes) => (both, "yes (disableIPv6=false)"),
+        (_, Ipv6::Auto) => (both, "yes (ipv6: auto, if the node's kernel has IPv6)"),
+        (Ipv6::Auto, _) => (ipv4, "no (ipv6: auto, and the proxy listens on IPv4 only)"),
+        _ => (ipv4, "no (disableIPv6=true)"),
     }
 }
 

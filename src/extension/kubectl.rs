@@ -64,15 +64,16 @@ impl Kubectl {
 
     fn start_proxy(&self) -> Result<Proxy, Error> {
         let end = Deadline::after(self.deadline);
-        let dir = mkdtemp(&env::temp_dir().join("linkerd-cni-XXXXXX"))
-            .map_err(|errno| Error::start(errno.into()))?;
+        let start = |error: io::Error| Error::Start(error.to_string());
+        let dir = mkdtemp(&env::temp_dir().join("linkerd-cni-XXXXXX"));
+        let dir = dir.map_err(|errno| start(errno.into()))?;
         let stderr = dir.join("stderr");
         let mut command = Command::new("/bin/sh");
         command.arg("-c").arg(GUARD).arg(&dir).arg(&self.program).args(&self.flags);
         command.arg("proxy").arg("--unix-socket").arg(dir.join("socket"));
         command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
-        command.stderr(File::create(&stderr).map_err(Error::start)?);
-        let mut proxy = Proxy { child: command.spawn().map_err(Error::start)?, dir };
+        command.stderr(File::create(&stderr).map_err(start)?);
+        let mut proxy = Proxy { child: command.spawn().map_err(start)?, dir };
         while proxy.open().is_err() {
             // The process group of a child that is reaped here remains until its guard ends.
             if let Ok(Some(status)) = proxy.child.try_wait() {

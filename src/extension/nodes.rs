@@ -24,8 +24,7 @@ pub fn table(facts: &Facts) -> Result<String, Problem> {
         let on_node: Vec<&Agent> = agents.iter().filter(|agent| agent.node() == name).collect();
         if on_node.is_empty() {
             let mut cells = HEADINGS.map(|_| UNKNOWN.to_owned());
-            cells[0] = one_line(name);
-            cells[1] = "no agent".to_owned();
+            (cells[0], cells[1]) = (one_line(name), "no agent".to_owned());
             rows.push(cells);
         }
         for agent in on_node {

@@ -18,10 +18,6 @@ use crate::extension::report::{Check, Severity, Verdict};
 use crate::failure;
 use crate::kube::scheduling::{Exclusion, Placement, exclusion};
 
-/// Heading of the nodes with an expired token. Pods with the injector's mark start redirected by
-/// their annotations.
-const EXPIRED: &str = "nodes on which meshed pods without the proxy injector's mark fail to start";
-
 pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     let check = |hint, description: &str, verdict| Check::new(NODES, hint, description, verdict);
     let mut checks = vec![
@@ -122,9 +118,9 @@ fn ready(facts: &Facts) -> Verdict {
 
 /// Warns of agents whose state cannot be read, on which the next checks depend.
 fn reports(agents: &[Agent]) -> Verdict {
-    let silent = agents.iter().filter(|agent| is_ready(&agent.pod));
-    let silent = silent
-        .filter_map(|agent| Some(named(agent, agent.status.as_ref()?.as_ref().err()?.to_string())));
+    let why =
+        |agent: &Agent| Some(named(agent, agent.status.as_ref()?.as_ref().err()?.to_string()));
+    let silent = agents.iter().filter(|agent| is_ready(&agent.pod)).filter_map(why);
     Severity::Warning.if_any(
         "agents without readable /status, whose network config, token and contention are not checked",
         &silent.collect::<Vec<_>>(),
@@ -157,8 +153,11 @@ pub fn each<P: IntoIterator<Item = String>>(
 }
 
 fn tokens(bodies: &Bodies<'_>) -> Verdict {
-    let is_expired = |body: &StatusBody| token_left(body) == Some(Duration::ZERO);
-    each(bodies, Severity::Error, EXPIRED, |body| is_expired(body).then(|| "expired".to_owned()))?;
+    // Pods with the mark start redirected by their annotations.
+    let summary = "nodes on which meshed pods without the proxy injector's mark fail to start";
+    each(bodies, Severity::Error, summary, |body| {
+        (token_left(body) == Some(Duration::ZERO)).then(|| "expired".to_owned())
+    })?;
     each(bodies, Severity::Warning, "nodes with a problem of the token", |body| {
         body.problems.get("TokenRequest").cloned()
     })

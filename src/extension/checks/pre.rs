@@ -96,12 +96,8 @@ pub fn pod_security(
     let verdict = readable(&found, &format!("namespace {namespace}")).and_then(|found| {
         found.as_ref().map_or(Ok(()), |found| admits(namespace, found, has_pods))
     });
-    Check::new(
-        category,
-        "namespace",
-        format!("namespace {namespace} admits the agent's pods"),
-        verdict,
-    )
+    let description = format!("namespace {namespace} admits the agent's pods");
+    Check::new(category, "namespace", description, verdict)
 }
 
 fn admits(name: &str, namespace: &Value, has_pods: bool) -> Verdict {
