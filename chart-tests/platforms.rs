@@ -50,7 +50,7 @@ fn schema_pages_and_record_name_every_platform() {
 
 /// The rendering order is undefined, so each template applies the platform.
 #[test]
-fn every_template_begins_with_the_platform() {
+fn every_template_applies_the_platform_first() {
     for path in files(&chart().join("templates")) {
         let text = read(&path);
         if path.extension().is_some_and(|kind| kind != "tpl") {

@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn a_code_without_a_known_name_is_its_first_failure() {
+    fn a_code_with_an_unknown_name_is_the_first_failure_with_this_code() {
         assert_eq!(Failure::find(102, "of a later version"), Some(Failure::TokenRejected));
         assert_eq!(Failure::find(102, "kubeconfig"), Some(Failure::TokenRejected));
         assert_eq!(Failure::find(77, "kubeconfig"), None);

@@ -41,7 +41,7 @@ fn removes_only_taints_with_the_key_whatever_their_effect() {
 }
 
 #[test]
-fn a_conflicting_patch_is_repeated_and_nothing_else_is() {
+fn only_a_patch_that_conflicts_is_retried() {
     for (name, case) in yaml(include_str!("tests/cases.yaml"))["patches"].as_object().unwrap() {
         let responses: Vec<(u16, Value)> =
             serde_json::from_value(case["responses"].clone()).unwrap();
