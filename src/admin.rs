@@ -29,9 +29,9 @@ const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=
 
 /// The program's handlers. The server calls them for each request on the client's thread.
 pub struct Handlers {
-    /// `Err` has the reason why the kubelet should restart the program, for the body of the 500 response.
+    /// `Err`: why the kubelet should restart the program, which is the body of the response.
     pub live: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
-    /// `Err` has the reason why the program is not ready, and `Ok` may have a note, each for the body.
+    /// `Err`: why the program is not ready. `Ok`: an optional note. Each is the response's body.
     pub ready: Box<dyn Fn() -> Result<Option<String>, String> + Send + Sync>,
     /// Returns the whole OpenMetrics text, including `# EOF`.
     pub metrics: Box<dyn Fn() -> String + Send + Sync>,

@@ -53,8 +53,8 @@ impl FileAccess {
     }
 }
 
-/// Fails if the file is missing, not regular or larger than [`LIMIT`] bytes. Does not block, even if
-/// `path` is a FIFO.
+/// Reads a regular file of at most [`LIMIT`] bytes, with its access. Fails for other files. Never
+/// blocks, even if `path` is a FIFO.
 pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     let mut options = OpenOptions::new();
     options.read(true).custom_flags(OFlag::O_NONBLOCK.bits());

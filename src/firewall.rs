@@ -57,7 +57,7 @@ impl Error {
             Error::Restore { program, .. } if program.to_string_lossy().contains("ip6tables") => {
                 Some(NO_IPV6.to_owned())
             }
-            Error::Native { remedy, .. } => Some(remedy.clone()).filter(|remedy| !remedy.is_empty()),
+            Error::Native { remedy, .. } => Some(remedy.clone()).filter(|text| !text.is_empty()),
             Error::NoBackend { errors } => {
                 let remedies: Vec<String> = errors.iter().filter_map(Error::remedy).collect();
                 (!remedies.is_empty()).then(|| remedies.join("; "))
@@ -84,11 +84,10 @@ pub fn origin(redirect: Redirect, ipv6: Ipv6) -> Origin {
     Origin { redirect, families: if is_redirected { Family::ALL } else { Family::IPV4 } }
 }
 
-/// Writes the rules of `redirect` with the first usable backend, and returns the one that wrote them. If the
-/// host lacks its programs, another variant writes the rules, see [`iptables::apply`]. Idempotent; foreign
-/// rules stay.
-/// The chains that a failed backend created are removed; chains that existed before keep the rules that it
-/// wrote.
+/// Writes the rules of `redirect` with the first usable backend, and returns the backend that wrote
+/// them. If the host lacks the programs of a backend, another variant writes the rules, see
+/// [`iptables::apply`]. Idempotent. Keeps foreign rules. Removes the chains that a failed backend
+/// created; chains that existed before keep the rules that it wrote.
 pub fn apply(
     Origin { redirect, families }: &Origin,
     backends: &[Backend],

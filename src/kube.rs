@@ -89,7 +89,7 @@ pub struct Client {
 }
 
 impl Client {
-    /// Sends nothing. Fails if the CA is invalid. `user_agent` appears in the API server's audit log.
+    /// Sends no request. Fails if the CA is invalid. The API server's audit log shows `user_agent`.
     pub fn new<R: Resolver + Default>(
         access: &ApiAccess,
         user_agent: &str,

@@ -47,8 +47,8 @@ impl NodeSettings {
     }
 }
 
-/// The mounts of net dir, bin dir and run dir at the start. Writes to a stale one reach neither
-/// runtime nor plugin, so the agent then writes nothing more and fails `/live`.
+/// The mounts of net dir, bin dir and run dir at the start. Writes to a stale mount reach neither
+/// runtime nor plugin, so the agent then stops writing and fails `/live`.
 #[derive(Debug)]
 pub struct Mounts(Vec<MountedDir>);
 

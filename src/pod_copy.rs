@@ -164,7 +164,7 @@ fn dir(run_dir: &Path) -> PathBuf {
     run_dir.join(DIR)
 }
 
-/// Fails if the UID is missing or cannot be a file name. The manifest of a static pod may set any text.
+/// Fails if the UID is missing or no file name: the manifest of a static pod may set any text.
 fn path(run_dir: &Path, pod: &PodRef) -> Result<PathBuf, Error> {
     if pod.uid.is_empty() || !is_name(&pod.uid) {
         return Err(Error::Uid(pod.clone()));

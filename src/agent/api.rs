@@ -48,7 +48,7 @@ pub const NO_NAMESPACE: &str = "the agent's namespace is unknown: set LINKERD_CN
 pub struct ApiHandle {
     settings: Arc<Settings>,
     state: Mutex<State>,
-    /// Wakes the thread, which then looks at the times in the state again. Full if it is to wake already.
+    /// Wakes the thread, so that it checks what is due. Full while a wake is pending.
     wake: SyncSender<()>,
     waker: Waker,
 }
@@ -60,7 +60,7 @@ struct State {
     /// The kubeconfig on the host was written since the last check began.
     is_changed: bool,
     history: History,
-    /// `None` once the agent received SIGTERM or SIGINT: what the Node shows is left to the next agent.
+    /// `None` after SIGTERM or SIGINT: the agent then leaves the Node unchanged for the next agent.
     node: Option<NodeState>,
     events: EventQueue,
     schedule: Schedule,
@@ -178,8 +178,8 @@ impl ApiHandle {
         }
     }
 
-    /// Reports an uninstall: posts an Event if the uninstall `failed`, and removes the condition from the
-    /// Node if the agent keeps one. Waits for the responses at most for `longest`.
+    /// Reports an uninstall: posts the Event of a `failed` one, and removes the agent's condition
+    /// from the Node. Waits at most `longest` for the responses.
     pub fn report_uninstall(&self, failed: Option<Event>, longest: Duration) {
         let Some(source) = source(&self.settings) else { return };
         let settings = Arc::clone(&self.settings);

@@ -70,7 +70,7 @@ struct Writes {
 }
 
 impl Contention {
-    /// Returns when `file` may be written, if this write repeats others too soon.
+    /// Returns when `file` may be written, if this write repeats earlier writes too soon.
     /// Writes with the same `key` repeat each other. The key is the replaced content for a network
     /// config, the written content for the kubeconfig, and empty for plugin binaries.
     pub fn blocked_until(&self, file: &ContendedFile, key: &str, now: Instant) -> Option<Instant> {
@@ -79,7 +79,7 @@ impl Contention {
         (writes.key == key && now < due).then_some(due)
     }
 
-    /// Takes the `key` of [`Contention::blocked_until`]. Returns whether contention begins.
+    /// Counts a write; `key` as in [`Contention::blocked_until`]. True if contention begins.
     pub fn record_write(&mut self, file: ContendedFile, key: &str, now: Instant) -> bool {
         let new = || {
             let limit = RateLimit::new(between(INTERVAL[0], INTERVAL[1]), BURST, now);
@@ -95,7 +95,7 @@ impl Contention {
         begins
     }
 
-    /// Each file under contention, and when contention is over if no further write is needed.
+    /// Returns the files under contention, and when it ends for each if no further write is needed.
     pub fn active(&self, now: Instant) -> impl Iterator<Item = (&ContendedFile, Instant)> {
         let is_active = move |writes: &Writes| writes.is_contended && !writes.is_over(now);
         let writes = self.writes.iter().filter(move |(_, writes)| is_active(writes));

@@ -1,10 +1,10 @@
 //! Watches the pods of this node and publishes them for the plugin, see [`crate::pod_copy`].
 //!
-//! A pod is published with the decision that the plugin would make after its requests, so that the
-//! plugin sends none. If a request for it fails, the pod has no file, and the plugin asks itself. The
-//! lock of the copy is held from the first list until the second failed request for pods in a row: then
-//! a missing file is that of a pod about which the API server has told nothing yet, or of one that could
-//! not be published.
+//! A pod is published with the decision that the plugin would make after its API requests, so that
+//! the plugin sends no request. If a request of the agent fails, the pod has no file, and the
+//! plugin sends the requests. The agent holds the lock of the copy from the first list until the
+//! watch fails twice in a row. While the lock is held, a pod without a file is one of which the
+//! agent has received no event yet, or that it could not publish.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -41,28 +41,28 @@ use crate::pod_copy::{self, Lock};
 
 /// Time-out of each phase of a request for another object. The next pods wait behind it.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest wait before the first list. Short, as the agent is not ready before that list, and a rolling
-/// update waits for each node.
+/// Longest wait before the first list. Short, because the agent is not ready before that list, and
+/// a rolling update waits for each node.
 const START_SPREAD: Duration = Duration::from_secs(1);
 /// Longest time for which readiness waits for the first list.
 const FIRST_LIST: Duration = Duration::from_secs(20);
 
-/// Shortest wait after [`DENIALS`], half of the longest: only an administrator changes that. Also until
-/// the pods are listed again for those that could not be published.
+/// Shortest wait after [`DENIALS`], as only an administrator can grant the permission, and until
+/// the pods that could not be published are listed again. The longest wait is twice as long.
 const LONG_WAIT: Duration = Duration::from_secs(300);
-/// Failures in a row from which on the copy counts as lost. A restart of the API server ends each watch,
-/// and a server that starts may respond with 403.
+/// Failures in a row after which the agent releases the lock of the copy. One is normal: a restart
+/// of the API server ends each watch, and a starting API server may respond with 403.
 const FAILURES: u32 = 2;
-/// Failures in a row from which on a response of 403 is not that of an API server that starts. Of 100
-/// nodes 23 had one as their second failure.
+/// Failures in a row after which a 403 means a missing permission, not a starting API server. Of
+/// 100 nodes, 23 had a 403 as their second failure.
 const DENIALS: u32 = 5;
-/// Longest facts of a pod that is published, in bytes, to bound memory. No real pod comes near.
+/// Longest facts of a published pod, in bytes, to bound memory. Real pods have far shorter facts.
 const FACTS_LIMIT: usize = 4 << 10;
 
 /// What a missing permission costs, and what to do.
 const DENIED: &str = "the agent may not list and watch pods, so the plugin sends API requests for \
-    each meshed pod that starts; grant both in the agent's ClusterRole, or set the value `watchPods` \
-    to `false`";
+    each meshed pod that starts; grant both in the agent's ClusterRole, or set the value \
+    `watchPods` to `false`";
 
 /// Starts the thread, if the settings have all that it needs. Removes the copy of an earlier agent
 /// if the pods are not to be watched. Calls `waker` when it is known whether they can be listed.
@@ -114,10 +114,10 @@ pub fn start(
 struct NodePod {
     /// The pod as the runtime names it.
     pod: PodRef,
-    /// A `Decision<OwnFacts>` as JSON, a third of its size: all pods of a list are in memory at once.
-    /// Empty if it is longer than [`FACTS_LIMIT`].
+    /// A `Decision<OwnFacts>` as JSON, which needs a third of the memory: all pods of a list are in
+    /// memory at once. Empty if longer than [`FACTS_LIMIT`].
     facts: Box<[u8]>,
-    /// Not one of the facts, as it changes after the pod is published.
+    /// Not in `facts`, because the addresses change after the pod is published.
     has_ipv6: bool,
 }
 
@@ -135,8 +135,8 @@ impl FromPod for NodePod {
     }
 }
 
-/// Returns the pod as the runtime names it. For a static pod that is not the UID of its mirror pod but
-/// a hash, which has no dash. Anybody who may create pods can claim the UID of another pod there.
+/// Returns the pod as the runtime names it: a static pod by its hash, from an annotation. Ignores a
+/// UID with dashes there: the author of a pod could claim the UID of another pod.
 fn pod_ref(metadata: &Metadata) -> PodRef {
     let Metadata { namespace, name, uid, annotations, .. } = metadata;
     let uid = annotations.get(STATIC_POD_UID).filter(|uid| !uid.contains('-')).unwrap_or(uid);
@@ -144,10 +144,10 @@ fn pod_ref(metadata: &Metadata) -> PodRef {
 }
 
 struct Known {
-    /// The facts that were published, so that an update of the pod's status needs no requests.
+    /// The published facts. While they are equal, an update of the pod needs no request.
     facts: Box<[u8]>,
     problem: Option<String>,
-    /// Why traffic of the pod bypasses the proxy, if the pod has an IPv6 address.
+    /// Why traffic of the pod bypasses the proxy. `Ipv6` applies only with `has_ipv6`.
     reasons: Vec<Reason>,
     has_ipv6: bool,
 }
@@ -156,19 +156,19 @@ struct Publisher {
     run_dir: PathBuf,
     /// The plugin entry, for the reasons why traffic bypasses the proxy.
     config: Config,
-    /// For objects besides the pods. Opened only if a pod needs one: a connection costs memory.
+    /// For requests for other objects. Opened only when a pod needs one: a connection costs memory.
     connection: Connection,
-    /// Reads each of these objects once for an update of the watch.
+    /// Reads each of these objects at most once in an update of the watch.
     reader: Option<ObjectReader>,
     stopped: Arc<AtomicBool>,
     status: Arc<Status>,
     /// By UID.
     known: BTreeMap<String, Known>,
-    /// A problem since the last list that is not that of a pod.
+    /// A problem since the last list that concerns no single pod.
     problem: Option<String>,
-    /// Held while the watch is open, or open again soon.
+    /// Held from the first list until [`FAILURES`].
     lock: Option<Lock>,
-    /// Failed requests of the watch in a row.
+    /// Number of failures of the watch in a row.
     failures: u32,
     watch_problem: Option<String>,
     logged: BTreeSet<String>,
@@ -177,7 +177,7 @@ struct Publisher {
 }
 
 impl Publisher {
-    /// Applies an update. `Break` asks for a new list, as the copy was removed or is incomplete.
+    /// Applies an update. `Break` requests a new list: the copy was removed, or is incomplete.
     fn update(&mut self, update: Update<'_, NodePod>) -> ControlFlow<()> {
         if self.stopped.load(Ordering::Relaxed) {
             return ControlFlow::Continue(());
@@ -220,11 +220,11 @@ impl Publisher {
         }
     }
 
-    /// Makes the copy that of these pods.
+    /// Replaces the copy with these pods.
     fn replace(&mut self, pods: Vec<NodePod>) {
         self.problem = None;
         self.relist = Instant::now() + between(LONG_WAIT, 2 * LONG_WAIT);
-        // Namespaces may have changed since, which no watch tells.
+        // Namespaces may have changed, and the agent does not watch them.
         self.known.clear();
         self.note(pod_copy::create(&self.run_dir).err());
         pods.into_iter().for_each(|pod| self.publish(pod));
@@ -232,8 +232,8 @@ impl Publisher {
         self.note(pod_copy::retain(&self.run_dir, &keep));
     }
 
-    /// Publishes the pod, unless its file is right. Removes the file if that fails. Until the next list,
-    /// only a change of the pod repeats requests that failed.
+    /// Publishes the pod, unless its file is current. Removes the file if publishing fails. Failed
+    /// requests are repeated when the pod changes, or at the next list.
     fn publish(&mut self, NodePod { pod, facts, has_ipv6 }: NodePod) {
         if let Some(known) = self.known.get_mut(&pod.uid) {
             known.has_ipv6 = has_ipv6;
@@ -254,7 +254,7 @@ impl Publisher {
                 known.reasons.dedup();
             }
             pod_copy::publish(&self.run_dir, pod.clone(), decision).map_err(|error| {
-                // The next update tries again, which costs no request.
+                // Without facts, the next update of the pod retries.
                 known.facts = Box::default();
                 error.to_string()
             })
@@ -267,7 +267,7 @@ impl Publisher {
         self.known.insert(pod.uid, known);
     }
 
-    /// Holds the lock from now on. Returns whether its file is missing, so that the directory was removed.
+    /// Takes or keeps the lock. Returns whether the lock's file, and so the directory, was removed.
     fn was_removed(&mut self) -> bool {
         if let Some(lock) = self.lock.take() {
             self.lock = Some(lock).filter(|lock| lock.is_in_place(&self.run_dir));
@@ -283,8 +283,7 @@ impl Publisher {
         false
     }
 
-    /// Releases the lock from the second failure in a row on, and waits longer in the end if only an
-    /// administrator can correct the failure.
+    /// Releases the lock after [`FAILURES`]. Waits longer after [`DENIALS`].
     fn fail(&mut self, error: &pod_watch::Error) {
         self.failures += 1;
         let is_lost = self.failures >= FAILURES;
@@ -304,7 +303,7 @@ impl Publisher {
         self.known.values().filter(|known| known.problem.is_none()).count()
     }
 
-    /// Sets what `/status` and the metrics say, and logs new problems. Returns whether there is one.
+    /// Updates `/status` and metrics, and logs new problems. Returns whether there are problems.
     fn show(&mut self) -> bool {
         let of_pods = self.known.values().filter_map(|known| known.problem.as_ref());
         let problems = self.watch_problem.iter().chain(&self.problem).chain(of_pods).cloned();
@@ -348,7 +347,7 @@ impl Publisher {
             }
         };
         if own.is_control_plane {
-            // Without it, the default ports apply. The plugin may have more luck.
+            // Without the Service, default ports would apply. The plugin then asks itself.
             reader.api_server_service()?;
         }
         let facts = own.complete(namespace, reader).map_err(|error| error.to_string())?;

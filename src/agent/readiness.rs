@@ -30,14 +30,14 @@ pub struct Status {
 pub struct State {
     pub last_pass: StatusBody,
     pod_copy: Option<PodCopyStatus>,
-    /// Until when the node is not ready as its pods are not listed yet, and what to call when they are.
+    /// When to stop waiting for the first list of the node's pods, and what to wake after it.
     awaited_pods: Option<(Instant, Waker)>,
     resync: Duration,
     /// When the last pass finished; at first, when the agent started.
     finished: Instant,
     /// When the pass that runs now began.
     pub running_since: Option<Instant>,
-    /// The signal that stops the agent. `/ready` names it, whatever later passes find.
+    /// The signal that stops the agent. `/ready` then reports only the signal.
     pub stopped_by: Option<Signal>,
     is_serving: bool,
 }
@@ -120,7 +120,7 @@ impl Status {
 }
 
 impl State {
-    /// Returns what `/ready` adds to a response of 200, or why the node is not ready.
+    /// Returns the note that `/ready` adds to a response of 200, or why the node is not ready.
     fn ready(&self, now: Instant) -> Result<Option<String>, String> {
         if let Some(signal) = self.stopped_by {
             return Err(format!("received {signal}"));

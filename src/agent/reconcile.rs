@@ -47,7 +47,7 @@ pub struct Reconciler {
     pub status: Arc<Status>,
     pub api: Arc<ApiHandle>,
     pub mounts: Mounts,
-    /// If the settings require one, readiness depends on it.
+    /// `None`: the settings do not require a self-test for readiness.
     self_test: Option<SelfTest>,
     /// A newer agent of this project replaces the socket's file. This agent then yields.
     pub record_socket: Arc<RecordSocket>,
@@ -60,7 +60,7 @@ pub struct Reconciler {
     node_lock: NodeLocker,
     binaries: Binaries,
     contention: Contention,
-    /// The last token found in the kubeconfig on the host. In use until another is issued.
+    /// The last token found in the kubeconfig on the host. In use until a new token is issued.
     token_found_on_host: Option<String>,
     /// Names of all network configs to which this agent ever chained the plugin.
     chained: BTreeSet<String>,
@@ -144,7 +144,7 @@ impl Reconciler {
         let must_wait = is_first && needs_resolver(&self.settings);
         let binary = if must_wait { Ok(()) } else { self.install_binaries(kept) };
         let kubeconfig = kubeconfig.unwrap_or_else(|| self.install_kubeconfig(kept));
-        // Also with a rejected token: without the plugin, meshed pods start without redirect rules.
+        // Chains also with a rejected token: otherwise meshed pods start without redirect rules.
         let can_chain = binary.is_ok() && kubeconfig.is_ok();
         let chained = match scanned {
             Ok(configs) => self.install_configs(configs, saved, kept, can_chain, held.is_some()),

@@ -32,12 +32,12 @@ pub struct StatusBody {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct PodCopyStatus {
-    /// Number of pods with a file.
+    /// Number of pods that are published for the plugin.
     pub published: usize,
     /// Whether the plugin may wait for pods there: they were listed, and the watch has not failed twice
     /// in a row since.
     pub kept: bool,
-    /// Why it is not, or why a pod has no file.
+    /// Why the copy is not kept, or why a pod is not published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Number of pods with a path around the proxy, by the label of the reason.

@@ -25,7 +25,7 @@ const POLL_PERIOD: Duration = Duration::from_secs(1);
 /// Longest time to wait for a writer that has a file open, so that a pass does not read half of the
 /// file. The end of a slower writer triggers another pass.
 const SETTLE_TIME: Duration = Duration::from_millis(50);
-/// Time between two looks whether the writer has closed the file.
+/// Time between two checks whether the writer has closed the file.
 const SETTLE_PERIOD: Duration = Duration::from_millis(1);
 
 /// Ends a wait of [`Watch`] from another thread.
@@ -69,9 +69,9 @@ impl Watch {
         })
     }
 
-    /// Watches those of `dirs` that exist. Call it before each pass: the kernel drops the watch of
-    /// a removed directory, even if a new one appears under its name. After a failure, waits last
-    /// at most a second.
+    /// Watches the existing `dirs`. Call it before each pass: the kernel drops the watch of a
+    /// removed directory, even if it is created again. After a failure, the agent polls every
+    /// second.
     pub fn watch_dirs(&mut self, dirs: &[&Path]) -> Result<(), String> {
         let result = self.add(dirs).map_err(|errno| match errno {
             Errno::EMFILE => "all inotify instances are in use (fs.inotify.max_user_instances)",
@@ -87,7 +87,7 @@ impl Watch {
             Some(inotify) => inotify,
             none => none.insert(Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?),
         };
-        // Each pass reads files.
+        // Events of reads would wake the agent after each of its own passes.
         let reads =
             AddWatchFlags::IN_ACCESS | AddWatchFlags::IN_OPEN | AddWatchFlags::IN_CLOSE_NOWRITE;
         let events = AddWatchFlags::IN_ALL_EVENTS.difference(reads) | AddWatchFlags::IN_ONLYDIR;

@@ -80,7 +80,7 @@ impl Yielding {
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
         let Some(entry) = installed_entry(kubeconfig, found) else {
-            // A running upstream agent restores its entry at once.
+            // Without an entry no upstream agent runs: it would restore its entry at once.
             self.tried = None;
             return None;
         };
@@ -142,8 +142,8 @@ fn installed_entry(kubeconfig: &str, found: &[ConfigFile]) -> Option<Entry> {
     Entry::new(plan::installed(found)?.plugin_entry()?.text, kubeconfig).ok()
 }
 
-/// Returns whether an upstream agent may have written a plugin entry among `found`. It is younger
-/// than one pass, or this agent yields to it. So an upstream agent probably runs.
+/// Returns whether an upstream agent may have written a plugin entry in `found`. The entry is
+/// younger than one pass, or this agent yields to it, so an upstream agent probably runs.
 pub fn is_chained_by_upstream(found: &[ConfigFile], own: &Entry) -> bool {
     let entries = found.iter().filter_map(ConfigFile::plugin_entry);
     entries

@@ -36,7 +36,7 @@ pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
         match key {
             NAMESPACE => namespace = value,
             NAME => name = value,
-            // Not all runtimes send it.
+            // Optional: not all runtimes send the UID.
             "K8S_POD_UID" => uid = value,
             "IgnoreUnknown" => match value.to_ascii_lowercase().as_str() {
                 "1" | "true" => ignore_unknown = true,

@@ -118,7 +118,8 @@ impl Config {
         Some(Error::new(
             Failure::SharedProxyUser,
             format!(
-                "containers run as the proxy's user ({}), so their connections would bypass the proxy: {named}",
+                "containers run as the proxy's user ({}), so their connections would bypass the \
+                 proxy: {named}",
                 ids.collect::<Vec<_>>().join(", ")
             ),
         ))
@@ -212,7 +213,6 @@ impl Config {
 
     /// Returns a path for each list of ports or subnets, without the ports of the proxy's own servers.
     fn skipped(&self, facts: &PodFacts) -> Result<Vec<Bypass>, Error> {
-        // Of the proxy's admin and control server.
         let servers = [
             (facts.proxy.admin_port, annotation::ADMIN_PORT, 4191),
             (facts.proxy.control_port, annotation::CONTROL_PORT, 4190),

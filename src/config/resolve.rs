@@ -126,14 +126,13 @@ impl Config {
 
     /// Returns UID and GID of the proxy. Fails if neither is above 0.
     ///
-    /// The UID is that of the proxy container if it states one. As in upstream, the GID of a container
-    /// does not count: policies set one group on all containers.
+    /// The UID is that of the proxy container if it states one. As in upstream, its GID is ignored:
+    /// policies set one group on all containers.
     fn proxy_user(&self, pod: &PodFacts) -> Result<[Option<u32>; 2], Error> {
         let annotations = &pod.annotations;
         let id = |annotation, key, default| {
             let text = annotations.get(annotation);
-            // Upstream fails the pod for an annotation that is not a number, also with blanks
-            // (`strconv.Atoi`).
+            // As upstream's `strconv.Atoi`, rejects an annotation that is no number or has blanks.
             let id = text.map_or(Some(default), |text| text.parse().ok());
             id.filter(|id| *id <= LARGEST).ok_or_else(|| {
                 let wanted = format!("expected a whole number up to {LARGEST}, such as 2102");
@@ -158,20 +157,23 @@ impl Config {
             (Some(uid), _) => Error::new(
                 Failure::InvalidProxyUser,
                 format!(
-                    "container {PROXY} runs as UID {uid}, so the proxy's own connections would be redirected to the proxy"
+                    "container {PROXY} runs as UID {uid}, so the proxy's own connections would be \
+                     redirected to the proxy"
                 ),
             ),
             (None, Some(text)) => annotation_error(
                 annotation::PROXY_UID,
                 text,
-                "expected the UID of the proxy, above 0, such as 2102; otherwise the proxy's own connections are redirected to the proxy",
+                "expected the UID of the proxy, above 0, such as 2102; otherwise the proxy's own \
+                 connections are redirected to the proxy",
             ),
             (None, None) => Error::new(
                 Failure::InvalidConfig,
-                "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be redirected to the proxy",
+                "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would \
+                 be redirected to the proxy",
             )
             .with_details(format!(
-                "set the chart's proxyUID or the annotation {} to the UID of the proxy, usually 2102",
+                "set the chart's proxyUID or the annotation {} to the proxy's UID, usually 2102",
                 annotation::PROXY_UID
             )),
         })
@@ -276,7 +278,7 @@ impl Resolver<'_> {
         }
     }
 
-    /// As [`Resolver::port`], or else the number of a key of the plugin entry.
+    /// Like [`Resolver::port`], with `number` as default, which the plugin entry has as `key`.
     fn proxy_port(
         &mut self,
         explicit: Option<u16>,

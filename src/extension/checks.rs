@@ -78,7 +78,7 @@ fn chart(api: &dyn Api, namespace: &str, daemonset: &Value, facts: &Facts) -> Ve
     checks
 }
 
-/// Looks for objects without which the agent or the plugin does not work. In the words of `linkerd check`.
+/// Checks that the objects exist that agent and plugin need, in the words of `linkerd check`.
 fn objects(api: &dyn Api, namespace: &str, daemonset: &Value) -> Vec<Check> {
     const RBAC: &str = "/apis/rbac.authorization.k8s.io/v1";
     let mut wanted = vec![
@@ -130,7 +130,7 @@ pub fn rollout(name: &str, daemonset: &Value) -> Verdict {
 
 fn pods(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     let check = |hint, description, verdict| Check::new(PODS, hint, description, verdict);
-    // Judged by the pods that each agent watches: reading all pods of the cluster would cost too much.
+    // Counts what the agents report: reading all pods of the cluster would cost too much.
     let counted = |reason: Reason, summary| {
         let count = |body: &StatusBody| {
             Some(format!("{} pods", body.pod_copy.as_ref()?.bypasses.get(reason.label())?))
@@ -139,8 +139,8 @@ fn pods(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     };
     let exempt = "pods with a container that bypasses the proxy; linkerd cni bypass names them";
     let shared = counted(Reason::ProxyUser, exempt);
-    let ipv6 = "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart and in the \
-                control plane, and restart the pods";
+    let ipv6 = "pods whose IPv6 traffic bypasses the proxy; set disableIPv6=false in this chart \
+                and in the control plane, and restart the pods";
     let mut checks = vec![
         check("stranded", "no meshed pod started without redirect rules", stranded(api)),
         check("proxy-user", "no container runs as the proxy's user", shared),
@@ -181,7 +181,7 @@ fn stranded(api: &dyn Api) -> Verdict {
     )
 }
 
-/// Returns what `problem` says of injected pods.
+/// Returns the problems of the injected pods.
 fn injected(
     api: &dyn Api,
     query: &str,

@@ -27,8 +27,8 @@ use crate::redirect::rules::{marked_rules, rule_line};
 use crate::redirect::{Family, Ipv6, Redirect};
 
 /// Printed for a pod with a proxy that its annotations do not show.
-const UNANNOTATED: &str = "Note:      the pod has no annotation of a proxy: the plugin skips it while no \
-                           agent runs on its node\n";
+const UNANNOTATED: &str = "Note:      the pod has no annotation of a proxy: the plugin skips it \
+                           while no agent runs on its node\n";
 
 /// Answers the plugin's look-ups from objects that are each read once.
 pub struct Lookup<'a> {

@@ -17,7 +17,7 @@ pub struct List<T> {
 pub fn is_attached(pod: &Pod) -> bool {
     let networks = pod.metadata.annotations.get("k8s.v1.cni.cncf.io/networks");
     let networks = networks.map_or("", String::as_str);
-    // A JSON list, or names with namespace before and interface behind.
+    // The annotation is a JSON list, or a list of `namespace/name@interface`.
     match serde_json::from_str::<Vec<Value>>(networks) {
         Ok(list) => list.iter().any(|network| network["name"] == "linkerd-cni"),
         Err(_) => networks.split(',').any(|network| {
@@ -72,7 +72,6 @@ pub fn event_time(event: &Value) -> &str {
     times.into_iter().find(|time| !time.is_empty()).unwrap_or_default()
 }
 
-/// Returns the cause in an Event.
 pub fn event_text(event: &Value) -> String {
     format!("{}: {}", text(&event["reason"]), text(&event["message"]))
 }

@@ -113,14 +113,14 @@ impl Drop for Temporary {
     }
 }
 
-/// Largest list of names of extended attributes, and largest value, in bytes. Others are not copied.
+/// Longest list of names of extended attributes to copy, and longest value, in bytes.
 const XATTR_LIMIT: usize = 16 << 10;
 
 /// Hashes and signatures of a file's content, which differ for other content (IMA, EVM).
 const OF_CONTENT: [&[u8]; 2] = [b"security.ima", b"security.evm"];
 
-/// Copies extended attributes, such as an SELinux label or an ACL. Ignores failures: the file system may not support an attribute, or the process may not set it. Then
-/// `to` keeps the directory's default.
+/// Copies extended attributes, such as an SELinux label or an ACL. Ignores failures
+/// (unsupported, or not permitted): `to` then keeps the directory's default.
 fn copy_xattrs(from: &Path, to: &Path) {
     let mut names = vec![0; XATTR_LIMIT];
     let Ok(length) = llistxattr(from, &mut names) else {

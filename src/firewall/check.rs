@@ -18,21 +18,21 @@ const MISSING_NAMED: usize = 10;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Survey {
-    /// All rules are present, and are today's, or it is unknown which are today's.
+    /// All rules are present. They are today's rules, or today's rules are unknown.
     Complete,
-    /// The pod has the rules that it started with. Today's are made from this.
+    /// The pod has the rules that it started with, not today's rules, which have this origin.
     Drifted(Origin),
-    /// These rules, made from this, are missing or changed. As lines of `iptables-save`.
+    /// These rules of this origin, as lines of `iptables-save`, are missing or changed.
     Missing(Origin, Vec<String>),
-    /// Rules may exist in a table that only the host's `iptables-legacy` can read, or in one with too
-    /// many rules. Or it is unknown both what the pod started with and what today's rules are.
+    /// Rules may exist in a table that only the host's `iptables-legacy` can read, or in a table
+    /// with too many rules. Or both the rules of the pod's start and today's rules are unknown.
     Unreadable,
 }
 
-/// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`, whichever backend wrote
-/// them. `today` counts for rules without a readable marker. `None`: it is unknown which rules the pod needs.
-/// Runs the host's programs only where rules may be in a table of `iptables-legacy`.
-/// Fails if rules cannot be listed, as they are not proven to be missing then.
+/// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`, whichever
+/// backend wrote them. `today` applies to rules without a readable marker. `None`: it is unknown
+/// which rules the pod needs. Runs the host's programs only if `iptables-legacy` may have a table.
+/// Fails if rules cannot be listed: that does not prove them missing.
 pub fn missing(today: Option<&Origin>) -> Result<Option<Vec<String>>, Error> {
     Ok(match compared(today, true)? {
         Survey::Complete | Survey::Drifted(_) => Some(Vec::new()),

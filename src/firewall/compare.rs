@@ -1,7 +1,7 @@
 //! Compares by meaning the rules that the kernel has in the calling thread's netns with those that the
 //! plugin would install. Runs the host's iptables to list rules of iptables.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 
 use super::native::PLUGIN_TABLE;
 use super::native::listing::{Listing, nat_tables};
@@ -31,9 +31,10 @@ pub fn compare(today: Option<&Origin>) -> Result<Vec<String>, Error> {
     Ok(found)
 }
 
-/// Whether the netns has an IPv6 address that other hosts can reach, or more addresses than are listed.
+/// Whether the netns has an IPv6 address that other hosts can reach. True if that is unknown.
 fn has_ipv6_address() -> bool {
-    let is_reachable = |address: &IpAddr| matches!(address, IpAddr::V6(ip) if !ip.is_loopback() && !ip.is_unicast_link_local());
+    let is_global = |ip: &Ipv6Addr| !ip.is_loopback() && !ip.is_unicast_link_local();
+    let is_reachable = |address: &IpAddr| matches!(address, IpAddr::V6(ip) if is_global(ip));
     link::addresses().map_or(true, |addresses| addresses.iter().any(is_reachable))
 }
 
@@ -62,7 +63,7 @@ fn tables(
     }
     found.retain(|table| !table.is_empty());
     if found.len() > 1 {
-        // They have the same priority.
+        // Their chains have the same priority, so it is unknown which decide first.
         return Err(other("both iptables-nft and iptables-legacy have rules"));
     }
     for name in names.iter().filter(|name| *name != rules::NAT_TABLE) {

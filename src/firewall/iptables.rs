@@ -63,7 +63,7 @@ fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Resu
     let (program, stderr) = match program::restore(&programs.restore, &fresh, deadline) {
         Ok(()) => return Ok(true),
         Err(Error::Restore { program, stderr }) => (program, stderr),
-        // Another program would meet the same, such as a held lock.
+        // Another program would fail for the same reason, such as a held lock.
         Err(error) => return Err(error),
     };
     let lines = match program::list(&programs.command, deadline) {

@@ -61,9 +61,8 @@ pub fn read(path: &Path) -> Result<ApiAccess, Error> {
     parse(path, &files::read(path)?.0)
 }
 
-/// Returns the access of the context [`CONTEXT`] in the kubeconfig `bytes`, which was read from
-/// `path`. Relative paths in the kubeconfig start at the directory of `path`, as for kubectl. A value of
-/// a wrong type counts as missing.
+/// Returns the access of the context [`CONTEXT`] in `bytes`, the kubeconfig at `path`. As for
+/// kubectl, relative paths in it start at its directory. A value of a wrong type counts as missing.
 fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
     let invalid = |problem| Error::Invalid { path: path.to_owned(), problem };
     let read = |file| files::read(&path.with_file_name(file)).map(|(bytes, _)| bytes);

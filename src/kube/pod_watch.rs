@@ -171,8 +171,8 @@ pub fn run<T: FromPod>(
     }
 }
 
-/// Watches from the version `last` until the API server ends the watch, and keeps the version of the last
-/// event or bookmark there. `Break`: `on_update` asked for a new list.
+/// Watches from the version `last` until the API server ends the watch. Keeps the version of the
+/// last event or bookmark in `last`. `Break`: `on_update` requested a new list.
 fn follow<T: FromPod>(
     connection: &mut Connection,
     node: &str,

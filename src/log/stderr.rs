@@ -78,8 +78,8 @@ fn write_some(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     if fds[0].revents() != Some(PollFlags::POLLOUT) {
         return Err(Errno::EAGAIN);
     }
-    // SIGXFSZ would end the process at a write to a file beyond `RLIMIT_FSIZE`. If it is blocked, the
-    // write fails with `EFBIG`.
+    // A write to a file beyond `RLIMIT_FSIZE` raises SIGXFSZ, which ends the process. With the
+    // signal blocked, the write fails with `EFBIG`.
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGXFSZ);
     // Fails only for an unknown signal.

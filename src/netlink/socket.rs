@@ -19,8 +19,8 @@ const RESPONSE_SECONDS: i64 = 5;
 /// Most bytes that [`dump`] receives. A process of the pod with CAP_NET_ADMIN can add objects without
 /// limit. The longest lists of ports that a pod's annotations can have need some 3 MB.
 const DUMP_LIMIT: usize = 4 << 20;
-/// Most bytes of a list of rtnetlink, such as some 3,500 addresses. A process of the pod with CAP_NET_ADMIN
-/// can add addresses without limit, and the repair controller keeps those of all pods of the node.
+/// Most bytes of a list of rtnetlink, such as some 3,500 addresses. A process of the pod with
+/// CAP_NET_ADMIN can add addresses without limit.
 const ROUTE_LIMIT: usize = 256 << 10;
 
 const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_NFTABLES as u16;
@@ -34,8 +34,8 @@ const REQUEST: u16 = libc::NLM_F_REQUEST as u16;
 pub const ACK: u16 = libc::NLM_F_ACK as u16;
 /// Flags of a request for a list.
 pub const DUMP: u16 = libc::NLM_F_DUMP as u16;
-/// Flags of a request that creates an object: fail if the object exists, create a missing one, and add a rule
-/// at the end of its chain.
+/// Flags of a request that creates an object: fail if the object exists, create a missing object,
+/// and add a rule at the end of its chain.
 pub const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
 pub const CREATE: u16 = libc::NLM_F_CREATE as u16;
 pub const APPEND: u16 = libc::NLM_F_APPEND as u16;
@@ -64,10 +64,10 @@ impl From<Errno> for Rejection {
     }
 }
 
-/// Sends a request whose message type `kind` has the structure `header` before its attributes, and passes
-/// the attributes of each object that the kernel lists to `element`.
-/// Fails with the kernel's error, `ETIMEDOUT` without a response, `EFBIG` if the list is longer than
-/// [`ROUTE_LIMIT`].
+/// Sends a request of the message type `kind`, with the structure `header` before its attributes,
+/// and passes the attributes of each object that the kernel lists to `element`.
+/// Fails with the kernel's error, with `ETIMEDOUT` without a response, or with `EFBIG` if the list
+/// is longer than [`ROUTE_LIMIT`].
 pub fn request_rtnetlink(
     kind: u16,
     flags: u16,
@@ -115,15 +115,15 @@ pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
     if getsockopt(&socket, sockopt::SndBuf)? < needed
         && setsockopt(&socket, sockopt::SndBufForce, &needed).is_err()
     {
-        // Needs no CAP_NET_ADMIN in the initial user namespace, but net.core.wmem_max limits the size.
+        // Works without CAP_NET_ADMIN in the initial user namespace, up to net.core.wmem_max.
         let _ = setsockopt(&socket, sockopt::SndBuf, &needed);
     }
     exchange(&socket, &batch, usize::MAX, &mut |_| {})
 }
 
 /// Passes the attributes of each nf_tables object of type `kind` to `element`.
-/// Fails with the kernel's error, `EOPNOTSUPP` if it has no nf_tables, `ETIMEDOUT` without a response,
-/// `EFBIG` if the list is too long.
+/// Fails with the kernel's error, such as `EOPNOTSUPP` without nf_tables, with `ETIMEDOUT` without
+/// a response, or with `EFBIG` if the list is longer than [`DUMP_LIMIT`].
 pub fn dump(
     kind: i32,
     family: u8,
@@ -175,7 +175,7 @@ fn append(
     batch.extend_from_slice(&attributes.0);
 }
 
-/// Sends `request`, and receives until the kernel reports its end: an error, success or the end of a list.
+/// Sends `request`, and receives until the kernel reports an error, success or the end of a list.
 fn exchange(
     socket: &OwnedFd,
     request: &[u8],
@@ -201,8 +201,8 @@ fn exchange(
                 break;
             };
             match u16::from_ne_bytes([k0, k1]) {
-                // The first error counts: the kernel reports later ones too. It starts with the negative
-                // errno; 0 means success.
+                // The first error counts; the kernel also reports later errors. The payload starts
+                // with the negative errno; 0 means success.
                 ERROR => {
                     let code = i32::from_ne_bytes(*payload.first_chunk().ok_or(Errno::EBADMSG)?);
                     let (errno, sequence) = (

@@ -52,7 +52,7 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno>
     change(libc::RTM_NEWADDR, NEW, &header, &attributes)
 }
 
-/// Fails with the kernel's error, `EFBIG` if the list is too long.
+/// Lists all addresses. Fails with the kernel's error, or with `EFBIG` if there are too many.
 pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
     let mut addresses = Vec::new();
     // `struct ifaddrmsg`, of any family and interface.

@@ -18,7 +18,7 @@ const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 
 /// Removes all such files, and returns the failures. Accepts missing directories.
 pub fn remove(settings: &NodeSettings) -> Vec<String> {
-    // The user may have chosen this name for the standalone config.
+    // Keep the old name if the user chose it for the standalone config.
     let old_config = Some(OLD_CONFIG).filter(|name| settings.mode.own_config() != Some(name));
     let in_bin_dir = |name: &str| name.strip_suffix(".install") == Some(PLUGIN);
     let in_net_dir = |name: &str| {
@@ -61,7 +61,7 @@ fn sweep(dir: &Path, is_left_over: impl Fn(&str) -> bool) -> Vec<String> {
     for name in names.iter().filter(|name| files::is_temporary(name) || is_left_over(name)) {
         let path = dir.join(name);
         match files::remove(&path) {
-            // No agent creates directories of these names.
+            // Keep directories: no agent creates directories with these names.
             Err(_) if path.is_dir() => {}
             Ok(true) => info!("removed {}, left by an earlier agent", path.display()),
             Ok(false) => {}

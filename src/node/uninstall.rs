@@ -48,7 +48,7 @@ const POLL_PERIOD: Duration = Duration::from_millis(2);
 /// How long to wait while a network config names the plugin in a way that this agent cannot undo.
 /// Multus regenerates its config, with a copy of the conflist, in about a second.
 const FOREIGN_TIMEOUT: Duration = Duration::from_secs(5);
-/// Time between two attempts meanwhile.
+/// Time between two attempts to unchain within [`FOREIGN_TIMEOUT`].
 const FOREIGN_PERIOD: Duration = Duration::from_millis(20);
 
 /// Added to the failures of an uninstall that a network config prevents.
@@ -183,7 +183,7 @@ impl Uninstall<'_> {
         if failures.is_empty() { Ok(found) } else { Err(failures) }
     }
 
-    /// Waits until no network config has named the plugin for `quiet`, or one does.
+    /// Waits until no network config has named the plugin for `quiet`. Returns the first that does.
     fn until_quiet(&self, quiet: Duration) -> Result<Option<Named>, Vec<String>> {
         let end = Deadline::after(quiet);
         loop {
@@ -272,8 +272,8 @@ struct Named {
     can_unchain: bool,
 }
 
-/// Returns one of `found` that names the plugin. Those that Cilium has renamed do not count,
-/// because no runtime loads them.
+/// Returns a file of `found` that names the plugin. Ignores files that Cilium has renamed, because
+/// no runtime loads them.
 fn find_named(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> Option<Named> {
     let steps = plan::unchain(found, saved_state);
     let is_named =

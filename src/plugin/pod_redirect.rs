@@ -1,7 +1,7 @@
 //! Finds the redirect of a request's pod. The first source that knows the pod decides:
 //!
 //! 1. the node's copy of its pods, for which ADD waits while a live agent keeps it;
-//! 2. the API server. For a pod without an annotation of a proxy only ADD sends a request, and only while a
+//! 2. the API server. For a pod without an annotation of a proxy, only ADD sends a request, while a
 //!    live agent keeps the copy: the pod may have started before the agent saw it. In all other cases
 //!    such a pod must not depend on the API server;
 //! 3. the annotations that the runtime passes, and the plugin entry.

@@ -184,7 +184,8 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
     };
     if ports.is_empty() {
         tracing::error!(
-            "linkerd-cni: using the default ports {DEFAULT_API_PORTS:?} of Service default/kubernetes: {problem}"
+            "linkerd-cni: using the default ports {DEFAULT_API_PORTS:?} of Service \
+             default/kubernetes: {problem}"
         );
         return DEFAULT_API_PORTS.map(PortRange::from).to_vec();
     }

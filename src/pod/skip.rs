@@ -21,7 +21,7 @@ reasons! {
         ExcludedNamespace "excluded_namespace" "skipped: excluded namespace"
         AgentPod "agent_pod" "skipped: agent pod"
         NoProxyAnnotation "no_proxy_annotation" "skipped: not meshed (no annotation of a proxy)"
-        /// The annotation `linkerd.io/inject` is `disabled`, and the pod has no annotation of a proxy.
+        /// `linkerd.io/inject` is `disabled`, and the pod has no annotation of a proxy.
         InjectionDisabled "injection_disabled" "skipped: not meshed (linkerd.io/inject: disabled)"
         NoProxy "no_proxy" "skipped: no linkerd-proxy container"
         /// The init container `linkerd-init` installs the redirect rules.

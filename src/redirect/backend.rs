@@ -20,7 +20,7 @@ pub enum Backend {
 impl Backend {
     pub const ALL: [Backend; 4] = [Backend::Native, Backend::Nft, Backend::Legacy, Backend::Plain];
 
-    /// Those of the default mode `auto`, of which the first usable one writes the rules.
+    /// The backends of the default mode `auto`. The first usable one writes the rules.
     pub const AUTO: &[Backend] = &[Backend::Native, Backend::Nft, Backend::Legacy];
 
     /// Returns the backends to try for a value of the setting `iptables-mode`.

@@ -10,7 +10,7 @@ use super::{Family, ports};
 const KINDS_LIMIT: usize = 1 << 22;
 const RANGES_NAMED: usize = 8;
 
-/// The fields of packets, and the words before their numbers. The first five are those of inbound packets.
+/// The fields of packets, and the words before their numbers. Inbound packets have the first five.
 const FIELDS: [(Field, &str); 7] = [
     (Field::Protocol, "of protocol"),
     (Field::Port, "to port"),

@@ -17,7 +17,7 @@ pub enum Field {
     Port,
     Source,
     Destination,
-    /// Whether the packet comes or leaves through the interface `lo`: 1, or else 0.
+    /// 1 if the packet arrives or leaves through the interface `lo`, 0 otherwise.
     Loopback,
     Uid,
     Gid,
@@ -89,7 +89,7 @@ impl Nat {
         self.0.iter().flat_map(|(_, rules)| rules).flat_map(|(conditions, _)| conditions)
     }
 
-    /// Returns the port to which the connection of `packet` is redirected. `hook`: the built-in chain.
+    /// Returns the port to which the built-in chain `hook` redirects the connection of `packet`.
     pub fn redirected_to(&self, hook: Chain, packet: &Packet) -> Option<u16> {
         self.walk(hook.name(), packet).flatten()
     }

@@ -161,7 +161,8 @@ impl Audit {
         }
         if findings.unreadable > 0 {
             tracing::warn!(
-                "Skipped {} pods in the audit: their network namespaces have a table of iptables-legacy, or too many rules, which the repair controller cannot read",
+                "Skipped {} pods in the audit: their network namespaces have a table of \
+                 iptables-legacy, or too many rules, which the repair controller cannot read",
                 findings.unreadable
             );
         }

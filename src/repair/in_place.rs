@@ -6,9 +6,9 @@ use super::inspect::{Inspected, NETNS_TIMEOUT};
 use crate::firewall::{self, Survey, describe_missing};
 use crate::netns;
 
-/// Installs the missing rules, or after a drift the rules that the plugin would install now, and reads
-/// them back. Always uses the native backend, whatever `iptablesMode` says, because this container
-/// lacks the host's iptables.
+/// Installs the missing rules, or today's rules in place of drifted rules, and reads them back.
+/// Always uses the native backend, whatever `iptablesMode` is: this container lacks the host's
+/// iptables.
 pub fn install_rules(inspected: &Inspected) -> Result<(), Box<dyn Error>> {
     let (Survey::Missing(origin, _) | Survey::Drifted(origin)) = &inspected.survey else {
         return Ok(());
@@ -23,9 +23,8 @@ pub fn install_rules(inspected: &Inspected) -> Result<(), Box<dyn Error>> {
             Err(format!("redirect rules are still missing after installing them: {missing}").into())
         }
         Survey::Unreadable => {
-            Err("cannot verify the installed redirect rules: the network namespace \
-                                   has a table of iptables-legacy, or too many rules, which the \
-                                   repair controller cannot read"
+            Err("cannot verify the installed redirect rules: the network namespace has a table of \
+                 iptables-legacy, or too many rules, which the repair controller cannot read"
                 .into())
         }
     }

@@ -1,5 +1,5 @@
-//! Finds a pod's netns by the CNI result that the runtime cached at the pod's ADD. Always checks the
-//! pod's address, because cached results and netns files can outlive their pod.
+//! Finds a pod's netns by the CNI result that the runtime cached at the pod's ADD. Always checks
+//! that the netns has the pod's address: cached results and netns files can outlive their pod.
 
 use std::collections::HashMap;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::netns::{self, link};
 const RESULTS_DIR: &str = "var/lib/cni/results";
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// The netns of each pod of the node. Later changes on the node are not noticed.
+/// The netns of each pod of the node, as read once.
 pub struct NetnsLookup {
     /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
     /// runtime does not pass the UID to plugins.
@@ -41,8 +41,8 @@ impl NetnsLookup {
         NetnsLookup { by_pod }
     }
 
-    /// Returns the path of the pod's netns, or why it is unknown. Rules in the netns of another pod would
-    /// break that pod.
+    /// Returns the path of the pod's netns, or why it is unknown. Never that of another pod: the
+    /// rules would break it.
     pub fn find(&self, pod: &StrandedPod) -> Result<PathBuf, String> {
         let address = pod.address.ok_or("the pod has no IP address yet")?;
         let full_name = format!("{}/{}", pod.namespace, pod.name);

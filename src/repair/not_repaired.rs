@@ -29,9 +29,9 @@ const STATIC: &str = "it is a static pod, which keeps running although its mirro
                       move its manifest away until the pod is gone, then back, or set \
                       repairController.mode=in-place";
 
-const UNANNOTATED: &str = "the pod has no annotation of a proxy, so the pod that replaces it has no \
-                           redirect rules either if no agent runs when it starts; delete the pod while \
-                           the agent on its node is ready, give the pod the annotation \
+const UNANNOTATED: &str = "the pod has no annotation of a proxy, so its replacement starts without \
+                           redirect rules, too, if no agent runs then; delete the pod while the \
+                           agent on its node is ready, give the pod the annotation \
                            linkerd.io/proxy-version, or set repairController.mode=in-place";
 
 const SIMULATED: &str = "the plugin installs no redirect rules in this pod (simulate is set in the \

@@ -32,7 +32,7 @@ pub struct QueuedPod {
     pub not_before: Instant,
     /// Number of attempts since the last repair.
     pub failures: u32,
-    /// The last reported reason for which the pod is left unchanged for now, and when it was reported.
+    /// The last reported reason to leave the pod unchanged for now, and when it was reported.
     reported: Option<(String, Instant)>,
     /// Whether the pod had all its rules, although its validator had failed.
     pub had_rules: bool,

@@ -110,7 +110,7 @@ impl Worker {
         }
         match rejection {
             Some(404) => Err(NotRepaired::Unneeded("Pod is gone")),
-            // The change is, or causes, an event of the watch.
+            // The watch delivers the change as an event.
             Some(409) => Err(NotRepaired::Unneeded(
                 "Pod has changed; its next event or the next audit finds it again",
             )),
@@ -241,8 +241,8 @@ impl Worker {
         self.publish(pod, &events::repaired(mode, pod.found_by, missing_rules.len()));
     }
 
-    /// Logs and publishes why the pod is left unchanged for now, in the same words. The same reason at
-    /// most once an hour.
+    /// Logs why the pod is left unchanged for now, and posts an Event with the same text. At most
+    /// once an hour for the same reason.
     fn report_skipped(&mut self, pod: &StrandedPod, why: &str) {
         let now = Instant::now();
         let is_due = self.shared.queue.update(pod, |queued| queued.mark_reported(why, now));

@@ -21,8 +21,8 @@ use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
 /// Time after which the same problem of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
-/// Maximum number of remembered problems, which is some more than can be posted in [`REPEAT_AFTER`], and
-/// of queued Events. While it is reached, new Events on pods are dropped.
+/// Maximum number of queued Events, and of remembered problems: some more than can be posted in
+/// [`REPEAT_AFTER`]. At the maximum, new Events on pods are dropped.
 const MAX_REPORTED: usize = 128;
 /// Events that are posted without a pause between them.
 const BURST: u32 = 5;
@@ -135,8 +135,8 @@ pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> 
 }
 
 impl Worker {
-    /// Posts all Events that are due, and logs once that they cannot be posted. If the API server is
-    /// unavailable, the Event is retried: many Events report that very outage.
+    /// Posts all Events that are due. Logs the first failure of a series. Retries while the API
+    /// server is unreachable: many Events report that very outage.
     pub fn post_events(&mut self) {
         loop {
             let next = self.api.state().events.take(Instant::now());
@@ -154,7 +154,7 @@ impl Worker {
             let (mut state, now) = (self.api.state(), Instant::now());
             state.events.put_back((queued, event), now, now + between(PAUSE[0], PAUSE[1]));
             let was_failing = mem::replace(&mut state.events.is_failing, true);
-            // The reconciler needs the state, and stderr may be slow.
+            // Unlock before logging: the reconciler needs the state, and stderr may be slow.
             drop(state);
             if !was_failing {
                 let cause = match code(&error) {

@@ -33,9 +33,9 @@ const MESSAGE_LIMIT: usize = 1024;
 /// Shortest time between two writes that change only why the node is not ready.
 const REASON_GAP: Duration = Duration::from_secs(60);
 
-/// Attempts to remove the condition at the end when the API server responds 409. The kubelet of a new
-/// node changes the node object every few seconds. Before, each attempt is one of [`NodeUpdates::run`],
-/// which ends with SIGTERM.
+/// Attempts to remove the condition after an uninstall if the API server responds 409: the kubelet
+/// of a new node changes the Node every few seconds. [`NodeUpdates::run`] makes one attempt each
+/// time, and retries later.
 const LAST_ATTEMPTS: u32 = 5;
 /// Shortest and longest time until the Node is read again after a success, if the kubelet
 /// does not renew the agent's token before. It does after four fifths of an hour.
@@ -77,7 +77,7 @@ impl NodeUpdates {
         }
     }
 
-    /// Changes the Node if a try is due and the Node is not as it should be. Returns when to look again.
+    /// Patches the Node if that is due and needed. Returns when to call this again.
     pub fn run(
         &mut self,
         connection: &mut Connection,
@@ -130,7 +130,7 @@ impl NodeUpdates {
     }
 }
 
-/// Removes the condition of an agent that has uninstalled, if it keeps one.
+/// Removes the condition that this agent set on the Node. Called after an uninstall.
 pub fn remove_condition(connection: &mut Connection, settings: &Settings) {
     let (Some(NodeSignal::Condition), Some(node)) = (&settings.node_signal, &settings.node_name)
     else {
@@ -144,9 +144,9 @@ pub fn remove_condition(connection: &mut Connection, settings: &Settings) {
     }
 }
 
-/// Patches `node` unless it is as `wanted`. Returns whether it patched it.
+/// Patches `node` unless it already is as `wanted`. Returns whether it sent a patch.
 ///
-/// Costs one GET if the node is as wanted. Needs the verb `get` on nodes, and `patch` on nodes or on
+/// Sends one GET if the node is as wanted. Needs the verb `get` on nodes, and `patch` on nodes or
 /// `nodes/status`.
 ///
 /// # Errors

@@ -85,14 +85,14 @@ impl Worker {
         let State { token_requests, schedule, check, .. } = &mut *guard;
         match requested {
             Ok((text, seconds)) => {
-                // Not the expiry: the API server's clock may differ from the node's.
+                // Uses the lifetime, not the expiry: the clocks of API server and node may differ.
                 schedule.renewed(now, Duration::from_secs(seconds.max(2)));
                 let token = Some(Token { text, revoked: false });
                 *token_requests = TokenRequestResults { token, error: None };
                 info!("received a token of ServiceAccount {account}, valid for {seconds} s");
             }
             Err((why, retry_after)) => {
-                // A token that expires is rejected in the next check, which causes a request.
+                // The check after the token's expiry finds it rejected, and requests a new one.
                 schedule.not_renewed(now, check.result == Some(Ok(())), retry_after);
                 let is_known = token_requests.error.as_ref() == Some(&why);
                 token_requests.error = Some(why);
@@ -104,10 +104,10 @@ impl Worker {
         self.api.waker.wake();
     }
 
-    /// Returns a token and its lifetime in seconds, or why there is none and the time that an overloaded
-    /// API server asks to wait. The token is not bound to the agent's pod, because an upgrade replaces
-    /// that pod. It is not bound to the Node either: a Node that registers again has a new UID, which
-    /// would revoke the token while its pods still run.
+    /// Returns a token and its lifetime in seconds. Fails with the reason, and the time that an
+    /// overloaded API server asks to wait. The token is not bound to the agent's pod, which an
+    /// upgrade replaces. It is not bound to the Node either: a Node that registers again has a new
+    /// UID, which would revoke the token while its pods still run.
     fn request_token(&mut self, account: &str) -> Result<(String, u64), (String, Duration)> {
         let failed = |why: String| (why, Duration::ZERO);
         let namespace = namespace(&self.api.settings).ok_or_else(|| failed(NO_NAMESPACE.into()))?;

@@ -24,8 +24,8 @@ const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_IDLE: Duration = Duration::from_secs(10);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
-/// How many responses may lack the DaemonSet before the agent looks no more: some two hours of checks.
-/// Upstream's chart never gives the right to read it.
+/// Number of requests for the DaemonSet without success after which the agent sends no more, in
+/// some two hours. With upstream's chart, the agent never has the permission to read it.
 const DAEMONSET_LOOKS: u32 = 20;
 /// Time between two changes of the address. An outage of the API server lasts at each address, and a
 /// DNS server may respond with another one each time.
@@ -37,9 +37,9 @@ pub struct Worker {
     /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
     node_updates: NodeUpdates,
-    /// How many looks for the DaemonSet are left.
+    /// Remaining requests for the DaemonSet.
     daemonset_looks: u32,
-    /// The API server was unreachable at the address since its name was resolved last.
+    /// The API server was unreachable since its name was last resolved.
     is_unreachable: bool,
     /// When another address replaced one that was in use.
     address_changed: Option<Instant>,
@@ -60,7 +60,7 @@ impl Worker {
         }
     }
 
-    /// Runs until the process exits. A message from `woken` ends a wait.
+    /// Runs until the process exits. A message on `woken` ends a wait.
     pub fn run(mut self, woken: &Receiver<()>) {
         loop {
             if self.api.state().schedule.renewal.is_some_and(|due| due <= Instant::now()) {
@@ -110,7 +110,7 @@ impl Worker {
     /// Checks the token in the kubeconfig on the host. Wakes the reconciler if the result is new.
     fn check(&mut self) {
         self.api.state().is_changed = false;
-        // The reconciler writes a new address, and corrects a kubeconfig that cannot be read.
+        // The reconciler writes a new address, and corrects an unreadable kubeconfig.
         let answer = if self.resolve() { self.request_namespace() } else { None };
         let (mut guard, now) = (self.api.state(), Instant::now());
         let state = &mut *guard;
@@ -161,8 +161,8 @@ impl Worker {
         }
     }
 
-    /// Sends a request with the token in the kubeconfig on the host. Returns the token and the response;
-    /// `None` if the kubeconfig cannot be read.
+    /// Sends a request with the token in the kubeconfig on the host. Returns the token and the
+    /// response. `None`: the kubeconfig is unreadable.
     fn request_namespace(&mut self) -> Option<(String, Result<IgnoredAny, kube::Error>)> {
         let client = self.plugin.client().ok()?;
         let token = self.plugin.token()?.to_owned();

@@ -14,7 +14,7 @@ pub enum Finding {
     Waiting(String),
     /// Logged like a problem, but without effect on readiness and on the time of the next pass.
     Warning(String),
-    /// Logged, and repeated soon. The node is not ready if the subject decides that.
+    /// Logged; the next pass runs soon. The node is not ready if [`Subject::decides_readiness`].
     Problem(String),
 }
 
@@ -48,7 +48,7 @@ impl Pass {
         self.findings.iter().any(|(_, finding)| matches!(finding, Problem(_)))
     }
 
-    /// What is logged, by subject. A problem wins over a warning, and the first one over others.
+    /// Returns the text to log for each subject: its first problem, or else its first warning.
     pub fn logged(&self) -> BTreeMap<String, String> {
         let of = |is_problem| {
             self.findings.iter().rev().filter_map(move |(subject, finding)| match finding {

@@ -23,8 +23,7 @@ impl Reconciler {
     /// Writes the kubeconfig if its content or its access differs, and judges its token. Writes
     /// nothing while there is no token for it, and over that of another agent that stays in use.
     pub(super) fn install_kubeconfig(&mut self, kept: Option<OtherAgent>) -> Result<(), Finding> {
-        // The agent's token ends with its pod, and the decision to uninstall needs that on the
-        // host.
+        // The decision to uninstall needs this token: the agent's own token ends with its pod.
         if self.status.state().stopped_by.is_some() {
             let why = "the kubeconfig has no token, and the agent is stopping";
             let token = token_on_host(&self.settings);
@@ -81,7 +80,7 @@ impl Reconciler {
     ///
     /// The agent's own token only if the plugin has no ServiceAccount of its own, as in upstream's
     /// chart: a process that reads the host's files must not get the agent's permissions. Neither an
-    /// outage nor a denied TokenRequest changes that. A starting API server denies them, too.
+    /// outage nor a denied TokenRequest changes that: a starting API server denies requests, too.
     fn token(&mut self, agent_token: &str) -> (Result<String, Finding>, Option<String>) {
         let Some(account) = &self.settings.plugin_account else {
             return (Ok(agent_token.to_owned()), None);
@@ -130,7 +129,7 @@ impl Reconciler {
 
 /// Reads the API server's address, the CA and the agent's own token, with which the agent also
 /// requests the token of a plugin's ServiceAccount. `resolved` is the address if the settings have
-/// a host name. No error has a credential.
+/// a host name. No error contains a credential.
 fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess, Finding> {
     let unset = |name| Problem(format!("{name} is not set"));
     let host = settings.api_host.as_deref().ok_or_else(|| unset("KUBERNETES_SERVICE_HOST"))?;
@@ -172,18 +171,17 @@ fn content(path: &Path) -> Result<String, String> {
     }
 }
 
-/// Whether the kubeconfig on the host has a host name, as upstream's. The plugin resolves no names.
+/// Whether the kubeconfig on the host has a host name, like upstream's: the plugin resolves none.
 pub(super) fn needs_resolver(settings: &Settings) -> bool {
     kubeconfig::read(&settings.node.kubeconfig()).is_ok_and(|access| access.address().is_none())
 }
 
-/// The token in the kubeconfig on the host may have expired, and belong to any ServiceAccount.
+/// Returns the token in the kubeconfig on the host: of any ServiceAccount, perhaps expired.
 pub(super) fn token_on_host(settings: &Settings) -> Option<String> {
     let token = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
     Some(token).filter(|token| !token.is_empty())
 }
 
-/// Compares content, mode and owner.
 fn is_current(path: &Path, desired: &str) -> Result<bool, files::Error> {
     let has_form =
         |file: &Metadata| file.is_file() && FileAccess::of(file) == FileAccess::own(MODE);

@@ -56,7 +56,8 @@ impl Reconciler {
         let mut plan = plan::chain(mode, &configs, entry, &saved);
         let not_chained = plan.not_chained.take().map(|why| match configs[..] {
             [] => format!(
-                "{why}; if the runtime uses another directory, set the chart's platform or destCNINetDir"
+                "{why}; if the runtime uses another directory, set the chart's platform or \
+                 destCNINetDir"
             ),
             _ => why,
         });
@@ -94,13 +95,12 @@ impl Reconciler {
         self.lacked_entry_at = (is_active && !is_chained).then(Instant::now);
     }
 
-    /// Returns a warning if the bin dir holds no plugin of the active conflist, so that it is
-    /// probably the wrong one. Runtimes can use several (containerd's `bin_dirs`, CRI-O's
-    /// `plugin_dirs`). While the agent cannot read the first config, it checks the one after it,
-    /// which is chained as well.
+    /// Returns a warning if the bin dir holds no plugin of the active conflist: probably it is
+    /// the wrong one, but runtimes can use more (containerd's `bin_dirs`, CRI-O's `plugin_dirs`).
+    /// If the agent cannot read the first config, it checks the next, which is chained as well.
     ///
-    /// The runtime certainly looks here if an earlier agent, upstream's included, chained the
-    /// plugin from this bin dir: the runtime started this agent's own pod through that chain.
+    /// The runtime certainly uses this bin dir if an earlier agent, also upstream's, chained the
+    /// plugin from it: the runtime started this agent's own pod through that chain.
     fn missing_plugins(&mut self, configs: &[ConfigFile]) -> Option<String> {
         let NodeSettings { bin_dir, mode, .. } = &self.settings.node;
         let readable = || plan::called(configs.iter().filter(|file| file.content.is_ok()));
@@ -117,9 +117,9 @@ impl Reconciler {
         }
         are_missing.then(|| {
             format!(
-                "{} names the plugins {}, but {} contains none of them: unless the runtime is configured \
-                 with several directories, it cannot find {PLUGIN} either; if the runtime uses another \
-                 directory, set the chart's platform or destCNIBinDir",
+                "{} names the plugins {}, but {} contains none of them: unless the runtime is \
+                 configured with several directories, it cannot find {PLUGIN} either; if the \
+                 runtime uses another directory, set the chart's platform or destCNIBinDir",
                 active.name,
                 plugins.join(", "),
                 bin_dir.display(),
@@ -127,7 +127,7 @@ impl Reconciler {
         })
     }
 
-    /// A file that fails does not stop the others. Returns whether a step wrote the plugin entry.
+    /// A failed file does not stop the others. Returns whether a step wrote the plugin entry.
     fn apply(
         &mut self,
         mut plan: Plan,

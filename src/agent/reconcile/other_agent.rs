@@ -26,9 +26,9 @@ impl Reconciler {
 
     /// Returns the agent whose plugin binary and kubeconfig on the host stay in use.
     ///
-    /// Those of an upstream agent only if the API server has a host name: upstream's kubeconfig has
-    /// that name, which only upstream's plugin resolves. Upstream's agent writes the plugin only at
-    /// its start, so the binary must still be there when this agent ends first, also by SIGKILL.
+    /// An upstream agent's files stay only if the API server has a host name: upstream's kubeconfig
+    /// has that name, which only upstream's plugin resolves. Upstream's agent writes the plugin
+    /// only at its start, so the binary must survive the end of this agent, also by SIGKILL.
     pub(super) fn kept_files(&mut self, configs: &[ConfigFile]) -> Option<OtherAgent> {
         if self.record_socket.newer_agent_runs() {
             return Some(OtherAgent::Newer);

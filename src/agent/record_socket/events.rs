@@ -15,7 +15,7 @@ use crate::record::{CallError, Record};
 /// Longest text with the ignored elements of a port list in a note, in bytes.
 const ELEMENTS_LIMIT: usize = 500;
 
-/// Type, reason and note of an Event, after the subject by which repeated Events about a pod are recognized.
+/// Subject, by which repeated Events on a pod are recognized; type, reason and note of the Event.
 type Report = (&'static str, EventType, &'static str, String);
 
 /// Returns the Events on the record's pod. An empty list if its UID is unknown: the Event would not be

@@ -9,8 +9,8 @@ use super::scratch_pod::{ScratchPod, inside};
 use crate::redirect::ports::PortRange;
 use crate::redirect::{Redirect, Subnet};
 
-/// Candidate ports. If the config skips all of them, the direction is not tested: such a config
-/// redirects hardly any port.
+/// Candidate ports. If the plugin entry skips all of them, the direction is not tested: such an
+/// entry redirects hardly any port.
 const PORTS: [u16; 8] = [80, 443, 8080, 9090, 3000, 5000, 50051, 1];
 /// Time-out of one connection. Its first SYN may be lost while the link comes up, and the kernel
 /// resends it after a second.
@@ -47,8 +47,8 @@ pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>,
     Ok(redirected)
 }
 
-/// Returns a port of `to` to which outbound connections of this UID and GID are redirected: the proxy's
-/// own connections are not.
+/// Returns a port of `to` to which outbound connections of this UID and GID are redirected. `None`
+/// for the proxy's UID or GID.
 fn outbound(redirect: &Redirect, (uid, gid): (u32, u32), to: IpAddr) -> Option<u16> {
     let is_exempt = redirect.proxy_uid == Some(uid)
         || redirect.proxy_gid == Some(gid)

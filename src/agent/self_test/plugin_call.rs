@@ -15,8 +15,8 @@ use crate::failure::Failure;
 /// How much of the last line on stderr is quoted in an error, in characters.
 const QUOTE_LIMIT: usize = 300;
 
-/// Runs `program` with `command`, the environment variables `vars`, the agent's `PATH` and `stdin`. Returns
-/// the JSON on its stdout, null if that is empty. At `end`, kills the program and what it started.
+/// Runs `program` with `command`, the environment variables `vars`, the agent's `PATH` and `stdin`.
+/// Returns the JSON on its stdout, null if empty. At `end`, kills the program's process group.
 pub fn call(
     program: &Path,
     command: &str,

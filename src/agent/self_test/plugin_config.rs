@@ -13,8 +13,8 @@ const FIRST_VERSION: &str = "0.1.0";
 
 pub struct PluginConfig {
     fields: Map<String, Value>,
-    /// The `prevResult` for ADD, which the plugin only passes through. Null if no plugin runs before this
-    /// one, as when Multus calls a standalone config.
+    /// The `prevResult` for ADD, which the plugin only passes through. Null if no plugin runs
+    /// before linkerd-cni, as in a standalone config that Multus calls.
     pub previous_result: Value,
     /// Whether the config's CNI version has CHECK.
     pub has_check: bool,

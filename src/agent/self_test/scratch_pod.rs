@@ -1,5 +1,5 @@
 //! Creates the scratch pod of a self-test: two netns that a veth pair connects, one for the pod
-//! and one for a neighbour that it talks to.
+//! and one for its neighbour.
 //!
 //! Only open files keep these netns alive, so the kernel removes them when the agent exits, also
 //! if it is killed.
@@ -54,7 +54,7 @@ impl Error {
 pub struct ScratchPod {
     pub pod: File,
     pub neighbour: File,
-    /// Of pod and neighbour, in each address family that connects them.
+    /// Addresses of pod and neighbour in each usable address family.
     pub addresses: &'static [[IpAddr; 2]],
 }
 

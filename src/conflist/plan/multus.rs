@@ -63,8 +63,7 @@ pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool
     file.kind != ConfigKind::Conflist && files.iter().any(names)
 }
 
-/// Returns the conflists that another agent made from a `.conf` of Multus' daemon. They must not
-/// stay.
+/// Returns the conflists that another agent made from a `.conf` of Multus' daemon, to remove them.
 pub(super) fn made<'f>(files: &[&'f ConfigFile]) -> impl Iterator<Item = &'f ConfigFile> {
     files.iter().filter_map(|conf| made_from(conf, files))
 }
@@ -79,7 +78,7 @@ fn made_from<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f Conf
     files.iter().find(is_made).copied()
 }
 
-/// Agents differ in the other members of a conflist that they make.
+/// Returns only the plugins: agents differ in the other members of a conflist that they make.
 fn other_plugins(file: &ConfigFile) -> Option<Vec<Value>> {
     let conf: MultusConf = serde_json::from_str(&without_entry_of(file)?).ok()?;
     Some(conf.plugins)

@@ -34,7 +34,7 @@ fn is_own_content(file: &ConfigFile) -> bool {
 }
 
 impl Inputs<'_> {
-    /// Fails with the reason why nothing is written.
+    /// Plans the standalone config. Fails with the reason why it is not written.
     pub(super) fn standalone(&self, name: &str) -> Result<Plan, String> {
         let Inputs { found, entry, .. } = *self;
         let existing = self.existing(name)?;
@@ -55,7 +55,7 @@ impl Inputs<'_> {
         Ok(plan)
     }
 
-    /// Fails with the reason why the copy stays as it is.
+    /// Plans the copy. Fails with the reason why it stays unchanged.
     pub(super) fn copy(&self, name: &str) -> Result<Plan, String> {
         let Inputs { found, foreign, saved, .. } = *self;
         let existing = self.existing(name)?;

@@ -12,7 +12,7 @@ pub fn unchain(found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
     found.iter().filter_map(|file| unchain_file(found, file, saved)).collect()
 }
 
-/// Plans how to remove what other modes left. Call it once the file of `mode` is correct.
+/// Plans to remove the files of other modes. Call it once the file of `mode` is correct.
 pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
     let is_leftover = |file: &&ConfigFile| match mode {
         ChainMode::Every => own_config::is_own_config(file, saved),

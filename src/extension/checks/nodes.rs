@@ -62,7 +62,7 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     let contended = each(&bodies, Severity::Warning, "nodes with contention", |body| {
         (!body.contended.is_empty()).then(|| body.contended.join("; "))
     });
-    // A node without a cause is starting.
+    // An agent that gives no cause is starting.
     let summary = "nodes on which the plugin sends API requests for pods that start";
     let unkept = each(&bodies, Severity::Warning, summary, |body| {
         body.pod_copy.clone().filter(|copy| !copy.kept)?.problem
@@ -172,7 +172,7 @@ fn backends(bodies: &Bodies<'_>) -> String {
     }
 }
 
-/// Returns the plugin calls that failed or redirected by annotations alone, since the agent started.
+/// Returns the plugin calls of this agent that failed, or redirected by annotations alone.
 fn calls(body: &StatusBody) -> Vec<String> {
     let failures = body.calls.failures.iter().map(|counted| (counted, "failed"));
     let degraded = body.calls.degraded.iter();

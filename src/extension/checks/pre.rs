@@ -91,7 +91,7 @@ pub fn pod_security(
     namespace: &str,
     has_pods: bool,
 ) -> Check {
-    // Before the installation, which creates it with the label, it may not exist.
+    // A missing namespace passes: the installation creates the namespace with the label.
     let found = find(api, &namespace_path(namespace));
     let verdict = readable(&found, &format!("namespace {namespace}")).and_then(|found| {
         found.as_ref().map_or(Ok(()), |found| admits(namespace, found, has_pods))

@@ -16,7 +16,8 @@ use crate::redirect::rules;
 
 /// Time for one program, including its wait for the xtables lock.
 const PROGRAM_BUDGET: Duration = Duration::from_secs(8);
-const CHECK_SELINUX: &str = "check the node's audit log for SELinux denials of the iptables program that the message names, or set the chart's iptablesMode to native, which runs no program";
+const CHECK_SELINUX: &str = "check the node's audit log for SELinux denials of this program, or \
+                             set the chart's iptablesMode to native, which runs no program";
 
 /// How long a program waits for the xtables lock, in seconds, as its argument.
 const LOCK_SECONDS: &str = "5";
@@ -65,12 +66,11 @@ fn failed(program: &Path, problem: String, remedy: Option<&'static str>) -> Erro
     Error::Other { problem: format!("{} {problem}", program.display()), remedy }
 }
 
-/// Runs `command` with `input` as its stdin for at most [`PROGRAM_BUDGET`]. Whatever the program started is
-/// killed at the deadline too. Returns its stdout if that is a pipe, or the stderr of a program that fails, on
-/// one line.
+/// Runs `command` with `input` as its stdin. Kills its process group after [`PROGRAM_BUDGET`].
+/// Returns its stdout if that is a pipe, or, if the program fails, its stderr on one line.
 ///
-/// stdin is a pipe: SELinux policies let iptables use pipes of the process that starts it, but not files
-/// in memory. A stdin that the program may not use is replaced with `/dev/null`, without an error.
+/// stdin is a pipe: SELinux policies let iptables use pipes of the process that starts it, but not
+/// files in memory. The kernel silently replaces a stdin that SELinux denies with `/dev/null`.
 fn run(
     program: &Path,
     mut command: Command,

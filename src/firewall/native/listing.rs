@@ -16,7 +16,7 @@ use crate::netlink::socket;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule, nft};
 use crate::redirect::{Family, Redirect};
 
-/// The rules by family.
+/// The redirect rules in the netns, by family and chain.
 #[derive(Default)]
 pub struct Listing {
     /// The marker of the rules in the plugin's tables, or else in those of `iptables-nft`.
@@ -28,7 +28,7 @@ pub struct Listing {
 }
 
 impl Listing {
-    /// A missing table has no rules, nor has a kernel without nf_tables.
+    /// Lists the rules. There are none in a missing table or in a kernel without nf_tables.
     pub fn read() -> Result<Self, Error> {
         let mut listing = Listing::default();
         for &family in Family::ALL {
@@ -87,7 +87,7 @@ impl Listing {
     }
 }
 
-/// Compares comment, expressions and set.
+/// Whether the listed `rule` is the rule of `run`: compares comment, expressions and set.
 fn is_rule(rule: &[u8], run: &[Rule], family: Family) -> Result<bool, Errno> {
     let name = expressions_of(rule).find_map(message::set_name).unwrap_or_default();
     let encoded = expressions(run, &SetName::Listed(name)).0;
@@ -107,7 +107,7 @@ fn expressions_of(rule: &[u8]) -> impl Iterator<Item = &[u8]> {
     parse(list).map(|(_, expression)| expression)
 }
 
-/// With the marker. `iptables-nft` stores a comment as user data, or as a match of its own (1.8.9).
+/// Returns comment and marker. `iptables-nft` 1.8.9 stores them as a match, not as user data.
 fn comment(rule: &[u8]) -> Cow<'_, str> {
     let userdata = find(rule, nfta::RULE_USERDATA).unwrap_or_default();
     let matched = || expressions_of(rule).find_map(message::match_comment);
@@ -116,7 +116,7 @@ fn comment(rule: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(text.unwrap_or_default())
 }
 
-/// Lists objects, of which a kernel without nf_tables has none.
+/// Lists objects. A kernel without nf_tables has no objects.
 fn dump(kind: i32, family: u8, element: &mut dyn FnMut(&[u8])) -> Result<(), Error> {
     match socket::dump(kind, family, &Attributes::default(), element) {
         Err(errno) if !MISSING.contains(&errno) => Err(rejection::list_error(errno)),
@@ -150,8 +150,8 @@ fn active_chains(family: Family) -> Result<[bool; Chain::ALL.len()], Error> {
 fn is_active(table: &str, family: Family) -> Result<bool, Error> {
     let mut is_active = false;
     dump(libc::NFT_MSG_GETTABLE, protocol_family(family), &mut |payload| {
-        // The flags must be zero: a table is inactive with "dormant", and with "owner" it belongs to
-        // another process.
+        // The flags must be zero: a table with "dormant" is inactive, a table with "owner" belongs
+        // to another process.
         let flags = find(payload, nfta::TABLE_FLAGS).unwrap_or_default();
         is_active |= message::text(find(payload, nfta::TABLE_NAME).unwrap_or_default()) == table
             && flags.iter().all(|&byte| byte == 0);

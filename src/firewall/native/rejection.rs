@@ -74,13 +74,15 @@ fn remedy(errno: Errno, at_fault: Option<i32>) -> Option<&'static str> {
         }
         // Only a security module denies access.
         (Errno::EACCES, None) => {
-            "check the node's audit log for SELinux denials of netlink_netfilter_socket, and allow it for the domain of the container runtime"
+            "check the node's audit log for SELinux denials of netlink_netfilter_socket, and \
+             allow it for the domain of the container runtime"
         }
         (Errno::EPERM, Some(libc::NFT_MSG_NEWTABLE)) => {
-            "another process owns this table (nft list tables shows the flag owner): end the process"
+            "another process owns this table (nft list tables shows the flag owner): end it"
         }
         (Errno::EMSGSIZE, None) => {
-            "the rules exceed the send buffer: shorten the pod's lists of skipped ports and subnets, or raise net.core.wmem_max"
+            "the rules exceed the send buffer: shorten the pod's lists of skipped ports and \
+             subnets, or raise net.core.wmem_max"
         }
         _ => return None,
     })

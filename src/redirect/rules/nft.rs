@@ -16,12 +16,12 @@ pub struct Set {
     pub ranges: Vec<(u128, u128)>,
 }
 
-/// What the numbers in a set are.
+/// Type of the numbers in a set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Key {
-    /// In bytes.
+    /// Length of a number, in bytes.
     pub length: usize,
-    /// By which `nft` knows how to show the elements (`enum datatypes` of its `datatype.h`).
+    /// Tells `nft` how to show the elements (`enum datatypes` of its `datatype.h`).
     pub datatype: u32,
 }
 
