@@ -123,8 +123,7 @@ struct NodePod {
 
 impl FromPod for NodePod {
     fn from_pod(object: Pod) -> Option<Self> {
-        let has_ended = matches!(&*object.status.phase, "Succeeded" | "Failed");
-        if object.spec.host_network || has_ended {
+        if object.spec.host_network || object.status.has_ended() {
             return None;
         }
         let pod = pod_ref(&object.metadata);

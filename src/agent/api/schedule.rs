@@ -128,7 +128,7 @@ impl Schedule {
     }
 
     /// Schedules the next TokenRequest after a failed one, not before `retry_after`.
-    /// `is_accepted` says that the last check found the plugin's token valid.
+    /// `is_accepted` says that the plugin has a token of its account, which the last check found valid.
     pub fn not_renewed(&mut self, now: Instant, is_accepted: bool, retry_after: Duration) {
         let limits = if is_accepted { RENEWAL_RETRY } else { RETRY };
         self.renewal = Some(now + failure_wait(limits, &mut self.renewal_failures, retry_after));

@@ -92,8 +92,9 @@ impl Worker {
                 info!("received a token of ServiceAccount {account}, valid for {seconds} s");
             }
             Err((why, retry_after)) => {
-                // The check after the token's expiry finds it rejected, and requests a new one.
-                schedule.not_renewed(now, check.result == Some(Ok(())), retry_after);
+                // An issued token that expires is rejected in the next check, which causes a request.
+                let is_accepted = token_requests.token.is_some() && check.result == Some(Ok(()));
+                schedule.not_renewed(now, is_accepted, retry_after);
                 let is_known = token_requests.error.as_ref() == Some(&why);
                 token_requests.error = Some(why);
                 if is_known {
@@ -135,7 +136,34 @@ impl Worker {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
+    use crate::agent::api::ApiHandle;
+    use crate::agent::settings::Settings;
+    use crate::agent::watch::Watch;
+    use crate::kube::connection::AccessSource;
+
+    #[test]
+    fn a_failed_request_is_repeated_each_minute_unless_an_issued_token_is_accepted() {
+        let account = |name: &str| name == "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT";
+        let lookup = |name: &str| account(name).then(|| "plugin".to_owned());
+        let settings = Arc::new(Settings::read(lookup).unwrap());
+        for (is_issued, minutes) in [(true, 30), (false, 1)] {
+            let waker = Watch::start().unwrap().waker;
+            let api = ApiHandle::start(&settings, waker).unwrap();
+            let missing = AccessSource::Kubeconfig("/missing".into());
+            let mut worker = Worker::new(Arc::clone(&api), missing);
+            let issued = Token { text: "issued".into(), revoked: false };
+            api.state().token_requests.token = Some(issued).filter(|_| is_issued);
+            // Of the token on the host, which may belong to an account that is about to go.
+            api.state().check.result = Some(Ok(()));
+            (0..20).for_each(|_| worker.renew());
+            let wait = api.state().schedule.renewal.unwrap() - Instant::now();
+            let longest = Duration::from_secs(60 * minutes);
+            assert!((longest / 2..=longest).contains(&wait), "{is_issued}: {wait:?}");
+        }
+    }
 
     fn status(code: u16, reason: Option<&str>) -> Result<(), kube::Error> {
         Err(kube::Error::Status {
