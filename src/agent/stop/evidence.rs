@@ -181,8 +181,8 @@ fn rejected(settings: &Settings, own: &str, namespace: &str, timeout: Duration) 
 }
 
 fn is_being_deleted(client: &Client, namespace: &str) -> Result<bool, Error> {
-    let namespace = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))?;
-    Ok(namespace.metadata.deletion_timestamp.is_some())
+    let found = client.get::<Namespace>(&format!("/api/v1/namespaces/{namespace}"))?.metadata;
+    Ok(found.name == namespace && found.deletion_timestamp.is_some())
 }
 
 fn another_object(kind: &str, name: &str) -> String {

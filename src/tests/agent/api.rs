@@ -134,7 +134,8 @@ impl Routes for Kubernetes {
         match (method, path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
                 let is_deleted = state.daemon_set == DaemonSetState::NamespaceBeingDeleted;
-                let metadata = json!({"deletionTimestamp": is_deleted.then_some(DELETED)});
+                let deleted = is_deleted.then_some(DELETED);
+                let metadata = json!({"name": "linkerd-cni", "deletionTimestamp": deleted});
                 let there = (200, json!({"kind": "Namespace", "metadata": metadata}));
                 let (code, namespace) = state.namespace.clone().unwrap_or(there);
                 Response::new(code, namespace)
