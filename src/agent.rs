@@ -129,9 +129,8 @@ fn decide(reconciler: &mut Reconciler, found_empty_node: bool) -> Result<Verdict
         if !matches!(verdict, Verdict::AskAgain(_)) {
             return Ok(verdict);
         }
-        question
-            .ask(&reconciler.settings, reconciler.watch.waker.clone())
-            .map_err(Error::Thread)?;
+        let waker = reconciler.watch.waker.clone();
+        question.ask(&reconciler.settings, waker).map_err(Error::Thread)?;
         // A further signal changes nothing.
         match is_chained_by_upstream {
             true => reconciler.watch.wait(question.time_left()).map_err(Error::Wait)?,

@@ -104,7 +104,8 @@ impl Watch {
     /// thread called [`Waker::wake`]. A signal ends the wait instead, and is returned.
     pub fn wait(&self, timeout: Duration) -> io::Result<Option<Signal>> {
         let timeout = if self.complete { timeout } else { timeout.min(POLL_PERIOD) };
-        let end = Deadline::after(timeout);
+        // Not zero, as no poll would look for a signal then.
+        let end = Deadline::after(timeout.max(SETTLE_PERIOD));
         loop {
             let [stop, woken, changed] = self.poll(end)?;
             if stop {
@@ -183,5 +184,12 @@ mod tests {
         assert_eq!(watch.drain(true), None);
         fs::remove_file(&path).unwrap();
         assert_eq!(watch.drain(true), Some(false));
+    }
+
+    #[test]
+    fn a_signal_ends_also_a_wait_without_time() {
+        let watch = Watch::start().unwrap();
+        nix::sys::signal::raise(Signal::SIGTERM).unwrap();
+        assert_eq!(watch.wait(Duration::ZERO).unwrap(), Some(Signal::SIGTERM));
     }
 }
