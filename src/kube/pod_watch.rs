@@ -224,7 +224,7 @@ fn follow<T: FromPod>(
 
 /// Returns where the next watch continues: from the version `last`. `None`: a new list is needed.
 ///
-/// That is so after a long watch without a single bookmark: if etcd was restored from a backup,
+/// That is so after a long watch without a newer version: if etcd was restored from a backup,
 /// resourceVersions restart at a lower number, and a watch from the old, higher number receives
 /// nothing.
 fn next_version(

@@ -24,8 +24,9 @@ const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_IDLE: Duration = Duration::from_secs(10);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
-/// Number of requests for the DaemonSet without success after which the agent sends no more, in
-/// some two hours. With upstream's chart, the agent never has the permission to read it.
+/// Number of responses without the DaemonSet after which the agent looks no more: some two hours of
+/// checks that accept the plugin's token. With upstream's chart, the agent never has the permission to
+/// read it.
 const DAEMONSET_LOOKS: u32 = 20;
 /// Time between two changes of the address. An outage of the API server lasts at each address, and a
 /// DNS server may respond with another one each time.
@@ -189,11 +190,11 @@ impl Worker {
         let path = format!("{}?resourceVersion=0", daemonset_path(&namespace, name));
         let response = client.get::<DaemonSet>(&path);
         self.record_own(&response);
-        let error = response.as_ref().err();
-        let is_answer = error.is_none_or(kube::Error::is_denied_or_missing);
-        self.daemonset_looks -= u32::from(is_answer);
-        let is_seen = response.is_ok_and(|found| found.metadata.name == *name);
-        self.api.state().history.daemonset_seen = is_seen;
+        let is_answer = response.as_ref().err().is_none_or(kube::Error::is_denied_or_missing);
+        let mut state = self.api.state();
+        let counts = is_answer && state.check.result == Some(Ok(()));
+        self.daemonset_looks -= u32::from(counts);
+        state.history.daemonset_seen = response.is_ok_and(|found| found.metadata.name == *name);
     }
 
     pub fn record_own<T>(&self, response: &Result<T, kube::Error>) {

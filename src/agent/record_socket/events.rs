@@ -184,10 +184,10 @@ mod tests {
             ),
         ];
         for (key, wanted, remedies) in cases {
-            let content = event(json!({key: vec![&long; 7]})).unwrap().content;
+            let content = event(json!({key: vec![&long; 10]})).unwrap().content;
             assert_eq!((content.kind, content.reason), wanted);
             let note = content.note;
-            assert!(note.contains(&[&*long; 7].join(", ")) && note.len() < 1024, "{note}");
+            assert!(note.contains(&[&*long; 10].join(", ")) && note.len() < 1024, "{note}");
             assert!(remedies.iter().all(|remedy| note.contains(remedy)), "{note}");
         }
     }
