@@ -46,23 +46,18 @@ macro_rules! metrics {
 }
 pub(crate) use metrics;
 
-/// Adds a metric. The text prefixes `name` with the group's prefix, appends `_total` to the name of
-/// a counter, and ends `help` with a full stop.
-pub fn register<M: Metric + Clone + Default>(group: &mut Registry, name: &str, help: &str) -> M {
-    let metric = M::default();
-    group.register(name, help, metric.clone());
+/// Adds a metric; one whose name ends with `_seconds` gets this unit. The text prefixes the name with the
+/// group's prefix, appends `_total` to the name of a counter, and ends `help` with a full stop.
+fn add<M: Metric + Clone>(group: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    match name.strip_suffix("_seconds") {
+        Some(name) => group.register_with_unit(name, help, Unit::Seconds, metric.clone()),
+        None => group.register(name, help, metric.clone()),
+    }
     metric
 }
 
-/// Adds a metric in seconds. The text appends `_seconds` to `name`.
-pub fn register_seconds<M: Metric + Clone + Default>(
-    group: &mut Registry,
-    name: &str,
-    help: &str,
-) -> M {
-    let metric = M::default();
-    group.register_with_unit(name, help, Unit::Seconds, metric.clone());
-    metric
+pub fn register<M: Metric + Clone + Default>(group: &mut Registry, name: &str, help: &str) -> M {
+    add(group, name, help, M::default())
 }
 
 pub fn register_each<const N: usize, M: Default>(
@@ -78,13 +73,12 @@ where
     for labels in labels {
         drop(metrics.get_or_create(&labels));
     }
-    group.register(name, help, metrics.clone());
-    metrics
+    add(group, name, help, metrics)
 }
 
 pub type Durations<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
-/// Adds a histogram of durations for each of these `labels`. The text appends `_seconds` to `name`.
+/// Adds a histogram of durations for each of these `labels`.
 pub fn register_durations_each<const N: usize>(
     group: &mut Registry,
     name: &str,
@@ -95,8 +89,7 @@ pub fn register_durations_each<const N: usize>(
     for labels in labels {
         drop(durations.get_or_create(&labels));
     }
-    group.register_with_unit(name, help, Unit::Seconds, durations.clone());
-    durations
+    add(group, name, help, durations)
 }
 
 /// Adds the gauge `build_info`, which is always 1 and has the program's version as a label.
@@ -105,11 +98,8 @@ pub fn register_build_info(group: &mut Registry) {
     info.get_or_create(&[("version", env!("CARGO_PKG_VERSION").into())]).set(1);
 }
 
-/// Adds a histogram of durations. The text appends `_seconds` to `name`.
 pub fn register_durations(group: &mut Registry, name: &str, help: &str) -> Histogram {
-    let histogram = Histogram::new(BUCKETS);
-    group.register_with_unit(name, help, Unit::Seconds, histogram.clone());
-    histogram
+    add(group, name, help, Histogram::new(BUCKETS))
 }
 
 pub fn openmetrics<'a>(registries: impl IntoIterator<Item = &'a Registry>) -> String {

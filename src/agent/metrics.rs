@@ -14,7 +14,6 @@ use crate::kube::request_metrics;
 use crate::log::stderr;
 use crate::metrics::{
     Counters, Labels, label, metrics, openmetrics, register, register_build_info, register_each,
-    register_seconds,
 };
 pub use plugin_calls::PluginCalls;
 
@@ -30,9 +29,9 @@ metrics! {
     contention_active: Gauge = register "Whether another writer keeps overwriting a file now"
     rechains: Counter = register
         "Times that the plugin was chained again to a network config from which another program had removed the plugin entry"
-    conflist_without_entry: Counter<f64, AtomicU64> = register_seconds
+    conflist_without_entry_seconds: Counter<f64, AtomicU64> = register
         "Time in which the active conflist lacked the plugin entry while the agent ran"
-    token_expiration_timestamp: Gauge = register_seconds
+    token_expiration_timestamp_seconds: Gauge = register
         "When the token in the kubeconfig on the host expires, as Unix time; 0 if unknown"
     reconcile: Counter = register "Reconcile passes"
     reconcile_errors: Counter = register

@@ -180,7 +180,7 @@ impl Reconciler {
             Some(Claims::read(&token)?.expiry()?.duration_since(UNIX_EPOCH).ok()?.as_secs())
         });
         let seconds = i64::try_from(expires.unwrap_or_default()).unwrap_or(i64::MAX);
-        self.status.metrics.token_expiration_timestamp.set(seconds);
+        self.status.metrics.token_expiration_timestamp_seconds.set(seconds);
         self.pass.body.token_expires = expires;
     }
 

@@ -72,7 +72,7 @@ impl Shared {
         };
         let metrics = &self.metrics;
         let Err((is_timeout, error)) = result else {
-            return metrics.events_publish_latency.observe(began.elapsed().as_secs_f64());
+            return metrics.events_publish_latency_seconds.observe(began.elapsed().as_secs_f64());
         };
         let counter = match is_timeout {
             true => &metrics.events_publish_timeouts,

@@ -14,7 +14,8 @@ metrics! {
         "Stranded pods dropped because the queue was full or the list too long"
     pods_held: Counter = register
         "Stranded pods left unchanged for now, as an earlier repair of the pod or of its owner's last pod did not help"
-    pods_delete_latency: Histogram = register_durations "Duration of successful pod deletions"
+    pods_delete_latency_seconds: Histogram = register_durations
+        "Duration of successful pod deletions"
     pods_deleted: Counter = register "Evicted or deleted pods"
     pods_delete_errors: Counter = register
         "Failed attempts to delete a pod, without those that timed out"
@@ -23,7 +24,7 @@ metrics! {
     events_publish_errors: Counter = register "Failed publications of Events"
     events_publish_timeouts: Counter = register
         "Publications of Events to which the API server did not respond in time"
-    events_publish_latency: Histogram = register_durations
+    events_publish_latency_seconds: Histogram = register_durations
         "Duration of successful publications of Events"
     watch_errors: Counter = register "Failed lists and watches of the node's pods"
     pods_repaired: Counter = register "Pods repaired in place"
@@ -67,7 +68,7 @@ mod tests {
     fn the_text_is_openmetrics_with_upstreams_names_and_buckets() {
         let metrics = Metrics::default();
         metrics.pods_deleted.inc();
-        metrics.pods_delete_latency.observe(1.001);
+        metrics.pods_delete_latency_seconds.observe(1.001);
         let text = metrics.text();
         let prefix = "linkerd_cni_repair_controller_pods_delete_latency_seconds_bucket{le=\"";
         let buckets: Vec<&str> =

@@ -213,7 +213,7 @@ impl Worker {
         let (metrics, mode) = (&self.shared.metrics, self.shared.settings.mode);
         let (counter, line) = match mode {
             RepairMode::Delete => {
-                metrics.pods_delete_latency.observe(began.elapsed().as_secs_f64());
+                metrics.pods_delete_latency_seconds.observe(began.elapsed().as_secs_f64());
                 (&metrics.pods_deleted, "Deleted pod")
             }
             RepairMode::InPlace => (&metrics.pods_repaired, "Repaired pod in place"),

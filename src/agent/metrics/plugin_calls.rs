@@ -30,7 +30,7 @@ metrics! {
     requests: Counters<2> = register_each "Plugin calls, by result" (
         COMMANDS.iter().flat_map(|command| RESULTS.map(|result| call_labels(*command, result)))
     )
-    request_duration: Durations<2> = register_durations_each
+    request_duration_seconds: Durations<2> = register_durations_each
         "Duration of plugin calls, by the source that decided on the pod"
         (COMMANDS.into_iter().flat_map(|command| {
             sources().map(move |source| [label("command", command), source])
@@ -76,7 +76,9 @@ impl PluginCalls {
         if command == Command::Add {
             self.adds.get_or_create(array::from_ref(&source)).inc();
         }
-        self.request_duration.get_or_create(&[label("command", command), source]).observe(seconds);
+        self.request_duration_seconds
+            .get_or_create(&[label("command", command), source])
+            .observe(seconds);
         self.api_requests.inc_by(record.requests.into());
         self.api_retries.inc_by(record.retries.into());
         if !record.blocked_init_containers.is_empty() {

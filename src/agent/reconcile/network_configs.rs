@@ -89,7 +89,10 @@ impl Reconciler {
     fn count_time_without_entry(&mut self, configs: &[ConfigFile]) {
         let is_active = plan::called(configs).is_some();
         if let Some(since) = self.lacked_entry_at.take().filter(|_| is_active) {
-            self.status.metrics.conflist_without_entry.inc_by(since.elapsed().as_secs_f64());
+            self.status
+                .metrics
+                .conflist_without_entry_seconds
+                .inc_by(since.elapsed().as_secs_f64());
         }
         let is_chained = plan::chained(&self.settings.node.mode, configs).is_some();
         self.lacked_entry_at = (is_active && !is_chained).then(Instant::now);
