@@ -28,6 +28,8 @@ const BATCH_BEGIN: u16 = libc::NFNL_MSG_BATCH_BEGIN as u16;
 const BATCH_END: u16 = libc::NFNL_MSG_BATCH_END as u16;
 const ERROR: u16 = libc::NLMSG_ERROR as u16;
 const DONE: u16 = libc::NLMSG_DONE as u16;
+/// Flag of a list that changed while the kernel read it: objects may be missing or listed twice.
+const INTERRUPTED: u16 = libc::NLM_F_DUMP_INTR as u16;
 
 const REQUEST: u16 = libc::NLM_F_REQUEST as u16;
 /// Flag of a request whose success the kernel reports.
@@ -123,7 +125,8 @@ pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
 
 /// Passes the attributes of each nf_tables object of type `kind` to `element`.
 /// Fails with the kernel's error, such as `EOPNOTSUPP` without nf_tables, with `ETIMEDOUT` without
-/// a response, or with `EFBIG` if the list is longer than [`DUMP_LIMIT`].
+/// a response, with `EFBIG` if the list is longer than [`DUMP_LIMIT`], or with `EINTR` if the list
+/// changed meanwhile.
 pub fn dump(
     kind: i32,
     family: u8,
@@ -195,27 +198,53 @@ fn exchange(
         };
         received += count;
         let mut bytes = &buffer[..count];
-        while let [l0, l1, l2, l3, k0, k1, _, _, s0, s1, s2, s3, ..] = *bytes {
+        while let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes {
             let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
             let Some(payload) = bytes.get(MESSAGE_HEADER..length) else {
                 break;
             };
+            if u16::from_ne_bytes([f0, f1]) & INTERRUPTED != 0 {
+                return Err(Errno::EINTR.into());
+            }
             match u16::from_ne_bytes([k0, k1]) {
                 // The first error counts; the kernel also reports later errors. The payload starts
-                // with the negative errno; 0 means success.
-                ERROR => {
+                // with the negative errno; 0 means success. A list can end with an error, too.
+                ERROR | DONE => {
                     let code = i32::from_ne_bytes(*payload.first_chunk().ok_or(Errno::EBADMSG)?);
-                    let (errno, sequence) = (
-                        Errno::from_raw(code.wrapping_neg()),
-                        u32::from_ne_bytes([s0, s1, s2, s3]),
-                    );
+                    let errno = Errno::from_raw(code.wrapping_neg());
+                    let sequence = u32::from_ne_bytes([s0, s1, s2, s3]);
                     return if code == 0 { Ok(()) } else { Err(Rejection { errno, sequence }) };
                 }
-                DONE => return Ok(()),
                 _ => element(payload),
             }
             bytes = bytes.get(padded(length)..).unwrap_or_default();
         }
     }
     Err(Errno::EFBIG.into())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::net::UnixDatagram;
+
+    use super::*;
+
+    #[test]
+    fn a_list_that_failed_half_way_or_changed_meanwhile_is_an_error() {
+        let none = Attributes::default();
+        for (flags, code, expected) in [
+            (0, 0, Ok(())),
+            (0, -libc::ENOENT, Err(Errno::ENOENT)),
+            (INTERRUPTED, 0, Err(Errno::EINTR)),
+        ] {
+            let mut list = Vec::new();
+            append(&mut list, SUBSYSTEM << 8, 0, 1, &family_header(0, 0), &none);
+            append(&mut list, DONE, flags, 1, &code.to_ne_bytes(), &none);
+            let (kernel, socket) = UnixDatagram::pair().unwrap();
+            kernel.send(&list).unwrap();
+            let mut objects = 0;
+            let result = exchange(&socket.into(), &[0], 1 << 10, &mut |_| objects += 1);
+            assert_eq!((result.map_err(|rejection| rejection.errno), objects), (expected, 1));
+        }
+    }
 }
