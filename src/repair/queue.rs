@@ -119,6 +119,13 @@ impl Queue {
         self.lock().retain(|queued| queued.pod.uid != uid);
     }
 
+    /// Removes the pods of validators that a new list lacks: the watch may have missed that they are gone.
+    pub fn retain_listed(&self, listed: &[StrandedPod]) {
+        let is_listed = |pod: &StrandedPod| listed.iter().any(|listed| listed.uid == pod.uid);
+        self.lock()
+            .retain(|QueuedPod { pod, .. }| pod.found_by == FoundBy::Audit || is_listed(pod));
+    }
+
     /// Waits for the next pod, which no longer waits then.
     ///
     /// `turn` returns how long the repair budget lets a pod wait, and its rank among pods that wait as
@@ -206,12 +213,14 @@ mod tests {
     }
 
     #[test]
-    fn the_findings_of_validator_and_audit_about_a_pod_are_queued_apart() {
-        let queue = queue(2);
+    fn a_list_keeps_the_places_of_queued_pods_and_the_pods_of_audits() {
+        let queue = queue(3);
         let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(1) };
         assert!(queue.push(audited.clone()));
-        let all: Vec<_> = (0..3).map(|_| pop(&queue)).collect();
-        assert_eq!(all, [pod(0), pod(1), audited]);
+        queue.retain_listed(&[pod(4), newer(2), pod(1)]);
+        assert!(queue.push(pod(4)) && queue.push(newer(2)));
+        let all: Vec<_> = (0..4).map(|_| pop(&queue)).collect();
+        assert_eq!(all, [pod(1), newer(2), audited, pod(4)]);
     }
 
     #[test]

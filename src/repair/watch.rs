@@ -24,6 +24,7 @@ pub fn run(connection: Connection, shared: &Shared) {
     pod_watch::run(connection, node, START_SPREAD, |update| {
         match update {
             Update::Listed { pods, dropped } => {
+                shared.queue.retain_listed(&pods);
                 pods.into_iter().for_each(found);
                 shared.metrics.queue_overflow.inc_by(dropped as u64);
                 *shared.not_ready() = None;
