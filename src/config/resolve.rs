@@ -50,18 +50,10 @@ impl Config {
         let [proxy_uid, proxy_gid] = self.proxy_user(pod)?;
         let inbound = ("incoming-proxy-port", self.incoming_proxy_port);
         let outbound = ("outgoing-proxy-port", self.outgoing_proxy_port);
-        let proxy = &pod.proxy;
+        let [stated_in, stated_out] = [pod.proxy.inbound_port, pod.proxy.outbound_port];
         let redirect = Redirect {
-            inbound_port: resolver.proxy_port(
-                proxy.inbound_port,
-                annotation::INBOUND_PORT,
-                inbound,
-            )?,
-            outbound_port: resolver.proxy_port(
-                proxy.outbound_port,
-                annotation::OUTBOUND_PORT,
-                outbound,
-            )?,
+            inbound_port: resolver.proxy_port(stated_in, annotation::INBOUND_PORT, inbound)?,
+            outbound_port: resolver.proxy_port(stated_out, annotation::OUTBOUND_PORT, outbound)?,
             proxy_uid,
             proxy_gid,
             ports_to_redirect: redirected_ports(&self.ports_to_redirect)?,

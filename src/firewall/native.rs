@@ -57,10 +57,8 @@ fn refuse_old_kernel(release: &OsStr) -> Result<(), Error> {
         (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < OLDEST_KERNEL => {
             let problem =
                 format!("the backend native needs Linux 4.18, and this kernel is {release}");
-            Err(Error::Other {
-                problem,
-                remedy: Some("set the chart's iptablesMode to nft or legacy"),
-            })
+            let remedy = Some("set the chart's iptablesMode to nft or legacy");
+            Err(Error::Other { problem, remedy })
         }
         _ => Ok(()),
     }

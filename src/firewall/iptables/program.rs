@@ -106,14 +106,10 @@ fn run(
         Err(_) => None,
     };
     let (Ok((stdout, stderr)), Some(status)) = (outputs, status) else {
-        let lock = lock::holder(Some(child.id())).map(|lock| format!("; {lock}"));
+        let lock = lock::holder(Some(child.id())).map_or(String::new(), |lock| format!("; {lock}"));
         child::kill(&mut child);
-        let lock = lock.unwrap_or_default();
-        return Err(failed(
-            program,
-            format!("timed out after {budget:?} and was killed{lock}"),
-            None,
-        ));
+        let problem = format!("timed out after {budget:?} and was killed{lock}");
+        return Err(failed(program, problem, None));
     };
     // Ends with the input, as it lets a write that still waits for a reader go on.
     let left = io::copy(&mut unread, &mut io::sink()).map_err(start)?;
