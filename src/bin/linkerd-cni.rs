@@ -41,8 +41,7 @@ fn write(text: &str) -> io::Result<()> {
     // A writable pipe takes 4,096 bytes without waiting (`PIPE_BUF` in pipe(7)).
     for part in text.as_bytes().chunks(4096) {
         deadline.poll(&mut [PollFd::new(stdout.as_fd(), PollFlags::POLLOUT)])?;
-        stdout.write_all(part)?;
-        stdout.flush()?;
+        stdout.write_all(part).and_then(|()| stdout.flush())?;
     }
     Ok(())
 }

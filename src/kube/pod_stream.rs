@@ -37,7 +37,7 @@ pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>
         #[serde(default)]
         metadata: ListMetadata,
         #[serde(deserialize_with = "keep")]
-        items: Kept<T>,
+        items: PodList<T>,
     }
 
     let ListBody { metadata, items } = serde_json::from_reader(response)?;
@@ -47,20 +47,14 @@ pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>
     if !metadata.continue_token.is_empty() {
         return Err(serde_json::Error::custom("the list is only one page of a longer list"));
     }
-    let Kept { pods, dropped } = items;
-    Ok(PodList { resource_version: metadata.resource_version, pods, dropped })
+    Ok(PodList { resource_version: metadata.resource_version, ..items })
 }
 
-struct Kept<T> {
-    pods: Vec<T>,
-    dropped: usize,
+fn keep<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<PodList<T>, D::Error> {
+    items.deserialize_any(PodList { resource_version: String::new(), pods: Vec::new(), dropped: 0 })
 }
 
-fn keep<'de, D: Deserializer<'de>, T: FromPod>(items: D) -> Result<Kept<T>, D::Error> {
-    items.deserialize_any(Kept { pods: Vec::new(), dropped: 0 })
-}
-
-impl<'de, T: FromPod> Visitor<'de> for Kept<T> {
+impl<'de, T: FromPod> Visitor<'de> for PodList<T> {
     type Value = Self;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
