@@ -3,6 +3,8 @@
 
 pub mod bypass;
 pub mod ignored_ports;
+mod proxy_user;
+mod refusal;
 mod resolve;
 mod section;
 
@@ -52,7 +54,7 @@ pub struct Config {
     pub ipv6: Ipv6,
     pub filter: PodFilter,
     /// Time that one ADD or CHECK may spend on API requests, retries included. If annotations
-    /// can decide, at most 2 s, see `plugin::pod_redirect`.
+    /// can decide, at most 2 s, see `plugin::pod_sources`.
     pub api_budget: Duration,
     /// Whether an invalid element of a port list fails the pod. Upstream drops the element.
     pub strict_annotations: bool,

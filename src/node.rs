@@ -3,7 +3,7 @@
 pub mod binaries;
 pub mod leftovers;
 pub mod lock;
-pub mod steps;
+pub mod network_config_steps;
 pub mod uninstall;
 
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 
 mod api;
-pub mod pod_redirect;
+pub mod pod_sources;
 
 use std::time::{Duration, Instant};
 
@@ -17,7 +17,7 @@ use crate::pod::Decision;
 use crate::record::{CallResult, Record};
 use crate::redirect::Ipv6;
 use crate::{firewall, log, netns, pod_copy};
-use pod_redirect::{KnownPod, PodRedirect};
+use pod_sources::{KnownPod, PodRedirect};
 
 /// Timeout for installing or reading the rules in one pod's netns, for all families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
@@ -65,7 +65,7 @@ fn run_and_record(
 /// Returns `prevResult` for every pod, meshed or not.
 fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String, Error> {
     let output = result::pass_through(request)?;
-    let found = match pod_redirect::named(request, config, record)? {
+    let found = match pod_sources::named(request, config, record)? {
         Decision::Redirect(pod) => KnownPod::read(pod, request).find(config, record)?,
         Decision::Skip(reason) => Decision::Skip(reason),
     };
@@ -132,7 +132,7 @@ fn missing_rules(
         let today = today.map(|found| firewall::origin(found.redirect, found.ipv6));
         in_netns(request, move || firewall::missing(today.as_ref()))
     };
-    let pod = match pod_redirect::named(request, config, record)? {
+    let pod = match pod_sources::named(request, config, record)? {
         Decision::Redirect(pod) => KnownPod::read(pod, request),
         Decision::Skip(reason) => {
             record.skip(reason.text());

@@ -1,12 +1,11 @@
 //! The paths on which traffic of a meshed pod bypasses its proxy, each with a stable reason. Docs,
 //! `linkerd cni` and the agent's metric take reasons and their meaning from here. Pure.
 
+use super::Config;
 use super::ignored_ports::{INBOUND_KEY, OUTBOUND_KEY};
 use super::resolve::SUBNETS;
-use super::{Config, ResolvedRedirect};
 use crate::cni::Error;
 use crate::cni::args::PodRef;
-use crate::failure::Failure;
 use crate::kube::types::Pod;
 use crate::pod::containers::{exempt, has_ipv6_address};
 use crate::pod::facts::{self, CONTROL_PLANE_LABEL, ClusterLookup, PodFacts};
@@ -16,13 +15,6 @@ use crate::quote;
 use crate::redirect::Ipv6;
 use crate::redirect::ports::PortRange;
 
-/// Names of RuntimeClasses that [gVisor](https://gvisor.dev/docs/architecture_guide/networking/) and
-/// [Kata](https://github.com/kata-containers/kata-containers/blob/main/docs/design/architecture/networking.md)
-/// document, or their first parts, as in `kata-qemu`. Both take the packets from the pod's interface
-/// before the kernel's rules do.
-const SANDBOXED_CLASSES: [&str; 3] = ["gvisor", "kata", "runsc"];
-/// Number of containers that an error names.
-const NAMED: usize = 10;
 /// Values of the chart that become keys of the plugin entry.
 const VALUES: [(&str, &str); 5] = [
     (INBOUND_KEY, "ignoreInboundPorts"),
@@ -103,41 +95,6 @@ impl Bypass {
 }
 
 impl Config {
-    /// Returns why ADD refuses the pod. Only ADD may: a running pod keeps its rules.
-    pub fn refusal(&self, resolved: &ResolvedRedirect) -> Option<Error> {
-        if let Some(error) = resolved.sandbox_error() {
-            return Some(error);
-        }
-        let names = &resolved.exempt_containers;
-        if !self.strict_proxy_user || names.is_empty() {
-            return None;
-        }
-        let named = names[..names.len().min(NAMED)].join(", ");
-        let ids = [("UID", resolved.redirect.proxy_uid), ("GID", resolved.redirect.proxy_gid)];
-        let ids = ids.iter().filter_map(|(word, id)| Some(format!("{word} {}", (*id)?)));
-        Some(Error::new(
-            Failure::SharedProxyUser,
-            format!(
-                "containers run as the proxy's user ({}), so their connections would bypass the \
-                 proxy: {named}",
-                ids.collect::<Vec<_>>().join(", ")
-            ),
-        ))
-    }
-
-    /// Whether a pod with this RuntimeClass ignores rules: its name is one of the plugin entry or of
-    /// [`SANDBOXED_CLASSES`], or begins with one and a dash.
-    pub(super) fn is_sandboxed(&self, runtime_class: &str) -> bool {
-        let is_named = |name: &str| {
-            let rest = runtime_class.strip_prefix(name).filter(|_| !name.is_empty());
-            rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('-'))
-        };
-        match &self.sandboxed_classes {
-            Some(names) => names.iter().any(|name| is_named(name)),
-            None => SANDBOXED_CLASSES.into_iter().any(is_named),
-        }
-    }
-
     /// Returns the paths of [`Config::bypasses`] for a pod that its containers say to redirect, or why
     /// they say not to.
     pub fn bypasses_of(
@@ -253,14 +210,4 @@ impl Config {
 
 fn dashed(ranges: impl Iterator<Item = PortRange>) -> Vec<String> {
     ranges.map(|range| range.dashed()).collect()
-}
-
-impl ResolvedRedirect {
-    pub fn sandbox_error(&self) -> Option<Error> {
-        let class = self.sandboxed_by.as_ref()?;
-        let problem = format!(
-            "the sandboxes of RuntimeClass {class} ignore redirect rules, so all connections of the pod would bypass the proxy"
-        );
-        Some(Error::new(Failure::SandboxedPod, problem))
-    }
 }

@@ -24,7 +24,7 @@ use tracing::{info, warn};
 use super::binaries::Binaries;
 use super::leftovers;
 use super::lock::NodeLocker;
-use super::steps::{NetDir, content};
+use super::network_config_steps::{NetDir, content};
 use super::{Mounts, NodeSettings, OVERWRITTEN};
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir::{self, ConfigFile};

@@ -15,7 +15,7 @@ use crate::conflist::plan::{self, Plan};
 use crate::conflist::saved_state::{self, SavedState};
 use crate::conflist::{PLUGIN, plugin_entry, plugin_types};
 use crate::files;
-use crate::node::steps::{NetDir, content};
+use crate::node::network_config_steps::{NetDir, content};
 use crate::node::{NodeSettings, leftovers};
 
 impl Reconciler {

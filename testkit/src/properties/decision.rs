@@ -5,7 +5,7 @@ use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::cni::{Command, Request, request};
 use linkerd2_cni::config::Config;
 use linkerd2_cni::failure::Failure;
-use linkerd2_cni::plugin::pod_redirect::{self, KnownPod};
+use linkerd2_cni::plugin::pod_sources::{self, KnownPod};
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::facts;
@@ -102,7 +102,7 @@ impl Start {
             let annotations = self.of_namespace.clone();
             facts::facts(found, pod, &mut FakeCluster { annotations, ..FakeCluster::default() })
         };
-        let pod = match pod_redirect::named(&request, &config, &mut record)? {
+        let pod = match pod_sources::named(&request, &config, &mut record)? {
             Decision::Redirect(pod) => pod,
             Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
         };
