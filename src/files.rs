@@ -16,8 +16,8 @@ use nix::fcntl::OFlag;
 use nix::unistd::{getegid, geteuid};
 use serde::{Deserialize, Serialize};
 
-mod atomic_replace;
 mod error;
+mod exchange;
 mod mounted_dir;
 mod staged_removal;
 mod temporary;
@@ -78,7 +78,7 @@ pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error>
 /// Creates a file with the extended attributes of `like`. Fails with [`Error::Raced`] if `path` exists.
 pub fn create(path: &Path, bytes: &[u8], access: FileAccess, like: &Path) -> Result<(), Error> {
     let new = Temporary::beside(path)?.fill(access, Some(like), |file| file.write_all(bytes))?;
-    atomic_replace::rename_new(&new.path, path)?;
+    exchange::rename_new(&new.path, path)?;
     sync_dir(path)
 }
 
@@ -97,7 +97,7 @@ pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> Result<(), Error> {
     let new = Temporary::beside(path)?.fill(access, Some(path), |file| file.write_all(bytes))?;
     check_unchanged(path, before)?;
-    atomic_replace::replace(new, before, bytes)
+    exchange::replace(new, before, bytes)
 }
 
 /// Replaces `to` with a copy of `from`, with the permission bits of `from`.

@@ -4,8 +4,8 @@ use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::atomic_replace::rename_new;
 use super::error::{Error, failed};
+use super::exchange::rename_new;
 use super::temporary::{sync_dir, temporary_path};
 use super::{check_unchanged, metadata, read, remove};
 

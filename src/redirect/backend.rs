@@ -1,4 +1,5 @@
-//! Ways to write redirect rules into the kernel, and the setting that selects one.
+//! Ways to write redirect rules into the kernel, and the setting that selects one. `firewall::apply`
+//! tries them in order; `firewall::iptables::programs` finds those of the host.
 
 use std::fmt;
 

@@ -1,4 +1,4 @@
-//! Atomically replaces or creates a file that another program may write at the same time.
+//! Exchanges or creates a file that another program may write at the same time.
 //!
 //! A rename would discard what the other program wrote after the agent's read. An exchange keeps
 //! the replaced file under the temporary name. If its content is not what the agent read, it is put
