@@ -24,7 +24,7 @@ use crate::files;
 const POLL_PERIOD: Duration = Duration::from_secs(1);
 /// Longest time to wait for a writer that has a file open, so that a pass does not read half of the
 /// file. The end of a slower writer triggers another pass.
-const SETTLE_TIME: Duration = Duration::from_millis(50);
+const SETTLE_TIME: Duration = Duration::from_millis(20);
 /// Time between two checks whether the writer has closed the file.
 const SETTLE_PERIOD: Duration = Duration::from_millis(1);
 
