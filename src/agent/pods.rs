@@ -3,8 +3,8 @@
 //! A pod is published with the decision that the plugin would make after its API requests, so that
 //! the plugin sends no request. If a request of the agent fails, the pod has no file, and the
 //! plugin sends the requests. The agent holds the lock of the copy from the first list until the
-//! watch fails twice in a row. While the lock is held, a pod without a file is one of which the
-//! agent has received no event yet, or that it could not publish.
+//! watch fails twice in a row. If a pod has no file while the lock is held, the agent has received
+//! no event of the pod yet, or could not publish it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -47,8 +47,8 @@ const START_SPREAD: Duration = Duration::from_secs(1);
 /// Longest time for which readiness waits for the first list.
 const FIRST_LIST: Duration = Duration::from_secs(20);
 
-/// Shortest wait after [`DENIALS`], as only an administrator can grant the permission, and until
-/// the pods that could not be published are listed again. The longest wait is twice as long.
+/// Shortest wait after [`DENIALS`], as only an administrator can grant the permission. Also the
+/// shortest wait until unpublished pods are listed again. The longest wait is twice as long.
 const LONG_WAIT: Duration = Duration::from_secs(300);
 /// Failures in a row after which the agent releases the lock of the copy. One is normal: a restart
 /// of the API server ends each watch, and a starting API server may respond with 403.

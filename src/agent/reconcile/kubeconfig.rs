@@ -104,10 +104,9 @@ impl Reconciler {
         (self.token_found_on_host.clone().ok_or_else(missing), error)
     }
 
-    /// Records whether the API server accepts `token`. If the API server is unreachable, the node
-    /// is not ready only if the plugin has a ServiceAccount of its own and there was no response
-    /// since the start. With upstream's chart it is only a warning: upstream's agent sends no
-    /// requests.
+    /// Records whether the API server accepts `token`. An unreachable API server is only a warning,
+    /// as upstream's agent sends no requests. The exception: the plugin has a ServiceAccount of its
+    /// own, and the API server has not responded since the start. Then the node is not ready.
     fn check_token(&mut self, token: &str, written: bool, request_error: Option<String>) {
         let status = self.api.token_status(token, written);
         let must_wait = self.settings.plugin_account.is_some() && !status.responded;
