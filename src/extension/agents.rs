@@ -112,6 +112,7 @@ pub fn is_ready(pod: &Value) -> bool {
 
 /// Calls `work` for each of `items`, several at a time. Returns the results in any order.
 pub fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let threads = PARALLEL.min(items.len());
     let (queue, results) = (Mutex::new(items.into_iter()), Mutex::new(Vec::new()));
     let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
     let run = || {
@@ -120,7 +121,7 @@ pub fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync
             results.lock().unwrap_or_else(PoisonError::into_inner).push(result);
         }
     };
-    thread::scope(|scope| (0..PARALLEL).for_each(|_| drop(scope.spawn(run))));
+    thread::scope(|scope| (0..threads).for_each(|_| drop(scope.spawn(run))));
     results.into_inner().unwrap_or_else(PoisonError::into_inner)
 }
 
