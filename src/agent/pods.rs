@@ -247,11 +247,15 @@ impl Publisher {
         }
         let mut known = Known { facts, problem: None, reasons: Vec::new(), has_ipv6 };
         let published = decision.and_then(|decision| {
-            if let Decision::Redirect(facts) = &decision {
-                let found = self.config.bypasses(&pod, facts, true).unwrap_or_default();
-                known.reasons = found.iter().map(|bypass| bypass.reason).collect();
-                known.reasons.dedup();
-            }
+            let decision = match decision {
+                Decision::Skip(reason) => Decision::Skip(reason),
+                Decision::Redirect((own, facts)) => {
+                    let found = self.config.bypasses(&pod, &own, &facts, true).unwrap_or_default();
+                    known.reasons = found.iter().map(|bypass| bypass.reason).collect();
+                    known.reasons.dedup();
+                    Decision::Redirect(facts)
+                }
+            };
             pod_copy::publish(&self.run_dir, pod.clone(), decision).map_err(|error| {
                 // Without facts, the next update of the pod retries.
                 known.facts = Box::default();
@@ -324,8 +328,13 @@ impl Publisher {
         has_problem
     }
 
-    /// Returns the plugin's decision on a pod, from its own facts and other objects.
-    fn complete(&mut self, facts: &[u8], namespace: &str) -> Result<Decision<PodFacts>, String> {
+    /// Returns the plugin's decision on a pod, from its own facts and other objects. The bypass metric
+    /// needs the own facts, too.
+    fn complete(
+        &mut self,
+        facts: &[u8],
+        namespace: &str,
+    ) -> Result<Decision<(OwnFacts, PodFacts)>, String> {
         if facts.is_empty() {
             let why = "its annotations and containers need more than";
             return Err(format!("{why} {FACTS_LIMIT} bytes"));
@@ -336,7 +345,8 @@ impl Publisher {
             Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
         };
         if !own.needs_objects() {
-            return Ok(Decision::Redirect(own.facts));
+            let facts = own.facts.clone();
+            return Ok(Decision::Redirect((own, facts)));
         }
         let reader = match &mut self.reader {
             Some(reader) => reader,
@@ -350,6 +360,6 @@ impl Publisher {
             reader.api_server_service()?;
         }
         let facts = own.complete(namespace, reader).map_err(|error| error.to_string())?;
-        Ok(Decision::Redirect(facts))
+        Ok(Decision::Redirect((own, facts)))
     }
 }

@@ -8,7 +8,7 @@ use crate::cni::Error;
 use crate::cni::args::PodRef;
 use crate::kube::types::Pod;
 use crate::pod::containers::{exempt, has_ipv6_address};
-use crate::pod::facts::{self, CONTROL_PLANE_LABEL, ClusterLookup, PodFacts};
+use crate::pod::facts::{CONTROL_PLANE_LABEL, ClusterLookup, OwnFacts, PodFacts, own_facts};
 use crate::pod::skip::SkipReason;
 use crate::pod::{Decision, annotation, reasons};
 use crate::quote;
@@ -82,15 +82,15 @@ impl Bypass {
         Bypass { cause: Some((kind, key)), ..self }
     }
 
-    /// `key`: an annotation, or a key of the plugin entry.
-    fn by_list(self, key: &'static str, facts: &PodFacts) -> Bypass {
-        match VALUES.iter().find(|(entry, _)| *entry == key) {
-            Some((_, value)) => self.by("value", value),
-            None if facts.inherited.iter().any(|inherited| inherited == key) => {
-                self.by("namespace", key)
-            }
-            None => self.by("pod", key),
+    /// `key`: the control plane's label, an annotation, or a key of the plugin entry.
+    fn by_key(self, key: &'static str, own: &OwnFacts) -> Bypass {
+        if let Some((_, value)) = VALUES.iter().find(|(entry, _)| *entry == key) {
+            return self.by("value", value);
         }
+        if key == CONTROL_PLANE_LABEL || own.facts.annotations.contains_key(key) {
+            return self.by("pod", key);
+        }
+        self.by("namespace", key)
     }
 }
 
@@ -104,24 +104,25 @@ impl Config {
     ) -> Result<Decision<Vec<Bypass>>, Error> {
         let pod_ref = PodRef::from(&pod.metadata);
         let has_ipv6 = has_ipv6_address(&pod);
-        Ok(match facts::facts(pod, &pod_ref, lookup)? {
-            Decision::Skip(reason) => Decision::Skip(reason),
-            Decision::Redirect(facts) => {
-                Decision::Redirect(self.bypasses(&pod_ref, &facts, has_ipv6)?)
-            }
-        })
+        let own = match own_facts(pod).map_err(|problem| problem.of(&pod_ref))? {
+            Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+            Decision::Redirect(own) => own,
+        };
+        let facts = own.complete(&pod_ref.namespace, lookup)?;
+        Ok(Decision::Redirect(self.bypasses(&pod_ref, &own, &facts, has_ipv6)?))
     }
 
     /// Returns the paths around the proxy of a meshed pod: those that its object, its namespace and the
-    /// plugin entry cause today.
+    /// plugin entry cause today. `facts` completes `own`.
     /// Fails with the error with which the pod would not start today.
     pub fn bypasses(
         &self,
         pod: &PodRef,
+        own: &OwnFacts,
         facts: &PodFacts,
         has_ipv6: bool,
     ) -> Result<Vec<Bypass>, Error> {
-        let exposure = &facts.exposure;
+        let exposure = &own.exposure;
         if exposure.host_network {
             return Ok(vec![Bypass::new(Reason::HostNetwork, "")]);
         }
@@ -164,12 +165,12 @@ impl Config {
             let bypass = Bypass::new(Reason::PortsToRedirect, ports.join(", "));
             found.push(bypass.by("value", "portsToRedirect"));
         }
-        found.extend(self.skipped(facts)?);
+        found.extend(self.skipped(own, facts)?);
         Ok(found)
     }
 
     /// Returns a path for each list of ports or subnets, without the ports of the proxy's own servers.
-    fn skipped(&self, facts: &PodFacts) -> Result<Vec<Bypass>, Error> {
+    fn skipped(&self, own: &OwnFacts, facts: &PodFacts) -> Result<Vec<Bypass>, Error> {
         let servers = [
             (facts.proxy.admin_port, annotation::ADMIN_PORT, 4191),
             (facts.proxy.control_port, annotation::CONTROL_PORT, 4190),
@@ -183,7 +184,7 @@ impl Config {
         let mut found = Vec::new();
         let mut push = |reason, texts: Vec<String>, key| {
             if !texts.is_empty() {
-                found.push(Bypass::new(reason, texts.join(", ")).by_list(key, facts));
+                found.push(Bypass::new(reason, texts.join(", ")).by_key(key, own));
             }
         };
         for list in self.inbound_ports(facts) {

@@ -20,7 +20,7 @@ use crate::kube::types::{Namespace, Pod, Service};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
 use crate::pod::containers::has_ipv6_address;
-use crate::pod::facts::ClusterLookup;
+use crate::pod::facts::{ClusterLookup, own_facts};
 use crate::pod::skip::skipped_by_annotations;
 use crate::quote::quote;
 use crate::redirect::rules::{marked_rules, rule_line};
@@ -70,13 +70,14 @@ fn decide(
         return Ok(Decision::Skip(reason));
     }
     let has_ipv6 = has_ipv6_address(&object);
-    let facts = match crate::pod::facts::facts(object, &pod, lookup)? {
+    let own = match own_facts(object).map_err(|problem| problem.of(&pod))? {
         Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
-        Decision::Redirect(facts) => facts,
+        Decision::Redirect(own) => own,
     };
+    let facts = own.complete(&pod.namespace, lookup)?;
     let resolved = config.resolve(&facts)?;
     config.refusal(&resolved).map_or(Ok(()), Err)?;
-    let bypasses = config.bypasses(&pod, &facts, has_ipv6)?;
+    let bypasses = config.bypasses(&pod, &own, &facts, has_ipv6)?;
     Ok(Decision::Redirect((resolved, bypasses)))
 }
 

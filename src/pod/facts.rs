@@ -20,9 +20,6 @@ pub struct PodFacts {
     pub uid: String,
     /// Annotations that change redirect rules: the pod's values, else the namespace's values.
     pub annotations: Annotations,
-    /// Keys of those that are the namespace's.
-    #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub inherited: Vec<String>,
     pub proxy: Proxy,
     /// Name of the pod's RuntimeClass. Empty without one, or if the pod object was not read.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -34,9 +31,6 @@ pub struct PodFacts {
     pub early_containers: Vec<ContainerUser>,
     /// Containers that run beside the proxy. Empty if the pod object was not read.
     pub app_containers: Vec<ContainerUser>,
-    /// Ways around the rules that no rule depends on.
-    #[serde(default)]
-    pub exposure: Exposure,
 }
 
 /// Label of control-plane pods, which must reach the API server without the proxy.
@@ -79,19 +73,24 @@ pub fn facts(
     pod: &PodRef,
     lookup: &mut impl ClusterLookup,
 ) -> Result<Decision<PodFacts>, Error> {
-    let unexpected = |problem| {
-        Error::new(Failure::UnexpectedResponse, format!("cannot read pod {pod}: {problem}"))
-    };
-    Ok(match own_facts(found).map_err(unexpected)? {
+    Ok(match own_facts(found).map_err(|problem| problem.of(pod))? {
         Decision::Redirect(own) => Decision::Redirect(own.complete(&pod.namespace, lookup)?),
         Decision::Skip(reason) => Decision::Skip(reason),
     })
+}
+
+impl NotAPod {
+    pub fn of(self, pod: &PodRef) -> Error {
+        Error::new(Failure::UnexpectedResponse, format!("cannot read pod {pod}: {self}"))
+    }
 }
 
 /// The facts in the object of a meshed pod, and which other objects complete them.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct OwnFacts {
     pub facts: PodFacts,
+    /// Ways around the rules that no rule depends on.
+    pub exposure: Exposure,
     needs_namespace: bool,
     pub is_control_plane: bool,
 }
@@ -105,11 +104,11 @@ pub fn own_facts(found: Pod) -> Result<Decision<OwnFacts>, NotAPod> {
     Ok(Decision::Redirect(OwnFacts {
         needs_namespace: needs_namespace(&found.metadata.annotations),
         is_control_plane: component.is_some_and(|component| !component.is_empty()),
+        exposure: containers::exposure(&found),
         facts: PodFacts {
             proxy,
             early_containers: containers::before_proxy(&found),
             app_containers: containers::of_app(&found),
-            exposure: containers::exposure(&found),
             uid: found.metadata.uid,
             annotations: known(found.metadata.annotations),
             runtime_class: found.spec.runtime_class_name,
@@ -125,20 +124,17 @@ impl OwnFacts {
 
     /// Adds what the namespace and the API server's Service state, as [`facts`] does.
     pub fn complete(
-        self,
+        &self,
         namespace: &str,
         lookup: &mut impl ClusterLookup,
     ) -> Result<PodFacts, Error> {
-        let OwnFacts { mut facts, needs_namespace, is_control_plane } = self;
-        if needs_namespace {
+        let mut facts = self.facts.clone();
+        if self.needs_namespace {
             for (key, value) in known(lookup.namespace(namespace)?) {
-                if !facts.annotations.contains_key(&key) {
-                    facts.inherited.push(key.clone());
-                    facts.annotations.insert(key, value);
-                }
+                facts.annotations.entry(key).or_insert(value);
             }
         }
-        if is_control_plane {
+        if self.is_control_plane {
             facts.api_ports = api_ports(lookup.api_service());
         }
         Ok(facts)

@@ -27,13 +27,11 @@ fn meshed() -> Decision<PodFacts> {
     Decision::Redirect(PodFacts {
         uid: "object".into(),
         annotations: [(annotation::SKIP_INBOUND_PORTS.to_owned(), "25".to_owned())].into(),
-        inherited: vec!["config.linkerd.io/proxy-uid".to_owned()],
         proxy: Proxy { uid: Some(2102), admin_port: Some(4191), ..Proxy::default() },
         runtime_class: "kata".to_owned(),
         api_ports: vec![PortRange { first: 443, last: 6443 }],
         early_containers: crate::pod::containers::before_proxy(&containers),
         app_containers: crate::pod::containers::of_app(&containers),
-        exposure: crate::pod::containers::exposure(&containers),
     })
 }
 

@@ -85,6 +85,13 @@ impl Scene {
         });
     }
 
+    /// Keys of what is published about a meshed pod.
+    fn published_keys(&self, uid: &str) -> Vec<String> {
+        let text = fs::read_to_string(self.file(uid)).unwrap();
+        let copy: Value = serde_json::from_str(&text).unwrap();
+        copy["decision"]["redirect"].as_object().unwrap().keys().cloned().collect()
+    }
+
     /// What `/status` says about the copy, without the pods with a path around the proxy.
     fn status(&self) -> Value {
         let body: Value = serde_json::from_str(&self.agent.get("/status").1).unwrap_or_default();
@@ -212,6 +219,9 @@ fn pods_with_a_path_around_the_proxy_are_counted_by_reason_while_they_exist() {
     // Without a securityContext an app may run as root.
     until_counted(&[("proxy-user", 1.0), ("net-admin", 1.0), ("root-container", 1.0)]);
     until_counted(&[("skip-inbound-ports", 2.0), ("ipv6", 0.0)]);
+    // The file has only what the plugin reads.
+    let read = ["uid", "annotations", "proxy", "apiPorts", "earlyContainers", "appContainers"];
+    assert_eq!(watched.published_keys("u-shared"), read);
     let mut web = injected("web", "u-web");
     web["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]});
     watched.api.modify(&web);
