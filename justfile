@@ -6,7 +6,7 @@ export PATH := `scripts/tools --path` + ":" + env('PATH')
 _default:
     @just --list --unsorted
 
-# Formats, lints and checks the module graph, the pages and the commits.
+# Formats, lints and checks the module graph and the pages.
 check:
     cargo fmt --all
     cargo clippy --workspace --all-targets -- -D warnings

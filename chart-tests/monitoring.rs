@@ -140,7 +140,7 @@ fn each_panel_has_title_description_unit_and_the_data_source_variable() {
         let title = panel["title"].as_str().unwrap();
         assert!(!title.is_empty() && titles.insert(title), "{title}");
         assert!(ids.insert(panel["id"].as_u64().unwrap()), "{title}");
-        assert!(panel["description"].as_str().unwrap().ends_with('.'), "{title}");
+        assert!(!panel["description"].as_str().unwrap().is_empty(), "{title}");
         assert!(!panel["fieldConfig"]["defaults"]["unit"].as_str().unwrap().is_empty(), "{title}");
         assert_eq!(panel["datasource"], source, "{title}");
         for target in panel["targets"].as_array().unwrap() {

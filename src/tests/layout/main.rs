@@ -2,11 +2,10 @@
 //!
 //! The rules: no circle at any level, every module of the library on the map in `src/lib.rs`, each
 //! importing only from modules above it there, and no import between the modules of [`SEPARATE`].
-//! Also checks the pages of faults and the messages of commits.
+//! Also checks the pages of faults.
 
 #![allow(clippy::unwrap_used)]
 
-mod commits;
 mod faults;
 mod graph;
 
