@@ -52,10 +52,20 @@ fn commands<'a>(workflow: &'a Value, job: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn workflows_run_every_test_and_check_the_dependencies_each_day() {
+fn workflows_run_every_test_the_long_ones_each_week_and_check_the_dependencies_each_day() {
     assert_eq!(commands(&workflow("test"), "test").last(), Some(&".ci/run"));
     let run = "\nexec \"$(dirname \"${BASH_SOURCE[0]}\")/../scripts/test\"\n";
     assert!(read(".ci/run").ends_with(run));
+    let weekly = workflow("matrix");
+    assert_eq!(weekly["on"]["schedule"], json!([{"cron": "17 3 * * 1"}]));
+    for (job, script) in [
+        ("matrix", "scripts/matrix"),
+        ("soak", "scripts/soak "),
+        ("fleet", "scripts/fleet --check "),
+    ] {
+        let command = commands(&weekly, job)[0];
+        assert!(command.starts_with(script), "{command}");
+    }
     let daily = workflow("advisories");
     assert_eq!(commands(&daily, "advisories"), [DENY]);
     assert_eq!(daily["on"]["schedule"], json!([{"cron": "5 6 * * *"}]));
