@@ -26,6 +26,7 @@ pub mod server;
 pub mod statistics;
 pub mod until;
 pub mod unwritable;
+pub mod upstream_agent;
 
 use std::any::Any;
 use std::fs;

@@ -3,11 +3,11 @@
 use std::fs;
 use std::net::TcpListener;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
 use rcgen::CertificateParams;
+use testkit::upstream_agent::UpstreamAgent;
 
 use crate::agent::Agent;
 use crate::api::Api;
@@ -16,13 +16,13 @@ use crate::node::{CALICO, LIST, Node, TEMPLATE};
 use crate::records::report_unreachable;
 use crate::server::Identity;
 use crate::until::until;
-use crate::upstream::{self, Upstream, until_yielding};
+use crate::upstream::{self, until_yielding};
 
 const NAME: &str = "api.example";
 
 /// A node and an API server whose certificate is for [`NAME`] alone. `/etc/hosts` decides on its addresses.
 struct Scene {
-    node: Arc<Node>,
+    node: Node,
     api: Api,
     hosts: PathBuf,
     template: String,
@@ -45,7 +45,7 @@ impl Scene {
         in_mount_namespace(move || {
             let api = Api::start();
             api.present(Identity::new(&CertificateParams::new([NAME.into()]).unwrap()));
-            let node = Arc::new(Node::with_api(&api));
+            let node = Node::with_api(&api);
             let hosts = node.root().join("hosts");
             fs::write(&hosts, "").unwrap();
             bind(&hosts, "/etc/hosts".as_ref());
@@ -84,9 +84,9 @@ impl Scene {
         )
     }
 
-    fn start_upstream(&self) -> Upstream {
+    fn start_upstream(&self) -> UpstreamAgent {
         self.resolves_to(&["127.0.0.1"]);
-        Upstream::start(&self.node, &self.upstream_kubeconfig())
+        upstream::start(&self.node, &self.upstream_kubeconfig())
     }
 
     /// Whether plugin binary and kubeconfig are both upstream's.
@@ -238,7 +238,7 @@ fn plugin_and_kubeconfig_of_a_running_upstream_agent_stay_until_it_ends() {
             let mut agent = scene.start();
             until_yielding(&agent);
             match is_killed {
-                false => upstream.stop(&scene.node),
+                false => drop(upstream),
                 true => upstream.kill(),
             }
             scene.until_replaced();

@@ -1,27 +1,27 @@
 //! An upstream agent that runs beside this project's agent, as during `helm upgrade` from upstream's chart with
 //! a surge, and during `helm rollback` to it.
 
-use std::sync::Arc;
+use testkit::upstream_agent::UpstreamAgent;
 
 use crate::agent::Agent;
 use crate::api::{Api, DaemonSetState};
-use crate::node::{LIST, Node};
+use crate::node::{CONF, LIST, Node, TEMPLATE};
 use crate::until::until;
-use crate::upstream::{self, KUBECONFIG, Upstream, is_replaced, templates};
+use crate::upstream::{self, KUBECONFIG, is_replaced, templates, until_yielding};
 
 /// An API server and a node. Agents have this template, and look for a dead upstream agent every second.
-fn node(template: &str) -> (Api, Arc<Node>) {
+fn node(template: &str) -> (Api, Node) {
     let api = Api::start();
     let mut node = Node::with_api(&api);
     node.vars.push(("LINKERD_CNI_RESYNC_SECONDS", "1".into()));
     node.vars.push(("CNI_NETWORK_CONFIG", template.to_owned()));
-    (api, Arc::new(node))
+    (api, node)
 }
 
 /// Both agents on one node. This project's agent is ready.
-fn both(template: &str) -> (Api, Arc<Node>, Upstream, Agent) {
+fn both(template: &str) -> (Api, Node, UpstreamAgent, Agent) {
     let (api, node) = node(template);
-    let upstream = Upstream::start(&node, KUBECONFIG);
+    let upstream = upstream::start(&node, KUBECONFIG);
     let agent = node.start_ready();
     (api, node, upstream, agent)
 }
@@ -31,7 +31,7 @@ fn the_entry_and_the_token_of_an_upstream_agent_that_dies_before_or_beside_this_
 {
     for (template, dies_before) in templates().iter().flat_map(|one| [(one, true), (one, false)]) {
         let (api, node) = node(template);
-        let mut upstream = Some(Upstream::start(&node, KUBECONFIG));
+        let mut upstream = Some(upstream::start(&node, KUBECONFIG));
         if dies_before {
             upstream.take().unwrap().kill();
         }
@@ -58,7 +58,7 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
         (DaemonSetState::BeingDeleted, &other),
         (DaemonSetState::Exists, &same),
     ] {
-        let (api, node, upstream, mut agent) = both(template);
+        let (api, node, _upstream, mut agent) = both(template);
         // The upstream agent prevents an uninstall.
         let status = i32::from(set == DaemonSetState::BeingDeleted);
         api.state().daemon_set = set;
@@ -68,6 +68,31 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
         until("the upstream entry", || node.text(LIST) == upstream::list());
         assert_eq!(node.text("kubeconfig.json"), KUBECONFIG, "{log}");
         assert!(node.has_own_binary());
-        upstream.stop(&node);
+    }
+}
+
+/// Upstream's agent merges its entry also into network configs that the runtime does not load.
+#[test]
+fn an_upstream_agents_entry_stays_in_every_network_config_until_that_agent_ends() {
+    let files = [LIST, "20-other.conflist", "30-single.conflist"];
+    for is_killed in [false, true] {
+        let (_api, node) = node(TEMPLATE);
+        node.write(files[1], r#"{"name": "other", "plugins": [{"type": "ptp"}]}"#);
+        node.write("30-single.conf", CONF);
+        let upstream = upstream::start(&node, KUBECONFIG);
+        let mut agent = node.start_ready();
+        until_yielding(&agent);
+        for file in files {
+            // From time to time the agent looks whether upstream's agent still runs.
+            until(file, || node.chained(file) && !is_replaced(&node.text(file)));
+        }
+        match is_killed {
+            true => upstream.kill(),
+            false => drop(upstream),
+        }
+        for file in files {
+            until(file, || is_replaced(&node.text(file)));
+        }
+        agent.until_ready();
     }
 }

@@ -11,7 +11,7 @@ use crate::pods::{self, Pods, kubectl};
 use crate::scene::Scene;
 use crate::until::until;
 use crate::upstream::Program;
-use crate::upstream_agent::{Upstream, account, active_conflist};
+use crate::upstream_agent::{self, account};
 
 /// Runs `linkerd cni` and prints its output. Returns whether it succeeded, and the output.
 pub fn cni(args: &[&str]) -> (bool, String) {
@@ -55,10 +55,9 @@ const UPSTREAM_RULES: &str = include_str!("extension.sh");
 #[test]
 fn linkerd_cni_compares_pods_beside_upstreams_agent_and_names_seeded_differences() {
     let scene = Scene::begin();
-    let (list, original) = active_conflist();
     let _account = account();
     scene.helm.install_upstream(Program::Pause);
-    let upstream = Upstream::start(&list, &original);
+    let upstream = upstream_agent::start_until(|| false);
     until("upstream's entry", || scene.node.entry().is_some());
     let modes = ["nft", "legacy", "plain"];
     scene.pods.start(&modes.map(pods::meshed));

@@ -4,15 +4,19 @@
 //! Upstream's image is not available here. The DaemonSet runs a pod that does nothing, and a
 //! stand-in for upstream's agent runs until that pod's process ends.
 
+use std::fs;
 use std::path::Path;
 use std::time::Duration;
+
+use serde_json::Value;
+use testkit::upstream_agent::UpstreamAgent;
 
 use crate::agent::{agent, find_agent, is_ready, rolled_out};
 use crate::burst;
 use crate::scene::Scene;
 use crate::until::{until_found, until_within};
 use crate::upstream::Program;
-use crate::upstream_agent::{Upstream, account, active_conflist};
+use crate::upstream_agent::{self, account, active_conflist};
 use crate::watcher::Watcher;
 
 /// On a quiet machine 16 to 63 ms. Beside three other clusters and a compiler on two processors, where writes
@@ -22,12 +26,12 @@ const STATE: &str = "/etc/cni/net.d/.linkerd-cni-state";
 const WAIT: Duration = Duration::from_secs(60);
 
 /// The stand-in for upstream's agent, which runs as long as the process of upstream's pod.
-fn upstreams_agent(list: &Path, original: &str, other: Option<&str>) -> Upstream {
+fn upstreams_agent(other: Option<&str>) -> UpstreamAgent {
     let pod = until_found("upstream's pod runs", || {
         find_agent().filter(|pod| Some(pod.pod.as_str()) != other)
     });
     let process = format!("/proc/{}/exe", pod.pid);
-    Upstream::start_until(list, original, move || Path::new(&process).symlink_metadata().is_err())
+    upstream_agent::start_until(move || Path::new(&process).symlink_metadata().is_err())
 }
 
 #[test]
@@ -35,9 +39,10 @@ fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
     let scene = Scene::begin();
     let Scene { node, helm, .. } = &scene;
     let (list, original) = active_conflist();
+    let permissions = fs::metadata(&list).unwrap().permissions();
     let _account = account();
     helm.install_upstream(Program::Pause);
-    let upstream = upstreams_agent(&list, &original, None);
+    let upstream = upstreams_agent(None);
     until_within(WAIT, "upstream's entry", || node.entry().is_some());
 
     let watcher = Watcher::start();
@@ -56,7 +61,7 @@ fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
     let mut upstream = None;
     burst::with_retries("helm rollback to upstream's agent", || {
         helm.rollback(&[]);
-        upstream = Some(upstreams_agent(&list, &original, Some(&upgraded)));
+        upstream = Some(upstreams_agent(Some(&upgraded)));
         rolled_out();
     });
     watcher.finish().assert_no_gap_of(GAP, "helm rollback to upstream's agent");
@@ -64,7 +69,12 @@ fn an_upgrade_from_upstreams_agent_and_the_rollback_strand_no_pod() {
 
     helm.uninstall();
     drop(upstream);
+    // Upstream's agent removes its entry, and leaves its own format and mode.
+    let left: Value = serde_json::from_str(&fs::read_to_string(&list).unwrap()).unwrap();
+    assert_eq!(left, serde_json::from_str::<Value>(&original).unwrap());
+    fs::write(&list, original).unwrap();
+    fs::set_permissions(&list, permissions).unwrap();
     // Upstream's agent does not know of this file, which this project's next agent would use.
-    let _ = std::fs::remove_file(STATE);
+    let _ = fs::remove_file(STATE);
     assert!(scene.is_restored());
 }

@@ -1,18 +1,16 @@
-//! A stand-in for upstream's agent, which writes its files and, when it ends, removes them, binary first.
+//! Upstream's agent on the node, outside a pod.
 
 use std::fs;
-use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::path::PathBuf;
 
 use serde_json::Value;
+use testkit::upstream_agent::{UpstreamAgent, UpstreamFiles};
 
 use crate::active;
 use crate::agent::KUBECONFIG;
 use crate::cni::upstream_entry;
-use crate::node::replace;
 use crate::pods::{self, kubectl};
 use crate::scene::OnDrop;
-use testkit::repeated::Repeated;
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const ACCOUNT: &str = "upstream-agent";
@@ -35,68 +33,18 @@ pub fn account() -> OnDrop<impl FnMut()> {
     })
 }
 
-pub struct Upstream(Option<Repeated<Files>>);
-
-struct Files {
-    list: PathBuf,
-    original: String,
-    chained: String,
-    is_over: bool,
-}
-
-impl Upstream {
-    pub fn start(list: &Path, original: &str) -> Upstream {
-        Upstream::start_until(list, original, || false)
-    }
-
-    pub fn start_until(
-        list: &Path,
-        original: &str,
-        is_over: impl Fn() -> bool + Send + 'static,
-    ) -> Upstream {
-        let plugin = fs::read(env!("CARGO_BIN_EXE_linkerd-cni")).unwrap();
-        replace(Path::new(BINARY), "install", plugin, 0o755);
-        replace(Path::new(KUBECONFIG), "install", kubeconfig(), 0o644);
-        let (list, original, chained) = (list.to_owned(), original.to_owned(), chained(original));
-        let files = Files { list, original, chained, is_over: false };
-        Upstream(Some(Repeated::start(Duration::from_millis(1), files, move |files| {
-            if !files.is_over && is_over() {
-                files.uninstall();
-            } else if !files.is_over
-                && fs::read_to_string(&files.list).unwrap_or_default() != files.chained
-            {
-                // This project's agent may delete the temporary file as a leftover of upstream's.
-                replace(&files.list, "install", &files.chained, 0o644);
-            }
-        })))
-    }
-}
-
-impl Files {
-    fn uninstall(&mut self) {
-        for path in [BINARY, KUBECONFIG] {
-            let _ = fs::remove_file(path);
-        }
-        let _ = fs::write(&self.list, &self.original);
-        self.is_over = true;
-    }
-}
-
-impl Drop for Upstream {
-    fn drop(&mut self) {
-        let mut files = self.0.take().expect("only this method takes it").finish();
-        if !files.is_over {
-            files.uninstall();
-        }
-    }
-}
-
-fn chained(original: &str) -> String {
-    let mut list: Value = serde_json::from_str(original).unwrap();
+/// Gets SIGTERM when `is_over`, or when the value is dropped.
+pub fn start_until(is_over: impl Fn() -> bool + Send + 'static) -> UpstreamAgent {
     let mut entry = upstream_entry();
     entry["kubernetes"]["kubeconfig"] = KUBECONFIG.into();
-    list["plugins"].as_array_mut().unwrap().push(entry);
-    serde_json::to_string_pretty(&list).unwrap()
+    let files = UpstreamFiles {
+        plugin_path: BINARY.into(),
+        plugin: fs::read(env!("CARGO_BIN_EXE_linkerd-cni")).unwrap(),
+        kubeconfig_path: KUBECONFIG.into(),
+        kubeconfig: kubeconfig(),
+        entry,
+    };
+    UpstreamAgent::start_until(files, is_over)
 }
 
 fn kubeconfig() -> String {
