@@ -216,8 +216,8 @@ mod tests {
             problems: BTreeMap::from([("kubeconfig token".into(), "it \"expired\"".into())]),
             ..StatusBody::default()
         };
-        let adds = BTreeMap::from([("copy".into(), 3)]);
-        let calls = PluginCounts { adds, ..PluginCounts::default() };
+        let redirects = BTreeMap::from([("nft".into(), 3)]);
+        let calls = PluginCounts { redirects, ..PluginCounts::default() };
         let text = status.state().body(Instant::now(), calls);
         let version = env!("CARGO_PKG_VERSION");
         assert_eq!(
@@ -227,7 +227,7 @@ mod tests {
             ) + r#""note":null,"conflist":"10-calico.conflist","tokenExpires":1800000000,"#
                 + r#""contended":["binary: stop that writer"],"podCopy":null,"#
                 + r#""problems":{"kubeconfig token":"it \"expired\""},"#
-                + r#""adds":{"copy":3},"redirects":{},"failures":{},"degraded":{}}"#
+                + r#""redirects":{"nft":3},"failures":{},"degraded":{}}"#
         );
         let body: StatusBody = serde_json::from_str(&text).unwrap();
         assert_eq!(body.token_expires, Some(1_800_000_000));

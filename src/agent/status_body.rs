@@ -49,8 +49,6 @@ pub struct PodCopyStatus {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PluginCounts {
-    /// ADDs by the source that decided on the pod.
-    pub adds: BTreeMap<String, u64>,
     /// Redirected pods by backend.
     pub redirects: BTreeMap<String, u64>,
     /// Failed calls by CNI error code, without pods that were deleted while they started.

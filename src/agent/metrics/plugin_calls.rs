@@ -1,7 +1,6 @@
 //! Counts the plugin's records for `/metrics`. The set of label values is fixed, because any
 //! process that can write to the socket can send records.
 
-use std::array;
 use std::collections::BTreeMap;
 
 use prometheus_client::metrics::counter::Counter;
@@ -35,8 +34,6 @@ metrics! {
         (COMMANDS.into_iter().flat_map(|command| {
             sources().map(move |source| [label("command", command), source])
         }))
-    adds: Counters<1> = register_each "ADDs, by the source that decided on the pod"
-        (sources().map(|source| [source]))
     skips: Counters<1> = register_each "Pods that the plugin did not redirect, by reason" (
         SkipReason::ALL.iter().map(|reason| reason.label()).chain([OTHER])
             .map(|reason| [label("reason", reason)])
@@ -72,12 +69,8 @@ impl PluginCalls {
         };
         self.requests.get_or_create(&call_labels(command, &result)).inc();
         let seconds = record.ms as f64 / 1000.0;
-        let source = source(record.source);
-        if command == Command::Add {
-            self.adds.get_or_create(array::from_ref(&source)).inc();
-        }
         self.request_duration_seconds
-            .get_or_create(&[label("command", command), source])
+            .get_or_create(&[label("command", command), source(record.source)])
             .observe(seconds);
         self.api_requests.inc_by(record.requests.into());
         self.api_retries.inc_by(record.retries.into());
@@ -108,7 +101,6 @@ impl PluginCalls {
         let mut failures = nonzero(&self.failures, failures());
         failures.remove(&Failure::PodNotFound.code().to_string());
         PluginCounts {
-            adds: nonzero(&self.adds, Source::ALL.map(|known| [source(Some(known))])),
             redirects: nonzero(&self.redirects, backends()),
             failures,
             degraded: nonzero(&self.degraded, codes(Failure::is_outage)),
@@ -185,11 +177,9 @@ mod tests {
             counters.count(&Record::parse(record.to_string().as_bytes()).unwrap());
         };
         cases["records"].as_array().unwrap().iter().for_each(count);
-        let one = |name: &str, count| BTreeMap::from([(name.to_owned(), count)]);
         let failures = BTreeMap::from([("101".into(), 1), ("other".into(), 2)]);
         let counts = PluginCounts {
-            adds: one("copy", 3),
-            redirects: one("nft", 3),
+            redirects: BTreeMap::from([("nft".into(), 3)]),
             failures: failures.clone(),
             degraded: failures,
         };
