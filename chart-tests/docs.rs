@@ -39,9 +39,11 @@ fn templates_read_only_values_of_values_yaml() {
     let mut used = BTreeSet::new();
     for entry in fs::read_dir(chart().join("templates")).unwrap() {
         let text = read(entry.unwrap().path());
-        for rest in text.split(".Values.").skip(1) {
-            let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap();
-            used.insert(rest[..end].to_string());
+        for prefix in [".Values.", "$values."] {
+            for rest in text.split(prefix).skip(1) {
+                let end = rest.find(|c: char| !c.is_ascii_alphanumeric()).unwrap();
+                used.insert(rest[..end].to_string());
+            }
         }
     }
     let documented: BTreeSet<_> = values.as_object().unwrap().keys().cloned().collect();

@@ -4,10 +4,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
-use crate::cni::upstream_entry;
-use crate::helm::{Objects, Render, chart, read, values, with, yaml};
-use crate::notes::changed_lines;
-use crate::records::assert_record;
+use crate::helm::{Objects, Render, chart, read, with, yaml};
 
 fn values_file(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("chart-tests/values").join(name)
@@ -92,47 +89,4 @@ fn a_new_chart_version_with_the_same_image_does_not_replace_pods() {
     let pinned = json!({"image": {"version": "v2.0.0-alpha.1"}});
     let next = bumped("appVersion: \"v", "appVersion: \"v9", pinned.clone());
     assert_eq!(next.pod(), with(pinned).pod());
-}
-
-/// A row is the live ConfigMap and the values of the upgrade. The outcome has the changes to the notes of an upgrade
-/// that changes nothing, which has those to an installation's: the namespace exists, `linkerd check --pre` fails. Only
-/// an upgrade in upstream's bin dir does not require network plugins, nor does the next one.
-#[test]
-fn each_upgrade_has_the_recorded_notes_and_required_plugins() {
-    let replaced = |template: &str, from: &str, to: &str| {
-        let text = read(chart().join(template));
-        assert!(text.contains(from), "{template} lacks {from}");
-        text.replace(from, to)
-    };
-    // Helm needs a cluster for an upgrade, and for a lookup.
-    let notes = replaced("templates/NOTES.txt", ".Release.IsUpgrade", "true");
-    let lookup = r#"lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config""#;
-    let agent = replaced("templates/_agent.tpl", lookup, r#".Files.Get "live.json" | fromJson"#);
-    let upgrade = |live: &str, row: &str| {
-        Render::new()
-            .with_file("templates/NOTES.txt", &notes)
-            .with_file("templates/_agent.tpl", &agent)
-            .with_file("live.json", live)
-            .values(&values(row))
-    };
-    let default = with(json!({}));
-    let own = default.get("ConfigMap").to_string();
-    let unchanged = upgrade(&own, "").notes();
-    assert_record("upgrades", |row| {
-        let row = row.replace("UPSTREAM", &format!("'{}'", upstream_entry()));
-        let row = row.replace("CHART", &format!("'{}'", default.plugin()));
-        let (live, changed) = row.split_once(" | ").unwrap_or((&row, ""));
-        let (live, base) = match live {
-            "unchanged" => (own.clone(), Render::new().notes()),
-            "none" => ("{}".to_owned(), unchanged.clone()),
-            live => (values(live).to_string(), unchanged.clone()),
-        };
-        let render = upgrade(&live, changed);
-        let objects = render.objects();
-        let required = objects.variable("install-cni", "LINKERD_CNI_REQUIRE_NETWORK_PLUGINS");
-        let annotations = &objects.get("ConfigMap")["metadata"]["annotations"];
-        let kept = &annotations["linkerd.io/cni-bin-dir-in-use"];
-        let lines = changed_lines(&base, &render.notes());
-        format!("network plugins required: {required}, bin dir in use: {kept}\n{lines}")
-    });
 }

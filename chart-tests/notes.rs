@@ -4,11 +4,11 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
-use crate::helm::{Render, values};
+use crate::helm::{Render, chart, read, values};
 use crate::records::assert_record;
 use crate::schema::without_effect;
 
-pub fn changed_lines(default: &str, notes: &str) -> String {
+fn changed_lines(default: &str, notes: &str) -> String {
     let mut text = String::new();
     for (sign, lines, others) in [('-', default, notes), ('+', notes, default)] {
         for line in lines.lines().filter(|line| !others.lines().any(|other| other == *line)) {
@@ -30,6 +30,21 @@ fn each_value_changes_the_recorded_lines_of_the_notes() {
         let changed = changed_lines(&default, &Render::new().values(&values(row)).notes());
         if changed.is_empty() { "nothing".to_owned() } else { changed }
     });
+}
+
+/// The namespace exists, so `linkerd check --pre` would fail.
+#[test]
+fn the_notes_of_an_upgrade_check_the_control_plane_and_do_not_install_it() {
+    // Helm needs a cluster for an upgrade.
+    let template = read(chart().join("templates/NOTES.txt"));
+    assert!(template.contains(".Release.IsUpgrade"));
+    let template = template.replace(".Release.IsUpgrade", "true");
+    let notes = Render::new().with_file("templates/NOTES.txt", &template).notes();
+    assert!(notes.contains(" is upgraded as linkerd-cni in namespace linkerd-cni."), "{notes}");
+    assert!(notes.contains("linkerd check --cni-namespace linkerd-cni\n"), "{notes}");
+    assert!(!notes.contains("--pre") && !notes.contains("linkerd install"), "{notes}");
+    let of_installation = Render::new().notes();
+    assert!(of_installation.contains("linkerd check --pre --linkerd-cni-enabled"));
 }
 
 /// `linkerd check --pre` fails if the control plane's namespace exists.

@@ -1,8 +1,10 @@
 //! The presets of `platform`.
 
+use std::collections::BTreeSet;
+
 use serde_json::{Value, json};
 
-use crate::helm::{Render, chart, files, platforms, read, with};
+use crate::helm::{Render, chart, files, platforms, read, with, yaml};
 use crate::schema::schema;
 
 #[test]
@@ -48,14 +50,20 @@ fn schema_pages_and_record_name_every_platform() {
     assert_eq!(enumerated, json!(names));
 }
 
-/// The rendering order is undefined, so each template applies the platform.
+/// A template that reads such a value from `.Values` would render the value without the platform's.
 #[test]
-fn every_template_applies_the_platform_first() {
+fn templates_read_the_values_of_platforms_from_the_helper_that_applies_them() {
+    let mut names = BTreeSet::new();
+    for (_, file) in platforms() {
+        names.extend(yaml(&read(file)).as_object().unwrap().keys().cloned());
+    }
+    assert!(names.contains("destCNINetDir") && names.contains("openshift"), "{names:?}");
     for path in files(&chart().join("templates")) {
         let text = read(&path);
-        if path.extension().is_some_and(|kind| kind != "tpl") {
-            let first = "{{- include \"linkerd-cni.platform\" . -}}\n";
-            assert!(text.starts_with(first), "{}", path.display());
+        for name in &names {
+            for read in [format!(".Values.{name}"), format!("(.Values.{name})")] {
+                assert!(!text.contains(&read), "{} reads {read}", path.display());
+            }
         }
     }
 }

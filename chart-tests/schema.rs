@@ -1,6 +1,6 @@
 //! values.schema.json: wrong types, misspelt names, and keys that values.yaml has too.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
@@ -81,69 +81,28 @@ fn no_value_takes_every_type() {
     assert_typed(&root, "", &root);
 }
 
-fn enumerated<'a>(schema: &'a Value, into: &mut BTreeSet<&'a str>) {
-    let words = schema["enum"].as_array().into_iter().flatten();
-    into.extend(words.filter_map(Value::as_str));
-    for part in schema["allOf"].as_array().into_iter().flatten() {
-        enumerated(&part["then"], into);
+/// Fails for an object with named properties that accepts other names, or whose list of names differs from them.
+fn assert_closed(place: &str, node: &Value) {
+    let Value::Object(fields) = node else { return };
+    // A parent chart may share other names.
+    let is_open = place == "/properties/global";
+    let has_names = fields.get("properties").is_some_and(Value::is_object);
+    if !is_open && has_names && fields.contains_key("type") {
+        assert_eq!(node["additionalProperties"], false, "{place}");
+        if let Some(names) = node["propertyNames"]["enum"].as_array() {
+            let names: BTreeSet<_> = names.iter().map(|name| name.as_str().unwrap()).collect();
+            let keys = node["properties"].as_object().unwrap().keys();
+            assert_eq!(names, keys.map(String::as_str).collect(), "{place}");
+        }
     }
-}
-
-/// The places whose names the chart itself checks, as its message has the nearest name, and these names.
-fn names_of_the_chart() -> BTreeMap<String, BTreeSet<String>> {
-    let template = read(chart().join("templates/_names.tpl"));
-    let define = |name: &str| {
-        let start = format!("{{{{- define \"linkerd-cni.{name}\" -}}}}\n");
-        let rest = template.split_once(&start).unwrap().1;
-        rest.split("{{- end }}").next().unwrap().replace("{{- \" \" }}", "")
-    };
-    let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<BTreeSet<_>>();
-    let names: BTreeMap<String, String> =
-        serde_json::from_value(crate::helm::yaml(&define("names"))).unwrap();
-    let pointer = |place: &str| match place {
-        "" => String::new(),
-        _ => format!("/properties/{}", place.replace('.', "/properties/")),
-    };
-    let mut names: BTreeMap<_, _> =
-        names.iter().map(|(place, names)| (pointer(place), words(names))).collect();
-    names.get_mut("").unwrap().extend(words(&define("oldNames")));
-    names
+    for (key, field) in fields {
+        assert_closed(&format!("{place}/{key}"), field);
+    }
 }
 
 #[test]
-fn every_object_with_named_properties_is_closed_by_the_chart_or_suggests_names() {
-    let root = schema();
-    let names = names_of_the_chart();
-    for (place, names) in &names {
-        let mut node = &root;
-        for key in place.split("/properties/").skip(1) {
-            node = resolve(&root, &node["properties"][key]);
-        }
-        let keys = node["properties"].as_object().unwrap().keys();
-        assert_eq!(&keys.cloned().collect::<BTreeSet<_>>(), names, "{place}");
-    }
-    fn walk(names: &BTreeMap<String, BTreeSet<String>>, place: &str, node: &Value) {
-        if let Value::Object(fields) = node {
-            // A parent chart may share other names.
-            let is_closed = place == "/properties/global"
-                || place == "/definitions/resources"
-                || names.contains_key(place);
-            let has_names = fields.get("properties").is_some_and(Value::is_object);
-            if !is_closed && has_names && fields.contains_key("type") {
-                assert_eq!(node["additionalProperties"], false, "{place}");
-                let keys = node["properties"].as_object().unwrap().keys();
-                let keys: BTreeSet<_> = keys.map(String::as_str).collect();
-                let mut suggested = BTreeSet::new();
-                enumerated(&node["propertyNames"], &mut suggested);
-                // A single name needs no list.
-                assert!(suggested == keys || keys.len() == 1, "{place}: {suggested:?}");
-            }
-            for (key, field) in fields {
-                walk(names, &format!("{place}/{key}"), field);
-            }
-        }
-    }
-    walk(&names, "", &root);
+fn every_object_with_named_properties_rejects_other_names() {
+    assert_closed("", &schema());
     // Helm's validator ignores `format`.
     assert!(!read(chart().join("values.schema.json")).contains("\"format\""));
 }

@@ -2,6 +2,7 @@
 
 {{/* Environment of the agent. */}}
 {{- define "linkerd-cni.agentEnv" -}}
+{{- $values := include "linkerd-cni.values" . | fromJson -}}
 - name: DEST_CNI_NET_DIR
   valueFrom:
     configMapKeyRef:
@@ -49,16 +50,16 @@
 # ServiceAccount whose token the agent writes to the node for the plugin.
 - name: LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT
   value: linkerd-cni-plugin
-{{- with .Values.cniConfFileName }}
+{{- with $values.cniConfFileName }}
 - name: LINKERD_CNI_CONF_NAME
   value: {{ quote . }}
 {{- end }}
 - name: LINKERD_CNI_CHAINED
-  value: {{ ne (toString .Values.chained) "false" | quote }}
+  value: {{ $values.chained | quote }}
 - name: LINKERD_CNI_OWN_CONFIG
   value: {{ eq (toString .Values.ownConfig) "true" | quote }}
 - name: LINKERD_CNI_REQUIRE_NETWORK_PLUGINS
-  value: {{ and (ne (toString .Values.requireNetworkPlugins) "false") (not (include "linkerd-cni.binDirInUse" .)) | quote }}
+  value: {{ ne (toString .Values.requireNetworkPlugins) "false" | quote }}
 # Directory of the record socket and the copy of the node's pods.
 - name: LINKERD_CNI_RUN_DIR
   value: /run/linkerd-cni
@@ -94,29 +95,6 @@
 {{/* "true" if the agent watches the pods of its node, else "false". */}}
 {{- define "linkerd-cni.watchPods" -}}
 {{- ne (toString .Values.watchPods) "false" }}
-{{- end }}
-
-{{/* The ConfigMap before an upgrade, as JSON. Empty without a cluster, as with `helm template`. */}}
-{{- define "linkerd-cni.liveConfigMap" -}}
-{{- toJson (lookup "v1" "ConfigMap" .Release.Namespace "linkerd-cni-config") }}
-{{- end }}
-
-{{/*
-"true" if upstream's chart used the same bin dir, else empty. The runtime then finds the plugin there, even if the directory holds no plugin of the
-primary CNI. The next agent cannot see this on the node, because upstream's agent uninstalls
-when it stops. An annotation of the ConfigMap keeps the fact for later upgrades. Always empty
-without a cluster, as with `helm template`.
-*/}}
-{{- define "linkerd-cni.binDirInUse" -}}
-{{- $live := include "linkerd-cni.liveConfigMap" . | fromJson }}
-{{- if $live }}
-{{- $dir := include "linkerd-cni.binDir" . | trimSuffix "/" }}
-{{- $data := $live.data | default dict }}
-{{- $noted := get ($live.metadata.annotations | default dict) "linkerd.io/cni-bin-dir-in-use" | default "" | trimSuffix "/" }}
-{{- $upstream := not (contains "api-retry-seconds" ($data.cni_network_config | default "api-retry-seconds")) }}
-{{- $used := trimSuffix "/" ($data.dest_cni_bin_dir | default "") }}
-{{- if or (eq $noted $dir) (and $upstream (eq $used $dir)) }}true{{ end }}
-{{- end }}
 {{- end }}
 
 {{/* Port of the agent's probes, metrics and status. Values of upstream's chart lack it. */}}

@@ -140,12 +140,14 @@ linkerd.io/created-by: {{ .Values.cliVersion | default (printf "linkerd/helm %s"
 
 {{/* CNI net dir on the node. */}}
 {{- define "linkerd-cni.netDir" -}}
-{{- .Values.destCNINetDir | default "/etc/cni/net.d" }}
+{{- $values := include "linkerd-cni.values" . | fromJson }}
+{{- $values.destCNINetDir }}
 {{- end }}
 
 {{/* CNI bin dir on the node. */}}
 {{- define "linkerd-cni.binDir" -}}
-{{- .Values.destCNIBinDir | default "/opt/cni/bin" }}
+{{- $values := include "linkerd-cni.values" . | fromJson }}
+{{- $values.destCNIBinDir }}
 {{- end }}
 
 {{/*
@@ -226,6 +228,7 @@ updateStrategy:
 
 {{/* Fails for values that contradict each other, which the schema cannot express. */}}
 {{- define "linkerd-cni.validate" -}}
+{{- $values := include "linkerd-cni.values" . | fromJson }}
 {{- include "linkerd-cni.validateNames" . }}
 {{- if and (include "linkerd-cni.repairs" .) (eq (include "linkerd-cni.adminPort" .) (include "linkerd-cni.repairPort" .)) }}
 {{- fail (printf "adminPort: %s is the repair controller's port (repairController.adminPort), too; choose another port" (include "linkerd-cni.adminPort" .)) }}
@@ -233,7 +236,7 @@ updateStrategy:
 {{- if and (include "linkerd-cni.repairEntersPods" .) (include "linkerd-cni.repairs" .) (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
 {{- fail "repairController: mode in-place and audits enter pods' network namespaces, which requires enableSecurityContext: true" }}
 {{- end }}
-{{- if and (eq (toString .Values.chained) "false") (eq (toString .Values.ownConfig) "true") }}
+{{- if and (not $values.chained) (eq (toString .Values.ownConfig) "true") }}
 {{- fail "ownConfig: true requires chained: true" }}
 {{- end }}
 {{- if and .Values.nodeCondition .Values.startupTaint }}
@@ -250,7 +253,7 @@ updateStrategy:
 {{- if eq (include "linkerd-cni.serviceAccount" .) "linkerd-cni-plugin" }}
 {{- fail "serviceAccount.name: linkerd-cni-plugin is the plugin's ServiceAccount; choose another name" }}
 {{- end }}
-{{- if and (eq (toString .Values.ownConfig) "true") .Values.cniConfFileName (not (hasSuffix ".conflist" .Values.cniConfFileName)) }}
+{{- if and (eq (toString .Values.ownConfig) "true") $values.cniConfFileName (not (hasSuffix ".conflist" $values.cniConfFileName)) }}
 {{- fail "cniConfFileName: with ownConfig: true the name must end in .conflist" }}
 {{- end }}
 {{- if not (regexMatch "^(?i:off|panic|fatal|error|warn|warning|info|debug|trace)?$" (.Values.logLevel | default "")) }}

@@ -93,26 +93,9 @@ with an invalid element, as upstream has no arrays. Argument: a dict with "name"
 {{- $json }}
 {{- end }}
 
-{{/*
-Like linkerd-cni.list, for CIDRs. Fails for an invalid CIDR, with which the plugin would fail
-every meshed pod. Argument: a dict with "name" and "value".
-*/}}
-{{- define "linkerd-cni.subnets" -}}
-{{- $list := include "linkerd-cni.list" .value }}
-{{- $v4 := "((25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])[.]){3}(25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])" }}
-{{- $word := "[0-9A-Fa-f]{1,4}" }}
-{{- $v6 := printf "(%[1]s:){7}%[1]s|(%[1]s(:%[1]s){0,6})?::(%[1]s(:%[1]s){0,6}|(%[1]s:){0,5}%[2]s)?" $word $v4 }}
-{{- $cidr := printf "^(%s/(3[0-2]|[12]?[0-9])|(%s)/(12[0-8]|1[01][0-9]|[1-9]?[0-9]))$" $v4 $v6 }}
-{{- range $item := (fromJson $list).items }}
-{{- if not (regexMatch $cidr $item) }}
-{{- fail (printf "%s: %q is not a CIDR, such as 10.0.0.0/8 or fd00::/8" $.name $item) }}
-{{- end }}
-{{- end }}
-{{- $list }}
-{{- end }}
-
 {{/* Data of the ConfigMap. Separate from it, so that the DaemonSet can hash the data alone. */}}
 {{- define "linkerd-cni.configData" -}}
+{{- $values := include "linkerd-cni.values" . | fromJson }}
 {{- $inbound := list
       (.Values.proxyAdminPort | default 4191 | int64 | toString)
       (.Values.proxyControlPort | default 4190 | int64 | toString) }}
@@ -130,7 +113,7 @@ every meshed pod. Argument: a dict with "name" and "value".
       "inbound-ports-to-ignore" $inbound
       "simulate" false
       "use-wait-flag" (eq (toString .Values.useWaitFlag) "true")
-      "iptables-mode" (.Values.iptablesMode | default "auto")
+      "iptables-mode" $values.iptablesMode
       "ipv6" (eq (include "linkerd-cni.ipv6" .) "true") }}
 {{- /* `default` would treat group 0 as unset. */}}
 {{- if not (kindIs "invalid" .Values.proxyGID) }}
@@ -142,10 +125,10 @@ every meshed pod. Argument: a dict with "name" and "value".
 {{- $_ := set $linkerd "outbound-ports-to-ignore" $outbound }}
 {{- end }}
 {{- range $list := list
-      (dict "key" "subnets-to-ignore" "name" "skipSubnets" "value" .Values.skipSubnets)
-      (dict "key" "inbound-subnets-to-ignore" "name" "skipInboundSubnets" "value" .Values.skipInboundSubnets)
-      (dict "key" "outbound-subnets-to-ignore" "name" "skipOutboundSubnets" "value" .Values.skipOutboundSubnets) }}
-{{- with (include "linkerd-cni.subnets" $list | fromJson).items }}
+      (dict "key" "subnets-to-ignore" "value" .Values.skipSubnets)
+      (dict "key" "inbound-subnets-to-ignore" "value" .Values.skipInboundSubnets)
+      (dict "key" "outbound-subnets-to-ignore" "value" .Values.skipOutboundSubnets) }}
+{{- with (include "linkerd-cni.list" $list.value | fromJson).items }}
 {{- $_ := set $linkerd $list.key . }}
 {{- end }}
 {{- end }}

@@ -1,9 +1,10 @@
 //! The agent on each platform of the chart, with the values, directories and mounts that the chart renders for it.
 //! Needs root, and `helm` on PATH.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::Value;
@@ -14,9 +15,14 @@ use testkit::{repository, write_program};
 use crate::agent::Agent;
 use crate::api::{Api, DaemonSetState};
 use crate::filesystems::{bind, in_mount_namespace};
-use crate::helm::{Objects, Render, platforms, read, yaml};
+use crate::helm::{Objects, Render, chart, platforms, read, yaml};
 use crate::node::Node;
 use crate::until::until;
+
+/// The layout of each platform's nodes. A platform without a preset has the chart's defaults.
+fn layouts() -> Value {
+    yaml(include_str!("platforms.yaml"))
+}
 
 /// An agent in its container, on a node that is laid out like those of the platform.
 struct Platform {
@@ -27,10 +33,15 @@ struct Platform {
 }
 
 impl Platform {
-    fn new(name: &str, values: &Path) -> Platform {
+    fn new(name: &str) -> Platform {
         let api = Api::start();
         let node = Node::with_api(&api);
-        let objects = Render::new().file(values).objects();
+        let mut render = Render::new();
+        let preset = chart().join("platforms").join(name).with_extension("yaml");
+        if preset.exists() {
+            render = render.file(&preset);
+        }
+        let objects = render.objects();
         let platform = Platform { name: name.into(), api, node, objects };
         platform.lay_out();
         platform
@@ -54,8 +65,7 @@ impl Platform {
     }
 
     fn lay_out(&self) {
-        let layouts = yaml(include_str!("platforms.yaml"));
-        for (directory, files) in layouts[&self.name].as_object().unwrap() {
+        for (directory, files) in layouts()[&self.name].as_object().unwrap() {
             let directory = self.host(directory);
             fs::create_dir_all(&directory).unwrap();
             for plugin in files.as_array().into_iter().flatten().filter_map(Value::as_str) {
@@ -125,10 +135,14 @@ impl Platform {
 }
 
 #[test]
-fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
-    for (name, values) in platforms() {
+fn each_platform_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
+    let layouts: BTreeSet<_> = layouts().as_object().unwrap().keys().cloned().collect();
+    for (name, _) in platforms() {
+        assert!(layouts.contains(&name), "no layout of {name}");
+    }
+    for name in layouts {
         in_mount_namespace(move || {
-            let platform = Platform::new(&name, &values);
+            let platform = Platform::new(&name);
             let files = || files_in(platform.host("").to_str().unwrap(), &platform.directories());
             let before = files();
             let mut agent = platform.start();
@@ -146,8 +160,7 @@ fn each_platform_preset_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
 #[test]
 fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
     in_mount_namespace(|| {
-        let values = testkit::chart::chart().join("platforms/microk8s.yaml");
-        let platform = Platform::new("microk8s", &values);
+        let platform = Platform::new("microk8s");
         let snap = platform.host("var/snap/microk8s");
         must(Command::new("cp").arg("-a").args([snap.join("7964"), snap.join("8000")]));
         let mut agent = platform.start();

@@ -66,7 +66,7 @@ fn install_upgrade_and_uninstall_redirect_pods_and_restore_the_node() {
 }
 
 /// The DaemonSet's setting for a bin dir without the primary CNI's plugins.
-pub fn required_network_plugins() -> String {
+fn required_network_plugins() -> String {
     let variable = "?(@.name==\"LINKERD_CNI_REQUIRE_NETWORK_PLUGINS\")";
     let path = format!(".spec.template.spec.containers[0].env[{variable}].value");
     field("daemonset/linkerd-cni -n linkerd-cni", &path)

@@ -12,7 +12,7 @@ use crate::agent::{
     until_rejected,
 };
 use crate::burst;
-use crate::chart::{passes_its_own_test, required_network_plugins};
+use crate::chart::passes_its_own_test;
 use crate::connections::linkerd_check_finds_what_it_looks_up;
 use crate::node::pid_of;
 use crate::pods::kubectl;
@@ -90,7 +90,6 @@ fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugi
     // Upstream's agent has the plugin removed at its end, so the first try of a pod may fail.
     burst::with_retries("helm upgrade from upstream's chart", upgrade);
     assert_eq!(node.linkerd_entry()["linkerd"]["iptables-mode"], "auto");
-    assert_eq!(required_network_plugins(), "false", "the bin dir is known");
     linkerd_check_finds_what_it_looks_up();
     passes_its_own_test(helm);
 
