@@ -5,7 +5,6 @@ pub mod agents;
 pub mod api;
 pub mod bypass;
 pub mod checks;
-pub mod compare;
 pub mod explain;
 pub mod facts;
 #[cfg(test)]

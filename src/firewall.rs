@@ -4,7 +4,6 @@
 //! `legacy` and `plain` run the host's iptables programs.
 
 mod check;
-mod compare;
 mod iptables;
 pub mod native;
 
@@ -17,7 +16,6 @@ use crate::redirect::backend::Backend;
 use crate::redirect::rules;
 use crate::redirect::{Family, Ipv6, Origin, Redirect};
 pub use check::{Survey, describe_missing, missing, survey};
-pub use compare::compare;
 
 /// Time allowed for the programs of all backends of one call together. The plugin's deadline for a netns
 /// is longer, so that an error names the program.

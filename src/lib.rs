@@ -28,7 +28,8 @@
 //! - [`node`]: the agent's files on the node: installs and uninstalls them
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
 //! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
-//! - [`extension`]: `linkerd cni`, the administrator's command: checks, nodes, one pod explained, and manifests
+//! - [`extension`]: `linkerd cni`, the administrator's command: checks, one pod explained, paths around the
+//!   proxy
 //! - [`cli`]: command lines of the agent, the repair controller, the probe that `helm test` runs, and
 //!   `linkerd cni`
 //!
@@ -50,7 +51,6 @@ pub mod cli {
 }
 #[cfg(not(target_os = "linux"))]
 pub mod repair {
-    pub mod comparison;
     pub mod stranded;
 }
 

@@ -2,8 +2,6 @@
 //! and checks them.
 
 pub mod backend;
-pub mod difference;
-pub mod nat;
 pub mod ports;
 pub mod rules;
 

@@ -7,14 +7,10 @@
 //! - [`watch`] lists and watches the pods, and queues those whose validator failed.
 //! - [`audit`] reads the rules of all running pods, and queues pods that lost rules.
 //! - [`worker`] takes the pods from the [`queue`] and repairs one at a time.
-//!
-//! With `--compare`, [`compare`] runs instead, and nothing is repaired.
 
 pub mod agent_ready;
 pub mod audit;
 pub mod budget;
-pub mod compare;
-pub mod comparison;
 pub mod delete;
 pub mod events;
 pub mod holds;
@@ -83,11 +79,6 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Box<dyn Erro
     signals.thread_block().map_err(no_signals)?;
 
     let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
-    if let Some(root) = &settings.compare {
-        compare::run(&settings, root, connection(DEADLINES))?;
-        signals.wait().map_err(no_signals)?;
-        return Ok(());
-    }
     let not_ready = Mutex::new(Some(NOT_LISTED.to_owned()));
     let (queue, metrics) = (queue::Queue::default(), metrics::Metrics::default());
     let shared = Arc::new(Shared { settings, queue, metrics, not_ready });

@@ -12,7 +12,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-use anyhow::{Context as _, Error};
+use anyhow::Context as _;
 use clap::{ArgAction, Args, Parser, Subcommand};
 use humantime::parse_duration;
 use serde_json::Value;
@@ -21,13 +21,11 @@ use crate::deadline::Deadline;
 use crate::extension::agents::in_parallel;
 use crate::extension::kubectl::Kubectl;
 use crate::extension::report::{self, Check, Format, Severity};
-use crate::extension::{api, bypass, checks, compare, explain, facts, nodes};
+use crate::extension::{api, bypass, checks, explain, facts, nodes};
 use cluster::ClusterFlags;
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
 const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
-/// The chart's image of this version.
-const IMAGE: &str = concat!("cr.l5d.io/linkerd/cni-plugin:v", env!("CARGO_PKG_VERSION"));
 /// Time between two attempts of the checks, as in `linkerd check`.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to ask the agents, in each attempt of the checks.
@@ -58,16 +56,6 @@ enum Command {
         /// Namespace of the pod
         #[arg(long, short, default_value = "default")]
         namespace: String,
-    },
-    /// Compare the redirect of each meshed pod, by whichever plugin, with the one of this version's plugin.
-    /// Exits with 1 if a pod differs, with 2 if one cannot be compared
-    Compare {
-        /// Image of this version, which runs on each node for some seconds
-        #[arg(long, default_value = IMAGE)]
-        image: String,
-        /// Time to wait for the nodes
-        #[arg(long, default_value = "5m", value_parser = parse_duration)]
-        wait: Duration,
     },
     /// List the paths on which traffic of meshed pods bypasses the proxy
     Bypass {
@@ -108,60 +96,54 @@ struct CheckFlags {
 
 pub fn main() -> ExitCode {
     let flags = Flags::parse();
-    run(&flags).map(ExitCode::from).unwrap_or_else(|error| {
-        // Nothing is left to report a failure to.
-        let _ = writeln!(io::stderr(), "linkerd cni: {error:#}");
-        // With `compare`, 1 means that a pod differs.
-        ExitCode::from(if matches!(flags.command, Command::Compare { .. }) { 2 } else { 1 })
-    })
+    match run(&flags) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            // Nothing is left to report a failure to.
+            let _ = writeln!(io::stderr(), "linkerd cni: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
-/// Returns the exit code.
-fn run(flags: &Flags) -> anyhow::Result<u8> {
+/// Returns whether no check failed.
+fn run(flags: &Flags) -> anyhow::Result<bool> {
     let cluster = &flags.cluster;
     let api = &Kubectl::new(cluster.kubectl());
     if !matches!(flags.command, Command::Check(_) | Command::ExtensionMetadata) {
         connect(api).context("cannot query the Kubernetes API")?;
     }
     let cni_namespace = || facts::find_namespace(api, &cluster.cni_namespace);
-    let (text, code) = match &flags.command {
-        Command::ExtensionMetadata => (METADATA.to_owned(), 0),
+    let (text, is_success) = match &flags.command {
+        Command::ExtensionMetadata => (METADATA.to_owned(), true),
         Command::Check(check) if !check.contexts.is_empty() => {
             let clusters = check_each(cluster, check);
             let is_success = clusters.iter().all(|(_, results)| report::is_success(results));
-            (report::render_each(&clusters, check.output, has_color()), u8::from(!is_success))
+            (report::render_each(&clusters, check.output, has_color()), is_success)
         }
         Command::Check(check) => {
             let results = attempt(api, cluster, check);
             let text = report::render(&results, check.output, has_color());
-            (text, u8::from(!report::is_success(&results)))
+            (text, report::is_success(&results))
         }
         Command::Nodes => {
             progress("asking the agents");
             let facts = facts::fetch(api, &cni_namespace(), Deadline::after(SWEEP));
             progress("");
-            (nodes::table(&facts)?, 0)
-        }
-        Command::Compare { image, wait } => {
-            progress("comparing the pods of all nodes");
-            let end = Deadline::after((*wait).min(LONGEST_WAIT));
-            let report = compare::run(api, &cni_namespace(), image, end);
-            progress("");
-            let report = report.map_err(Error::msg)?;
-            let differs = u8::from(!report.differ.is_empty());
-            (compare::text(&report), if report.unknown.is_empty() { differs } else { 2 })
+            (nodes::table(&facts)?, true)
         }
         Command::Explain { pod, namespace } => {
-            (explain::explain(api, &cni_namespace(), namespace, pod)?, 0)
+            (explain::explain(api, &cni_namespace(), namespace, pod)?, true)
         }
         Command::Bypass { namespace, output } => {
             let report = bypass::fetch(api, &cni_namespace(), namespace.as_deref())?;
             let is_json = output == "json";
-            (if is_json { bypass::json(&report) } else { bypass::table(&report) }, 0)
+            (if is_json { bypass::json(&report) } else { bypass::table(&report) }, true)
         }
     };
     print(&text)?;
-    Ok(code)
+    Ok(is_success)
 }
 
 /// Sends the first request, which shows whether the API server can be reached.

@@ -1,4 +1,4 @@
-//! Requests to the API server: for one object, and for lists, which are read in parts.
+//! GET requests to the API server: for one object, and for lists, which are read in parts.
 
 use std::time::Duration;
 
@@ -46,14 +46,14 @@ fn remedy(reason: &str) -> &'static str {
     }
 }
 
-/// Sends requests to the API server. Tests replace it.
+/// Sends GET requests to the API server, and no others: `linkerd cni` changes nothing. Tests replace it.
 pub trait Api: Sync {
-    /// Sends a request for `path`, absolute and with its query. Returns the body of the response.
-    fn request(&self, method: &str, path: &str, body: &str) -> Result<String, Error>;
+    /// Returns the body of the response for `path`, which is absolute and has its query.
+    fn body(&self, path: &str) -> Result<String, Error>;
 }
 
 pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
-    let body = api.request("GET", path, "")?;
+    let body = api.body(path)?;
     serde_json::from_str(&body).map_err(|error| Error::Decode {
         path: path.to_owned(),
         problem: one_line(&error.to_string()),

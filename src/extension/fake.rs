@@ -79,23 +79,17 @@ impl Recorded {
     pub fn count(&self, text: &str) -> usize {
         self.paths.lock().unwrap().iter().filter(|path| path.contains(text)).count()
     }
-
-    /// The last path that has `text`.
-    pub fn last(&self, text: &str) -> String {
-        let paths = self.paths.lock().unwrap();
-        paths.iter().rfind(|path| path.contains(text)).unwrap().clone()
-    }
 }
 
 impl Api for Recorded {
-    fn request(&self, method: &str, path: &str, body: &str) -> Result<String, Error> {
-        self.paths.lock().unwrap().push(format!("{method} {path}"));
-        self.cluster.request(method, path, body)
+    fn body(&self, path: &str) -> Result<String, Error> {
+        self.paths.lock().unwrap().push(path.to_owned());
+        self.cluster.body(path)
     }
 }
 
 impl Api for Cluster {
-    fn request(&self, _: &str, path: &str, _: &str) -> Result<String, Error> {
+    fn body(&self, path: &str) -> Result<String, Error> {
         let name = path.split('?').next().unwrap();
         let error = |reason: &str| {
             Err(Error::Status {

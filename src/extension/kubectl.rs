@@ -95,13 +95,9 @@ impl Kubectl {
 
 impl Api for Kubectl {
     /// Sends a request as HTTP/1.0, whose response ends with the connection.
-    fn request(&self, method: &str, path: &str, body: &str) -> Result<String, Error> {
+    fn body(&self, path: &str) -> Result<String, Error> {
         let proxy = self.proxy.get_or_init(|| self.start_proxy()).as_ref().map_err(Clone::clone)?;
-        let length = body.len();
-        let request = format!(
-            "{method} {path} HTTP/1.0\r\nHost: localhost\r\nContent-Type: application/json\r\n\
-             Content-Length: {length}\r\n\r\n{body}"
-        );
+        let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
         let exchange = || {
             let mut stream = proxy.open()?;
             stream.set_read_timeout(Some(self.deadline))?;
@@ -165,7 +161,7 @@ mod tests {
     struct Responded(&'static str);
 
     impl Api for Responded {
-        fn request(&self, _: &str, _: &str, _: &str) -> Result<String, Error> {
+        fn body(&self, _: &str) -> Result<String, Error> {
             body_of(self.0)
         }
     }
@@ -194,12 +190,12 @@ mod tests {
     fn a_proxy_that_ends_or_hangs_at_its_start_fails_each_request() {
         let api = fake("printf 'refused\\nIs it running?' >&2; exit 1", LONG);
         for _ in 0..2 {
-            let error = api.request("GET", "/x", "").unwrap_err().to_string();
+            let error = api.body("/x").unwrap_err().to_string();
             let wanted = "kubectl failed: refused; Is it running?; check with kubectl version ";
             assert!(error.starts_with(wanted), "{error}");
         }
         let api = fake("exec sleep 60", Duration::from_millis(100));
-        let error = api.request("GET", "/x", "").unwrap_err();
+        let error = api.body("/x").unwrap_err();
         assert!(error.to_string().contains("credential plugin"), "{error}");
     }
 
@@ -210,7 +206,7 @@ mod tests {
         for hang in ["echo $$ >FILE; exec sleep 60", "sleep 60 & echo $! >FILE; wait"] {
             let start = Instant::now();
             let script = hang.replace("FILE", file.to_str().unwrap());
-            let error = fake(&script, Duration::from_secs(1)).request("GET", "/x", "");
+            let error = fake(&script, Duration::from_secs(1)).body("/x");
             assert!(matches!(error, Err(Error::Deadline(_))), "{hang}: {error:?}");
             assert!(start.elapsed() < Duration::from_secs(30), "{hang}");
             child::tests::assert_ends(&file);

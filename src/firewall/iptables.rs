@@ -12,7 +12,6 @@ use std::time::Duration;
 use super::{Error, other};
 use crate::deadline::Deadline;
 use crate::redirect::backend::Backend;
-use crate::redirect::nat::words;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Family, Redirect};
 use programs::Programs;
@@ -86,10 +85,9 @@ fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Resu
 
 /// Comments, with markers, of the rules of `iptables-legacy`. Rules without a comment have an empty one.
 pub fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules<String>, Error> {
-    let exists = has_legacy_nat(family);
-    let lines = if exists { lines_of(true, family, deadline)? } else { Vec::new() };
+    let lines = if has_legacy_nat(family) { legacy_lines(family, deadline)? } else { Vec::new() };
     let comment = |line: &String| {
-        let mut words = words(line).into_iter();
+        let mut words = rules::words(line).into_iter();
         words.find(|word| word == "--comment").and_then(|_| words.next()).unwrap_or_default()
     };
     Ok(Chain::ALL.map(|chain| {
@@ -110,17 +108,16 @@ pub fn has_legacy_nat(family: Family) -> bool {
         .is_ok_and(|names| names.lines().any(|name| name == rules::NAT_TABLE))
 }
 
-/// Lists the whole table `nat` of nf_tables, or that of legacy iptables, as lines of `iptables -S`. Never
-/// lists the other one, as listing creates a missing legacy table.
-pub fn lines_of(is_legacy: bool, family: Family, deadline: Deadline) -> Result<Vec<String>, Error> {
-    let backend = if is_legacy { Backend::Legacy } else { Backend::Nft };
-    let programs = [backend, Backend::Plain].map(|backend| programs::find(backend, family));
-    for programs in programs.into_iter().flatten() {
-        if program::is_legacy(&programs.command, deadline)? == is_legacy {
+/// Lists the whole table `nat` of legacy iptables as lines of `iptables -S`.
+fn legacy_lines(family: Family, deadline: Deadline) -> Result<Vec<String>, Error> {
+    for backend in [Backend::Legacy, Backend::Plain] {
+        if let Ok(programs) = programs::find(backend, family)
+            && program::is_legacy(&programs.command, deadline)?
+        {
             return program::list(&programs.command, deadline);
         }
     }
-    Err(other(format!("the node has no iptables-{backend} to list its rules")))
+    Err(other("the node has no iptables-legacy to list its rules"))
 }
 
 fn is_jump(line: &str) -> bool {

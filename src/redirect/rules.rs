@@ -9,7 +9,7 @@ mod iptables;
 mod marker;
 pub mod nft;
 
-pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script};
+pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script, words};
 pub use marker::{
     digest, is_guessed, is_redirecting, marked_origin, marked_rules, marker, split_comment,
 };

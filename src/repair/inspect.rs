@@ -62,19 +62,6 @@ impl Inspector {
         Ok(Some(Inspected { netns, survey }))
     }
 
-    /// Describes the packets of the pod that go elsewhere than with the rules that the plugin would
-    /// install.
-    pub fn compare(
-        &mut self,
-        pod: &StrandedPod,
-        facts: Decision<OwnFacts>,
-    ) -> Result<Vec<String>, Box<dyn Error>> {
-        let netns = self.netns_lookup.find(pod)?;
-        let own = self.redirected(pod, facts);
-        let today = own.map(|own| self.resolve(pod, own)).transpose()?;
-        in_netns(&netns, today.as_ref(), firewall::compare)
-    }
-
     fn redirected(&self, pod: &StrandedPod, facts: Decision<OwnFacts>) -> Option<OwnFacts> {
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
         let is_skipped = self.config.filter.skip_reason(&pod.pod_ref()).is_some();

@@ -61,11 +61,6 @@ pub struct Settings {
     #[arg(long, env = "CONTAINER_MOUNT_PREFIX", default_value = "/host")]
     pub mount_prefix: PathBuf,
 
-    /// Compare the redirect of the node's pods with that of this plugin, and repair nothing. The node's
-    /// files, below the mount prefix, and iptables programs are in this root directory
-    #[arg(long, value_name = "ROOT")]
-    pub compare: Option<PathBuf>,
-
     /// CNI net dir on the host
     #[arg(long, env = "DEST_CNI_NET_DIR", default_value = "/etc/cni/net.d")]
     net_dir: String,

@@ -17,6 +17,8 @@ pub mod node_copy;
 pub mod promtool;
 pub mod properties {
     pub mod decision;
+    pub mod difference;
+    pub mod evaluator;
     pub mod iptables;
     pub mod packet;
     pub mod runtime;

@@ -2,7 +2,6 @@
 //! those of `iptables-nft` in its tables `nat`.
 
 use std::borrow::Cow;
-use std::collections::BTreeSet;
 
 use nix::errno::Errno;
 use nix::libc;
@@ -10,7 +9,7 @@ use nix::libc;
 use super::expressions::{SetName, expressions};
 use super::message::{self, PLUGIN_TABLE, protocol_family};
 use super::{MISSING, nfta, rejection, set};
-use crate::firewall::{Error, other};
+use crate::firewall::Error;
 use crate::netlink::attribute::{Attributes, find, parse};
 use crate::netlink::socket;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule, nft};
@@ -70,13 +69,6 @@ impl Listing {
             missing.extend(lacks.map_err(rejection::list_error)?);
         }
         Ok(missing)
-    }
-
-    /// Whether the plugin's table has the rules of `redirect` and no other.
-    pub fn is_of(&self, redirect: &Redirect, family: Family) -> Result<bool, Error> {
-        let count = self.plugin[family as usize].iter().flatten().count();
-        let wanted = nft::runs(&rules::rules(redirect, family)).count();
-        Ok(count == wanted && self.missing(redirect, &[family])?.is_empty())
     }
 
     /// Returns the comments, with markers, of the rules in the plugin's table.
@@ -157,26 +149,6 @@ fn is_active(table: &str, family: Family) -> Result<bool, Error> {
             && flags.iter().all(|&byte| byte == 0);
     })?;
     Ok(is_active)
-}
-
-/// Returns the names of the tables with chains of type `nat`. Those of the family `inet` begin with
-/// `inet `.
-/// Fails if the kernel cannot list chains, or if a table of iptables is not active.
-pub fn nat_tables(family: Family) -> Result<BTreeSet<String>, Error> {
-    let mut tables = BTreeSet::new();
-    for (number, prefix) in [(protocol_family(family), ""), (libc::NFPROTO_INET as u8, "inet ")] {
-        dump(libc::NFT_MSG_GETCHAIN, number, &mut |chain| {
-            if find(chain, nfta::CHAIN_TYPE) == Some(b"nat\0") {
-                let table = message::text(find(chain, nfta::CHAIN_TABLE).unwrap_or_default());
-                tables.insert(format!("{prefix}{table}"));
-            }
-        })?;
-    }
-    let table = rules::NAT_TABLE;
-    if tables.contains(table) && !is_active(table, family)? {
-        return Err(other(format!("the nf_tables table {table} is not active")));
-    }
-    Ok(tables)
 }
 
 /// `found` may have more attributes, as the kernel lists defaults too.

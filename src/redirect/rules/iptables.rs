@@ -1,5 +1,5 @@
 //! Renders rules as text: lines of `iptables-save`, and scripts for `iptables-restore --noflush`. Each
-//! script is one transaction.
+//! script is one transaction. Splits listed lines into words.
 
 use std::fmt::Write as _;
 
@@ -86,4 +86,20 @@ fn verdict_text(verdict: Verdict) -> String {
         Verdict::Redirect(port) => format!("REDIRECT --to-ports {port}"),
         Verdict::Jump(chain) => chain.name().to_owned(),
     }
+}
+
+/// Splits a line of `iptables -S` at blanks outside quotes, and removes the quotes.
+pub fn words(line: &str) -> Vec<String> {
+    let (mut words, mut word, mut is_quoted) = (Vec::new(), String::new(), false);
+    let mut characters = line.chars();
+    while let Some(character) = characters.next() {
+        match character {
+            '"' => is_quoted = !is_quoted,
+            '\\' => word.extend(characters.next()),
+            ' ' if !is_quoted => words.push(std::mem::take(&mut word)),
+            character => word.push(character),
+        }
+    }
+    words.push(word);
+    words
 }

@@ -7,10 +7,13 @@ use std::os::fd::AsRawFd as _;
 use std::time::Duration;
 
 use linkerd2_cni::netns;
+use linkerd2_cni::redirect::Family;
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, bind, connect, setsockopt, socket, sockopt,
 };
 use serde_json::json;
+use testkit::properties::difference::difference;
+use testkit::properties::evaluator::Rules;
 
 use super::namespaces::{NEIGHBOUR, POD, original};
 use super::{SERVICE_PATH, Scene, api_of, iptables, listen, meshed_spec, write_program};
@@ -56,6 +59,38 @@ fn iptables_rules_equal_upstreams_in_every_mode() {
         });
         assert_eq!(scene.nat(&iptables(mode, true)), ipv4, "{mode}");
     }
+}
+
+/// The arguments of upstream's plugin for iptables, for a pod with a GID of the proxy and skipped ports and
+/// subnets.
+const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
+
+#[test]
+fn the_kernels_rules_redirect_every_packet_as_those_of_upstreams_commands_in_every_iptables_mode() {
+    for mode in ["nft", "legacy", "plain"] {
+        let upstream = Scene::meshed();
+        for command in UPSTREAM_COMMANDS.lines() {
+            upstream.sh(&format!("{} -w -t nat {command}", iptables(mode, false)));
+        }
+        let scene = Scene::meshed();
+        let call = scene.in_mode(mode, "ADD").linkerd("proxy-gid", 5678);
+        let call = call.linkerd("subnets-to-ignore", ["10.0.0.0/8"]);
+        call.linkerd("outbound-ports-to-ignore", ["443", "1000-2000"]).run().succeeded();
+        let [wanted, installed] = [&upstream, &scene].map(|scene| listed(scene, mode));
+        assert_eq!(difference(&wanted, &installed, Family::Ipv4), None, "{mode}");
+
+        // The reader notices a rule that is missing.
+        scene.sh(&format!("{} -w -t nat -D PROXY_INIT_REDIRECT 1", iptables(mode, false)));
+        let found = difference(&wanted, &listed(&scene, mode), Family::Ipv4).unwrap();
+        assert_eq!(found.ports, [None, Some(4143)], "{mode}: {found:?}");
+    }
+}
+
+/// The rules of IPv4 that iptables lists in the pod's netns.
+fn listed(scene: &Scene, mode: &str) -> Rules {
+    let list = scene.run(&iptables(mode, false), &["-w", "-t", "nat", "-S"]);
+    let lines: Vec<String> = list.lines().map(str::to_owned).collect();
+    Rules::read(&lines).unwrap()
 }
 
 #[test]

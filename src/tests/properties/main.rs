@@ -4,10 +4,10 @@
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
-mod comparison;
 mod contract;
 mod nf_tables;
 mod starts;
+mod upstream_rules;
 
 use std::fs;
 use std::net::IpAddr;

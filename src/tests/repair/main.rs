@@ -4,7 +4,6 @@
 
 mod api;
 mod audits;
-mod compare;
 mod controller;
 mod deletions;
 mod drift;

@@ -1,10 +1,8 @@
-//! A model of table `nat` that decides like the kernel, and is stricter than the product's reader of rules.
+//! A model of table `nat` to which scripts of `iptables-restore` are applied. Rejects what iptables rejects.
 
 use std::collections::BTreeMap;
 
-use linkerd2_cni::redirect::nat;
-
-use super::packet::Packet;
+use super::evaluator::Rules;
 
 const BUILT_IN: [&str; 4] = ["PREROUTING", "INPUT", "OUTPUT", "POSTROUTING"];
 /// Longest comment, in bytes (`struct xt_comment_info`, with its NUL).
@@ -15,13 +13,13 @@ const PORTS_LIMIT: usize = 15;
 #[derive(Clone, Debug)]
 pub struct Nat {
     chains: BTreeMap<String, Vec<String>>,
-    rules: nat::Nat,
+    rules: Rules,
 }
 
 impl Default for Nat {
     fn default() -> Self {
         let chains = BUILT_IN.map(|name| (name.to_owned(), Vec::new())).into();
-        Nat { chains, rules: nat::Nat::default() }
+        Nat { chains, rules: Rules::default() }
     }
 }
 
@@ -33,7 +31,7 @@ impl Nat {
         for line in body.ok_or("not one transaction on table nat")?.lines() {
             next.command(line).map_err(|problem| format!("{line}: {problem}"))?;
         }
-        next.rules = nat::Nat::read(&next.listed())?;
+        next.rules = Rules::read(&next.listed())?;
         *self = next;
         Ok(())
     }
@@ -66,17 +64,14 @@ impl Nat {
         Ok(())
     }
 
-    pub fn listed(&self) -> Vec<String> {
+    pub fn rules(&self) -> &Rules {
+        &self.rules
+    }
+
+    /// Lists the table like `iptables -S`.
+    fn listed(&self) -> Vec<String> {
         let chains = self.chains.keys().map(|name| format!("-N {name}"));
-        chains.chain(self.lines().map(str::to_owned)).collect()
-    }
-
-    pub fn lines(&self) -> impl Iterator<Item = &str> {
-        self.chains.values().flatten().map(String::as_str)
-    }
-
-    pub fn redirected_to(&self, packet: &Packet) -> Option<u16> {
-        self.rules.redirected_to(packet.hook, &packet.fields())
+        chains.chain(self.chains.values().flatten().cloned()).collect()
     }
 }
 

@@ -2,11 +2,12 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use linkerd2_cni::redirect::nat::{self, Field};
-pub use linkerd2_cni::redirect::nat::{TCP, UDP};
 use linkerd2_cni::redirect::ports::PortRange;
 pub use linkerd2_cni::redirect::rules::Chain as Hook;
 use linkerd2_cni::redirect::{Family, Redirect, Subnet, address};
+
+use super::evaluator::{Field, Fields};
+pub use super::evaluator::{TCP, UDP};
 
 /// Addresses in no subnet of the tests.
 pub const ANY_SOURCES: [IpAddr; 2] =
@@ -59,8 +60,8 @@ impl Packet {
         }
     }
 
-    pub fn fields(&self) -> nat::Packet {
-        let mut fields = nat::Packet::default();
+    pub fn fields(&self) -> Fields {
+        let mut fields = Fields::default();
         for (field, number) in [
             (Field::Protocol, Some(self.protocol.into())),
             (Field::Source, Some(address(self.source))),

@@ -1,12 +1,12 @@
-//! Decides for a packet what the rules of a table `nat` do, from their text. Knows the options of
-//! Linkerd's rules and similar ones; any other option is an error.
+//! Evaluates the rules of a table `nat` of iptables: says to which port a packet is redirected. Knows the
+//! options of Linkerd's rules and similar ones. Any other option is an error, so that no rule counts for less
+//! than it does.
 
 use std::str::FromStr;
 
 use ipnet::IpNet;
-
-use super::address;
-use super::rules::Chain;
+use linkerd2_cni::redirect::address;
+use linkerd2_cni::redirect::rules::{Chain, words};
 
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
@@ -23,9 +23,9 @@ pub enum Field {
     Gid,
 }
 
-/// First packet of a connection: its fields as numbers, each at the index of its [`Field`]. `None`: the
+/// Fields of the first packet of a connection as numbers, each at the index of its [`Field`]. `None`: the
 /// packet has no such field, such as the UID of a packet that comes from outside.
-pub type Packet = [Option<u128>; 7];
+pub type Fields = [Option<u128>; 7];
 
 /// Both ends are included.
 pub type Range = (u128, u128);
@@ -45,20 +45,32 @@ enum Target {
     Jump(String),
 }
 
-type Rule = (Vec<Condition>, Target);
+#[derive(Clone, Debug)]
+struct Rule {
+    conditions: Vec<Condition>,
+    target: Target,
+}
+
+/// What a chain decides about a packet.
+enum Verdict {
+    Accept,
+    Redirect(u16),
+    /// The chain has ended or returned: the calling chain continues.
+    Undecided,
+}
 
 /// The rules that packets can reach in a table `nat` of one address family, by chain.
 #[derive(Clone, Debug, Default)]
-pub struct Nat(Vec<(String, Vec<Rule>)>);
+pub struct Rules(Vec<(String, Vec<Rule>)>);
 
-impl Nat {
+impl Rules {
     /// Reads lines of `iptables -S`.
     /// Fails if a rule that packets can reach has an unknown option, and names the rule.
-    pub fn read(lines: &[String]) -> Result<Nat, String> {
-        let mut nat = Nat::default();
-        nat.add(lines, Chain::Prerouting.name())?;
-        nat.add(lines, Chain::Output.name())?;
-        Ok(nat)
+    pub fn read(lines: &[String]) -> Result<Rules, String> {
+        let mut rules = Rules::default();
+        rules.add(lines, Chain::Prerouting.name())?;
+        rules.add(lines, Chain::Output.name())?;
+        Ok(rules)
     }
 
     /// Adds a chain, and those to which its rules jump. The kernel allows no loop.
@@ -67,7 +79,7 @@ impl Nat {
         let mut rules = Vec::new();
         for line in lines.iter().filter(|line| line.starts_with(&start)) {
             let rule = rule(line).map_err(|why| format!("the rule {line}: {why}"))?;
-            if let Target::Jump(chain) = &rule.1 {
+            if let Target::Jump(chain) = &rule.target {
                 if !lines.contains(&format!("-N {chain}")) {
                     return Err(format!("the rule {line}: unknown target {chain}"));
                 }
@@ -81,42 +93,42 @@ impl Nat {
         Ok(())
     }
 
-    pub fn is_empty(&self) -> bool {
-        self.0.iter().all(|(_, rules)| rules.is_empty())
-    }
-
     pub fn conditions(&self) -> impl Iterator<Item = &Condition> {
-        self.0.iter().flat_map(|(_, rules)| rules).flat_map(|(conditions, _)| conditions)
+        self.0.iter().flat_map(|(_, rules)| rules).flat_map(|rule| &rule.conditions)
     }
 
-    /// Returns the port to which the built-in chain `hook` redirects the connection of `packet`.
-    pub fn redirected_to(&self, hook: Chain, packet: &Packet) -> Option<u16> {
-        self.walk(hook.name(), packet).flatten()
+    /// Returns the port to which the built-in chain `hook` redirects the packet, if it redirects it.
+    pub fn redirected_to(&self, hook: Chain, packet: &Fields) -> Option<u16> {
+        match self.verdict(hook.name(), packet) {
+            Verdict::Redirect(port) => Some(port),
+            Verdict::Accept | Verdict::Undecided => None,
+        }
     }
 
-    /// `None` if the chain ends or returns.
-    fn walk(&self, chain: &str, packet: &Packet) -> Option<Option<u16>> {
-        let (_, rules) = self.0.iter().find(|(name, _)| name == chain)?;
-        for (conditions, target) in rules {
+    fn verdict(&self, chain: &str, packet: &Fields) -> Verdict {
+        let Some((_, rules)) = self.0.iter().find(|(name, _)| name == chain) else {
+            return Verdict::Undecided;
+        };
+        for Rule { conditions, target } in rules {
             if !conditions.iter().all(|condition| condition.is_met(packet)) {
                 continue;
             }
             match target {
-                Target::Return => return None,
-                Target::Accept => return Some(None),
-                Target::Redirect(port) => return Some(Some(*port)),
-                Target::Jump(chain) => match self.walk(chain, packet) {
-                    None => {}
-                    verdict => return verdict,
+                Target::Return => return Verdict::Undecided,
+                Target::Accept => return Verdict::Accept,
+                Target::Redirect(port) => return Verdict::Redirect(*port),
+                Target::Jump(chain) => match self.verdict(chain, packet) {
+                    Verdict::Undecided => {}
+                    decided => return decided,
                 },
             }
         }
-        None
+        Verdict::Undecided
     }
 }
 
 impl Condition {
-    fn is_met(&self, packet: &Packet) -> bool {
+    fn is_met(&self, packet: &Fields) -> bool {
         packet[self.field as usize].is_some_and(|number| self.has(number)) != self.is_negated
     }
 
@@ -166,23 +178,7 @@ fn rule(line: &str) -> Result<Rule, String> {
         conditions.push(Condition { field, ranges, is_negated });
         is_negated = false;
     }
-    Ok((conditions, target.ok_or("no target")?))
-}
-
-/// Splits a line at blanks outside quotes, and removes the quotes.
-pub fn words(line: &str) -> Vec<String> {
-    let (mut words, mut word, mut is_quoted) = (Vec::new(), String::new(), false);
-    let mut characters = line.chars();
-    while let Some(character) = characters.next() {
-        match character {
-            '"' => is_quoted = !is_quoted,
-            '\\' => word.extend(characters.next()),
-            ' ' if !is_quoted => words.push(std::mem::take(&mut word)),
-            character => word.push(character),
-        }
-    }
-    words.push(word);
-    words
+    Ok(Rule { conditions, target: target.ok_or("no target")? })
 }
 
 /// Reads a number, or two with `separator` in between.

@@ -1,37 +1,37 @@
 //! Both renderings of a redirect, iptables text and nf_tables messages, do with every packet what upstream's
-//! rules do. So says the comparison of `linkerd cni compare`, which finds a difference exactly if a packet
-//! goes elsewhere.
+//! rules do. Also shows that `testkit::properties::difference`, which says so, finds a difference exactly if a
+//! packet goes elsewhere.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use linkerd2_cni::firewall::native::transaction;
 use linkerd2_cni::netlink::socket::Message;
-use linkerd2_cni::redirect::difference::differences;
-use linkerd2_cni::redirect::nat::Nat;
 use linkerd2_cni::redirect::ports::PortRange;
 use linkerd2_cni::redirect::rules::{install_script, rules};
 use linkerd2_cni::redirect::{Family, Redirect, Subnet};
 use proptest::prelude::*;
 use proptest::sample::Index;
+use testkit::properties::difference::difference;
+use testkit::properties::evaluator::Rules;
 
 use crate::contract::settings;
 use crate::packet::{Boundaries, Hook, Packet, all, boundaries};
 use crate::recorded;
-use crate::{iptables, nf_tables, subnet};
+use crate::{iptables, nf_tables};
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
 /// Types of the messages that add a rule, a set and elements: `NFT_MSG_NEWRULE`, `NFT_MSG_NEWSET` and
 /// `NFT_MSG_NEWSETELEM`.
 const NEW: [i32; 3] = [6, 9, 12];
 
-/// The rules of this plugin.
-fn wanted(redirect: &Redirect, family: Family, ipv6: bool) -> Nat {
+/// The rules that this plugin installs with iptables.
+fn iptables_rules(redirect: &Redirect, family: Family, ipv6: bool) -> Rules {
     let mut table = iptables::Nat::default();
     if family == Family::Ipv4 || ipv6 {
         table.apply(&install_script(&rules(redirect, family), true, &[])).unwrap();
     }
-    Nat::read(&table.listed()).unwrap()
+    table.rules().clone()
 }
 
 /// A change of a list of rules, which may or may not change its meaning.
@@ -129,7 +129,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..recorded() })]
 
     #[test]
-    fn upstreams_rules_of_a_pod_are_equal_and_changed_rules_differ_if_a_packet_goes_elsewhere(
+    fn both_renderings_redirect_every_packet_as_upstreams_rules_do_and_a_changed_rule_is_noticed(
         settings in settings(),
         change in change(),
     ) {
@@ -142,24 +142,23 @@ proptest! {
         let messages = transaction(&redirect, families, true);
         for family in FAMILIES {
             let lines = settings.upstream_lines(family);
-            let wanted = wanted(&redirect, family, settings.ipv6);
-            let native = nf_tables::lines(&messages, family).unwrap();
-            for equal in [&lines, &native] {
-                let equal_table = Nat::read(equal).unwrap();
-                let found = differences(&[equal_table], &wanted, family);
-                prop_assert_eq!(found, Ok(vec![]), "{:#?}", equal);
-            }
+            let upstream = Rules::read(&lines).unwrap();
+            let by_iptables = iptables_rules(&redirect, family, settings.ipv6);
+            prop_assert_eq!(difference(&upstream, &by_iptables, family), None, "{:#?}", lines);
+            let native_lines = nf_tables::lines(&messages, family).unwrap();
+            let native = Rules::read(&native_lines).unwrap();
+            prop_assert_eq!(difference(&upstream, &native, family), None, "{:#?}", native_lines);
 
             let changed_lines = change.apply(&lines);
-            // An invalid number or jump cannot be compared.
-            let Ok(changed) = Nat::read(&changed_lines) else {
+            // A rule with an invalid number or jump cannot be evaluated.
+            let Ok(changed) = Rules::read(&changed_lines) else {
                 continue;
             };
             // Each packet is tried, which takes long: those of one family are enough.
             if (family == Family::Ipv6) != settings.ipv6 {
                 continue;
             }
-            let found = differences(std::slice::from_ref(&changed), &wanted, family).unwrap();
+            let found = difference(&changed, &by_iptables, family);
             let goes_elsewhere = |packet: &Packet| {
                 changed.redirected_to(packet.hook, &packet.fields()) != settings.redirected_to(packet)
             };
@@ -167,48 +166,29 @@ proptest! {
             let elsewhere =
                 packets.iter().find(|packet| packet.family() == family && goes_elsewhere(packet));
             prop_assert_eq!(
-                elsewhere.is_some(), !found.is_empty(),
+                elsewhere.is_some(), found.is_some(),
                 "{:?} {:?} {:#?} {:#?}", elsewhere, found, lines, changed_lines
             );
         }
     }
-
-    /// The text names the subnet, the ports and nothing else.
-    #[test]
-    fn a_skipped_subnet_or_port_is_named(net in subnet(), port in 1..=u16::MAX) {
-        let family = if net.net.addr().is_ipv4() { Family::Ipv4 } else { Family::Ipv6 };
-        prop_assume!(net.net.prefix_len() > 0);
-        let redirect = Redirect { inbound_port: 4143, outbound_port: 4140, proxy_uid: Some(2102), ..Redirect::default() };
-        let wanted = wanted(&redirect, family, true);
-        let redirect = Redirect { skip_subnets: vec![net.clone()], skip_outbound: vec![port.into()], ..redirect };
-        let now = self::wanted(&redirect, family, true);
-        let (first, last) = (net.net.network(), net.net.broadcast());
-        let range = if first == last { first.to_string() } else { format!("{first}-{last}") };
-        let ip = if family == Family::Ipv6 { " IPv6" } else { "" };
-        let found = differences(&[now], &wanted, family).unwrap();
-        prop_assert_eq!(found, [
-            format!("inbound{ip} TCP from {range} does not go to the proxy now, and would go to its port 4143"),
-            format!("outbound{ip} TCP to port {port} through other interfaces of UID 0-2101,2103-4294967295 does not go to the proxy now, and would go to its port 4140"),
-        ]);
-    }
 }
 
 #[test]
-fn rules_of_a_form_that_is_not_known_are_named_and_never_equal() {
+fn a_rule_with_an_unknown_option_cannot_be_evaluated_if_packets_reach_it() {
     let lines = |rule: &str| {
         ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT", "-N X", "-N UNUSED", "-A OUTPUT -j X", rule]
             .map(str::to_owned)
     };
     for case in include_str!("unknown_rules.txt").lines() {
         let (rule, why) = case.split_once(": ").unwrap();
-        let error = Nat::read(&lines(rule)).unwrap_err();
+        let error = Rules::read(&lines(rule)).unwrap_err();
         assert!(error.contains(rule) && error.contains(why), "{error}");
         // Packets never reach the chain.
         let unused = rule.replace("-A X", "-A UNUSED");
-        assert!(Nat::read(&lines(&unused)).is_ok(), "{unused}");
+        assert!(Rules::read(&lines(&unused)).is_ok(), "{unused}");
     }
     let known = "-A X ! -s 10.0.0.0/8 -d 10.1.0.0/16 ! -o lo -p udp -m owner ! --uid-owner 1-5 -m comment --comment \"a \\\"b c\" -j ACCEPT";
-    let known = Nat::read(&lines(known)).unwrap();
+    let known = Rules::read(&lines(known)).unwrap();
     assert_eq!(known.conditions().count(), 5);
     assert_eq!(known.redirected_to(Hook::Output, &Default::default()), None);
 }

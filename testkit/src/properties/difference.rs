@@ -1,0 +1,96 @@
+//! Finds a packet that two sets of rules redirect differently. Exact: packets that no condition of either set
+//! tells apart are of one kind, and each kind is tried.
+
+use std::collections::BTreeSet;
+
+use linkerd2_cni::redirect::Family;
+use linkerd2_cni::redirect::rules::Chain;
+
+use super::evaluator::{Condition, Field, Fields, Rules};
+
+/// Largest number of kinds of packets. More would take minutes.
+const KINDS_LIMIT: usize = 1 << 22;
+
+const INBOUND: [Field; 5] =
+    [Field::Protocol, Field::Port, Field::Source, Field::Destination, Field::Loopback];
+const OUTBOUND: [Field; 7] = [
+    Field::Protocol,
+    Field::Port,
+    Field::Source,
+    Field::Destination,
+    Field::Loopback,
+    Field::Uid,
+    Field::Gid,
+];
+
+/// A packet that two sets of rules redirect differently.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Difference {
+    pub hook: Chain,
+    pub packet: Fields,
+    /// The port to which each set redirects the packet. `None`: the packet is not redirected.
+    pub ports: [Option<u16>; 2],
+}
+
+/// Returns the first difference. `None`: both sets do the same with every packet of the family.
+pub fn difference(first: &Rules, second: &Rules, family: Family) -> Option<Difference> {
+    let conditions: Vec<&Condition> = first.conditions().chain(second.conditions()).collect();
+    for (hook, fields) in [(Chain::Prerouting, &INBOUND[..]), (Chain::Output, &OUTBOUND[..])] {
+        let values: Vec<Vec<Option<u128>>> =
+            fields.iter().map(|field| values(*field, family, &conditions)).collect();
+        let kinds: usize = values.iter().map(Vec::len).product();
+        assert!(kinds <= KINDS_LIMIT, "{kinds} kinds of packets are too many to try");
+        for number in 0..kinds {
+            let packet = packet(number, fields, &values);
+            let ports = [first, second].map(|rules| rules.redirected_to(hook, &packet));
+            if ports[0] != ports[1] {
+                return Some(Difference { hook, packet, ports });
+            }
+        }
+    }
+    None
+}
+
+/// Returns the packet with this number among all combinations of the fields' values.
+fn packet(mut number: usize, fields: &[Field], values: &[Vec<Option<u128>>]) -> Fields {
+    let mut packet = Fields::default();
+    for (field, values) in fields.iter().zip(values) {
+        packet[*field as usize] = values[number % values.len()];
+        number /= values.len();
+    }
+    packet
+}
+
+/// Returns one value for each set of values of the field that no condition tells apart.
+fn values(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Option<u128>> {
+    let mut of_field = conditions.to_vec();
+    of_field.retain(|condition| condition.field == field);
+    let mut starts = BTreeSet::from([0]);
+    for (first, last) in of_field.iter().flat_map(|condition| &condition.ranges) {
+        starts.extend([*first, last.saturating_add(1)]);
+    }
+    let mut seen = BTreeSet::new();
+    let mut values = Vec::new();
+    for start in starts.range(..=largest(field, family)) {
+        let met: Vec<bool> = of_field.iter().map(|condition| condition.has(*start)).collect();
+        if seen.insert(met) {
+            values.push(Some(*start));
+        }
+    }
+    if matches!(field, Field::Uid | Field::Gid) {
+        // The kernel itself sends packets without a socket, and so without user.
+        values.push(None);
+    }
+    values
+}
+
+fn largest(field: Field, family: Family) -> u128 {
+    match (field, family) {
+        (Field::Protocol, _) => u8::MAX.into(),
+        (Field::Port, _) => u16::MAX.into(),
+        (Field::Uid | Field::Gid, _) => u32::MAX.into(),
+        (Field::Loopback, _) => 1,
+        (Field::Source | Field::Destination, Family::Ipv4) => u32::MAX.into(),
+        (Field::Source | Field::Destination, Family::Ipv6) => u128::MAX,
+    }
+}
