@@ -10,6 +10,5 @@ pub mod facts;
 #[cfg(test)]
 pub mod fake;
 pub mod kubectl;
-pub mod nodes;
 pub mod objects;
 pub mod report;

@@ -21,7 +21,7 @@ use crate::deadline::Deadline;
 use crate::extension::agents::in_parallel;
 use crate::extension::kubectl::Kubectl;
 use crate::extension::report::{self, Check, Format, Severity};
-use crate::extension::{api, bypass, checks, explain, facts, nodes};
+use crate::extension::{api, bypass, checks, explain, facts};
 use cluster::ClusterFlags;
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
@@ -47,8 +47,6 @@ struct Flags {
 enum Command {
     /// Check the chart's objects, the agent of each node, and meshed pods
     Check(CheckFlags),
-    /// Show the state of each node
-    Nodes,
     /// Show what the plugin decides for a pod, why, and with which rules
     Explain {
         /// Name of the pod
@@ -126,12 +124,6 @@ fn run(flags: &Flags) -> anyhow::Result<bool> {
             let results = attempt(api, cluster, check);
             let text = report::render(&results, check.output, has_color());
             (text, report::is_success(&results))
-        }
-        Command::Nodes => {
-            progress("asking the agents");
-            let facts = facts::fetch(api, &cni_namespace(), Deadline::after(SWEEP));
-            progress("");
-            (nodes::table(&facts)?, true)
         }
         Command::Explain { pod, namespace } => {
             (explain::explain(api, &cni_namespace(), namespace, pod)?, true)

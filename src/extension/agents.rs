@@ -2,7 +2,6 @@
 
 use std::sync::{Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 
@@ -77,13 +76,6 @@ impl Agent {
     }
 }
 
-/// Returns the time until the plugin's token expires, or zero if it has. `None`: no expiry is known.
-pub fn token_left(body: &StatusBody) -> Option<Duration> {
-    // A program in the agent's place may report any number.
-    let end = UNIX_EPOCH.checked_add(Duration::from_secs(body.token_expires?))?;
-    Some(end.duration_since(SystemTime::now()).unwrap_or_default())
-}
-
 /// Lists the agents' pods, then asks the agents for their state until `end`, several at a time.
 pub fn agents(api: &dyn Api, namespace: &str, end: Deadline) -> Result<Vec<Agent>, Error> {
     let mut found = in_parallel(pods(api, namespace)?, |pod| {
@@ -127,6 +119,8 @@ pub fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use serde_json::json;
 
     use super::*;

@@ -9,7 +9,6 @@ use serde_json::{Value, json};
 use super::api::{Api, for_each, list};
 use super::explain::Lookup;
 use super::facts::{self, readable};
-use super::nodes::align;
 use super::objects::{event_time, text};
 use super::report::{Problem, Severity};
 use crate::cni::Error as CniError;
@@ -118,6 +117,24 @@ pub fn table(report: &Report) -> String {
         udp.text(),
         report.with_init,
     );
+    text
+}
+
+/// Pads each column to its longest cell, with three blanks in between, as kubectl does.
+fn align(rows: &[[String; 4]]) -> String {
+    let mut widths = [0; 4];
+    for row in rows {
+        for (width, cell) in widths.iter_mut().zip(row) {
+            *width = cell.chars().count().max(*width);
+        }
+    }
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(widths).map(|(cell, width)| format!("{cell:<width$}"));
+        let line = cells.collect::<Vec<_>>().join("   ");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
     text
 }
 

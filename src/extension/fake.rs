@@ -7,7 +7,6 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde_json::{Value, json};
 
 use super::api::{Api, Error};
-use super::facts::{self, Facts};
 use crate::deadline::Deadline;
 
 /// Response by path, without its query. A text is a body, a number is an error status.
@@ -53,10 +52,6 @@ impl Cluster {
             Ok(index) => object[index] = value,
             Err(_) => object[key] = value,
         }
-    }
-
-    pub fn facts(&self) -> Facts {
-        facts::fetch(self, "linkerd-cni", later())
     }
 }
 

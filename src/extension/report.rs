@@ -8,7 +8,6 @@ use crate::quote::one_line;
 
 /// Page with a section for each check, which the hints point to.
 const HINTS: &str = concat!(env!("CARGO_PKG_REPOSITORY"), "/blob/main/docs/cli.md#");
-const ITEM_LIMIT: usize = 20;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Check {
@@ -48,12 +47,9 @@ impl Severity {
             return Ok(());
         }
         let mut text = format!("{}:", one_line(summary));
-        for item in items.iter().take(ITEM_LIMIT) {
+        for item in items {
             // Writing to a String cannot fail.
             let _ = write!(text, "\n\t* {}", one_line(item));
-        }
-        if items.len() > ITEM_LIMIT {
-            let _ = write!(text, "\n\t* and {} more", items.len() - ITEM_LIMIT);
         }
         Err(Problem { severity: self, text })
     }
@@ -186,7 +182,7 @@ mod tests {
     use super::*;
 
     fn checks() -> Vec<Check> {
-        let items: Vec<String> = (1..=21).map(|node| format!("node-{node}: why")).collect();
+        let items: Vec<String> = (1..=2).map(|node| format!("node-{node}: why")).collect();
         vec![
             Check::new("linkerd-cni", "a", "first", Ok(())),
             Check::new("linkerd-cni", "b", "second", Severity::Warning.because("worth a look")),
@@ -207,6 +203,14 @@ mod tests {
         {
             insta::assert_snapshot!(name, render(&checks(), format, false));
         }
+    }
+
+    /// Nothing else names the nodes.
+    #[test]
+    fn a_list_of_any_length_is_complete() {
+        let nodes: Vec<String> = (1..=5000).map(|node| format!("node-{node}")).collect();
+        let problem = Severity::Error.if_any("nodes fail", &nodes).unwrap_err();
+        assert!(problem.text.lines().skip(1).eq(nodes.iter().map(|node| format!("\t* {node}"))));
     }
 
     #[test]

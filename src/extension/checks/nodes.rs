@@ -1,7 +1,7 @@
 //! Checks of the agents, one per node. Pure.
 
 use std::collections::BTreeSet;
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Deserialize as _;
 use serde_json::Value;
@@ -9,7 +9,7 @@ use serde_json::Value;
 use super::NODES;
 use crate::VERSION;
 use crate::agent::status_body::StatusBody;
-use crate::extension::agents::{Agent, DAEMONSET, is_ready, token_left};
+use crate::extension::agents::{Agent, DAEMONSET, is_ready};
 use crate::extension::facts::{Facts, readable};
 use crate::extension::objects::{
     admin_port, agent_container, event_text, pod_spec, text, variable,
@@ -17,6 +17,11 @@ use crate::extension::objects::{
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::failure;
 use crate::kube::scheduling::{Exclusion, Placement, exclusion};
+
+/// Subjects of `problems` in `/status`: what the API server says of the token in the kubeconfig, and why no new
+/// token was issued.
+const TOKEN: &str = "kubeconfig token";
+const TOKEN_REQUEST: &str = "TokenRequest";
 
 pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     let check = |hint, description: &str, verdict| Check::new(NODES, hint, description, verdict);
@@ -45,6 +50,7 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
         });
     checks.extend([
         check("agent-state", "the state of each agent can be read", reports(agents)),
+        check("agent-note", "no agent adds a note to its readiness", notes(&bodies)),
         check("version", &same_version, others),
     ]);
     if variable(daemonset, "LINKERD_CNI_CHAINED") != Some("false") {
@@ -152,15 +158,34 @@ pub fn each<P: IntoIterator<Item = String>>(
     severity.if_any(summary, &bodies.iter().flat_map(named).collect::<Vec<_>>())
 }
 
+/// Warns of agents that are ready but for a note, such as a skipped self-test.
+fn notes(bodies: &Bodies<'_>) -> Verdict {
+    each(bodies, Severity::Warning, "agents whose readiness has a note", |body| {
+        // The agent also adds a failed TokenRequest, which the check of the token names.
+        let is_of_token = body.note.as_ref() == body.problems.get(TOKEN_REQUEST);
+        if is_of_token { None } else { body.note.clone() }
+    })
+}
+
 fn tokens(bodies: &Bodies<'_>) -> Verdict {
     // Pods with the mark start redirected by their annotations.
     let summary = "nodes on which meshed pods without the proxy injector's mark fail to start";
     each(bodies, Severity::Error, summary, |body| {
-        (token_left(body) == Some(Duration::ZERO)).then(|| "expired".to_owned())
+        if token_has_expired(body) { Some("expired".to_owned()) } else { None }
     })?;
     each(bodies, Severity::Warning, "nodes with a problem of the token", |body| {
-        body.problems.get("TokenRequest").cloned()
+        [TOKEN, TOKEN_REQUEST]
+            .map(|subject| body.problems.get(subject).cloned())
+            .into_iter()
+            .flatten()
     })
+}
+
+fn token_has_expired(body: &StatusBody) -> bool {
+    // A program in the agent's place may report any number.
+    let seconds = body.token_expires.map(Duration::from_secs);
+    let expiry = seconds.and_then(|seconds| UNIX_EPOCH.checked_add(seconds));
+    expiry.is_some_and(|expiry| expiry <= SystemTime::now())
 }
 
 fn backends(bodies: &Bodies<'_>) -> String {

@@ -33,8 +33,6 @@ pub fn linkerd_cni_reports_a_healthy_cluster_and_explains_a_pod(pods: &Pods) {
     let (passes, json) = cni(&["check", "--output=json", "--as-group=[]", "--proxy=false"]);
     let json: Value = serde_json::from_str(&json).unwrap();
     assert!(passes && json["success"] == true, "{json}");
-    let (passes, table) = cni(&["nodes"]);
-    assert!(passes && table.contains("   yes   "), "{table}");
     let (passes, explained) = cni(&["explain", "meshed", "-n", "meshed"]);
     assert!(passes);
     let listed = netns_of(&pods.ip("meshed")).rules();

@@ -65,7 +65,7 @@ fn without_kubectl_metadata_are_printed_and_the_checks_fail_in_the_format_of_lin
 #[test]
 fn an_unreachable_api_server_fails_each_command_once() {
     let dir = with_kubectl("echo 'The connection to the server x was refused' >&2; exit 1");
-    for args in [&["check"][..], &["check", "--pre"], &["nodes"], &["explain", "web"]] {
+    for args in [&["check"][..], &["check", "--pre"], &["explain", "web"], &["bypass"]] {
         let output = run(dir.path(), args);
         assert_eq!(output.status.code(), Some(1), "{args:?}");
         let all = [text(&output.stdout), text(&output.stderr)].concat();
@@ -77,7 +77,7 @@ fn an_unreachable_api_server_fails_each_command_once() {
 #[test]
 fn cluster_flags_reach_kubectl() {
     let dir = with_kubectl("echo \"$*\" >&2; exit 1");
-    let output = run(dir.path(), &["nodes", "--context=kind", "--as=jane", "--as-group=[a]"]);
+    let output = run(dir.path(), &["bypass", "--context=kind", "--as=jane", "--as-group=[a]"]);
     let error = text(&output.stderr);
     let passed = "--context=kind --as=jane --as-group=a proxy --unix-socket ";
     assert!(error.contains(passed), "{error}");
@@ -97,7 +97,7 @@ fn assert_ends_with_its_kubectl(signal: Signal) {
     let left = || std::fs::read_dir(scratch.path()).unwrap().count();
     // A background process of a shell without job control inherits an ignored SIGINT.
     let mut command = Command::new("/usr/bin/env")
-        .args(["--default-signal=INT", env!("CARGO_BIN_EXE_linkerd-cni-cli"), "nodes"])
+        .args(["--default-signal=INT", env!("CARGO_BIN_EXE_linkerd-cni-cli"), "check"])
         .env("PATH", format!("{}:/usr/bin:/bin", dir.path().display()))
         .env("TMPDIR", scratch.path())
         .stdin(Stdio::null())

@@ -94,6 +94,7 @@ fn the_self_test_is_skipped() {
     let mut page = FaultPage::new("self-test-skipped");
     page.shows(Source::ReadyNote, &agent.ready().1);
     page.shows(Source::AgentLog, &log_line(&agent, "self-test skipped"));
+    checked(&mut page, &node, &agent, None);
     page.shows(Source::Metrics, &metrics(&agent, "linkerd_cni_agent_self_tests_total{"));
     page.check();
 }
