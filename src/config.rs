@@ -95,7 +95,7 @@ impl Config {
             kubeconfig: kubeconfig.unwrap_or_default().into(),
             backends: linkerd
                 .read("iptables-mode", "one of auto, native, nft, legacy and plain", |value| {
-                    Backend::of_mode(value.as_str()?)
+                    Backend::for_mode(value.as_str()?)
                 })
                 .unwrap_or(Backend::AUTO),
             simulate: linkerd.flag("simulate"),

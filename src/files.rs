@@ -44,7 +44,7 @@ pub struct FileAccess {
 }
 
 impl FileAccess {
-    pub fn of(metadata: &Metadata) -> FileAccess {
+    pub fn from_metadata(metadata: &Metadata) -> FileAccess {
         FileAccess { mode: metadata.mode() & 0o7777, uid: metadata.uid(), gid: metadata.gid() }
     }
 
@@ -68,7 +68,7 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     if bytes.len() as u64 > LIMIT {
         return Err(Error::TooLarge { path: path.to_owned() });
     }
-    Ok((bytes, FileAccess::of(&metadata)))
+    Ok((bytes, FileAccess::from_metadata(&metadata)))
 }
 
 pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error> {

@@ -14,8 +14,8 @@ use std::time::Duration;
 use crate::deadline::Deadline;
 use crate::redirect::backend::Backend;
 use crate::redirect::rules;
-use crate::redirect::{Family, Ipv6, Origin, Redirect};
-pub use check::{Survey, describe_missing, missing, survey};
+use crate::redirect::{Family, Ipv6, Redirect, RuleSpec};
+pub use check::{RulesState, describe_missing, missing_rules, rules_state};
 
 /// Time allowed for the programs of all backends of one call together. The plugin's deadline for a netns
 /// is longer, so that an error names the program.
@@ -72,14 +72,14 @@ fn other(problem: impl Into<String>) -> Error {
 /// Chooses the address families. With [`Ipv6::Auto`], those of the kernel, not of the pod's addresses: a
 /// pod may get an IPv6 address after its ADD, by router advertisement, from Multus, or because it sets
 /// the sysctl `disable_ipv6` of an interface to 0.
-pub fn origin(redirect: Redirect, ipv6: Ipv6) -> Origin {
+pub fn rule_spec(redirect: Redirect, ipv6: Ipv6) -> RuleSpec {
     let is_redirected = match ipv6 {
         Ipv6::Yes => true,
         Ipv6::No => false,
         // The file is missing if the kernel has no IPv6.
         Ipv6::Auto => fs::exists("/proc/thread-self/net/if_inet6").unwrap_or(true),
     };
-    Origin { redirect, families: if is_redirected { Family::ALL } else { Family::IPV4 } }
+    RuleSpec { redirect, families: if is_redirected { Family::ALL } else { Family::IPV4 } }
 }
 
 /// Writes the rules of `redirect` with the first usable backend, and returns the backend that wrote
@@ -87,7 +87,7 @@ pub fn origin(redirect: Redirect, ipv6: Ipv6) -> Origin {
 /// [`iptables::apply`]. Idempotent. Keeps foreign rules. Removes the chains that a failed backend
 /// created; chains that existed before keep the rules that it wrote.
 pub fn apply(
-    Origin { redirect, families }: &Origin,
+    RuleSpec { redirect, families }: &RuleSpec,
     backends: &[Backend],
 ) -> Result<Backend, Error> {
     let deadline = Deadline::after(DEADLINE);
@@ -111,17 +111,17 @@ pub fn apply(
     Err(if errors.len() == 1 { errors.remove(0) } else { Error::NoBackend { errors } })
 }
 
-/// Corrects what [`survey`] reported as missing, without programs of the host: writes the rules to the
+/// Corrects what [`rules_state`] reported as missing, without programs of the host: writes the rules to the
 /// plugin's tables and deletes those of `iptables-nft`, which would decide first, and those of IPv6 if
 /// the pod has IPv4 rules only.
 /// Fails if nf_tables is not usable in this kernel.
-pub fn install_native(Origin { redirect, families }: &Origin) -> Result<(), Error> {
+pub fn install_native(RuleSpec { redirect, families }: &RuleSpec) -> Result<(), Error> {
     native::apply(redirect, families)?;
     native::flush_others(families)
 }
 
 /// Renders the rules as text instead of applying them, for the setting `simulate`.
-pub fn simulate(Origin { redirect, families }: &Origin) -> String {
+pub fn simulate(RuleSpec { redirect, families }: &RuleSpec) -> String {
     let lines = families.iter().flat_map(|&family| {
         let rules = rules::marked_rules(redirect, family, families);
         rules.into_iter().map(move |rule| format!("{family:?} {}\n", rules::rule_line(&rule)))

@@ -34,7 +34,7 @@ pub enum Error {
 }
 
 /// Returns whether `path` is the netns of the calling thread; `false` if `path` is not accessible.
-pub fn is_own(path: &Path) -> bool {
+pub fn is_current(path: &Path) -> bool {
     match (stat(path), stat(OWN)) {
         (Ok(there), Ok(own)) => (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino),
         _ => false,
@@ -42,7 +42,7 @@ pub fn is_own(path: &Path) -> bool {
 }
 
 /// Creates a netns and returns a file that keeps it alive. Needs CAP_SYS_ADMIN.
-pub fn fresh() -> Result<File, Error> {
+pub fn create() -> Result<File, Error> {
     let created = run_within("netns", CREATE_BUDGET, || {
         unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Create { source })?;
         File::open(OWN).map_err(|source| Error::Open { path: OWN.into(), source })

@@ -83,16 +83,16 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
     if let Some(error) = &api_error {
         record.degrade(error);
     }
-    let origin = firewall::origin(redirect, ipv6);
+    let spec = firewall::rule_spec(redirect, ipv6);
     if config.simulate {
-        let rules = firewall::simulate(&origin);
+        let rules = firewall::simulate(&spec);
         tracing::warn!("linkerd-cni: simulate is set, these rules are not installed:\n{rules}");
         record.result = CallResult::Simulated;
         record.ignore(ignored);
         return Ok(output);
     }
     let backends = config.backends;
-    let backend = in_netns(request, move || firewall::apply(&origin, backends))?;
+    let backend = in_netns(request, move || firewall::apply(&spec, backends))?;
     record.result = CallResult::Redirected;
     record.backend = Some(backend);
     record.ignore(ignored);
@@ -129,8 +129,8 @@ fn missing_rules(
     record: &mut Record,
 ) -> Result<Vec<String>, Error> {
     let missing = |today: Option<ResolvedRedirect>| {
-        let today = today.map(|found| firewall::origin(found.redirect, found.ipv6));
-        in_netns(request, move || firewall::missing(today.as_ref()))
+        let today = today.map(|found| firewall::rule_spec(found.redirect, found.ipv6));
+        in_netns(request, move || firewall::missing_rules(today.as_ref()))
     };
     let pod = match pod_sources::named(request, config, record)? {
         Decision::Redirect(pod) => KnownPod::read(pod, request),
@@ -160,7 +160,7 @@ fn missing_rules(
 /// Rejects a request for the plugin's own netns, in which the rules would redirect the
 /// host's traffic.
 fn refuse_own_netns(request: &Request) -> Result<(), Error> {
-    if request.netns_override || !netns::is_own(&request.netns) {
+    if request.netns_override || !netns::is_current(&request.netns) {
         return Ok(());
     }
     Err(Error::new(

@@ -80,7 +80,7 @@ pub enum Ipv6 {
 
 /// What the rules of a pod are made from.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Origin {
+pub struct RuleSpec {
     pub redirect: Redirect,
     /// [`Family::IPV4`] or [`Family::ALL`].
     pub families: &'static [Family],

@@ -25,7 +25,7 @@ fn start(text: &str) -> Option<Start> {
     let (namespace, name) = (lines.next()?.to_owned(), lines.next()?.to_owned());
     // Only these names reach the decision.
     let pair = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
-    args::pod(&pair).ok()??;
+    args::parse_pod(&pair).ok()??;
     let (mut annotations, mut of_namespace) = (Vec::new(), Vec::new());
     for line in lines {
         let (left, value) = line.split_once('=')?;

@@ -55,22 +55,22 @@ pub struct RecordSocket {
 #[derive(Default)]
 struct State {
     stopped: bool,
-    own: Option<Bound>,
+    own: Option<BoundSocket>,
     /// The socket that this agent took over at `net_dir_path`. No plugin sends to it.
-    taken: Option<Bound>,
+    taken: Option<BoundSocket>,
 }
 
-struct Bound {
+struct BoundSocket {
     path: PathBuf,
     socket: Arc<UnixDatagram>,
     /// Device and inode of the socket's file, which show whether another agent replaced it.
     file: Option<(u64, u64)>,
 }
 
-impl Bound {
-    fn bind(path: &Path) -> Result<Bound, files::Error> {
+impl BoundSocket {
+    fn bind(path: &Path) -> Result<BoundSocket, files::Error> {
         let socket = Arc::new(files::bind_socket(path, CHECK_INTERVAL)?);
-        Ok(Bound { path: path.to_owned(), socket, file: identity(path) })
+        Ok(BoundSocket { path: path.to_owned(), socket, file: identity(path) })
     }
 
     fn is_in_place(&self) -> bool {
@@ -103,9 +103,9 @@ impl RecordSocket {
         });
         // Binds before the first reconcile pass, so that an older agent sees this agent before it
         // can overwrite this agent's files. The thread retries and reports a failure.
-        let own = Bound::bind(&receiver.path).ok();
+        let own = BoundSocket::bind(&receiver.path).ok();
         let other = receiver.net_dir_path.as_ref().filter(|path| is_read(path));
-        let taken = other.and_then(|path| Bound::bind(path).ok());
+        let taken = other.and_then(|path| BoundSocket::bind(path).ok());
         *receiver.state() = State { own, taken, stopped: false };
         let own = Arc::clone(&receiver);
         let thread = thread::Builder::new().name("records".into()).stack_size(128 << 10);
@@ -164,7 +164,7 @@ impl RecordSocket {
         let state = self.state();
         let taken = state.taken.as_ref().and_then(|taken| taken.file);
         let in_net_dir = self.net_dir_path.as_ref();
-        state.own.as_ref().is_some_and(Bound::is_replaced)
+        state.own.as_ref().is_some_and(BoundSocket::is_replaced)
             || in_net_dir.is_some_and(|path| identity(path) != taken && is_read(path))
     }
 
@@ -176,7 +176,7 @@ impl RecordSocket {
             return Ok(None);
         }
         if !state.own.as_ref().is_some_and(|own| own.is_in_place() || own.is_replaced()) {
-            state.own = Some(Bound::bind(&self.path)?);
+            state.own = Some(BoundSocket::bind(&self.path)?);
             // The reconciler may have yielded to the agent whose socket this one replaces.
             self.waker.wake();
         }

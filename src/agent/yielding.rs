@@ -84,7 +84,7 @@ impl Yielding {
             self.tried = None;
             return None;
         };
-        if own.is(entry.text()) {
+        if own.matches(entry.text()) {
             self.was_chained = true;
             self.until = None;
             return None;
@@ -130,16 +130,16 @@ pub fn usable_entry_is_installed(
     mode: &ChainMode,
     found: &[ConfigFile],
 ) -> bool {
-    let called = plan::called(found);
+    let called = plan::called_config(found);
     let is_other_called = called.is_some_and(|called| called.plugin_entry().is_none())
-        && plan::chained(mode, found).is_none();
+        && plan::chained_config(mode, found).is_none();
     !is_other_called
         && installed_entry(kubeconfig, found)
-            .is_some_and(|entry| own.is(entry.text()) || is_usable(&entry, kubeconfig))
+            .is_some_and(|entry| own.matches(entry.text()) || is_usable(&entry, kubeconfig))
 }
 
 fn installed_entry(kubeconfig: &str, found: &[ConfigFile]) -> Option<Entry> {
-    Entry::new(plan::installed(found)?.plugin_entry()?.text, kubeconfig).ok()
+    Entry::new(plan::installed_config(found)?.plugin_entry()?.text, kubeconfig).ok()
 }
 
 /// Returns whether an upstream agent may have written a plugin entry in `found`. The entry is
@@ -148,7 +148,7 @@ pub fn is_chained_by_upstream(found: &[ConfigFile], own: &Entry) -> bool {
     let entries = found.iter().filter_map(ConfigFile::plugin_entry);
     entries
         .filter_map(|entry| Entry::new(entry.text, "").ok())
-        .any(|entry| !own.is(entry.text()) && may_be_upstreams(&entry, own))
+        .any(|entry| !own.matches(entry.text()) && may_be_upstreams(&entry, own))
 }
 
 /// Returns whether an upstream agent may have written the plugin `entry`. This project's chart sets

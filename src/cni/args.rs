@@ -27,7 +27,7 @@ impl fmt::Display for PodRef {
 
 /// `CNI_ARGS` are pairs `key=value`, separated by `;`. Returns `None` if they name no pod: the caller is
 /// not Kubernetes. Fails on unknown keys unless `IgnoreUnknown` is set, as `pkg/types` does.
-pub fn pod(args: &str) -> Result<Option<PodRef>, Error> {
+pub fn parse_pod(args: &str) -> Result<Option<PodRef>, Error> {
     let (mut namespace, mut name, mut uid) = ("", "", "");
     let (mut ignore_unknown, mut unknown) = (false, Vec::new());
     for pair in args.split(';').filter(|_| !args.is_empty()) {
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn the_pod_is_read_in_any_order_of_keys_and_an_error_quotes_the_invalid_pair() {
         for case in testkit::chart::yaml(include_str!("args.yaml")).as_array().unwrap() {
-            let found = match pod(case[0].as_str().unwrap()) {
+            let found = match parse_pod(case[0].as_str().unwrap()) {
                 Ok(pod) => json!(pod.map(|pod| [pod.namespace, pod.name, pod.uid])),
                 Err(error) => json!(format!("code {}: {}", error.failure.code(), error.msg)),
             };

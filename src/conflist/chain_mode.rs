@@ -48,7 +48,7 @@ impl ChainMode {
         let Some(name) = conf_name else {
             return Ok(mode);
         };
-        match (&mode, ConfigKind::of(name)) {
+        match (&mode, ConfigKind::from_file_name(name)) {
             (_, None) => Err("does not end in .conflist, .conf or .json, so no runtime loads it"),
             (ChainMode::Copy(_), Some(ConfigKind::Conf | ConfigKind::Json)) => {
                 Err("does not end in .conflist, which the copy of a conflist needs")

@@ -41,7 +41,7 @@ impl Entry {
 
     /// Returns whether `found` in a network config is this entry. Unless it is exact, a network config
     /// that another program reformatted needs no rewrite.
-    pub fn is(&self, found: &str) -> bool {
+    pub fn matches(&self, found: &str) -> bool {
         fn lines(text: &str) -> impl Iterator<Item = &str> {
             text.lines().map(str::trim_start)
         }
@@ -102,9 +102,9 @@ mod tests {
         let formatted = "{\n  \"a\": [1],\n  \"type\": \"linkerd-cni\"\n}";
         for is_exact in [false, true] {
             entry.is_exact = is_exact;
-            assert!(entry.is(&spliced) && !entry.is(&spliced.replace('1', "2")));
-            assert_eq!(entry.is(formatted), !is_exact);
-            assert_eq!(entry.is(&formatted.replace(char::is_whitespace, "")), !is_exact);
+            assert!(entry.matches(&spliced) && !entry.matches(&spliced.replace('1', "2")));
+            assert_eq!(entry.matches(formatted), !is_exact);
+            assert_eq!(entry.matches(&formatted.replace(char::is_whitespace, "")), !is_exact);
         }
     }
 }

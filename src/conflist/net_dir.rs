@@ -23,7 +23,7 @@ pub enum ConfigKind {
 
 impl ConfigKind {
     /// Like in runtimes, the extension must match exactly.
-    pub fn of(name: &str) -> Option<ConfigKind> {
+    pub fn from_file_name(name: &str) -> Option<ConfigKind> {
         match name.rsplit_once('.')?.1 {
             "conflist" => Some(ConfigKind::Conflist),
             "conf" => Some(ConfigKind::Conf),
@@ -106,7 +106,8 @@ pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Erro
 pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = Vec::new();
     for name in files::file_names(dir)? {
-        let Some(kind) = ConfigKind::of(split_backup(&name).0).filter(|_| name != kubeconfig)
+        let Some(kind) =
+            ConfigKind::from_file_name(split_backup(&name).0).filter(|_| name != kubeconfig)
         else {
             continue;
         };
@@ -153,7 +154,7 @@ pub fn may_name_plugin(file: &ConfigFile) -> bool {
 
 /// Returns whether libcni finds plugins of a conflist in `dir`.
 fn has_fragments(dir: &Path) -> bool {
-    let is_fragment = |name: &String| ConfigKind::of(name) == Some(ConfigKind::Conf);
+    let is_fragment = |name: &String| ConfigKind::from_file_name(name) == Some(ConfigKind::Conf);
     files::file_names(dir).is_ok_and(|names| names.iter().any(is_fragment))
 }
 
@@ -218,7 +219,8 @@ mod tests {
     fn only_the_exact_last_extension_makes_a_network_config() {
         for case in testkit::chart::yaml(include_str!("net_dir.yaml"))["kinds"].as_array().unwrap()
         {
-            let kind = ConfigKind::of(case[0].as_str().unwrap()).map(|kind| format!("{kind:?}"));
+            let kind = ConfigKind::from_file_name(case[0].as_str().unwrap())
+                .map(|kind| format!("{kind:?}"));
             assert_eq!(kind.as_deref(), case[1].as_str(), "{case}");
         }
     }

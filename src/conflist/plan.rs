@@ -1,6 +1,6 @@
 //! Plans which network configs to write, and how. Pure.
 //!
-//! [`chain()`] decides which files get the plugin entry, [`called`] which file the runtime loads.
+//! [`chain()`] decides which files get the plugin entry, [`called_config`] which file the runtime loads.
 
 mod active;
 mod chain;
@@ -17,7 +17,7 @@ use crate::conflist::Entry;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::files::FileAccess;
-pub use active::{called, chained, installed};
+pub use active::{called_config, chained_config, installed_config};
 pub use chain::chain;
 pub use unchain::unchain;
 

@@ -108,7 +108,7 @@ impl<'a> Conflist<'a> {
     /// Returns whether `entry` is the only plugin entry, behind another plugin. It need not be the
     /// last: an installer that appends its own plugin would otherwise rewrite the conflist forever.
     pub fn has_entry(&self, entry: &Entry) -> bool {
-        self.only_entry().is_some_and(|found| entry.is(found.text))
+        self.only_entry().is_some_and(|found| entry.matches(found.text))
     }
 
     fn only_entry(&self) -> Option<&Plugin<'a>> {

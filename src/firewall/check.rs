@@ -10,20 +10,20 @@ use super::native::listing::Listing;
 use super::{DEADLINE, Error, iptables};
 use crate::deadline::Deadline;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule};
-use crate::redirect::{Family, Origin, Redirect};
+use crate::redirect::{Family, Redirect, RuleSpec};
 
 /// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
 /// at most eight rules for each address family.
 const MISSING_NAMED: usize = 10;
 
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Survey {
+pub enum RulesState {
     /// All rules are present. They are today's rules, or today's rules are unknown.
     Complete,
-    /// The pod has the rules that it started with, not today's rules, which have this origin.
-    Drifted(Origin),
-    /// These rules of this origin, as lines of `iptables-save`, are missing or changed.
-    Missing(Origin, Vec<String>),
+    /// The pod has the rules that it started with, not today's rules, which have this spec.
+    Drifted(RuleSpec),
+    /// These rules of this spec, as lines of `iptables-save`, are missing or changed.
+    Missing(RuleSpec, Vec<String>),
     /// Rules may exist in a table that only the host's `iptables-legacy` can read, or in a table
     /// with too many rules. Or both the rules of the pod's start and today's rules are unknown.
     Unreadable,
@@ -33,11 +33,11 @@ pub enum Survey {
 /// backend wrote them. `today` applies to rules without a readable marker. `None`: it is unknown
 /// which rules the pod needs. Runs the host's programs only if `iptables-legacy` may have a table.
 /// Fails if rules cannot be listed: that does not prove them missing.
-pub fn missing(today: Option<&Origin>) -> Result<Option<Vec<String>>, Error> {
+pub fn missing_rules(today: Option<&RuleSpec>) -> Result<Option<Vec<String>>, Error> {
     Ok(match compared(today, true)? {
-        Survey::Complete | Survey::Drifted(_) => Some(Vec::new()),
-        Survey::Missing(_, missing) => Some(missing),
-        Survey::Unreadable => None,
+        RulesState::Complete | RulesState::Drifted(_) => Some(Vec::new()),
+        RulesState::Missing(_, missing) => Some(missing),
+        RulesState::Unreadable => None,
     })
 }
 
@@ -46,15 +46,15 @@ pub fn missing(today: Option<&Origin>) -> Result<Option<Vec<String>>, Error> {
 ///
 /// Reads the plugin's tables and the tables of `iptables-nft`, which are nf_tables tables too. For
 /// `iptables-legacy`, only detects that a table exists.
-pub fn survey(today: Option<&Origin>) -> Result<Survey, Error> {
+pub fn rules_state(today: Option<&RuleSpec>) -> Result<RulesState, Error> {
     match compared(today, false) {
-        Err(Error::TooLong { .. }) => Ok(Survey::Unreadable),
-        survey => survey,
+        Err(Error::TooLong { .. }) => Ok(RulesState::Unreadable),
+        state => state,
     }
 }
 
 /// Compares the rules in the netns with those of their marker, or else with today's.
-fn compared(today: Option<&Origin>, is_check: bool) -> Result<Survey, Error> {
+fn compared(today: Option<&RuleSpec>, is_check: bool) -> Result<RulesState, Error> {
     let mut listing = Listing::read()?;
     let has_rules = |family: &Family| {
         has_linkerds(&listing.iptables[*family as usize])
@@ -65,7 +65,7 @@ fn compared(today: Option<&Origin>, is_check: bool) -> Result<Survey, Error> {
         && Family::ALL.iter().copied().any(iptables::has_legacy_nat)
     {
         if !is_check {
-            return Ok(Survey::Unreadable);
+            return Ok(RulesState::Unreadable);
         }
         let deadline = Deadline::after(DEADLINE);
         let [ipv4, ipv6] =
@@ -77,44 +77,44 @@ fn compared(today: Option<&Origin>, is_check: bool) -> Result<Survey, Error> {
     }
     let marker = listing.marker.as_deref();
     let is_guessed = marker.is_some_and(rules::is_guessed);
-    let is_marked = |today: &&Origin| {
+    let is_marked = |today: &&RuleSpec| {
         let redirect = Redirect { is_guessed, ..today.redirect.clone() };
         marker == Some(&rules::marker(&redirect, today.families))
     };
     let marked_today = today.filter(is_marked);
-    let earlier = marker.filter(|_| marked_today.is_none()).and_then(rules::marked_origin);
+    let earlier = marker.filter(|_| marked_today.is_none()).and_then(rules::parse_marker);
     let known = marked_today.or(earlier.as_ref());
-    let Some(origin) = known.or(today) else {
-        return Ok(Survey::Unreadable);
+    let Some(spec) = known.or(today) else {
+        return Ok(RulesState::Unreadable);
     };
     if let Some(today) = today
         && is_guessed
         && !is_check
         && marked_today.is_none()
     {
-        return Ok(Survey::Missing(today.clone(), by_comments(today, &Default::default())));
+        return Ok(RulesState::Missing(today.clone(), by_comments(today, &Default::default())));
     }
     // The chains of iptables run before the plugin's, so incomplete rules there matter even if the
     // plugin's rules are complete.
-    let mut of_iptables = origin.families.iter().map(|&family| &listing.iptables[family as usize]);
+    let mut of_iptables = spec.families.iter().map(|&family| &listing.iptables[family as usize]);
     let missing = match of_iptables.any(has_linkerds) {
-        true => by_comments(origin, &listing.iptables),
-        false => listing.missing(&origin.redirect, origin.families)?,
+        true => by_comments(spec, &listing.iptables),
+        false => listing.missing(&spec.redirect, spec.families)?,
     };
     Ok(match today {
         Some(today) if missing.is_empty() && earlier.is_some() && !is_guessed => {
-            Survey::Drifted(today.clone())
+            RulesState::Drifted(today.clone())
         }
-        _ if missing.is_empty() => Survey::Complete,
-        _ if known.is_none() && is_redirecting(&listing) => Survey::Drifted(origin.clone()),
-        _ => Survey::Missing(origin.clone(), missing),
+        _ if missing.is_empty() => RulesState::Complete,
+        _ if known.is_none() && is_redirecting(&listing) => RulesState::Drifted(spec.clone()),
+        _ => RulesState::Missing(spec.clone(), missing),
     })
 }
 
 /// Compares rules of iptables by their comments, which name skipped ports and subnets. A change of the
 /// proxy's UID, GID or ports is not detected.
 fn by_comments(
-    Origin { redirect, families }: &Origin,
+    RuleSpec { redirect, families }: &RuleSpec,
     comments: &[ListedRules<String>; 2],
 ) -> Vec<String> {
     let is_same = |run: &[Rule], found: &String| {

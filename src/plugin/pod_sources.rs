@@ -56,7 +56,7 @@ pub fn named(
     config: &Config,
     record: &mut Record,
 ) -> Result<Decision<PodRef>, Error> {
-    let Some(pod) = args::pod(&request.args)? else {
+    let Some(pod) = args::parse_pod(&request.args)? else {
         return Ok(Decision::Skip(SkipReason::NoPod));
     };
     record.namespace.clone_from(&pod.namespace);

@@ -25,7 +25,7 @@ impl Backend {
     pub const AUTO: &[Backend] = &[Backend::Native, Backend::Nft, Backend::Legacy];
 
     /// Returns the backends to try for a value of the setting `iptables-mode`.
-    pub fn of_mode(mode: &str) -> Option<&'static [Backend]> {
+    pub fn for_mode(mode: &str) -> Option<&'static [Backend]> {
         Some(match mode {
             "" | "auto" => Backend::AUTO,
             "native" => &[Backend::Native],

@@ -11,7 +11,7 @@ pub mod nft;
 
 pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script, words};
 pub use marker::{
-    digest, is_guessed, is_redirecting, marked_origin, marked_rules, marker, split_comment,
+    digest, is_guessed, is_redirecting, marked_rules, marker, parse_marker, split_comment,
 };
 
 use ipnet::IpNet;

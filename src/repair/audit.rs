@@ -12,7 +12,7 @@ use super::settings::{RepairMode, Settings};
 use super::stranded::{FoundBy, StrandedPod};
 use super::{Shared, agent_ready, plugin_config};
 use crate::backoff::{Backoff, Limits, between, jitter};
-use crate::firewall::{Survey, describe_missing};
+use crate::firewall::{RulesState, describe_missing};
 use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, EventType, Regarding};
 use crate::kube::object_reader::ReadFrom;
@@ -69,15 +69,15 @@ impl Findings {
         match inspected {
             Err(error) => self.errors.push(format!("{namespace}/{name}: {error}")),
             Ok(None) => {}
-            Ok(Some(Inspected { survey: Survey::Unreadable, .. })) => self.unreadable += 1,
-            Ok(Some(Inspected { survey: Survey::Missing(_, missing), netns })) => {
+            Ok(Some(Inspected { rules: RulesState::Unreadable, .. })) => self.unreadable += 1,
+            Ok(Some(Inspected { rules: RulesState::Missing(_, missing), netns })) => {
                 let (netns, missing) = (netns.display(), describe_missing(&missing));
                 tracing::info!(namespace, name, %netns, "Pod lacks redirect rules: {missing}");
                 self.damaged.push(pod);
             }
-            Ok(Some(Inspected { survey, .. })) => {
+            Ok(Some(Inspected { rules, .. })) => {
                 self.complete.push(pod.namespace);
-                self.drifted += usize::from(survey != Survey::Complete);
+                self.drifted += usize::from(rules != RulesState::Complete);
             }
         }
     }

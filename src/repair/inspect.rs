@@ -10,13 +10,13 @@ use super::settings::Settings;
 use super::stranded::StrandedPod;
 use crate::cni;
 use crate::config::{Config, ResolvedRedirect};
-use crate::firewall::{self, Survey};
+use crate::firewall::{self, RulesState};
 use crate::kube::Client;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::netns;
 use crate::pod::Decision;
 use crate::pod::facts::OwnFacts;
-use crate::redirect::Origin;
+use crate::redirect::RuleSpec;
 
 /// Longest time for reading, or installing, the rules of one netns.
 pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -25,7 +25,7 @@ pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct Inspected {
     pub netns: PathBuf,
-    pub survey: Survey,
+    pub rules: RulesState,
 }
 
 /// Inspects pods. Reads the runtime's cache and each API object only once: create a new inspector
@@ -54,12 +54,12 @@ impl Inspector {
         };
         let netns = self.netns_lookup.find(pod)?;
         let resolved = self.resolve(pod, own);
-        let survey = in_netns(&netns, resolved.as_ref().ok(), firewall::survey)?;
-        if survey == Survey::Unreadable {
+        let rules = in_netns(&netns, resolved.as_ref().ok(), firewall::rules_state)?;
+        if rules == RulesState::Unreadable {
             // Without today's rules, every pod without a marker is unreadable.
             resolved?;
         }
-        Ok(Some(Inspected { netns, survey }))
+        Ok(Some(Inspected { netns, rules }))
     }
 
     fn redirected(&self, pod: &StrandedPod, facts: Decision<OwnFacts>) -> Option<OwnFacts> {
@@ -90,11 +90,11 @@ fn undetermined(error: cni::Error) -> Box<dyn Error> {
 fn in_netns<T: Send + 'static>(
     netns: &Path,
     today: Option<&ResolvedRedirect>,
-    work: fn(Option<&Origin>) -> Result<T, firewall::Error>,
+    work: fn(Option<&RuleSpec>) -> Result<T, firewall::Error>,
 ) -> Result<T, Box<dyn Error>> {
     if let Some(error) = today.and_then(ResolvedRedirect::sandbox_error) {
         return Err(undetermined(error));
     }
-    let today = today.map(|resolved| firewall::origin(resolved.redirect.clone(), resolved.ipv6));
+    let today = today.map(|resolved| firewall::rule_spec(resolved.redirect.clone(), resolved.ipv6));
     Ok(netns::run(netns, NETNS_TIMEOUT, move || work(today.as_ref()))??)
 }

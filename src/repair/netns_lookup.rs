@@ -48,7 +48,7 @@ impl NetnsLookup {
         let full_name = format!("{}/{}", pod.namespace, pod.name);
         let keys = [&pod.uid, pod.static_uid.as_ref().unwrap_or(&pod.uid), &full_name];
         let paths = keys.iter().filter_map(|key| self.by_pod.get(*key)).flatten();
-        for path in paths.filter(|path| !netns::is_own(path)) {
+        for path in paths.filter(|path| !netns::is_current(path)) {
             match netns::run(path, LIST_ADDRESSES_TIMEOUT, link::addresses) {
                 Ok(Ok(addresses)) if addresses.contains(&address) => return Ok(path.clone()),
                 Ok(Err(Errno::EFBIG)) => {

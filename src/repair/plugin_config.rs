@@ -14,7 +14,7 @@ const KUBECONFIG: &str = "ZZZ-linkerd-cni-kubeconfig";
 pub fn read(net_dir: &Path) -> Result<Config, Box<dyn Error>> {
     let unreadable = |why: String| format!("cannot read the plugin's configuration: {why}");
     let scanned = net_dir::scan(net_dir, KUBECONFIG).map_err(|err| unreadable(err.to_string()))?;
-    let active = plan::called(&scanned)
+    let active = plan::called_config(&scanned)
         .ok_or_else(|| unreadable(format!("no active network config in {}", net_dir.display())))?;
     let path = net_dir.join(&active.name);
     let entry = active.plugin_entry();

@@ -17,7 +17,7 @@ use super::settings::RepairMode;
 use super::stranded::{FoundBy, LABEL, StrandedPod};
 use super::{Shared, agent_ready, delete, in_place, plugin_config};
 use crate::config::Config;
-use crate::firewall::{Survey, describe_missing};
+use crate::firewall::{RulesState, describe_missing};
 use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, Regarding};
 use crate::kube::object_reader::ReadFrom;
@@ -115,7 +115,7 @@ impl Worker {
                 "Pod has changed; its next event or the next audit finds it again",
             )),
             _ => result.map(|()| match inspected {
-                Some(Inspected { survey: Survey::Missing(_, missing), .. }) => missing,
+                Some(Inspected { rules: RulesState::Missing(_, missing), .. }) => missing,
                 _ => Vec::new(),
             }),
         }
@@ -158,14 +158,16 @@ impl Worker {
         let Some(inspected) = inspector.inspect(pod, facts)? else {
             return Err(not_repaired::no_rules(pod, not_repaired::UNMESHED.to_owned()));
         };
-        match (&inspected.survey, pod.found_by) {
+        match (&inspected.rules, pod.found_by) {
             // The failed validator proves that the rules are wrong, which today's values may mend.
-            (Survey::Missing(..), _) | (Survey::Drifted(_), FoundBy::Validator) => Ok(inspected),
-            (Survey::Complete, FoundBy::Validator) => Err(NotRepaired::Complete),
-            (Survey::Complete | Survey::Drifted(_), FoundBy::Audit) => {
+            (RulesState::Missing(..), _) | (RulesState::Drifted(_), FoundBy::Validator) => {
+                Ok(inspected)
+            }
+            (RulesState::Complete, FoundBy::Validator) => Err(NotRepaired::Complete),
+            (RulesState::Complete | RulesState::Drifted(_), FoundBy::Audit) => {
                 Err(NotRepaired::Unneeded("Pod has all its redirect rules"))
             }
-            (Survey::Unreadable, _) => Err(NotRepaired::impossible(not_repaired::UNREADABLE)),
+            (RulesState::Unreadable, _) => Err(NotRepaired::impossible(not_repaired::UNREADABLE)),
         }
     }
 

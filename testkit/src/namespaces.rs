@@ -29,7 +29,8 @@ pub struct Namespaces {
 impl Namespaces {
     /// With IPv6 addresses if the kernel has IPv6.
     pub fn new() -> Self {
-        let these = Namespaces { pod: netns::fresh().unwrap(), neighbour: netns::fresh().unwrap() };
+        let these =
+            Namespaces { pod: netns::create().unwrap(), neighbour: netns::create().unwrap() };
         let other = these.neighbour.try_clone().unwrap();
         within(&these.pod, move || link::create_veth_pair("eth0", other)).unwrap();
         let families = if Path::new("/proc/net/if_inet6").exists() { 2 } else { 1 };

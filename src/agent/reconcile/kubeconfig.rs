@@ -182,8 +182,9 @@ pub(super) fn token_on_host(settings: &Settings) -> Option<String> {
 }
 
 fn is_current(path: &Path, desired: &str) -> Result<bool, files::Error> {
-    let has_form =
-        |file: &Metadata| file.is_file() && FileAccess::of(file) == FileAccess::own(MODE);
+    let has_form = |file: &Metadata| {
+        file.is_file() && FileAccess::from_metadata(file) == FileAccess::own(MODE)
+    };
     let has_content = || files::read(path).is_ok_and(|(bytes, _)| bytes == desired.as_bytes());
     Ok(files::metadata(path)?.as_ref().is_some_and(has_form) && has_content())
 }

@@ -71,7 +71,8 @@ impl Reconciler {
             self.pass.add(Subject::File(net_dir.join(name)), Problem(why.clone()));
         }
         self.pass.add(Subject::NetworkConfig, plan.warning.take().map(Warning));
-        self.pass.body.conflist = plan::chained(mode, &configs).map(|file| file.name.clone());
+        self.pass.body.conflist =
+            plan::chained_config(mode, &configs).map(|file| file.name.clone());
         if let Some(why) = self.missing_plugins(&configs) {
             if settings.require_network_plugins && !self.runtime_finds_plugin {
                 return Err(format!(
@@ -87,14 +88,14 @@ impl Reconciler {
     /// Adds the time since the last pass if the active conflist lacked the plugin entry then.
     /// Without an active conflist no pod can start.
     fn count_time_without_entry(&mut self, configs: &[ConfigFile]) {
-        let is_active = plan::called(configs).is_some();
+        let is_active = plan::called_config(configs).is_some();
         if let Some(since) = self.lacked_entry_at.take().filter(|_| is_active) {
             self.status
                 .metrics
                 .conflist_without_entry_seconds
                 .inc_by(since.elapsed().as_secs_f64());
         }
-        let is_chained = plan::chained(&self.settings.node.mode, configs).is_some();
+        let is_chained = plan::chained_config(&self.settings.node.mode, configs).is_some();
         self.lacked_entry_at = (is_active && !is_chained).then(Instant::now);
     }
 
@@ -106,8 +107,8 @@ impl Reconciler {
     /// plugin from it: the runtime started this agent's own pod through that chain.
     fn missing_plugins(&mut self, configs: &[ConfigFile]) -> Option<String> {
         let NodeSettings { bin_dir, mode, .. } = &self.settings.node;
-        let readable = || plan::called(configs.iter().filter(|file| file.content.is_ok()));
-        let active = plan::called(configs).or_else(readable)?;
+        let readable = || plan::called_config(configs.iter().filter(|file| file.content.is_ok()));
+        let active = plan::called_config(configs).or_else(readable)?;
         let mut plugins = plugin_types(active.text());
         // A plugin type is a file name. The runtime rejects a type with a slash.
         plugins.retain(|kind| kind != PLUGIN && !kind.contains('/'));
@@ -116,7 +117,7 @@ impl Reconciler {
         let exists = |name: &String| bin_dir.join(name).symlink_metadata().is_ok();
         let are_missing = !plugins.is_empty() && !plugins.iter().any(exists);
         if self.had_binary || !are_missing {
-            self.runtime_finds_plugin |= plan::chained(mode, configs).is_some();
+            self.runtime_finds_plugin |= plan::chained_config(mode, configs).is_some();
         }
         are_missing.then(|| {
             format!(

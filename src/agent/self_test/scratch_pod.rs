@@ -62,7 +62,7 @@ impl ScratchPod {
     /// Creates both netns, and connects them with IPv4, and with `ipv6` if the kernel supports
     /// it. Without `veth` support in the kernel they stay unconnected and have no addresses.
     pub fn create(ipv6: bool) -> Result<ScratchPod, Error> {
-        let (pod, neighbour) = (netns::fresh()?, netns::fresh()?);
+        let (pod, neighbour) = (netns::create()?, netns::create()?);
         let mut scratch = ScratchPod { pod, neighbour, addresses: &[] };
         let other = scratch.neighbour.try_clone()?;
         let joined = inside(&scratch.pod, move || {

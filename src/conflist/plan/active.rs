@@ -11,7 +11,7 @@ use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 
 /// Returns the active one of `files`, in name order.
-pub(super) fn active<'f>(
+pub(super) fn active_config<'f>(
     files: impl IntoIterator<Item = &'f ConfigFile>,
 ) -> Option<&'f ConfigFile> {
     first_candidate(files).filter(|file| is_loadable(file))
@@ -34,9 +34,11 @@ pub(super) fn unreadable(file: &ConfigFile) -> Option<String> {
 
 /// Returns the network config whose plugins the runtime calls if only `files`, in name order, exist:
 /// the active one, or the conflist that the active config of Multus' daemon names.
-pub fn called<'f>(files: impl IntoIterator<Item = &'f ConfigFile>) -> Option<&'f ConfigFile> {
+pub fn called_config<'f>(
+    files: impl IntoIterator<Item = &'f ConfigFile>,
+) -> Option<&'f ConfigFile> {
     let files: Vec<&ConfigFile> = files.into_iter().collect();
-    let active = active(files.iter().copied())?;
+    let active = active_config(files.iter().copied())?;
     Some(multus::delegate(active, &files).unwrap_or(active))
 }
 
@@ -51,21 +53,21 @@ pub(super) fn is_loadable(file: &ConfigFile) -> bool {
 
 /// Returns the network config with the plugin entry in use: the one whose plugins the runtime
 /// calls, or the first with an entry where a meta plugin such as Multus calls the plugin.
-pub fn installed(found: &[ConfigFile]) -> Option<&ConfigFile> {
+pub fn installed_config(found: &[ConfigFile]) -> Option<&ConfigFile> {
     let has_entry = |file: &&ConfigFile| file.plugin_entry().is_some();
-    called(found).filter(has_entry).or_else(|| found.iter().find(has_entry))
+    called_config(found).filter(has_entry).or_else(|| found.iter().find(has_entry))
 }
 
 /// Returns the network config through which the runtime calls the plugin: the active one, in mode
 /// [`ChainMode::Only`] the file that `cniConfFileName` names, and in mode [`ChainMode::Standalone`]
 /// the agent's own file, which another plugin calls.
-pub fn chained<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
+pub fn chained_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
     let is_chained = |file: &&ConfigFile| file.plugin_entry().is_some();
     match mode {
         ChainMode::Only(name) | ChainMode::Standalone(name) => {
             found.iter().filter(|file| is_named(file, name)).find(is_chained)
         }
-        ChainMode::Every | ChainMode::Copy(_) => called(found).filter(is_chained),
+        ChainMode::Every | ChainMode::Copy(_) => called_config(found).filter(is_chained),
     }
 }
 

@@ -1,6 +1,6 @@
 //! Plans how to chain the plugin: to every network config, to one file, or in a file of its own.
 
-use super::active::{active, called, no_network_config};
+use super::active::{active_config, called_config, no_network_config};
 use super::conf_conversion::is_named;
 use super::{Inputs, Plan, Step, multus, own_config, unchain};
 use crate::conflist::chain_mode::ChainMode;
@@ -35,7 +35,7 @@ impl Inputs<'_> {
     fn every(&self) -> Plan {
         let Inputs { foreign, .. } = *self;
         let mut plan = Plan::default();
-        let active = called(foreign.iter().copied());
+        let active = called_config(foreign.iter().copied());
         for file in foreign {
             let is_active = active.is_some_and(|active| active.name == file.name);
             if multus::delegate(file, foreign).is_some()
@@ -71,7 +71,7 @@ impl Inputs<'_> {
             )),
             Some(file) => self.lacks_entry(file, &plan),
         };
-        let Some(active) = active(foreign.iter().copied()) else {
+        let Some(active) = active_config(foreign.iter().copied()) else {
             plan.not_chained.get_or_insert_with(|| no_network_config(foreign));
             return plan;
         };

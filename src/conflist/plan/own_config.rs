@@ -1,7 +1,7 @@
 //! The network config that only the agent writes: a standalone config, or a copy of the active
 //! network config with the plugin entry.
 
-use super::active::{active, is_loadable, no_network_config, unreadable};
+use super::active::{active_config, is_loadable, no_network_config, unreadable};
 use super::{Inputs, Plan, Step};
 use crate::conflist;
 use crate::conflist::chain_mode;
@@ -38,13 +38,13 @@ impl Inputs<'_> {
     pub(super) fn standalone(&self, name: &str) -> Result<Plan, String> {
         let Inputs { found, entry, .. } = *self;
         let existing = self.existing(name)?;
-        let text = match ConfigKind::of(name) {
+        let text = match ConfigKind::from_file_name(name) {
             Some(ConfigKind::Conflist) => entry.standalone_conflist(),
             _ => entry.standalone_conf(),
         };
         let wanted = Content { text, access: FileAccess::own(MODE), link: None };
         let mut plan = self.write(name, existing, wanted, None);
-        let is_active = active(found).is_some_and(|active| active.name == name);
+        let is_active = active_config(found).is_some_and(|active| active.name == name);
         let others = found.iter().any(|file| file.name != name && is_loadable(file));
         if is_active && others {
             plan.warning = Some(format!(
@@ -71,7 +71,7 @@ impl Inputs<'_> {
         let mut plan = self.write(name, existing, wanted, Some(source.name.clone()));
         // An earlier copy of another name does not count: it is removed once this copy is correct.
         let is_active = |file: &ConfigFile| file.name == source.name;
-        if plan.not_chained.is_none() && active(found).is_some_and(is_active) {
+        if plan.not_chained.is_none() && active_config(found).is_some_and(is_active) {
             plan.not_chained = Some(format!(
                 "the active network config is {}, which sorts before {name}: set cniConfFileName to a \
                  name that sorts first",

@@ -46,7 +46,7 @@ fn file((name, kind): (&String, &Value)) -> ConfigFile {
         }
         kind => Ok(content(config(kind))),
     };
-    ConfigFile { name: name.clone(), kind: ConfigKind::of(name).unwrap(), content }
+    ConfigFile { name: name.clone(), kind: ConfigKind::from_file_name(name).unwrap(), content }
 }
 
 /// Describes each step in a few words, and with the text of a file that only the agent writes.
@@ -101,8 +101,8 @@ fn each_mode_plans_its_steps_and_says_why_the_node_is_not_chained() {
             ("ready", json!(plan.not_chained.is_none())),
             ("warned", json!(plan.warning.is_some())),
             ("skipped", json!(plan.skipped.keys().collect::<Vec<_>>())),
-            ("chained", json!(chained(&mode, &found).is_some())),
-            ("called", json!(called(&found).map(|file| &file.name))),
+            ("chained", json!(chained_config(&mode, &found).is_some())),
+            ("called", json!(called_config(&found).map(|file| &file.name))),
         ] {
             if let Some(wanted) = case.get(key) {
                 assert_eq!(got, expanded(wanted), "{name}: {key}");

@@ -8,7 +8,7 @@ use std::fmt::Write as _;
 
 use super::{Chain, ListedRules, Rule, Verdict, jumps, rules};
 use crate::redirect::ports::PortRange;
-use crate::redirect::{Family, Origin, Redirect, Subnet};
+use crate::redirect::{Family, Redirect, RuleSpec, Subnet};
 
 /// Start of a marker. Raise the number whenever the same redirect gets other rules than before: the
 /// rules of pods that started earlier would look damaged.
@@ -70,7 +70,7 @@ pub fn digest(text: &str) -> u64 {
 
 /// Returns what a marker names. `None` if the marker has only a digest, is of another version or is not
 /// exactly as [`marker`] writes it.
-pub fn marked_origin(text: &str) -> Option<Origin> {
+pub fn parse_marker(text: &str) -> Option<RuleSpec> {
     let ranges = |text| list(text, |range| PortRange::parse(range).ok());
     let mut families = None;
     let mut redirect = Redirect { is_guessed: is_guessed(text), ..Redirect::default() };
@@ -92,7 +92,7 @@ pub fn marked_origin(text: &str) -> Option<Origin> {
         }
     }
     let families = families.filter(|families| marker(&redirect, families) == text)?;
-    Some(Origin { redirect, families })
+    Some(RuleSpec { redirect, families })
 }
 
 /// Whether a marker, also one with a digest, is of a redirect for which the pod object was not read.
@@ -146,24 +146,24 @@ mod tests {
             ..Redirect::example()
         };
         let both = Family::ALL;
-        let origin =
-            |redirect: &Redirect| Some(Origin { redirect: redirect.clone(), families: both });
+        let spec =
+            |redirect: &Redirect| Some(RuleSpec { redirect: redirect.clone(), families: both });
         let text = marker(&redirect, both);
         assert_eq!(
             text,
             "linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 gid=2103 to=8080 \
              skip-in=4190-4191,9990 skip-out=443 skip-from=192.168.1.7/24 skip-to=fd00::/8"
         );
-        assert_eq!(marked_origin(&text), origin(&redirect));
+        assert_eq!(parse_marker(&text), spec(&redirect));
         let guessed = Redirect { is_guessed: true, ..redirect };
         assert_eq!(marker(&guessed, both), format!("{text} guessed"));
-        assert_eq!(marked_origin(&format!("{text} guessed")), origin(&guessed));
+        assert_eq!(parse_marker(&format!("{text} guessed")), spec(&guessed));
         let skip_outbound = (1..=100).map(PortRange::from).collect();
         let long = Redirect { skip_outbound, is_guessed: true, ..Redirect::example() };
         let text = marker(&long, both);
         assert_eq!(text, "linkerd-cni/1 digest=b8da3cfeb85a2ebb guessed");
         assert_ne!(text, marker(&long, &[Family::Ipv4]));
-        assert_eq!(marked_origin(&text), None);
+        assert_eq!(parse_marker(&text), None);
         let longest = marked_rules(&long, Family::Ipv4, both);
         assert!(longest.iter().all(|rule| rule.comment.len() <= 250));
     }
@@ -171,7 +171,7 @@ mod tests {
     #[test]
     fn a_marker_that_this_version_does_not_write_is_not_decoded() {
         let text = marker(&Redirect::example(), &[Family::Ipv4]);
-        assert!(marked_origin(&text).is_some());
+        assert!(parse_marker(&text).is_some());
         for other in [
             text.replace("/1 ", "/2 "),
             text.replace(" in=4143", ""),
@@ -189,7 +189,7 @@ mod tests {
             format!("{text} uid=2102"),
             String::new(),
         ] {
-            assert_eq!(marked_origin(&other), None, "{other}");
+            assert_eq!(parse_marker(&other), None, "{other}");
         }
     }
 

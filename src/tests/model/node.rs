@@ -65,7 +65,7 @@ impl Node {
     /// The network config that the runtime loads.
     pub fn active(&self) -> Option<(Text, Text)> {
         let found = config_files(&self.configs);
-        let name = Text::new(&plan::called(&found)?.name);
+        let name = Text::new(&plan::called_config(&found)?.name);
         Some((name, self.configs[&name]))
     }
 }
@@ -79,7 +79,7 @@ pub fn config_files<'c>(
             Content { text: text.to_string(), access: FileAccess::own(0o600), link: None };
         Some(ConfigFile {
             name: name.to_string(),
-            kind: ConfigKind::of(name)?,
+            kind: ConfigKind::from_file_name(name)?,
             content: Ok(content),
         })
     });

@@ -21,7 +21,7 @@ use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::redirect::ports::{self, PortRange};
 use linkerd2_cni::redirect::rules;
-use linkerd2_cni::redirect::{Family, Origin, Redirect, Subnet};
+use linkerd2_cni::redirect::{Family, Redirect, RuleSpec, Subnet};
 use percent_encoding::percent_decode_str;
 use proptest::collection::vec;
 use proptest::option;
@@ -142,7 +142,7 @@ proptest! {
         let args = format!(
             "IgnoreUnknown=1;K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name};K8S_POD_UID={uid}"
         );
-        prop_assert_eq!(args::pod(&args), Ok(Some(args::PodRef { namespace, name, uid })));
+        prop_assert_eq!(args::parse_pod(&args), Ok(Some(args::PodRef { namespace, name, uid })));
     }
 
     /// Also checks that `..` is not a name, which an HTTP library may resolve.
@@ -151,7 +151,7 @@ proptest! {
         name in prop_oneof!["[a-zA-Z0-9./%?#@: -]{1,6}", "[.][./a]{0,3}", "\\PC{1,12}"],
     ) {
         let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME={name}");
-        if let Ok(Some(pod)) = args::pod(&args) {
+        if let Ok(Some(pod)) = args::parse_pod(&args) {
             let url = format!("https://host/pods/{}", pod.name).parse::<Uri>().unwrap();
             prop_assert_eq!(url.query(), None);
             prop_assert_eq!(url.path(), format!("/pods/{name}"));
@@ -255,15 +255,15 @@ proptest! {
         redirect.skip_outbound.truncate(length);
         redirect.skip_subnets.truncate(length / 2);
         redirect.skip_outbound_subnets.truncate(length / 3);
-        let origin = Origin { redirect: redirect.clone(), families };
+        let spec = RuleSpec { redirect: redirect.clone(), families };
         let marked = rules::marked_rules(&redirect, Family::Ipv4, families);
         let markers: Vec<_> =
             marked.iter().filter_map(|rule| rules::split_comment(&rule.comment).1).collect();
         prop_assert_eq!(markers.len(), 2);
         for marker in markers {
             prop_assert_eq!(marker, rules::marker(&redirect, families));
-            match rules::marked_origin(marker) {
-                Some(found) => prop_assert_eq!(&found, &origin),
+            match rules::parse_marker(marker) {
+                Some(found) => prop_assert_eq!(&found, &spec),
                 None => prop_assert!(marker.starts_with("linkerd-cni/1 digest="), "{}", marker),
             }
         }

@@ -27,7 +27,7 @@ const NEW: [i32; 3] = [6, 9, 12];
 
 /// The rules that this plugin installs with iptables.
 fn iptables_rules(redirect: &Redirect, family: Family, ipv6: bool) -> Rules {
-    let mut table = iptables::Nat::default();
+    let mut table = iptables::NatTable::default();
     if family == Family::Ipv4 || ipv6 {
         table.apply(&install_script(&rules(redirect, family), true, &[])).unwrap();
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use linkerd2_cni::redirect::backend::Backend;
 use linkerd2_cni::redirect::rules::{install_script, rules};
-use linkerd2_cni::redirect::{Family, Origin};
+use linkerd2_cni::redirect::{Family, RuleSpec};
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 
@@ -171,8 +171,8 @@ fn rules_that_the_plugin_guessed_are_repaired_only_if_the_pod_object_yields_othe
 fn guessed_ipv6_rules_do_not_outlive_the_repair_of_a_pod_without_ipv6() {
     for (mode, name) in [(Backend::Native, "native"), (Backend::Nft, "nft")] {
         let node = meshed(name);
-        let origin = Origin { redirect: redirect(name, "9999"), families: Family::ALL };
-        let apply = move || firewall::apply(&origin, &[mode]);
+        let spec = RuleSpec { redirect: redirect(name, "9999"), families: Family::ALL };
+        let apply = move || firewall::apply(&spec, &[mode]);
         netns::run(&node.namespaces.path(), Duration::from_secs(20), apply).unwrap().unwrap();
         mark_guessed(&node, name);
         let ruleset = |family| node.namespaces.run("nft", &["list", "ruleset", family]);

@@ -192,9 +192,9 @@ pub fn add(node: &Node, mode: &str, skip_outbound: &str) {
 /// As [`add`], in the netns at `path`.
 pub fn add_in(path: &Path, mode: &str, skip_outbound: &str) {
     let config = config(mode);
-    let origin = firewall::origin(redirect(mode, skip_outbound), config.ipv6);
+    let spec = firewall::rule_spec(redirect(mode, skip_outbound), config.ipv6);
     assert_ne!(config.backends, Backend::AUTO);
-    let work = move || firewall::apply(&origin, config.backends);
+    let work = move || firewall::apply(&spec, config.backends);
     netns::run(path, 20 * SECOND, work).unwrap().unwrap();
 }
 

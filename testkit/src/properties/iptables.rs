@@ -11,19 +11,19 @@ const COMMENT_LIMIT: usize = 255;
 const PORTS_LIMIT: usize = 15;
 
 #[derive(Clone, Debug)]
-pub struct Nat {
+pub struct NatTable {
     chains: BTreeMap<String, Vec<String>>,
     rules: Rules,
 }
 
-impl Default for Nat {
+impl Default for NatTable {
     fn default() -> Self {
         let chains = BUILT_IN.map(|name| (name.to_owned(), Vec::new())).into();
-        Nat { chains, rules: Rules::default() }
+        NatTable { chains, rules: Rules::default() }
     }
 }
 
-impl Nat {
+impl NatTable {
     /// Applies a script as one transaction: all of it or nothing.
     pub fn apply(&mut self, script: &str) -> Result<(), String> {
         let body = script.strip_prefix("*nat\n").and_then(|rest| rest.strip_suffix("COMMIT\n"));

@@ -64,7 +64,7 @@ impl Scene {
             api,
             calls: Vec::new(),
             unusable: Vec::new(),
-            redirected: netns::fresh()?,
+            redirected: netns::create()?,
             dir,
         };
         for row in data()["calls"].as_array().unwrap() {
@@ -89,7 +89,7 @@ impl Scene {
         let Some(mode @ ("nft" | "legacy")) = row["mode"].as_str() else { return Ok(()) };
         let program =
             format!("{}-{mode}", if row["ipv6"] == true { "ip6tables" } else { "iptables" });
-        let netns = netns::fresh()?;
+        let netns = netns::create()?;
         let mut command = Command::new("nsenter");
         command
             .arg(format!("--net={}", namespaces::path(&netns).display()))
@@ -109,7 +109,7 @@ impl Scene {
     }
 
     pub fn netns(&self, call: &Call) -> anyhow::Result<Option<File>> {
-        Ok(call.fresh.then(netns::fresh).transpose()?)
+        Ok(call.fresh.then(netns::create).transpose()?)
     }
 
     /// One run of `call`, by way of `wrapper` (a tool and its arguments) if there is one.
