@@ -26,8 +26,6 @@
   value: {{ .Values.logFormat | default "plain" }}
 - name: LINKERD_CNI_ADMIN_ADDR
   value: {{ include "linkerd-cni.listenAddress" (include "linkerd-cni.adminPort" .) | quote }}
-- name: LINKERD_CNI_RESYNC_SECONDS
-  value: {{ .Values.resyncSeconds | default 30 | int64 | quote }}
 # Identify the agent's DaemonSet and node. On SIGTERM the agent asks the API server whether they
 # still exist, which tells an upgrade from an uninstall.
 - name: LINKERD_CNI_NAMESPACE
