@@ -44,6 +44,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 #[cfg(not(target_os = "linux"))]
 pub mod agent {
     pub mod status_body;
+    pub mod subject;
 }
 #[cfg(not(target_os = "linux"))]
 pub mod cli {

@@ -30,8 +30,8 @@ impl Reconciler {
         let opened = self.status.serve(self.settings.admin_address);
         let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
         let mut pass = self.pass();
-        pass.add(Subject::Other("inotify"), watching.err().map(Finding::Problem));
-        pass.add(Subject::Other("admin listener"), opened.err().map(Finding::Problem));
+        pass.add(Subject::Inotify, watching.err().map(Finding::Problem));
+        pass.add(Subject::AdminListener, opened.err().map(Finding::Problem));
         self.log_changes(&pass);
         self.timeout = time_to_next_pass(&pass, self.settings.resync);
         self.status.end_pass();

@@ -135,8 +135,8 @@ impl State {
     /// Returns whether the main thread makes progress. Only a restart corrects stale mounts.
     fn live(&self, now: Instant) -> Result<(), String> {
         self.progressing(now)?;
-        let stale = self.last_pass.problems.get(&Subject::Mounts.to_string());
-        stale.map_or(Ok(()), |why| Err(why.clone()))
+        let stale = self.last_pass.problem(&Subject::Mounts);
+        stale.map_or(Ok(()), |why| Err(why.to_owned()))
     }
 
     /// Renders the body of `/status`.
@@ -213,7 +213,7 @@ mod tests {
             conflist: Some("10-calico.conflist".into()),
             token_expires: Some(1_800_000_000),
             contended: vec!["binary: stop that writer".into()],
-            problems: BTreeMap::from([("kubeconfig token".into(), "it \"expired\"".into())]),
+            problems: BTreeMap::from([("kubeconfigToken".into(), "it \"expired\"".into())]),
             ..StatusBody::default()
         };
         let redirects = BTreeMap::from([("nft".into(), 3)]);
@@ -226,7 +226,7 @@ mod tests {
                 r#"{{"version":"{version}","ready":false,"notReady":"kubeconfig token: it \"expired\"","#
             ) + r#""note":null,"conflist":"10-calico.conflist","tokenExpires":1800000000,"#
                 + r#""contended":["binary: stop that writer"],"podCopy":null,"#
-                + r#""problems":{"kubeconfig token":"it \"expired\""},"#
+                + r#""problems":{"kubeconfigToken":"it \"expired\""},"#
                 + r#""redirects":{"nft":3},"failures":{},"degraded":{}}"#
         );
         let body: StatusBody = serde_json::from_str(&text).unwrap();

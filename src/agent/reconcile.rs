@@ -22,7 +22,7 @@ use super::readiness::Status;
 use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, TestOutcome, TestedPlugin};
 use super::settings::Settings;
-use super::status_body::StatusBody;
+use super::status_body::{StatusBody, problems_by_key};
 use super::subject::Subject;
 use super::upstream_kubeconfig::UpstreamKubeconfig;
 use super::watch::Watch;
@@ -55,7 +55,7 @@ pub struct Reconciler {
     /// Time to the next pass.
     pub timeout: Duration,
     /// The problems that were logged last, by subject.
-    pub logged: BTreeMap<String, String>,
+    pub logged: BTreeMap<Subject, String>,
     pass: Pass,
     node_lock: NodeLocker,
     binaries: Binaries,
@@ -206,7 +206,7 @@ impl Reconciler {
         self.status.state().last_pass = StatusBody {
             not_ready,
             note: (!notes.is_empty()).then(|| notes.join("; ")),
-            problems: self.pass.logged(),
+            problems: problems_by_key(self.pass.logged()),
             ..body.clone()
         };
     }

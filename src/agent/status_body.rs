@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::subject::Subject;
+
 /// The JSON object of `/status`. A missing key has its default value, so that agents and `linkerd cni`
 /// of different versions understand each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -22,10 +24,22 @@ pub struct StatusBody {
     pub contended: Vec<String>,
     /// The node's copy of its pods. `None`: the agent does not watch them.
     pub pod_copy: Option<PodCopyStatus>,
-    /// Problems and warnings of the last pass, by subject.
+    /// Problems and warnings of the last pass, by [`Subject::key`].
     pub problems: BTreeMap<String, String>,
     #[serde(flatten)]
     pub calls: PluginCounts,
+}
+
+impl StatusBody {
+    /// Returns the problem or warning of the last pass about `subject`.
+    pub fn problem(&self, subject: &Subject) -> Option<&str> {
+        self.problems.get(&subject.key()).map(String::as_str)
+    }
+}
+
+/// Returns `problems` by [`Subject::key`].
+pub fn problems_by_key(problems: BTreeMap<Subject, String>) -> BTreeMap<String, String> {
+    problems.into_iter().map(|(subject, why)| (subject.key(), why)).collect()
 }
 
 /// What `/status` says about the node's copy of its pods.

@@ -1,4 +1,5 @@
-//! What a problem is about: the first words of its log line and of its text in `/ready`.
+//! What a problem is about: the first words of its log line and of its text in `/ready`, and its key in
+//! `/status`. Pure.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -17,14 +18,64 @@ pub enum Subject {
     SelfTest,
     /// The node's copy of its pods.
     PodCopy,
-    Other(&'static str),
+    /// The address of the API server in the kubeconfig.
+    ServerAddress,
+    /// The request for a new token of the plugin.
+    TokenRequest,
+    /// What an agent that died left on the node.
+    Leftovers,
+    /// The original network configs, kept for uninstall.
+    SavedState,
+    /// The directories in which the runtime looks for network configs and plugins.
+    CniDirectories,
+    Inotify,
+    AdminListener,
     /// One network config, as a path in the agent's container.
     File(PathBuf),
 }
 
 impl Subject {
     pub fn decides_readiness(&self) -> bool {
-        !matches!(self, Subject::Other(_) | Subject::File(_))
+        match self {
+            Subject::Mounts
+            | Subject::Binary
+            | Subject::Kubeconfig
+            | Subject::KubeconfigToken
+            | Subject::NetworkConfig
+            | Subject::SelfTest
+            | Subject::PodCopy => true,
+            Subject::ServerAddress
+            | Subject::TokenRequest
+            | Subject::Leftovers
+            | Subject::SavedState
+            | Subject::CniDirectories
+            | Subject::Inotify
+            | Subject::AdminListener
+            | Subject::File(_) => false,
+        }
+    }
+
+    /// Returns the key in `/status`, which does not change with the words of log lines: `linkerd cni`
+    /// may be of another version than the agent.
+    pub fn key(&self) -> String {
+        let key = match self {
+            Subject::Mounts => "mounts",
+            Subject::Binary => "binary",
+            Subject::Kubeconfig => "kubeconfig",
+            Subject::KubeconfigToken => "kubeconfigToken",
+            Subject::NetworkConfig => "networkConfig",
+            Subject::SelfTest => "selfTest",
+            Subject::PodCopy => "podCopy",
+            Subject::ServerAddress => "serverAddress",
+            Subject::TokenRequest => "tokenRequest",
+            Subject::Leftovers => "leftovers",
+            Subject::SavedState => "savedState",
+            Subject::CniDirectories => "cniDirectories",
+            Subject::Inotify => "inotify",
+            Subject::AdminListener => "adminListener",
+            Subject::File(path) => return path.display().to_string(),
+        };
+        key.to_owned()
     }
 }
 
@@ -38,7 +89,13 @@ impl fmt::Display for Subject {
             Subject::NetworkConfig => "network config",
             Subject::SelfTest => "self-test",
             Subject::PodCopy => "copy of the pods",
-            Subject::Other(name) => name,
+            Subject::ServerAddress => "API server address",
+            Subject::TokenRequest => "TokenRequest",
+            Subject::Leftovers => "leftovers",
+            Subject::SavedState => "saved state",
+            Subject::CniDirectories => "CNI directories",
+            Subject::Inotify => "inotify",
+            Subject::AdminListener => "admin listener",
             Subject::File(path) => return path.display().fmt(f),
         })
     }

@@ -49,11 +49,11 @@ impl Pass {
     }
 
     /// Returns the text to log for each subject: its first problem, or else its first warning.
-    pub fn logged(&self) -> BTreeMap<String, String> {
+    pub fn logged(&self) -> BTreeMap<Subject, String> {
         let of = |is_problem| {
             self.findings.iter().rev().filter_map(move |(subject, finding)| match finding {
-                Problem(why) if is_problem => Some((subject.to_string(), why.clone())),
-                Warning(why) if !is_problem => Some((subject.to_string(), why.clone())),
+                Problem(why) if is_problem => Some((subject.clone(), why.clone())),
+                Warning(why) if !is_problem => Some((subject.clone(), why.clone())),
                 _ => None,
             })
         };
@@ -120,9 +120,9 @@ mod tests {
                 ],
                 true,
                 Some("network config: no entry"),
-                &["binary", "network config"],
+                &[Subject::Binary, Subject::NetworkConfig],
             ),
-            (vec![(Subject::Other("leftovers"), problem("x"))], false, None, &["leftovers"]),
+            (vec![(Subject::Leftovers, problem("x"))], false, None, &[Subject::Leftovers]),
             (vec![], true, Some("files were just written and are not verified yet"), &[]),
         ] {
             let pass = Pass { findings, wrote, ..Pass::default() };

@@ -34,14 +34,14 @@ impl Reconciler {
             let why = format!(
                 "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
             );
-            self.pass.add(Subject::Other("API server address"), Warning(why));
+            self.pass.add(Subject::ServerAddress, Warning(why));
         }
         let own = own_access(&self.settings, address)?;
         let (token, request_error) = self.token(own.token.as_deref().unwrap_or_default());
         self.status.metrics.token_request_failed.set(request_error.is_some().into());
         let token = token?;
         self.pass.notes.extend(request_error.clone());
-        self.pass.add(Subject::Other("TokenRequest"), request_error.clone().map(Warning));
+        self.pass.add(Subject::TokenRequest, request_error.clone().map(Warning));
         if kept == Some(OtherAgent::Newer)
             && let Some(found) = token_on_host(&self.settings)
             && !matches!(self.api.token_status(&found, false).result, Some(Err(_)))

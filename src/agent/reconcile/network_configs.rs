@@ -38,7 +38,7 @@ impl Reconciler {
             let failures = leftovers::remove(&settings.node);
             self.leftovers_removed = failures.is_empty();
             let failed = (!failures.is_empty()).then(|| Problem(failures.join("; ")));
-            self.pass.add(Subject::Other("leftovers"), failed);
+            self.pass.add(Subject::Leftovers, failed);
             configs.retain(|file| net_dir.join(&file.name).symlink_metadata().is_ok());
         }
         if let Some(why) = saved.unusable.clone() {
@@ -46,7 +46,7 @@ impl Reconciler {
                 self.pass.wrote = true;
                 warn!("{why}; it is kept as {}", saved_state::DAMAGED);
             } else {
-                self.pass.add(Subject::Other("saved state"), Problem(why));
+                self.pass.add(Subject::SavedState, Problem(why));
             }
         }
         if can_chain {
@@ -79,7 +79,7 @@ impl Reconciler {
                     "the plugin is not chained, because pods could no longer start: {why}"
                 ));
             }
-            self.pass.add(Subject::Other("CNI directories"), Warning(why));
+            self.pass.add(Subject::CniDirectories, Warning(why));
         }
         let has_chained = can_chain && self.apply(plan, &configs, saved, is_locked)?;
         not_chained.filter(|_| !has_chained).map_or(Ok(()), Err)

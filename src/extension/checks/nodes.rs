@@ -9,6 +9,7 @@ use serde_json::Value;
 use super::NODES;
 use crate::VERSION;
 use crate::agent::status_body::StatusBody;
+use crate::agent::subject::Subject;
 use crate::extension::agents::{Agent, DAEMONSET, is_ready};
 use crate::extension::facts::{Facts, readable};
 use crate::extension::objects::{
@@ -17,11 +18,6 @@ use crate::extension::objects::{
 use crate::extension::report::{Check, Severity, Verdict};
 use crate::failure;
 use crate::kube::scheduling::{Exclusion, Placement, exclusion};
-
-/// Subjects of `problems` in `/status`: what the API server says of the token in the kubeconfig, and why no new
-/// token was issued.
-const TOKEN: &str = "kubeconfig token";
-const TOKEN_REQUEST: &str = "TokenRequest";
 
 pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     let check = |hint, description: &str, verdict| Check::new(NODES, hint, description, verdict);
@@ -56,10 +52,7 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     if variable(daemonset, "LINKERD_CNI_CHAINED") != Some("false") {
         let summary = "nodes whose active network config does not call the plugin";
         let uncalled = each(&bodies, Severity::Error, summary, |body| {
-            let why = body
-                .problems
-                .get("network config")
-                .map_or("the agent reports none", String::as_str);
+            let why = body.problem(&Subject::NetworkConfig).unwrap_or("the agent reports none");
             body.conflist.is_none().then(|| why.to_owned())
         });
         let called = "the active network config of each node calls the plugin";
@@ -162,7 +155,7 @@ pub fn each<P: IntoIterator<Item = String>>(
 fn notes(bodies: &Bodies<'_>) -> Verdict {
     each(bodies, Severity::Warning, "agents whose readiness has a note", |body| {
         // The agent also adds a failed TokenRequest, which the check of the token names.
-        let is_of_token = body.note.as_ref() == body.problems.get(TOKEN_REQUEST);
+        let is_of_token = body.note.as_deref() == body.problem(&Subject::TokenRequest);
         if is_of_token { None } else { body.note.clone() }
     })
 }
@@ -174,10 +167,10 @@ fn tokens(bodies: &Bodies<'_>) -> Verdict {
         if token_has_expired(body) { Some("expired".to_owned()) } else { None }
     })?;
     each(bodies, Severity::Warning, "nodes with a problem of the token", |body| {
-        [TOKEN, TOKEN_REQUEST]
-            .map(|subject| body.problems.get(subject).cloned())
-            .into_iter()
-            .flatten()
+        [Subject::KubeconfigToken, Subject::TokenRequest]
+            .iter()
+            .filter_map(|subject| body.problem(subject).map(str::to_owned))
+            .collect::<Vec<_>>()
     })
 }
 

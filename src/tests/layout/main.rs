@@ -110,7 +110,7 @@ fn linkerd_cni_imports_no_module_that_only_linux_compiles() {
     let gated = text.split("#[cfg(target_os = \"linux\")]\npub mod ").skip(1);
     let gated: BTreeSet<&str> = gated.filter_map(|rest| Some(rest.split_once(';')?.0)).collect();
     assert!(gated.contains("netlink") && gated.len() > 5, "{gated:?}");
-    let parts = ["agent::status_body", "cli::extension", "repair::stranded"];
+    let parts = ["agent::status_body", "agent::subject", "cli::extension", "repair::stranded"];
     let compiles = |module: &str| {
         let is_part = |part: &&str| format!("{module}::").starts_with(&format!("{part}::"));
         let top = module.split("::").next().unwrap();
