@@ -27,7 +27,7 @@ pub struct NodeSettings {
     pub kubeconfig_name: String,
     /// The kubeconfig's path on the host, for the plugin entry.
     pub kubeconfig_on_host: String,
-    /// `LINKERD_CNI_CONF_NAME`, `LINKERD_CNI_CHAINED` and `LINKERD_CNI_OWN_CONFIG`.
+    /// `LINKERD_CNI_CONF_NAME` and `LINKERD_CNI_CHAINED`.
     pub mode: ChainMode,
     /// Whether uninstall leaves the plugin binary on the host (`LINKERD_CNI_KEEP_BINARY`). Unset:
     /// only if CRI-O or Multus needs the binary to delete existing pods.

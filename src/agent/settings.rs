@@ -125,10 +125,8 @@ impl Settings {
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
         let conf_name = env.parsed("LINKERD_CNI_CONF_NAME", file_name)?;
         let is_chained = env.flag("LINKERD_CNI_CHAINED", true)?;
-        let in_copy = env.flag("LINKERD_CNI_OWN_CONFIG", false)?;
-        let choose = |_: &str| {
-            ChainMode::choose(conf_name.as_deref(), is_chained, in_copy, &kubeconfig_name)
-        };
+        let choose =
+            |_: &str| ChainMode::choose(conf_name.as_deref(), is_chained, &kubeconfig_name);
         let mode =
             parsed("LINKERD_CNI_CONF_NAME", conf_name.as_deref().unwrap_or_default(), choose)?;
         let node_signal = match env.flag("LINKERD_CNI_NODE_CONDITION", false)? {

@@ -83,16 +83,6 @@ pub struct Content {
     pub link: Option<PathBuf>,
 }
 
-impl Content {
-    /// Returns whether the agent need not write `wanted` over this content. The owner may also be
-    /// that of this process, which without CAP_CHOWN cannot set another one.
-    pub fn is_like(&self, wanted: &Content) -> bool {
-        let own = FileAccess::own(wanted.access.mode);
-        let has_access = self.access == wanted.access || self.access == own;
-        has_access && (&self.text, &self.link) == (&wanted.text, &wanted.link)
-    }
-}
-
 /// Reads all network configs in `dir`, in name order, in which runtimes look for the first valid
 /// one. The agent's `kubeconfig`, which may end in `.json`, is left out.
 pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {

@@ -6,7 +6,7 @@ mod active;
 mod chain;
 mod conf_conversion;
 mod multus;
-mod own_config;
+mod standalone;
 #[cfg(test)]
 mod tests;
 mod unchain;
@@ -33,8 +33,7 @@ struct Inputs<'a> {
 pub struct Plan {
     /// Steps that chain the plugin, in this order.
     pub steps: Vec<Step>,
-    /// Removes what another mode left, and a copy whose original is missing. Leftovers of another
-    /// mode are removed only once the file of this mode is correct.
+    /// Removes what another mode left, once the file of this mode is correct.
     pub unchain_steps: Vec<Step>,
     pub skipped: BTreeMap<String, String>,
     /// Why the network config of this mode lacks the current plugin entry. The agent is not ready
@@ -52,9 +51,8 @@ pub enum Step {
     Replace { name: String, text: String, original: Option<Original> },
     /// Writes the conflist `conflist`, then removes the single plugin that it is made from.
     Convert { conflist: String, text: String, original: Original },
-    /// Writes `name`, a file that only the agent writes: a standalone config, or a copy of
-    /// the network config `copied_from`.
-    WriteOwnConfig { name: String, text: String, access: FileAccess, copied_from: Option<String> },
+    /// Writes the standalone config `name`.
+    WriteStandalone { name: String, text: String, access: FileAccess },
     /// Restores the file that `conflist` was made from, then removes `conflist`.
     Restore { conflist: String, original: Original },
     /// Removes `name`. Either only the agent writes this file, or the file that it was made from
@@ -72,7 +70,7 @@ impl Step {
         match self {
             Step::Convert { conflist, .. } | Step::Restore { conflist, .. } => conflist,
             Step::Replace { name, .. }
-            | Step::WriteOwnConfig { name, .. }
+            | Step::WriteStandalone { name, .. }
             | Step::Remove { name } => name,
         }
     }

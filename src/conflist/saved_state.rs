@@ -3,11 +3,11 @@
 //! Cutting the plugin entry out of a conflist restores its original bytes, so most conflists are
 //! not in the saved state. It holds
 //! - conflists that were made from a `.conf`, or that replaced a symbolic link
-//! - names of files that only the agent writes, which look like any network config
+//! - names of standalone configs, which look like any network config
 //!
 //! The file in the CNI net dir outlives the agent, and is written before the conflist.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
@@ -22,15 +22,15 @@ pub const NAME: &str = ".linkerd-cni-state";
 /// Name of a file that could not be parsed, kept for an operator.
 pub const DAMAGED: &str = ".linkerd-cni-state.damaged";
 
-/// Keyed by file name. The names of the members are part of the file format.
+/// The names of the members are part of the file format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
-    /// Conflists, each with the original that it was made from.
+    /// Conflists by file name, each with the original that it was made from.
     #[serde(default)]
     pub originals: BTreeMap<String, Original>,
-    /// Files that only the agent writes. The value names the original if the file is a copy.
+    /// Names of standalone configs.
     #[serde(default)]
-    pub own_configs: BTreeMap<String, Option<String>>,
+    pub standalone_configs: BTreeSet<String>,
     /// Why the file could not be used: a sentence that starts with its path.
     #[serde(skip)]
     pub unusable: Option<String>,
@@ -118,8 +118,8 @@ impl SavedState {
 
     /// Removes `name`, which is restored, and writes the file if that changed anything.
     pub fn forget(&mut self, name: &str, dir: &Path) -> Result<(), files::Error> {
-        let is_own = self.own_configs.remove(name).is_some();
-        if self.originals.remove(name).is_some() || is_own { self.save(dir) } else { Ok(()) }
+        let is_standalone = self.standalone_configs.remove(name);
+        if self.originals.remove(name).is_some() || is_standalone { self.save(dir) } else { Ok(()) }
     }
 
     /// Returns the original of the conflist `name`, whose text without the plugin entry is
@@ -136,7 +136,7 @@ impl SavedState {
 mod tests {
     use super::*;
 
-    const STATE: &str = r#"{"originals":{"a.conflist":{"without_entry":"{}","replaced_without_entry":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"own_configs":{"00-b.conflist":"a.conf"}}"#;
+    const STATE: &str = r#"{"originals":{"a.conflist":{"without_entry":"{}","replaced_without_entry":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"standalone_configs":["b.conf"]}"#;
 
     #[test]
     fn the_file_format_is_stable() {

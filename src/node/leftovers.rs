@@ -19,7 +19,7 @@ const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 /// Removes all such files, and returns the failures. Accepts missing directories.
 pub fn remove(settings: &NodeSettings) -> Vec<String> {
     // Keep the old name if the user chose it for the standalone config.
-    let old_config = Some(OLD_CONFIG).filter(|name| settings.mode.own_config() != Some(name));
+    let old_config = Some(OLD_CONFIG).filter(|name| settings.mode.standalone() != Some(name));
     let in_bin_dir = |name: &str| name.strip_suffix(".install") == Some(PLUGIN);
     let in_net_dir = |name: &str| {
         let installed = name.strip_suffix(".install");

@@ -37,7 +37,7 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
                 let path = self.path.join(name);
                 files::replace(&path, seen.text.as_bytes(), text.as_bytes(), seen.access)
             }),
-            Step::WriteOwnConfig { name, text, access, .. } => {
+            Step::WriteStandalone { name, text, access } => {
                 let path = self.path.join(name);
                 match (self.seen)(name) {
                     Some(seen) if seen.link.is_none() => {
@@ -59,8 +59,8 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
             Step::Convert { original, .. } | Step::Replace { original: Some(original), .. } => {
                 saved_state.originals.insert(name, original.clone());
             }
-            Step::WriteOwnConfig { copied_from, .. } => {
-                saved_state.own_configs.insert(name, copied_from.clone());
+            Step::WriteStandalone { .. } => {
+                saved_state.standalone_configs.insert(name);
             }
             Step::Replace { .. } | Step::Restore { .. } | Step::Remove { .. } => {}
         }

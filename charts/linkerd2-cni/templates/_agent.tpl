@@ -54,8 +54,6 @@
 {{- end }}
 - name: LINKERD_CNI_CHAINED
   value: {{ $values.chained | quote }}
-- name: LINKERD_CNI_OWN_CONFIG
-  value: {{ eq (toString .Values.ownConfig) "true" | quote }}
 - name: LINKERD_CNI_REQUIRE_NETWORK_PLUGINS
   value: {{ ne (toString .Values.requireNetworkPlugins) "false" | quote }}
 # Directory of the record socket and the copy of the node's pods.

@@ -228,16 +228,12 @@ updateStrategy:
 
 {{/* Fails for values that contradict each other, which the schema cannot express. */}}
 {{- define "linkerd-cni.validate" -}}
-{{- $values := include "linkerd-cni.values" . | fromJson }}
 {{- include "linkerd-cni.validateNames" . }}
 {{- if and (include "linkerd-cni.repairs" .) (eq (include "linkerd-cni.adminPort" .) (include "linkerd-cni.repairPort" .)) }}
 {{- fail (printf "adminPort: %s is the repair controller's port (repairController.adminPort), too; choose another port" (include "linkerd-cni.adminPort" .)) }}
 {{- end }}
 {{- if and (include "linkerd-cni.repairEntersPods" .) (include "linkerd-cni.repairs" .) (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
 {{- fail "repairController: mode in-place and audits enter pods' network namespaces, which requires enableSecurityContext: true" }}
-{{- end }}
-{{- if and (not $values.chained) (eq (toString .Values.ownConfig) "true") }}
-{{- fail "ownConfig: true requires chained: true" }}
 {{- end }}
 {{- if and .Values.nodeCondition .Values.startupTaint }}
 {{- fail "startupTaint: with nodeCondition: true, the program that reads the condition owns the taint; set one of them" }}
@@ -252,9 +248,6 @@ updateStrategy:
 {{- include "linkerd-cni.validateMounts" . }}
 {{- if eq (include "linkerd-cni.serviceAccount" .) "linkerd-cni-plugin" }}
 {{- fail "serviceAccount.name: linkerd-cni-plugin is the plugin's ServiceAccount; choose another name" }}
-{{- end }}
-{{- if and (eq (toString .Values.ownConfig) "true") $values.cniConfFileName (not (hasSuffix ".conflist" $values.cniConfFileName)) }}
-{{- fail "cniConfFileName: with ownConfig: true the name must end in .conflist" }}
 {{- end }}
 {{- if not (regexMatch "^(?i:off|panic|fatal|error|warn|warning|info|debug|trace)?$" (.Values.logLevel | default "")) }}
 {{- fail (printf "logLevel: %q is not a log level: trace, debug, info, warn, error or off" .Values.logLevel) }}

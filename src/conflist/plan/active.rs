@@ -67,7 +67,7 @@ pub fn chained_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&
         ChainMode::Only(name) | ChainMode::Standalone(name) => {
             found.iter().filter(|file| is_named(file, name)).find(is_chained)
         }
-        ChainMode::Every | ChainMode::Copy(_) => called_config(found).filter(is_chained),
+        ChainMode::Every => called_config(found).filter(is_chained),
     }
 }
 

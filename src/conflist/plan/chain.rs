@@ -1,8 +1,8 @@
-//! Plans how to chain the plugin: to every network config, to one file, or in a file of its own.
+//! Plans how to chain the plugin: to every network config, to one file, or in a standalone config.
 
 use super::active::{active_config, called_config, no_network_config};
 use super::conf_conversion::is_named;
-use super::{Inputs, Plan, Step, multus, own_config, unchain};
+use super::{Inputs, Plan, Step, multus, standalone, unchain};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, SavedState};
@@ -10,7 +10,7 @@ use crate::conflist::{Conflist, Entry};
 
 pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
     let is_foreign = |file: &&ConfigFile| {
-        mode.own_config() != Some(&file.name) && !own_config::is_own_config(file, saved)
+        mode.standalone() != Some(&file.name) && !standalone::is_standalone(file, saved)
     };
     let foreign: Vec<&ConfigFile> = found.iter().filter(is_foreign).collect();
     let inputs = Inputs { found, foreign: &foreign, entry, saved };
@@ -18,7 +18,6 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
         ChainMode::Every => Ok(inputs.every()),
         ChainMode::Only(name) => Ok(inputs.only(name)),
         ChainMode::Standalone(name) => inputs.standalone(name),
-        ChainMode::Copy(name) => inputs.copy(name),
     };
     let mut plan = plan.unwrap_or_else(|why| Plan { not_chained: Some(why), ..Plan::default() });
     if plan.steps.is_empty() && plan.not_chained.is_none() {

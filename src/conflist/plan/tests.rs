@@ -49,7 +49,7 @@ fn file((name, kind): (&String, &Value)) -> ConfigFile {
     ConfigFile { name: name.clone(), kind: ConfigKind::from_file_name(name).unwrap(), content }
 }
 
-/// Describes each step in a few words, and with the text of a file that only the agent writes.
+/// Describes each step in a few words, and a standalone config with its text.
 fn described<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Value {
     let describe = |step: &Step| match step {
         Step::Replace { name, text, .. } if text.contains(PLUGIN) => format!("add entry to {name}"),
@@ -57,7 +57,7 @@ fn described<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Value {
         Step::Convert { conflist, original, .. } => {
             format!("convert {} to {conflist}", original.name)
         }
-        Step::WriteOwnConfig { name, text, .. } => format!("{name}={text}"),
+        Step::WriteStandalone { name, text, .. } => format!("{name}={text}"),
         Step::Restore { original, .. } => format!("restore {}", original.name),
         Step::Remove { name } => format!("remove file {name}"),
     };
@@ -77,18 +77,16 @@ fn expanded(wanted: &Value) -> Value {
 #[test]
 fn each_mode_plans_its_steps_and_says_why_the_node_is_not_chained() {
     for (name, case) in yaml(include_str!("tests.yaml")).as_object().unwrap() {
-        let own = case["mode"][1].as_str().unwrap_or_default().to_owned();
+        let config = case["mode"][1].as_str().unwrap_or_default().to_owned();
         let mode = match case["mode"][0].as_str() {
-            Some("copy") => ChainMode::Copy(own),
-            Some("standalone") => ChainMode::Standalone(own),
-            Some("only") => ChainMode::Only(own),
+            Some("standalone") => ChainMode::Standalone(config),
+            Some("only") => ChainMode::Only(config),
             _ => ChainMode::Every,
         };
         let found: Vec<_> = case["files"].as_object().unwrap().iter().map(file).collect();
         let mut saved = SavedState::default();
-        for (own, of) in case["saved"].as_object().into_iter().flatten() {
-            saved.own_configs.insert(own.clone(), of.as_str().map(str::to_owned));
-        }
+        let standalone = case["saved"].as_array().into_iter().flatten();
+        saved.standalone_configs.extend(standalone.map(|name| name.as_str().unwrap().to_owned()));
         for (list, conf) in case["originals"].as_object().into_iter().flatten() {
             let made = conflist::wrap(CONF).unwrap();
             let original = Original::new(conf.as_str().unwrap(), &content(CONF.into()), made);

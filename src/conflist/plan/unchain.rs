@@ -1,7 +1,7 @@
 //! Plans how to unchain the plugin: everywhere for uninstall, or from files that another mode left.
 
 use super::conf_conversion::is_named;
-use super::{Step, multus, own_config};
+use super::{Step, multus, standalone};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
@@ -15,11 +15,11 @@ pub fn unchain(found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
 /// Plans to remove the files of other modes. Call it once the file of `mode` is correct.
 pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
     let is_leftover = |file: &&ConfigFile| match mode {
-        ChainMode::Every => own_config::is_own_config(file, saved),
+        ChainMode::Every => standalone::is_standalone(file, saved),
         ChainMode::Only(name) => {
-            file.name != *name && (own_config::is_own_config(file, saved) || !is_named(file, name))
+            file.name != *name && (standalone::is_standalone(file, saved) || !is_named(file, name))
         }
-        ChainMode::Standalone(name) | ChainMode::Copy(name) => file.name != *name,
+        ChainMode::Standalone(name) => file.name != *name,
     };
     let leftovers = found.iter().filter(is_leftover);
     leftovers.filter_map(|file| unchain_file(found, file, saved)).collect()
@@ -27,7 +27,7 @@ pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -
 
 /// Returns `None` if there is nothing to do, or if the file cannot be read or parsed.
 fn unchain_file(found: &[ConfigFile], file: &ConfigFile, saved: &SavedState) -> Option<Step> {
-    if own_config::is_own_config(file, saved) {
+    if standalone::is_standalone(file, saved) {
         return Some(Step::remove(file));
     }
     if file.kind != ConfigKind::Conflist {

@@ -1,7 +1,6 @@
-//! The chain modes: one named file, a standalone config, a copy of the active conflist; and the plugin entry in each.
+//! The chain modes: one named file and a standalone config; and the plugin entry in each.
 
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
@@ -19,8 +18,6 @@ type Vars = &'static [(&'static str, &'static str)];
 
 const ONLY: Vars = &[("LINKERD_CNI_CONF_NAME", "20-net.conf")];
 const ALONE: Vars = &[("LINKERD_CNI_CHAINED", "false")];
-const COPY: Vars = &[("LINKERD_CNI_OWN_CONFIG", "true")];
-const COPIED: &str = "00-linkerd-cni.conflist";
 const STANDALONE: &str = "linkerd-cni.conf";
 
 #[test]
@@ -93,54 +90,13 @@ fn a_standalone_file_with_the_name_of_an_old_leftover_is_adopted_like_any_other(
 }
 
 #[test]
-fn copy_follows_the_conflist_of_the_primary_cni_which_is_never_written() {
-    let node = Node::with_calico();
-    fs::set_permissions(node.net(LIST), PermissionsExt::from_mode(0o640)).unwrap();
-    let before = node.tree();
-    let inode = node.inode(LIST);
-    let mut agent = node.start_ready_with(COPY);
-    assert_eq!(node.inode(LIST), inode);
-    assert_eq!(node.types(COPIED), ["calico", "portmap", "linkerd-cni"], "{}", agent.log());
-    let mode = fs::metadata(node.net(COPIED)).unwrap().permissions().mode();
-    assert_eq!(mode & 0o7777, 0o640);
-    for turn in 0..10 {
-        let text = CALICO.replace("1e3", &format!("{turn}e3"));
-        match turn % 2 {
-            0 => node.replace(&node.net(LIST), text.as_bytes()),
-            _ => node.write(LIST, &text),
-        }
-        let followed = || node.text(COPIED).contains(&format!("{turn}e3"));
-        until("the copy follows", followed);
-        assert_eq!(node.text(LIST), text);
-    }
-    // Half written, the network's file is no reason to give up what works.
-    node.write(LIST, &CALICO[..CALICO.len() / 2]);
-    until("the reason", || agent.ready().1.contains("remains a copy of its last valid content"));
-    assert!(node.chained(COPIED));
-    node.write(LIST, CALICO);
-    agent.until_ready();
-    until("the copy follows", || node.text(COPIED).contains("1e3"));
-    // A network that is gone is handed to nobody.
-    fs::rename(node.net(LIST), node.root().join("away")).unwrap();
-    until("the copy goes too", || !node.net(COPIED).exists());
-    until("the reason", || agent.ready().1.contains("no network config exists yet"));
-    fs::rename(node.root().join("away"), node.net(LIST)).unwrap();
-    agent.until_ready();
-    assert!(node.chained(COPIED));
-    node.assert_restored(&mut agent, &before);
-}
-
-#[test]
 fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
     type IsIt = fn(&Node) -> bool;
-    let modes: [(Vars, IsIt); 4] = [
+    let modes: [(Vars, IsIt); 3] = [
         (&[], |node| node.chained(LIST) && node.chained("20-net.conflist")),
-        (COPY, |node| {
-            node.chained(COPIED) && node.text(LIST) == CALICO && node.text("20-net.conf") == CONF
-        }),
         (ONLY, |node| node.chained("20-net.conflist") && node.text(LIST) == CALICO),
         (ALONE, |node| {
             node.net(STANDALONE).exists()
@@ -168,21 +124,22 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
 }
 
 #[test]
-fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
+fn changing_between_chaining_and_a_standalone_config_keeps_the_plugin_chained() {
     let node = Arc::new(Node::with_calico());
     node.install();
     let read = Arc::clone(&node);
     let reader = Repeated::start(Duration::ZERO, 0, move |reads| {
         // The first that is there when it is opened, as a runtime has it. A file that
         // came since the first read is found by the second.
-        let chained = || read.chained(COPIED) || read.chained(LIST);
+        let chained = || read.net(STANDALONE).exists() || read.chained(LIST);
         assert!(chained() || chained(), "read {reads}");
         *reads += 1;
     });
     for round in 0..8 {
-        let mut agent = node.start_ready_with([COPY, &[]][round % 2]);
-        let left = [COPIED, LIST][(round + 1) % 2];
-        until("the other one is given back", || !node.chained(left));
+        let mut agent = node.start_ready_with([ALONE, &[]][round % 2]);
+        until("the other mode's entry is removed", || {
+            node.chained(LIST) != node.net(STANDALONE).exists()
+        });
         agent.kill();
     }
     assert!(reader.finish() > 8);
@@ -192,7 +149,7 @@ fn changing_between_chaining_and_a_copy_keeps_the_plugin_chained() {
 /// in `faults`.
 #[test]
 fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
-    all([(&[][..], 60), (COPY, 40), (ALONE, 20), (ONLY, 20)], |(vars, kills)| {
+    all([(&[][..], 60), (ALONE, 40), (ONLY, 40)], |(vars, kills)| {
         let node = Arc::new(Node::uninstalling_with_calico());
         node.write("20-net.conf", CONF);
         let before = node.tree();
@@ -220,19 +177,25 @@ fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
 
 #[test]
 fn an_older_agent_of_another_mode_leaves_the_network_configs_to_the_newer_agent() {
-    let node = Node::uninstalling_with_calico();
-    let old = node.start_ready_with(COPY);
     let template = TEMPLATE.replace("4143", "5143");
-    let new = node.start_ready_with(&[("CNI_NETWORK_CONFIG", &template)]);
-    until("the newer agent's entry", || node.text(LIST).contains("5143"));
-    until("no copy", || !node.net(COPIED).exists());
-    // Both agents have looked at the last write by now.
-    let inode = node.inode(LIST);
-    for _ in 0..500 {
-        assert!(!node.net(COPIED).exists(), "{}", old.log());
-        thread::sleep(Duration::from_millis(1));
+    for mode in [ONLY, ALONE] {
+        let node = Node::uninstalling_with_calico();
+        node.write("20-net.conf", CONF);
+        let old = node.start_ready_with(mode);
+        let new = node.start_ready_with(&[("CNI_NETWORK_CONFIG", &template)]);
+        let chained = [LIST, "20-net.conflist"];
+        until("the newer agent's entries", || {
+            chained.iter().all(|name| node.text(name).contains("5143"))
+        });
+        until("no standalone config", || !node.net(STANDALONE).exists());
+        // Both agents have looked at the last write by now.
+        let inodes = chained.map(|name| node.inode(name));
+        for _ in 0..500 {
+            assert!(!node.net(STANDALONE).exists(), "{}", old.log());
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert_eq!(chained.map(|name| node.inode(name)), inodes, "{}", new.log());
     }
-    assert_eq!(node.inode(LIST), inode, "{}", new.log());
 }
 
 #[test]
@@ -241,7 +204,6 @@ fn the_plugin_entry_has_only_the_templates_keys_in_each_mode_and_the_net_dir_thr
     for (mode, file) in [
         (("LINKERD_CNI_CHAINED", "true"), LIST),
         (("LINKERD_CNI_CONF_NAME", LIST), LIST),
-        (COPY[0], COPIED),
         (ALONE[0], STANDALONE),
     ] {
         let node = Node::with_calico();

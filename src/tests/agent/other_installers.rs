@@ -54,13 +54,13 @@ fn uninstall_restores_the_configs_that_cilium_has_renamed_under_their_new_names(
 }
 
 #[test]
-fn uninstall_removes_a_copy_that_cilium_has_renamed_also_beside_a_damaged_config() {
+fn uninstall_removes_a_standalone_config_that_cilium_has_renamed_also_beside_a_damaged_one() {
     let node = Node::uninstalling_with_calico();
     // Files of Cilium that do not parse, or that no runtime loads, never hold up an uninstall.
     node.write("20-half.conflist.cilium_bak", r#"{"plugins":[{"type":"linkerd-cni""#);
     let before = node.tree();
-    let mut agent = node.start_ready_with(&[("LINKERD_CNI_OWN_CONFIG", "true")]);
-    rename(&node, "00-linkerd-cni.conflist");
+    let mut agent = node.start_ready_with(&[("LINKERD_CNI_CHAINED", "false")]);
+    rename(&node, "linkerd-cni.conf");
     agent.until_ready();
     node.assert_restored(&mut agent, &before);
 }

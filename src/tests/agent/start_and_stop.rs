@@ -29,9 +29,9 @@ fn a_new_agent_adopts_what_is_right_without_writing_it() {
 #[test]
 fn uninstall_removes_everything_a_dead_agent_left() {
     for how in [
-        ("LINKERD_CNI_OWN_CONFIG", "false"),
-        ("LINKERD_CNI_OWN_CONFIG", "true"),
+        ("LINKERD_CNI_CHAINED", "true"),
         ("LINKERD_CNI_CHAINED", "false"),
+        ("LINKERD_CNI_CONF_NAME", "20-net.conf"),
     ] {
         let node = Node::with_calico();
         node.write("20-net.conf", CONF);

@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 use std::time::Instant;
 
 use agent::Api;
-use scenario::{Bug, CONF, CONFLIST, Scenario, copy, every};
+use scenario::{Bug, CONF, CONFLIST, Scenario, every};
 use stateright::{Checker, HasDiscoveries, Model};
 
 const ALL_RESPONSES: [Api; 6] = [
@@ -101,12 +101,6 @@ fn two_agents_with_different_values_keep_every_property() {
 #[test]
 fn two_agents_keep_every_property_on_a_node_with_a_conf() {
     two_agents("two agents, conf", || Scenario::new("", [every(), every()], CONF), (0, 1));
-}
-
-#[test]
-fn an_upgrade_to_another_chain_mode_keeps_every_property() {
-    two_agents("to a copy", || Scenario::new("", [every(), copy()], CONFLIST), (0, 0));
-    two_agents("from a copy", || Scenario::new("", [copy(), every()], CONFLIST), (0, 0));
 }
 
 #[test]

@@ -27,7 +27,8 @@ pub enum Operation {
     PlanUnchain,
     // Writes the saved state with one more original. The value is JSON.
     SaveOriginal { conflist: Text, original: Text },
-    SaveOwnConfig { name: Text, copied_from: Option<Text> },
+    // Writes the saved state with one more standalone config.
+    SaveStandalone(Text),
     // Writes the saved state without this conflist.
     Forget(Text),
     // Reads the file again: fails if it does not hold `before`.
@@ -67,7 +68,7 @@ pub struct Undo {
     pub is_for_changes: bool,
 }
 
-use Operation::{Check, Create, EndStep, Exchange, Remove, SaveOriginal, SaveOwnConfig, Write};
+use Operation::{Check, Create, EndStep, Exchange, Remove, SaveOriginal, SaveStandalone, Write};
 
 fn content(found: &[ConfigFile], name: &str) -> Option<Text> {
     let file = found.iter().find(|file| file.name == name)?;
@@ -93,9 +94,8 @@ fn operations(step: &Step, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
     let target = Text::new(step.target());
     match step {
         Step::Replace { name, text, .. } => replace(name, content(found, name).unwrap(), text, bug),
-        Step::WriteOwnConfig { name, text, copied_from, .. } => {
-            let copied_from = copied_from.as_deref().map(Text::new);
-            let mut operations = vec![SaveOwnConfig { name: target, copied_from }];
+        Step::WriteStandalone { name, text, .. } => {
+            let mut operations = vec![SaveStandalone(target)];
             match content(found, name) {
                 Some(before) => operations.extend(replace(name, before, text, bug)),
                 None => operations.push(Write { name: target, text: Text::new(text) }),

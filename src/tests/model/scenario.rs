@@ -1,6 +1,6 @@
 //! What a run of the model explores.
 
-use linkerd2_cni::conflist::chain_mode::{COPY, ChainMode};
+use linkerd2_cni::conflist::chain_mode::ChainMode;
 
 use crate::agent::Api;
 use crate::plans::Planner;
@@ -40,10 +40,6 @@ impl Scenario {
 
 pub fn every() -> ChainMode {
     ChainMode::Every
-}
-
-pub fn copy() -> ChainMode {
-    ChainMode::Copy(COPY.to_owned())
 }
 
 /// Bugs that tests seed into the model, to show that it finds them.

@@ -63,13 +63,12 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
                 saved.originals.insert(conflist.to_string(), original);
             });
         }
-        SaveOwnConfig { name, copied_from } => save(world, id, |saved| {
-            let copied_from = copied_from.map(|name| name.to_string());
-            saved.own_configs.insert(name.to_string(), copied_from);
+        SaveStandalone(name) => save(world, id, |saved| {
+            saved.standalone_configs.insert(name.to_string());
         }),
         Forget(name) => save(world, id, |saved| {
             saved.originals.remove(&*name);
-            saved.own_configs.remove(&*name);
+            saved.standalone_configs.remove(&*name);
         }),
         Check { name, before } => {
             if world.node.configs.get(&name) != Some(&before) {

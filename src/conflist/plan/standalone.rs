@@ -1,0 +1,66 @@
+//! The standalone config, which only the agent writes: the plugin entry in a network config of its own.
+
+use super::active::{active_config, is_loadable};
+use super::{Inputs, Plan, Step};
+use crate::conflist::chain_mode;
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
+use crate::conflist::saved_state::SavedState;
+use crate::conflist::{PLUGIN, plugin_types};
+use crate::files::FileAccess;
+
+/// File mode of a standalone config: only the runtime, as root, reads it.
+const MODE: u32 = 0o600;
+
+/// Returns whether `file` is a standalone config, as the saved state says. Without saved state, a
+/// standalone config has the default name and calls the plugin.
+pub(super) fn is_standalone(file: &ConfigFile, saved: &SavedState) -> bool {
+    let (name, _) = file.split_name();
+    saved.standalone_configs.contains(name)
+        || name == chain_mode::STANDALONE && is_own_content(file)
+}
+
+/// Returns whether the agent may have written `file`: it calls the plugin, and if it is a `.conf`
+/// or `.json`, no other plugin.
+fn is_own_content(file: &ConfigFile) -> bool {
+    let types = plugin_types(file.text());
+    let is_plugin = |name: &String| name == PLUGIN;
+    match file.kind {
+        ConfigKind::Conflist => types.iter().any(is_plugin),
+        // A `.conf` with another plugin is a network config of the primary CNI.
+        ConfigKind::Conf | ConfigKind::Json => !types.is_empty() && types.iter().all(is_plugin),
+    }
+}
+
+impl Inputs<'_> {
+    /// Plans the standalone config. Fails with the reason why it is not written.
+    pub(super) fn standalone(&self, name: &str) -> Result<Plan, String> {
+        let existing = self.found.iter().find(|file| file.name == name);
+        let is_saved = self.saved.standalone_configs.contains(name);
+        if existing.is_some_and(|file| !is_saved && !is_own_content(file)) {
+            return Err(format!(
+                "{name} belongs to another program: set cniConfFileName to an unused name"
+            ));
+        }
+        let text = match ConfigKind::from_file_name(name) {
+            Some(ConfigKind::Conflist) => self.entry.standalone_conflist(),
+            _ => self.entry.standalone_conf(),
+        };
+        let wanted = Content { text, access: FileAccess::own(MODE), link: None };
+        let mut plan = Plan::default();
+        if !is_saved || existing.is_none_or(|file| file.content.as_ref() != Ok(&wanted)) {
+            let state = existing.map_or("is missing", |_| "is outdated");
+            plan.not_chained = Some(format!("{name} {state}"));
+            let Content { text, access, .. } = wanted;
+            plan.steps.push(Step::WriteStandalone { name: name.to_owned(), text, access });
+        }
+        let is_active = active_config(self.found).is_some_and(|active| active.name == name);
+        let others = self.found.iter().any(|file| file.name != name && is_loadable(file));
+        if is_active && others {
+            plan.warning = Some(format!(
+                "{name} sorts before the other network configs: if a runtime reads this directory, \
+                 pods get no network; set cniConfFileName to a name that sorts last"
+            ));
+        }
+        Ok(plan)
+    }
+}
