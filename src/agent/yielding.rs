@@ -22,6 +22,7 @@ use crate::conflist::Entry;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::plan;
+use crate::conflist::saved_state::SavedState;
 
 /// Time within which an upstream agent restores its plugin entry, also on a busy node.
 pub const RESTORED_WITHIN: Duration = Duration::from_secs(2);
@@ -122,24 +123,37 @@ impl Yielding {
 /// that agent alone then writes the network configs. The older agent does not know the newer one's
 /// chain mode: each would remove what the other writes.
 ///
-/// An entry that the runtime does not call in this agent's `mode` counts only if it calls no network
-/// config at all. The newer agent may be unable to chain the plugin.
+/// An entry that the runtime does not call in this agent's `mode` counts only if the newer agent
+/// chains no other file, as the `saved` state says, or if the runtime calls no network config at
+/// all. Otherwise the newer agent may be unable to chain the plugin.
 pub fn usable_entry_is_installed(
     own: &Entry,
     kubeconfig: &str,
     mode: &ChainMode,
     found: &[ConfigFile],
+    saved: &SavedState,
 ) -> bool {
+    let is_usable = |file: &ConfigFile| {
+        entry_of(file, kubeconfig)
+            .is_some_and(|entry| own.matches(entry.text()) || is_usable(&entry, kubeconfig))
+    };
+    if let Some(only) = saved.only.clone()
+        && let Some(file) = plan::chained_config(&ChainMode::Only(only), found)
+    {
+        return is_usable(file);
+    }
     let called = plan::called_config(found);
     let is_other_called = called.is_some_and(|called| called.plugin_entry().is_none())
         && plan::chained_config(mode, found).is_none();
-    !is_other_called
-        && installed_entry(kubeconfig, found)
-            .is_some_and(|entry| own.matches(entry.text()) || is_usable(&entry, kubeconfig))
+    !is_other_called && plan::installed_config(found).is_some_and(is_usable)
 }
 
 fn installed_entry(kubeconfig: &str, found: &[ConfigFile]) -> Option<Entry> {
-    Entry::new(plan::installed_config(found)?.plugin_entry()?.text, kubeconfig).ok()
+    entry_of(plan::installed_config(found)?, kubeconfig)
+}
+
+fn entry_of(file: &ConfigFile, kubeconfig: &str) -> Option<Entry> {
+    Entry::new(file.plugin_entry()?.text, kubeconfig).ok()
 }
 
 /// Returns whether an upstream agent may have written a plugin entry in `found`. The entry is
@@ -198,14 +212,15 @@ mod tests {
     #[test]
     fn a_newer_agents_network_configs_are_left_alone_if_their_entry_is_usable_and_called() {
         let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
-        let is_usable = |mode: &ChainMode, found: &[_]| {
-            usable_entry_is_installed(&own, KUBECONFIG, mode, found)
+        let mut saved = SavedState::default();
+        let is_usable = |mode: &ChainMode, found: &[_], saved: &SavedState| {
+            usable_entry_is_installed(&own, KUBECONFIG, mode, found, saved)
         };
         let [mut lenient, mut elsewhere, mut invalid] = [2; 3].map(|port| entry(port, Some("ns")));
         lenient["linkerd"]["inbound-ports-to-ignore"] = json!(["http"]);
         elsewhere["kubernetes"]["kubeconfig"] = json!("/elsewhere");
         invalid["linkerd"]["incoming-proxy-port"] = json!("many");
-        assert!(!is_usable(&ChainMode::Every, &found(&[])));
+        assert!(!is_usable(&ChainMode::Every, &found(&[]), &saved));
         for (installed, expected) in [
             (entry(1, Some("ns")), true),
             (entry(2, Some("ns")), true),
@@ -214,14 +229,19 @@ mod tests {
             (invalid, false),
         ] {
             let found = found(&[&installed]);
-            assert_eq!(is_usable(&ChainMode::Every, &found), expected, "{installed}");
+            assert_eq!(is_usable(&ChainMode::Every, &found, &saved), expected, "{installed}");
         }
         // The runtime does not call the entry.
         let mut configs = found(&[]);
         configs.extend(found(&[&entry(1, Some("ns"))]));
         configs[1].name = "20-net.conflist".into();
-        assert!(!is_usable(&ChainMode::Every, &configs));
-        assert!(is_usable(&ChainMode::Only("20-net.conflist".into()), &configs));
+        assert!(!is_usable(&ChainMode::Every, &configs, &saved));
+        assert!(is_usable(&ChainMode::Only("20-net.conflist".into()), &configs, &saved));
+        // The newer agent chains only that file, or another one that has no entry.
+        for (only, expected) in [("20-net.conf", true), ("10-net.conflist", false)] {
+            saved.only = Some(only.into());
+            assert_eq!(is_usable(&ChainMode::Every, &configs, &saved), expected, "{only}");
+        }
     }
 
     #[test]

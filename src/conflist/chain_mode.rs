@@ -42,6 +42,14 @@ impl ChainMode {
         Ok(conf_name.map_or(ChainMode::Every, |name| ChainMode::Only(name.to_owned())))
     }
 
+    /// Name of the only network config that has the plugin entry. `None`: there may be several.
+    pub fn only(&self) -> Option<&str> {
+        match self {
+            ChainMode::Only(name) | ChainMode::Standalone(name) => Some(name),
+            ChainMode::Every => None,
+        }
+    }
+
     /// Name of the standalone config, if the mode has one.
     pub fn standalone(&self) -> Option<&str> {
         match self {

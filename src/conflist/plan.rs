@@ -35,6 +35,8 @@ pub struct Plan {
     pub steps: Vec<Step>,
     /// Removes what another mode left, once the file of this mode is correct.
     pub unchain_steps: Vec<Step>,
+    /// [`SavedState::only`] is outdated. It is saved before the unchain steps.
+    pub saves_only: bool,
     pub skipped: BTreeMap<String, String>,
     /// Why the network config of this mode lacks the current plugin entry. The agent is not ready
     /// while this is set.

@@ -4,6 +4,7 @@
 //! not in the saved state. It holds
 //! - conflists that were made from a `.conf`, or that replaced a symbolic link
 //! - names of standalone configs, which look like any network config
+//! - the name of the file whose plugin entry is the only one, while an older agent may still run
 //!
 //! The file in the CNI net dir outlives the agent, and is written before the conflist.
 
@@ -31,6 +32,12 @@ pub struct SavedState {
     /// Names of standalone configs.
     #[serde(default)]
     pub standalone_configs: BTreeSet<String>,
+    /// [`ChainMode::only`](super::chain_mode::ChainMode::only) of the agent that removed the plugin
+    /// entry from other network configs. An older agent then leaves them as they are: it does not
+    /// know the newer agent's mode, and a network config without the plugin entry looks the same
+    /// after its owner wrote it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub only: Option<String>,
     /// Why the file could not be used: a sentence that starts with its path.
     #[serde(skip)]
     pub unusable: Option<String>,
@@ -136,7 +143,7 @@ impl SavedState {
 mod tests {
     use super::*;
 
-    const STATE: &str = r#"{"originals":{"a.conflist":{"without_entry":"{}","replaced_without_entry":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"standalone_configs":["b.conf"]}"#;
+    const STATE: &str = r#"{"originals":{"a.conflist":{"without_entry":"{}","replaced_without_entry":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"standalone_configs":["b.conf"],"only":"b.conf"}"#;
 
     #[test]
     fn the_file_format_is_stable() {

@@ -54,6 +54,12 @@ impl Reconciler {
         }
         let entry = self.pass.yielded_entry.as_ref().unwrap_or(&self.entry);
         let mut plan = plan::chain(mode, &configs, entry, &saved);
+        if kept == Some(OtherAgent::Newer)
+            && usable_entry_is_installed(&self.entry, kubeconfig_on_host, mode, &configs, &saved)
+        {
+            // The newer agent alone writes the network configs.
+            plan = Plan::default();
+        }
         let not_chained = plan.not_chained.take().map(|why| match configs[..] {
             [] => format!(
                 "{why}; if the runtime uses another directory, set the chart's platform or \
@@ -61,12 +67,6 @@ impl Reconciler {
             ),
             _ => why,
         });
-        if kept == Some(OtherAgent::Newer)
-            && usable_entry_is_installed(&self.entry, kubeconfig_on_host, mode, &configs)
-        {
-            // The newer agent alone writes the network configs.
-            plan = Plan::default();
-        }
         for (name, why) in &plan.skipped {
             self.pass.add(Subject::File(net_dir.join(name)), Problem(why.clone()));
         }
@@ -147,6 +147,10 @@ impl Reconciler {
         if saved.unusable.is_some() {
             // Unchaining restores the original files from the saved state.
             plan.unchain_steps.clear();
+        } else if plan.saves_only {
+            saved.only = settings.node.mode.only().map(str::to_owned);
+            saved.save(dir).map_err(|error| error.to_string())?;
+            self.pass.wrote = true;
         }
         let chain_steps = plan.steps.iter().map(|step| (step, true));
         let unchain_steps = plan.unchain_steps.iter().map(|step| (step, false));

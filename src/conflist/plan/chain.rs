@@ -25,6 +25,8 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
             plan.unchain_steps.extend(multus::made(&foreign).map(Step::remove));
         }
         plan.unchain_steps.extend(unchain::other_modes(mode, found, saved));
+        let is_needed = mode.only().is_none() || !plan.unchain_steps.is_empty();
+        plan.saves_only = is_needed && saved.only.as_deref() != mode.only();
     }
     plan
 }

@@ -87,6 +87,7 @@ fn each_mode_plans_its_steps_and_says_why_the_node_is_not_chained() {
         let mut saved = SavedState::default();
         let standalone = case["saved"].as_array().into_iter().flatten();
         saved.standalone_configs.extend(standalone.map(|name| name.as_str().unwrap().to_owned()));
+        saved.only = case["only"].as_str().map(str::to_owned);
         for (list, conf) in case["originals"].as_object().into_iter().flatten() {
             let made = conflist::wrap(CONF).unwrap();
             let original = Original::new(conf.as_str().unwrap(), &content(CONF.into()), made);
@@ -98,6 +99,7 @@ fn each_mode_plans_its_steps_and_says_why_the_node_is_not_chained() {
             ("unchain", described(&unchain(&found, &saved))),
             ("ready", json!(plan.not_chained.is_none())),
             ("warned", json!(plan.warning.is_some())),
+            ("saves_only", json!(plan.saves_only)),
             ("skipped", json!(plan.skipped.keys().collect::<Vec<_>>())),
             ("chained", json!(chained_config(&mode, &found).is_some())),
             ("called", json!(called_config(&found).map(|file| &file.name))),

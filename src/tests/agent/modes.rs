@@ -20,6 +20,19 @@ const ONLY: Vars = &[("LINKERD_CNI_CONF_NAME", "20-net.conf")];
 const ALONE: Vars = &[("LINKERD_CNI_CHAINED", "false")];
 const STANDALONE: &str = "linkerd-cni.conf";
 
+/// The chain modes, and the files that have the plugin entry on a node with `10-calico.conflist` and `20-net.conf`.
+const MODES: [(Vars, &[&str]); 3] =
+    [(&[], &[LIST, "20-net.conflist"]), (ONLY, &["20-net.conflist"]), (ALONE, &[STANDALONE])];
+
+/// Names of the network configs in which `text` occurs.
+fn configs_with(node: &Node, text: &str) -> Vec<String> {
+    let entries = fs::read_dir(node.net("")).unwrap().flatten();
+    let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
+    names.retain(|name| name.contains(".conf") && node.text(name).contains(text));
+    names.sort();
+    names
+}
+
 #[test]
 fn agent_waits_for_the_named_config_chains_it_alone_and_restores_it() {
     let node = Node::with_calico();
@@ -94,20 +107,10 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
-    type IsIt = fn(&Node) -> bool;
-    let modes: [(Vars, IsIt); 3] = [
-        (&[], |node| node.chained(LIST) && node.chained("20-net.conflist")),
-        (ONLY, |node| node.chained("20-net.conflist") && node.text(LIST) == CALICO),
-        (ALONE, |node| {
-            node.net(STANDALONE).exists()
-                && node.text(LIST) == CALICO
-                && node.text("20-net.conf") == CONF
-        }),
-    ];
-    for (from, is_from) in modes {
-        for (to, is_to) in modes {
+    for (from, in_first) in MODES {
+        for (to, in_second) in MODES {
             let mut agent = node.start_ready_with(from);
-            until("the first mode", || is_from(&node));
+            until("the first mode", || configs_with(&node, "linkerd-cni") == in_first);
             agent.kill();
             // Killed in the middle of the change, wherever that is.
             let mut agent = node.start_with(to);
@@ -115,7 +118,7 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
             agent.kill();
             node.assert_not_stranded();
             let mut agent = node.start_ready_with(to);
-            until("the second mode", || is_to(&node));
+            until("the second mode", || configs_with(&node, "linkerd-cni") == in_second);
             agent.until_ready();
             node.assert_not_stranded();
             node.assert_restored(&mut agent, &before);
@@ -178,24 +181,27 @@ fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
 #[test]
 fn an_older_agent_of_another_mode_leaves_the_network_configs_to_the_newer_agent() {
     let template = TEMPLATE.replace("4143", "5143");
-    for mode in [ONLY, ALONE] {
-        let node = Node::uninstalling_with_calico();
+    let pairs = MODES.iter().flat_map(|from| MODES.iter().map(move |to| (from, to)));
+    all(pairs.filter(|(from, to)| from != to), |((from, _), (to, expected))| {
+        let node = Node::with_calico();
         node.write("20-net.conf", CONF);
-        let old = node.start_ready_with(mode);
-        let new = node.start_ready_with(&[("CNI_NETWORK_CONFIG", &template)]);
-        let chained = [LIST, "20-net.conflist"];
-        until("the newer agent's entries", || {
-            chained.iter().all(|name| node.text(name).contains("5143"))
-        });
-        until("no standalone config", || !node.net(STANDALONE).exists());
+        let old = node.start_ready_with(from);
+        let new = node.start_ready_with(&[to, &[("CNI_NETWORK_CONFIG", &*template)][..]].concat());
+        let is_right =
+            || ["linkerd-cni", "5143"].iter().all(|text| configs_with(&node, text) == *expected);
+        until("only the newer agent's entries", is_right);
         // Both agents have looked at the last write by now.
-        let inodes = chained.map(|name| node.inode(name));
+        let files = node.tree();
         for _ in 0..500 {
-            assert!(!node.net(STANDALONE).exists(), "{}", old.log());
+            assert!(is_right(), "{}", old.log());
             thread::sleep(Duration::from_millis(1));
         }
-        assert_eq!(chained.map(|name| node.inode(name)), inodes, "{}", new.log());
-    }
+        assert!(node.tree() == files, "{}", new.log());
+        for agent in [old, new] {
+            assert_eq!(agent.ready().0, 200, "{}", agent.log());
+            assert!(!agent.log().contains("overwritten"), "{}", agent.log());
+        }
+    });
 }
 
 #[test]

@@ -20,7 +20,7 @@ use std::fmt::Write as _;
 use std::time::Instant;
 
 use agent::Api;
-use scenario::{Bug, CONF, CONFLIST, Scenario, every};
+use scenario::{Bug, CONF, CONFLIST, SECOND, Scenario, every, only, standalone};
 use stateright::{Checker, HasDiscoveries, Model};
 
 const ALL_RESPONSES: [Api; 6] = [
@@ -101,6 +101,20 @@ fn two_agents_with_different_values_keep_every_property() {
 #[test]
 fn two_agents_keep_every_property_on_a_node_with_a_conf() {
     two_agents("two agents, conf", || Scenario::new("", [every(), every()], CONF), (0, 1));
+}
+
+#[test]
+fn an_upgrade_to_another_chain_mode_keeps_every_property() {
+    for (name, modes) in [
+        ("to one file", [every(), only(SECOND)]),
+        ("from one file", [only(SECOND), every()]),
+        ("to a standalone config", [every(), standalone()]),
+        ("from a standalone config", [standalone(), every()]),
+    ] {
+        let scenario =
+            || Scenario { has_second: true, ..Scenario::new("", modes.clone(), CONFLIST) };
+        two_agents(name, scenario, (0, 0));
+    }
 }
 
 #[test]

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use linkerd2_cni::conflist::net_dir::{ConfigFile, ConfigKind, Content};
-use linkerd2_cni::conflist::plan;
 use linkerd2_cni::conflist::saved_state::SavedState;
 use linkerd2_cni::files::FileAccess;
 
@@ -60,13 +59,6 @@ impl Node {
     /// Whether the plugin can run: its binary and its kubeconfig exist.
     pub fn can_run_plugin(&self) -> bool {
         self.binary.is_some() && self.kubeconfig.is_some()
-    }
-
-    /// The network config that the runtime loads.
-    pub fn active(&self) -> Option<(Text, Text)> {
-        let found = config_files(&self.configs);
-        let name = Text::new(&plan::called_config(&found)?.name);
-        Some((name, self.configs[&name]))
     }
 }
 

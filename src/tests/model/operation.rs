@@ -29,6 +29,8 @@ pub enum Operation {
     SaveOriginal { conflist: Text, original: Text },
     // Writes the saved state with one more standalone config.
     SaveStandalone(Text),
+    // Writes the saved state with this as the only file that has the plugin entry.
+    SaveOnly(Option<Text>),
     // Writes the saved state without this conflist.
     Forget(Text),
     // Reads the file again: fails if it does not hold `before`.

@@ -64,7 +64,7 @@ impl Planner {
         bug: Bug,
     ) -> Vec<Operation> {
         let (mode, own) = &self.agents[id];
-        if newer_agent_runs && usable_entry_is_installed(own, KUBECONFIG, mode, found) {
+        if newer_agent_runs && usable_entry_is_installed(own, KUBECONFIG, mode, found, saved) {
             return Vec::new();
         }
         let mut yielding = Yielding::new(Duration::from_secs(30));
@@ -74,6 +74,9 @@ impl Planner {
         let steps = plan.steps.iter();
         let mut operations: Vec<Operation> =
             steps.flat_map(|step| of_step(step, found, bug)).collect();
+        if plan.saves_only {
+            operations.push(Operation::SaveOnly(mode.only().map(Text::new)));
+        }
         for step in &plan.unchain_steps {
             operations.extend(of_step(step, found, bug));
             operations.insert(operations.len() - 1, Operation::Forget(Text::new(step.target())));

@@ -1,13 +1,13 @@
 //! What holds in every state.
 
-use linkerd2_cni::conflist::plugin_entry;
+use linkerd2_cni::conflist::plan;
 use stateright::Property;
 
 use crate::agent::{Api, End, Phase};
 use crate::facts;
-use crate::node::FileContent;
+use crate::node::{Configs, FileContent, config_files};
 use crate::operation::Operation;
-use crate::scenario::Scenario;
+use crate::scenario::{SECOND, SECOND_TEXT, Scenario};
 use crate::text::Text;
 use crate::world::World;
 
@@ -16,7 +16,7 @@ const MAX_WRITING_PASSES: u8 = 8;
 
 pub const RUNS: &str = "no network config names a plugin that cannot run";
 pub const ONCE: &str = "no network config names the plugin twice";
-pub const KEPT: &str = "what the primary CNI wrote last is on the node";
+pub const KEPT: &str = "each network config that other programs wrote last is on the node";
 pub const ENDS: &str = "the agents stop writing";
 pub const CHAINED: &str = "an agent that runs has chained its entry";
 pub const PROVEN: &str = "an agent uninstalls only with proof";
@@ -28,7 +28,9 @@ pub fn all() -> Vec<Property<Scenario>> {
         Property::always(ONCE, |_, world: &World| {
             world.node.configs.values().all(|text| facts::config(*text).calls <= 1)
         }),
-        Property::always(KEPT, |_, world: &World| is_kept(world)),
+        Property::always(KEPT, |scenario, world: &World| {
+            foreign_configs(scenario, world).into_values().all(|text| is_kept(world, text))
+        }),
         Property::always(ENDS, |_, world: &World| {
             world.agents.iter().all(|agent| agent.writing_passes <= MAX_WRITING_PASSES)
         }),
@@ -36,7 +38,9 @@ pub fn all() -> Vec<Property<Scenario>> {
             !world.is_quiescent() || is_chained(scenario, world)
         }),
         Property::always(PROVEN, |_, world: &World| is_proven(world)),
-        Property::always(CLEAN, |_, world: &World| !world.is_quiescent() || is_clean(world)),
+        Property::always(CLEAN, |scenario, world: &World| {
+            !world.is_quiescent() || is_clean(scenario, world)
+        }),
     ]
 }
 
@@ -45,12 +49,21 @@ fn runs(world: &World) -> bool {
         || world.node.configs.values().all(|text| facts::config(*text).calls == 0)
 }
 
-/// Whether the text that the primary CNI wrote last is a file, a chained conflist, the original of a
+/// The network configs as other programs wrote them last.
+fn foreign_configs(scenario: &Scenario, world: &World) -> Configs {
+    let mut configs = Configs::new();
+    if let Some(latest) = world.foreign.latest {
+        configs.insert(world.foreign.name, latest);
+    }
+    if scenario.has_second {
+        configs.insert(Text::new(SECOND), Text::new(SECOND_TEXT));
+    }
+    configs
+}
+
+/// Whether the text `latest` of another program is a file, a chained conflist, the original of a
 /// conflist, or about to be put back.
-fn is_kept(world: &World) -> bool {
-    let Some(latest) = world.foreign.latest else {
-        return true;
-    };
+fn is_kept(world: &World, latest: Text) -> bool {
     let node = &world.node;
     let holds = |text: &Text| *text == latest || facts::config(*text).bare == Some(latest);
     if node.configs.values().any(holds) {
@@ -70,18 +83,27 @@ fn is_kept(world: &World) -> bool {
     facts::originals(saved).iter().any(is_saved)
 }
 
-/// Whether the newest agent's entry is in the active network config, and its files are in place.
+/// Whether the newest agent's entry is in the network config of its mode, its files are in place, and
+/// no other network config has a plugin entry if the mode chains only one.
 fn is_chained(scenario: &Scenario, world: &World) -> bool {
     let Some(newest) = world.newest_running() else {
         return true;
     };
-    // Without a network there is nothing to chain to.
-    let Some((_, text)) = world.node.active().filter(|_| world.foreign.latest.is_some()) else {
+    let (mode, entry) = &scenario.plans.agents[newest];
+    if mode.only().is_none() && world.foreign.latest.is_none() {
+        // Without a network there is nothing to chain to.
         return true;
-    };
+    }
+    let found = config_files(&world.node.configs);
+    let has_entry =
+        plan::chained_config(mode, &found).is_some_and(|file| match mode.standalone() {
+            Some(_) => file.text() == entry.standalone_conf(),
+            None => file.plugin_entry().is_some_and(|found| found.text == entry.text()),
+        });
+    let calls = world.node.configs.values().filter(|text| facts::config(**text).calls > 0).count();
     let own = Some(FileContent::WrittenBy(newest));
-    let entry = scenario.plans.agents[newest].1.text();
-    plugin_entry(&text).is_some_and(|found| found.text == entry)
+    has_entry
+        && (mode.only().is_none() || calls == 1)
         && world.node.binary == own
         && world.node.kubeconfig == own
 }
@@ -97,7 +119,7 @@ fn is_proven(world: &World) -> bool {
 }
 
 /// Whether nothing of the agents is left, if the last of them has uninstalled.
-fn is_clean(world: &World) -> bool {
+fn is_clean(scenario: &Scenario, world: &World) -> bool {
     let is_over = |phase: &Phase| matches!(phase, Phase::NotStarted | Phase::Ended(_));
     let has_uninstalled =
         world.last_end.is_some_and(|id| world.agents[id].phase == Phase::Ended(End::Uninstalled));
@@ -108,14 +130,12 @@ fn is_clean(world: &World) -> bool {
         return true;
     }
     let node = &world.node;
-    let foreign = &world.foreign;
     let is_gone = node.binary.is_none()
         && node.kubeconfig.is_none()
         && node.saved_state.is_none()
         && !node.has_leftovers
         && node.configs.values().all(|text| facts::config(*text).calls == 0);
-    let is_restored = foreign.latest.is_none_or(|latest| {
-        node.configs.len() == 1 && node.configs.get(&foreign.name) == Some(&latest)
-    });
+    let is_restored =
+        world.foreign.latest.is_none() || node.configs == foreign_configs(scenario, world);
     is_gone && is_restored
 }

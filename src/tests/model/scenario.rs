@@ -1,18 +1,23 @@
 //! What a run of the model explores.
 
-use linkerd2_cni::conflist::chain_mode::ChainMode;
+use linkerd2_cni::conflist::chain_mode::{ChainMode, STANDALONE};
 
 use crate::agent::Api;
 use crate::plans::Planner;
 
 pub const CONFLIST: &str = "10-net.conflist";
 pub const CONF: &str = "10-net.conf";
+/// A network config that no program but the agents writes, and its text.
+pub const SECOND: &str = "20-net.conflist";
+pub const SECOND_TEXT: &str = r#"{"name":"second","plugins":[{"type":"ptp"}]}"#;
 
 pub struct Scenario {
     pub name: &'static str,
     pub agents: usize,
     pub plans: Planner,
     pub primary: &'static str,
+    /// Whether the node also has [`SECOND`].
+    pub has_second: bool,
     pub foreign_writes: u8,
     pub kills: u8,
     /// What the API server may say to each agent.
@@ -29,6 +34,7 @@ impl Scenario {
             agents: 2,
             plans: Planner::new(modes),
             primary,
+            has_second: false,
             foreign_writes: 1,
             kills: 0,
             api: vec![Api::DaemonSetDeleted],
@@ -40,6 +46,14 @@ impl Scenario {
 
 pub fn every() -> ChainMode {
     ChainMode::Every
+}
+
+pub fn only(name: &str) -> ChainMode {
+    ChainMode::Only(name.to_owned())
+}
+
+pub fn standalone() -> ChainMode {
+    ChainMode::Standalone(STANDALONE.to_owned())
 }
 
 /// Bugs that tests seed into the model, to show that it finds them.

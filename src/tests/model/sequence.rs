@@ -26,7 +26,7 @@ fn line(operation: &Operation) -> Option<String> {
         Bind => format!("write {SOCKET_NAME}"),
         CopyBinary => format!("write {PLUGIN}"),
         WriteKubeconfig => format!("write {}", file_name(NodeFile::Kubeconfig)),
-        SaveOriginal { .. } | SaveStandalone(_) | Forget(_) => {
+        SaveOriginal { .. } | SaveStandalone(_) | SaveOnly(_) | Forget(_) => {
             format!("write {}", saved_state::NAME)
         }
         Exchange { name, .. } => format!("exchange {}", &**name),

@@ -37,7 +37,7 @@ impl fmt::Debug for Text {
         if !self.0.starts_with('{') {
             return f.write_str(self.0);
         }
-        let number = |key: &str| self.0.split_once(key)?.1.split(['}', ',']).next();
+        let number = |key: &str| self.0.split_once(key)?.1.split(['}', ',']).next().map(str::trim);
         let version = number("\"mtu\":").unwrap_or("-");
         let entry = number("incoming-proxy-port\":").unwrap_or("no");
         write!(f, "<version {version}, {entry} entry>")

@@ -7,7 +7,8 @@ use crate::foreign::{Foreign, ForeignAction};
 use crate::node::{Id, Node};
 use crate::operation::Operation;
 use crate::properties;
-use crate::scenario::Scenario;
+use crate::scenario::{SECOND, SECOND_TEXT, Scenario};
+use crate::text::Text;
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct World {
@@ -144,7 +145,10 @@ impl Model for Scenario {
         let mut worlds = Vec::new();
         for old in &self.api {
             for new in &self.api[..if self.agents == 1 { 1 } else { self.api.len() }] {
-                let (foreign, node) = Foreign::start(self.primary, self.foreign_writes);
+                let (foreign, mut node) = Foreign::start(self.primary, self.foreign_writes);
+                if self.has_second {
+                    node.configs.insert(Text::new(SECOND), Text::new(SECOND_TEXT));
+                }
                 worlds.push(World {
                     node,
                     agents: Default::default(),

@@ -66,6 +66,9 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
         SaveStandalone(name) => save(world, id, |saved| {
             saved.standalone_configs.insert(name.to_string());
         }),
+        SaveOnly(name) => save(world, id, |saved| {
+            saved.only = name.map(|name| name.to_string());
+        }),
         Forget(name) => save(world, id, |saved| {
             saved.originals.remove(&*name);
             saved.standalone_configs.remove(&*name);
