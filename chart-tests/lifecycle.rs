@@ -1,17 +1,11 @@
 //! Upgrades from upstream's chart, and from one version of this chart to the next.
 
-use std::path::{Path, PathBuf};
-
 use serde_json::{Value, json};
 
 use crate::helm::{Objects, Render, chart, read, with, yaml};
 
-fn values_file(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("chart-tests/values").join(name)
-}
-
 fn upstreams_values() -> Value {
-    yaml(&read(values_file("upstream.yaml")))
+    yaml(&read(testkit::repository().join("chart-tests/values/upstream.yaml")))
 }
 
 fn over_values(values: &Value) -> Render {
@@ -32,20 +26,14 @@ fn versions_of_image_and_chart_are_above_upstreams() {
 
 /// `--reuse-values` puts old values in place of the defaults, `--reset-then-reuse-values` the user's over the new ones.
 #[test]
-fn values_of_an_older_chart_render_this_charts_pods() {
-    let former = yaml(&read(values_file("former.yaml")));
-    let reused = over_values(&former).objects();
-    let user = with(former);
-    // These defaults have changed since.
-    let old = json!({"repairController": {"enabled": false}, "priorityClassName": ""});
-    assert_eq!(user.0, with(old).0);
-    assert_eq!((reused.plugin(), reused.pod()), (user.plugin(), user.pod()));
-
+fn values_of_upstreams_chart_render_this_charts_pods() {
     let mut upstream = upstreams_values();
     let error = over_values(&upstream).text().unwrap_err();
     assert!(error.contains("image.version: v1.7.0-alpha.1 is upstream's image"), "{error}");
     upstream["image"]["version"] = json!("");
-    for objects in [over_values(&upstream).objects(), with(upstream.clone())] {
+    let [reused, reset] = [over_values(&upstream).objects(), with(upstream.clone())];
+    assert_eq!((reused.plugin(), reused.pod()), (reset.plugin(), reset.pod()));
+    for objects in [reused, reset] {
         // Set by upstream's chart, so that Helm cannot tell it from a value of the user.
         assert_eq!(objects.plugin()["linkerd"]["iptables-mode"], "nft");
         let agent = objects.container("install-cni");

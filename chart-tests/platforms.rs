@@ -15,20 +15,18 @@ fn a_platform_name_renders_the_same_as_its_values_file() {
     }
 }
 
-/// With `--reuse-values` the defaults of an older chart look like values of the user.
+/// With `--reuse-values` the defaults of upstream's chart look like values of the user.
 #[test]
-fn the_platform_wins_over_the_defaults_of_an_older_chart() {
-    for values in ["upstream.yaml", "former.yaml"] {
-        let path = format!("{}/chart-tests/values/{values}", env!("CARGO_MANIFEST_DIR"));
-        let older = |platform: &str| {
-            let render = Render::new().with_file("values.yaml", &read(&path));
-            render.values(&json!({"platform": platform, "image": {"version": ""}})).objects()
-        };
-        let data = older("k3s").get("ConfigMap")["data"].clone();
-        assert_eq!(data["dest_cni_bin_dir"], "/var/lib/rancher/k3s/data/cni", "{values}");
-        assert!(older("gke").have("ResourceQuota"), "{values}");
-        assert!(older("openshift").have("NetworkAttachmentDefinition"), "{values}");
-    }
+fn the_platform_wins_over_the_defaults_of_upstreams_chart() {
+    let values = read(testkit::repository().join("chart-tests/values/upstream.yaml"));
+    let upgraded = |platform: &str| {
+        let render = Render::new().with_file("values.yaml", &values);
+        render.values(&json!({"platform": platform, "image": {"version": ""}})).objects()
+    };
+    let data = upgraded("k3s").get("ConfigMap")["data"].clone();
+    assert_eq!(data["dest_cni_bin_dir"], "/var/lib/rancher/k3s/data/cni");
+    assert!(upgraded("gke").have("ResourceQuota"));
+    assert!(upgraded("openshift").have("NetworkAttachmentDefinition"));
 }
 
 #[test]
