@@ -1,7 +1,7 @@
 //! The command lines of the agent, of the repair controller and of `linkerd cni`.
 //!
-//! In the image agent and repair controller are one binary, because they share most of their code. The file name
-//! in `argv[0]` selects the program.
+//! In the image agent and repair controller are one binary, because they share most of their code.
+//! The file name in `argv[0]` selects the program.
 
 pub mod agent;
 pub mod extension;
@@ -15,10 +15,7 @@ use std::process::ExitCode;
 /// Runs the repair controller if the program was started under its name, else the agent.
 pub fn main() -> ExitCode {
     let name = std::env::args_os().next();
-    match is_repair_controller(name.as_deref()) {
-        true => repair::main(),
-        false => agent::main(),
-    }
+    if is_repair_controller(name.as_deref()) { repair::main() } else { agent::main() }
 }
 
 /// Logs why the program failed.

@@ -30,6 +30,7 @@
 //! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
 //! - [`extension`]: `linkerd cni`, the administrator's command: checks, one pod explained, paths around the
 //!   proxy
+//! - [`probe`]: verifies an installation: what `helm test` runs
 //! - [`cli`]: command lines of the agent, the repair controller, the probe that `helm test` runs, and
 //!   `linkerd cni`
 //!
@@ -89,6 +90,8 @@ pub mod plugin;
 pub mod pod;
 #[cfg(target_os = "linux")]
 pub mod pod_copy;
+#[cfg(target_os = "linux")]
+pub mod probe;
 pub mod quote;
 pub mod record;
 pub mod redirect;

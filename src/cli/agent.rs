@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use tracing::level_filters::LevelFilter;
 
 use super::probe::Probe;
 use crate::agent;
@@ -14,7 +15,8 @@ use crate::log;
 #[derive(Parser)]
 #[command(name = "linkerd2-cni-install", version)]
 struct Flags {
-    /// Log level: trace, debug, info, warn, error or off [env: LINKERD_CNI_LOG_LEVEL] [default: info]
+    /// Log level: trace, debug, info, warn, error or off [env: LINKERD_CNI_LOG_LEVEL]
+    /// [default: info]
     #[arg(long)]
     log_level: Option<String>,
     /// Log format: plain or json [env: LINKERD_CNI_LOG_FORMAT] [default: plain]
@@ -36,31 +38,41 @@ enum AgentCommand {
 pub fn main() -> ExitCode {
     log::report_panics();
     let flags = Flags::parse_from(std::env::args().map(double_dash));
-    let settings = Settings::read(|name| {
-        let flag = match name {
-            "LINKERD_CNI_LOG_LEVEL" => flags.log_level.clone(),
-            "LINKERD_CNI_LOG_FORMAT" => flags.log_format.clone(),
-            _ => None,
-        };
-        flag.or_else(|| std::env::var(name).ok())
-    });
-    let (level, format) = settings.as_ref().map_or_else(
-        |_| (tracing::level_filters::LevelFilter::ERROR, log::Format::Plain),
-        |settings| (settings.log_level, settings.log_format),
-    );
-    log::start(level, format);
-    let result = settings.map_err(anyhow::Error::from).and_then(|settings| match flags.command {
+    super::exit_code(run(flags))
+}
+
+fn run(flags: Flags) -> anyhow::Result<()> {
+    let settings = match Settings::read(|name| flags.setting(name)) {
+        Ok(settings) => settings,
+        Err(error) => {
+            log::start(LevelFilter::ERROR, log::Format::Plain);
+            return Err(error.into());
+        }
+    };
+    log::start(settings.log_level, settings.log_format);
+    match flags.command {
         Some(AgentCommand::Probe(probe)) => probe.run(&settings),
         Some(AgentCommand::Uninstall) => Ok(agent::uninstall(&settings)?),
         None => Ok(agent::run(settings)?),
-    });
-    super::exit_code(result)
+    }
+}
+
+impl Flags {
+    /// Returns the value of a setting: from its flag, else from the environment variable `name`.
+    fn setting(&self, name: &str) -> Option<String> {
+        let flag = match name {
+            "LINKERD_CNI_LOG_LEVEL" => &self.log_level,
+            "LINKERD_CNI_LOG_FORMAT" => &self.log_format,
+            _ => &None,
+        };
+        match flag {
+            Some(value) => Some(value.clone()),
+            None => std::env::var(name).ok(),
+        }
+    }
 }
 
 /// Converts upstream's single-dash flags, such as `-log-level`, to `--log-level`.
 fn double_dash(argument: String) -> String {
-    match argument.starts_with("-log-") {
-        true => format!("-{argument}"),
-        false => argument,
-    }
+    if argument.starts_with("-log-") { format!("-{argument}") } else { argument }
 }

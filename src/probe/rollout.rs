@@ -1,0 +1,73 @@
+//! Compares the nodes of the DaemonSet with those whose agent is ready.
+
+use std::time::Duration;
+
+use anyhow::{Context as _, anyhow, ensure};
+use serde_json::Value;
+
+use super::{ATTEMPT_TIMEOUT, retry};
+use crate::agent::api::{USER_AGENT, namespace, source};
+use crate::agent::settings::Settings;
+use crate::extension::checks::rollout;
+use crate::kube::Deadlines;
+use crate::kube::connection::Connection;
+use crate::kube::scheduling::daemonset_path;
+
+/// Time for the agents of all nodes to become ready, as after an install without `--wait`.
+const ROLLOUT_BUDGET: Duration = Duration::from_secs(60);
+
+/// Fails unless the agents of all nodes become ready in time.
+pub fn verify(settings: &Settings) -> anyhow::Result<()> {
+    let source = source(settings).context("KUBERNETES_SERVICE_HOST and _PORT are not set")?;
+    let namespace = namespace(settings).context("LINKERD_CNI_NAMESPACE is not set")?;
+    let path = daemonset_path(&namespace, "linkerd-cni");
+    let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(ATTEMPT_TIMEOUT));
+    let nodes = retry(ROLLOUT_BUDGET, || ready_nodes(&connection.client()?.get(&path)?));
+    let nodes = nodes.map_err(|problem| {
+        anyhow!("{problem:#}; see `kubectl get pods -n {namespace} -l k8s-app=linkerd-cni -o wide`")
+    })?;
+    tracing::info!("the agent is ready on each of {nodes} nodes");
+    Ok(())
+}
+
+/// Returns the number of the DaemonSet's nodes. Fails unless each has its current agent, and the
+/// agent is ready. A field that the API server omits is 0.
+fn ready_nodes(daemonset: &Value) -> anyhow::Result<u64> {
+    rollout("the DaemonSet", daemonset)?;
+    let status = &daemonset["status"];
+    let nodes = status["desiredNumberScheduled"].as_u64().unwrap_or_default();
+    let ready = status["numberReady"].as_u64().unwrap_or_default();
+    ensure!(ready >= nodes, "the agent is ready on {ready} of {nodes} nodes");
+    Ok(nodes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn nodes_are_verified_if_each_has_the_current_agent_and_it_is_ready() {
+        for (observed, nodes, updated, ready, expected) in [
+            (3, 5, 5, 5, Ok(5)),
+            (2, 5, 5, 5, Err("has not processed the newest change of the DaemonSet")),
+            (3, 0, 0, 0, Err("no node is in the scope of the DaemonSet")),
+            (3, 5, 4, 5, Err("4 of 5 nodes have a pod of the newest revision of the DaemonSet")),
+            (3, 5, 5, 4, Err("ready on 4 of 5 nodes")),
+        ] {
+            let status = serde_json::json!({
+                "observedGeneration": observed, "desiredNumberScheduled": nodes,
+                "updatedNumberScheduled": updated, "numberReady": ready,
+            });
+            let daemonset = serde_json::json!({"metadata": {"generation": 3}, "status": status});
+            match (ready_nodes(&daemonset), expected) {
+                (Ok(number), Ok(expected)) => assert_eq!(number, expected),
+                (Err(problem), Err(part)) => {
+                    assert!(problem.to_string().contains(part), "{problem}")
+                }
+                (result, _) => panic!("{status}: {result:?}"),
+            }
+        }
+        // The API server omits updatedNumberScheduled if it is 0, and a new DaemonSet has no status.
+        assert!(ready_nodes(&serde_json::json!({"metadata": {"generation": 1}})).is_err());
+    }
+}
