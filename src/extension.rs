@@ -2,7 +2,6 @@
 //! administrator's machine and reaches the cluster through `kubectl`.
 
 pub mod agents;
-pub mod api;
 pub mod bypass;
 pub mod checks;
 pub mod explain;
@@ -11,4 +10,6 @@ pub mod facts;
 pub mod fake;
 pub mod kubectl;
 pub mod objects;
+pub mod parallel;
 pub mod report;
+pub mod requests;

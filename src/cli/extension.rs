@@ -1,8 +1,8 @@
 //! The command line of `linkerd cni`, an extension of Linkerd's CLI.
 //!
 //! `linkerd NAME` runs `linkerd-NAME` from `PATH`. `linkerd check` runs each extension whose command
-//! `_extension-metadata` asks for that, with `check --output=json` and its own flags, and adds the
-//! results to its own.
+//! `_extension-metadata` asks for that, with `check --output=json` and the flags of `linkerd check`,
+//! and adds the results to its own.
 
 mod cluster;
 
@@ -18,10 +18,10 @@ use humantime::parse_duration;
 use serde_json::Value;
 
 use crate::deadline::Deadline;
-use crate::extension::agents::in_parallel;
 use crate::extension::kubectl::Kubectl;
-use crate::extension::report::{self, Check, Format, Severity};
-use crate::extension::{api, bypass, checks, explain, facts};
+use crate::extension::parallel::in_parallel;
+use crate::extension::report::{self, Check, CheckResult, Format, Severity};
+use crate::extension::{bypass, checks, explain, facts, requests};
 use cluster::ClusterFlags;
 
 /// Response to `_extension-metadata`. `linkerd check` compares the name with the file's.
@@ -29,7 +29,7 @@ const METADATA: &str = "{\"name\":\"linkerd-cni\",\"checks\":\"always\"}\n";
 /// Time between two attempts of the checks, as in `linkerd check`.
 const RETRY_INTERVAL: Duration = Duration::from_secs(5);
 /// Time to ask the agents, in each attempt of the checks.
-const SWEEP: Duration = Duration::from_secs(60);
+const AGENTS_BUDGET: Duration = Duration::from_secs(60);
 /// Longest time to wait. A longer `--wait` counts as this.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
@@ -109,81 +109,87 @@ pub fn main() -> ExitCode {
 fn run(flags: &Flags) -> anyhow::Result<bool> {
     let cluster = &flags.cluster;
     let api = &Kubectl::new(cluster.kubectl());
-    if !matches!(flags.command, Command::Check(_) | Command::ExtensionMetadata) {
-        connect(api).context("cannot query the Kubernetes API")?;
-    }
-    let cni_namespace = || facts::find_namespace(api, &cluster.cni_namespace);
-    let (text, is_success) = match &flags.command {
-        Command::ExtensionMetadata => (METADATA.to_owned(), true),
+    match &flags.command {
+        Command::ExtensionMetadata => {
+            print(METADATA)?;
+            Ok(true)
+        }
         Command::Check(check) if !check.contexts.is_empty() => {
-            let clusters = check_each(cluster, check);
-            let is_success = clusters.iter().all(|(_, results)| report::is_success(results));
-            (report::render_each(&clusters, check.output, has_color()), is_success)
+            let clusters = check_contexts(cluster, check);
+            print(&report::render_contexts(&clusters, check.output, has_color()))?;
+            Ok(clusters.iter().all(|(_, results)| report::is_success(results)))
         }
         Command::Check(check) => {
-            let results = attempt(api, cluster, check);
-            let text = report::render(&results, check.output, has_color());
-            (text, report::is_success(&results))
+            let results = check_cluster(api, cluster, check);
+            print(&report::render(&results, check.output, has_color()))?;
+            Ok(report::is_success(&results))
         }
         Command::Explain { pod, namespace } => {
-            (explain::explain(api, &cni_namespace(), namespace, pod)?, true)
+            connect(api).context("cannot query the Kubernetes API")?;
+            let cni_namespace = facts::find_namespace(api, &cluster.cni_namespace);
+            print(&explain::explain(api, &cni_namespace, namespace, pod)?)?;
+            Ok(true)
         }
         Command::Bypass { namespace, output } => {
-            let report = bypass::fetch(api, &cni_namespace(), namespace.as_deref())?;
-            let is_json = output == "json";
-            (if is_json { bypass::json(&report) } else { bypass::table(&report) }, true)
+            connect(api).context("cannot query the Kubernetes API")?;
+            let cni_namespace = facts::find_namespace(api, &cluster.cni_namespace);
+            let report = bypass::fetch(api, &cni_namespace, namespace.as_deref())?;
+            let text =
+                if output == "json" { bypass::json(&report) } else { bypass::table(&report) };
+            print(&text)?;
+            Ok(true)
         }
-    };
-    print(&text)?;
-    Ok(is_success)
+    }
 }
 
 /// Sends the first request, which shows whether the API server can be reached.
-fn connect(api: &Kubectl) -> Result<(), api::Error> {
-    api::get::<Value>(api, "/version").map(drop)
+fn connect(api: &Kubectl) -> Result<(), requests::Error> {
+    requests::get::<Value>(api, "/version").map(drop)
 }
 
 /// Checks the cluster of each context, several at a time. Returns them in the order of the flag.
-fn check_each(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(String, Vec<Check>)> {
+fn check_contexts(cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<(String, Vec<Check>)> {
     let mut clusters = in_parallel(flags.contexts.clone(), |context| {
         let flag = format!("--context={context}");
         let api = Kubectl::new([cluster.kubectl(), vec![flag]].concat());
-        (context, attempt(&api, cluster, flags))
+        (context, check_cluster(&api, cluster, flags))
     });
     clusters.sort_by_key(|(context, _)| flags.contexts.iter().position(|flag| flag == context));
     clusters
 }
 
-/// Runs the checks until none may succeed later, at most for the time to wait.
-fn attempt(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
-    let reachable = |verdict| {
-        Check::new("linkerd-cni", "kubernetes-api", "can query the Kubernetes API", verdict)
-    };
+/// Runs the checks of one cluster until none may succeed later, at most for the time to wait.
+fn check_cluster(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
     if let Err(error) = connect(api) {
         return vec![reachable(Severity::Error.because(error.to_string()))];
     }
     let end = Deadline::after(flags.wait.min(LONGEST_WAIT));
     loop {
-        progress("running the checks");
-        let results = match flags.pre {
-            true => checks::before_install(api, &cluster.cni_namespace),
-            false => {
-                let namespace = facts::find_namespace(api, &cluster.cni_namespace);
-                let control_plane = cluster.linkerd_namespace();
-                checks::installed(api, &namespace, control_plane, Deadline::after(SWEEP))
-            }
-        };
+        show_progress("running the checks");
+        let results = run_checks(api, cluster, flags);
         if !report::is_pending(&results) || end.has_passed() {
-            progress("");
+            show_progress("");
             return [vec![reachable(Ok(()))], results].concat();
         }
-        progress("waiting for the rollout of the DaemonSet");
+        show_progress("waiting for the rollout of the DaemonSet");
         thread::sleep(RETRY_INTERVAL.min(end.remaining()));
     }
 }
 
+fn reachable(result: CheckResult) -> Check {
+    Check::new("linkerd-cni", "kubernetes-api", "can query the Kubernetes API", result)
+}
+
+fn run_checks(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<Check> {
+    if flags.pre {
+        return checks::before_install(api, &cluster.cni_namespace);
+    }
+    let namespace = facts::find_namespace(api, &cluster.cni_namespace);
+    checks::installed(api, &namespace, cluster.linkerd_namespace(), Deadline::after(AGENTS_BUDGET))
+}
+
 /// Shows what runs, on a line of its own that the next call overwrites. Only on a terminal.
-fn progress(what: &str) {
+fn show_progress(what: &str) {
     let mut stderr = io::stderr();
     if stderr.is_terminal() && !is_dumb() {
         // Without a line break at the margin: only one line is overwritten.
@@ -193,22 +199,27 @@ fn progress(what: &str) {
 }
 
 fn has_color() -> bool {
-    let is_set = |name: &str| env::var_os(name).is_some_and(|value| !value.is_empty());
-    io::stdout().is_terminal() && !is_set("NO_COLOR") && !is_dumb()
+    let no_color = env::var_os("NO_COLOR").is_some_and(|value| !value.is_empty());
+    io::stdout().is_terminal() && !no_color && !is_dumb()
 }
 
+/// Whether the terminal shows no colors and cannot clear a line.
 fn is_dumb() -> bool {
     env::var_os("TERM").is_some_and(|term| term == "dumb")
 }
 
 fn print(text: &str) -> anyhow::Result<()> {
-    let mut stdout = io::stdout().lock();
-    let printed = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-    match printed {
+    match write_to_stdout(text) {
         // The reader, such as `head`, has seen enough.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(()),
-        printed => printed.context("cannot write to stdout"),
+        written => written.context("cannot write to stdout"),
     }
+}
+
+fn write_to_stdout(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    stdout.write_all(text.as_bytes())?;
+    stdout.flush()
 }
 
 #[cfg(test)]
@@ -220,8 +231,9 @@ mod tests {
     #[test]
     fn the_flags_of_linkerd_check_are_accepted() {
         Flags::command().debug_assert();
-        let passed = "linkerd-cni check --context=kind --as-group=[] --kubeconfig=/k --verbose=false \
-                      --linkerd-namespace=linkerd --namespace=web --proxy=false --wait=5m0s --output=json";
+        let passed = "linkerd-cni check --context=kind --as-group=[] --kubeconfig=/k \
+                      --verbose=false --linkerd-namespace=linkerd --namespace=web --proxy=false \
+                      --wait=5m0s --output=json";
         let flags = Flags::try_parse_from(passed.split_whitespace()).unwrap();
         assert_eq!(flags.cluster.kubectl(), ["--kubeconfig=/k", "--context=kind"]);
         let Command::Check(check) = flags.command else {

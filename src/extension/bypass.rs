@@ -6,11 +6,11 @@ use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::api::{Api, for_each, list};
 use super::explain::Lookup;
 use super::facts::{self, readable};
 use super::objects::{event_time, text};
 use super::report::{Problem, Severity};
+use super::requests::{Api, for_each_item, get_list};
 use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
 use crate::config::bypass::{Bypass, Reason};
@@ -45,7 +45,7 @@ pub fn fetch(
     }
     let config = facts::config(api, cni_namespace)?;
     let parent = namespace.map_or_else(|| "/api/v1".to_owned(), namespace_path);
-    let events = list(api, &format!("{parent}/events"), EVENTS);
+    let events = get_list(api, &format!("{parent}/events"), EVENTS);
     let damaged = damaged(readable(&events, "the Events")?);
     let (mut lookup, mut report) = (Lookup::new(api), Report::default());
     let add = |pod: Pod| {
@@ -65,7 +65,7 @@ pub fn fetch(
             Err(error) => report.pods.push((names, Err(error))),
         }
     };
-    readable(&for_each(api, &format!("{parent}/pods"), "", add), "the pods")?;
+    readable(&for_each_item(api, &format!("{parent}/pods"), "", add), "the pods")?;
     Ok(report)
 }
 

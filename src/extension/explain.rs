@@ -7,9 +7,9 @@ mod tests;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
-use super::api::{Api, Error, find, get};
 use super::facts;
 use super::report::{Problem, Severity};
+use super::requests::{Api, Error, find, get};
 use crate::cni::Error as CniError;
 use crate::cni::args::{PodRef, is_name};
 use crate::config::bypass::Bypass;

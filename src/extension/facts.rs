@@ -2,10 +2,10 @@
 
 use serde_json::Value;
 
-use super::agents::{Agent, DAEMONSET, SELECTOR, agents};
-use super::api::{Api, Error, find, get, list};
+use super::agents::{Agent, DAEMONSET, SELECTOR, ask_agents};
 use super::objects::{event_time, text};
 use super::report::{Problem, Severity};
+use super::requests::{Api, Error, find, get, get_list};
 use crate::cni::object::Object;
 use crate::config::Config;
 use crate::deadline::Deadline;
@@ -28,9 +28,13 @@ pub struct Facts {
 pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
     let events = format!("{}/events", namespace_path(namespace));
     let mut events: Vec<Value> =
-        list(api, &events, "fieldSelector=type%3DWarning").unwrap_or_default();
+        get_list(api, &events, "fieldSelector=type%3DWarning").unwrap_or_default();
     events.sort_by(|a, b| event_time(a).cmp(event_time(b)));
-    Facts { nodes: list(api, "/api/v1/nodes", ""), agents: agents(api, namespace, end), events }
+    Facts {
+        nodes: get_list(api, "/api/v1/nodes", ""),
+        agents: ask_agents(api, namespace, end),
+        events,
+    }
 }
 
 /// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.
@@ -45,7 +49,7 @@ pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
 }
 
 pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {
-    list(api, "/apis/apps/v1/daemonsets", SELECTOR)
+    get_list(api, "/apis/apps/v1/daemonsets", SELECTOR)
 }
 
 /// Returns a fact; if it cannot be read, the check warns.

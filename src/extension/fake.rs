@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde_json::{Value, json};
 
-use super::api::{Api, Error};
+use super::requests::{Api, Error};
 use crate::deadline::Deadline;
 
 /// Response by path, without its query. A text is a body, a number is an error status.

@@ -12,28 +12,29 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::OnceLock;
 use std::thread;
 use std::time::Duration;
 
 use nix::unistd::mkdtemp;
 
-use super::api::{Api, Error};
+use super::requests::{Api, Error};
 use crate::child;
 use crate::deadline::Deadline;
 use crate::kube::types::ApiStatus;
 use crate::quote::one_line;
 
-/// Time for the start of `kubectl proxy`, and for each response through it to begin or go on. The first
-/// one waits for the credential plugin that kubectl may start.
+/// Time for the start of `kubectl proxy`, and for each response through it to begin or go on. The
+/// first response waits for the credential plugin that kubectl may start.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Pause between two attempts to open the socket of a `kubectl proxy` that starts.
 const START_PAUSE: Duration = Duration::from_millis(5);
+/// Longest response of the API server that is read, in bytes.
 const OUTPUT_LIMIT: u64 = 64 << 20;
-/// Runs its arguments in place of the shell. When this process ends, in whatever way, the pipe at stdin
-/// closes: a subshell then removes the directory `$0` and kills the process group, with a credential
-/// plugin that hangs. A signal handler could not do so after SIGKILL.
+/// Runs its arguments in place of the shell. When this process ends, in whatever way, the pipe at
+/// stdin closes: a subshell then removes the directory `$0` and kills the process group, with a
+/// credential plugin that hangs. A signal handler could not do so after SIGKILL.
 const GUARD: &str = r#"exec 3<&0
 (read -r _ <&3; /bin/rm -r "$0"; kill -9 0) >/dev/null 2>&1 &
 exec "$@" </dev/null 3<&-"#;
@@ -62,27 +63,14 @@ impl Kubectl {
         Kubectl { program: "kubectl".into(), flags, deadline: DEADLINE, proxy: OnceLock::new() }
     }
 
+    /// Starts the proxy, and waits until its socket is open.
     fn start_proxy(&self) -> Result<Proxy, Error> {
         let end = Deadline::after(self.deadline);
-        let start = |error: io::Error| Error::Start(error.to_string());
-        let dir = mkdtemp(&env::temp_dir().join("linkerd-cni-XXXXXX"));
-        let dir = dir.map_err(|errno| start(errno.into()))?;
-        let stderr = dir.join("stderr");
-        let mut command = Command::new("/bin/sh");
-        command.arg("-c").arg(GUARD).arg(&dir).arg(&self.program).args(&self.flags);
-        command.arg("proxy").arg("--unix-socket").arg(dir.join("socket"));
-        command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
-        command.stderr(File::create(&stderr).map_err(start)?);
-        let mut proxy = Proxy { child: command.spawn().map_err(start)?, dir };
+        let mut proxy = self.spawn_proxy().map_err(|error| Error::Start(error.to_string()))?;
         while proxy.open().is_err() {
             // The process group of a child that is reaped here remains until its guard ends.
             if let Ok(Some(status)) = proxy.child.try_wait() {
-                let stderr = fs::read(stderr).unwrap_or_default();
-                let text = String::from_utf8_lossy(&stderr).trim().replace('\n', "; ");
-                return Err(match status.code() {
-                    Some(NOT_FOUND) => Error::Start("not found".to_owned()),
-                    _ => Error::Failed(one_line(&text)),
-                });
+                return Err(proxy.start_error(status));
             }
             if end.has_passed() {
                 return Err(Error::Deadline(self.deadline));
@@ -91,6 +79,26 @@ impl Kubectl {
         }
         Ok(proxy)
     }
+
+    fn spawn_proxy(&self) -> io::Result<Proxy> {
+        let dir = mkdtemp(&env::temp_dir().join("linkerd-cni-XXXXXX"))?;
+        let mut command = Command::new("/bin/sh");
+        command.arg("-c").arg(GUARD).arg(&dir).arg(&self.program).args(&self.flags);
+        command.arg("proxy").arg("--unix-socket").arg(dir.join("socket"));
+        command.stdin(Stdio::piped()).stdout(Stdio::null()).process_group(0);
+        command.stderr(File::create(dir.join("stderr"))?);
+        Ok(Proxy { child: command.spawn()?, dir })
+    }
+
+    /// Sends a request, and reads the response until the connection ends.
+    fn exchange(&self, proxy: &Proxy, request: &str) -> io::Result<Vec<u8>> {
+        let mut stream = proxy.open()?;
+        stream.set_read_timeout(Some(self.deadline))?;
+        stream.write_all(request.as_bytes())?;
+        let mut response = Vec::new();
+        stream.take(OUTPUT_LIMIT).read_to_end(&mut response)?;
+        Ok(response)
+    }
 }
 
 impl Api for Kubectl {
@@ -98,25 +106,29 @@ impl Api for Kubectl {
     fn body(&self, path: &str) -> Result<String, Error> {
         let proxy = self.proxy.get_or_init(|| self.start_proxy()).as_ref().map_err(Clone::clone)?;
         let request = format!("GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n");
-        let exchange = || {
-            let mut stream = proxy.open()?;
-            stream.set_read_timeout(Some(self.deadline))?;
-            stream.write_all(request.as_bytes())?;
-            let mut response = Vec::new();
-            stream.take(OUTPUT_LIMIT).read_to_end(&mut response)?;
-            Ok(response)
-        };
-        let response = exchange().map_err(|error: io::Error| match error.kind() {
-            ErrorKind::WouldBlock => Error::Deadline(self.deadline),
-            _ => Error::Failed(format!("proxy: {error}")),
-        })?;
-        body_of(&String::from_utf8_lossy(&response))
+        match self.exchange(proxy, &request) {
+            Ok(response) => body_of(&String::from_utf8_lossy(&response)),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                Err(Error::Deadline(self.deadline))
+            }
+            Err(error) => Err(Error::Failed(format!("proxy: {error}"))),
+        }
     }
 }
 
 impl Proxy {
     fn open(&self) -> io::Result<UnixStream> {
         UnixStream::connect(self.dir.join("socket"))
+    }
+
+    /// Returns why kubectl ended before its socket was open.
+    fn start_error(&self, status: ExitStatus) -> Error {
+        if status.code() == Some(NOT_FOUND) {
+            return Error::Start("not found".to_owned());
+        }
+        let stderr = fs::read(self.dir.join("stderr")).unwrap_or_default();
+        let text = String::from_utf8_lossy(&stderr).trim().replace('\n', "; ");
+        Error::Failed(one_line(&text))
     }
 }
 
@@ -129,7 +141,8 @@ impl Drop for Proxy {
 }
 
 /// Returns the body of an HTTP response.
-/// Fails if the status is an error: with the API server's error object, or another body as the message.
+/// Fails if the status is an error: with the API server's error object, or another body as the
+/// message.
 fn body_of(response: &str) -> Result<String, Error> {
     let (head, body) = response.split_once("\r\n\r\n").unwrap_or((response, ""));
     let status = head.split_whitespace().nth(1).unwrap_or_default();
@@ -147,7 +160,7 @@ mod tests {
     use std::time::Instant;
 
     use super::*;
-    use crate::extension::api::{find, get};
+    use crate::extension::requests::{find, get};
 
     /// A program in place of kubectl: `sh -c SCRIPT`, whose arguments are those of kubectl.
     fn fake(script: &str, deadline: Duration) -> Kubectl {

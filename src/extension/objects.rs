@@ -15,16 +15,21 @@ pub struct List<T> {
 
 /// Whether Multus calls the plugin for the pod.
 pub fn is_attached(pod: &Pod) -> bool {
-    let networks = pod.metadata.annotations.get("k8s.v1.cni.cncf.io/networks");
-    let networks = networks.map_or("", String::as_str);
+    let Some(networks) = pod.metadata.annotations.get("k8s.v1.cni.cncf.io/networks") else {
+        return false;
+    };
     // The annotation is a JSON list, or a list of `namespace/name@interface`.
     match serde_json::from_str::<Vec<Value>>(networks) {
         Ok(list) => list.iter().any(|network| network["name"] == "linkerd-cni"),
-        Err(_) => networks.split(',').any(|network| {
-            let name = network.trim().split('@').next().unwrap_or_default();
-            name.rsplit('/').next() == Some("linkerd-cni")
-        }),
+        Err(_) => networks.split(',').any(|network| network_name(network) == "linkerd-cni"),
     }
+}
+
+/// Returns the name in `namespace/name@interface`, of which only the name is required.
+fn network_name(network: &str) -> &str {
+    let (path, _) = network.trim().split_once('@').unwrap_or((network.trim(), ""));
+    let (_, name) = path.rsplit_once('/').unwrap_or(("", path));
+    name
 }
 
 /// Returns a text field; missing and `null` are empty.
@@ -32,35 +37,37 @@ pub fn text(field: &Value) -> &str {
     field.as_str().unwrap_or_default()
 }
 
+/// Returns the items of a list; none of a field that is no list.
 pub fn items(list: &Value) -> impl Iterator<Item = &Value> {
     list.as_array().into_iter().flatten()
 }
 
 /// Returns the item of a list with this name, or else null.
-fn named<'l>(list: &'l Value, name: &str) -> &'l Value {
+fn item_by_name<'l>(list: &'l Value, name: &str) -> &'l Value {
     items(list).find(|item| item["name"] == name).unwrap_or(&Value::Null)
 }
 
+/// Returns the spec of the DaemonSet's pods.
 pub fn pod_spec(daemonset: &Value) -> &Value {
     &daemonset["spec"]["template"]["spec"]
 }
 
 /// Returns the agent's container in the spec of a pod, which both charts call `install-cni`.
 pub fn agent_container(spec: &Value) -> &Value {
-    named(&spec["containers"], "install-cni")
+    item_by_name(&spec["containers"], "install-cni")
 }
 
 /// Returns an environment variable of the agents of a DaemonSet.
 pub fn variable<'d>(daemonset: &'d Value, name: &str) -> Option<&'d str> {
-    named(&agent_container(pod_spec(daemonset))["env"], name)["value"].as_str()
+    item_by_name(&agent_container(pod_spec(daemonset))["env"], name)["value"].as_str()
 }
 
 /// Returns the agent's port of `/status` in the spec of a pod. `None` for upstream's agent.
 pub fn admin_port(spec: &Value) -> Option<u64> {
-    named(&agent_container(spec)["ports"], "install-admin")["containerPort"].as_u64()
+    item_by_name(&agent_container(spec)["ports"], "install-admin")["containerPort"].as_u64()
 }
 
-/// Returns the condition of a pod if it has this status.
+/// Returns the pod's condition of this kind if the condition has this status.
 pub fn condition<'p>(pod: &'p Value, kind: &str, status: &str) -> Option<&'p Value> {
     items(&pod["status"]["conditions"])
         .find(|found| found["type"] == kind && found["status"] == status)
@@ -68,10 +75,11 @@ pub fn condition<'p>(pod: &'p Value, kind: &str, status: &str) -> Option<&'p Val
 
 /// Returns the time of the newest occurrence of an Event, RFC 3339.
 pub fn event_time(event: &Value) -> &str {
-    let times = ["lastTimestamp", "eventTime"].map(|key| text(&event[key]));
-    times.into_iter().find(|time| !time.is_empty()).unwrap_or_default()
+    let last = text(&event["lastTimestamp"]);
+    if last.is_empty() { text(&event["eventTime"]) } else { last }
 }
 
+/// Returns reason and message of an Event.
 pub fn event_text(event: &Value) -> String {
     format!("{}: {}", text(&event["reason"]), text(&event["message"]))
 }

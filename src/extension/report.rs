@@ -15,10 +15,10 @@ pub struct Check {
     /// Section of docs/cli.md about the check.
     pub hint: &'static str,
     pub description: String,
-    pub verdict: Verdict,
+    pub result: CheckResult,
 }
 
-pub type Verdict = Result<(), Problem>;
+pub type CheckResult = Result<(), Problem>;
 
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{text}")]
@@ -37,12 +37,13 @@ pub enum Severity {
 }
 
 impl Severity {
+    /// Fails with this text.
     pub fn because<T>(self, text: impl AsRef<str>) -> Result<T, Problem> {
         Err(Problem { severity: self, text: one_line(text.as_ref()) })
     }
 
     /// Fails with the list of `items`, in the format of `linkerd check`; succeeds if it is empty.
-    pub fn if_any(self, summary: &str, items: &[String]) -> Verdict {
+    pub fn if_any(self, summary: &str, items: &[String]) -> CheckResult {
         if items.is_empty() {
             return Ok(());
         }
@@ -54,6 +55,7 @@ impl Severity {
         Err(Problem { severity: self, text })
     }
 
+    /// Fails because `what` cannot be read.
     pub fn unreadable<T>(self, what: &str, why: &impl Display) -> Result<T, Problem> {
         self.because(format!("cannot read {what}: {why}"))
     }
@@ -64,17 +66,20 @@ impl Check {
         category: &'static str,
         hint: &'static str,
         description: impl AsRef<str>,
-        verdict: Verdict,
+        result: CheckResult,
     ) -> Check {
-        Check { category, hint, description: one_line(description.as_ref()), verdict }
+        Check { category, hint, description: one_line(description.as_ref()), result }
     }
 
     fn severity(&self) -> Option<Severity> {
-        self.verdict.as_ref().err().map(|problem| problem.severity)
+        self.result.as_ref().err().map(|problem| problem.severity)
     }
 
     fn is_failure(&self) -> bool {
-        !matches!(self.severity(), None | Some(Severity::Warning))
+        match self.severity() {
+            None | Some(Severity::Warning) => false,
+            Some(Severity::Error | Severity::Pending) => true,
+        }
     }
 
     fn hint_url(&self) -> String {
@@ -95,6 +100,7 @@ pub fn is_success(checks: &[Check]) -> bool {
     !checks.iter().any(Check::is_failure)
 }
 
+/// Whether a check may succeed later, while the chart is rolled out.
 pub fn is_pending(checks: &[Check]) -> bool {
     checks.iter().any(|check| check.severity() == Some(Severity::Pending))
 }
@@ -104,42 +110,50 @@ pub fn render(checks: &[Check], format: Format, color: bool) -> String {
     if format == Format::Json {
         return format!("{:#}\n", json(checks));
     }
-    let is_shown = |check: &&Check| format == Format::Table || check.verdict.is_err();
-    let shown: Vec<&Check> = checks.iter().filter(is_shown).collect();
+    let mut shown: Vec<&Check> = checks.iter().collect();
+    if format == Format::Short {
+        shown.retain(|check| check.result.is_err());
+    }
     let mut text = String::new();
     for group in shown.chunk_by(|a, b| a.category == b.category) {
         let category = group[0].category;
         let _ = writeln!(text, "{category}\n{}", "-".repeat(category.len()));
         for check in group {
             let _ = writeln!(text, "{} {}", glyph(check.severity(), color), check.description);
-            if let Err(problem) = &check.verdict {
+            if let Err(problem) = &check.result {
                 let (why, hint) = (&problem.text, check.hint_url());
                 let _ = writeln!(text, "    {why}\n    see {hint} for hints");
             }
         }
         text.push('\n');
     }
-    let overall = (!is_success(checks)).then_some(Severity::Error);
+    let overall = if is_success(checks) { None } else { Some(Severity::Error) };
     let _ = writeln!(text, "Status check results are {}", glyph(overall, color));
     text
 }
 
 /// Renders the reports of several clusters, each with its context.
-pub fn render_each(clusters: &[(String, Vec<Check>)], format: Format, color: bool) -> String {
-    if format != Format::Json {
-        let named = |(context, checks): &(String, Vec<Check>)| {
-            format!("Context {}\n\n{}", one_line(context), render(checks, format, color))
-        };
-        return clusters.iter().map(named).collect::<Vec<_>>().join("\n");
+pub fn render_contexts(clusters: &[(String, Vec<Check>)], format: Format, color: bool) -> String {
+    if format == Format::Json {
+        return format!("{:#}\n", contexts_json(clusters));
     }
-    let reports = clusters.iter().map(|(context, checks)| {
+    let mut reports = Vec::new();
+    for (context, checks) in clusters {
+        let report = render(checks, format, color);
+        reports.push(format!("Context {}\n\n{report}", one_line(context)));
+    }
+    reports.join("\n")
+}
+
+fn contexts_json(clusters: &[(String, Vec<Check>)]) -> Value {
+    let mut reports = Vec::new();
+    for (context, checks) in clusters {
         let mut report = json(checks);
         report["context"] = json!(context);
-        report
-    });
-    let reports: Vec<Value> = reports.collect();
-    let success = reports.iter().all(|report| report["success"] == true);
-    format!("{:#}\n", json!({"success": success, "contexts": reports}))
+        reports.push(report);
+    }
+    let success = clusters.iter().all(|(_, checks)| is_success(checks));
+    json!({"success": success, "contexts": reports})
 }
 
 fn glyph(severity: Option<Severity>, color: bool) -> String {
@@ -148,25 +162,24 @@ fn glyph(severity: Option<Severity>, color: bool) -> String {
         Some(Severity::Warning) => ('‼', 33),
         Some(Severity::Error | Severity::Pending) => ('×', 31),
     };
-    match color {
-        true => format!("\x1b[{code};1m{glyph}\x1b[0m"),
-        false => glyph.to_string(),
+    if !color {
+        return glyph.to_string();
     }
+    format!("\x1b[{code};1m{glyph}\x1b[0m")
 }
 
 /// Renders the JSON of `linkerd check --output json`, which `linkerd check` reads from extensions.
 fn json(checks: &[Check]) -> Value {
-    let groups = checks.chunk_by(|a, b| a.category == b.category);
-    let categories = groups.map(|group| {
+    let mut categories = Vec::new();
+    for group in checks.chunk_by(|a, b| a.category == b.category) {
         let checks: Vec<Value> = group.iter().map(check_json).collect();
-        json!({"categoryName": group[0].category, "checks": checks})
-    });
-    let categories: Vec<Value> = categories.collect();
+        categories.push(json!({"categoryName": group[0].category, "checks": checks}));
+    }
     json!({"success": is_success(checks), "categories": categories})
 }
 
 fn check_json(check: &Check) -> Value {
-    match &check.verdict {
+    match &check.result {
         Ok(()) => json!({"description": check.description, "result": "success"}),
         Err(problem) => json!({
             "description": check.description,

@@ -26,7 +26,8 @@ pub struct ClusterFlags {
     #[arg(long = "as-group", global = true)]
     groups: Vec<String>,
     /// Namespace of the control plane
-    #[arg(long, short = 'L', global = true, env = "LINKERD_NAMESPACE", hide_env_values = true, default_value = LINKERD_NAMESPACE)]
+    #[arg(long, short = 'L', global = true, env = "LINKERD_NAMESPACE", hide_env_values = true)]
+    #[arg(default_value = LINKERD_NAMESPACE)]
     linkerd_namespace: String,
     // `linkerd check` passes these two to every extension. Accepted without effect.
     #[arg(long, global = true, hide = true)]
@@ -47,21 +48,28 @@ impl ClusterFlags {
 
     /// Returns kubectl's flags for the same cluster and user.
     pub fn kubectl(&self) -> Vec<String> {
-        let flags =
-            [("kubeconfig", &self.kubeconfig), ("context", &self.context), ("as", &self.user)];
-        let given = |(name, value): (&str, &Option<String>)| {
-            let value = value.as_ref().filter(|value| !value.is_empty())?;
-            Some(format!("--{name}={value}"))
-        };
-        let mut all: Vec<String> = flags.into_iter().filter_map(given).collect();
-        for group in &self.groups {
-            // `linkerd check` passes the list as one value, such as `[a,b]` or `[]`.
-            let list = group.strip_prefix('[').and_then(|list| list.strip_suffix(']'));
-            let names = list.unwrap_or(group).split(',').filter(|name| !name.is_empty());
-            all.extend(names.map(|name| format!("--as-group={name}")));
+        let mut flags = Vec::new();
+        for (name, value) in
+            [("kubeconfig", &self.kubeconfig), ("context", &self.context), ("as", &self.user)]
+        {
+            if let Some(value) = value
+                && !value.is_empty()
+            {
+                flags.push(format!("--{name}={value}"));
+            }
         }
-        all
+        for group in self.groups.iter().flat_map(|value| group_names(value)) {
+            flags.push(format!("--as-group={group}"));
+        }
+        flags
     }
+}
+
+/// Returns the groups in a value of `--as-group`. `linkerd check` passes all groups as one value,
+/// such as `[a,b]` or `[]`.
+fn group_names(value: &str) -> impl Iterator<Item = &str> {
+    let list = value.strip_prefix('[').and_then(|list| list.strip_suffix(']'));
+    list.unwrap_or(value).split(',').filter(|name| !name.is_empty())
 }
 
 #[cfg(test)]

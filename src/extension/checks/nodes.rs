@@ -15,89 +15,73 @@ use crate::extension::facts::{Facts, readable};
 use crate::extension::objects::{
     admin_port, agent_container, event_text, pod_spec, text, variable,
 };
-use crate::extension::report::{Check, Severity, Verdict};
+use crate::extension::report::{Check, CheckResult, Severity};
 use crate::failure;
 use crate::kube::scheduling::{Exclusion, Placement, exclusion};
 
 pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
-    let check = |hint, description: &str, verdict| Check::new(NODES, hint, description, verdict);
+    let placed = placed(facts, daemonset);
     let mut checks = vec![
-        check("agent-on-each-node", "an agent runs on each node", placed(facts, daemonset)),
-        check("agent-ready", "each agent is ready", ready(facts)),
+        Check::new(NODES, "agent-on-each-node", "an agent runs on each node", placed),
+        Check::new(NODES, "agent-ready", "each agent is ready", ready(facts)),
     ];
     let Ok(agents) = &facts.agents else {
         return checks;
     };
-    let spec = pod_spec(daemonset);
-    if admin_port(spec).is_none() {
-        let unknown = Severity::Warning.because(format!(
-            "Linkerd's own agent (image {}) runs here, which reports no state: network config, token \
-             and contention are not checked; install this chart in its place",
-            text(&agent_container(spec)["image"])
-        ));
-        checks.push(check("upstream", "the agents report their state", unknown));
+    if admin_port(pod_spec(daemonset)).is_none() {
+        checks.push(unknown_state(daemonset));
         return checks;
     }
-    let bodies = bodies(facts);
+    let bodies = status_bodies(facts);
     let same_version = format!("each agent has this command's version {VERSION}");
-    let others =
-        each(&bodies, Severity::Warning, "agents with another version than this command", |body| {
-            (body.version != VERSION).then(|| body.version.clone())
-        });
     checks.extend([
-        check("agent-state", "the state of each agent can be read", reports(agents)),
-        check("agent-note", "no agent adds a note to its readiness", notes(&bodies)),
-        check("version", &same_version, others),
+        Check::new(
+            NODES,
+            "agent-state",
+            "the state of each agent can be read",
+            readable_states(agents),
+        ),
+        Check::new(NODES, "agent-note", "no agent adds a note to its readiness", notes(&bodies)),
+        Check::new(NODES, "version", same_version, versions(&bodies)),
     ]);
     if variable(daemonset, "LINKERD_CNI_CHAINED") != Some("false") {
-        let summary = "nodes whose active network config does not call the plugin";
-        let uncalled = each(&bodies, Severity::Error, summary, |body| {
-            let why = body.problem(&Subject::NetworkConfig).unwrap_or("the agent reports none");
-            body.conflist.is_none().then(|| why.to_owned())
-        });
         let called = "the active network config of each node calls the plugin";
-        checks.push(check("conflist", called, uncalled));
+        checks.push(Check::new(NODES, "conflist", called, conflists(&bodies)));
     }
-    let contended = each(&bodies, Severity::Warning, "nodes with contention", |body| {
-        (!body.contended.is_empty()).then(|| body.contended.join("; "))
-    });
-    // An agent that gives no cause is starting.
-    let summary = "nodes on which the plugin sends API requests for pods that start";
-    let unkept = each(&bodies, Severity::Warning, summary, |body| {
-        body.pod_copy.clone().filter(|copy| !copy.kept)?.problem
-    });
+    let not_overwritten = "no other program overwrites the agents' files";
+    let known_pods = "the agents know the pods of their nodes";
     let succeed = format!("plugin calls succeed ({})", backends(&bodies));
-    let failed = each(&bodies, Severity::Warning, "plugin calls since the agent started", calls);
     checks.extend([
-        check("token", "the plugin's token is valid on each node", tokens(&bodies)),
-        check("contention", "no other program overwrites the agents' files", contended),
-        check("pod-copy", "the agents know the pods of their nodes", unkept),
-        check("plugin-calls", &succeed, failed),
+        Check::new(NODES, "token", "the plugin's token is valid on each node", tokens(&bodies)),
+        Check::new(NODES, "contention", not_overwritten, contention(&bodies)),
+        Check::new(NODES, "pod-copy", known_pods, pod_copies(&bodies)),
+        Check::new(NODES, "plugin-calls", succeed, plugin_calls(&bodies)),
     ]);
     checks
 }
 
-fn placed(facts: &Facts, daemonset: &Value) -> Verdict {
+fn placed(facts: &Facts, daemonset: &Value) -> CheckResult {
     let placement = Placement::deserialize(pod_spec(daemonset)).unwrap_or_default();
     let nodes = readable(&facts.nodes, "the nodes")?;
     let agents = readable(&facts.agents, "the agents' pods")?;
-    let (mut missing, mut tainted) = (Vec::new(), Vec::new());
+    let mut missing = Vec::new();
+    let mut tainted = Vec::new();
     for node in nodes {
         let name = &node.metadata.name;
+        if agents.iter().any(|agent| agent.node() == name) {
+            continue;
+        }
         match exclusion(&placement, node) {
-            _ if agents.iter().any(|agent| agent.node() == name) => {}
             None => missing.push(name.clone()),
             Some(Exclusion::Tainted(why)) => tainted.push(format!("{name}: {why}")),
             // A node selector is a decision of the chart's user, such as for Windows nodes.
             Some(Exclusion::NotSelected(_)) => {}
         }
     }
-    let is_about_it = |event: &&Value| {
-        let object = &event["involvedObject"];
-        object["kind"] == "DaemonSet" && object["name"] == DAEMONSET
+    let cause = match daemonset_event(&facts.events) {
+        Some(event) => format!(" ({})", event_text(event)),
+        None => String::new(),
     };
-    let event = facts.events.iter().rev().find(is_about_it);
-    let cause = event.map(|event| format!(" ({})", event_text(event))).unwrap_or_default();
     let summary =
         format!("nodes without an agent, where meshed pods start without redirect rules{cause}");
     Severity::Pending.if_any(&summary, &missing)?;
@@ -107,71 +91,117 @@ fn placed(facts: &Facts, daemonset: &Value) -> Verdict {
     )
 }
 
-fn ready(facts: &Facts) -> Verdict {
-    let agents = facts.agents.as_ref();
-    let agents = agents.or_else(|why| Severity::Error.unreadable("the agents' pods", why))?;
-    let why = |agent: &Agent| Some(named(agent, agent.not_ready(&facts.events)?));
-    let reasons: Vec<String> = agents.iter().filter_map(why).collect();
+/// Returns the newest Event on the DaemonSet.
+fn daemonset_event(events: &[Value]) -> Option<&Value> {
+    events.iter().rev().find(|event| {
+        let object = &event["involvedObject"];
+        object["kind"] == "DaemonSet" && object["name"] == DAEMONSET
+    })
+}
+
+fn ready(facts: &Facts) -> CheckResult {
+    let agents = match &facts.agents {
+        Ok(agents) => agents,
+        Err(why) => return Severity::Error.unreadable("the agents' pods", why),
+    };
+    let mut reasons = Vec::new();
+    for agent in agents {
+        if let Some(why) = agent.not_ready(&facts.events) {
+            reasons.push(on_node_and_pod(agent, &why));
+        }
+    }
     Severity::Pending.if_any("agents that are not ready", &reasons)
 }
 
+/// Warns that Linkerd's own agent runs, which has no `/status`.
+fn unknown_state(daemonset: &Value) -> Check {
+    let image = text(&agent_container(pod_spec(daemonset))["image"]);
+    let unknown = Severity::Warning.because(format!(
+        "Linkerd's own agent (image {image}) runs here, which reports no state: network config, \
+         token and contention are not checked; install this chart in its place"
+    ));
+    Check::new(NODES, "upstream", "the agents report their state", unknown)
+}
+
 /// Warns of agents whose state cannot be read, on which the next checks depend.
-fn reports(agents: &[Agent]) -> Verdict {
-    let why =
-        |agent: &Agent| Some(named(agent, agent.status.as_ref()?.as_ref().err()?.to_string()));
-    let silent = agents.iter().filter(|agent| is_ready(&agent.pod)).filter_map(why);
+fn readable_states(agents: &[Agent]) -> CheckResult {
+    let mut silent = Vec::new();
+    for agent in agents {
+        if is_ready(&agent.pod)
+            && let Some(why) = agent.status_error()
+        {
+            silent.push(on_node_and_pod(agent, &why.to_string()));
+        }
+    }
     Severity::Warning.if_any(
-        "agents without readable /status, whose network config, token and contention are not checked",
-        &silent.collect::<Vec<_>>(),
+        "agents without readable /status, whose network config, token and contention are not \
+         checked",
+        &silent,
     )
 }
 
-fn named(agent: &Agent, why: String) -> String {
+fn on_node_and_pod(agent: &Agent, why: &str) -> String {
     format!("{}: pod {}: {why}", agent.node(), agent.name())
 }
 
-type Bodies<'a> = Vec<(&'a str, &'a StatusBody)>;
+/// Bodies of `/status`, each with its node.
+type StatusBodies<'a> = Vec<(&'a str, &'a StatusBody)>;
 
-pub fn bodies(facts: &Facts) -> Bodies<'_> {
+pub fn status_bodies(facts: &Facts) -> StatusBodies<'_> {
     let agents = facts.agents.iter().flatten();
     agents.filter_map(|agent| Some((agent.node(), agent.body()?))).collect()
 }
 
-/// Fails with the problems in the reports, each with its node.
-pub fn each<P: IntoIterator<Item = String>>(
-    bodies: &Bodies<'_>,
+/// Fails with the problems in the bodies, each with its node.
+pub fn judge_bodies<P: IntoIterator<Item = String>>(
+    bodies: &StatusBodies<'_>,
     severity: Severity,
     summary: &str,
-    problems: impl Fn(&StatusBody) -> P,
-) -> Verdict {
-    let named = |(node, body): &(&str, &StatusBody)| {
-        let on_node = problems(body).into_iter().map(|problem| format!("{node}: {problem}"));
-        on_node.collect::<Vec<_>>()
-    };
-    severity.if_any(summary, &bodies.iter().flat_map(named).collect::<Vec<_>>())
+    problems_of: impl Fn(&StatusBody) -> P,
+) -> CheckResult {
+    let mut problems = Vec::new();
+    for (node, body) in bodies {
+        for problem in problems_of(body) {
+            problems.push(format!("{node}: {problem}"));
+        }
+    }
+    severity.if_any(summary, &problems)
 }
 
 /// Warns of agents that are ready but for a note, such as a skipped self-test.
-fn notes(bodies: &Bodies<'_>) -> Verdict {
-    each(bodies, Severity::Warning, "agents whose readiness has a note", |body| {
+fn notes(bodies: &StatusBodies<'_>) -> CheckResult {
+    judge_bodies(bodies, Severity::Warning, "agents whose readiness has a note", |body| {
         // The agent also adds a failed TokenRequest, which the check of the token names.
         let is_of_token = body.note.as_deref() == body.problem(&Subject::TokenRequest);
         if is_of_token { None } else { body.note.clone() }
     })
 }
 
-fn tokens(bodies: &Bodies<'_>) -> Verdict {
+fn versions(bodies: &StatusBodies<'_>) -> CheckResult {
+    let summary = "agents with another version than this command";
+    judge_bodies(bodies, Severity::Warning, summary, |body| {
+        if body.version == VERSION { None } else { Some(body.version.clone()) }
+    })
+}
+
+fn conflists(bodies: &StatusBodies<'_>) -> CheckResult {
+    let summary = "nodes whose active network config does not call the plugin";
+    judge_bodies(bodies, Severity::Error, summary, |body| {
+        if body.conflist.is_some() {
+            return None;
+        }
+        let why = body.problem(&Subject::NetworkConfig);
+        Some(why.unwrap_or("the agent reports none").to_owned())
+    })
+}
+
+fn tokens(bodies: &StatusBodies<'_>) -> CheckResult {
     // Pods with the mark start redirected by their annotations.
     let summary = "nodes on which meshed pods without the proxy injector's mark fail to start";
-    each(bodies, Severity::Error, summary, |body| {
+    judge_bodies(bodies, Severity::Error, summary, |body| {
         if token_has_expired(body) { Some("expired".to_owned()) } else { None }
     })?;
-    each(bodies, Severity::Warning, "nodes with a problem of the token", |body| {
-        [Subject::KubeconfigToken, Subject::TokenRequest]
-            .iter()
-            .filter_map(|subject| body.problem(subject).map(str::to_owned))
-            .collect::<Vec<_>>()
-    })
+    judge_bodies(bodies, Severity::Warning, "nodes with a problem of the token", token_problems)
 }
 
 fn token_has_expired(body: &StatusBody) -> bool {
@@ -181,23 +211,53 @@ fn token_has_expired(body: &StatusBody) -> bool {
     expiry.is_some_and(|expiry| expiry <= SystemTime::now())
 }
 
-fn backends(bodies: &Bodies<'_>) -> String {
-    let redirects = bodies.iter().flat_map(|(_, body)| body.calls.redirects.keys());
-    let names: BTreeSet<&str> = redirects.map(String::as_str).collect();
-    match names.is_empty() {
-        true => "no pod redirected yet".to_owned(),
-        false => format!("backend {}", Vec::from_iter(names).join(" and ")),
-    }
+fn token_problems(body: &StatusBody) -> Vec<String> {
+    let subjects = [Subject::KubeconfigToken, Subject::TokenRequest];
+    subjects.iter().filter_map(|subject| body.problem(subject)).map(str::to_owned).collect()
 }
 
-/// Returns the plugin calls of this agent that failed, or redirected by annotations alone.
-fn calls(body: &StatusBody) -> Vec<String> {
-    let failures = body.calls.failures.iter().map(|counted| (counted, "failed"));
-    let degraded = body.calls.degraded.iter();
-    let degraded = degraded.map(|counted| (counted, "redirected by annotations alone"));
-    let line = |((code, count), what): ((&String, &u64), &str)| {
-        let causes = failure::causes(code).map_or(String::new(), |why| format!(": {why}"));
-        format!("{count} {what} with code {code}{causes}")
-    };
-    failures.chain(degraded).map(line).collect()
+fn contention(bodies: &StatusBodies<'_>) -> CheckResult {
+    judge_bodies(bodies, Severity::Warning, "nodes with contention", |body| {
+        if body.contended.is_empty() { None } else { Some(body.contended.join("; ")) }
+    })
+}
+
+fn pod_copies(bodies: &StatusBodies<'_>) -> CheckResult {
+    let summary = "nodes on which the plugin sends API requests for pods that start";
+    judge_bodies(bodies, Severity::Warning, summary, |body| {
+        let pod_copy = body.pod_copy.as_ref()?;
+        // An agent that gives no cause is starting.
+        if pod_copy.kept { None } else { pod_copy.problem.clone() }
+    })
+}
+
+fn backends(bodies: &StatusBodies<'_>) -> String {
+    let redirects = bodies.iter().flat_map(|(_, body)| body.calls.redirects.keys());
+    let names: BTreeSet<&str> = redirects.map(String::as_str).collect();
+    if names.is_empty() {
+        return "no pod redirected yet".to_owned();
+    }
+    format!("backend {}", Vec::from_iter(names).join(" and "))
+}
+
+/// Warns of plugin calls that failed, or redirected by annotations alone.
+fn plugin_calls(bodies: &StatusBodies<'_>) -> CheckResult {
+    let summary = "plugin calls since the agent started";
+    judge_bodies(bodies, Severity::Warning, summary, |body| {
+        let mut problems = Vec::new();
+        for (code, count) in &body.calls.failures {
+            problems.push(counted_calls(*count, "failed", code));
+        }
+        for (code, count) in &body.calls.degraded {
+            problems.push(counted_calls(*count, "redirected by annotations alone", code));
+        }
+        problems
+    })
+}
+
+fn counted_calls(count: u64, result: &str, code: &str) -> String {
+    match failure::causes(code) {
+        Some(causes) => format!("{count} {result} with code {code}: {causes}"),
+        None => format!("{count} {result} with code {code}"),
+    }
 }

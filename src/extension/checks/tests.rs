@@ -110,7 +110,7 @@ fn a_hostile_agent_neither_stops_the_checks_nor_writes_to_the_terminal() {
     }
     let check = Check::new("x", "y", "\u{1b}a", Severity::Error.because("\u{1b}b\n\t* c"));
     assert_eq!(check.description, " a");
-    assert_eq!(check.verdict.unwrap_err().text, " b  * c");
+    assert_eq!(check.result.unwrap_err().text, " b  * c");
     let listed = Severity::Error.if_any("a", &["\u{1b}b\nc".to_owned()]);
     assert_eq!(listed.unwrap_err().text, "a:\n\t*  b c");
 }

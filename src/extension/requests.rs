@@ -46,18 +46,22 @@ fn remedy(reason: &str) -> &'static str {
     }
 }
 
-/// Sends GET requests to the API server, and no others: `linkerd cni` changes nothing. Tests replace it.
+/// Sends GET requests to the API server, and no others: `linkerd cni` changes nothing. Tests have
+/// an API server in memory instead.
 pub trait Api: Sync {
     /// Returns the body of the response for `path`, which is absolute and has its query.
     fn body(&self, path: &str) -> Result<String, Error>;
 }
 
+/// GETs an object, or what else is at `path`.
 pub fn get<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<T, Error> {
     let body = api.body(path)?;
-    serde_json::from_str(&body).map_err(|error| Error::Decode {
-        path: path.to_owned(),
-        problem: one_line(&error.to_string()),
-    })
+    match serde_json::from_str(&body) {
+        Ok(object) => Ok(object),
+        Err(error) => {
+            Err(Error::Decode { path: path.to_owned(), problem: one_line(&error.to_string()) })
+        }
+    }
 }
 
 /// GETs an object; `None` if the API server responds that it does not exist.
@@ -69,30 +73,39 @@ pub fn find<T: DeserializeOwned>(api: &dyn Api, path: &str) -> Result<Option<T>,
     }
 }
 
-pub fn list<T: DeserializeOwned>(api: &dyn Api, path: &str, query: &str) -> Result<Vec<T>, Error> {
-    let mut items = Vec::new();
-    for_each(api, path, query, |item| items.push(item))?;
-    Ok(items)
-}
-
-/// Calls `each` for the items of a list. Only one part of the list is in memory at a time.
-pub fn for_each<T: DeserializeOwned>(
+/// GETs all items of a list.
+pub fn get_list<T: DeserializeOwned>(
     api: &dyn Api,
     path: &str,
     query: &str,
-    mut each: impl FnMut(T),
+) -> Result<Vec<T>, Error> {
+    let mut items = Vec::new();
+    for_each_item(api, path, query, |item| items.push(item))?;
+    Ok(items)
+}
+
+/// Calls `work` for each item of a list. Only one part of the list is in memory at a time.
+pub fn for_each_item<T: DeserializeOwned>(
+    api: &dyn Api,
+    path: &str,
+    query: &str,
+    mut work: impl FnMut(T),
 ) -> Result<(), Error> {
-    let mut from = String::new();
+    let mut position = String::new();
     loop {
-        let part: List<T> = get(api, &format!("{path}?limit={PAGE}&{query}{from}"))?;
-        part.items.into_iter().for_each(&mut each);
-        match part.metadata.continue_token.as_str() {
-            "" => return Ok(()),
-            next => from = format!("&continue={}", encoded(next)),
+        let part: List<T> = get(api, &format!("{path}?limit={PAGE}&{query}{position}"))?;
+        for item in part.items {
+            work(item);
         }
+        let token = part.metadata.continue_token;
+        if token.is_empty() {
+            return Ok(());
+        }
+        position = format!("&continue={}", encoded(&token));
     }
 }
 
+/// Encodes a value for the query of a URL.
 pub fn encoded(value: &str) -> String {
     utf8_percent_encode(value, NON_ALPHANUMERIC).to_string()
 }

@@ -1,0 +1,43 @@
+//! Work on several threads.
+
+use std::panic;
+use std::sync::{Mutex, PoisonError};
+use std::thread;
+use std::vec;
+
+/// Number of items that are worked on at the same time.
+const THREADS: usize = 16;
+
+/// Calls `work` for each of `items`, several at a time. Returns the results in any order.
+pub fn in_parallel<T: Send, R: Send>(items: Vec<T>, work: impl Fn(T) -> R + Sync) -> Vec<R> {
+    let count = THREADS.min(items.len());
+    let queue = Mutex::new(items.into_iter());
+    thread::scope(|scope| {
+        let mut threads = Vec::new();
+        for _ in 0..count {
+            threads.push(scope.spawn(|| work_until_empty(&queue, &work)));
+        }
+        let mut results = Vec::new();
+        for thread in threads {
+            match thread.join() {
+                Ok(some) => results.extend(some),
+                Err(payload) => panic::resume_unwind(payload),
+            }
+        }
+        results
+    })
+}
+
+/// Calls `work` for the next item of `queue` until none is left. Returns the results.
+fn work_until_empty<T, R>(queue: &Mutex<vec::IntoIter<T>>, work: &impl Fn(T) -> R) -> Vec<R> {
+    let mut results = Vec::new();
+    while let Some(item) = next_item(queue) {
+        results.push(work(item));
+    }
+    results
+}
+
+/// Takes the next item. The queue is unlocked before the item is worked on.
+fn next_item<T>(queue: &Mutex<vec::IntoIter<T>>) -> Option<T> {
+    queue.lock().unwrap_or_else(PoisonError::into_inner).next()
+}
