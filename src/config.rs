@@ -49,8 +49,6 @@ pub struct Config {
     pub log_level: String,
     pub kubeconfig: PathBuf,
     pub backends: &'static [Backend],
-    /// Log the rules instead of installing them.
-    pub simulate: bool,
     pub ipv6: Ipv6,
     pub filter: PodFilter,
     /// Time that one ADD or CHECK may spend on API requests, retries included. If annotations
@@ -90,6 +88,10 @@ impl Config {
         let mut kubernetes = Section::of("kubernetes", config, &mut problem);
         let kubeconfig = kubernetes.read("kubeconfig", "a path", section::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
+        // With true, upstream's plugin logs the rules and installs none, so that a meshed pod starts bare.
+        // Upstream has no chart value for the key: its chart and its integration tests render false
+        // (<https://github.com/linkerd/linkerd2/blob/main/charts/linkerd2-cni/templates/cni-plugin.yaml>).
+        linkerd.only_false("simulate", "meshed pods would start without redirect rules");
         Config {
             log_level: config.text("log_level").unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
@@ -98,7 +100,6 @@ impl Config {
                     Backend::for_mode(value.as_str()?)
                 })
                 .unwrap_or(Backend::AUTO),
-            simulate: linkerd.flag("simulate"),
             ipv6: linkerd
                 .read("ipv6", "one of true, false and \"auto\"", parse_ipv6)
                 .unwrap_or_default(),

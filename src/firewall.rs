@@ -13,7 +13,6 @@ use std::time::Duration;
 
 use crate::deadline::Deadline;
 use crate::redirect::backend::Backend;
-use crate::redirect::rules;
 use crate::redirect::{Family, Ipv6, Redirect, RuleSpec};
 pub use check::{RulesState, describe_missing, missing_rules, rules_state};
 
@@ -118,13 +117,4 @@ pub fn apply(
 pub fn install_native(RuleSpec { redirect, families }: &RuleSpec) -> Result<(), Error> {
     native::apply(redirect, families)?;
     native::flush_others(families)
-}
-
-/// Renders the rules as text instead of applying them, for the setting `simulate`.
-pub fn simulate(RuleSpec { redirect, families }: &RuleSpec) -> String {
-    let lines = families.iter().flat_map(|&family| {
-        let rules = rules::marked_rules(redirect, family, families);
-        rules.into_iter().map(move |rule| format!("{family:?} {}\n", rules::rule_line(&rule)))
-    });
-    lines.collect()
 }

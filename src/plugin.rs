@@ -84,13 +84,6 @@ fn add(request: &Request, config: &Config, record: &mut Record) -> Result<String
         record.degrade(error);
     }
     let spec = firewall::rule_spec(redirect, ipv6);
-    if config.simulate {
-        let rules = firewall::simulate(&spec);
-        tracing::warn!("linkerd-cni: simulate is set, these rules are not installed:\n{rules}");
-        record.result = CallResult::Simulated;
-        record.ignore(ignored);
-        return Ok(output);
-    }
     let backends = config.backends;
     let backend = in_netns(request, move || firewall::apply(&spec, backends))?;
     record.result = CallResult::Redirected;
@@ -140,14 +133,12 @@ fn missing_rules(
         }
     };
     if pod.api_budget(config, record.command).is_some()
-        && !config.simulate
         && let Some(missing) = missing(None)?
     {
         return Ok(missing);
     }
     match pod.find(config, record)? {
         Decision::Skip(reason) => record.skip(reason.text()),
-        Decision::Redirect(_) if config.simulate => record.result = CallResult::Simulated,
         Decision::Redirect(found) => {
             return missing(Some(found.resolved))?.ok_or_else(|| {
                 Error::new(Failure::Internal, "it is unknown which rules the pod needs")

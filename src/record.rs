@@ -47,7 +47,6 @@ pub fn socket_path(run_dir: Option<&Path>, net_dir: &Path) -> PathBuf {
 pub enum CallResult {
     Redirected,
     Checked,
-    Simulated,
     #[default]
     Failed,
     /// Why the pod was skipped, in words for logs.

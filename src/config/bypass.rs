@@ -133,9 +133,6 @@ impl Config {
                 _ => skipped,
             }]);
         }
-        if self.simulate {
-            return Ok(vec![Bypass::new(Reason::NotRedirected, "simulate is true")]);
-        }
         let resolved = self.resolve(facts)?;
         if let Some(class) = &resolved.sandboxed_by {
             return Ok(vec![Bypass::new(Reason::Sandbox, class)]);

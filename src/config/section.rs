@@ -53,6 +53,20 @@ impl<'a> Section<'a> {
         self.read(key, "true or false", Value::as_bool).unwrap_or_default()
     }
 
+    /// Reports the member `key` if it has another value than false, with the reason `why`.
+    pub fn only_false(&mut self, key: &str, why: &str) {
+        match self.members.get(key) {
+            None | Some(Value::Null | Value::Bool(false)) => {}
+            Some(value) => {
+                let problem = format!("{} is not supported: {why}", quoted(value));
+                let error = entry_error(&self.path, key, &problem).with_details(format!(
+                    "remove {key} from the plugin entry, or set it to false"
+                ));
+                self.problem.get_or_insert(error);
+            }
+        }
+    }
+
     pub fn string(&mut self, key: &str, default: &str) -> String {
         self.read(key, "a string", string).unwrap_or_else(|| default.to_owned())
     }

@@ -93,6 +93,16 @@ fn members_of_the_wrong_type_or_value_are_rejected_with_key_value_and_grammar() 
     }
 }
 
+/// Upstream's chart renders false. Its plugin takes a missing key and null as false.
+#[test]
+fn simulate_may_only_be_false_and_the_error_says_what_to_do() {
+    for members in ["", r#","simulate":false"#, r#","simulate":null"#] {
+        redirect(&defaults(members), &[]).unwrap();
+    }
+    let error = config(r#"{"simulate":true}"#).unwrap_err();
+    assert_eq!(error.details, "remove simulate from the plugin entry, or set it to false");
+}
+
 #[test]
 fn an_invalid_member_fails_the_redirect_and_leaves_other_members_valid() {
     let text = r#"{"log_level":1,"kubernetes":{"kubeconfig":"/k"},"linkerd":{"proxy-uid":"x",

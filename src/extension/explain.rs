@@ -167,9 +167,6 @@ fn redirect(text: &mut String, config: &Config, resolved: &ResolvedRedirect, byp
         let cause = cause.map(|(kind, key)| format!(" ({kind}: {key})")).unwrap_or_default();
         let _ = writeln!(text, "Bypass:    {} {detail}{cause}", reason.label());
     }
-    if config.simulate {
-        text.push_str("Warning:   simulate is true: the plugin logs the rules and installs none\n");
-    }
     text.push_str("\nRules, as the plugin would install them now, in the form of iptables-save:\n");
     for &family in families {
         let _ = writeln!(text, "\n{family:?}:");

@@ -66,7 +66,7 @@ impl Inspector {
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
         let is_skipped = self.config.filter.skip_reason(&pod.pod_ref()).is_some();
         match facts {
-            Decision::Redirect(own) if !self.config.simulate && !is_skipped => Some(own),
+            Decision::Redirect(own) if !is_skipped => Some(own),
             _ => None,
         }
     }

@@ -34,9 +34,6 @@ const UNANNOTATED: &str = "the pod has no annotation of a proxy, so its replacem
                            agent on its node is ready, give the pod the annotation \
                            linkerd.io/proxy-version, or set repairController.mode=in-place";
 
-const SIMULATED: &str = "the plugin installs no redirect rules in this pod (simulate is set in the \
-                         plugin entry); set simulate to false";
-
 pub const UNMESHED: &str = "the plugin installs no redirect rules in this pod (its containers or \
                             annotations say that it is not meshed); remove the init container \
                             linkerd-network-validator, or correct the annotations";
@@ -87,7 +84,6 @@ impl NotRepaired {
 pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<(), NotRepaired> {
     let skipped = config.and_then(|config| config.filter.skip_reason(&pod.pod_ref()));
     let why = match skipped {
-        _ if config.is_some_and(|config| config.simulate) => SIMULATED.to_owned(),
         Some(reason) => skipped_by_plugin(reason),
         None if pod.unmeshed => UNMESHED.to_owned(),
         None => return Ok(()),

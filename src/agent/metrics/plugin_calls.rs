@@ -17,7 +17,7 @@ use crate::record::{CallResult, Record, Source};
 use crate::redirect::backend::Backend;
 
 const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
-const RESULTS: [&str; 5] = ["redirected", "checked", "simulated", "failed", "skipped"];
+const RESULTS: [&str; 4] = ["redirected", "checked", "failed", "skipped"];
 /// Value of labels for what this version does not know.
 const OTHER: &str = "other";
 /// Value of the label `source` for calls that no source decided.

@@ -74,7 +74,7 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     };
     let result = call_plugin("ADD", &plugin_config.previous_result)?;
     let mut redirected = Vec::new();
-    if let Some(config) = config.filter(|config| !config.simulate) {
+    if let Some(config) = config {
         let redirect = config.redirect(&PodFacts::default())?;
         redirected = connect(&scratch, &redirect).map_err(TestOutcome::Failed)?;
     }

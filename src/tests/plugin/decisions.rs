@@ -96,6 +96,7 @@ fn an_invalid_plugin_entry_fails_meshed_pods_only() {
             json!({"proxy-uid": "2102"}),
             "\"linkerd\": \"proxy-uid\": \"2102\" is not a whole number",
         ),
+        (json!({"simulate": true}), "\"linkerd\": \"simulate\": true is not supported"),
         (json!([]), "\"linkerd\": [] is not an object"),
     ] {
         let scene = Scene::meshed();

@@ -171,13 +171,6 @@ fn iptables_is_found_without_a_path_variable() {
     assert!(scene.has_rules());
 }
 
-#[test]
-fn simulate_logs_the_rules_and_installs_none() {
-    let scene = Scene::meshed();
-    scene.add().linkerd("simulate", true).run().succeeded().logs("-A PROXY_INIT_OUTPUT");
-    assert_eq!(scene.rules(), "");
-}
-
 const SECOND: Duration = Duration::from_secs(1);
 /// Source port of all connections of the client.
 const SOURCE_PORT: u16 = 40_000;

@@ -8,15 +8,13 @@ use crate::node::{Node, entry, running, waiting};
 use crate::until::until;
 
 /// Plugin entries with which the plugin installs no rules in the pod `web-1`.
-fn entries_without_rules() -> [Value; 3] {
+fn entries_without_rules() -> [Value; 2] {
     let mut excluded = entry("auto");
     excluded["linkerd"]["exclude-namespaces"] = json!(["emojivoto"]);
     let mut agent = entry("auto");
     agent["linkerd"]["agent-namespace"] = json!("emojivoto");
     agent["linkerd"]["agent-daemonset"] = json!("web");
-    let mut simulate = entry("auto");
-    simulate["linkerd"]["simulate"] = json!(true);
-    [excluded, agent, simulate]
+    [excluded, agent]
 }
 
 #[test]
@@ -119,14 +117,13 @@ fn a_stranded_pod_in_which_the_plugin_installs_no_rules_is_reported_in_every_mod
     let mut no_proxy = waiting();
     no_proxy["spec"]["containers"] = json!([{"name": "app"}]);
     let remedy = "remove the init container linkerd-network-validator";
-    let [excluded, agent, simulate] = entries_without_rules();
+    let [excluded, agent] = entries_without_rules();
     for (mode, entry, pod, remedy) in [
         ("delete", entry("auto"), proxy_init, remedy),
         ("in-place", entry("auto"), no_proxy, remedy),
-        ("delete", excluded, waiting(), ""),
+        ("delete", excluded.clone(), waiting(), ""),
         ("in-place", agent, waiting(), ""),
-        ("label", simulate.clone(), waiting(), ""),
-        ("report", simulate, waiting(), ""),
+        ("report", excluded, waiting(), ""),
     ] {
         let node = Node::with(&pod);
         node.chain(&entry);
