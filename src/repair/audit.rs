@@ -223,7 +223,6 @@ mod tests {
     fn the_first_audit_is_within_the_period_and_in_mode_in_place_within_2_minutes_without_one() {
         for (mode, period, seconds) in [
             ("delete", "0", None),
-            ("label", "0", None),
             ("report", "0", None),
             ("in-place", "0", Some(60..=120)),
             ("in-place", "10", Some(0..=10)),

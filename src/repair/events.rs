@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use super::settings::RepairMode;
-use super::stranded::{FoundBy, LABEL};
+use super::stranded::FoundBy;
 use super::{CONTROLLER, Shared};
 use crate::kube::connection::Connection;
 use crate::kube::event::{self, EventContent, EventType, Regarding, Reporter};
@@ -16,7 +16,6 @@ pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of thi
 /// their text depends on the backend, and is in the log. The texts about deleted pods with a failed
 /// validator are upstream's.
 pub fn repaired(mode: RepairMode, found_by: FoundBy, missing: usize) -> EventContent {
-    let not_redirected = "The pod's traffic is not redirected to its proxy";
     let (kind, action, note) = match mode {
         RepairMode::Delete => {
             let note = "Deleting pod to create a new one with proper CNI config";
@@ -26,13 +25,10 @@ pub fn repaired(mode: RepairMode, found_by: FoundBy, missing: usize) -> EventCon
             let note = "Installed the redirect rules in the pod's network namespace";
             (EventType::Normal, "Repairing", note.to_owned())
         }
-        RepairMode::Label => {
-            let note = format!("{not_redirected}; labelled {LABEL}=true");
-            (EventType::Warning, "Labelling", note)
-        }
         RepairMode::Report => {
-            let note = format!("{not_redirected}; delete the pod to replace it");
-            (EventType::Warning, "Reporting", note)
+            let note =
+                "The pod's traffic is not redirected to its proxy; delete the pod to replace it";
+            (EventType::Warning, "Reporting", note.to_owned())
         }
     };
     let missing = match missing {
@@ -90,12 +86,7 @@ mod tests {
 
     #[test]
     fn the_event_of_a_repair_has_upstreams_words_the_missing_rules_and_a_type() {
-        let repairs = [
-            (RepairMode::Delete, 0),
-            (RepairMode::InPlace, 8),
-            (RepairMode::Label, 1),
-            (RepairMode::Report, 0),
-        ];
+        let repairs = [(RepairMode::Delete, 0), (RepairMode::InPlace, 8), (RepairMode::Report, 1)];
         let events = repairs.map(|(mode, missing)| {
             let event = repaired(mode, FoundBy::Validator, missing);
             format!("{:?} {}: {}", event.kind, event.reason, event.note)
@@ -103,8 +94,7 @@ mod tests {
         insta::assert_snapshot!(events.join("\n"), @"
         Normal LinkerdCNINotConfigured: Deleting pod to create a new one with proper CNI config
         Normal LinkerdCNINotConfigured: Installed the redirect rules in the pod's network namespace; 8 redirect rules were missing
-        Warning LinkerdCNINotConfigured: The pod's traffic is not redirected to its proxy; labelled linkerd.io/cni-stranded=true; 1 redirect rule was missing
-        Warning LinkerdCNINotConfigured: The pod's traffic is not redirected to its proxy; delete the pod to replace it
+        Warning LinkerdCNINotConfigured: The pod's traffic is not redirected to its proxy; delete the pod to replace it; 1 redirect rule was missing
         ");
     }
 }

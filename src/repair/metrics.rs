@@ -28,11 +28,10 @@ metrics! {
         "Duration of successful publications of Events"
     watch_errors: Counter = register "Failed lists and watches of the node's pods"
     pods_repaired: Counter = register "Pods repaired in place"
-    pods_labelled: Counter = register "Labelled pods"
     pods_reported: Counter = register "Stranded pods that were only reported"
     pods_skipped: Counter = register
         "Stranded pods left unchanged. The Event with action Skipping has the reason"
-    repair_errors: Counter = register "Failed attempts to inspect, repair, label or report a pod"
+    repair_errors: Counter = register "Failed attempts to inspect, repair or report a pod"
     agent_waits: Counter = register "Times that a repair waited for the agent to be ready"
     budget_waits: Counter = register "Times that a repair waited for the repair budget"
     audits: Counter = register "Audits of all running meshed pods of the node"

@@ -14,8 +14,6 @@ pub enum RepairMode {
     Delete,
     /// Install the redirect rules in the pod's netns.
     InPlace,
-    /// Label the pod, so that another controller can act on it.
-    Label,
     /// Only report the pod, in log, metrics and Events.
     Report,
 }

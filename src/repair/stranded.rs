@@ -17,9 +17,6 @@ use crate::pod::skip::{SkipReason, skipped_by_annotations};
 /// Exit code of the validator if the traffic is not redirected.
 const NOT_REDIRECTED: i32 = 95;
 
-/// Label set on a stranded pod by repair mode `label`, with the value `true`.
-pub const LABEL: &str = "linkerd.io/cni-stranded";
-
 /// Label that the proxy injector sets. Upstream's controller repairs only pods with this label.
 pub const INJECTED_LABEL: &str = "linkerd.io/control-plane-ns";
 
@@ -51,7 +48,6 @@ pub struct StrandedPod {
     pub is_mirror: bool,
     /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
-    pub labelled: bool,
     /// Why the plugin skips a pod with these annotations, such as the pod that replaces this one,
     /// unless it asks the API server for every pod. `None` for a pod of the injector, which also
     /// injects the replacement.
@@ -99,7 +95,6 @@ impl StrandedPod {
             has_controller: controller.is_some(),
             is_mirror: controller.is_some_and(|owner| owner.kind == "Node"),
             created: metadata.creation_timestamp.clone(),
-            labelled: metadata.labels.get(LABEL).is_some_and(|value| value == "true"),
             skipped_by_annotations: match is_injected(pod) {
                 true => None,
                 false => skipped_by_annotations(&metadata.annotations),

@@ -5,8 +5,6 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde_json::json;
-
 use super::budget::RepairBudget;
 use super::events::{self, REPAIRED_RECENTLY};
 use super::holds::Holds;
@@ -14,7 +12,7 @@ use super::inspect::{Inspected, Inspector};
 use super::not_repaired::{self, COMPLETE, NotRepaired};
 use super::queue::{QueuedPod, REPORT_INTERVAL};
 use super::settings::RepairMode;
-use super::stranded::{FoundBy, LABEL, StrandedPod};
+use super::stranded::{FoundBy, StrandedPod};
 use super::{Shared, agent_ready, delete, in_place, plugin_config};
 use crate::config::Config;
 use crate::firewall::{RulesState, describe_missing};
@@ -126,9 +124,6 @@ impl Worker {
         &mut self,
         found: &StrandedPod,
     ) -> Result<(StrandedPod, Option<Inspected>), NotRepaired> {
-        if self.is_labelled(found) {
-            return Err(NotRepaired::Unneeded("Pod is already labelled"));
-        }
         let (mode, is_audited) = (self.shared.settings.mode, found.found_by == FoundBy::Audit);
         let config = plugin_config::read(&self.shared.settings.net_dir());
         not_repaired::check_redirected(found, config.as_ref().ok())?;
@@ -181,20 +176,10 @@ impl Worker {
                 not_repaired::check_replacement(pod, self.shared.settings.delete_unmanaged)?;
                 delete::evict_or_delete(&self.connection.client()?, pod)?;
             }
-            RepairMode::Label => {
-                // Fails with status 409 if the pod has changed, or is another one of the same name.
-                let patch = json!({"metadata": {"uid": pod.uid, "labels": {LABEL: "true"},
-                    "resourceVersion": pod.resource_version}});
-                self.connection.client()?.merge_patch(&pod.api_path(), &patch)?;
-            }
             RepairMode::InPlace => inspected.map_or(Ok(()), in_place::install_rules)?,
             RepairMode::Report => {}
         }
         Ok(())
-    }
-
-    fn is_labelled(&self, pod: &StrandedPod) -> bool {
-        self.shared.settings.mode == RepairMode::Label && pod.labelled
     }
 
     /// Reads the pod from the API server, because the list, watch event or audit may be old by now. Fails
@@ -206,7 +191,7 @@ impl Worker {
             object => object?,
         };
         match StrandedPod::found(&object, found.found_by) {
-            Some(pod) if pod.uid == found.uid && !self.is_labelled(&pod) => Ok((pod, object)),
+            Some(pod) if pod.uid == found.uid => Ok((pod, object)),
             _ => Err(gone),
         }
     }
@@ -219,7 +204,6 @@ impl Worker {
                 (&metrics.pods_deleted, "Deleted pod")
             }
             RepairMode::InPlace => (&metrics.pods_repaired, "Repaired pod in place"),
-            RepairMode::Label => (&metrics.pods_labelled, "Labelled pod"),
             RepairMode::Report => (&metrics.pods_reported, "Reported stranded pod"),
         };
         counter.inc();

@@ -8,9 +8,9 @@ controller to the node of the caller and its tokens to a day, which RBAC cannot.
 {{- if not (or (eq (toString (.Values.admissionPolicy).enabled) "false") (eq (toString (.Values.rbac).create) "false")) }}true{{ end }}
 {{- end }}
 
-{{/* "true" if the repair controller's permissions to change pods are limited, else empty. */}}
+{{/* "true" if the repair controller's permission to evict pods is limited, else empty. */}}
 {{- define "linkerd-cni.admissionPolicyRepair" -}}
-{{- if and (include "linkerd-cni.admissionPolicy" .) (include "linkerd-cni.repairs" .) (has (include "linkerd-cni.repairMode" .) (list "delete" "label")) }}true{{ end }}
+{{- if and (include "linkerd-cni.admissionPolicy" .) (include "linkerd-cni.repairs" .) (eq (include "linkerd-cni.repairMode" .) "delete") }}true{{ end }}
 {{- end }}
 
 {{/* "true" if the agent's permission to change nodes is limited, else empty. */}}

@@ -8,7 +8,6 @@ use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
 use testkit::chart::yaml;
-use testkit::child::must;
 
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
@@ -36,7 +35,7 @@ fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_d
 
     reset();
     until_refused_by("linkerd-cni-node", || {
-        account.patch("node", OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
+        account.patch_node(OTHER, &json!({"spec": {"taints": []}}), &["--dry-run=server"])
     });
     until_refused_by("linkerd-cni-repair", || account.evict(OTHER, &uid(OTHER), "?dryRun=All"));
     nodes_lose_only_the_startup_taint_on_the_own_node(&account);
@@ -47,16 +46,9 @@ fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_d
     drop(chart);
 
     reset();
-    let _chart = apply_chart("label", "nodeCondition=true", &audiences);
+    let _chart = apply_chart("report", "startupTaint=", &audiences);
     until_refused_by("linkerd-cni-token", || account.token(&["--audience=vault"]));
     tokens_are_for_the_given_audiences_only(&account, &audiences);
-    let other = conditions(&json!({"type": "linkerd-cni.linkerd.io/Ready", "status": "True"}));
-    until_refused_by("linkerd-cni-node", || account.patch("node", OTHER, &other, &STATUS));
-    only_the_condition_changes_on_the_own_node(&account);
-    until_refused_by("linkerd-cni-repair", || {
-        account.patch("pod", OTHER, &stranded(), &["--dry-run=server"])
-    });
-    pods_get_only_the_label_on_the_own_node(&account);
 }
 
 /// Waits until the API server enforces the policy, some seconds after its creation.
@@ -70,46 +62,20 @@ fn assert_refused(policy: &str, request: Result<String, String>, message: &str) 
     assert!(refused.contains(message) && refused.contains(policy), "{refused}");
 }
 
-fn assert_patches_refused(account: &Account, policy: &str, of: &str, more: &[&str]) {
-    let kind = if of == "label" { "pod" } else { "node" };
-    for case in yaml(include_str!("admission_policy_refused.yaml"))[of].as_array().unwrap() {
-        let [name, message] = [0, 2].map(|index| case[index].as_str().unwrap());
-        assert_refused(policy, account.patch(kind, name, &case[1], more), message);
-    }
-}
-
 fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
-    assert_patches_refused(account, "linkerd-cni-node", "taint", &[]);
+    for case in yaml(include_str!("admission_policy_refused.yaml")).as_array().unwrap() {
+        let [name, message] = [0, 2].map(|index| case[index].as_str().unwrap());
+        let patch = account.patch_node(name, &case[1], &[]);
+        assert_refused("linkerd-cni-node", patch, message);
+    }
     // Other taints, which the control plane adds to a node without kubelet, have to stay.
     until("the startup taint is removed", || {
         let mut taints = taints(OWN);
         taints.retain(|taint| taint["key"] != TAINT);
-        account.patch("node", OWN, &json!({"spec": {"taints": taints}}), &[]).is_ok()
+        account.patch_node(OWN, &json!({"spec": {"taints": taints}}), &[]).is_ok()
     });
     let has = |key: &str| taints(OWN).iter().any(|taint| taint["key"] == key);
     assert!(has("kept") && !has(TAINT), "{:?}", taints(OWN));
-}
-
-const STATUS: [&str; 2] = ["--subresource=status", "--type=strategic"];
-
-fn conditions(condition: &Value) -> Value {
-    json!({"status": {"conditions": [condition]}})
-}
-
-fn only_the_condition_changes_on_the_own_node(account: &Account) {
-    let ready = conditions(&json!({"type": "Ready", "status": "True"})).to_string();
-    must(command("patch node").args([OWN, "-p", &ready]).args(STATUS));
-    let own = |status: Option<&str>| {
-        let kind = "linkerd-cni.linkerd.io/Ready";
-        let removed = json!({"type": kind, "$patch": "delete"});
-        conditions(&status.map_or(removed, |status| json!({"type": kind, "status": status})))
-    };
-    assert_patches_refused(account, "linkerd-cni-node", "condition", &STATUS);
-    let refused = account.patch("node", OWN, &json!({"spec": {"taints": []}}), &[]).unwrap_err();
-    assert!(refused.contains("Forbidden") && !refused.contains("linkerd-cni-node"), "{refused}");
-    for status in [Some("True"), Some("False"), None] {
-        account.patch("node", OWN, &own(status), &STATUS).unwrap();
-    }
 }
 
 fn pods_are_evicted_only_on_the_own_node(account: &Account) {
@@ -138,15 +104,6 @@ fn pods_are_evicted_only_on_the_own_node(account: &Account) {
 
 fn uid(pod: &str) -> String {
     field(&format!("pod {pod} -n {NAMESPACE}"), ".metadata.uid")
-}
-
-fn pods_get_only_the_label_on_the_own_node(account: &Account) {
-    assert_patches_refused(account, "linkerd-cni-repair", "label", &[]);
-    account.patch("pod", OWN, &stranded(), &[]).unwrap();
-}
-
-fn stranded() -> Value {
-    json!({"metadata": {"labels": {"linkerd.io/cni-stranded": "true"}}})
 }
 
 /// Returns the audiences of the API server, which a token gets by default.
@@ -181,7 +138,7 @@ fn audiences(token: &str) -> Value {
 
 fn a_token_without_a_node_is_refused() {
     let account = Account::new("");
-    let patch = account.patch("node", OWN, &json!({"spec": {"taints": []}}), &[]);
+    let patch = account.patch_node(OWN, &json!({"spec": {"taints": []}}), &[]);
     let message = "the token names no node";
     assert_refused("linkerd-cni-token", account.token(&[]), message);
     assert_refused("linkerd-cni-node", patch, message);
@@ -255,15 +212,9 @@ impl Account {
         self.run(&[&create[..], more].concat(), "")
     }
 
-    fn patch(
-        &self,
-        kind: &str,
-        name: &str,
-        patch: &Value,
-        more: &[&str],
-    ) -> Result<String, String> {
+    fn patch_node(&self, name: &str, patch: &Value, more: &[&str]) -> Result<String, String> {
         let patch = patch.to_string();
-        let command = ["patch", kind, name, "-n", NAMESPACE, "--type=merge", "-p", &patch];
+        let command = ["patch", "node", name, "--type=merge", "-p", &patch];
         self.run(&[&command[..], more].concat(), "")
     }
 

@@ -12,7 +12,7 @@ use crate::until::{until, until_within};
 const PERIOD: u64 = 3;
 
 #[test]
-fn stranded_pods_are_reported_labelled_or_repaired_in_place_and_audited() {
+fn stranded_pods_are_reported_or_repaired_in_place_and_audited() {
     let scene = Scene::begin();
     let Scene { helm, pods, .. } = &scene;
     pods.start(&[pods::unmeshed("client")]);
@@ -24,11 +24,6 @@ fn stranded_pods_are_reported_labelled_or_repaired_in_place_and_audited() {
     until("the Event on the pod", || {
         !pods::events("stranded", "LinkerdCNINotConfigured").is_empty()
     });
-    let label = r".metadata.labels.linkerd\.io/cni-stranded";
-    assert_eq!(pods.field("stranded", label), "");
-
-    helm.run("upgrade", &[&set("label", 0)]);
-    until("the label", || pods.field("stranded", label) == "true");
 
     helm.run("upgrade", &[&set("in-place", PERIOD)]);
     pods.until_ready("stranded");
@@ -50,7 +45,7 @@ fn stranded_pods_are_reported_labelled_or_repaired_in_place_and_audited() {
 }
 
 #[test]
-fn the_startup_taint_and_the_node_condition_follow_the_readiness_of_the_node() {
+fn the_startup_taint_is_removed_once_the_node_is_ready_and_the_plugin_with_the_daemonset() {
     let scene = Scene::begin();
     let Scene { helm, .. } = &scene;
     let tainted_node = tainted();

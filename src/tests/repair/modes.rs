@@ -87,36 +87,6 @@ fn a_pod_that_changed_meanwhile_is_not_deleted_until_its_next_event_has_its_new_
 }
 
 #[test]
-fn a_pod_is_labelled_once_with_its_uid_and_version_as_preconditions() {
-    let api = Api::start();
-    let controller = Controller::with(&api, &["--mode=label"]);
-    api.knows(&stranded("web-1"));
-    api.knows(&stranded("web-2"));
-    api.modify(&stranded("web-1"));
-    controller.counts("pods_labelled_total", 1);
-    let mut labelled = stranded("web-1");
-    labelled["metadata"]["labels"]["linkerd.io/cni-stranded"] = json!("true");
-    api.modify(&labelled);
-    api.modify(&stranded("web-2"));
-    controller.counts("pods_labelled_total", 2);
-    let patches = api.received(|request| request.method == "PATCH");
-    assert_eq!(patches.len(), 2);
-    assert_eq!(patches[0].path, path("web-1"));
-    assert_eq!(
-        patches[0].body,
-        json!({"metadata": {
-            "uid": "uid-of-web-1",
-            "resourceVersion": "101",
-            "labels": {"linkerd.io/cni-stranded": "true"},
-        }})
-    );
-    assert!(api.deleted().is_empty() && api.evictions().is_empty());
-    until("events", || api.events().len() == 2);
-    assert_eq!(api.events()[0]["action"], "Labelling");
-    assert_eq!(api.events()[0]["type"], "Warning");
-}
-
-#[test]
 fn mode_report_changes_nothing_and_reports_each_pod_once() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--mode=report"]);
@@ -134,25 +104,15 @@ fn mode_report_changes_nothing_and_reports_each_pod_once() {
 }
 
 #[test]
-fn a_pod_that_is_stranded_only_in_a_stale_list_is_neither_reported_nor_labelled() {
-    let mut labelled = stranded("labelled");
-    labelled["metadata"]["labels"]["linkerd.io/cni-stranded"] = json!("true");
-    let well = changed("well", "/status/initContainerStatuses", json!([]));
-    for (mode, now, metric) in [
-        ("label", labelled, "pods_labelled_total"),
-        ("label", well.clone(), "pods_labelled_total"),
-        ("report", well, "pods_reported_total"),
-    ] {
-        let api = Api::start();
-        let name = now["metadata"]["name"].as_str().unwrap();
-        api.state().pods = vec![stranded(name), stranded("web-1")];
-        api.knows(&now);
-        api.knows(&stranded("web-1"));
-        let controller = Controller::with(&api, &["--mode", mode]);
-        controller.counts(metric, 1);
-        until("an event", || api.events().len() == 1);
-        assert_eq!(api.events()[0]["regarding"]["name"], "web-1");
-    }
+fn mode_report_ignores_a_pod_that_is_stranded_only_in_a_stale_list() {
+    let api = Api::start();
+    api.state().pods = vec![stranded("well"), stranded("web-1")];
+    api.knows(&changed("well", "/status/initContainerStatuses", json!([])));
+    api.knows(&stranded("web-1"));
+    let controller = Controller::with(&api, &["--mode=report"]);
+    controller.counts("pods_reported_total", 1);
+    until("an event", || api.events().len() == 1);
+    assert_eq!(api.events()[0]["regarding"]["name"], "web-1");
 }
 
 /// Starts a fake agent whose `/ready` succeeds while `ready` is set. Returns its address.

@@ -100,13 +100,11 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_with_delete_unmanaged() {
 }
 
 #[test]
-fn a_pod_without_linkerd_annotation_is_labelled_and_reported_like_any_other() {
-    for (mode, metric) in [("label", "pods_labelled_total"), ("report", "pods_reported_total")] {
-        let node = Node::with(&hand_made(waiting(), json!({})));
-        let controller = node.controller(&[&format!("--mode={mode}")]);
-        controller.reaches(metric, 1);
-        assert_eq!(controller.metric("pods_skipped_total"), 0, "{mode}");
-    }
+fn mode_report_reports_a_pod_without_linkerd_annotation_like_any_other() {
+    let node = Node::with(&hand_made(waiting(), json!({})));
+    let controller = node.controller(&["--mode=report"]);
+    controller.reaches("pods_reported_total", 1);
+    assert_eq!(controller.metric("pods_skipped_total"), 0);
 }
 
 #[test]
