@@ -108,8 +108,9 @@ pub fn run(settings: Settings) -> Result<(), Error> {
                 // An upstream agent may be what keeps naming the plugin.
                 reconciler.restore_upstream_kubeconfig();
             }
-            let failed = removed.as_ref().err().map(uninstall_failed);
-            reconciler.api.report_uninstall(failed, POST_TIME);
+            if let Err(error) = &removed {
+                reconciler.api.report_failed_uninstall(uninstall_failed(error), POST_TIME);
+            }
             removed?;
         }
     }

@@ -1,5 +1,5 @@
 //! Talks to the API server: requests the plugin's token, checks the token in the kubeconfig on
-//! the host, posts Events, and keeps the Node object: startup taint or condition.
+//! the host, posts Events, and removes the startup taint from the Node.
 //!
 //! All requests of this module are sent from one thread, so that a slow or unreachable API server
 //! never delays a reconcile pass. On SIGTERM, `stop` sends its own requests.
@@ -7,10 +7,10 @@
 //! when the state changes.
 
 pub mod events;
-mod node_object;
-mod node_state;
+mod node_readiness;
 mod schedule;
 pub mod server_address;
+mod startup_taint;
 pub mod token;
 mod worker;
 
@@ -33,7 +33,7 @@ use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::kubeconfig;
 use crate::record::Record;
 use events::{Event, EventQueue};
-use node_state::NodeState;
+use node_readiness::NodeReadiness;
 pub use schedule::{CHECK_PERIOD, CheckResult, Schedule};
 use server_address::ServerAddress;
 use token::{History, Token, TokenRequestResults};
@@ -61,7 +61,7 @@ struct State {
     is_changed: bool,
     history: History,
     /// `None` after SIGTERM or SIGINT: the agent then leaves the Node unchanged for the next agent.
-    node: Option<NodeState>,
+    node: Option<NodeReadiness>,
     events: EventQueue,
     schedule: Schedule,
 }
@@ -91,7 +91,7 @@ impl ApiHandle {
             check: TokenStatus::default(),
             is_changed: false,
             history: History::default(),
-            node: Some(NodeState::at_start(now)),
+            node: Some(NodeReadiness::at_start(now)),
             events: EventQueue::new(now),
             schedule: Schedule::new(now, renewal),
         };
@@ -153,17 +153,19 @@ impl ApiHandle {
         self.state().history
     }
 
-    /// Sets why the node is not ready, for the Node object, and for an Event if that lasts. Each pass calls
+    /// Sets why the node is not ready, for the startup taint, and for an Event if that lasts. Each pass calls
     /// this, also the one that a new token of the agent causes.
     pub fn pass_finished(&self, not_ready: Option<&str>) {
         let (mut guard, now) = (self.state(), Instant::now());
         let State { node, events, .. } = &mut *guard;
         let Some(node) = node else { return };
-        let report = node.pass_finished(not_ready, self.settings.resync, now);
-        if report.is_some() || self.settings.node_signal.is_some() {
+        let report = node.pass_finished(not_ready, now);
+        if report.is_some() || self.settings.startup_taint.is_some() {
             self.wake_thread();
         }
-        report.map(|report| events.offer(Event::on_node(report), now));
+        if let Some(report) = report {
+            events.offer(Event::on_node(report), now);
+        }
     }
 
     /// From now on, the Node object stays as it is.
@@ -178,19 +180,15 @@ impl ApiHandle {
         }
     }
 
-    /// Reports an uninstall: posts the Event of a `failed` one, and removes the agent's condition
-    /// from the Node. Waits at most `longest` for the responses.
-    pub fn report_uninstall(&self, failed: Option<Event>, longest: Duration) {
+    /// Posts the Event of a failed uninstall. Waits at most `longest` for the response.
+    pub fn report_failed_uninstall(&self, event: Event, longest: Duration) {
         let Some(source) = source(&self.settings) else { return };
         let settings = Arc::clone(&self.settings);
-        let _ = run_within("last requests", longest, move || {
+        let _ = run_within("last request", longest, move || {
             let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(longest / 2));
-            if let Some(event) = failed
-                && let Err(error) = events::post(&mut connection, &settings, &event)
-            {
+            if let Err(error) = events::post(&mut connection, &settings, &event) {
                 warn!("cannot post an Event: {error}");
             }
-            node_object::remove_condition(&mut connection, &settings);
         });
     }
 

@@ -13,7 +13,7 @@ use super::watch::Waker;
 use crate::admin;
 
 /// Number of resync periods without a finished pass after which the agent is not ready.
-pub const MAX_RESYNCS: u32 = 3;
+const MAX_RESYNCS: u32 = 3;
 /// Longest time of one pass. It takes milliseconds, but a busy disk takes seconds to sync a file.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 

@@ -25,16 +25,6 @@ use crate::pod_copy::RUN_DIR_VARIABLE;
 #[error("{0}")]
 pub struct Error(String);
 
-/// What the Node shows of the agent's readiness. Only one of these: with the condition, the program
-/// that reads it owns the taint. The chart allows only one of the two values.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum NodeSignal {
-    /// A taint with this key is removed once the node is ready (`LINKERD_CNI_STARTUP_TAINT`).
-    StartupTaint(String),
-    /// A condition says whether the node is ready (`LINKERD_CNI_NODE_CONDITION`).
-    Condition,
-}
-
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node: NodeSettings,
@@ -70,7 +60,8 @@ pub struct Settings {
     pub self_test: bool,
     /// Whether to publish the node's pods for the plugin (`LINKERD_CNI_WATCH_PODS`).
     pub watch_pods: bool,
-    pub node_signal: Option<NodeSignal>,
+    /// Key of the taint that is removed once the node is ready (`LINKERD_CNI_STARTUP_TAINT`).
+    pub startup_taint: Option<String>,
     /// Name of the node (`LINKERD_CNI_NODE_NAME`).
     pub node_name: Option<String>,
     pub log_level: LevelFilter,
@@ -129,10 +120,6 @@ impl Settings {
             |_: &str| ChainMode::choose(conf_name.as_deref(), is_chained, &kubeconfig_name);
         let mode =
             parsed("LINKERD_CNI_CONF_NAME", conf_name.as_deref().unwrap_or_default(), choose)?;
-        let node_signal = match env.flag("LINKERD_CNI_NODE_CONDITION", false)? {
-            true => Some(NodeSignal::Condition),
-            false => env.text("LINKERD_CNI_STARTUP_TAINT").map(NodeSignal::StartupTaint),
-        };
         let log_level = env.text_or("LINKERD_CNI_LOG_LEVEL", "info");
         let log_format = env.text_or("LINKERD_CNI_LOG_FORMAT", "plain");
         Ok(Settings {
@@ -166,7 +153,7 @@ impl Settings {
             require_network_plugins: env.flag("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", false)?,
             self_test: env.flag("LINKERD_CNI_SELF_TEST", false)?,
             watch_pods: env.flag("LINKERD_CNI_WATCH_PODS", true)?,
-            node_signal,
+            startup_taint: env.text("LINKERD_CNI_STARTUP_TAINT"),
             node_name: env.text("LINKERD_CNI_NODE_NAME"),
             // Upstream's message, word for word, because users search for it.
             log_level: log::level(&log_level)

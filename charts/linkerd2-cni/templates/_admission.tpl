@@ -15,7 +15,7 @@ controller to the node of the caller and its tokens to a day, which RBAC cannot.
 
 {{/* "true" if the agent's permission to change nodes is limited, else empty. */}}
 {{- define "linkerd-cni.admissionPolicyNode" -}}
-{{- if and (include "linkerd-cni.admissionPolicy" .) (include "linkerd-cni.changesNode" .) }}true{{ end }}
+{{- if and (include "linkerd-cni.admissionPolicy" .) .Values.startupTaint }}true{{ end }}
 {{- end }}
 
 {{/*

@@ -67,15 +67,6 @@
 - name: LINKERD_CNI_STARTUP_TAINT
   value: {{ quote . }}
 {{- end }}
-{{- if .Values.nodeCondition }}
-- name: LINKERD_CNI_NODE_CONDITION
-  value: "true"
-{{- end }}
-{{- end }}
-
-{{/* The resource of its Node that the agent patches: for the startup taint or the condition. Or empty. */}}
-{{- define "linkerd-cni.changesNode" -}}
-{{- if .Values.nodeCondition }}nodes/status{{ else if .Values.startupTaint }}nodes{{ end }}
 {{- end }}
 
 {{/* Seconds from SIGTERM to SIGKILL. */}}

@@ -235,9 +235,6 @@ updateStrategy:
 {{- if and (include "linkerd-cni.repairEntersPods" .) (include "linkerd-cni.repairs" .) (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
 {{- fail "repairController: mode in-place and audits enter pods' network namespaces, which requires enableSecurityContext: true" }}
 {{- end }}
-{{- if and .Values.nodeCondition .Values.startupTaint }}
-{{- fail "startupTaint: with nodeCondition: true, the program that reads the condition owns the taint; set one of them" }}
-{{- end }}
 {{- include "linkerd-cni.validateImage" . }}
 {{- if eq (include "linkerd-cni.serviceAccount" .) "default" }}
 {{- fail "serviceAccount.name: every pod of the namespace may use the ServiceAccount default, and would get the agent's permissions; choose another name" }}

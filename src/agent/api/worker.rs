@@ -1,5 +1,6 @@
 //! The thread that talks to the API server: renews the plugin's token ([`token`](super::token)), resolves
-//! the API server's name and checks the token in the kubeconfig, posts Events and keeps the Node object.
+//! the API server's name and checks the token in the kubeconfig, posts Events and removes the startup
+//! taint.
 
 use std::mem;
 use std::sync::Arc;
@@ -8,8 +9,9 @@ use std::time::{Duration, Instant};
 
 use serde::de::IgnoredAny;
 
-use super::node_object::NodeUpdates;
+use super::node_readiness::NodeReadiness;
 use super::schedule::CheckResult;
+use super::startup_taint::StartupTaint;
 use super::{ApiHandle, TokenStatus, USER_AGENT, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::scheduling::{DaemonSet, daemonset_path};
@@ -37,7 +39,7 @@ pub struct Worker {
     pub own: Connection,
     /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
-    node_updates: NodeUpdates,
+    startup_taint: StartupTaint,
     /// Remaining requests for the DaemonSet.
     daemonset_looks: u32,
     /// The API server was unreachable since its name was last resolved.
@@ -53,7 +55,7 @@ impl Worker {
         Worker {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
-            node_updates: NodeUpdates::of(&api.settings, Instant::now()),
+            startup_taint: StartupTaint::of(&api.settings, Instant::now()),
             daemonset_looks: DAEMONSET_LOOKS,
             is_unreachable: false,
             address_changed: None,
@@ -73,10 +75,10 @@ impl Worker {
                 self.look_for_daemonset();
             }
             self.post_events();
-            let node_state = self.api.state().node.clone();
-            let node = self.node_updates.run(&mut self.own, node_state, Instant::now());
+            let is_ready = self.api.state().node.as_ref().is_some_and(NodeReadiness::is_ready);
+            let taint = self.startup_taint.run(&mut self.own, is_ready);
             let state = self.api.state();
-            let others = [node, state.events.due()].into_iter().flatten();
+            let others = [taint, state.events.due()].into_iter().flatten();
             let next = others.fold(state.schedule.next(), Instant::min);
             drop(state);
             let wait = next.saturating_duration_since(Instant::now());

@@ -58,16 +58,10 @@ fn an_invalid_setting_is_an_error_with_its_name_and_value() {
 }
 
 #[test]
-fn the_node_shows_either_the_startup_taint_or_the_condition() {
-    let (taint, condition) =
-        (("LINKERD_CNI_STARTUP_TAINT", "a/b"), ("LINKERD_CNI_NODE_CONDITION", "true"));
-    for (vars, signal) in [
-        (vec![], None),
-        (vec![taint], Some(NodeSignal::StartupTaint("a/b".into()))),
-        (vec![condition], Some(NodeSignal::Condition)),
-        (vec![taint, condition], Some(NodeSignal::Condition)),
-    ] {
-        assert_eq!(read(&vars).map(|settings| settings.node_signal), Ok(signal));
+fn an_empty_key_of_the_startup_taint_is_none() {
+    for (key, startup_taint) in [("", None), ("a/b", Some("a/b".to_owned()))] {
+        let found = read(&[("LINKERD_CNI_STARTUP_TAINT", key)]);
+        assert_eq!(found.map(|settings| settings.startup_taint), Ok(startup_taint));
     }
 }
 

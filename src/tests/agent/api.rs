@@ -32,11 +32,10 @@ pub struct Kubernetes {
     /// The status of a proxy that answers each request itself, with a page of its own.
     pub proxy: Option<u16>,
     pub placement: Value,
-    /// A status instead of the node, its labels, taints and conditions, and its version.
+    /// A status instead of the node, its labels, its taints, and its version.
     pub node: Option<u16>,
     pub labels: Value,
     pub taints: Vec<Value>,
-    pub conditions: Vec<Value>,
     pub version: u64,
     /// The metadata of the agent's pod, or a status instead of it.
     pub pod: Result<Value, u16>,
@@ -65,7 +64,6 @@ impl Default for Kubernetes {
             node: None,
             labels: json!({"kubernetes.io/os": "linux"}),
             taints: Vec::new(),
-            conditions: vec![json!({"type": "Ready", "status": "True"})],
             version: 1,
             pod: Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": DELETED})),
             pods: Vec::new(),
@@ -112,7 +110,7 @@ impl Routes for Kubernetes {
             let set = json!({"kind": "DaemonSet", "metadata": metadata, "spec": spec});
             return Response::new(200, set);
         }
-        if ["/api/v1/nodes/node-1", "/api/v1/nodes/node-1/status"].contains(&path) {
+        if path == "/api/v1/nodes/node-1" {
             if let Some(code) = state.node {
                 return Response::status(code);
             }
@@ -150,8 +148,8 @@ impl Routes for Kubernetes {
 }
 
 fn answer_node(state: &mut State, request: &Request) -> Response {
-    let (is_status, patch) = (request.path.ends_with("/status"), &request.body);
     if request.method == "PATCH" {
+        let patch = &request.body;
         if state.conflicts > 0 {
             state.conflicts -= 1;
             state.version += 1;
@@ -161,20 +159,12 @@ fn answer_node(state: &mut State, request: &Request) -> Response {
             return Response::refusal(409, "the object has been modified");
         }
         state.version += 1;
-        // Of each patch, the API server applies only the part that belongs to its path.
-        match is_status {
-            true => state.conditions = patch["status"]["conditions"].as_array().unwrap().clone(),
-            false => state.taints = patch["spec"]["taints"].as_array().unwrap().clone(),
-        }
+        state.taints = patch["spec"]["taints"].as_array().unwrap().clone();
     }
     let version = state.version.to_string();
     let metadata = json!({"name": "node-1", "labels": state.labels, "resourceVersion": version});
     let spec = json!({"taints": state.taints});
-    let status = json!({"conditions": state.conditions});
-    Response::new(
-        200,
-        json!({"kind": "Node", "metadata": metadata, "spec": spec, "status": status}),
-    )
+    Response::new(200, json!({"kind": "Node", "metadata": metadata, "spec": spec}))
 }
 
 /// A token of the plugin's account that expired long ago.

@@ -1,12 +1,10 @@
-//! The agent's Node object: the startup taint, which holds pods off the node until it is ready, and the
-//! condition.
+//! The startup taint of the agent's Node, which holds pods off the node until it is ready.
 
 use std::fs;
 
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-use crate::agent::Agent;
 use crate::agent_with_api::Scene;
 use crate::api::{Api, DaemonSetState};
 use crate::node::{CALICO, LIST, Node};
@@ -138,63 +136,4 @@ fn failed_taint_removal_is_logged_once_and_repeated_but_not_after_sigterm() {
     assert_eq!(api.state().taints.len(), 3, "{}", agent.log());
     let _next = scene.node.start_with(&[("LINKERD_CNI_STARTUP_TAINT", KEY)]);
     until_removed(&scene.api);
-}
-
-const CONDITION: &str = "linkerd-cni.linkerd.io/Ready";
-fn start_with_condition(node: &Node) -> Agent {
-    node.start_with(&[("LINKERD_CNI_NODE_CONDITION", "true")])
-}
-
-/// A node whose condition is true.
-fn verified() -> Scene {
-    let (api, node) = tainted();
-    let agent = start_with_condition(&node);
-    until("the condition is true", || condition(&api)["status"] == "True");
-    Scene { api, node, agent }
-}
-
-/// The agent's condition, or null.
-fn condition(api: &Api) -> Value {
-    let conditions = api.state().conditions.clone();
-    assert_eq!(conditions[0], json!({"type": "Ready", "status": "True"}), "the kubelet's own");
-    conditions.into_iter().find(|condition| condition["type"] == CONDITION).unwrap_or_default()
-}
-
-fn patches(api: &Api) -> usize {
-    assert_eq!(api.asked("PATCH", "/api/v1/nodes/node-1"), api.asked("PATCH", "/node-1/status"));
-    api.asked("PATCH", "/node-1/status")
-}
-
-#[test]
-fn condition_outlasts_a_fault_that_the_agent_corrects_and_a_replaced_agent() {
-    let mut scene = verified();
-    let before = condition(&scene.api);
-    for _ in 0..3 {
-        fs::remove_file(scene.node.bin("linkerd-cni")).unwrap();
-        until("the binary is restored", || scene.node.bin("linkerd-cni").exists());
-    }
-    scene.agent.until_ready();
-    another_turn(&scene);
-    assert_eq!(scene.agent.stop(), Some(0));
-    scene.assert_left_in_place("a replaced agent", "the agent's pod is not set");
-    scene.agent = start_with_condition(&scene.node);
-    scene.agent.until_ready();
-    another_turn(&scene);
-    assert_eq!((patches(&scene.api), condition(&scene.api)), (1, before), "{}", scene.agent.log());
-}
-
-#[test]
-fn condition_of_a_node_that_never_gets_ready_says_why_and_uninstall_removes_the_condition() {
-    let (api, node) = tainted();
-    fs::remove_file(node.net(LIST)).unwrap();
-    let mut agent = start_with_condition(&node);
-    until("the condition is false", || condition(&api)["status"] == "False");
-    assert!(condition(&api)["message"].as_str().unwrap().contains("network config"));
-    node.write(LIST, CALICO);
-    until("the condition is true", || condition(&api)["status"] == "True");
-    assert_eq!(patches(&api), 2, "{}", agent.log());
-    api.state().daemon_set = DaemonSetState::BeingDeleted;
-    assert_eq!(agent.stop(), Some(0));
-    assert!(!node.bin("linkerd-cni").exists(), "{}", agent.log());
-    assert_eq!((condition(&api), patches(&api)), (Value::Null, 3), "{}", agent.log());
 }

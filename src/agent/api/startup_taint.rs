@@ -1,0 +1,138 @@
+//! Removes the startup taint from the agent's Node once the node is ready.
+//!
+//! The taint is set when the node is created: by Karpenter's `startupTaints`, by the settings
+//! of a node pool, or by the kubelet's `--register-with-taints`. The agent never adds the
+//! taint: added later, it would come too late for pods that are already scheduled.
+
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tracing::{info, warn};
+
+use crate::agent::settings::Settings;
+use crate::backoff::{Backoff, Limits, between};
+use crate::kube::connection::Connection;
+use crate::kube::types::{Metadata, null_as_default, objects};
+use crate::kube::{self, Client};
+
+/// Shortest and longest time until the Node is read again after a success, if the kubelet
+/// does not renew the agent's token before. It does after four fifths of an hour.
+pub const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from_secs(90 * 60)];
+
+/// Shortest and longest time from a renewal of the agent's token to the next read of the Node. A
+/// kubelet that starts registers its node and renews the tokens of all pods, in any order.
+pub const TOKEN_RENEWED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(45)];
+
+const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
+
+pub struct StartupTaint {
+    /// Names of node and taint; `None` if no taint is configured.
+    target: Option<(String, String)>,
+    due: Instant,
+    /// The agent's token at the last run. A Node is registered again, with the taint, only when its
+    /// kubelet starts. The kubelet's cache of tokens is in memory, so it then writes a new token.
+    token: Option<String>,
+    backoff: Backoff,
+    last_problem: Option<String>,
+}
+
+impl StartupTaint {
+    pub fn of(settings: &Settings, now: Instant) -> StartupTaint {
+        let (node, key) = (settings.node_name.clone(), settings.startup_taint.clone());
+        if key.is_some() && node.is_none() {
+            warn!("cannot remove the startup taint: LINKERD_CNI_NODE_NAME is not set");
+        }
+        StartupTaint {
+            target: node.zip(key),
+            due: now,
+            token: None,
+            backoff: Backoff::new(RETRY),
+            last_problem: None,
+        }
+    }
+
+    /// Removes the taint of a node that is ready, if that is due. Returns when to call this again.
+    pub fn run(&mut self, connection: &mut Connection, is_ready: bool) -> Option<Instant> {
+        let (node, key) = self.target.as_ref()?;
+        if !is_ready {
+            return None;
+        }
+        let now = Instant::now();
+        let client = connection.client();
+        if self.token.as_deref() != connection.token() {
+            self.token = connection.token().map(str::to_owned);
+            self.due = self.due.min(now + between(TOKEN_RENEWED[0], TOKEN_RENEWED[1]));
+        }
+        if now < self.due {
+            return Some(self.due);
+        }
+        let removed = client.and_then(|client| Ok(remove(&client, node, key)?));
+        let wait = match removed {
+            Ok(is_patched) => {
+                let was_failing = self.last_problem.take().is_some();
+                if is_patched {
+                    info!("removed the startup taint {key} from node {node}");
+                } else if was_failing {
+                    info!("no longer needed: remove the startup taint {key} from node {node}");
+                }
+                self.backoff.reset();
+                between(RECHECK[0], RECHECK[1])
+            }
+            Err(why) => {
+                let problem =
+                    format!("cannot remove the startup taint {key} from node {node}: {why}");
+                if self.last_problem.as_ref() != Some(&problem) {
+                    warn!("{problem}");
+                }
+                self.last_problem = Some(problem);
+                self.backoff.next_delay()
+            }
+        };
+        self.due = Instant::now() + wait;
+        Some(self.due)
+    }
+}
+
+/// Removes the taints with this key from `node`, whatever their value and effect. Returns whether there
+/// were any. Sends one GET if there are none. Needs the verbs `get` and `patch` on nodes.
+///
+/// # Errors
+/// If a request fails, or if another client changed the node in between (409).
+fn remove(client: &Client, node: &str, key: &str) -> Result<bool, kube::Error> {
+    let path = format!("/api/v1/nodes/{node}");
+    let found: Node = client.get(&path)?;
+    match patch(&found, key) {
+        Some(patch) => client.merge_patch(&path, &patch).map(|()| true),
+        None => Ok(false),
+    }
+}
+
+objects! {
+    pub struct Node {
+        pub metadata: Metadata,
+        pub spec: NodeSpec,
+    }
+
+    pub struct NodeSpec {
+        /// Raw JSON, so that a patch keeps fields unknown to this program.
+        pub taints: Vec<Value>,
+    }
+}
+
+/// Returns the merge patch that removes the taints with this key, or `None` if there are none.
+///
+/// A merge patch replaces the whole list. So it contains the resource version: if another client
+/// changed the node since, the API server rejects the patch with a 409.
+fn patch(node: &Node, key: &str) -> Option<Value> {
+    let taints = &node.spec.taints;
+    let left: Vec<&Value> = taints.iter().filter(|taint| taint["key"] != key).collect();
+    if left.len() == taints.len() {
+        return None;
+    }
+    let version = &node.metadata.resource_version;
+    Some(json!({"metadata": {"resourceVersion": version}, "spec": {"taints": left}}))
+}
+
+#[cfg(test)]
+mod tests;
