@@ -79,7 +79,7 @@ pub fn config(api: &dyn Api, namespace: &str) -> Result<Config, Problem> {
     let text = map["data"][ENTRY_KEY].as_str().ok_or_else(|| "the key is missing".to_owned());
     let entry = text.and_then(|text| {
         let object: Object = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        Config::read(&object).map_err(|error| error.msg)
+        Config::read(&object).map_err(|error| format!("{}; {}", error.msg, error.details))
     });
     entry.or_else(|why| Severity::Error.because(format!("{name}: {ENTRY_KEY}: {why}")))
 }
