@@ -11,6 +11,7 @@ use ipnet::IpNet;
 
 use ports::PortRange;
 
+/// The connections of a pod that are redirected to its proxy.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Redirect {
     /// Port on which the proxy accepts inbound connections, usually 4143.
@@ -39,6 +40,7 @@ pub struct Subnet {
 }
 
 impl Subnet {
+    /// Parses a subnet such as `10.0.0.0/8`. Bits behind the prefix are ignored.
     pub fn parse(text: &str) -> Option<Subnet> {
         // IpNet accepts 010.0.0.0, which some programs read as 8.0.0.0 and others as 10.0.0.0.
         // IpAddr rejects it.
@@ -49,13 +51,15 @@ impl Subnet {
     }
 }
 
-pub fn address(address: IpAddr) -> u128 {
+/// Returns the bits of an address as a number.
+pub fn address_number(address: IpAddr) -> u128 {
     match address {
         IpAddr::V4(address) => address.to_bits().into(),
         IpAddr::V6(address) => address.to_bits(),
     }
 }
 
+/// An address family, which has rules of its own.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
     Ipv4,
@@ -78,7 +82,7 @@ pub enum Ipv6 {
     Auto,
 }
 
-/// What the rules of a pod are made from.
+/// What the rules of a pod are made from: the redirect, and the families that get rules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RuleSpec {
     pub redirect: Redirect,

@@ -1,21 +1,23 @@
 //! Checks that the redirect rules are in the kernel, for CHECK and for the repair controller.
 //!
-//! A pod keeps the rules that it started with, so rules are compared with the redirect of their marker,
-//! see [`rules::marker`]. Rules without a readable marker are from another version of the plugin or from
-//! upstream: they are missing only if they are neither today's nor redirect.
+//! A pod keeps the rules that it started with, so rules are compared with the redirect of their
+//! marker, see [`rules::marker`]. Rules without a readable marker are from another version of the
+//! plugin or from upstream: they are missing only if they are neither today's nor redirect.
 
 use std::convert::Infallible;
 
+use super::error::Error;
+use super::iptables::{self, PROGRAMS_BUDGET};
 use super::native::listing::Listing;
-use super::{DEADLINE, Error, iptables};
 use crate::deadline::Deadline;
-use crate::redirect::rules::{self, Chain, ListedRules, Rule};
+use crate::redirect::rules::{self, Chain, ListedRules};
 use crate::redirect::{Family, Redirect, RuleSpec};
 
 /// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
 /// at most eight rules for each address family.
 const MISSING_NAMED: usize = 10;
 
+/// State of the redirect rules in a netns.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RulesState {
     /// All rules are present. They are today's rules, or today's rules are unknown.
@@ -29,16 +31,23 @@ pub enum RulesState {
     Unreadable,
 }
 
+/// What the state of the rules is for. Only CHECK runs in a container that has the host's programs.
+#[derive(Clone, Copy)]
+enum Purpose {
+    Check,
+    Repair,
+}
+
 /// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`, whichever
 /// backend wrote them. `today` applies to rules without a readable marker. `None`: it is unknown
 /// which rules the pod needs. Runs the host's programs only if `iptables-legacy` may have a table.
 /// Fails if rules cannot be listed: that does not prove them missing.
 pub fn missing_rules(today: Option<&RuleSpec>) -> Result<Option<Vec<String>>, Error> {
-    Ok(match compared(today, true)? {
-        RulesState::Complete | RulesState::Drifted(_) => Some(Vec::new()),
-        RulesState::Missing(_, missing) => Some(missing),
-        RulesState::Unreadable => None,
-    })
+    match compare(today, Purpose::Check)? {
+        RulesState::Complete | RulesState::Drifted(_) => Ok(Some(Vec::new())),
+        RulesState::Missing(_, missing) => Ok(Some(missing)),
+        RulesState::Unreadable => Ok(None),
+    }
 }
 
 /// Checks the rules of a pod without programs of the host, whichever backend wrote them. `today` is
@@ -47,110 +56,128 @@ pub fn missing_rules(today: Option<&RuleSpec>) -> Result<Option<Vec<String>>, Er
 /// Reads the plugin's tables and the tables of `iptables-nft`, which are nf_tables tables too. For
 /// `iptables-legacy`, only detects that a table exists.
 pub fn rules_state(today: Option<&RuleSpec>) -> Result<RulesState, Error> {
-    match compared(today, false) {
+    match compare(today, Purpose::Repair) {
         Err(Error::TooLong { .. }) => Ok(RulesState::Unreadable),
         state => state,
     }
 }
 
 /// Compares the rules in the netns with those of their marker, or else with today's.
-fn compared(today: Option<&RuleSpec>, is_check: bool) -> Result<RulesState, Error> {
+fn compare(today: Option<&RuleSpec>, purpose: Purpose) -> Result<RulesState, Error> {
     let mut listing = Listing::read()?;
-    let has_rules = |family: &Family| {
-        has_linkerds(&listing.iptables[*family as usize])
-            || has_linkerds(&listing.plugin_comments(*family))
-    };
-    if listing.marker.is_none()
-        && !Family::ALL.iter().any(has_rules)
-        && Family::ALL.iter().copied().any(iptables::has_legacy_nat)
-    {
-        if !is_check {
-            return Ok(RulesState::Unreadable);
+    if needs_legacy_programs(&listing) {
+        match purpose {
+            Purpose::Check => listing = listing.with_iptables(legacy_comments()?),
+            Purpose::Repair => return Ok(RulesState::Unreadable),
         }
-        let deadline = Deadline::after(DEADLINE);
-        let [ipv4, ipv6] =
-            [Family::Ipv4, Family::Ipv6].map(|family| iptables::legacy_comments(family, deadline));
-        listing.iptables = [ipv4?, ipv6?];
-        let mut comments = listing.iptables.iter().flatten().flatten();
-        let marker = comments.find_map(|comment| rules::split_comment(comment).1);
-        listing.marker = marker.map(str::to_owned);
     }
-    let marker = listing.marker.as_deref();
-    let is_guessed = marker.is_some_and(rules::is_guessed);
-    let is_marked = |today: &&RuleSpec| {
-        let redirect = Redirect { is_guessed, ..today.redirect.clone() };
-        marker == Some(&rules::marker(&redirect, today.families))
-    };
-    let marked_today = today.filter(is_marked);
-    let earlier = marker.filter(|_| marked_today.is_none()).and_then(rules::parse_marker);
-    let known = marked_today.or(earlier.as_ref());
-    let Some(spec) = known.or(today) else {
+    let is_guessed = listing.marker.as_deref().is_some_and(rules::is_guessed);
+    let is_todays = today.is_some_and(|today| has_marker_of(&listing, today));
+    let earlier = if is_todays { None } else { listing.marked_spec() };
+    if let Some(today) = today
+        && let Purpose::Repair = purpose
+        && is_guessed
+        && !is_todays
+    {
+        // The rules of a wrong guess are worth nothing: all of today's count as missing.
+        let all = missing_by_comments(today, &Default::default());
+        return Ok(RulesState::Missing(today.clone(), all));
+    }
+    let Some(spec) = earlier.as_ref().or(today) else {
         return Ok(RulesState::Unreadable);
     };
-    if let Some(today) = today
-        && is_guessed
-        && !is_check
-        && marked_today.is_none()
-    {
-        return Ok(RulesState::Missing(today.clone(), by_comments(today, &Default::default())));
+    let missing = missing_of(spec, &listing)?;
+    if missing.is_empty() {
+        return Ok(match today {
+            Some(today) if earlier.is_some() && !is_guessed => RulesState::Drifted(today.clone()),
+            _ => RulesState::Complete,
+        });
     }
-    // The chains of iptables run before the plugin's, so incomplete rules there matter even if the
-    // plugin's rules are complete.
-    let mut of_iptables = spec.families.iter().map(|&family| &listing.iptables[family as usize]);
-    let missing = match of_iptables.any(has_linkerds) {
-        true => by_comments(spec, &listing.iptables),
-        false => listing.missing(&spec.redirect, spec.families)?,
-    };
-    Ok(match today {
-        Some(today) if missing.is_empty() && earlier.is_some() && !is_guessed => {
-            RulesState::Drifted(today.clone())
-        }
-        _ if missing.is_empty() => RulesState::Complete,
-        _ if known.is_none() && is_redirecting(&listing) => RulesState::Drifted(spec.clone()),
-        _ => RulesState::Missing(spec.clone(), missing),
-    })
+    let is_spec_known = is_todays || earlier.is_some();
+    if !is_spec_known && is_redirecting(&listing) {
+        return Ok(RulesState::Drifted(spec.clone()));
+    }
+    Ok(RulesState::Missing(spec.clone(), missing))
 }
 
-/// Compares rules of iptables by their comments, which name skipped ports and subnets. A change of the
-/// proxy's UID, GID or ports is not detected.
-fn by_comments(
-    RuleSpec { redirect, families }: &RuleSpec,
-    comments: &[ListedRules<String>; 2],
-) -> Vec<String> {
-    let is_same = |run: &[Rule], found: &String| {
-        Ok::<_, Infallible>(rules::split_comment(found).0 == run[0].comment)
+/// Returns whether only the host's `iptables-legacy` can tell which rules the netns has.
+fn needs_legacy_programs(listing: &Listing) -> bool {
+    let has_no_rules = Family::ALL.iter().all(|&family| {
+        !has_linkerds(listing.iptables(family)) && !has_linkerds(&listing.plugin_comments(family))
+    });
+    listing.marker.is_none()
+        && has_no_rules
+        && Family::ALL.iter().any(|&family| iptables::has_legacy_nat(family))
+}
+
+fn legacy_comments() -> Result<[ListedRules<String>; 2], Error> {
+    let deadline = Deadline::after(PROGRAMS_BUDGET);
+    Ok([
+        iptables::legacy_comments(Family::Ipv4, deadline)?,
+        iptables::legacy_comments(Family::Ipv6, deadline)?,
+    ])
+}
+
+/// Returns whether the rules have the marker of `today`, whether or not the pod object was read.
+fn has_marker_of(listing: &Listing, today: &RuleSpec) -> bool {
+    let Some(marker) = listing.marker.as_deref() else {
+        return false;
     };
-    let missing = |&family: &Family| {
-        let rules = rules::rules(redirect, family);
-        let found = &comments[family as usize];
-        let Ok(missing) = rules::missing_in_order(rules.chunks(1), found, &Chain::LINKERD, is_same);
-        missing
-    };
-    families.iter().flat_map(missing).collect()
+    let is_guessed = rules::is_guessed(marker);
+    let redirect = Redirect { is_guessed, ..today.redirect.clone() };
+    marker == rules::marker(&redirect, today.families)
+}
+
+/// Returns the rules of `spec` that are missing, as lines of `iptables-save`.
+///
+/// The chains of iptables run before the plugin's, so incomplete rules there matter even if the
+/// plugin's rules are complete.
+fn missing_of(spec: &RuleSpec, listing: &Listing) -> Result<Vec<String>, Error> {
+    if spec.families.iter().any(|&family| has_linkerds(listing.iptables(family))) {
+        Ok(missing_by_comments(spec, &listing.iptables))
+    } else {
+        listing.missing(&spec.redirect, spec.families)
+    }
+}
+
+/// Compares rules of iptables by their comments, which name skipped ports and subnets. A change of
+/// the proxy's UID, GID or ports is not detected.
+fn missing_by_comments(spec: &RuleSpec, comments: &[ListedRules<String>; 2]) -> Vec<String> {
+    let mut missing = Vec::new();
+    for &family in spec.families {
+        let rules = rules::rules(&spec.redirect, family);
+        let listed = &comments[family as usize];
+        let Ok(lacks) =
+            rules::missing_in_order(rules.chunks(1), listed, &Chain::LINKERD, |run, comment| {
+                Ok::<_, Infallible>(rules::split_comment(comment).0 == run[0].comment)
+            });
+        missing.extend(lacks);
+    }
+    missing
 }
 
 fn has_linkerds(comments: &ListedRules<String>) -> bool {
     Chain::LINKERD.iter().any(|&chain| !comments[chain as usize].is_empty())
 }
 
-/// Whether the rules that decide redirect: rules of IPv4, and those of IPv6 unless there are none.
+/// Returns whether the deciding rules redirect: those of IPv4, and those of IPv6 unless there are
+/// none.
 fn is_redirecting(listing: &Listing) -> bool {
-    let [ipv4, ipv6] = [Family::Ipv4, Family::Ipv6].map(|family| {
-        let of_iptables = &listing.iptables[family as usize];
-        match has_linkerds(of_iptables) {
-            true => of_iptables.clone(),
-            false => listing.plugin_comments(family),
-        }
-    });
+    let ipv4 = deciding_comments(listing, Family::Ipv4);
+    let ipv6 = deciding_comments(listing, Family::Ipv6);
     rules::is_redirecting(&ipv4) && (!has_linkerds(&ipv6) || rules::is_redirecting(&ipv6))
+}
+
+/// Returns the comments of the rules that run first: those of iptables, or else the plugin's.
+fn deciding_comments(listing: &Listing, family: Family) -> ListedRules<String> {
+    let comments = listing.iptables(family);
+    if has_linkerds(comments) { comments.clone() } else { listing.plugin_comments(family) }
 }
 
 /// Describes missing rules in an error or a log line: the first ones, and the number of the others.
 /// A pod's annotations may need thousands of rules.
 pub fn describe_missing(missing: &[String]) -> String {
     let (named, others) = missing.split_at(missing.len().min(MISSING_NAMED));
-    match others.len() {
-        0 => named.join("; "),
-        count => format!("{}; and {count} more", named.join("; ")),
-    }
+    let named = named.join("; ");
+    if others.is_empty() { named } else { format!("{named}; and {} more", others.len()) }
 }

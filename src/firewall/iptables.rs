@@ -3,26 +3,38 @@
 //! Each run of `iptables-restore --noflush -w` applies all rules of one address family or none. If
 //! the chains exist, a second run replaces the rules.
 
+mod host_programs;
 mod lock;
 mod program;
-mod programs;
 
 use std::time::Duration;
 
-use super::{Error, other};
+use super::error::Error;
 use crate::deadline::Deadline;
 use crate::redirect::backend::Backend;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Family, Redirect};
-use programs::Programs;
+use host_programs::{HostPrograms, find_programs};
+
+/// Time allowed for the programs of all backends of one call together. The plugin's deadline for a
+/// netns is longer, so that an error names the program.
+pub const PROGRAMS_BUDGET: Duration = Duration::from_secs(15);
 
 /// Timeout for the program that removes the rules of one family after an error. It comes in addition
 /// to the deadline of the call.
 const UNDO_BUDGET: Duration = Duration::from_secs(3);
 
+/// The rules that a call wrote for one family.
+struct WrittenRules {
+    programs: HostPrograms,
+    rules: Vec<Rule>,
+    /// Whether the call created the chains. Otherwise it replaced the rules in them.
+    has_created_chains: bool,
+}
+
 /// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the table
-/// stay. Returns the backend whose programs wrote the rules of the first family: `backend`, unless the
-/// host lacks its programs.
+/// stay. Returns the backend whose programs wrote the rules of the first family: `backend`, unless
+/// the host lacks its programs.
 /// After an error the chains that this call created are removed; others keep the new rules.
 pub fn apply(
     redirect: &Redirect,
@@ -33,31 +45,50 @@ pub fn apply(
     let mut written = Vec::new();
     for &family in families {
         let rules = rules::marked_rules(redirect, family, families);
-        let applied = programs::find(backend, family).and_then(|programs| {
-            let is_fresh = apply_family(&programs, &rules, deadline)?;
-            written.push((programs, rules, is_fresh));
-            Ok(())
-        });
-        if let Err(error) = applied {
-            let fresh = written.iter().filter(|(.., is_fresh)| *is_fresh);
-            fresh.for_each(|(programs, rules, _)| undo(programs, rules));
-            return Err(error);
+        match write_rules(rules, family, backend, deadline) {
+            Ok(rules) => written.push(rules),
+            Err(error) => {
+                for earlier in &written {
+                    undo(earlier);
+                }
+                return Err(error);
+            }
         }
     }
-    Ok(written.first().map_or(backend, |(programs, ..)| programs.backend))
+    Ok(written.first().map_or(backend, |first| first.programs.backend))
 }
 
-fn undo(programs: &Programs, rules: &[Rule]) {
-    let script = rules::undo_script(rules);
-    if let Err(error) = program::restore(&programs.restore, &script, Deadline::after(UNDO_BUDGET)) {
+fn write_rules(
+    rules: Vec<Rule>,
+    family: Family,
+    backend: Backend,
+    deadline: Deadline,
+) -> Result<WrittenRules, Error> {
+    let programs = find_programs(backend, family)?;
+    let has_created_chains = restore_rules(&programs, &rules, deadline)?;
+    Ok(WrittenRules { programs, rules, has_created_chains })
+}
+
+fn undo(written: &WrittenRules) {
+    if !written.has_created_chains {
+        return;
+    }
+    let script = rules::undo_script(&written.rules);
+    let deadline = Deadline::after(UNDO_BUDGET);
+    if let Err(error) = program::restore(&written.programs.restore, &script, deadline) {
         tracing::error!(
             "linkerd-cni: cannot remove the IPv4 rules after the IPv6 rules failed: {error}"
         );
     }
 }
 
-/// Returns whether it created the chains. If they exist, replaces the jumps to them.
-fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Result<bool, Error> {
+/// Writes the rules of one family, and returns whether it created the chains. If they exist, replaces
+/// the rules in them and the jumps to them.
+fn restore_rules(
+    programs: &HostPrograms,
+    rules: &[Rule],
+    deadline: Deadline,
+) -> Result<bool, Error> {
     let fresh = rules::install_script(rules, true, &[]);
     let (program, stderr) = match program::restore(&programs.restore, &fresh, deadline) {
         Ok(()) => return Ok(true),
@@ -65,9 +96,9 @@ fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Resu
         // Another program would fail for the same reason, such as a held lock.
         Err(error) => return Err(error),
     };
-    let lines = match program::list(&programs.command, deadline) {
+    let lines = match program::list_nat_table(&programs.command, deadline) {
         Ok(lines) => lines,
-        // Only the list says that the kernel lacks the table.
+        // Only the error of the list says that the kernel lacks the table.
         Err(Error::Other { problem, .. }) => {
             return Err(Error::Restore { program, stderr: format!("{stderr}; {problem}") });
         }
@@ -83,21 +114,35 @@ fn apply_family(programs: &Programs, rules: &[Rule], deadline: Deadline) -> Resu
     Ok(false)
 }
 
-/// Comments, with markers, of the rules of `iptables-legacy`. Rules without a comment have an empty one.
+/// Returns the comments, with markers, of the rules of `iptables-legacy`. The comment of a rule
+/// without one is empty.
 pub fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules<String>, Error> {
-    let lines = if has_legacy_nat(family) { legacy_lines(family, deadline)? } else { Vec::new() };
-    let comment = |line: &String| {
-        let mut words = rules::words(line).into_iter();
-        words.find(|word| word == "--comment").and_then(|_| words.next()).unwrap_or_default()
-    };
-    Ok(Chain::ALL.map(|chain| {
-        let start = format!("-A {} ", chain.name());
-        lines.iter().filter(|line| line.starts_with(&start)).map(comment).collect()
-    }))
+    let mut comments = ListedRules::default();
+    if !has_legacy_nat(family) {
+        return Ok(comments);
+    }
+    for line in legacy_lines(family, deadline)? {
+        for chain in Chain::ALL {
+            if is_in(&line, chain) {
+                comments[chain as usize].push(comment_in(&line));
+            }
+        }
+    }
+    Ok(comments)
 }
 
-/// Whether `iptables-legacy` created its table `nat` in the calling thread's netns. Listing a missing table
-/// would create it, and hide from the repair controller that rules are missing.
+fn comment_in(line: &str) -> String {
+    let mut words = rules::split_words(line).into_iter();
+    while let Some(word) = words.next() {
+        if word == "--comment" {
+            return words.next().unwrap_or_default();
+        }
+    }
+    String::new()
+}
+
+/// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns. Listing a
+/// missing table would create it, and hide from the repair controller that rules are missing.
 pub fn has_legacy_nat(family: Family) -> bool {
     let names = match family {
         Family::Ipv4 => "ip_tables_names",
@@ -111,17 +156,23 @@ pub fn has_legacy_nat(family: Family) -> bool {
 /// Lists the whole table `nat` of legacy iptables as lines of `iptables -S`.
 fn legacy_lines(family: Family, deadline: Deadline) -> Result<Vec<String>, Error> {
     for backend in [Backend::Legacy, Backend::Plain] {
-        if let Ok(programs) = programs::find(backend, family)
+        if let Ok(programs) = find_programs(backend, family)
             && program::is_legacy(&programs.command, deadline)?
         {
-            return program::list(&programs.command, deadline);
+            return program::list_nat_table(&programs.command, deadline);
         }
     }
-    Err(other("the node has no iptables-legacy to list its rules"))
+    let problem = "the node has no iptables-legacy to list its rules".to_owned();
+    Err(Error::Other { problem, remedy: None })
 }
 
+/// Returns whether the rule in `line` jumps from a built-in chain to one of Linkerd's chains.
 fn is_jump(line: &str) -> bool {
-    let is_in = |chain: &Chain| line.starts_with(&format!("-A {} ", chain.name()));
-    let is_to = |chain: &Chain| line.ends_with(&format!("-j {}", chain.name()));
-    [Chain::Prerouting, Chain::Output].iter().any(is_in) && Chain::LINKERD.iter().any(is_to)
+    let is_in_built_in = is_in(line, Chain::Prerouting) || is_in(line, Chain::Output);
+    let ends_with_jump_to = |chain: &Chain| line.ends_with(&format!("-j {}", chain.name()));
+    is_in_built_in && Chain::LINKERD.iter().any(ends_with_jump_to)
+}
+
+fn is_in(line: &str, chain: Chain) -> bool {
+    line.starts_with(&format!("-A {} ", chain.name()))
 }

@@ -15,7 +15,7 @@ use nix::errno::Errno;
 use nix::libc;
 use nix::sys::utsname::uname;
 
-use super::Error;
+use super::error::Error;
 use crate::netlink::attribute::Attributes;
 use crate::netlink::socket::{self, APPEND, CREATE, EXCLUSIVE, Message};
 use crate::redirect::rules::{self, Chain, nft};
@@ -27,30 +27,27 @@ pub use message::PLUGIN_TABLE;
 /// only in hooks that have a `nat` chain, and no second `nat` chain may have the same hook.
 const OLDEST_KERNEL: (u32, u32) = (4, 18);
 
-/// Errors of a kernel without nf_tables, without the address family, or without the object.
-const MISSING: [Errno; 4] =
-    [Errno::EOPNOTSUPP, Errno::EPROTONOSUPPORT, Errno::EAFNOSUPPORT, Errno::ENOENT];
-
 /// Replaces the rules in the plugin's table of each family with those of `redirect`.
 ///
 /// In a netns without the table, one transaction is enough. If the table exists, a second one
 /// replaces it. The old rules apply until the new ones do.
 /// After a timeout the rules may have changed, after any other error not.
 pub fn apply(redirect: &Redirect, families: &[Family]) -> Result<(), Error> {
-    refuse_old_kernel(&uname().map(|name| name.release().to_owned()).unwrap_or_default())?;
-    let fresh = transaction(redirect, families, true);
-    match socket::transact(&fresh) {
+    reject_old_kernel(&uname().map(|name| name.release().to_owned()).unwrap_or_default())?;
+    let create = transaction(redirect, families, true);
+    match socket::transact(&create) {
+        Ok(()) => Ok(()),
         Err(rejection) if rejection.errno == Errno::EEXIST => {
-            let again = transaction(redirect, families, false);
-            socket::transact(&again).map_err(|rejection| rejection::error(&again, rejection))
+            let replace = transaction(redirect, families, false);
+            socket::transact(&replace).map_err(|rejection| rejection::error(&replace, rejection))
         }
-        done => done.map_err(|rejection| rejection::error(&fresh, rejection)),
+        Err(rejection) => Err(rejection::error(&create, rejection)),
     }
 }
 
 /// Fails if the kernel's `release`, such as `5.14.0-427.el9.x86_64`, is older than
 /// [`OLDEST_KERNEL`]. An unknown form of release passes.
-fn refuse_old_kernel(release: &OsStr) -> Result<(), Error> {
+fn reject_old_kernel(release: &OsStr) -> Result<(), Error> {
     let release = release.to_string_lossy();
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse::<u32>);
     match (numbers.next(), numbers.next()) {
@@ -72,16 +69,10 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
     // Number of sets so far, which is also the ID of the last one.
     let mut sets = 0;
     for &family in families {
-        let message = |kind, flags, rest| message::message(kind, family, flags, rest);
-        if !fresh {
-            // Deleting a missing table fails, so create it first.
-            messages.push(message(libc::NFT_MSG_NEWTABLE, CREATE, message::table()));
-            messages.push(message(libc::NFT_MSG_DELTABLE, 0, message::table()));
-        }
-        let exclusive = if fresh { EXCLUSIVE } else { 0 };
-        messages.push(message(libc::NFT_MSG_NEWTABLE, CREATE | exclusive, message::table()));
+        messages.extend(table_messages(family, fresh));
         for chain in Chain::ALL {
-            messages.push(message(libc::NFT_MSG_NEWCHAIN, CREATE, message::chain(chain)));
+            let chain = message::chain(chain);
+            messages.push(message::message(libc::NFT_MSG_NEWCHAIN, family, CREATE, chain));
         }
         for run in nft::runs(&rules::marked_rules(redirect, family, families)) {
             if let Some(set) = nft::set(run) {
@@ -89,28 +80,50 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
                 messages.extend(set::messages(&set, family, sets));
             }
             let rule = message::rule(run, &SetName::New(sets));
-            messages.push(message(libc::NFT_MSG_NEWRULE, CREATE | APPEND, rule));
+            messages.push(message::message(libc::NFT_MSG_NEWRULE, family, CREATE | APPEND, rule));
         }
     }
     messages
 }
 
-/// Deletes all rules of the `PROXY_INIT_*` chains in the tables of `iptables-nft`, and in the plugin's
-/// tables of other families than `families`. The empty chains and the jumps to them stay, without effect.
+/// Builds the messages that create the plugin's table. With `fresh`, the kernel rejects the
+/// transaction if the table exists.
+fn table_messages(family: Family, fresh: bool) -> Vec<Message> {
+    let create = |flags| message::message(libc::NFT_MSG_NEWTABLE, family, flags, message::table());
+    if fresh {
+        return vec![create(CREATE | EXCLUSIVE)];
+    }
+    // Deleting a missing table fails, so create it first.
+    let delete = message::message(libc::NFT_MSG_DELTABLE, family, 0, message::table());
+    vec![create(CREATE), delete, create(CREATE)]
+}
+
+/// Deletes all rules of the `PROXY_INIT_*` chains in the tables of `iptables-nft`, and in the
+/// plugin's tables of other families than `families`. The empty chains and the jumps to them stay,
+/// without effect.
 pub fn flush_others(families: &[Family]) -> Result<(), Error> {
-    let of_iptables = Family::ALL.iter().map(|&family| (family, rules::NAT_TABLE));
-    let others = Family::ALL.iter().filter(|family| !families.contains(family));
-    let of_plugin = others.map(|&family| (family, PLUGIN_TABLE));
-    for (family, table) in of_iptables.chain(of_plugin) {
-        for chain in Chain::LINKERD {
-            let rules = Attributes::default()
-                .text(nfta::RULE_TABLE, table)
-                .text(nfta::RULE_CHAIN, chain.name());
-            let messages = [message::message(libc::NFT_MSG_DELRULE, family, 0, rules)];
-            match socket::transact(&messages) {
-                Err(rejection) if MISSING.contains(&rejection.errno) => {}
-                done => done.map_err(|rejection| rejection::error(&messages, rejection))?,
+    for &family in Family::ALL {
+        flush(rules::NAT_TABLE, family)?;
+    }
+    for &family in Family::ALL {
+        if !families.contains(&family) {
+            flush(PLUGIN_TABLE, family)?;
+        }
+    }
+    Ok(())
+}
+
+fn flush(table: &str, family: Family) -> Result<(), Error> {
+    for chain in Chain::LINKERD {
+        let rules = Attributes::default()
+            .text(nfta::RULE_TABLE, table)
+            .text(nfta::RULE_CHAIN, chain.name());
+        let messages = [message::message(libc::NFT_MSG_DELRULE, family, 0, rules)];
+        match socket::transact(&messages) {
+            Err(rejection) if !rejection::means_missing(rejection.errno) => {
+                return Err(rejection::error(&messages, rejection));
             }
+            _ => {}
         }
     }
     Ok(())

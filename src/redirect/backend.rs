@@ -1,10 +1,11 @@
 //! Ways to write redirect rules into the kernel, and the setting that selects one. `firewall::apply`
-//! tries them in order; `firewall::iptables::programs` finds those of the host.
+//! tries them in order; `firewall::iptables::host_programs` finds the programs on the host.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
+/// A way to write redirect rules into the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Backend {

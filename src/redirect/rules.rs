@@ -2,14 +2,14 @@
 //!
 //! Chains, order and comments are upstream's. With an iptables backend, `iptables-save` therefore
 //! shows the same rules as with upstream, except that the comments of the jumps end with the
-//! [marker](marker()). The backend `native` writes them to a table of its own,
-//! which `nft list ruleset` shows.
+//! [marker](marker()). The backend `native` writes them to a table of its own, which
+//! `nft list ruleset` shows.
 
 mod iptables;
 mod marker;
 pub mod nft;
 
-pub use iptables::{NAT_TABLE, install_script, rule_line, undo_script, words};
+pub use iptables::{NAT_TABLE, install_script, rule_line, split_words, undo_script};
 pub use marker::{
     digest, is_guessed, is_redirecting, marked_rules, marker, parse_marker, split_comment,
 };
@@ -19,7 +19,7 @@ use ipnet::IpNet;
 use super::ports::{self, PortRange};
 use super::{Family, Redirect, Subnet};
 
-/// In the order in which nf_tables chains are created.
+/// A chain that holds rules of Linkerd, in the order in which nf_tables chains are created.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Chain {
     ProxyInitRedirect,
@@ -46,6 +46,7 @@ impl Chain {
     }
 }
 
+/// A condition of a rule.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Match {
     Tcp,
@@ -60,6 +61,7 @@ pub enum Match {
     Loopback,
 }
 
+/// What happens to a packet that meets all conditions of a rule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// Continues in the calling chain, so that the packet is not redirected.
@@ -89,8 +91,8 @@ pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
-/// Returns the rules that `listed` lacks, as lines of `iptables-save`. A listed rule can stand for a run
-/// of rules, see [`nft::runs`].
+/// Returns the rules that `listed` lacks, as lines of `iptables-save`. A listed rule can stand for a
+/// run of rules, see [`nft::runs`].
 ///
 /// The rules of each chain must be listed in order. In the chains `own` no other rule may precede them,
 /// as it could decide instead. Other chains may have foreign rules anywhere.
@@ -105,14 +107,15 @@ pub fn missing_in_order<'r, T, E>(
     for run in runs {
         let chain = run[0].chain;
         let left = &mut listed[chain as usize];
-        let count = if own.contains(&chain) { left.len().min(1) } else { left.len() };
+        let candidates = if own.contains(&chain) { left.len().min(1) } else { left.len() };
         let mut others = 0;
-        while others < count && !is_same(run, &left[others])? {
+        while others < candidates && !is_same(run, &left[others])? {
             others += 1;
         }
-        match others < count {
-            true => *left = &left[others + 1..],
-            false => missing.extend(run.iter().map(rule_line)),
+        if others < candidates {
+            *left = &left[others + 1..];
+        } else {
+            missing.extend(run.iter().map(rule_line));
         }
     }
     Ok(missing)
@@ -157,9 +160,8 @@ fn outbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
 
 /// Returns the subnets of the family that no other one contains, each once, in order.
 fn outermost(subnets: &[Subnet], family: Family) -> Vec<&Subnet> {
-    let is_of_family =
-        |(_, subnet): &(usize, &Subnet)| subnet.net.addr().is_ipv4() == (family == Family::Ipv4);
-    let mut sorted: Vec<_> = subnets.iter().enumerate().filter(is_of_family).collect();
+    let mut sorted: Vec<(usize, &Subnet)> = subnets.iter().enumerate().collect();
+    sorted.retain(|(_, subnet)| family_of(subnet) == family);
     // A subnet precedes those that it contains.
     sorted.sort_by_key(|(_, subnet)| subnet.net);
     sorted.dedup_by(|(_, inner), (_, outer)| outer.net.contains(&inner.net));
@@ -167,36 +169,48 @@ fn outermost(subnets: &[Subnet], family: Family) -> Vec<&Subnet> {
     sorted.into_iter().map(|(_, subnet)| subnet).collect()
 }
 
+fn family_of(subnet: &Subnet) -> Family {
+    match subnet.net {
+        IpNet::V4(_) => Family::Ipv4,
+        IpNet::V6(_) => Family::Ipv6,
+    }
+}
+
 fn skipped_subnets(
     chain: Chain,
     subnets: &[Subnet],
     family: Family,
     condition: fn(IpNet) -> Match,
-) -> impl Iterator<Item = Rule> {
-    outermost(subnets, family).into_iter().map(move |subnet| {
-        let comment = format!("ignore-subnet-{}", subnet.text);
+) -> Vec<Rule> {
+    let mut rules = Vec::new();
+    for subnet in outermost(subnets, family) {
         // iptables omits the conditions `-s 0.0.0.0/0` and `-d 0.0.0.0/0`, which every packet meets.
-        let matches = (subnet.net.prefix_len() > 0).then(|| condition(subnet.net));
-        rule(chain, matches.into_iter().collect(), Verdict::Return, &comment)
-    })
+        let is_every_address = subnet.net.prefix_len() == 0;
+        let matches = if is_every_address { vec![] } else { vec![condition(subnet.net)] };
+        let comment = format!("ignore-subnet-{}", subnet.text);
+        rules.push(rule(chain, matches, Verdict::Return, &comment));
+    }
+    rules
 }
 
 fn skipped_ports(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {
-    ports::groups(ranges)
-        .into_iter()
-        .map(|group| {
-            let comment = format!("ignore-port-{}", ports::joined(&group));
-            rule(chain, vec![Match::Tcp, Match::Ports(group)], Verdict::Return, &comment)
-        })
-        .collect()
+    let mut rules = Vec::new();
+    for group in ports::groups(ranges) {
+        let comment = format!("ignore-port-{}", ports::joined(&group));
+        let matches = vec![Match::Tcp, Match::Ports(group)];
+        rules.push(rule(chain, matches, Verdict::Return, &comment));
+    }
+    rules
 }
 
+/// Returns the rules in the built-in chains that jump to Linkerd's chains.
 fn jumps() -> [Rule; 2] {
+    let inbound = Verdict::Jump(Chain::ProxyInitRedirect);
+    let outbound = Verdict::Jump(Chain::ProxyInitOutput);
     [
-        (Chain::Prerouting, Chain::ProxyInitRedirect, "install-proxy-init-prerouting"),
-        (Chain::Output, Chain::ProxyInitOutput, "install-proxy-init-output"),
+        rule(Chain::Prerouting, Vec::new(), inbound, "install-proxy-init-prerouting"),
+        rule(Chain::Output, Vec::new(), outbound, "install-proxy-init-output"),
     ]
-    .map(|(from, to, comment)| rule(from, Vec::new(), Verdict::Jump(to), comment))
 }
 
 fn rule(chain: Chain, matches: Vec<Match>, verdict: Verdict, comment: &str) -> Rule {

@@ -11,24 +11,32 @@ use crate::quote::quote;
 
 /// Describes the lock and the process that holds it, unless that is `except`. `None` if no process is
 /// known to hold it.
-pub fn holder(except: Option<u32>) -> Option<String> {
+pub fn describe_holder(except: Option<u32>) -> Option<String> {
     let path = path();
     let file = stat(&path).ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
     // The form of `/proc/locks`.
     let id = format!("{:02x}:{:02x}:{}", major(file.st_dev), minor(file.st_dev), file.st_ino);
-    let pid = holder_of(&locks, &id).filter(|&pid| Some(pid) != except)?;
-    let name = fs::read_to_string(format!("/proc/{pid}/comm"));
-    let name = name.map(|name| format!(" ({})", quote(name.trim_end()))).unwrap_or_default();
+    let pid = holder_of(&locks, &id)?;
+    if Some(pid) == except {
+        return None;
+    }
+    let name = match fs::read_to_string(format!("/proc/{pid}/comm")) {
+        Ok(name) => format!(" ({})", quote(name.trim_end())),
+        Err(_) => String::new(),
+    };
     Some(format!("{} is held by process {pid}{name}", path.display()))
 }
 
 /// Returns the path of the lock file. The programs themselves read the variable too.
 pub fn path() -> PathBuf {
-    let path = env::var_os("XTABLES_LOCKFILE").filter(|path| !path.is_empty());
-    path.map_or_else(|| PathBuf::from("/run/xtables.lock"), PathBuf::from)
+    match env::var_os("XTABLES_LOCKFILE") {
+        Some(path) if !path.is_empty() => path.into(),
+        _ => PathBuf::from("/run/xtables.lock"),
+    }
 }
 
+/// Returns the process that holds the lock on the file `id`, by the text of `/proc/locks`.
 fn holder_of(locks: &str, id: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();

@@ -5,13 +5,14 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, ExitStatus, Stdio};
 use std::thread::{self, Builder};
 use std::time::Duration;
 
-use super::{Error, lock};
+use super::lock;
 use crate::child;
 use crate::deadline::{Deadline, run_within};
+use crate::firewall::error::Error;
 use crate::redirect::rules;
 
 /// Time for one program, including its wait for the xtables lock.
@@ -29,109 +30,176 @@ const STDERR_LIMIT: usize = 4096;
 /// CAP_NET_ADMIN can add rules without limit.
 const STDOUT_LIMIT: usize = 8 << 20;
 
-/// Runs the `-restore` program, which applies all of the script or nothing, and kills it at the deadline.
+/// What a program that ran to its end printed.
+enum Finished {
+    /// The stdout, empty unless that is a pipe.
+    Succeeded(String),
+    /// The stderr on one line, or the exit status if stderr is empty.
+    Failed(String),
+}
+
+/// How a program ended.
+enum End {
+    Exited {
+        status: ExitStatus,
+        stdout: String,
+        stderr: String,
+        has_read_input: bool,
+    },
+    /// The program was killed at the deadline. `lock_holder` then held the xtables lock.
+    TimedOut {
+        lock_holder: Option<String>,
+    },
+}
+
+/// Runs the `-restore` program, which applies all of the script or nothing, and kills it at the
+/// deadline.
 pub fn restore(program: &Path, script: &str, deadline: Deadline) -> Result<(), Error> {
     tracing::debug!("linkerd-cni: input of {}:\n{script}", program.display());
     let mut command = Command::new(program);
     command.args(["--noflush", "-w", LOCK_SECONDS]).stdout(Stdio::null());
-    let done = run(program, command, script, deadline)?;
-    done.map(drop).map_err(|stderr| Error::Restore { program: program.to_owned(), stderr })
+    match run(program, command, script, deadline)? {
+        Finished::Succeeded(_) => Ok(()),
+        Finished::Failed(stderr) => Err(Error::Restore { program: program.to_owned(), stderr }),
+    }
 }
 
 /// Lists table `nat` as lines of `iptables -S`.
-pub fn list(program: &Path, deadline: Deadline) -> Result<Vec<String>, Error> {
-    let failed = |problem| failed(program, format!("cannot list table nat: {problem}"), None);
+pub fn list_nat_table(program: &Path, deadline: Deadline) -> Result<Vec<String>, Error> {
     let mut command = Command::new(program);
     command.args(["-w", LOCK_SECONDS, "-t", rules::NAT_TABLE, "-S"]).stdout(Stdio::piped());
-    let stdout = run(program, command, "", deadline)?.map_err(failed)?;
+    let stdout = match run(program, command, "", deadline)? {
+        Finished::Succeeded(stdout) => stdout,
+        Finished::Failed(stderr) => return Err(list_error(program, &stderr)),
+    };
     if stdout.len() >= STDOUT_LIMIT {
         return Err(Error::TooLong { subject: format!("the list of {}", program.display()) });
     }
     // A complete list has the policies of the built-in chains.
     if !stdout.lines().any(|line| line.starts_with("-P ")) {
-        return Err(failed("its output has no chains".to_owned()));
+        return Err(list_error(program, "its output has no chains"));
     }
     Ok(stdout.lines().map(str::to_owned).collect())
 }
 
-/// Whether the program is of legacy iptables, not of nf_tables. Versions before 1.8 do not print it.
+/// Returns whether the program is of legacy iptables, not of nf_tables. Versions before 1.8 do not
+/// print it.
 pub fn is_legacy(program: &Path, deadline: Deadline) -> Result<bool, Error> {
     let mut command = Command::new(program);
     command.arg("--version").stdout(Stdio::piped());
-    let version = run(program, command, "", deadline)?;
-    Ok(!version.unwrap_or_default().contains("nf_tables"))
-}
-
-fn failed(program: &Path, problem: String, remedy: Option<&'static str>) -> Error {
-    Error::Other { problem: format!("{} {problem}", program.display()), remedy }
-}
-
-/// Runs `command` with `input` as its stdin. Kills its process group after [`PROGRAM_BUDGET`].
-/// Returns its stdout if that is a pipe, or, if the program fails, its stderr on one line.
-///
-/// stdin is a pipe: SELinux policies let iptables use pipes of the process that starts it, but not
-/// files in memory. The kernel silently replaces a stdin that SELinux denies with `/dev/null`.
-fn run(
-    program: &Path,
-    mut command: Command,
-    input: &str,
-    deadline: Deadline,
-) -> Result<Result<String, String>, Error> {
-    let start = |source: io::Error| {
-        let is_denied = source.kind() == ErrorKind::PermissionDenied;
-        failed(program, format!("cannot be started: {source}"), is_denied.then_some(CHECK_SELINUX))
-    };
-    let budget = deadline.remaining().min(PROGRAM_BUDGET);
-    let end = Deadline::after(budget);
-    // This end shows what the program left unread.
-    let (mut unread, mut writer) = io::pipe().map_err(start)?;
-    command.stdin(unread.try_clone().map_err(start)?);
-    let mut child = command.stderr(Stdio::piped()).process_group(0).spawn().map_err(start)?;
-    let input = input.to_owned();
-    let written =
-        Builder::new().spawn(move || writer.write_all(input.as_bytes())).map_err(start)?;
-    let stdout = child.stdout.take().map(OwnedFd::from);
-    let stderr = child.stderr.take().map(OwnedFd::from);
-    let outputs = run_within("outputs", budget, move || match stdout {
-        None => (String::new(), read(stderr, STDERR_LIMIT)),
-        Some(_) => thread::scope(|scope| {
-            let stderr = Builder::new().spawn_scoped(scope, || read(stderr, STDERR_LIMIT));
-            let stderr = || stderr.ok()?.join().ok();
-            (read(stdout, STDOUT_LIMIT), stderr().unwrap_or_default())
-        }),
-    });
-    // The program closed its outputs, so it is usually about to exit.
-    let status = match &outputs {
-        Ok(_) => child::wait(&mut child, end).map_err(start)?,
-        Err(_) => None,
-    };
-    let (Ok((stdout, stderr)), Some(status)) = (outputs, status) else {
-        let lock = lock::holder(Some(child.id())).map_or(String::new(), |lock| format!("; {lock}"));
-        child::kill(&mut child);
-        let problem = format!("timed out after {budget:?} and was killed{lock}");
-        return Err(failed(program, problem, None));
-    };
-    // Ends with the input, as it lets a write that still waits for a reader go on.
-    let left = io::copy(&mut unread, &mut io::sink()).map_err(start)?;
-    let has_read = left == 0 && matches!(written.join(), Ok(Ok(())));
-    match stderr.trim() {
-        _ if status.success() && has_read => Ok(Ok(stdout)),
-        _ if status.success() => {
-            let problem = "reported success without reading the rules".to_owned();
-            Err(failed(program, problem, Some(CHECK_SELINUX)))
-        }
-        stderr if stderr.contains("xtables lock") => {
-            let unknown = || format!("{} is held by an unknown process", lock::path().display());
-            let lock = lock::holder(None).unwrap_or_else(unknown);
-            Err(Error::Locked { program: program.to_owned(), lock })
-        }
-        "" => Ok(Err(status.to_string())),
-        stderr => Ok(Err(stderr.replace('\n', "; "))),
+    match run(program, command, "", deadline)? {
+        Finished::Succeeded(version) => Ok(!version.contains("nf_tables")),
+        Finished::Failed(_) => Ok(true),
     }
 }
 
+fn list_error(program: &Path, problem: &str) -> Error {
+    program_error(program, &format!("cannot list table nat: {problem}"), None)
+}
+
+fn start_error(program: &Path, source: &io::Error) -> Error {
+    let is_denied = source.kind() == ErrorKind::PermissionDenied;
+    let remedy = if is_denied { Some(CHECK_SELINUX) } else { None };
+    program_error(program, &format!("cannot be started: {source}"), remedy)
+}
+
+fn program_error(program: &Path, problem: &str, remedy: Option<&'static str>) -> Error {
+    Error::Other { problem: format!("{} {problem}", program.display()), remedy }
+}
+
+/// Runs `command` with `input` as its stdin. Kills its process group after [`PROGRAM_BUDGET`], or at
+/// the deadline.
+fn run(
+    program: &Path,
+    command: Command,
+    input: &str,
+    deadline: Deadline,
+) -> Result<Finished, Error> {
+    let budget = deadline.remaining().min(PROGRAM_BUDGET);
+    let end = run_to_end(command, input, budget).map_err(|error| start_error(program, &error))?;
+    match end {
+        End::Exited { status, stdout, has_read_input, .. } if status.success() => {
+            if has_read_input {
+                return Ok(Finished::Succeeded(stdout));
+            }
+            let problem = "reported success without reading the rules";
+            Err(program_error(program, problem, Some(CHECK_SELINUX)))
+        }
+        End::Exited { status, stderr, .. } => match stderr.trim() {
+            "" => Ok(Finished::Failed(status.to_string())),
+            stderr if stderr.contains("xtables lock") => Err(lock_error(program)),
+            stderr => Ok(Finished::Failed(stderr.replace('\n', "; "))),
+        },
+        End::TimedOut { lock_holder } => {
+            let lock = match lock_holder {
+                Some(holder) => format!("; {holder}"),
+                None => String::new(),
+            };
+            let problem = format!("timed out after {budget:?} and was killed{lock}");
+            Err(program_error(program, &problem, None))
+        }
+    }
+}
+
+fn lock_error(program: &Path) -> Error {
+    let lock = match lock::describe_holder(None) {
+        Some(holder) => holder,
+        None => format!("{} is held by an unknown process", lock::path().display()),
+    };
+    Error::Locked { program: program.to_owned(), lock }
+}
+
+/// Starts `command`, writes `input` to its stdin, and reads its outputs until it ends, for at most
+/// `budget`.
+///
+/// stdin is a pipe: SELinux policies let iptables use pipes of the process that starts it, but not
+/// files in memory. The kernel silently replaces a stdin that SELinux denies with `/dev/null`.
+fn run_to_end(mut command: Command, input: &str, budget: Duration) -> io::Result<End> {
+    let end = Deadline::after(budget);
+    // This process keeps a reading end, which shows what the program left unread.
+    let (mut unread, mut writer) = io::pipe()?;
+    command.stdin(unread.try_clone()?);
+    let mut child = command.stderr(Stdio::piped()).process_group(0).spawn()?;
+    let input = input.to_owned();
+    let written = Builder::new().spawn(move || writer.write_all(input.as_bytes()))?;
+    let stdout = child.stdout.take().map(OwnedFd::from);
+    let stderr = child.stderr.take().map(OwnedFd::from);
+    let outputs = run_within("outputs", budget, move || read_outputs(stdout, stderr));
+    let status = match &outputs {
+        // The program closed its outputs, so it is usually about to exit.
+        Ok(_) => child::wait(&mut child, end)?,
+        Err(_) => None,
+    };
+    let (Ok((stdout, stderr)), Some(status)) = (outputs, status) else {
+        let lock_holder = lock::describe_holder(Some(child.id()));
+        child::kill(&mut child);
+        return Ok(End::TimedOut { lock_holder });
+    };
+    // Reads until the writing thread closes the pipe. The thread may block on a full pipe, which
+    // this makes room in.
+    let unread_bytes = io::copy(&mut unread, &mut io::sink())?;
+    let has_read_input = unread_bytes == 0 && matches!(written.join(), Ok(Ok(())));
+    Ok(End::Exited { status, stdout, stderr, has_read_input })
+}
+
+/// Reads stdout and stderr to their ends. Both at once, as a program blocks on a full pipe.
+fn read_outputs(stdout: Option<OwnedFd>, stderr: Option<OwnedFd>) -> (String, String) {
+    if stdout.is_none() {
+        return (String::new(), read_pipe(stderr, STDERR_LIMIT));
+    }
+    thread::scope(|scope| {
+        let reader = Builder::new().spawn_scoped(scope, || read_pipe(stderr, STDERR_LIMIT));
+        let stdout = read_pipe(stdout, STDOUT_LIMIT);
+        let stderr = match reader {
+            Ok(reader) => reader.join().unwrap_or_default(),
+            Err(_) => String::new(),
+        };
+        (stdout, stderr)
+    })
+}
+
 /// Reads a pipe to its end, and returns the first `limit` bytes.
-fn read(pipe: Option<OwnedFd>, limit: usize) -> String {
+fn read_pipe(pipe: Option<OwnedFd>, limit: usize) -> String {
     let mut text = Vec::new();
     if let Some(mut pipe) = pipe.map(File::from) {
         // A pipe that cannot be read has ended.
@@ -189,7 +257,7 @@ mod tests {
             let started = Instant::now();
             let error = restore(&path, "*nat\n", within(100)).unwrap_err();
             assert!(error.to_string().contains(" timed out after "), "{hang}: {error}");
-            let error = list(&path, within(100)).unwrap_err();
+            let error = list_nat_table(&path, within(100)).unwrap_err();
             assert!(error.to_string().contains(" timed out after "), "{hang}: {error}");
             assert!(started.elapsed() < Duration::from_secs(20), "{hang}");
         }
@@ -223,19 +291,21 @@ mod tests {
         }
     }
 
+    /// Lists table `nat` with a program that is the script `text`.
+    fn list_of(text: &str) -> Result<Vec<String>, String> {
+        let (_dir, path) = program(text);
+        list_nat_table(&path, within(20_000)).map_err(|error| error.to_string())
+    }
+
     #[test]
     fn an_incomplete_iptables_listing_is_an_error() {
-        let list = |text| {
-            let (_dir, path) = program(text);
-            list(&path, within(20_000)).map_err(|error| error.to_string())
-        };
-        let complete = list("echo -P OUTPUT ACCEPT; echo -N PROXY_INIT_OUTPUT; seq 100000");
+        let complete = list_of("echo -P OUTPUT ACCEPT; echo -N PROXY_INIT_OUTPUT; seq 100000");
         assert_eq!(complete.unwrap().len(), 100_002);
-        let empty = list("exit 0").unwrap_err();
+        let empty = list_of("exit 0").unwrap_err();
         assert!(empty.ends_with("cannot list table nat: its output has no chains"), "{empty}");
-        let long = list("echo -P OUTPUT ACCEPT; yes | head -c 9000000").unwrap_err();
+        let long = list_of("echo -P OUTPUT ACCEPT; yes | head -c 9000000").unwrap_err();
         assert!(long.contains("is too long to read"), "{long}");
-        let failed = list("echo -P OUTPUT ACCEPT; echo no nat here >&2; exit 3").unwrap_err();
+        let failed = list_of("echo -P OUTPUT ACCEPT; echo no nat here >&2; exit 3").unwrap_err();
         assert!(failed.ends_with("cannot list table nat: no nat here"), "{failed}");
     }
 }

@@ -1,11 +1,12 @@
-//! Encodes the expressions of nf_tables rules, with the same meaning as the text of the other backends.
+//! Encodes the expressions of nf_tables rules, with the same meaning as the text of the other
+//! backends.
 
 use ipnet::IpNet;
 use nix::libc;
 
 use super::nfta;
 use crate::netlink::attribute::Attributes;
-use crate::redirect::address;
+use crate::redirect::address_number;
 use crate::redirect::rules::nft::{self, Key};
 use crate::redirect::rules::{Match, Rule, Verdict};
 
@@ -24,6 +25,7 @@ const LOOPBACK: [u8; libc::IFNAMSIZ] = *b"lo\0\0\0\0\0\0\0\0\0\0\0\0\0\0";
 /// Name of an anonymous set in the transaction that creates it. The kernel replaces `%d`.
 const TEMPLATE: &[u8] = b"__set%d\0";
 
+/// Name of the set of a rule.
 pub enum SetName<'a> {
     /// The set has this ID in the transaction that creates set and rule.
     New(u32),
@@ -32,6 +34,7 @@ pub enum SetName<'a> {
 }
 
 impl SetName<'_> {
+    /// Appends the name as the attribute `name`, and the ID of a new set as the attribute `id`.
     pub fn append(&self, attributes: Attributes, name: u16, id: u16) -> Attributes {
         match self {
             SetName::New(number) => attributes.bytes(name, TEMPLATE).number(id, *number),
@@ -40,48 +43,49 @@ impl SetName<'_> {
     }
 }
 
-/// A comparison that fails ends the rule.
+/// Encodes the conditions and the verdict of the nf_tables rule that stands for `run`. A condition
+/// that a packet does not meet ends the rule.
 pub fn expressions(run: &[Rule], set: &SetName<'_>) -> Attributes {
     let rule = &run[0];
-    let conditions =
-        rule.matches.iter().fold(Expressions::default(), |list, condition| match condition {
+    let mut list = Expressions::default();
+    for condition in &rule.matches {
+        list = match condition {
             Match::Tcp => list.meta(libc::NFT_META_L4PROTO).equal(&[libc::IPPROTO_TCP as u8]),
             Match::Uid(uid) => list.meta(libc::NFT_META_SKUID).equal(&uid.to_ne_bytes()),
             Match::Gid(gid) => list.meta(libc::NFT_META_SKGID).equal(&gid.to_ne_bytes()),
             Match::Loopback => list.meta(libc::NFT_META_OIFNAME).equal(&LOOPBACK),
-            Match::Ports(_) | Match::Port(_) => {
-                let header = libc::NFT_PAYLOAD_TRANSPORT_HEADER;
-                let list = list.payload(header, DESTINATION_PORT, Key::PORT);
-                match nft::ranges(run)[..] {
-                    [(first, last)] if first == last => list.equal(&Key::PORT.encode(first)),
-                    [(first, last)] => {
-                        list.between(&Key::PORT.encode(first), &Key::PORT.encode(last))
-                    }
-                    _ => list.lookup(set),
-                }
-            }
-            Match::Source(net) | Match::Destination(net) => {
-                let (key, source) = match net {
-                    IpNet::V4(_) => (Key::IPV4_ADDRESS, IPV4_SOURCE),
-                    IpNet::V6(_) => (Key::IPV6_ADDRESS, IPV6_SOURCE),
-                };
-                let offset = match condition {
-                    Match::Source(_) => source,
-                    _ => source + key.length as u32,
-                };
-                let list = list.payload(libc::NFT_PAYLOAD_NETWORK_HEADER, offset, key);
-                let encoded = |ip| key.encode(address(ip));
-                match run.len() {
-                    1 => list.mask(&encoded(net.netmask())).equal(&encoded(net.network())),
-                    _ => list.lookup(set),
-                }
-            }
-        });
-    conditions.verdict(rule.verdict).0
+            Match::Ports(_) | Match::Port(_) => list.ports(run, set),
+            Match::Source(net) => list.subnets(run, *net, source_offset(*net), set),
+            Match::Destination(net) => list.subnets(run, *net, destination_offset(*net), set),
+        };
+    }
+    list.verdict(rule.verdict).0
+}
+
+fn address_key(net: IpNet) -> Key {
+    match net {
+        IpNet::V4(_) => Key::IPV4_ADDRESS,
+        IpNet::V6(_) => Key::IPV6_ADDRESS,
+    }
+}
+
+fn source_offset(net: IpNet) -> u32 {
+    match net {
+        IpNet::V4(_) => IPV4_SOURCE,
+        IpNet::V6(_) => IPV6_SOURCE,
+    }
+}
+
+fn destination_offset(net: IpNet) -> u32 {
+    source_offset(net) + address_key(net).length as u32
 }
 
 fn value(bytes: &[u8]) -> Attributes {
     Attributes::default().bytes(nfta::DATA_VALUE, bytes)
+}
+
+fn verdict_code(code: i32) -> Attributes {
+    Attributes::default().number(nfta::VERDICT_CODE, code as u32)
 }
 
 /// A list of expressions. Loads write to [`REGISTER`], comparisons read from it.
@@ -107,6 +111,28 @@ impl Expressions {
             .number(nfta::PAYLOAD_OFFSET, offset)
             .number(nfta::PAYLOAD_LEN, key.length as u32);
         self.push("payload", data)
+    }
+
+    /// Requires that the destination port is one of the run's.
+    fn ports(self, run: &[Rule], set: &SetName<'_>) -> Self {
+        let list = self.payload(libc::NFT_PAYLOAD_TRANSPORT_HEADER, DESTINATION_PORT, Key::PORT);
+        match nft::ranges(run)[..] {
+            [(first, last)] if first == last => list.equal(&Key::PORT.encode(first)),
+            [(first, last)] => list.between(&Key::PORT.encode(first), &Key::PORT.encode(last)),
+            _ => list.lookup(set),
+        }
+    }
+
+    /// Requires that the address at `offset` of the IP header is in `net`, or in a subnet of a
+    /// longer run.
+    fn subnets(self, run: &[Rule], net: IpNet, offset: u32, set: &SetName<'_>) -> Self {
+        let key = address_key(net);
+        let list = self.payload(libc::NFT_PAYLOAD_NETWORK_HEADER, offset, key);
+        if run.len() > 1 {
+            return list.lookup(set);
+        }
+        let mask = key.encode(address_number(net.netmask()));
+        list.mask(&mask).equal(&key.encode(address_number(net.network())))
     }
 
     fn mask(self, mask: &[u8]) -> Self {
@@ -145,15 +171,19 @@ impl Expressions {
     }
 
     fn verdict(self, verdict: Verdict) -> Self {
-        let code = |code: i32| Attributes::default().number(nfta::VERDICT_CODE, code as u32);
-        let verdict = match verdict {
-            Verdict::Return => code(libc::NFT_RETURN),
-            Verdict::Jump(chain) => code(libc::NFT_JUMP).text(nfta::VERDICT_CHAIN, chain.name()),
+        match verdict {
+            Verdict::Return => self.decide(verdict_code(libc::NFT_RETURN)),
+            Verdict::Jump(chain) => {
+                self.decide(verdict_code(libc::NFT_JUMP).text(nfta::VERDICT_CHAIN, chain.name()))
+            }
             Verdict::Redirect(port) => {
                 let to = Attributes::default().number(nfta::REDIR_REG_PROTO_MIN, REGISTER);
-                return self.load(REGISTER, value(&port.to_be_bytes())).push("redir", to);
+                self.load(REGISTER, value(&port.to_be_bytes())).push("redir", to)
             }
-        };
+        }
+    }
+
+    fn decide(self, verdict: Attributes) -> Self {
         self.load(VERDICT_REGISTER, Attributes::default().nested(nfta::DATA_VERDICT, verdict))
     }
 

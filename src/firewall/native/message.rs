@@ -22,8 +22,8 @@ const PRIORITY: i32 = libc::NF_IP_PRI_NAT_DST + 1;
 /// Type of user data that `nft` shows as a comment (`NFTNL_UDATA_RULE_COMMENT` of
 /// `libnftnl/udata.h`).
 const COMMENT: u8 = 0;
-/// Longest comment, in characters: the user data of a rule has at most 256 bytes (`NFT_USERDATA_MAXLEN`),
-/// of which the header takes two and the NUL one.
+/// Longest comment, in characters: the user data of a rule has at most 256 bytes
+/// (`NFT_USERDATA_MAXLEN`), of which the header takes two and the NUL one.
 const COMMENT_LIMIT: usize = 253;
 
 pub fn protocol_family(family: Family) -> u8 {
@@ -41,8 +41,8 @@ pub fn table() -> Attributes {
     Attributes::default().text(nfta::TABLE_NAME, PLUGIN_TABLE)
 }
 
-/// `PREROUTING` and `OUTPUT` are base chains, hooked into the kernel's NAT. They accept packets that reach
-/// their end.
+/// Encodes a chain of the plugin's table. `PREROUTING` and `OUTPUT` are base chains, hooked into the
+/// kernel's NAT. They accept packets that reach their end.
 pub fn chain(chain: Chain) -> Attributes {
     let attributes = Attributes::default()
         .text(nfta::CHAIN_TABLE, PLUGIN_TABLE)
@@ -59,6 +59,7 @@ pub fn chain(chain: Chain) -> Attributes {
     attributes.number(nfta::CHAIN_POLICY, libc::NF_ACCEPT as u32)
 }
 
+/// Encodes the rule that stands for `run`.
 pub fn rule(run: &[Rule], set: &SetName<'_>) -> Attributes {
     Attributes::default()
         .text(nfta::RULE_TABLE, PLUGIN_TABLE)
@@ -76,6 +77,7 @@ pub fn userdata(comment: &str) -> Vec<u8> {
     data
 }
 
+/// Returns the comment in the user data of a rule, with its NUL.
 pub fn comment(mut userdata: &[u8]) -> Option<&[u8]> {
     while let [kind, length, rest @ ..] = userdata {
         let (value, others) = rest.split_at_checked(usize::from(*length))?;
@@ -87,24 +89,29 @@ pub fn comment(mut userdata: &[u8]) -> Option<&[u8]> {
     None
 }
 
-/// Without the NUL that may follow.
+/// Decodes a text, without the NUL that may follow.
 pub fn text(bytes: &[u8]) -> Cow<'_, str> {
     String::from_utf8_lossy(bytes.strip_suffix(b"\0").unwrap_or(bytes))
 }
 
-/// Text of an expression that wraps iptables' match `comment`, padded with NULs.
+/// Returns the text of an expression that wraps iptables' match `comment`, padded with NULs.
 pub fn match_comment(expression: &[u8]) -> Option<&[u8]> {
     let data = data_of(expression, b"match\0")?;
-    find(data, nfta::MATCH_NAME).filter(|name| *name == b"comment\0")?;
+    if find(data, nfta::MATCH_NAME)? != b"comment\0" {
+        return None;
+    }
     find(data, nfta::MATCH_INFO)
 }
 
-/// Name of the set in which an expression looks a value up, with its NUL.
+/// Returns the name of the set in which an expression looks a value up, with its NUL.
 pub fn set_name(expression: &[u8]) -> Option<&[u8]> {
     find(data_of(expression, b"lookup\0")?, nfta::LOOKUP_SET)
 }
 
+/// Returns the attributes of an expression if it has the name `name`.
 fn data_of<'a>(expression: &'a [u8], name: &[u8]) -> Option<&'a [u8]> {
-    find(expression, nfta::EXPR_NAME).filter(|found| *found == name)?;
+    if find(expression, nfta::EXPR_NAME)? != name {
+        return None;
+    }
     find(expression, nfta::EXPR_DATA)
 }

@@ -5,32 +5,45 @@ use nix::libc;
 
 use super::message::{self, protocol_family, text};
 use super::nfta;
-use crate::firewall::{Error, NO_IPV6};
+use crate::firewall::error::{Error, NO_IPV6};
 use crate::netlink::attribute::find;
 use crate::netlink::socket::{Message, Rejection};
 use crate::redirect::Family;
 
+/// Describes the rejection of a transaction of `messages`.
 pub fn error(messages: &[Message], Rejection { errno, sequence }: Rejection) -> Error {
-    let at_fault = messages.get((sequence as usize).wrapping_sub(1));
-    let subject = at_fault.map_or_else(|| "the transaction".to_owned(), subject);
-    let is_ipv6 = |message: &&Message| message.family == protocol_family(Family::Ipv6);
-    let of_family = at_fault.filter(is_ipv6).map(|_| NO_IPV6);
-    let remedy = remedy(errno, at_fault.map(|message| message.kind));
-    let remedies: Vec<&str> = remedy.into_iter().chain(of_family).collect();
-    Error::Native { subject, remedy: remedies.join("; "), source: errno }
+    // The sequence number counts from 1; 0 names no message.
+    let Some(at_fault) = messages.get((sequence as usize).wrapping_sub(1)) else {
+        let remedy = remedy(errno, None).unwrap_or_default().to_owned();
+        return Error::Native { subject: "the transaction".to_owned(), remedy, source: errno };
+    };
+    let mut remedies = Vec::from_iter(remedy(errno, Some(at_fault.kind)));
+    if at_fault.family == protocol_family(Family::Ipv6) {
+        remedies.push(NO_IPV6);
+    }
+    Error::Native { subject: subject(at_fault), remedy: remedies.join("; "), source: errno }
 }
 
+/// Describes why the kernel did not list objects.
 pub fn list_error(errno: Errno) -> Error {
     let subject = "the list of tables, chains, rules and sets".to_owned();
-    match errno {
-        Errno::EFBIG => Error::TooLong { subject },
-        _ => {
-            let remedy = remedy(errno, None).unwrap_or_default().to_owned();
-            Error::Native { subject, remedy, source: errno }
-        }
+    if errno == Errno::EFBIG {
+        return Error::TooLong { subject };
     }
+    let remedy = remedy(errno, None).unwrap_or_default().to_owned();
+    Error::Native { subject, remedy, source: errno }
 }
 
+/// Returns whether a kernel without nf_tables, without the address family, or without the object
+/// rejects a message with `errno`.
+pub fn means_missing(errno: Errno) -> bool {
+    matches!(
+        errno,
+        Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT | Errno::ENOENT
+    )
+}
+
+/// Names the object that `message` creates or deletes.
 fn subject(message: &Message) -> String {
     let text = |kind| text(find(&message.attributes.0, kind).unwrap_or_default());
     let family = if message.family == protocol_family(Family::Ipv4) { "ip" } else { "ip6" };
@@ -51,6 +64,7 @@ fn subject(message: &Message) -> String {
     }
 }
 
+/// Returns what to do if the kernel rejects a message of the type `at_fault`, or the transaction.
 fn remedy(errno: Errno, at_fault: Option<i32>) -> Option<&'static str> {
     Some(match (errno, at_fault) {
         (Errno::EOPNOTSUPP | Errno::EPROTONOSUPPORT | Errno::EAFNOSUPPORT, None) => {

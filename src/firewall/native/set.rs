@@ -1,5 +1,5 @@
-//! The anonymous sets of the plugin's rules: one for each list of ports or subnets. The kernel deletes
-//! such a set together with its rule.
+//! The anonymous sets of the plugin's rules: one for each list of ports or subnets. The kernel
+//! deletes such a set together with its rule.
 
 use nix::errno::Errno;
 use nix::libc;
@@ -21,7 +21,7 @@ const INTERVAL_END: u32 = libc::NFT_SET_ELEM_INTERVAL_END as u32;
 /// that holds all of them has 16 bits.
 const ELEMENTS_PER_MESSAGE: usize = 1500;
 
-/// Where numbers begin or, if the flag is set, cease to be in the set.
+/// Where a range of numbers begins or, if the flag is set, the first number behind its end.
 type Element = (u128, bool);
 
 fn elements(set: &Set) -> Vec<Element> {
@@ -37,9 +37,8 @@ fn elements(set: &Set) -> Vec<Element> {
     elements
 }
 
-/// The messages that create a set precede that of the rule.
+/// Builds the messages that create a set. They precede the message of the rule.
 pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
-    let message = |kind, attributes| message(kind, family, CREATE, attributes);
     let name = SetName::New(id);
     let attributes = Attributes::default().text(nfta::SET_TABLE, PLUGIN_TABLE);
     let attributes = name
@@ -47,7 +46,7 @@ pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
         .number(nfta::SET_FLAGS, FLAGS)
         .number(nfta::SET_KEY_TYPE, set.key.datatype)
         .number(nfta::SET_KEY_LEN, set.key.length as u32);
-    let mut messages = vec![message(libc::NFT_MSG_NEWSET, attributes)];
+    let mut messages = vec![message(libc::NFT_MSG_NEWSET, family, CREATE, attributes)];
     for elements in elements(set).chunks(ELEMENTS_PER_MESSAGE) {
         let mut list = Attributes::default();
         for element in elements {
@@ -57,7 +56,7 @@ pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
         let attributes = name
             .append(attributes, nfta::SET_ELEM_LIST_SET, nfta::SET_ELEM_LIST_SET_ID)
             .nested(nfta::SET_ELEM_LIST_ELEMENTS, list);
-        messages.push(message(libc::NFT_MSG_NEWSETELEM, attributes));
+        messages.push(message(libc::NFT_MSG_NEWSETELEM, family, CREATE, attributes));
     }
     messages
 }
@@ -65,12 +64,10 @@ pub fn messages(set: &Set, family: Family, id: u32) -> Vec<Message> {
 fn encode((number, is_end): Element, key: Key) -> Attributes {
     let value = Attributes::default().bytes(nfta::DATA_VALUE, &key.encode(number));
     let attributes = Attributes::default().nested(nfta::SET_ELEM_KEY, value);
-    match is_end {
-        true => attributes.number(nfta::SET_ELEM_FLAGS, INTERVAL_END),
-        false => attributes,
-    }
+    if is_end { attributes.number(nfta::SET_ELEM_FLAGS, INTERVAL_END) } else { attributes }
 }
 
+/// Returns whether the kernel lists the set `name` with the elements of `wanted`.
 pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errno> {
     let request = Attributes::default()
         .text(nfta::SET_ELEM_LIST_TABLE, PLUGIN_TABLE)
@@ -81,11 +78,13 @@ pub fn is_listed(wanted: &Set, family: Family, name: &[u8]) -> Result<bool, Errn
             let list = find(payload, nfta::SET_ELEM_LIST_ELEMENTS).unwrap_or_default();
             found.extend(parse(list).map(|(_, element)| decode(element)));
         });
-    found.sort_unstable();
     match result {
-        Err(Errno::ENOENT) => Ok(false),
-        result => result.map(|()| found.into_iter().eq(elements(wanted).into_iter().map(Some))),
+        Ok(()) => {}
+        Err(Errno::ENOENT) => return Ok(false),
+        Err(errno) => return Err(errno),
     }
+    found.sort_unstable();
+    Ok(found.into_iter().eq(elements(wanted).into_iter().map(Some)))
 }
 
 fn decode(element: &[u8]) -> Option<Element> {

@@ -12,14 +12,14 @@ fn rejected(errno: Errno, is_at_fault: impl Fn(&Message) -> bool) -> (String, St
     (error.to_string(), error.remedy().unwrap_or_default())
 }
 
-fn has(message: &Message, text: &str) -> bool {
+fn mentions(message: &Message, text: &str) -> bool {
     String::from_utf8_lossy(&message.attributes.0).contains(text)
 }
 
 #[test]
 fn a_rejected_rule_names_its_comment_and_the_missing_module() {
     let rule = "the kernel rejected rule proxy-init/redirect-all-incoming-to-proxy-port in chain PROXY_INIT_REDIRECT of table ip linkerd-cni";
-    let is_redirect = |message: &Message| has(message, "redir\0");
+    let is_redirect = |message: &Message| mentions(message, "redir\0");
     let (error, remedy) = rejected(Errno::ENOENT, is_redirect);
     assert_eq!(error, format!("{rule}: ENOENT: No such file or directory"));
     assert!(remedy.starts_with("load the kernel module nft_redir"), "{remedy}");
@@ -27,7 +27,8 @@ fn a_rejected_rule_names_its_comment_and_the_missing_module() {
 
 #[test]
 fn a_rejected_chain_and_table_are_named_with_the_remedy() {
-    let base = |message: &Message| message.kind == libc::NFT_MSG_NEWCHAIN && has(message, "nat\0");
+    let base =
+        |message: &Message| message.kind == libc::NFT_MSG_NEWCHAIN && mentions(message, "nat\0");
     let (error, remedy) = rejected(Errno::ENOENT, base);
     assert_eq!(
         error,
@@ -45,7 +46,7 @@ fn a_rejected_chain_and_table_are_named_with_the_remedy() {
     for kind in [libc::NFT_MSG_NEWTABLE, libc::NFT_MSG_NEWCHAIN, libc::NFT_MSG_NEWRULE] {
         let (_, remedy) =
             rejected(Errno::EINVAL, |message| is_ip6(message) && message.kind == kind);
-        assert_eq!(remedy, crate::firewall::NO_IPV6);
+        assert_eq!(remedy, crate::firewall::error::NO_IPV6);
     }
 }
 
@@ -89,15 +90,15 @@ fn rules_of_other_tables_are_ignored() {
 }
 
 #[test]
-fn kernels_before_4_18_are_refused() {
+fn kernels_before_4_18_are_rejected() {
     let old = ["2.6.78", "3.10.0-1160.el7.x86_64", "4.14.355-196.amzn2.x86_64", "4.17"];
     for release in old {
-        let error = refuse_old_kernel(OsStr::new(release)).unwrap_err();
+        let error = reject_old_kernel(OsStr::new(release)).unwrap_err();
         let wanted = format!("the backend native needs Linux 4.18, and this kernel is {release}");
         assert_eq!(error.to_string(), wanted);
         assert!(error.remedy().is_some());
     }
     for release in ["4.18.0-553.el8_10.x86_64", "5.3", "6.18.44-fc", "10.0", "", "next"] {
-        refuse_old_kernel(OsStr::new(release)).unwrap();
+        reject_old_kernel(OsStr::new(release)).unwrap();
     }
 }

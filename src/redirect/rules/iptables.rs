@@ -1,10 +1,9 @@
 //! Renders rules as text: lines of `iptables-save`, and scripts for `iptables-restore --noflush`. Each
 //! script is one transaction. Splits listed lines into words.
 
-use std::fmt::Write as _;
-
 use super::{Chain, Match, Rule, Verdict, ports};
 
+/// Table that holds the rules of the iptables backends.
 pub const NAT_TABLE: &str = "nat";
 
 /// Renders a rule like `iptables-save`, for example `-A OUTPUT -j PROXY_INIT_OUTPUT`.
@@ -16,9 +15,7 @@ pub fn rule_line(rule: &Rule) -> String {
     }
     let comment = &rule.comment;
     let target = verdict_text(rule.verdict);
-    // Writing to a String cannot fail.
-    let _ = write!(line, " -m comment --comment \"{comment}\" -j {target}");
-    line
+    line + &format!(" -m comment --comment \"{comment}\" -j {target}")
 }
 
 /// Renders a script that replaces the content of Linkerd's chains with `rules`. `old_jumps` are the
@@ -31,36 +28,40 @@ pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> Stri
     for chain in Chain::LINKERD {
         let name = chain.name();
         // `:NAME` creates or flushes the chain. `-N` fails if the chain exists.
-        let _ =
-            if fresh { writeln!(script, "-N {name}") } else { writeln!(script, ":{name} - [0:0]") };
+        if fresh {
+            script += &format!("-N {name}\n");
+        } else {
+            script += &format!(":{name} - [0:0]\n");
+        }
     }
     for jump in old_jumps {
-        let _ = writeln!(script, "{}", deletion(jump));
+        script += &format!("{}\n", deletion(jump));
     }
     for rule in rules {
-        let _ = writeln!(script, "{}", rule_line(rule));
+        script += &format!("{}\n", rule_line(rule));
     }
     script.push_str("COMMIT\n");
     script
 }
 
-/// Removes what a fresh [`install_script`] of `rules` added.
+/// Renders a script that removes what a fresh [`install_script`] of `rules` added.
 pub fn undo_script(rules: &[Rule]) -> String {
     let mut script = format!("*{NAT_TABLE}\n");
     for rule in rules {
         if let Verdict::Jump(_) = rule.verdict {
-            let _ = writeln!(script, "{}", deletion(&rule_line(rule)));
+            script += &format!("{}\n", deletion(&rule_line(rule)));
         }
     }
     for command in ["-F", "-X"] {
         for chain in Chain::LINKERD {
-            let _ = writeln!(script, "{command} {}", chain.name());
+            script += &format!("{command} {}\n", chain.name());
         }
     }
     script.push_str("COMMIT\n");
     script
 }
 
+/// Returns the line that deletes the rule in `line`.
 fn deletion(line: &str) -> String {
     line.replacen("-A ", "-D ", 1)
 }
@@ -89,7 +90,7 @@ fn verdict_text(verdict: Verdict) -> String {
 }
 
 /// Splits a line of `iptables -S` at blanks outside quotes, and removes the quotes.
-pub fn words(line: &str) -> Vec<String> {
+pub fn split_words(line: &str) -> Vec<String> {
     let (mut words, mut word, mut is_quoted) = (Vec::new(), String::new(), false);
     let mut characters = line.chars();
     while let Some(character) = characters.next() {

@@ -1,5 +1,5 @@
-//! Which rules are one nf_tables rule, with which set. [`crate::firewall`] encodes the conditions, with
-//! the same meaning as the text of [`super::iptables`].
+//! Which rules are one nf_tables rule, with which set. [`crate::firewall`] encodes the conditions,
+//! with the same meaning as the text of [`super::iptables`].
 
 use std::borrow::Cow;
 use std::mem::discriminant;
@@ -7,8 +7,9 @@ use std::mem::discriminant;
 use ipnet::IpNet;
 
 use super::{Match, Rule};
-use crate::redirect::{address, ports};
+use crate::redirect::{address_number, ports};
 
+/// The ports or addresses of a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Set {
     pub key: Key,
@@ -30,31 +31,36 @@ impl Key {
     pub const IPV4_ADDRESS: Key = Key { length: 4, datatype: 7 };
     pub const IPV6_ADDRESS: Key = Key { length: 16, datatype: 8 };
 
-    /// In network byte order.
+    /// Encodes a number in network byte order.
     pub fn encode(self, number: u128) -> Vec<u8> {
         number.to_be_bytes()[size_of::<u128>() - self.length..].to_vec()
     }
 }
 
-/// Splits rules into runs, each of which one nf_tables rule stands for: rules that differ only in their
-/// ports or subnets, such as those of a long list. So the number of nf_tables rules does not grow with
-/// the lists.
+/// Splits rules into runs, each of which one nf_tables rule stands for. The rules of a run differ only
+/// in their ports or subnets, such as those of a long list. So the number of nf_tables rules does not
+/// grow with the lists.
 pub fn runs(rules: &[Rule]) -> impl Iterator<Item = &[Rule]> {
-    rules.chunk_by(|one, next| {
-        let mut pairs = one.matches.iter().zip(&next.matches);
-        let lists = one.matches.iter().filter(|condition| key(condition).is_some()).count();
-        (one.chain, one.verdict, one.matches.len())
-            == (next.chain, next.verdict, next.matches.len())
-            && lists == 1
-            && pairs.all(|(one, next)| {
-                let is_same_kind = discriminant(one) == discriminant(next);
-                one == next || (is_same_kind && key(one).is_some() && key(one) == key(next))
-            })
-    })
+    rules.chunk_by(are_one_run)
 }
 
-/// Returns the comment of the nf_tables rule that stands for consecutive rules: that of the first one,
-/// with an ellipsis if others follow.
+fn are_one_run(one: &Rule, next: &Rule) -> bool {
+    let lists = one.matches.iter().filter(|condition| key(condition).is_some()).count();
+    one.chain == next.chain
+        && one.verdict == next.verdict
+        && one.matches.len() == next.matches.len()
+        && lists == 1
+        && one.matches.iter().zip(&next.matches).all(|(one, next)| may_share_set(one, next))
+}
+
+/// Returns whether the conditions are equal, or of one kind with numbers for one set.
+fn may_share_set(one: &Match, next: &Match) -> bool {
+    let is_same_kind = discriminant(one) == discriminant(next);
+    one == next || (is_same_kind && key(one).is_some() && key(one) == key(next))
+}
+
+/// Returns the comment of the nf_tables rule that stands for consecutive rules: that of the first
+/// one, with an ellipsis if others follow.
 pub fn comment(run: &[Rule]) -> Cow<'_, str> {
     match run {
         [] => Cow::default(),
@@ -63,15 +69,16 @@ pub fn comment(run: &[Rule]) -> Cow<'_, str> {
     }
 }
 
-/// Returns the set of the nf_tables rule for a run: its ports, unless they are one range, or the subnets
-/// of a longer run.
+/// Returns the set of the nf_tables rule for a run: its ports, unless they are one range, or the
+/// subnets of a longer run.
 pub fn set(run: &[Rule]) -> Option<Set> {
     let key = run.first()?.matches.iter().find_map(key)?;
     let ranges = ranges(run);
     let count = if key == Key::PORT { ranges.len() } else { run.len() };
-    (count > 1).then_some(Set { key, ranges })
+    if count > 1 { Some(Set { key, ranges }) } else { None }
 }
 
+/// Returns the key of a condition that may look a number up in a set.
 fn key(condition: &Match) -> Option<Key> {
     match condition {
         Match::Ports(_) | Match::Port(_) => Some(Key::PORT),
@@ -93,7 +100,7 @@ pub fn ranges(run: &[Rule]) -> Vec<(u128, u128)> {
             }
             Match::Port(port) => ranges.push(((*port).into(), (*port).into())),
             Match::Source(net) | Match::Destination(net) => {
-                ranges.push((address(net.network()), address(net.broadcast())));
+                ranges.push((address_number(net.network()), address_number(net.broadcast())));
             }
             Match::Tcp | Match::Uid(_) | Match::Gid(_) | Match::Loopback => {}
         }

@@ -5,8 +5,8 @@
 use std::str::FromStr;
 
 use ipnet::IpNet;
-use linkerd2_cni::redirect::address;
-use linkerd2_cni::redirect::rules::{Chain, words};
+use linkerd2_cni::redirect::address_number;
+use linkerd2_cni::redirect::rules::{Chain, split_words};
 
 pub const TCP: u8 = 6;
 pub const UDP: u8 = 17;
@@ -138,7 +138,7 @@ impl Condition {
 }
 
 fn rule(line: &str) -> Result<Rule, String> {
-    let words = words(line);
+    let words = split_words(line);
     // The first two words are `-A` and the chain.
     let mut words = words.iter().map(String::as_str).skip(2);
     let (mut conditions, mut target, mut is_negated) = (Vec::new(), None, false);
@@ -194,6 +194,6 @@ fn number<T: FromStr>(text: &str) -> Result<T, String> {
 
 fn subnet(text: &str) -> Result<Range, String> {
     let net: IpNet = number(text)?;
-    let range = (address(net.network()), address(net.broadcast()));
+    let range = (address_number(net.network()), address_number(net.broadcast()));
     if net == net.trunc() { Ok(range) } else { Err(format!("{text} is not a subnet")) }
 }

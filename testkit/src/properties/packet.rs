@@ -4,7 +4,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 use linkerd2_cni::redirect::ports::PortRange;
 pub use linkerd2_cni::redirect::rules::Chain as Hook;
-use linkerd2_cni::redirect::{Family, Redirect, Subnet, address};
+use linkerd2_cni::redirect::{Family, Redirect, Subnet, address_number};
 
 use super::evaluator::{Field, Fields};
 pub use super::evaluator::{TCP, UDP};
@@ -64,8 +64,8 @@ impl Packet {
         let mut fields = Fields::default();
         for (field, number) in [
             (Field::Protocol, Some(self.protocol.into())),
-            (Field::Source, Some(address(self.source))),
-            (Field::Destination, Some(address(self.destination))),
+            (Field::Source, Some(address_number(self.source))),
+            (Field::Destination, Some(address_number(self.destination))),
             (Field::Port, Some(self.destination_port.into())),
             (Field::Uid, self.socket.map(|(uid, _)| uid.into())),
             (Field::Gid, self.socket.map(|(_, gid)| gid.into())),

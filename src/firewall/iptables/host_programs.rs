@@ -2,60 +2,68 @@
 
 use std::env;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
-use super::Error;
+use crate::firewall::error::Error;
 use crate::redirect::Family;
 use crate::redirect::backend::Backend;
 
 /// Searched after `PATH`, which some runtimes leave empty.
 const FALLBACK_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
+/// A pair of programs of the host, for one backend and one family.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Programs {
+pub struct HostPrograms {
     pub backend: Backend,
     pub command: PathBuf,
     pub restore: PathBuf,
 }
 
-/// If the host lacks the programs, finds the first complete pair of nft, plain and legacy, as upstream.
-pub fn find(backend: Backend, family: Family) -> Result<Programs, Error> {
+/// Finds the programs of `backend`. If the host lacks them, finds the first complete pair of nft,
+/// plain and legacy, as upstream.
+pub fn find_programs(backend: Backend, family: Family) -> Result<HostPrograms, Error> {
     let path = env::var_os("PATH").unwrap_or_default();
-    let dirs = env::split_paths(&path).filter(|dir| dir.is_absolute());
-    let dirs: Vec<_> = dirs.chain(FALLBACK_DIRS.map(PathBuf::from)).collect();
+    let mut dirs: Vec<PathBuf> = env::split_paths(&path).filter(|dir| dir.is_absolute()).collect();
+    dirs.extend(FALLBACK_DIRS.map(PathBuf::from));
     find_in(&dirs, backend, family)
 }
 
-fn pair(dirs: &[PathBuf], backend: Backend, family: Family) -> Option<Programs> {
-    let name = name(backend, family);
-    // Not access(2), which SELinux can deny: the attempt to start the program names that cause.
-    let is_executable = |path: &PathBuf| {
-        let found = path.metadata();
-        found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
-    };
-    let executable = |name: &str| dirs.iter().map(|dir| dir.join(name)).find(is_executable);
-    let command = executable(&name)?;
-    let restore = executable(&format!("{name}-restore"))?;
-    Some(Programs { backend, command, restore })
-}
-
-fn find_in(dirs: &[PathBuf], backend: Backend, family: Family) -> Result<Programs, Error> {
-    if let Some(programs) = pair(dirs, backend, family) {
+fn find_in(dirs: &[PathBuf], backend: Backend, family: Family) -> Result<HostPrograms, Error> {
+    if let Some(programs) = find_pair(dirs, backend, family) {
         return Ok(programs);
     }
     let others = [Backend::Nft, Backend::Plain, Backend::Legacy];
-    if let Some(programs) = others.iter().find_map(|&other| pair(dirs, other, family)) {
-        let wanted = name(backend, family);
-        tracing::warn!(
-            "linkerd-cni: the node does not have both {wanted} and {wanted}-restore, using {}",
-            programs.command.display()
-        );
-        return Ok(programs);
+    for other in others {
+        if let Some(programs) = find_pair(dirs, other, family) {
+            let wanted = program_name(backend, family);
+            tracing::warn!(
+                "linkerd-cni: the node does not have both {wanted} and {wanted}-restore, using {}",
+                programs.command.display()
+            );
+            return Ok(programs);
+        }
     }
-    Err(Error::NoPrograms { wanted: others.map(|other| name(other, family)).join(", ") })
+    let wanted = others.map(|other| program_name(other, family)).join(", ");
+    Err(Error::NoPrograms { wanted })
 }
 
-fn name(backend: Backend, family: Family) -> String {
+fn find_pair(dirs: &[PathBuf], backend: Backend, family: Family) -> Option<HostPrograms> {
+    let name = program_name(backend, family);
+    let command = find_executable(dirs, &name)?;
+    let restore = find_executable(dirs, &format!("{name}-restore"))?;
+    Some(HostPrograms { backend, command, restore })
+}
+
+fn find_executable(dirs: &[PathBuf], name: &str) -> Option<PathBuf> {
+    dirs.iter().map(|dir| dir.join(name)).find(|path| is_executable(path))
+}
+
+/// Does not use access(2), which SELinux can deny: the attempt to start the program names that cause.
+fn is_executable(path: &Path) -> bool {
+    path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
+}
+
+fn program_name(backend: Backend, family: Family) -> String {
     let base = match family {
         Family::Ipv4 => "iptables",
         Family::Ipv6 => "ip6tables",
@@ -114,7 +122,8 @@ mod tests {
         let error = find_in(&[], Backend::Legacy, Family::Ipv6).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "none of ip6tables-nft, ip6tables, ip6tables-legacy, together with its -restore program, is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
+            "none of ip6tables-nft, ip6tables, ip6tables-legacy, together with its -restore program, \
+             is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
         );
     }
 }
