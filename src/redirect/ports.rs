@@ -10,9 +10,11 @@ use crate::quote::quote;
 /// Number of ports in one iptables `multiport` match. A range counts as two.
 const MULTIPORT_LIMIT: usize = 15;
 
-pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and without blanks, such as 25,3306,8000-8010";
+/// Describes the form of a list of ports, for error messages.
+pub const GRAMMAR: &str = "a list of ports (0-65535) and ranges (lower-upper), comma-separated and \
+                           without blanks, such as 25,3306,8000-8010";
 
-/// Both ends are included; a single port is a range of one.
+/// A range of ports, both ends included. A single port is a range of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct PortRange {
     pub first: u16,
@@ -34,32 +36,41 @@ impl PortRange {
         if self.first == self.last { 1 } else { 2 }
     }
 
-    /// As annotations have it: `80`, `100-200`.
+    /// Formats the range as annotations have it: `80`, `100-200`.
     pub fn dashed(&self) -> String {
         self.to_string().replace(':', "-")
     }
 
-    /// Accepts exactly what upstream's `ParsePortRange` accepts: a leading `+` and leading zeros
-    /// are valid, blanks are not.
-    pub fn parse<'a>(text: &'a str) -> Result<Self, InvalidElement<'a>> {
-        let invalid = |at_fault, why| InvalidElement { text, at_fault, why };
-        let port = |port: &'a str| {
-            port.parse().map_err(|_| match port.contains(char::is_whitespace) {
-                true => invalid(port, "contains blanks: remove them"),
-                false => invalid(port, "is not a port: expected a number from 0 to 65535"),
-            })
+    /// Parses an element of a list: a port or a range. Accepts exactly what upstream's
+    /// `ParsePortRange` accepts: a leading `+` and leading zeros are valid, blanks are not.
+    pub fn parse(text: &str) -> Result<Self, InvalidElement<'_>> {
+        let Some((first, last)) = text.split_once('-') else {
+            return parse_port(text, text).map(PortRange::from);
         };
-        match text.split_once('-') {
-            Some((_, rest)) if rest.contains('-') => {
-                Err(invalid(text, "is not a range: expected lower-upper"))
-            }
-            Some((first, last)) => match (port(first)?, port(last)?) {
-                (first, last) if first <= last => Ok(PortRange { first, last }),
-                _ => Err(invalid(text, "is not a range: the upper bound is below the lower")),
-            },
-            None => port(text).map(PortRange::from),
+        if last.contains('-') {
+            let why = "is not a range: expected lower-upper";
+            return Err(InvalidElement { text, at_fault: text, why });
         }
+        let (first, last) = (parse_port(first, text)?, parse_port(last, text)?);
+        if first > last {
+            let why = "is not a range: the upper bound is below the lower";
+            return Err(InvalidElement { text, at_fault: text, why });
+        }
+        Ok(PortRange { first, last })
     }
+}
+
+/// Parses a port of the list element `element`.
+fn parse_port<'a>(port: &'a str, element: &'a str) -> Result<u16, InvalidElement<'a>> {
+    port.parse().map_err(|_| InvalidElement {
+        text: element,
+        at_fault: port,
+        why: if port.contains(char::is_whitespace) {
+            "contains blanks: remove them"
+        } else {
+            "is not a port: expected a number from 0 to 65535"
+        },
+    })
 }
 
 impl From<u16> for PortRange {
@@ -68,12 +79,13 @@ impl From<u16> for PortRange {
     }
 }
 
-/// As iptables has it: `80`, `100:200`.
+/// Formats the range as iptables has it: `80`, `100:200`.
 impl fmt::Display for PortRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.first == self.last {
-            true => write!(f, "{}", self.first),
-            false => write!(f, "{}:{}", self.first, self.last),
+        if self.first == self.last {
+            write!(f, "{}", self.first)
+        } else {
+            write!(f, "{}:{}", self.first, self.last)
         }
     }
 }
@@ -86,9 +98,9 @@ pub fn distinct(ranges: &[PortRange]) -> Vec<PortRange> {
     if distinct.len() <= MULTIPORT_LIMIT / 2 {
         return distinct;
     }
-    let merged = merged(ranges.iter().map(|range| (range.first, range.last)).collect());
-    let merged: Vec<_> =
-        merged.into_iter().map(|(first, last)| PortRange { first, last }).collect();
+    let pairs = ranges.iter().map(|range| (range.first, range.last)).collect();
+    let merged: Vec<PortRange> =
+        merged(pairs).into_iter().map(|(first, last)| PortRange { first, last }).collect();
     if groups(&distinct).len() <= groups(&merged).len() { distinct } else { merged }
 }
 
@@ -124,6 +136,7 @@ pub fn groups(ranges: &[PortRange]) -> Vec<Vec<PortRange>> {
     groups
 }
 
+/// Joins ranges with commas, as iptables has them.
 pub fn joined(ranges: &[PortRange]) -> String {
     let texts: Vec<String> = ranges.iter().map(PortRange::to_string).collect();
     texts.join(",")
@@ -133,7 +146,7 @@ pub fn joined(ranges: &[PortRange]) -> String {
 mod tests {
     use super::*;
 
-    fn list(text: &str) -> Vec<PortRange> {
+    fn parse_list(text: &str) -> Vec<PortRange> {
         text.split(',').filter_map(|element| PortRange::parse(element).ok()).collect()
     }
 
@@ -144,7 +157,7 @@ mod tests {
         for (text, kept, dropped) in cases {
             let invalid = text.split(',').filter_map(|element| PortRange::parse(element).err());
             let invalid = invalid.map(|element| element.text.to_owned()).collect();
-            assert_eq!((joined(&list(&text)), invalid), (kept, dropped), "{text:?}");
+            assert_eq!((joined(&parse_list(&text)), invalid), (kept, dropped), "{text:?}");
         }
     }
 
@@ -152,7 +165,7 @@ mod tests {
     fn a_list_of_every_port_twice_is_read_completely() {
         let text: Vec<String> = (0..=65_535).map(|port| port.to_string()).collect();
         let twice = format!("{0},{0}", text.join(","));
-        let ranges = list(&twice);
+        let ranges = parse_list(&twice);
         assert_eq!(ranges.len(), 131_072);
         assert_eq!(joined(&distinct(&ranges)), "0:65535");
     }
@@ -165,7 +178,7 @@ mod tests {
             ("4191,4190,1,2,3,4,5,6,7,8,9,10,11,12,13,14", "1:14,4190:4191"),
             ("17,16,15,14,13,12,11,10,9,8,1-7,2-3,0-65535", "0:65535"),
         ] {
-            assert_eq!(joined(&distinct(&list(text))), wanted, "{text}");
+            assert_eq!(joined(&distinct(&parse_list(text))), wanted, "{text}");
         }
         let scattered: Vec<PortRange> = (0..8192).rev().step_by(2).map(PortRange::from).collect();
         assert_eq!(distinct(&scattered), scattered);

@@ -4,8 +4,6 @@
 //! For example `linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 skip-in=4190-4191,9990`. Without the pod
 //! object, ` guessed` follows.
 
-use std::fmt::Write as _;
-
 use super::{Chain, ListedRules, Rule, Verdict, jumps, rules};
 use crate::redirect::ports::PortRange;
 use crate::redirect::{Family, Redirect, RuleSpec, Subnet};
@@ -15,8 +13,8 @@ use crate::redirect::{Family, Redirect, RuleSpec, Subnet};
 const START: &str = "linkerd-cni/1 ";
 /// Separates a comment from a marker of any version.
 const SEPARATOR: &str = " linkerd-cni/";
-/// Longest marker in bytes. A comment of iptables has at most 255 bytes, the user data of an nf_tables
-/// rule 256, headers included.
+/// Longest marker in bytes, without [`GUESSED`]. A comment of iptables has at most 255 bytes, the user
+/// data of an nf_tables rule 256, headers included.
 const LIMIT: usize = 200;
 /// End of the marker of a redirect for which the pod object was not read.
 const GUESSED: &str = " guessed";
@@ -32,46 +30,75 @@ pub fn marked_rules(redirect: &Redirect, family: Family, families: &[Family]) ->
     rules
 }
 
-/// If the redirect is too long for a comment, the marker has only its digest.
+/// Returns the marker of the rules of `redirect` in these families. If the redirect is too long for a
+/// comment, the marker has only its digest.
 pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
-    let mut marker = format!("{START}ip=");
-    for family in families {
-        marker.push(if *family == Family::Ipv4 { '4' } else { '6' });
-    }
-    // Writing to a String cannot fail.
-    let _ = write!(marker, " in={} out={}", redirect.inbound_port, redirect.outbound_port);
-    for (key, id) in [("uid", redirect.proxy_uid), ("gid", redirect.proxy_gid)] {
-        let _ = id.map_or(Ok(()), |id| write!(marker, " {key}={id}"));
-    }
-    for (key, values) in [
-        ("to", redirect.ports_to_redirect.iter().map(u16::to_string).collect::<Vec<_>>()),
-        ("skip-in", redirect.skip_inbound.iter().map(PortRange::dashed).collect()),
-        ("skip-out", redirect.skip_outbound.iter().map(PortRange::dashed).collect()),
-        ("skip-from", texts(&redirect.skip_subnets)),
-        ("skip-to", texts(&redirect.skip_outbound_subnets)),
-    ] {
-        if !values.is_empty() {
-            let _ = write!(marker, " {key}={}", values.join(","));
-        }
-    }
+    let mut marker = format!("{START}{}", fields(redirect, families).join(" "));
     if marker.len() > LIMIT {
         marker = format!("{START}digest={:016x}", digest(&marker));
     }
-    marker + if redirect.is_guessed { GUESSED } else { "" }
+    if redirect.is_guessed {
+        marker += GUESSED;
+    }
+    marker
 }
 
-/// FNV-1a, whose values do not depend on the version of the compiler. Only tells different values
-/// apart: a pod that may write its rules may write its marker too.
+/// Returns the fields `key=value` of the marker. A key without a value is left out.
+fn fields(redirect: &Redirect, families: &[Family]) -> Vec<String> {
+    let mut fields = vec![
+        format!("ip={}", family_digits(families)),
+        format!("in={}", redirect.inbound_port),
+        format!("out={}", redirect.outbound_port),
+    ];
+    for (key, id) in [("uid", redirect.proxy_uid), ("gid", redirect.proxy_gid)] {
+        if let Some(id) = id {
+            fields.push(format!("{key}={id}"));
+        }
+    }
+    let ports: Vec<String> = redirect.ports_to_redirect.iter().map(u16::to_string).collect();
+    for (key, values) in [
+        ("to", ports),
+        ("skip-in", range_texts(&redirect.skip_inbound)),
+        ("skip-out", range_texts(&redirect.skip_outbound)),
+        ("skip-from", subnet_texts(&redirect.skip_subnets)),
+        ("skip-to", subnet_texts(&redirect.skip_outbound_subnets)),
+    ] {
+        if !values.is_empty() {
+            fields.push(format!("{key}={}", values.join(",")));
+        }
+    }
+    fields
+}
+
+fn family_digits(families: &[Family]) -> String {
+    let digits = families.iter().map(|family| match family {
+        Family::Ipv4 => '4',
+        Family::Ipv6 => '6',
+    });
+    digits.collect()
+}
+
+fn range_texts(ranges: &[PortRange]) -> Vec<String> {
+    ranges.iter().map(PortRange::dashed).collect()
+}
+
+fn subnet_texts(subnets: &[Subnet]) -> Vec<String> {
+    subnets.iter().map(|subnet| subnet.text.clone()).collect()
+}
+
+/// Returns the FNV-1a hash, whose values do not depend on the version of the compiler. It only tells
+/// different values apart: a pod that may write its rules may write its marker too.
 pub fn digest(text: &str) -> u64 {
-    text.bytes().fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
-    })
+    let mut hash = 0xcbf2_9ce4_8422_2325;
+    for byte in text.bytes() {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3);
+    }
+    hash
 }
 
-/// Returns what a marker names. `None` if the marker has only a digest, is of another version or is not
-/// exactly as [`marker`] writes it.
+/// Returns what a marker names. `None` if the marker has only a digest, is of another version or is
+/// not exactly as [`marker`] writes it.
 pub fn parse_marker(text: &str) -> Option<RuleSpec> {
-    let ranges = |text| list(text, |range| PortRange::parse(range).ok());
     let mut families = None;
     let mut redirect = Redirect { is_guessed: is_guessed(text), ..Redirect::default() };
     let fields = text.strip_prefix(START)?;
@@ -83,29 +110,37 @@ pub fn parse_marker(text: &str) -> Option<RuleSpec> {
             ("out", port) => redirect.outbound_port = port.parse().ok()?,
             ("uid", uid) => redirect.proxy_uid = Some(uid.parse().ok()?),
             ("gid", gid) => redirect.proxy_gid = Some(gid.parse().ok()?),
-            ("to", ports) => redirect.ports_to_redirect = list(ports, |port| port.parse().ok())?,
-            ("skip-in", ports) => redirect.skip_inbound = ranges(ports)?,
-            ("skip-out", ports) => redirect.skip_outbound = ranges(ports)?,
-            ("skip-from", subnets) => redirect.skip_subnets = list(subnets, Subnet::parse)?,
-            ("skip-to", subnets) => redirect.skip_outbound_subnets = list(subnets, Subnet::parse)?,
+            ("to", ports) => redirect.ports_to_redirect = parse_ports(ports)?,
+            ("skip-in", ranges) => redirect.skip_inbound = parse_ranges(ranges)?,
+            ("skip-out", ranges) => redirect.skip_outbound = parse_ranges(ranges)?,
+            ("skip-from", subnets) => redirect.skip_subnets = parse_subnets(subnets)?,
+            ("skip-to", subnets) => redirect.skip_outbound_subnets = parse_subnets(subnets)?,
             _ => return None,
         }
     }
-    let families = families.filter(|families| marker(&redirect, families) == text)?;
+    let families = families?;
+    if marker(&redirect, families) != text {
+        return None;
+    }
     Some(RuleSpec { redirect, families })
 }
 
-/// Whether a marker, also one with a digest, is of a redirect for which the pod object was not read.
+fn parse_ports(list: &str) -> Option<Vec<u16>> {
+    list.split(',').map(|port| port.parse().ok()).collect()
+}
+
+fn parse_ranges(list: &str) -> Option<Vec<PortRange>> {
+    list.split(',').map(|range| PortRange::parse(range).ok()).collect()
+}
+
+fn parse_subnets(list: &str) -> Option<Vec<Subnet>> {
+    list.split(',').map(Subnet::parse).collect()
+}
+
+/// Returns whether a marker, also one with a digest, is of a redirect for which the pod object was
+/// not read.
 pub fn is_guessed(marker: &str) -> bool {
     marker.ends_with(GUESSED)
-}
-
-fn list<T>(text: &str, parse: impl Fn(&str) -> Option<T>) -> Option<Vec<T>> {
-    text.split(',').map(parse).collect()
-}
-
-fn texts(subnets: &[Subnet]) -> Vec<String> {
-    subnets.iter().map(|subnet| subnet.text.clone()).collect()
 }
 
 /// Splits a listed comment into the one that [`rules`] gives a rule, and the marker.
@@ -116,18 +151,27 @@ pub fn split_comment(comment: &str) -> (&str, Option<&str>) {
     }
 }
 
-/// Whether rules with these comments redirect inbound and outbound connections, whatever redirect they
-/// were made from: the jumps are there, Linkerd's chains hold only Linkerd's rules, and the last rule of
-/// each redirects.
+/// Returns whether rules with these comments redirect inbound and outbound connections, whatever
+/// redirect they were made from: the jumps are there, Linkerd's chains hold only Linkerd's rules, and
+/// the last rule of each redirects.
 pub fn is_redirecting(comments: &ListedRules<String>) -> bool {
-    let of = |chain: Chain| comments[chain as usize].iter().map(|comment| split_comment(comment).0);
-    jumps().iter().all(|jump| of(jump.chain).any(|comment| comment == jump.comment))
-        && Chain::LINKERD.iter().all(|&chain| {
-            of(chain).all(|comment| comment.starts_with("proxy-init/"))
-                && of(chain)
-                    .next_back()
-                    .is_some_and(|last| last.starts_with("proxy-init/redirect-"))
-        })
+    for jump in jumps() {
+        let listed = &comments[jump.chain as usize];
+        if !listed.iter().any(|comment| split_comment(comment).0 == jump.comment) {
+            return false;
+        }
+    }
+    Chain::LINKERD.iter().all(|&chain| ends_with_redirect(&comments[chain as usize]))
+}
+
+/// Returns whether a chain with these comments holds only Linkerd's rules, the last of which
+/// redirects.
+fn ends_with_redirect(comments: &[String]) -> bool {
+    let Some(last) = comments.last() else {
+        return false;
+    };
+    let is_only_linkerds = comments.iter().all(|comment| comment.starts_with("proxy-init/"));
+    is_only_linkerds && last.starts_with("proxy-init/redirect-")
 }
 
 #[cfg(test)]
