@@ -8,9 +8,11 @@ use crate::quote::quote;
 
 const NAMESPACE: &str = "K8S_POD_NAMESPACE";
 const NAME: &str = "K8S_POD_NAME";
+const UID: &str = "K8S_POD_UID";
+const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 
-/// Namespace, name and UID of a pod. All have only ASCII letters, digits, `-` and `.`, so they are safe
-/// in a URL.
+/// Namespace, name and UID of a pod. All have only ASCII letters, digits, `-` and `.`, so they are
+/// safe in a URL.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PodRef {
     pub namespace: String,
@@ -25,51 +27,84 @@ impl fmt::Display for PodRef {
     }
 }
 
-/// `CNI_ARGS` are pairs `key=value`, separated by `;`. Returns `None` if they name no pod: the caller is
-/// not Kubernetes. Fails on unknown keys unless `IgnoreUnknown` is set, as `pkg/types` does.
+/// The values of `CNI_ARGS` that Kubernetes sets.
+#[derive(Default)]
+struct KubernetesArgs<'a> {
+    namespace: &'a str,
+    name: &'a str,
+    uid: &'a str,
+    ignore_unknown: bool,
+    /// Pairs with other keys.
+    unknown: Vec<&'a str>,
+}
+
+/// Reads the pod from `CNI_ARGS`, which are pairs `key=value`, separated by `;`. Returns `None` if
+/// they name no pod: the caller is not Kubernetes. Fails on unknown keys unless `IgnoreUnknown` is
+/// set, as `pkg/types` does.
 pub fn parse_pod(args: &str) -> Result<Option<PodRef>, Error> {
-    let (mut namespace, mut name, mut uid) = ("", "", "");
-    let (mut ignore_unknown, mut unknown) = (false, Vec::new());
-    for pair in args.split(';').filter(|_| !args.is_empty()) {
-        let parts = pair.split_once('=').filter(|(_, value)| !value.contains('='));
-        let (key, value) = parts.ok_or_else(|| invalid(format!("invalid pair {}", quote(pair))))?;
-        match key {
-            NAMESPACE => namespace = value,
-            NAME => name = value,
-            // Optional: not all runtimes send the UID.
-            "K8S_POD_UID" => uid = value,
-            "IgnoreUnknown" => match value.to_ascii_lowercase().as_str() {
-                "1" | "true" => ignore_unknown = true,
-                "0" | "false" => ignore_unknown = false,
-                _ => return Err(invalid(format!("{} is not 1, true, 0 or false", quote(pair)))),
-            },
-            _ => unknown.push(pair),
-        }
-    }
-    if !unknown.is_empty() && !ignore_unknown {
-        return Err(invalid(format!("unknown args {}", quote(&unknown.join(";")))).with_details(
+    let args = parse_args(args)?;
+    if !args.unknown.is_empty() && !args.ignore_unknown {
+        let problem = format!("unknown args {}", quote(&args.unknown.join(";")));
+        return Err(invalid(problem).with_details(
             "configure the runtime to send IgnoreUnknown=1 in CNI_ARGS, or not to send these args",
         ));
     }
-    if namespace.is_empty() || name.is_empty() {
+    if args.namespace.is_empty() || args.name.is_empty() {
         return Ok(None);
     }
-    // The manifest of a static pod may set any text as the UID.
-    let uid = if is_name(uid) { uid } else { "" };
-    for (key, value) in [(NAMESPACE, namespace), (NAME, name)] {
+    for (key, value) in [(NAMESPACE, args.namespace), (NAME, args.name)] {
         if !is_name(value) {
             return Err(invalid(format!("{key}={} is not a Kubernetes name", quote(value))));
         }
     }
-    Ok(Some(PodRef { namespace: namespace.to_owned(), name: name.to_owned(), uid: uid.to_owned() }))
+    // The manifest of a static pod may set any text as the UID.
+    let uid = if is_name(args.uid) { args.uid } else { "" };
+    let (namespace, name) = (args.namespace.to_owned(), args.name.to_owned());
+    Ok(Some(PodRef { namespace, name, uid: uid.to_owned() }))
+}
+
+fn parse_args(args: &str) -> Result<KubernetesArgs<'_>, Error> {
+    let mut parsed = KubernetesArgs::default();
+    if args.is_empty() {
+        return Ok(parsed);
+    }
+    for pair in args.split(';') {
+        match pair.split_once('=') {
+            Some((_, value)) if value.contains('=') => return Err(invalid_pair(pair)),
+            None => return Err(invalid_pair(pair)),
+            Some((NAMESPACE, value)) => parsed.namespace = value,
+            Some((NAME, value)) => parsed.name = value,
+            // Optional: not all runtimes send the UID.
+            Some((UID, value)) => parsed.uid = value,
+            Some((IGNORE_UNKNOWN, value)) => {
+                parsed.ignore_unknown = parse_bool(value).ok_or_else(|| {
+                    invalid(format!("{} is not 1, true, 0 or false", quote(pair)))
+                })?;
+            }
+            Some(_) => parsed.unknown.push(pair),
+        }
+    }
+    Ok(parsed)
+}
+
+fn parse_bool(text: &str) -> Option<bool> {
+    match text.to_ascii_lowercase().as_str() {
+        "1" | "true" => Some(true),
+        "0" | "false" => Some(false),
+        _ => None,
+    }
+}
+
+fn invalid_pair(pair: &str) -> Error {
+    invalid(format!("invalid pair {}", quote(pair)))
 }
 
 fn invalid(problem: String) -> Error {
     Error::new(Failure::InvalidEnvironment, format!("CNI_ARGS: {problem}"))
 }
 
-/// Whether `text` can be a Kubernetes object name and is safe in a URL path: at most 253 ASCII
-/// letters, digits, `-` and `.`, not starting with a dot. Also accepts upper case.
+/// Returns whether `text` can be a Kubernetes object name and is safe in a URL path: at most 253
+/// ASCII letters, digits, `-` and `.`, not starting with a dot. Also accepts upper case.
 pub fn is_name(text: &str) -> bool {
     text.len() <= 253
         && !text.starts_with('.')
@@ -78,18 +113,30 @@ pub fn is_name(text: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde::Deserialize;
 
     use super::*;
 
+    /// A row of `args.yaml`.
+    #[derive(Deserialize)]
+    struct Row {
+        args: String,
+        /// Namespace, name and UID.
+        #[serde(default)]
+        pod: Option<[String; 3]>,
+        #[serde(default)]
+        error: Option<String>,
+    }
+
     #[test]
-    fn the_pod_is_read_in_any_order_of_keys_and_an_error_quotes_the_invalid_pair() {
-        for case in testkit::chart::yaml(include_str!("args.yaml")).as_array().unwrap() {
-            let found = match parse_pod(case[0].as_str().unwrap()) {
-                Ok(pod) => json!(pod.map(|pod| [pod.namespace, pod.name, pod.uid])),
-                Err(error) => json!(format!("code {}: {}", error.failure.code(), error.msg)),
+    fn pod_is_read_in_any_order_of_keys_and_errors_quote_the_pair() {
+        let rows: Vec<Row> = serde_saphyr::from_str(include_str!("args.yaml")).unwrap();
+        for row in rows {
+            let (pod, error) = match parse_pod(&row.args) {
+                Ok(pod) => (pod.map(|pod| [pod.namespace, pod.name, pod.uid]), None),
+                Err(error) => (None, Some(format!("code {}: {}", error.failure.code(), error.msg))),
             };
-            assert_eq!(found, case[1], "{case}");
+            assert_eq!((pod, error), (row.pod, row.error), "{:?}", row.args);
         }
     }
 }

@@ -15,7 +15,7 @@ pub struct Error {
 }
 
 impl Error {
-    /// With the failure's remedy.
+    /// Creates an error with the failure's remedy.
     pub fn new(failure: Failure, msg: impl Into<String>) -> Self {
         Error { failure, msg: msg.into(), details: failure.row().remedy.to_owned() }
     }
@@ -26,6 +26,7 @@ impl Error {
         self
     }
 
+    /// Renders the error object that the plugin prints to stdout.
     pub fn to_json(&self, cni_version: &str) -> String {
         let Error { failure, msg, details } = self;
         let code = failure.code();

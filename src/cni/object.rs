@@ -11,23 +11,28 @@ use serde::ser::SerializeMap;
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use serde_json::value::RawValue;
 
+/// A JSON object: its members in the order of the text.
 #[derive(Clone, Debug, Default)]
 pub struct Object(pub Vec<(String, Box<RawValue>)>);
 
 impl Object {
-    /// The last of duplicate keys wins, as in Go's decoder.
+    /// Returns the value of `key`. The last of duplicate keys wins, as in Go's decoder.
     pub fn get(&self, key: &str) -> Option<&RawValue> {
-        self.0.iter().rev().find(|(name, _)| name == key).map(|(_, value)| &**value)
+        let (_, value) = self.0.iter().rev().find(|(name, _)| name == key)?;
+        Some(value)
     }
 
-    /// A `null` means that the key is not set.
+    /// Returns the value of `key`. A `null` means that the key is not set.
     pub fn non_null(&self, key: &str) -> Option<&RawValue> {
         self.get(key).filter(|value| value.get() != "null")
     }
 
-    /// Empty if the key is not set. Fails if the value is no text.
+    /// Decodes the text of `key`, empty if the key is not set. Fails if the value is no text.
     pub fn text(&self, key: &str) -> Result<String, serde_json::Error> {
-        self.non_null(key).map_or(Ok(String::new()), |value| serde_json::from_str(value.get()))
+        match self.non_null(key) {
+            Some(value) => serde_json::from_str(value.get()),
+            None => Ok(String::new()),
+        }
     }
 
     /// Sets `key` as the first member, and removes others of that name.
@@ -43,7 +48,7 @@ impl<'de> Deserialize<'de> for Object {
     }
 }
 
-/// In the order of the text, duplicates included.
+/// Decodes the members of a JSON object, in the order of the text, duplicates included.
 pub fn members<'de, D, K, V>(deserializer: D) -> Result<Vec<(K, V)>, D::Error>
 where
     D: Deserializer<'de>,

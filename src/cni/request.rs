@@ -28,72 +28,92 @@ pub struct Request {
     pub cni_version: String,
 }
 
-/// The order of checks is that of `pkg/skel`: environment, stdin, configuration, command, version. VERSION
-/// has no configuration here: libcni sends one without name.
+/// Reads and checks the request. The order of checks is that of `pkg/skel`: environment, stdin,
+/// configuration, command, version. VERSION has no configuration here: libcni sends one without
+/// name.
 pub fn read(
     env: &dyn Fn(&str) -> Option<OsString>,
     stdin: &mut dyn Read,
 ) -> Result<Request, Error> {
-    let text =
-        |name: &str| -> String { env(name).unwrap_or_default().to_string_lossy().into_owned() };
-    let command_name = text("CNI_COMMAND");
+    let environment = Environment(env);
+    let command_name = environment.text("CNI_COMMAND");
     let command = Command::parse(&command_name);
-    check_environment(&command_name, command, &text)?;
+    check_environment(&command_name, command, &environment)?;
     let config = match command {
         Some(Command::Version) => Object::default(),
         _ => read_config(stdin)?,
     };
-    let command =
-        command.ok_or_else(|| environment(&format!("unknown CNI_COMMAND: {command_name}")))?;
-    let found = config.text("cniVersion").map_err(|error| {
-        let problem = format!("decoding version from network config: {error}");
-        Error::new(Failure::DecodingFailure, problem)
-    })?;
-    let cni_version = if found.is_empty() { "0.1.0".to_owned() } else { found };
+    let Some(command) = command else {
+        return Err(environment_error(&format!("unknown CNI_COMMAND: {command_name}")));
+    };
+    let cni_version = read_version(&config)?;
     version::check(command, &cni_version)?;
-    let netns_override = text("CNI_NETNS_OVERRIDE");
+    let netns_override = environment.text("CNI_NETNS_OVERRIDE");
     Ok(Request {
         command,
-        container_id: text("CNI_CONTAINERID"),
+        container_id: environment.text("CNI_CONTAINERID"),
         netns: env("CNI_NETNS").unwrap_or_default().into(),
         netns_override: netns_override == "1" || netns_override.eq_ignore_ascii_case("true"),
-        args: text("CNI_ARGS"),
+        args: environment.text("CNI_ARGS"),
         config,
         cni_version,
     })
 }
 
+/// The environment variables of the request.
+struct Environment<'e>(&'e dyn Fn(&str) -> Option<OsString>);
+
+impl Environment<'_> {
+    /// Returns the value of a variable, empty if the variable is not set.
+    fn text(&self, name: &str) -> String {
+        (self.0)(name).unwrap_or_default().to_string_lossy().into_owned()
+    }
+}
+
 fn check_environment(
     command_name: &str,
     command: Option<Command>,
-    text: &dyn Fn(&str) -> String,
+    environment: &Environment<'_>,
 ) -> Result<(), Error> {
     let mut missing = Vec::new();
     if command_name.is_empty() {
         missing.push("CNI_COMMAND");
     }
-    for &name in command.map_or(&[][..], Command::required) {
-        let value = text(name);
-        match name {
-            _ if value.is_empty() => missing.push(name),
-            "CNI_CONTAINERID" if !is_identifier(&value) => {
-                return Err(environment("invalid characters in containerID").with_details(value));
-            }
-            "CNI_IFNAME" => check_interface_name(&value)?,
-            _ => {}
+    let required = match command {
+        Some(command) => command.required(),
+        None => &[],
+    };
+    for &name in required {
+        let value = environment.text(name);
+        if value.is_empty() {
+            missing.push(name);
+        } else if name == "CNI_CONTAINERID" && !is_identifier(&value) {
+            let problem = "invalid characters in containerID";
+            return Err(environment_error(problem).with_details(value));
+        } else if name == "CNI_IFNAME" {
+            check_interface_name(&value)?;
         }
     }
     if missing.is_empty() {
         return Ok(());
     }
-    Err(environment(&format!("required env variables [{}] missing", missing.join(","))))
+    Err(environment_error(&format!("required env variables [{}] missing", missing.join(","))))
 }
 
-fn environment(problem: &str) -> Error {
+fn environment_error(problem: &str) -> Error {
     Error::new(Failure::InvalidEnvironment, problem)
 }
 
-/// Whether `text` is valid as container ID and network name, by the rule in `pkg/utils`.
+/// Returns the `cniVersion` of the configuration; 0.1.0 if it has none.
+fn read_version(config: &Object) -> Result<String, Error> {
+    let version = config.text("cniVersion").map_err(|error| {
+        let problem = format!("decoding version from network config: {error}");
+        Error::new(Failure::DecodingFailure, problem)
+    })?;
+    if version.is_empty() { Ok("0.1.0".to_owned()) } else { Ok(version) }
+}
+
+/// Returns whether `text` is valid as container ID and network name, by the rule in `pkg/utils`.
 pub fn is_identifier(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.-".contains(&byte))
@@ -102,33 +122,23 @@ pub fn is_identifier(text: &str) -> bool {
 fn check_interface_name(name: &str) -> Result<(), Error> {
     if name.len() > 15 {
         let details = "interface name should be less than 16 characters";
-        return Err(environment("interface name is too long").with_details(details));
+        return Err(environment_error("interface name is too long").with_details(details));
     }
     if name == "." || name == ".." {
-        return Err(environment("interface name is . or .."));
+        return Err(environment_error("interface name is . or .."));
     }
     if name.contains(|c: char| c == '/' || c == ':' || c.is_whitespace()) {
-        return Err(environment("interface name contains / or : or whitespace characters"));
+        return Err(environment_error("interface name contains / or : or whitespace characters"));
     }
     Ok(())
 }
 
 fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
-    let unread = |problem: String| {
-        Error::new(Failure::IoFailure, format!("error reading from stdin: {problem}"))
-    };
-    let mut bytes = Vec::new();
-    let read = stdin.take(STDIN_LIMIT + 1).read_to_end(&mut bytes);
-    if read.map_err(|error| unread(error.to_string()))? as u64 > STDIN_LIMIT {
-        return Err(unread(format!("more than {STDIN_LIMIT} bytes")));
-    }
-    let undecodable = |error: serde_json::Error| {
-        Error::new(Failure::DecodingFailure, format!("error unmarshall network config: {error}"))
-    };
     // Go's decoder reads null as an empty object.
-    let config: Option<Object> = serde_json::from_slice(&bytes).map_err(undecodable)?;
+    let config: Option<Object> =
+        serde_json::from_slice(&read_stdin(stdin)?).map_err(config_error)?;
     let config = config.unwrap_or_default();
-    let name = config.text("name").map_err(undecodable)?;
+    let name = config.text("name").map_err(config_error)?;
     if name.is_empty() {
         let missing = Error::new(Failure::InvalidConfig, "missing network name");
         return Err(missing.with_details("add a name to the network config"));
@@ -138,4 +148,22 @@ fn read_config(stdin: &mut dyn Read) -> Result<Object, Error> {
         return Err(Error::new(Failure::InvalidConfig, problem).with_details(name));
     }
     Ok(config)
+}
+
+fn config_error(error: serde_json::Error) -> Error {
+    Error::new(Failure::DecodingFailure, format!("error unmarshall network config: {error}"))
+}
+
+fn read_stdin(stdin: &mut dyn Read) -> Result<Vec<u8>, Error> {
+    let mut bytes = Vec::new();
+    let read = stdin.take(STDIN_LIMIT + 1).read_to_end(&mut bytes);
+    read.map_err(|error| stdin_error(&error.to_string()))?;
+    if bytes.len() as u64 > STDIN_LIMIT {
+        return Err(stdin_error(&format!("more than {STDIN_LIMIT} bytes")));
+    }
+    Ok(bytes)
+}
+
+fn stdin_error(problem: &str) -> Error {
+    Error::new(Failure::IoFailure, format!("error reading from stdin: {problem}"))
 }

@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 use super::error::Error;
 use crate::failure::Failure;
 
+/// A command of the runtime, the value of `CNI_COMMAND`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "UPPERCASE")]
 pub enum Command {
@@ -27,6 +28,7 @@ impl fmt::Display for Command {
 }
 
 impl Command {
+    /// Parses the value of `CNI_COMMAND`. `None` if the command is unknown.
     pub fn parse(text: &str) -> Option<Self> {
         Self::deserialize(text.into_deserializer()).map_err(|_: value::Error| ()).ok()
     }
@@ -45,7 +47,7 @@ impl Command {
     }
 }
 
-/// Versions that this plugin supports, the same as upstream's.
+/// Versions that this plugin supports: those of upstream.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// Newest supported version. VERSION always responds with it, as `pkg/skel` does.
@@ -68,23 +70,27 @@ pub fn check(command: Command, version: &str) -> Result<(), Error> {
         Command::Gc | Command::Status => "1.1.0",
         Command::Add | Command::Del | Command::Version => return check_supported(version),
     };
-    let parsed = parse(version).ok_or_else(|| {
+    let Some(parsed) = parse(version) else {
         let problem = format!(
             "invalid cniVersion {version:?}: expected numbers separated by dots, such as {CURRENT}"
         );
-        Error::new(Failure::DecodingFailure, problem)
-    })?;
-    let refuse = |whose: &str| {
-        let problem = format!("{whose} version does not allow {command}");
-        Err(Error::new(Failure::IncompatibleVersion, problem))
+        return Err(Error::new(Failure::DecodingFailure, problem));
     };
-    match Some(parsed) {
-        parsed if parsed < parse(minimum) => refuse("config"),
-        parsed if parsed > parse(CURRENT) => refuse("plugin"),
-        _ => check_supported(version),
+    if Some(parsed) < parse(minimum) {
+        return Err(not_allowed("config", command));
     }
+    if Some(parsed) > parse(CURRENT) {
+        return Err(not_allowed("plugin", command));
+    }
+    check_supported(version)
 }
 
+fn not_allowed(whose: &str, command: Command) -> Error {
+    let problem = format!("{whose} version does not allow {command}");
+    Error::new(Failure::IncompatibleVersion, problem)
+}
+
+/// Returns the response to VERSION.
 pub fn response() -> String {
     let supported = SUPPORTED.join("\",\"");
     format!("{{\"cniVersion\":\"{CURRENT}\",\"supportedVersions\":[\"{supported}\"]}}")
