@@ -35,6 +35,7 @@ pub const LIMIT: u64 = 5 << 20;
 /// Size of the parts in which files of any size are read, in bytes.
 const PART: u64 = 16 << 10;
 
+/// Permissions and owner of a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct FileAccess {
     /// Permission bits, including setuid, setgid and sticky.
@@ -44,10 +45,12 @@ pub struct FileAccess {
 }
 
 impl FileAccess {
+    /// Returns the access of a file with this metadata.
     pub fn from_metadata(metadata: &Metadata) -> FileAccess {
         FileAccess { mode: metadata.mode() & 0o7777, uid: metadata.uid(), gid: metadata.gid() }
     }
 
+    /// Returns the access of a file that this process creates with the permission bits `mode`.
     pub fn own(mode: u32) -> FileAccess {
         FileAccess { mode, uid: geteuid().as_raw(), gid: getegid().as_raw() }
     }
@@ -56,9 +59,11 @@ impl FileAccess {
 /// Reads a regular file of at most [`LIMIT`] bytes, with its access. Fails for other files. Never
 /// blocks, even if `path` is a FIFO.
 pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
-    let mut options = OpenOptions::new();
-    options.read(true).custom_flags(OFlag::O_NONBLOCK.bits());
-    let file = options.open(path).map_err(failed("read", path))?;
+    let file = OpenOptions::new()
+        .read(true)
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)
+        .map_err(failed("read", path))?;
     let metadata = file.metadata().map_err(failed("read", path))?;
     if !metadata.is_file() {
         return Err(Error::Unusable { path: path.to_owned(), why: "is not a regular file" });
@@ -71,21 +76,24 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
     Ok((bytes, FileAccess::from_metadata(&metadata)))
 }
 
+/// Writes a file, whether or not it exists.
 pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error> {
     Temporary::beside(path)?.fill(access, None, |file| file.write_all(bytes))?.rename()
 }
 
-/// Creates a file with the extended attributes of `like`. Fails with [`Error::Raced`] if `path` exists.
+/// Creates a file with the extended attributes of `like`. Fails with [`Error::Raced`] if `path`
+/// exists.
 pub fn create(path: &Path, bytes: &[u8], access: FileAccess, like: &Path) -> Result<(), Error> {
     let new = Temporary::beside(path)?.fill(access, Some(like), |file| file.write_all(bytes))?;
     exchange::rename_new(&new.path, path)?;
     sync_dir(path)
 }
 
-/// Fails with [`Error::Raced`] if `path` does not hold `bytes`.
+/// Checks that nobody wrote `path` since `bytes` were read from it. Fails with [`Error::Raced`] if
+/// `path` does not hold `bytes`.
 pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     match read(path) {
-        Ok((there, _)) if there == bytes => Ok(()),
+        Ok((current, _)) if current == bytes => Ok(()),
         Err(error) if !error.is_missing() => Err(error),
         _ => Err(Error::Raced { path: path.to_owned() }),
     }
@@ -104,10 +112,14 @@ pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> 
 pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
     let mut source = File::open(from).map_err(failed("read", from))?;
     let mode = source.metadata().map_err(failed("read", from))?.mode() & 0o7777;
-    let copy = |file: &mut File| io::copy(&mut source, file).map(drop);
-    Temporary::beside(to)?.fill(FileAccess::own(mode), None, copy)?.rename()
+    let copy = Temporary::beside(to)?.fill(FileAccess::own(mode), None, |file| {
+        io::copy(&mut source, file)?;
+        Ok(())
+    })?;
+    copy.rename()
 }
 
+/// Replaces `path` with a symbolic link to `target`.
 pub fn write_link(path: &Path, target: &Path) -> Result<(), Error> {
     let temporary = Temporary::beside(path)?;
     symlink(target, &temporary.path).map_err(failed("link", path))?;
@@ -120,20 +132,25 @@ pub fn bind_socket(path: &Path, receive_timeout: Duration) -> Result<UnixDatagra
     let temporary = Temporary::beside(path)?;
     let socket = UnixDatagram::bind(&temporary.path).map_err(failed("bind", path))?;
     fs::set_permissions(&temporary.path, Permissions::from_mode(0o600))
-        .and_then(|()| socket.set_read_timeout(Some(receive_timeout)))
         .map_err(failed("bind", path))?;
+    socket.set_read_timeout(Some(receive_timeout)).map_err(failed("bind", path))?;
     temporary.rename()?;
     Ok(socket)
 }
 
+/// Renames a file. A file at `to` is replaced.
 pub fn rename(from: &Path, to: &Path) -> Result<(), Error> {
     fs::rename(from, to).map_err(failed("rename", from))?;
     sync_dir(to)
 }
 
+/// Removes a file. Returns `false` if it does not exist.
 pub fn remove(path: &Path) -> Result<bool, Error> {
     match fs::remove_file(path) {
-        Ok(()) => sync_dir(path).map(|()| true),
+        Ok(()) => {
+            sync_dir(path)?;
+            Ok(true)
+        }
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(failed("remove", path)(error)),
     }
@@ -166,6 +183,7 @@ pub fn changed_at(path: &Path) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::new(seconds, u32::try_from(file.ctime_nsec()).ok()?))
 }
 
+/// Returns the target of the symbolic link `path`.
 pub fn link_target(path: &Path) -> Result<PathBuf, Error> {
     fs::read_link(path).map_err(failed("read", path))
 }

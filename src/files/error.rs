@@ -5,9 +5,11 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
+/// Errors of a path that has no file for any program.
 const NO_FILE: [Errno; 6] =
     [Errno::NOENT, Errno::NXIO, Errno::NODEV, Errno::LOOP, Errno::NOTDIR, Errno::NAMETOOLONG];
 
+/// Why an operation on a file failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error("cannot {act} {}: {source}{}", path.display(), remedy(source))]
@@ -18,12 +20,13 @@ pub enum Error {
     Unusable { path: PathBuf, why: &'static str },
     #[error("{} is larger than 5 MiB", path.display())]
     TooLarge { path: PathBuf },
-    /// The file was written since it was read. The caller should read it again.
+    /// Another program wrote the file since it was read. The caller should read it again.
     #[error("another program has changed {}", path.display())]
     Raced { path: PathBuf },
 }
 
 impl Error {
+    /// Returns whether the file does not exist.
     pub fn is_missing(&self) -> bool {
         matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
@@ -53,6 +56,7 @@ impl Error {
     }
 }
 
+/// Turns an I/O error into one that says what failed: to `act` on `path`.
 pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { act, path, source }

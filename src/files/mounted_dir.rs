@@ -1,59 +1,77 @@
-//! Notices that a mounted directory was removed or renamed on the node, and perhaps made anew. The mount
-//! keeps showing the directory that existed when the container started.
+//! Notices that a mounted directory was removed or renamed on the node, and perhaps created again.
+//! The mount keeps showing the directory that existed when the container started.
 //!
-//! The fourth field of a line in `/proc/self/mountinfo` is the present path of the mounted directory
-//! in its file system, with `//deleted` appended if it was removed (proc_pid_mountinfo(5)). So the
-//! field changes in both cases.
+//! The fourth field of a line in `/proc/self/mountinfo` is the present path of the mounted
+//! directory in its file system, with `//deleted` appended if it was removed
+//! (proc_pid_mountinfo(5)). So the field changes in both cases.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
+/// A directory of the node that is mounted into this container.
 #[derive(Debug)]
 pub struct MountedDir {
     path: PathBuf,
-    /// ID of the mount, and the mounted directory. `None` if the mounts cannot be read.
-    mount: Option<(String, String)>,
+    /// The mount with the directory. `None` if the mounts cannot be read.
+    mount: Option<Mount>,
+}
+
+/// A line of `/proc/self/mountinfo`.
+#[derive(Debug)]
+struct Mount {
+    id: String,
+    /// Path of the mounted directory in its file system.
+    root: String,
+    /// Path at which this container sees the directory.
+    point: PathBuf,
 }
 
 impl MountedDir {
+    /// Returns the directory as it is mounted when the program starts.
     pub fn at_start(path: &Path) -> MountedDir {
-        MountedDir { path: path.to_owned(), mount: mount_of(&read(), path) }
+        MountedDir { path: path.to_owned(), mount: mount_of(&read_mountinfo(), path) }
     }
 
-    /// Says why the directory is no longer the node's, and what to do.
+    /// Returns why the directory is no longer the node's, and what to do. `None` if it still is.
     pub fn stale(&self) -> Option<String> {
-        self.stale_in(&read())
+        self.stale_in(&read_mountinfo())
     }
 
     fn stale_in(&self, mountinfo: &str) -> Option<String> {
-        let (id, before) = self.mount.as_ref()?;
-        let (_, (_, now)) = mounts(mountinfo).find(|(_, mount)| mount.0 == *id)?;
-        (now != *before || now.ends_with("//deleted")).then(|| {
-            format!(
-                "{} was removed or renamed on the node, so this container does not see the node's \
-                 directory; the kubelet restarts the container, otherwise delete this pod",
-                self.path.display()
-            )
-        })
+        let before = self.mount.as_ref()?;
+        let now = mounts(mountinfo).find(|mount| mount.id == before.id)?;
+        if now.root == before.root && !now.root.ends_with("//deleted") {
+            return None;
+        }
+        Some(format!(
+            "{} was removed or renamed on the node, so this container does not see the node's \
+             directory; the kubelet restarts the container, otherwise delete this pod",
+            self.path.display()
+        ))
     }
 }
 
-fn read() -> String {
+fn read_mountinfo() -> String {
     fs::read_to_string("/proc/self/mountinfo").unwrap_or_default()
 }
 
 /// Returns the mount that contains `dir`: of those with the longest mount point, the last one.
-fn mount_of(mountinfo: &str, dir: &Path) -> Option<(String, String)> {
-    let around = mounts(mountinfo).filter(|(point, _)| dir.starts_with(point));
-    around.max_by_key(|(point, _)| point.components().count()).map(|(_, mount)| mount)
+fn mount_of(mountinfo: &str, dir: &Path) -> Option<Mount> {
+    mounts(mountinfo)
+        .filter(|mount| dir.starts_with(&mount.point))
+        .max_by_key(|mount| mount.point.components().count())
 }
 
-fn mounts(mountinfo: &str) -> impl Iterator<Item = (&Path, (String, String))> {
-    mountinfo.lines().filter_map(|line| {
-        let mut fields = line.split(' ');
-        let (id, root) = (fields.next()?.to_owned(), fields.nth(2)?.to_owned());
-        Some((Path::new(fields.next()?), (id, root)))
-    })
+fn mounts(mountinfo: &str) -> impl Iterator<Item = Mount> {
+    mountinfo.lines().filter_map(parse_mount)
+}
+
+/// Parses a line of `mountinfo`: ID, parent's ID, device, root, mount point, and other fields.
+fn parse_mount(line: &str) -> Option<Mount> {
+    let mut fields = line.split(' ');
+    let (id, _, _) = (fields.next()?, fields.next()?, fields.next()?);
+    let (root, point) = (fields.next()?, fields.next()?);
+    Some(Mount { id: id.to_owned(), root: root.to_owned(), point: point.into() })
 }
 
 #[cfg(test)]

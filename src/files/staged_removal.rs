@@ -10,8 +10,7 @@ use super::temporary::{sync_dir, temporary_path};
 use super::{check_unchanged, metadata, read, remove};
 
 /// A file that was renamed to a temporary name in its directory. If the process is killed before
-/// [`StagedRemoval::undo`], the file is lost: the next agent removes it with all other temporary
-/// files.
+/// [`StagedRemoval::undo`], the file is lost: the next agent removes all temporary files.
 #[derive(Debug)]
 pub struct StagedRemoval {
     temporary_path: PathBuf,
@@ -25,10 +24,13 @@ impl StagedRemoval {
         let temporary_path = temporary_path(path)?;
         let is_file = metadata(path).is_ok_and(|file| file.is_some_and(|file| !file.is_dir()));
         // For a directory, `remove` returns an error that names the remedy.
-        let is_staged = is_file && fs::rename(path, &temporary_path).is_ok() || remove(path)?;
-        Ok(is_staged.then(|| StagedRemoval { temporary_path, path: path.to_owned() }))
+        if is_file && fs::rename(path, &temporary_path).is_ok() || remove(path)? {
+            return Ok(Some(StagedRemoval { temporary_path, path: path.to_owned() }));
+        }
+        Ok(None)
     }
 
+    /// Returns the path of the file before its removal.
     pub fn path(&self) -> &Path {
         &self.path
     }
@@ -37,8 +39,8 @@ impl StagedRemoval {
     pub fn undo(&self) -> Result<(), Error> {
         match rename_new(&self.temporary_path, &self.path) {
             Err(Error::Raced { .. }) => drop_file(&self.temporary_path),
-            // Another agent removes all temporary files when it starts. It waits for the lock of the
-            // node, if the file system has locks.
+            // A starting agent has removed all temporary files. It does so without the node's lock
+            // only if the file system has no locks.
             Err(error) if error.is_missing() => Ok(()),
             result => result,
         }
@@ -49,6 +51,7 @@ impl StagedRemoval {
         sync_dir(&self.path)
     }
 
+    /// Removes the file for good.
     pub fn finish(self) -> Result<(), Error> {
         drop_file(&self.temporary_path)?;
         sync_dir(&self.path)
@@ -56,13 +59,13 @@ impl StagedRemoval {
 }
 
 /// Removes `path`, which must still hold `before`. Content that another program writes at the same
-/// time is not lost: the file is first renamed, and gets its name back if it holds other content. Only
-/// SIGKILL between the two renames loses it.
+/// time is not lost: the file is first renamed, and gets its name back if it holds other content.
+/// Only SIGKILL between the two renames loses it.
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
     check_unchanged(path, before)?;
     if let Some(removal) = StagedRemoval::start(path)? {
-        if read(&removal.temporary_path).is_ok_and(|(there, _)| there == before) {
+        if read(&removal.temporary_path).is_ok_and(|(content, _)| content == before) {
             return removal.finish();
         }
         // A file that is missing here was removed by another agent, or could not be renamed.
@@ -72,6 +75,7 @@ pub fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
     Err(Error::Raced { path: path.to_owned() })
 }
 
+/// Removes a file, which may be missing.
 fn drop_file(path: &Path) -> Result<(), Error> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed("remove", path)(error)),

@@ -16,6 +16,7 @@ use super::error::{Error, failed};
 /// Prefix of the names of all temporary files. The names end in `.tmp`, which no runtime loads.
 pub const TEMPORARY: &str = ".linkerd-cni.";
 
+/// Returns whether `name` is that of a temporary file.
 pub fn is_temporary(name: &str) -> bool {
     name.starts_with(TEMPORARY) && name.ends_with(".tmp")
 }
@@ -26,13 +27,13 @@ pub(super) fn sync_dir(path: &Path) -> Result<(), Error> {
     File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed("sync", dir))
 }
 
-/// Returns an unused name in the directory of `path`. The time is part of the name, as the process ID
-/// is 1 in every agent container.
+/// Returns an unused path in the directory of `path`. The time is part of the name, as the process
+/// ID is 1 in every agent container.
 pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
     static COUNT: AtomicU32 = AtomicU32::new(0);
-    let dir = path
-        .parent()
-        .ok_or_else(|| Error::Unusable { path: path.to_owned(), why: "has no directory" })?;
+    let Some(dir) = path.parent() else {
+        return Err(Error::Unusable { path: path.to_owned(), why: "has no directory" });
+    };
     let count = COUNT.fetch_add(1, Ordering::Relaxed);
     let pid = std::process::id();
     let nanos = UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos());
@@ -47,6 +48,7 @@ pub(super) struct Temporary {
 }
 
 impl Temporary {
+    /// Chooses the path of a temporary file. [`Temporary::fill`] creates the file.
     pub(super) fn beside(path: &Path) -> Result<Temporary, Error> {
         Ok(Temporary { path: temporary_path(path)?, target: path.to_owned() })
     }
@@ -65,21 +67,24 @@ impl Temporary {
             .mode(0o600)
             .open(&self.path)
             .map_err(failed("create", &self.target))?;
-        content(&mut file)
-            .and_then(|()| {
-                file.set_permissions(Permissions::from_mode(access.mode))?;
-                like.into_iter().for_each(|like| copy_xattrs(like, &self.path));
-                // Last, as changing the file of another user needs CAP_FOWNER.
-                self.give(&file, access)?;
-                file.sync_all()
-            })
-            .map_err(failed("write", &self.target))?;
+        content(&mut file).map_err(failed("write", &self.target))?;
+        self.finish(&file, access, like).map_err(failed("write", &self.target))?;
         Ok(self)
     }
 
-    /// Gives the file its owner. Without CAP_CHOWN this process stays the owner: a network config
+    fn finish(&self, file: &File, access: FileAccess, like: Option<&Path>) -> io::Result<()> {
+        file.set_permissions(Permissions::from_mode(access.mode))?;
+        if let Some(like) = like {
+            copy_xattrs(like, &self.path);
+        }
+        // Last, as changing the file of another user needs CAP_FOWNER.
+        self.set_owner(file, access)?;
+        file.sync_all()
+    }
+
+    /// Sets the owner of the file. Without CAP_CHOWN this process stays the owner: a network config
     /// that the runtime can read matters more.
-    fn give(&self, file: &File, access: FileAccess) -> io::Result<()> {
+    fn set_owner(&self, file: &File, access: FileAccess) -> io::Result<()> {
         let now = file.metadata()?;
         let (uid, gid) = (access.uid, access.gid);
         if (now.uid(), now.gid()) == (uid, gid) {
@@ -100,6 +105,7 @@ impl Temporary {
         }
     }
 
+    /// Renames the file over the one that it replaces, and syncs the directory.
     pub(super) fn rename(self) -> Result<(), Error> {
         fs::rename(&self.path, &self.target).map_err(failed("replace", &self.target))?;
         sync_dir(&self.target)
@@ -116,8 +122,9 @@ impl Drop for Temporary {
 /// Longest list of names of extended attributes to copy, and longest value, in bytes.
 const XATTR_LIMIT: usize = 16 << 10;
 
-/// Hashes and signatures of a file's content, which differ for other content (IMA, EVM).
-const OF_CONTENT: [&[u8]; 2] = [b"security.ima", b"security.evm"];
+/// Attributes with hashes and signatures of a file's content, which other content needs anew (IMA,
+/// EVM).
+const CONTENT_XATTRS: [&[u8]; 2] = [b"security.ima", b"security.evm"];
 
 /// Copies extended attributes, such as an SELinux label or an ACL. Ignores failures
 /// (unsupported, or not permitted): `to` then keeps the directory's default.
@@ -128,7 +135,7 @@ fn copy_xattrs(from: &Path, to: &Path) {
     };
     let names = names.get(..length).unwrap_or_default();
     let names = names.split(|byte| *byte == 0).filter(|name| !name.is_empty());
-    for name in names.filter(|name| !OF_CONTENT.contains(name)) {
+    for name in names.filter(|name| !CONTENT_XATTRS.contains(name)) {
         let mut value = vec![0; XATTR_LIMIT];
         let Ok(length) = lgetxattr(from, name, &mut value) else {
             continue;
@@ -150,8 +157,9 @@ mod tests {
             std::fs::write(path, "x").unwrap();
         }
         // Some file systems have only attributes that root can set.
-        let set = |name| lsetxattr(&from, name, b"cni", XattrFlags::empty()).is_ok();
-        let name = ["user.owner", "trusted.owner"].into_iter().find(|name| set(*name));
+        let name = ["user.owner", "trusted.owner"]
+            .into_iter()
+            .find(|name| lsetxattr(&from, *name, b"cni", XattrFlags::empty()).is_ok());
         assert!(name.is_some() || std::env::var_os("CI").is_none(), "no extended attributes");
         copy_xattrs(&from, &to);
         let mut value = [0; 8];
