@@ -17,7 +17,8 @@ use nix::sys::stat::stat;
 
 use crate::deadline::run_within;
 
-const OWN: &str = "/proc/thread-self/ns/net";
+/// Path of the calling thread's netns.
+const CURRENT: &str = "/proc/thread-self/ns/net";
 /// Time to create a netns. It takes milliseconds, but waits while the kernel removes many others.
 const CREATE_BUDGET: Duration = Duration::from_secs(30);
 
@@ -33,35 +34,46 @@ pub enum Error {
     Work { path: PathBuf, problem: String },
 }
 
-/// Returns whether `path` is the netns of the calling thread; `false` if `path` is not accessible.
+/// Returns whether `path` is the netns of the calling thread. `false` if `path` is not accessible.
 pub fn is_current(path: &Path) -> bool {
-    match (stat(path), stat(OWN)) {
-        (Ok(there), Ok(own)) => (there.st_dev, there.st_ino) == (own.st_dev, own.st_ino),
+    match (stat(path), stat(CURRENT)) {
+        (Ok(there), Ok(current)) => {
+            (there.st_dev, there.st_ino) == (current.st_dev, current.st_ino)
+        }
         _ => false,
     }
 }
 
 /// Creates a netns and returns a file that keeps it alive. Needs CAP_SYS_ADMIN.
 pub fn create() -> Result<File, Error> {
-    let created = run_within("netns", CREATE_BUDGET, || {
-        unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Create { source })?;
-        File::open(OWN).map_err(|source| Error::Open { path: OWN.into(), source })
-    });
-    created.unwrap_or_else(|problem| Err(Error::Work { path: OWN.into(), problem }))
+    match run_within("netns", CREATE_BUDGET, unshare_netns) {
+        Ok(created) => created,
+        Err(problem) => Err(Error::Work { path: CURRENT.into(), problem }),
+    }
 }
 
-/// Runs `work` inside the netns at `path` and waits for it at most `deadline`. After that the thread
-/// keeps running until `work` returns or the process ends.
+/// Moves the calling thread into a new netns.
+fn unshare_netns() -> Result<File, Error> {
+    unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Create { source })?;
+    File::open(CURRENT).map_err(|source| Error::Open { path: CURRENT.into(), source })
+}
+
+/// Runs `work` inside the netns at `path` and waits for it at most `deadline`. After that the
+/// thread keeps running until `work` returns or the process ends.
 pub fn run<T: Send + 'static>(
     path: &Path,
     deadline: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
-    // Opening a FIFO must not block.
-    let open = OpenOptions::new().read(true).custom_flags(OFlag::O_NONBLOCK.bits()).open(path);
-    let netns = open.map_err(|source| Error::Open { path: path.to_owned(), source })?;
+    let netns = OpenOptions::new()
+        .read(true)
+        // Opening a FIFO must not block.
+        .custom_flags(OFlag::O_NONBLOCK.bits())
+        .open(path)
+        .map_err(|source| Error::Open { path: path.to_owned(), source })?;
     let entered = run_within("netns", deadline, move || {
-        setns(&netns, CloneFlags::CLONE_NEWNET).map(|()| work())
+        setns(&netns, CloneFlags::CLONE_NEWNET)?;
+        Ok(work())
     });
     let path = path.to_owned();
     match entered {

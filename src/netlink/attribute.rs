@@ -12,10 +12,12 @@ const NETWORK_ORDER: u16 = libc::NLA_F_NET_BYTEORDER as u16;
 /// Size of length and type, in bytes.
 const HEADER: usize = size_of::<libc::nlattr>();
 
+/// An encoded sequence of attributes.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Attributes(pub Vec<u8>);
 
 impl Attributes {
+    /// Appends the attribute `kind` with these bytes as its value.
     pub fn bytes(mut self, kind: u16, value: &[u8]) -> Self {
         let length = (HEADER + value.len()) as u16;
         self.0.extend_from_slice(&length.to_ne_bytes());
@@ -25,6 +27,7 @@ impl Attributes {
         self
     }
 
+    /// Appends a text, with the NUL that ends it.
     pub fn text(self, kind: u16, value: &str) -> Self {
         self.bytes(kind, &[value.as_bytes(), b"\0"].concat())
     }
@@ -34,6 +37,7 @@ impl Attributes {
         self.bytes(kind, &value.to_be_bytes())
     }
 
+    /// Appends an attribute whose value is a sequence of attributes.
     pub fn nested(self, kind: u16, inner: Attributes) -> Self {
         self.bytes(kind | NESTED, &inner.0)
     }
@@ -53,8 +57,14 @@ pub fn parse(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
     })
 }
 
+/// Returns the value of the first attribute of the type `kind`.
 pub fn find(bytes: &[u8], kind: u16) -> Option<&[u8]> {
-    parse(bytes).find(|(found, _)| *found == kind).map(|(_, value)| value)
+    for (found, value) in parse(bytes) {
+        if found == kind {
+            return Some(value);
+        }
+    }
+    None
 }
 
 /// Rounds `length` up to the alignment of netlink, four bytes.

@@ -16,8 +16,8 @@ use super::attribute::{Attributes, padded};
 /// table waits some 25 ms for an RCU grace period, and creating a link may load a module.
 const RESPONSE_SECONDS: i64 = 5;
 
-/// Most bytes that [`dump`] receives. A process of the pod with CAP_NET_ADMIN can add objects without
-/// limit. The longest lists of ports that a pod's annotations can have need some 3 MB.
+/// Most bytes that [`dump`] receives. A process of the pod with CAP_NET_ADMIN can add objects
+/// without limit. The longest lists of ports that a pod's annotations can have need some 3 MB.
 const DUMP_LIMIT: usize = 4 << 20;
 /// Most bytes of a list of rtnetlink, such as some 3,500 addresses. A process of the pod with
 /// CAP_NET_ADMIN can add addresses without limit.
@@ -53,10 +53,11 @@ const BUFFER: usize = 1 << 16;
 /// What the kernel needs of the send buffer in addition to a batch, in bytes.
 const SEND_OVERHEAD: usize = 32;
 
+/// The kernel's error for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     pub errno: Errno,
-    /// Sequence number of the message at fault. 0: none, or not known.
+    /// Sequence number of the message at fault. 0: no message, or not known.
     pub sequence: u32,
 }
 
@@ -84,6 +85,7 @@ pub fn request_rtnetlink(
     exchange(&socket, &request, ROUTE_LIMIT, element).map_err(|rejection| rejection.errno)
 }
 
+/// A message of an nf_tables transaction.
 #[derive(Clone, Debug)]
 pub struct Message {
     /// Message type within nf_tables, such as `NFT_MSG_NEWTABLE`.
@@ -94,33 +96,43 @@ pub struct Message {
     pub attributes: Attributes,
 }
 
-/// Applies `messages` as one nf_tables transaction. Fails with the kernel's error for the first message
-/// that fails, whose position, counted from 1, is the sequence number. `ETIMEDOUT` without a response,
-/// `EMSGSIZE` if the messages exceed the send buffer.
+/// Applies `messages` as one nf_tables transaction. Fails with the kernel's error for the first
+/// message that fails, whose position, counted from 1, is the sequence number; with `ETIMEDOUT`
+/// without a response; or with `EMSGSIZE` if the messages exceed the send buffer.
 pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
+    let batch = encode_batch(messages);
+    enlarge_send_buffer(&socket, batch.len() + SEND_OVERHEAD)?;
+    exchange(&socket, &batch, usize::MAX, &mut |_| {})
+}
+
+fn encode_batch(messages: &[Message]) -> Vec<u8> {
     let mut batch = Vec::new();
     let none = Attributes::default();
     append(&mut batch, BATCH_BEGIN, 0, 0, &family_header(0, SUBSYSTEM), &none);
     for (index, message) in messages.iter().enumerate() {
         // The kernel reports every error, but success only for messages with ACK.
-        let last = index + 1 == messages.len();
-        let flags = message.flags | if last { ACK } else { 0 };
+        let is_last = index + 1 == messages.len();
+        let flags = if is_last { message.flags | ACK } else { message.flags };
         let kind = SUBSYSTEM << 8 | message.kind as u16;
         let sequence = index as u32 + 1;
         let header = family_header(message.family, 0);
         append(&mut batch, kind, flags, sequence, &header, &message.attributes);
     }
     append(&mut batch, BATCH_END, 0, 0, &family_header(0, SUBSYSTEM), &none);
-    let needed = batch.len() + SEND_OVERHEAD;
-    // The size limit of a pod's annotations bounds the batch.
-    if getsockopt(&socket, sockopt::SndBuf)? < needed
-        && setsockopt(&socket, sockopt::SndBufForce, &needed).is_err()
-    {
-        // Works without CAP_NET_ADMIN in the initial user namespace, up to net.core.wmem_max.
-        let _ = setsockopt(&socket, sockopt::SndBuf, &needed);
+    batch
+}
+
+/// Makes room for `needed` bytes, which the size limit of a pod's annotations bounds.
+fn enlarge_send_buffer(socket: &OwnedFd, needed: usize) -> Result<(), Errno> {
+    if getsockopt(socket, sockopt::SndBuf)? >= needed {
+        return Ok(());
     }
-    exchange(&socket, &batch, usize::MAX, &mut |_| {})
+    if setsockopt(socket, sockopt::SndBufForce, &needed).is_err() {
+        // Works without CAP_NET_ADMIN in the initial user namespace, up to net.core.wmem_max.
+        let _ = setsockopt(socket, sockopt::SndBuf, &needed);
+    }
+    Ok(())
 }
 
 /// Passes the attributes of each nf_tables object of type `kind` to `element`.
@@ -158,7 +170,8 @@ fn family_header(family: u8, resource: u16) -> [u8; FAMILY_HEADER] {
     [family, 0, high, low]
 }
 
-/// `header` is that of the message type.
+/// Appends a message to `batch`. `header` is the structure of the message type, before the
+/// attributes.
 fn append(
     batch: &mut Vec<u8>,
     kind: u16,
@@ -179,6 +192,7 @@ fn append(
 }
 
 /// Sends `request`, and receives until the kernel reports an error, success or the end of a list.
+/// Passes each listed object to `element`. Fails with `EFBIG` after `limit` bytes.
 fn exchange(
     socket: &OwnedFd,
     request: &[u8],
@@ -190,11 +204,13 @@ fn exchange(
     let mut received = 0;
     while received <= limit {
         let count = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
-            // The errors of a large transaction exceed the receive buffer, which keeps the first ones.
+            Ok(count) => count,
+            // The errors of a large transaction exceed the receive buffer, which keeps the first
+            // ones.
             Err(Errno::EINTR | Errno::ENOBUFS) => continue,
             // The receive timed out.
             Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT.into()),
-            count => count?,
+            Err(errno) => return Err(errno.into()),
         };
         received += count;
         let mut bytes = &buffer[..count];

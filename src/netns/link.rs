@@ -12,6 +12,7 @@ use nix::sys::socket::AddressFamily;
 use crate::netlink::attribute::{Attributes, find};
 use crate::netlink::socket::{ACK, CREATE, DUMP, EXCLUSIVE, request_rtnetlink};
 
+/// Flags of a request that creates an object and fails if the object exists.
 const NEW: u16 = ACK | CREATE | EXCLUSIVE;
 const UP: u32 = libc::IFF_UP as u32;
 /// Skip duplicate address detection, so that the IPv6 address is usable at once.
@@ -20,12 +21,14 @@ const NO_DAD: u8 = libc::IFA_F_NODAD as u8;
 /// `VETH_INFO_PEER` of `linux/veth.h`.
 const VETH_INFO_PEER: u16 = 1;
 
-/// Creates a veth pair: two connected interfaces called `name`, one in this netns and one in `other`.
-/// Fails with the kernel's error, such as `EEXIST`.
+/// Creates a veth pair: two connected interfaces called `name`, one in this netns and one in
+/// `other`. Fails with the kernel's error, such as `EEXIST`.
 pub fn create_veth_pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
     let other = other.as_fd().as_raw_fd();
-    let mut peer = Attributes(interface(0, 0).to_vec());
-    peer = peer.text(libc::IFLA_IFNAME, name).bytes(libc::IFLA_NET_NS_FD, &other.to_ne_bytes());
+    // The peer's attributes follow its `struct ifinfomsg`.
+    let peer = Attributes(interface(0, 0).to_vec())
+        .text(libc::IFLA_IFNAME, name)
+        .bytes(libc::IFLA_NET_NS_FD, &other.to_ne_bytes());
     let data = Attributes::default().nested(VETH_INFO_PEER, peer);
     let info =
         Attributes::default().text(libc::IFLA_INFO_KIND, "veth").nested(libc::IFLA_INFO_DATA, data);
@@ -34,6 +37,7 @@ pub fn create_veth_pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
     change(libc::RTM_NEWLINK, NEW, &interface(0, 0), &attributes)
 }
 
+/// Sets the interface `name` up.
 pub fn set_up(name: &str) -> Result<(), Errno> {
     let header = interface(if_nametoindex(name)?, UP);
     change(libc::RTM_NEWLINK, ACK, &header, &Attributes::default())
@@ -59,14 +63,23 @@ pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
     let none = Attributes::default();
     request_rtnetlink(libc::RTM_GETADDR, DUMP, &[0; 8], &none, &mut |payload| {
         // If the interface has a peer, IFA_ADDRESS is the peer's address.
-        let own = find(payload, libc::IFA_LOCAL);
-        let address = own.or_else(|| find(payload, libc::IFA_ADDRESS)).unwrap_or_default();
-        let v4 = <[u8; 4]>::try_from(address).map(IpAddr::from);
-        addresses.extend(v4.or_else(|_| <[u8; 16]>::try_from(address).map(IpAddr::from)));
+        let bytes = find(payload, libc::IFA_LOCAL).or_else(|| find(payload, libc::IFA_ADDRESS));
+        if let Some(address) = bytes.and_then(decode_address) {
+            addresses.push(address);
+        }
     })?;
     Ok(addresses)
 }
 
+fn decode_address(bytes: &[u8]) -> Option<IpAddr> {
+    if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
+        return Some(bytes.into());
+    }
+    let bytes = <[u8; 16]>::try_from(bytes).ok()?;
+    Some(bytes.into())
+}
+
+/// Sends a request that lists nothing.
 fn change(kind: u16, flags: u16, header: &[u8], attributes: &Attributes) -> Result<(), Errno> {
     request_rtnetlink(kind, flags, header, attributes, &mut |_| {})
 }
