@@ -1,5 +1,5 @@
-//! What is redirected in a pod, and the rules that do so. Pure: [`crate::firewall`] writes the rules
-//! and checks them.
+//! What is redirected in a pod, and the rules that do so. Pure: [`crate::firewall`] writes the
+//! rules and checks them.
 
 pub mod backend;
 pub mod ports;
@@ -77,8 +77,8 @@ pub enum Ipv6 {
     #[default]
     No,
     Yes,
-    /// In each netns with IPv6, also if the pod has no IPv6 address yet, unless the proxy listens on
-    /// IPv4 only.
+    /// In each netns with IPv6, also if the pod has no IPv6 address yet, unless the proxy listens
+    /// on IPv4 only.
     Auto,
 }
 

@@ -13,8 +13,8 @@ use crate::deadline::Deadline;
 use crate::redirect::rules::{self, Chain, ListedRules};
 use crate::redirect::{Family, Redirect, RuleSpec};
 
-/// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets has
-/// at most eight rules for each address family.
+/// Number of missing rules that [`describe_missing`] names. A pod without port lists and subnets
+/// has at most eight rules for each address family.
 const MISSING_NAMED: usize = 10;
 
 /// State of the redirect rules in a netns.

@@ -20,8 +20,8 @@ use host_programs::{HostPrograms, find_programs};
 /// netns is longer, so that an error names the program.
 pub const PROGRAMS_BUDGET: Duration = Duration::from_secs(15);
 
-/// Timeout for the program that removes the rules of one family after an error. It comes in addition
-/// to the deadline of the call.
+/// Timeout for the program that removes the rules of one family after an error. It comes in
+/// addition to the deadline of the call.
 const UNDO_BUDGET: Duration = Duration::from_secs(3);
 
 /// The rules that a call wrote for one family.
@@ -32,10 +32,10 @@ struct WrittenRules {
     has_created_chains: bool,
 }
 
-/// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the table
-/// stay. Returns the backend whose programs wrote the rules of the first family: `backend`, unless
-/// the host lacks its programs.
-/// After an error the chains that this call created are removed; others keep the new rules.
+/// Writes the rules of `redirect` to table `nat` of each family. Idempotent; other rules of the
+/// table stay. Returns the backend whose programs wrote the rules of the first family: `backend`,
+/// unless the host lacks its programs. After an error the chains that this call created are
+/// removed; others keep the new rules.
 pub fn apply(
     redirect: &Redirect,
     families: &[Family],
@@ -82,8 +82,8 @@ fn undo(written: &WrittenRules) {
     }
 }
 
-/// Writes the rules of one family, and returns whether it created the chains. If they exist, replaces
-/// the rules in them and the jumps to them.
+/// Writes the rules of one family, and returns whether it created the chains. If they exist,
+/// replaces the rules in them and the jumps to them.
 fn restore_rules(
     programs: &HostPrograms,
     rules: &[Rule],
@@ -141,8 +141,8 @@ fn comment_in(line: &str) -> String {
     String::new()
 }
 
-/// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns. Listing a
-/// missing table would create it, and hide from the repair controller that rules are missing.
+/// Returns whether `iptables-legacy` created its table `nat` in the calling thread's netns. Listing
+/// a missing table would create it, and hide from the repair controller that rules are missing.
 pub fn has_legacy_nat(family: Family) -> bool {
     let names = match family {
         Family::Ipv4 => "ip_tables_names",

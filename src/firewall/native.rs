@@ -23,8 +23,9 @@ use crate::redirect::{Family, Redirect};
 use expressions::SetName;
 pub use message::PLUGIN_TABLE;
 
-/// Oldest kernel, as major and minor version. Before Linux 4.18 the addresses of replies are restored
-/// only in hooks that have a `nat` chain, and no second `nat` chain may have the same hook.
+/// Oldest kernel, as major and minor version. Before Linux 4.18 the addresses of replies are
+/// restored only in hooks that have a `nat` chain, and no second `nat` chain may have the same
+/// hook.
 const OLDEST_KERNEL: (u32, u32) = (4, 18);
 
 /// Replaces the rules in the plugin's table of each family with those of `redirect`.
@@ -89,13 +90,14 @@ pub fn transaction(redirect: &Redirect, families: &[Family], fresh: bool) -> Vec
 /// Builds the messages that create the plugin's table. With `fresh`, the kernel rejects the
 /// transaction if the table exists.
 fn table_messages(family: Family, fresh: bool) -> Vec<Message> {
-    let create = |flags| message::message(libc::NFT_MSG_NEWTABLE, family, flags, message::table());
     if fresh {
-        return vec![create(CREATE | EXCLUSIVE)];
+        let flags = CREATE | EXCLUSIVE;
+        return vec![message::message(libc::NFT_MSG_NEWTABLE, family, flags, message::table())];
     }
-    // Deleting a missing table fails, so create it first.
+    let create = message::message(libc::NFT_MSG_NEWTABLE, family, CREATE, message::table());
     let delete = message::message(libc::NFT_MSG_DELTABLE, family, 0, message::table());
-    vec![create(CREATE), delete, create(CREATE)]
+    // Deleting a missing table fails, so create it first.
+    vec![create.clone(), delete, create]
 }
 
 /// Deletes all rules of the `PROXY_INIT_*` chains in the tables of `iptables-nft`, and in the

@@ -90,8 +90,8 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// Removes repeated ranges and keeps the order, so that a short list has upstream's rules. If the list
-/// then needs fewer `multiport` matches, merges ranges that overlap or adjoin.
+/// Removes repeated ranges and keeps the order, so that a short list has upstream's rules. If the
+/// list then needs fewer `multiport` matches, merges ranges that overlap or adjoin.
 pub fn distinct(ranges: &[PortRange]) -> Vec<PortRange> {
     let mut seen = BTreeSet::new();
     let distinct: Vec<_> = ranges.iter().copied().filter(|range| seen.insert(*range)).collect();

@@ -91,11 +91,11 @@ pub fn rules(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
-/// Returns the rules that `listed` lacks, as lines of `iptables-save`. A listed rule can stand for a
-/// run of rules, see [`nft::runs`].
+/// Returns the rules that `listed` lacks, as lines of `iptables-save`. A listed rule can stand for
+/// a run of rules, see [`nft::runs`].
 ///
-/// The rules of each chain must be listed in order. In the chains `own` no other rule may precede them,
-/// as it could decide instead. Other chains may have foreign rules anywhere.
+/// The rules of each chain must be listed in order. In the chains `own` no other rule may precede
+/// them, as it could decide instead. Other chains may have foreign rules anywhere.
 pub fn missing_in_order<'r, T, E>(
     runs: impl Iterator<Item = &'r [Rule]>,
     listed: &ListedRules<T>,
@@ -184,7 +184,8 @@ fn skipped_subnets(
 ) -> Vec<Rule> {
     let mut rules = Vec::new();
     for subnet in outermost(subnets, family) {
-        // iptables omits the conditions `-s 0.0.0.0/0` and `-d 0.0.0.0/0`, which every packet meets.
+        // iptables omits the conditions `-s 0.0.0.0/0` and `-d 0.0.0.0/0`, which every packet
+        // meets.
         let is_every_address = subnet.net.prefix_len() == 0;
         let matches = if is_every_address { vec![] } else { vec![condition(subnet.net)] };
         let comment = format!("ignore-subnet-{}", subnet.text);

@@ -58,7 +58,8 @@ fn find_executable(dirs: &[PathBuf], name: &str) -> Option<PathBuf> {
     dirs.iter().map(|dir| dir.join(name)).find(|path| is_executable(path))
 }
 
-/// Does not use access(2), which SELinux can deny: the attempt to start the program names that cause.
+/// Does not use access(2), which SELinux can deny: the attempt to start the program names that
+/// cause.
 fn is_executable(path: &Path) -> bool {
     path.metadata().is_ok_and(|file| file.is_file() && file.permissions().mode() & 0o111 != 0)
 }

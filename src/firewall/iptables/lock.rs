@@ -9,8 +9,8 @@ use nix::sys::stat::{major, minor, stat};
 
 use crate::quote::quote;
 
-/// Describes the lock and the process that holds it, unless that is `except`. `None` if no process is
-/// known to hold it.
+/// Describes the lock and the process that holds it, unless that is `except`. `None` if no process
+/// is known to hold it.
 pub fn describe_holder(except: Option<u32>) -> Option<String> {
     let path = path();
     let file = stat(&path).ok()?;

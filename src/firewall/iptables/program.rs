@@ -26,8 +26,8 @@ const LOCK_SECONDS: &str = "5";
 /// How much of the program's stderr is kept, in bytes.
 const STDERR_LIMIT: usize = 4096;
 
-/// How much of the program's stdout is read, in bytes. A rule has some 100. A process of the pod with
-/// CAP_NET_ADMIN can add rules without limit.
+/// How much of the program's stdout is read, in bytes. A rule has some 100. A process of the pod
+/// with CAP_NET_ADMIN can add rules without limit.
 const STDOUT_LIMIT: usize = 8 << 20;
 
 /// What a program that ran to its end printed.
@@ -107,8 +107,8 @@ fn program_error(program: &Path, problem: &str, remedy: Option<&'static str>) ->
     Error::Other { problem: format!("{} {problem}", program.display()), remedy }
 }
 
-/// Runs `command` with `input` as its stdin. Kills its process group after [`PROGRAM_BUDGET`], or at
-/// the deadline.
+/// Runs `command` with `input` as its stdin. Kills its process group after [`PROGRAM_BUDGET`], or
+/// at the deadline.
 fn run(
     program: &Path,
     command: Command,
@@ -219,8 +219,8 @@ mod tests {
         Deadline::after(Duration::from_millis(milliseconds))
     }
 
-    /// Creates an executable script. Another process writes the file: a file that this process, or a
-    /// child of another test, still has open for writing cannot be executed (ETXTBSY).
+    /// Creates an executable script. Another process writes the file: a file that this process, or
+    /// a child of another test, still has open for writing cannot be executed (ETXTBSY).
     fn program(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("iptables-restore");

@@ -41,8 +41,8 @@ pub fn table() -> Attributes {
     Attributes::default().text(nfta::TABLE_NAME, PLUGIN_TABLE)
 }
 
-/// Encodes a chain of the plugin's table. `PREROUTING` and `OUTPUT` are base chains, hooked into the
-/// kernel's NAT. They accept packets that reach their end.
+/// Encodes a chain of the plugin's table. `PREROUTING` and `OUTPUT` are base chains, hooked into
+/// the kernel's NAT. They accept packets that reach their end.
 pub fn chain(chain: Chain) -> Attributes {
     let attributes = Attributes::default()
         .text(nfta::CHAIN_TABLE, PLUGIN_TABLE)

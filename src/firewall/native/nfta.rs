@@ -1,5 +1,5 @@
-//! Attribute types of nf_tables, which libc lacks: `NFTA_*` of `linux/netfilter/nf_tables.h` without
-//! the prefix, and those of `linux/netfilter/nf_tables_compat.h` (`MATCH_*`).
+//! Attribute types of nf_tables, which libc lacks: `NFTA_*` of `linux/netfilter/nf_tables.h`
+//! without the prefix, and those of `linux/netfilter/nf_tables_compat.h` (`MATCH_*`).
 
 /// Numbers the types of each enumeration from 1 on. `_` is a type that is not used.
 macro_rules! types {

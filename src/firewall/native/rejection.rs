@@ -1,9 +1,11 @@
 //! Describes which message of a transaction the kernel rejected, and what to do. Pure.
 
+use std::borrow::Cow;
+
 use nix::errno::Errno;
 use nix::libc;
 
-use super::message::{self, protocol_family, text};
+use super::message::{self, protocol_family};
 use super::nfta;
 use crate::firewall::error::{Error, NO_IPV6};
 use crate::netlink::attribute::find;
@@ -45,23 +47,28 @@ pub fn means_missing(errno: Errno) -> bool {
 
 /// Names the object that `message` creates or deletes.
 fn subject(message: &Message) -> String {
-    let text = |kind| text(find(&message.attributes.0, kind).unwrap_or_default());
     let family = if message.family == protocol_family(Family::Ipv4) { "ip" } else { "ip6" };
     // The first attribute of each type of message is the table.
-    let table = format!("table {family} {}", text(nfta::TABLE_NAME));
+    let table = format!("table {family} {}", text_of(message, nfta::TABLE_NAME));
     match message.kind {
-        libc::NFT_MSG_NEWCHAIN => format!("chain {} of {table}", text(nfta::CHAIN_NAME)),
+        libc::NFT_MSG_NEWCHAIN => {
+            format!("chain {} of {table}", text_of(message, nfta::CHAIN_NAME))
+        }
         libc::NFT_MSG_NEWRULE | libc::NFT_MSG_DELRULE => {
             let userdata = find(&message.attributes.0, nfta::RULE_USERDATA);
             let rule = match userdata.and_then(message::comment) {
                 Some(comment) => format!("rule {}", message::text(comment)),
                 None => "the rules".to_owned(),
             };
-            format!("{rule} in chain {} of {table}", text(nfta::RULE_CHAIN))
+            format!("{rule} in chain {} of {table}", text_of(message, nfta::RULE_CHAIN))
         }
         libc::NFT_MSG_NEWSET | libc::NFT_MSG_NEWSETELEM => format!("a set of {table}"),
         _ => table,
     }
+}
+
+fn text_of(message: &Message, kind: u16) -> Cow<'_, str> {
+    message::text(find(&message.attributes.0, kind).unwrap_or_default())
 }
 
 /// Returns what to do if the kernel rejects a message of the type `at_fault`, or the transaction.

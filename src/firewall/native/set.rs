@@ -17,8 +17,8 @@ const FLAGS: u32 =
     (libc::NFT_SET_ANONYMOUS | libc::NFT_SET_CONSTANT | libc::NFT_SET_INTERVAL) as u32;
 /// Flag of an element: no number from this one to the next element is in the set.
 const INTERVAL_END: u32 = libc::NFT_SET_ELEM_INTERVAL_END as u32;
-/// Number of elements in a message. An element has at most 36 bytes, and the length of the attribute
-/// that holds all of them has 16 bits.
+/// Number of elements in a message. An element has at most 36 bytes, and the length of the
+/// attribute that holds all of them has 16 bits.
 const ELEMENTS_PER_MESSAGE: usize = 1500;
 
 /// Where a range of numbers begins or, if the flag is set, the first number behind its end.

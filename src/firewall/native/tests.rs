@@ -18,7 +18,8 @@ fn mentions(message: &Message, text: &str) -> bool {
 
 #[test]
 fn a_rejected_rule_names_its_comment_and_the_missing_module() {
-    let rule = "the kernel rejected rule proxy-init/redirect-all-incoming-to-proxy-port in chain PROXY_INIT_REDIRECT of table ip linkerd-cni";
+    let rule = "the kernel rejected rule proxy-init/redirect-all-incoming-to-proxy-port \
+                in chain PROXY_INIT_REDIRECT of table ip linkerd-cni";
     let is_redirect = |message: &Message| mentions(message, "redir\0");
     let (error, remedy) = rejected(Errno::ENOENT, is_redirect);
     assert_eq!(error, format!("{rule}: ENOENT: No such file or directory"));
@@ -32,7 +33,8 @@ fn a_rejected_chain_and_table_are_named_with_the_remedy() {
     let (error, remedy) = rejected(Errno::ENOENT, base);
     assert_eq!(
         error,
-        "the kernel rejected chain PREROUTING of table ip linkerd-cni: ENOENT: No such file or directory"
+        "the kernel rejected chain PREROUTING of table ip linkerd-cni: ENOENT: No such file or \
+         directory"
     );
     assert!(remedy.starts_with("load the kernel module nft_chain_nat"), "{remedy}");
     let (error, remedy) =
@@ -70,12 +72,6 @@ fn a_rejection_of_no_message_names_the_transaction() {
 
 #[test]
 fn rules_of_other_tables_are_ignored() {
-    let listed = |table: &str, chain: &str| {
-        Attributes::default()
-            .text(nfta::RULE_TABLE, table)
-            .text(nfta::RULE_CHAIN, chain)
-            .bytes(nfta::RULE_USERDATA, &message::userdata("a"))
-    };
     for (table, chain, wanted) in [
         (PLUGIN_TABLE, "OUTPUT", Some(Chain::Output)),
         (PLUGIN_TABLE, "INPUT", None),
@@ -83,7 +79,11 @@ fn rules_of_other_tables_are_ignored() {
         ("linkerd-cni2", "OUTPUT", None),
         ("linkerd-cn", "OUTPUT", None),
     ] {
-        let found = listing::chain_in(PLUGIN_TABLE, &listed(table, chain).0);
+        let rule = Attributes::default()
+            .text(nfta::RULE_TABLE, table)
+            .text(nfta::RULE_CHAIN, chain)
+            .bytes(nfta::RULE_USERDATA, &message::userdata("a"));
+        let found = listing::chain_in(PLUGIN_TABLE, &rule.0);
         assert_eq!(found, wanted, "{table} {chain}");
     }
     assert_eq!(listing::chain_in(PLUGIN_TABLE, &[]), None);

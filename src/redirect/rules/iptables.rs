@@ -1,5 +1,5 @@
-//! Renders rules as text: lines of `iptables-save`, and scripts for `iptables-restore --noflush`. Each
-//! script is one transaction. Splits listed lines into words.
+//! Renders rules as text: lines of `iptables-save`, and scripts for `iptables-restore --noflush`.
+//! Each script is one transaction. Splits listed lines into words.
 
 use super::{Chain, Match, Rule, Verdict, ports};
 
@@ -21,8 +21,8 @@ pub fn rule_line(rule: &Rule) -> String {
 /// Renders a script that replaces the content of Linkerd's chains with `rules`. `old_jumps` are the
 /// existing jumps to them, as lines of `iptables-save`; the script removes these.
 ///
-/// With `fresh`, the script fails if the chains exist. In that case jumps to the chains may exist too:
-/// list them, and call again with `old_jumps`.
+/// With `fresh`, the script fails if the chains exist. In that case jumps to the chains may exist
+/// too: list them, and call again with `old_jumps`.
 pub fn install_script(rules: &[Rule], fresh: bool, old_jumps: &[String]) -> String {
     let mut script = format!("*{NAT_TABLE}\n");
     for chain in Chain::LINKERD {

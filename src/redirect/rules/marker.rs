@@ -1,8 +1,8 @@
 //! The marker: what the rules of a pod were made from, in the comments of the jumps to Linkerd's
 //! chains. Values and annotations may change while the pod runs; the pod keeps its rules.
 //!
-//! For example `linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 skip-in=4190-4191,9990`. Without the pod
-//! object, ` guessed` follows.
+//! For example `linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 skip-in=4190-4191,9990`. Without the
+//! pod object, ` guessed` follows.
 
 use super::{Chain, ListedRules, Rule, Verdict, jumps, rules};
 use crate::redirect::ports::PortRange;
@@ -13,8 +13,8 @@ use crate::redirect::{Family, Redirect, RuleSpec, Subnet};
 const START: &str = "linkerd-cni/1 ";
 /// Separates a comment from a marker of any version.
 const SEPARATOR: &str = " linkerd-cni/";
-/// Longest marker in bytes, without [`GUESSED`]. A comment of iptables has at most 255 bytes, the user
-/// data of an nf_tables rule 256, headers included.
+/// Longest marker in bytes, without [`GUESSED`]. A comment of iptables has at most 255 bytes, the
+/// user data of an nf_tables rule 256, headers included.
 const LIMIT: usize = 200;
 /// End of the marker of a redirect for which the pod object was not read.
 const GUESSED: &str = " guessed";
@@ -30,8 +30,8 @@ pub fn marked_rules(redirect: &Redirect, family: Family, families: &[Family]) ->
     rules
 }
 
-/// Returns the marker of the rules of `redirect` in these families. If the redirect is too long for a
-/// comment, the marker has only its digest.
+/// Returns the marker of the rules of `redirect` in these families. If the redirect is too long for
+/// a comment, the marker has only its digest.
 pub fn marker(redirect: &Redirect, families: &[Family]) -> String {
     let mut marker = format!("{START}{}", fields(redirect, families).join(" "));
     if marker.len() > LIMIT {
@@ -86,8 +86,8 @@ fn subnet_texts(subnets: &[Subnet]) -> Vec<String> {
     subnets.iter().map(|subnet| subnet.text.clone()).collect()
 }
 
-/// Returns the FNV-1a hash, whose values do not depend on the version of the compiler. It only tells
-/// different values apart: a pod that may write its rules may write its marker too.
+/// Returns the FNV-1a hash, whose values do not depend on the version of the compiler. It only
+/// tells different values apart: a pod that may write its rules may write its marker too.
 pub fn digest(text: &str) -> u64 {
     let mut hash = 0xcbf2_9ce4_8422_2325;
     for byte in text.bytes() {
@@ -152,8 +152,8 @@ pub fn split_comment(comment: &str) -> (&str, Option<&str>) {
 }
 
 /// Returns whether rules with these comments redirect inbound and outbound connections, whatever
-/// redirect they were made from: the jumps are there, Linkerd's chains hold only Linkerd's rules, and
-/// the last rule of each redirects.
+/// redirect they were made from: the jumps are there, Linkerd's chains hold only Linkerd's rules,
+/// and the last rule of each redirects.
 pub fn is_redirecting(comments: &ListedRules<String>) -> bool {
     for jump in jumps() {
         let listed = &comments[jump.chain as usize];
@@ -190,18 +190,20 @@ mod tests {
             ..Redirect::example()
         };
         let both = Family::ALL;
-        let spec =
-            |redirect: &Redirect| Some(RuleSpec { redirect: redirect.clone(), families: both });
         let text = marker(&redirect, both);
         assert_eq!(
             text,
             "linkerd-cni/1 ip=46 in=4143 out=4140 uid=2102 gid=2103 to=8080 \
              skip-in=4190-4191,9990 skip-out=443 skip-from=192.168.1.7/24 skip-to=fd00::/8"
         );
-        assert_eq!(parse_marker(&text), spec(&redirect));
+        assert_eq!(
+            parse_marker(&text),
+            Some(RuleSpec { redirect: redirect.clone(), families: both })
+        );
         let guessed = Redirect { is_guessed: true, ..redirect };
         assert_eq!(marker(&guessed, both), format!("{text} guessed"));
-        assert_eq!(parse_marker(&format!("{text} guessed")), spec(&guessed));
+        let spec = RuleSpec { redirect: guessed, families: both };
+        assert_eq!(parse_marker(&format!("{text} guessed")), Some(spec));
         let skip_outbound = (1..=100).map(PortRange::from).collect();
         let long = Redirect { skip_outbound, is_guessed: true, ..Redirect::example() };
         let text = marker(&long, both);
@@ -239,19 +241,16 @@ mod tests {
 
     #[test]
     fn rules_that_lack_a_jump_or_the_last_rule_of_a_chain_or_have_a_foreign_rule_do_not_redirect() {
-        let whole = || {
-            let rules = rules(&Redirect::example(), Family::Ipv4);
-            Chain::ALL.map(|chain| {
-                let of_chain = rules.iter().filter(|rule| rule.chain == chain);
-                of_chain.map(|rule| rule.comment.clone()).collect::<Vec<_>>()
-            })
-        };
-        assert!(is_redirecting(&whole()));
+        let mut whole = ListedRules::<String>::default();
+        for rule in rules(&Redirect::example(), Family::Ipv4) {
+            whole[rule.chain as usize].push(rule.comment);
+        }
+        assert!(is_redirecting(&whole));
         for chain in Chain::ALL {
-            let mut comments = whole();
+            let mut comments = whole.clone();
             comments[chain as usize].pop();
             assert!(!is_redirecting(&comments), "{chain:?}");
-            let mut comments = whole();
+            let mut comments = whole.clone();
             comments[chain as usize].insert(0, String::new());
             assert_eq!(is_redirecting(&comments), !Chain::LINKERD.contains(&chain), "{chain:?}");
         }

@@ -37,9 +37,9 @@ impl Key {
     }
 }
 
-/// Splits rules into runs, each of which one nf_tables rule stands for. The rules of a run differ only
-/// in their ports or subnets, such as those of a long list. So the number of nf_tables rules does not
-/// grow with the lists.
+/// Splits rules into runs, each of which one nf_tables rule stands for. The rules of a run differ
+/// only in their ports or subnets, such as those of a long list. So the number of nf_tables rules
+/// does not grow with the lists.
 pub fn runs(rules: &[Rule]) -> impl Iterator<Item = &[Rule]> {
     rules.chunk_by(are_one_run)
 }
