@@ -168,7 +168,7 @@ impl ApiHandle {
         }
     }
 
-    /// From now on, the Node object stays as it is.
+    /// From now on, the agent neither removes the startup taint nor reports the node.
     pub fn stop_node_updates(&self) {
         self.state().node = None;
     }

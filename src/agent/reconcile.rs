@@ -184,7 +184,7 @@ impl Reconciler {
         self.pass.body.token_expires = expires;
     }
 
-    /// Sets what `/ready`, the metrics, the Node object and Events show of the pass.
+    /// Sets what `/ready`, the metrics and Events show of the pass, and whether the startup taint may go.
     fn publish(&mut self) {
         let metrics = &self.status.metrics;
         metrics.contention_active.set((!self.pass.body.contended.is_empty()).into());
@@ -200,7 +200,7 @@ impl Reconciler {
             self.ready_logged = true;
             info!("linkerd CNI is installed and verified on this node");
         }
-        // Warnings neither keep the startup taint nor change the condition, because some are permanent.
+        // Warnings do not keep the startup taint, because some are permanent.
         self.api.pass_finished(not_ready.as_deref());
         let Pass { notes, body, .. } = &self.pass;
         self.status.state().last_pass = StatusBody {

@@ -105,6 +105,7 @@ with an invalid element, as upstream has no arrays. Argument: a dict with "name"
 {{- range (include "linkerd-cni.ports" (dict "name" "portsToRedirect" "value" .Values.portsToRedirect) | fromJson).items }}
 {{- $redirected = append $redirected (int64 .) }}
 {{- end }}
+{{- /* `simulate` is a constant of upstream's chart, too. The plugin accepts no other value. */}}
 {{- $linkerd := dict
       "incoming-proxy-port" (.Values.inboundProxyPort | default 4143 | int64)
       "outgoing-proxy-port" (.Values.outboundProxyPort | default 4140 | int64)
