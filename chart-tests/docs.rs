@@ -80,7 +80,7 @@ fn the_package_contains_no_development_files() {
         listing.lines().filter_map(|f| f.strip_prefix("linkerd2-cni/")).collect();
     packed.sort_unstable();
     // All files of these directories, and these other files.
-    let mut expected: Vec<_> = ["templates", "platforms", "dashboards"]
+    let mut expected: Vec<_> = ["templates", "platforms", "dashboards", "alerts"]
         .iter()
         .flat_map(|directory| files(&chart().join(directory)))
         .map(|path| path.strip_prefix(chart()).unwrap().display().to_string())

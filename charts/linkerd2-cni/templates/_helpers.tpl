@@ -1,114 +1,165 @@
 {{/*
-Helpers of all templates. A value can be missing (`helm upgrade --reuse-values` from an older
-chart) or null. So every read of a nested value is in parentheses and has a default.
+Helpers of several templates. A value can be missing (`helm upgrade --reuse-values` from an older chart) or null. So
+every read of a nested value is in parentheses and has a default.
 */}}
 
 {{/*
-Labels of every object: the recommended ones, upstream's and `commonLabels`. Omits `k8s-app`,
-by which the DaemonSet selects its pods.
+The values as JSON, with those of platforms/<platform>.yaml, or these defaults, in place of unset ones. A value
+is unset if it is null or empty, which are the chart's defaults of all values that platforms set.
+`helm upgrade --reuse-values` replaces these defaults with upstream's. Upstream's values lack `admissionPolicy`.
 */}}
-{{- define "linkerd-cni.labels" -}}
+{{- define "linkerd-cni.values" -}}
+{{- $values := dict
+      "chained" true
+      "destCNIBinDir" "/opt/cni/bin"
+      "destCNINetDir" "/etc/cni/net.d"
+      "iptablesMode" "auto"
+      "networkAttachmentDefinition" (dict "enabled" false)
+      "openshift" (dict "enabled" false)
+      "resourceQuota" (dict "enabled" false) }}
+{{- $unset := list "" "<nil>" }}
+{{- if not (hasKey .Values "admissionPolicy") }}
+{{- $unset = concat $unset (list "/etc/cni/net.d" "/opt/cni/bin") }}
+{{- end }}
+{{- with .Values.platform }}
+{{- $values = mustMergeOverwrite $values ($.Files.Get (printf "platforms/%s.yaml" .) | fromYaml) }}
+{{- end }}
+{{- range $key, $given := .Values }}
+{{- if kindIs "map" (get $values $key) }}
+{{- range $name, $setting := $given }}
+{{- if not (has (toString $setting) $unset) }}{{ $_ := set (get $values $key) $name $setting }}{{ end }}
+{{- end }}
+{{- else if not (has (toString $given) $unset) }}
+{{- $_ := set $values $key $given }}
+{{- end }}
+{{- end }}
+{{- $values | toJson }}
+{{- end }}
+
+{{/*
+Labels and annotations of an object, the latter only if there are any. Argument: a dict with "root" and optionally
+"labels" and "annotations" of this object. The labels that select the chart's objects win over all others.
+*/}}
+{{- define "linkerd-cni.metadata" -}}
 {{- $labels := dict
       "app.kubernetes.io/component" "cni"
-      "app.kubernetes.io/instance" .Release.Name
-      "app.kubernetes.io/managed-by" .Release.Service
+      "app.kubernetes.io/instance" .root.Release.Name
+      "app.kubernetes.io/managed-by" .root.Release.Service
       "app.kubernetes.io/part-of" "linkerd"
-      "app.kubernetes.io/version" .Chart.AppVersion
-      "helm.sh/chart" (printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_") }}
-{{- $fixed := dict
-      "app.kubernetes.io/name" "linkerd-cni"
-      "linkerd.io/cni-resource" "true" }}
-{{- include "linkerd-cni.stringMap" (merge $fixed (omit (.Values.commonLabels | default dict) "k8s-app") $labels) }}
+      "app.kubernetes.io/version" .root.Chart.AppVersion
+      "helm.sh/chart" (printf "%s-%s" .root.Chart.Name .root.Chart.Version | replace "+" "_") }}
+{{- $fixed := dict "app.kubernetes.io/name" "linkerd-cni" "linkerd.io/cni-resource" "true" }}
+{{- $common := omit (.root.Values.commonLabels | default dict) "k8s-app" -}}
+labels:
+  {{- include "linkerd-cni.strings" (list $labels $common .labels $fixed) | nindent 2 }}
+{{- with include "linkerd-cni.strings" (list .root.Values.commonAnnotations .annotations) }}
+annotations:
+  {{- . | nindent 2 }}
+{{- end }}
 {{- end }}
 
-{{/* Labels of the pods. No version, so that a new chart version alone does not replace the pods. */}}
-{{- define "linkerd-cni.podLabels" -}}
-{{- $fixed := dict
-      "app.kubernetes.io/name" "linkerd-cni"
-      "k8s-app" "linkerd-cni"
-      "linkerd.io/cni-resource" "true" }}
-{{- $labels := dict "app.kubernetes.io/instance" .Release.Name }}
-{{- include "linkerd-cni.stringMap" (merge $fixed (.Values.podLabels | default dict) $labels) }}
+{{/* Maps as one map with strings as values, or empty. A later map wins. Nulls are ignored. */}}
+{{- define "linkerd-cni.strings" -}}
+{{- $strings := dict }}
+{{- range . }}
+{{- range $key, $value := . }}
+{{- if not (kindIs "invalid" $value) }}
+{{- $_ := set $strings $key (ternary $value (toJson $value) (kindIs "string" $value)) }}
+{{- end }}
+{{- end }}
+{{- end }}
+{{- with $strings }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{/* Annotations of the pods, except the checksum. The chart's win over `podAnnotations`. */}}
-{{- define "linkerd-cni.podAnnotations" -}}
-{{- $fixed := include "linkerd-cni.createdBy" . | fromYaml }}
-{{- $_ := set $fixed "linkerd.io/inject" "disabled" }}
-{{- if include "linkerd-cni.repairs" . }}
-{{- $_ := set $fixed "kubectl.kubernetes.io/default-container" "install-cni" }}
+{{/* A map without nulls, or empty. */}}
+{{- define "linkerd-cni.fields" -}}
+{{- $fields := dict }}
+{{- range $key, $value := . }}
+{{- if not (kindIs "invalid" $value) }}
+{{- $_ := set $fields $key $value }}
 {{- end }}
-{{- include "linkerd-cni.stringMap" (merge $fixed (omit (.Values.podAnnotations | default dict) "checksum/config")) }}
+{{- end }}
+{{- with $fields }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{/* Node selector of the pods: Linux and `nodeSelector`. */}}
-{{- define "linkerd-cni.nodeSelector" -}}
-{{- include "linkerd-cni.stringMap" (merge (dict "kubernetes.io/os" "linux") (.Values.nodeSelector | default dict)) }}
+{{/* Name of the ServiceAccount of the pods. */}}
+{{- define "linkerd-cni.serviceAccount" -}}
+{{- (.Values.serviceAccount).name | default "linkerd-cni" }}
+{{- end }}
+
+{{/* The binding's subject: the ServiceAccount of the pods. */}}
+{{- define "linkerd-cni.subject" -}}
+- kind: ServiceAccount
+  name: {{ include "linkerd-cni.serviceAccount" . | toYaml }}
+  namespace: {{ toYaml .Release.Namespace }}
+{{- end }}
+
+{{/* Tag of the image, with the digest of `image.version` if there is one. A number may be a tag. */}}
+{{- define "linkerd-cni.imageVersion" -}}
+{{- (.Values.image).version | default .Chart.AppVersion | toJson | trimAll "\"" }}
 {{- end }}
 
 {{/*
-Tolerations of the pods, or empty. Adds one for the startup taint, which only the agent on the
-node removes.
+Image and pull policy of a container. `global.imageRegistry` replaces the registry: the first part of the name if
+it has a dot or a port, or is localhost. The path stays, but a path with which the registry ends is not repeated.
+scripts/release writes the digest of the chart's own image into the packaged Chart.yaml. An image with another name
+or tag has another digest.
 */}}
-{{- define "linkerd-cni.tolerations" -}}
-{{- $tolerations := .Values.tolerations | default list }}
-{{- $all := false }}
-{{- range $tolerations }}
-{{- if and (eq .operator "Exists") (not .key) (not .effect) }}
-{{- $all = true }}
+{{- define "linkerd-cni.image" -}}
+{{- $own := "cr.l5d.io/linkerd/cni-plugin" }}
+{{- $name := (.Values.image).name | default $own }}
+{{- with (.Values.global).imageRegistry }}
+{{- $path := regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $name "" }}
+{{- $name = printf "%s/%s" . (ternary (base $path) $path (hasSuffix (printf "/%s" (dir $path)) .)) }}
 {{- end }}
-{{- end }}
-{{- if and .Values.startupTaint (not $all) }}
-{{- $tolerations = append $tolerations (dict "key" .Values.startupTaint "operator" "Exists") }}
-{{- end }}
-{{- with $tolerations }}{{ toYaml . }}{{ end }}
+{{- $digest := "" }}
+{{- if and (not (.Values.image).version) (eq $name $own) }}
+{{- $digest = regexFind "@sha256:[0-9a-f]{64}" (index .Chart.Annotations "artifacthub.io/images") }}
+{{- end -}}
+image: {{ printf "%s:%s%s" $name (include "linkerd-cni.imageVersion" .) $digest | toYaml }}
+imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
 {{- end }}
 
 {{/*
-The key `imagePullSecrets`, or empty. The pods have it besides their ServiceAccount, so that a secret
-that is added replaces pods whose image cannot be pulled.
+Value of the key `imagePullSecrets`, or empty. The pods have it besides their ServiceAccount, so that a secret that is added
+replaces pods whose image cannot be pulled.
 */}}
 {{- define "linkerd-cni.imagePullSecrets" -}}
 {{- $secrets := list }}
 {{- range concat ((.Values.global).imagePullSecrets | default list) (.Values.imagePullSecrets | default list) }}
 {{- $secrets = append $secrets (ternary (dict "name" .) . (kindIs "string" .)) }}
 {{- end }}
-{{- with uniq $secrets -}}
-imagePullSecrets:
-  {{- toYaml . | nindent 2 }}
-{{- end }}
+{{- with uniq $secrets }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{/* A map as YAML without null values, or empty. */}}
-{{- define "linkerd-cni.withoutNulls" -}}
-{{- $map := dict }}
-{{- range $key, $value := . }}
-{{- if not (kindIs "invalid" $value) }}
-{{- $_ := set $map $key $value }}
+{{/*
+Value of the key `resources` of a container. Argument: the value, such as `{cpu: {limit: 1}}`. A default request gives way
+to a limit of the same kind, which is the request then. Each program uses about 4 MiB, and in the agent's container
+the plugin of the self-test as much.
+*/}}
+{{- define "linkerd-cni.resources" -}}
+{{- $limits := dict }}
+{{- $requests := dict }}
+{{- $defaults := dict "cpu" "10m" "memory" "16Mi" }}
+{{- range $kind := list "cpu" "memory" "ephemeral-storage" }}
+{{- $bounds := get ($ | default dict) $kind | default dict }}
+{{- if not (has (toString $bounds.limit) (list "" "<nil>")) }}
+{{- $_ := set $limits $kind $bounds.limit }}
+{{- end }}
+{{- if not (has (toString $bounds.request) (list "" "<nil>")) }}
+{{- $_ := set $requests $kind $bounds.request }}
+{{- else if and (hasKey $defaults $kind) (not (hasKey $limits $kind)) }}
+{{- $_ := set $requests $kind (get $defaults $kind) }}
 {{- end }}
 {{- end }}
-{{- with $map }}{{ toYaml . }}{{ end }}
+{{- with $limits }}
+limits:
+  {{- include "linkerd-cni.strings" (list .) | nindent 2 }}
 {{- end }}
-
-{{/* A map as YAML with its values as strings, without null values. */}}
-{{- define "linkerd-cni.stringMap" -}}
-{{- $map := dict }}
-{{- range $key, $value := . }}
-{{- if not (kindIs "invalid" $value) }}
-{{- $_ := set $map $key (include "linkerd-cni.string" $value) }}
+{{- with $requests }}
+requests:
+  {{- include "linkerd-cni.strings" (list .) | nindent 2 }}
 {{- end }}
-{{- end }}
-{{- toYaml $map }}
-{{- end }}
-
-{{/* A scalar as text. A whole number from a values file is a float, which would become 1e+06. */}}
-{{- define "linkerd-cni.string" -}}
-{{- if and (kindIs "float64" .) (eq . (floor .)) }}{{ int64 . }}{{ else }}{{ . }}{{ end }}
-{{- end }}
-
-{{/* Whether IPv6 is redirected: "true", "false", or "auto" where the kernel has IPv6. */}}
-{{- define "linkerd-cni.ipv6" -}}
-{{- if eq (toString .Values.disableIPv6) "auto" }}auto{{ else }}{{ eq (toString .Values.disableIPv6) "false" }}{{ end }}
 {{- end }}
 
 {{/* "true" if the repair controller runs, else empty. */}}
@@ -118,50 +169,27 @@ imagePullSecrets:
 
 {{/* Mode of the repair controller. Without security context it has no capability to enter pods. */}}
 {{- define "linkerd-cni.repairMode" -}}
-{{- $possible := ternary "delete" "in-place" (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
-{{- (.Values.repairController).mode | default $possible }}
-{{- end }}
-
-{{/* Port of the repair controller's health and metrics. */}}
-{{- define "linkerd-cni.repairPort" -}}
-{{- (.Values.repairController).adminPort | default 9990 | int64 }}
+{{- $default := ternary "delete" "in-place" (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
+{{- (.Values.repairController).mode | default $default }}
 {{- end }}
 
 {{/* "true" if the repair controller enters pods' network namespaces, else empty. */}}
 {{- define "linkerd-cni.repairEntersPods" -}}
-{{- $audit := (.Values.repairController).auditIntervalSeconds | default 0 | int64 }}
-{{- if or (eq (include "linkerd-cni.repairMode" .) "in-place") (gt $audit 0) }}true{{ end }}
-{{- end }}
-
-{{/* Annotation with the program that created the object. Changes only with the image version. */}}
-{{- define "linkerd-cni.createdBy" -}}
-linkerd.io/created-by: {{ .Values.cliVersion | default (printf "linkerd/helm %s" (include "linkerd-cni.imageVersion" .)) | quote }}
-{{- end }}
-
-{{/* CNI net dir on the node. */}}
-{{- define "linkerd-cni.netDir" -}}
-{{- $values := include "linkerd-cni.values" . | fromJson }}
-{{- $values.destCNINetDir }}
-{{- end }}
-
-{{/* CNI bin dir on the node. */}}
-{{- define "linkerd-cni.binDir" -}}
-{{- $values := include "linkerd-cni.values" . | fromJson }}
-{{- $values.destCNIBinDir }}
+{{- $audits := gt ((.Values.repairController).auditIntervalSeconds | default 0 | int64) 0 }}
+{{- if and (include "linkerd-cni.repairs" .) (or $audits (eq (include "linkerd-cni.repairMode" .) "in-place")) }}true{{ end }}
 {{- end }}
 
 {{/*
-Directory of the node that is mounted for the CNI directory ".". In /var/snap/NAME, `current` is a link
-that `snap refresh` sets to the new revision. A mount follows a link only once, so the parent of the
-link is mounted.
+Directory of the node that is mounted for the CNI directory ".". In /var/snap/NAME, `current` is a link that
+`snap refresh` sets to the new revision. A mount follows a link only once, so the parent of the link is mounted.
 */}}
 {{- define "linkerd-cni.mountedDir" -}}
 {{- regexReplaceAll "^(/var/snap/[^/]+)/current(/.*)?$" . "${1}" }}
 {{- end }}
 
 {{/*
-Path of the mount of "linkerd-cni.mountedDir". The parent of a snap's link contains volumes of pods,
-which the container must not keep mounted after the node has unmounted them.
+Path of the mount of "linkerd-cni.mountedDir". The parent of a snap's link contains volumes of pods, which the
+container must not keep mounted after the node has unmounted them.
 */}}
 {{- define "linkerd-cni.mountPath" -}}
 {{- $dir := include "linkerd-cni.mountedDir" . -}}
@@ -171,114 +199,114 @@ mountPropagation: HostToContainer
 {{- end }}
 {{- end }}
 
-{{/* "true" if one mount has both net dir and bin dir. Else empty. */}}
-{{- define "linkerd-cni.sameDir" -}}
-{{- $netDir := include "linkerd-cni.netDir" . | include "linkerd-cni.mountedDir" }}
-{{- $binDir := include "linkerd-cni.binDir" . | include "linkerd-cni.mountedDir" }}
-{{- if eq (trimSuffix "/" $netDir) (trimSuffix "/" $binDir) }}true{{ end }}
+{{/* Elements of a comma-separated list, as a JSON array. The value is such text, a number, an array or null. */}}
+{{- define "linkerd-cni.elements" -}}
+{{- $elements := list }}
+{{- range ternary . (list .) (kindIs "slice" .) }}
+{{- if not (kindIs "invalid" .) }}
+{{- $elements = append $elements (ternary . (toJson .) (kindIs "string" .)) }}
+{{- end }}
+{{- end }}
+{{- $text := join "," $elements }}
+{{- ternary list (splitList "," $text) (empty (trim $text)) | toJson }}
+{{- end }}
+
+{{/* The ones of these ports and ranges that the plugin ignores, as a JSON array. */}}
+{{- define "linkerd-cni.invalidPorts" -}}
+{{- $invalid := list }}
+{{- range . }}
+{{- $ends := splitList "-" . }}
+{{- $isRange := regexMatch "^[+]?[0-9]+(-[+]?[0-9]+)?$" . }}
+{{- if not (and $isRange (le (first $ends | float64) (last $ends | float64)) (le (last $ends | float64) 65535.0)) }}
+{{- $invalid = append $invalid . }}
+{{- end }}
+{{- end }}
+{{- $invalid | toJson }}
+{{- end }}
+
+{{/* "true" if admission policies limit the agent's permissions. Without roles there are no permissions to limit. */}}
+{{- define "linkerd-cni.admissionPolicy" -}}
+{{- if not (has "false" (list (toString (.Values.admissionPolicy).enabled) (toString (.Values.rbac).create))) }}true{{ end }}
 {{- end }}
 
 {{/*
-Listen address for all interfaces. Argument: the port. The kubelet probes the pod's first address,
-whose family depends on the cluster, not on which families are redirected. If the kernel has no IPv6,
-the programs serve IPv4 alone.
+What the ValidatingAdmissionPolicies have in common: they apply to the ServiceAccount of the pods only, also their
+errors. The API server writes the node into each token that is bound to a pod.
 */}}
-{{- define "linkerd-cni.listenAddress" -}}
-[::]:{{ . }}
+{{- define "linkerd-cni.admissionAccount" -}}
+- name: service-account
+  expression: >-
+    has(request.userInfo.username) && request.userInfo.username ==
+    {{ printf "system:serviceaccount:%s:%s" .Release.Namespace (include "linkerd-cni.serviceAccount" .) | quote }}
+{{- end }}
+{{- define "linkerd-cni.admissionNode" -}}
+- name: node
+  expression: request.userInfo.?extra[?"authentication.kubernetes.io/node-name"][?0].orValue("")
+{{- end }}
+{{- define "linkerd-cni.admissionHasNode" -}}
+- expression: variables.node != ""
+  reason: Forbidden
+  message: >-
+    the token names no node: only tokens that are bound to a pod of the DaemonSet linkerd-cni are
+    accepted (admissionPolicy.enabled of the chart linkerd2-cni)
 {{- end }}
 
 {{/*
-Pace of a rolling update without null values, as JSON. The default surge gives way to
-`maxUnavailable`: whoever sets only that, as for upstream's chart, means it.
+Version of the API that serves MutatingAdmissionPolicies, or a failure. Without a cluster, as with `helm template`,
+no kind is known, and the version of Kubernetes decides.
 */}}
-{{- define "linkerd-cni.rollingUpdate" -}}
-{{- $pace := dict }}
-{{- range $key, $value := ((.Values.updateStrategy).rollingUpdate) }}
-{{- if kindIs "float64" $value }}
-{{- $_ := set $pace $key (int64 $value) }}
-{{- else if not (kindIs "invalid" $value) }}
-{{- $_ := set $pace $key $value }}
+{{- define "linkerd-cni.mutatingPolicyVersion" -}}
+{{- $isKnown := .Capabilities.APIVersions.Has "v1/Pod" }}
+{{- $found := "" }}
+{{- range $version, $since := dict "v1" ">=1.36.0-0" "v1beta1" ">=1.34.0-0" }}
+{{- $version = printf "admissionregistration.k8s.io/%s" $version }}
+{{- $has := $.Capabilities.APIVersions.Has (printf "%s/MutatingAdmissionPolicy" $version) }}
+{{- if ternary $has (semverCompare $since $.Capabilities.KubeVersion.Version) $isKnown }}
+{{- $found = $found | default $version }}
 {{- end }}
 {{- end }}
-{{- $surge := get $pace "maxSurge" | toString }}
-{{- $unavailable := get $pace "maxUnavailable" | default 0 | toString | trimSuffix "%" | int64 }}
-{{- if and (eq $surge "1") (gt $unavailable 0) }}
-{{- $pace = dict "maxUnavailable" (get $pace "maxUnavailable") }}
-{{- else if and $surge (ne $surge "0") (ne $surge "0%") }}
-{{- /* Kubernetes' default is 1, which it rejects beside a surge. */}}
-{{- $_ := set $pace "maxUnavailable" (get $pace "maxUnavailable" | default 0) }}
-{{- end }}
-{{- $pace | toJson }}
+{{- $found | required (printf "networkAttachmentDefinition.annotatePods: Kubernetes %s does not serve MutatingAdmissionPolicies; use 1.36, or 1.34 with the feature gate MutatingAdmissionPolicy and the API admissionregistration.k8s.io/v1beta1, or annotate each meshed workload yourself" .Capabilities.KubeVersion.Version) }}
 {{- end }}
 
-{{/* Update strategy of the DaemonSet without null values, or empty. */}}
-{{- define "linkerd-cni.updateStrategy" -}}
-{{- $strategy := dict }}
-{{- with (.Values.updateStrategy).type }}
-{{- $_ := set $strategy "type" . }}
-{{- end }}
-{{- with include "linkerd-cni.rollingUpdate" . | fromJson }}
-{{- $_ := set $strategy "rollingUpdate" . }}
-{{- end }}
-{{- with $strategy -}}
-updateStrategy:
+{{/* Where and as whom the pods of `helm test` run. */}}
+{{- define "linkerd-cni.testPod" -}}
+{{- with include "linkerd-cni.imagePullSecrets" . -}}
+imagePullSecrets:
+  {{- . | nindent 2 }}
+{{ end -}}
+serviceAccountName: {{ include "linkerd-cni.serviceAccount" . | toYaml }}
+nodeSelector:
+  {{- include "linkerd-cni.strings" (list .Values.nodeSelector (dict "kubernetes.io/os" "linux")) | nindent 2 }}
+{{- with .Values.tolerations }}
+tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
+securityContext:
+  seccompProfile:
+    type: RuntimeDefault
 {{- end }}
 
-{{/* Fails for values that contradict each other, which the schema cannot express. */}}
-{{- define "linkerd-cni.validate" -}}
-{{- include "linkerd-cni.validateNames" . }}
-{{- if and (include "linkerd-cni.repairs" .) (eq (include "linkerd-cni.adminPort" .) (include "linkerd-cni.repairPort" .)) }}
-{{- fail (printf "adminPort: %s is the repair controller's port (repairController.adminPort), too; choose another port" (include "linkerd-cni.adminPort" .)) }}
-{{- end }}
-{{- if and (include "linkerd-cni.repairEntersPods" .) (include "linkerd-cni.repairs" .) (eq (toString (.Values.repairController).enableSecurityContext) "false") }}
-{{- fail "repairController: mode in-place and audits enter pods' network namespaces, which requires enableSecurityContext: true" }}
-{{- end }}
-{{- include "linkerd-cni.validateImage" . }}
-{{- if eq (include "linkerd-cni.serviceAccount" .) "default" }}
-{{- fail "serviceAccount.name: every pod of the namespace may use the ServiceAccount default, and would get the agent's permissions; choose another name" }}
-{{- end }}
-{{- if and (eq (toString .Values.privileged) "true") (eq (toString (.Values.securityContext).allowPrivilegeEscalation) "false") }}
-{{- fail "securityContext.allowPrivilegeEscalation: Kubernetes rejects false for a privileged container; set privileged=false or remove it" }}
-{{- end }}
-{{- include "linkerd-cni.validateMounts" . }}
-{{- if eq (include "linkerd-cni.serviceAccount" .) "linkerd-cni-plugin" }}
-{{- fail "serviceAccount.name: linkerd-cni-plugin is the plugin's ServiceAccount; choose another name" }}
-{{- end }}
-{{- if not (regexMatch "^(?i:off|panic|fatal|error|warn|warning|info|debug|trace)?$" (.Values.logLevel | default "")) }}
-{{- fail (printf "logLevel: %q is not a log level: trace, debug, info, warn, error or off" .Values.logLevel) }}
-{{- end }}
-{{- /* The repair controller does not start with an invalid filter. */}}
-{{- if include "linkerd-cni.repairs" . }}
-{{- $directive := "^\\s*(linkerd_cni_repair_controller|([A-Za-z0-9_:.-]*(\\[[^,=\\]]*\\])?=)?(?i:off|panic|fatal|error|warn|warning|info|debug|trace))\\s*$" }}
-{{- range splitList "," ((.Values.repairController).logLevel | default "info") }}
-{{- if not (regexMatch $directive .) }}
-{{- fail (printf "repairController.logLevel: %q is neither a level, such as info, nor a filter, such as linkerd_cni_repair_controller=debug" .) }}
-{{- end }}
-{{- end }}
-{{- end }}
-{{- range $name := list "proxyUID" "proxyGID" }}
-{{- if gt (get $.Values $name | int64) 2147483647 }}
-{{- fail (printf "%s: %s is above 2147483647, the highest ID in Kubernetes" $name (get $.Values $name)) }}
-{{- end }}
-{{- end }}
-{{- if ne (toString (.Values.updateStrategy).type) "OnDelete" }}
-{{- include "linkerd-cni.validateRollingUpdate" (include "linkerd-cni.rollingUpdate" . | fromJson) }}
-{{- end }}
+{{/* Image, command and environment of the containers of the meshed test pod. */}}
+{{- define "linkerd-cni.testContainer" -}}
+{{- include "linkerd-cni.image" . }}
+command: [/usr/bin/linkerd2-cni-install, probe]
+env:
+  # Unique to this pod, and yet the chart renders the same text each time.
+  - name: LINKERD_CNI_PROBE_TOKEN
+    valueFrom:
+      fieldRef:
+        fieldPath: metadata.uid
+  - name: LINKERD_CNI_PROBE_POD_IPS
+    valueFrom:
+      fieldRef:
+        fieldPath: status.podIPs
 {{- end }}
 
-{{/* Fails for a rolling update that Kubernetes rejects. Its default for maxUnavailable is 1. */}}
-{{- define "linkerd-cni.validateRollingUpdate" -}}
-{{- $surges := gt (.maxSurge | default 0 | toString | trimSuffix "%" | int64) 0 }}
-{{- $unavailable := 1 }}
-{{- if not (kindIs "invalid" .maxUnavailable) }}
-{{- $unavailable = .maxUnavailable | toString | trimSuffix "%" | int64 }}
-{{- end }}
-{{- if and $surges (gt (int64 $unavailable) 0) }}
-{{- fail "updateStrategy.rollingUpdate: maxSurge requires maxUnavailable: 0; Kubernetes rejects both together" }}
-{{- end }}
-{{- if not (or $surges (gt (int64 $unavailable) 0)) }}
-{{- fail "updateStrategy.rollingUpdate: maxUnavailable: 0 requires maxSurge; otherwise no pod can be replaced" }}
-{{- end }}
+{{/* As the Pod Security level "restricted" requires: meshed pods need no privileges. */}}
+{{- define "linkerd-cni.testSecurityContext" -}}
+allowPrivilegeEscalation: false
+capabilities:
+  drop: [ALL]
+readOnlyRootFilesystem: true
+runAsNonRoot: true
 {{- end }}
