@@ -147,8 +147,8 @@ fn the_documented_startup_taint_of_karpenter_is_one_that_the_agent_removes() {
     let objects = with(json!({"startupTaint": taint["key"]}));
     let removed = objects.variable("install-cni", "LINKERD_CNI_STARTUP_TAINT");
     assert_eq!(removed, taint["key"]);
-    let readme = read(chart().join("README.md"));
-    assert!(readme.contains(&format!("startupTaint={}", taint["key"].as_str().unwrap())));
+    let page = read(testkit::repository().join("docs/startup-taint.md"));
+    assert!(page.contains(&format!("startupTaint={}", taint["key"].as_str().unwrap())));
 }
 
 #[test]

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 
 use serde_json::{Value, json};
 
-use crate::helm::{Objects, Render, chart, ci_values, read, values, with, yaml};
+use crate::helm::{Objects, Render, ci_values, read, values, with, yaml};
 
 fn uses() -> Vec<Value> {
     yaml(include_str!("cases.yaml"))["uses"].as_array().unwrap().clone()
@@ -91,6 +91,10 @@ fn every_capability_and_directory_of_the_node_of_the_chart_is_explained() {
         }
     }
     assert_eq!(rows("capability", 2), capabilities);
+    let of_agent = capabilities.iter().filter(|row| row[1] == "install-cni").count();
+    assert_eq!(of_agent, 4);
+    let page = read(testkit::repository().join("SECURITY.md"));
+    assert!(page.contains("Containers drop all capabilities and add at most four,"));
     assert_eq!(rows("directory of the node", 3), directories);
 }
 
@@ -133,9 +137,9 @@ fn the_policy_for_multus_has_the_version_that_the_api_server_serves() {
 }
 
 #[test]
-fn the_readmes_commands_print_what_rbac_create_false_leaves_out() {
-    let readme = read(chart().join("README.md"));
-    let section = readme.split_once("### With `rbac.create: false`\n").unwrap().1;
+fn the_documented_commands_print_what_rbac_create_false_leaves_out() {
+    let page = read(testkit::repository().join("docs/security.md"));
+    let section = page.split_once("### With `rbac.create: false`\n").unwrap().1;
     let section = section.split("\n## ").next().unwrap();
     let patterns: Vec<_> =
         section.split(" -s '").skip(1).map(|rest| rest.split('\'').next().unwrap()).collect();

@@ -154,7 +154,7 @@ pub fn rolled_out() {
     kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
 }
 
-/// Removes the files of a dead agent with the command in the chart's README, and more `options` of `kubectl debug`.
+/// Removes the files of a dead agent with the command in docs/uninstall.md, and more `options` of `kubectl debug`.
 pub fn clean(node: &Node, before: &Files, options: &str) {
     // An agent that kubelet started again before it saw the deletion of the pod outlives the pod, and restores the files.
     until_within(Duration::from_secs(60), "no agent runs", || !crate::pids().any(is_agent));
