@@ -8,10 +8,12 @@ use serde_json::value::RawValue;
 use super::Error;
 use crate::cni::object::members;
 
-/// Keys and values as slices of the text. A key can be any string that Go accepts, also `"\ud800"`.
+/// The members of an object: keys and values as slices of the text. A key can be any string that Go
+/// accepts, also `"\ud800"`.
 pub(super) struct BorrowedObject<'a>(Vec<(&'a RawValue, &'a RawValue)>);
 
 impl<'a> BorrowedObject<'a> {
+    /// Parses `text`, which must be a JSON object.
     pub(super) fn parse(text: &'a str) -> Result<BorrowedObject<'a>, Error> {
         serde_json::from_str(text).map_err(|error| syntax(text, &error))
     }
@@ -21,23 +23,29 @@ impl<'a> BorrowedObject<'a> {
         self.last(|name| name == key)
     }
 
+    /// Decodes the text of `key`. `None` if the key is missing or its value is no text.
     pub(super) fn string(&self, key: &str) -> Option<String> {
         serde_json::from_str(self.get(key)?.get()).ok()
     }
 
-    /// Ignores the case of `key`: libcni reads a plugin into a Go struct, so `Type` counts as
-    /// `type`. It reads a conflist into a map, as [`BorrowedObject::string`] does.
+    /// Decodes the text of a plugin's `key`, regardless of case: libcni reads a plugin into a Go
+    /// struct, so `Type` counts as `type`. It reads a conflist into a map, as
+    /// [`BorrowedObject::string`] does.
     pub(super) fn plugin_string(&self, key: &str) -> Option<String> {
         let value = self.last(|name| name.eq_ignore_ascii_case(key))?;
         serde_json::from_str(value.get()).ok()
     }
 
     fn last(&self, is_key: impl Fn(&str) -> bool) -> Option<&'a RawValue> {
-        let is_key = |name: &RawValue| {
-            serde_json::from_str::<String>(name.get()).is_ok_and(|name| is_key(&name))
-        };
-        let mut members = self.0.iter().rev();
-        members.find(|(name, _)| is_key(name)).map(|(_, value)| *value)
+        for (name, value) in self.0.iter().rev() {
+            // A key such as `"\ud800"` cannot be decoded, and nobody looks it up.
+            if let Ok(name) = serde_json::from_str::<String>(name.get())
+                && is_key(&name)
+            {
+                return Some(value);
+            }
+        }
+        None
     }
 }
 

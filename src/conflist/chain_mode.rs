@@ -6,6 +6,8 @@ use super::net_dir::ConfigKind;
 /// a digit, so a runtime loads them before this one. Multus ignores the order in its directory.
 pub const STANDALONE: &str = "linkerd-cni.conf";
 
+/// Which network configs get the plugin entry.
+///
 /// When the mode changes, also across a restart, the agent first writes the file of the new mode
 /// and then removes what the old mode left. So the node stays chained in between.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -15,14 +17,15 @@ pub enum ChainMode {
     Every,
     /// Only this file, which may not exist yet. A `.conf` is replaced by a `.conflist` of its name.
     Only(String),
-    /// A standalone config with this name, which another plugin calls after the primary CNI, such as
-    /// Multus on OpenShift. The file belongs in Multus' directory. In the directory that the runtime
-    /// reads, it could become the active network config, and pods would get no network.
+    /// A standalone config with this name, which another plugin calls after the primary CNI, such
+    /// as Multus on OpenShift. The file belongs in Multus' directory. In the directory that the
+    /// runtime reads, it could become the active network config, and pods would get no network.
     Standalone(String),
 }
 
 impl ChainMode {
-    /// Fails with the reason why `conf_name` is not a valid file name.
+    /// Chooses the mode of the settings. Fails with the reason why `conf_name` is not a valid file
+    /// name.
     pub fn choose(
         conf_name: Option<&str>,
         chained: bool,
@@ -39,10 +42,14 @@ impl ChainMode {
         if !chained {
             return Ok(ChainMode::Standalone(conf_name.unwrap_or(STANDALONE).to_owned()));
         }
-        Ok(conf_name.map_or(ChainMode::Every, |name| ChainMode::Only(name.to_owned())))
+        match conf_name {
+            Some(name) => Ok(ChainMode::Only(name.to_owned())),
+            None => Ok(ChainMode::Every),
+        }
     }
 
-    /// Name of the only network config that has the plugin entry. `None`: there may be several.
+    /// Returns the name of the only network config that has the plugin entry. `None`: there may be
+    /// several.
     pub fn only(&self) -> Option<&str> {
         match self {
             ChainMode::Only(name) | ChainMode::Standalone(name) => Some(name),
@@ -50,7 +57,7 @@ impl ChainMode {
         }
     }
 
-    /// Name of the standalone config, if the mode has one.
+    /// Returns the name of the standalone config, if the mode has one.
     pub fn standalone(&self) -> Option<&str> {
         match self {
             ChainMode::Standalone(name) => Some(name),

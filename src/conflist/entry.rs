@@ -10,10 +10,10 @@ pub const PLACEHOLDER: &str = "__KUBECONFIG_FILEPATH__";
 
 /// CNI version of a standalone config: the oldest version that Multus and the plugin both support
 /// and whose result may lack an address. The plugin has no address to return.
-const VERSION: &str = "0.3.1";
+const STANDALONE_VERSION: &str = "0.3.1";
 
-/// The plugin entry to chain: the chart's template, verbatim except for the kubeconfig's path. Upstream's
-/// strict readers reject any other key.
+/// The plugin entry to chain: the chart's template, verbatim except for the kubeconfig's path.
+/// Upstream's strict readers reject any other key.
 #[derive(Clone, Debug)]
 pub struct Entry {
     text: String,
@@ -24,7 +24,8 @@ pub struct Entry {
 }
 
 impl Entry {
-    /// Replaces [`PLACEHOLDER`] in `template` by `kubeconfig`. Fails if `template` is not a JSON object with the `type` [`PLUGIN`].
+    /// Renders the entry: replaces [`PLACEHOLDER`] in `template` by `kubeconfig`. Fails if
+    /// `template` is not a JSON object with the `type` [`PLUGIN`].
     pub fn new(template: &str, kubeconfig: &str) -> Result<Entry, Error> {
         let text = template.replace(PLACEHOLDER, kubeconfig).trim().to_owned();
         let plugin = BorrowedObject::parse(&text)?;
@@ -39,21 +40,22 @@ impl Entry {
         &self.text
     }
 
-    /// Returns whether `found` in a network config is this entry. Unless it is exact, a network config
-    /// that another program reformatted needs no rewrite.
+    /// Returns whether `found` in a network config is this entry. Unless it is exact, a network
+    /// config that another program reformatted needs no rewrite.
     pub fn matches(&self, found: &str) -> bool {
-        fn lines(text: &str) -> impl Iterator<Item = &str> {
-            text.lines().map(str::trim_start)
+        match serde_json::from_str::<Value>(found) {
+            Ok(value) if value == self.value => {
+                !self.is_exact || unindented_lines(found).eq(unindented_lines(&self.text))
+            }
+            _ => false,
         }
-        serde_json::from_str::<Value>(found).is_ok_and(|value| value == self.value)
-            && (!self.is_exact || lines(found).eq(lines(&self.text)))
     }
 
     /// Renders a standalone `.conf`: the template with defaults for a missing `cniVersion` and
     /// `name`. Multus finds the network config by its name.
     pub fn standalone_conf(&self) -> String {
         let mut conf = self.value.clone();
-        for (key, default) in [("cniVersion", VERSION), ("name", PLUGIN)] {
+        for (key, default) in [("cniVersion", STANDALONE_VERSION), ("name", PLUGIN)] {
             if conf[key].is_null() {
                 conf[key] = default.into();
             }
@@ -61,10 +63,17 @@ impl Entry {
         format!("{conf:#}\n")
     }
 
+    /// Renders a standalone conflist, whose only plugin is the entry.
     pub fn standalone_conflist(&self) -> String {
-        let list = json!({"cniVersion": VERSION, "name": PLUGIN, "plugins": [self.value]});
+        let list =
+            json!({"cniVersion": STANDALONE_VERSION, "name": PLUGIN, "plugins": [self.value]});
         format!("{list:#}\n")
     }
+}
+
+/// Returns the lines without their indentation, which a conflist gives the entry.
+fn unindented_lines(text: &str) -> impl Iterator<Item = &str> {
+    text.lines().map(str::trim_start)
 }
 
 #[cfg(test)]
@@ -79,7 +88,12 @@ mod tests {
     fn a_standalone_config_has_a_name_a_version_and_the_whole_template() {
         assert_eq!(
             conf(r#"{"type":"linkerd-cni","linkerd":{"a":1}}"#),
-            json!({"cniVersion": "0.3.1", "name": "linkerd-cni", "type": "linkerd-cni", "linkerd": {"a": 1}})
+            json!({
+                "cniVersion": "0.3.1",
+                "name": "linkerd-cni",
+                "type": "linkerd-cni",
+                "linkerd": {"a": 1}
+            })
         );
         let own = r#"{"name":"mine","cniVersion":"1.0.0","type":"linkerd-cni"}"#;
         assert_eq!(conf(own), serde_json::from_str::<Value>(own).unwrap());
@@ -91,7 +105,11 @@ mod tests {
         let list: Value = serde_json::from_str(&entry.standalone_conflist()).unwrap();
         assert_eq!(
             list,
-            json!({"cniVersion": "0.3.1", "name": "linkerd-cni", "plugins": [{"type": "linkerd-cni"}]})
+            json!({
+                "cniVersion": "0.3.1",
+                "name": "linkerd-cni",
+                "plugins": [{"type": "linkerd-cni"}]
+            })
         );
     }
 

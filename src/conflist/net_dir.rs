@@ -11,6 +11,7 @@ use crate::files::{self, FileAccess};
 /// `cni.exclusive=true`. Its uninstall removes the suffix again.
 const BACKUP_SUFFIX: &str = ".cilium_bak";
 
+/// Form of a network config, by the extension of its file name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ConfigKind {
     /// `.conflist`: a list of plugins.
@@ -22,7 +23,8 @@ pub enum ConfigKind {
 }
 
 impl ConfigKind {
-    /// Like in runtimes, the extension must match exactly.
+    /// Returns the kind of a file. `None`: no runtime loads it. As in runtimes, the extension must
+    /// match exactly.
     pub fn from_file_name(name: &str) -> Option<ConfigKind> {
         match name.rsplit_once('.')?.1 {
             "conflist" => Some(ConfigKind::Conflist),
@@ -33,6 +35,7 @@ impl ConfigKind {
     }
 }
 
+/// A network config in the CNI net dir.
 #[derive(Clone, Debug)]
 pub struct ConfigFile {
     pub name: String,
@@ -41,19 +44,23 @@ pub struct ConfigFile {
 }
 
 impl ConfigFile {
-    /// Empty if the file cannot be read.
+    /// Returns the text, empty if the file cannot be read.
     pub fn text(&self) -> &str {
-        self.content.as_ref().map_or("", |content| &content.text)
+        match &self.content {
+            Ok(content) => &content.text,
+            Err(_) => "",
+        }
     }
 
+    /// Returns the file's first plugin entry.
     pub fn plugin_entry(&self) -> Option<ChainedEntry<'_>> {
         plugin_entry(self.text())
     }
 
-    /// Fails with the rest of a sentence that starts with the file's name.
-    pub fn conflist(&self) -> Result<Conflist<'_>, String> {
-        let content = self.content.as_ref().map_err(|unreadable| unreadable.why.clone())?;
-        Conflist::parse_any(&content.text).map_err(|error| error.to_string())
+    /// Returns the file's conflist. `None` if the file cannot be read or holds no conflist.
+    pub fn conflist(&self) -> Option<Conflist<'_>> {
+        let content = self.content.as_ref().ok()?;
+        Conflist::parse_any(&content.text).ok()
     }
 
     /// Splits the name into that of the network config and the suffix that Cilium appended, if any.
@@ -62,6 +69,7 @@ impl ConfigFile {
     }
 }
 
+/// Why the agent cannot read a network config.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Unreadable {
     /// Rest of a sentence that starts with the file's name.
@@ -76,10 +84,12 @@ impl From<files::Error> for Unreadable {
     }
 }
 
+/// Content of a network config that can be read.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Content {
     pub text: String,
     pub access: FileAccess,
+    /// Target, if the file is a symbolic link.
     pub link: Option<PathBuf>,
 }
 
@@ -96,22 +106,26 @@ pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Erro
 pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = Vec::new();
     for name in files::file_names(dir)? {
-        let Some(kind) =
-            ConfigKind::from_file_name(split_backup(&name).0).filter(|_| name != kubeconfig)
-        else {
+        if name == kubeconfig {
+            continue;
+        }
+        let Some(kind) = ConfigKind::from_file_name(split_backup(&name).0) else {
             continue;
         };
-        // `None`: removed since the directory was listed. The watch reports that as a change.
-        if let Some(content) = content(dir, &name, kind).transpose() {
-            found.push(ConfigFile { name, kind, content });
-        }
+        let content = match read_content(dir, &name, kind) {
+            Ok(Some(content)) => Ok(content),
+            // Removed since the directory was listed, which the file watch reports as a change.
+            Ok(None) => continue,
+            Err(unreadable) => Err(unreadable),
+        };
+        found.push(ConfigFile { name, kind, content });
     }
     Ok(found)
 }
 
-/// Returns whether a runtime may call the plugin, as an object at any depth has its `type`: the config
-/// that Multus generates has a copy of the primary CNI's conflist in `delegates`. For text that is not
-/// JSON, which may be half written, the plugin's name is enough.
+/// Returns whether a runtime may call the plugin, as an object at any depth has its `type`: the
+/// config that Multus generates has a copy of the primary CNI's conflist in `delegates`. For text
+/// that is not JSON, which may be half written, the plugin's name is enough.
 pub fn may_call_plugin(text: &str) -> bool {
     // Skip parsing, which takes memory, unless the name is present or an escape could hide it.
     if !text.contains(PLUGIN) && !text.contains('\\') {
@@ -134,7 +148,8 @@ fn has_plugin_type(value: &Value) -> bool {
     }
 }
 
-/// Whether a runtime may find the plugin in `file`, also if this agent cannot read or parse it.
+/// Returns whether a runtime may find the plugin in `file`, also if this agent cannot read or parse
+/// the file.
 pub fn may_name_plugin(file: &ConfigFile) -> bool {
     match &file.content {
         Ok(content) => may_call_plugin(&content.text),
@@ -144,12 +159,12 @@ pub fn may_name_plugin(file: &ConfigFile) -> bool {
 
 /// Returns whether libcni finds plugins of a conflist in `dir`.
 fn has_fragments(dir: &Path) -> bool {
-    let is_fragment = |name: &String| ConfigKind::from_file_name(name) == Some(ConfigKind::Conf);
-    files::file_names(dir).is_ok_and(|names| names.iter().any(is_fragment))
+    let names = files::file_names(dir).unwrap_or_default();
+    names.iter().any(|name| ConfigKind::from_file_name(name) == Some(ConfigKind::Conf))
 }
 
-/// Returns whether the symbolic link `path` may lead to a file of the node that is not mounted here. An
-/// absolute target starts at another root directory there.
+/// Returns whether the symbolic link `path` may lead to a file of the node that is not mounted
+/// here. On the node, an absolute target starts at another root directory.
 fn leads_out(path: &Path, target: &Path) -> bool {
     let leaves = target.components().any(|part| part == Component::ParentDir);
     target.is_absolute() || leaves && !path.exists()
@@ -162,56 +177,95 @@ fn split_backup(name: &str) -> (&str, &str) {
     }
 }
 
-/// Whether Go's decoder, which accepts invalid bytes inside strings, reads bytes that are not UTF-8 as JSON.
+/// Returns whether Go's decoder, which accepts invalid bytes inside strings, reads bytes that are
+/// not UTF-8 as JSON.
 fn is_json_in_go(bytes: &[u8]) -> bool {
     serde_json::from_str::<serde::de::IgnoredAny>(&String::from_utf8_lossy(bytes)).is_ok()
 }
 
-fn content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, Unreadable> {
+/// Reads the network config `name`. `None` if the file does not exist.
+fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Content>, Unreadable> {
     let path = &dir.join(name);
     let Some(metadata) = files::metadata(path)? else {
         return Ok(None);
     };
-    let unreadable = |why, runtime_may_read| Err(Unreadable { why, runtime_may_read });
-    let link = if metadata.is_symlink() { Some(files::link_target(path)?) } else { None };
-    if let Some(target) = link.as_ref().filter(|target| leads_out(path, target)) {
-        let target = target.display();
-        let why = format!("is a symbolic link out of the mounted directory, to {target}");
-        return unreadable(why, true);
-    }
+    let link = if metadata.is_symlink() { Some(read_link(path)?) } else { None };
     let (bytes, access) = match files::read(path) {
+        Ok(read) => read,
         Err(error) if error.is_missing() && link.is_some() => {
-            return unreadable("is a symbolic link to a missing file".into(), false);
+            let why = "is a symbolic link to a missing file".to_owned();
+            return Err(Unreadable { why, runtime_may_read: false });
         }
         Err(error) if error.is_missing() => return Ok(None),
-        result => result?,
+        Err(error) => return Err(error.into()),
     };
-    let text = match String::from_utf8(bytes) {
-        Ok(text) => text,
-        Err(error) => return unreadable("is not UTF-8".into(), is_json_in_go(error.as_bytes())),
-    };
-    if kind == ConfigKind::Conflist
-        && let Ok(conflist) = Conflist::parse_or_standalone(&text)
-        && let Some(fragments) = conflist.fragments_dir()
-        && has_fragments(&dir.join(&fragments))
-    {
-        let why = format!("takes its plugins from the files in the directory {fragments}");
-        return unreadable(why, true);
+    let text = String::from_utf8(bytes).map_err(|error| Unreadable {
+        why: "is not UTF-8".to_owned(),
+        runtime_may_read: is_json_in_go(error.as_bytes()),
+    })?;
+    if kind == ConfigKind::Conflist {
+        check_fragments(dir, &text)?;
     }
     Ok(Some(Content { text, access, link }))
 }
 
+/// Returns the target of a symbolic link. Fails if the link leads out of the mounted directory.
+fn read_link(path: &Path) -> Result<PathBuf, Unreadable> {
+    let target = files::link_target(path)?;
+    if leads_out(path, &target) {
+        let why =
+            format!("is a symbolic link out of the mounted directory, to {}", target.display());
+        return Err(Unreadable { why, runtime_may_read: true });
+    }
+    Ok(target)
+}
+
+/// Fails if libcni takes the plugins of the conflist `text` from other files.
+fn check_fragments(dir: &Path, text: &str) -> Result<(), Unreadable> {
+    if let Ok(conflist) = Conflist::parse_or_standalone(text)
+        && let Some(fragments) = conflist.fragments_dir()
+        && has_fragments(&dir.join(&fragments))
+    {
+        let why = format!("takes its plugins from the files in the directory {fragments}");
+        return Err(Unreadable { why, runtime_may_read: true });
+    }
+    Ok(())
+}
+
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
+
+    /// The rows of `net_dir.yaml`.
+    #[derive(Deserialize)]
+    struct Rows {
+        kinds: Vec<KindRow>,
+        calls: Vec<CallRow>,
+    }
+
+    #[derive(Deserialize)]
+    struct KindRow {
+        name: String,
+        kind: Option<String>,
+    }
+
+    #[derive(Deserialize)]
+    struct CallRow {
+        text: String,
+        may_call_plugin: bool,
+    }
+
+    fn rows() -> Rows {
+        serde_saphyr::from_str(include_str!("net_dir.yaml")).unwrap()
+    }
 
     #[test]
     fn only_the_exact_last_extension_makes_a_network_config() {
-        for case in testkit::chart::yaml(include_str!("net_dir.yaml"))["kinds"].as_array().unwrap()
-        {
-            let kind = ConfigKind::from_file_name(case[0].as_str().unwrap())
-                .map(|kind| format!("{kind:?}"));
-            assert_eq!(kind.as_deref(), case[1].as_str(), "{case}");
+        for KindRow { name, kind } in rows().kinds {
+            let found = ConfigKind::from_file_name(&name).map(|kind| format!("{kind:?}"));
+            assert_eq!(found, kind, "{name}");
         }
     }
 
@@ -246,10 +300,8 @@ mod tests {
 
     #[test]
     fn the_plugin_is_found_at_any_depth_and_in_half_written_text() {
-        for case in testkit::chart::yaml(include_str!("net_dir.yaml"))["calls"].as_array().unwrap()
-        {
-            let text = case[0].as_str().unwrap();
-            assert_eq!(case[1], may_call_plugin(text), "{text}");
+        for row in rows().calls {
+            assert_eq!(may_call_plugin(&row.text), row.may_call_plugin, "{}", row.text);
         }
     }
 }

@@ -1,86 +1,19 @@
 //! Plans which network configs to write, and how. Pure.
 //!
-//! [`chain()`] decides which files get the plugin entry, [`called_config`] which file the runtime loads.
+//! [`chain()`] decides which files get the plugin entry, [`called_config`] which file the runtime
+//! loads.
 
 mod active;
 mod chain;
 mod conf_conversion;
 mod multus;
 mod standalone;
+mod step;
 #[cfg(test)]
 mod tests;
 mod unchain;
 
-use std::collections::BTreeMap;
-
-use crate::conflist::Entry;
-use crate::conflist::net_dir::ConfigFile;
-use crate::conflist::saved_state::{Original, SavedState};
-use crate::files::FileAccess;
 pub use active::{called_config, chained_config, installed_config};
 pub use chain::chain;
+pub use step::{Plan, Step};
 pub use unchain::unchain;
-
-struct Inputs<'a> {
-    pub found: &'a [ConfigFile],
-    /// The network configs that are not the agent's own.
-    pub foreign: &'a [&'a ConfigFile],
-    pub entry: &'a Entry,
-    pub saved: &'a SavedState,
-}
-
-#[derive(Debug, Default)]
-pub struct Plan {
-    /// Steps that chain the plugin, in this order.
-    pub steps: Vec<Step>,
-    /// Removes what another mode left, once the file of this mode is correct.
-    pub unchain_steps: Vec<Step>,
-    /// [`SavedState::only`] is outdated. It is saved before the unchain steps.
-    pub saves_only: bool,
-    pub skipped: BTreeMap<String, String>,
-    /// Why the network config of this mode lacks the current plugin entry. The agent is not ready
-    /// while this is set.
-    pub not_chained: Option<String>,
-    /// What an operator should check, as the agent cannot tell whether it is a problem.
-    pub warning: Option<String>,
-}
-
-/// One change of the network configs. An install and an uninstall are lists of steps.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Step {
-    /// Replaces the text of the conflist `name`, to add or to remove the plugin entry. `original` is
-    /// the symbolic link in whose place the conflist is written.
-    Replace { name: String, text: String, original: Option<Original> },
-    /// Writes the conflist `conflist`, then removes the single plugin that it is made from.
-    Convert { conflist: String, text: String, original: Original },
-    /// Writes the standalone config `name`.
-    WriteStandalone { name: String, text: String, access: FileAccess },
-    /// Restores the file that `conflist` was made from, then removes `conflist`.
-    Restore { conflist: String, original: Original },
-    /// Removes `name`. Either only the agent writes this file, or the file that it was made from
-    /// exists again.
-    Remove { name: String },
-}
-
-impl Step {
-    fn remove(file: &ConfigFile) -> Step {
-        Step::Remove { name: file.name.clone() }
-    }
-
-    /// Name of the network config that has the plugin entry, or gets it.
-    pub fn target(&self) -> &str {
-        match self {
-            Step::Convert { conflist, .. } | Step::Restore { conflist, .. } => conflist,
-            Step::Replace { name, .. }
-            | Step::WriteStandalone { name, .. }
-            | Step::Remove { name } => name,
-        }
-    }
-
-    pub fn source(&self) -> &str {
-        match self {
-            Step::Convert { original, .. } => &original.name,
-            step => step.target(),
-        }
-    }
-}

@@ -23,7 +23,7 @@ pub const NAME: &str = ".linkerd-cni-state";
 /// Name of a file that could not be parsed, kept for an operator.
 pub const DAMAGED: &str = ".linkerd-cni-state.damaged";
 
-/// The names of the members are part of the file format.
+/// What uninstall needs beside the conflists. The names of the members are part of the file format.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SavedState {
     /// Conflists by file name, each with the original that it was made from.
@@ -41,11 +41,12 @@ pub struct SavedState {
     /// Why the file could not be used: a sentence that starts with its path.
     #[serde(skip)]
     pub unusable: Option<String>,
-    /// The file is no saved state. Otherwise it could not be read, perhaps temporarily.
+    /// Whether the file is no saved state. Otherwise it could not be read, perhaps temporarily.
     #[serde(skip)]
     pub is_damaged: bool,
 }
 
+/// The file that a conflist was made from.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Original {
     /// The conflist without the plugin entry. While this matches, no other program wrote it.
@@ -69,6 +70,7 @@ pub enum OriginalContent {
 }
 
 impl Original {
+    /// Keeps the file `name`, from which a conflist is made.
     pub fn new(name: &str, content: &Content, without_entry: String) -> Original {
         Original {
             without_entry,
@@ -87,19 +89,22 @@ impl SavedState {
     /// Reads the saved state in `dir`. Empty if the file is missing, or if it cannot be used.
     pub fn load(dir: &Path) -> SavedState {
         let path = dir.join(NAME);
-        let unusable = |why: &str, is_damaged| SavedState {
-            unusable: Some(format!("{} {why}", path.display())),
-            is_damaged,
-            ..SavedState::default()
-        };
         match files::read(&path) {
-            Ok((bytes, _)) => {
-                serde_json::from_slice(&bytes).unwrap_or_else(|_| unusable("is damaged", true))
-            }
+            Ok((bytes, _)) => match serde_json::from_slice(&bytes) {
+                Ok(saved) => saved,
+                Err(_) => SavedState::unusable(&path, "is damaged", true),
+            },
             Err(error) if error.is_missing() => SavedState::default(),
-            Err(error @ files::Error::Io { .. }) => unusable(&error.without_path(), false),
-            Err(error) => unusable(&error.without_path(), true),
+            Err(error) => {
+                let is_damaged = !matches!(error, files::Error::Io { .. });
+                SavedState::unusable(&path, &error.without_path(), is_damaged)
+            }
         }
+    }
+
+    fn unusable(path: &Path, why: &str, is_damaged: bool) -> SavedState {
+        let unusable = Some(format!("{} {why}", path.display()));
+        SavedState { unusable, is_damaged, ..SavedState::default() }
     }
 
     /// Writes the saved state, readable only for root: a network config can hold credentials.
@@ -125,8 +130,12 @@ impl SavedState {
 
     /// Removes `name`, which is restored, and writes the file if that changed anything.
     pub fn forget(&mut self, name: &str, dir: &Path) -> Result<(), files::Error> {
-        let is_standalone = self.standalone_configs.remove(name);
-        if self.originals.remove(name).is_some() || is_standalone { self.save(dir) } else { Ok(()) }
+        let had_original = self.originals.remove(name).is_some();
+        let was_standalone = self.standalone_configs.remove(name);
+        if had_original || was_standalone {
+            self.save(dir)?;
+        }
+        Ok(())
     }
 
     /// Returns the original of the conflist `name`, whose text without the plugin entry is
@@ -135,7 +144,7 @@ impl SavedState {
         let original = self.originals.get(name)?;
         let is_unchanged = original.without_entry == without_entry
             || original.replaced_without_entry.as_deref() == Some(without_entry);
-        is_unchanged.then_some(original)
+        if is_unchanged { Some(original) } else { None }
     }
 }
 
@@ -143,7 +152,11 @@ impl SavedState {
 mod tests {
     use super::*;
 
-    const STATE: &str = r#"{"originals":{"a.conflist":{"without_entry":"{}","replaced_without_entry":"[]","name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"standalone_configs":["b.conf"],"only":"b.conf"}"#;
+    const STATE: &str = concat!(
+        r#"{"originals":{"a.conflist":{"without_entry":"{}","replaced_without_entry":"[]","#,
+        r#""name":"a.conf","content":{"text":"x"},"mode":420,"uid":0,"gid":0}},"#,
+        r#""standalone_configs":["b.conf"],"only":"b.conf"}"#,
+    );
 
     #[test]
     fn the_file_format_is_stable() {

@@ -1,5 +1,5 @@
-//! A conflist: parses it, splices the plugin entry into its text and cuts it out. A standalone config (a
-//! `.conf`, as Multus calls it) is itself the one plugin.
+//! A conflist: parses it, splices the plugin entry into its text and cuts it out. A standalone
+//! config (a `.conf`, as Multus calls it) is itself the one plugin.
 
 use serde_json::Value;
 use serde_json::value::RawValue;
@@ -21,6 +21,7 @@ pub struct Conflist<'a> {
     pub(super) version: Option<String>,
 }
 
+/// A plugin of a conflist.
 #[derive(Debug)]
 pub(super) struct Plugin<'a> {
     /// The object, as a slice of the conflist's text.
@@ -28,10 +29,26 @@ pub(super) struct Plugin<'a> {
     pub plugin_type: Option<String>,
 }
 
-impl Plugin<'_> {
+impl<'a> Plugin<'a> {
+    fn parse(text: &'a str) -> Result<Plugin<'a>, Error> {
+        let object = BorrowedObject::parse(text).map_err(|_| Error::PluginNotObject)?;
+        Ok(Plugin { text, plugin_type: object.plugin_string("type") })
+    }
+
     pub fn is_plugin_entry(&self) -> bool {
         self.plugin_type.as_deref() == Some(PLUGIN)
     }
+
+    fn has_type(&self) -> bool {
+        self.plugin_type.as_ref().is_some_and(|name| !name.is_empty())
+    }
+}
+
+/// A conflist's text without plugin entries.
+struct Unchained {
+    text: String,
+    /// Byte offset where the last plugin ends.
+    end: usize,
 }
 
 impl<'a> Conflist<'a> {
@@ -61,21 +78,21 @@ impl<'a> Conflist<'a> {
     pub(super) fn parse_or_standalone(text: &'a str) -> Result<Conflist<'a>, Error> {
         let object = BorrowedObject::parse(text)?;
         let array = object.get("plugins").map(RawValue::get);
-        let elements = match array {
+        let mut plugins = Vec::new();
+        match array {
             Some(array) => {
-                let elements: Result<Vec<&RawValue>, _> = serde_json::from_str(array);
-                elements.map_err(|_| Error::NoPlugins)?.into_iter().map(RawValue::get).collect()
+                let elements: Vec<&RawValue> =
+                    serde_json::from_str(array).map_err(|_| Error::NoPlugins)?;
+                for element in elements {
+                    plugins.push(Plugin::parse(element.get())?);
+                }
             }
-            None => vec![text.trim()],
-        };
-        let plugin = |text: &'a str| {
-            let object = BorrowedObject::parse(text).map_err(|_| Error::PluginNotObject)?;
-            Ok(Plugin { text, plugin_type: object.plugin_string("type") })
-        };
+            None => plugins.push(Plugin::parse(text.trim())?),
+        }
         Ok(Conflist {
             text,
             start: array.map(|array| span(text, array).start),
-            plugins: elements.into_iter().map(plugin).collect::<Result<_, _>>()?,
+            plugins,
             name: object.string("name"),
             version: object.string("cniVersion"),
         })
@@ -85,7 +102,11 @@ impl<'a> Conflist<'a> {
     /// conflist: that of its network, if the conflist has no plugins itself.
     pub(super) fn fragments_dir(self) -> Option<String> {
         let has_plugins = self.start.is_some() && !self.plugins.is_empty();
-        self.name.filter(|name| !has_plugins && !name.is_empty() && !name.contains('/'))
+        let name = self.name?;
+        if has_plugins || name.is_empty() || name.contains('/') {
+            return None;
+        }
+        Some(name)
     }
 
     /// Fails with the first missing field that makes runtimes reject the conflist.
@@ -96,11 +117,13 @@ impl<'a> Conflist<'a> {
         if self.plugins.is_empty() {
             return Err(Error::EmptyPlugins);
         }
-        let has_type =
-            |plugin: &Plugin<'_>| plugin.plugin_type.as_ref().is_some_and(|name| !name.is_empty());
-        if self.plugins.iter().all(has_type) { Ok(()) } else { Err(Error::NoType) }
+        if !self.plugins.iter().all(Plugin::has_type) {
+            return Err(Error::NoType);
+        }
+        Ok(())
     }
 
+    /// Returns whether the conflist has a plugin entry.
     pub fn calls_plugin(&self) -> bool {
         self.plugins.iter().any(Plugin::is_plugin_entry)
     }
@@ -111,18 +134,24 @@ impl<'a> Conflist<'a> {
         self.only_entry().is_some_and(|found| entry.matches(found.text))
     }
 
+    /// Returns the plugin entry, if there is only one and another plugin runs before it.
     fn only_entry(&self) -> Option<&Plugin<'a>> {
-        let (_, others) = self.plugins.split_first()?;
-        let count = self.plugins.iter().filter(|plugin| plugin.is_plugin_entry()).count();
-        others.iter().find(|plugin| plugin.is_plugin_entry() && count == 1)
+        let (first, others) = self.plugins.split_first()?;
+        let mut entries = others.iter().filter(|plugin| plugin.is_plugin_entry());
+        let entry = entries.next()?;
+        if first.is_plugin_entry() || entries.next().is_some() {
+            return None;
+        }
+        Some(entry)
     }
 
+    /// Returns the text without plugin entries.
     pub fn without_entry(&self) -> String {
-        self.cut().0
+        self.cut_entries().text
     }
 
-    /// Returns the text with `entry` as the only plugin entry: in the place of the one that is there,
-    /// if another plugin runs before it, otherwise as the last plugin.
+    /// Returns the text with `entry` as the only plugin entry: in the place of the present one, if
+    /// another plugin runs before that, otherwise as the last plugin.
     pub fn with_entry(&self, entry: &Entry) -> String {
         // The white space before the first plugin, to separate the plugin entry like it.
         let start = self.start.unwrap_or_default();
@@ -131,7 +160,8 @@ impl<'a> Conflist<'a> {
         // In a conflist with one plugin a line, `entry` gets the indentation of the first plugin.
         let lines = match separator.rfind('\n') {
             Some(newline) => {
-                entry.text().replace('\n', &format!("\n{}", &separator[newline + 1..]))
+                let indentation = &separator[newline + 1..];
+                entry.text().replace('\n', &format!("\n{indentation}"))
             }
             None => entry.text().to_owned(),
         };
@@ -140,32 +170,35 @@ impl<'a> Conflist<'a> {
             let (before, after) = (&self.text[..span.start], &self.text[span.end..]);
             return format!("{before}{lines}{after}");
         }
-        let (mut text, end) = self.cut();
+        let Unchained { mut text, end } = self.cut_entries();
         text.insert_str(end, &format!(",{separator}{lines}"));
         text
     }
 
-    /// Returns the text without plugin entries, and the byte offset where the last other plugin ends.
-    fn cut(&self) -> (String, usize) {
+    /// Cuts each plugin entry out of the text, with the separator before it. An entry before all
+    /// other plugins goes with the separator after it.
+    fn cut_entries(&self) -> Unchained {
         let Some(first) = self.plugins.first() else {
-            return (self.text.to_owned(), self.text.len());
+            return Unchained { text: self.text.to_owned(), end: self.text.len() };
         };
-        let mut before = span(self.text, first.text).start;
-        let mut text = self.text[..before].to_owned();
+        let start = span(self.text, first.text).start;
+        let mut text = self.text[..start].to_owned();
         let mut end = text.len();
-        let mut any = false;
+        let mut has_plugin = false;
+        // Where the plugin before the present one ends.
+        let mut previous_end = start;
         for plugin in &self.plugins {
             let span = span(self.text, plugin.text);
             if !plugin.is_plugin_entry() {
-                let from = if any { before } else { span.start };
+                let from = if has_plugin { previous_end } else { span.start };
                 text.push_str(&self.text[from..span.end]);
                 end = text.len();
-                any = true;
+                has_plugin = true;
             }
-            before = span.end;
+            previous_end = span.end;
         }
-        text.push_str(&self.text[before..]);
-        (text, end)
+        text.push_str(&self.text[previous_end..]);
+        Unchained { text, end }
     }
 }
 
@@ -215,6 +248,7 @@ pub struct ChainedEntry<'a> {
     pub has_previous: bool,
 }
 
+/// Returns the first plugin entry of a network config.
 pub fn plugin_entry(text: &str) -> Option<ChainedEntry<'_>> {
     let config = Conflist::parse_or_standalone(text).ok()?;
     let position = config.plugins.iter().position(Plugin::is_plugin_entry)?;
@@ -226,7 +260,10 @@ pub fn plugin_entry(text: &str) -> Option<ChainedEntry<'_>> {
     })
 }
 
+/// Returns the types of a network config's plugins, in their order. Empty if `text` is invalid.
 pub fn plugin_types(text: &str) -> Vec<String> {
-    let plugins = Conflist::parse_or_standalone(text).map(|config| config.plugins);
-    plugins.unwrap_or_default().into_iter().filter_map(|plugin| plugin.plugin_type).collect()
+    match Conflist::parse_or_standalone(text) {
+        Ok(config) => config.plugins.into_iter().filter_map(|plugin| plugin.plugin_type).collect(),
+        Err(_) => Vec::new(),
+    }
 }

@@ -1,5 +1,6 @@
 use std::path::Path;
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::*;
@@ -59,18 +60,20 @@ fn in_a_conflist_with_one_plugin_a_line_the_entry_gets_its_own_lines() {
     );
 }
 
+/// Returns the conflist with another plugin behind the last one.
+fn append_istio(text: &str) -> String {
+    let end = text.rfind(']').unwrap();
+    format!("{},\n\t{{ \"type\": \"istio-cni\" }}{}", &text[..end], &text[end..])
+}
+
 #[test]
 fn a_plugin_that_another_installer_appends_behind_the_entry_stays_there_and_is_kept() {
     for (_, original) in corpus() {
         let with = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
-        let append = |text: &str| {
-            let end = text.rfind(']').unwrap();
-            format!("{},\n\t{{ \"type\": \"istio-cni\" }}{}", &text[..end], &text[end..])
-        };
-        let appended = append(&with);
+        let appended = append_istio(&with);
         let list = Conflist::parse_chainable(&appended).unwrap();
         assert!(list.has_entry(&entry()), "{appended}");
-        assert_eq!(list.without_entry(), append(&original));
+        assert_eq!(list.without_entry(), append_istio(&original));
     }
 }
 
@@ -89,22 +92,37 @@ fn keys_of_a_plugin_count_regardless_of_case_as_in_runtimes() {
     assert_eq!((&wrapped["name"], &wrapped["cniVersion"]), (&json!("net"), &json!("0.4.0")));
 }
 
-/// Text that is rejected as this kind, and the reason.
-fn assert_invalid(kind: &str, reason: impl Fn(&str) -> Error) {
-    let invalid = testkit::chart::yaml(include_str!("tests/invalid.yaml"));
-    for case in invalid[kind].as_array().unwrap() {
-        assert_eq!(case[1], reason(case[0].as_str().unwrap()).to_string(), "{case}");
-    }
+/// The rows of `invalid.yaml`.
+#[derive(Deserialize)]
+struct InvalidTexts {
+    conflist: Vec<InvalidText>,
+    loadable: Vec<InvalidText>,
+    plugin: Vec<InvalidText>,
+    template: Vec<InvalidText>,
+}
+
+#[derive(Deserialize)]
+struct InvalidText {
+    text: String,
+    error: String,
 }
 
 #[test]
 fn an_invalid_text_is_rejected_with_the_reason() {
-    assert_invalid("conflist", |text| Conflist::parse_chainable(text).err().unwrap());
-    assert_invalid("loadable", |text| {
-        Conflist::parse_chainable(text).unwrap().check_loadable().unwrap_err()
-    });
-    assert_invalid("plugin", |text| wrap(text).unwrap_err());
-    assert_invalid("template", |text| Entry::new(text, "").unwrap_err());
+    let invalid: InvalidTexts = serde_saphyr::from_str(include_str!("tests/invalid.yaml")).unwrap();
+    for InvalidText { text, error } in invalid.conflist {
+        assert_eq!(Conflist::parse_chainable(&text).unwrap_err().to_string(), error, "{text}");
+    }
+    for InvalidText { text, error } in invalid.loadable {
+        let conflist = Conflist::parse_chainable(&text).unwrap();
+        assert_eq!(conflist.check_loadable().unwrap_err().to_string(), error, "{text}");
+    }
+    for InvalidText { text, error } in invalid.plugin {
+        assert_eq!(wrap(&text).unwrap_err().to_string(), error, "{text}");
+    }
+    for InvalidText { text, error } in invalid.template {
+        assert_eq!(Entry::new(&text, "").unwrap_err().to_string(), error, "{text}");
+    }
     let list = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
     assert_eq!(Conflist::parse_chainable(list).unwrap().check_loadable(), Ok(()));
     assert_eq!(wrap(list).as_deref(), Ok(list));

@@ -19,21 +19,24 @@ pub(super) fn active_config<'f>(
 
 /// Returns the first file that a runtime loads, or that it may load and the agent cannot read.
 fn first_candidate<'f>(files: impl IntoIterator<Item = &'f ConfigFile>) -> Option<&'f ConfigFile> {
-    files.into_iter().find(|file| is_loadable(file) || unreadable(file).is_some())
+    files.into_iter().find(|file| is_loadable(file) || why_unreadable(file).is_some())
 }
 
 /// Returns why the agent cannot read `file`, if the runtime may load it.
-pub(super) fn unreadable(file: &ConfigFile) -> Option<String> {
-    let reason = file.content.as_ref().err().filter(|reason| reason.runtime_may_read)?;
+fn why_unreadable(file: &ConfigFile) -> Option<String> {
+    let unreadable = file.content.as_ref().err()?;
+    if !unreadable.runtime_may_read {
+        return None;
+    }
     Some(format!(
         "the container runtime may load {0}, which the agent cannot read, as it {1}; replace {0} \
          with a regular file of at most 5 MiB in UTF-8 that has all plugins in it, or remove it",
-        file.name, reason.why
+        file.name, unreadable.why
     ))
 }
 
-/// Returns the network config whose plugins the runtime calls if only `files`, in name order, exist:
-/// the active one, or the conflist that the active config of Multus' daemon names.
+/// Returns the network config whose plugins the runtime calls if only `files`, in name order,
+/// exist: the active one, or the conflist that the active config of Multus' daemon names.
 pub fn called_config<'f>(
     files: impl IntoIterator<Item = &'f ConfigFile>,
 ) -> Option<&'f ConfigFile> {
@@ -42,10 +45,11 @@ pub fn called_config<'f>(
     Some(multus::delegate(active, &files).unwrap_or(active))
 }
 
+/// Returns whether a runtime loads `file`.
 pub(super) fn is_loadable(file: &ConfigFile) -> bool {
     match file.kind {
         ConfigKind::Conflist => {
-            file.conflist().is_ok_and(|conflist| conflist.check_loadable().is_ok())
+            file.conflist().is_some_and(|conflist| conflist.check_loadable().is_ok())
         }
         ConfigKind::Conf | ConfigKind::Json => conflist::check_conf_loadable(file.text()).is_ok(),
     }
@@ -54,25 +58,31 @@ pub(super) fn is_loadable(file: &ConfigFile) -> bool {
 /// Returns the network config with the plugin entry in use: the one whose plugins the runtime
 /// calls, or the first with an entry where a meta plugin such as Multus calls the plugin.
 pub fn installed_config(found: &[ConfigFile]) -> Option<&ConfigFile> {
-    let has_entry = |file: &&ConfigFile| file.plugin_entry().is_some();
-    called_config(found).filter(has_entry).or_else(|| found.iter().find(has_entry))
+    match called_config(found) {
+        Some(called) if has_entry(called) => Some(called),
+        _ => found.iter().find(|file| has_entry(file)),
+    }
 }
 
 /// Returns the network config through which the runtime calls the plugin: the active one, in mode
 /// [`ChainMode::Only`] the file that `cniConfFileName` names, and in mode [`ChainMode::Standalone`]
 /// the agent's own file, which another plugin calls.
 pub fn chained_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
-    let is_chained = |file: &&ConfigFile| file.plugin_entry().is_some();
     match mode {
         ChainMode::Only(name) | ChainMode::Standalone(name) => {
-            found.iter().filter(|file| is_named(file, name)).find(is_chained)
+            found.iter().find(|file| is_named(file, name) && has_entry(file))
         }
-        ChainMode::Every => called_config(found).filter(is_chained),
+        ChainMode::Every => called_config(found).filter(|file| has_entry(file)),
     }
 }
 
+fn has_entry(file: &ConfigFile) -> bool {
+    file.plugin_entry().is_some()
+}
+
+/// Returns why there is no active network config among `files`.
 pub(super) fn no_network_config(files: &[&ConfigFile]) -> String {
-    match first_candidate(files.iter().copied()).and_then(unreadable) {
+    match first_candidate(files.iter().copied()).and_then(why_unreadable) {
         Some(why) => why,
         None if files.is_empty() => "no network config exists yet".into(),
         None => "no valid network config exists yet".into(),

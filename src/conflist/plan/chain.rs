@@ -1,125 +1,159 @@
 //! Plans how to chain the plugin: to every network config, to one file, or in a standalone config.
 
+use std::collections::BTreeMap;
+
 use super::active::{active_config, called_config, no_network_config};
-use super::conf_conversion::is_named;
-use super::{Inputs, Plan, Step, multus, standalone, unchain};
+use super::conf_conversion::{convert, is_named};
+use super::step::{Plan, Step};
+use super::{multus, standalone, unchain};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{Conflist, Entry};
 
+/// Plans to chain the plugin, or, once it is chained, to unchain it from what another mode left.
 pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
-    let is_foreign = |file: &&ConfigFile| {
+    let mut foreign: Vec<&ConfigFile> = found.iter().collect();
+    foreign.retain(|file| {
         mode.standalone() != Some(&file.name) && !standalone::is_standalone(file, saved)
+    });
+    let inputs = Inputs { foreign: &foreign, entry, saved };
+    let mut plan = match mode {
+        ChainMode::Every => inputs.every(),
+        ChainMode::Only(name) => inputs.only(name),
+        ChainMode::Standalone(name) => standalone::plan(name, found, entry, saved),
     };
-    let foreign: Vec<&ConfigFile> = found.iter().filter(is_foreign).collect();
-    let inputs = Inputs { found, foreign: &foreign, entry, saved };
-    let plan = match mode {
-        ChainMode::Every => Ok(inputs.every()),
-        ChainMode::Only(name) => Ok(inputs.only(name)),
-        ChainMode::Standalone(name) => inputs.standalone(name),
-    };
-    let mut plan = plan.unwrap_or_else(|why| Plan { not_chained: Some(why), ..Plan::default() });
-    if plan.steps.is_empty() && plan.not_chained.is_none() {
-        if *mode == ChainMode::Every {
-            plan.unchain_steps.extend(multus::made(&foreign).map(Step::remove));
-        }
-        plan.unchain_steps.extend(unchain::other_modes(mode, found, saved));
-        let is_needed = mode.only().is_none() || !plan.unchain_steps.is_empty();
-        plan.saves_only = is_needed && saved.only.as_deref() != mode.only();
+    if !plan.steps.is_empty() || plan.not_chained.is_some() {
+        return plan;
     }
+    if *mode == ChainMode::Every {
+        let stale = multus::stale_conflists(&foreign);
+        plan.unchain_steps.extend(stale.into_iter().map(Step::remove));
+    }
+    plan.unchain_steps.extend(unchain::other_modes(mode, found, saved));
+    let is_needed = mode.only().is_none() || !plan.unchain_steps.is_empty();
+    plan.saves_only = is_needed && saved.only.as_deref() != mode.only();
     plan
 }
 
+struct Inputs<'a> {
+    /// The network configs that are not the agent's own.
+    foreign: &'a [&'a ConfigFile],
+    entry: &'a Entry,
+    saved: &'a SavedState,
+}
+
 impl Inputs<'_> {
-    /// A `.conf` of Multus' daemon stays unchanged: the conflist that it names gets the entry.
+    /// Plans to chain to every network config.
     fn every(&self) -> Plan {
-        let Inputs { foreign, .. } = *self;
-        let mut plan = Plan::default();
-        let active = called_config(foreign.iter().copied());
-        for file in foreign {
-            let is_active = active.is_some_and(|active| active.name == file.name);
-            if multus::delegate(file, foreign).is_some()
-                || multus::is_delegate_conf(file, foreign) && !is_active
-                || multus::made(foreign).any(|stale| stale.name == file.name)
-            {
-                continue;
-            }
-            if file.kind != ConfigKind::Json || is_active {
-                self.chain_to(file, &mut plan);
-            }
-        }
+        let active = called_config(self.foreign.iter().copied());
+        let mut targets = self.foreign.to_vec();
+        targets.retain(|file| self.is_target(file, active));
+        let mut plan = self.chain_to(&targets);
         plan.not_chained = match active {
-            None => Some(no_network_config(foreign)),
+            None => Some(no_network_config(self.foreign)),
             Some(file) => {
-                self.lacks_entry(file, &plan).map(|why| format!("the active network config {why}"))
+                let why = self.lacks_entry(file, &plan.skipped);
+                why.map(|why| format!("the active network config {why}"))
             }
         };
         plan
     }
 
-    fn only(&self, name: &str) -> Plan {
-        let Inputs { foreign, .. } = *self;
-        let mut plan = Plan::default();
-        let named: Vec<&&ConfigFile> = foreign.iter().filter(|file| is_named(file, name)).collect();
-        for file in &named {
-            self.chain_to(file, &mut plan);
+    /// Returns whether `file` gets the plugin entry in the mode [`ChainMode::Every`]. A `.conf` of
+    /// Multus' daemon stays unchanged: the conflist that it names gets the entry.
+    fn is_target(&self, file: &ConfigFile, active: Option<&ConfigFile>) -> bool {
+        let is_active = active.is_some_and(|active| active.name == file.name);
+        if multus::delegate(file, self.foreign).is_some()
+            || multus::is_stale_conflist(file, self.foreign)
+        {
+            return false;
         }
-        plan.not_chained = match named.first() {
+        is_active || file.kind != ConfigKind::Json && !multus::is_delegate_conf(file, self.foreign)
+    }
+
+    /// Plans to chain to the file `name` and to the conflists made from it.
+    fn only(&self, name: &str) -> Plan {
+        let mut targets = self.foreign.to_vec();
+        targets.retain(|file| is_named(file, name));
+        let mut plan = self.chain_to(&targets);
+        plan.not_chained = match targets.first() {
             None => Some(format!(
                 "{name}, which cniConfFileName names, does not exist yet{}",
-                alternatives(foreign)
+                alternatives(self.foreign)
             )),
-            Some(file) => self.lacks_entry(file, &plan),
+            Some(file) => self.lacks_entry(file, &plan.skipped),
         };
-        let Some(active) = active_config(foreign.iter().copied()) else {
-            plan.not_chained.get_or_insert_with(|| no_network_config(foreign));
+        if plan.not_chained.is_some() {
+            return plan;
+        }
+        let Some(active) = active_config(self.foreign.iter().copied()) else {
+            plan.not_chained = Some(no_network_config(self.foreign));
             return plan;
         };
-        if plan.not_chained.is_none() && !named.iter().any(|file| file.name == active.name) {
+        if !targets.iter().any(|file| file.name == active.name) {
             plan.warning = Some(format!(
-                "the active network config is {0}, but cniConfFileName names {name}: the runtime calls \
-                 linkerd-cni only if {0} calls {name}; if {0} does not, correct cniConfFileName",
+                "the active network config is {0}, but cniConfFileName names {name}: the runtime \
+                 calls linkerd-cni only if {0} calls {name}; if {0} does not, correct \
+                 cniConfFileName",
                 active.name
             ));
         }
         plan
     }
 
-    fn lacks_entry(&self, file: &ConfigFile, plan: &Plan) -> Option<String> {
+    /// Returns why `file` does not have the current plugin entry, `None` if it has.
+    fn lacks_entry(&self, file: &ConfigFile, skipped: &BTreeMap<String, String>) -> Option<String> {
         if file.kind == ConfigKind::Conflist
-            && file.conflist().is_ok_and(|conflist| conflist.has_entry(self.entry))
+            && file.conflist().is_some_and(|conflist| conflist.has_entry(self.entry))
         {
             return None;
         }
         let state = if file.plugin_entry().is_some() { "an outdated" } else { "no" };
-        let reason = plan.skipped.get(&file.name);
-        let skipped = reason.map(|reason| format!(" ({reason})")).unwrap_or_default();
-        Some(format!("{} has {state} plugin entry{skipped}", file.name))
+        let why = match skipped.get(&file.name) {
+            Some(reason) => format!(" ({reason})"),
+            None => String::new(),
+        };
+        Some(format!("{} has {state} plugin entry{why}", file.name))
     }
 
-    fn chain_to(&self, file: &ConfigFile, plan: &mut Plan) {
-        match self.step(file) {
-            Ok(step) => plan.steps.extend(step),
-            Err(reason) => {
-                plan.skipped.insert(file.name.clone(), reason);
+    /// Plans the steps that chain the plugin to `files`.
+    fn chain_to(&self, files: &[&ConfigFile]) -> Plan {
+        let mut plan = Plan::default();
+        for file in files {
+            match self.step(file) {
+                Ok(Some(step)) => plan.steps.push(step),
+                Ok(None) => {}
+                Err(reason) => {
+                    plan.skipped.insert(file.name.clone(), reason);
+                }
             }
         }
+        plan
     }
 
+    /// Plans the step that chains the plugin to `file`. `None` if `file` has the current entry.
+    /// Fails with the rest of a sentence that starts with the file's name.
     fn step(&self, file: &ConfigFile) -> Result<Option<Step>, String> {
-        let content = file.content.as_ref().map_err(|reason| reason.why.clone())?;
+        let content = match &file.content {
+            Ok(content) => content,
+            Err(unreadable) => return Err(unreadable.why.clone()),
+        };
         if file.kind != ConfigKind::Conflist {
-            return self.convert(file, content).map(Some);
+            let step = convert(file, content, self.foreign, self.entry, self.saved)?;
+            return Ok(Some(step));
         }
         let conflist =
             Conflist::parse_chainable(&content.text).map_err(|error| error.to_string())?;
-        let link = content.link.as_ref();
-        Ok((!conflist.has_entry(self.entry)).then(|| Step::Replace {
-            name: file.name.clone(),
-            text: conflist.with_entry(self.entry),
-            original: link.map(|_| Original::new(&file.name, content, conflist.without_entry())),
-        }))
+        if conflist.has_entry(self.entry) {
+            return Ok(None);
+        }
+        let mut original = None;
+        if content.link.is_some() {
+            original = Some(Original::new(&file.name, content, conflist.without_entry()));
+        }
+        let text = conflist.with_entry(self.entry);
+        Ok(Some(Step::Replace { name: file.name.clone(), text, original }))
     }
 }
 

@@ -25,16 +25,24 @@ struct MultusConf {
 impl MultusConf {
     /// Returns the file name of the delegate, if the delegate is a path.
     ///
-    /// Multus may see the CNI net dir at another path than the runtime, so only the file name counts.
+    /// Multus may see the CNI net dir at another path than the runtime, so only the file name
+    /// counts.
     fn delegate(&self) -> Option<&str> {
         let (_, name) = self.cluster_network.rsplit_once('/')?;
-        matches!(self.plugin.as_str(), "multus" | "multus-shim").then_some(name)
+        match self.plugin.as_str() {
+            "multus" | "multus-shim" => Some(name),
+            _ => None,
+        }
     }
 }
 
 fn parse(file: &ConfigFile) -> Option<MultusConf> {
     let text = file.text();
-    text.contains("clusterNetwork").then(|| serde_json::from_str(text).ok())?
+    // Few files name a delegate, and parsing takes memory.
+    if !text.contains("clusterNetwork") {
+        return None;
+    }
+    serde_json::from_str(text).ok()
 }
 
 /// Returns the conflist among `files` that Multus reads at each call, if `file` is the `.conf` of
@@ -45,40 +53,48 @@ pub(super) fn delegate<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Optio
     }
     let conf = parse(file)?;
     let name = conf.delegate()?;
-    let is_delegate =
-        |other: &&&ConfigFile| other.name == name && other.kind == ConfigKind::Conflist;
-    files.iter().find(is_delegate).copied()
+    let mut conflists = files.iter().filter(|other| other.kind == ConfigKind::Conflist);
+    conflists.find(|other| other.name == name).copied()
 }
 
-/// Whether Multus reads the `.conf` or `.json` `file` at each call, so that it must stay.
+/// Returns whether Multus reads the `.conf` or `.json` `file` at each call, so that it must stay.
 pub(super) fn is_delegate_conf(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
-    let names = |other: &&ConfigFile| {
-        let Some(conf) = parse(other) else {
-            return false;
-        };
-        let plugins = conf.plugins.iter().filter_map(|plugin| MultusConf::deserialize(plugin).ok());
-        let is_file = |conf: &MultusConf| conf.delegate() == Some(&file.name);
-        is_file(&conf) || plugins.into_iter().any(|plugin| is_file(&plugin))
+    file.kind != ConfigKind::Conflist && files.iter().any(|other| has_delegate(other, &file.name))
+}
+
+/// Returns whether `config` is a config of Multus, or a conflist that calls Multus, with the
+/// delegate `name`.
+fn has_delegate(config: &ConfigFile, name: &str) -> bool {
+    let Some(conf) = parse(config) else {
+        return false;
     };
-    file.kind != ConfigKind::Conflist && files.iter().any(names)
+    if conf.delegate() == Some(name) {
+        return true;
+    }
+    let plugins = conf.plugins.iter().filter_map(|plugin| MultusConf::deserialize(plugin).ok());
+    plugins.into_iter().any(|plugin| plugin.delegate() == Some(name))
 }
 
 /// Returns the conflists that another agent made from a `.conf` of Multus' daemon, to remove them.
-pub(super) fn made<'f>(files: &[&'f ConfigFile]) -> impl Iterator<Item = &'f ConfigFile> {
-    files.iter().filter_map(|conf| made_from(conf, files))
+pub(super) fn stale_conflists<'f>(files: &[&'f ConfigFile]) -> Vec<&'f ConfigFile> {
+    files.iter().filter_map(|conf| conflist_made_from(conf, files)).collect()
 }
 
-fn made_from<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
-    delegate(file, files)?;
-    let conf: Value = serde_json::from_str(file.text()).ok()?;
-    let names = conflist_names(&file.name);
-    let is_made = |other: &&&ConfigFile| {
-        names.contains(&other.name) && other_plugins(other) == Some(vec![conf.clone()])
-    };
-    files.iter().find(is_made).copied()
+/// Returns whether another agent made `file` from a `.conf` of Multus' daemon.
+pub(super) fn is_stale_conflist(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
+    stale_conflists(files).iter().any(|stale| stale.name == file.name)
 }
 
-/// Returns only the plugins: agents differ in the other members of a conflist that they make.
+fn conflist_made_from<'f>(conf: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {
+    delegate(conf, files)?;
+    let plugin: Value = serde_json::from_str(conf.text()).ok()?;
+    let names = conflist_names(&conf.name);
+    let mut candidates = files.iter().filter(|other| names.contains(&other.name));
+    candidates.find(|other| other_plugins(other) == Some(vec![plugin.clone()])).copied()
+}
+
+/// Returns the plugins of a conflist, without the plugin entry. Agents differ in the other members
+/// of a conflist that they make.
 fn other_plugins(file: &ConfigFile) -> Option<Vec<Value>> {
     let conf: MultusConf = serde_json::from_str(&without_entry_of(file)?).ok()?;
     Some(conf.plugins)

@@ -1,11 +1,12 @@
-//! The standalone config, which only the agent writes: the plugin entry in a network config of its own.
+//! The standalone config, which only the agent writes: the plugin entry in a network config of its
+//! own.
 
 use super::active::{active_config, is_loadable};
-use super::{Inputs, Plan, Step};
+use super::step::{Plan, Step};
 use crate::conflist::chain_mode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
 use crate::conflist::saved_state::SavedState;
-use crate::conflist::{PLUGIN, plugin_types};
+use crate::conflist::{Entry, PLUGIN, plugin_types};
 use crate::files::FileAccess;
 
 /// File mode of a standalone config: only the runtime, as root, reads it.
@@ -23,44 +24,45 @@ pub(super) fn is_standalone(file: &ConfigFile, saved: &SavedState) -> bool {
 /// or `.json`, no other plugin.
 fn is_own_content(file: &ConfigFile) -> bool {
     let types = plugin_types(file.text());
-    let is_plugin = |name: &String| name == PLUGIN;
+    let calls_plugin = types.iter().any(|name| name == PLUGIN);
+    let calls_others = types.iter().any(|name| name != PLUGIN);
     match file.kind {
-        ConfigKind::Conflist => types.iter().any(is_plugin),
+        ConfigKind::Conflist => calls_plugin,
         // A `.conf` with another plugin is a network config of the primary CNI.
-        ConfigKind::Conf | ConfigKind::Json => !types.is_empty() && types.iter().all(is_plugin),
+        ConfigKind::Conf | ConfigKind::Json => calls_plugin && !calls_others,
     }
 }
 
-impl Inputs<'_> {
-    /// Plans the standalone config. Fails with the reason why it is not written.
-    pub(super) fn standalone(&self, name: &str) -> Result<Plan, String> {
-        let existing = self.found.iter().find(|file| file.name == name);
-        let is_saved = self.saved.standalone_configs.contains(name);
-        if existing.is_some_and(|file| !is_saved && !is_own_content(file)) {
-            return Err(format!(
-                "{name} belongs to another program: set cniConfFileName to an unused name"
-            ));
-        }
-        let text = match ConfigKind::from_file_name(name) {
-            Some(ConfigKind::Conflist) => self.entry.standalone_conflist(),
-            _ => self.entry.standalone_conf(),
-        };
-        let wanted = Content { text, access: FileAccess::own(MODE), link: None };
-        let mut plan = Plan::default();
-        if !is_saved || existing.is_none_or(|file| file.content.as_ref() != Ok(&wanted)) {
-            let state = existing.map_or("is missing", |_| "is outdated");
-            plan.not_chained = Some(format!("{name} {state}"));
-            let Content { text, access, .. } = wanted;
-            plan.steps.push(Step::WriteStandalone { name: name.to_owned(), text, access });
-        }
-        let is_active = active_config(self.found).is_some_and(|active| active.name == name);
-        let others = self.found.iter().any(|file| file.name != name && is_loadable(file));
-        if is_active && others {
-            plan.warning = Some(format!(
-                "{name} sorts before the other network configs: if a runtime reads this directory, \
-                 pods get no network; set cniConfFileName to a name that sorts last"
-            ));
-        }
-        Ok(plan)
+/// Plans the standalone config `name`.
+pub(super) fn plan(name: &str, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
+    let mut plan = Plan::default();
+    let existing = found.iter().find(|file| file.name == name);
+    let is_saved = saved.standalone_configs.contains(name);
+    if existing.is_some_and(|file| !is_saved && !is_own_content(file)) {
+        plan.not_chained = Some(format!(
+            "{name} belongs to another program: set cniConfFileName to an unused name"
+        ));
+        return plan;
     }
+    let text = match ConfigKind::from_file_name(name) {
+        Some(ConfigKind::Conflist) => entry.standalone_conflist(),
+        _ => entry.standalone_conf(),
+    };
+    let wanted = Content { text, access: FileAccess::own(MODE), link: None };
+    let is_current = existing.is_some_and(|file| file.content.as_ref() == Ok(&wanted));
+    if !is_saved || !is_current {
+        let state = if existing.is_some() { "is outdated" } else { "is missing" };
+        plan.not_chained = Some(format!("{name} {state}"));
+        let Content { text, access, .. } = wanted;
+        plan.steps.push(Step::WriteStandalone { name: name.to_owned(), text, access });
+    }
+    let is_active = active_config(found).is_some_and(|active| active.name == name);
+    let has_others = found.iter().any(|file| file.name != name && is_loadable(file));
+    if is_active && has_others {
+        plan.warning = Some(format!(
+            "{name} sorts before the other network configs: if a runtime reads this directory, \
+             pods get no network; set cniConfFileName to a name that sorts last"
+        ));
+    }
+    plan
 }

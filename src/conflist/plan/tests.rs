@@ -14,7 +14,7 @@ fn entry() -> Entry {
     Entry::new(r#"{"type":"linkerd-cni"}"#, "").unwrap()
 }
 
-/// The text of a config in `tests.yaml`.
+/// Returns the text of a config in `tests.yaml`.
 fn config(kind: &str) -> String {
     match kind.split_once(' ') {
         Some(("wrapped", kind)) => conflist::wrap(&config(kind)).unwrap(),
@@ -51,7 +51,11 @@ fn file((name, kind): (&String, &Value)) -> ConfigFile {
 
 /// Describes each step in a few words, and a standalone config with its text.
 fn described<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Value {
-    let describe = |step: &Step| match step {
+    steps.into_iter().map(describe).collect()
+}
+
+fn describe(step: &Step) -> String {
+    match step {
         Step::Replace { name, text, .. } if text.contains(PLUGIN) => format!("add entry to {name}"),
         Step::Replace { name, .. } => format!("remove entry from {name}"),
         Step::Convert { conflist, original, .. } => {
@@ -60,18 +64,22 @@ fn described<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Value {
         Step::WriteStandalone { name, text, .. } => format!("{name}={text}"),
         Step::Restore { original, .. } => format!("restore {}", original.name),
         Step::Remove { name } => format!("remove file {name}"),
-    };
-    steps.into_iter().map(describe).collect()
+    }
 }
 
-/// The expected value, with the texts of configs.
+/// Returns the expected value, with the texts of configs.
 fn expanded(wanted: &Value) -> Value {
-    let Some(steps) = wanted.as_array() else { return wanted.clone() };
-    let expand = |step: &Value| match step.as_str().unwrap().split_once('=') {
+    match wanted.as_array() {
+        Some(steps) => steps.iter().map(expand).collect(),
+        None => wanted.clone(),
+    }
+}
+
+fn expand(step: &Value) -> Value {
+    match step.as_str().unwrap().split_once('=') {
         Some((name, kind)) => format!("{name}={}", config(kind)).into(),
         None => step.clone(),
-    };
-    steps.iter().map(expand).collect()
+    }
 }
 
 #[test]

@@ -76,7 +76,10 @@ fn plugins(text: &str) -> Vec<Value> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
+    #![proptest_config(ProptestConfig {
+        failure_persistence: None,
+        ..ProptestConfig::with_cases(500)
+    })]
 
     #[test]
     fn unchaining_restores_any_conflist_byte_for_byte(
