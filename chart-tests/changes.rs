@@ -89,7 +89,7 @@ fn changes(row: &str) -> String {
     let [from, to] =
         [from.objects(), Render::new().values(&values(first)).values(&values(second)).objects()];
     // Pods are replaced for a new configuration only.
-    let config = |of: &Objects| of.named("ConfigMap", "linkerd-cni-config")["data"].clone();
+    let config = |of: &Objects| of.get_by_name("ConfigMap", "linkerd-cni-config")["data"].clone();
     assert_eq!(config(&from) != config(&to), from.checksum() != to.checksum(), "{row}");
     let mut lines = Vec::new();
     difference("", &by_name(&from), &by_name(&to), &mut lines);

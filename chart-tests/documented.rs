@@ -90,7 +90,10 @@ fn the_manifests_of_argo_cd_and_flux_render_and_their_namespace_admits_the_agent
     let managed = &argo["syncPolicy"]["managedNamespaceMetadata"]["labels"][label];
     assert_eq!(*managed, "privileged");
     assert_eq!(argo["syncPolicy"]["syncOptions"], json!(["CreateNamespace=true"]));
-    assert_eq!(found.named("Namespace", "linkerd-cni")["metadata"]["labels"][label], "privileged");
+    assert_eq!(
+        found.get_by_name("Namespace", "linkerd-cni")["metadata"]["labels"][label],
+        "privileged"
+    );
 
     let (helm, chart) = (&argo["source"]["helm"], &flux["chart"]["spec"]);
     let (source, of_argo) = (&argo["source"], &argo["destination"]["namespace"]);

@@ -33,7 +33,7 @@ fn permissions(objects: &Objects) -> Vec<Vec<String>> {
     let mut found = Vec::new();
     for binding in objects.0.iter().filter(|object| object["subjects"].is_array()) {
         let [kind, name] = ["kind", "name"].map(|key| binding["roleRef"][key].as_str().unwrap());
-        let role = objects.named(kind, name);
+        let role = objects.get_by_name(kind, name);
         for subject in binding["subjects"].as_array().unwrap() {
             // `serviceAccount.name` changes the name of the agent's account only.
             let is_plugin = subject["name"] == "linkerd-cni-plugin";
@@ -104,12 +104,12 @@ fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
     let values = values("startupTaint: a.b/c, repairController: {mode: delete}");
     let objects = Render::new().namespace("mesh").values(&values).objects();
     for name in ["linkerd-cni-token", "linkerd-cni-node", "linkerd-cni-repair"] {
-        let spec = &objects.named("ValidatingAdmissionPolicy", name)["spec"];
+        let spec = &objects.get_by_name("ValidatingAdmissionPolicy", name)["spec"];
         let condition = spec["matchConditions"][0]["expression"].as_str().unwrap();
         let account = r#"request.userInfo.username == "system:serviceaccount:mesh:linkerd-cni""#;
         assert!(condition.ends_with(account), "{condition}");
     }
-    let taint = objects.named("ValidatingAdmissionPolicy", "linkerd-cni-node").to_string();
+    let taint = objects.get_by_name("ValidatingAdmissionPolicy", "linkerd-cni-node").to_string();
     assert!(taint.contains(r#"taint.key != \"a.b/c\""#), "{taint}");
 }
 

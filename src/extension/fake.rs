@@ -86,21 +86,20 @@ impl Api for Recorded {
 impl Api for Cluster {
     fn body(&self, path: &str) -> Result<String, Error> {
         let name = path.split('?').next().unwrap();
-        let error = |reason: &str| {
-            Err(Error::Status {
-                reason: reason.to_owned(),
-                message: format!("{name}: no response"),
-            })
-        };
         match self.0.get(name) {
-            None => error("NotFound"),
-            Some(Value::Number(_)) => error("Forbidden"),
+            None => Err(no_response(name, "NotFound")),
+            Some(Value::Number(_)) => Err(no_response(name, "Forbidden")),
             Some(Value::String(text)) => Ok(text.clone()),
             Some(object) => Ok(object.to_string()),
         }
     }
 }
 
+fn no_response(path: &str, reason: &str) -> Error {
+    Error::Status { reason: reason.to_owned(), message: format!("{path}: no response") }
+}
+
+/// A plugin entry, in which an exclusion is set.
 pub fn entry() -> Value {
     let mut entry = testkit::cni::upstream_entry();
     entry["linkerd"]["iptables-mode"] = json!("auto");

@@ -1,4 +1,5 @@
-//! A fake API server: TLS, recorded requests, [`ApiFault`]s and watches. Each kind of test has its [`Routes`].
+//! A fake API server: TLS, recorded requests, [`ApiFault`]s and watches. Each kind of test has its
+//! [`Routes`].
 
 mod received;
 mod response;
@@ -43,8 +44,10 @@ impl Default for Canned {
 
 impl Routes for Canned {
     fn respond(state: &mut State<Self>, request: &Request) -> Response {
+        if request.token() != state.token {
+            return Response::status(401);
+        }
         match state.answers.get(&request.path) {
-            _ if request.token() != state.token => Response::status(401),
             Some((code, body)) => Response::new(*code, body),
             None => Response::refusal(404, &format!("{} not found", request.path)),
         }
@@ -94,14 +97,16 @@ pub struct Server<R> {
 
 impl<R: Routes> Server<R> {
     pub fn start() -> Self {
-        Self::of(R::HAS_TLS.then(Identity::of_localhost))
+        let identity = if R::HAS_TLS { Some(Identity::of_localhost()) } else { None };
+        Self::with_identity(identity)
     }
 
-    pub fn with(params: &CertificateParams) -> Self {
-        Self::of(Some(Identity::new(params)))
+    /// A server whose certificate has these parameters.
+    pub fn with_certificate(params: &CertificateParams) -> Self {
+        Self::with_identity(Some(Identity::new(params)))
     }
 
-    fn of(identity: Option<Identity>) -> Self {
+    fn with_identity(identity: Option<Identity>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let state = State { identity, ..State::default() };
@@ -126,19 +131,21 @@ impl<R: Routes> Server<R> {
     pub fn kubeconfig(&self) -> String {
         use base64::Engine as _;
         let ca = base64::engine::general_purpose::STANDARD.encode(self.ca().trim());
-        format!(
-            "# kubeconfig file for linkerd.io/cni-plugin\napiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    server: https://{}\n    certificate-authority-data: {ca}\nusers:\n- name: linkerd-cni\n  user:\n    token: {TOKEN}\ncontexts:\n- name: linkerd-cni-context\n  context:\n    cluster: local\n    user: linkerd-cni\ncurrent-context: linkerd-cni-context",
-            self.address
-        )
+        let server = self.address.to_string();
+        include_str!("upstream_kubeconfig.yaml")
+            .trim_end()
+            .replace("TOKEN", TOKEN)
+            .replace("SERVER", &server)
+            .replace("CA", &ca)
     }
 
-    /// What an agent with a plugin account has to be told for this server.
+    /// Variables of an agent with a plugin account, for this server.
     pub fn vars(&self) -> [(&'static str, String); 3] {
         let [host, port] = self.address_vars();
         [host, port, ("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin".into())]
     }
 
-    /// The same for an agent whose plugin has no account of its own, as under upstream's chart.
+    /// Variables of an agent whose plugin has no account of its own, as under upstream's chart.
     pub fn address_vars(&self) -> [(&'static str, String); 2] {
         [
             ("KUBERNETES_SERVICE_HOST", "127.0.0.1".into()),

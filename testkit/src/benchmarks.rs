@@ -1,4 +1,5 @@
-//! The figures of the bench, and the comparison of the counted ones with `docs/maintainers/benchmarks.json`.
+//! The figures of the bench, and the comparison of the counted ones with
+//! `docs/maintainers/benchmarks.json`.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +14,7 @@ const OF_ARCHITECTURE: [&str; 2] = ["instructions", "bytes"];
 #[derive(Clone, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub struct Figures {
-    /// The processor's, as instructions and sizes depend on it.
+    /// Architecture of the processor, on which instructions and sizes depend.
     pub architecture: String,
     /// Timed runs of each call. If 0, the figures are counted only, and all times are 0.
     pub runs: usize,
@@ -75,19 +76,25 @@ pub struct Comparison {
 type Key<'a> = (&'a str, &'static str);
 
 impl Figures {
-    fn all(&self) -> Vec<(Key<'_>, Option<u64>)> {
-        let rows = self.rows.iter().flat_map(|row| {
-            let figure = move |name, value| ((&*row.name, name), value);
-            [
-                figure("requests", Some(row.requests)),
-                figure("processes", Some(row.processes)),
-                figure("instructions", row.instructions),
-                figure("allocations", row.allocations),
-                figure("allocated bytes", row.allocated_bytes),
-            ]
-        });
-        let sizes = self.sizes.iter().map(|size| ((&*size.name, "bytes"), Some(size.bytes)));
-        rows.chain(sizes).filter(|((row, _), _)| !row.starts_with(PORTMAP)).collect()
+    fn counted(&self) -> Vec<(Key<'_>, Option<u64>)> {
+        let mut figures: Vec<(Key<'_>, Option<u64>)> = Vec::new();
+        for row in self.rows.iter().filter(|row| !row.name.starts_with(PORTMAP)) {
+            figures.extend([
+                ((&*row.name, "requests"), Some(row.requests)),
+                ((&*row.name, "processes"), Some(row.processes)),
+                ((&*row.name, "instructions"), row.instructions),
+                ((&*row.name, "allocations"), row.allocations),
+                ((&*row.name, "allocated bytes"), row.allocated_bytes),
+            ]);
+        }
+        for size in self.sizes.iter().filter(|size| !size.name.starts_with(PORTMAP)) {
+            figures.push(((&*size.name, "bytes"), Some(size.bytes)));
+        }
+        figures
+    }
+
+    fn is_unusable(&self, row: &str) -> bool {
+        self.unusable.iter().any(|unusable| unusable.name == row)
     }
 }
 
@@ -102,17 +109,16 @@ pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
             measured.architecture
         ));
     }
-    let unusable = measured.unusable.iter();
-    comparison.skipped.extend(unusable.map(|row| format!("{}: {}", row.name, row.reason)));
-    let is_skipped = |(row, name): &Key<'_>| {
-        other_machine && OF_ARCHITECTURE.contains(name)
-            || measured.unusable.iter().any(|unusable| unusable.name == *row)
-    };
-    let mut new: BTreeMap<_, _> = measured.all().into_iter().collect();
-    for (key, value) in committed.all() {
-        let measured = new.remove(&key).flatten();
-        if !is_skipped(&key) {
-            comparison.add(key, value, measured);
+    for row in &measured.unusable {
+        comparison.skipped.push(format!("{}: {}", row.name, row.reason));
+    }
+    let mut new: BTreeMap<_, _> = measured.counted().into_iter().collect();
+    for (key, before) in committed.counted() {
+        let (row, name) = key;
+        let after = new.remove(&key).flatten();
+        let depends_on_machine = other_machine && OF_ARCHITECTURE.contains(&name);
+        if !depends_on_machine && !measured.is_unusable(row) {
+            comparison.add(key, before, after);
         }
     }
     for (key, value) in new {
@@ -123,23 +129,24 @@ pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
 
 impl Comparison {
     fn add(&mut self, (row, name): Key<'_>, before: Option<u64>, after: Option<u64>) {
-        let of = format!("{row}: {name}");
+        let figure = format!("{row}: {name}");
         let (Some(before), Some(after)) = (before, after) else {
             let side = if before.is_none() { "the committed file" } else { "this run" };
-            self.missing.push(format!("{of}: missing in {side}"));
+            self.missing.push(format!("{figure}: missing in {side}"));
             return;
         };
         self.compared += 1;
-        let line = || format!("{of}: {before} -> {after} ({})", change(before, after));
+        let line = format!("{figure}: {before} -> {after} ({})", change(before, after));
         let (before, after) = (u128::from(before), u128::from(after));
         if after * 100 > before * (100 + TOLERANCE_PERCENT) {
-            self.worse.push(line());
+            self.worse.push(line);
         } else if after * 100 < before * (100 - TOLERANCE_PERCENT) {
-            self.better.push(line());
+            self.better.push(line);
         }
     }
 
-    /// Whether every committed figure that this machine can measure was measured, and none is worse.
+    /// Whether every committed figure that this machine can measure was measured, and none is
+    /// worse.
     pub fn holds(&self) -> bool {
         self.compared > 0 && self.worse.is_empty() && self.missing.is_empty()
     }
@@ -154,10 +161,15 @@ impl Comparison {
             ("MORE THAN 5 % WORSE", &self.worse),
         ];
         for (kind, lines) in parts {
-            text.extend(lines.iter().map(|line| format!("{kind}: {line}\n")));
+            for line in lines {
+                text.push_str(&format!("{kind}: {line}\n"));
+            }
         }
         if !self.holds() {
-            text.push_str("Make the plugin cheaper, or run `scripts/benchmarks --counts` and say in the commit why a figure got worse.\n");
+            text.push_str(
+                "Make the plugin cheaper, or run `scripts/benchmarks --counts` and say in the \
+                 commit why a figure got worse.\n",
+            );
         } else if !self.better.is_empty() {
             text.push_str(
                 "`scripts/benchmarks --counts` writes the better figures, so that they are kept.\n",

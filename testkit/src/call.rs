@@ -88,11 +88,12 @@ impl Call {
 
     pub fn with_kubeconfig(command: &str, netns: &Path, kubeconfig: &Path) -> Self {
         let mut environment = cni::environment(command, netns.to_str().unwrap()).to_vec();
-        let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID=c0ffee00-0000-4000-8000-000000000001";
+        let args =
+            format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web;K8S_POD_UID={UID}");
         let run_dir = kubeconfig.with_file_name("run");
         environment.extend([
             ("PATH", "/usr/sbin:/usr/bin:/sbin:/bin"),
-            ("CNI_ARGS", args),
+            ("CNI_ARGS", &args),
             (pod_copy::RUN_DIR_VARIABLE, run_dir.to_str().unwrap()),
         ]);
         let mut config = cni::upstream_entry();

@@ -39,9 +39,12 @@ pub fn ci_values() -> Vec<PathBuf> {
 }
 
 pub fn platforms() -> Vec<(String, PathBuf)> {
-    let name = |path: &Path| path.file_stem().unwrap().to_str().unwrap().to_string();
-    let files = files(&chart().join("platforms"));
-    files.into_iter().map(|path| (name(&path), path)).collect()
+    let mut platforms = Vec::new();
+    for path in files(&chart().join("platforms")) {
+        let name = path.file_stem().unwrap().to_str().unwrap().to_owned();
+        platforms.push((name, path));
+    }
+    platforms
 }
 
 /// The files in a directory and in those below it with this extension, sorted.
@@ -64,11 +67,14 @@ fn run(program: &str, arguments: &[&str]) -> Output {
         .args(arguments)
         // The tests must not reach a cluster.
         .env("KUBECONFIG", "/dev/null")
-        // Helm ends before collecting its garbage pays: a tenth of its time.
+        // Helm ends before a garbage collection pays off, which takes a tenth of its time.
         .env("GOGC", "400")
         .output()
         .unwrap_or_else(|error| {
-            panic!("{program}: {error}: run `scripts/tools {program}` and put `scripts/tools --path` on PATH")
+            panic!(
+                "{program}: {error}: run `scripts/tools {program}` and put `scripts/tools --path` \
+                 on PATH"
+            )
         })
 }
 
@@ -161,11 +167,10 @@ impl Render {
             arguments.extend(["--values", values.to_str().unwrap()]);
         }
         let output = run(self.helm, &arguments);
-        let text = |bytes| String::from_utf8(bytes).unwrap();
         let output = if output.status.success() {
-            Ok(text(output.stdout))
+            Ok(String::from_utf8(output.stdout).unwrap())
         } else {
-            Err(text(output.stderr))
+            Err(String::from_utf8(output.stderr).unwrap())
         };
         OUTPUTS.lock().unwrap().insert(key, output.clone());
         output
@@ -201,11 +206,13 @@ impl Objects {
         object
     }
 
-    pub fn named(&self, kind: &str, name: &str) -> &Value {
-        let is_named =
-            |object: &&Value| object["kind"] == kind && object["metadata"]["name"] == name;
-        let found = self.0.iter().find(is_named);
-        found.unwrap_or_else(|| panic!("no {kind} {name}"))
+    pub fn get_by_name(&self, kind: &str, name: &str) -> &Value {
+        for object in &self.0 {
+            if object["kind"] == kind && object["metadata"]["name"] == name {
+                return object;
+            }
+        }
+        panic!("no {kind} {name}")
     }
 
     pub fn have(&self, kind: &str) -> bool {
@@ -229,7 +236,7 @@ impl Objects {
     }
 
     pub fn plugin(&self) -> Value {
-        let config = self.named("ConfigMap", "linkerd-cni-config");
+        let config = self.get_by_name("ConfigMap", "linkerd-cni-config");
         let text = &config["data"]["cni_network_config"];
         serde_json::from_str(text.as_str().unwrap()).unwrap()
     }
@@ -239,7 +246,8 @@ impl Objects {
     }
 }
 
-/// Reads values that are written as YAML without the outer braces, such as `chained: false, disableIPv6: auto`.
+/// Reads values that are written as YAML without the outer braces, such as `chained: false,
+/// disableIPv6: auto`.
 pub fn values(text: &str) -> Value {
     yaml(&format!("{{{text}}}"))
 }

@@ -6,7 +6,8 @@ use std::process::{Child, Command, Output, Stdio};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-/// Makes `bind` of netlink sockets fail. strace waits for every process that the plugin leaves, so its time is limited.
+/// Returns a wrapper that makes `bind` of netlink sockets fail. strace waits for each process that
+/// the plugin leaves running, so its time is limited.
 pub fn without_netlink() -> Vec<&'static str> {
     let strace = "timeout 60 strace -f -qq -o /dev/null -e trace=bind -einject=bind:error=EPERM";
     strace.split(' ').collect()

@@ -8,17 +8,20 @@ use crate::repository;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shown {
-    /// The chart's test `documented` renders the chart with the command's values, and checks its flags.
+    /// The chart's test `documented` renders the chart with the command's values, and checks its
+    /// flags.
     Rendered,
-    /// The cluster test `documented` runs the command of the page, with names instead of its placeholders.
+    /// The cluster test `documented` runs the command of the page, with names instead of its
+    /// placeholders.
     OnCluster,
-    /// This test, or this step of `scripts/test`, runs the command or what it does.
+    /// This test, or this step of `scripts/test`, runs the command or the same work.
     By(&'static str),
     /// The command cannot run in a test, for this reason.
     Not(&'static str),
 }
 
-/// Rows: the beginning of commands, `|`, and how it is shown that they work. The longest beginning counts.
+/// Rows: the beginning of commands, `|`, and how it is shown that the commands work. Of several
+/// rows, the one with the longest beginning applies.
 const ROWS: &str = include_str!("documented.txt");
 
 #[derive(Clone, Debug)]
@@ -58,17 +61,19 @@ pub fn pages() -> Vec<PathBuf> {
 }
 
 pub fn commands() -> Vec<Command> {
-    let of = |page: PathBuf| {
-        let text = fs::read_to_string(&page).unwrap();
-        let page = page.strip_prefix(repository()).unwrap().display().to_string();
-        let commands = commands_of(&text).into_iter();
-        commands.map(move |text| Command { page: page.clone(), text }).collect::<Vec<_>>()
-    };
-    pages().into_iter().flat_map(of).collect()
+    let mut commands = Vec::new();
+    for path in pages() {
+        let text = fs::read_to_string(&path).unwrap();
+        let page = path.strip_prefix(repository()).unwrap().display().to_string();
+        for text in commands_in(&text) {
+            commands.push(Command { page: page.clone(), text });
+        }
+    }
+    commands
 }
 
 /// Returns the commands in the blocks with the language `sh`, which a list may indent.
-fn commands_of(text: &str) -> Vec<String> {
+fn commands_in(text: &str) -> Vec<String> {
     let mut commands = Vec::new();
     let mut in_block = false;
     let mut continues = false;

@@ -1,5 +1,6 @@
-//! Compares what the programs print about a fault with what its section in `docs/maintainers/faults.md` quotes. With
-//! `UPDATE_DOCS=1` it writes the quotes instead, and leaves the prose of the section unchanged.
+//! Compares what the programs print about a fault with what its section in
+//! `docs/maintainers/faults.md` quotes. With `UPDATE_DOCS=1` it writes the quotes instead, and
+//! leaves the prose of the section unchanged.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -8,10 +9,11 @@ use std::sync::{Mutex, PoisonError};
 const PAGE: &str = "docs/maintainers/faults.md";
 const END: &str = "<!-- end of captured -->\n";
 
-/// Held while the page is read and written, as the tests of a suite run side by side.
+/// Held while the page is read and written, because the tests of a suite run at the same time.
 static WRITER: Mutex<()> = Mutex::new(());
 
-/// Where a text about a fault is shown: in the order of a section, and of the headings in `fault_headings.txt`.
+/// Where a text about a fault is shown: in the order of a section, and of the headings in
+/// `fault_headings.txt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     Kubelet,
@@ -57,27 +59,28 @@ impl FaultPage {
         let page = fs::read_to_string(&path).unwrap();
         let (name, captured) = (self.name, self.render());
         let begin = format!("\n<!-- captured: {name} -->\n");
-        let parts =
-            page.split_once(&begin).and_then(|(head, rest)| Some((head, rest.split_once(END)?)));
-        let (head, (quoted, tail)) = parts
-            .unwrap_or_else(|| panic!("{PAGE} has no section of {name} for this:\n{captured}"));
+        let Some((head, rest)) = page.split_once(&begin) else {
+            panic!("{PAGE} has no section of {name} for this:\n{captured}");
+        };
+        let (quoted, tail) = rest.split_once(END).expect("an end of what is captured");
         if quoted == captured {
             return;
         }
         assert!(
             std::env::var_os("UPDATE_DOCS").is_some(),
-            "{PAGE} quotes other texts of {name} than the programs print. Correct the programs, or run the test with \
-             UPDATE_DOCS=1. Captured:\n{captured}\nQuoted:\n{quoted}"
+            "{PAGE} quotes other texts of {name} than the programs print. Correct the programs, or \
+             run the test with UPDATE_DOCS=1. Captured:\n{captured}\nQuoted:\n{quoted}"
         );
         fs::write(path, [head, &begin, &captured, END, tail].concat()).unwrap();
     }
 
     fn render(&self) -> String {
-        let blocks = self
-            .captured
-            .iter()
-            .map(|(source, text)| format!("\n{}\n\n```text\n{text}```\n", source.heading()));
-        format!("{}\n", blocks.collect::<String>())
+        let mut blocks = String::new();
+        for (source, text) in &self.captured {
+            blocks.push_str(&format!("\n{}\n\n```text\n{text}```\n", source.heading()));
+        }
+        blocks.push('\n');
+        blocks
     }
 }
 
@@ -87,10 +90,13 @@ pub fn mask_numbers(text: &str, before: &str, after: &str) -> String {
     let mut masked = pieces.next().unwrap_or_default().to_owned();
     for piece in pieces {
         let rest = piece.trim_start_matches(|c: char| c.is_ascii_digit());
-        let is_number = rest.len() < piece.len() && rest.starts_with(after);
         masked.push_str(before);
-        masked.push_str(if is_number { "N" } else { "" });
-        masked.push_str(if is_number { rest } else { piece });
+        if rest.len() < piece.len() && rest.starts_with(after) {
+            masked.push('N');
+            masked.push_str(rest);
+        } else {
+            masked.push_str(piece);
+        }
     }
     masked
 }
@@ -99,10 +105,12 @@ pub fn mask_numbers(text: &str, before: &str, after: &str) -> String {
 pub fn problems(report: &str) -> Vec<String> {
     let mut problems: Vec<String> = Vec::new();
     for line in report.lines().map(|line| line.replace('\t', "        ")) {
-        match problems.last_mut() {
-            _ if line.starts_with(['×', '‼']) => problems.push(format!("{line}\n")),
-            Some(problem) if line.starts_with(' ') => problem.push_str(&format!("{line}\n")),
-            _ => {}
+        if line.starts_with(['×', '‼']) {
+            problems.push(format!("{line}\n"));
+        } else if line.starts_with(' ')
+            && let Some(problem) = problems.last_mut()
+        {
+            problem.push_str(&format!("{line}\n"));
         }
     }
     problems

@@ -1,4 +1,5 @@
-//! A cluster with a healthy installation, behind a socket as `kubectl proxy` opens it for `linkerd cni`.
+//! A cluster with a healthy installation, behind a socket as `kubectl proxy` opens it for `linkerd
+//! cni`.
 
 use std::io::{BufRead as _, BufReader, Write as _};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -54,10 +55,15 @@ impl HealthyCluster {
         let _ = write!(stream, "HTTP/1.0 {code}\r\n\r\n{body}");
     }
 
+    /// A list with an item for each node, which are numbered from 1.
+    fn list_of_nodes(&self, item: impl Fn(usize) -> Value) -> Value {
+        let items: Vec<Value> = (1..=self.nodes).map(item).collect();
+        json!({"items": items})
+    }
+
     fn object(&self, path: &str) -> Option<String> {
         static OBJECTS: LazyLock<Value> =
             LazyLock::new(|| yaml(include_str!("healthy_cluster.yaml")));
-        let list = |item: &dyn Fn(usize) -> Value| json!({"items": (1..=self.nodes).map(item).collect::<Vec<_>>()});
         let mut set = OBJECTS["set"].clone();
         for number in ["desiredNumberScheduled", "updatedNumberScheduled", "numberReady"] {
             set["status"][number] = self.nodes.into();
@@ -65,11 +71,11 @@ impl HealthyCluster {
         let object = match path.rsplit('/').next()? {
             "status" => return Some(self.status.clone()),
             "version" => json!({"gitVersion": "v1.36.0"}),
-            "nodes" => {
-                list(&|number| json!({"metadata": {"name": format!("node-{number}")}, "spec": {}}))
-            }
+            "nodes" => self.list_of_nodes(
+                |number| json!({"metadata": {"name": format!("node-{number}")}, "spec": {}}),
+            ),
             "daemonsets" => json!({"items": [set]}),
-            "pods" if path.contains("/linkerd-cni/") => list(&|number| {
+            "pods" if path.contains("/linkerd-cni/") => self.list_of_nodes(|number| {
                 let mut agent = OBJECTS["agent"].clone();
                 agent["metadata"]["uid"] = number.to_string().into();
                 agent["spec"]["nodeName"] = format!("node-{number}").into();

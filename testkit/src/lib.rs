@@ -1,5 +1,5 @@
-//! What the tests share, and the programs in `src/bin`: `bench`, `fleet`, `kernels`, `matrix`, `soak`, and `netprobe`,
-//! which runs in the pods of tests. For development only.
+//! What the tests share, and the programs in `src/bin`: `bench`, `fleet`, `kernels`, `matrix`,
+//! `soak`, and `netprobe`, which runs in the pods of tests. For development only.
 
 pub mod api;
 pub mod benchmarks;
@@ -15,14 +15,7 @@ pub mod mounts;
 pub mod namespaces;
 pub mod node_copy;
 pub mod promtool;
-pub mod properties {
-    pub mod decision;
-    pub mod difference;
-    pub mod evaluator;
-    pub mod iptables;
-    pub mod packet;
-    pub mod runtime;
-}
+pub mod properties;
 pub mod repeated;
 pub mod server;
 pub mod statistics;

@@ -1,4 +1,4 @@
-//! Mounts that outlive no test. Needs root.
+//! Mounts that end with their test. Needs root.
 
 use std::path::Path;
 use std::thread;
@@ -6,7 +6,8 @@ use std::thread;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-/// Runs `test` on a thread with a mount namespace of its own, which the programs that it starts share.
+/// Runs `test` on a thread with a mount namespace of its own, which the programs that it starts
+/// share.
 pub fn in_mount_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
     let alone = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();

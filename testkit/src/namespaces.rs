@@ -1,7 +1,7 @@
 //! A pod's network namespace with a neighbour, joined by a veth pair. Needs root.
 
 use std::fs::File;
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsRawFd as _;
 use std::os::unix::process::CommandExt as _;
@@ -20,14 +20,15 @@ pub const NEIGHBOUR: [&str; 2] = ["10.99.0.2", "fd99::2"];
 
 const WORK_BUDGET: Duration = Duration::from_secs(60);
 
-/// Two namespaces without names: only open files of this process keep them, so that they also go when it is killed.
+/// Two namespaces without names. Only open files of this process keep them, so the kernel also
+/// removes them if the process is killed.
 pub struct Namespaces {
     pod: File,
     neighbour: File,
 }
 
 impl Namespaces {
-    /// With IPv6 addresses if the kernel has IPv6.
+    /// Creates both namespaces, with IPv6 addresses if the kernel has IPv6.
     pub fn new() -> Self {
         let these =
             Namespaces { pod: netns::create().unwrap(), neighbour: netns::create().unwrap() };
@@ -46,7 +47,7 @@ impl Namespaces {
         these
     }
 
-    /// What a runtime passes as CNI_NETNS.
+    /// Path of the pod's netns, as a runtime passes it in CNI_NETNS.
     pub fn path(&self) -> PathBuf {
         path(&self.pod)
     }
@@ -55,7 +56,8 @@ impl Namespaces {
         path(&self.neighbour)
     }
 
-    /// Listens on `port` of the pod. Each connection is told `name` and the address that it was for.
+    /// Listens on `port` of the pod. Each connection is told `name` and the address that it was
+    /// for.
     pub fn serve_in_pod(&self, name: &'static str, port: u16) {
         serve(&self.pod, name, port);
     }
@@ -72,7 +74,8 @@ impl Namespaces {
         connect(&self.neighbour, 0, address, port)
     }
 
-    /// Adds a second interface to the pod, as Multus does: `10.98.0.1`, `fd98::1`. The neighbour's addresses end in 2.
+    /// Adds a second interface to the pod, as Multus does: `10.98.0.1`, `fd98::1`. The neighbour's
+    /// addresses end in 2.
     pub fn add_network(&self) {
         let other = path(&self.neighbour);
         self.sh(&format!("ip link add net1 type veth peer name net1 netns {}", other.display()));
@@ -93,8 +96,8 @@ impl Namespaces {
         self.run("sh", &["-c", command])
     }
 
-    /// Lists the rules of table `nat` in the pod's namespace, one `-A` line each, as another reader than the
-    /// product's own. `program` is such as `iptables-nft`.
+    /// Lists the rules of table `nat` in the pod's namespace, one `-A` line each, as another reader
+    /// than the product's own. `program` is such as `iptables-nft`.
     pub fn nat(&self, program: &str) -> String {
         let lines = self.run(program, &["-w", "-t", "nat", "-S"]);
         let rules: Vec<_> = lines.lines().filter(|line| line.starts_with("-A ")).collect();
@@ -118,11 +121,7 @@ fn inside(netns: &File, program: &str, args: &[&str]) -> String {
 }
 
 fn serve(netns: &File, name: &'static str, port: u16) {
-    let bind = move || {
-        TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
-            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
-    };
-    let listener = within(netns, bind).unwrap();
+    let listener = within(netns, move || listen(port)).unwrap();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
             let _ = writeln!(stream, "{name} {}", original(&stream));
@@ -130,7 +129,15 @@ fn serve(netns: &File, name: &'static str, port: u16) {
     });
 }
 
-/// SO_ORIGINAL_DST, as the proxy asks for it.
+/// Listens on all addresses of both families, or of IPv4 if the kernel has no IPv6.
+fn listen(port: u16) -> io::Result<TcpListener> {
+    match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
+        Ok(listener) => Ok(listener),
+        Err(_) => TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)),
+    }
+}
+
+/// Returns the destination before the redirect, which the proxy reads by SO_ORIGINAL_DST.
 pub fn original(stream: &TcpStream) -> SocketAddr {
     let local = stream.local_addr().unwrap();
     let original = if local.ip().to_canonical().is_ipv4() {
@@ -148,7 +155,7 @@ pub fn original(stream: &TcpStream) -> SocketAddr {
     }
 }
 
-/// Another user cannot be a thread, so the shell connects.
+/// Connects as the user `uid`. A process connects, because a thread cannot have another user.
 fn connect(netns: &File, uid: u32, address: &str, port: u16) -> String {
     let script = format!("exec 3<>/dev/tcp/{address}/{port} && cat <&3");
     let mut command = Command::new("timeout");

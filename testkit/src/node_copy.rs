@@ -1,4 +1,5 @@
-//! The node's copy of its pods, as an agent publishes it, and the objects besides a pod that decide on its redirect.
+//! The node's copy of its pods, as an agent publishes it, and the objects besides a pod that decide
+//! on its redirect.
 
 use std::path::Path;
 
@@ -11,7 +12,8 @@ use linkerd2_cni::pod::facts::{ClusterLookup, facts};
 use linkerd2_cni::pod_copy;
 use serde_json::json;
 
-/// Publishes a pod object, of a namespace without annotations, for the namespace, name and UID that the runtime passes.
+/// Publishes a pod object, of a namespace without annotations, for the namespace, name and UID that
+/// the runtime passes.
 pub fn publish(run_dir: &Path, [namespace, name, uid]: [&str; 3], object: &str) {
     let pod = PodRef { namespace: namespace.into(), name: name.into(), uid: uid.into() };
     let decision =

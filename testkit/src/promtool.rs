@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// Fails unless `promtool check metrics` accepts these metrics without a remark. CI must have promtool.
+/// Fails unless `promtool check metrics` accepts these metrics without a remark. CI must have
+/// promtool.
 pub fn assert_clean(openmetrics: &str) {
     let mut promtool = Command::new("promtool");
     let promtool = promtool.args(["check", "metrics"]).stdin(Stdio::piped());
@@ -20,21 +21,23 @@ pub fn assert_clean(openmetrics: &str) {
     assert!(output.status.success() && remarks.is_empty(), "{remarks}\n{text}");
 }
 
-/// Converts OpenMetrics to the older format, which `promtool check metrics` reads: names of counters have `_total`.
+/// Converts OpenMetrics to the older format, which `promtool check metrics` reads: names of
+/// counters have `_total`.
 fn prometheus_text(openmetrics: &str) -> String {
     let counters: BTreeSet<_> = openmetrics
         .lines()
         .filter_map(|line| line.strip_prefix("# TYPE ")?.strip_suffix(" counter"))
         .collect();
-    let convert = |line: &str| {
-        let mut words = line.splitn(4, ' ');
-        match (words.next(), words.next(), words.next(), words.next()) {
-            (Some("#"), Some("EOF" | "UNIT"), ..) => String::new(),
-            (Some("#"), Some(kind), Some(name), Some(rest)) if counters.contains(name) => {
-                format!("# {kind} {name}_total {rest}\n")
-            }
-            _ => format!("{line}\n"),
+    openmetrics.lines().map(|line| prometheus_line(line, &counters)).collect()
+}
+
+fn prometheus_line(line: &str, counters: &BTreeSet<&str>) -> String {
+    let words: Vec<&str> = line.splitn(4, ' ').collect();
+    match words[..] {
+        ["#", "EOF" | "UNIT", ..] => String::new(),
+        ["#", kind, name, rest] if counters.contains(name) => {
+            format!("# {kind} {name}_total {rest}\n")
         }
-    };
-    openmetrics.lines().map(convert).collect()
+        _ => format!("{line}\n"),
+    }
 }

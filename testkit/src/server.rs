@@ -96,7 +96,8 @@ impl Connection {
         stream.flush().ok()
     }
 
-    /// Sends the head and the first `part` of a body of `length` bytes. `more` is a further header line, or empty.
+    /// Sends the head and the first `part` of a body of `length` bytes. `more` is a further header
+    /// line, or empty.
     pub fn send_part(&mut self, code: u16, length: usize, more: &str, part: &[u8]) -> Option<()> {
         let head = format!("HTTP/1.1 {code} x\r\n{more}Content-Length: {length}\r\n\r\n");
         self.send(&[head.as_bytes(), part].concat())

@@ -1,4 +1,4 @@
-//! Waits for conditions.
+//! Waits until a condition is true.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -23,12 +23,12 @@ pub fn until_some<T>(limit: Duration, what: &str, mut find: impl FnMut() -> Opti
     found.expect("the condition is true")
 }
 
-/// Waits for `condition`, and prints waits of more than a second, as they show where a test's time goes.
+/// Waits for `condition`. Prints waits of more than a second, which show where a test's time goes.
 pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
     while !condition() {
         assert!(begin.elapsed() < limit, "not within {limit:?}: {what}");
-        // A condition may start a process: check rarely what has not come true soon.
+        // A condition may start a process, so it is checked less often the longer it is false.
         let pause = begin.elapsed() / 20;
         thread::sleep(pause.clamp(Duration::from_millis(1), Duration::from_millis(100)));
     }

@@ -1,4 +1,4 @@
-//! Outputs that take no line: full, closed, stopped, or without a reader. Needs root.
+//! Outputs to which no line can be written: full, closed, stopped, or without a reader. Needs root.
 
 use std::fs::File;
 use std::io::{self, Write as _};
@@ -13,7 +13,7 @@ use nix::sys::termios::{FlowArg, tcflow};
 
 use crate::mounts::in_mount_namespace;
 
-/// One such output. Until it is dropped it stays as it is.
+/// An output to which no line can be written until it is dropped.
 pub struct Unwritable {
     pub name: &'static str,
     /// `None`: a program started with it has no such descriptor.
@@ -28,13 +28,14 @@ impl Unwritable {
             closed(),
             full_pipe(),
             filled("a full socket", UnixStream::pair().unwrap()),
-            of("a pipe without a reader", io::pipe().unwrap().1, None),
+            unwritable("a pipe without a reader", io::pipe().unwrap().1, None),
             stopped_terminal(),
             file_on_a_full_disk(),
         ]
     }
 
-    /// Runs `program` with this as stderr. The caller sets the rest.
+    /// Returns a command that runs `program` with this output as stderr. The caller sets arguments
+    /// and environment.
     pub fn as_stderr_of(&self, program: &str) -> Command {
         let Some(output) = &self.output else {
             let mut shell = Command::new("/bin/sh");
@@ -46,19 +47,23 @@ impl Unwritable {
         command
     }
 
-    /// This for a program's stdout; `/dev/null` for the closed one.
+    /// Returns this output for a program's stdout; `/dev/null` for the closed output.
     pub fn stdio(&self) -> Stdio {
         let output = self.output.as_ref();
         output.map_or_else(Stdio::null, |output| output.try_clone().unwrap().into())
     }
 }
 
-fn of(name: &'static str, output: impl Into<OwnedFd>, unread: Option<OwnedFd>) -> Unwritable {
+fn unwritable(
+    name: &'static str,
+    output: impl Into<OwnedFd>,
+    unread: Option<OwnedFd>,
+) -> Unwritable {
     Unwritable { name, output: Some(output.into()), _unread: unread }
 }
 
 pub fn full_device() -> Unwritable {
-    of("a full device", File::options().write(true).open("/dev/full").unwrap(), None)
+    unwritable("a full device", File::options().write(true).open("/dev/full").unwrap(), None)
 }
 
 pub fn closed() -> Unwritable {
@@ -69,11 +74,11 @@ pub fn full_pipe() -> Unwritable {
     filled("a full pipe", io::pipe().unwrap())
 }
 
-/// As after ^S.
+/// A terminal whose output was stopped, as by ^S.
 fn stopped_terminal() -> Unwritable {
     let terminal = openpty(None, None).unwrap();
     tcflow(&terminal.slave, FlowArg::TCOOFF).unwrap();
-    of("a stopped terminal", terminal.slave, Some(terminal.master))
+    unwritable("a stopped terminal", terminal.slave, Some(terminal.master))
 }
 
 fn file_on_a_full_disk() -> Unwritable {
@@ -85,7 +90,7 @@ fn file_on_a_full_disk() -> Unwritable {
         umount2(dir.path(), MntFlags::MNT_DETACH).unwrap();
         file
     });
-    of("a file on a full disk", file, None)
+    unwritable("a file on a full disk", file, None)
 }
 
 fn filled(
@@ -98,5 +103,5 @@ fn filled(
         while nix::unistd::write(&writer, &[b'x'; 4096][..length]).is_ok() {}
     }
     fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::empty())).unwrap();
-    of(name, writer, Some(unread.into()))
+    unwritable(name, writer, Some(unread.into()))
 }

@@ -1,9 +1,11 @@
-//! A stand-in for upstream's agent, `internal/cni` of <https://github.com/linkerd/linkerd2-proxy-init>.
+//! A stand-in for upstream's agent, `internal/cni` of
+//! <https://github.com/linkerd/linkerd2-proxy-init>.
 //!
-//! When it starts, it writes the plugin binary, the kubeconfig, and its plugin entry into every `.conf` and
-//! `.conflist` of the CNI net dir. Then it merges its entry into each of these that another program writes. It notices
-//! no other change: neither a deleted file, nor another binary or kubeconfig. An error ends it, and kubelet starts it
-//! again. On SIGTERM it removes the binary, the kubeconfig and its entries, in this order.
+//! When it starts, it writes the plugin binary, the kubeconfig, and its plugin entry into every
+//! `.conf` and `.conflist` of the CNI net dir. Then it merges its entry into each of these that
+//! another program writes. It notices no other change: neither a deleted file, nor another binary
+//! or kubeconfig. An error ends it, and kubelet starts it again. On SIGTERM it removes the binary,
+//! the kubeconfig and its entries, in this order.
 //!
 //! The kubeconfig is a given text: the stand-in does not watch the directory of the ServiceAccount.
 
@@ -37,24 +39,26 @@ pub struct UpstreamFiles {
     pub entry: Value,
 }
 
-/// The running stand-in. Dropping it has the effect of SIGTERM.
+/// A running stand-in. Dropping it has the effect of SIGTERM.
 pub struct UpstreamAgent(Option<Repeated<State>>);
 
 struct State {
     files: UpstreamFiles,
     inotify: Option<Inotify>,
-    /// The network configs that this process wrote, with the text. Upstream keeps the SHA-256 of each.
+    /// The network configs that this process wrote, with the text. Upstream keeps the SHA-256 of
+    /// each.
     written: BTreeMap<PathBuf, String>,
     is_over: bool,
 }
 
 impl UpstreamAgent {
-    /// Returns when the network configs have the plugin entry.
+    /// Starts the stand-in, and waits until the network configs have the plugin entry.
     pub fn start(files: UpstreamFiles) -> UpstreamAgent {
         UpstreamAgent::start_until(files, || false)
     }
 
-    /// Gets SIGTERM when `is_over`, or when the value is dropped.
+    /// Starts the stand-in, which gets SIGTERM when `is_over` returns true, or when the value is
+    /// dropped.
     pub fn start_until(
         files: UpstreamFiles,
         is_over: impl Fn() -> bool + Send + 'static,
@@ -74,7 +78,7 @@ impl UpstreamAgent {
         })))
     }
 
-    /// Ends as by SIGKILL, and leaves everything.
+    /// Ends the stand-in as SIGKILL would: its files stay in place.
     pub fn kill(mut self) {
         self.finish();
     }
@@ -122,7 +126,8 @@ impl State {
         self.files.kubeconfig_path.parent().unwrap().to_owned()
     }
 
-    /// Starts again after an error. Otherwise waits for events, at most for [`POLL_MS`].
+    /// Starts the stand-in again after an error. Otherwise waits for events, at most for
+    /// [`POLL_MS`].
     fn handle_events(&mut self) -> io::Result<()> {
         let Some(inotify) = &self.inotify else {
             return self.start();
@@ -163,7 +168,7 @@ impl State {
         Ok(())
     }
 
-    /// Goes on after an error, as upstream's agent does.
+    /// Removes binary, kubeconfig and entries. Continues after an error, as upstream's agent does.
     fn uninstall(&mut self) {
         self.is_over = true;
         for path in [&self.files.plugin_path, &self.files.kubeconfig_path] {
@@ -179,7 +184,8 @@ impl State {
     }
 }
 
-/// Returns the network config with the plugin entry at the end, in place of the first one that it has.
+/// Returns the network config with the plugin entry at the end, in place of the first one that it
+/// has.
 pub fn chained(text: &str, entry: &Value) -> io::Result<String> {
     let mut config: Value = serde_json::from_str(text)?;
     if config.get("type").is_some() {
@@ -208,7 +214,7 @@ fn without_entry(config: &mut Value) -> io::Result<&mut Vec<Value>> {
     Ok(plugins)
 }
 
-/// As Go's `json.MarshalIndent` does.
+/// Renders JSON as Go's `json.MarshalIndent` does.
 fn rendered(mut config: Value) -> String {
     config.sort_all_objects();
     let text = serde_json::to_string_pretty(&config).unwrap();

@@ -53,7 +53,7 @@ impl Platform {
     }
 
     fn setting(&self, key: &str) -> &str {
-        self.objects.named("ConfigMap", "linkerd-cni-config")["data"][key].as_str().unwrap()
+        self.objects.get_by_name("ConfigMap", "linkerd-cni-config")["data"][key].as_str().unwrap()
     }
 
     fn directories(&self) -> [&str; 2] {

@@ -13,7 +13,7 @@ use super::{Call, MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene};
 
 /// An API server with a meshed pod and a certificate for `name` alone.
 fn api_named(name: &str) -> Api {
-    let api = Api::with(&CertificateParams::new([name.into()]).unwrap());
+    let api = Api::with_certificate(&CertificateParams::new([name.into()]).unwrap());
     api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);
     api
 }

@@ -71,7 +71,7 @@ fn api_with_ca(name: &str, last_year: i32) -> Api {
     let mut params = CertificateParams::new([name.into()]).unwrap();
     params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
     params.not_after = date_time_ymd(last_year, 1, 1);
-    let api = Api::with(&params);
+    let api = Api::with_certificate(&params);
     api.answer(POD_PATH, 200, UNMESHED);
     api
 }

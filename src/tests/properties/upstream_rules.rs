@@ -16,7 +16,7 @@ use testkit::properties::difference::difference;
 use testkit::properties::evaluator::Rules;
 
 use crate::contract::settings;
-use crate::packet::{Boundaries, Hook, Packet, all, boundaries};
+use crate::packet::{Boundaries, Hook, Packet, boundaries, boundary_packets};
 use crate::recorded;
 use crate::{iptables, nf_tables};
 
@@ -115,7 +115,7 @@ fn packets(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet>
     let ports: BTreeSet<u16> = ports.into_iter().collect();
     let is_of_family = |address: &IpAddr| address.is_ipv4() == (family == Family::Ipv4);
     let sources: BTreeSet<_> = sources.into_iter().filter(is_of_family).collect();
-    all(&Boundaries {
+    boundary_packets(&Boundaries {
         ports: ports.into_iter().collect(),
         sources: sources.into_iter().collect(),
         destinations: destinations.into_iter().filter(is_of_family).collect(),

@@ -1,4 +1,4 @@
-//! Responses of a fake API server, and what goes wrong with them.
+//! Responses of a fake API server, and the faults of its connections.
 
 use std::thread;
 use std::time::Duration;
@@ -41,7 +41,9 @@ impl Response {
             404 => "NotFound",
             _ => "",
         };
-        let body = json!({"kind": "Status", "metadata": {}, "code": code, "reason": reason, "message": message});
+        let body = json!({
+            "kind": "Status", "metadata": {}, "code": code, "reason": reason, "message": message,
+        });
         Response::new(code, body)
     }
 
@@ -69,11 +71,11 @@ impl Response {
             }
             Some(ApiFault::Drip) => {
                 connection.send_part(code, body.len(), "", b"")?;
-                body.iter().try_for_each(|byte| {
+                for byte in body {
                     connection.send(&[*byte])?;
                     thread::sleep(Duration::from_millis(100));
-                    Some(())
-                })
+                }
+                Some(())
             }
             Some(ApiFault::Endless) => {
                 connection.send_chunked_head()?;

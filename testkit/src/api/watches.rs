@@ -67,12 +67,17 @@ pub(super) fn open<R>(
 }
 
 pub(super) fn send(events: &Receiver<Event>, connection: &mut Connection) -> Option<()> {
-    events.iter().try_for_each(|event| match event {
-        Event::Line(line) => connection.send(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes()),
-        Event::End => connection.send(b"0\r\n\r\n"),
-        Event::Cut => {
-            connection.send(b"9\r\n{\"type\":\r\n")?;
-            connection.cut()
+    for event in events {
+        match event {
+            Event::Line(line) => {
+                connection.send(format!("{:x}\r\n{line}\r\n", line.len()).as_bytes())?;
+            }
+            Event::End => connection.send(b"0\r\n\r\n")?,
+            Event::Cut => {
+                connection.send(b"9\r\n{\"type\":\r\n")?;
+                return connection.cut();
+            }
         }
-    })
+    }
+    Some(())
 }

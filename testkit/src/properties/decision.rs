@@ -1,4 +1,5 @@
-//! Decides like ADD, with a scripted API server: a pod with a proxy starts bare only for a documented reason.
+//! Decides like ADD, with a scripted API server: a pod with a proxy starts bare only for a
+//! documented reason.
 
 use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::PodRef;
@@ -81,14 +82,11 @@ impl Start {
     }
 
     fn object(&self) -> Value {
-        let named = |names: &[&str]| -> Vec<Value> {
-            names.iter().map(|name| json!({"name": name})).collect()
-        };
         let Start { namespace, name, annotations, .. } = self;
         json!({
             "metadata": {"namespace": namespace, "name": name, "annotations": annotations},
-            "spec": {"containers": named(&self.containers),
-                "initContainers": named(&self.init_containers)},
+            "spec": {"containers": containers(&self.containers),
+                "initContainers": containers(&self.init_containers)},
         })
     }
 
@@ -136,7 +134,8 @@ impl Start {
         }
     }
 
-    /// The documented reasons: an excluded namespace, the agent's own pod, annotations if the containers are unknown.
+    /// The documented reasons: an excluded namespace, the agent's own pod, annotations if the
+    /// containers are unknown.
     fn may_be_skipped(&self) -> bool {
         let suffix = self.name.strip_prefix("linkerd-cni-");
         let is_agent =
@@ -153,4 +152,8 @@ impl Start {
         let by_annotations = self.has_capability && !suggests_proxy && !is_known;
         self.namespace == EXCLUDED || is_agent || by_annotations
     }
+}
+
+fn containers(names: &[&str]) -> Vec<Value> {
+    names.iter().map(|name| json!({"name": name})).collect()
 }

@@ -1,5 +1,6 @@
-//! Finds a packet that two sets of rules redirect differently. Exact: packets that no condition of either set
-//! tells apart are of one kind, and each kind is tried.
+//! Finds a packet that two sets of rules redirect differently. Exact: the values of a field are
+//! grouped so that no condition of either set distinguishes two values of a group, and one packet of
+//! each combination of groups is evaluated.
 
 use std::collections::BTreeSet;
 
@@ -8,8 +9,8 @@ use linkerd2_cni::redirect::rules::Chain;
 
 use super::evaluator::{Condition, Field, Fields, Rules};
 
-/// Largest number of kinds of packets. More would take minutes.
-const KINDS_LIMIT: usize = 1 << 22;
+/// Largest number of packets that are evaluated. More would take minutes.
+const PACKETS_LIMIT: usize = 1 << 22;
 
 const INBOUND: [Field; 5] =
     [Field::Protocol, Field::Port, Field::Source, Field::Destination, Field::Loopback];
@@ -38,9 +39,9 @@ pub fn difference(first: &Rules, second: &Rules, family: Family) -> Option<Diffe
     for (hook, fields) in [(Chain::Prerouting, &INBOUND[..]), (Chain::Output, &OUTBOUND[..])] {
         let values: Vec<Vec<Option<u128>>> =
             fields.iter().map(|field| values(*field, family, &conditions)).collect();
-        let kinds: usize = values.iter().map(Vec::len).product();
-        assert!(kinds <= KINDS_LIMIT, "{kinds} kinds of packets are too many to try");
-        for number in 0..kinds {
+        let count: usize = values.iter().map(Vec::len).product();
+        assert!(count <= PACKETS_LIMIT, "{count} packets are too many to evaluate");
+        for number in 0..count {
             let packet = packet(number, fields, &values);
             let ports = [first, second].map(|rules| rules.redirected_to(hook, &packet));
             if ports[0] != ports[1] {
@@ -72,7 +73,7 @@ fn values(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Option
     let mut seen = BTreeSet::new();
     let mut values = Vec::new();
     for start in starts.range(..=largest(field, family)) {
-        let met: Vec<bool> = of_field.iter().map(|condition| condition.has(*start)).collect();
+        let met: Vec<bool> = of_field.iter().map(|condition| condition.contains(*start)).collect();
         if seen.insert(met) {
             values.push(Some(*start));
         }

@@ -1,6 +1,6 @@
-//! Evaluates the rules of a table `nat` of iptables: says to which port a packet is redirected. Knows the
-//! options of Linkerd's rules and similar ones. Any other option is an error, so that no rule counts for less
-//! than it does.
+//! Evaluates the rules of a table `nat` of iptables: says to which port a packet is redirected.
+//! Knows the options of Linkerd's rules and similar ones. Any other option is an error, so that no
+//! rule counts for less than it does.
 
 use std::str::FromStr;
 
@@ -23,8 +23,8 @@ pub enum Field {
     Gid,
 }
 
-/// Fields of the first packet of a connection as numbers, each at the index of its [`Field`]. `None`: the
-/// packet has no such field, such as the UID of a packet that comes from outside.
+/// Fields of the first packet of a connection as numbers, each at the index of its [`Field`].
+/// `None`: the packet has no such field, such as the UID of a packet that comes from outside.
 pub type Fields = [Option<u128>; 7];
 
 /// Both ends are included.
@@ -68,13 +68,13 @@ impl Rules {
     /// Fails if a rule that packets can reach has an unknown option, and names the rule.
     pub fn read(lines: &[String]) -> Result<Rules, String> {
         let mut rules = Rules::default();
-        rules.add(lines, Chain::Prerouting.name())?;
-        rules.add(lines, Chain::Output.name())?;
+        rules.add_chain(lines, Chain::Prerouting.name())?;
+        rules.add_chain(lines, Chain::Output.name())?;
         Ok(rules)
     }
 
     /// Adds a chain, and those to which its rules jump. The kernel allows no loop.
-    fn add(&mut self, lines: &[String], name: &str) -> Result<(), String> {
+    fn add_chain(&mut self, lines: &[String], name: &str) -> Result<(), String> {
         let start = format!("-A {name} ");
         let mut rules = Vec::new();
         for line in lines.iter().filter(|line| line.starts_with(&start)) {
@@ -84,7 +84,7 @@ impl Rules {
                     return Err(format!("the rule {line}: unknown target {chain}"));
                 }
                 if !self.0.iter().any(|(known, _)| known == chain) {
-                    self.add(lines, chain)?;
+                    self.add_chain(lines, chain)?;
                 }
             }
             rules.push(rule);
@@ -97,7 +97,8 @@ impl Rules {
         self.0.iter().flat_map(|(_, rules)| rules).flat_map(|rule| &rule.conditions)
     }
 
-    /// Returns the port to which the built-in chain `hook` redirects the packet, if it redirects it.
+    /// Returns the port to which the built-in chain `hook` redirects the packet, if it redirects
+    /// it.
     pub fn redirected_to(&self, hook: Chain, packet: &Fields) -> Option<u16> {
         match self.verdict(hook.name(), packet) {
             Verdict::Redirect(port) => Some(port),
@@ -129,10 +130,10 @@ impl Rules {
 
 impl Condition {
     fn is_met(&self, packet: &Fields) -> bool {
-        packet[self.field as usize].is_some_and(|number| self.has(number)) != self.is_negated
+        packet[self.field as usize].is_some_and(|number| self.contains(number)) != self.is_negated
     }
 
-    pub fn has(&self, number: u128) -> bool {
+    pub fn contains(&self, number: u128) -> bool {
         self.ranges.iter().any(|(first, last)| (*first..=*last).contains(&number))
     }
 }

@@ -1,4 +1,5 @@
-//! A model of table `nat` to which scripts of `iptables-restore` are applied. Rejects what iptables rejects.
+//! A model of table `nat` to which scripts of `iptables-restore` are applied. Rejects what iptables
+//! rejects.
 
 use std::collections::BTreeMap;
 
@@ -75,7 +76,8 @@ impl NatTable {
     }
 }
 
-/// Checks what iptables checks: comment, number of ports, and a protocol before ports and `REDIRECT`.
+/// Checks what iptables checks: comment, number of ports, and a protocol before ports and
+/// `REDIRECT`.
 fn check(line: &str) -> Result<(), String> {
     let (before, rest) = line.split_once(" -m comment --comment \"").ok_or("no comment")?;
     let (comment, target) = rest.split_once("\" -j ").ok_or("no target")?;
@@ -88,8 +90,8 @@ fn check(line: &str) -> Result<(), String> {
         return Err("too many ports".to_owned());
     }
     let needs_tcp = before.contains(" --dport") || target.starts_with("REDIRECT");
-    match needs_tcp && !before.contains(" -p tcp") {
-        true => Err("no condition on the protocol".to_owned()),
-        false => Ok(()),
+    if needs_tcp && !before.contains(" -p tcp") {
+        return Err("no condition on the protocol".to_owned());
     }
+    Ok(())
 }

@@ -1,4 +1,4 @@
-//! First packets of connections, as the hooks of a pod's netns see them.
+//! First packets of connections, as they pass the hooks of a pod's netns.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -31,7 +31,8 @@ pub struct Packet {
     pub destination_port: u16,
     /// Outgoing interface. Empty at [`Hook::Prerouting`].
     pub output: &'static str,
-    /// UID and GID of the sending socket. `None` for inbound packets, and for those that the kernel itself sends.
+    /// UID and GID of the sending socket. `None` for inbound packets, and for those that the kernel
+    /// itself sends.
     pub socket: Option<(u32, u32)>,
 }
 
@@ -98,38 +99,44 @@ pub fn boundaries(redirect: &Redirect) -> Boundaries {
     let ports = skipped.chain(to_redirect).flat_map(|PortRange { first, last }| {
         [first.wrapping_sub(1), first, last, last.wrapping_add(1)]
     });
-    let around = |id: Option<u32>| {
-        let id = id.unwrap_or(1000);
-        vec![0, id.wrapping_sub(1), id, id.wrapping_add(1)]
-    };
-    let destinations = around_each(&redirect.skip_outbound_subnets);
-    let is_open = |address: &&IpAddr| {
-        !redirect.skip_outbound_subnets.iter().any(|subnet| subnet.net.contains(*address))
-    };
-    let first_open = |is_ipv4: bool| {
-        destinations.iter().filter(is_open).find(|address| address.is_ipv4() == is_ipv4).copied()
-    };
+    let destinations = addresses_around(&redirect.skip_outbound_subnets);
+    let mut open_destinations = destinations.clone();
+    open_destinations.retain(|address| !is_skipped(*address, &redirect.skip_outbound_subnets));
+    let mut open = ANY_SOURCES.to_vec();
+    open.extend(open_destinations.iter().find(|address| address.is_ipv4()));
+    open.extend(open_destinations.iter().find(|address| address.is_ipv6()));
     Boundaries {
-        open: ANY_SOURCES
-            .into_iter()
-            .chain([true, false].into_iter().filter_map(first_open))
-            .collect(),
+        open,
         ports: ports.chain([8080]).collect(),
-        sources: around_each(&redirect.skip_subnets),
+        sources: addresses_around(&redirect.skip_subnets),
         destinations,
-        uids: around(redirect.proxy_uid),
-        gids: around(redirect.proxy_gid),
+        uids: ids_around(redirect.proxy_uid),
+        gids: ids_around(redirect.proxy_gid),
     }
 }
 
-fn around_each(subnets: &[Subnet]) -> Vec<IpAddr> {
-    let around = |subnet: &Subnet| {
+fn is_skipped(address: IpAddr, subnets: &[Subnet]) -> bool {
+    subnets.iter().any(|subnet| subnet.net.contains(&address))
+}
+
+/// Returns the ID, its neighbours, and root's. Without an ID, those of some user.
+fn ids_around(id: Option<u32>) -> Vec<u32> {
+    let id = id.unwrap_or(1000);
+    vec![0, id.wrapping_sub(1), id, id.wrapping_add(1)]
+}
+
+fn addresses_around(subnets: &[Subnet]) -> Vec<IpAddr> {
+    let mut addresses = Vec::new();
+    for subnet in subnets {
         let (first, last) = (subnet.net.network(), subnet.net.broadcast());
-        let neighbours = [shifted(first, u128::MAX), first, last, shifted(last, 1)];
-        // One bit of one byte differs.
-        neighbours.into_iter().chain((0..16).map(move |byte| shifted(first, 1 << (8 * byte))))
-    };
-    subnets.iter().flat_map(around).chain(ANY_SOURCES).collect()
+        addresses.extend([shifted(first, u128::MAX), first, last, shifted(last, 1)]);
+        for byte in 0..16 {
+            // One bit of one byte differs.
+            addresses.push(shifted(first, 1 << (8 * byte)));
+        }
+    }
+    addresses.extend(ANY_SOURCES);
+    addresses
 }
 
 fn shifted(address: IpAddr, distance: u128) -> IpAddr {
@@ -141,8 +148,9 @@ fn shifted(address: IpAddr, distance: u128) -> IpAddr {
     }
 }
 
-/// No rule has conditions on user and destination, so either the user of an outbound packet varies or its destination.
-pub fn all(
+/// Returns packets with all combinations of these values. No rule has conditions on both user and
+/// destination, so outbound packets vary in one of the two.
+pub fn boundary_packets(
     Boundaries { ports, sources, destinations, open, uids, gids }: &Boundaries,
 ) -> Vec<Packet> {
     let mut packets = Vec::new();

@@ -31,7 +31,8 @@ pub fn environment(args: &str) -> impl Fn(&str) -> Option<OsString> {
     }
 }
 
-/// Whether `stdout` is a CNI result or error object. Other members come from the plugins before this one.
+/// Whether `stdout` is a CNI result or error object. Other members come from the plugins before
+/// this one.
 pub fn is_cni_output(stdout: &Result<String, String>) -> bool {
     let (text, wanted): (_, &[&str]) = match stdout {
         Ok(text) => (text, &["cniVersion"]),

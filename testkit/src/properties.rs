@@ -1,0 +1,8 @@
+//! What the property tests compare the product's rules and decisions with.
+
+pub mod decision;
+pub mod difference;
+pub mod evaluator;
+pub mod iptables;
+pub mod packet;
+pub mod runtime;
