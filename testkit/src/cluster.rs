@@ -1,4 +1,5 @@
-//! The cluster of `KUBECONFIG`, which `scripts/cluster` made: used by the cluster tests, the matrix and the soak.
+//! The cluster of `KUBECONFIG`, which `scripts/cluster` made: used by the cluster tests, the matrix
+//! and the soak.
 
 pub mod active;
 pub mod agent;
@@ -8,8 +9,8 @@ pub mod containers;
 pub mod families;
 pub mod helm;
 pub mod kubectl;
+pub mod leftovers;
 pub mod node;
 pub mod pods;
 pub mod upstream;
-pub mod versions;
 pub mod watcher;

@@ -6,10 +6,11 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use serde_json::json;
+use testkit::cluster::leftovers::remove_leftovers;
 
 use crate::agent::{
-    KUBECONFIG, Paused, agent, clean, delete_by_force, find_agent, is_ready, kill_agent,
-    process_of, revoke_token, rolled_out, token, token_in, until_rejected, with_token,
+    KUBECONFIG, Paused, agent, delete_by_force, find_agent, is_ready, kill_agent, process_of,
+    revoke_token, rolled_out, token, token_in, until_rejected, with_token,
 };
 use crate::burst::{self, validating_pod};
 use crate::outage::{create_all, marked, redirected};
@@ -132,6 +133,6 @@ fn the_agent_replaces_a_damaged_and_a_revoked_token() {
     kill(last.pid, Signal::SIGKILL).unwrap();
     until_within(Duration::from_secs(20), "it is dead", || process_of(&last.container).is_none());
     assert!(node.entry().is_some());
-    clean(node, before, "");
+    remove_leftovers(node, before, "");
     helm.end_uninstall();
 }

@@ -10,7 +10,7 @@ use crate::cni::upstream_entry;
 use crate::extension::{cni, label};
 use crate::fault_page::{FaultPage, Source, problems};
 use crate::helm::NAMESPACE;
-use crate::kubectl::list;
+use crate::kubectl::get_items;
 use crate::pods::{self, Pods, command, field, kubectl};
 use crate::scene::{OnDrop, Scene};
 use crate::until::{until, until_found};
@@ -150,7 +150,8 @@ impl Shown {
 
     fn event(mut self, source: Source, namespace: &str, reason: &str, text: &str) -> Shown {
         let line = until_found(&format!("the Event {reason} with {text}"), || {
-            let events = list(&format!("events -n {namespace} --field-selector=reason={reason}"));
+            let events =
+                get_items(&format!("events -n {namespace} --field-selector=reason={reason}"));
             let lines = events.iter().map(|event| {
                 let [kind, message] = ["type", "message"].map(|key| event[key].as_str().unwrap());
                 format!("{kind}  {reason}  {message}")

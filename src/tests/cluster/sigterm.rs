@@ -6,9 +6,10 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
+use testkit::cluster::leftovers::remove_leftovers;
 
 use crate::agent::{
-    KUBECONFIG, Paused, agent, clean, delete_by_force, find_agent, is_agent, is_ready, rolled_out,
+    KUBECONFIG, Paused, agent, delete_by_force, find_agent, is_agent, is_ready, rolled_out,
     until_rejected,
 };
 use crate::burst;
@@ -132,7 +133,7 @@ fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugi
     // Nor is there proof of `helm uninstall`: the API server rejects the token for either reason.
     helm.uninstall();
     assert!(node.entry().is_some());
-    clean(node, before, "");
+    remove_leftovers(node, before, "");
 }
 
 pub fn until_ended(agent: Pid, how: &str) {

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::Value;
 
@@ -25,8 +25,10 @@ pub fn state(root: &str) -> State {
     let Some(text) = path(root).and_then(|path| fs::read_to_string(path).ok()) else {
         return State::NoConflist;
     };
-    let plugins = serde_json::from_str(&text).map(|config| plugins_of(root, &config));
-    let plugins = plugins.unwrap_or_default();
+    let plugins = match serde_json::from_str(&text) {
+        Ok(config) => called_plugins(root, &config),
+        Err(_) => Vec::new(),
+    };
     if plugins.is_empty() {
         return State::BrokenConflist(format!("no JSON or no plugins: {} bytes", text.len()));
     }
@@ -44,7 +46,8 @@ pub fn state(root: &str) -> State {
     }
 }
 
-/// Whether a kubeconfig has a token. Upstream's is YAML, with the current context in its last line.
+/// Whether a kubeconfig has a token. Upstream's kubeconfig is YAML, with the current context in its
+/// last line.
 fn is_kubeconfig(text: &str) -> bool {
     text.trim_end().ends_with("current-context: linkerd-cni-context")
         || super::agent::token_in(text).is_some_and(|token| !token.is_empty())
@@ -55,26 +58,37 @@ pub fn is_program(root: &str, name: &str) -> bool {
     file.is_ok_and(|file| file.len() > 0 && file.permissions().mode() & 0o111 != 0)
 }
 
-/// The plugins that the runtime calls, in this order; none without a valid network config. Instead of Multus, those of
-/// its delegate, of which its config has a copy or the path.
+/// Returns the plugins that the runtime calls, in this order; none without a valid network config.
+/// Multus is replaced by the plugins of its delegate: the config of Multus has a copy or the path
+/// of the delegate's.
 pub fn plugins() -> Vec<Value> {
-    let config = path("").and_then(|path| fs::read_to_string(path).ok());
-    let config = config.and_then(|text| serde_json::from_str(&text).ok());
-    config.map_or_else(Vec::new, |config| plugins_of("", &config))
+    match path("") {
+        Some(path) => plugins_in_file("", path),
+        None => Vec::new(),
+    }
 }
 
 /// The first network config by name, which the runtime loads.
 pub fn path(root: &str) -> Option<PathBuf> {
-    let names = fs::read_dir(format!("{root}{NET_DIR}")).ok()?.flatten();
-    let names = names.map(|entry| entry.path());
-    let is_config = |path: &PathBuf| {
-        let extension = path.extension().and_then(|extension| extension.to_str());
-        matches!(extension, Some("conf" | "conflist" | "json"))
-    };
-    names.filter(is_config).min()
+    let entries = fs::read_dir(format!("{root}{NET_DIR}")).ok()?.flatten();
+    entries.map(|entry| entry.path()).filter(|path| is_config(path)).min()
 }
 
-fn plugins_of(root: &str, config: &Value) -> Vec<Value> {
+fn is_config(path: &Path) -> bool {
+    let extension = path.extension().and_then(|extension| extension.to_str());
+    matches!(extension, Some("conf" | "conflist" | "json"))
+}
+
+/// Returns the plugins of a network config in a file; none if the file is no such config.
+fn plugins_in_file(root: &str, path: impl AsRef<Path>) -> Vec<Value> {
+    let text = fs::read_to_string(path).unwrap_or_default();
+    match serde_json::from_str(&text) {
+        Ok(config) => called_plugins(root, &config),
+        Err(_) => Vec::new(),
+    }
+}
+
+fn called_plugins(root: &str, config: &Value) -> Vec<Value> {
     let plugins = match config["plugins"].as_array() {
         Some(plugins) => plugins.clone(),
         None => vec![config.clone()],
@@ -83,15 +97,11 @@ fn plugins_of(root: &str, config: &Value) -> Vec<Value> {
 }
 
 fn with_delegate(root: &str, plugin: Value) -> Vec<Value> {
-    match plugin["type"].as_str() {
-        Some("multus" | "multus-shim") => match plugin["clusterNetwork"].as_str() {
-            Some(path) => {
-                let text = fs::read_to_string(format!("{root}{path}")).unwrap_or_default();
-                serde_json::from_str(&text)
-                    .map_or_else(|_| Vec::new(), |list| plugins_of(root, &list))
-            }
-            None => plugins_of(root, &plugin["delegates"][0]),
-        },
-        _ => vec![plugin],
+    if plugin["type"] != "multus" && plugin["type"] != "multus-shim" {
+        return vec![plugin];
+    }
+    match plugin["clusterNetwork"].as_str() {
+        Some(path) => plugins_in_file(root, format!("{root}{path}")),
+        None => called_plugins(root, &plugin["delegates"][0]),
     }
 }

@@ -1,4 +1,4 @@
-//! The agent's container on a node: found, killed, rolled out, its credential, and its files removed after its end.
+//! The agent's container on a node: found, killed, rolled out, and its credential.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -8,8 +8,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
 
-use super::kubectl::{apply, command, field, get, kubectl};
-use super::node::{Files, Node};
+use super::kubectl::{apply, command, get, kubectl};
 use crate::until::{until_some, until_within};
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
@@ -43,7 +42,8 @@ impl Drop for Paused {
     }
 }
 
-/// Waits until the API server, which caches a token review for 10 s, rejects the token in `kubeconfig`.
+/// Waits until the API server, which caches a token review for 10 s, rejects the token in
+/// `kubeconfig`.
 pub fn until_rejected(kubeconfig: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
@@ -102,7 +102,7 @@ pub fn kill_agent() {
     });
 }
 
-/// The only agent, once a surge is over and it runs.
+/// Waits until exactly one agent runs, and returns it.
 pub fn agent() -> Agent {
     until_some(Duration::from_secs(60), "one agent that runs", find_agent)
 }
@@ -111,15 +111,15 @@ pub fn is_ready() -> bool {
     find_agent().is_some_and(|agent| agent.ready)
 }
 
-/// The agent, if there is exactly one besides those being deleted, it runs and the API server answers.
+/// Returns the agent if exactly one runs, besides those being deleted, and the API server responds.
 pub fn find_agent() -> Option<Agent> {
     let mut get = command("get pods -n linkerd-cni -l k8s-app=linkerd-cni -o json");
     let output = get.output().expect("kubectl runs");
     // Empty if the API server did not answer.
     let pods: Value = serde_json::from_slice(&output.stdout).ok()?;
-    let is_leaving = |pod: &Value| pod["metadata"]["deletionTimestamp"].is_string();
-    let mut staying = pods["items"].as_array()?.iter().filter(|pod| !is_leaving(pod));
-    let (Some(pod), None) = (staying.next(), staying.next()) else {
+    let mut staying = pods["items"].as_array()?.clone();
+    staying.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let [pod] = &staying[..] else {
         return None;
     };
     let statuses = pod["status"]["containerStatuses"].as_array()?;
@@ -134,40 +134,29 @@ pub fn find_agent() -> Option<Agent> {
 }
 
 pub fn is_agent(pid: i32) -> bool {
-    let inode = |path: &str| fs::metadata(path).ok().map(|found| (found.dev(), found.ino()));
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    let net_dir = inode(&format!("/proc/{pid}/root/host/etc/cni/net.d"));
-    name.trim() == "linkerd2-cni-in" && net_dir == inode("/etc/cni/net.d")
+    let net_dir = device_and_inode(&format!("/proc/{pid}/root/host/etc/cni/net.d"));
+    name.trim() == "linkerd2-cni-in" && net_dir == device_and_inode("/etc/cni/net.d")
 }
 
-/// The process in a container, by its control group. That of CRI-O's conmon has the container's ID in its name, too.
+fn device_and_inode(path: &str) -> Option<(u64, u64)> {
+    let file = fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
+}
+
+/// Returns the process in a container, by its control group. The name of the control group of
+/// CRI-O's conmon also has the container's ID.
 pub fn process_of(container: &str) -> Option<Pid> {
-    let is_in = |pid: &i32| {
-        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup"));
-        let conmon = format!("conmon-{container}");
-        groups.is_ok_and(|groups| groups.contains(container) && !groups.contains(&conmon))
-    };
-    crate::pids().find(is_in).map(Pid::from_raw)
+    let conmon = format!("conmon-{container}");
+    for pid in crate::pids() {
+        let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
+        if groups.contains(container) && !groups.contains(&conmon) {
+            return Some(Pid::from_raw(pid));
+        }
+    }
+    None
 }
 
 pub fn rolled_out() {
     kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
-}
-
-/// Removes the files of a dead agent with the command in docs/uninstall.md, and more `options` of `kubectl debug`.
-pub fn clean(node: &Node, before: &Files, options: &str) {
-    // An agent that kubelet started again before it saw the deletion of the pod outlives the pod, and restores the files.
-    until_within(Duration::from_secs(60), "no agent runs", || !crate::pids().any(is_agent));
-    let node_name = kubectl("get nodes -o name");
-    let debug = format!("debug {} --image={} --profile=sysadmin", node_name.trim(), crate::image());
-    kubectl(&format!(
-        "{debug} -n linkerd-cni {options} -- /usr/bin/linkerd2-cni-install uninstall"
-    ));
-    let pod = "-n linkerd-cni -l app.kubernetes.io/managed-by=kubectl-debug";
-    until_within(Duration::from_secs(60), "the command has ended", || {
-        let phase = field(&format!("pods {pod}"), ".items[*].status.phase");
-        phase == "Succeeded" || phase == "Failed"
-    });
-    assert_eq!(node.files(), *before, "the command says: {}", kubectl(&format!("logs {pod}")));
-    kubectl("delete pods -n linkerd-cni --all --timeout=60s");
 }

@@ -1,4 +1,5 @@
-//! Meshed pods that start while something else happens. Each tells by its exit code whether it was redirected.
+//! Meshed pods that start during an event. The exit code of each pod shows whether it was
+//! redirected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -6,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use super::kubectl::{kubectl, list};
+use super::kubectl::{get_items, kubectl};
 use super::pods::{self, apply_all, container};
 use crate::OnDrop;
 
@@ -14,35 +15,41 @@ const NAMESPACE: &str = "burst";
 const BATCH: usize = 10;
 /// Highest number of pods that have not ended, so that a small machine is not overloaded.
 const WAITING: usize = 20;
-/// Lowest and highest number of pods in a burst. The lowest number takes a small machine longer than the event.
+/// Lowest and highest number of pods in a burst. The lowest number takes a small machine longer
+/// than the event.
 const LEAST: usize = 20;
 const MOST: usize = 90;
 /// Time between two calls of kubectl, each of which takes 0.25 s of CPU time.
 const POLL: Duration = Duration::from_millis(700);
-/// Time in which the last pods have to end. On a machine with a load of 60, two minutes were too short.
+/// Time in which the last pods have to end. On a machine with a load of 60, two minutes were too
+/// short.
 const PATIENCE: Duration = Duration::from_secs(300);
 
 pub fn during(what: &str, event: impl FnOnce()) {
     without_failures(what, |_| annotations(), event);
 }
 
-/// The same, and every second pod is hand-made, without an annotation: an agent has to keep its copy all the time.
+/// Starts pods during `event`. Every second pod has no annotation, so an agent has to keep the copy
+/// of the pods all the time.
 pub fn of_any_origin(what: &str, event: impl FnOnce()) {
-    let of_number =
-        |number: usize| if number.is_multiple_of(2) { json!({}) } else { annotations() };
-    without_failures(what, of_number, event);
+    without_failures(what, annotations_of_every_second, event);
 }
 
-fn without_failures(what: &str, of_number: impl Fn(usize) -> Value + Sync, event: impl FnOnce()) {
-    let pod = |number| validating_pod(NAMESPACE, number, &of_number(number));
-    let (_, failures) = of(pod, what, event);
+fn annotations_of_every_second(number: usize) -> Value {
+    if number.is_multiple_of(2) { json!({}) } else { annotations() }
+}
+
+fn without_failures(what: &str, annotations: fn(usize) -> Value, event: impl FnOnce()) {
+    let pod = |number| validating_pod(NAMESPACE, number, &annotations(number));
+    let (_, failures) = start_during(pod, what, event);
     assert!(failures.is_empty(), "{what}: {failures:#?}");
 }
 
-/// With validators: until this chart's agent answers the write of upstream's, which takes away the plugin, first tries
-/// may fail, and a tenth of the pods may be stranded, which the repair controller has to mend.
+/// Starts pods with validators during `event`. Upstream's agent may remove the plugin. Until this
+/// chart's agent has restored it, first attempts may fail, and a tenth of the pods may be stranded;
+/// the repair controller has to repair those.
 pub fn with_retries(what: &str, event: impl FnOnce()) {
-    let (pods, _) = of(validated_pod, what, event);
+    let (pods, _) = start_during(validated_pod, what, event);
     let stranded = pods.iter().filter(|pod| was_stranded(pod)).count();
     println!("{what}: {stranded} pods were stranded");
     assert!(10 * stranded <= pods.len(), "{what}: {stranded} of {} pods", pods.len());
@@ -52,8 +59,9 @@ fn annotations() -> Value {
     json!({"linkerd.io/proxy-version": "test"})
 }
 
-/// Runs `event` while the pods of `pod` start, all redirected. Returns the pods and the failures of the plugin.
-fn of(
+/// Runs `event` while the pods of `pod` start, all redirected. Returns the pods and the failures of
+/// the plugin.
+fn start_during(
     pod: impl Fn(usize) -> Value + Sync,
     what: &str,
     event: impl FnOnce(),
@@ -70,12 +78,12 @@ fn of(
         (took, pods.join())
     });
     let pods = pods.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    let ended = |phase: &str| pods.iter().filter(|pod| pod["status"]["phase"] == phase).count();
-    let (redirected, not_redirected) = (ended("Succeeded"), ended("Failed"));
+    let redirected = count_in_phase(&pods, "Succeeded");
+    let not_redirected = count_in_phase(&pods, "Failed");
     let lost = pods.len() - redirected - not_redirected;
-    // Kubelet retries.
+    // Failed attempts, which kubelet repeats.
     let failures = format!("events -n {NAMESPACE} --field-selector reason=FailedCreatePodSandBox");
-    let failures = list(&failures);
+    let failures = get_items(&failures);
     println!(
         "{what}, {took:.1?}: {} pods in {:.1?}: {redirected} redirected, {not_redirected} \
          not redirected, {lost} never started; {} kinds of failed tries",
@@ -83,18 +91,33 @@ fn of(
         begin.elapsed(),
         failures.len()
     );
-    let details = || kubectl(&format!("get events,pods -n {NAMESPACE}"));
-    assert!(not_redirected == 0 && lost == 0, "{what}: {}", details());
-    let messages = failures.iter().filter_map(|event| event["message"].as_str());
-    let of_plugin = messages.filter(|message| message.contains("linkerd-cni"));
-    (pods, of_plugin.map(str::to_owned).collect())
+    assert!(
+        not_redirected == 0 && lost == 0,
+        "{what}: {}",
+        kubectl(&format!("get events,pods -n {NAMESPACE}"))
+    );
+    let mut messages = Vec::new();
+    for event in &failures {
+        let message = event["message"].as_str().unwrap_or_default();
+        if message.contains("linkerd-cni") {
+            messages.push(message.to_owned());
+        }
+    }
+    (pods, messages)
+}
+
+fn count_in_phase(pods: &[Value], phase: &str) -> usize {
+    pods.iter().filter(|pod| pod["status"]["phase"] == phase).count()
+}
+
+fn list_pods() -> Vec<Value> {
+    get_items(&format!("pods -n {NAMESPACE}"))
 }
 
 fn keep_starting(pod: &impl Fn(usize) -> Value, over: &AtomicBool) -> Vec<Value> {
-    let all = || list(&format!("pods -n {NAMESPACE}"));
     let mut created = 0;
     while !over.load(Ordering::Relaxed) || created < LEAST {
-        let waiting = all().iter().filter(|pod| !is_over(pod)).count();
+        let waiting = list_pods().iter().filter(|pod| !is_over(pod)).count();
         if waiting <= WAITING - BATCH && created < MOST {
             apply_all((created..created + BATCH).map(pod));
             created += BATCH;
@@ -103,7 +126,7 @@ fn keep_starting(pod: &impl Fn(usize) -> Value, over: &AtomicBool) -> Vec<Value>
     }
     let end = Instant::now() + PATIENCE;
     loop {
-        let pods = all();
+        let pods = list_pods();
         if pods.iter().all(is_over) || Instant::now() > end {
             return pods;
         }
@@ -112,11 +135,11 @@ fn keep_starting(pod: &impl Fn(usize) -> Value, over: &AtomicBool) -> Vec<Value>
 }
 
 fn is_over(pod: &Value) -> bool {
-    ["Succeeded", "Failed"].iter().any(|phase| pod["status"]["phase"] == *phase)
+    pod["status"]["phase"] == "Succeeded" || pod["status"]["phase"] == "Failed"
 }
 
-/// Meshed pod whose app connects to an address that nobody has, and ends well if the connection
-/// comes to its own listener, as Linkerd's validator does. The proxy itself has nothing to do.
+/// A meshed pod whose app connects to an address that no host has. As Linkerd's validator does, the
+/// app succeeds if its own listener gets the connection. The proxy does nothing.
 pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Value {
     let app = container("app", 1000, &pods::validation("10s"));
     let mut proxy = container("linkerd-proxy", 2102, &["pause"]);
@@ -129,7 +152,8 @@ pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Va
     pod
 }
 
-/// The same with Linkerd's annotation and a network validator, which keeps a stranded pod from starting.
+/// A pod like [`validating_pod`] with Linkerd's annotation and a network validator, which keeps a
+/// stranded pod from starting.
 fn validated_pod(number: usize) -> Value {
     let mut pod = validating_pod(NAMESPACE, number, &annotations());
     let validator = container("linkerd-network-validator", 65534, &pods::validation("10s"));

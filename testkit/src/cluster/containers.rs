@@ -30,12 +30,13 @@ pub fn sandboxes() -> BTreeMap<String, Sandbox> {
             Some((written, pod_of(&cached)?.to_owned(), sandbox(&cached)?))
         })
         .collect();
-    // The last one counts: the runtime may not have deleted an earlier sandbox of the pod yet.
+    // The newest result wins: the runtime may not have deleted an earlier sandbox of the pod yet.
     found.sort_by_key(|(written, ..)| *written);
     found.into_iter().map(|(_, name, sandbox)| (name, sandbox)).collect()
 }
 
-/// The cached ADD calls of eth0 (not those of the loopback interface), each with the time at which it was written.
+/// The cached ADD calls of eth0 (not those of the loopback interface), each with the time at which
+/// it was written.
 fn cached_adds() -> impl Iterator<Item = (SystemTime, Value)> {
     let entries = fs::read_dir(RESULTS).into_iter().flatten().flatten();
     let files = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with("-eth0"));
@@ -64,8 +65,8 @@ fn sandbox(cached: &Value) -> Option<Sandbox> {
     })
 }
 
-/// IPv4 address of the pod whose name starts with `name`, by its ADD result: kubelet takes up to a minute to report it
-/// to an API server that was restarted. `None` if the pod has no network.
+/// IPv4 address of the pod whose name starts with `name`, by its ADD result: kubelet takes up to a
+/// minute to report it to an API server that was restarted. `None` if the pod has no network.
 pub fn address_of(name: &str) -> Option<String> {
     let mut sandboxes = sandboxes().into_iter();
     sandboxes.find(|(pod, _)| pod.starts_with(name)).map(|(_, sandbox)| sandbox.address)
@@ -81,8 +82,8 @@ pub fn answer_of(ip: &str) -> Option<String> {
 }
 
 pub fn cached_add(name: &str) -> Option<Value> {
-    let is_of_pod = |cached: &Value| pod_of(cached).is_some_and(|pod| pod.starts_with(name));
-    cached_adds().map(|(_, cached)| cached).find(is_of_pod)
+    let mut calls = cached_adds().map(|(_, cached)| cached);
+    calls.find(|cached| pod_of(cached).is_some_and(|pod| pod.starts_with(name)))
 }
 
 pub fn kill_sandbox(name: &str) {
@@ -91,17 +92,19 @@ pub fn kill_sandbox(name: &str) {
     ctr(&["--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", &running[0]]);
 }
 
-/// The running containers of the pod whose name starts with `name`: those of the kind `sandbox` or `container`.
+/// The running containers of the pod whose name starts with `name`: those of the kind `sandbox` or
+/// `container`.
 pub fn running(kind: &str, name: &str) -> Vec<String> {
     let kind = format!(r#"labels."io.cri-containerd.kind"=={kind}"#);
     let filter = format!(r#"{kind},labels."io.kubernetes.pod.name"~={name}"#);
     let containers = ctr(&["--namespace", "k8s.io", "containers", "list", "--quiet", &filter]);
     let tasks = ctr(&["--namespace", "k8s.io", "tasks", "list"]);
-    let runs = |id: &&str| {
-        let mut lines = tasks.lines();
-        lines.any(|line| line.starts_with(id) && line.contains("RUNNING"))
-    };
-    containers.lines().filter(runs).map(str::to_owned).collect()
+    containers.lines().filter(|id| is_running(id, &tasks)).map(str::to_owned).collect()
+}
+
+/// Whether `tasks`, a list of containerd's tasks, shows that the container runs.
+fn is_running(id: &str, tasks: &str) -> bool {
+    tasks.lines().any(|line| line.starts_with(id) && line.contains("RUNNING"))
 }
 
 pub fn ctr(args: &[&str]) -> String {

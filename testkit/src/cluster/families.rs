@@ -16,7 +16,8 @@ pub enum Family {
 }
 
 impl Family {
-    /// The families of the cluster's pods and services; IPv4 for a cluster that has no such setting.
+    /// The families of the cluster's pods and services; IPv4 for a cluster that has no such
+    /// setting.
     pub fn all() -> Vec<Family> {
         match setting("CLUSTER_FAMILIES").as_str() {
             "ipv6" => vec![Family::Ipv6],
@@ -25,7 +26,7 @@ impl Family {
         }
     }
 
-    pub fn has(self, ip: &str) -> bool {
+    pub fn includes(self, ip: &str) -> bool {
         ip.contains(':') == (self == Family::Ipv6)
     }
 
@@ -37,7 +38,7 @@ impl Family {
         self.to(if self == Family::Ipv6 { "::1" } else { "127.0.0.1" }, port)
     }
 
-    /// An address of the documentation's, which no host has.
+    /// An address reserved for documentation, which no host has.
     pub fn nobody(self) -> String {
         self.to(if self == Family::Ipv6 { "2001:db8::3" } else { "192.0.2.3" }, 20001)
     }

@@ -28,7 +28,10 @@ impl Helm {
     pub fn run(&self, verb: &str, more: &[&str]) {
         let begin = Instant::now();
         let mut helm = helm(&[verb, "linkerd-cni", CHART, "--wait", "--timeout", "60s"]);
-        helm.args(["-n", NAMESPACE]).args((verb == "install").then_some("--create-namespace"));
+        helm.args(["-n", NAMESPACE]);
+        if verb == "install" {
+            helm.arg("--create-namespace");
+        }
         let output = helm.args(more).output().expect("helm runs");
         assert!(
             output.status.success(),
@@ -49,7 +52,8 @@ impl Helm {
         self.install(chart.path(), &[]);
     }
 
-    /// Installs another chart, with this image, which in an archive has another digest than the chart names.
+    /// Installs another chart, with this image, which in an archive has another digest than the
+    /// chart names.
     pub fn install(&self, chart: &Path, more: &[&str]) {
         let version = format!("image.version=v{VERSION}");
         let install = ["install", "linkerd-cni", chart.to_str().unwrap(), "--set", &version];
@@ -57,8 +61,9 @@ impl Helm {
         self.must(&[&install[..], &into, more].concat());
     }
 
-    /// Runs `helm uninstall` and waits until the agents have ended. As helm deletes the accounts together with the
-    /// DaemonSet, an agent takes some 15 s: the API server accepts tokens of deleted accounts for 10 s.
+    /// Runs `helm uninstall` and waits until the agents have ended. As helm deletes the accounts
+    /// together with the DaemonSet, an agent takes some 15 s: the API server accepts tokens of
+    /// deleted accounts for 10 s.
     pub fn uninstall(&self) {
         self.begin_uninstall();
         self.end_uninstall();
@@ -72,8 +77,9 @@ impl Helm {
         kubectl(&format!("wait -n {NAMESPACE} --for=delete pod --all --timeout=60s"));
     }
 
-    /// Deletes the DaemonSet, then uninstalls the release. An agent of this chart sees that its DaemonSet is deleted
-    /// and uninstalls at once; agents of upstream's chart have no right to see it.
+    /// Deletes the DaemonSet, then uninstalls the release. An agent of this chart sees that its
+    /// DaemonSet is deleted and uninstalls at once; agents of upstream's chart have no right to see
+    /// it.
     pub fn remove(&self) {
         let delete = format!("delete daemonset linkerd-cni -n {NAMESPACE} --ignore-not-found");
         kubectl(&format!("{delete} --cascade=foreground --timeout=60s"));

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::child::{checked, must};
 
-/// Runs kubectl with the words of a line, and returns its output. Panics with its error if it fails.
+/// Runs kubectl with the words of a line, and returns its output. Panics with its error if it
+/// fails.
 pub fn kubectl(line: &str) -> String {
     must(&mut command(line))
 }
@@ -17,11 +18,12 @@ pub fn get(what: &str) -> Value {
     serde_json::from_str(&kubectl(&format!("get {what} -o json"))).unwrap()
 }
 
-pub fn list(what: &str) -> Vec<Value> {
+pub fn get_items(what: &str) -> Vec<Value> {
     serde_json::from_value(get(what)["items"].take()).unwrap()
 }
 
-/// A field of what `kubectl get` finds, by its JSONPath; empty if it is missing. Panics if kubectl fails.
+/// A field of what `kubectl get` finds, by its JSONPath; empty if it is missing. Panics if kubectl
+/// fails.
 pub fn field(what: &str, path: &str) -> String {
     must(command(&format!("get {what} -o")).arg(format!("jsonpath={{{path}}}")))
 }
@@ -52,8 +54,8 @@ pub fn fed(command: &mut Command, text: &str) -> Output {
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     thread::scope(|scope| {
-        // The command may write output before it has read all of its input. A write fails if the command has ended
-        // early. Then the command failed too.
+        // The command may write output before it has read all of its input. A write fails if the
+        // command has ended early. Then the command failed too.
         scope.spawn(move || stdin.write_all(text.as_bytes()));
         child.wait_with_output().unwrap()
     })

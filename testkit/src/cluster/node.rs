@@ -15,13 +15,13 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::active;
 use super::containers::{address_of, running};
+use super::families::setting;
 use super::helm::NAMESPACE;
-use super::kubectl::succeeds;
+use super::kubectl::{get_items, succeeds};
 use crate::OnDrop;
 use crate::child::must;
 use crate::until::until;
@@ -48,7 +48,7 @@ struct NewLines {
 }
 
 impl NewLines {
-    fn of(name: &str) -> NewLines {
+    fn from_now(name: &str) -> NewLines {
         let path = Path::new(CLUSTER).join(name);
         NewLines { begin: fs::metadata(&path).map_or(0, |file| file.len() as usize), path }
     }
@@ -59,9 +59,11 @@ impl NewLines {
     }
 }
 
-/// Mode, owner, size and hash of each file. Contents would make the message of a failed assertion unreadable.
+/// Mode, owner, size and hash of each file. Contents would make the message of a failed assertion
+/// unreadable.
 pub type Files = BTreeMap<PathBuf, (u32, u32, u64, u64)>;
-/// Files of this size and more, such as the plugins of the primary CNI, are compared by size and time instead of content.
+/// Files of this size and more, such as the plugins of the primary CNI, are compared by size and
+/// time instead of content.
 const HASHED: u64 = 1 << 20;
 
 impl Node {
@@ -72,8 +74,8 @@ impl Node {
         let node = Node {
             _exclusive: exclusive,
             begin: Instant::now(),
-            audit_log: NewLines::of("audit.log"),
-            kubelet_log: NewLines::of("log/kubelet"),
+            audit_log: NewLines::from_now("audit.log"),
+            kubelet_log: NewLines::from_now("log/kubelet"),
         };
         for path in DIRECTORIES.map(Path::new).into_iter().chain([&*node.audit_log.path]) {
             assert!(path.exists(), "{} is missing; see scripts/cluster", path.display());
@@ -84,7 +86,8 @@ impl Node {
         );
         assert!(
             !Path::new("/opt/cni/bin/linkerd-cni").exists(),
-            "linkerd-cni is already on the node: run scripts/quickstart --down or helm uninstall first"
+            "linkerd-cni is already on the node: run scripts/quickstart --down or helm uninstall \
+             first"
         );
         node
     }
@@ -129,12 +132,29 @@ impl Node {
         let log = self.audit_log.read();
         // The last line may be incomplete.
         let events = log.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
-        let is_of_plugin = |event: &Value| {
-            event["userAgent"].as_str().is_some_and(|agent| agent.starts_with("linkerd-cni/"))
-                && event["objectRef"]["namespace"] == namespace
-        };
-        events.filter(is_of_plugin).count()
+        events
+            .filter(|event| is_of_plugin(event) && event["objectRef"]["namespace"] == namespace)
+            .count()
     }
+}
+
+/// Returns the versions of what the node runs, as the node reports them, and the cluster's
+/// settings.
+pub fn versions() -> Value {
+    let nodes = get_items("nodes");
+    let info = &nodes[0]["status"]["nodeInfo"];
+    json!({
+        "nodes": nodes.len(), "kubernetes": info["kubeletVersion"],
+        "runtime": info["containerRuntimeVersion"],
+        "kernel": info["kernelVersion"], "system": info["osImage"],
+        "network": setting("CLUSTER_NETWORK"), "families": setting("CLUSTER_FAMILIES"),
+        "proxy_mode": setting("CLUSTER_PROXY_MODE"),
+    })
+}
+
+/// Whether the plugin sent the request of an event in the audit log.
+fn is_of_plugin(event: &Value) -> bool {
+    event["userAgent"].as_str().is_some_and(|agent| agent.starts_with("linkerd-cni/"))
 }
 
 pub fn files_of(root: &str) -> Files {
@@ -166,8 +186,8 @@ pub fn files_in(root: &str, directories: &[&str]) -> Files {
 }
 
 impl Drop for Node {
-    /// Prints the test's seconds, also where libtest captures the output of tests. After the last test, deletes the
-    /// release's namespace, which the tests leave, as a deletion takes 5 s.
+    /// Prints the test's seconds, also where libtest captures the output of tests. After the last
+    /// test, deletes the release's namespace, which the tests leave, as a deletion takes 5 s.
     fn drop(&mut self) {
         if WAITING.load(Ordering::SeqCst) == 0 {
             succeeds(&format!("delete namespace {NAMESPACE} --ignore-not-found --timeout=60s"));
@@ -178,7 +198,8 @@ impl Drop for Node {
     }
 }
 
-/// Starts a killed API server again, and its clients, which could wait up to a minute before they reconnect.
+/// Starts a killed API server again, and its clients, which could wait up to a minute before they
+/// reconnect.
 pub fn restart_api_server() {
     for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
         kill_component(component);
@@ -194,7 +215,8 @@ pub fn start_missing_components() {
     assert!(up.status.success() || thread::panicking(), "{error}");
 }
 
-/// Replaces a file by renaming `NAME.SUFFIX`, as another program does. An agent may delete that as a leftover.
+/// Replaces a file by renaming `NAME.SUFFIX`, as another program does. An agent may delete that as
+/// a leftover.
 pub fn replace(path: &Path, suffix: &str, content: impl AsRef<[u8]>, mode: u32) {
     let name = path.file_name().unwrap().to_str().unwrap();
     let beside = path.with_file_name(format!("{name}.{suffix}"));

@@ -1,4 +1,5 @@
-//! Pods that connect to each other, each in a namespace of its name, so that API requests are counted for each.
+//! Pods that connect to each other, each in a namespace of its name, so that API requests are
+//! counted for each.
 
 use std::cell::RefCell;
 use std::thread;
@@ -61,7 +62,7 @@ impl Pods {
 
     pub fn ip_of(&self, name: &str, family: Family) -> String {
         let all = self.field(name, ".status.podIPs[*].ip");
-        let ip = all.split(' ').find(|ip| family.has(ip));
+        let ip = all.split(' ').find(|ip| family.includes(ip));
         ip.unwrap_or_else(|| panic!("pod {name} has no {family:?} address: {all}")).to_owned()
     }
 
@@ -74,7 +75,7 @@ impl Pods {
             if response.is_empty() {
                 println!("{}", String::from_utf8_lossy(&output.stderr).trim());
             }
-            (!response.is_empty()).then_some(response)
+            if response.is_empty() { None } else { Some(response) }
         })
     }
 
@@ -106,7 +107,8 @@ impl Pods {
         until("the validator fails", || self.field(name, exit) == "95");
     }
 
-    /// Waits for the proxy, which may start after the app. No connection may reach the app directly.
+    /// Waits for the proxy, which may start after the app. No connection may reach the app
+    /// directly.
     pub fn until_proxied(&self, pod: &str, target: &str) {
         until_within(EXEC, "the proxy responds", || {
             let response = self.connect(pod, "app", target);
@@ -169,7 +171,8 @@ pub fn native_sidecar(name: &str) -> Value {
     validated(name, "10s")
 }
 
-/// A pod that starts only if its connections are redirected: if not, its validator exits with 95, again and again.
+/// A pod that starts only if its connections are redirected: without redirect rules, its validator
+/// exits with 95 and is restarted.
 pub fn validated(name: &str, timeout: &str) -> Value {
     let mut sidecar = proxy();
     sidecar["restartPolicy"] = json!("Always");
@@ -210,8 +213,8 @@ fn listening(port: u16, mut container: Value) -> Value {
 }
 
 pub fn container(name: &str, uid: u32, words: &[impl AsRef<str>]) -> Value {
-    let words = words.iter().map(AsRef::as_ref);
-    let args: Vec<&str> = ["/probe"].into_iter().chain(words).collect();
+    let mut args = vec!["/probe"];
+    args.extend(words.iter().map(AsRef::as_ref));
     let mut container = manifest("container");
     container["name"] = name.into();
     container["args"] = args.into();
@@ -223,7 +226,8 @@ pub(super) fn manifest(name: &str) -> Value {
     yaml(include_str!("pods.yaml"))[name].take()
 }
 
-/// A pod with these containers. If one is a proxy, the pod has the annotation and the label of Linkerd's injector.
+/// A pod with these containers. If one is a proxy, the pod has the annotation and the label of
+/// Linkerd's injector.
 fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
     let mut pod = manifest("pod");
     for key in ["name", "namespace"] {

@@ -14,6 +14,13 @@ struct Gap {
     length: Duration,
 }
 
+impl Gap {
+    /// Whether the active conflist had the plugin entry, without kubeconfig or binary.
+    fn is_stranded(&self) -> bool {
+        self.states.iter().any(|state| matches!(state, State::NoKubeconfig | State::Damaged(_)))
+    }
+}
+
 pub struct Watcher(Repeated<Gaps>);
 
 pub struct Gaps {
@@ -27,10 +34,10 @@ pub struct Gaps {
 
 impl Watcher {
     pub fn start() -> Watcher {
-        Watcher::of(String::new())
+        Watcher::of_root(String::new())
     }
 
-    pub fn of(root: String) -> Watcher {
+    pub fn of_root(root: String) -> Watcher {
         let (begin, took) = (Instant::now(), Duration::ZERO);
         let seen = Gaps { root, begin, reads: 0, took, is_installed: true, gaps: Vec::new() };
         Watcher(Repeated::start(PERIOD, seen, Gaps::read))
@@ -43,7 +50,8 @@ impl Watcher {
 
 impl Gaps {
     fn read(&mut self) {
-        // Twice if the plugin is not installed, as a file that is replaced between two reads may look missing.
+        // Twice if the plugin is not installed, as a file that is replaced between two reads may
+        // look missing.
         let state = match state(&self.root) {
             State::Installed => State::Installed,
             _ => state(&self.root),
@@ -80,11 +88,10 @@ impl Gaps {
         assert!(lengths.iter().all(|length| *length < longest), "{scene}: {gaps:?}");
     }
 
-    /// Asserts that binary and kubeconfig existed whenever the active conflist had the plugin entry.
+    /// Asserts that binary and kubeconfig existed whenever the active conflist had the plugin
+    /// entry.
     pub fn assert_never_stranded(&self, scene: &str) {
-        let is_stranded = |state: &State| matches!(state, State::NoKubeconfig | State::Damaged(_));
-        let gaps = self.gaps.iter().filter(|gap| gap.states.iter().any(is_stranded));
-        let stranded: Vec<&Gap> = gaps.collect();
+        let stranded: Vec<&Gap> = self.gaps.iter().filter(|gap| gap.is_stranded()).collect();
         assert!(stranded.is_empty(), "{scene}: {stranded:?}");
     }
 }

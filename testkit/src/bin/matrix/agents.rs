@@ -4,10 +4,9 @@ use std::collections::BTreeMap;
 use std::time::Duration;
 
 use serde_json::Value;
-use testkit::cluster::kubectl::{command, list};
+use testkit::cluster::helm::NAMESPACE;
+use testkit::cluster::kubectl::{command, get_items};
 use testkit::repeated::Repeated;
-
-use crate::helm::NAMESPACE;
 
 const PODS: &str = "pods -n linkerd-cni -l k8s-app=linkerd-cni";
 
@@ -32,12 +31,12 @@ pub fn by_node() -> BTreeMap<String, AgentPod> {
 }
 
 fn staying() -> Vec<AgentPod> {
-    list(PODS).iter().filter_map(AgentPod::of).collect()
+    get_items(PODS).iter().filter_map(AgentPod::from_pod).collect()
 }
 
 impl AgentPod {
     /// Reads a pod. `None`: it is on no node yet, or is being deleted.
-    fn of(pod: &Value) -> Option<AgentPod> {
+    fn from_pod(pod: &Value) -> Option<AgentPod> {
         if pod["metadata"]["deletionTimestamp"].is_string() {
             return None;
         }

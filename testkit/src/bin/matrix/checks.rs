@@ -8,7 +8,8 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// The checks of a row, in order. They are written to a file after each check, as a row may be killed.
+/// The checks of a row, in order. They are written to a file after each check, as a row may be
+/// killed.
 pub struct Checks {
     file: PathBuf,
     versions: Value,

@@ -5,24 +5,26 @@ use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
-use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::node::{Files, Node};
-use crate::pods::{self, Pods, field};
-use crate::until::{until, until_within};
-use crate::watcher::Watcher;
-use crate::{agents, job};
+use testkit::cluster::helm::{CHART, Helm, NAMESPACE};
+use testkit::cluster::node::{Files, Node};
+use testkit::cluster::pods::{self, Pods, field};
+use testkit::cluster::watcher::Watcher;
+use testkit::until::{until, until_within};
+
+use crate::{agents, network};
 
 /// Makes the stand-in for Cilium's agent exclusive when it starts.
 const EXCLUSIVE: &str = "/var/lib/linkerd2-cni-cluster/cilium-exclusive";
 const CONFLIST: &str = "/etc/cni/net.d/05-cilium.conflist";
 const OTHER: &str = "/etc/cni/net.d/10-other.conflist";
-/// The agent waits 50 ms, then each time a third longer, up to 10 s: 22 writes in the first minute of a contention.
+/// The agent waits 50 ms, then each time a third longer, up to 10 s: 22 writes in the first minute
+/// of a contention.
 const COUNTED: Duration = Duration::from_secs(60);
 const WRITES: usize = 22;
 
 pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     fs::write(EXCLUSIVE, "").unwrap();
-    job::rewrite_network();
+    network::rewrite_config();
     fs::copy(CONFLIST, OTHER).unwrap();
     let bak = format!("{OTHER}.cilium_bak");
     until("Cilium renames other network configs", || Path::new(&bak).exists());
@@ -45,7 +47,7 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     pods.start(&[pods::unmeshed("unmeshed")]);
 
     fs::remove_file(EXCLUSIVE).unwrap();
-    job::rewrite_network();
+    network::rewrite_config();
     until_within(Duration::from_secs(60), "the agent is ready", || ready_agents() == "1");
     pods.start(&[pods::meshed("meshed")]);
     helm.uninstall();
@@ -53,7 +55,8 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     assert_eq!(&node.files(), before);
     drop(pods);
     format!(
-        "not ready, Event with the remedy, {writes} writes in {COUNTED:?}; ready without exclusive mode"
+        "not ready, Event with the remedy, {writes} writes in {COUNTED:?}; ready without exclusive \
+         mode"
     )
 }
 

@@ -1,4 +1,5 @@
-//! Checks of nodes where Istio's istio-cni is another chained plugin. Its agent restores its plugin entry, too.
+//! Checks of nodes where Istio's istio-cni is another chained plugin. Its agent restores its plugin
+//! entry, too.
 
 use std::fs;
 use std::path::Path;
@@ -6,12 +7,13 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use testkit::cluster::active;
+use testkit::cluster::families::any;
+use testkit::cluster::node::{Files, Node, netns_of};
+use testkit::cluster::pods::{self, Pods};
+use testkit::until::until_within;
 
-use crate::families::any;
-use crate::node::{Files, Node, netns_of};
-use crate::pods::{self, Pods};
-use crate::until::until_within;
-use crate::{active, agents, job, network};
+use crate::{agents, network};
 
 const PRIMARY: [&str; 2] = ["bridge", "portmap"];
 const LINKERD: &str = "linkerd-cni";
@@ -23,7 +25,8 @@ const PLUGIN_LOG: &str = "/run/linkerd2-cni-cluster/istio-cni/istio-cni.log";
 /// In the redirect rules of linkerd-cni, and in those of istio-cni.
 const RULES: [&str; 2] = ["redirect-all-outgoing-to-proxy-port", "ISTIO_OUTPUT"];
 
-/// Number of times that the primary CNI writes its network config in [`both_restore`], and the time between two.
+/// Number of times that the primary CNI writes its network config in [`both_restore`], and the time
+/// between two.
 const REWRITES: usize = 6;
 const PERIOD: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(30);
@@ -100,13 +103,14 @@ fn was_skipped(name: &str) -> bool {
     lines.any(|line| line.contains("does not have istio-proxy container"))
 }
 
-/// Both agents restore their plugin entries whenever the primary CNI writes its file, and then leave it unchanged.
+/// Both agents restore their plugin entries whenever the primary CNI writes its file, and then
+/// leave it unchanged.
 pub fn both_restore(pods: &Pods) -> String {
     let before = writes();
     let mut slowest = Duration::ZERO;
     for _ in 0..REWRITES {
         let begin = Instant::now();
-        job::rewrite_network();
+        network::rewrite_config();
         until_within(REACTION, "both plugin entries are back", is_chained);
         slowest = slowest.max(begin.elapsed());
         thread::sleep(PERIOD.saturating_sub(begin.elapsed()));
@@ -123,8 +127,8 @@ pub fn both_restore(pods: &Pods) -> String {
     assert_eq!(pods::events("default", "LinkerdCNIContention"), "");
     assert_redirected(pods, "both-restored");
     format!(
-        "{REWRITES} rewrites in 60 s: {linkerd} writes by the agent, {istio} by Istio's, both entries back after at \
-         most {:.1} s; then no write in {QUIET:?}",
+        "{REWRITES} rewrites in 60 s: {linkerd} writes by the agent, {istio} by Istio's, both \
+         entries back after at most {:.1} s; then no write in {QUIET:?}",
         slowest.as_secs_f64()
     )
 }
@@ -171,16 +175,20 @@ fn without_istio(mut files: Files) -> Files {
     files
 }
 
-/// Istio's agent ends as well. It leaves what the primary CNI wrote, apart from the format of the JSON.
+/// Istio's agent ends as well. It leaves what the primary CNI wrote, apart from the format of the
+/// JSON.
 pub fn removed(node: &Node, before: &Files) -> String {
     network::cluster("stop-second-plugin");
     let left = until_chained(&[]);
-    let config = || serde_json::from_str::<Value>(&fs::read_to_string(CONFLIST).unwrap()).unwrap();
-    let restored = config();
-    job::rewrite_network();
-    assert_eq!(restored, config(), "what Istio's agent left, and what the primary CNI writes");
+    let restored = conflist();
+    network::rewrite_config();
+    assert_eq!(restored, conflist(), "what Istio's agent left, and what the primary CNI writes");
     let files = node.files();
     assert!(!files.contains_key(Path::new(BINARY)), "Istio's plugin binary is left");
     assert_eq!(without_istio(files), without_istio(before.clone()));
     left
+}
+
+fn conflist() -> Value {
+    serde_json::from_str(&fs::read_to_string(CONFLIST).unwrap()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! The job of a row: install, connections, upgrades, faults, uninstall.
+//! The job of a row of the matrix: install, connections, upgrades, faults, uninstall.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;
@@ -6,21 +6,22 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-
-use crate::agent::{kill_agent, rolled_out};
-use crate::checks::Checks;
-use crate::connections::{
+use testkit::cluster::agent::{kill_agent, rolled_out};
+use testkit::cluster::burst;
+use testkit::cluster::connections::{
     a_native_sidecar_passes_the_validator_and_proxies,
     connections_go_through_the_proxy_where_they_should, linkerd_check_finds_what_it_looks_up,
     pods_started_after_an_upgrade_follow_it,
 };
-use crate::families::{Family, setting};
-use crate::helm::{Helm, NAMESPACE};
-use crate::node::{Files, Node};
-use crate::pods::{self, Pods, kubectl};
-use crate::until::until_within;
-use crate::watcher::Watcher;
-use crate::{burst, network, primary_cni, runtime};
+use testkit::cluster::families::{Family, setting};
+use testkit::cluster::helm::{Helm, NAMESPACE};
+use testkit::cluster::node::{Files, Node};
+use testkit::cluster::pods::{self, Pods, kubectl};
+use testkit::cluster::watcher::Watcher;
+use testkit::until::until_within;
+
+use crate::checks::Checks;
+use crate::{cni_checks, network, primary_cni, runtime};
 
 /// Runs every check. A node on which the chart does not install gets no further checks.
 pub fn run(values: &str, checks: &mut Checks) {
@@ -39,15 +40,15 @@ pub fn run(values: &str, checks: &mut Checks) {
         return;
     }
     checks.run("a pod that started before is repaired", || repaired(&pods));
-    primary_cni::after_install(checks);
+    cni_checks::after_install(checks);
     while_installed(&node, &helm, &pods, checks);
-    primary_cni::while_installed(&pods, checks);
+    cni_checks::while_installed(&pods, checks);
     checks.run("uninstall", || uninstall(&node, &helm, &before));
     checks.run("pods started before the uninstall are deleted", || delete(&node, pods));
     if runtime::deletes_from_cache() {
         checks.run("the kept plugin binary is removed", || runtime::remove_kept(&node, &before));
     }
-    primary_cni::after_uninstall(&node, &helm, &before, checks);
+    cni_checks::after_uninstall(&node, &helm, &before, checks);
 }
 
 fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
@@ -129,7 +130,7 @@ fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
 
 fn rewrite(node: &Node) -> String {
     let before = written();
-    rewrite_network();
+    network::rewrite_config();
     until_within(Duration::from_secs(30), "the primary CNI writes its file", || {
         written() != before
     });
@@ -150,10 +151,6 @@ fn written() -> Vec<(PathBuf, u64, i64, i64)> {
     let mut stamps: Vec<_> = stamps.collect();
     stamps.sort();
     stamps
-}
-
-pub fn rewrite_network() {
-    network::cluster("rewrite-network");
 }
 
 fn restart_network(daemons: &str, pods: &Pods) -> String {
@@ -180,7 +177,8 @@ pub fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     format!("{files}; new pods start without redirection")
 }
 
-/// The runtime calls DEL for them with the current network config, or with the cached one, which names the plugin.
+/// The runtime calls DEL for them with the current network config, or with the cached one, which
+/// names the plugin.
 fn delete(node: &Node, pods: Pods) -> String {
     if runtime::deletes_from_cache() {
         runtime::fails_to_delete_without_the_binary(node, "meshed");

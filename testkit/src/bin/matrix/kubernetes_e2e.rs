@@ -1,4 +1,5 @@
-//! Kubernetes' own network tests, three times: without the plugin, with it, and with a proxy in every pod.
+//! Kubernetes' own network tests, three times: without the plugin, with it, and with a proxy in
+//! every pod.
 
 use std::array;
 use std::collections::BTreeSet;
@@ -8,12 +9,12 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 use testkit::child::{KilledOnDrop, must};
+use testkit::cluster::helm::{Helm, NAMESPACE};
 use testkit::cluster::kubectl::{field, piped};
+use testkit::cluster::pods::kubectl;
 
 use crate::agents;
 use crate::checks::Checks;
-use crate::helm::{Helm, NAMESPACE};
-use crate::pods::kubectl;
 
 const TESTS: &str = r"\[sig-network\].*\[Conformance\]";
 
@@ -75,12 +76,16 @@ impl Results {
         let suites: Value = serde_json::from_slice(&report).unwrap();
         let mut results = Results::default();
         for spec in suites[0]["SpecReports"].as_array().unwrap() {
+            if spec["LeafNodeType"] != "It" {
+                continue;
+            }
             let parents = spec["ContainerHierarchyTexts"].as_array().into_iter().flatten();
             let texts = parents.chain([&spec["LeafNodeText"]]).filter_map(Value::as_str);
             let name = texts.collect::<Vec<_>>().join(" ");
             match spec["State"].as_str().unwrap() {
-                _ if spec["LeafNodeType"] != "It" => {}
-                "passed" => drop(results.passed.insert(name)),
+                "passed" => {
+                    results.passed.insert(name);
+                }
                 "skipped" | "pending" => {}
                 _ => {
                     println!("{name}: {}", spec["Failure"]["Message"]);

@@ -4,10 +4,9 @@ use std::path::Path;
 
 use serde_json::{Value, json};
 use testkit::child::script;
-
-use crate::node::{Files, files_of};
-use crate::pods::field;
-use crate::watcher::Watcher;
+use testkit::cluster::node::{Files, files_of};
+use testkit::cluster::pods::field;
+use testkit::cluster::watcher::Watcher;
 
 pub struct Machine {
     pub name: String,
@@ -17,7 +16,7 @@ pub struct Machine {
 
 impl Machine {
     /// A node in the cluster on which the plugin is not installed.
-    pub fn of(name: &str) -> Machine {
+    pub fn in_cluster(name: &str) -> Machine {
         let root = script("node", &["root", name]).trim().to_owned();
         let before = files_of(&root);
         let machine = Machine { name: name.to_owned(), root, before };
@@ -29,7 +28,7 @@ impl Machine {
     pub fn join(first: &Machine, name: &str, taint: &str) -> Machine {
         let taint = format!("--register-with-taints={taint}=:NoSchedule");
         script("node", &["join", &first.name, name, &taint]);
-        Machine::of(name)
+        Machine::in_cluster(name)
     }
 
     pub fn load(&self, archive: &Path) {
@@ -46,7 +45,7 @@ impl Machine {
     }
 
     pub fn watch(&self) -> Watcher {
-        Watcher::of(self.root.clone())
+        Watcher::of_root(self.root.clone())
     }
 
     pub fn has_taint(&self, key: &str) -> bool {

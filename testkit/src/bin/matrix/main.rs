@@ -1,9 +1,10 @@
-//! The job of one row of the matrix, on one kind of node. `scripts/matrix` creates the node, runs this program on it
-//! and prints the table; docs/maintainers/compatibility.md shows the results.
+//! The job of one row of the matrix, on one kind of node. `scripts/matrix` creates the node, runs
+//! this program on it and prints the table; docs/maintainers/compatibility.md shows the results.
 
 mod agents;
 mod checks;
 mod cilium;
+mod cni_checks;
 mod istio;
 mod job;
 mod kubernetes_e2e;
@@ -19,16 +20,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::Parser;
-use testkit::cluster::{
-    active, agent, burst, connections, containers, families, helm, kubectl, node, pods, versions,
-    watcher,
-};
-use testkit::until;
+use testkit::cluster::node;
 
 use checks::Checks;
 
-/// Runs the job on the cluster of `KUBECONFIG`, whose only node is this machine, or with --node the job for
-/// several nodes.
+/// Runs the job on the cluster of `KUBECONFIG`, whose only node is this machine, or with --node the
+/// job for several nodes.
 #[derive(Parser)]
 struct Options {
     /// Values of the chart, as for `helm --set`.
@@ -53,7 +50,7 @@ struct Options {
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let mut checks = Checks::new(options.json, versions::of_node());
+    let mut checks = Checks::new(options.json, node::versions());
     match (&options.nodes[..], &options.image) {
         ([], _) if options.reboots > 0 => restarts::run(options.reboots, &mut checks),
         ([], _) if options.kubernetes_e2e => kubernetes_e2e::run(&mut checks),

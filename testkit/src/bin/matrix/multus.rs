@@ -7,14 +7,14 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use testkit::chart::yaml;
+use testkit::cluster::families::Family;
+use testkit::cluster::helm::{Helm, NAMESPACE};
+use testkit::cluster::kubectl::{get, piped};
+use testkit::cluster::node::{Files, Netns, Node, netns_of};
+use testkit::cluster::pods::{self, Pods, apply, kubectl};
+use testkit::until::until;
 
-use crate::families::Family;
-use crate::helm::{Helm, NAMESPACE};
-use crate::kubectl::{get, piped};
-use crate::node::{Files, Netns, Node, netns_of};
-use crate::pods::{self, Pods, apply, kubectl};
-use crate::until::until;
-use crate::{job, primary_cni};
+use crate::{network, primary_cni};
 
 const NETWORKS: &str = "k8s.v1.cni.cncf.io/networks";
 /// Directory of the network configs that Multus finds by their names.
@@ -43,18 +43,20 @@ pub fn second_network(pods: &Pods) -> String {
     "redirected, with the rules of a pod with one network, once".to_owned()
 }
 
-/// When Multus' daemon stops, it removes its config. A config made from it would stay, and no pod would start.
+/// When Multus' daemon stops, it removes its config. A config made from it would stay, and no pod
+/// would start.
 pub fn stopped_daemon(pods: &Pods) -> String {
     let pid = fs::read_to_string(DAEMON_PID).unwrap();
     kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGTERM).unwrap();
     until("the daemon's network config is removed", || !Path::new(DAEMON_CONF).exists());
     pods.start(&[pods::meshed("without-multus")]);
     pods.assert_answers("unmeshed", "without-multus", "proxy-inbound");
-    job::rewrite_network();
+    network::rewrite_config();
     "a meshed pod starts and is redirected".to_owned()
 }
 
-/// With `chained: false` Multus calls the plugin only for pods that name its NetworkAttachmentDefinition.
+/// With `chained: false` Multus calls the plugin only for pods that name its
+/// NetworkAttachmentDefinition.
 pub fn called_by_an_attachment(helm: &Helm, pods: &Pods) -> String {
     // The plugin binary of the last install, which no pod needs any more.
     let _ = fs::remove_file("/opt/cni/bin/linkerd-cni");
@@ -73,29 +75,25 @@ pub fn called_by_an_attachment(helm: &Helm, pods: &Pods) -> String {
     "only the pod that names it is redirected".to_owned()
 }
 
-/// A MutatingAdmissionPolicy names the NetworkAttachmentDefinition, of another namespace, in each new meshed pod.
+/// A MutatingAdmissionPolicy names the NetworkAttachmentDefinition, of another namespace, in each
+/// new meshed pod.
 pub fn annotated_by_the_policy(helm: &Helm, pods: &Pods) -> String {
-    let value =
-        |name: &str, value: &str| format!("--set=networkAttachmentDefinition.{name}={value}");
-    let values = [value("annotatePods", "true"), value("namespace", "kube-system")];
-    helm.run("upgrade", &["--reuse-values", &values[0], &values[1]]);
+    let annotates = "--set=networkAttachmentDefinition.annotatePods=true";
+    let namespace = "--set=networkAttachmentDefinition.namespace=kube-system";
+    helm.run("upgrade", &["--reuse-values", annotates, namespace]);
     let both = "default/second,kube-system/linkerd-cni";
     let cases = [
         (pods::meshed("annotated"), json!("kube-system/linkerd-cni")),
         (attached(pods::meshed("annotated-twice"), "default/second"), json!(both)),
         (pods::unmeshed("unannotated"), Value::Null),
     ];
-    let admitted = || {
-        let pod = pods::in_default(cases[0].0.clone());
-        let created = piped("create --dry-run=server -o json -f -", &pod.to_string());
-        serde_json::from_str::<Value>(&created).unwrap()
-    };
-    let networks = |pod: Value| pod["metadata"]["annotations"][NETWORKS].clone();
-    until("the policy is in effect", || networks(admitted()) == cases[0].1);
+    let (first, annotation) = &cases[0];
+    until("the policy is in effect", || networks_of(&admitted(first)) == annotation);
     for (pod, annotation) in &cases {
         let name = pod["metadata"]["name"].as_str().unwrap();
         pods.start(std::slice::from_ref(pod));
-        assert_eq!(networks(get(&format!("pod -n {name} {name}"))), *annotation, "{name}");
+        let found = get(&format!("pod -n {name} {name}"));
+        assert_eq!(networks_of(&found), annotation, "{name}");
         if annotation.is_string() {
             pods.assert_answers("unnamed", name, "proxy-inbound");
             assert_one_set(&netns_of(&pods.ip(name)));
@@ -120,6 +118,17 @@ pub fn uninstalled_without_chaining(
     }
     drop(pods);
     "the node's files as before; pods that named it are deleted".to_owned()
+}
+
+/// Returns the pod as the API server would create it in the namespace `default`.
+fn admitted(pod: &Value) -> Value {
+    let pod = pods::in_default(pod.clone());
+    let created = piped("create --dry-run=server -o json -f -", &pod.to_string());
+    serde_json::from_str(&created).unwrap()
+}
+
+fn networks_of(pod: &Value) -> &Value {
+    &pod["metadata"]["annotations"][NETWORKS]
 }
 
 fn attached(mut pod: Value, networks: &str) -> Value {

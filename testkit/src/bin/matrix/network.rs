@@ -6,21 +6,25 @@ use std::time::Duration;
 use serde_json::{Value, json};
 use testkit::chart::yaml;
 use testkit::child::script;
-
-use crate::families::Family;
-use crate::node::Files;
-use crate::pods::{Pods, apply, kubectl};
-use crate::until::until_within;
+use testkit::cluster::families::Family;
+use testkit::cluster::node::Files;
+use testkit::cluster::pods::{Pods, apply, kubectl};
+use testkit::until::until_within;
 
 /// Calico's credential, which its daemon and its init container write again at every start.
 const CALICO_KUBECONFIG: &str = "/etc/cni/net.d/calico-kubeconfig";
-/// Plugins that Multus and Istio's agent copy again and again, so that their times change.
+/// Plugins that the agents of Multus and Istio copy repeatedly, so that their times change.
 const COPIED: [&str; 3] =
     ["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/opt/cni/bin/istio-cni"];
 const POLICY: Duration = Duration::from_secs(60);
 
 pub fn cluster(command: &str) -> String {
     script("cluster", &[command])
+}
+
+/// Makes the primary CNI write its network config again.
+pub fn rewrite_config() {
+    cluster("rewrite-network");
 }
 
 pub fn daemons() -> String {

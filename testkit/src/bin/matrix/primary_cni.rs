@@ -1,20 +1,18 @@
-//! Where the expected results depend on the primary CNI, and the checks of one kind of primary CNI only.
+//! Expected results that depend on the primary CNI.
 
 use std::ops::RangeInclusive;
 use std::path::Path;
 
-use crate::checks::Checks;
-use crate::families::setting;
-use crate::helm::Helm;
-use crate::node::{Files, Node};
-use crate::pods::Pods;
-use crate::{cilium, istio, job, multus, network, runtime};
+use testkit::cluster::families::setting;
+use testkit::cluster::node::{Files, Node};
+
+use crate::{istio, network, runtime};
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const MULTUS_CONF: &str = "/etc/cni/net.d/00-multus.conf";
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
+pub enum Kind {
     Plain,
     /// A stand-in for Cilium's handling of its network config.
     Cilium,
@@ -27,16 +25,17 @@ enum Kind {
 }
 
 impl Kind {
-    fn is_multus(self) -> bool {
+    pub fn is_multus(self) -> bool {
         matches!(self, Kind::MultusThin | Kind::MultusThick)
     }
 
-    fn is_istio(self) -> bool {
+    pub fn is_istio(self) -> bool {
         matches!(self, Kind::IstioFirst | Kind::IstioAfter)
     }
 }
 
-fn kind() -> Kind {
+/// Returns the kind of this cluster's primary CNI.
+pub fn kind() -> Kind {
     match setting("CLUSTER_NETWORK").as_str() {
         "cilium-replayed" => Kind::Cilium,
         "istio-cni-after" => Kind::IstioAfter,
@@ -47,12 +46,14 @@ fn kind() -> Kind {
     }
 }
 
-/// The pod, and its namespace if that may have annotations. With the thin Multus the plugin runs twice.
+/// The pod, and its namespace if that may have annotations. With the thin Multus the plugin runs
+/// twice.
 pub fn requests_of_meshed_pod() -> RangeInclusive<usize> {
     if kind() == Kind::MultusThin { 1..=4 } else { 1..=2 }
 }
 
-/// Multus does not pass the pod's annotations to its delegates, so that the plugin needs the pod object.
+/// Multus does not pass the pod's annotations to its delegates, so that the plugin needs the pod
+/// object.
 pub fn requests_of_unmeshed_pod() -> usize {
     usize::from(kind().is_multus())
 }
@@ -68,8 +69,9 @@ pub fn restart_check() -> &'static str {
     if kind().is_istio() { "Istio's agent restarts" } else { "the primary CNI restarts" }
 }
 
-/// Asserts that the node's files are as before, and describes them. Multus and CRI-O delete pods by plugins that they
-/// cached, so the plugin binary stays. Istio's plugin stays, too, where it was installed after linkerd-cni.
+/// Asserts that the node's files are as before, and describes them. Multus and CRI-O delete pods by
+/// plugins that they cached, so the plugin binary stays. Istio's plugin stays, too, where it was
+/// installed after linkerd-cni.
 pub fn assert_files_after_uninstall(node: &Node, before: &Files) -> &'static str {
     let is_kept = kind().is_multus() || runtime::deletes_from_cache();
     match kind() {
@@ -81,69 +83,25 @@ pub fn assert_files_after_uninstall(node: &Node, before: &Files) -> &'static str
         _ => {}
     }
     let before = network::unchanging(before);
-    let files = || {
-        let mut files = network::unchanging(&node.files());
-        let binary = files.remove(Path::new(BINARY));
-        assert_eq!(binary.is_some(), is_kept, "whether the plugin binary stays");
-        files
-    };
     if kind() == Kind::MultusThick {
-        // Multus' daemon writes each capability that a plugin of its delegate ever had, until the daemon restarts.
-        let [mut expected, mut left] = [before.clone(), files()];
+        // Multus' daemon writes each capability that a plugin of its delegate ever had, until the
+        // daemon restarts.
+        let [mut expected, mut left] = [before.clone(), files_without_binary(node, is_kept)];
         for files in [&mut expected, &mut left] {
             files.remove(Path::new(MULTUS_CONF));
         }
         assert_eq!(left, expected, "uninstalling leaves the node's files");
-        job::rewrite_network();
+        network::rewrite_config();
     }
-    assert_eq!(files(), before, "uninstalling leaves the node's files");
+    let left = files_without_binary(node, is_kept);
+    assert_eq!(left, before, "uninstalling leaves the node's files");
     "the node's files as before"
 }
 
-pub fn after_install(checks: &mut Checks) {
-    let chained = match kind() {
-        Kind::IstioFirst => istio::installed_after,
-        Kind::IstioAfter => istio::installed_before,
-        _ => return,
-    };
-    checks.run("chained beside Istio's plugin", chained);
-}
-
-pub fn while_installed(pods: &Pods, checks: &mut Checks) {
-    if kind().is_istio() {
-        checks.run("Istio's plugin is called", || istio::called(pods));
-        checks.run("both agents restore their entries", || istio::both_restore(pods));
-        checks
-            .run("Istio's plugin is removed and installed", || istio::removed_and_installed(pods));
-    }
-    if kind().is_multus() {
-        checks.run("pod with a second network", || multus::second_network(pods));
-    }
-    if kind() == Kind::MultusThick {
-        checks.run("Multus' daemon is stopped", || multus::stopped_daemon(pods));
-    }
-}
-
-pub fn after_uninstall(node: &Node, helm: &Helm, before: &Files, checks: &mut Checks) {
-    match kind() {
-        Kind::Plain => {}
-        Kind::Cilium => {
-            checks.run("cni.exclusive=true", || cilium::exclusive(node, helm, before));
-        }
-        Kind::IstioFirst | Kind::IstioAfter => {
-            checks.run("Istio's plugin is removed last", || istio::removed(node, before));
-        }
-        Kind::MultusThin | Kind::MultusThick => {
-            let pods = Pods::default();
-            checks.run("called by a NetworkAttachmentDefinition", || {
-                multus::called_by_an_attachment(helm, &pods)
-            });
-            checks.run("annotated by a MutatingAdmissionPolicy", || {
-                multus::annotated_by_the_policy(helm, &pods)
-            });
-            checks.run("uninstall without chaining", || {
-                multus::uninstalled_without_chaining(node, helm, before, pods)
-            });
-        }
-    }
+/// Returns the node's files without the plugin binary, which has to be there if it `is_kept`.
+fn files_without_binary(node: &Node, is_kept: bool) -> Files {
+    let mut files = network::unchanging(&node.files());
+    let binary = files.remove(Path::new(BINARY));
+    assert_eq!(binary.is_some(), is_kept, "whether the plugin binary stays");
+    files
 }

@@ -1,4 +1,5 @@
-//! The job of the row `restarts`: reboots of the node, and pods whose containers restart together or never.
+//! The job of the row `restarts`: reboots of the node, and pods whose containers restart together
+//! or never.
 
 use std::fs::File;
 use std::thread;
@@ -8,16 +9,16 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use testkit::cluster::agent::{Paused, is_agent, process_of, rolled_out};
+use testkit::cluster::containers::{address_of, answer_of, cached_add};
+use testkit::cluster::helm::Helm;
+use testkit::cluster::node::Node;
+use testkit::cluster::pods::{self, Pods, field, kubectl};
+use testkit::until::{until, until_found, until_within};
 
-use crate::agent::{Paused, is_agent, process_of, rolled_out};
 use crate::checks::Checks;
-use crate::containers::{address_of, answer_of, cached_add};
-use crate::helm::Helm;
 use crate::job::{install, uninstall};
 use crate::network;
-use crate::node::Node;
-use crate::pods::{self, Pods, field, kubectl};
-use crate::until::{until, until_found, until_within};
 
 const MESHED: [&str; 4] = ["one", "two", "three", "four"];
 const AUDIT: u64 = 3;
@@ -75,7 +76,8 @@ fn replaced() -> String {
     format!("{} pods failed before the plugin was there; the next one is redirected", failed.len())
 }
 
-/// KEP-5532: when the app ends, kubelet runs all containers again in the netns that the pod has, also the validator.
+/// KEP-5532: when the app ends, kubelet runs all containers again in the netns that the pod has,
+/// also the validator.
 fn all_containers_restart(pods: &Pods) -> String {
     let mut pod = pods::native_sidecar("restarted");
     let app = &mut pod["spec"]["containers"][0];
@@ -102,7 +104,8 @@ fn all_containers_restart(pods: &Pods) -> String {
     "validator and proxy ran again in the same netns; redirected, no repair".to_owned()
 }
 
-/// The primary CNI has written its config, and the agent is stopped until all pods have their network.
+/// The primary CNI has written its config, and the agent is stopped until all pods have their
+/// network.
 fn reboot(times: usize, pods: &Pods) -> String {
     kubectl("delete namespace running validated restarted --timeout=120s");
     pods.start(&MESHED.map(|name| pods::validated(name, "1s")));
@@ -131,7 +134,8 @@ fn reboot(times: usize, pods: &Pods) -> String {
             let now = validations();
             now.len() == 4 && now.iter().zip(&before).all(|(now, before)| *now >= before + 2)
         });
-        // kubelet skips the validator of a pod whose app was created and not started when the node stopped:
+        // kubelet skips the validator of a pod whose app was created and not started when the node
+        // stopped:
         // https://github.com/kubernetes/kubernetes/blob/v1.35.4/pkg/kubelet/kuberuntime/kuberuntime_container.go#L1058
         // containerd still reports the app as created:
         // https://github.com/containerd/containerd/blob/v2.4.2/internal/cri/server/restart.go#L346
@@ -146,8 +150,8 @@ fn reboot(times: usize, pods: &Pods) -> String {
     assert_eq!(uids(), pods_before, "the same pods");
     rolled_out();
     format!(
-        "{times} times: {} stranded pods, no app responded without its proxy, all repaired in place, after at \
-         most {:.0} s",
+        "{times} times: {} stranded pods, no app responded without its proxy, all repaired in \
+         place, after at most {:.0} s",
         times * MESHED.len(),
         longest.as_secs_f64()
     )

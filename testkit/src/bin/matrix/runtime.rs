@@ -5,12 +5,12 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-
-use crate::agent::{clean, rolled_out};
-use crate::families::{Family, setting};
-use crate::node::{Files, Node, kill_component, start_missing_components};
-use crate::pods::{self, Pods, field, kubectl};
-use crate::until::until_within;
+use testkit::cluster::agent::rolled_out;
+use testkit::cluster::families::{Family, setting};
+use testkit::cluster::leftovers::remove_leftovers;
+use testkit::cluster::node::{Files, Node, kill_component, start_missing_components};
+use testkit::cluster::pods::{self, Pods, field, kubectl};
+use testkit::until::until_within;
 
 const BINARY: &str = "/opt/cni/bin/linkerd-cni";
 const CACHE: &str = "/var/lib/cni/results";
@@ -20,12 +20,14 @@ fn component() -> String {
     runtime.split('-').next().unwrap_or_default().to_owned()
 }
 
-/// Whether the runtime deletes a pod by the network config of its creation, as CRI-O does, not by the current one.
+/// Whether the runtime deletes a pod by the network config of its creation, as CRI-O does, not by
+/// the current one.
 pub fn deletes_from_cache() -> bool {
     component() == "crio"
 }
 
-/// Begins to delete a pod while the plugin binary is missing. This shows that the runtime needs the binary.
+/// Begins to delete a pod while the plugin binary is missing. This shows that the runtime needs the
+/// binary.
 pub fn fails_to_delete_without_the_binary(node: &Node, name: &str) {
     let away = Path::new("/opt/cni/linkerd-cni.away");
     fs::rename(BINARY, away).unwrap();
@@ -47,7 +49,7 @@ pub fn has_cached(namespace: &str) -> bool {
 }
 
 pub fn remove_kept(node: &Node, before: &Files) -> String {
-    clean(node, before, "--env=LINKERD_CNI_KEEP_BINARY=false");
+    remove_leftovers(node, before, "--env=LINKERD_CNI_KEEP_BINARY=false");
     "the node's files as before".to_owned()
 }
 
@@ -70,8 +72,9 @@ pub fn has_user_namespaces() -> bool {
     field("nodes", ".items[*].status.runtimeHandlers[*].features.userNamespaces").contains("true")
 }
 
-/// nf_tables compares UIDs as the pod's user namespace maps them, so the proxy's is exempt as in any pod. iptables' owner
-/// match is refused there (`owner_check` in the kernel's `net/netfilter/xt_owner.c`).
+/// nf_tables compares UIDs as the pod's user namespace maps them, so the proxy's is exempt as in
+/// any pod. iptables' owner match is refused there (`owner_check` in the kernel's
+/// `net/netfilter/xt_owner.c`).
 pub fn start_in_user_namespace(pods: &Pods) -> String {
     let mut pod = pods::native_sidecar("mapped");
     pod["spec"]["hostUsers"] = json!(false);
@@ -82,14 +85,22 @@ pub fn start_in_user_namespace(pods: &Pods) -> String {
     {
         pods.assert_connects(["mapped", container, &target], responder, "");
     }
-    let read = |pid: i32, name: &str| fs::read_to_string(format!("/proc/{pid}/{name}"));
-    let mut pods = testkit::pids()
-        .filter(|pid| read(*pid, "cmdline").is_ok_and(|line| line.starts_with("/probe\0")));
-    let map = pods.find_map(|pid| {
-        let map = read(pid, "uid_map").ok()?;
-        let words: Vec<&str> = map.split_whitespace().collect();
-        (words.first() == Some(&"0") && words.get(1) != Some(&"0")).then(|| words.join(" "))
-    });
-    let map = map.expect("a process of a pod is in another user namespace");
+    let map = mapped_uids().expect("a process of a pod is in another user namespace");
     format!("redirected as in other pods; UIDs are mapped: {map}")
+}
+
+/// Returns the UID map of a pod's process in a user namespace of its own.
+fn mapped_uids() -> Option<String> {
+    for pid in testkit::pids() {
+        let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let map = fs::read_to_string(format!("/proc/{pid}/uid_map")).unwrap_or_default();
+        let words: Vec<&str> = map.split_whitespace().collect();
+        if line.starts_with("/probe\0")
+            && let ["0", first, ..] = words[..]
+            && first != "0"
+        {
+            return Some(words.join(" "));
+        }
+    }
+    None
 }

@@ -7,16 +7,16 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
+use testkit::cluster::agent::process_of;
+use testkit::cluster::families::{Family, state};
+use testkit::cluster::helm::Helm;
+use testkit::cluster::kubectl::get_items;
+use testkit::cluster::pods::{self, Pods, kubectl};
+use testkit::until::{until, until_within};
 
-use crate::agent::process_of;
 use crate::agents::{self, AgentPod, SeenAgents};
 use crate::checks::Checks;
-use crate::families::{Family, state};
-use crate::helm::Helm;
-use crate::kubectl::list;
 use crate::machine::Machine;
-use crate::pods::{self, Pods, kubectl};
-use crate::until::{until, until_within};
 
 const MESHED: [&str; 3] = ["meshed-one", "meshed-two", "meshed-three"];
 const TAINT: &str = "linkerd.io/cni-not-ready";
@@ -25,7 +25,7 @@ const TIMEOUT: &str = "--timeout=180s";
 
 /// Runs every check. The plugin is not installed on the first two nodes; the third one joins later.
 pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
-    let [first, second] = [names[0], names[1]].map(Machine::of);
+    let [first, second] = [names[0], names[1]].map(Machine::in_cluster);
     let helm = Helm::new();
     let pods = Pods::default();
     if !checks.run("install on tainted nodes", || install(&helm, &pods, [&first, &second])) {
@@ -33,7 +33,10 @@ pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
     }
     checks.run("repair on one node", || repaired_by_its_own_node(&pods, &second));
     let mut third = None;
-    checks.run("a node joins", || joins(&pods, &first, names[2], image, &mut third));
+    checks.run("a node joins", || {
+        let third = third.insert(Machine::join(&first, names[2], TAINT));
+        starts_after_the_agent(&pods, third, image)
+    });
     let Some(third) = third else { return };
     let all = [&first, &second, &third];
     checks.run("connections between nodes", || connections(&pods, all));
@@ -76,18 +79,14 @@ fn repaired_by_its_own_node(pods: &Pods, node: &Machine) -> String {
     let controllers = controllers_that_asked_about("stranded");
     assert_eq!(controllers, BTreeSet::from([agent]), "pods with API requests about the pod");
     assert_redirected(pods, "client", "stranded");
-    "repaired in place; one Event, which the agent of the pod's node sent; no API request of another node".to_owned()
+    "repaired in place; one Event, which the agent of the pod's node sent; no API request of \
+     another node"
+        .to_owned()
 }
 
 /// The image is missing on the new node at first.
-fn joins(
-    pods: &Pods,
-    first: &Machine,
-    name: &str,
-    image: &Path,
-    third: &mut Option<Machine>,
-) -> String {
-    let third = third.insert(Machine::join(first, name, TAINT));
+fn starts_after_the_agent(pods: &Pods, third: &Machine, image: &Path) -> String {
+    let name = third.name.as_str();
     pods.create(&[third.only(pods::native_sidecar("patient"))]);
     until("the agent's pod is on the new node", || agents::by_node().contains_key(name));
     let reason = r#".status.conditions[?(@.type=="PodScheduled")].reason"#;
@@ -105,7 +104,8 @@ fn joins(
     assert_others_are_same(name, &agents);
     let seconds = begin.elapsed().as_secs_f64();
     format!(
-        "the pod waited until the agent removed the startup taint, and was ready {seconds:.1} s after the image was loaded on the node"
+        "the pod waited until the agent removed the startup taint, and was ready {seconds:.1} s \
+         after the image was loaded on the node"
     )
 }
 
@@ -177,18 +177,19 @@ fn one_after_the_other(seen: &SeenAgents) -> String {
 }
 
 fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> SeenAgents {
-    let until_ready = || {
-        until_within(ROLLOUT, "a ready agent on each node", || nodes.iter().all(has_ready_agent));
-    };
-    until_ready();
+    until_ready(nodes);
     always_installed(nodes, || {
         let watch = SeenAgents::watch(&nodes.map(|node| node.name.as_str()));
         event();
-        until_ready();
+        until_ready(nodes);
         let mut seen = watch.finish();
         seen.look();
         seen
     })
+}
+
+fn until_ready(nodes: [&Machine; 3]) {
+    until_within(ROLLOUT, "a ready agent on each node", || nodes.iter().all(has_ready_agent));
 }
 
 fn always_installed<const COUNT: usize, T>(
@@ -308,9 +309,10 @@ fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
     }
 }
 
-/// Waits for the Event with this reason. Panics if there is more than one, or if it was sent more than once.
+/// Waits for the Event with this reason. Panics if there is more than one, or if it was sent more
+/// than once.
 fn only_event(namespace: &str, reason: &str) -> Value {
-    let events = || list(&format!("events -n {namespace} --field-selector=reason={reason}"));
+    let events = || get_items(&format!("events -n {namespace} --field-selector=reason={reason}"));
     until("the Event", || !events().is_empty());
     let mut events = events();
     assert_eq!(events.len(), 1, "{events:?}");

@@ -1,71 +1,79 @@
-//! What is done to the node and to the release, in random order.
+//! Actions that disturb the node and the release, in random order.
 
 use std::fs::{self, File};
 use std::io::{self, Read as _};
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
+use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::{Signal, kill};
-
-use crate::agent::{self, KUBECONFIG, Paused};
-use crate::helm::NAMESPACE;
-use crate::ledger::{self, Invariant};
-use crate::load::without_api;
-use crate::node::{
-    COPY, copied_pods, kill_component, netns_of, pid_of, replace, restart_api_server,
-    start_missing_components,
-};
-use crate::outages::{self, Cause};
-use crate::world::World;
-use crate::{credential, running};
 use rand::RngExt as _;
 use testkit::OnDrop;
 use testkit::cluster::active;
+use testkit::cluster::agent::{self, KUBECONFIG, Paused};
 use testkit::cluster::containers::ctr;
+use testkit::cluster::helm::NAMESPACE;
 use testkit::cluster::kubectl::{get, kubectl};
+use testkit::cluster::node::{
+    COPY, copied_pods, kill_component, netns_of, pid_of, replace, restart_api_server,
+    start_missing_components,
+};
+
+use crate::ledger::{self, Invariant};
+use crate::load::without_api;
+use crate::outages::{self, Cause};
+use crate::world::{World, make_immutable};
+use crate::{credential, running};
 
 #[derive(Clone, Copy)]
-pub struct Action(pub &'static str, pub bool, pub fn(&mut World));
+pub struct Action {
+    pub name: &'static str,
+    /// Whether the agent's process stays the same.
+    pub keeps_agent: bool,
+    perform: fn(&mut World),
+}
+
+const fn action(name: &'static str, keeps_agent: bool, perform: fn(&mut World)) -> Action {
+    Action { name, keeps_agent, perform }
+}
 
 pub const ACTIONS: [Action; 20] = [
-    Action("agent killed (SIGKILL)", false, kill_agent),
-    Action("agent pod deleted", false, delete_pod),
-    Action("API server killed, started again", true, |world| kill_api_server(world, false)),
-    Action("API server and agent killed", false, |world| kill_api_server(world, true)),
-    Action("API server stalled (SIGSTOP)", true, |world| stall(world, "kube-apiserver")),
-    Action("etcd stalled (SIGSTOP)", true, |world| stall(world, "etcd")),
-    Action("conflist rewritten by the primary CNI", true, |world| rewrite_conflist(world, false)),
-    Action("agent killed, conflist rewritten", false, |world| rewrite_conflist(world, true)),
-    Action("conflist deleted, written again", true, delete_conflist),
-    Action("kubeconfig deleted", true, delete_kubeconfig),
-    Action("token revoked (ServiceAccount recreated)", true, credential::revoke),
-    Action("token expired an hour ago, agent killed", false, |world| {
+    action("agent killed (SIGKILL)", false, kill_agent),
+    action("agent pod deleted", false, delete_pod),
+    action("API server killed, started again", true, |world| kill_api_server(world, false)),
+    action("API server and agent killed", false, |world| kill_api_server(world, true)),
+    action("API server stalled (SIGSTOP)", true, |world| stall(world, "kube-apiserver")),
+    action("etcd stalled (SIGSTOP)", true, |world| stall(world, "etcd")),
+    action("conflist rewritten by the primary CNI", true, |world| rewrite_conflist(world, false)),
+    action("agent killed, conflist rewritten", false, |world| rewrite_conflist(world, true)),
+    action("conflist deleted, written again", true, delete_conflist),
+    action("kubeconfig deleted", true, delete_kubeconfig),
+    action("token revoked (ServiceAccount recreated)", true, credential::revoke),
+    action("token expired an hour ago, agent killed", false, |world| {
         credential::replace_by(world, credential::EXPIRED);
     }),
-    Action("token valid only in an hour, agent killed", false, |world| {
+    action("token valid only in an hour, agent killed", false, |world| {
         credential::replace_by(world, credential::NOT_YET_VALID);
     }),
-    Action("CNI directories full, agent replaced", false, fill_disk),
-    Action("copy of the node's pods damaged", true, damage_copy),
-    Action("agent's watch of pods cut", true, cut_watch),
-    Action("helm upgrade", false, upgrade),
-    Action("helm rollback", false, rollback),
-    Action("kubectl rollout restart", false, rollout_restart),
-    Action("containerd killed, started again", true, restart_containerd),
+    action("CNI directories full, agent replaced", false, fill_disk),
+    action("copy of the node's pods damaged", true, damage_copy),
+    action("agent's watch of pods cut", true, cut_watch),
+    action("helm upgrade", false, upgrade),
+    action("helm rollback", false, rollback),
+    action("kubectl rollout restart", false, rollout_restart),
+    action("containerd killed, started again", true, restart_containerd),
 ];
 
 const RUNTIME: Duration = Duration::from_secs(120);
-/// Largest file system that may be filled, in bytes: scripts/soak mounts small ones at the CNI directories.
+/// Largest file system that may be filled, in bytes: scripts/soak mounts small ones at the CNI
+/// directories.
 const LARGEST: u64 = 256 << 20;
 const WITHOUT_API: Duration = Duration::from_secs(90);
 
 impl Action {
     pub fn perform(self, world: &mut World) {
-        let Action(name, _, perform) = self;
-        ledger::begin(name);
-        perform(world);
+        ledger::begin(self.name);
+        (self.perform)(world);
     }
 }
 
@@ -114,7 +122,8 @@ fn kill_api_server(world: &World, kills_agent: bool) {
     world.recovered(Instant::now(), || true);
 }
 
-/// Kubelet waits for the API server, too, before it starts a pod, so no bound holds meanwhile.
+/// Stops a component for some seconds. Kubelet also waits for the API server before it starts a
+/// pod, so no bound on starts holds meanwhile.
 fn stall(world: &mut World, name: &str) {
     let pid = pid_of(name);
     {
@@ -126,7 +135,8 @@ fn stall(world: &mut World, name: &str) {
     world.recovered(Instant::now(), || true);
 }
 
-/// If it `kills_agent`, pods start without the plugin entry until kubelet has restarted the agent.
+/// Writes the conflist without the plugin entry, as the primary CNI does. If it `kills_agent`, pods
+/// start without the entry until kubelet has restarted the agent.
 fn rewrite_conflist(world: &World, kills_agent: bool) {
     let agent = agent::agent();
     let path = active::path("").expect("there is a conflist");
@@ -173,7 +183,8 @@ fn fill_disk(world: &mut World) {
     world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
 }
 
-/// Removes, cuts and makes immutable files of the copy of the node's pods while pods start, and at last the directory.
+/// Removes, cuts and makes immutable files of the copy of the node's pods while pods start, and at
+/// last the directory.
 fn damage_copy(world: &mut World) {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(10) {
@@ -198,16 +209,18 @@ fn damage_copy(world: &mut World) {
 fn cut_watch(world: &mut World) {
     let agent = get(&format!("pod {} -n {NAMESPACE}", agent::agent().pod));
     let netns = netns_of(agent["status"]["podIP"].as_str().expect("the agent runs"));
-    let chain = |name: &str, port: &str| {
-        let hook = format!("type filter hook {name} priority 0");
-        let rule = format!("tcp {port} {{ 443, 6443 }} drop");
-        format!("chain {name} {{ {hook}; {rule}; }}\n")
-    };
-    let [input, output] = [chain("input", "sport"), chain("output", "dport")];
+    let (input, output) = (dropping_chain("input", "sport"), dropping_chain("output", "dport"));
     netns.must(&["nft", &format!("table inet soak {{ {input}{output} }}")]);
     thread::sleep(Duration::from_secs(world.rng.random_range(5..15)));
     netns.must(&["nft", "delete", "table", "inet", "soak"]);
     world.recovered(Instant::now(), || true);
+}
+
+/// A chain of nftables that drops packets from or to the API server.
+fn dropping_chain(hook: &str, port: &str) -> String {
+    format!(
+        "chain {hook} {{ type filter hook {hook} priority 0; tcp {port} {{ 443, 6443 }} drop; }}\n"
+    )
 }
 
 fn upgrade(world: &mut World) {
@@ -243,13 +256,9 @@ fn restart_containerd(world: &mut World) {
     });
 }
 
-/// Without an inotify instance (`fs.inotify.max_user_instances`), which clusters share, it runs and serves no pods.
+/// Restarts containerd until it serves pods. It runs without serving pods if it gets no inotify
+/// instance (`fs.inotify.max_user_instances`), which all clusters of a machine share.
 fn start_cri() {
-    let has_cri = || {
-        let plugins = ctr(&["plugins", "list"]);
-        let mut lines = plugins.lines().map(|line| line.split_whitespace().collect::<Vec<_>>());
-        lines.any(|words| words.get(1) == Some(&"cri") && words.last() == Some(&"ok"))
-    };
     let begin = Instant::now();
     while !has_cri() {
         assert!(begin.elapsed() < RUNTIME, "containerd does not serve pods; see its log");
@@ -258,6 +267,14 @@ fn start_cri() {
         kill_component("containerd");
         start_missing_components();
     }
+}
+
+/// Whether containerd's plugin that serves pods runs.
+fn has_cri() -> bool {
+    ctr(&["plugins", "list"]).lines().any(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.get(1) == Some(&"cri") && words.last() == Some(&"ok")
+    })
 }
 
 fn fill(directory: &str) -> OnDrop<impl FnMut()> {
@@ -269,12 +286,4 @@ fn fill(directory: &str) -> OnDrop<impl FnMut()> {
     let filled = io::copy(&mut io::repeat(1).take(LARGEST), &mut file);
     assert!(filled.is_err(), "{directory} has more than {LARGEST} bytes left: run scripts/soak");
     ballast
-}
-
-pub fn make_immutable(path: PathBuf) -> OnDrop<impl FnMut()> {
-    let change = move |flag| {
-        let _ = Command::new("chattr").arg(flag).arg(&path).stderr(Stdio::null()).status();
-    };
-    change("+i");
-    OnDrop(move || change("-i"))
 }

@@ -1,4 +1,5 @@
-//! The API server through `kubectl proxy`, as a kubectl for each request would take most of the machine's time.
+//! The API server through `kubectl proxy`, as a kubectl for each request would take most of the
+//! machine's time.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;

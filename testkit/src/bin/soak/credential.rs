@@ -9,19 +9,19 @@ use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
 use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
-
-use crate::actions::make_immutable;
-use crate::agent::{self, KUBECONFIG, Paused, token, with_token};
-use crate::helm::NAMESPACE;
-use crate::node::{COPY, replace};
-use crate::outages::{self, Cause};
-use crate::world::World;
+use testkit::cluster::agent::{self, KUBECONFIG, Paused, token, with_token};
+use testkit::cluster::helm::NAMESPACE;
 use testkit::cluster::kubectl::{fed, field};
+use testkit::cluster::node::{COPY, replace};
+
+use crate::outages::{self, Cause};
+use crate::world::{World, make_immutable};
 
 const ACCOUNT: &str = "linkerd-cni-plugin";
 const KEY: &str = "/var/lib/linkerd2-cni-cluster/pki/tokens.key";
 
-/// No pod gets a copy meanwhile: only a plugin that sends a request meets the rejection and reports it to the agent.
+/// No pod gets a copy meanwhile: only a plugin that sends a request meets the rejection and reports
+/// it to the agent.
 pub fn revoke(world: &mut World) {
     let old = token();
     let outage = outages::open(Cause::Credential);
@@ -38,7 +38,8 @@ pub const EXPIRED: Validity = -7200..-3600;
 /// What the agent finds after the clock was moved back.
 pub const NOT_YET_VALID: Validity = 3600..90_000;
 
-/// Leaves a token that is not valid now. The clock itself belongs to the whole machine: no namespace has its own.
+/// Leaves a token that is not valid now. The clock itself belongs to the whole machine: no
+/// namespace has its own.
 pub fn replace_by(world: &World, validity: Validity) {
     let old = agent::agent();
     let invalid = signed_token(validity);
@@ -63,7 +64,8 @@ fn signed_token(validity: Validity) -> String {
     let uid = field(&format!("serviceaccount {ACCOUNT} -n {NAMESPACE}"), ".metadata.uid");
     let issuer = "https://kubernetes.default.svc.cluster.local";
     let claims = json!({
-        "iss": issuer, "aud": [issuer], "sub": format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}"),
+        "iss": issuer, "aud": [issuer],
+        "sub": format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}"),
         "iat": at(validity.start), "nbf": at(validity.start), "exp": at(validity.end),
         "kubernetes.io": {"namespace": NAMESPACE, "serviceaccount": {"name": ACCOUNT, "uid": uid}},
     });

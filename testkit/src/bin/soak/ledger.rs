@@ -1,26 +1,29 @@
-//! Violations of the invariants, with the action during or after which each was seen. All threads write to one ledger.
+//! Violations of the invariants, with the action during or after which each was seen. All threads
+//! write to one ledger.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use clap::ValueEnum as _;
 use serde::Serialize;
-
-use crate::helm::NAMESPACE;
-use crate::node::Node;
+use testkit::cluster::helm::NAMESPACE;
+use testkit::cluster::node::Node;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Invariant {
-    /// Conflist, kubeconfig and binaries are whole, and the plugin entry is missing only after another writer.
+    /// Conflist, kubeconfig and binaries are whole, and the plugin entry is missing only after
+    /// another writer.
     Files,
     MeshedRules,
     MeshedStart,
     UnmeshedRules,
-    /// An unmeshed pod gets ready within the bound of its normal time, and no ADD fails because of the plugin.
+    /// An unmeshed pod gets ready within the bound of its normal time, and no ADD fails because of
+    /// the plugin.
     UnmeshedStart,
     StartsWithoutApi,
-    /// A pod that has responded responds until its deletion, in the same netns and with the same processes.
+    /// A pod that has responded responds until its deletion, in the same netns and with the same
+    /// processes.
     Running,
     End,
     Recovery,
@@ -56,14 +59,14 @@ pub struct Ledger {
     pub violations: Vec<Violation>,
 }
 
-pub fn with<T>(read: impl FnOnce(&mut Ledger) -> T) -> T {
-    read(&mut LEDGER.lock().unwrap_or_else(PoisonError::into_inner))
+pub fn lock<T>(access: impl FnOnce(&mut Ledger) -> T) -> T {
+    access(&mut LEDGER.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// Starts an action: violations from now on are recorded under it.
 pub fn begin(action: &'static str) {
     println!("{:>5} s  {action}", BEGIN.elapsed().as_secs());
-    with(|Ledger { rows, current, .. }| {
+    lock(|Ledger { rows, current, .. }| {
         *current = rows.iter().position(|row| row.action == action).unwrap_or_else(|| {
             let none = Invariant::value_variants().iter().map(|invariant| (*invariant, 0));
             rows.push(Row { action, times: 0, longest_recovery: 0.0, violations: none.collect() });
@@ -75,7 +78,7 @@ pub fn begin(action: &'static str) {
 
 pub fn recovered(took: Duration) {
     println!("         recovered after {:.1} s", took.as_secs_f64());
-    with(|ledger| {
+    lock(|ledger| {
         let row = &mut ledger.rows[ledger.current];
         row.longest_recovery = row.longest_recovery.max(seconds(took));
     });
@@ -84,7 +87,7 @@ pub fn recovered(took: Duration) {
 pub fn violated(invariant: Invariant, seen: impl Into<String>) {
     let (second, seen) = (BEGIN.elapsed().as_secs(), seen.into());
     println!("{second:>5} s  VIOLATION of {invariant:?}: {seen}");
-    with(|ledger| {
+    lock(|ledger| {
         let row = &mut ledger.rows[ledger.current];
         row.violations[invariant as usize].1 += 1;
         ledger.violations.push(Violation { invariant, action: row.action, second, seen });
@@ -97,18 +100,20 @@ pub fn seconds(time: Duration) -> f64 {
 
 const UNMESHED: &str = "unmeshed-";
 
-/// Those of unmeshed pods, and those without the plugin binary, are violations. Returns the number of the others.
+/// Records failed ADDs of unmeshed pods, and those without the plugin binary, as violations.
+/// Returns the number of other failed ADDs.
 pub fn check_kubelet_log(node: &Node) -> usize {
     let log = node.kubelet_log();
     let failures = log.lines().filter(|line| line.contains("Failed to create sandbox for pod"));
     let mut failed = 0;
-    // The pod of the agent is in the release's namespace: its name has the plugin's name in it.
+    // The name of the agent's pod also contains `linkerd-cni`; that pod is in the release's
+    // namespace.
     let release = format!("pod=\"{NAMESPACE}/");
-    let of_plugin = failures.filter(|line| {
+    for line in failures {
         let error = line.replace('\\', "");
-        error.contains("plugin type=\"linkerd-cni\"") && !line.contains(&release)
-    });
-    for line in of_plugin {
+        if !error.contains("plugin type=\"linkerd-cni\"") || line.contains(&release) {
+            continue;
+        }
         if line.contains("failed to find plugin") {
             violated(Invariant::Files, line);
         } else if line.contains(UNMESHED) {

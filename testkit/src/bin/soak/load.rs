@@ -6,12 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::api::Api;
-use crate::ledger::seconds;
-use crate::outages::{self, Cause, RETRY};
-use crate::pod::{END, Kind, Pod, Source};
-use crate::running;
-use crate::seeded::Break;
 use rand::RngExt as _;
 use rand::rngs::StdRng;
 use serde_json::{Value, json};
@@ -20,6 +14,13 @@ use testkit::cluster::pods;
 use testkit::repeated::Repeated;
 use testkit::statistics::percentile;
 
+use crate::api::Api;
+use crate::ledger::seconds;
+use crate::outages::{self, Cause, RETRY};
+use crate::pod::{END, Kind, Pod, Source};
+use crate::running;
+use crate::seeded::Break;
+
 pub const NAMESPACE: &str = "soak";
 const STATIC_PODS: &str = "/var/lib/linkerd2-cni-cluster/static-pods";
 const MAX_PODS: usize = 12;
@@ -27,7 +28,8 @@ const MAX_PODS: usize = 12;
 const MAX_STATIC_PODS: usize = 4;
 const TICK: Duration = Duration::from_millis(150);
 const LAST_START: Duration = Duration::from_secs(90);
-/// Bound of the wait for the last pods' end: a pod that is deleted last is still checked against its bound.
+/// Bound of the wait for the last pods' end: a pod that is deleted last is still checked against
+/// its bound.
 const LAST: Duration = LAST_START.saturating_add(END).saturating_add(RETRY);
 
 static WITHOUT_API: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
@@ -36,7 +38,12 @@ pub fn without_api() -> [usize; 2] {
     WITHOUT_API.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
-fn spread(mut starts: Vec<Duration>) -> Value {
+fn started(pods: &[Pod]) -> usize {
+    pods.iter().filter(|pod| pod.answered.is_some()).count()
+}
+
+fn spread(pods: &[Pod]) -> Value {
+    let mut starts: Vec<Duration> = pods.iter().filter_map(|pod| pod.start).collect();
     let [p50, p99, max] = [50, 99, 100].map(|percent| seconds(percentile(&mut starts, percent)));
     json!({"pods": starts.len(), "p50": p50, "p99": p99, "max": max})
 }
@@ -63,23 +70,20 @@ pub fn start(rng: StdRng, seeded: Option<Break>) -> Repeated<Load> {
 impl Load {
     fn create(&mut self) {
         let is_down = outages::is_open(Cause::ApiServer);
-        let counts = |pod: &&Pod| pod.deleted.is_none() && (!is_down || pod.source == Source::File);
-        let staying = self.pods.iter().filter(counts).count();
+        let mut staying: Vec<&Pod> = self.pods.iter().collect();
+        staying.retain(|pod| pod.deleted.is_none() && (!is_down || pod.source == Source::File));
         let most = if is_down { MAX_STATIC_PODS } else { MAX_PODS };
-        if Instant::now() < self.next || staying >= most {
+        if Instant::now() < self.next || staying.len() >= most {
             return;
         }
         self.next = Instant::now() + Duration::from_millis(self.rng.random_range(1000..2000));
         let kind = match self.rng.random_range(0..10) {
             0..=4 => Kind::Unmeshed,
-            5..=7 => Kind::Injected,
-            _ if is_down => Kind::Injected,
-            _ => Kind::Manual,
+            8.. if !is_down => Kind::Manual,
+            _ => Kind::Injected,
         };
-        let source = match is_down || kind != Kind::Manual && self.rng.random_range(0..4) == 0 {
-            true => Source::File,
-            false => Source::ApiServer,
-        };
+        let is_static = is_down || kind != Kind::Manual && self.rng.random_range(0..4) == 0;
+        let source = if is_static { Source::File } else { Source::ApiServer };
         self.count += 1;
         let name = format!("{}-{}", format!("{kind:?}").to_lowercase(), self.count);
         if let Some(name) = self.start(&name, kind, source) {
@@ -92,7 +96,7 @@ impl Load {
         match source {
             Source::ApiServer => {
                 let path = format!("/api/v1/namespaces/{NAMESPACE}/pods");
-                self.api.create(&path, &pod).then(|| name.to_owned())
+                if self.api.create(&path, &pod) { Some(name.to_owned()) } else { None }
             }
             Source::File => {
                 pod["metadata"]["namespace"] = "default".into();
@@ -108,12 +112,16 @@ impl Load {
             let had = pod.answered.is_some();
             pod.observe(sandboxes.get(&pod.name));
             if !had && pod.answered.is_some() {
-                pod.sandbox.iter().for_each(|sandbox| running::insert(&pod.name, &sandbox.netns));
+                if let Some(sandbox) = &pod.sandbox {
+                    running::insert(&pod.name, &sandbox.netns);
+                }
                 pod.start = pod.undisturbed();
                 let without_api = pod.without_api && outages::is_open(Cause::ApiServer);
                 WITHOUT_API[usize::from(pod.is_meshed())]
                     .fetch_add(usize::from(without_api), Ordering::Relaxed);
-                self.seeded.iter().for_each(|bug| bug.harm(pod));
+                if let Some(bug) = self.seeded {
+                    bug.harm(pod);
+                }
             }
         }
         self.delete_old();
@@ -152,21 +160,22 @@ impl Load {
             pod.report_leftover();
         }
         self.ended.append(&mut self.pods);
-        let of = |is_meshed| self.ended.iter().filter(move |pod| pod.is_meshed() == is_meshed);
-        let started = |is_meshed| of(is_meshed).filter(|pod| pod.answered.is_some()).count();
-        let starts = |is_meshed| spread(of(is_meshed).filter_map(|pod| pod.start).collect());
+        let rule_checks: usize = self.ended.iter().map(|pod| pod.rule_checks).sum();
+        let (meshed, unmeshed): (Vec<Pod>, Vec<Pod>) =
+            self.ended.into_iter().partition(|pod| pod.is_meshed());
         json!({
-            "meshed": started(true),
-            "unmeshed": started(false),
+            "meshed": started(&meshed),
+            "unmeshed": started(&unmeshed),
             // Created and responded while the API server was down.
             "unmeshed_without_api": without_api()[0],
             "meshed_without_api": without_api()[1],
-            // Started while another writer had removed the plugin entry; the repair controller repaired them.
-            "repaired": of(true).filter(|pod| pod.repaired).count(),
-            "rule_checks": self.ended.iter().map(|pod| pod.rule_checks).sum::<usize>(),
+            // Started while another writer had removed the plugin entry; the repair controller
+            // repaired them.
+            "repaired": meshed.iter().filter(|pod| pod.repaired).count(),
+            "rule_checks": rule_checks,
             // From the creation of a pod until it responds, of pods that no outage held back.
-            "unmeshed_start": starts(false),
-            "meshed_start": starts(true),
+            "unmeshed_start": spread(&unmeshed),
+            "meshed_start": spread(&meshed),
         })
     }
 }
@@ -183,7 +192,7 @@ fn delete(pod: &mut Pod, api: &Api) {
             fs::remove_file(static_path(&name)).is_ok()
         }
     };
-    pod.deleted = is_deleted.then(Instant::now);
+    pod.deleted = if is_deleted { Some(Instant::now()) } else { None };
 }
 
 fn static_path(name: &str) -> PathBuf {

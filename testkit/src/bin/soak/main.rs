@@ -1,5 +1,6 @@
-//! Soak: pods come and go on a real node that is disturbed in random order, and promises are checked all the time.
-//! `scripts/soak` creates the node and runs this program; docs/maintainers/soak.md shows the results.
+//! Soak: pods come and go on a real node that is disturbed in random order, and promises are
+//! checked all the time. `scripts/soak` creates the node and runs this program;
+//! docs/maintainers/soak.md shows the results.
 
 mod actions;
 mod api;
@@ -26,19 +27,20 @@ use rand::rngs::StdRng;
 use rand::seq::SliceRandom as _;
 use rand::{RngExt as _, SeedableRng as _};
 use serde_json::json;
-use testkit::cluster::{active, agent, helm, node, pods, versions};
+use testkit::cluster::helm::Helm;
+use testkit::cluster::kubectl::kubectl;
+use testkit::cluster::node::{self, Files, Node};
+use testkit::cluster::{active, pods};
 
 use actions::{ACTIONS, Action};
-use helm::Helm;
 use ledger::Invariant;
-use node::{Files, Node};
 use outages::Cause;
-use pods::kubectl;
 use seeded::Break;
 use world::World;
 
 /// The repair controller repairs pods that start while another writer has removed the plugin entry.
-const VALUES: &str = "repairController.enabled=true,repairController.mode=in-place,repairController.auditIntervalSeconds=10";
+const VALUES: &str = "repairController.enabled=true,repairController.mode=in-place,\
+                      repairController.auditIntervalSeconds=10";
 const UNINSTALL: Duration = Duration::from_secs(90);
 
 /// Disturbs the cluster of `KUBECONFIG`, whose only node is this machine, and checks the promises.
@@ -95,9 +97,9 @@ fn main() -> ExitCode {
     // Tries of ADD of meshed pods; kubelet retried them.
     pods["failed_tries"] = ledger::check_kubelet_log(&node).into();
 
-    let (rows, violations) = ledger::with(|seen| (seen.rows.clone(), seen.violations.clone()));
+    let (rows, violations) = ledger::lock(|seen| (seen.rows.clone(), seen.violations.clone()));
     let report = json!({
-        "seed": options.seed, "minutes": options.minutes, "versions": versions::of_node(),
+        "seed": options.seed, "minutes": options.minutes, "versions": node::versions(),
         "reads": reads, "pods": pods, "actions": rows, "violations": violations,
         "resources": resources,
     });
@@ -106,15 +108,15 @@ fn main() -> ExitCode {
     if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Each action once in a round. In two of three rounds the agent's process stays the same, so that growth is seen.
+/// Each action once in a round. In two of three rounds the agent's process stays the same, so that
+/// growth is seen.
 fn disturb(world: &mut World, options: &Options, span: Duration) {
     let begin = Instant::now();
-    let is_wanted = |Action(name, ..): &Action| {
-        options.only.is_empty() || options.only.iter().any(|part| name.contains(part))
-    };
     for round in 0.. {
         let mut actions = ACTIONS.to_vec();
-        actions.retain(|action| is_wanted(action) && (round % 3 == 0 || action.1));
+        actions.retain(|action| {
+            is_wanted(action, &options.only) && (round % 3 == 0 || action.keeps_agent)
+        });
         assert!(round > 0 || !actions.is_empty(), "no action has such a name");
         actions.shuffle(&mut world.rng);
         for action in actions {
@@ -125,6 +127,11 @@ fn disturb(world: &mut World, options: &Options, span: Duration) {
             thread::sleep(Duration::from_millis(world.rng.random_range(1000..5000)));
         }
     }
+}
+
+/// Whether the action's name has one of these parts, or there are none.
+fn is_wanted(action: &Action, parts: &[String]) -> bool {
+    parts.is_empty() || parts.iter().any(|part| action.name.contains(part))
 }
 
 /// An action that panics has not done its work: helm, kubectl or a restarted component failed.

@@ -1,11 +1,13 @@
-//! Times in which something outside of the plugin's promises held pods back, or changed the node's files.
+//! Times in which something outside of the plugin's promises held pods back, or changed the node's
+//! files.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use testkit::OnDrop;
 
-/// Time after an outage in which its consequences go on: kubelet and the controllers retry after up to 15 s.
+/// Time after an outage in which its consequences go on: kubelet and the controllers retry after up
+/// to 15 s.
 pub const RETRY: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,27 +26,27 @@ pub enum Cause {
 
 static OUTAGES: Mutex<Vec<(Cause, Option<Instant>)>> = Mutex::new(Vec::new());
 
-fn all() -> MutexGuard<'static, Vec<(Cause, Option<Instant>)>> {
+fn outages() -> MutexGuard<'static, Vec<(Cause, Option<Instant>)>> {
     OUTAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 pub fn open(cause: Cause) -> OnDrop<impl FnMut()> {
-    all().push((cause, None));
+    outages().push((cause, None));
     OnDrop(move || {
-        if let Some((_, end)) = all().iter_mut().find(|outage| **outage == (cause, None)) {
+        if let Some((_, end)) = outages().iter_mut().find(|outage| **outage == (cause, None)) {
             *end = Some(Instant::now());
         }
     })
 }
 
 pub fn is_open(cause: Cause) -> bool {
-    all().contains(&(cause, None))
+    outages().contains(&(cause, None))
 }
 
 /// End of the last outage of these causes with its retries, which is now or later during an outage.
 fn last(causes: &[Cause]) -> Option<Instant> {
-    let all = all();
-    let of_causes = all.iter().filter(|(cause, _)| causes.contains(cause));
+    let outages = outages();
+    let of_causes = outages.iter().filter(|(cause, _)| causes.contains(cause));
     of_causes.map(|(_, end)| end.unwrap_or_else(Instant::now) + RETRY).max()
 }
 

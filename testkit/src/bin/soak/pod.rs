@@ -19,9 +19,10 @@ const REPAIR: Duration = Duration::from_secs(90);
 const CHECK: Duration = Duration::from_secs(4);
 /// Consecutive checks without a response after which a pod that has responded counts as dead.
 const SILENT_CHECKS: usize = 3;
-/// Time after which `nft` is tried again in a netns. The runtime unmounts a netns an instant before it deletes the file.
+/// Time after which `nft` is tried again in a netns. The runtime unmounts a netns an instant before
+/// it deletes the file.
 const AGAIN: Duration = Duration::from_millis(500);
-/// In the rules that redirect TCP, in both directions.
+/// Texts in the rules that redirect TCP, in both directions.
 const REDIRECTS: [&str; 4] = [
     "jump PROXY_INIT_REDIRECT",
     "redirect to :4143",
@@ -58,7 +59,8 @@ pub struct Pod {
     pub repaired: bool,
     pub rule_checks: usize,
     checked: Instant,
-    /// Whether a deletion was tried. The API server may have performed it also if it did not respond.
+    /// Whether a deletion was tried. The API server may have performed it also if it did not
+    /// respond.
     pub deletion_tried: bool,
     silent_checks: usize,
     reported: BTreeSet<Invariant>,
@@ -111,22 +113,26 @@ impl Pod {
     }
 
     pub fn undisturbed(&self) -> Option<Duration> {
-        let held = outages::since(self.held_by(), self.created);
-        (!held).then(|| self.created.elapsed())
+        if outages::since(self.held_by(), self.created) {
+            return None;
+        }
+        Some(self.created.elapsed())
     }
 
-    /// Whether a pod that has responded has stopped to, and is not reported yet. Its deletion would hide that.
+    /// Whether a pod that has responded no longer responds, and is not reported yet. Its deletion
+    /// would hide that.
     pub fn is_silent(&self) -> bool {
         self.silent_checks > 0 && !self.reported.contains(&Invariant::Running)
     }
 
-    /// Takes note of a sandbox, and checks its rules. A pod that has responded keeps its sandbox.
+    /// Records a sandbox, and checks its rules. A pod that has responded keeps its sandbox.
     fn on_sandbox(&mut self, sandbox: &Sandbox) {
         if let Some(old) = self.sandbox.replace(sandbox.clone()) {
             let seen = format!("has netns {:?} after {:?}", sandbox.netns, old.netns);
             self.report_death(&seen);
         }
-        // ADD used a network config without the plugin entry. Only another writer may have caused that.
+        // ADD used a network config without the plugin entry. Only another writer may have caused
+        // that.
         let is_foreign = outages::since(&[Cause::Unchained, Cause::NoConflist], self.created);
         if self.is_meshed() && !sandbox.has_entry && is_foreign {
             self.stranded = Some(Instant::now());
@@ -144,11 +150,11 @@ impl Pod {
         let Some(sandbox) = &self.sandbox else { return };
         self.checked = Instant::now();
         self.rule_checks += 1;
-        let list = || nft(sandbox, &["list", "ruleset"]);
-        let listed = list().or_else(|_| {
+        let mut listed = nft(sandbox, &["list", "ruleset"]);
+        if listed.is_err() {
             thread::sleep(AGAIN);
-            list()
-        });
+            listed = nft(sandbox, &["list", "ruleset"]);
+        }
         let rules = match listed {
             Err(_) if !sandbox.netns.exists() => return self.report_death("has no netns"),
             Err(error) => error,
@@ -204,10 +210,12 @@ impl Pod {
         if self.answered.is_some() {
             return;
         }
-        let (invariant, bound) = match self.kind {
-            Kind::Unmeshed => (Invariant::UnmeshedStart, UNMESHED),
-            _ if self.stranded.is_some() => (Invariant::MeshedStart, MESHED + REPAIR),
-            _ => (Invariant::MeshedStart, MESHED),
+        let (invariant, bound) = if !self.is_meshed() {
+            (Invariant::UnmeshedStart, UNMESHED)
+        } else if self.stranded.is_some() {
+            (Invariant::MeshedStart, MESHED + REPAIR)
+        } else {
+            (Invariant::MeshedStart, MESHED)
         };
         let took = calm(self.held_by(), self.created);
         if took > bound {
@@ -241,10 +249,14 @@ impl Pod {
     }
 }
 
+/// Runs `nft` in the pod's netns. Returns its output, or its error.
 pub fn nft(sandbox: &Sandbox, args: &[&str]) -> Result<String, String> {
     let netns = format!("--net={}", sandbox.netns.display());
     let output = Command::new("nsenter").arg(netns).arg("nft").args(args).output();
     let output = output.map_err(|error| error.to_string())?;
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    output.status.success().then(|| text(&output.stdout)).ok_or_else(|| text(&output.stderr))
+    if output.status.success() {
+        Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+    } else {
+        Err(String::from_utf8_lossy(&output.stderr).into_owned())
+    }
 }

@@ -1,4 +1,5 @@
-//! Reads the node's conflist, kubeconfig and plugin binary every 2 ms, as the container runtime could at any instant.
+//! Reads the node's conflist, kubeconfig and plugin binary every 2 ms, as the container runtime
+//! could at any instant.
 
 use std::fs;
 use std::time::{Duration, Instant};
@@ -24,7 +25,8 @@ pub struct Watched {
 }
 
 impl Watched {
-    /// Twice if it is not allowed: a replaced file may look missing, and an action's outage may have closed meanwhile.
+    /// Reads a state that is not allowed twice: a file that is being replaced may look missing, and
+    /// the outage of an action may just have ended.
     fn read(&mut self) {
         self.reads += 1;
         let mut state = self.state();
@@ -41,7 +43,8 @@ impl Watched {
         }
     }
 
-    /// A missing plugin of the conflist, and another size of the plugin binary than the first, are damages, too.
+    /// Returns the state of the node's files. A missing plugin of the conflist is also damage, and
+    /// so is another size of the plugin binary than the first.
     fn state(&mut self) -> State {
         let plugins = active::plugins();
         let mut types = plugins.iter().filter_map(|plugin| plugin["type"].as_str());
@@ -53,10 +56,10 @@ impl Watched {
             return state;
         }
         let size = fs::metadata(BINARY).map_or(0, |file| file.len());
-        match *self.size.get_or_insert(size) == size {
-            true => state,
-            false => State::Damaged(format!("the plugin binary has {size} bytes")),
+        if *self.size.get_or_insert(size) != size {
+            return State::Damaged(format!("the plugin binary has {size} bytes"));
         }
+        state
     }
 }
 

@@ -15,12 +15,13 @@ const PROGRAMS: [(&str, &str); 2] = [
     ("repair controller", "/usr/lib/linkerd/linkerd-cni-repair-controller"),
 ];
 const PERIOD: Duration = Duration::from_secs(2);
-/// Samples of a process that do not count, of the first 10 s: its memory still grows while it starts.
+/// Samples of a process that do not count, of the first 10 s: its memory still grows while it
+/// starts.
 const FIRST: usize = 5;
 /// Number of samples of a process whose growth is judged: two minutes.
 const SAMPLES: usize = 60;
-/// How much the last third of the samples may exceed the first: resident memory with the pages of the program's file,
-/// and of the process alone, open files, and threads.
+/// How much the last third of the samples may exceed the first: resident memory with the pages of
+/// the program's file, and of the process alone, open files, and threads.
 const ALLOWED_GROWTH: [(&str, u64); 4] =
     [("rss_kb", 512), ("private_kb", 512), ("descriptors", 3), ("threads", 2)];
 
@@ -40,7 +41,8 @@ pub fn start() -> Repeated<Vec<Sample>> {
     Repeated::start(PERIOD, Vec::new(), |samples| samples.extend(sample()))
 }
 
-/// Compares the samples of each program, and of each process that ran long enough. Too few are a violation.
+/// Compares the samples of each program, and of each process that ran long enough. Too few are a
+/// violation.
 pub fn growths(samples: &[Sample]) -> Vec<Growth> {
     let mut growths = Vec::new();
     for (program, _) in PROGRAMS {
@@ -72,14 +74,18 @@ pub fn growths(samples: &[Sample]) -> Vec<Growth> {
 
 fn compare(program: &'static str, of: String, all: &[&Figures]) -> Growth {
     let third = all.len() / 3;
-    let [first, last] = [&all[..third], &all[all.len() - third..]].map(|samples| {
-        let median_of = |(name, _)| {
-            let mut values: Vec<_> = samples.iter().map(|figures| figures[name]).collect();
-            (name, median(&mut values))
-        };
-        ALLOWED_GROWTH.map(median_of).into()
-    });
+    let first = medians(&all[..third]);
+    let last = medians(&all[all.len() - third..]);
     Growth { program, of, samples: all.len(), first, last }
+}
+
+fn medians(samples: &[&Figures]) -> Figures {
+    let mut medians = Figures::new();
+    for (name, _) in ALLOWED_GROWTH {
+        let mut values: Vec<u64> = samples.iter().map(|figures| figures[name]).collect();
+        medians.insert(name, median(&mut values));
+    }
+    medians
 }
 
 /// The programs' processes on this node, which all are in its control group.
@@ -91,20 +97,25 @@ fn sample() -> impl Iterator<Item = Sample> {
         let program = line.split('\0').next()?;
         let (name, _) = PROGRAMS.into_iter().find(|(_, path)| program == *path)?;
         let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).ok()?;
-        groups.contains(&node).then_some((name, pid, figures(pid)?))
+        if !groups.contains(&node) {
+            return None;
+        }
+        Some((name, pid, figures(pid)?))
     })
 }
 
 fn figures(pid: i32) -> Option<Figures> {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).ok()?;
-    let field = |name: &str| {
-        let line = status.lines().find_map(|line| line.strip_prefix(name))?;
-        line.split_whitespace().next()?.parse().ok()
-    };
     Some(Figures::from([
-        ("rss_kb", field("VmRSS:")?),
-        ("private_kb", field("RssAnon:")?),
-        ("threads", field("Threads:")?),
+        ("rss_kb", field(&status, "VmRSS:")?),
+        ("private_kb", field(&status, "RssAnon:")?),
+        ("threads", field(&status, "Threads:")?),
         ("descriptors", fs::read_dir(format!("/proc/{pid}/fd")).ok()?.count() as u64),
     ]))
+}
+
+/// Returns a number in the text of `/proc/PID/status`.
+fn field(status: &str, name: &str) -> Option<u64> {
+    let line = status.lines().find_map(|line| line.strip_prefix(name))?;
+    line.split_whitespace().next()?.parse().ok()
 }

@@ -10,7 +10,6 @@ use std::time::Duration;
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-
 use testkit::until::until;
 
 use crate::ledger::{self, Invariant};
@@ -44,11 +43,12 @@ pub fn survive(disturb: impl FnOnce()) {
     until("a pod has responded", || !running().is_empty());
     let _hold = HOLD.lock().unwrap_or_else(PoisonError::into_inner);
     let before = running().clone();
-    let processes: BTreeMap<_, _> = before.values().map(|netns| (netns, found(netns))).collect();
+    let processes: BTreeMap<_, _> =
+        before.values().map(|netns| (netns, container_processes(netns))).collect();
     disturb();
     thread::sleep(SETTLE);
     for (name, netns) in &before {
-        let (had, has) = (&processes[netns], found(netns));
+        let (had, has) = (&processes[netns], container_processes(netns));
         if had.is_empty() || !had.is_subset(&has) {
             let seen = format!("pod {name} had processes {had:?} in {netns:?}, now {has:?}");
             ledger::violated(Invariant::Running, seen);
@@ -60,20 +60,22 @@ pub fn survive(disturb: impl FnOnce()) {
 /// Kills the last container of a pod, as a seeded bug. Kubelet starts it again in the same netns.
 pub fn kill_container_of_one() {
     let netns = running().values().next().cloned().expect("a pod has responded");
-    if let Some(pid) = found(&netns).last() {
+    if let Some(pid) = container_processes(&netns).last() {
         let _ = kill(Pid::from_raw(*pid), Signal::SIGKILL);
     }
 }
 
-fn found(netns: &Path) -> BTreeSet<i32> {
-    let is_of_container = |pid: &i32| {
-        let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
-        line.is_ok_and(|line| line.starts_with(PROBE))
-    };
-    processes(netns).into_iter().filter(is_of_container).collect()
+fn container_processes(netns: &Path) -> BTreeSet<i32> {
+    processes(netns).into_iter().filter(|pid| is_of_container(*pid)).collect()
 }
 
-/// Kills all processes in a netns, as a seeded bug. Without the sandbox's process kubelet creates another sandbox.
+fn is_of_container(pid: i32) -> bool {
+    let line = fs::read_to_string(format!("/proc/{pid}/cmdline"));
+    line.is_ok_and(|line| line.starts_with(PROBE))
+}
+
+/// Kills all processes in a netns, as a seeded bug. Without the sandbox's process kubelet creates
+/// another sandbox.
 pub fn kill_all(netns: &Path) {
     for pid in processes(netns) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);
@@ -81,9 +83,15 @@ pub fn kill_all(netns: &Path) {
 }
 
 fn processes(netns: &Path) -> Vec<i32> {
-    let identity = |path: &Path| fs::metadata(path).ok().map(|file| (file.dev(), file.ino()));
-    let netns = identity(netns);
-    let is_inside =
-        |pid: &i32| netns.is_some() && identity(format!("/proc/{pid}/ns/net").as_ref()) == netns;
-    testkit::pids().filter(is_inside).collect()
+    let Some(inode) = device_and_inode(netns) else {
+        return Vec::new();
+    };
+    let mut pids: Vec<i32> = testkit::pids().collect();
+    pids.retain(|pid| device_and_inode(format!("/proc/{pid}/ns/net").as_ref()) == Some(inode));
+    pids
+}
+
+fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
+    let file = fs::metadata(path).ok()?;
+    Some((file.dev(), file.ino()))
 }

@@ -4,10 +4,11 @@ use std::fs;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::pod::{Pod, nft};
-use crate::{ledger, running};
 use testkit::cluster::active;
 use testkit::cluster::node::replace;
+
+use crate::pod::{Pod, nft};
+use crate::{ledger, running};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Break {

@@ -1,15 +1,19 @@
 //! The node and the release that the actions disturb.
 
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use crate::agent;
-use crate::api::Api;
-use crate::helm::{Helm, NAMESPACE};
-use crate::ledger::{self, Invariant};
-use crate::pods::command;
 use rand::rngs::StdRng;
+use testkit::OnDrop;
 use testkit::cluster::active::{self, State};
+use testkit::cluster::agent;
+use testkit::cluster::helm::{Helm, NAMESPACE};
+use testkit::cluster::pods::command;
+
+use crate::api::Api;
+use crate::ledger::{self, Invariant};
 
 /// Kubelet restarts a container after up to 40 s; the API server caches a token review for 10 s.
 const RECOVERY: Duration = Duration::from_secs(150);
@@ -19,6 +23,17 @@ pub struct World {
     pub api: Api,
     pub rng: StdRng,
     pub original: String,
+}
+
+/// Makes a file or directory immutable until the value is dropped.
+pub fn make_immutable(path: PathBuf) -> OnDrop<impl FnMut()> {
+    change_attribute("+i", &path);
+    OnDrop(move || change_attribute("-i", &path))
+}
+
+/// Changes an attribute of a file. A file that another program has removed is ignored.
+fn change_attribute(flag: &str, path: &Path) {
+    let _ = Command::new("chattr").arg(flag).arg(path).stderr(Stdio::null()).status();
 }
 
 impl World {
