@@ -1,8 +1,8 @@
 //! The command line of `linkerd cni`, an extension of Linkerd's CLI.
 //!
-//! `linkerd NAME` runs `linkerd-NAME` from `PATH`. `linkerd check` runs each extension whose command
-//! `_extension-metadata` asks for that, with `check --output=json` and the flags of `linkerd check`,
-//! and adds the results to its own.
+//! `linkerd NAME` runs `linkerd-NAME` from `PATH`. `linkerd check` runs each extension whose
+//! command `_extension-metadata` asks for that, with `check --output=json` and the flags of
+//! `linkerd check`, and adds the results to its own.
 
 mod cluster;
 

@@ -2,8 +2,9 @@
 //!
 //! An administrator's kubeconfig can have client certificates, exec plugins, proxies and several
 //! merged files, and kubectl handles all of them. [`crate::kube`] reads only kubeconfigs with a
-//! token. Every administrator has kubectl. `kubectl proxy` sends the requests, from a socket that only
-//! the user can open: kubectl and its credential plugin start once, not for each of 500 agents.
+//! token. Every administrator has kubectl. `kubectl proxy` sends the requests, from a socket that
+//! only the user can open: kubectl and its credential plugin start once, not for each of 500
+//! agents.
 
 use std::env;
 use std::ffi::OsString;

@@ -67,7 +67,8 @@ mod tests {
                 (result, _) => panic!("{status}: {result:?}"),
             }
         }
-        // The API server omits updatedNumberScheduled if it is 0, and a new DaemonSet has no status.
+        // The API server omits updatedNumberScheduled if it is 0, and a new DaemonSet has no
+        // status.
         assert!(ready_nodes(&serde_json::json!({"metadata": {"generation": 1}})).is_err());
     }
 }

@@ -38,7 +38,8 @@ pub struct ClusterFlags {
 }
 
 impl ClusterFlags {
-    /// Returns the namespace of the control plane. As in Linkerd's CLI, an empty variable is not set.
+    /// Returns the namespace of the control plane. As in Linkerd's CLI, an empty variable is not
+    /// set.
     pub fn linkerd_namespace(&self) -> &str {
         match self.linkerd_namespace.as_str() {
             "" => LINKERD_NAMESPACE,

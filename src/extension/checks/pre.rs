@@ -23,7 +23,8 @@ pub fn checks(api: &dyn Api, namespace: &str) -> Vec<Check> {
     ]
 }
 
-/// Checks that there is no agent beside the one in `namespace`. `is_other` decides about DaemonSets.
+/// Checks that there is no agent beside the one in `namespace`. `is_other` decides about
+/// DaemonSets.
 pub fn other_agents(
     api: &dyn Api,
     category: &'static str,

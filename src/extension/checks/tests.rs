@@ -7,8 +7,8 @@ use super::*;
 use crate::extension::fake::{AGENTS, Cluster, DAEMONSET, EVENTS, NAMESPACE, STATUS_1, later};
 use crate::extension::report::{Format, is_success, render};
 
-/// The healthy cluster with changes: path, JSON pointer and value of each. An empty pointer replaces the whole
-/// response, and `null` removes it. The index `-` adds to an array.
+/// The healthy cluster with changes: path, JSON pointer and value of each. An empty pointer
+/// replaces the whole response, and `null` removes it. The index `-` adds to an array.
 fn with(changes: &Value) -> Cluster {
     let mut cluster = Cluster::healthy();
     for change in changes.as_array().unwrap() {

@@ -10,10 +10,11 @@ use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree};
 /// Modules by path (`agent::reconcile`), each with the modules that it imports from.
 pub type Edges = BTreeMap<String, BTreeSet<String>>;
 
-/// Parses the crate whose `lib.rs` is in `source`. Code that only tests compile is left out.
-pub fn edges(source: &Path) -> Edges {
+/// Parses the crate whose root is this file, such as `lib.rs`. Code that only tests compile is left
+/// out.
+pub fn edges(root: &Path) -> Edges {
     let mut files = BTreeMap::new();
-    read(&source.join("lib.rs"), source, &[], &mut files);
+    read(root, root.parent().unwrap(), &[], &mut files);
     let modules: BTreeSet<Vec<String>> = files.keys().cloned().collect();
     let mut edges = Edges::new();
     for (module, file) in &files {

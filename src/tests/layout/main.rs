@@ -1,4 +1,5 @@
-//! Checks the module graph of `src`: which module imports from which.
+//! Checks the module graph of `src`: which module imports from which; and the one of `testkit` for
+//! circles.
 //!
 //! The rules: no circle at any level, every module of the library on the map in `src/lib.rs`, each
 //! importing only from modules above it there, and no import between the modules of [`SEPARATE`].
@@ -47,14 +48,36 @@ fn siblings(edges: &Edges, parent: &str) -> Edges {
     graph
 }
 
-#[test]
-fn no_module_imports_in_a_circle_at_any_level() {
-    let edges = edges(source());
+fn library() -> Edges {
+    edges(&source().join("lib.rs"))
+}
+
+fn assert_no_circles(root: &Path) {
+    let edges = edges(root);
+    assert!(edges.len() > 3, "{} has modules: {edges:?}", root.display());
     let mut parents: BTreeSet<String> = BTreeSet::from([String::new()]);
     parents.extend(edges.keys().cloned());
     for parent in parents {
         let circles = circles(&siblings(&edges, &parent));
-        assert!(circles.is_empty(), "modules of `{parent}` import in a circle: {circles:?}");
+        let root = root.display();
+        assert!(
+            circles.is_empty(),
+            "{root}: modules of `{parent}` import in a circle: {circles:?}"
+        );
+    }
+}
+
+#[test]
+fn no_module_imports_in_a_circle_at_any_level() {
+    assert_no_circles(&source().join("lib.rs"));
+}
+
+#[test]
+fn no_module_of_testkit_imports_in_a_circle() {
+    let testkit = source().with_file_name("testkit").join("src");
+    assert_no_circles(&testkit.join("lib.rs"));
+    for program in ["bench", "fleet", "matrix", "soak"] {
+        assert_no_circles(&testkit.join("bin").join(program).join("main.rs"));
     }
 }
 
@@ -79,7 +102,7 @@ fn upward(map: &[&str], graph: &Edges) -> Vec<(String, String)> {
 #[test]
 fn each_module_imports_only_from_modules_above_it_and_agent_and_repair_not_from_each_other() {
     let text = fs::read_to_string(source().join("lib.rs")).unwrap();
-    let top = siblings(&edges(source()), "");
+    let top = siblings(&library(), "");
     assert!(top["plugin"].contains("kube"), "the graph sees imports: {top:?}");
     assert_eq!(upward(&map(&text), &top), []);
     for importer in SEPARATE {
@@ -116,7 +139,7 @@ fn linkerd_cni_imports_no_module_that_only_linux_compiles() {
         let top = module.split("::").next().unwrap();
         parts.iter().any(is_part) || !gated.contains(top)
     };
-    for (module, imported) in edges(source()).iter().filter(|(module, _)| compiles(module)) {
+    for (module, imported) in library().iter().filter(|(module, _)| compiles(module)) {
         for other in imported {
             assert!(compiles(other), "{module} imports {other}");
         }

@@ -1,5 +1,5 @@
-//! PID 1 of the virtual machines of `scripts/kernels`: runs each check in a process of its own, and prints the
-//! results as a line of JSON on the serial console. `kernels NAME` is such a process.
+//! PID 1 of the virtual machines of `scripts/kernels`: runs each check in a process of its own, and
+//! prints the results as a line of JSON on the serial console. `kernels NAME` is such a process.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};
@@ -59,18 +59,16 @@ fn run_all() -> ! {
         mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>).unwrap();
     }
     let command_line = fs::read_to_string("/proc/cmdline").unwrap();
-    let checks = match command_line.contains("ipv6.disable=1") {
-        true => CHECKS_WITHOUT_IPV6,
-        false => CHECKS,
-    };
-    let results = checks.iter().map(|(name, _)| {
+    let checks = if command_line.contains("ipv6.disable=1") { CHECKS_WITHOUT_IPV6 } else { CHECKS };
+    let mut results = Vec::new();
+    for (name, _) in checks {
         let begin = Instant::now();
         let (passed, seen) = run(name);
         let _ = fs::rename(HIDDEN, nf_tables());
         let seconds = begin.elapsed().as_millis() as f64 / 1000.0;
-        json!({"name": name, "passed": passed, "seen": seen, "seconds": seconds})
-    });
-    println!("{}", json!({"kernel": release(), "checks": results.collect::<Vec<_>>()}));
+        results.push(json!({"name": name, "passed": passed, "seen": seen, "seconds": seconds}));
+    }
+    println!("{}", json!({"kernel": release(), "checks": results}));
     Command::new("poweroff").arg("-f").status().unwrap();
     exit(0)
 }
@@ -120,14 +118,18 @@ fn pod() -> Namespaces {
 
 fn assert_redirected(pod: &Namespaces, with_ipv6: bool) {
     for (own, neighbour) in POD.into_iter().zip(NEIGHBOUR).take(1 + usize::from(with_ipv6)) {
-        let at = |name, address: &str, port| {
-            format!("{name} {}", SocketAddr::new(address.parse().unwrap(), port))
-        };
-        assert_eq!(pod.connect_from_neighbour(own, 8080), at("inbound", own, 8080));
-        assert_eq!(pod.connect_from_neighbour(own, 4191), at("admin", own, 4191));
-        assert_eq!(pod.connect_from_pod(0, neighbour, 9000), at("outbound", neighbour, 9000));
-        assert_eq!(pod.connect_from_pod(2102, neighbour, 9000), at("server", neighbour, 9000));
+        assert_eq!(pod.connect_from_neighbour(own, 8080), line_of("inbound", own, 8080));
+        assert_eq!(pod.connect_from_neighbour(own, 4191), line_of("admin", own, 4191));
+        let outbound = line_of("outbound", neighbour, 9000);
+        assert_eq!(pod.connect_from_pod(0, neighbour, 9000), outbound);
+        let server = line_of("server", neighbour, 9000);
+        assert_eq!(pod.connect_from_pod(2102, neighbour, 9000), server);
     }
+}
+
+/// The line of a server of [`Namespaces`] to a connection that was for this address.
+fn line_of(name: &str, address: &str, port: u16) -> String {
+    format!("{name} {}", SocketAddr::new(address.parse().unwrap(), port))
 }
 
 /// ADD writes rules that redirect, also a second one, and CHECK finds them only then.
@@ -242,7 +244,8 @@ fn self_test() -> String {
     passed.to_owned()
 }
 
-/// Kernel memory of ADD: with the plugin entry's lists, and with annotations of almost 256 KiB, which Kubernetes allows.
+/// Kernel memory of ADD: with the plugin entry's lists, and with annotations of almost 256 KiB,
+/// which Kubernetes allows.
 fn kernel_memory() -> String {
     let ports = (1..=u16::MAX).step_by(2).map(|port| port.to_string()).collect::<Vec<_>>();
     let subnets = (0..4000).map(|n| format!("172.{}.{}.1/32", 16 + n / 250, n % 250));
@@ -254,12 +257,14 @@ fn kernel_memory() -> String {
         publish(&annotations);
         // The first round also loads modules.
         let [_, (used, left)] = [(); 2].map(|()| memory(pods));
-        // The rules without annotations are smaller than what the kernel keeps of the namespaces for a while.
+        // The rules without annotations are smaller than what the kernel keeps of the namespaces
+        // for a while.
         let is_freed = left <= (used / 4).max(128 * pods);
         assert!(is_freed, "{left} of {used} KiB not freed with the {pods} namespaces");
         used / pods
     });
-    // The smallest object of kmalloc has 128 bytes on arm64 before Linux 6.5, so that elements of sets take twice as much.
+    // The smallest object of kmalloc has 128 bytes on arm64 before Linux 6.5, so that elements of
+    // sets take twice as much.
     assert!((1..512).contains(&short) && (short..24 << 10).contains(&long), "{short}, {long} KiB");
     format!("{short} KiB, {long} KiB with the longest annotations; freed with the pod")
 }
@@ -283,7 +288,8 @@ fn memory(pods: u64) -> (u64, u64) {
     (used, left)
 }
 
-/// Memory of the kernel in KiB once it has settled. `MemFree` lacks the pages that each processor keeps for itself.
+/// Memory of the kernel in KiB once it has settled. `MemFree` lacks the pages that each processor
+/// keeps for itself.
 fn kernel_use() -> u64 {
     let (mut last, mut same) = (0, 0);
     for _ in 0..60 {
@@ -292,11 +298,8 @@ fn kernel_use() -> u64 {
         }
         sleep(Duration::from_millis(100));
         let info = fs::read_to_string("/proc/meminfo").unwrap();
-        let field = |name: &str| -> u64 {
-            let line = info.lines().find_map(|line| line.strip_prefix(name)).unwrap();
-            line.trim_end_matches(" kB").trim().parse().unwrap()
-        };
-        let now = ["SUnreclaim:", "VmallocUsed:", "Percpu:"].map(field).iter().sum::<u64>();
+        let fields = ["SUnreclaim:", "VmallocUsed:", "Percpu:"];
+        let now: u64 = fields.iter().map(|name| kib_of(&info, name)).sum();
         same = if now.abs_diff(last) < 64 { same + 1 } else { 0 };
         last = now;
         if same == 6 {
@@ -304,4 +307,10 @@ fn kernel_use() -> u64 {
         }
     }
     last
+}
+
+/// Returns a field of `/proc/meminfo`.
+fn kib_of(info: &str, name: &str) -> u64 {
+    let line = info.lines().find_map(|line| line.strip_prefix(name)).unwrap();
+    line.trim_end_matches(" kB").trim().parse().unwrap()
 }

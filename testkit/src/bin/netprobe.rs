@@ -1,14 +1,16 @@
-//! A TCP server, client and forwarder in one static program, for pods that have nothing else in their image.
+//! A TCP server, client and forwarder in one static program, for pods that have nothing else in
+//! their image.
 //!
 //! A server sends each client one line: the server's name, and the destination that the client
 //! chose. Tests so see a redirection rather than infer it. It is also the pause program of the
 //! one-node cluster and stands in for Linkerd's network validator. In the image of the tests' pods
-//! it is `/probe`. `scripts/cluster` builds that image anew if this file changes, so it uses no other
-//! file of testkit.
+//! it is `/probe`. `scripts/cluster` builds that image anew if this file changes, so it uses no
+//! other file of testkit.
 
 use std::hash::{BuildHasher as _, Hasher as _, RandomState};
 use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::net::{Shutdown, SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener, TcpStream};
+use std::os::fd::AsRawFd as _;
 use std::process::{ExitCode, exit};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -64,10 +66,7 @@ fn main() -> ExitCode {
         Options::Forward { addresses } => forward(&addresses),
         Options::Connect { address } => Ok(connect(address)),
         Options::Validate { connect, listen, timeout } => validate(connect, listen, timeout),
-        Options::Wait { time } => exit_on_signal(0).map(|()| {
-            thread::sleep(time);
-            ExitCode::SUCCESS
-        }),
+        Options::Wait { time } => wait(time),
         Options::Pause => pause(),
     };
     result.unwrap_or_else(|error| {
@@ -76,7 +75,8 @@ fn main() -> ExitCode {
     })
 }
 
-/// Signals are blocked and waited for: PID 1 has no default handlers, but blocked signals do reach it.
+/// Signals are blocked and waited for: PID 1 has no default handlers, but blocked signals do reach
+/// it.
 fn block(signals: &[Signal]) -> anyhow::Result<SigSet> {
     let set: SigSet = signals.iter().copied().collect();
     set.thread_block().context("block signals")?;
@@ -102,13 +102,20 @@ fn pause() -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
+fn wait(time: Duration) -> anyhow::Result<ExitCode> {
+    exit_on_signal(0)?;
+    thread::sleep(time);
+    Ok(ExitCode::SUCCESS)
+}
+
 fn serve(words: &[String]) -> anyhow::Result<ExitCode> {
     exit_on_signal(0)?;
     let (mut name, mut listeners) = ("", Vec::new());
     for word in words {
-        match word.contains(':') {
-            true => listeners.push((name, bound(word.parse()?)?)),
-            false => name = word,
+        if word.contains(':') {
+            listeners.push((name, listen_on(word.parse()?)?));
+        } else {
+            name = word;
         }
     }
     println!("listening on {}", words[1..].join(" "));
@@ -128,7 +135,7 @@ fn serve(words: &[String]) -> anyhow::Result<ExitCode> {
 fn forward(addresses: &[SocketAddr]) -> anyhow::Result<ExitCode> {
     exit_on_signal(0)?;
     let listeners: Vec<TcpListener> =
-        addresses.iter().map(|address| bound(*address)).collect::<Result<_, _>>()?;
+        addresses.iter().map(|address| listen_on(*address)).collect::<Result<_, _>>()?;
     thread::scope(|scope| {
         for listener in &listeners {
             scope.spawn(|| accept(listener, |client| drop(thread::spawn(|| relay(client)))));
@@ -142,15 +149,19 @@ fn relay(client: TcpStream) -> io::Result<()> {
     let local = client.local_addr()?;
     let chosen = original_destination(&client).filter(|address| *address != local);
     let server = TcpStream::connect(chosen.ok_or(ErrorKind::AddrNotAvailable)?)?;
-    let pass = |mut from: &TcpStream, mut to: &TcpStream| {
-        let passed = io::copy(&mut from, &mut to);
-        // A side that was reset takes no more data.
-        to.shutdown(passed.map_or(Shutdown::Both, |_| Shutdown::Write))
-    };
     thread::scope(|scope| {
         scope.spawn(|| pass(&client, &server));
         pass(&server, &client)
     })
+}
+
+/// Sends to `to` what `from` sends, until that closes.
+fn pass(mut from: &TcpStream, mut to: &TcpStream) -> io::Result<()> {
+    match io::copy(&mut from, &mut to) {
+        Ok(_) => to.shutdown(Shutdown::Write),
+        // A side that was reset takes no more data.
+        Err(_) => to.shutdown(Shutdown::Both),
+    }
 }
 
 fn accept(listener: &TcpListener, serve: impl Fn(TcpStream)) {
@@ -166,10 +177,16 @@ fn accept(listener: &TcpListener, serve: impl Fn(TcpStream)) {
 }
 
 fn answer(name: &str, stream: &TcpStream) -> String {
-    let or_dash = |address: Option<SocketAddr>| address.map_or("-".into(), |a| a.to_string());
     let local = or_dash(stream.local_addr().ok());
     let original = or_dash(original_destination(stream));
     format!("{name} local={local} original={original}\n")
+}
+
+fn or_dash(address: Option<SocketAddr>) -> String {
+    match address {
+        Some(address) => address.to_string(),
+        None => "-".to_owned(),
+    }
 }
 
 /// Reads what the client sent before closing, as a reset could overtake the answer.
@@ -193,22 +210,23 @@ fn original_destination(stream: &TcpStream) -> Option<SocketAddr> {
 }
 
 /// A listener for exactly one family, so that `0.0.0.0:80` and `[::]:80` go together.
-fn bound(address: SocketAddr) -> anyhow::Result<TcpListener> {
-    let listener = || -> nix::Result<TcpListener> {
-        let family = match address {
-            SocketAddr::V4(_) => AddressFamily::Inet,
-            SocketAddr::V6(_) => AddressFamily::Inet6,
-        };
-        let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
-        setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-        if address.is_ipv6() {
-            setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
-        }
-        bind(std::os::fd::AsRawFd::as_raw_fd(&fd), &SockaddrStorage::from(address))?;
-        listen(&fd, Backlog::new(128)?)?;
-        Ok(fd.into())
+fn listen_on(address: SocketAddr) -> anyhow::Result<TcpListener> {
+    listening_socket(address).with_context(|| format!("listen on {address}"))
+}
+
+fn listening_socket(address: SocketAddr) -> nix::Result<TcpListener> {
+    let family = match address {
+        SocketAddr::V4(_) => AddressFamily::Inet,
+        SocketAddr::V6(_) => AddressFamily::Inet6,
     };
-    listener().with_context(|| format!("listen on {address}"))
+    let fd = socket(family, SockType::Stream, SockFlag::SOCK_CLOEXEC, None)?;
+    setsockopt(&fd, sockopt::ReuseAddr, &true)?;
+    if address.is_ipv6() {
+        setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
+    }
+    bind(fd.as_raw_fd(), &SockaddrStorage::from(address))?;
+    listen(&fd, Backlog::new(128)?)?;
+    Ok(fd.into())
 }
 
 fn connect(address: SocketAddr) -> ExitCode {
@@ -254,7 +272,7 @@ fn validate(to: SocketAddr, at: SocketAddr, timeout: Duration) -> anyhow::Result
 
 fn reaches_itself(to: SocketAddr, at: SocketAddr, timeout: Duration) -> anyhow::Result<()> {
     let start = Instant::now();
-    let listener = bound(at)?;
+    let listener = listen_on(at)?;
     // std seeds RandomState randomly, so no crate for random numbers is needed.
     let token = format!("{:016x}\n", RandomState::new().build_hasher().finish());
     let line = token.clone();

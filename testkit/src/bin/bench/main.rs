@@ -12,8 +12,9 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Parser;
-use scene::Scene;
 use testkit::benchmarks::{self, Figures, Row, Size};
+
+use scene::Scene;
 
 /// Measures the plugin and writes the figures as JSON.
 #[derive(Parser)]

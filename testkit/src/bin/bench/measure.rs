@@ -27,7 +27,7 @@ pub struct Timings {
 /// Runs all calls in turn, `rounds` times, so that a busy moment meets them all.
 pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
     let mut all = vec![Timings::default(); scene.calls.len()];
-    // Namespaces live until the end: the kernel's work of taking them away is not ours.
+    // Namespaces are kept until the end, so that the kernel's work to remove them is not measured.
     let mut namespaces = Vec::new();
     if rounds == 0 {
         return Ok(all);
@@ -55,8 +55,9 @@ pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
     Ok(all)
 }
 
-/// The row of `call`: the medians of its timings, and counts, each of a run under the tool that can see it.
-/// `yardstick_ms` is the median of the first row, and `debug_plugin` a build for counting allocations.
+/// The row of `call`: the medians of its timings, and counts, each of a run under the tool that can
+/// see it. `yardstick_ms` is the median of the first row, and `debug_plugin` a build for counting
+/// allocations.
 pub fn row(
     scene: &Scene,
     call: &Call,
@@ -66,10 +67,15 @@ pub fn row(
 ) -> anyhow::Result<Row> {
     let requests = requests(scene, call)?;
     let is_ours = !call.name.starts_with(PORTMAP);
-    let with_valgrind = is_ours && counters::has_valgrind();
-    let instructions = || counters::instructions(scene, call, requests);
-    let allocations = |plugin| counters::allocations(scene, call, plugin, requests);
-    let allocations = debug_plugin.filter(|_| is_ours).map(allocations).transpose()?;
+    let instructions = if is_ours && counters::has_valgrind() {
+        Some(counters::instructions(scene, call, requests)?)
+    } else {
+        None
+    };
+    let allocations = match debug_plugin {
+        Some(plugin) if is_ours => Some(counters::allocations(scene, call, plugin, requests)?),
+        _ => None,
+    };
     let wall_ms = ms(median(&mut timings.wall));
     Ok(Row {
         name: call.name.clone(),
@@ -82,7 +88,7 @@ pub fn row(
         processes: processes(scene, call)? as u64,
         rss_mb: rss_kib(scene, call)? as f64 / 1024.0,
         page_faults: median(&mut timings.page_faults),
-        instructions: with_valgrind.then(instructions).transpose()?,
+        instructions,
         allocations: allocations.map(|[number, _]| number),
         allocated_bytes: allocations.map(|[_, bytes]| bytes),
     })
@@ -97,7 +103,7 @@ fn requests(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
     let mut all = [0; FEW];
     for made in &mut all {
         let before = scene.api.requests().len();
-        finish(scene, call, &[])?;
+        scene.run_once(call, &[])?;
         *made = scene.api.requests().len() - before;
     }
     Ok(median(&mut all))
@@ -107,28 +113,27 @@ fn requests(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
 fn processes(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
     let notes = scene.notes();
     let trace = "trace=clone,clone3,fork,vfork";
-    finish(scene, call, &["strace", "-f", "-qq", "-e", trace, "-o", &notes])?;
-    let is_process = |line: &&str| {
-        let starts = ["clone(", "clone3(", "fork(", "vfork("];
-        starts.iter().any(|start| line.contains(start)) && !line.contains("CLONE_THREAD")
-    };
-    Ok(fs::read_to_string(&notes)?.lines().filter(is_process).count())
+    scene.run_once(call, &["strace", "-f", "-qq", "-e", trace, "-o", &notes])?;
+    let trace = fs::read_to_string(&notes)?;
+    Ok(trace.lines().filter(|line| makes_process(line)).count())
 }
 
-/// The kernel folds the size of who starts a process into that of the process, so a small copy of this program does it.
+/// Whether a line of strace is a system call that makes a process.
+fn makes_process(line: &str) -> bool {
+    let starts = ["clone(", "clone3(", "fork(", "vfork("];
+    starts.iter().any(|start| line.contains(start)) && !line.contains("CLONE_THREAD")
+}
+
+/// Returns the peak memory of `call` in KiB. The kernel counts the size of the parent for a new
+/// process, so a small copy of this program starts the plugin.
 fn rss_kib(scene: &Scene, call: &Call) -> anyhow::Result<u64> {
     let (notes, myself) = (scene.notes(), std::env::current_exe()?);
     let mut all = [0; FEW];
     for kib in &mut all {
-        finish(scene, call, &[&myself.to_string_lossy(), PEAK_OF, &notes])?;
+        scene.run_once(call, &[&myself.to_string_lossy(), PEAK_OF, &notes])?;
         *kib = fs::read_to_string(&notes)?.trim().parse()?;
     }
     Ok(median(&mut all))
-}
-
-pub fn finish(scene: &Scene, call: &Call, wrapper: &[&str]) -> anyhow::Result<()> {
-    let netns = scene.netns(call)?;
-    scene.succeed(call, &mut scene.run(call, netns.as_ref(), wrapper)?)
 }
 
 /// The argument that makes this program start another and note its size.

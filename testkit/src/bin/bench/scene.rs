@@ -10,7 +10,6 @@ use anyhow::ensure;
 use linkerd2_cni::kube::kubeconfig::{self, ApiAccess};
 use linkerd2_cni::{netns, pod_copy};
 use serde_json::{Value, json};
-
 use testkit::api::{self, Api};
 use testkit::benchmarks::Unusable;
 use testkit::chart::yaml;
@@ -83,8 +82,8 @@ impl Scene {
         Ok(scene)
     }
 
-    /// Drops the last call if this machine lacks the backend, such as a kernel without iptables-legacy. A program of
-    /// iptables tells, as a failure of the plugin has to be an error.
+    /// Drops the last call if this machine lacks the backend, such as a kernel without
+    /// iptables-legacy. A program of iptables tells, as a failure of the plugin has to be an error.
     fn drop_if_unusable(&mut self, row: &Value) -> anyhow::Result<()> {
         let Some(mode @ ("nft" | "legacy")) = row["mode"].as_str() else { return Ok(()) };
         let program =
@@ -103,13 +102,22 @@ impl Scene {
         Ok(())
     }
 
+    /// Runs `call` once, by way of `wrapper`. Fails if the call fails.
+    pub fn run_once(&self, call: &Call, wrapper: &[&str]) -> anyhow::Result<()> {
+        let netns = self.netns(call)?;
+        self.succeed(call, &mut self.run(call, netns.as_ref(), wrapper)?)
+    }
+
     pub fn succeed(&self, call: &Call, command: &mut Command) -> anyhow::Result<()> {
         ensure!(command.status()?.success(), self.failure(call));
         Ok(())
     }
 
     pub fn netns(&self, call: &Call) -> anyhow::Result<Option<File>> {
-        Ok(call.fresh.then(netns::create).transpose()?)
+        if !call.fresh {
+            return Ok(None);
+        }
+        Ok(Some(netns::create()?))
     }
 
     /// One run of `call`, by way of `wrapper` (a tool and its arguments) if there is one.
@@ -135,7 +143,8 @@ impl Scene {
             _ => "web",
         };
         let args = format!(
-            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u-{pod}"
+            "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={pod};\
+             K8S_POD_INFRA_CONTAINER_ID=abc;K8S_POD_UID=u-{pod}"
         );
         let netns = namespaces::path(netns).display().to_string();
         let run_dir = if call.name.ends_with(COPY) { "run" } else { "missing" };
@@ -179,39 +188,47 @@ fn listen(dir: &Path) -> anyhow::Result<()> {
 
 /// Answers of the size that a cluster's have, and a copy of the same pods.
 fn answer(api: &Api, run_dir: &Path) {
-    let fields: Vec<Value> = (0..40)
-        .map(|n| json!({format!("k:{{\"name\":\"LINKERD2_PROXY_{n}\"}}"): {".": {}, "f:name": {}, "f:value": {}}}))
-        .collect();
-    let environment: Vec<Value> = (0..60)
-        .map(|n| json!({"name": format!("LINKERD2_PROXY_{n}"), "value": format!("value-{n}.linkerd.svc.cluster.local.:8080")}))
-        .collect();
-    let data = data();
-    let pod = |name: &str, created_by: &str, count: usize| {
-        let mut pod = data["pod"].clone();
-        let metadata = &mut pod["metadata"];
-        metadata["name"] = name.into();
-        metadata["uid"] = format!("u-{name}").into();
-        metadata["labels"]["app"] = name.into();
-        metadata["annotations"]["linkerd.io/created-by"] = created_by.into();
-        metadata["managedFields"][0]["fieldsV1"] = fields.clone().into();
-        let mut containers = data["containers"].as_array().unwrap()[..count].to_vec();
-        containers.iter_mut().for_each(|one| one["env"] = environment.clone().into());
-        pod["spec"]["containers"] = containers.into();
-        pod.to_string()
-    };
     for (name, created_by, containers) in [
         ("web", "linkerd/cli edge-26.1.1", 2),
         ("injected", "linkerd/proxy-injector edge-26.1.1", 2),
         ("plain", "", 1),
     ] {
-        let object = pod(name, created_by, containers);
+        let object = pod(name, created_by, containers).to_string();
         api.answer(&format!("/api/v1/namespaces/shop/pods/{name}"), 200, &object);
         node_copy::publish(run_dir, ["shop", name, &format!("u-{name}")], &object);
     }
-    api.answer("/api/v1/namespaces/shop", 200, &data["namespace"].to_string());
+    api.answer("/api/v1/namespaces/shop", 200, &data()["namespace"].to_string());
 }
 
-/// A row without annotations has none handed over.
+/// A pod with this number of containers, and with as many variables as the injector adds.
+fn pod(name: &str, created_by: &str, count: usize) -> Value {
+    let mut fields = Vec::new();
+    for number in 0..40 {
+        let key = format!("k:{{\"name\":\"LINKERD2_PROXY_{number}\"}}");
+        fields.push(json!({key: {".": {}, "f:name": {}, "f:value": {}}}));
+    }
+    let mut environment = Vec::new();
+    for number in 0..60 {
+        let value = format!("value-{number}.linkerd.svc.cluster.local.:8080");
+        environment.push(json!({"name": format!("LINKERD2_PROXY_{number}"), "value": value}));
+    }
+    let data = data();
+    let mut containers = data["containers"].as_array().unwrap()[..count].to_vec();
+    for container in &mut containers {
+        container["env"] = environment.clone().into();
+    }
+    let mut pod = data["pod"].clone();
+    pod["spec"]["containers"] = containers.into();
+    let metadata = &mut pod["metadata"];
+    metadata["name"] = name.into();
+    metadata["uid"] = format!("u-{name}").into();
+    metadata["labels"]["app"] = name.into();
+    metadata["annotations"]["linkerd.io/created-by"] = created_by.into();
+    metadata["managedFields"][0]["fieldsV1"] = fields.into();
+    pod
+}
+
+/// Returns the config of a call. Without annotations in its row, the runtime passes none.
 fn config(kubeconfig: &Path, row: &Value) -> Value {
     if row["config"].is_object() {
         return row["config"].clone();

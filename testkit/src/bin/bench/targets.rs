@@ -5,36 +5,48 @@ use testkit::benchmarks::{Row, Size, Target};
 use crate::scene::{MESHED_COPY, data};
 
 pub fn targets(rows: &[Row], sizes: &[Size]) -> Vec<Target> {
-    let (data, mut targets) = (data(), Vec::new());
-    let mut target = |what: String, is: f64, at_most: f64| {
-        targets.push(Target { what, is, at_most, holds: is <= at_most });
-    };
-    let wall = |name: &str| rows.iter().find(|row| row.name == name).map(|row| row.wall_ms);
-    if let (Some(copy), Some(version)) = (wall(MESHED_COPY), wall("VERSION"))
+    let data = data();
+    let mut targets = Vec::new();
+    if let (Some(copy), Some(version)) = (wall_ms(rows, MESHED_COPY), wall_ms(rows, "VERSION"))
         && version > 0.0
     {
-        target(format!("{MESHED_COPY}: wall above VERSION, ms"), copy - version, 1.0);
+        let what = format!("{MESHED_COPY}: wall above VERSION, ms");
+        targets.push(target(what, copy - version, 1.0));
     }
     for row in rows {
-        let is_timed = row.wall_ms > 0.0;
-        let figures = [
-            ("wall, x portmap", is_timed.then_some(row.ratio)),
-            ("CPU, ms", is_timed.then_some(row.cpu_ms)),
-            ("API requests", Some(row.requests as f64)),
-            ("processes", Some(row.processes as f64)),
-            ("peak RSS, MB", Some(row.rss_mb)),
-            ("instructions, M", row.instructions.map(|count| count as f64 / 1e6)),
-        ];
-        for (index, (figure, is)) in figures.into_iter().enumerate() {
+        for (index, (figure, is)) in figures(row).into_iter().enumerate() {
             if let (Some(is), Some(at_most)) = (is, data["targets"][&row.name][index].as_f64()) {
-                target(format!("{}: {figure}", row.name), is, at_most);
+                targets.push(target(format!("{}: {figure}", row.name), is, at_most));
             }
         }
     }
     for size in sizes {
         if let Some(at_most) = data["sizes"][&size.name].as_f64() {
-            target(format!("{}: MB", size.name), size.bytes as f64 / 1e6, at_most);
+            let megabytes = size.bytes as f64 / 1e6;
+            targets.push(target(format!("{}: MB", size.name), megabytes, at_most));
         }
     }
     targets
+}
+
+fn target(what: String, is: f64, at_most: f64) -> Target {
+    Target { what, is, at_most, holds: is <= at_most }
+}
+
+fn wall_ms(rows: &[Row], name: &str) -> Option<f64> {
+    rows.iter().find(|row| row.name == name).map(|row| row.wall_ms)
+}
+
+/// Returns the figures of a row that have targets, in the order of `scene.yaml`. `None`: not
+/// measured.
+fn figures(row: &Row) -> [(&'static str, Option<f64>); 6] {
+    let is_timed = row.wall_ms > 0.0;
+    [
+        ("wall, x portmap", if is_timed { Some(row.ratio) } else { None }),
+        ("CPU, ms", if is_timed { Some(row.cpu_ms) } else { None }),
+        ("API requests", Some(row.requests as f64)),
+        ("processes", Some(row.processes as f64)),
+        ("peak RSS, MB", Some(row.rss_mb)),
+        ("instructions, M", row.instructions.map(|count| count as f64 / 1e6)),
+    ]
 }

@@ -35,18 +35,15 @@ impl ControlPlane {
         let [etcd, peer, port] = free_ports()?;
         fs::write(state.join("tokens.csv"), format!("{ADMIN_TOKEN},admin,0,system:masters\n"))?;
         fs::write(state.join("audit.yaml"), include_str!("audit.yaml"))?;
-        let program = |name: &str| {
-            let values: [(&str, &dyn Display); 5] = [
-                ("state", &state.display()),
-                ("pki", &pki.display()),
-                ("etcd", &etcd),
-                ("peer", &peer),
-                ("port", &port),
-            ];
-            command(Path::new(name), state, &values)
-        };
-        let _etcd = spawn(&mut program("etcd")?)?;
-        let mut command = program("kube-apiserver")?;
+        let values: [(&str, &dyn Display); 5] = [
+            ("state", &state.display()),
+            ("pki", &pki.display()),
+            ("etcd", &etcd),
+            ("peer", &peer),
+            ("port", &port),
+        ];
+        let _etcd = spawn(&mut command(Path::new("etcd"), state, &values)?)?;
+        let mut command = command(Path::new("kube-apiserver"), state, &values)?;
         let apiserver = spawn(&mut command)?;
         let access = ApiAccess {
             server: format!("https://127.0.0.1:{port}"),
@@ -93,9 +90,10 @@ pub fn command(
     let name = program.file_name().unwrap().to_string_lossy();
     let mut command = Command::new(program);
     for word in yaml(include_str!("programs.yaml"))[&*name].as_array().context("a program")? {
-        let word = values.iter().fold(word.as_str().unwrap().to_owned(), |word, (name, value)| {
-            word.replace(&format!("{{{name}}}"), &value.to_string())
-        });
+        let mut word = word.as_str().unwrap().to_owned();
+        for (name, value) in values {
+            word = word.replace(&format!("{{{name}}}"), &value.to_string());
+        }
         match word.split_once('=') {
             Some((name, value)) if !word.starts_with("--") => command.env(name, value),
             _ => command.arg(word),

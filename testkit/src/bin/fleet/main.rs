@@ -1,8 +1,9 @@
 //! Load that a fleet of agents and repair controllers puts on a real API server. `scripts/fleet`
 //! builds and runs it; docs/maintainers/fleet.md describes the method and the results.
 //!
-//! A node is a Node object with meshed pods. Real nodes have two real processes each, the agent and the repair
-//! controller. Simulated nodes send the requests that were recorded from real nodes. No kubelet runs.
+//! A node is a Node object with meshed pods. Real nodes have two real processes each, the agent and
+//! the repair controller. Simulated nodes send the requests that were recorded from real nodes. No
+//! kubelet runs.
 
 mod control_plane;
 mod node;
@@ -29,7 +30,8 @@ use replay::Replay;
 
 /// Parts of the fleet that a rollout replaces one after the other.
 const WAVES: usize = 10;
-/// How long old and new programs of a part run side by side: longer than their first lists are spread.
+/// How long old and new programs of a part run side by side: longer than their first lists are
+/// spread.
 const WAVE: Duration = Duration::from_secs(6);
 
 /// Measures the load that agents and repair controllers put on an API server.
@@ -94,13 +96,16 @@ fn run_all(options: &Options) -> anyhow::Result<ExitCode> {
         let idle = if is_compared { Duration::ZERO } else { options.idle };
         let (phases, sizes) = run(nodes, idle, recorder, &mut *fleet)?;
         memory.extend(sizes.map(|[agent, controller]| {
-            json!({"nodes": nodes, "pods": options.pods, "agent_kib": agent, "repair_controller_kib": controller})
+            json!({
+                "nodes": nodes, "pods": options.pods, "agent_kib": agent,
+                "repair_controller_kib": controller,
+            })
         }));
         broken.extend(phases.iter().flat_map(|phase| phase.broken_limits(nodes, options.pods)));
         if kind == "real" {
             if all_real.is_empty() {
                 let requests = phases.iter().flat_map(|phase| &phase.requests);
-                recording = recording::of(requests, &fleet.started());
+                recording = recording::record(requests, &fleet.started());
             }
             all_real.insert(nodes, phases);
         } else if let Some(real) = all_real.get(&nodes) {

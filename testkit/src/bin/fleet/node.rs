@@ -14,7 +14,6 @@ use linkerd2_cni::kube::kubeconfig::{self, ApiAccess};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
-
 use testkit::child::KilledOnDrop;
 
 use crate::control_plane::{ControlPlane, command, spawn};
@@ -29,7 +28,8 @@ const CONFLIST: &str =
     r#"{"cniVersion": "1.0.0", "name": "primary", "plugins": [{"type": "bridge"}]}"#;
 
 pub trait Nodes {
-    /// Starts the programs of these nodes, as fast as this machine can. Those that run go on running.
+    /// Starts the programs of these nodes, as fast as this machine can. Those that run go on
+    /// running.
     fn start(&mut self, nodes: Range<usize>) -> anyhow::Result<()>;
 
     fn stop_replaced(&mut self, nodes: Range<usize>) -> anyhow::Result<()>;

@@ -71,11 +71,21 @@ pub fn in_parallel(
     count: usize,
     action: impl Fn(usize) -> anyhow::Result<()> + Sync,
 ) -> anyhow::Result<()> {
-    let work = |first: usize| (first..count).step_by(CREATORS).try_for_each(&action);
     thread::scope(|scope| {
-        let start = |first| scope.spawn(move || work(first));
-        let threads: Vec<_> = (0..CREATORS).map(start).collect();
-        threads.into_iter().try_for_each(|thread| thread.join().unwrap())
+        let mut threads = Vec::new();
+        for first in 0..CREATORS {
+            let action = &action;
+            threads.push(scope.spawn(move || -> anyhow::Result<()> {
+                for number in (first..count).step_by(CREATORS) {
+                    action(number)?;
+                }
+                Ok(())
+            }));
+        }
+        for thread in threads {
+            thread.join().unwrap()?;
+        }
+        Ok(())
     })
 }
 

@@ -20,15 +20,17 @@ pub const START: &str = "start of all";
 pub const IDLE: &str = "idle";
 pub const ROLLOUT: &str = "rollout";
 pub const RESTART: &str = "API server restarted";
-/// Of one node: TokenRequest, DaemonSet, token check, a list and a watch of both programs, and three retries.
+/// Of one node: TokenRequest, DaemonSet, token check, a list and a watch of both programs, and
+/// three retries.
 const REQUESTS_AT_START: usize = 10;
 /// Requests of one node after a restart of the API server. Of both programs: a watch from a version
-/// that is too old, a list and a watch, and three rejected attempts while the API server fills its caches.
+/// that is too old, a list and a watch, and three rejected attempts while the API server fills its
+/// caches.
 const REQUESTS_AFTER_RESTART: usize = 12;
 
 const TCP_CONNECTIONS: &str = "TCP connections";
-/// What is printed of a phase, and how much simulated nodes may differ from real ones: by a share, or by a number that
-/// is normal for a few nodes. The CPU depends on what else runs on the machine.
+/// What is printed of a phase, and how much simulated nodes may differ from real ones: by a share,
+/// or by a number that is normal for a few nodes. The CPU depends on what else runs on the machine.
 const COLUMNS: [(&str, Option<[f64; 2]>); 11] = [
     ("seconds", None),
     ("requests, accepted", Some([0.15, 10.0])),
@@ -43,32 +45,34 @@ const COLUMNS: [(&str, Option<[f64; 2]>); 11] = [
     ("pod lists from etcd", None),
 ];
 
-/// Of the API server since its start: CPU seconds, memory, bytes of responses to lists, GETs and POSTs, lists of pods
-/// that etcd answered. Then the TCP connections that were accepted in this network namespace.
+/// Of the API server since its start: CPU seconds, memory, bytes of responses to lists, GETs and
+/// POSTs, lists of pods that etcd answered. Then the TCP connections that were accepted in this
+/// network namespace.
 type Metrics = [f64; 5];
 
 fn metrics(client: &Client) -> anyhow::Result<Metrics> {
     let mut text = String::new();
     client.read_list("/metrics")?.read_to_string(&mut text)?;
-    // Sum of all series of the metric whose labels contain all of `labels`.
-    let sum = |name: &str, labels: &[&str]| -> f64 {
-        let series = text.lines().filter_map(|line| line.strip_prefix(name));
-        let series = series.filter(|rest| rest.starts_with(['{', ' ']));
-        let series = series.filter(|rest| labels.iter().all(|label| rest.contains(label)));
-        series.filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok()).sum()
-    };
     let verbs = ["verb=\"LIST\"", "verb=\"GET\"", "verb=\"POST\""];
-    let bytes = verbs.map(|verb| sum("apiserver_response_sizes_sum", &[verb]));
+    let bytes = verbs.map(|verb| sum(&text, "apiserver_response_sizes_sum", &[verb]));
     // The fields of TCP: a line of names, and a line of values. PassiveOpens is the sixth.
     let tcp = fs::read_to_string("/proc/net/snmp")?;
     let tcp = tcp.lines().filter(|line| line.starts_with("Tcp:")).nth(1).unwrap_or_default();
     Ok([
-        sum("process_cpu_seconds_total", &[]),
-        sum("process_resident_memory_bytes", &[]),
+        sum(&text, "process_cpu_seconds_total", &[]),
+        sum(&text, "process_resident_memory_bytes", &[]),
         bytes.iter().sum(),
-        sum("etcd_request_duration_seconds_count", &["operation=\"list\"", "pods\""]),
+        sum(&text, "etcd_request_duration_seconds_count", &["operation=\"list\"", "pods\""]),
         tcp.split(' ').nth(6).unwrap_or_default().parse()?,
     ])
+}
+
+/// Returns the sum of all series of the metric whose labels contain all of `labels`.
+fn sum(metrics: &str, name: &str, labels: &[&str]) -> f64 {
+    let series = metrics.lines().filter_map(|line| line.strip_prefix(name));
+    let series = series.filter(|rest| rest.starts_with(['{', ' ']));
+    let series = series.filter(|rest| labels.iter().all(|label| rest.contains(label)));
+    series.filter_map(|rest| rest.rsplit(' ').next()?.parse::<f64>().ok()).sum()
 }
 
 pub struct Phase {
@@ -89,8 +93,9 @@ impl Phase {
             RESTART => REQUESTS_AFTER_RESTART * nodes,
             _ => (nodes as f64 * self.span.as_secs_f64() / 300.0) as usize,
         };
-        // Whatever the number of nodes: the API server fills its cache with one list, and compares the cache with
-        // etcd by another every 5 to 7.5 minutes. A list takes a request for each 10,000 pods:
+        // Whatever the number of nodes: the API server fills its cache with one list, and compares
+        // the cache with etcd by another every 5 to 7.5 minutes. A list takes a request for each
+        // 10,000 pods:
         // https://github.com/kubernetes/apiserver/blob/v0.35.4/pkg/storage/cacher/delegator.go#L322-L332
         let most_lists = (2 + periods) * (nodes * (pods + 1)).div_ceil(10_000);
         let uncached = requests.iter().find(|Request { verb, uri, .. }| {
@@ -110,7 +115,8 @@ impl Phase {
     }
 }
 
-/// Prints how simulated nodes differ from as many real ones, but for the few requests of the idle phase.
+/// Prints how simulated nodes differ from as many real ones, but for the few requests of the idle
+/// phase.
 pub fn compare(real: &[Phase], simulated: &[Phase], nodes: usize) -> Vec<String> {
     let mut broken = Vec::new();
     println!("\n| phase | | real | simulated |\n| --- | --- | --: | --: |");
@@ -158,10 +164,11 @@ impl Recorder {
         Ok(())
     }
 
-    /// Until every node has its kubeconfig and its watches, and 5 s more. Reading the watches from the metrics instead
-    /// costs the API server as much CPU as the start of some nodes.
+    /// Until every node has its kubeconfig and its watches, and 5 s more. Reading the watches from
+    /// the metrics instead costs the API server as much CPU as the start of some nodes.
     pub fn until_connected(&mut self, name: &'static str) -> anyhow::Result<Phase> {
-        // All watches have to be new: in a rollout, those of stopped programs may end later than others begin.
+        // All watches have to be new: in a rollout, those of stopped programs may end later than
+        // others begin.
         while self.audit_log.connected.len() < self.nodes
             || self.audit_log.watches.len() != WATCHES * self.nodes
             || self.audit_log.watches.values().any(|began| *began < self.begin)

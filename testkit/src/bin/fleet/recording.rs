@@ -42,7 +42,8 @@ impl Step {
 pub struct Distribution(Vec<Duration>);
 
 impl Distribution {
-    /// Returns a random time between two neighbours of the recorded times, each pair with the same probability.
+    /// Returns a random time between two neighbours of the recorded times, each pair with the same
+    /// probability.
     pub fn draw(&self) -> Duration {
         let last = self.0.len().saturating_sub(1);
         let position = jitter(Duration::from_secs(last as u64)).as_secs_f64();
@@ -51,7 +52,7 @@ impl Distribution {
     }
 }
 
-pub fn of<'a>(
+pub fn record<'a>(
     requests: impl Iterator<Item = &'a Request>,
     started: &[Vec<SystemTime>],
 ) -> Recording {

@@ -1,5 +1,6 @@
-//! Simulated nodes: threads of this process send the requests that were recorded. What follows a failed request is not
-//! recorded: the waits are those of the product's [`Schedule`] and [`Backoff`].
+//! Simulated nodes: threads of this process send the requests that were recorded. What follows a
+//! failed request is not recorded: the waits are those of the product's [`Schedule`] and
+//! [`Backoff`].
 
 use std::io::{self, Read as _};
 use std::ops::Range;
@@ -93,12 +94,16 @@ impl Nodes for Replay {
 
 impl Drop for Replay {
     fn drop(&mut self) {
-        self.lives.iter().for_each(|lives| stop(lives));
+        for lives in &self.lives {
+            stop(lives);
+        }
     }
 }
 
 fn stop(lives: &[Arc<AtomicBool>]) {
-    lives.iter().for_each(|stopped| stopped.store(true, Ordering::Relaxed));
+    for stopped in lives {
+        stopped.store(true, Ordering::Relaxed);
+    }
 }
 
 impl Sender<'_> {
@@ -120,7 +125,8 @@ impl Sender<'_> {
         Ok(Client::new::<SystemResolver>(&access, &self.chain.program, deadlines)?)
     }
 
-    /// Sends the requests that do not list or watch pods. The last one is periodic if it was recorded twice in a row.
+    /// Sends the requests that do not list or watch pods. The last one is periodic if it was
+    /// recorded twice in a row.
     fn send_all(&self) -> anyhow::Result<()> {
         let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
         let steps = &self.chain.steps;
@@ -174,7 +180,8 @@ impl Sender<'_> {
         thread::sleep(list.gaps.draw());
         let mut backoff = Backoff::spread(pod_watch::RETRIES);
         let mut version = String::new();
-        // The first watch ends as if it had begun earlier, so that the watches of a fleet end at all times.
+        // The first watch ends as if it had begun earlier, so that the watches of a fleet end at
+        // all times.
         let mut lifetime = jitter(watch.lifetimes.draw()).max(Duration::from_secs(1));
         while !self.is_stopped() {
             // Each request has a connection of its own.
@@ -182,9 +189,10 @@ impl Sender<'_> {
             let (began, is_list) = (Instant::now(), version.is_empty());
             let step = if is_list { list } else { watch };
             let uri = step.uri(self.node, &version, lifetime);
-            let mut result = match is_list {
-                true => read_list(&client, &uri, &mut version),
-                false => self.follow(&client, &uri, &mut version),
+            let mut result = if is_list {
+                read_list(&client, &uri, &mut version)
+            } else {
+                self.follow(&client, &uri, &mut version)
             };
             if !is_list {
                 if began.elapsed() >= STEADY {
@@ -204,7 +212,8 @@ impl Sender<'_> {
         Ok(())
     }
 
-    /// Sets the version from which the next watch continues, or clears it for a list. The error is the shortest wait.
+    /// Sets the version from which the next watch continues, or clears it for a list. The error is
+    /// the shortest wait.
     fn follow(&self, client: &Client, uri: &str, version: &mut String) -> Result<(), Duration> {
         let response = client.watch(uri).map_err(|error| {
             if error.code() == Some(410) {
@@ -213,8 +222,10 @@ impl Sender<'_> {
             asked(&error)
         })?;
         for event in pod_stream::events(response) {
+            if self.is_stopped() {
+                break;
+            }
             match event {
-                _ if self.is_stopped() => break,
                 Ok(WatchEvent::Bookmark(object)) => *version = object.metadata.resource_version,
                 Ok(WatchEvent::Error(_)) => {
                     version.clear();
@@ -230,11 +241,10 @@ impl Sender<'_> {
 
 /// Time that the API server asks to wait, or that the agent waits after a response that was late.
 fn asked(error: &kube::Error) -> Duration {
-    match error.retry() {
-        Retry::After(wait) => wait,
-        _ if error.is_response_timeout() => TIMEOUT_WAIT,
-        _ => Duration::ZERO,
+    if let Retry::After(wait) = error.retry() {
+        return wait;
     }
+    if error.is_response_timeout() { TIMEOUT_WAIT } else { Duration::ZERO }
 }
 
 fn read_list(client: &Client, uri: &str, version: &mut String) -> Result<(), Duration> {

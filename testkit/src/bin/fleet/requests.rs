@@ -55,11 +55,11 @@ impl AuditLog {
             }
             self.offset += line.len() as u64;
             // A killed API server may leave part of a line.
-            self.add(&serde_json::from_str(&line).unwrap_or_default())?;
+            self.add_record(&serde_json::from_str(&line).unwrap_or_default())?;
         }
     }
 
-    fn add(&mut self, record: &Value) -> anyhow::Result<()> {
+    fn add_record(&mut self, record: &Value) -> anyhow::Result<()> {
         let text = |field: &str| record[field].as_str().unwrap_or_default().to_owned();
         let program = text("userAgent").split('/').next().unwrap_or_default().to_owned();
         let (id, status) = (text("auditID"), record["responseStatus"]["code"].as_u64());
@@ -69,19 +69,29 @@ impl AuditLog {
             return Ok(());
         }
         let received = humantime::parse_rfc3339(&text("requestReceivedTimestamp"))?;
-        match text("stage") == "ResponseStarted" {
-            true if status == Some(200) => drop(self.watches.insert(id, received)),
-            true => drop(self.rejected_watches.insert(id)),
-            false => {}
+        if text("stage") == "ResponseStarted" {
+            if status == Some(200) {
+                self.watches.insert(id, received);
+            } else {
+                self.rejected_watches.insert(id);
+            }
         }
         let (user, annotations) = (&record["user"], &record["annotations"]);
         let token = &user["extra"]["authentication.kubernetes.io/credential-id"][0];
         let node = &user["extra"]["authentication.kubernetes.io/node-name"][0];
         let node = node.as_str().and_then(node_of).or_else(|| self.tokens.get(token).copied());
         let issued = &annotations["authentication.kubernetes.io/issued-credential-id"];
-        self.tokens.extend(node.filter(|_| !issued.is_null()).map(|node| (issued.clone(), node)));
+        if let Some(node) = node
+            && !issued.is_null()
+        {
+            self.tokens.insert(issued.clone(), node);
+        }
         let is_plugin = user["username"].as_str().is_some_and(|name| name.ends_with("-plugin"));
-        self.connected.extend(node.filter(|_| is_plugin));
+        if let Some(node) = node
+            && is_plugin
+        {
+            self.connected.insert(node);
+        }
         self.requests.push(Request {
             received,
             responded: humantime::parse_rfc3339(&text("stageTimestamp"))?,
