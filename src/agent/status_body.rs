@@ -80,4 +80,22 @@ mod tests {
         let body: StatusBody = serde_json::from_str(r#"{"ready":true,"later":[1]}"#).unwrap();
         assert_eq!(body, StatusBody { ready: true, ..StatusBody::default() });
     }
+
+    /// `linkerd cni` may be of another version than the agent.
+    #[test]
+    fn problems_are_found_by_keys_that_do_not_change_with_the_words_of_the_log() {
+        let text = r#"{"problems":{"networkConfig":"a","kubeconfigToken":"b","tokenRequest":"c",
+            "mounts":"d","/etc/cni/net.d/x.conflist":"e"}}"#;
+        let body: StatusBody = serde_json::from_str(text).unwrap();
+        for (subject, why) in [
+            (Subject::NetworkConfig, Some("a")),
+            (Subject::KubeconfigToken, Some("b")),
+            (Subject::TokenRequest, Some("c")),
+            (Subject::Mounts, Some("d")),
+            (Subject::File("/etc/cni/net.d/x.conflist".into()), Some("e")),
+            (Subject::Kubeconfig, None),
+        ] {
+            assert_eq!(body.problem(&subject), why, "{subject:?}");
+        }
+    }
 }

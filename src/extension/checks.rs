@@ -188,9 +188,9 @@ fn bypassing_pods(body: &StatusBody, reason: Reason) -> Option<String> {
 fn attached(api: &dyn Api) -> CheckResult {
     let lacking = injected(api, "", "the injected pods", unattached)?;
     Severity::Error.if_any(
-        "pods without the annotation k8s.v1.cni.cncf.io/networks that names linkerd-cni, so without \
-         redirect rules; add it to their workloads, or set networkAttachmentDefinition.annotatePods \
-         and restart them",
+        "pods without the annotation k8s.v1.cni.cncf.io/networks that names linkerd-cni, so \
+         without redirect rules; add it to their workloads, or set \
+         networkAttachmentDefinition.annotatePods and restart them",
         &lacking,
     )
 }

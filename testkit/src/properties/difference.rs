@@ -1,6 +1,6 @@
 //! Finds a packet that two sets of rules redirect differently. Exact: the values of a field are
-//! grouped so that no condition of either set distinguishes two values of a group, and one packet of
-//! each combination of groups is evaluated.
+//! grouped so that no condition of either set distinguishes two values of a group, and one packet
+//! of each combination of groups is evaluated.
 
 use std::collections::BTreeSet;
 
