@@ -88,10 +88,10 @@ impl Config {
         let mut kubernetes = Section::of("kubernetes", config, &mut problem);
         let kubeconfig = kubernetes.read("kubeconfig", "a path", section::string);
         let mut linkerd = Section::of("linkerd", config, &mut problem);
-        // With true, upstream's plugin logs the rules and installs none, so that a meshed pod starts bare.
-        // Upstream has no chart value for the key: its chart and its integration tests render false
-        // (<https://github.com/linkerd/linkerd2/blob/main/charts/linkerd2-cni/templates/cni-plugin.yaml>).
-        linkerd.only_false("simulate", "meshed pods would start without redirect rules");
+        // With true, upstream's plugin logs the rules and installs none: a meshed pod starts bare.
+        // Upstream has no chart value for the key. Its chart renders false
+        // (`templates/cni-plugin.yaml`), as do the manifests of its plugin's integration tests.
+        linkerd.reject_unless_false("simulate", "meshed pods would start without redirect rules");
         Config {
             log_level: config.text("log_level").unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),

@@ -184,7 +184,8 @@ impl Reconciler {
         self.pass.body.token_expires = expires;
     }
 
-    /// Sets what `/ready`, the metrics and Events show of the pass, and whether the startup taint may go.
+    /// Sets what `/ready`, the metrics and Events show of the pass, and whether the startup taint may
+    /// go.
     fn publish(&mut self) {
         let metrics = &self.status.metrics;
         metrics.contention_active.set((!self.pass.body.contended.is_empty()).into());

@@ -54,7 +54,7 @@ impl<'a> Section<'a> {
     }
 
     /// Reports the member `key` if it has another value than false, with the reason `why`.
-    pub fn only_false(&mut self, key: &str, why: &str) {
+    pub fn reject_unless_false(&mut self, key: &str, why: &str) {
         match self.members.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => {}
             Some(value) => {

@@ -1,5 +1,5 @@
-//! Whether the last reconcile pass found the node ready, and when a node that stays not ready is reported
-//! as an Event. Pure.
+//! Whether the last reconcile pass found the node ready, and when a node that stays not ready is
+//! reported as an Event. Pure.
 
 use std::time::{Duration, Instant};
 

@@ -38,7 +38,7 @@ pub struct StartupTaint {
 }
 
 impl StartupTaint {
-    pub fn of(settings: &Settings, now: Instant) -> StartupTaint {
+    pub fn new(settings: &Settings, now: Instant) -> StartupTaint {
         let (node, key) = (settings.node_name.clone(), settings.startup_taint.clone());
         if key.is_some() && node.is_none() {
             warn!("cannot remove the startup taint: LINKERD_CNI_NODE_NAME is not set");
@@ -94,8 +94,8 @@ impl StartupTaint {
     }
 }
 
-/// Removes the taints with this key from `node`, whatever their value and effect. Returns whether there
-/// were any. Sends one GET if there are none. Needs the verbs `get` and `patch` on nodes.
+/// Removes the taints with this key from `node`, whatever their value and effect. Returns whether
+/// there were any. Sends one GET if there are none. Needs the verbs `get` and `patch` on nodes.
 ///
 /// # Errors
 /// If a request fails, or if another client changed the node in between (409).

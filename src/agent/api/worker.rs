@@ -55,7 +55,7 @@ impl Worker {
         Worker {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
-            startup_taint: StartupTaint::of(&api.settings, Instant::now()),
+            startup_taint: StartupTaint::new(&api.settings, Instant::now()),
             daemonset_looks: DAEMONSET_LOOKS,
             is_unreachable: false,
             address_changed: None,
