@@ -17,7 +17,8 @@ const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 pub struct PodRef {
     pub namespace: String,
     pub name: String,
-    /// Empty if it is unknown. For a static pod: the hash of its manifest, or the UID in it.
+    /// The UID, empty if it is unknown. For a static pod: the hash of its manifest, or the UID in
+    /// it.
     pub uid: String,
 }
 

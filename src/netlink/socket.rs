@@ -79,8 +79,7 @@ pub fn request_rtnetlink(
     element: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
     let socket = open(SockProtocol::NetlinkRoute)?;
-    let mut request = Vec::new();
-    append(&mut request, kind, flags, 1, header, attributes);
+    let request = encode(kind, flags, 1, header, attributes);
     let element = &mut |payload: &[u8]| element(payload.get(header.len()..).unwrap_or_default());
     exchange(&socket, &request, ROUTE_LIMIT, element).map_err(|rejection| rejection.errno)
 }
@@ -107,9 +106,8 @@ pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
 }
 
 fn encode_batch(messages: &[Message]) -> Vec<u8> {
-    let mut batch = Vec::new();
     let none = Attributes::default();
-    append(&mut batch, BATCH_BEGIN, 0, 0, &family_header(0, SUBSYSTEM), &none);
+    let mut batch = encode(BATCH_BEGIN, 0, 0, &family_header(0, SUBSYSTEM), &none);
     for (index, message) in messages.iter().enumerate() {
         // The kernel reports every error, but success only for messages with ACK.
         let is_last = index + 1 == messages.len();
@@ -117,9 +115,9 @@ fn encode_batch(messages: &[Message]) -> Vec<u8> {
         let kind = SUBSYSTEM << 8 | message.kind as u16;
         let sequence = index as u32 + 1;
         let header = family_header(message.family, 0);
-        append(&mut batch, kind, flags, sequence, &header, &message.attributes);
+        batch.extend(encode(kind, flags, sequence, &header, &message.attributes));
     }
-    append(&mut batch, BATCH_END, 0, 0, &family_header(0, SUBSYSTEM), &none);
+    batch.extend(encode(BATCH_END, 0, 0, &family_header(0, SUBSYSTEM), &none));
     batch
 }
 
@@ -146,9 +144,8 @@ pub fn dump(
     element: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
-    let mut request = Vec::new();
     let kind = SUBSYSTEM << 8 | kind as u16;
-    append(&mut request, kind, DUMP, 1, &family_header(family, 0), attributes);
+    let request = encode(kind, DUMP, 1, &family_header(family, 0), attributes);
     let element = &mut |payload: &[u8]| element(payload.get(FAMILY_HEADER..).unwrap_or_default());
     exchange(&socket, &request, DUMP_LIMIT, element).map_err(|rejection| match rejection.errno {
         // `nfnetlink_rcv_msg` rejects a list of a missing subsystem with EINVAL, where
@@ -170,25 +167,19 @@ fn family_header(family: u8, resource: u16) -> [u8; FAMILY_HEADER] {
     [family, 0, high, low]
 }
 
-/// Appends a message to `batch`. `header` is the structure of the message type, before the
-/// attributes.
-fn append(
-    batch: &mut Vec<u8>,
-    kind: u16,
-    flags: u16,
-    sequence: u32,
-    header: &[u8],
-    attributes: &Attributes,
-) {
+/// Encodes a message. `header` is the structure of the message type, before the attributes.
+fn encode(kind: u16, flags: u16, sequence: u32, header: &[u8], attributes: &Attributes) -> Vec<u8> {
     let length = (MESSAGE_HEADER + header.len() + attributes.0.len()) as u32;
-    batch.extend_from_slice(&length.to_ne_bytes());
-    batch.extend_from_slice(&kind.to_ne_bytes());
-    batch.extend_from_slice(&(REQUEST | flags).to_ne_bytes());
-    batch.extend_from_slice(&sequence.to_ne_bytes());
+    let mut message = Vec::with_capacity(length as usize);
+    message.extend_from_slice(&length.to_ne_bytes());
+    message.extend_from_slice(&kind.to_ne_bytes());
+    message.extend_from_slice(&(REQUEST | flags).to_ne_bytes());
+    message.extend_from_slice(&sequence.to_ne_bytes());
     // The sender's port ID: 0, the kernel fills it in.
-    batch.extend_from_slice(&[0; 4]);
-    batch.extend_from_slice(header);
-    batch.extend_from_slice(&attributes.0);
+    message.extend_from_slice(&[0; 4]);
+    message.extend_from_slice(header);
+    message.extend_from_slice(&attributes.0);
+    message
 }
 
 /// Sends `request`, and receives until the kernel reports an error, success or the end of a list.
@@ -253,9 +244,8 @@ mod tests {
             (0, -libc::ENOENT, Err(Errno::ENOENT)),
             (INTERRUPTED, 0, Err(Errno::EINTR)),
         ] {
-            let mut list = Vec::new();
-            append(&mut list, SUBSYSTEM << 8, 0, 1, &family_header(0, 0), &none);
-            append(&mut list, DONE, flags, 1, &code.to_ne_bytes(), &none);
+            let mut list = encode(SUBSYSTEM << 8, 0, 1, &family_header(0, 0), &none);
+            list.extend(encode(DONE, flags, 1, &code.to_ne_bytes(), &none));
             let (kernel, socket) = UnixDatagram::pair().unwrap();
             kernel.send(&list).unwrap();
             let mut objects = 0;

@@ -123,8 +123,8 @@ mod tests {
         let error = find_in(&[], Backend::Legacy, Family::Ipv6).unwrap_err();
         assert_eq!(
             error.to_string(),
-            "none of ip6tables-nft, ip6tables, ip6tables-legacy, together with its -restore program, \
-             is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
+            "none of ip6tables-nft, ip6tables, ip6tables-legacy, together with its -restore \
+             program, is in PATH, /usr/sbin, /sbin, /usr/bin or /bin of the node"
         );
     }
 }

@@ -39,7 +39,7 @@ enum Finished {
 }
 
 /// How a program ended.
-enum End {
+enum ProgramEnd {
     Exited {
         status: ExitStatus,
         stdout: String,
@@ -118,19 +118,19 @@ fn run(
     let budget = deadline.remaining().min(PROGRAM_BUDGET);
     let end = run_to_end(command, input, budget).map_err(|error| start_error(program, &error))?;
     match end {
-        End::Exited { status, stdout, has_read_input, .. } if status.success() => {
+        ProgramEnd::Exited { status, stdout, has_read_input, .. } if status.success() => {
             if has_read_input {
                 return Ok(Finished::Succeeded(stdout));
             }
             let problem = "reported success without reading the rules";
             Err(program_error(program, problem, Some(CHECK_SELINUX)))
         }
-        End::Exited { status, stderr, .. } => match stderr.trim() {
+        ProgramEnd::Exited { status, stderr, .. } => match stderr.trim() {
             "" => Ok(Finished::Failed(status.to_string())),
             stderr if stderr.contains("xtables lock") => Err(lock_error(program)),
             stderr => Ok(Finished::Failed(stderr.replace('\n', "; "))),
         },
-        End::TimedOut { lock_holder } => {
+        ProgramEnd::TimedOut { lock_holder } => {
             let lock = match lock_holder {
                 Some(holder) => format!("; {holder}"),
                 None => String::new(),
@@ -154,7 +154,7 @@ fn lock_error(program: &Path) -> Error {
 ///
 /// stdin is a pipe: SELinux policies let iptables use pipes of the process that starts it, but not
 /// files in memory. The kernel silently replaces a stdin that SELinux denies with `/dev/null`.
-fn run_to_end(mut command: Command, input: &str, budget: Duration) -> io::Result<End> {
+fn run_to_end(mut command: Command, input: &str, budget: Duration) -> io::Result<ProgramEnd> {
     let end = Deadline::after(budget);
     // This process keeps a reading end, which shows what the program left unread.
     let (mut unread, mut writer) = io::pipe()?;
@@ -173,13 +173,12 @@ fn run_to_end(mut command: Command, input: &str, budget: Duration) -> io::Result
     let (Ok((stdout, stderr)), Some(status)) = (outputs, status) else {
         let lock_holder = lock::describe_holder(Some(child.id()));
         child::kill(&mut child);
-        return Ok(End::TimedOut { lock_holder });
+        return Ok(ProgramEnd::TimedOut { lock_holder });
     };
-    // Reads until the writing thread closes the pipe. The thread may block on a full pipe, which
-    // this makes room in.
+    // Reads until the writing thread closes the pipe, which also unblocks its write to a full pipe.
     let unread_bytes = io::copy(&mut unread, &mut io::sink())?;
     let has_read_input = unread_bytes == 0 && matches!(written.join(), Ok(Ok(())));
-    Ok(End::Exited { status, stdout, stderr, has_read_input })
+    Ok(ProgramEnd::Exited { status, stdout, stderr, has_read_input })
 }
 
 /// Reads stdout and stderr to their ends. Both at once, as a program blocks on a full pipe.
@@ -292,20 +291,21 @@ mod tests {
     }
 
     /// Lists table `nat` with a program that is the script `text`.
-    fn list_of(text: &str) -> Result<Vec<String>, String> {
+    fn list_of(text: &str) -> Result<Vec<String>, Error> {
         let (_dir, path) = program(text);
-        list_nat_table(&path, within(20_000)).map_err(|error| error.to_string())
+        list_nat_table(&path, within(20_000))
     }
 
     #[test]
     fn an_incomplete_iptables_listing_is_an_error() {
         let complete = list_of("echo -P OUTPUT ACCEPT; echo -N PROXY_INIT_OUTPUT; seq 100000");
         assert_eq!(complete.unwrap().len(), 100_002);
-        let empty = list_of("exit 0").unwrap_err();
+        let empty = list_of("exit 0").unwrap_err().to_string();
         assert!(empty.ends_with("cannot list table nat: its output has no chains"), "{empty}");
-        let long = list_of("echo -P OUTPUT ACCEPT; yes | head -c 9000000").unwrap_err();
+        let long = list_of("echo -P OUTPUT ACCEPT; yes | head -c 9000000").unwrap_err().to_string();
         assert!(long.contains("is too long to read"), "{long}");
-        let failed = list_of("echo -P OUTPUT ACCEPT; echo no nat here >&2; exit 3").unwrap_err();
+        let failed =
+            list_of("echo -P OUTPUT ACCEPT; echo no nat here >&2; exit 3").unwrap_err().to_string();
         assert!(failed.ends_with("cannot list table nat: no nat here"), "{failed}");
     }
 }
