@@ -17,7 +17,9 @@ mod splice;
 mod tests;
 
 pub use entry::{Entry, PLACEHOLDER};
-pub use splice::{ChainedEntry, Conflist, check_conf_loadable, plugin_entry, plugin_types, wrap};
+pub use splice::{
+    ChainedEntry, Conflist, check_conf_loadable, plugin_entries, plugin_entry, plugin_types, wrap,
+};
 
 /// `type` of the plugin entry, and file name of the plugin binary on the host.
 pub const PLUGIN: &str = "linkerd-cni";

@@ -71,16 +71,24 @@ impl Yielding {
 
     /// Returns the plugin entry to yield to, among the network configs `found`. `None`: the
     /// agent's `own` entry belongs in the network configs, and the caller writes it.
-    /// `kubeconfig` is the path on the host of the kubeconfig that this agent keeps right.
+    /// `kubeconfig` is the path on the host of the kubeconfig that this agent keeps right, `mode` this
+    /// agent's chain mode.
     pub fn choose(
         &mut self,
         own: &Entry,
         kubeconfig: &str,
+        mode: &ChainMode,
         found: &[ConfigFile],
         newer_agent_runs: bool,
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
-        let Some(entry) = installed_entry(kubeconfig, found) else {
+        let installed = if mode.only().is_some() && !newer_agent_runs {
+            // In other files an upstream agent that ended may have left its entry.
+            plan::chained_config(mode, found)
+        } else {
+            plan::installed_config(&ChainMode::Every, found)
+        };
+        let Some(entry) = installed.and_then(|file| entry_of(file, kubeconfig)) else {
             // Without an entry no upstream agent runs: it would restore its entry at once.
             self.tried = None;
             return None;
@@ -98,7 +106,7 @@ impl Yielding {
             return Some((OtherAgent::Newer, entry));
         }
         // An older agent of this project yields to this one.
-        if !may_be_upstreams(&entry, own) {
+        if !own.is_foreign(entry.text()) {
             return None;
         }
         if std::mem::take(&mut self.was_chained) {
@@ -145,32 +153,19 @@ pub fn usable_entry_is_installed(
     let called = plan::called_config(found);
     let is_other_called = called.is_some_and(|called| called.plugin_entry().is_none())
         && plan::chained_config(mode, found).is_none();
-    !is_other_called && plan::installed_config(found).is_some_and(is_usable)
-}
-
-fn installed_entry(kubeconfig: &str, found: &[ConfigFile]) -> Option<Entry> {
-    entry_of(plan::installed_config(found)?, kubeconfig)
+    !is_other_called && plan::installed_config(&ChainMode::Every, found).is_some_and(is_usable)
 }
 
 fn entry_of(file: &ConfigFile, kubeconfig: &str) -> Option<Entry> {
     Entry::new(file.plugin_entry()?.text, kubeconfig).ok()
 }
 
-/// Returns whether an upstream agent may have written a plugin entry in `found`. The entry is
-/// younger than one pass, or this agent yields to it, so an upstream agent probably runs.
-pub fn is_chained_by_upstream(found: &[ConfigFile], own: &Entry) -> bool {
-    let entries = found.iter().filter_map(ConfigFile::plugin_entry);
-    entries
-        .filter_map(|entry| Entry::new(entry.text, "").ok())
-        .any(|entry| !own.matches(entry.text()) && may_be_upstreams(&entry, own))
-}
-
-/// Returns whether an upstream agent may have written the plugin `entry`. This project's chart sets
-/// `agent-namespace`. Under upstream's manifests, only a kubeconfig of upstream's agent shows that
-/// there was one; `own.is_exact` says so.
-fn may_be_upstreams(entry: &Entry, own: &Entry) -> bool {
-    let is_of_chart = |entry: &Entry| !entry.value["linkerd"]["agent-namespace"].is_null();
-    !is_of_chart(entry) && (is_of_chart(own) || own.is_exact)
+/// Returns whether an upstream agent may have written a plugin entry in one of the network configs
+/// that `mode` chains. The entry is younger than one pass, or this agent yields to it, so an upstream
+/// agent probably runs: such an agent has its entry in all network configs.
+pub fn is_chained_by_upstream(mode: &ChainMode, found: &[ConfigFile], own: &Entry) -> bool {
+    let mut entries = plan::selected_configs(mode, found).filter_map(ConfigFile::plugin_entry);
+    entries.any(|entry| own.is_foreign(entry.text))
 }
 
 /// Returns whether the plugin works with the `entry`: it accepts the settings, and finds the kubeconfig
@@ -260,7 +255,7 @@ mod tests {
             let mut own = Entry::new(&own.to_string(), "").unwrap();
             own.is_exact = is_exact;
             assert_eq!(
-                is_chained_by_upstream(&found(&[&installed]), &own),
+                is_chained_by_upstream(&ChainMode::Every, &found(&[&installed]), &own),
                 expected,
                 "{installed}"
             );

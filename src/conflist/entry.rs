@@ -51,6 +51,19 @@ impl Entry {
         }
     }
 
+    /// Returns whether another program than an agent of this project may have written the plugin
+    /// entry `found`: upstream's agent, or a person. This project's chart sets `agent-namespace`.
+    /// Under upstream's manifests, only a kubeconfig of upstream's agent shows that there was one:
+    /// `is_exact` says so.
+    pub fn is_foreign(&self, found: &str) -> bool {
+        if self.matches(found) {
+            return false;
+        }
+        let is_of_chart =
+            serde_json::from_str::<Value>(found).is_ok_and(|found| has_agent_namespace(&found));
+        !is_of_chart && (self.is_exact || has_agent_namespace(&self.value))
+    }
+
     /// Renders a standalone `.conf`: the template with defaults for a missing `cniVersion` and
     /// `name`. Multus finds the network config by its name.
     pub fn standalone_conf(&self) -> String {
@@ -69,6 +82,10 @@ impl Entry {
             json!({"cniVersion": STANDALONE_VERSION, "name": PLUGIN, "plugins": [self.value]});
         format!("{list:#}\n")
     }
+}
+
+fn has_agent_namespace(entry: &Value) -> bool {
+    !entry["linkerd"]["agent-namespace"].is_null()
 }
 
 /// Returns the lines without their indentation, which a conflist gives the entry.

@@ -13,7 +13,7 @@ mod step;
 mod tests;
 mod unchain;
 
-pub use active::{called_config, chained_config, installed_config};
+pub use active::{called_config, chained_config, installed_config, selected_configs};
 pub use chain::chain;
 pub use step::{Plan, Step};
 pub use unchain::unchain;

@@ -147,7 +147,12 @@ impl<'a> Conflist<'a> {
 
     /// Returns the text without plugin entries.
     pub fn without_entry(&self) -> String {
-        self.cut_entries().text
+        self.cut_entries(|_| true).text
+    }
+
+    /// Returns the text without the plugin entries for which `is_cut` returns true.
+    pub fn without_entries(&self, is_cut: impl Fn(&str) -> bool) -> String {
+        self.cut_entries(is_cut).text
     }
 
     /// Returns the text with `entry` as the only plugin entry: in the place of the present one, if
@@ -170,14 +175,14 @@ impl<'a> Conflist<'a> {
             let (before, after) = (&self.text[..span.start], &self.text[span.end..]);
             return format!("{before}{lines}{after}");
         }
-        let Unchained { mut text, end } = self.cut_entries();
+        let Unchained { mut text, end } = self.cut_entries(|_| true);
         text.insert_str(end, &format!(",{separator}{lines}"));
         text
     }
 
-    /// Cuts each plugin entry out of the text, with the separator before it. An entry before all
-    /// other plugins goes with the separator after it.
-    fn cut_entries(&self) -> Unchained {
+    /// Cuts the plugin entries for which `is_cut` returns true out of the text, each with the
+    /// separator before it. An entry before all other plugins goes with the separator after it.
+    fn cut_entries(&self, is_cut: impl Fn(&str) -> bool) -> Unchained {
         let Some(first) = self.plugins.first() else {
             return Unchained { text: self.text.to_owned(), end: self.text.len() };
         };
@@ -189,7 +194,7 @@ impl<'a> Conflist<'a> {
         let mut previous_end = start;
         for plugin in &self.plugins {
             let span = span(self.text, plugin.text);
-            if !plugin.is_plugin_entry() {
+            if !(plugin.is_plugin_entry() && is_cut(plugin.text)) {
                 let from = if has_plugin { previous_end } else { span.start };
                 text.push_str(&self.text[from..span.end]);
                 end = text.len();
@@ -258,6 +263,15 @@ pub fn plugin_entry(text: &str) -> Option<ChainedEntry<'_>> {
         version: config.version,
         has_previous: position > 0,
     })
+}
+
+/// Returns the JSON object of each plugin entry, byte for byte. Empty if `text` is invalid.
+pub fn plugin_entries(text: &str) -> Vec<&str> {
+    let Ok(config) = Conflist::parse_or_standalone(text) else {
+        return Vec::new();
+    };
+    let entries = config.plugins.into_iter().filter(Plugin::is_plugin_entry);
+    entries.map(|entry| entry.text).collect()
 }
 
 /// Returns the types of a network config's plugins, in their order. Empty if `text` is invalid.

@@ -52,8 +52,8 @@ impl Reconciler {
         if can_chain {
             self.yield_entry(&configs, kept);
         }
-        let entry = self.pass.yielded_entry.as_ref().unwrap_or(&self.entry);
-        let mut plan = plan::chain(mode, &configs, entry, &saved);
+        let yielded = self.pass.yielded_entry.as_ref();
+        let mut plan = plan::chain(mode, &configs, &self.entry, yielded, &saved);
         if kept == Some(OtherAgent::Newer)
             && usable_entry_is_installed(&self.entry, kubeconfig_on_host, mode, &configs, &saved)
         {

@@ -6,10 +6,11 @@ use tracing::{info, warn};
 
 use super::Reconciler;
 use super::kubeconfig::needs_resolver;
-use crate::agent::yielding::{self, OtherAgent, RESTORED_WITHIN};
+use crate::agent::yielding::{OtherAgent, RESTORED_WITHIN, is_chained_by_upstream};
 use crate::conflist::PLUGIN;
 use crate::conflist::net_dir::{self, ConfigFile};
 use crate::files;
+use crate::node::NodeSettings;
 use crate::node::binaries::Binaries;
 
 impl Reconciler {
@@ -17,7 +18,7 @@ impl Reconciler {
     pub fn restore_upstream_kubeconfig(&self) -> bool {
         let node = &self.settings.node;
         let is_chained = net_dir::scan(&node.net_dir, &node.kubeconfig_name)
-            .is_ok_and(|configs| yielding::is_chained_by_upstream(&configs, &self.entry));
+            .is_ok_and(|configs| is_chained_by_upstream(&node.mode, &configs, &self.entry));
         if is_chained && let Err(error) = self.upstream_kubeconfig.restore(&node.kubeconfig()) {
             warn!("{error}");
         }
@@ -50,8 +51,8 @@ impl Reconciler {
             self.pass.schedule_next(now + RESTORED_WITHIN);
             return Some(OtherAgent::Upstream);
         }
-        let is_kept =
-            needs_resolver(settings) && yielding::is_chained_by_upstream(configs, &self.entry);
+        let is_kept = needs_resolver(settings)
+            && is_chained_by_upstream(&settings.node.mode, configs, &self.entry);
         is_kept.then_some(OtherAgent::Upstream)
     }
 
@@ -59,9 +60,10 @@ impl Reconciler {
     /// attempt to write this agent's entry does not count as a change.
     pub(super) fn yield_entry(&mut self, configs: &[ConfigFile], kept: Option<OtherAgent>) {
         let now = Instant::now();
-        let kubeconfig = &self.settings.node.kubeconfig_on_host;
+        let NodeSettings { kubeconfig_on_host, mode, .. } = &self.settings.node;
         let is_newer = kept == Some(OtherAgent::Newer);
-        let yielded = self.yielding.choose(&self.entry, kubeconfig, configs, is_newer, now);
+        let yielded =
+            self.yielding.choose(&self.entry, kubeconfig_on_host, mode, configs, is_newer, now);
         let (other, entry) = yielded.unzip();
         self.pass.yielded_entry = entry;
         if let Some(other) = other {

@@ -46,7 +46,7 @@ pub fn run(settings: &Settings, bin_dir: &Path) -> TestOutcome {
 fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     let (begin, end) = (Instant::now(), Deadline::after(TIMEOUT));
     let found = net_dir::scan(&settings.node.net_dir, &settings.node.kubeconfig_name)?;
-    let plugin_config = plan::installed_config(&found)
+    let plugin_config = plan::installed_config(&settings.node.mode, &found)
         .and_then(|file| PluginConfig::of(file.text()))
         .ok_or_else(|| TestOutcome::Failed("no network config has a plugin entry".into()))?;
     let config = serde_json::from_str::<Object>(&plugin_config.stdin(&Value::Null));

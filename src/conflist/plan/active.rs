@@ -55,13 +55,13 @@ pub(super) fn is_loadable(file: &ConfigFile) -> bool {
     }
 }
 
-/// Returns the network config with the plugin entry in use: the one whose plugins the runtime
-/// calls, or the first with an entry where a meta plugin such as Multus calls the plugin.
-pub fn installed_config(found: &[ConfigFile]) -> Option<&ConfigFile> {
-    match called_config(found) {
-        Some(called) if has_entry(called) => Some(called),
-        _ => found.iter().find(|file| has_entry(file)),
-    }
+/// Returns the network config with the plugin entry in use: the one through which the runtime calls
+/// the plugin in this `mode`, or the first with an entry where a meta plugin such as Multus calls
+/// it.
+pub fn installed_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
+    chained_config(mode, found)
+        .or_else(|| called_config(found).filter(|file| has_entry(file)))
+        .or_else(|| found.iter().find(|file| has_entry(file)))
 }
 
 /// Returns the network config through which the runtime calls the plugin: the active one, in mode
@@ -69,11 +69,19 @@ pub fn installed_config(found: &[ConfigFile]) -> Option<&ConfigFile> {
 /// the agent's own file, which another plugin calls.
 pub fn chained_config<'f>(mode: &ChainMode, found: &'f [ConfigFile]) -> Option<&'f ConfigFile> {
     match mode {
-        ChainMode::Only(name) | ChainMode::Standalone(name) => {
-            found.iter().find(|file| is_named(file, name) && has_entry(file))
+        ChainMode::Only(_) | ChainMode::Standalone(_) => {
+            selected_configs(mode, found).find(|file| has_entry(file))
         }
         ChainMode::Every => called_config(found).filter(|file| has_entry(file)),
     }
+}
+
+/// Returns the network configs that `mode` chains, and those that are made from them.
+pub fn selected_configs<'f>(
+    mode: &ChainMode,
+    found: &'f [ConfigFile],
+) -> impl Iterator<Item = &'f ConfigFile> {
+    found.iter().filter(|file| mode.only().is_none_or(|name| is_named(file, name)))
 }
 
 fn has_entry(file: &ConfigFile) -> bool {

@@ -12,12 +12,20 @@ use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{Conflist, Entry};
 
 /// Plans to chain the plugin, or, once it is chained, to unchain it from what another mode left.
-pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &SavedState) -> Plan {
+/// `own` is the plugin entry of this agent, `yielded` that of another agent to which it yields.
+pub fn chain(
+    mode: &ChainMode,
+    found: &[ConfigFile],
+    own: &Entry,
+    yielded: Option<&Entry>,
+    saved: &SavedState,
+) -> Plan {
     let mut foreign: Vec<&ConfigFile> = found.iter().collect();
     foreign.retain(|file| {
         mode.standalone() != Some(&file.name) && !standalone::is_standalone(file, saved)
     });
-    let inputs = Inputs { foreign: &foreign, entry, saved };
+    let entry = yielded.unwrap_or(own);
+    let inputs = Inputs { foreign: &foreign, own, entry, saved };
     let mut plan = match mode {
         ChainMode::Every => inputs.every(),
         ChainMode::Only(name) => inputs.only(name),
@@ -30,7 +38,7 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
         let stale = multus::stale_conflists(&foreign);
         plan.unchain_steps.extend(stale.into_iter().map(Step::remove));
     }
-    plan.unchain_steps.extend(unchain::other_modes(mode, found, saved));
+    plan.unchain_steps.extend(unchain::other_modes(mode, found, own, saved));
     let is_needed = mode.only().is_none() || !plan.unchain_steps.is_empty();
     plan.saves_only = is_needed && saved.only.as_deref() != mode.only();
     plan
@@ -39,6 +47,9 @@ pub fn chain(mode: &ChainMode, found: &[ConfigFile], entry: &Entry, saved: &Save
 struct Inputs<'a> {
     /// The network configs that are not the agent's own.
     foreign: &'a [&'a ConfigFile],
+    /// The plugin entry of this agent.
+    own: &'a Entry,
+    /// The plugin entry to chain: that of another agent while this agent yields to it.
     entry: &'a Entry,
     saved: &'a SavedState,
 }
@@ -92,14 +103,27 @@ impl Inputs<'_> {
             return plan;
         };
         if !targets.iter().any(|file| file.name == active.name) {
-            plan.warning = Some(format!(
-                "the active network config is {0}, but cniConfFileName names {name}: the runtime \
-                 calls linkerd-cni only if {0} calls {name}; if {0} does not, correct \
-                 cniConfFileName",
-                active.name
-            ));
+            plan.warning = Some(self.not_named(active, name));
         }
         plan
+    }
+
+    /// Says what it means that `active` is not the file `name`.
+    fn not_named(&self, active: &ConfigFile, name: &str) -> String {
+        let is_foreign = active.plugin_entry().is_some_and(|entry| self.own.is_foreign(entry.text));
+        let active = &active.name;
+        let effect = if is_foreign {
+            format!(
+                "the runtime calls linkerd-cni with the plugin entry in {active}, which another \
+                 program wrote; correct cniConfFileName, or remove the plugin entry from {active}"
+            )
+        } else {
+            format!(
+                "the runtime calls linkerd-cni only if {active} calls {name}; if {active} does \
+                 not, correct cniConfFileName"
+            )
+        };
+        format!("the active network config is {active}, but cniConfFileName names {name}: {effect}")
     }
 
     /// Returns why `file` does not have the current plugin entry, `None` if it has.

@@ -10,8 +10,9 @@ use crate::files::FileAccess;
 
 const CONF: &str = r#"{"name":"n","type":"a"}"#;
 
+/// As this project's chart renders it.
 fn entry() -> Entry {
-    Entry::new(r#"{"type":"linkerd-cni"}"#, "").unwrap()
+    Entry::new(r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":"cni"}}"#, "").unwrap()
 }
 
 /// Returns the text of a config in `tests.yaml`.
@@ -20,6 +21,9 @@ fn config(kind: &str) -> String {
         Some(("wrapped", kind)) => conflist::wrap(&config(kind)).unwrap(),
         Some(("chained", kind)) => {
             Conflist::parse_chainable(&config(kind)).unwrap().with_entry(&entry())
+        }
+        Some(("foreign", kind)) => {
+            config(kind).replace(']', r#",{"type":"linkerd-cni","linkerd":{"proxy-uid":1}}]"#)
         }
         Some(("changed", kind)) => config(kind).replace("\"n\"", "\"other\""),
         Some(("outdated", kind)) => {
@@ -56,7 +60,12 @@ fn described<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Value {
 
 fn describe(step: &Step) -> String {
     match step {
-        Step::Replace { name, text, .. } if text.contains(PLUGIN) => format!("add entry to {name}"),
+        Step::Replace { name, text, .. } if text.contains("agent-namespace") => {
+            format!("add entry to {name}")
+        }
+        Step::Replace { name, text, .. } if text.contains(PLUGIN) => {
+            format!("remove own entry from {name}")
+        }
         Step::Replace { name, .. } => format!("remove entry from {name}"),
         Step::Convert { conflist, original, .. } => {
             format!("convert {} to {conflist}", original.name)
@@ -101,7 +110,7 @@ fn each_mode_plans_its_steps_and_says_why_the_node_is_not_chained() {
             let original = Original::new(conf.as_str().unwrap(), &content(CONF.into()), made);
             saved.originals.insert(list.clone(), original);
         }
-        let plan = chain(&mode, &found, &entry(), &saved);
+        let plan = chain(&mode, &found, &entry(), None, &saved);
         for (key, got) in [
             ("steps", described(plan.steps.iter().chain(&plan.unchain_steps))),
             ("unchain", described(&unchain(&found, &saved))),
@@ -111,6 +120,7 @@ fn each_mode_plans_its_steps_and_says_why_the_node_is_not_chained() {
             ("skipped", json!(plan.skipped.keys().collect::<Vec<_>>())),
             ("chained", json!(chained_config(&mode, &found).is_some())),
             ("called", json!(called_config(&found).map(|file| &file.name))),
+            ("installed", json!(installed_config(&mode, &found).map(|file| &file.name))),
         ] {
             if let Some(wanted) = case.get(key) {
                 assert_eq!(got, expanded(wanted), "{name}: {key}");

@@ -6,6 +6,7 @@ use super::{multus, standalone};
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
+use crate::conflist::{Entry, plugin_entries};
 
 /// Plans how to unchain the plugin from all network configs `found`. Of one that Cilium has
 /// renamed, the original is restored under its name with Cilium's suffix.
@@ -13,13 +14,42 @@ pub fn unchain(found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
     found.iter().filter_map(|file| unchain_file(found, file, saved)).collect()
 }
 
-/// Plans to remove the files of other modes. Call it once the file of `mode` is correct.
-pub fn other_modes(mode: &ChainMode, found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
+/// Plans to remove what agents of this project left outside the network configs of `mode`. `own` is
+/// the plugin entry of this agent. Call it once the file of `mode` is correct.
+pub fn other_modes(
+    mode: &ChainMode,
+    found: &[ConfigFile],
+    own: &Entry,
+    saved: &SavedState,
+) -> Vec<Step> {
     found
         .iter()
         .filter(|file| is_leftover(mode, file, saved))
-        .filter_map(|file| unchain_file(found, file, saved))
+        .filter_map(|file| unchain_own(found, file, own, saved))
         .collect()
+}
+
+/// Plans how to unchain the plugin from `file`, but for the plugin entries of other programs, which
+/// would write them again.
+fn unchain_own(
+    found: &[ConfigFile],
+    file: &ConfigFile,
+    own: &Entry,
+    saved: &SavedState,
+) -> Option<Step> {
+    if saved.standalone_configs.contains(&file.name) {
+        return unchain_file(found, file, saved);
+    }
+    let entries = plugin_entries(file.text());
+    let foreign = entries.iter().filter(|entry| own.is_foreign(entry)).count();
+    if foreign == 0 {
+        return unchain_file(found, file, saved);
+    }
+    if foreign == entries.len() {
+        return None;
+    }
+    let text = file.conflist()?.without_entries(|entry| !own.is_foreign(entry));
+    Some(Step::Replace { name: file.name.clone(), text, original: None })
 }
 
 /// Returns whether another mode than `mode` may have written `file`.

@@ -22,6 +22,7 @@ mod directories;
 mod durability;
 mod faults;
 mod filesystems;
+mod foreign_entries;
 mod modes;
 mod node;
 mod operations;

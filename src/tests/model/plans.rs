@@ -68,9 +68,9 @@ impl Planner {
             return Vec::new();
         }
         let mut yielding = Yielding::new(Duration::from_secs(30));
-        let other = yielding.choose(own, KUBECONFIG, found, newer_agent_runs, Instant::now());
-        let entry = other.map_or_else(|| own.clone(), |(_, entry)| entry);
-        let plan = plan::chain(mode, found, &entry, saved);
+        let other = yielding.choose(own, KUBECONFIG, mode, found, newer_agent_runs, Instant::now());
+        let yielded = other.as_ref().map(|(_, entry)| entry);
+        let plan = plan::chain(mode, found, own, yielded, saved);
         let steps = plan.steps.iter();
         let mut operations: Vec<Operation> =
             steps.flat_map(|step| of_step(step, found, bug)).collect();
