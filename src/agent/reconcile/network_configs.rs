@@ -163,7 +163,7 @@ impl Reconciler {
                 None => Subject::NetworkConfig,
             };
             let file = ContendedFile { subject, path };
-            if chains && self.begin_write(&file, text).is_err() {
+            if self.begin_write(&file, text).is_err() {
                 continue;
             }
             match net_dir.apply(step, &mut saved) {
@@ -179,7 +179,7 @@ impl Reconciler {
                 }
                 Ok(()) => {
                     info!("removed the plugin entry from {}", file.path.display());
-                    self.pass.wrote = true;
+                    self.end_write(file, text);
                     if let Err(error) = saved.forget(step.target(), dir) {
                         result = Err(error.to_string());
                     }

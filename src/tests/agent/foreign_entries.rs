@@ -1,6 +1,9 @@
 //! `cniConfFileName`: the agent chains the plugin to one network config, and removes from the others only the plugin
 //! entries that an agent of this project wrote.
 
+use std::thread;
+use std::time::{Duration, Instant};
+
 use testkit::upstream_agent::UpstreamAgent;
 
 use crate::agent::Agent;
@@ -10,6 +13,7 @@ use crate::until::until;
 use crate::upstream::{self, KUBECONFIG, until_yielding};
 
 const NAMED: &str = "20-calico.conflist";
+const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
 
 /// As this project's chart renders it.
 fn chart_template() -> String {
@@ -129,4 +133,31 @@ fn an_entry_that_a_person_writes_stays_beside_the_named_config_until_uninstall()
     assert_eq!((node.text(LIST), agent.ready().0), (edited, 200), "{}", agent.log());
     // Plugin binary and kubeconfig are removed, so no network config may name the plugin.
     node.assert_restored(&mut agent, &before);
+}
+
+#[test]
+fn a_writer_that_restores_an_entry_of_an_earlier_agent_is_contention_and_the_node_stays_ready() {
+    let node = node();
+    node.install();
+    let chained = node.text(LIST);
+    let mut agent = start_with_named(&node, NAMED);
+    agent.until_ready();
+    until("the entry is removed", || node.text(LIST) == CALICO);
+    let restore = || {
+        if node.text(LIST) == CALICO {
+            node.replace(&node.net(LIST), chained.as_bytes());
+        }
+    };
+    until("the contention is reported", || {
+        restore();
+        agent.log().contains("10-calico.conflist keeps being overwritten by another writer")
+    });
+    let (begin, writes) = (Instant::now(), agent.metric(WRITES));
+    while begin.elapsed() < Duration::from_secs(2) {
+        restore();
+        thread::sleep(Duration::from_millis(1));
+    }
+    assert!(agent.metric(WRITES) <= writes + 1.0, "{}", agent.log());
+    assert!(node.text(NAMED).contains("agent-namespace"));
+    agent.until_ready();
 }
