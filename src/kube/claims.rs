@@ -32,9 +32,10 @@ impl Claims {
         self.sub.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
 
-    /// UID of the pod to which the token is bound; `None` if it is bound to none.
-    pub fn pod_uid(&self) -> Option<&str> {
-        self.kubernetes["pod"]["uid"].as_str()
+    /// Name and UID of the pod to which the token is bound; `None` if it is bound to none.
+    pub fn pod(&self) -> Option<(&str, &str)> {
+        let pod = &self.kubernetes["pod"];
+        pod["name"].as_str().zip(pod["uid"].as_str())
     }
 
     /// When the token expires; `None` if it never does, as a token from a Secret.
@@ -71,7 +72,7 @@ mod tests {
             "kubernetes.io":{"namespace":"ns","pod":{"name":"p","uid":"u"}},"aud":["x"]}"#;
         let claims = Claims::read(&token(payload)).unwrap();
         assert_eq!(claims.account(), Some(("ns", "a")));
-        assert_eq!(claims.pod_uid(), Some("u"));
+        assert_eq!(claims.pod(), Some(("p", "u")));
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);
         for (now, left) in
             [(10, Some(500)), (1000, Some(500)), (1400, Some(100)), (1999, Some(0)), (2000, None)]

@@ -1,4 +1,4 @@
-//! Lists and watches the pods of one node.
+//! Lists and watches the pods of one node, or one pod.
 
 use std::ops::ControlFlow;
 use std::thread;
@@ -40,6 +40,27 @@ pub const DEADLINES: Deadlines =
 /// Longest wait taken from a `Retry-After` header.
 const RETRY_AFTER_CAP: Duration = Duration::from_secs(60);
 
+/// Which pods are listed and watched.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// The pods of this node, in all namespaces.
+    Node(String),
+    /// At most one pod.
+    Pod { namespace: String, name: String },
+}
+
+impl Selection {
+    fn path(&self) -> String {
+        let (resource, field) = match self {
+            Selection::Node(node) => ("pods".to_owned(), format!("spec.nodeName={node}")),
+            Selection::Pod { namespace, name } => {
+                (format!("namespaces/{namespace}/pods"), format!("metadata.name={name}"))
+            }
+        };
+        format!("/api/v1/{resource}?fieldSelector={}", encode(&field))
+    }
+}
+
 pub enum Update<'a, T> {
     /// The pods of a complete list. `dropped` further pods exceed
     /// [`MAX_PODS`](pod_stream::MAX_PODS).
@@ -49,6 +70,8 @@ pub enum Update<'a, T> {
     },
     Changed(T),
     Deleted(Metadata),
+    /// A watch began: the API server accepted its request.
+    Opened,
     /// Data from the API server without a pod that is kept.
     Alive,
     /// A request failed. The next follows after `wait`.
@@ -99,7 +122,7 @@ impl Error {
     }
 }
 
-/// Lists the pods of the node in all namespaces, and returns those that are kept.
+/// Lists the selected pods, and returns those that are kept.
 ///
 /// The pods are not selected by the label that the proxy injector sets, as upstream's controller
 /// does: the plugin also redirects a pod whose author added the proxy. It decides by the containers
@@ -111,20 +134,19 @@ impl Error {
 /// the request has a `limit`. So the list may be older than the last event of a watch, e.g. if another
 /// API server responds. No change is lost, because a watch continues from the list's own version and
 /// repeats all events since then.
-pub fn list<T: FromPod>(connection: &mut Connection, node: &str) -> Result<PodList<T>, Error> {
-    let path = format!("{}&resourceVersion=0", pods_of(node));
+pub fn list<T: FromPod>(
+    connection: &mut Connection,
+    selection: &Selection,
+) -> Result<PodList<T>, Error> {
+    let path = format!("{}&resourceVersion=0", selection.path());
     Ok(pod_stream::list(connection.client()?.read_list(&path)?)?)
-}
-
-fn pods_of(node: &str) -> String {
-    format!("/api/v1/pods?fieldSelector={}", encode(&format!("spec.nodeName={node}")))
 }
 
 fn encode(text: &str) -> String {
     utf8_percent_encode(text, NON_ALPHANUMERIC).to_string()
 }
 
-/// Lists and watches the pods of the node until the process exits; there is no state to clean up.
+/// Lists and watches the selected pods until the process exits; there is no state to clean up.
 /// Calls `on_update` for what arrives. `Break` asks for a new list at once. Waits before the first
 /// list, at most for `spread`, so that programs that start together on many nodes do not list together.
 ///
@@ -132,7 +154,7 @@ fn encode(text: &str) -> String {
 /// jitter and backoff before the next request. Only a watch of at least a minute resets the backoff.
 pub fn run<T: FromPod>(
     mut connection: Connection,
-    node: &str,
+    selection: &Selection,
     spread: Duration,
     mut on_update: impl FnMut(Update<'_, T>) -> ControlFlow<()>,
 ) {
@@ -142,7 +164,7 @@ pub fn run<T: FromPod>(
     loop {
         let result = match version.take() {
             None => {
-                let list = list(&mut connection, node);
+                let list = list(&mut connection, selection);
                 // The watch opens a connection of its own.
                 connection.close();
                 list.map(|PodList { resource_version, pods, dropped }| {
@@ -153,7 +175,7 @@ pub fn run<T: FromPod>(
             }
             Some(from) => {
                 let (began, mut last) = (Instant::now(), from.clone());
-                let end = follow(&mut connection, node, &mut last, &mut on_update);
+                let end = follow(&mut connection, selection, &mut last, &mut on_update);
                 let lasted = began.elapsed();
                 if lasted >= STEADY {
                     backoff.reset();
@@ -175,7 +197,7 @@ pub fn run<T: FromPod>(
 /// last event or bookmark in `last`. `Break`: `on_update` requested a new list.
 fn follow<T: FromPod>(
     connection: &mut Connection,
-    node: &str,
+    selection: &Selection,
     last: &mut String,
     on_update: &mut impl FnMut(Update<'_, T>) -> ControlFlow<()>,
 ) -> Result<ControlFlow<()>, Error> {
@@ -185,12 +207,12 @@ fn follow<T: FromPod>(
     let requested = Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs());
     let path = format!(
         "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
-        pods_of(node),
+        selection.path(),
         requested.as_secs(),
         encode(last)
     );
     let response = connection.client()?.watch(&path)?;
-    if on_update(Update::Alive).is_break() {
+    if on_update(Update::Opened).is_break() {
         return Ok(ControlFlow::Break(()));
     }
     for event in pod_stream::events(response) {
@@ -244,6 +266,15 @@ fn next_version(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_selection_is_the_pods_of_a_node_or_one_pod() {
+        let pod = Selection::Pod { namespace: "mesh".into(), name: "cni-x".into() };
+        let of_pod = "/api/v1/namespaces/mesh/pods?fieldSelector=metadata%2Ename%3Dcni%2Dx";
+        assert_eq!(pod.path(), of_pod);
+        let of_node = "/api/v1/pods?fieldSelector=spec%2EnodeName%3Dnode%2D1";
+        assert_eq!(Selection::Node("node-1".into()).path(), of_node);
+    }
 
     #[test]
     fn a_watch_continues_unless_its_version_expired_or_it_received_nothing_for_long() {

@@ -103,7 +103,10 @@ objects! {
         pub namespace: String,
         pub uid: String,
         pub resource_version: String,
+        /// When the grace period of a deletion ends, RFC 3339.
         pub deletion_timestamp: Option<String>,
+        /// Zero if the object is deleted by force.
+        pub deletion_grace_period_seconds: Option<u64>,
         pub annotations: BTreeMap<String, String>,
         pub labels: BTreeMap<String, String>,
         /// RFC 3339 in UTC with whole seconds, so that comparing texts compares times.
@@ -183,7 +186,9 @@ objects! {
     }
 
     pub struct OwnerReference {
+        pub api_version: String,
         pub kind: String,
+        pub name: String,
         pub uid: String,
         /// Whether the owner is the object's controller, which replaces a deleted object.
         pub controller: bool,

@@ -17,7 +17,7 @@ use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, EventType, Regarding};
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::pod_stream::{FromPod, MAX_PODS};
-use crate::kube::pod_watch;
+use crate::kube::pod_watch::{self, Selection};
 use crate::kube::types::Pod;
 use crate::pod::Decision;
 use crate::pod::facts::{OwnFacts, own_facts};
@@ -138,7 +138,8 @@ impl Audit {
     fn audit(&mut self) -> Result<usize, Box<dyn Error>> {
         let settings = &self.shared.settings;
         let config = plugin_config::read(&settings.net_dir())?;
-        let list = pod_watch::list::<AuditedPod>(&mut self.connection, &settings.node)?;
+        let pods = Selection::Node(settings.node.clone());
+        let list = pod_watch::list::<AuditedPod>(&mut self.connection, &pods)?;
         let client = self.connection.client()?;
         let mut inspector = Inspector::new(client, config, settings, ReadFrom::Cache);
         let errors = vec![format!("the list has more than {MAX_PODS} pods"); list.dropped];

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::stranded::StrandedPod;
 use super::{NOT_LISTED, Shared};
 use crate::kube::connection::Connection;
-use crate::kube::pod_watch::{self, Update};
+use crate::kube::pod_watch::{self, Selection, Update};
 
 /// Longest wait before the first list.
 const START_SPREAD: Duration = Duration::from_secs(5);
@@ -16,12 +16,12 @@ const START_SPREAD: Duration = Duration::from_secs(5);
 /// A list may be older than the last event of the watch. No repair relies on the list alone: a deletion
 /// has UID and resourceVersion as preconditions, and in the other modes the worker reads the pod again.
 pub fn run(connection: Connection, shared: &Shared) {
-    let node = &shared.settings.node;
+    let pods = Selection::Node(shared.settings.node.clone());
     let found = |pod: StrandedPod| {
         tracing::debug!(namespace = pod.namespace, name = pod.name, "Pod is stranded");
         shared.enqueue(pod);
     };
-    pod_watch::run(connection, node, START_SPREAD, |update| {
+    pod_watch::run(connection, &pods, START_SPREAD, |update| {
         match update {
             Update::Listed { pods, dropped } => {
                 shared.queue.retain_listed(&pods);
@@ -30,7 +30,7 @@ pub fn run(connection: Connection, shared: &Shared) {
                 *shared.not_ready() = None;
             }
             Update::Changed(pod) => found(pod),
-            Update::Alive => {}
+            Update::Opened | Update::Alive => {}
             Update::Deleted(metadata) => shared.queue.remove(&metadata.uid),
             Update::Failed { error, wait } => {
                 tracing::warn!(err = %error, "Cannot watch the pods of this node; retrying in {wait:.1?}");

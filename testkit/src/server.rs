@@ -34,7 +34,7 @@ impl Request {
     }
 
     pub fn is_list(&self) -> bool {
-        self.method == "GET" && !self.is_watch() && self.path.starts_with("/api/v1/pods?")
+        self.method == "GET" && !self.is_watch() && self.path.contains("/pods?fieldSelector=")
     }
 
     pub fn is_event(&self) -> bool {
