@@ -14,6 +14,7 @@ pub mod api;
 pub mod contention;
 mod main_loop;
 pub mod metrics;
+pub mod own_pod;
 pub mod pods;
 pub mod readiness;
 pub mod reconcile;
@@ -69,7 +70,6 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let watch = Watch::start().map_err(Error::Wait)?;
     let entry = settings.plugin_entry().map_err(Error::PluginEntry)?;
     let settings = Arc::new(settings);
-    let found_empty_node = stop::finds_empty_node(&settings);
     let status = Arc::new(Status::new(settings.resync));
     let api = ApiHandle::start(&settings, watch.waker.clone()).map_err(Error::Thread)?;
     // Before the first access to the node's files, so that `/ready` and `/live` are served even if
@@ -81,7 +81,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker.clone());
     let record_socket = record_socket.map_err(Error::Thread)?;
     let pods_stopped =
-        pods::start(&settings, &status, watch.waker.clone()).map_err(Error::Thread)?;
+        pods::start(&settings, &status, &api, watch.waker.clone()).map_err(Error::Thread)?;
     let mut reconciler =
         Reconciler::new(settings, entry, status, api, self_test, record_socket, watch);
     info!("starting the agent");
@@ -92,7 +92,14 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     };
     info!("received {signal}");
     reconciler.status.state().stopped_by = Some(signal);
-    let verdict = decide(&mut reconciler, found_empty_node)?;
+    if !reconciler.is_installed() && !reconciler.record_socket.newer_agent_runs() {
+        info!("nothing is installed on this node");
+        reconciler.record_socket.stop();
+        pods_stopped.store(true, Ordering::Relaxed);
+        pods::clear_copy(&reconciler.settings);
+        return Ok(());
+    }
+    let verdict = decide(&mut reconciler)?;
     // The plugin keeps running while the agent decides, so its records are still logged.
     reconciler.record_socket.stop();
     match verdict {
@@ -120,18 +127,19 @@ pub fn run(settings: Settings) -> Result<(), Error> {
 /// Waits until the evidence or the time to decide settles whether to uninstall. Keeps reconciling
 /// meanwhile, because another program may remove the plugin entry. Does not reconcile if an upstream
 /// agent chains the plugin: its entry and kubeconfig must stay.
-fn decide(reconciler: &mut Reconciler, found_empty_node: bool) -> Result<Verdict, Error> {
+fn decide(reconciler: &mut Reconciler) -> Result<Verdict, Error> {
     reconciler.api.stop_node_updates();
     let is_chained_by_upstream = reconciler.restore_upstream_kubeconfig();
-    let history = reconciler.api.history();
-    let mut question = Question::new(&reconciler.settings, found_empty_node, history);
+    let mut question = Question::new(&reconciler.settings, reconciler.api.history());
     loop {
-        let verdict = question.verdict(reconciler.record_socket.newer_agent_runs());
+        let newer_agent_runs = reconciler.record_socket.newer_agent_runs();
+        let verdict = question.verdict(newer_agent_runs, reconciler.api.own_pod());
         if !matches!(verdict, Verdict::AskAgain(_)) {
             return Ok(verdict);
         }
         let waker = reconciler.watch.waker.clone();
-        question.ask(&reconciler.settings, waker).map_err(Error::Thread)?;
+        let asked = question.ask(&reconciler.settings, &reconciler.api, waker);
+        asked.map_err(Error::Thread)?;
         // A further signal changes nothing.
         match is_chained_by_upstream {
             true => reconciler.watch.wait(question.time_left()).map_err(Error::Wait)?,

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tracing::warn;
 
+use super::own_pod::OwnPod;
 use super::settings::Settings;
 use super::watch::Waker;
 use crate::deadline::run_within;
@@ -31,6 +32,7 @@ use crate::kube::Deadlines;
 use crate::kube::claims::Claims;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::kubeconfig;
+use crate::kube::pod_watch;
 use crate::record::Record;
 use events::{Event, EventQueue};
 use node_readiness::NodeReadiness;
@@ -43,6 +45,8 @@ use worker::Worker;
 pub const USER_AGENT: &str = "linkerd2-cni-install";
 /// Why the agent sends no request that needs its namespace.
 pub const NO_NAMESPACE: &str = "the agent's namespace is unknown: set LINKERD_CNI_NAMESPACE";
+/// Longest time for which the first install of a node waits until the watch of pods is open.
+const FIRST_WATCH: Duration = Duration::from_secs(3);
 
 /// Handle to the thread that talks to the API server, and to the state that it keeps.
 pub struct ApiHandle {
@@ -60,6 +64,9 @@ struct State {
     /// The kubeconfig on the host was written since the last check began.
     is_changed: bool,
     history: History,
+    own_pod: OwnPod,
+    /// Until when the watch that shows the agent's pod is awaited; `None` if it is open or failed.
+    watch_awaited_until: Option<Instant>,
     /// `None` after SIGTERM or SIGINT: the agent then leaves the Node unchanged for the next agent.
     node: Option<NodeReadiness>,
     events: EventQueue,
@@ -78,6 +85,18 @@ pub struct TokenStatus {
     pub error: Option<String>,
 }
 
+/// Whether a node where nothing is installed can get a token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FirstInstall {
+    /// The agent's watch is open, so that the end of the release will be shown; or it cannot be
+    /// opened.
+    Possible,
+    /// The API server rejects the agent's own token.
+    Rejected,
+    /// The watch is not open yet. Do not wait beyond this time.
+    AwaitsWatch(Instant),
+}
+
 impl ApiHandle {
     /// Adopts the plugin's token from the kubeconfig that an earlier agent wrote. Starts the
     /// thread if the address of an API server is configured.
@@ -91,6 +110,8 @@ impl ApiHandle {
             check: TokenStatus::default(),
             is_changed: false,
             history: History::default(),
+            own_pod: OwnPod::default(),
+            watch_awaited_until: None,
             node: Some(NodeReadiness::at_start(now)),
             events: EventQueue::new(now),
             schedule: Schedule::new(now, renewal),
@@ -151,6 +172,69 @@ impl ApiHandle {
 
     pub fn history(&self) -> History {
         self.state().history
+    }
+
+    /// Returns the agent's own pod, as the API server showed it last.
+    pub fn own_pod(&self) -> OwnPod {
+        self.state().own_pod.clone()
+    }
+
+    /// Announces a watch that shows the agent's own pod, whose UID may be known.
+    pub fn await_own_pod(&self, uid: Option<String>) {
+        let mut state = self.state();
+        state.own_pod.uid = uid;
+        state.watch_awaited_until = Some(Instant::now() + FIRST_WATCH);
+    }
+
+    /// Applies what the API server has shown of the agent's own pod. Wakes the main loop if that is
+    /// new.
+    pub fn record_own_pod(&self, record: impl FnOnce(&mut OwnPod)) {
+        let mut state = self.state();
+        let before = state.own_pod.clone();
+        record(&mut state.own_pod);
+        if state.own_pod != before {
+            self.waker.wake();
+        }
+    }
+
+    /// Records that the API server accepted the agent's own token in a list of pods.
+    pub fn record_list(&self) {
+        self.state().history.record_own(None, Instant::now());
+    }
+
+    /// Records that the watch of pods is open. Wakes the main loop if the first install waits for
+    /// that.
+    pub fn record_open_watch(&self) {
+        let mut state = self.state();
+        state.history.record_own(None, Instant::now());
+        if state.watch_awaited_until.take().is_some() {
+            self.waker.wake();
+        }
+    }
+
+    /// Records that a list or a watch of pods failed. Wakes the main loop if the first install
+    /// waits.
+    pub fn record_failed_watch(&self, error: &pod_watch::Error) {
+        let mut state = self.state();
+        state.history.record_failed_watch(error, Instant::now());
+        state.own_pod.record_lost_watch();
+        // A denial may come from an API server that has just deleted the agent's role.
+        if !error.is_denied() && state.watch_awaited_until.take().is_some() {
+            self.waker.wake();
+        }
+    }
+
+    /// Returns whether a node where nothing is installed can get a token. Shortly before an
+    /// uninstall, an agent may start whose watch will never open. It could not prove the uninstall.
+    pub fn first_install(&self, now: Instant) -> FirstInstall {
+        let state = self.state();
+        if state.history.own_token.rejected.is_some() {
+            return FirstInstall::Rejected;
+        }
+        match state.watch_awaited_until {
+            Some(end) if now < end => FirstInstall::AwaitsWatch(end),
+            _ => FirstInstall::Possible,
+        }
     }
 
     /// Sets why the node is not ready, for the startup taint, and for an Event if that lasts. Each
@@ -218,6 +302,28 @@ pub fn namespace(settings: &Settings) -> Option<String> {
     };
     let name = settings.namespace.clone().or_else(from_file)?;
     Some(name.trim().to_owned()).filter(|name| !name.is_empty())
+}
+
+/// The name of a pod, and its UID if it is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PodName {
+    pub namespace: String,
+    pub name: String,
+    pub uid: Option<String>,
+}
+
+/// Returns the name of the agent's pod: of the pod to which the agent's token is bound, or else
+/// from the settings. Under upstream's chart only the token has it.
+pub fn pod_name(settings: &Settings) -> Option<PodName> {
+    let namespace = namespace(settings)?;
+    let token = files::read(&settings.service_account_dir.join("token")).ok();
+    let token = token.and_then(|(bytes, _)| String::from_utf8(bytes).ok()).unwrap_or_default();
+    let claims = Claims::read(token.trim()).unwrap_or_default();
+    if let Some((name, uid)) = claims.pod() {
+        let (name, uid) = (name.to_owned(), Some(uid.to_owned()));
+        return Some(PodName { namespace, name, uid });
+    }
+    Some(PodName { namespace, name: settings.pod_name.clone()?, uid: None })
 }
 
 /// Returns the token in the kubeconfig on the host, and the time until its renewal. `None` unless

@@ -1,10 +1,14 @@
-//! Watches the pods of this node and publishes them for the plugin, see [`crate::pod_copy`].
+//! Watches the pods of this node and publishes them for the plugin, see [`crate::pod_copy`]. The
+//! same watch shows the agent its own pod ([`own_pod`](super::own_pod)). Without the copy, a watch
+//! of that pod alone does.
 //!
 //! A pod is published with the decision that the plugin would make after its API requests, so that
 //! the plugin sends no request. If a request of the agent fails, the pod has no file, and the
 //! plugin sends the requests. The agent holds the lock of the copy from the first list until the
 //! watch fails twice in a row. If a pod has no file while the lock is held, the agent has received
 //! no event of the pod yet, or could not publish it.
+
+mod own_pod_watch;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -17,7 +21,8 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::api::{USER_AGENT, source};
+use super::api::{self, ApiHandle, USER_AGENT};
+use super::own_pod::SeenPod;
 use super::readiness::Status;
 use super::settings::Settings;
 use super::status_body::PodCopyStatus;
@@ -29,20 +34,21 @@ use crate::config::Config;
 use crate::config::bypass::Reason;
 use crate::files;
 use crate::kube::Deadlines;
-use crate::kube::connection::Connection;
+use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::kube::pod_stream::FromPod;
-use crate::kube::pod_watch::{self, Update};
+use crate::kube::pod_watch::{self, Selection, Update};
 use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
 use crate::pod::Decision;
 use crate::pod::containers::has_ipv6_address;
 use crate::pod::facts::{OwnFacts, PodFacts, own_facts};
 use crate::pod_copy::{self, Lock};
+use own_pod_watch::OwnPodWatch;
 
 /// Time-out of each phase of a request for another object. The next pods wait behind it.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
-/// Longest wait before the first list. Short, because the agent is not ready before that list, and
-/// a rolling update waits for each node.
+/// Longest wait before the first list, on a node that has a kubeconfig. Short, because the agent is
+/// not ready before that list, and a rolling update waits for each node.
 const START_SPREAD: Duration = Duration::from_secs(1);
 /// Longest time for which readiness waits for the first list.
 const FIRST_LIST: Duration = Duration::from_secs(20);
@@ -71,49 +77,68 @@ const DENIED: &str = "the agent may not list and watch pods, so the plugin sends
 pub fn start(
     settings: &Settings,
     status: &Arc<Status>,
+    api: &Arc<ApiHandle>,
     waker: Waker,
 ) -> io::Result<Arc<AtomicBool>> {
     let stopped = Arc::<AtomicBool>::default();
-    let Some(run_dir) = &settings.node.run_dir else { return Ok(stopped) };
     if !settings.watch_pods {
-        for error in pod_copy::clear(run_dir) {
-            warn!("cannot remove the node's copy of its pods: {error}");
-        }
-        return Ok(stopped);
+        clear_copy(settings);
     }
-    let (Some(node), Some(source)) = (settings.node_name.clone(), source(settings)) else {
-        return Ok(stopped);
-    };
-    let watching = Connection::new(source.clone(), USER_AGENT, pod_watch::DEADLINES);
-    let config = settings.plugin_entry().ok();
-    let config = config.and_then(|entry| serde_json::from_str::<Object>(entry.text()).ok());
-    let mut publisher = Publisher {
-        run_dir: run_dir.clone(),
-        config: config.map(|entry| Config::read_leniently(&entry)).unwrap_or_default(),
-        connection: Connection::new(source, USER_AGENT, Deadlines::each(LOOKUP_TIMEOUT)),
-        reader: None,
-        stopped: Arc::clone(&stopped),
-        status: Arc::clone(status),
-        known: BTreeMap::new(),
-        problem: None,
-        lock: None,
-        failures: 0,
-        watch_problem: None,
-        logged: BTreeSet::new(),
-        relist: Instant::now(),
-    };
-    status.await_pod_copy(Instant::now() + FIRST_LIST, waker);
-    let run = move || {
-        pod_watch::run(watching, &node, START_SPREAD, |update| publisher.update(update));
-    };
-    thread::Builder::new().name("pods".into()).stack_size(512 << 10).spawn(run)?;
+    let Some(source) = api::source(settings) else { return Ok(stopped) };
+    let connection = Connection::new(source.clone(), USER_AGENT, pod_watch::DEADLINES);
+    let own_pod = api::pod_name(settings).map(|name| OwnPodWatch::new(api, name));
+    let thread = thread::Builder::new().name("pods".into()).stack_size(512 << 10);
+    if let Some(run_dir) = settings.node.run_dir.clone()
+        && let Some(node) = settings.node_name.clone()
+        && settings.watch_pods
+    {
+        let mut publisher = Publisher::new(settings, source, run_dir, status, &stopped);
+        status.await_pod_copy(Instant::now() + FIRST_LIST, waker);
+        // The first install of a node waits for the watch.
+        let has_kubeconfig =
+            files::metadata(&settings.node.kubeconfig()).is_ok_and(|it| it.is_some());
+        let spread = if has_kubeconfig { START_SPREAD } else { Duration::ZERO };
+        thread.spawn(move || {
+            let pods = Selection::Node(node);
+            pod_watch::run(connection, &pods, spread, |update| {
+                if let Some(own_pod) = &own_pod {
+                    own_pod.record(&update, |pod: &NodePod| &pod.seen);
+                }
+                publisher.update(update)
+            });
+        })?;
+    } else if let Some(own_pod) = own_pod {
+        thread.spawn(move || {
+            let pod = own_pod.selection();
+            // A single object from the cache costs the API server no more than a token check.
+            pod_watch::run(connection, &pod, Duration::ZERO, |update| {
+                own_pod.record(&update, |seen| seen);
+                ControlFlow::Continue(())
+            });
+        })?;
+    }
     Ok(stopped)
 }
 
-/// A pod with a netns of its own, reduced to what its copy needs.
+/// Removes the copy of the node's pods.
+pub fn clear_copy(settings: &Settings) {
+    let run_dir = settings.node.run_dir.as_deref();
+    for error in run_dir.map(pod_copy::clear).unwrap_or_default() {
+        warn!("cannot remove the node's copy of its pods: {error}");
+    }
+}
+
+/// A pod of the node, reduced to what its copy and the agent need.
 struct NodePod {
     /// The pod as the runtime names it.
     pod: PodRef,
+    seen: SeenPod,
+    /// `None` for a pod in the host's network, which is not published.
+    content: Option<PodContent>,
+}
+
+/// What is published of a pod.
+struct PodContent {
     /// A `Decision<OwnFacts>` as JSON, which needs a third of the memory: all pods of a list are in
     /// memory at once. Empty if longer than [`FACTS_LIMIT`].
     facts: Box<[u8]>,
@@ -123,14 +148,21 @@ struct NodePod {
 
 impl FromPod for NodePod {
     fn from_pod(object: Pod) -> Option<Self> {
-        if object.spec.host_network || object.status.has_ended() {
+        if object.status.has_ended() {
             return None;
         }
-        let pod = pod_ref(&object.metadata);
+        let (pod, seen) = (pod_ref(&object.metadata), SeenPod::read(&object.metadata));
+        let content = if object.spec.host_network { None } else { Some(PodContent::of(object)?) };
+        Some(NodePod { pod, seen, content })
+    }
+}
+
+impl PodContent {
+    fn of(object: Pod) -> Option<PodContent> {
         let has_ipv6 = has_ipv6_address(&object);
         let facts = serde_json::to_vec(&own_facts(object).ok()?).ok()?;
         let facts = if facts.len() <= FACTS_LIMIT { facts } else { Vec::new() };
-        Some(NodePod { pod, facts: facts.into_boxed_slice(), has_ipv6 })
+        Some(PodContent { facts: facts.into_boxed_slice(), has_ipv6 })
     }
 }
 
@@ -176,6 +208,32 @@ struct Publisher {
 }
 
 impl Publisher {
+    fn new(
+        settings: &Settings,
+        source: AccessSource,
+        run_dir: PathBuf,
+        status: &Arc<Status>,
+        stopped: &Arc<AtomicBool>,
+    ) -> Publisher {
+        let config = settings.plugin_entry().ok();
+        let config = config.and_then(|entry| serde_json::from_str::<Object>(entry.text()).ok());
+        Publisher {
+            run_dir,
+            config: config.map(|entry| Config::read_leniently(&entry)).unwrap_or_default(),
+            connection: Connection::new(source, USER_AGENT, Deadlines::each(LOOKUP_TIMEOUT)),
+            reader: None,
+            stopped: Arc::clone(stopped),
+            status: Arc::clone(status),
+            known: BTreeMap::new(),
+            problem: None,
+            lock: None,
+            failures: 0,
+            watch_problem: None,
+            logged: BTreeSet::new(),
+            relist: Instant::now(),
+        }
+    }
+
     /// Applies an update. `Break` requests a new list: the copy was removed, or is incomplete.
     fn update(&mut self, update: Update<'_, NodePod>) -> ControlFlow<()> {
         if self.stopped.load(Ordering::Relaxed) {
@@ -195,7 +253,7 @@ impl Publisher {
                 self.known.remove(&pod.uid);
                 self.note(pod_copy::remove(&self.run_dir, &pod).err());
             }
-            Update::Alive => {}
+            Update::Opened | Update::Alive => {}
             Update::Failed { error, .. } => {
                 self.fail(error);
                 return ControlFlow::Continue(());
@@ -233,7 +291,8 @@ impl Publisher {
 
     /// Publishes the pod, unless its file is current. Removes the file if publishing fails. Failed
     /// requests are repeated when the pod changes, or at the next list.
-    fn publish(&mut self, NodePod { pod, facts, has_ipv6 }: NodePod) {
+    fn publish(&mut self, NodePod { pod, content, .. }: NodePod) {
+        let Some(PodContent { facts, has_ipv6 }) = content else { return };
         if let Some(known) = self.known.get_mut(&pod.uid) {
             known.has_ipv6 = has_ipv6;
             let is_whole = || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_)));
@@ -328,8 +387,8 @@ impl Publisher {
         has_problem
     }
 
-    /// Returns the plugin's decision on a pod, from its own facts and other objects. The bypass metric
-    /// needs the own facts, too.
+    /// Returns the plugin's decision on a pod, from its own facts and other objects. The bypass
+    /// metric needs the own facts, too.
     fn complete(
         &mut self,
         facts: &[u8],

@@ -1,5 +1,5 @@
-//! Reconciles the host in one pass: observes it, compares each file with what it should be, writes the
-//! files that differ, and judges from the outcomes whether the node is ready.
+//! Reconciles the host in one pass: observes it, compares each file with what it should be, writes
+//! the files that differ, and judges from the outcomes whether the node is ready.
 //!
 //! The order is plugin binary, kubeconfig, network configs, so that no network config ever names a
 //! plugin that cannot run. A kubeconfig of upstream's agent that has a host name is replaced first.
@@ -27,6 +27,7 @@ use super::subject::Subject;
 use super::upstream_kubeconfig::UpstreamKubeconfig;
 use super::watch::Watch;
 use super::yielding::{OtherAgent, Yielding};
+use crate::conflist::net_dir::{ConfigFile, may_call_plugin};
 use crate::conflist::saved_state::SavedState;
 use crate::conflist::{Entry, PLUGIN, net_dir};
 use crate::files;
@@ -136,16 +137,22 @@ impl Reconciler {
         // Upstream's agent writes its kubeconfig before its plugin entry.
         self.entry.is_exact = self.upstream_kubeconfig.remember(&node.kubeconfig());
         let kept = self.kept_files(scanned.as_deref().unwrap_or_default());
-        // The plugin in the image resolves no names. So it replaces an upstream plugin only once the
-        // kubeconfig has an address, which both can use.
+        let is_empty = scanned.as_ref().is_ok_and(|found| self.is_empty(found));
+        // The plugin in the image resolves no names. So it replaces an upstream plugin only once
+        // the kubeconfig has an address, which both can use.
         let on_host = Binaries::executable(&self.settings.node.bin_dir, PLUGIN).is_some();
         let is_first = on_host && needs_resolver(&self.settings);
-        let kubeconfig = is_first.then(|| self.install_kubeconfig(kept));
-        let must_wait = is_first && needs_resolver(&self.settings);
-        let binary = if must_wait { Ok(()) } else { self.install_binaries(kept) };
-        let kubeconfig = kubeconfig.unwrap_or_else(|| self.install_kubeconfig(kept));
+        let token = self.plugin_token(is_empty);
+        let kubeconfig = is_first.then(|| self.install_kubeconfig(kept, &token));
+        let must_resolve = is_first && needs_resolver(&self.settings);
+        // An agent that gets no token leaves an empty node as it was.
+        let lacks_token = token.text.is_err() || self.status.state().stopped_by.is_some();
+        let is_deferred = lacks_token && is_empty && !on_host;
+        let skips_binary = must_resolve || is_deferred;
+        let binary = if skips_binary { Ok(()) } else { self.install_binaries(kept) };
+        let kubeconfig = kubeconfig.unwrap_or_else(|| self.install_kubeconfig(kept, &token));
         // Chains also with a rejected token: otherwise meshed pods start without redirect rules.
-        let can_chain = binary.is_ok() && kubeconfig.is_ok();
+        let can_chain = binary.is_ok() && kubeconfig.is_ok() && !is_deferred;
         let chained = match scanned {
             Ok(configs) => self.install_configs(configs, saved, kept, can_chain, held.is_some()),
             Err(error) => Err(error.to_string()),
@@ -184,8 +191,26 @@ impl Reconciler {
         self.pass.body.token_expires = expires;
     }
 
-    /// Sets what `/ready`, the metrics and Events show of the pass, and whether the startup taint may
-    /// go.
+    /// Returns whether nothing is installed on the node: no kubeconfig, and no plugin entry in
+    /// `configs`.
+    fn is_empty(&self, configs: &[ConfigFile]) -> bool {
+        let calls_plugin = configs.iter().any(|config| may_call_plugin(config.text()));
+        !calls_plugin && token_on_host(&self.settings).is_none()
+    }
+
+    /// Returns whether an agent may have installed anything on the node. A directory that cannot be
+    /// read, or is no longer mounted, may have a plugin entry.
+    pub fn is_installed(&self) -> bool {
+        if self.mounts.stale_net_dir().is_some() {
+            return true;
+        }
+        let node = &self.settings.node;
+        let scanned = net_dir::scan(&node.net_dir, &node.kubeconfig_name);
+        !scanned.is_ok_and(|configs| self.is_empty(&configs))
+    }
+
+    /// Sets what `/ready`, the metrics and Events show of the pass, and whether the startup taint
+    /// may go.
     fn publish(&mut self) {
         let metrics = &self.status.metrics;
         metrics.contention_active.set((!self.pass.body.contended.is_empty()).into());
@@ -212,8 +237,8 @@ impl Reconciler {
         };
     }
 
-    /// Copies the plugin binaries that are missing or different on the host from the image. Those of
-    /// another agent that stay in use only need to be executable.
+    /// Copies the plugin binaries that are missing or different on the host from the image. Those
+    /// of another agent that stay in use only need to be executable.
     fn install_binaries(&mut self, kept: Option<OtherAgent>) -> Result<(), String> {
         let node = &self.settings.node;
         let names = Binaries::in_image(node).map_err(|error| {
@@ -270,7 +295,8 @@ impl Reconciler {
     }
 
     /// Records the outcome of the self-test, and starts the self-test if there is none yet. It runs
-    /// only if binary, kubeconfig and network configs are correct and this pass did not change them.
+    /// only if binary, kubeconfig and network configs are correct and this pass did not change
+    /// them.
     fn check_self_test(&mut self, kept: Option<OtherAgent>) {
         let Some(self_test) = self.self_test.as_mut().filter(|_| self.pass.is_installed()) else {
             return;

@@ -43,10 +43,9 @@ pub struct Settings {
     pub resync: Duration,
     /// The agent's namespace (`LINKERD_CNI_NAMESPACE`), else read from `service_account_dir`.
     pub namespace: Option<String>,
-    /// Name of the agent's pod (`LINKERD_CNI_POD_NAME`), recorded in Events.
+    /// Name of the agent's pod (`LINKERD_CNI_POD_NAME`), recorded in Events. Also names the pod
+    /// that the agent watches, if its token is bound to no pod.
     pub pod_name: Option<String>,
-    /// The agent's DaemonSet (`LINKERD_CNI_DAEMONSET`). If it is deleted, the agent uninstalls.
-    pub daemonset: String,
     /// After this time the kubelet kills the agent (`LINKERD_CNI_TERMINATION_GRACE_SECONDS`).
     pub termination_grace: Duration,
     /// ServiceAccount whose token the plugin uses (`LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT`).
@@ -145,8 +144,6 @@ impl Settings {
             resync: env.seconds("LINKERD_CNI_RESYNC_SECONDS", 30)?,
             namespace: env.text("LINKERD_CNI_NAMESPACE"),
             pod_name: env.text("LINKERD_CNI_POD_NAME"),
-            // The name in upstream's chart and in this project's, whatever the release is called.
-            daemonset: env.text_or("LINKERD_CNI_DAEMONSET", "linkerd-cni"),
             // The default of Kubernetes. Upstream's chart does not change it.
             termination_grace: env.seconds("LINKERD_CNI_TERMINATION_GRACE_SECONDS", 30)?,
             plugin_account: env.text("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),

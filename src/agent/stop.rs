@@ -1,9 +1,11 @@
 //! Decides on SIGTERM whether to uninstall.
 //!
-//! The agent uninstalls only on proof that its release is uninstalled or that this node is out of the
-//! DaemonSet's scope. [`evidence`] gathers what the API server responds, and [`decision`] judges it.
-//! Without proof the agent repeats the requests until the pod's termination grace period is nearly
-//! over, and then leaves the plugin installed for the next agent.
+//! The agent uninstalls only on proof that its release is uninstalled or that this node is out of
+//! the DaemonSet's scope. The watch of its own pod ([`own_pod`](super::own_pod)) has usually shown
+//! who owns the pod and that it is being deleted. [`evidence`] gathers what the API server
+//! responds, and [`decision`] judges it. Without proof the agent repeats the requests until the
+//! pod's termination grace period is nearly over, and then leaves the plugin installed for the next
+//! agent.
 //!
 //! After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays by
 //! mistake can be removed with one command.
@@ -19,13 +21,13 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::agent::api::{self, token::History};
+use crate::agent::api::{ApiHandle, token::History};
+use crate::agent::own_pod::OwnPod;
 use crate::agent::settings::Settings;
 use crate::agent::watch::Waker;
 use crate::backoff::between;
-use crate::files;
 pub use decision::{Verdict, verdict};
-pub use evidence::{AgentPod, Evidence, Round, TokenFacts};
+pub use evidence::{Evidence, Round, TokenFacts};
 
 /// Time reserved for the uninstall itself, before kubelet kills the agent.
 const UNINSTALL_TIME: Duration = Duration::from_secs(5);
@@ -34,12 +36,6 @@ const SHORTEST_DECISION_TIME: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Shortest and longest pause between two rounds.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
-
-/// Whether the node has no kubeconfig, so that no earlier agent can have installed the plugin. Call it
-/// before the first reconcile pass, which writes the kubeconfig.
-pub fn finds_empty_node(settings: &Settings) -> bool {
-    files::metadata(&settings.node.kubeconfig()).is_ok_and(|found| found.is_none())
-}
 
 /// The question whether to uninstall, while a thread sends the requests that answer it.
 pub struct Question {
@@ -52,12 +48,10 @@ pub struct Question {
 
 impl Question {
     /// Begins to gather evidence. `before` is what the agent's other requests have shown.
-    pub fn new(settings: &Settings, found_empty_node: bool, before: History) -> Question {
+    pub fn new(settings: &Settings, before: History) -> Question {
         let begin = Instant::now();
-        let namespace = api::namespace(settings).unwrap_or_default();
         let evidence = Evidence {
-            daemonset: format!("{namespace}/{}", settings.daemonset),
-            found_empty_node,
+            own_pod: OwnPod::default(),
             before,
             begin,
             end: begin + time_to_decide(settings.termination_grace),
@@ -71,8 +65,10 @@ impl Question {
         self.evidence.end.saturating_duration_since(Instant::now())
     }
 
-    pub fn verdict(&mut self, newer_agent_runs: bool) -> Verdict {
+    /// Decides by the rounds so far. `own_pod` is what the API server has shown of the agent's pod.
+    pub fn verdict(&mut self, newer_agent_runs: bool, own_pod: OwnPod) -> Verdict {
         self.evidence.newer_agent_runs = newer_agent_runs;
+        self.evidence.own_pod = own_pod;
         while let Some(round) = self.rounds.as_ref().and_then(|rounds| rounds.try_recv().ok()) {
             let when = round.0;
             self.evidence.rounds.push(round);
@@ -89,7 +85,12 @@ impl Question {
 
     /// Starts a thread, once, that sends requests. Each response wakes the main loop. The thread is
     /// never joined, so that a request that hangs does not delay the exit.
-    pub fn ask(&mut self, settings: &Arc<Settings>, waker: Waker) -> io::Result<()> {
+    pub fn ask(
+        &mut self,
+        settings: &Arc<Settings>,
+        api: &Arc<ApiHandle>,
+        waker: Waker,
+    ) -> io::Result<()> {
         if self.rounds.is_some() {
             return Ok(());
         }
@@ -97,9 +98,9 @@ impl Question {
         info!("asking the API server whether to uninstall, for at most {seconds} s");
         let (send, rounds) = mpsc::channel();
         self.rounds = Some(rounds);
-        let settings = Arc::clone(settings);
+        let (settings, api) = (Arc::clone(settings), Arc::clone(api));
         let next_round = move || {
-            let round = evidence::ask(&settings, TIMEOUT);
+            let round = evidence::ask(&settings, &api, TIMEOUT);
             (Instant::now(), round)
         };
         let ask = move || {

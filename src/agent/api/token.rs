@@ -1,5 +1,5 @@
-//! Requests tokens of the plugin's ServiceAccount (TokenRequest), and remembers which tokens the API
-//! server accepted.
+//! Requests tokens of the plugin's ServiceAccount (TokenRequest), and remembers which tokens the
+//! API server accepted.
 
 use std::time::{Duration, Instant};
 
@@ -8,7 +8,7 @@ use tracing::info;
 
 use super::worker::{Worker, retry_after};
 use super::{NO_NAMESPACE, State, namespace};
-use crate::kube;
+use crate::kube::{self, pod_watch};
 
 /// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
 const LONGEST_TOKEN: usize = 12 << 10;
@@ -32,13 +32,40 @@ pub struct TokenRequestResults {
 /// against an uninstall.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct History {
-    pub reached: bool,
-    /// A response has shown the agent's DaemonSet.
-    pub daemonset_seen: bool,
     /// The agent's own token.
     pub own_token: TokenHistory,
     /// The token in the kubeconfig on the host.
     pub plugin_token: TokenHistory,
+    /// When the watch of pods failed without a response that shows whether the agent's token is
+    /// valid, such as by a restart of the API server. `None` since the next accepted request.
+    pub disconnected: Option<Instant>,
+}
+
+impl History {
+    /// Whether the API server ever accepted or rejected a token.
+    pub fn has_responded(&self) -> bool {
+        let tokens = [self.own_token, self.plugin_token];
+        tokens.iter().any(|token| token.accepted.is_some() || token.rejected.is_some())
+    }
+
+    /// Records the response to a request with the agent's own token. `error`: why it failed.
+    pub fn record_own(&mut self, error: Option<&kube::Error>, now: Instant) {
+        self.own_token.record(error, now);
+        if self.own_token.accepted == Some(now) {
+            self.disconnected = None;
+        }
+    }
+
+    /// Records that the watch of pods failed.
+    pub fn record_failed_watch(&mut self, error: &pod_watch::Error, now: Instant) {
+        if let pod_watch::Error::Request(error) = error
+            && (error.code() == Some(401) || error.is_denied_or_missing())
+        {
+            self.record_own(Some(error), now);
+        } else {
+            self.disconnected.get_or_insert(now);
+        }
+    }
 }
 
 /// When the API server accepted and rejected a token.
@@ -51,10 +78,10 @@ pub struct TokenHistory {
 }
 
 impl TokenHistory {
-    /// Records the response to a request with the token. A response for which the token may not have
-    /// been checked, such as a 429, a 500 or a proxy's page, changes nothing.
-    pub fn record<T>(&mut self, response: &Result<T, kube::Error>, now: Instant) {
-        let error = response.as_ref().err();
+    /// Records the response to a request with the token. `error`: why the request failed. A
+    /// response for which the token may not have been checked, such as a 429, a 500 or a proxy's
+    /// page, changes nothing.
+    pub fn record(&mut self, error: Option<&kube::Error>, now: Instant) {
         if error.is_some_and(|error| error.code() == Some(401)) {
             self.rejected.get_or_insert(now);
         } else if error.is_none_or(kube::Error::is_denied_or_missing) {
@@ -82,17 +109,19 @@ impl Worker {
         let Some(account) = self.api.settings.plugin_account.clone() else { return };
         let requested = self.request_token(&account);
         let (mut guard, now) = (self.api.state(), Instant::now());
-        let State { token_requests, schedule, check, .. } = &mut *guard;
+        let State { token_requests, schedule, check, history, .. } = &mut *guard;
         match requested {
             Ok((text, seconds)) => {
                 // Uses the lifetime, not the expiry: the clocks of API server and node may differ.
                 schedule.renewed(now, Duration::from_secs(seconds.max(2)));
                 let token = Some(Token { text, revoked: false });
                 *token_requests = TokenRequestResults { token, error: None };
+                history.plugin_token = TokenHistory { accepted: Some(now), rejected: None };
                 info!("received a token of ServiceAccount {account}, valid for {seconds} s");
             }
             Err((why, retry_after)) => {
-                // An issued token that expires is rejected in the next check, which causes a request.
+                // An issued token that expires is rejected in the next check, which causes a
+                // request.
                 let is_accepted = token_requests.token.is_some() && check.result == Some(Ok(()));
                 schedule.not_renewed(now, is_accepted, retry_after);
                 let is_known = token_requests.error.as_ref() == Some(&why);
@@ -120,7 +149,7 @@ impl Worker {
         });
         let client = self.own.client().map_err(|error| failed(error.to_string()))?;
         let response = client.post_and_decode::<Value>(&path, &request);
-        self.record_own(&response);
+        self.record_own(response.as_ref().err());
         let response = response.map_err(|error| (describe(&error), retry_after(&error)))?;
         let token = response["status"]["token"].as_str().unwrap_or_default().trim();
         let is_usable = (1..=LONGEST_TOKEN).contains(&token.len())
@@ -180,7 +209,7 @@ mod tests {
         let begin = Instant::now();
         let at = |second| begin + Duration::from_secs(second);
         let mut token = TokenHistory::default();
-        token.record(&Ok(()), at(1));
+        token.record(None, at(1));
         for (second, response) in [
             (2, status(401, Some("Unauthorized"))),
             (3, status(401, None)),
@@ -189,13 +218,13 @@ mod tests {
             (6, status(403, None)),
             (7, status(404, None)),
         ] {
-            token.record(&response, at(second));
+            token.record(response.as_ref().err(), at(second));
             let expected = TokenHistory { accepted: Some(at(1)), rejected: Some(at(2)) };
             assert_eq!(token, expected, "{response:?}");
         }
         for response in [Ok(()), status(403, Some("Forbidden")), status(404, Some("NotFound"))] {
-            token.record(&status(401, None), at(8));
-            token.record(&response, at(9));
+            token.record(status(401, None).as_ref().err(), at(8));
+            token.record(response.as_ref().err(), at(9));
             let expected = TokenHistory { accepted: Some(at(9)), rejected: None };
             assert_eq!(token, expected, "{response:?}");
         }

@@ -14,7 +14,6 @@ use super::schedule::CheckResult;
 use super::startup_taint::StartupTaint;
 use super::{ApiHandle, TokenStatus, USER_AGENT, namespace};
 use crate::kube::connection::{AccessSource, Connection};
-use crate::kube::scheduling::{DaemonSet, daemonset_path};
 use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT, Retry};
 
 /// Time-out of each phase of a request but the response.
@@ -26,10 +25,6 @@ const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_IDLE: Duration = Duration::from_secs(10);
 /// Longest Retry-After that is honoured.
 const LONGEST_RETRY_AFTER: Duration = Duration::from_secs(600);
-/// Number of responses without the DaemonSet after which the agent looks no more: some two hours of
-/// checks that accept the plugin's token. With upstream's chart, the agent never has the permission to
-/// read it.
-const DAEMONSET_LOOKS: u32 = 20;
 /// Time between two changes of the address. An outage of the API server lasts at each address, and a
 /// DNS server may respond with another one each time.
 const ADDRESS_GAP: Duration = Duration::from_secs(30);
@@ -40,8 +35,6 @@ pub struct Worker {
     /// Connection with the kubeconfig on the host, as the plugin connects.
     plugin: Connection,
     startup_taint: StartupTaint,
-    /// Remaining requests for the DaemonSet.
-    daemonset_looks: u32,
     /// The API server was unreachable since its name was last resolved.
     is_unreachable: bool,
     /// When another address replaced one that was in use.
@@ -56,7 +49,6 @@ impl Worker {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),
             startup_taint: StartupTaint::new(&api.settings, Instant::now()),
-            daemonset_looks: DAEMONSET_LOOKS,
             is_unreachable: false,
             address_changed: None,
             api,
@@ -68,11 +60,9 @@ impl Worker {
         loop {
             if self.api.state().schedule.renewal.is_some_and(|due| due <= Instant::now()) {
                 self.renew();
-                self.look_for_daemonset();
             }
             if self.api.state().schedule.check <= Instant::now() {
                 self.check();
-                self.look_for_daemonset();
             }
             self.post_events();
             let is_ready = self.api.state().node.as_ref().is_some_and(NodeReadiness::is_ready);
@@ -120,10 +110,9 @@ impl Worker {
         let Some((token, response)) = answer else {
             return state.schedule.check_done(now, CheckResult::Unknown, Duration::ZERO);
         };
-        state.history.plugin_token.record(&response, now);
         let error = response.as_ref().err();
+        state.history.plugin_token.record(error, now);
         self.is_unreachable = error.is_some_and(|error| !error.is_response());
-        state.history.reached |= !self.is_unreachable;
         let code = error.and_then(kube::Error::code);
         let judged = match (error, code) {
             (None, _) | (_, Some(404)) => Some(Ok(())),
@@ -175,34 +164,9 @@ impl Worker {
         Some((token, client.get(&path)))
     }
 
-    /// Looks for the agent's DaemonSet until the API server has shown it: a missing DaemonSet proves an
-    /// uninstall only to an agent that has seen it. An early HTTP 403 or 404 may come from a role that
-    /// is created later, or from a cache that lags behind. Call it after another request.
-    fn look_for_daemonset(&mut self) {
-        let history = self.api.history();
-        if !history.reached || history.daemonset_seen || self.daemonset_looks == 0 {
-            return;
-        }
-        let (Some(namespace), Ok(client)) = (namespace(&self.api.settings), self.own.client())
-        else {
-            return;
-        };
-        let name = &self.api.settings.daemonset;
-        // With `resourceVersion=0` the API server responds from its cache.
-        let path = format!("{}?resourceVersion=0", daemonset_path(&namespace, name));
-        let response = client.get::<DaemonSet>(&path);
-        self.record_own(&response);
-        let is_answer = response.as_ref().err().is_none_or(kube::Error::is_denied_or_missing);
-        let mut state = self.api.state();
-        let counts = is_answer && state.check.result == Some(Ok(()));
-        self.daemonset_looks -= u32::from(counts);
-        state.history.daemonset_seen = response.is_ok_and(|found| found.metadata.name == *name);
-    }
-
-    pub fn record_own<T>(&self, response: &Result<T, kube::Error>) {
-        let mut state = self.api.state();
-        state.history.own_token.record(response, Instant::now());
-        state.history.reached |= response.as_ref().err().is_none_or(kube::Error::is_response);
+    /// Records the response to a request with the agent's own token. `error`: why it failed.
+    pub fn record_own(&self, error: Option<&kube::Error>) {
+        self.api.state().history.record_own(error, Instant::now());
     }
 }
 

@@ -2,11 +2,13 @@
 
 use std::fs::Metadata;
 use std::path::Path;
+use std::time::Instant;
 
 use tracing::info;
 
 use super::Reconciler;
 use super::findings::Finding::{self, Problem, Waiting, Warning};
+use crate::agent::api::FirstInstall;
 use crate::agent::api::server_address::ServerAddress;
 use crate::agent::api::token::TokenRequestResults;
 use crate::agent::contention::ContendedFile;
@@ -19,10 +21,23 @@ use crate::kube::kubeconfig::{self, ApiAccess};
 /// File mode of the kubeconfig: it contains a token, so only root may read it.
 const MODE: u32 = 0o600;
 
+/// The token that belongs in the kubeconfig.
+#[derive(Clone)]
+pub(super) struct PluginToken {
+    /// The token, or why there is none yet.
+    pub text: Result<String, Finding>,
+    /// Why the last TokenRequest failed.
+    request_error: Option<String>,
+}
+
 impl Reconciler {
     /// Writes the kubeconfig if its content or its access differs, and judges its token. Writes
     /// nothing while there is no token for it, and over that of another agent that stays in use.
-    pub(super) fn install_kubeconfig(&mut self, kept: Option<OtherAgent>) -> Result<(), Finding> {
+    pub(super) fn install_kubeconfig(
+        &mut self,
+        kept: Option<OtherAgent>,
+        token: &PluginToken,
+    ) -> Result<(), Finding> {
         // The decision to uninstall needs this token: the agent's own token ends with its pod.
         if self.status.state().stopped_by.is_some() {
             let why = "the kubeconfig has no token, and the agent is stopping";
@@ -37,7 +52,7 @@ impl Reconciler {
             self.pass.add(Subject::ServerAddress, Warning(why));
         }
         let own = own_access(&self.settings, address)?;
-        let (token, request_error) = self.token(own.token.as_deref().unwrap_or_default());
+        let PluginToken { text: token, request_error } = token.clone();
         self.status.metrics.token_request_failed.set(request_error.is_some().into());
         let token = token?;
         self.pass.notes.extend(request_error.clone());
@@ -50,7 +65,7 @@ impl Reconciler {
             return Ok(());
         }
         if kept == Some(OtherAgent::Upstream) {
-            if self.settings.plugin_account.is_some() && !self.api.history().reached {
+            if self.settings.plugin_account.is_some() && !self.api.history().has_responded() {
                 let why = "the API server has not responded yet";
                 self.pass.add(Subject::KubeconfigToken, Waiting(why.into()));
             }
@@ -62,7 +77,8 @@ impl Reconciler {
         let is_current = is_current(&path, &desired).map_err(problem)?;
         if !is_current {
             let file = ContendedFile { subject: Subject::Kubeconfig, path: path.clone() };
-            // The key is the written content, so that the write of a renewed token is never delayed.
+            // The key is the written content, so that the write of a renewed token is never
+            // delayed.
             self.begin_write(&file, &desired).map_err(Problem)?;
             self.upstream_kubeconfig.before_write(&path, &desired);
             files::write(&path, desired.as_bytes(), FileAccess::own(MODE)).map_err(problem)?;
@@ -74,34 +90,53 @@ impl Reconciler {
         Ok(())
     }
 
-    /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount, or
-    /// the token found on the host while none is issued. An expired or revoked token stays until
-    /// another token replaces it. Also returns why the last TokenRequest failed.
+    /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount,
+    /// or the token found on the host while none is issued. An expired or revoked token stays until
+    /// another token replaces it. `is_empty`: nothing is installed on the node, so that the first
+    /// install may have to wait.
     ///
     /// The agent's own token only if the plugin has no ServiceAccount of its own, as in upstream's
-    /// chart: a process that reads the host's files must not get the agent's permissions. Neither an
-    /// outage nor a denied TokenRequest changes that: a starting API server denies requests, too.
-    fn token(&mut self, agent_token: &str) -> (Result<String, Finding>, Option<String>) {
+    /// chart: a process that reads the host's files must not get the agent's permissions. Neither
+    /// an outage nor a denied TokenRequest changes that: a starting API server denies requests,
+    /// too.
+    pub(super) fn plugin_token(&mut self, is_empty: bool) -> PluginToken {
+        let first_install = if is_empty { self.await_first_install() } else { Ok(()) };
         let Some(account) = &self.settings.plugin_account else {
-            return (Ok(agent_token.to_owned()), None);
+            let own = content(&self.settings.service_account_dir.join("token")).map_err(Problem);
+            return PluginToken { text: first_install.and(own), request_error: None };
         };
         let TokenRequestResults { token, error } = self.api.token_requests();
         if let Some(issued) = token {
-            let error = error.map(|why| {
+            let request_error = error.map(|why| {
                 format!(
                     "the token of ServiceAccount {account} could not be renewed, \
                      so the plugin keeps its last token: {why}"
                 )
             });
-            return (Ok(issued.text), error);
+            return PluginToken { text: first_install.map(|()| issued.text), request_error };
         }
         let waiting =
             format!("waiting for the API server to issue the token of ServiceAccount {account}");
-        let error = error.map(|why| format!("{waiting}: {why}"));
+        let request_error = error.map(|why| format!("{waiting}: {why}"));
         let on_host = token_on_host(&self.settings);
         self.token_found_on_host = on_host.or(self.token_found_on_host.take());
-        let missing = || error.clone().map_or(Waiting(waiting), Problem);
-        (self.token_found_on_host.clone().ok_or_else(missing), error)
+        let missing = || request_error.clone().map_or(Waiting(waiting), Problem);
+        let text = self.token_found_on_host.clone().ok_or_else(missing);
+        PluginToken { text, request_error }
+    }
+
+    /// Returns why a node where nothing is installed gets no token yet.
+    fn await_first_install(&mut self) -> Result<(), Finding> {
+        match self.api.first_install(Instant::now()) {
+            FirstInstall::Possible => Ok(()),
+            FirstInstall::AwaitsWatch(end) => {
+                self.pass.schedule_next(end);
+                Err(Waiting("the watch of the agent's pod is not open yet".into()))
+            }
+            FirstInstall::Rejected => {
+                Err(Problem("the API server rejected the agent's own token (HTTP 401)".into()))
+            }
+        }
     }
 
     /// Records whether the API server accepts `token`. An unreachable API server is only a warning,

@@ -2,15 +2,19 @@
 
 use std::time::{Duration, Instant};
 
-use super::evidence::{AgentPod, Evidence, Round, TokenFacts};
+use super::evidence::{Evidence, Round, TokenFacts};
 use crate::agent::api::CHECK_PERIOD;
+use crate::agent::own_pod::Deletion;
 
 /// Time for which the API server must reject every token before that proves an uninstall. A single
 /// rejection may come from an API server that is starting or lags behind the others.
 const REJECTION_TIME: Duration = Duration::from_secs(4);
-/// Longest time between the last acceptance of the plugin's token and the signal. After a longer time,
-/// as in an outage, the API server may have got another signing key long before the signal.
+/// Longest time between the last acceptance of the plugin's token and the signal, if no deletion of
+/// the agent's pod was shown. After a longer time, the API server may have got another signing key
+/// long before the signal.
 const ACCEPTED_WITHIN: Duration = CHECK_PERIOD.saturating_add(Duration::from_secs(60));
+
+const REJECTED: &str = "the API server rejected every token of the release (HTTP 401)";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
@@ -22,8 +26,8 @@ pub enum Verdict {
 
 use Verdict::{AskAgain, LeaveInPlace, Uninstall};
 
-/// Decides from all evidence so far. The last round of requests counts, except that rejections count
-/// only as a series. Never asks again after [`Evidence::end`].
+/// Decides from all evidence so far. The last round of requests counts, except that rejections
+/// count only as a series. Never asks again after [`Evidence::end`].
 pub fn verdict(evidence: &Evidence, now: Instant) -> Verdict {
     if evidence.newer_agent_runs {
         return LeaveInPlace("a newer agent runs on this node".into());
@@ -42,85 +46,111 @@ pub fn verdict(evidence: &Evidence, now: Instant) -> Verdict {
 }
 
 fn judge(evidence: &Evidence, last: &Round) -> Verdict {
-    let daemonset = &evidence.daemonset;
     match last {
-        Round::BeingDeleted(what) => Uninstall(format!("{what} is being deleted")),
-        Round::DaemonSetGone(AgentPod::Stays) => LeaveInPlace(format!(
-            "DaemonSet {daemonset} does not exist, but the agent's pod is not being deleted"
-        )),
-        Round::DaemonSetGone(AgentPod::Unclear(why)) => AskAgain(why.clone()),
-        Round::DaemonSetGone(_) if evidence.before.daemonset_seen => {
-            Uninstall(format!("DaemonSet {daemonset} does not exist"))
+        // The kubelet sends SIGTERM also before it starts a container again.
+        Round::PodStays => LeaveInPlace("the agent's pod is not being deleted".into()),
+        Round::NamespaceBeingDeleted => {
+            Uninstall("the agent's namespace is being deleted".to_owned())
         }
-        Round::DaemonSetGone(_) => AskAgain(format!(
-            "DaemonSet {daemonset} does not exist, and this agent never saw it: set \
-             LINKERD_CNI_DAEMONSET if it has another name"
-        )),
+        Round::DaemonSetEnds(why) | Round::OutOfScope(why) => {
+            if evidence.own_pod.is_being_deleted() {
+                Uninstall(why.clone())
+            } else {
+                AskAgain(format!("{why}, but nothing shows that the agent's pod is being deleted"))
+            }
+        }
         Round::InScope => LeaveInPlace(
             "the DaemonSet exists, and nothing shows that this node is out of its scope".into(),
         ),
-        Round::OutOfScope(why, AgentPod::Deleted) => Uninstall(why.clone()),
-        // Kubernetes keeps running pods on a node with a new `NoSchedule` taint.
-        Round::OutOfScope(why, AgentPod::Stays) => {
-            LeaveInPlace(format!("{why}, but the agent's pod is not being deleted"))
-        }
-        Round::OutOfScope(why, AgentPod::Unreadable(error)) => {
-            LeaveInPlace(format!("{why}, but {error}"))
-        }
-        Round::OutOfScope(_, AgentPod::Unclear(why)) | Round::Unclear(why) => AskAgain(why.clone()),
         Round::Rejected { own, plugin: Ok(plugin) } => rejected(evidence, *own, *plugin),
         Round::Rejected { plugin: Err(why), .. } => {
             AskAgain(format!("the API server rejected the agent's own token (HTTP 401), and {why}"))
         }
-        Round::Unreachable(error) => {
-            let why = format!("the API server is unreachable: {error}");
-            // No other agent's files are at risk. Upstream's agent uninstalls on every stop.
-            let is_response = |round: &Round| !matches!(round, Round::Unreachable(_));
-            let was_reached = evidence.before.reached
-                || evidence.rounds.iter().any(|(_, round)| is_response(round));
-            if evidence.found_empty_node && !was_reached {
-                return Uninstall(format!("no earlier agent installed the plugin, and {why}"));
-            }
-            AskAgain(why)
-        }
+        Round::Unclear(why) => AskAgain(why.clone()),
+        Round::Unreachable(error) => AskAgain(format!("the API server is unreachable: {error}")),
     }
 }
 
-/// Judges a rejection of both tokens. The agent's `own` token is revoked with its pod, so it alone
-/// proves nothing. A plugin's token that is bound to no pod is valid as long as its ServiceAccount
-/// is.
+/// Judges a rejection of both tokens.
 fn rejected(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Verdict {
-    const EVERY: &str = "the API server rejected every token of the release (HTTP 401)";
-    let (before, begin) = (&evidence.before, evidence.begin);
-    let tokens = [
-        (own, before.own_token, "the agent's own token"),
-        (plugin, before.plugin_token, "the plugin's token"),
-    ];
-    let doubt = tokens.into_iter().find_map(|(facts, history, whose)| match history.rejected {
-        _ if facts.has_expired => Some(format!("{whose} has expired")),
-        Some(since) => {
-            let seconds = begin.saturating_duration_since(since).as_secs();
-            Some(format!("it rejected {whose} {seconds} s before the agent was stopped"))
+    if let Some(why) = doubt(evidence, own, plugin) {
+        return AskAgain(format!("{REJECTED}, which proves nothing: {why}"));
+    }
+    if rejected_for(&evidence.rounds) < REJECTION_TIME {
+        return AskAgain(REJECTED.into());
+    }
+    let seconds = REJECTION_TIME.as_secs();
+    Uninstall(format!("{REJECTED}, in every response for {seconds} s"))
+}
+
+/// Returns why the rejection of both tokens does not prove that their ServiceAccounts are gone.
+fn doubt(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Option<String> {
+    if own.has_expired {
+        return Some("the agent's own token has expired".into());
+    }
+    if plugin.has_expired {
+        return Some("the plugin's token has expired".into());
+    }
+    early_rejection(evidence).or_else(|| doubt_by_pod(evidence, plugin))
+}
+
+/// Returns which token the API server rejected before the deletion of the agent's pod was shown, or
+/// before the signal. Then it may have got another signing key.
+fn early_rejection(evidence: &Evidence) -> Option<String> {
+    let Evidence { before, begin, .. } = evidence;
+    let (limit, event) = match evidence.own_pod.deletion {
+        Deletion::Graceful { shown, .. } if shown < *begin => (shown, "its pod was deleted"),
+        _ => (*begin, "the agent was stopped"),
+    };
+    let since = |rejected: Instant| limit.saturating_duration_since(rejected).as_secs();
+    if let Some(rejected) = before.own_token.rejected
+        && rejected < limit
+    {
+        let seconds = since(rejected);
+        return Some(format!("it rejected the agent's own token {seconds} s before {event}"));
+    }
+    // With another signing key, no later request with the agent's own token is accepted either.
+    if let Some(rejected) = before.plugin_token.rejected
+        && rejected < limit
+        && before.own_token.accepted.is_none_or(|accepted| accepted < rejected)
+    {
+        let seconds = since(rejected);
+        return Some(format!("it rejected the plugin's token {seconds} s before {event}"));
+    }
+    None
+}
+
+/// Returns why the tokens may have ended with the agent's pod, or with a signing key.
+///
+/// A graceful deletion leaves a token that is bound to the pod valid until the pod is gone. Without
+/// a deletion that was shown, only a plugin's token that is bound to no pod is proof.
+fn doubt_by_pod(evidence: &Evidence, plugin: TokenFacts) -> Option<String> {
+    let Evidence { before, begin, rounds, .. } = evidence;
+    match evidence.own_pod.deletion {
+        Deletion::Graceful { token_ends, .. } => {
+            if rounds.last().is_none_or(|(when, _)| *when <= token_ends) {
+                return None;
+            }
+            Some("the grace period of the agent's pod, and so its token, has ended".into())
         }
-        None => None,
-    });
-    let doubt = doubt.or_else(|| match before.plugin_token.accepted {
-        _ if !plugin.outlives_pod => {
-            Some("the plugin's token is bound to a pod, and revoked with it".into())
+        Deletion::Forced => {
+            Some("the agent's pod is gone or was deleted by force, and its token with it".into())
         }
-        Some(accepted) if begin <= accepted + ACCEPTED_WITHIN => None,
-        _ => Some(format!(
-            "it did not accept the plugin's token in the {} minutes before the agent was stopped",
-            ACCEPTED_WITHIN.as_secs() / 60
-        )),
-    });
-    match doubt {
-        Some(why) => AskAgain(format!("{EVERY}, which proves nothing: {why}")),
-        None if rejected_for(&evidence.rounds) < REJECTION_TIME => AskAgain(EVERY.into()),
-        None => {
-            let seconds = REJECTION_TIME.as_secs();
-            Uninstall(format!("{EVERY}, in every response for {seconds} s"))
+        Deletion::NotDeleted => Some("the agent's pod is not being deleted".into()),
+        Deletion::Unknown if before.disconnected.is_some() => {
+            Some("the watch of the agent's pod had failed before the agent was stopped".into())
         }
+        Deletion::Unknown if !plugin.outlives_pod => Some(
+            "no deletion of the agent's pod was shown, and the plugin's token is bound to a pod"
+                .into(),
+        ),
+        Deletion::Unknown => match before.plugin_token.accepted {
+            Some(accepted) if *begin <= accepted + ACCEPTED_WITHIN => None,
+            _ => Some(format!(
+                "it did not accept the plugin's token in the {} minutes before the agent was stopped",
+                ACCEPTED_WITHIN.as_secs() / 60
+            )),
+        },
     }
 }
 

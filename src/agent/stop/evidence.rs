@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant, SystemTime};
 
 use crate::agent::api::token::History;
-use crate::agent::api::{self, USER_AGENT};
+use crate::agent::api::{self, ApiHandle, PodName, USER_AGENT};
+use crate::agent::own_pod::{OwnPod, Owner, SeenPod};
 use crate::agent::settings::Settings;
 use crate::kube::claims::Claims;
 use crate::kube::connection::{AccessSource, Connection};
@@ -11,14 +12,11 @@ use crate::kube::scheduling::{self, DaemonSet, Node, daemonset_path};
 use crate::kube::types::{Namespace, Pod};
 use crate::kube::{Client, Deadlines, Error, NOT_FOUND, Retry, UNAUTHORIZED};
 
-const NAMESPACE: &str = "the agent's namespace";
-
 /// All that an agent knows when it has to decide whether to uninstall.
 #[derive(Clone, Debug)]
 pub struct Evidence {
-    pub daemonset: String,
-    /// The agent found no kubeconfig at its start, so no earlier agent can have installed the plugin.
-    pub found_empty_node: bool,
+    /// The agent's own pod, as a watch or a request of [`ask`] showed it last.
+    pub own_pod: OwnPod,
     /// What the API server's responses had shown when the agent received the signal.
     pub before: History,
     /// When the agent received the signal.
@@ -33,32 +31,25 @@ pub struct Evidence {
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Round {
-    /// The agent's DaemonSet or namespace is being deleted.
-    BeingDeleted(String),
-    /// HTTP 404 with Kubernetes' Status.
-    DaemonSetGone(AgentPod),
+    /// A response since the signal shows that the agent's pod is not being deleted.
+    PodStays,
+    NamespaceBeingDeleted,
+    /// The DaemonSet that owns the agent's pod is gone or being deleted, for this reason.
+    DaemonSetEnds(String),
+    /// The DaemonSet exists, and this node is out of its scope for this reason.
+    OutOfScope(String),
     /// The DaemonSet is not being deleted, and nothing shows that this node is out of its scope.
     InScope,
-    /// The DaemonSet exists, and this node is out of its scope for this reason.
-    OutOfScope(String, AgentPod),
-    /// HTTP 401 with Kubernetes' Status for the agent's `own` token, and for the plugin's, which may be
-    /// the same. The error says why the plugin's token is not known to be rejected.
-    Rejected { own: TokenFacts, plugin: Result<TokenFacts, String> },
-    /// Any other response, or a time-out.
+    /// HTTP 401 with Kubernetes' Status for the agent's `own` token, and for the plugin's, which
+    /// may be the same. The error says why the plugin's token is not known to be rejected.
+    Rejected {
+        own: TokenFacts,
+        plugin: Result<TokenFacts, String>,
+    },
+    /// Nothing is known of a DaemonSet, or any other response, or a time-out.
     Unclear(String),
     /// Also if no API server or namespace is configured, or the credential cannot be read.
     Unreachable(String),
-}
-
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum AgentPod {
-    Deleted,
-    /// It is not being deleted, so the kubelet only restarts the agent's container.
-    Stays,
-    /// The agent has no right to read it, or does not know its name.
-    Unreadable(String),
-    /// The next round may show it.
-    Unclear(String),
 }
 
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,14 +63,22 @@ impl TokenFacts {
     fn read(token: &str) -> TokenFacts {
         Claims::read(token).map_or(TokenFacts::default(), |claims| TokenFacts {
             has_expired: claims.has_expired(SystemTime::now()),
-            outlives_pod: claims.pod_uid().is_none(),
+            outlives_pod: claims.pod().is_none(),
         })
     }
 }
 
-/// Sends the requests of one round. Uses new connections, so that a load balancer may choose
-/// another API server in each round. `timeout` bounds each phase of a request.
-pub fn ask(settings: &Settings, timeout: Duration) -> Round {
+/// Why a round ends without what a request was to show.
+enum RoundEnd {
+    /// HTTP 401 with Kubernetes' Status for the agent's own token.
+    OwnTokenRejected,
+    Early(Round),
+}
+
+/// Sends the requests of one round, and records in `api` what they show of the agent's pod. Uses
+/// new connections, so that a load balancer may choose another API server in each round. `timeout`
+/// bounds each phase of a request.
+pub fn ask(settings: &Settings, api: &ApiHandle, timeout: Duration) -> Round {
     let Some(source) = api::source(settings) else {
         return Round::Unreachable("no API server is configured".into());
     };
@@ -91,67 +90,115 @@ pub fn ask(settings: &Settings, timeout: Duration) -> Round {
         Ok(client) => client,
         Err(error) => return Round::Unreachable(error.to_string()),
     };
-    let name = &settings.daemonset;
-    match client.get::<DaemonSet>(&daemonset_path(&namespace, name)) {
-        Ok(set) if set.metadata.name != *name => Round::Unclear(another_object("DaemonSet", name)),
-        Ok(set) if set.metadata.deletion_timestamp.is_some() => {
-            Round::BeingDeleted(format!("DaemonSet {namespace}/{name}"))
-        }
-        Ok(set) => existing(settings, &client, &namespace, &set),
-        Err(error) if error.is_status(404, NOT_FOUND) => {
-            Round::DaemonSetGone(agent_pod(settings, &client, &namespace))
-        }
-        Err(error) if error.is_status(401, UNAUTHORIZED) => {
+    match ask_with_own_token(settings, api, &client, &namespace) {
+        Ok(round) | Err(RoundEnd::Early(round)) => round,
+        Err(RoundEnd::OwnTokenRejected) => {
             rejected(settings, own.token().unwrap_or_default(), &namespace, timeout)
         }
-        Err(error) if error.is_response() || error.is_timeout() || error.is_unreadable() => {
-            Round::Unclear(error.to_string())
+    }
+}
+
+fn ask_with_own_token(
+    settings: &Settings,
+    api: &ApiHandle,
+    client: &Client,
+    namespace: &str,
+) -> Result<Round, RoundEnd> {
+    let mut unreadable = None;
+    if !api.own_pod().is_being_deleted() {
+        unreadable = look_at_own_pod(settings, api, client)?;
+        if unreadable.is_none() && !api.own_pod().is_being_deleted() {
+            return Ok(Round::PodStays);
         }
-        Err(error) => Round::Unreachable(error.to_string()),
+    }
+    if let Some(owner) = api.own_pod().daemonset {
+        return ask_about_daemonset(settings, client, namespace, &owner);
+    }
+    match is_being_deleted(client, namespace) {
+        Ok(true) => Ok(Round::NamespaceBeingDeleted),
+        Err(error) if error.code() != Some(403) => Err(round_end(&error)),
+        Ok(false) | Err(_) => Ok(Round::Unclear(
+            unreadable.unwrap_or_else(|| "the agent's pod belongs to no DaemonSet".into()),
+        )),
+    }
+}
+
+/// Reads the agent's pod, and records in `api` what the response shows. Returns why the pod stays
+/// unknown if the agent has no right to read it, or does not know its name.
+fn look_at_own_pod(
+    settings: &Settings,
+    api: &ApiHandle,
+    client: &Client,
+) -> Result<Option<String>, RoundEnd> {
+    let Some(PodName { namespace, name, .. }) = api::pod_name(settings) else {
+        return Ok(Some("the name of the agent's pod is unknown: set LINKERD_CNI_POD_NAME".into()));
+    };
+    match client.get::<Pod>(&format!("/api/v1/namespaces/{namespace}/pods/{name}")) {
+        Ok(pod) if pod.metadata.name != name => Err(another_object("Pod", &name)),
+        Ok(pod) => {
+            api.record_own_pod(|own_pod| own_pod.record_seen(SeenPod::read(&pod.metadata)));
+            Ok(None)
+        }
+        Err(error) if error.is_status(404, NOT_FOUND) => {
+            api.record_own_pod(OwnPod::record_gone);
+            Ok(None)
+        }
+        Err(error) if error.code() == Some(403) => {
+            Ok(Some(format!("the agent cannot read its pod: {error}")))
+        }
+        Err(error) => Err(round_end(&error)),
+    }
+}
+
+fn ask_about_daemonset(
+    settings: &Settings,
+    client: &Client,
+    namespace: &str,
+    owner: &Owner,
+) -> Result<Round, RoundEnd> {
+    let name = &owner.name;
+    let ends = |how: &str| Ok(Round::DaemonSetEnds(format!("DaemonSet {namespace}/{name} {how}")));
+    match client.get::<DaemonSet>(&daemonset_path(namespace, name)) {
+        Ok(set) if set.metadata.name != *name => Err(another_object("DaemonSet", name)),
+        Ok(set) if set.metadata.uid != owner.uid => {
+            ends("does not exist: another one has its name")
+        }
+        Ok(set) if set.metadata.deletion_timestamp.is_some() => ends("is being deleted"),
+        Ok(set) => ask_about_scope(settings, client, namespace, &set),
+        Err(error) if error.is_status(404, NOT_FOUND) => ends("does not exist"),
+        Err(error) => Err(round_end(&error)),
     }
 }
 
 /// Completes the round for a DaemonSet that is not being deleted.
-fn existing(settings: &Settings, client: &Client, namespace: &str, set: &DaemonSet) -> Round {
+fn ask_about_scope(
+    settings: &Settings,
+    client: &Client,
+    namespace: &str,
+    set: &DaemonSet,
+) -> Result<Round, RoundEnd> {
     // Kubernetes may delete this pod before the DaemonSet, as it deletes a Namespace in any order.
     match is_being_deleted(client, namespace) {
-        Ok(true) => return Round::BeingDeleted(NAMESPACE.into()),
+        Ok(true) => return Ok(Round::NamespaceBeingDeleted),
         Err(error) if error.code() == Some(404) || is_temporary(&error) => {
-            return Round::Unclear(error.to_string());
+            return Err(round_end(&error));
         }
         Ok(false) | Err(_) => {}
     }
     let Some(name) = &settings.node_name else {
-        return Round::InScope;
+        return Ok(Round::InScope);
     };
     match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
-        Ok(node) if node.metadata.name != *name => Round::Unclear(another_object("Node", name)),
+        Ok(node) if node.metadata.name != *name => Err(another_object("Node", name)),
         Ok(node) => match scheduling::exclusion(&set.spec.template.spec, &node) {
-            Some(why) => Round::OutOfScope(
-                format!("node {name} is no longer in the DaemonSet's scope: {why}"),
-                agent_pod(settings, client, namespace),
-            ),
-            None => Round::InScope,
+            Some(why) => Ok(Round::OutOfScope(format!(
+                "node {name} is no longer in the DaemonSet's scope: {why}"
+            ))),
+            None => Ok(Round::InScope),
         },
-        Err(error) if is_temporary(&error) => Round::Unclear(error.to_string()),
-        // Upstream's chart does not let the agent read Nodes.
-        Err(_) => Round::InScope,
-    }
-}
-
-fn agent_pod(settings: &Settings, client: &Client, namespace: &str) -> AgentPod {
-    let Some(name) = &settings.pod_name else {
-        return AgentPod::Unreadable("the name of the agent's pod is not set".into());
-    };
-    match client.get::<Pod>(&format!("/api/v1/namespaces/{namespace}/pods/{name}")) {
-        Ok(pod) if pod.metadata.name != *name => AgentPod::Unclear(another_object("Pod", name)),
-        Ok(pod) if pod.metadata.deletion_timestamp.is_some() => AgentPod::Deleted,
-        Ok(_) => AgentPod::Stays,
-        Err(error) if error.is_status(404, NOT_FOUND) => AgentPod::Deleted,
-        Err(error) if error.code() == Some(404) || is_temporary(&error) => {
-            AgentPod::Unclear(error.to_string())
-        }
-        Err(error) => AgentPod::Unreadable(format!("the agent cannot read its pod: {error}")),
+        Err(error) if is_temporary(&error) => Err(round_end(&error)),
+        // Without the right to read Nodes.
+        Err(_) => Ok(Round::InScope),
     }
 }
 
@@ -164,7 +211,7 @@ fn rejected(settings: &Settings, own: &str, namespace: &str, timeout: Duration) 
     let facts = TokenFacts::read(token.unwrap_or(own));
     let plugin = match (client, token) {
         (Ok(client), Some(token)) if token != own => match is_being_deleted(&client, namespace) {
-            Ok(true) => return Round::BeingDeleted(NAMESPACE.into()),
+            Ok(true) => return Round::NamespaceBeingDeleted,
             Err(error) if error.is_status(401, UNAUTHORIZED) => Ok(facts),
             // A busy or failing API server may not have checked the token.
             Err(error) if is_temporary(&error) || error.code().is_none_or(|code| code == 401) => {
@@ -185,8 +232,19 @@ fn is_being_deleted(client: &Client, namespace: &str) -> Result<bool, Error> {
     Ok(found.name == namespace && found.deletion_timestamp.is_some())
 }
 
-fn another_object(kind: &str, name: &str) -> String {
-    format!("unexpected response: another object instead of {kind} {name}")
+fn another_object(kind: &str, name: &str) -> RoundEnd {
+    let why = format!("unexpected response: another object instead of {kind} {name}");
+    RoundEnd::Early(Round::Unclear(why))
+}
+
+fn round_end(error: &Error) -> RoundEnd {
+    if error.is_status(401, UNAUTHORIZED) {
+        RoundEnd::OwnTokenRejected
+    } else if error.is_response() || error.is_timeout() || error.is_unreadable() {
+        RoundEnd::Early(Round::Unclear(error.to_string()))
+    } else {
+        RoundEnd::Early(Round::Unreachable(error.to_string()))
+    }
 }
 
 /// Whether the next round may get a different response.

@@ -1,30 +1,42 @@
-//! Evidence that an agent with an API server cannot easily be brought to have. The other cases are in
+//! The verdict for each kind of evidence. How an agent gets the evidence is tested in
 //! `stop_decision.rs` and `stop_evidence.rs` of `src/tests/agent`.
 
 use super::*;
 use crate::agent::api::token::TokenHistory;
+use crate::agent::own_pod::Deletion;
 
 type Rounds = Vec<(u64, Round)>;
-/// Rounds, what else is known, and the reason for the verdict: to uninstall, or not yet.
-type Case = (Rounds, fn(&mut Evidence), Result<&'static str, &'static str>);
 
 const VALID: TokenFacts = TokenFacts { has_expired: false, outlives_pod: true };
 const BOUND: TokenFacts = TokenFacts { has_expired: false, outlives_pod: false };
+const EXPIRED: TokenFacts = TokenFacts { has_expired: true, outlives_pod: true };
+
+/// What a case expects.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Expected {
+    Uninstall(&'static str),
+    LeaveInPlace(&'static str),
+    /// Asks again, and leaves everything in place in the end.
+    NoProof(&'static str),
+}
+
+use Expected::{LeaveInPlace, NoProof, Uninstall};
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
 }
 
-/// What an agent knows that has run for an hour, and the results of rounds at these seconds after the
-/// signal.
+/// What an agent knows that has run for an hour, whose pod is being deleted, and the results of
+/// rounds at these seconds after the signal.
 fn evidence(rounds: Rounds) -> Evidence {
     let begin = Instant::now() + seconds(3600);
     let accepted = TokenHistory { accepted: Some(begin - seconds(300)), rejected: None };
     let (own_token, plugin_token) = (accepted, accepted);
+    let shown = begin - Duration::from_millis(20);
+    let deletion = Deletion::Graceful { shown, token_ends: shown + seconds(60) };
     Evidence {
-        daemonset: "linkerd-cni/linkerd-cni".into(),
-        found_empty_node: false,
-        before: History { reached: true, daemonset_seen: true, own_token, plugin_token },
+        own_pod: OwnPod { deletion, ..OwnPod::default() },
+        before: History { own_token, plugin_token, disconnected: None },
         begin,
         end: begin + seconds(25),
         newer_agent_runs: false,
@@ -32,87 +44,244 @@ fn evidence(rounds: Rounds) -> Evidence {
     }
 }
 
-/// Rounds in which every token is rejected.
-fn rejected<const N: usize>(times: [u64; N]) -> Rounds {
-    times.map(|second| (second, Round::Rejected { own: BOUND, plugin: Ok(VALID) })).into()
+/// Rounds in which both tokens are rejected.
+fn rejected<const N: usize>(times: [u64; N], plugin: TokenFacts) -> Rounds {
+    times.map(|second| (second, Round::Rejected { own: BOUND, plugin: Ok(plugin) })).into()
 }
 
 fn unclear(second: u64, why: &str) -> Rounds {
     vec![(second, Round::Unclear(why.into()))]
 }
 
-fn unreachable() -> Rounds {
-    vec![(5, Round::Unreachable("connection refused".into()))]
+fn round(round: Round) -> Rounds {
+    vec![(1, round)]
 }
 
-fn gone(pod: AgentPod) -> Rounds {
-    vec![(1, Round::DaemonSetGone(pod))]
+fn gone() -> Rounds {
+    round(Round::DaemonSetEnds("DaemonSet linkerd-cni/linkerd-cni does not exist".into()))
 }
 
-fn as_before(_: &mut Evidence) {}
+fn out_of_scope() -> Rounds {
+    round(Round::OutOfScope("node a is out of scope".into()))
+}
 
-/// Installed on an empty node, with no API server ever.
-fn offline(evidence: &mut Evidence) {
-    evidence.before = History::default();
-    evidence.found_empty_node = true;
+fn assert_verdict(name: &str, evidence: &Evidence, expected: Expected) {
+    let last = evidence.rounds.last().map_or(evidence.begin, |(when, _)| *when);
+    let (found, at_the_end) = (verdict(evidence, last), verdict(evidence, evidence.end));
+    match (expected, &found) {
+        (Uninstall(why), Verdict::Uninstall(text)) => {
+            assert!(text.contains(why), "{name}: {text}");
+            assert_eq!(at_the_end, found, "{name}");
+        }
+        (LeaveInPlace(why), Verdict::LeaveInPlace(text)) => {
+            assert!(text.contains(why), "{name}: {text}");
+            assert_eq!(at_the_end, found, "{name}");
+        }
+        (NoProof(why), Verdict::AskAgain(text)) => {
+            assert!(text.contains(why), "{name}: {text}");
+            let says = format!("no proof of an uninstall within 25 s; last finding: {text}");
+            assert_eq!(at_the_end, Verdict::LeaveInPlace(says), "{name}");
+        }
+        _ => panic!("{name}: {found:?}, not {expected:?}"),
+    }
 }
 
 #[test]
-fn each_case_of_the_table_gets_its_verdict() {
-    let unreadable = gone(AgentPod::Unreadable("HTTP 403".into()));
+fn each_response_gets_its_verdict_by_what_the_watch_has_shown_of_the_pod() {
+    let begin = Instant::now();
+    let graceful = Deletion::Graceful { shown: begin, token_ends: begin };
+    let (forced, stays, unknown) = (Deletion::Forced, Deletion::NotDeleted, Deletion::Unknown);
+    let unsure = "nothing shows that the agent's pod is being deleted";
+    for (name, deletion, rounds, expected) in [
+        ("gone, deleted", graceful, gone(), Uninstall("does not exist")),
+        ("gone, deleted by force", forced, gone(), Uninstall("does not exist")),
+        // The event may still arrive.
+        ("gone, not deleted yet", stays, gone(), NoProof(unsure)),
+        ("gone, pod unknown", unknown, gone(), NoProof(unsure)),
+        ("out of scope, deleted", graceful, out_of_scope(), Uninstall("out of scope")),
+        ("out of scope, pod unknown", unknown, out_of_scope(), NoProof(unsure)),
+        ("in scope", graceful, round(Round::InScope), LeaveInPlace("the DaemonSet exists")),
+        ("container restarts", stays, round(Round::PodStays), LeaveInPlace("is not being deleted")),
+        ("namespace", unknown, round(Round::NamespaceBeingDeleted), Uninstall("namespace")),
+        ("403", graceful, unclear(1, "HTTP 403"), NoProof("HTTP 403")),
+        (
+            "unreachable",
+            graceful,
+            round(Round::Unreachable("refused".into())),
+            NoProof("unreachable: refused"),
+        ),
+        ("no response", graceful, Rounds::new(), NoProof("did not respond")),
+    ] {
+        let mut case = evidence(rounds);
+        case.own_pod.deletion = deletion;
+        assert_verdict(name, &case, expected);
+        case.newer_agent_runs = true;
+        assert_verdict(name, &case, LeaveInPlace("a newer agent runs"));
+    }
+}
+
+/// Rejections of both tokens for more than four seconds, what else is known, and the verdict.
+type Rejection = (&'static str, TokenFacts, fn(&mut Evidence), Expected);
+
+fn as_before(_: &mut Evidence) {}
+
+fn set_deletion(evidence: &mut Evidence, deletion: Deletion) {
+    evidence.own_pod.deletion = deletion;
+}
+
+fn at(evidence: &Evidence, milliseconds: i64) -> Instant {
+    let distance = Duration::from_millis(milliseconds.unsigned_abs());
+    if milliseconds < 0 { evidence.begin - distance } else { evidence.begin + distance }
+}
+
+/// When a deletion was shown, the token was rejected, and perhaps accepted again, in milliseconds
+/// after the signal.
+fn in_order(evidence: &mut Evidence, shown: i64, rejected: i64) {
+    let shown = at(evidence, shown);
+    set_deletion(evidence, Deletion::Graceful { shown, token_ends: shown + seconds(60) });
+    evidence.before.own_token.rejected = Some(at(evidence, rejected));
+}
+
+const REJECTIONS: &[Rejection] = &[
+    ("graceful deletion, one account", BOUND, as_before, Uninstall("every token")),
+    ("graceful deletion, two accounts", VALID, as_before, Uninstall("every token")),
+    (
+        "graceful deletion that is shown after the signal",
+        BOUND,
+        |evidence| {
+            let shown = at(evidence, 500);
+            set_deletion(evidence, Deletion::Graceful { shown, token_ends: shown + seconds(60) });
+        },
+        Uninstall("every token"),
+    ),
+    (
+        "the watch asks again after the deletion, before the signal",
+        BOUND,
+        |evidence| in_order(evidence, -3000, -2000),
+        Uninstall("every token"),
+    ),
+    (
+        "replaced signing key: the watch was rejected before the deletion",
+        BOUND,
+        |evidence| in_order(evidence, -2000, -60_000),
+        NoProof("agent's own token 58 s before its pod was deleted"),
+    ),
+    (
+        "replaced signing key: the watch was rejected, and the deletion was not shown",
+        VALID,
+        |evidence| {
+            set_deletion(evidence, Deletion::Unknown);
+            evidence.before.own_token.rejected = Some(at(evidence, -60_000));
+        },
+        NoProof("agent's own token 60 s before the agent was stopped"),
+    ),
+    (
+        "replaced signing key: the restart of the API server ended the watch",
+        VALID,
+        |evidence| {
+            set_deletion(evidence, Deletion::Unknown);
+            evidence.before.disconnected = Some(at(evidence, -10_000));
+        },
+        NoProof("watch of the agent's pod had failed"),
+    ),
+    (
+        "replaced signing key: the token check was rejected",
+        BOUND,
+        |evidence| evidence.before.plugin_token.rejected = Some(at(evidence, -60_000)),
+        NoProof("plugin's token 59 s"),
+    ),
+    (
+        "the plugin's account alone was deleted first, as the agent's own token was accepted later",
+        VALID,
+        |evidence| {
+            evidence.before.plugin_token.rejected = Some(at(evidence, -60_000));
+            evidence.before.own_token.accepted = Some(at(evidence, -59_000));
+        },
+        Uninstall("every token"),
+    ),
+    (
+        "forced deletion",
+        VALID,
+        |evidence| set_deletion(evidence, Deletion::Forced),
+        NoProof("gone or was deleted by force"),
+    ),
+    (
+        "pod that is not being deleted",
+        VALID,
+        |evidence| set_deletion(evidence, Deletion::NotDeleted),
+        NoProof("is not being deleted"),
+    ),
+    (
+        "grace period that is over, as after a kubelet that was down",
+        BOUND,
+        |evidence| {
+            let begin = evidence.begin;
+            let deletion =
+                Deletion::Graceful { shown: begin - seconds(200), token_ends: begin + seconds(5) };
+            set_deletion(evidence, deletion);
+        },
+        NoProof("grace period of the agent's pod"),
+    ),
+    (
+        "two accounts without the right to read the pod",
+        VALID,
+        |evidence| set_deletion(evidence, Deletion::Unknown),
+        Uninstall("every token"),
+    ),
+    (
+        "one account without the right to read the pod",
+        BOUND,
+        |evidence| set_deletion(evidence, Deletion::Unknown),
+        NoProof("bound to a pod"),
+    ),
+    (
+        "plugin's token accepted long ago, pod unknown",
+        VALID,
+        |evidence| {
+            set_deletion(evidence, Deletion::Unknown);
+            evidence.before.plugin_token.accepted = Some(at(evidence, -3_600_000));
+        },
+        NoProof("did not accept"),
+    ),
+    (
+        "plugin's token never accepted, pod unknown",
+        VALID,
+        |evidence| {
+            set_deletion(evidence, Deletion::Unknown);
+            evidence.before.plugin_token.accepted = None;
+        },
+        NoProof("did not accept"),
+    ),
+    ("expired plugin's token", EXPIRED, as_before, NoProof("plugin's token has expired")),
+];
+
+#[test]
+fn rejection_of_every_token_proves_an_uninstall_only_if_nothing_else_explains_it() {
+    for (name, plugin, change, expected) in REJECTIONS {
+        let mut case = evidence(rejected([1, 6], *plugin));
+        change(&mut case);
+        assert_verdict(name, &case, *expected);
+    }
+    let expired = Round::Rejected { own: EXPIRED, plugin: Ok(VALID) };
+    let expired = evidence(vec![(1, expired.clone()), (6, expired)]);
+    assert_verdict("expired own token", &expired, NoProof("agent's own token has expired"));
+}
+
+#[test]
+fn rejection_of_every_token_has_to_last_for_four_seconds_without_another_response() {
     let no_token =
         Round::Rejected { own: BOUND, plugin: Err("the kubeconfig has no token".into()) };
-    let cases: [Case; 12] = [
-        (unreadable, as_before, Ok("does not exist")),
-        ([unclear(1, "HTTP 403"), rejected([11, 15])].concat(), as_before, Ok("every token")),
-        (unreachable(), offline, Ok("no earlier agent")),
-        ([unclear(1, "HTTP 403"), unreachable()].concat(), offline, Err("unreachable")),
-        (gone(AgentPod::Unclear("HTTP 429".into())), as_before, Err("HTTP 429")),
+    for (rounds, expected) in [
+        (rejected([1, 5], BOUND), Uninstall("in every response for 4 s")),
+        ([unclear(1, "HTTP 403"), rejected([11, 15], BOUND)].concat(), Uninstall("every token")),
+        (rejected([1, 4], BOUND), NoProof("rejected every token")),
         (
-            rejected([1, 6]),
-            |evidence| evidence.before.own_token.rejected = Some(evidence.begin - seconds(60)),
-            Err("agent's own token 60 s"),
+            [rejected([1], BOUND), unclear(3, "HTTP 403"), rejected([6, 8], BOUND)].concat(),
+            NoProof("rejected every token"),
         ),
-        (
-            rejected([1, 6]),
-            |evidence| evidence.before.plugin_token.rejected = Some(evidence.begin - seconds(60)),
-            Err("plugin's token 60 s"),
-        ),
-        (
-            rejected([1, 6]),
-            |evidence| evidence.before.plugin_token.accepted = Some(evidence.begin - seconds(3600)),
-            Err("did not accept"),
-        ),
-        (
-            rejected([1, 6]),
-            |evidence| evidence.before.plugin_token.accepted = None,
-            Err("did not accept"),
-        ),
-        (vec![(1, no_token)], as_before, Err("no token")),
-        (rejected([1, 4]), as_before, Err("rejected every token")),
-        (
-            [rejected([1]), unclear(3, "HTTP 403"), rejected([6, 8])].concat(),
-            as_before,
-            Err("rejected every token"),
-        ),
-    ];
-    for (rounds, change, expected) in cases {
-        let mut case = evidence(rounds);
-        change(&mut case);
-        let last = case.rounds.last().map_or(case.begin, |(when, _)| *when);
-        let (found, at_the_end) = (verdict(&case, last), verdict(&case, case.end));
-        match (expected, &found) {
-            (Ok(why), Verdict::Uninstall(text)) => {
-                assert!(text.contains(why), "{text}");
-                assert_eq!(at_the_end, found);
-            }
-            (Err(why), Verdict::AskAgain(text)) => {
-                assert!(text.contains(why), "{text}");
-                let says = format!("no proof of an uninstall within 25 s; last finding: {text}");
-                assert_eq!(at_the_end, Verdict::LeaveInPlace(says));
-            }
-            _ => panic!("{found:?}, not {expected:?}"),
-        }
+        (vec![(1, no_token)], NoProof("no token")),
+    ] {
+        assert_verdict(&format!("{rounds:?}"), &evidence(rounds.clone()), expected);
     }
 }
 
@@ -129,11 +298,11 @@ fn rounds_that_are_read_late_count_from_their_time_and_as_if_read_one_by_one() {
         let (send, rounds) = mpsc::channel();
         evidence(sent).rounds.into_iter().for_each(|round| send.send(round).unwrap());
         let evidence = evidence(Vec::new());
-        Question { evidence, rounds: Some(rounds), last: String::new() }.verdict(false)
+        let own_pod = evidence.own_pod.clone();
+        Question { evidence, rounds: Some(rounds), last: String::new() }.verdict(false, own_pod)
     };
-    let decisive = vec![(1, Round::BeingDeleted("the DaemonSet".into()))];
-    let verdict = verdict_on([decisive, unclear(2, "HTTP 403")].concat());
+    let verdict = verdict_on([gone(), unclear(2, "HTTP 403")].concat());
     assert!(matches!(verdict, Verdict::Uninstall(_)));
-    assert!(matches!(verdict_on(rejected([1, 2, 4])), Verdict::AskAgain(_)));
-    assert!(matches!(verdict_on(rejected([1, 2, 4, 5])), Verdict::Uninstall(_)));
+    assert!(matches!(verdict_on(rejected([1, 2, 4], BOUND)), Verdict::AskAgain(_)));
+    assert!(matches!(verdict_on(rejected([1, 2, 4, 5], BOUND)), Verdict::Uninstall(_)));
 }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use nix::sys::signal::Signal;
 
 use crate::agent::Agent;
-use crate::api::{Api, DaemonSetState, State};
+use crate::api::{Api, DaemonSetState, State, delete_pod};
 use crate::node::Node;
 use crate::until::until;
 
@@ -33,24 +33,36 @@ impl Scene {
 
     /// The same under upstream's chart, where the plugin has the agent's token.
     pub fn start_with_token(token: &str, more: &[(&str, &str)]) -> Scene {
+        Scene::start_with_token_after(token, more, |_| {})
+    }
+
+    /// The same with an API server in another state than usual.
+    pub fn start_with_token_after(
+        token: &str,
+        more: &[(&str, &str)],
+        prepare: impl FnOnce(&mut State),
+    ) -> Scene {
         let api = Api::start();
         api.state().tokens = vec![token.to_owned()];
+        prepare(&mut api.state());
         let mut node = Node::with_api(&api);
-        node.vars = api.address_vars().to_vec();
+        node.vars.retain(|(name, _)| *name != "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT");
         node.rotate(token);
         let scene = Scene::start_on(api, node, more);
-        // The agent looks for its DaemonSet once it has recorded the response to its token check.
-        until("the token is checked", || scene.api.asked("GET", "/daemonsets/") > 0);
+        until("the token is checked", || scene.api.asked("GET", "/namespaces/linkerd-cni?") > 0);
         scene
     }
 
     pub fn start_on(api: Api, node: Node, more: &[(&str, &str)]) -> Scene {
         let agent = node.start_ready_with(more);
-        Scene { api, node, agent }
+        let scene = Scene { api, node, agent };
+        let is_denied = scene.api.state().pods_status != 200;
+        until("the watch", || is_denied || !scene.api.watches().is_empty());
+        scene
     }
 
     pub fn with_socket() -> Scene {
-        let scene = Scene::start(&[("LINKERD_CNI_POD_NAME", "linkerd-cni-abc")]);
+        let scene = Scene::start(&[]);
         until("the socket", || scene.node.net(".linkerd-cni.sock").exists());
         scene
     }
@@ -59,12 +71,14 @@ impl Scene {
     pub fn asking() -> Scene {
         let scene = Scene::start(&[]);
         scene.api.state().daemon_set = DaemonSetState::Status(403);
+        delete_pod(&scene.api);
         scene.agent.signal(Signal::SIGTERM);
         until("asked once", || scene.agent.log().contains("asking again"));
         scene
     }
 
-    /// Waits until the agent has checked the token again, which it does once it has restored the kubeconfig.
+    /// Waits until the agent has checked the token again, which it does once it has restored the
+    /// kubeconfig.
     pub fn until_checked(&self) {
         let checks = || self.api.asked("GET", "/namespaces/linkerd-cni?");
         let before = checks();
@@ -73,16 +87,18 @@ impl Scene {
         until("a check", || checks() > before);
     }
 
-    /// Changes the API server's responses and stops the agent. Returns the time until it ended.
+    /// Changes the API server's responses, deletes the agent's pod and stops the agent. Returns the
+    /// time until it ended.
     pub fn stop(&mut self, change: impl FnOnce(&mut State)) -> Duration {
         change(&mut self.api.state());
+        delete_pod(&self.api);
         let begin = Instant::now();
         assert_eq!(self.agent.stop(), Some(0), "{}", self.agent.log());
         begin.elapsed()
     }
 
-    /// Stops the agent by SIGSTOP while no pass runs, as a running pass would write files after SIGCONT. No pass has
-    /// begun for a while then: a pass follows each change of the node's files.
+    /// Stops the agent by SIGSTOP while no pass runs, as a running pass would write files after
+    /// SIGCONT. No pass has begun for a while then: a pass follows each change of the node's files.
     pub fn pause_between_passes(&self) {
         let mut last = 0.0;
         until("no pass begins", || {
@@ -92,7 +108,8 @@ impl Scene {
             last == before
         });
         self.agent.signal(Signal::SIGSTOP);
-        // A change of a file before that would be in the poll that SIGCONT continues, and SIGTERM after it.
+        // A change of a file before that would be in the poll that SIGCONT continues, and SIGTERM
+        // after it.
         until("the agent is stopped", || self.agent.is_stopped());
     }
 

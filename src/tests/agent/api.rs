@@ -1,6 +1,7 @@
-//! Routes of an API server with one DaemonSet and one ServiceAccount. Tests set its responses.
+//! Routes of an API server with one DaemonSet, its pod and its ServiceAccounts. Tests set its
+//! responses.
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use base64::Engine as _;
 use serde_json::{Value, json};
@@ -13,6 +14,8 @@ pub type State = api::State<Kubernetes>;
 pub enum DaemonSetState {
     Exists,
     BeingDeleted,
+    /// Another DaemonSet has the name.
+    Replaced,
     NamespaceBeingDeleted,
     Status(u16),
 }
@@ -20,6 +23,8 @@ pub enum DaemonSetState {
 #[derive(Clone)]
 pub struct Kubernetes {
     pub daemon_set: DaemonSetState,
+    /// The name of the DaemonSet.
+    pub owner: String,
     pub tokens: Vec<String>,
     pub grant: u16,
     /// Issued instead of a new token.
@@ -39,20 +44,29 @@ pub struct Kubernetes {
     pub version: u64,
     /// The metadata of the agent's pod, or a status instead of it.
     pub pod: Result<Value, u16>,
-    /// The pods of the node, and the status of their list and watch.
+    /// The other pods of the node, and the status of lists and watches of pods.
     pub pods: Vec<Value>,
     pub pods_status: u16,
     /// How many patches of the node still come too late, since another was first.
     pub conflicts: u32,
 }
 
+/// The agent's pod, unless the agent's token names another one.
+pub const POD: &str = "linkerd-cni-x";
+pub const POD_UID: &str = "pod-1";
+const DAEMONSET_UID: &str = "set-1";
 const DELETED: &str = "2026-01-01T00:00:00Z";
-const DAEMONSET: &str = "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni";
+const DAEMONSETS: &str = "/apis/apps/v1/namespaces/linkerd-cni/daemonsets/";
+const POD_PATH: &str = "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-x";
+const OWN_POD: &str =
+    "/api/v1/namespaces/linkerd-cni/pods?fieldSelector=metadata%2Ename%3Dlinkerd%2Dcni%2Dx&";
+const PODS_OF_NODE: &str = "/api/v1/pods?fieldSelector=spec%2EnodeName%3Dnode%2D1&";
 
 impl Default for Kubernetes {
     fn default() -> Self {
         Kubernetes {
             daemon_set: DaemonSetState::Exists,
+            owner: "linkerd-cni".into(),
             tokens: vec!["token-1".into()],
             grant: 201,
             issued: None,
@@ -65,7 +79,7 @@ impl Default for Kubernetes {
             labels: json!({"kubernetes.io/os": "linux"}),
             taints: Vec::new(),
             version: 1,
-            pod: Ok(json!({"name": "linkerd-cni-x", "deletionTimestamp": DELETED})),
+            pod: Ok(pod_owned_by(&json!([owner("linkerd-cni")]))),
             pods: Vec::new(),
             pods_status: 200,
             conflicts: 0,
@@ -99,9 +113,10 @@ impl Routes for Kubernetes {
             });
             return Response::new(201, answer);
         }
-        if path.split('?').next() == Some(DAEMONSET) {
-            let mut metadata = json!({"name": "linkerd-cni"});
+        if path.strip_prefix(DAEMONSETS) == Some(&*state.owner) {
+            let mut metadata = json!({"name": state.owner, "uid": DAEMONSET_UID});
             match state.daemon_set {
+                DaemonSetState::Replaced => metadata["uid"] = json!("set-2"),
                 DaemonSetState::Status(code) => return Response::status(code),
                 DaemonSetState::BeingDeleted => metadata["deletionTimestamp"] = json!(DELETED),
                 DaemonSetState::Exists | DaemonSetState::NamespaceBeingDeleted => {}
@@ -116,18 +131,22 @@ impl Routes for Kubernetes {
             }
             return answer_node(state, request);
         }
-        if path == "/api/v1/namespaces/linkerd-cni/pods/linkerd-cni-x" {
+        if path == POD_PATH {
             return match &state.pod {
-                Ok(metadata) => Response::new(200, json!({"kind": "Pod", "metadata": metadata})),
+                Ok(metadata) => Response::new(200, own_pod(metadata)),
                 Err(code) => Response::status(*code),
             };
         }
-        if request.is_list() || request.is_watch() {
-            let list = json!({"metadata": {"resourceVersion": "5"}, "items": state.pods});
-            return match state.pods_status {
-                200 => Response::new(200, list),
-                code => Response::status(code),
-            };
+        if path.starts_with(OWN_POD) || path.starts_with(PODS_OF_NODE) {
+            if state.pods_status != 200 {
+                return Response::status(state.pods_status);
+            }
+            let mut items: Vec<Value> = state.pod.iter().map(own_pod).collect();
+            if path.starts_with(PODS_OF_NODE) {
+                items.extend(state.pods.iter().cloned());
+            }
+            let list = json!({"metadata": {"resourceVersion": "5"}, "items": items});
+            return Response::new(200, list);
         }
         match (method, path.split('?').next()) {
             ("GET", Some("/api/v1/namespaces/linkerd-cni")) => {
@@ -167,6 +186,63 @@ fn answer_node(state: &mut State, request: &Request) -> Response {
     Response::new(200, json!({"kind": "Node", "metadata": metadata, "spec": spec}))
 }
 
+/// The reference of a pod to the DaemonSet that controls it.
+pub fn owner(name: &str) -> Value {
+    json!({
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "name": name,
+        "uid": DAEMONSET_UID,
+        "controller": true,
+    })
+}
+
+/// Metadata of the agent's pod.
+pub fn pod_owned_by(owners: &Value) -> Value {
+    json!({"namespace": "linkerd-cni", "name": POD, "uid": POD_UID, "ownerReferences": owners})
+}
+
+/// In the host's network, so that it is not published.
+fn own_pod(metadata: &Value) -> Value {
+    json!({"kind": "Pod", "metadata": metadata, "spec": {"hostNetwork": true, "containers": []}})
+}
+
+impl Kubernetes {
+    /// Gives the agent's pod a grace period, in seconds.
+    pub fn delete_pod(&mut self, grace: u64) {
+        let end = SystemTime::now() + Duration::from_secs(grace);
+        let end = humantime::format_rfc3339_seconds(end).to_string();
+        if let Ok(metadata) = &mut self.pod {
+            metadata["deletionTimestamp"] = end.into();
+            metadata["deletionGracePeriodSeconds"] = grace.into();
+        }
+    }
+}
+
+/// Deletes the agent's pod with a grace period, as the DaemonSet controller and the garbage
+/// collector do. The watches show that.
+pub fn delete_pod(api: &Api) {
+    api.state().delete_pod(30);
+    show_pod(api, "MODIFIED");
+}
+
+/// Deletes the agent's pod as `kubectl delete --force --grace-period=0` does: an update, then the
+/// end. Its token ends with it.
+pub fn delete_pod_by_force(api: &Api) {
+    api.state().delete_pod(0);
+    show_pod(api, "MODIFIED");
+    show_pod(api, "DELETED");
+    api.state().pod = Err(404);
+}
+
+/// Shows the watches the agent's pod as it is now.
+pub fn show_pod(api: &Api, kind: &str) {
+    let pod = api.state().pod.clone();
+    if let Ok(metadata) = pod {
+        api.send_now(kind, &own_pod(&metadata));
+    }
+}
+
 /// A token of the plugin's account that expired long ago.
 pub fn expired_token() -> String {
     jwt_of(1000, 0, 3600)
@@ -189,7 +265,7 @@ pub fn bound_token() -> String {
         "sub": "system:serviceaccount:linkerd-cni:linkerd-cni",
         "iat": 1_000_000_000,
         "exp": 9_000_000_000_u64,
-        "kubernetes.io": {"pod": {"name": "linkerd-cni-x", "uid": "x"}},
+        "kubernetes.io": {"pod": {"name": POD, "uid": POD_UID}},
     }))
 }
 

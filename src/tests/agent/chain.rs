@@ -12,7 +12,7 @@ use crate::until::until;
 
 #[test]
 fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("00-not.conf", "not json");
     node.write("01-empty.conflist", "");
     fs::create_dir(node.net("02-dir.conf")).unwrap();
@@ -109,7 +109,7 @@ fn a_conf_is_converted_also_beside_a_conflist_and_restored_with_its_bytes_and_mo
 
 #[test]
 fn extended_attributes_of_a_conf_are_copied_to_the_conflist_and_restored() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-net.conf", CONF);
     // Some file systems have only attributes that root can set.
     let attribute = ["user.owner", "trusted.owner"].into_iter().find(|attribute| {
@@ -133,7 +133,7 @@ fn extended_attributes_of_a_conf_are_copied_to_the_conflist_and_restored() {
 #[test]
 fn a_json_and_a_symbolic_link_are_replaced_by_conflists_and_restored() {
     for is_link in [false, true] {
-        let node = Node::new();
+        let node = Node::uninstalling();
         let (real, link) = (node.root().join("real"), node.net("20-net.conflist"));
         fs::write(&real, CALICO).unwrap();
         match is_link {
@@ -150,7 +150,7 @@ fn a_json_and_a_symbolic_link_are_replaced_by_conflists_and_restored() {
 
 #[test]
 fn uninstall_keeps_changes_of_other_programs_and_removes_only_the_plugin_entry() {
-    let node = Node::new();
+    let node = Node::uninstalling();
     node.write("10-net.conf", CONF);
     node.write("20-calico.conflist", CALICO);
     let mut agent = node.start_ready();

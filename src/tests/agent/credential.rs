@@ -164,10 +164,19 @@ fn ready_names_a_rejected_token_until_it_is_replaced() {
     let node = Node::with_api(&api);
     // As with upstream's chart, the plugin has no account of its own.
     let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "")]);
-    until("the reason", || agent.ready().1.contains(REJECTED));
-    assert!(node.chained(LIST));
+    let why = "the API server rejected the agent's own token (HTTP 401)";
+    until("the reason", || agent.ready().1.contains(why));
+    assert!(!node.chained(LIST));
     api.state().tokens.push("token-2".into());
     node.rotate("token-2");
+    agent.until_ready();
+    agent.kill();
+    // An installed node keeps its plugin entry: otherwise meshed pods start without redirect rules.
+    api.state().tokens.clear();
+    let mut agent = node.start_with(&[("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "")]);
+    until("the reason", || agent.ready().1.contains(REJECTED));
+    node.rewrite_calico();
+    api.state().tokens.push("token-2".into());
     agent.until_ready();
 }
 
@@ -222,18 +231,28 @@ fn a_fifo_or_a_file_of_64_mib_in_place_of_the_kubeconfig_is_replaced() {
 }
 
 #[test]
-fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
+fn idle_agent_asks_for_its_pod_and_a_token_at_its_start_and_then_sends_no_request() {
     let Scene { api, node, mut agent } = Scene::start(&[("LINKERD_CNI_NODE_NAME", "node-1")]);
     let token = "POST /api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token";
     let check = "GET /api/v1/namespaces/linkerd-cni?resourceVersion=0";
-    let daemonset =
-        "GET /apis/apps/v1/namespaces/linkerd-cni/daemonsets/linkerd-cni?resourceVersion=0";
+    let pod =
+        "GET /api/v1/namespaces/linkerd-cni/pods?fieldSelector=metadata%2Ename%3Dlinkerd%2Dcni%2Dx";
+    let list = &format!("{pod}&resourceVersion=0");
+    let watch = &format!("{pod}&watch=true&allowWatchBookmarks=true");
     // Records of other failures, and other programs' changes, are no reason to ask.
     crate::records::report_unreachable(&node);
     node.rewrite_calico();
     agent.until_ready();
     thread::sleep(Duration::from_secs(10));
-    assert_eq!(api.requests(), [token, daemonset, check]);
+    // Without the times of the watch, which are random.
+    let requests = || {
+        let requests = api.requests().into_iter();
+        let mut requests: Vec<_> =
+            requests.map(|line| line.split("&timeout").next().unwrap().to_owned()).collect();
+        requests.sort();
+        requests
+    };
+    assert_eq!(requests(), [list, watch, check, token]);
     // The bin dir of this node is empty.
     let mut warnings = agent.log().lines().filter(|line| line.contains("WARN")).count();
     warnings -= agent.log().matches("WARN CNI directories: ").count();
@@ -244,7 +263,7 @@ fn idle_agent_sends_three_requests_at_its_start_and_then_none() {
     api.state().requests.clear();
     let _agent = node.start_ready();
     thread::sleep(Duration::from_secs(2));
-    assert_eq!(api.requests(), [check, daemonset]);
+    assert_eq!(requests(), [list, watch, check]);
 }
 
 #[test]

@@ -163,7 +163,7 @@ fn an_uninstall_names_a_dead_agents_socket_that_it_cannot_remove_once() {
 const OWNERS: [[u32; 3]; 3] = [[0o664, 0, 997], [0o660, 1000, 1000], [0o600, 1000, 0]];
 
 fn owned_by([mode, uid, gid]: [u32; 3]) -> Node {
-    let node = Node::with_calico();
+    let node = Node::uninstalling_with_calico();
     chown(node.net(LIST), Some(uid), Some(gid)).unwrap();
     fs::set_permissions(node.net(LIST), PermissionsExt::from_mode(mode)).unwrap();
     node

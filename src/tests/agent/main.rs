@@ -60,7 +60,7 @@ use testkit::{
 
 #[test]
 fn agent_installs_binary_kubeconfig_and_entry_and_uninstalls_on_sigterm() {
-    let node = Node::with_calico();
+    let node = Node::uninstalling_with_calico();
     fs::set_permissions(node.net(LIST), PermissionsExt::from_mode(0o600)).unwrap();
     let before = node.tree();
     let mut agent = node.start_ready();
@@ -71,7 +71,8 @@ fn agent_installs_binary_kubeconfig_and_entry_and_uninstalls_on_sigterm() {
     assert_eq!([mode(node.net("kubeconfig.json")), mode(node.net(LIST))], [0o600, 0o600]);
     let kubeconfig = node.kubeconfig();
     assert_eq!(kubeconfig["users"][0]["user"]["token"], "token-1");
-    assert_eq!(kubeconfig["clusters"][0]["cluster"]["server"], "https://[fd00::1]:443");
+    let server = format!("https://127.0.0.1:{}", node.vars[1].1);
+    assert_eq!(kubeconfig["clusters"][0]["cluster"]["server"], server);
     let list = node.json(LIST);
     let mut expected: Value = serde_json::from_str(CALICO).unwrap();
     let mut entry: Value = serde_json::from_str(TEMPLATE).unwrap();

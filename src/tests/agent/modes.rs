@@ -35,7 +35,7 @@ fn configs_with(node: &Node, text: &str) -> Vec<String> {
 
 #[test]
 fn agent_waits_for_the_named_config_chains_it_alone_and_restores_it() {
-    let node = Node::with_calico();
+    let node = Node::uninstalling_with_calico();
     let mut agent = node.start_with(ONLY);
     until("the reason", || {
         let (status, why) = agent.ready();
@@ -213,12 +213,7 @@ fn the_plugin_entry_has_only_the_templates_keys_in_each_mode_and_the_net_dir_thr
         (ALONE[0], STANDALONE),
     ] {
         let node = Node::with_calico();
-        let vars = [
-            mode,
-            ("CNI_NETWORK_CONFIG", &template),
-            ("LINKERD_CNI_NAMESPACE", "mesh"),
-            ("LINKERD_CNI_DAEMONSET", "mesh-cni"),
-        ];
+        let vars = [mode, ("CNI_NETWORK_CONFIG", &template), ("LINKERD_CNI_NAMESPACE", "mesh")];
         let mut agent = node.start_ready_with(&vars);
         let mut entry = node.json(file);
         match entry.get_mut("plugins").and_then(|list| list.as_array_mut()?.pop()) {

@@ -11,7 +11,7 @@ use serde_json::Value;
 use testkit::write_program;
 
 use crate::agent::Agent;
-use crate::api::{Api, DaemonSetState};
+use crate::api::{Api, DaemonSetState, POD};
 use crate::until::until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd2-cni-install");
@@ -73,6 +73,7 @@ impl Node {
         let mut node = Node::with_calico();
         node.use_api(api);
         node.vars = api.vars().to_vec();
+        node.vars.push(("LINKERD_CNI_POD_NAME", POD.into()));
         node
     }
 
@@ -82,8 +83,10 @@ impl Node {
         let mut node = Node::new();
         let api = Api::start();
         api.state().daemon_set = DaemonSetState::BeingDeleted;
+        api.state().delete_pod(30);
         node.use_api(&api);
         node.vars = api.address_vars().to_vec();
+        node.vars.push(("LINKERD_CNI_POD_NAME", POD.into()));
         node
     }
 
@@ -365,6 +368,12 @@ impl Node {
         self.start_under(&nobody, &[], &[])
     }
 
+    /// The agent's termination grace period, in seconds.
+    fn grace(&self) -> &'static str {
+        let has_api = self.vars.iter().any(|(name, _)| *name == "KUBERNETES_SERVICE_HOST");
+        if has_api { "30" } else { "6" }
+    }
+
     /// Sets an agent's environment for this node.
     pub fn set(&self, command: &mut Command) {
         command
@@ -381,6 +390,8 @@ impl Node {
             .env("KUBERNETES_SERVICE_PORT", "443")
             .env("LINKERD_CNI_SERVICE_ACCOUNT_DIR", self.sa())
             .env("LINKERD_CNI_ADMIN_ADDR", "127.0.0.1:0")
+            // An agent without an API server leaves everything in place a second after SIGTERM.
+            .env("LINKERD_CNI_TERMINATION_GRACE_SECONDS", self.grace())
             // The machine that runs the tests may itself be a container of CRI-O.
             .env("LINKERD_CNI_KEEP_BINARY", "false")
             .envs(self.vars.iter().cloned());

@@ -13,7 +13,7 @@ use testkit::cluster::node::files_in;
 use testkit::{repository, write_program};
 
 use crate::agent::Agent;
-use crate::api::{Api, DaemonSetState};
+use crate::api::{Api, DaemonSetState, delete_pod};
 use crate::filesystems::{bind, in_mount_namespace};
 use crate::helm::{Objects, Render, chart, platforms, read, yaml};
 use crate::node::Node;
@@ -118,6 +118,7 @@ impl Platform {
 
     fn uninstall(&self, agent: &mut Agent) {
         self.api.state().daemon_set = DaemonSetState::Status(404);
+        delete_pod(&self.api);
         assert_eq!(agent.stop(), Some(0), "{}: {}", self.name, agent.log());
     }
 

@@ -15,7 +15,7 @@ use testkit::chart::yaml;
 use testkit::cni::upstream_entry;
 
 use crate::agent_with_api::Scene;
-use crate::api::{Api, DaemonSetState};
+use crate::api::{Api, DaemonSetState, delete_pod};
 use crate::node::Node;
 use crate::until::{until, until_within};
 
@@ -371,16 +371,17 @@ fn uninstall_removes_the_copy_and_so_does_the_next_agent_if_it_does_not_watch_th
     for daemon_set in [DaemonSetState::Exists, DaemonSetState::BeingDeleted] {
         let mut watched = Scene::watching(&[injected("web", "u-web")]);
         watched.api.state().daemon_set = daemon_set;
-        watched.api.state().pod = Err(404);
+        delete_pod(&watched.api);
         assert_eq!(watched.agent.stop(), Some(0), "{}", watched.agent.log());
         let stays = daemon_set == DaemonSetState::Exists;
         assert_eq!(watched.file("u-web").exists(), stays, "{}", watched.agent.log());
         assert_eq!(watched.run_dir().join("pods").exists(), stays);
         assert!(!watched.is_kept());
-        let lists = watched.api.lists();
+        let before = watched.api.asked("GET", "/api/v1/pods?");
         watched.agent = watched.node.start_ready_with(&[("LINKERD_CNI_WATCH_PODS", "false")]);
         assert!(!watched.run_dir().join("pods").exists());
-        assert_eq!((watched.api.lists(), watched.status()), (lists, Value::Null));
+        let listed = watched.api.asked("GET", "/api/v1/pods?");
+        assert_eq!((listed, watched.status()), (before, Value::Null));
     }
 }
 

@@ -129,7 +129,7 @@ fn agent_installs_reconciles_and_uninstalls_with_closed_or_full_outputs() {
         (full_pipe(), "info"),
         (full_pipe(), "trace"),
     ] {
-        let node = Node::with_calico();
+        let node = Node::uninstalling_with_calico();
         let before = node.tree();
         let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
         let mut agent = start_with_output(&node, &output, address, level);

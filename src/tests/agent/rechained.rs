@@ -91,7 +91,7 @@ fn uninstall_leaves_plugin_and_kubeconfig_while_another_program_keeps_chaining()
 /// Uninstalls while another program chains the plugin again `delay` after each removal. Returns how long a config named
 /// the plugin while binary or kubeconfig were missing; `None` if the writer was late, so that the agent took it for stopped.
 fn uninstall_beside_a_writer(delay: Duration, by_stop: bool) -> Option<Duration> {
-    let node = Arc::new(Node::with_calico());
+    let node = Arc::new(Node::uninstalling_with_calico());
     let mut agent = node.start_ready();
     let reader = watch(&node, is_stranded);
     let (writer, written) = rechain(&node, delay, usize::MAX);
@@ -143,7 +143,7 @@ fn uninstall_completes_once_another_program_stops_chaining_the_plugin() {
     // Before the agent renames the files, and while it waits with renamed files.
     let mut cases = vec![(1, 1), (20, 1), (1, 2), (50, 2), (100, 1), (200, 1), (300, 1), (300, 2)];
     while let Some((delay, times)) = cases.pop() {
-        let node = Arc::new(Node::with_calico());
+        let node = Arc::new(Node::uninstalling_with_calico());
         let before = node.tree();
         let mut agent = node.start_ready();
         let reader = watch(&node, is_stranded);

@@ -275,7 +275,7 @@ fn a_repeated_problem_of_a_pod_is_one_event_and_one_of_the_plugin_entry_is_none(
     let events = scene.posted();
     assert_eq!(events.len(), 2, "{events:?}");
     assert_eq!(events[0]["reason"], "LinkerdCNIPortsIgnored");
-    assert_eq!(events[0]["reportingInstance"], "linkerd-cni-abc");
+    assert_eq!(events[0]["reportingInstance"], "linkerd-cni-x");
     let pod = json!({"apiVersion": "v1", "kind": "Pod", "namespace": "emojivoto", "name": "web-1",
         "uid": "c0ffee00-0000-4000-8000-000000000001"});
     assert_eq!(events[0]["regarding"], pod);

@@ -82,7 +82,7 @@ fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
 
 #[test]
 fn uninstall_with_a_saved_state_that_cannot_be_read_is_completed_by_the_next_one() {
-    let node = Node::with_calico();
+    let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
     let mut agent = node.start_ready();

@@ -51,7 +51,7 @@ fn uninstall_removes_everything_a_dead_agent_left() {
 #[test]
 fn leftovers_of_earlier_agents_are_removed_but_no_directories_of_their_names() {
     for are_directories in [false, true] {
-        let node = Node::with_calico();
+        let node = Node::uninstalling_with_calico();
         let mut before = node.tree();
         for name in [
             "01-linkerd-cni.conf",
@@ -84,7 +84,7 @@ fn an_old_config_that_is_written_after_the_start_makes_the_node_not_ready() {
 
 #[test]
 fn a_stop_signal_during_the_start_leaves_the_node_unchanged() {
-    let node = Node::with_calico();
+    let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();
     for delay in 0..8 {

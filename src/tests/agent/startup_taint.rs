@@ -6,7 +6,7 @@ use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
 use crate::agent_with_api::Scene;
-use crate::api::{Api, DaemonSetState};
+use crate::api::{Api, DaemonSetState, delete_pod};
 use crate::node::{CALICO, LIST, Node};
 use crate::until::until;
 
@@ -124,6 +124,7 @@ fn failed_taint_removal_is_logged_once_and_repeated_but_not_after_sigterm() {
     assert_eq!(agent.log().matches(&says).count(), 1, "{}", agent.log());
     assert_eq!(agent.ready().0, 200);
     api.state().daemon_set = DaemonSetState::Status(403);
+    delete_pod(api);
     agent.signal(Signal::SIGTERM);
     until("the agent asks again", || agent.log().contains("asking again"));
     api.state().conflicts = 0;

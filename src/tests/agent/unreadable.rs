@@ -98,7 +98,7 @@ fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist()
         }),
     ];
     all(hide, |(what, hide)| {
-        let node = Node::with_calico();
+        let node = Node::uninstalling_with_calico();
         let before = node.tree();
         let mut agent = node.start_ready();
         let text = node.text(LIST);

@@ -4,7 +4,7 @@
 use testkit::upstream_agent::UpstreamAgent;
 
 use crate::agent::Agent;
-use crate::api::{Api, DaemonSetState};
+use crate::api::{Api, DaemonSetState, delete_pod};
 use crate::node::{CONF, LIST, Node, TEMPLATE};
 use crate::until::until;
 use crate::upstream::{self, KUBECONFIG, is_replaced, templates, until_yielding};
@@ -62,6 +62,7 @@ fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_t
         // The upstream agent prevents an uninstall.
         let status = i32::from(set == DaemonSetState::BeingDeleted);
         api.state().daemon_set = set;
+        delete_pod(&api);
         assert_eq!(agent.stop(), Some(status), "{}", agent.log());
         let log = agent.log();
         assert!(log.contains("restored the kubeconfig"), "{log}");

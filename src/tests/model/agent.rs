@@ -21,6 +21,8 @@ pub enum Api {
     AccountsDeleted,
     /// HTTP 401 for every token, since long before SIGTERM: the signing key was replaced.
     TokensRejectedBefore,
+    /// HTTP 401 for every token, since the agent's pod was deleted by force.
+    PodDeletedByForce,
     Forbidden,
     Unreachable,
 }

@@ -23,11 +23,12 @@ use agent::Api;
 use scenario::{Bug, CONF, CONFLIST, SECOND, Scenario, every, only, standalone};
 use stateright::{Checker, HasDiscoveries, Model};
 
-const ALL_RESPONSES: [Api; 6] = [
+const ALL_RESPONSES: [Api; 7] = [
     Api::DaemonSetExists,
     Api::DaemonSetDeleted,
     Api::AccountsDeleted,
     Api::TokensRejectedBefore,
+    Api::PodDeletedByForce,
     Api::Forbidden,
     Api::Unreachable,
 ];
@@ -133,10 +134,12 @@ fn every_seeded_bug_is_found() {
         (Bug::NoYielding, two(), &[properties::ENDS][..]),
         (Bug::ForbiddenIsProof, one(CONFLIST), &[properties::PROVEN][..]),
         (Bug::StaleRejectionIsProof, one(CONFLIST), &[properties::PROVEN][..]),
+        (Bug::ForcedDeletionIsProof, one(CONFLIST), &[properties::PROVEN][..]),
     ] {
         let api = match bug {
             Bug::ForbiddenIsProof => vec![Api::Forbidden],
             Bug::StaleRejectionIsProof => vec![Api::TokensRejectedBefore],
+            Bug::ForcedDeletionIsProof => vec![Api::PodDeletedByForce],
             _ => scenario.api.clone(),
         };
         let (failed, path) = counterexample(Scenario { bug, api, ..scenario }).unwrap();

@@ -78,4 +78,6 @@ pub enum Bug {
     ForbiddenIsProof,
     /// Tokens that were rejected before SIGTERM count as proof of an uninstall.
     StaleRejectionIsProof,
+    /// Tokens that ended with the agent's pod count as proof of an uninstall.
+    ForcedDeletionIsProof,
 }

@@ -3,7 +3,8 @@
 use std::time::{Duration, Instant};
 
 use linkerd2_cni::agent::api::token::{History, TokenHistory};
-use linkerd2_cni::agent::stop::{AgentPod, Evidence, Round, TokenFacts, Verdict, verdict};
+use linkerd2_cni::agent::own_pod::{Deletion, OwnPod};
+use linkerd2_cni::agent::stop::{Evidence, Round, TokenFacts, Verdict, verdict};
 
 use super::{Agent, Api, End, Phase, newer_agent_runs};
 use crate::node::{Id, NodeFile};
@@ -32,23 +33,26 @@ pub fn ask(world: &mut World, id: Id, bug: Bug) {
     }
 }
 
-/// The verdict of the product, for responses that are five seconds apart. The agent saw its DaemonSet,
-/// and found a valid token of the plugin before the signal.
+/// The verdict of the product, for responses that are five seconds apart. The watch has shown the
+/// agent that its pod is being deleted, and its tokens were accepted until then.
 fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
     let begin = Instant::now();
     let accepted = TokenHistory { accepted: Some(begin), rejected: None };
+    let rejected = TokenHistory { accepted: None, rejected: Some(begin - ROUND) };
     let is_stale =
         responses.contains(&Api::TokensRejectedBefore) && bug != Bug::StaleRejectionIsProof;
-    let plugin_token = match is_stale {
-        true => TokenHistory { accepted: None, rejected: Some(begin) },
-        false => accepted,
-    };
-    let token = TokenFacts { has_expired: false, outlives_pod: true };
+    let own_token = if is_stale { rejected } else { accepted };
+    let is_forced =
+        responses.contains(&Api::PodDeletedByForce) && bug != Bug::ForcedDeletionIsProof;
+    let graceful = Deletion::Graceful { shown: begin, token_ends: begin + ROUNDS * ROUND };
+    let deletion = if is_forced { Deletion::Forced } else { graceful };
+    let token = TokenFacts { has_expired: false, outlives_pod: false };
+    let daemonset_ends = || Round::DaemonSetEnds("deleted".into());
     let round = |response: &Api| match response {
         Api::DaemonSetExists => Round::InScope,
-        Api::DaemonSetDeleted => Round::DaemonSetGone(AgentPod::Deleted),
-        Api::Forbidden if bug == Bug::ForbiddenIsProof => Round::DaemonSetGone(AgentPod::Deleted),
-        Api::AccountsDeleted | Api::TokensRejectedBefore => {
+        Api::DaemonSetDeleted => daemonset_ends(),
+        Api::Forbidden if bug == Bug::ForbiddenIsProof => daemonset_ends(),
+        Api::AccountsDeleted | Api::TokensRejectedBefore | Api::PodDeletedByForce => {
             Round::Rejected { own: token, plugin: Ok(token) }
         }
         Api::Forbidden => Round::Unclear("HTTP 403".into()),
@@ -56,9 +60,8 @@ fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
     };
     let times = (0..).map(|number| begin + number * ROUND);
     let evidence = Evidence {
-        daemonset: String::new(),
-        found_empty_node: false,
-        before: History { reached: true, daemonset_seen: true, own_token: accepted, plugin_token },
+        own_pod: OwnPod { deletion, ..OwnPod::default() },
+        before: History { own_token, plugin_token: accepted, disconnected: None },
         begin,
         end: begin + ROUNDS * ROUND,
         newer_agent_runs,

@@ -20,9 +20,8 @@ pub const START: &str = "start of all";
 pub const IDLE: &str = "idle";
 pub const ROLLOUT: &str = "rollout";
 pub const RESTART: &str = "API server restarted";
-/// Of one node: TokenRequest, DaemonSet, token check, a list and a watch of both programs, and
-/// three retries.
-const REQUESTS_AT_START: usize = 10;
+/// Of one node: TokenRequest, token check, a list and a watch of both programs, and three retries.
+const REQUESTS_AT_START: usize = 9;
 /// Requests of one node after a restart of the API server. Of both programs: a watch from a version
 /// that is too old, a list and a watch, and three rejected attempts while the API server fills its
 /// caches.

@@ -145,18 +145,13 @@ impl Sender<'_> {
                     Some(client) => client,
                     None => client.insert(self.client(step, deadlines)?),
                 };
-                match self.send(client, step) {
-                    // The agent looks for its DaemonSet again with a later check.
-                    Err(error) if !step.uri.contains("/daemonsets/") => {
-                        let result = match error.code() {
-                            Some(401 | 403) => CheckResult::Rejected,
-                            _ => CheckResult::Unknown,
-                        };
-                        schedule.check_done(Instant::now(), result, asked(&error));
-                        thread::sleep(schedule.next() - Instant::now());
-                    }
-                    _ => break,
-                }
+                let Err(error) = self.send(client, step) else { break };
+                let result = match error.code() {
+                    Some(401 | 403) => CheckResult::Rejected,
+                    _ => CheckResult::Unknown,
+                };
+                schedule.check_done(Instant::now(), result, asked(&error));
+                thread::sleep(schedule.next() - Instant::now());
             }
         }
         Ok(())

@@ -1,0 +1,159 @@
+use serde_json::{Value, json};
+
+use super::*;
+
+const NAME: &str = "linkerd-cni-x";
+
+fn seen(changes: &[(&str, Value)]) -> SeenPod {
+    let mut metadata = json!({"namespace": "linkerd-cni", "name": NAME, "uid": "u-1"});
+    for (key, value) in changes {
+        metadata[*key] = value.clone();
+    }
+    SeenPod::read(&serde_json::from_value(metadata).unwrap())
+}
+
+fn deleted(grace: u64) -> SeenPod {
+    let end = humantime::format_rfc3339_seconds(SystemTime::now() + Duration::from_secs(grace));
+    seen(&[
+        ("deletionTimestamp", json!(end.to_string())),
+        ("deletionGracePeriodSeconds", json!(grace)),
+    ])
+}
+
+fn owner(kind: &str, api_version: &str, controller: bool) -> Value {
+    json!({
+        "apiVersion": api_version,
+        "kind": kind,
+        "name": "linkerd-cni",
+        "uid": "s",
+        "controller": controller,
+    })
+}
+
+/// The pod after these updates.
+fn after(updates: &[fn(&mut OwnPod)]) -> OwnPod {
+    let mut pod = OwnPod { uid: Some("u-1".into()), ..OwnPod::default() };
+    updates.iter().for_each(|update| update(&mut pod));
+    pod
+}
+
+fn is_graceful(pod: &OwnPod) -> bool {
+    matches!(pod.deletion, Deletion::Graceful { .. })
+}
+
+#[test]
+fn only_a_daemonset_that_is_the_controller_owns_the_pod() {
+    let daemonset = owner("DaemonSet", "apps/v1", true);
+    for (owners, is_owned) in [
+        (json!([daemonset]), true),
+        (json!([owner("Node", "v1", false), daemonset]), true),
+        (json!([owner("DaemonSet", "apps/v1", false)]), false),
+        (json!([owner("ReplicaSet", "apps/v1", true)]), false),
+        (json!([owner("DaemonSet", "apps.kruise.io/v1alpha1", true)]), false),
+        (json!([]), false),
+        (Value::Null, false),
+    ] {
+        let found = seen(&[("ownerReferences", owners.clone())]).daemonset;
+        let expected = Owner { name: "linkerd-cni".into(), uid: "s".into() };
+        assert_eq!(found, is_owned.then_some(expected), "{owners}");
+    }
+}
+
+#[test]
+fn a_deletion_is_graceful_if_its_grace_period_is_not_zero() {
+    let (now, date) = (Instant::now(), humantime::parse_rfc3339("2026-12-01T10:00:00Z").unwrap());
+    let at =
+        |seconds| Deletion::Graceful { shown: now, token_ends: now + Duration::from_secs(seconds) };
+    for (end, grace, expected) in [
+        (None, None, Deletion::NotDeleted),
+        (Some("2026-12-01T10:00:00Z"), Some(0), Deletion::Forced),
+        (Some("2026-12-01T10:00:30Z"), None, Deletion::Forced),
+        (Some("2026-12-01T10:00:30Z"), Some(30), at(60)),
+        // Shown late, as after a partition of the network.
+        (Some("2026-12-01T09:59:40Z"), Some(30), at(10)),
+        (Some("2026-12-01T09:00:00Z"), Some(30), at(0)),
+        (Some("soon"), Some(30), at(0)),
+    ] {
+        let metadata = Metadata {
+            deletion_timestamp: end.map(str::to_owned),
+            deletion_grace_period_seconds: grace,
+            ..Metadata::default()
+        };
+        assert_eq!(Deletion::read(&metadata, now, date), expected, "{end:?}");
+    }
+}
+
+#[test]
+fn a_deletion_is_never_taken_back_and_a_forced_one_follows_a_graceful_one() {
+    const SEEN: fn(&mut OwnPod) = |pod| pod.record_seen(seen(&[]));
+    const GRACEFUL: fn(&mut OwnPod) = |pod| pod.record_seen(deleted(30));
+    const FORCED: fn(&mut OwnPod) = |pod| pod.record_seen(deleted(0));
+    const DELETED: fn(&mut OwnPod) = |pod| pod.record_deleted("u-1");
+    const ABSENT: fn(&mut OwnPod) = OwnPod::record_absent;
+    const LOST: fn(&mut OwnPod) = OwnPod::record_lost_watch;
+    for graceful in [
+        &[GRACEFUL][..],
+        &[SEEN, GRACEFUL],
+        // The watch fails, and a list of another API server is older.
+        &[SEEN, GRACEFUL, LOST, SEEN],
+        &[SEEN, LOST, GRACEFUL],
+    ] {
+        assert!(is_graceful(&after(graceful)));
+    }
+    for forced in [
+        &[SEEN, DELETED][..],
+        &[SEEN, GRACEFUL, DELETED],
+        &[SEEN, GRACEFUL, FORCED, DELETED],
+        &[SEEN, GRACEFUL, ABSENT],
+        &[SEEN, FORCED, SEEN, GRACEFUL, LOST],
+        &[|pod| pod.record_gone()],
+    ] {
+        assert_eq!(after(forced).deletion, Deletion::Forced);
+    }
+    for (updates, expected) in [
+        (&[][..], Deletion::Unknown),
+        (&[SEEN], Deletion::NotDeleted),
+        (&[SEEN, LOST], Deletion::Unknown),
+        (&[SEEN, LOST, SEEN], Deletion::NotDeleted),
+        // A list of a cache that is older than the pod.
+        (&[SEEN, ABSENT], Deletion::Unknown),
+        (&[ABSENT], Deletion::Unknown),
+    ] {
+        assert_eq!(after(updates).deletion, expected);
+    }
+}
+
+#[test]
+fn a_second_graceful_deletion_shortens_the_time_of_the_token() {
+    let mut pod = after(&[|pod| pod.record_seen(deleted(30))]);
+    let Deletion::Graceful { shown, token_ends } = pod.deletion else { panic!("{pod:?}") };
+    pod.record_seen(deleted(1));
+    let Deletion::Graceful { shown: first, token_ends: earlier } = pod.deletion else {
+        panic!("{pod:?}")
+    };
+    assert!(first == shown && earlier < token_ends, "{pod:?}");
+}
+
+#[test]
+fn another_pod_of_the_name_shows_that_the_agents_pod_is_gone() {
+    let mut pod = after(&[]);
+    pod.record_deleted("u-0");
+    assert_eq!(pod.deletion, Deletion::Unknown);
+    pod.record_seen(seen(&[("uid", json!("u-2"))]));
+    assert_eq!(pod.deletion, Deletion::Forced);
+    // Without the UID from the token, the first pod of the name is the agent's.
+    let mut pod = OwnPod::default();
+    pod.record_seen(seen(&[("uid", json!("u-2"))]));
+    assert_eq!((pod.deletion, pod.uid.as_deref()), (Deletion::NotDeleted, Some("u-2")));
+}
+
+#[test]
+fn the_owner_is_that_of_the_last_object() {
+    let mut pod = after(&[|pod| {
+        pod.record_seen(seen(&[("ownerReferences", json!([owner("DaemonSet", "apps/v1", true)]))]));
+    }]);
+    assert!(pod.daemonset.is_some());
+    // `kubectl delete daemonset --cascade=orphan` removes the reference.
+    pod.record_seen(seen(&[]));
+    assert_eq!(pod.daemonset, None);
+}
