@@ -22,6 +22,7 @@ mod scene;
 mod service_accounts;
 mod sigterm;
 mod take_ownership;
+mod uninstall;
 mod upstream_agent;
 
 use testkit::cluster::{
