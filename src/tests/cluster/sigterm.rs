@@ -6,6 +6,7 @@ use std::time::Duration;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::json;
+use testkit::cluster::leftovers::remove_leftovers;
 
 use crate::agent::{
     KUBECONFIG, Paused, agent, delete_by_force, find_agent, is_agent, is_ready, rolled_out,
@@ -79,7 +80,7 @@ fn restart_with_default_grace() {
 #[test]
 fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugin_installed() {
     let scene = Scene::begin();
-    let Scene { node, helm, .. } = &scene;
+    let Scene { node, helm, before, .. } = &scene;
     helm.install_upstream(Program::OurAgent);
     // Upstream's pod is ready before it has chained the plugin.
     rolled_out();
@@ -129,7 +130,10 @@ fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugi
         find_agent().is_some_and(|agent| agent.pod != old.pod)
     });
 
-    scene.uninstall();
+    helm.uninstall();
+    assert_eq!(node.files(), *before, "uninstalling leaves the node's files");
+    // Upstream's chart does not mount the directory of the node's copy, which this chart's agent wrote.
+    remove_leftovers(node, before, "");
 }
 
 pub fn until_ended(agent: Pid, how: &str) {
