@@ -23,14 +23,19 @@ use testkit::image;
 
 /// The grace period of the agent's pod, and some time for the kubelet.
 const GRACE: Duration = Duration::from_secs(35);
+/// A pod whose image is missing stays for its whole grace period, and until the kubelet's next sync.
+const PODS_GONE: Duration = Duration::from_secs(60);
 const PKI: &str = "/var/lib/linkerd2-cni-cluster/pki";
 /// Of the pods in `one_account.yaml`.
 const MANIFEST_NAMESPACE: &str = "one-account";
 
-/// Waits until the agents have ended. The node has to be as it was.
+/// Waits until the node is as it was and the agents have ended. Then the node has to be so still.
 fn assert_restored(scene: &Scene, namespace: &str, what: &str) {
     let begin = Instant::now();
-    until_within(GRACE, &format!("{what}: the pods are gone"), || {
+    until_within(GRACE, &format!("{what}: the node is as before"), || {
+        scene.node.files() == scene.before
+    });
+    until_within(PODS_GONE, &format!("{what}: the pods are gone"), || {
         let pods = command(&format!("get pods -n {namespace} -o name")).output().unwrap();
         pods.status.success() && pods.stdout.is_empty()
     });
