@@ -47,14 +47,11 @@ fn dry_run(text: &str) -> Output {
     let text = text[..ends.min().unwrap_or(text.len())]
         .replace("helm upgrade ", "helm install ")
         .replace(UPGRADES_FLAG, " ")
-        .replace("helm install ", "helm install --dry-run=client ")
-        .replace(" linkerd-cni . ", " linkerd-cni charts/linkerd2-cni ");
+        .replace("helm install ", "helm install --dry-run=client ");
     let scratch = tempfile::tempdir().unwrap();
     let charts = chart().parent().unwrap().to_owned();
     std::os::unix::fs::symlink(charts, scratch.path().join("charts")).unwrap();
-    for name in ["values.yaml", "my-values.yaml"] {
-        fs::write(scratch.path().join(name), "startupTaint: a\n").unwrap();
-    }
+    fs::write(scratch.path().join("values.yaml"), "startupTaint: a\n").unwrap();
     let mut bash = Command::new("bash");
     bash.args(["-euc", &text]).current_dir(scratch.path()).env("KUBECONFIG", "/dev/null");
     bash.output().unwrap()

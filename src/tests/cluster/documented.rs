@@ -15,6 +15,8 @@ use crate::scene::Scene;
 
 const IMAGE: [&str; 2] =
     ["registry.example.com/linkerd/cni-plugin", "cr.l5d.io/linkerd/cni-plugin"];
+/// The user's own values, as far as a page names a file of them.
+const VALUES: &str = "charts/linkerd2-cni/ci/default-values.yaml";
 
 #[test]
 fn documented_commands_succeed_on_a_cluster() {
@@ -100,6 +102,7 @@ impl Shell {
 
 fn with_names(text: &str) -> String {
     let text = text.replace(IMAGE[0], IMAGE[1]);
+    let text = text.replace(" -f values.yaml ", &format!(" -f {VALUES} "));
     let text =
         text.replacen("linkerd cni ", concat!(env!("CARGO_BIN_EXE_linkerd-cni-cli"), " "), 1);
     let text = match text.contains("CONTEXT") {
