@@ -5,6 +5,9 @@ use std::time::{Duration, Instant};
 
 /// Limit of [`until`]: the machine may be busy, and kubelet pauses for long between its tries.
 const LIMIT: Duration = Duration::from_secs(120);
+const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
+const LONGEST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE_OF_A_SLOW_CONDITION: Duration = Duration::from_secs(1);
 
 pub fn until(what: &str, condition: impl FnMut() -> bool) {
     until_within(LIMIT, what, condition);
@@ -26,11 +29,16 @@ pub fn until_some<T>(limit: Duration, what: &str, mut find: impl FnMut() -> Opti
 /// Waits for `condition`. Prints waits of more than a second, which show where a test's time goes.
 pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> bool) {
     let begin = Instant::now();
-    while !condition() {
+    loop {
+        let checked_at = Instant::now();
+        if condition() {
+            break;
+        }
         assert!(begin.elapsed() < limit, "not within {limit:?}: {what}");
-        // A condition may start a process, so it is checked less often the longer it is false.
-        let pause = begin.elapsed() / 20;
-        thread::sleep(pause.clamp(Duration::from_millis(1), Duration::from_millis(100)));
+        // A condition may start a process. Many tests wait side by side, so each leaves the
+        // processors alone for most of its time.
+        let pause = (begin.elapsed() / 20).min(LONGEST_PAUSE).max(3 * checked_at.elapsed());
+        thread::sleep(pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE_OF_A_SLOW_CONDITION));
     }
     if begin.elapsed() > Duration::from_secs(1) {
         println!("{:>6.1?} {what}", begin.elapsed());
