@@ -22,9 +22,9 @@ test *flags='--offline':
 
 # Records the chart's snapshots and its tables of values. Read the diff.
 chart:
-    scripts/chart-docs
+    scripts/checks/chart-docs
     INSTA_UPDATE=always cargo test --test chart
-    scripts/lint-chart
+    scripts/checks/lint-chart
 
 # Compares the plugin's counted figures with docs/maintainers/benchmarks.json.
 bench:

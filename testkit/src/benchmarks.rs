@@ -167,12 +167,12 @@ impl Comparison {
         }
         if !self.holds() {
             text.push_str(
-                "Make the plugin cheaper, or run `scripts/benchmarks --counts` and say in the \
+                "Make the plugin cheaper, or run `scripts/maintainers/benchmarks --counts` and say in the \
                  commit why a figure got worse.\n",
             );
         } else if !self.better.is_empty() {
             text.push_str(
-                "`scripts/benchmarks --counts` writes the better figures, so that they are kept.\n",
+                "`scripts/maintainers/benchmarks --counts` writes the better figures, so that they are kept.\n",
             );
         }
         text

@@ -144,9 +144,9 @@ fn a_folder_is_rebuilt_with_the_recorded_compilers_or_the_reason_is_named() {
     assert!(changed.contains("differs from its SHA256SUMS"), "{changed}");
 }
 
-/// Runs `scripts/deny` with `cargo` and `govulncheck` that print what they check. One of them fails.
+/// Runs `scripts/checks/deny` with `cargo` and `govulncheck` that print what they check. One of them fails.
 fn deny(checks: &[&str], fails: &str) -> Output {
-    let checkout = Checkout::with(&["scripts/common", "scripts/deny"]);
+    let checkout = Checkout::with(&["scripts/common", "scripts/checks/deny"]);
     let says = "echo \"${0##*/} $*\"; [[ -z $FAILS || $* != *$FAILS* ]]";
     for program in ["bin/cargo", "bin/govulncheck"] {
         script(&checkout.path(program), says);
@@ -154,7 +154,7 @@ fn deny(checks: &[&str], fails: &str) -> Output {
     script(&checkout.path("scripts/tools"), "echo /nonexistent");
     checkout.write("deny.toml", "exclude-dev = true\n");
     let path = format!("{}:{}", checkout.path("bin").display(), std::env::var("PATH").unwrap());
-    let mut deny = Command::new(checkout.path("scripts/deny"));
+    let mut deny = Command::new(checkout.path("scripts/checks/deny"));
     // Without the real programs, which are in the cache.
     deny.env("LINKERD2_CNI_CACHE", checkout.path("cache")).env("PATH", path);
     deny.args(checks).env("FAILS", fails).output().unwrap()

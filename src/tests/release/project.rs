@@ -60,8 +60,8 @@ fn workflows_run_every_test_the_long_ones_each_week_and_check_the_dependencies_e
     assert_eq!(weekly["on"]["schedule"], json!([{"cron": "17 3 * * 1"}]));
     for (job, script) in [
         ("matrix", "scripts/matrix"),
-        ("soak", "scripts/soak "),
-        ("fleet", "scripts/fleet --check "),
+        ("soak", "scripts/maintainers/soak "),
+        ("fleet", "scripts/maintainers/fleet --check "),
     ] {
         let command = commands(&weekly, job)[0];
         assert!(command.starts_with(script), "{command}");
@@ -131,7 +131,7 @@ fn the_release_workflow_publishes_what_was_built_after_tests_and_approval() {
     let [refuse, is_published, ..] = &commands(&workflow, "build")[1..] else { panic!() };
     assert_eq!(*refuse, "git merge-base --is-ancestor HEAD origin/main");
     assert!(is_published.starts_with("scripts/release.d/check "), "{is_published}");
-    assert!(!build.to_string().contains("scripts/deny") && build["container"]["options"].is_null());
+    assert!(!build.to_string().contains("scripts/checks/deny") && build["container"]["options"].is_null());
     assert_eq!(commands(&workflow, "dependencies"), [DENY]);
     let cosign = steps(&workflow, "publish")[2]["with"]["cosign-release"].as_str().unwrap();
     assert!(read("scripts/tools").contains(&format!("cosign/v3/cmd/cosign {cosign} ")));
@@ -184,7 +184,7 @@ fn the_workflow_hosted_fails_if_the_image_of_the_dockerfile_has_no_working_progr
 }
 
 /// `scripts/test` runs it with --release only, the workflow `release` before it makes the folder.
-const DENY: &str = "scripts/deny licenses bans sources advisories";
+const DENY: &str = "scripts/checks/deny licenses bans sources advisories";
 
 #[test]
 fn every_direct_dependency_has_a_reason() {
@@ -221,7 +221,7 @@ fn the_committed_results_have_each_row_and_kernel_and_are_those_of_the_page() {
         names.collect::<BTreeSet<_>>()
     };
     for (script, results) in
-        [("scripts/matrix", &results["rows"]), ("scripts/kernels", &results["kernels"]["rows"])]
+        [("scripts/matrix", &results["rows"]), ("scripts/maintainers/kernels", &results["kernels"]["rows"])]
     {
         let results = results.as_array().unwrap();
         let named = |row: &Value| row["row"].as_str().unwrap().to_owned();

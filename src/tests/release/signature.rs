@@ -1,4 +1,4 @@
-//! `scripts/sign` with throw-away keys.
+//! `scripts/maintainers/sign` with throw-away keys.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -61,7 +61,7 @@ impl Signed {
     }
 
     fn sign_with(&self, key: &str) -> Command {
-        let mut sign = Command::new(repository().join("scripts/sign"));
+        let mut sign = Command::new(repository().join("scripts/maintainers/sign"));
         sign.env("GNUPGHOME", self.path("gpg")).arg(self.path("release"));
         sign.args(["--gpg-key", key, "--pem-key"]).arg(self.path("key.pem"));
         sign

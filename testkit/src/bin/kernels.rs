@@ -1,4 +1,4 @@
-//! PID 1 of the virtual machines of `scripts/kernels`: runs each check in a process of its own, and
+//! PID 1 of the virtual machines of `scripts/maintainers/kernels`: runs each check in a process of its own, and
 //! prints the results as a line of JSON on the serial console. `kernels NAME` is such a process.
 
 use std::fs::{self, File};

@@ -1,4 +1,4 @@
-//! Load that a fleet of agents and repair controllers puts on a real API server. `scripts/fleet`
+//! Load that a fleet of agents and repair controllers puts on a real API server. `scripts/maintainers/fleet`
 //! builds and runs it; docs/maintainers/fleet.md describes the method and the results.
 //!
 //! A node is a Node object with meshed pods. Real nodes have two real processes each, the agent and

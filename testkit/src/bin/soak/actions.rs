@@ -65,7 +65,7 @@ pub const ACTIONS: [Action; 20] = [
 ];
 
 const RUNTIME: Duration = Duration::from_secs(120);
-/// Largest file system that may be filled, in bytes: scripts/soak mounts small ones at the CNI
+/// Largest file system that may be filled, in bytes: scripts/maintainers/soak mounts small ones at the CNI
 /// directories.
 const LARGEST: u64 = 256 << 20;
 const WITHOUT_API: Duration = Duration::from_secs(90);
@@ -284,6 +284,6 @@ fn fill(directory: &str) -> OnDrop<impl FnMut()> {
         let _ = fs::remove_file(&path);
     });
     let filled = io::copy(&mut io::repeat(1).take(LARGEST), &mut file);
-    assert!(filled.is_err(), "{directory} has more than {LARGEST} bytes left: run scripts/soak");
+    assert!(filled.is_err(), "{directory} has more than {LARGEST} bytes left: run scripts/maintainers/soak");
     ballast
 }

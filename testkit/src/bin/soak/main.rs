@@ -1,5 +1,5 @@
 //! Soak: pods come and go on a real node that is disturbed in random order, and promises are
-//! checked all the time. `scripts/soak` creates the node and runs this program;
+//! checked all the time. `scripts/maintainers/soak` creates the node and runs this program;
 //! docs/maintainers/soak.md shows the results.
 
 mod actions;

@@ -1,4 +1,4 @@
-"""The node that scripts/benchmarks.d/start-pods measures: its API server, container runtime and CNI files."""
+"""The node that scripts/maintainers/benchmarks.d/start-pods measures: its API server, container runtime and CNI files."""
 
 import base64
 import concurrent.futures
