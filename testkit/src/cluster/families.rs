@@ -26,6 +26,13 @@ impl Family {
         }
     }
 
+    pub fn name(self) -> &'static str {
+        match self {
+            Family::Ipv4 => "IPv4",
+            Family::Ipv6 => "IPv6",
+        }
+    }
+
     pub fn includes(self, ip: &str) -> bool {
         ip.contains(':') == (self == Family::Ipv6)
     }

@@ -54,7 +54,8 @@ pub fn run(values: &str, checks: &mut Checks) {
 fn while_installed(node: &Node, helm: &Helm, pods: &Pods, checks: &mut Checks) {
     checks.run("connections", || {
         connections_go_through_the_proxy_where_they_should(pods);
-        format!("8 connections as expected over {:?}", Family::all())
+        let families: Vec<_> = Family::all().into_iter().map(Family::name).collect();
+        format!("8 connections as expected over {}", families.join(" and "))
     });
     checks.run("API requests", || {
         let counts = ["meshed", "unmeshed"].map(|name| node.api_requests(name));
