@@ -54,7 +54,7 @@ fn install(chart: &str, more: &[&str]) {
 const SECONDS: [f64; 6] = [0.5, 1.0, 1.5, 2.0, 3.0, 5.0];
 
 #[test]
-#[ignore = "takes minutes: run with --ignored"]
+#[ignore = "takes minutes: scripts/test --matrix runs it"]
 fn helm_uninstall_right_after_helm_install_leaves_the_node_as_it_was() {
     let scene = Scene::begin();
     let upstream_chart = tempfile::tempdir().unwrap();
@@ -76,7 +76,7 @@ fn helm_uninstall_right_after_helm_install_leaves_the_node_as_it_was() {
 }
 
 #[test]
-#[ignore = "takes minutes: run with --ignored"]
+#[ignore = "takes minutes: scripts/test --matrix runs it"]
 fn a_release_that_fails_and_is_uninstalled_by_helm_leaves_the_node_as_it_was() {
     let scene = Scene::begin();
     for (what, values) in [
@@ -103,7 +103,7 @@ fn manifest(namespace: &str, daemonset: &str) -> String {
 }
 
 #[test]
-#[ignore = "takes minutes: run with --ignored"]
+#[ignore = "takes minutes: scripts/test --matrix runs it"]
 fn kubectl_delete_of_a_manifest_with_one_account_leaves_the_node_as_it_was() {
     let scene = Scene::begin();
     for name in ["linkerd-cni", "mesh-cni"] {
@@ -180,7 +180,7 @@ fn replace_signing_key() {
 }
 
 #[test]
-#[ignore = "takes minutes: run with --ignored"]
+#[ignore = "takes minutes: scripts/test --matrix runs it"]
 fn a_replaced_signing_key_leaves_the_plugin_installed_without_a_surge() {
     let rollout =
         "updateStrategy.rollingUpdate.maxSurge=0,updateStrategy.rollingUpdate.maxUnavailable=1";

@@ -60,6 +60,7 @@ fn workflows_run_every_test_the_long_ones_each_week_and_check_the_dependencies_e
     assert_eq!(weekly["on"]["schedule"], json!([{"cron": "17 3 * * 1"}]));
     for (job, script) in [
         ("matrix", "scripts/matrix"),
+        ("long-tests", "scripts/test --matrix"),
         ("soak", "scripts/maintainers/soak "),
         ("fleet", "scripts/maintainers/fleet --check "),
     ] {
@@ -131,7 +132,10 @@ fn the_release_workflow_publishes_what_was_built_after_tests_and_approval() {
     let [refuse, is_published, ..] = &commands(&workflow, "build")[1..] else { panic!() };
     assert_eq!(*refuse, "git merge-base --is-ancestor HEAD origin/main");
     assert!(is_published.starts_with("scripts/release.d/check "), "{is_published}");
-    assert!(!build.to_string().contains("scripts/checks/deny") && build["container"]["options"].is_null());
+    assert!(
+        !build.to_string().contains("scripts/checks/deny")
+            && build["container"]["options"].is_null()
+    );
     assert_eq!(commands(&workflow, "dependencies"), [DENY]);
     let cosign = steps(&workflow, "publish")[2]["with"]["cosign-release"].as_str().unwrap();
     assert!(read("scripts/tools").contains(&format!("cosign/v3/cmd/cosign {cosign} ")));
@@ -220,9 +224,10 @@ fn the_committed_results_have_each_row_and_kernel_and_are_those_of_the_page() {
         let names = list.lines().map(|line| line.split_whitespace().next().unwrap().to_owned());
         names.collect::<BTreeSet<_>>()
     };
-    for (script, results) in
-        [("scripts/matrix", &results["rows"]), ("scripts/maintainers/kernels", &results["kernels"]["rows"])]
-    {
+    for (script, results) in [
+        ("scripts/matrix", &results["rows"]),
+        ("scripts/maintainers/kernels", &results["kernels"]["rows"]),
+    ] {
         let results = results.as_array().unwrap();
         let named = |row: &Value| row["row"].as_str().unwrap().to_owned();
         assert_eq!(results.iter().map(named).collect::<BTreeSet<_>>(), listed(script));

@@ -284,6 +284,9 @@ fn fill(directory: &str) -> OnDrop<impl FnMut()> {
         let _ = fs::remove_file(&path);
     });
     let filled = io::copy(&mut io::repeat(1).take(LARGEST), &mut file);
-    assert!(filled.is_err(), "{directory} has more than {LARGEST} bytes left: run scripts/maintainers/soak");
+    assert!(
+        filled.is_err(),
+        "{directory} has more than {LARGEST} bytes left: run scripts/maintainers/soak"
+    );
     ballast
 }
