@@ -1,11 +1,9 @@
 //! Computes the redirect of one pod from the plugin entry, the annotations of the pod and its
 //! namespace, and the proxy container. The plugin and the repair controller fetch the API objects. Pure.
 
-pub mod bypass;
 pub mod ignored_ports;
 mod proxy_user;
-mod refusal;
-mod resolve;
+pub mod resolve;
 mod section;
 
 use std::path::PathBuf;
@@ -39,8 +37,6 @@ pub struct ResolvedRedirect {
     pub blocked_init_containers: Vec<String>,
     /// Names of containers whose connections bypass the proxy, as they run as the proxy's user.
     pub exempt_containers: Vec<String>,
-    /// Name of the pod's RuntimeClass if its sandbox ignores the rules.
-    pub sandboxed_by: Option<String>,
 }
 
 /// The plugin entry, as far as the plugin uses it. Unknown keys are ignored.
@@ -59,7 +55,7 @@ pub struct Config {
     /// Whether a container that runs as the proxy's user fails the pod.
     pub strict_proxy_user: bool,
     /// Names of RuntimeClasses whose sandboxes ignore redirect rules. `None`: the built-in names.
-    sandboxed_classes: Option<Vec<String>>,
+    pub sandboxed_classes: Option<Vec<String>>,
     /// The first invalid value.
     pub problem: Option<Error>,
     // Settings on which the redirect depends. Numbers are not yet checked against their range.

@@ -22,6 +22,8 @@
 //! - [`pod_copy`]: the node's copy of its pods: the agent writes it, the plugin reads it
 //! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
 //! - [`config`]: the plugin entry, and the redirect that it and the facts about a pod ask for
+//! - [`verdict`]: what the plugin does with a pod: skip, redirect or refuse; the paths around the
+//!   proxy of a redirected pod
 //! - [`record`]: the record of a plugin call: the plugin sends it, the agent logs and counts it
 //! - [`plugin`]: what the plugin does for ADD, CHECK, DEL, GC and STATUS
 //! - [`conflist`]: the CNI net dir: parses network configs, plans to chain and unchain, saved state
@@ -97,3 +99,4 @@ pub mod record;
 pub mod redirect;
 #[cfg(target_os = "linux")]
 pub mod repair;
+pub mod verdict;

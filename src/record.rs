@@ -14,11 +14,12 @@ use std::time::Duration;
 
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::cni::args::is_name;
+use crate::cni::args::{PodRef, is_name};
 use crate::cni::request::is_identifier;
 use crate::cni::{Command, Error};
 use crate::config::ignored_ports::{self, Ignored, SOURCES};
 use crate::failure::Failure;
+use crate::pod::skip::SkipReason;
 use crate::quote::one_line;
 use crate::redirect::backend::Backend;
 
@@ -88,7 +89,7 @@ pub struct Record {
     pub pod: String,
     /// UID of the pod object, or else the UID in `CNI_ARGS`, which some runtimes omit.
     pub pod_uid: String,
-    container_id: String,
+    pub container_id: String,
     #[serde(rename = "decision")]
     pub result: CallResult,
     pub backend: Option<Backend>,
@@ -143,31 +144,44 @@ impl Record {
         Record { command, container_id: container_id.to_owned(), ..Record::default() }
     }
 
-    pub fn skip(&mut self, reason: &'static str) {
-        self.result = CallResult::Skipped(reason.into());
+    pub fn of_pod(self, pod: &PodRef) -> Self {
+        let PodRef { namespace, name, uid } = pod.clone();
+        Record { namespace, pod: name, pod_uid: uid, ..self }
     }
 
-    pub fn ignore(&mut self, lists: Vec<Ignored>) {
-        self.ignored = ignored_ports::cut(lists);
+    pub fn skipped(self, reason: SkipReason) -> Self {
+        Record { result: CallResult::Skipped(reason.text().into()), ..self }
     }
 
-    pub fn name_containers(&mut self, mut blocked: Vec<String>, mut exempt: Vec<String>) {
+    pub fn checked(self) -> Self {
+        Record { result: CallResult::Checked, ..self }
+    }
+
+    pub fn redirected(self, backend: Backend) -> Self {
+        Record { result: CallResult::Redirected, backend: Some(backend), ..self }
+    }
+
+    pub fn with_ignored(self, lists: Vec<Ignored>) -> Self {
+        Record { ignored: ignored_ports::cut(lists), ..self }
+    }
+
+    pub fn with_containers(self, mut blocked: Vec<String>, mut exempt: Vec<String>) -> Self {
         blocked.truncate(CONTAINERS_LIMIT);
         exempt.truncate(CONTAINERS_LIMIT);
-        self.blocked_init_containers = blocked;
-        self.exempt_containers = exempt;
+        Record { blocked_init_containers: blocked, exempt_containers: exempt, ..self }
     }
 
-    pub fn degrade(&mut self, error: &Error) {
-        self.degraded = Some(CallError::new(error));
+    pub fn with_degraded(self, error: Option<&Error>) -> Self {
+        Record { degraded: error.map(CallError::new), ..self }
     }
 
-    pub fn finish(&mut self, error: Option<&Error>, duration: Duration) {
-        self.ms = duration.as_millis().try_into().unwrap_or(u64::MAX);
-        if let Some(error) = error {
-            self.result = CallResult::Failed;
-            self.error = Some(CallError::new(error));
-        }
+    /// The record of a call that failed.
+    pub fn with_error(self, error: &Error) -> Self {
+        Record { result: CallResult::Failed, error: Some(CallError::new(error)), ..self }
+    }
+
+    pub fn with_duration(self, duration: Duration) -> Self {
+        Record { ms: duration.as_millis().try_into().unwrap_or(u64::MAX), ..self }
     }
 
     /// Sends the record to the agent without waiting: to the socket in `run_dir`, or if no agent reads

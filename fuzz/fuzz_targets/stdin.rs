@@ -3,7 +3,7 @@
 
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::cni::object::Object;
-use linkerd2_cni::plugin;
+use linkerd2_cni::plugin::add::previous_has_ipv6;
 use linkerd2_cni::pod::skip;
 use testkit::properties::runtime;
 
@@ -13,7 +13,7 @@ fuzz_target!(|stdin: &[u8]| {
         assert!(runtime::is_cni_output(&stdout), "{stdout:?}");
     }
     if let Ok(config) = serde_json::from_slice::<Object>(stdin) {
-        let _ = plugin::previous_has_ipv6(&config);
+        let _ = previous_has_ipv6(&config);
         let _ = skip::runtime_annotations(&config);
     }
 });

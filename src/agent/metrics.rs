@@ -9,12 +9,12 @@ use prometheus_client::metrics::counter::Counter;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 
-use crate::config::bypass::Reason;
 use crate::kube::request_metrics;
 use crate::log::stderr;
 use crate::metrics::{
     Counters, Labels, label, metrics, openmetrics, register, register_build_info, register_each,
 };
+use crate::verdict::bypass_paths::Reason;
 pub use plugin_calls::PluginCalls;
 
 metrics! {

@@ -31,7 +31,6 @@ use crate::backoff::between;
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
 use crate::config::Config;
-use crate::config::bypass::Reason;
 use crate::files;
 use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
@@ -43,6 +42,8 @@ use crate::pod::Decision;
 use crate::pod::containers::has_ipv6_address;
 use crate::pod::facts::{OwnFacts, PodFacts, own_facts};
 use crate::pod_copy::{self, Lock};
+use crate::verdict::bypass_paths::{Reason, bypass_paths};
+use crate::verdict::{PodView, verdict};
 use own_pod_watch::OwnPodWatch;
 
 /// Time-out of each phase of a request for another object. The next pods wait behind it.
@@ -309,8 +310,10 @@ impl Publisher {
             let decision = match decision {
                 Decision::Skip(reason) => Decision::Skip(reason),
                 Decision::Redirect((own, facts)) => {
-                    let found = self.config.bypasses(&pod, &own, &facts, true).unwrap_or_default();
-                    known.reasons = found.iter().map(|bypass| bypass.reason).collect();
+                    let verdict = verdict(&self.config, &pod, PodView::Complete(&facts));
+                    let found = bypass_paths(&self.config, &verdict, &own, &facts, true);
+                    let found = found.unwrap_or_default();
+                    known.reasons = found.iter().map(|path| path.reason).collect();
                     known.reasons.dedup();
                     Decision::Redirect(facts)
                 }

@@ -17,7 +17,7 @@ use crate::redirect::{Ipv6, Redirect, Subnet};
 
 /// Annotations with subnets that are not redirected, and the keys of the plugin entry that they
 /// replace. The first two are of inbound connections, the last is of outbound ones.
-pub(super) const SUBNETS: [(&str, &str); 3] = [
+pub const SUBNETS: [(&str, &str); 3] = [
     (annotation::SKIP_SUBNETS, "subnets-to-ignore"),
     (annotation::SKIP_INBOUND_SUBNETS, "inbound-subnets-to-ignore"),
     (annotation::SKIP_OUTBOUND_SUBNETS, "outbound-subnets-to-ignore"),
@@ -66,7 +66,6 @@ impl Config {
             ignored: resolver.ignored,
             blocked_init_containers: containers::blocked(&pod.early_containers, &redirect),
             exempt_containers: containers::exempt(&pod.app_containers, &redirect),
-            sandboxed_by: self.is_sandboxed(&pod.runtime_class).then(|| pod.runtime_class.clone()),
             redirect,
         })
     }
@@ -78,7 +77,7 @@ impl Config {
 
     /// Returns the inbound ports of the plugin entry (the chart includes the proxy's admin and control
     /// port), and the annotated ones, which are added to them.
-    pub(super) fn inbound_ports<'a>(&'a self, pod: &'a PodFacts) -> [List<'a>; 2] {
+    pub fn inbound_ports<'a>(&'a self, pod: &'a PodFacts) -> [List<'a>; 2] {
         let configured = &self.inbound_ports_to_ignore[..];
         [
             List { key: INBOUND_KEY, annotation: None, configured },
@@ -87,14 +86,14 @@ impl Config {
     }
 
     /// Returns the annotated outbound ports, or else those of the plugin entry.
-    pub(super) fn outbound_ports<'a>(&'a self, pod: &'a PodFacts) -> List<'a> {
+    pub fn outbound_ports<'a>(&'a self, pod: &'a PodFacts) -> List<'a> {
         let configured = &self.outbound_ports_to_ignore;
         List::new(pod, annotation::SKIP_OUTBOUND_PORTS, OUTBOUND_KEY, configured)
     }
 
     /// Returns the annotated subnets, or else those of the plugin entry, and their annotation or key.
     /// `index` is that of [`SUBNETS`].
-    pub(super) fn subnets(
+    pub fn subnets(
         &self,
         pod: &PodFacts,
         index: usize,
@@ -121,7 +120,7 @@ struct Resolver<'a> {
 
 /// A list of ports or subnets: an annotation, or else elements of the plugin entry.
 #[derive(Clone, Copy)]
-pub(super) struct List<'a> {
+pub struct List<'a> {
     /// Name of the annotation, or key of the plugin entry.
     pub key: &'static str,
     annotation: Option<&'a String>,

@@ -13,17 +13,17 @@ use super::report::{Problem, Severity};
 use super::requests::{Api, for_each_item, get_list};
 use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
-use crate::config::bypass::{Bypass, Reason};
 use crate::kube::object_reader::namespace_path;
 use crate::kube::types::Pod;
 use crate::pod::Decision;
 use crate::pod::skip::SkipReason;
 use crate::quote::{one_line, quote};
+use crate::verdict::bypass_paths::{BypassPath, Reason, read_paths};
 
 /// Selects the repair controller's Events on running pods.
 const EVENTS: &str = "fieldSelector=reason%3DLinkerdCNIRulesMissing";
 
-type Paths = Result<Vec<Bypass>, CniError>;
+type Paths = Result<Vec<BypassPath>, CniError>;
 
 #[derive(Debug, Default)]
 pub struct Report {
@@ -54,12 +54,12 @@ pub fn fetch(
         }
         let names = [pod.metadata.namespace.clone(), pod.metadata.name.clone()];
         let note = damaged.get(pod.metadata.uid.as_str());
-        match config.bypasses_of(pod, &mut lookup) {
+        match read_paths(&config, pod, &mut lookup) {
             Ok(Decision::Skip(reason)) => {
                 report.with_init += usize::from(reason == SkipReason::ProxyInit);
             }
             Ok(Decision::Redirect(mut found)) => {
-                found.extend(note.map(|note| Bypass::new(Reason::RulesMissing, note)));
+                found.extend(note.map(|note| BypassPath::new(Reason::RulesMissing, note)));
                 report.pods.push((names, Ok(found)));
             }
             Err(error) => report.pods.push((names, Err(error))),
@@ -91,11 +91,11 @@ pub fn table(report: &Report) -> String {
         match found {
             Err(error) => row("unknown", String::new(), &error.msg),
             Ok(found) => {
-                let (common, own): (Vec<_>, Vec<&Bypass>) =
+                let (common, own): (Vec<_>, Vec<&BypassPath>) =
                     found.iter().partition(|bypass| bypass.reason == Reason::RootContainer);
                 roots += common.len();
                 with_paths += usize::from(!own.is_empty());
-                for Bypass { reason, detail, cause } in own {
+                for BypassPath { reason, detail, cause } in own {
                     let cause = cause.map(|(kind, key)| format!("{kind}: {key}"));
                     row(reason.label(), cause.unwrap_or_default(), detail);
                 }
@@ -140,7 +140,7 @@ fn align(rows: &[[String; 4]]) -> String {
 
 /// Renders every meshed pod, also those without a path.
 pub fn json(report: &Report) -> String {
-    let path = |Bypass { reason, detail, cause }: &Bypass| {
+    let path = |BypassPath { reason, detail, cause }: &BypassPath| {
         let cause = cause.map(|(kind, key)| json!({"kind": kind, "key": key}));
         json!({"reason": reason.label(), "what": detail, "cause": cause})
     };

@@ -13,13 +13,13 @@ use super::objects::{is_attached, pod_spec, variable};
 use super::report::{Check, CheckResult, Problem, Severity};
 use super::requests::{Api, Error, encoded, find, for_each_item};
 use crate::agent::status_body::StatusBody;
-use crate::config::bypass::Reason;
 use crate::deadline::Deadline;
 use crate::kube::object_reader::namespace_path;
 use crate::kube::scheduling::daemonset_path;
 use crate::kube::types::Pod;
 use crate::pod::mesh::is_meshed;
 use crate::repair::stranded::{FoundBy, INJECTED_LABEL, StrandedPod};
+use crate::verdict::bypass_paths::Reason;
 
 pub use pre::checks as before_install;
 

@@ -5,14 +5,12 @@
 mod tests;
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use super::facts;
 use super::report::{Problem, Severity};
 use super::requests::{Api, Error, find, get};
 use crate::cni::Error as CniError;
 use crate::cni::args::{PodRef, is_name};
-use crate::config::bypass::Bypass;
 use crate::config::{Config, ResolvedRedirect};
 use crate::failure::Failure;
 use crate::kube::object_reader::{API_SERVICE, namespace_path};
@@ -25,6 +23,8 @@ use crate::pod::skip::skipped_by_annotations;
 use crate::quote::quote;
 use crate::redirect::rules::{marked_rules, rule_line};
 use crate::redirect::{Family, Ipv6, Redirect};
+use crate::verdict::bypass_paths::{BypassPath, bypass_paths};
+use crate::verdict::{PodView, Verdict, verdict};
 
 /// Printed for a pod with a proxy that its annotations do not show.
 const UNANNOTATED: &str = "Note:      the pod has no annotation of a proxy: the plugin skips it \
@@ -58,27 +58,50 @@ impl ClusterLookup for Lookup<'_> {
     }
 }
 
-/// Decides as the plugin does for an ADD if it knows the pod's containers.
-/// Fails with the plugin's error, with which the pod cannot start.
-fn decide(
-    config: &Config,
-    object: Pod,
-    lookup: &mut Lookup<'_>,
-) -> Result<Decision<(ResolvedRedirect, Vec<Bypass>)>, CniError> {
-    let pod = PodRef::from(&object.metadata);
-    if let Some(reason) = config.filter.skip_reason(&pod) {
-        return Ok(Decision::Skip(reason));
+/// What ADD does with a pod, and the paths around the proxy if ADD redirects the pod.
+struct Explanation {
+    verdict: Verdict,
+    paths: Vec<BypassPath>,
+}
+
+impl From<Verdict> for Explanation {
+    fn from(verdict: Verdict) -> Self {
+        Explanation { verdict, paths: Vec::new() }
     }
+}
+
+/// Decides as ADD does if ADD knows the pod's containers. A failed look-up is the error with which
+/// ADD would fail.
+fn decide(config: &Config, object: Pod, lookup: &mut impl ClusterLookup) -> Explanation {
+    let pod = PodRef::from(&object.metadata);
+    let view = if object.spec.host_network { PodView::HostNetwork } else { PodView::Incomplete };
+    let early = verdict(config, &pod, view);
+    if early != Verdict::Undecided {
+        return early.into();
+    }
+    decide_by_object(config, &pod, object, lookup)
+        .unwrap_or_else(|error| Verdict::Failed(error).into())
+}
+
+/// Decides by the pod's object and the objects on which the pod's redirect depends.
+fn decide_by_object(
+    config: &Config,
+    pod: &PodRef,
+    object: Pod,
+    lookup: &mut impl ClusterLookup,
+) -> Result<Explanation, CniError> {
     let has_ipv6 = has_ipv6_address(&object);
-    let own = match own_facts(object).map_err(|problem| problem.of(&pod))? {
-        Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+    let own = match own_facts(object).map_err(|problem| problem.of(pod))? {
+        Decision::Skip(reason) => return Ok(verdict(config, pod, PodView::Skip(reason)).into()),
         Decision::Redirect(own) => own,
     };
     let facts = own.complete(&pod.namespace, lookup)?;
-    let resolved = config.resolve(&facts)?;
-    config.refusal(&resolved).map_or(Ok(()), Err)?;
-    let bypasses = config.bypasses(&pod, &own, &facts, has_ipv6)?;
-    Ok(Decision::Redirect((resolved, bypasses)))
+    let verdict = verdict(config, pod, PodView::Complete(&facts));
+    let paths = match &verdict {
+        Verdict::Redirected(_) => bypass_paths(config, &verdict, &own, &facts, has_ipv6)?,
+        _ => Vec::new(),
+    };
+    Ok(Explanation { verdict, paths })
 }
 
 /// Explains what the plugin decides for the pod. `cni_namespace` has the agent's DaemonSet.
@@ -97,15 +120,15 @@ pub fn explain(
     let (what, remedy) = (format!("pod {namespace}/{name}"), "name its namespace with --namespace");
     let pod: Pod = facts::existing(found, Severity::Error, &what, remedy)?;
     let config = facts::config(api, cni_namespace)?;
-    // The runtime calls no plugin for a pod in the node's network namespace.
-    let is_called = !pod.spec.host_network;
-    let decision = is_called.then(|| decide(&config, pod.clone(), &mut Lookup::new(api)));
-    let mut text = describe(&pod, decision.as_ref());
-    if let Some(Ok(Decision::Redirect((resolved, bypasses)))) = &decision {
-        if skipped_by_annotations(&pod.metadata.annotations).is_some() {
+    let annotations_skip = skipped_by_annotations(&pod.metadata.annotations);
+    let mut text = header(&pod);
+    let Explanation { verdict, paths } = decide(&config, pod, &mut Lookup::new(api));
+    text.push_str(&decision(&verdict));
+    if let Verdict::Redirected(resolved) = &verdict {
+        if annotations_skip.is_some() {
             text.push_str(UNANNOTATED);
         }
-        redirect(&mut text, &config, resolved, bypasses);
+        text.push_str(&redirect(&config, resolved, &paths));
     }
     Ok(text)
 }
@@ -115,32 +138,40 @@ fn unreadable(error: Error) -> CniError {
     CniError::new(Failure::ApiError, error.to_string())
 }
 
-fn describe<T>(pod: &Pod, decision: Option<&Result<Decision<T>, CniError>>) -> String {
+fn header(pod: &Pod) -> String {
     let node = match pod.spec.node_name.as_str() {
         "" => "not scheduled",
         node => node,
     };
-    let (title, why) = match decision {
-        None => (
+    let (namespace, name) = (&pod.metadata.namespace, &pod.metadata.name);
+    format!("Pod:       {namespace}/{name}\nNode:      {node}\n")
+}
+
+/// Describes the verdict, and its reason.
+fn decision(verdict: &Verdict) -> String {
+    let (title, why) = match verdict {
+        Verdict::NotCalled => (
             "not redirected: the plugin is not called",
             "spec.hostNetwork is true: the pod uses the node's network namespace".to_owned(),
         ),
-        Some(Ok(Decision::Skip(reason))) => {
+        Verdict::Skipped(reason) => {
             ("not redirected: the plugin skips the pod", reason.text().to_owned())
         }
-        Some(Ok(Decision::Redirect(_))) => (
+        Verdict::Redirected(_) => (
             "redirected to the proxy",
             "the pod has a container linkerd-proxy and no linkerd-init".to_owned(),
         ),
-        Some(Err(error)) => (
-            "the plugin fails, and the pod cannot start",
-            format!("{} (code {})\nRemedy:    {}", error.msg, error.failure.code(), error.details),
-        ),
+        Verdict::Refused(refusal, _) => {
+            ("the plugin fails, and the pod cannot start", failure(&refusal.error()))
+        }
+        Verdict::Failed(error) => ("the plugin fails, and the pod cannot start", failure(error)),
+        Verdict::Undecided => ("unknown", "facts about the pod are missing".to_owned()),
     };
-    format!(
-        "Pod:       {}/{}\nNode:      {node}\nDecision:  {title}\nWhy:       {why}\n",
-        pod.metadata.namespace, pod.metadata.name,
-    )
+    format!("Decision:  {title}\nWhy:       {why}\n")
+}
+
+fn failure(error: &CniError) -> String {
+    format!("{} (code {})\nRemedy:    {}", error.msg, error.failure.code(), error.details)
 }
 
 /// Returns the redirected IP families, and why IPv6 is redirected or not.
@@ -154,24 +185,28 @@ fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static st
     }
 }
 
-fn redirect(text: &mut String, config: &Config, resolved: &ResolvedRedirect, bypasses: &[Bypass]) {
+/// Describes the redirect: ports, families, ignored elements, paths around the proxy, and rules.
+fn redirect(config: &Config, resolved: &ResolvedRedirect, paths: &[BypassPath]) -> String {
     let (families, ipv6) = families(config.ipv6, resolved.ipv6);
-    // Writing to a String cannot fail.
     let Redirect { inbound_port, outbound_port, .. } = resolved.redirect;
-    let _ = writeln!(text, "Ports:     inbound {inbound_port}, outbound {outbound_port}");
-    let _ = writeln!(text, "IPv6:      {ipv6}");
+    let mut text = format!("Ports:     inbound {inbound_port}, outbound {outbound_port}\n");
+    text.push_str(&format!("IPv6:      {ipv6}\n"));
     for list in &resolved.ignored {
-        let _ = writeln!(text, "Warning:   {list}; expected {}", list.grammar());
+        text.push_str(&format!("Warning:   {list}; expected {}\n", list.grammar()));
     }
-    for Bypass { reason, detail, cause } in bypasses {
-        let cause = cause.map(|(kind, key)| format!(" ({kind}: {key})")).unwrap_or_default();
-        let _ = writeln!(text, "Bypass:    {} {detail}{cause}", reason.label());
+    for BypassPath { reason, detail, cause } in paths {
+        let cause = match cause {
+            Some((kind, key)) => format!(" ({kind}: {key})"),
+            None => String::new(),
+        };
+        text.push_str(&format!("Bypass:    {} {detail}{cause}\n", reason.label()));
     }
     text.push_str("\nRules, as the plugin would install them now, in the form of iptables-save:\n");
     for &family in families {
-        let _ = writeln!(text, "\n{family:?}:");
+        text.push_str(&format!("\n{family:?}:\n"));
         for rule in marked_rules(&resolved.redirect, family, families) {
-            let _ = writeln!(text, "{}", rule_line(&rule));
+            text.push_str(&format!("{}\n", rule_line(&rule)));
         }
     }
+    text
 }

@@ -19,10 +19,10 @@
 
 use std::time::Duration;
 
-use super::api;
-use crate::cni::args::{self, PodRef};
+use super::fetch_pod::{self, Fetched};
+use crate::cni::args::PodRef;
 use crate::cni::{Command, Error, Request};
-use crate::config::{Config, ResolvedRedirect};
+use crate::config::Config;
 use crate::failure::Failure;
 use crate::pod::Decision;
 use crate::pod::annotation::{Annotations, is_injected};
@@ -31,56 +31,49 @@ use crate::pod::skip::{self, SkipReason, skipped_by_annotations};
 use crate::pod_copy::{self, NodeCopy};
 use crate::record::{Record, Source};
 
-/// Longest wait for the agent to publish the pod. It usually has, before the runtime calls the plugin.
+/// Longest wait for the agent to publish the pod. It usually has, before the runtime calls the
+/// plugin.
 const COPY_WAIT: Duration = Duration::from_millis(100);
 /// Longest time for API requests if the annotations can decide, and for CHECK, which then proves
-/// nothing: enough for one retry, and short enough that all pods of a node start, or are checked, soon
-/// while the API server is down.
+/// nothing: enough for one retry, and short enough that all pods of a node start, or are checked,
+/// soon while the API server is down.
 const SHORT_BUDGET: Duration = Duration::from_secs(2);
 
-/// A pod's redirect, and the API error if it was computed without the pod object.
-pub struct PodRedirect {
-    pub resolved: ResolvedRedirect,
-    pub api_error: Option<Error>,
-}
-
-pub struct KnownPod {
-    pub pod: PodRef,
+/// The request's pod, as the node knows it without an API request.
+pub struct RequestedPod<'a> {
+    pub pod: &'a PodRef,
+    /// From the runtime. `None`: it passes none.
     pub annotations: Option<Annotations>,
     pub copy: NodeCopy,
 }
 
-/// Returns the request's pod, unless its name skips it.
-pub fn named(
-    request: &Request,
-    config: &Config,
-    record: &mut Record,
-) -> Result<Decision<PodRef>, Error> {
-    let Some(pod) = args::parse_pod(&request.args)? else {
-        return Ok(Decision::Skip(SkipReason::NoPod));
-    };
-    record.namespace.clone_from(&pod.namespace);
-    record.pod.clone_from(&pod.name);
-    record.pod_uid.clone_from(&pod.uid);
-    Ok(config.filter.skip_reason(&pod).map_or(Decision::Redirect(pod), Decision::Skip))
+/// What the sources say of a pod.
+pub struct PodSearch {
+    pub facts: Result<Decision<PodFacts>, Error>,
+    /// The source that decided. `None`: no source did.
+    pub source: Option<Source>,
+    /// Why the pod is redirected by its annotations: the API server could not be asked.
+    pub api_error: Option<Error>,
+    /// Number of API requests, and how many of them repeated a failed one.
+    pub requests: u32,
+    pub retries: u32,
 }
 
-impl KnownPod {
-    pub fn read(pod: PodRef, request: &Request) -> KnownPod {
+impl<'a> RequestedPod<'a> {
+    pub fn read(pod: &'a PodRef, request: &Request) -> Self {
         // The agent has long seen a pod that runs.
         let longest = if request.command == Command::Add { COPY_WAIT } else { Duration::ZERO };
-        let copy = pod_copy::wait(&pod_copy::run_dir(), &pod, longest);
-        KnownPod { pod, annotations: skip::runtime_annotations(&request.config), copy }
+        let copy = pod_copy::wait(&pod_copy::run_dir(), pod, longest);
+        RequestedPod { pod, annotations: skip::runtime_annotations(&request.config), copy }
     }
 
-    pub fn find(
-        self,
-        config: &Config,
-        record: &mut Record,
-    ) -> Result<Decision<PodRedirect>, Error> {
-        let budget = self.api_budget(config, record.command);
-        let answer = budget.map(|budget| api::fetch_facts(&self.pod, config, budget, record));
-        self.decide(config, record, answer)
+    /// Asks the API server if it is needed, and decides.
+    pub fn search(self, config: &Config, command: Command) -> PodSearch {
+        let fetched = match self.api_budget(config, command) {
+            Some(budget) => Some(fetch_pod::fetch_facts(self.pod, config, budget)),
+            None => None,
+        };
+        self.decide(command, fetched)
     }
 
     /// Returns the longest time for API requests. `None` if the pod is decided without them.
@@ -95,49 +88,70 @@ impl KnownPod {
         Some(if is_short { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget })
     }
 
-    /// Decides on the pod. `answer` are the facts from the API server, if it was asked. CHECK gets no
-    /// redirect from the annotations: they do not prove which rules a running pod needs.
-    pub fn decide(
-        self,
-        config: &Config,
-        record: &mut Record,
-        answer: Option<Result<Decision<PodFacts>, Error>>,
-    ) -> Result<Decision<PodRedirect>, Error> {
-        let skip_reason = self.skip_reason();
-        let mut api_error = None;
-        let (source, decision) = match (self.copy, answer, skip_reason) {
-            (NodeCopy::Decides(decision), ..) => (Source::Copy, *decision),
-            (_, Some(Ok(decision)), _) => (Source::Request, decision),
-            (_, answer, Some(reason)) => {
-                if let Some(Err(error)) = answer {
-                    tracing::debug!("linkerd-cni: the annotations decide: {error}");
-                }
-                (Source::Annotations, Decision::Skip(reason))
-            }
-            (_, Some(Err(error)), None) => {
-                let can_decide = record.command == Command::Add && error.failure.is_outage();
-                let Some(marked) = self.annotations.filter(|it| can_decide && is_injected(it))
-                else {
-                    return Err(error);
-                };
-                api_error = Some(error);
-                let facts = PodFacts::from_annotations(&self.pod.uid, marked);
-                (Source::Annotations, Decision::Redirect(facts))
-            }
-            (_, None, None) => return Err(Error::new(Failure::Internal, "no source was asked")),
+    /// Decides by the first source that knows the pod. `fetched` is the API server's response, if
+    /// it was asked.
+    pub fn decide(self, command: Command, fetched: Option<Fetched>) -> PodSearch {
+        if let NodeCopy::Decides(decision) = self.copy {
+            return PodSearch::decided(Source::Copy, *decision, None);
+        }
+        let Some(Fetched { facts, requests, retries }) = fetched else {
+            return self.decide_by_annotations(command, None);
         };
-        record.source = Some(source);
-        let facts = match decision {
-            Decision::Redirect(facts) => facts,
-            Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+        let search = match facts {
+            Ok(decision) => PodSearch::decided(Source::Request, decision, None),
+            Err(error) => self.decide_by_annotations(command, Some(error)),
         };
-        record.pod_uid.clone_from(&facts.uid);
-        let mut resolved = config.resolve(&facts)?;
-        resolved.redirect.is_guessed = api_error.is_some();
-        Ok(Decision::Redirect(PodRedirect { resolved, api_error }))
+        PodSearch { requests, retries, ..search }
+    }
+
+    /// Decides by the annotations from the runtime. `api_error`: why the API server did not decide.
+    /// CHECK gets no redirect from the annotations: they do not prove which rules a running pod
+    /// needs.
+    fn decide_by_annotations(self, command: Command, api_error: Option<Error>) -> PodSearch {
+        if let Some(reason) = self.skip_reason() {
+            if let Some(error) = api_error {
+                tracing::debug!("linkerd-cni: the annotations decide: {error}");
+            }
+            return PodSearch::decided(Source::Annotations, Decision::Skip(reason), None);
+        }
+        let Some(error) = api_error else {
+            return PodSearch::failed(Error::new(Failure::Internal, "no source was asked"));
+        };
+        match self.annotations {
+            Some(annotations)
+                if command == Command::Add
+                    && error.failure.is_outage()
+                    && is_injected(&annotations) =>
+            {
+                let facts = PodFacts::from_annotations(&self.pod.uid, annotations);
+                let decision = Decision::Redirect(facts);
+                PodSearch::decided(Source::Annotations, decision, Some(error))
+            }
+            _ => PodSearch::failed(error),
+        }
     }
 
     fn skip_reason(&self) -> Option<SkipReason> {
         self.annotations.as_ref().and_then(skipped_by_annotations)
+    }
+}
+
+impl PodSearch {
+    /// Returns the record with the source of the facts, the UID in them, and the requests.
+    pub fn recorded(&self, record: Record) -> Record {
+        let pod_uid = match &self.facts {
+            Ok(Decision::Redirect(facts)) => facts.uid.clone(),
+            _ => record.pod_uid,
+        };
+        let PodSearch { source, requests, retries, .. } = *self;
+        Record { pod_uid, source, requests, retries, ..record }
+    }
+
+    fn decided(source: Source, facts: Decision<PodFacts>, api_error: Option<Error>) -> PodSearch {
+        PodSearch { facts: Ok(facts), source: Some(source), api_error, requests: 0, retries: 0 }
+    }
+
+    fn failed(error: Error) -> PodSearch {
+        PodSearch { facts: Err(error), source: None, api_error: None, requests: 0, retries: 0 }
     }
 }

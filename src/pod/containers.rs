@@ -43,7 +43,6 @@ pub fn of_app(pod: &Pod) -> Vec<ContainerUser> {
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exposure {
-    pub host_network: bool,
     /// Init containers that are no native sidecars.
     pub init_containers: Vec<ContainerUser>,
     pub net_admin: Vec<String>,
@@ -64,7 +63,6 @@ pub fn exposure(pod: &Pod) -> Exposure {
     };
     let init = init.filter(|container| container.name != PROXY && !is_sidecar(container));
     Exposure {
-        host_network: spec.host_network,
         init_containers: init.map(|container| user(container, pod)).collect(),
         net_admin: named(&|context| context.adds("NET_ADMIN")),
         net_raw: named(&|context| context.adds("NET_RAW")),

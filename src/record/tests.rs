@@ -91,13 +91,12 @@ fn invalid_records_are_rejected() {
 
 #[test]
 fn record_names_its_failure_and_keeps_its_warnings_over_the_socket() {
-    let mut record = Record::new(Command::Add, "c");
-    record.finish(None, Duration::ZERO);
+    let record = Record::new(Command::Add, "c");
     assert_eq!(record.warnings(), [""; 0]);
-    record.name_containers(Vec::new(), vec!["app".into()]);
-    record.ipv6_bypasses_proxy = true;
-    record.degrade(&Error::new(Failure::RequestDenied, "HTTP 403"));
-    record.finish(Some(&Error::new(Failure::RulesTimedOut, "busy")), Duration::ZERO);
+    let record = Record { ipv6_bypasses_proxy: true, ..record }
+        .with_containers(Vec::new(), vec!["app".into()])
+        .with_degraded(Some(&Error::new(Failure::RequestDenied, "HTTP 403")))
+        .with_error(&Error::new(Failure::RulesTimedOut, "busy"));
     let parsed = Record::parse(&serde_json::to_vec(&record).unwrap()).unwrap();
     assert_eq!(parsed, record);
     let failure = |error: Option<CallError>| error.unwrap().failure();
@@ -115,15 +114,14 @@ fn record_names_its_failure_and_keeps_its_warnings_over_the_socket() {
 
 #[test]
 fn record_with_the_longest_ignored_elements_fits_the_socket() {
-    let mut record = Record {
+    let record = Record {
         namespace: "n".repeat(63),
         pod: "p".repeat(253),
         pod_uid: "u".repeat(36),
         ..Record::new(Command::Add, &"c".repeat(64))
     };
     let list = |source| Ignored { source, elements: vec!["\u{1}".repeat(30_000); 100], more: 0 };
-    record.ignore(SOURCES.into_iter().map(list).collect());
-    record.finish(None, Duration::ZERO);
+    let record = record.with_ignored(SOURCES.into_iter().map(list).collect());
     let bytes = serde_json::to_vec(&record).unwrap();
     assert!(bytes.len() < SIZE_LIMIT, "{}", bytes.len());
     let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap();

@@ -2,21 +2,22 @@
 //! Leaves out pods without a proxy, and pods that the plugin skips by namespace or name.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::netns_lookup::NetnsLookup;
 use super::settings::Settings;
 use super::stranded::StrandedPod;
 use crate::cni;
-use crate::config::{Config, ResolvedRedirect};
+use crate::config::Config;
 use crate::firewall::{self, RulesState};
 use crate::kube::Client;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::netns;
 use crate::pod::Decision;
 use crate::pod::facts::OwnFacts;
-use crate::redirect::RuleSpec;
+use crate::verdict::refusal::Refusal;
+use crate::verdict::{PodView, Verdict, verdict};
 
 /// Longest time for reading, or installing, the rules of one netns.
 pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
@@ -49,52 +50,40 @@ impl Inspector {
         pod: &StrandedPod,
         facts: Decision<OwnFacts>,
     ) -> Result<Option<Inspected>, Box<dyn Error>> {
-        let Some(own) = self.redirected(pod, facts) else {
-            return Ok(None);
-        };
-        let netns = self.netns_lookup.find(pod)?;
-        let resolved = self.resolve(pod, own);
-        let rules = in_netns(&netns, resolved.as_ref().ok(), firewall::rules_state)?;
-        if rules == RulesState::Unreadable {
-            // Without today's rules, every pod without a marker is unreadable.
-            resolved?;
-        }
-        Ok(Some(Inspected { netns, rules }))
-    }
-
-    fn redirected(&self, pod: &StrandedPod, facts: Decision<OwnFacts>) -> Option<OwnFacts> {
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
-        let is_skipped = self.config.filter.skip_reason(&pod.pod_ref()).is_some();
-        match facts {
-            Decision::Redirect(own) if !is_skipped => Some(own),
-            _ => None,
+        let Decision::Redirect(own) = facts else { return Ok(None) };
+        let name = pod.pod_ref();
+        // The name may decide alone. Then no other object is read.
+        if let Verdict::Skipped(_) = verdict(&self.config, &name, PodView::Incomplete) {
+            return Ok(None);
+        }
+        let netns = self.netns_lookup.find(pod)?;
+        let verdict = match own.complete(&name.namespace, &mut self.objects) {
+            Ok(facts) => verdict(&self.config, &name, PodView::Complete(&facts)),
+            Err(error) => Verdict::Failed(error),
+        };
+        let (today, problem) = match verdict {
+            Verdict::NotCalled | Verdict::Skipped(_) => return Ok(None),
+            // A pod that shares the proxy's user may have started before ADD refused such pods.
+            Verdict::Redirected(today)
+            | Verdict::Refused(Refusal::SharedProxyUser { .. }, today) => (Some(today), None),
+            Verdict::Refused(sandbox @ Refusal::Sandbox { .. }, _) => {
+                return Err(undetermined(&sandbox.error()));
+            }
+            Verdict::Failed(error) => (None, Some(undetermined(&error))),
+            Verdict::Undecided => (None, Some("facts about the pod are missing".into())),
+        };
+        let today = today.map(|resolved| firewall::rule_spec(resolved.redirect, resolved.ipv6));
+        let work = move || firewall::rules_state(today.as_ref());
+        let rules = netns::run(&netns, NETNS_TIMEOUT, work)??;
+        match problem {
+            // Without today's rules, every pod without a marker is unreadable.
+            Some(problem) if rules == RulesState::Unreadable => Err(problem),
+            _ => Ok(Some(Inspected { netns, rules })),
         }
     }
-
-    fn resolve(
-        &mut self,
-        pod: &StrandedPod,
-        own: OwnFacts,
-    ) -> Result<ResolvedRedirect, Box<dyn Error>> {
-        let facts = own.complete(&pod.namespace, &mut self.objects).map_err(undetermined)?;
-        self.config.resolve(&facts).map_err(undetermined)
-    }
 }
 
-fn undetermined(error: cni::Error) -> Box<dyn Error> {
+fn undetermined(error: &cni::Error) -> Box<dyn Error> {
     format!("cannot determine the pod's redirect rules: {error}").into()
-}
-
-/// Runs `work` in the netns with the rules that the plugin would install now, if they are known. Fails if
-/// the pod's sandbox ignores them.
-fn in_netns<T: Send + 'static>(
-    netns: &Path,
-    today: Option<&ResolvedRedirect>,
-    work: fn(Option<&RuleSpec>) -> Result<T, firewall::Error>,
-) -> Result<T, Box<dyn Error>> {
-    if let Some(error) = today.and_then(ResolvedRedirect::sandbox_error) {
-        return Err(undetermined(error));
-    }
-    let today = today.map(|resolved| firewall::rule_spec(resolved.redirect.clone(), resolved.ipv6));
-    Ok(netns::run(netns, NETNS_TIMEOUT, move || work(today.as_ref()))??)
 }

@@ -9,6 +9,7 @@ use super::stranded::{FoundBy, StrandedPod};
 use crate::config::Config;
 use crate::kube::{self, connection};
 use crate::pod::skip::SkipReason;
+use crate::verdict::{PodView, Verdict, verdict};
 
 /// Time until a pod that no repair helps is looked at again.
 const RECHECK: Duration = Duration::from_secs(3600);
@@ -80,15 +81,22 @@ impl NotRepaired {
     }
 }
 
-/// Fails if the plugin would install no rules in the pod: then no repair helps.
+/// Fails if the plugin would install no rules in the pod: then no repair helps. Without the plugin
+/// entry (`None`), the pod's containers alone decide.
 pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<(), NotRepaired> {
-    let skipped = config.and_then(|config| config.filter.skip_reason(&pod.pod_ref()));
-    let why = match skipped {
-        Some(reason) => skipped_by_plugin(reason),
-        None if pod.unmeshed => UNMESHED.to_owned(),
-        None => return Ok(()),
+    // An empty plugin entry skips no pod by its name.
+    let empty = Config::default();
+    let view = match pod.skipped_by_containers {
+        Some(reason) => PodView::Skip(reason),
+        None => PodView::Incomplete,
     };
-    Err(no_rules(pod, why))
+    match verdict(config.unwrap_or(&empty), &pod.pod_ref(), view) {
+        Verdict::NotCalled => Err(no_rules(pod, UNMESHED.to_owned())),
+        Verdict::Skipped(reason) => Err(no_rules(pod, skipped_by_plugin(reason))),
+        Verdict::Redirected(_) | Verdict::Refused(..) | Verdict::Failed(_) | Verdict::Undecided => {
+            Ok(())
+        }
+    }
 }
 
 /// Fails if a deletion may not help the pod: a static pod keeps running. A pod that the plugin skips by
@@ -114,7 +122,14 @@ fn skipped_by_plugin(reason: SkipReason) -> String {
         SkipReason::AgentPod => {
             "it has the name of a pod of the agent's DaemonSet: give the pod another name"
         }
-        _ => "remove the proxy from the pod, or its namespace from the chart's excludeNamespaces",
+        SkipReason::ExcludedNamespace => {
+            "remove the proxy from the pod, or its namespace from the chart's excludeNamespaces"
+        }
+        SkipReason::NoPod
+        | SkipReason::NoProxyAnnotation
+        | SkipReason::InjectionDisabled
+        | SkipReason::NoProxy
+        | SkipReason::ProxyInit => return UNMESHED.to_owned(),
     };
     format!("the plugin installs no redirect rules in this pod ({}); {remedy}", reason.text())
 }

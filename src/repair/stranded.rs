@@ -52,8 +52,8 @@ pub struct StrandedPod {
     /// unless it asks the API server for every pod. `None` for a pod of the injector, which also
     /// injects the replacement.
     pub skipped_by_annotations: Option<SkipReason>,
-    /// Whether the plugin installs no rules in the pod because of its containers.
-    pub unmeshed: bool,
+    /// Why the plugin skips a pod with these containers. `None` for a meshed pod.
+    pub skipped_by_containers: Option<SkipReason>,
     /// Address of the pod's network; `None` before the pod has one.
     pub address: Option<IpAddr>,
     /// UID by which the container runtime knows the pod, if it differs: that of a static pod.
@@ -99,7 +99,10 @@ impl StrandedPod {
                 true => None,
                 false => skipped_by_annotations(&metadata.annotations),
             },
-            unmeshed: matches!(mesh::proxy(pod), Ok(Decision::Skip(_))),
+            skipped_by_containers: match mesh::proxy(pod) {
+                Ok(Decision::Skip(reason)) => Some(reason),
+                _ => None,
+            },
             address: pod.status.ips.iter().find_map(|ip| ip.ip.parse().ok()),
             static_uid: metadata.annotations.get(STATIC_POD_UID).cloned(),
             found_by,

@@ -2,8 +2,8 @@
 //! each of those that rules cause, and on no other.
 
 use linkerd2_cni::config::Config;
-use linkerd2_cni::config::bypass::Bypass;
 use linkerd2_cni::pod::Decision;
+use linkerd2_cni::verdict::bypass_paths::{BypassPath, read_paths};
 use serde_json::{Value, json};
 use testkit::chart::yaml;
 use testkit::node_copy::FakeCluster;
@@ -89,14 +89,14 @@ impl Pod {
         let annotations = serde_json::from_value(self.of_namespace.clone()).unwrap();
         let mut namespace = FakeCluster { annotations, ..FakeCluster::default() };
         let pod = serde_json::from_value(object).unwrap();
-        match config.bypasses_of(pod, &mut namespace).unwrap() {
+        match read_paths(&config, pod, &mut namespace).unwrap() {
             Decision::Redirect(found) => found.into_iter().map(text).collect(),
             skipped @ Decision::Skip(_) => panic!("{skipped:?}"),
         }
     }
 }
 
-fn text(Bypass { reason, detail, cause }: Bypass) -> String {
+fn text(BypassPath { reason, detail, cause }: BypassPath) -> String {
     let cause = cause.map(|(kind, key)| format!(", {kind} {key}"));
     format!("{}: {detail}{}", reason.label(), cause.unwrap_or_default())
 }

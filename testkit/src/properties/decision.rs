@@ -2,18 +2,19 @@
 //! documented reason.
 
 use linkerd2_cni::cni::Error;
-use linkerd2_cni::cni::args::PodRef;
+use linkerd2_cni::cni::args::{self, PodRef};
 use linkerd2_cni::cni::{Command, Request, request};
 use linkerd2_cni::config::Config;
 use linkerd2_cni::failure::Failure;
-use linkerd2_cni::plugin::pod_sources::{self, KnownPod};
+use linkerd2_cni::plugin::fetch_pod::Fetched;
+use linkerd2_cni::plugin::pod_sources::RequestedPod;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod::facts;
 use linkerd2_cni::pod::skip::runtime_annotations;
 use linkerd2_cni::pod_copy::NodeCopy;
-use linkerd2_cni::record::Record;
 use linkerd2_cni::redirect::Redirect;
+use linkerd2_cni::verdict::{PodView, Verdict, verdict};
 use serde_json::{Value, json};
 
 use crate::node_copy::FakeCluster;
@@ -94,16 +95,15 @@ impl Start {
         let request = self.request();
         assert_eq!(request.command, Command::Add);
         let config = Config::read_leniently(&request.config);
-        let mut record = Record::new(Command::Add, "");
         let facts = |pod: &PodRef| {
             let found = serde_json::from_value(self.object()).expect("a pod");
             let annotations = self.of_namespace.clone();
             facts::facts(found, pod, &mut FakeCluster { annotations, ..FakeCluster::default() })
         };
-        let pod = match pod_sources::named(&request, &config, &mut record)? {
-            Decision::Redirect(pod) => pod,
-            Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
-        };
+        let pod = args::parse_pod(&request.args)?.expect("a pod in CNI_ARGS");
+        if let Verdict::Skipped(reason) = verdict(&config, &pod, PodView::Incomplete) {
+            return Ok(Decision::Skip(reason));
+        }
         let copy = match self.copy {
             CopyState::Published => {
                 let copy = serde_json::to_string(&facts(&pod).expect("facts")).expect("JSON");
@@ -112,16 +112,24 @@ impl Start {
             CopyState::Lacking => NodeCopy::Lacks,
             CopyState::Unkept => NodeCopy::Unkept,
         };
-        let pod = KnownPod { pod, annotations: runtime_annotations(&request.config), copy };
-        let budget = pod.api_budget(&config, record.command);
-        let answer = budget.map(|_| match self.api_error {
-            Some(failure) => Err(Error::new(failure, "scripted error")),
-            None => facts(&pod.pod),
+        let annotations = runtime_annotations(&request.config);
+        let requested = RequestedPod { pod: &pod, annotations, copy };
+        let budget = requested.api_budget(&config, request.command);
+        let fetched = budget.map(|_| {
+            let facts = match self.api_error {
+                Some(failure) => Err(Error::new(failure, "scripted error")),
+                None => facts(&pod),
+            };
+            Fetched { facts, requests: 1, retries: 0 }
         });
-        Ok(match pod.decide(&config, &mut record, answer)? {
-            Decision::Redirect(found) => Decision::Redirect(found.resolved.redirect),
-            Decision::Skip(reason) => Decision::Skip(reason),
-        })
+        let facts = requested.decide(request.command, fetched).facts?;
+        match verdict(&config, &pod, PodView::from(&facts)) {
+            Verdict::Redirected(resolved) => Ok(Decision::Redirect(resolved.redirect)),
+            Verdict::Skipped(reason) => Ok(Decision::Skip(reason)),
+            Verdict::Refused(refusal, _) => Err(refusal.error()),
+            Verdict::Failed(error) => Err(error),
+            verdict @ (Verdict::NotCalled | Verdict::Undecided) => panic!("{verdict:?}"),
+        }
     }
 
     pub fn assert_not_bare(&self) {

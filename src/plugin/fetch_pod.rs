@@ -22,50 +22,70 @@ use crate::pod::annotation::Annotations;
 use crate::pod::facts::{ClusterLookup, PodFacts, facts};
 use crate::pod::skip::SkipReason;
 use crate::quote::quote;
-use crate::record::Record;
 
 /// Pause after the first failed request, and longest pause between two requests.
 const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 
-/// Sends one request for the pod, one for its namespace if the namespace's annotations may apply,
-/// and one for the API server's Service if the pod belongs to the control plane. `record` counts
-/// them. Fails with [`Failure::PodReplaced`] if another pod has taken the pod's name.
-///
-/// Sends none for a pod of the agent, whose namespace the token names: upstream's manifests do not set
-/// `agent-namespace` in the plugin entry, and the token may be rejected until that pod has started.
-pub fn fetch_facts(
-    pod: &PodRef,
-    config: &Config,
-    budget: Duration,
-    record: &mut Record,
-) -> Result<Decision<PodFacts>, Error> {
-    let access = read_access(&config.kubeconfig)?;
-    let deadline = Deadline::after(budget);
-    let client = new_client(&access, budget, deadline)?;
-    let kubeconfig = &config.kubeconfig;
-    let mut api = Api { kubeconfig, budget, pod, deadline, access, client, record };
-    let claims = api.access.token.as_deref().and_then(Claims::read).unwrap_or_default();
-    if claims.account().is_some_and(|(namespace, _)| config.filter.is_agent_pod(pod, namespace)) {
-        return Ok(Decision::Skip(SkipReason::AgentPod));
-    }
-    let PodRef { namespace, name, .. } = pod;
-    let found: Pod =
-        api.get(&format!("pod {pod}"), &format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
-    check_identity(&found.metadata, pod)?;
-    facts(found, pod, &mut api)
+/// The API server's facts about a pod, and the requests that they cost.
+pub struct Fetched {
+    pub facts: Result<Decision<PodFacts>, Error>,
+    pub requests: u32,
+    /// How many of these requests repeated a failed one.
+    pub retries: u32,
 }
 
-struct Api<'a> {
+/// Sends one request for the pod, one for its namespace if the namespace's annotations may apply,
+/// and one for the API server's Service if the pod belongs to the control plane. Fails with
+/// [`Failure::PodReplaced`] if another pod has taken the pod's name.
+pub fn fetch_facts(pod: &PodRef, config: &Config, budget: Duration) -> Fetched {
+    let mut requests = match ApiRequests::open(pod, config, budget) {
+        Ok(requests) => requests,
+        Err(error) => return Fetched { facts: Err(error), requests: 0, retries: 0 },
+    };
+    let facts = requests.fetch_facts(config);
+    Fetched { facts, requests: requests.sent, retries: requests.retries }
+}
+
+/// The requests for one pod.
+struct ApiRequests<'a> {
     kubeconfig: &'a Path,
     budget: Duration,
     pod: &'a PodRef,
     deadline: Deadline,
     access: ApiAccess,
     client: Client,
-    record: &'a mut Record,
+    sent: u32,
+    retries: u32,
 }
 
-impl Api<'_> {
+impl<'a> ApiRequests<'a> {
+    fn open(pod: &'a PodRef, config: &'a Config, budget: Duration) -> Result<Self, Error> {
+        let kubeconfig = &config.kubeconfig;
+        let access = read_access(kubeconfig)?;
+        let deadline = Deadline::after(budget);
+        let client = new_client(&access, budget, deadline)?;
+        let (sent, retries) = (0, 0);
+        Ok(ApiRequests { kubeconfig, budget, pod, deadline, access, client, sent, retries })
+    }
+
+    /// Sends no request for a pod of the agent, whose namespace the token names: upstream's manifests
+    /// do not set `agent-namespace` in the plugin entry, and the token may be rejected until that pod
+    /// has started.
+    fn fetch_facts(&mut self, config: &Config) -> Result<Decision<PodFacts>, Error> {
+        let pod = self.pod;
+        let claims = self.access.token.as_deref().and_then(Claims::read).unwrap_or_default();
+        if let Some((namespace, _)) = claims.account()
+            && config.filter.is_agent_pod(pod, namespace)
+        {
+            return Ok(Decision::Skip(SkipReason::AgentPod));
+        }
+        let PodRef { namespace, name, .. } = pod;
+        let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
+        let found: Pod = self.get(&format!("pod {pod}"), &path)?;
+        check_identity(&found.metadata, pod)?;
+        facts(found, pod, self)
+    }
+
     /// GETs `path`. Retries after a temporary error while the budget lasts. An error names the
     /// `object` and its pod.
     fn get<T: DeserializeOwned>(&mut self, object: &str, path: &str) -> Result<T, Error> {
@@ -73,7 +93,7 @@ impl Api<'_> {
         let mut backoff = Backoff::new(PAUSES);
         let mut retried = None;
         loop {
-            self.record.requests += 1;
+            self.sent += 1;
             let error = match self.client.get(path) {
                 Ok(object) => return Ok(object),
                 Err(error) => error,
@@ -95,7 +115,7 @@ impl Api<'_> {
             retried = Some(failure);
             tracing::info!("linkerd-cni: retrying in {wait:?}: {error}");
             thread::sleep(wait);
-            self.record.retries += 1;
+            self.retries += 1;
         }
     }
 
@@ -121,13 +141,13 @@ impl Api<'_> {
             None if error.is_certificate_error() => Failure::CertificateRejected,
             None => Failure::ApiUnreachable,
         };
-        let requests = self.record.requests;
+        let requests = self.sent;
         let problem = format!("cannot read {object}: {error} (API requests sent: {requests})");
         Error::new(failure, problem)
     }
 }
 
-impl ClusterLookup for Api<'_> {
+impl ClusterLookup for ApiRequests<'_> {
     fn namespace(&mut self, name: &str) -> Result<Annotations, Error> {
         let object = format!("the namespace of pod {}", self.pod);
         let found: Namespace = self.get(&object, &namespace_path(name))?;

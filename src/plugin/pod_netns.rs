@@ -1,0 +1,55 @@
+//! Installs and reads redirect rules in the netns of a request's pod.
+
+use std::time::Duration;
+
+use crate::cni::{Error, Request};
+use crate::failure::Failure;
+use crate::{firewall, netns};
+
+/// Timeout for installing or reading the rules in one pod's netns, for all families together.
+const NETNS_DEADLINE: Duration = Duration::from_secs(20);
+
+/// Runs `work` inside the pod's netns. Fails with [`Failure::InvalidNetns`] if the netns cannot
+/// be opened or entered, and with [`Failure::RulesFailed`] if the rules cannot be installed or read.
+pub fn in_netns<T: Send + 'static>(
+    request: &Request,
+    work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
+) -> Result<T, Error> {
+    match netns::run(&request.netns, NETNS_DEADLINE, work) {
+        Ok(result) => result.map_err(firewall_error),
+        Err(error) => Err(netns_error(&error)),
+    }
+}
+
+fn netns_error(error: &netns::Error) -> Error {
+    let failure = match error {
+        netns::Error::Open { .. } | netns::Error::Enter { .. } => Failure::InvalidNetns,
+        _ => Failure::RulesTimedOut,
+    };
+    Error::new(failure, error.to_string())
+}
+
+fn firewall_error(error: firewall::Error) -> Error {
+    let problem = error.to_string();
+    if lacks_programs(&error) {
+        return Error::new(Failure::NoIptables, problem);
+    }
+    if let firewall::Error::NoBackend { errors } = &error
+        && errors.iter().any(lacks_programs)
+    {
+        let no_backend = Error::new(Failure::NoBackend, problem);
+        return match error.remedy() {
+            Some(remedy) => no_backend.with_details(format!(
+                "nf_tables is not usable: {remedy}; or install iptables on the node"
+            )),
+            None => no_backend,
+        };
+    }
+    let failed = Failure::RulesFailed.row();
+    let remedy = error.remedy().unwrap_or_else(|| failed.remedy.to_owned());
+    Error::new(Failure::RulesFailed, problem).with_details(format!("{}; {remedy}", failed.cause))
+}
+
+fn lacks_programs(error: &firewall::Error) -> bool {
+    matches!(error, firewall::Error::NoPrograms { .. })
+}

@@ -1,0 +1,269 @@
+//! The paths on which traffic of a meshed pod bypasses its proxy, each with a stable reason. Docs,
+//! `linkerd cni` and the agent's metric take reasons and their meaning from here. Pure.
+
+use super::refusal::Refusal;
+use super::{PodView, Verdict, verdict};
+use crate::cni::Error;
+use crate::cni::args::PodRef;
+use crate::config::ignored_ports::{INBOUND_KEY, OUTBOUND_KEY};
+use crate::config::resolve::SUBNETS;
+use crate::config::{Config, ResolvedRedirect};
+use crate::failure::Failure;
+use crate::kube::types::Pod;
+use crate::pod::containers::{exempt, has_ipv6_address};
+use crate::pod::facts::{CONTROL_PLANE_LABEL, ClusterLookup, OwnFacts, PodFacts, own_facts};
+use crate::pod::mesh::Proxy;
+use crate::pod::skip::SkipReason;
+use crate::pod::{Decision, annotation, reasons};
+use crate::quote;
+use crate::redirect::Ipv6;
+use crate::redirect::ports::PortRange;
+
+/// Values of the chart that become keys of the plugin entry.
+const VALUES: [(&str, &str); 5] = [
+    (INBOUND_KEY, "ignoreInboundPorts"),
+    (OUTBOUND_KEY, "ignoreOutboundPorts"),
+    (SUBNETS[0].1, "skipSubnets"),
+    (SUBNETS[1].1, "skipInboundSubnets"),
+    (SUBNETS[2].1, "skipOutboundSubnets"),
+];
+
+/// Reasons of the lists of [`SUBNETS`], in its order.
+const SUBNET_REASONS: [Reason; SUBNETS.len()] =
+    [Reason::SkipInboundSubnets, Reason::SkipInboundSubnets, Reason::SkipOutboundSubnets];
+/// Linkerd's ports of the proxy's admin and control server.
+const DEFAULT_ADMIN_PORT: u16 = 4191;
+const DEFAULT_CONTROL_PORT: u16 = 4190;
+
+reasons! {
+    /// Why traffic of a meshed pod bypasses the proxy. The text says which traffic.
+    pub enum Reason {
+        HostNetwork "host-network"
+            "Everything: the pod uses the node's network namespace"
+        NotRedirected "not-redirected"
+            "Everything: the plugin skips the pod, or only logs its rules"
+        Sandbox "sandbox"
+            "Everything: the sandbox of the pod's RuntimeClass ignores the rules"
+        RulesMissing "rules-missing"
+            "What the missing or changed rules redirect: the repair controller reported and did not repair them"
+        Ipv6 "ipv6"
+            "IPv6, which is not redirected although the pod has an address"
+        ProxyUser "proxy-user"
+            "Outbound connections of containers that run as the proxy's user"
+        InitProxyUser "init-proxy-user"
+            "Outbound connections of init containers that run as the proxy's user"
+        NetAdmin "net-admin"
+            "Everything: containers with `NET_ADMIN` can change the rules"
+        NetRaw "net-raw"
+            "Packets of containers with `NET_RAW`, which can send them past the rules"
+        RootContainer "root-container"
+            "Outbound connections of containers that may run as root and do not drop all capabilities: they can become the proxy's user, or send packets past the rules under a runtime that gives them `NET_RAW`, such as containerd"
+        PortsToRedirect "ports-to-redirect"
+            "Inbound connections to other ports than these"
+        SkipInboundPorts "skip-inbound-ports"
+            "Inbound connections to these ports"
+        SkipOutboundPorts "skip-outbound-ports"
+            "Outbound connections to these ports"
+        SkipInboundSubnets "skip-inbound-subnets"
+            "Inbound connections from these subnets"
+        SkipOutboundSubnets "skip-outbound-subnets"
+            "Outbound connections to these subnets"
+        Udp "udp"
+            "UDP and other protocols of every pod: only TCP is redirected"
+    }
+}
+
+/// A path on which traffic of a meshed pod bypasses its proxy.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct BypassPath {
+    pub reason: Reason,
+    /// The containers, ports or subnets. May be empty.
+    pub detail: String,
+    /// What causes the path, unless the pod's spec does: `pod` or `namespace` and an annotation, or
+    /// `value` and a value of the chart.
+    pub cause: Option<(&'static str, &'static str)>,
+}
+
+impl BypassPath {
+    pub fn new(reason: Reason, detail: impl AsRef<str>) -> BypassPath {
+        let detail = quote::cut(&quote::one_line(detail.as_ref()));
+        BypassPath { reason, detail, cause: None }
+    }
+
+    fn caused_by(self, kind: &'static str, key: &'static str) -> BypassPath {
+        BypassPath { cause: Some((kind, key)), ..self }
+    }
+
+    /// `key`: the control plane's label, an annotation, or a key of the plugin entry.
+    fn caused_by_key(self, key: &'static str, own: &OwnFacts) -> BypassPath {
+        if let Some((_, value)) = VALUES.iter().find(|(entry, _)| *entry == key) {
+            return self.caused_by("value", value);
+        }
+        if key == CONTROL_PLANE_LABEL || own.facts.annotations.contains_key(key) {
+            return self.caused_by("pod", key);
+        }
+        self.caused_by("namespace", key)
+    }
+}
+
+/// Reads the objects on which the pod's redirect depends, and returns the pod's paths around the
+/// proxy, or why its containers say that it is not meshed. `lookup` is not used if the pod's
+/// network or name decides.
+pub fn read_paths(
+    config: &Config,
+    pod: Pod,
+    lookup: &mut impl ClusterLookup,
+) -> Result<Decision<Vec<BypassPath>>, Error> {
+    let pod_ref = PodRef::from(&pod.metadata);
+    let has_ipv6 = has_ipv6_address(&pod);
+    let view = if pod.spec.host_network { PodView::HostNetwork } else { PodView::Incomplete };
+    let own = match own_facts(pod).map_err(|problem| problem.of(&pod_ref))? {
+        Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
+        Decision::Redirect(own) => own,
+    };
+    let early = verdict(config, &pod_ref, view);
+    let paths = if early == Verdict::Undecided {
+        let facts = own.complete(&pod_ref.namespace, lookup)?;
+        let verdict = verdict(config, &pod_ref, PodView::Complete(&facts));
+        bypass_paths(config, &verdict, &own, &facts, has_ipv6)?
+    } else {
+        bypass_paths(config, &early, &own, &own.facts, has_ipv6)?
+    };
+    Ok(Decision::Redirect(paths))
+}
+
+/// Returns the paths around the proxy of a meshed pod with this verdict: those that its object, its
+/// namespace and the plugin entry cause today. `facts` completes `own`.
+/// Fails with the error with which ADD would fail today.
+pub fn bypass_paths(
+    config: &Config,
+    verdict: &Verdict,
+    own: &OwnFacts,
+    facts: &PodFacts,
+    has_ipv6: bool,
+) -> Result<Vec<BypassPath>, Error> {
+    match verdict {
+        Verdict::NotCalled => Ok(vec![BypassPath::new(Reason::HostNetwork, "")]),
+        Verdict::Skipped(reason) => Ok(vec![skipped_path(*reason)]),
+        Verdict::Refused(Refusal::Sandbox { runtime_class }, _) => {
+            Ok(vec![BypassPath::new(Reason::Sandbox, runtime_class)])
+        }
+        // A pod that shares the proxy's user may have started before ADD refused such pods.
+        Verdict::Redirected(resolved)
+        | Verdict::Refused(Refusal::SharedProxyUser { .. }, resolved) => {
+            let mut paths = container_paths(config, resolved, own, has_ipv6);
+            paths.extend(redirected_ports_path(resolved));
+            paths.extend(skip_list_paths(config, own, facts)?);
+            Ok(paths)
+        }
+        Verdict::Failed(error) => Err(error.clone()),
+        Verdict::Undecided => Err(Error::new(Failure::Internal, "facts about the pod are missing")),
+    }
+}
+
+/// Returns the path of a meshed pod that the plugin skips.
+fn skipped_path(reason: SkipReason) -> BypassPath {
+    let path = BypassPath::new(Reason::NotRedirected, reason.text());
+    if reason == SkipReason::ExcludedNamespace {
+        return path.caused_by("value", "excludeNamespaces");
+    }
+    path
+}
+
+/// Returns the paths of IPv6 and of containers.
+fn container_paths(
+    config: &Config,
+    resolved: &ResolvedRedirect,
+    own: &OwnFacts,
+    has_ipv6: bool,
+) -> Vec<BypassPath> {
+    let mut paths = Vec::new();
+    if resolved.ipv6 == Ipv6::No && has_ipv6 {
+        paths.push(match config.ipv6 {
+            Ipv6::Auto => BypassPath::new(Reason::Ipv6, "the proxy listens on IPv4 only"),
+            _ => BypassPath::new(Reason::Ipv6, "").caused_by("value", "disableIPv6"),
+        });
+    }
+    let exposure = &own.exposure;
+    let init_containers = exempt(&exposure.init_containers, &resolved.redirect);
+    for (reason, names) in [
+        (Reason::ProxyUser, &resolved.exempt_containers),
+        (Reason::InitProxyUser, &init_containers),
+        (Reason::NetAdmin, &exposure.net_admin),
+        (Reason::NetRaw, &exposure.net_raw),
+        (Reason::RootContainer, &exposure.root),
+    ] {
+        if !names.is_empty() {
+            paths.push(BypassPath::new(reason, names.join(", ")));
+        }
+    }
+    paths
+}
+
+/// Returns the path of the inbound ports that are not redirected, if only some are.
+fn redirected_ports_path(resolved: &ResolvedRedirect) -> Option<BypassPath> {
+    let ports = &resolved.redirect.ports_to_redirect;
+    if ports.is_empty() {
+        return None;
+    }
+    let ports = dashed(ports.iter().map(|&port| port.into()));
+    let path = BypassPath::new(Reason::PortsToRedirect, ports.join(", "));
+    Some(path.caused_by("value", "portsToRedirect"))
+}
+
+/// Returns a path for each list of ports or subnets, without the ports of the proxy's own servers.
+fn skip_list_paths(
+    config: &Config,
+    own: &OwnFacts,
+    facts: &PodFacts,
+) -> Result<Vec<BypassPath>, Error> {
+    let servers = proxy_servers(facts);
+    // Reason, elements and key of each list.
+    let mut lists: Vec<(Reason, Vec<String>, &'static str)> = Vec::new();
+    for list in config.inbound_ports(facts) {
+        let ranges = list.ports().flatten();
+        let ranges = ranges.filter(|range| !has_only_ports_of(range, &servers));
+        lists.push((Reason::SkipInboundPorts, dashed(ranges), list.key));
+    }
+    let list = config.outbound_ports(facts);
+    lists.push((Reason::SkipOutboundPorts, dashed(list.ports().flatten()), list.key));
+    let api_ports = dashed(facts.api_ports.iter().copied());
+    lists.push((Reason::SkipOutboundPorts, api_ports, CONTROL_PLANE_LABEL));
+    for (index, reason) in SUBNET_REASONS.into_iter().enumerate() {
+        let (key, subnets) = config.subnets(facts, index)?;
+        lists.push((reason, subnets.into_iter().map(|subnet| subnet.text).collect(), key));
+    }
+    let mut paths = Vec::new();
+    for (reason, elements, key) in lists {
+        if !elements.is_empty() {
+            paths.push(BypassPath::new(reason, elements.join(", ")).caused_by_key(key, own));
+        }
+    }
+    Ok(paths)
+}
+
+/// Returns the ports of the proxy's admin and control server, which are no path to the app.
+fn proxy_servers(facts: &PodFacts) -> [u16; 2] {
+    let Proxy { admin_port, control_port, .. } = facts.proxy;
+    [
+        server_port(facts, admin_port, annotation::ADMIN_PORT, DEFAULT_ADMIN_PORT),
+        server_port(facts, control_port, annotation::CONTROL_PORT, DEFAULT_CONTROL_PORT),
+    ]
+}
+
+/// Returns the port that the proxy container states, or else the annotated one, or the default.
+fn server_port(facts: &PodFacts, stated: Option<u16>, annotation: &str, default: u16) -> u16 {
+    if let Some(port) = stated {
+        return port;
+    }
+    let annotated = facts.annotations.get(annotation).and_then(|text| text.parse().ok());
+    annotated.unwrap_or(default)
+}
+
+fn has_only_ports_of(range: &PortRange, ports: &[u16]) -> bool {
+    (range.first..=range.last).all(|port| ports.contains(&port))
+}
+
+fn dashed(ranges: impl Iterator<Item = PortRange>) -> Vec<String> {
+    ranges.map(|range| range.dashed()).collect()
+}

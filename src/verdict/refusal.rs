@@ -1,0 +1,100 @@
+//! Pods that ADD refuses, because rules would not redirect all their traffic. Pure.
+
+use crate::cni::Error;
+use crate::config::{Config, ResolvedRedirect};
+use crate::failure::Failure;
+use crate::pod::facts::PodFacts;
+
+/// RuntimeClasses whose sandboxes ignore redirect rules, unless the plugin entry has
+/// `sandboxed-runtime-classes`. [gVisor](https://gvisor.dev/docs/architecture_guide/networking/) and
+/// [Kata](https://github.com/kata-containers/kata-containers/blob/main/docs/design/architecture/networking.md)
+/// document these names, or names that begin with one and a dash, such as `kata-qemu`. Both take
+/// the packets from the pod's interface before the kernel applies the rules.
+const SANDBOXED_CLASSES: [&str; 3] = ["gvisor", "kata", "runsc"];
+/// Number of containers that an error names.
+const MAX_NAMED_CONTAINERS: usize = 10;
+
+/// Why ADD refuses a pod. Only ADD may: a running pod keeps its rules.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// The sandboxes of this RuntimeClass ignore redirect rules.
+    Sandbox { runtime_class: String },
+    /// The plugin entry has `strict-proxy-user`, and containers run as the proxy's user.
+    SharedProxyUser { containers: Vec<String>, proxy_uid: Option<u32>, proxy_gid: Option<u32> },
+}
+
+/// Returns why ADD refuses a pod with these facts and this redirect.
+pub fn find_refusal(
+    config: &Config,
+    facts: &PodFacts,
+    resolved: &ResolvedRedirect,
+) -> Option<Refusal> {
+    if is_sandboxed(config, &facts.runtime_class) {
+        return Some(Refusal::Sandbox { runtime_class: facts.runtime_class.clone() });
+    }
+    if config.strict_proxy_user && !resolved.exempt_containers.is_empty() {
+        return Some(Refusal::SharedProxyUser {
+            containers: resolved.exempt_containers.clone(),
+            proxy_uid: resolved.redirect.proxy_uid,
+            proxy_gid: resolved.redirect.proxy_gid,
+        });
+    }
+    None
+}
+
+fn is_sandboxed(config: &Config, runtime_class: &str) -> bool {
+    match &config.sandboxed_classes {
+        Some(classes) => classes.iter().any(|class| is_same_class(runtime_class, class)),
+        None => SANDBOXED_CLASSES.iter().any(|class| is_same_class(runtime_class, class)),
+    }
+}
+
+/// Whether the RuntimeClass has the name `class`, or begins with that name and a dash. An empty
+/// `class` matches no RuntimeClass.
+fn is_same_class(runtime_class: &str, class: &str) -> bool {
+    match runtime_class.strip_prefix(class) {
+        Some(rest) => !class.is_empty() && (rest.is_empty() || rest.starts_with('-')),
+        None => false,
+    }
+}
+
+impl Refusal {
+    /// Returns the error with which ADD fails.
+    pub fn error(&self) -> Error {
+        match self {
+            Refusal::Sandbox { runtime_class } => sandbox_error(runtime_class),
+            Refusal::SharedProxyUser { containers, proxy_uid, proxy_gid } => {
+                shared_user_error(containers, *proxy_uid, *proxy_gid)
+            }
+        }
+    }
+}
+
+fn sandbox_error(runtime_class: &str) -> Error {
+    let problem = format!(
+        "the sandboxes of RuntimeClass {runtime_class} ignore redirect rules, so all connections \
+         of the pod would bypass the proxy"
+    );
+    Error::new(Failure::SandboxedPod, problem)
+}
+
+fn shared_user_error(
+    containers: &[String],
+    proxy_uid: Option<u32>,
+    proxy_gid: Option<u32>,
+) -> Error {
+    let named = containers[..containers.len().min(MAX_NAMED_CONTAINERS)].join(", ");
+    let mut ids = Vec::new();
+    if let Some(uid) = proxy_uid {
+        ids.push(format!("UID {uid}"));
+    }
+    if let Some(gid) = proxy_gid {
+        ids.push(format!("GID {gid}"));
+    }
+    let problem = format!(
+        "containers run as the proxy's user ({}), so their connections would bypass the proxy: \
+         {named}",
+        ids.join(", ")
+    );
+    Error::new(Failure::SharedProxyUser, problem)
+}

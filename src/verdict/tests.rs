@@ -1,0 +1,276 @@
+use std::path::Path;
+use std::time::Duration;
+
+use clap::Parser;
+use serde_json::{Value, json};
+use testkit::api::Api;
+
+use super::*;
+use crate::cni::args::PodRef;
+use crate::cni::object::Object;
+use crate::cni::{Command, Request};
+use crate::extension::{bypass, explain, fake};
+use crate::failure::{self, Failure};
+use crate::kube::object_reader::ReadFrom;
+use crate::kube::types::{Pod, Service};
+use crate::kube::{Client, Deadlines, LiteralAddress, kubeconfig};
+use crate::plugin::add::add;
+use crate::pod::annotation::Annotations;
+use crate::pod::facts::{ClusterLookup, facts, own_facts};
+use crate::record::CallResult;
+use crate::repair::inspect::Inspector;
+use crate::repair::not_repaired::check_redirected;
+use crate::repair::settings::Settings;
+use crate::repair::stranded::{FoundBy, StrandedPod};
+
+/// A namespace without annotations.
+struct NoAnnotations;
+
+impl ClusterLookup for NoAnnotations {
+    fn namespace(&mut self, _: &str) -> Result<Annotations, Error> {
+        Ok(Annotations::new())
+    }
+
+    fn api_service(&mut self) -> Result<Service, Error> {
+        Err(Error::new(Failure::ApiError, "no Service"))
+    }
+}
+
+/// A row of `tests.yaml`.
+struct Row {
+    name: String,
+    /// The pod object. Its validator fails, so that the repair controller finds the pod.
+    object: Value,
+    entry: Value,
+    verdict: Value,
+}
+
+fn rows() -> Vec<Row> {
+    let mut rows = Vec::new();
+    for (name, row) in testkit::chart::yaml(include_str!("tests.yaml")).as_object().unwrap() {
+        let mut object = json!({
+            "metadata": {
+                "namespace": row.get("namespace").unwrap_or(&json!("shop")),
+                "name": row.get("name").unwrap_or(&json!("web")),
+                "annotations": row.get("annotations").unwrap_or(&json!({})),
+                "labels": {"linkerd.io/control-plane-ns": "linkerd"},
+            },
+            "spec": {"containers": [
+                {"name": "app"},
+                {"name": "linkerd-proxy", "securityContext": {"runAsUser": 2102}},
+            ]},
+            "status": {"initContainerStatuses": [{
+                "name": "linkerd-network-validator",
+                "state": {"terminated": {"exitCode": 95}},
+            }]},
+        });
+        for (key, value) in row["spec"].as_object().into_iter().flatten() {
+            object["spec"][key] = value.clone();
+        }
+        let mut entry = fake::entry();
+        for (key, value) in row["entry"].as_object().into_iter().flatten() {
+            entry["linkerd"][key] = value.clone();
+        }
+        let verdict = row.get("verdict").cloned().unwrap_or(json!("redirected"));
+        rows.push(Row { name: name.clone(), object, entry, verdict });
+    }
+    rows
+}
+
+impl Row {
+    fn pod(&self) -> Pod {
+        serde_json::from_value(self.object.clone()).unwrap()
+    }
+
+    fn pod_ref(&self) -> PodRef {
+        PodRef::from(&self.pod().metadata)
+    }
+
+    fn entry(&self) -> Object {
+        serde_json::from_str(&self.entry.to_string()).unwrap()
+    }
+
+    fn config(&self) -> Config {
+        Config::read(&self.entry()).unwrap()
+    }
+
+    fn is_meshed(&self) -> bool {
+        matches!(own_facts(self.pod()), Ok(Decision::Redirect(_)))
+    }
+
+    /// The name of the failure with which ADD fails by the expected verdict.
+    fn failure(&self) -> Option<&str> {
+        self.verdict.get("failed").or(self.verdict.get("refused"))?.as_str()
+    }
+
+    /// The text of the reason for which the plugin skips the pod by the expected verdict.
+    fn skip_text(&self) -> Option<&'static str> {
+        let reason = self.verdict.get("skipped")?.clone();
+        Some(serde_json::from_value::<SkipReason>(reason).unwrap().text())
+    }
+}
+
+fn as_json(verdict: &Verdict) -> Value {
+    match verdict {
+        Verdict::NotCalled => json!("not called"),
+        Verdict::Skipped(reason) => json!({"skipped": reason}),
+        Verdict::Redirected(_) => json!("redirected"),
+        Verdict::Refused(refusal, _) => json!({"refused": refusal.error().failure.row().name}),
+        Verdict::Failed(error) => json!({"failed": error.failure.row().name}),
+        Verdict::Undecided => json!("undecided"),
+    }
+}
+
+#[test]
+fn the_verdict_follows_from_network_name_containers_and_redirect_in_this_order() {
+    for row in rows() {
+        let (pod, config) = (row.pod_ref(), row.config());
+        let facts = facts(row.pod(), &pod, &mut NoAnnotations).unwrap();
+        let view =
+            if row.pod().spec.host_network { PodView::HostNetwork } else { PodView::from(&facts) };
+        assert_eq!(as_json(&verdict(&config, &pod, view)), row.verdict, "{}", row.name);
+    }
+}
+
+#[test]
+fn the_name_alone_decides_on_excluded_namespaces_and_pods_of_the_agent_only() {
+    for row in rows() {
+        let found = as_json(&verdict(&row.config(), &row.pod_ref(), PodView::Incomplete));
+        let by_name = [json!({"skipped": "excludedNamespace"}), json!({"skipped": "agentPod"})];
+        let is_by_name = by_name.contains(&row.verdict);
+        let wanted = if is_by_name { row.verdict.clone() } else { json!("undecided") };
+        assert_eq!(found, wanted, "{}", row.name);
+    }
+}
+
+/// ADD reaches the netns, which does not exist, only for a redirected pod.
+#[test]
+fn add_skips_redirects_or_fails_by_the_verdict() {
+    for row in rows() {
+        if row.verdict == "not called" {
+            continue;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let mut stdin = row.entry.clone();
+        let api = serve(&row);
+        stdin["kubernetes"]["kubeconfig"] = json!(write_kubeconfig(&api, dir.path()));
+        let pod = row.pod_ref();
+        let request = Request {
+            command: Command::Add,
+            container_id: "abc".into(),
+            netns: "/no/such/netns".into(),
+            netns_override: false,
+            args: format!("K8S_POD_NAMESPACE={};K8S_POD_NAME={}", pod.namespace, pod.name),
+            config: serde_json::from_str(&stdin.to_string()).unwrap(),
+            cni_version: "1.0.0".into(),
+        };
+        let outcome = add(&request, &Config::read(&request.config).unwrap());
+        match row.skip_text() {
+            Some(text) => {
+                assert_eq!(outcome.record.result, CallResult::Skipped(text.into()), "{}", row.name);
+            }
+            None => {
+                let wanted = row.failure().unwrap_or("invalid-netns");
+                let error = outcome.output.unwrap_err();
+                assert_eq!(error.failure.row().name, wanted, "{}: {error}", row.name);
+            }
+        }
+    }
+}
+
+#[test]
+fn explain_and_bypass_report_the_verdict() {
+    for row in rows() {
+        let name = &row.name;
+        let pod = row.pod_ref();
+        let namespace = format!("/api/v1/namespaces/{}", pod.namespace);
+        let mut cluster = fake::Cluster::healthy();
+        cluster.put(&namespace, json!({"metadata": {"name": pod.namespace}}));
+        cluster.put(&format!("{namespace}/pods/{}", pod.name), row.object.clone());
+        cluster.put(&format!("{namespace}/pods"), json!({"items": [row.object]}));
+        cluster.put(&format!("{namespace}/events"), json!({"items": []}));
+        cluster.put(fake::CONFIG, json!({"data": {"cni_network_config": row.entry.to_string()}}));
+
+        let text = explain::explain(&cluster, "linkerd-cni", &pod.namespace, &pod.name).unwrap();
+        let report = bypass::fetch(&cluster, "linkerd-cni", Some(&pod.namespace)).unwrap();
+        let report: Value = serde_json::from_str(&bypass::json(&report)).unwrap();
+        let reported = &report["pods"][0];
+        let first = &reported["bypasses"][0];
+        assert_eq!(reported.is_null(), !row.is_meshed(), "{name}: {reported}");
+        if row.verdict == "not called" {
+            assert!(text.contains("not redirected: the plugin is not called"), "{name}: {text}");
+            if row.is_meshed() {
+                assert_eq!(first["reason"], "host-network", "{name}: {reported}");
+            }
+        } else if let Some(reason) = row.skip_text() {
+            assert!(text.contains(&format!("Why:       {reason}\n")), "{name}: {text}");
+            if row.is_meshed() {
+                assert_eq!(first["reason"], "not-redirected", "{name}: {reported}");
+                assert_eq!(first["what"], reason, "{name}: {reported}");
+            }
+        } else if let Some(failure) = row.failure() {
+            let code = failure::TABLE.iter().find(|row| row.name == failure).unwrap().code;
+            assert!(text.contains(&format!("(code {code})\n")), "{name}: {text}");
+            match failure {
+                "sandboxed-pod" => assert_eq!(first["reason"], "sandbox", "{name}: {reported}"),
+                // The running pod keeps its rules.
+                "shared-proxy-user" => assert_eq!(first["reason"], "proxy-user", "{name}"),
+                _ => assert!(reported["error"].is_string(), "{name}: {reported}"),
+            }
+        } else {
+            assert!(text.contains("Decision:  redirected to the proxy\n"), "{name}: {text}");
+            let reasons = ["host-network", "not-redirected", "sandbox"];
+            assert!(!reasons.contains(&first["reason"].as_str().unwrap()), "{name}: {reported}");
+        }
+    }
+}
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    settings: Settings,
+}
+
+/// The inspection looks for a netns, which does not exist, only for a pod that is not skipped.
+#[test]
+fn the_repair_controller_leaves_a_pod_alone_exactly_if_the_plugin_skips_it() {
+    for row in rows() {
+        if row.verdict == "not called" {
+            assert_eq!(StrandedPod::found(&row.pod(), FoundBy::Validator), None, "{}", row.name);
+            continue;
+        }
+        let dir = tempfile::tempdir().unwrap();
+        let api = serve(&row);
+        let access = kubeconfig::read(Path::new(&write_kubeconfig(&api, dir.path()))).unwrap();
+        let deadlines = Deadlines::each(Duration::from_secs(5));
+        let client = Client::new::<LiteralAddress>(&access, "test", deadlines).unwrap();
+        let prefix = dir.path().to_str().unwrap();
+        let flags = ["x", "--node-name=a", "--controller-pod-name=b", "--mount-prefix", prefix];
+        let Flags { settings } = Flags::try_parse_from(flags).unwrap();
+        let pod = StrandedPod::found(&row.pod(), FoundBy::Validator).unwrap();
+
+        let checked = check_redirected(&pod, Some(&row.config()));
+        let mut inspector = Inspector::new(client, row.config(), &settings, ReadFrom::Etcd);
+        let inspected = inspector.inspect(&pod, own_facts(row.pod()).unwrap());
+        let is_skipped = row.skip_text().is_some();
+        assert_eq!(checked.is_err(), is_skipped, "{}", row.name);
+        assert_eq!(matches!(inspected, Ok(None)), is_skipped, "{}: {inspected:?}", row.name);
+    }
+}
+
+/// An API server with the row's pod, and a namespace without annotations.
+fn serve(row: &Row) -> Api {
+    let PodRef { namespace, name, .. } = row.pod_ref();
+    let api = Api::start();
+    let path = format!("/api/v1/namespaces/{namespace}");
+    let object = json!({"metadata": {"name": namespace}}).to_string();
+    api.answer(&format!("{path}/pods/{name}"), 200, &row.object.to_string());
+    api.answer(&path, 200, &object);
+    api
+}
+
+fn write_kubeconfig(api: &Api, dir: &Path) -> String {
+    let path = dir.join("kubeconfig");
+    std::fs::write(&path, api.kubeconfig()).unwrap();
+    path.to_str().unwrap().to_owned()
+}
