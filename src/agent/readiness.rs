@@ -62,8 +62,8 @@ impl Status {
         }
     }
 
-    /// Keeps the node unready until its pods are published, or that fails, but not beyond `end`. In a
-    /// rolling update the earlier agent keeps the copy until this one is ready.
+    /// Keeps the node unready until its pods are published, or that fails, but not beyond `end`. In
+    /// a rolling update the earlier agent keeps the copy until this one is ready.
     pub fn await_pod_copy(&self, end: Instant, waker: Waker) {
         self.state().awaited_pods = Some((end, waker));
     }
@@ -71,7 +71,7 @@ impl Status {
     /// Until when the node's pods are awaited, if they still are.
     pub fn pods_awaited_until(&self) -> Option<Instant> {
         let end = self.state().awaited_pods.as_ref()?.0;
-        (end > Instant::now()).then_some(end)
+        if end > Instant::now() { Some(end) } else { None }
     }
 
     pub fn set_pod_copy(&self, pod_copy: PodCopyStatus) {
@@ -81,7 +81,9 @@ impl Status {
         self.metrics.set_bypassing_pods(&pod_copy.bypasses);
         let mut state = self.state();
         state.pod_copy = Some(pod_copy);
-        state.awaited_pods.take().iter().for_each(|(_, waker)| waker.wake());
+        if let Some((_, waker)) = state.awaited_pods.take() {
+            waker.wake();
+        }
     }
 
     pub fn end_pass(&self) {
@@ -93,9 +95,12 @@ impl Status {
     /// Opens the port `address` for `/live`, `/ready`, `/metrics` and `/status`, unless it is open.
     /// Called in each pass, since the agent that ran before this one may still hold the port.
     pub fn serve(self: &Arc<Self>, address: Option<SocketAddr>) -> Result<(), String> {
-        let (Some(address), false) = (address, self.state().is_serving) else {
+        let Some(address) = address else {
             return Ok(());
         };
+        if self.state().is_serving {
+            return Ok(());
+        }
         let [live, ready, metrics, body] = [self; 4].map(Arc::clone);
         let handlers = admin::Handlers {
             live: Box::new(move || live.state().live(Instant::now())),
@@ -135,8 +140,10 @@ impl State {
     /// Returns whether the main thread makes progress. Only a restart corrects stale mounts.
     fn live(&self, now: Instant) -> Result<(), String> {
         self.progressing(now)?;
-        let stale = self.last_pass.problem(&Subject::Mounts);
-        stale.map_or(Ok(()), |why| Err(why.to_owned()))
+        match self.last_pass.problem(&Subject::Mounts) {
+            Some(why) => Err(why.to_owned()),
+            None => Ok(()),
+        }
     }
 
     /// Renders the body of `/status`.
@@ -151,21 +158,25 @@ impl State {
         serde_json::to_string(&body).unwrap_or_default()
     }
 
+    /// Fails if no pass has finished for three resync periods.
     fn recent(&self, now: Instant) -> Result<(), String> {
         let age = now.saturating_duration_since(self.finished);
         if age <= self.resync * MAX_RESYNCS {
             return Ok(());
         }
-        Err(format!(
-            "no reconcile pass has finished for {} s{}",
-            age.as_secs(),
-            self.progressing(now).err().map_or_else(String::new, |why| format!(": {why}"))
-        ))
+        let seconds = age.as_secs();
+        match self.progressing(now) {
+            Ok(()) => Err(format!("no reconcile pass has finished for {seconds} s")),
+            Err(why) => Err(format!("no reconcile pass has finished for {seconds} s: {why}")),
+        }
     }
 
+    /// Fails if the pass that runs now takes too long.
     fn progressing(&self, now: Instant) -> Result<(), String> {
-        let time =
-            self.running_since.map_or(Duration::ZERO, |since| now.saturating_duration_since(since));
+        let Some(since) = self.running_since else {
+            return Ok(());
+        };
+        let time = now.saturating_duration_since(since);
         if time <= STUCK_AFTER {
             return Ok(());
         }

@@ -1,5 +1,5 @@
-//! What a problem is about: the first words of its log line and of its text in `/ready`, and its key in
-//! `/status`. Pure.
+//! What a problem is about: the first words of its log line and of its text in `/ready`, and its
+//! key in `/status`. Pure.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -35,6 +35,7 @@ pub enum Subject {
 }
 
 impl Subject {
+    /// Returns whether the node is not ready while this subject has a problem.
     pub fn decides_readiness(&self) -> bool {
         match self {
             Subject::Mounts
@@ -55,8 +56,8 @@ impl Subject {
         }
     }
 
-    /// Returns the key in `/status`, which does not change with the words of log lines: `linkerd cni`
-    /// may be of another version than the agent.
+    /// Returns the key in `/status`, which does not change with the words of log lines: `linkerd
+    /// cni` may be of another version than the agent.
     pub fn key(&self) -> String {
         let key = match self {
             Subject::Mounts => "mounts",

@@ -71,8 +71,8 @@ impl Yielding {
 
     /// Returns the plugin entry to yield to, among the network configs `found`. `None`: the
     /// agent's `own` entry belongs in the network configs, and the caller writes it.
-    /// `kubeconfig` is the path on the host of the kubeconfig that this agent keeps right, `mode` this
-    /// agent's chain mode.
+    /// `kubeconfig` is the path on the host of the kubeconfig that this agent keeps correct, `mode`
+    /// this agent's chain mode.
     pub fn choose(
         &mut self,
         own: &Entry,
@@ -127,9 +127,9 @@ impl Yielding {
     }
 }
 
-/// Returns whether a plugin entry is installed with which the plugin works. While a newer agent runs,
-/// that agent alone then writes the network configs. The older agent does not know the newer one's
-/// chain mode: each would remove what the other writes.
+/// Returns whether a plugin entry is installed with which the plugin works. While a newer agent
+/// runs, that agent alone then writes the network configs. The older agent does not know the newer
+/// one's chain mode: each would remove what the other writes.
 ///
 /// An entry that the runtime does not call in this agent's `mode` counts only if the newer agent
 /// chains no other file, as the `saved` state says, or if the runtime calls no network config at
@@ -141,35 +141,45 @@ pub fn usable_entry_is_installed(
     found: &[ConfigFile],
     saved: &SavedState,
 ) -> bool {
-    let is_usable = |file: &ConfigFile| {
-        entry_of(file, kubeconfig)
-            .is_some_and(|entry| own.matches(entry.text()) || is_usable(&entry, kubeconfig))
-    };
     if let Some(only) = saved.only.clone()
         && let Some(file) = plan::chained_config(&ChainMode::Only(only), found)
     {
-        return is_usable(file);
+        return has_usable_entry(file, own, kubeconfig);
     }
     let called = plan::called_config(found);
     let is_other_called = called.is_some_and(|called| called.plugin_entry().is_none())
         && plan::chained_config(mode, found).is_none();
-    !is_other_called && plan::installed_config(&ChainMode::Every, found).is_some_and(is_usable)
+    if is_other_called {
+        return false;
+    }
+    let installed = plan::installed_config(&ChainMode::Every, found);
+    installed.is_some_and(|file| has_usable_entry(file, own, kubeconfig))
 }
 
+/// Returns whether `file` has this agent's `own` plugin entry, or another with which the plugin
+/// works.
+fn has_usable_entry(file: &ConfigFile, own: &Entry, kubeconfig: &str) -> bool {
+    match entry_of(file, kubeconfig) {
+        Some(entry) => own.matches(entry.text()) || is_usable(&entry, kubeconfig),
+        None => false,
+    }
+}
+
+/// Returns the plugin entry in `file`, if it is valid.
 fn entry_of(file: &ConfigFile, kubeconfig: &str) -> Option<Entry> {
     Entry::new(file.plugin_entry()?.text, kubeconfig).ok()
 }
 
 /// Returns whether an upstream agent may have written a plugin entry in one of the network configs
-/// that `mode` chains. The entry is younger than one pass, or this agent yields to it, so an upstream
-/// agent probably runs: such an agent has its entry in all network configs.
+/// that `mode` chains. The entry is younger than one pass, or this agent yields to it, so an
+/// upstream agent probably runs: such an agent has its entry in all network configs.
 pub fn is_chained_by_upstream(mode: &ChainMode, found: &[ConfigFile], own: &Entry) -> bool {
     let mut entries = plan::selected_configs(mode, found).filter_map(ConfigFile::plugin_entry);
     entries.any(|entry| own.is_foreign(entry.text))
 }
 
-/// Returns whether the plugin works with the `entry`: it accepts the settings, and finds the kubeconfig
-/// that this agent keeps right. With another kubeconfig it may have a dead token.
+/// Returns whether the plugin works with the `entry`: it accepts the settings, and finds the
+/// kubeconfig that this agent keeps correct. With another kubeconfig it may have a dead token.
 fn is_usable(entry: &Entry, kubeconfig: &str) -> bool {
     let config: Result<Object, _> = serde_json::from_str(entry.text());
     entry.value["kubernetes"]["kubeconfig"] == kubeconfig

@@ -15,39 +15,55 @@ use crate::record::SOCKET_NAME;
 
 /// Network config of the old install script's interface mode, in which the plugin was not chained.
 const OLD_CONFIG: &str = "01-linkerd-cni.conf";
+/// Suffix of a file that an upstream agent has not finished.
+const UNFINISHED: &str = ".install";
 
 /// Removes all such files, and returns the failures. Accepts missing directories.
 pub fn remove(settings: &NodeSettings) -> Vec<String> {
-    // Keep the old name if the user chose it for the standalone config.
-    let old_config = Some(OLD_CONFIG).filter(|name| settings.mode.standalone() != Some(name));
-    let in_bin_dir = |name: &str| name.strip_suffix(".install") == Some(PLUGIN);
-    let in_net_dir = |name: &str| {
-        let installed = name.strip_suffix(".install");
-        installed
-            .is_some_and(|name| name == settings.kubeconfig_name || name.ends_with(".conflist"))
-            || old_config == Some(name)
-    };
-    let failed = [sweep(&settings.bin_dir, in_bin_dir), sweep(&settings.net_dir, in_net_dir)];
-    failed.concat()
+    let mut failures = sweep(&settings.bin_dir, is_left_in_bin_dir);
+    failures.extend(sweep(&settings.net_dir, |name| is_left_in_net_dir(settings, name)));
+    failures
 }
 
-/// Removes the sockets for plugin records whose agents are dead: this agent's, and that of an agent without
-/// a run dir. Returns the failures.
-pub fn remove_dead_sockets(settings: &NodeSettings) -> impl Iterator<Item = files::Error> {
-    BTreeSet::from([settings.record_socket(), settings.net_dir.join(SOCKET_NAME)])
-        .into_iter()
-        .filter_map(|path| remove_dead_socket(&path).err())
+fn is_left_in_bin_dir(name: &str) -> bool {
+    name.strip_suffix(UNFINISHED) == Some(PLUGIN)
+}
+
+fn is_left_in_net_dir(settings: &NodeSettings, name: &str) -> bool {
+    if name == OLD_CONFIG {
+        // Keep the old name if the user chose it for the standalone config.
+        return settings.mode.standalone() != Some(name);
+    }
+    match name.strip_suffix(UNFINISHED) {
+        Some(written) => written == settings.kubeconfig_name || written.ends_with(".conflist"),
+        None => false,
+    }
+}
+
+/// Removes the sockets for plugin records whose agents are dead: this agent's, and that of an agent
+/// without a run dir. Returns the failures.
+pub fn remove_dead_sockets(settings: &NodeSettings) -> Vec<String> {
+    let mut failures = Vec::new();
+    for path in BTreeSet::from([settings.record_socket(), settings.net_dir.join(SOCKET_NAME)]) {
+        if let Err(error) = remove_dead_socket(&path) {
+            failures.push(error.to_string());
+        }
+    }
+    failures
 }
 
 fn remove_dead_socket(path: &Path) -> Result<(), files::Error> {
     let is_socket = files::metadata(path)?.is_some_and(|file| file.file_type().is_socket());
-    let connected = || UnixDatagram::unbound().and_then(|socket| socket.connect(path));
-    let is_dead = is_socket
-        && connected().is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-    if is_dead && files::remove(path)? {
+    if is_socket && is_refused(path) && files::remove(path)? {
         info!("removed {}, left by an earlier agent", path.display());
     }
     Ok(())
+}
+
+/// Returns whether no process reads from the socket at `path`.
+fn is_refused(path: &Path) -> bool {
+    let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
+    connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
 /// Removes the files in `dir` that are temporary or left over. Returns the failures.

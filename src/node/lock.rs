@@ -2,8 +2,8 @@
 //!
 //! Without the lock, an uninstall could rename the plugin binary after another agent's pass has
 //! checked it and before that pass writes the network config. For a moment the network config would
-//! name a plugin that cannot run. If the uninstalling agent were then killed, the originals that the
-//! pass saved would be lost.
+//! name a plugin that cannot run. If the uninstalling agent were then killed, the originals that
+//! the pass saved would be lost.
 //!
 //! The lock is `flock` on the CNI net dir itself. So every agent finds it, and the kernel releases
 //! it if the process is killed. Upstream's agents and other programs do not take it.
@@ -24,11 +24,11 @@ use crate::deadline::Deadline;
 const WAIT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Takes the lock of one net dir, again and again.
+/// Takes the lock of one net dir once for each pass.
 pub struct NodeLocker {
     net_dir: PathBuf,
-    /// Another process held the lock the last time. Then it is only tried: every process that can read
-    /// the directory can hold it, so it must not delay each pass.
+    /// Another process held the lock at the last attempt. The next attempt then does not wait:
+    /// every process that can read the directory can hold the lock, and must not delay each pass.
     is_locked_out: bool,
 }
 

@@ -15,6 +15,7 @@ pub fn content<'f>(found: &'f [ConfigFile], name: &str) -> Option<&'f Content> {
     file.content.as_ref().ok()
 }
 
+/// The CNI net dir, as it was when steps were planned.
 pub struct NetDir<'a, Seen> {
     pub path: &'a Path,
     /// Returns the content of a file when the steps were planned.
@@ -26,17 +27,20 @@ pub struct NetDir<'a, Seen> {
 impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
     /// Applies `step`, once `saved_state` holds what uninstall needs to undo it.
     ///
-    /// The order survives SIGKILL: the saved state is written first, then the new network config, and
-    /// the file that it replaces is removed last.
+    /// The order survives SIGKILL: the saved state is written first, then the new network config,
+    /// and the file that it replaces is removed last.
     ///
     /// Fails with [`files::Error::Raced`] if another program has changed a file since the plan.
     pub fn apply(&self, step: &Step, saved_state: &mut SavedState) -> Result<(), files::Error> {
         self.remember(step, saved_state)?;
         match step {
-            Step::Replace { name, text, .. } => (self.seen)(name).map_or(Ok(()), |seen| {
-                let path = self.path.join(name);
-                files::replace(&path, seen.text.as_bytes(), text.as_bytes(), seen.access)
-            }),
+            Step::Replace { name, text, .. } => match (self.seen)(name) {
+                Some(seen) => {
+                    let path = self.path.join(name);
+                    files::replace(&path, seen.text.as_bytes(), text.as_bytes(), seen.access)
+                }
+                None => Ok(()),
+            },
             Step::WriteStandalone { name, text, access } => {
                 let path = self.path.join(name);
                 match (self.seen)(name) {
@@ -77,10 +81,10 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
 
     /// Writes `conflist` and removes the `original`.
     ///
-    /// If another program removes the original meanwhile, perhaps to write a conflist of its own, the
-    /// new conflist goes, too: the runtime must not load the conflist of a network that no longer
-    /// exists. Without the lock, it may be another agent that removes the original and counts on the
-    /// conflist, so the conflist stays.
+    /// If another program removes the original meanwhile, perhaps to write a conflist of its own,
+    /// the new conflist goes, too: the runtime must not load the conflist of a network that no
+    /// longer exists. Without the lock, it may be another agent that removes the original and
+    /// counts on the conflist, so the conflist stays.
     fn convert(&self, conflist: &str, text: &str, original: &Original) -> Result<(), files::Error> {
         let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
         match (self.seen)(conflist) {
@@ -104,9 +108,9 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
 
     /// Writes the `original`, so that the node always has a network config, and removes `conflist`.
     ///
-    /// If another program writes the conflist meanwhile, the restored file goes again: beside the new
-    /// conflist, an outdated original could become the active network config. If the conflist is
-    /// missing, the restored file may be the only network config, and stays.
+    /// If another program writes the conflist meanwhile, the restored file goes again: beside the
+    /// new conflist, an outdated original could become the active network config. If the conflist
+    /// is missing, the restored file may be the only network config, and stays.
     fn restore(&self, conflist: &str, original: &Original) -> Result<(), files::Error> {
         let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
         let seen = (self.seen)(conflist).map(|seen| seen.text.as_bytes());

@@ -1,7 +1,7 @@
 //! Uninstalls the plugin from this node.
 //!
-//! A network config that names a missing plugin binary breaks every new pod. So the order is that of
-//! an install, backwards:
+//! A network config that names a missing plugin binary breaks every new pod. So the order is that
+//! of an install, backwards:
 //! 1. the plugin entries in the network configs,
 //! 2. the kubeconfig,
 //! 3. the plugin binaries,
@@ -69,7 +69,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     // The network configs stop naming the plugin. Its binary stays in the node's directory.
     failures.extend(mounts.stale());
     // Removed even if kubeconfig and plugin binaries have to stay.
-    failures.extend(leftovers::remove_dead_sockets(settings).map(|why| why.to_string()));
+    failures.extend(leftovers::remove_dead_sockets(settings));
     let end = Deadline::after(FOREIGN_TIMEOUT);
     let (saved_state, attempt_failures) = (SavedState::default(), Vec::new());
     Uninstall { settings, lock, end, saved_state, failures, attempt_failures }.run()
@@ -88,39 +88,43 @@ struct Uninstall<'s> {
 
 impl Uninstall<'_> {
     fn run(mut self) -> Result<(), Vec<String>> {
+        let removed = self.attempt_until_removed();
+        let mut failures = [self.failures, self.attempt_failures].concat();
+        if let Err(why) = removed {
+            failures.extend(why);
+            failures.push(STILL_NAMED.into());
+        }
+        if failures.is_empty() { Ok(()) } else { Err(failures) }
+    }
+
+    /// Repeats the attempt while a network config names the plugin. Fails with the reason why
+    /// kubeconfig and plugin binaries stay.
+    fn attempt_until_removed(&mut self) -> Result<(), Vec<String>> {
         let mut removals = 0;
-        let why = loop {
+        loop {
             self.attempt_failures.clear();
-            match self.attempt() {
-                Ok(None) => break None,
-                Ok(Some(Named { config, can_unchain: true })) => {
-                    removals += 1;
-                    let path = config.display();
-                    if removals == MAX_REMOVALS {
-                        break Some(vec![format!(
-                            "{path} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI \
-                             agent should run on this node, stop that writer, then run \
-                             `linkerd2-cni-install uninstall` on this node"
-                        )]);
-                    }
-                    info!("{path} names {PLUGIN} again");
-                }
-                Ok(Some(Named { config, .. })) if self.end.has_passed() => {
-                    break Some(vec![format!(
-                        "{} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
-                         `linkerd2-cni-install uninstall` on this node",
-                        config.display()
+            let Some(named) = self.attempt()? else {
+                return Ok(());
+            };
+            let path = named.config.display();
+            if named.can_unchain {
+                removals += 1;
+                if removals == MAX_REMOVALS {
+                    return Err(vec![format!(
+                        "{path} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI \
+                         agent should run on this node, stop that writer, then run \
+                         `linkerd2-cni-install uninstall` on this node"
                     )]);
                 }
-                Ok(Some(_)) => thread::sleep(FOREIGN_PERIOD),
-                Err(why) => break Some(why),
+                info!("{path} names {PLUGIN} again");
+            } else if self.end.has_passed() {
+                return Err(vec![format!(
+                    "{path} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
+                     `linkerd2-cni-install uninstall` on this node"
+                )]);
+            } else {
+                thread::sleep(FOREIGN_PERIOD);
             }
-        };
-        let failures = [self.failures, self.attempt_failures].concat();
-        match why {
-            None if failures.is_empty() => Ok(()),
-            None => Err(failures),
-            Some(why) => Err([failures, why, vec![STILL_NAMED.into()]].concat()),
         }
     }
 
@@ -133,8 +137,8 @@ impl Uninstall<'_> {
         drop(held);
         let needed_by = kept_binary::needed_by(self.settings, &configs);
         let paths = self.paths(needed_by.is_some());
-        let exists = |path: &PathBuf| !matches!(files::metadata(path), Ok(None));
-        let quiet = if paths.iter().any(exists) { QUIET_BEFORE } else { Duration::ZERO };
+        let is_removed = paths.iter().all(|path| matches!(files::metadata(path), Ok(None)));
+        let quiet = if is_removed { Duration::ZERO } else { QUIET_BEFORE };
         if let Some(named) = self.until_quiet(quiet)? {
             return Ok(Some(named));
         }
@@ -158,13 +162,14 @@ impl Uninstall<'_> {
     /// Reads the network configs, and those that Cilium has renamed. A missing net dir has none.
     fn configs(&self) -> Result<Vec<ConfigFile>, Vec<String>> {
         match net_dir::scan_with_backups(&self.settings.net_dir, &self.settings.kubeconfig_name) {
+            Ok(found) => Ok(found),
             Err(error) if error.is_missing() => Ok(Vec::new()),
-            found => found.map_err(|error| vec![error.to_string()]),
+            Err(error) => Err(vec![error.to_string()]),
         }
     }
 
-    /// Removes the plugin entry from all network configs. A config that another program writes at the
-    /// same time is left to the next attempt. Returns the network configs.
+    /// Removes the plugin entry from all network configs. A config that another program writes at
+    /// the same time is left to the next attempt. Returns the network configs.
     fn unchain(&mut self) -> Result<Vec<ConfigFile>, Vec<String>> {
         let path = &self.settings.net_dir;
         let found = self.configs()?;
@@ -198,16 +203,22 @@ impl Uninstall<'_> {
     /// Returns the files to remove, in this order.
     fn paths(&self, keep_binary: bool) -> Vec<PathBuf> {
         let settings = self.settings;
+        let mut paths = vec![settings.kubeconfig()];
         let binaries = Binaries::in_image(settings).unwrap_or_else(|_| vec![PLUGIN.to_owned()]);
-        let binaries = binaries.iter().filter(|name| !keep_binary || *name != PLUGIN);
-        let binaries = binaries.map(|name| settings.bin_dir.join(name));
-        // Saved state that this agent cannot read is kept: a later uninstall may be able to read it and
-        // restore the original files.
-        let state = settings.net_dir.join(saved_state::NAME);
-        let state = self.saved_state.unusable.is_none().then_some(state);
-        [settings.kubeconfig()].into_iter().chain(binaries).chain(state).collect()
+        for name in binaries {
+            if name != PLUGIN || !keep_binary {
+                paths.push(settings.bin_dir.join(name));
+            }
+        }
+        // Saved state that this agent cannot read is kept: a later uninstall may be able to read it
+        // and restore the original files.
+        if self.saved_state.unusable.is_none() {
+            paths.push(settings.net_dir.join(saved_state::NAME));
+        }
+        paths
     }
 
+    /// Renames the files at `paths` to temporary names.
     fn stage(&mut self, paths: Vec<PathBuf>) -> Vec<StagedRemoval> {
         let mut staged = Vec::new();
         for path in paths {
@@ -221,14 +232,18 @@ impl Uninstall<'_> {
 
     /// Renames all files back, in the order of an install.
     fn put_back(&mut self, staged: &[StagedRemoval]) {
-        let results: Vec<_> = staged.iter().rev().map(StagedRemoval::undo).collect();
-        let synced = staged.iter().map(StagedRemoval::sync);
-        for error in results.into_iter().chain(synced).filter_map(Result::err) {
-            warn!("{error}");
-            self.failures.push(error.to_string());
+        let mut results = Vec::new();
+        results.extend(staged.iter().rev().map(StagedRemoval::undo));
+        results.extend(staged.iter().map(StagedRemoval::sync));
+        for result in results {
+            if let Err(error) = result {
+                warn!("{error}");
+                self.failures.push(error.to_string());
+            }
         }
     }
 
+    /// Removes the renamed files, and the node's copy of its pods.
     fn finish(&mut self, staged: Vec<StagedRemoval>) {
         for removal in staged {
             let path = removal.path().to_owned();
@@ -237,14 +252,16 @@ impl Uninstall<'_> {
                 Err(error) => self.attempt_failures.push(error.to_string()),
             }
         }
-        let copy = self.settings.run_dir.iter().flat_map(|run_dir| pod_copy::clear(run_dir));
-        self.attempt_failures.extend(copy.map(|error| error.to_string()));
+        if let Some(run_dir) = &self.settings.run_dir {
+            for error in pod_copy::clear(run_dir) {
+                self.attempt_failures.push(error.to_string());
+            }
+        }
     }
 
     /// Logs which files an uninstall leaves on the node, and why.
     fn report_what_stays(&self, binary_needed_by: Option<&str>) {
         let net_dir = &self.settings.net_dir;
-        let exists = |path: &Path| matches!(files::metadata(path), Ok(Some(_)));
         for name in [saved_state::NAME, saved_state::DAMAGED] {
             let path = net_dir.join(name);
             if exists(&path) {
@@ -264,6 +281,10 @@ impl Uninstall<'_> {
     }
 }
 
+fn exists(path: &Path) -> bool {
+    matches!(files::metadata(path), Ok(Some(_)))
+}
+
 /// A network config in the CNI net dir that names the plugin.
 struct Named {
     config: PathBuf,
@@ -272,15 +293,16 @@ struct Named {
     can_unchain: bool,
 }
 
-/// Returns a file of `found` that names the plugin. Ignores files that Cilium has renamed, because
-/// no runtime loads them.
+/// Returns a file of `found` that names the plugin, one that can be unchained if there is any.
+/// Ignores files that Cilium has renamed, because no runtime loads them.
 fn find_named(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> Option<Named> {
     let steps = plan::unchain(found, saved_state);
-    let is_named =
-        |file: &&ConfigFile| file.split_name().1.is_empty() && net_dir::may_name_plugin(file);
-    let named = found.iter().filter(is_named).map(|file| Named {
-        config: dir.join(&file.name),
-        can_unchain: steps.iter().any(|step| step.target() == file.name),
-    });
-    named.max_by_key(|named| named.can_unchain)
+    let mut named = Vec::new();
+    for file in found {
+        if file.split_name().1.is_empty() && net_dir::may_name_plugin(file) {
+            let can_unchain = steps.iter().any(|step| step.target() == file.name);
+            named.push(Named { config: dir.join(&file.name), can_unchain });
+        }
+    }
+    named.into_iter().max_by_key(|named| named.can_unchain)
 }

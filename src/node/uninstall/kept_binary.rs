@@ -1,4 +1,5 @@
-//! Decides whether uninstall keeps the plugin binary, because the deletion of existing pods needs it.
+//! Decides whether uninstall keeps the plugin binary, because the deletion of existing pods needs
+//! it.
 //!
 //! containerd deletes a pod by the current network config. CRI-O and Multus delete it by the
 //! config that they cached when the pod was created. The deletion fails if a plugin of that config
@@ -14,16 +15,21 @@ use crate::node::NodeSettings;
 /// The agent's own mounts, which show its container runtime.
 const MOUNTINFO: &str = "/proc/self/mountinfo";
 
-/// Returns which program needs the plugin binary to delete existing pods, on a node with these network
-/// `configs`. `None` if uninstall can remove the binary.
+/// Returns which program needs the plugin binary to delete existing pods, on a node with these
+/// network `configs`. `None` if uninstall can remove the binary.
 pub fn needed_by(settings: &NodeSettings, configs: &[ConfigFile]) -> Option<&'static str> {
-    if let Some(keep) = settings.keep_binary {
-        return keep.then_some("LINKERD_CNI_KEEP_BINARY=true");
+    match settings.keep_binary {
+        Some(true) => return Some("LINKERD_CNI_KEEP_BINARY=true"),
+        Some(false) => return None,
+        None => {}
     }
-    match is_cri_o(&fs::read_to_string(MOUNTINFO).unwrap_or_default()) {
-        true => Some("CRI-O"),
-        false => is_multus(settings, configs).then_some("Multus"),
+    if is_cri_o(&fs::read_to_string(MOUNTINFO).unwrap_or_default()) {
+        return Some("CRI-O");
     }
+    if is_multus(settings, configs) {
+        return Some("Multus");
+    }
+    None
 }
 
 /// Returns whether CRI-O made the mounts of a container, listed as in `/proc/self/mountinfo`.

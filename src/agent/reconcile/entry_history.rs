@@ -1,0 +1,52 @@
+//! Remembers where and since when the plugin entry was missing, for the metrics.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use crate::conflist::chain_mode::ChainMode;
+use crate::conflist::net_dir::ConfigFile;
+use crate::conflist::plan;
+use crate::node::install::network_configs::{Change, ConfigWrite};
+
+/// The plugin entry in the network configs, as earlier passes found and wrote it.
+#[derive(Debug, Default)]
+pub struct EntryHistory {
+    /// Names of all network configs to which this agent ever chained the plugin.
+    chained: BTreeSet<String>,
+    /// When the active conflist was read last, if it lacked the plugin entry then.
+    lacked_at: Option<Instant>,
+}
+
+impl EntryHistory {
+    /// Returns the time since the last pass if the active conflist lacked the plugin entry then.
+    /// Without an active conflist no pod can start.
+    pub fn time_without_entry(&mut self, mode: &ChainMode, configs: &[ConfigFile]) -> Duration {
+        let lacked_at = self.lacked_at.take();
+        if plan::called_config(configs).is_none() {
+            return Duration::ZERO;
+        }
+        if plan::chained_config(mode, configs).is_none() {
+            self.lacked_at = Some(Instant::now());
+        }
+        match lacked_at {
+            Some(since) => since.elapsed(),
+            None => Duration::ZERO,
+        }
+    }
+
+    /// Remembers the `writes` of a pass. Returns how many of them chained the plugin again to a
+    /// network config from which another program had removed the plugin entry.
+    pub fn count_rechains(&mut self, writes: &[ConfigWrite]) -> u64 {
+        let mut rechains = 0;
+        for write in writes {
+            if write.change == Change::Unchain {
+                continue;
+            }
+            let is_first = self.chained.insert(write.name.clone());
+            if !is_first && !write.had_entry {
+                rechains += 1;
+            }
+        }
+        rechains
+    }
+}

@@ -1,0 +1,352 @@
+//! Judges whether the node is ready, from what a reconcile pass found and what came of its steps.
+//! Pure.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Instant;
+
+use super::findings::Finding::{self, Problem, Waiting, Warning};
+use super::kubeconfig::KubeconfigDecision;
+use super::other_agent::{KeptFiles, YieldedEntry};
+use super::plugin_token::PluginToken;
+use crate::agent::self_test::TestOutcome;
+use crate::agent::status_body::{StatusBody, problems_by_key};
+use crate::agent::subject::Subject;
+use crate::node::install::StepOutcome;
+use crate::node::install::kubeconfig::HostName;
+use crate::node::install::network_configs::ConfigsOutcome;
+use crate::node::limited_writer::{ContendedFile, WrittenFile};
+
+/// What a pass decided, and what came of the install steps.
+pub struct Installed {
+    pub kept: KeptFiles,
+    pub token: PluginToken,
+    pub decision: KubeconfigDecision,
+    pub host_name: HostName,
+    pub binaries: StepOutcome,
+    pub kubeconfig: StepOutcome,
+    pub configs: ConfigsReconciled,
+    pub contended: Vec<ContendedFile>,
+}
+
+/// What came of the network configs in a pass.
+#[derive(Default)]
+pub struct ConfigsReconciled {
+    /// Why files that a dead agent left could not be removed.
+    pub leftovers: Vec<String>,
+    pub yielded: Option<YieldedEntry>,
+    pub outcome: ConfigsOutcome,
+}
+
+/// What the checks of a pass found, after its install steps.
+pub struct Verified {
+    pub self_test: SelfTestState,
+    /// What is wrong with the token in the kubeconfig.
+    pub token: Option<Finding>,
+    /// When the token in the kubeconfig expires, in seconds since 1970. `None`: unknown, or never.
+    pub token_expires: Option<u64>,
+    /// Until when the first list of the node's pods is awaited.
+    pub pods_awaited_until: Option<Instant>,
+}
+
+/// State of the self-test of the installed plugin.
+pub enum SelfTestState {
+    /// The settings require none, or the files on the node are not correct yet.
+    NotStarted,
+    Running,
+    Ended(TestOutcome),
+}
+
+/// The judgement of a pass.
+#[derive(Debug, Default)]
+pub struct Judgement {
+    pub findings: Vec<(Subject, Finding)>,
+    /// The pass wrote to the host. The next pass verifies the write.
+    pub wrote: bool,
+    /// Latest time of the next pass, if earlier than the resync.
+    pub next: Option<Instant>,
+    /// What `/ready` and `/status` show of the pass.
+    pub status: StatusBody,
+}
+
+impl Installed {
+    pub fn wrote(&self) -> bool {
+        let configs = &self.configs.outcome;
+        self.binaries.writes > 0
+            || self.wrote_kubeconfig()
+            || !configs.writes.is_empty()
+            || configs.is_stale
+    }
+
+    pub fn wrote_kubeconfig(&self) -> bool {
+        self.host_name == HostName::Replaced || self.kubeconfig.writes > 0
+    }
+
+    /// Returns whether all files are correct, and were so before this pass.
+    pub fn is_settled(&self) -> bool {
+        let findings = file_findings(self);
+        let parts = [Subject::Binary, Subject::Kubeconfig, Subject::NetworkConfig];
+        !self.wrote() && parts.iter().all(|part| why_unready(&findings, part).is_none())
+    }
+}
+
+/// Judges a pass, in which the install steps had the outcome `installed`, and the checks found
+/// `verified`.
+pub fn judge(installed: &Installed, verified: &Verified) -> Judgement {
+    let mut findings = file_findings(installed);
+    findings.extend(verified_findings(verified));
+    let mut notes = Vec::new();
+    notes.extend(installed.decision.request_error.clone());
+    if let Some(yielded) = &installed.configs.yielded {
+        notes.push(yielded.agent.describe().to_owned());
+    }
+    if let SelfTestState::Ended(TestOutcome::Skipped(why)) = &verified.self_test {
+        notes.push(format!("self-test skipped: {why}"));
+    }
+    let contended = installed
+        .contended
+        .iter()
+        .map(|ContendedFile { file, .. }| format!("{}: {file}", subject(file)));
+    let status = StatusBody {
+        note: if notes.is_empty() { None } else { Some(notes.join("; ")) },
+        conflist: installed.configs.outcome.called_through.clone(),
+        contended: contended.collect(),
+        token_expires: verified.token_expires,
+        ..StatusBody::default()
+    };
+    let next = next_pass(installed, verified);
+    Judgement { next, ..Judgement::new(findings, installed.wrote(), status) }
+}
+
+/// Judges a pass that wrote nothing, because a CNI directory is no longer the node's.
+pub fn judge_stale_mounts(why: String) -> Judgement {
+    Judgement::new(vec![(Subject::Mounts, Problem(why))], false, StatusBody::default())
+}
+
+/// Returns the subject of problems with `file`.
+pub fn subject(file: &WrittenFile) -> Subject {
+    match file {
+        WrittenFile::Binaries(_) => Subject::Binary,
+        WrittenFile::Kubeconfig(_) => Subject::Kubeconfig,
+        WrittenFile::ConfigWithoutEntry(_) => Subject::NetworkConfig,
+        WrittenFile::ConfigWithEntry(path) => Subject::File(path.clone()),
+    }
+}
+
+/// Returns what is wrong with the files on the node.
+fn file_findings(installed: &Installed) -> Vec<(Subject, Finding)> {
+    let Installed { decision, configs, .. } = installed;
+    let ConfigsReconciled { leftovers, outcome, .. } = configs;
+    let mut findings = Vec::new();
+    if let Some(why) = &decision.address_error {
+        findings.push((Subject::ServerAddress, Warning(why.clone())));
+    }
+    if let Some(why) = &decision.request_error {
+        findings.push((Subject::TokenRequest, Warning(why.clone())));
+    }
+    if !leftovers.is_empty() {
+        findings.push((Subject::Leftovers, Problem(leftovers.join("; "))));
+    }
+    if let Some(why) = &outcome.saved_state_problem {
+        findings.push((Subject::SavedState, Problem(why.clone())));
+    }
+    if let Some(why) = &outcome.bin_dir_warning {
+        findings.push((Subject::CniDirectories, Warning(why.clone())));
+    }
+    for (path, why) in &outcome.file_problems {
+        findings.push((Subject::File(path.clone()), Problem(why.clone())));
+    }
+    if let Some(why) = &outcome.warning {
+        findings.push((Subject::NetworkConfig, Warning(why.clone())));
+    }
+    findings.extend(contention_findings(&installed.contended));
+    if let Some(why) = outcome.problem.clone() {
+        // Without a kubeconfig the plugin is not chained, and only that cause is logged.
+        let is_waiting = matches!(decision.missing(), Some(Waiting(_)));
+        let finding = if is_waiting { Waiting(why) } else { Problem(why) };
+        findings.push((Subject::NetworkConfig, finding));
+    }
+    if let Some(why) = &installed.binaries.problem {
+        findings.push((Subject::Binary, Problem(why.clone())));
+    }
+    if let Some(finding) = decision.missing() {
+        findings.push((Subject::Kubeconfig, finding.clone()));
+    }
+    if let Some(why) = &installed.kubeconfig.problem {
+        findings.push((Subject::Kubeconfig, Problem(why.clone())));
+    }
+    findings
+}
+
+/// Returns what contention means for readiness: without their plugin entry, network configs make
+/// the node unready.
+fn contention_findings(contended: &[ContendedFile]) -> Vec<(Subject, Finding)> {
+    let mut findings = Vec::new();
+    let mut removals = Vec::new();
+    for ContendedFile { file, .. } in contended {
+        match file {
+            WrittenFile::ConfigWithoutEntry(_) => removals.push(file.to_string()),
+            WrittenFile::Binaries(_)
+            | WrittenFile::Kubeconfig(_)
+            | WrittenFile::ConfigWithEntry(_) => {
+                findings.push((subject(file), Warning(file.to_string())));
+            }
+        }
+    }
+    if !removals.is_empty() {
+        findings.push((Subject::NetworkConfig, Problem(removals.join("; "))));
+    }
+    findings
+}
+
+/// Returns what the checks after the install steps found wrong.
+fn verified_findings(verified: &Verified) -> Vec<(Subject, Finding)> {
+    let mut findings = Vec::new();
+    if let Some(finding) = &verified.token {
+        findings.push((Subject::KubeconfigToken, finding.clone()));
+    }
+    match &verified.self_test {
+        SelfTestState::Running => {
+            findings.push((Subject::SelfTest, Waiting("still running".into())));
+        }
+        SelfTestState::Ended(TestOutcome::Failed(why)) => {
+            findings.push((Subject::SelfTest, Problem(why.clone())));
+        }
+        SelfTestState::Ended(TestOutcome::Passed(_) | TestOutcome::Skipped(_))
+        | SelfTestState::NotStarted => {}
+    }
+    if verified.pods_awaited_until.is_some() {
+        // Until then, a pod whose annotations say nothing of its proxy may start without rules.
+        let why = "the pods of this node are not listed yet";
+        findings.push((Subject::PodCopy, Waiting(why.into())));
+    }
+    findings
+}
+
+/// Returns the latest time of the next pass, if a step or a check asks for one.
+fn next_pass(installed: &Installed, verified: &Verified) -> Option<Instant> {
+    let mut times = vec![
+        installed.kept.until,
+        installed.token.allowed_at,
+        installed.binaries.allowed_at,
+        installed.kubeconfig.allowed_at,
+        installed.configs.outcome.allowed_at,
+        verified.pods_awaited_until,
+    ];
+    times.extend(installed.configs.yielded.iter().map(|yielded| yielded.until));
+    times.extend(installed.contended.iter().map(|contended| Some(contended.over_at)));
+    times.into_iter().flatten().min()
+}
+
+impl Judgement {
+    /// Completes `status` by what follows from the `findings`.
+    fn new(findings: Vec<(Subject, Finding)>, wrote: bool, status: StatusBody) -> Judgement {
+        let not_ready = not_ready(&findings, wrote);
+        let problems = problems_by_key(logged(&findings));
+        let status = StatusBody { not_ready, problems, ..status };
+        Judgement { findings, wrote, next: None, status }
+    }
+
+    pub fn has_problem(&self) -> bool {
+        self.findings.iter().any(|(_, finding)| matches!(finding, Problem(_)))
+    }
+
+    /// Returns the text to log for each subject.
+    pub fn logged(&self) -> BTreeMap<Subject, String> {
+        logged(&self.findings)
+    }
+}
+
+/// Returns the text to log for each subject: its first problem, or else its first warning.
+fn logged(findings: &[(Subject, Finding)]) -> BTreeMap<Subject, String> {
+    let mut problems = BTreeMap::new();
+    let mut warnings = BTreeMap::new();
+    for (subject, finding) in findings {
+        match finding {
+            Problem(why) => {
+                problems.entry(subject.clone()).or_insert_with(|| why.clone());
+            }
+            Warning(why) => {
+                warnings.entry(subject.clone()).or_insert_with(|| why.clone());
+            }
+            Waiting(_) => {}
+        }
+    }
+    warnings.extend(problems);
+    warnings
+}
+
+/// Returns why the node is not ready: deciding subjects with a problem, or that the pass wrote.
+fn not_ready(findings: &[(Subject, Finding)], wrote: bool) -> Option<String> {
+    let subjects: BTreeSet<&Subject> = findings.iter().map(|(subject, _)| subject).collect();
+    let mut unready = Vec::new();
+    for subject in subjects {
+        if subject.decides_readiness()
+            && let Some(why) = why_unready(findings, subject)
+        {
+            unready.push(format!("{subject}: {why}"));
+        }
+    }
+    if !unready.is_empty() {
+        return Some(unready.join("; "));
+    }
+    if wrote {
+        return Some("files were just written and are not verified yet".into());
+    }
+    None
+}
+
+/// Returns the first finding about `subject` with which the node is not ready.
+fn why_unready<'f>(findings: &'f [(Subject, Finding)], subject: &Subject) -> Option<&'f str> {
+    findings.iter().find_map(|(found, finding)| match finding {
+        Problem(why) | Waiting(why) if found == subject => Some(&**why),
+        _ => None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn waiting(why: &str) -> Finding {
+        Waiting(why.into())
+    }
+
+    fn problem(why: &str) -> Finding {
+        Problem(why.into())
+    }
+
+    #[test]
+    fn readiness_names_each_part_of_the_node_that_is_not_in_place() {
+        for (findings, wrote, expected, logged) in [
+            (vec![], false, None, &[][..]),
+            (
+                vec![
+                    (Subject::NetworkConfig, waiting("no entry")),
+                    (Subject::Kubeconfig, waiting("no token")),
+                ],
+                false,
+                Some("kubeconfig: no token; network config: no entry"),
+                &[],
+            ),
+            (
+                vec![
+                    (Subject::NetworkConfig, Warning("several".into())),
+                    (Subject::NetworkConfig, problem("no entry")),
+                    (Subject::NetworkConfig, problem("later")),
+                    (Subject::Binary, Warning("overwritten".into())),
+                ],
+                true,
+                Some("network config: no entry"),
+                &[Subject::Binary, Subject::NetworkConfig],
+            ),
+            (vec![(Subject::Leftovers, problem("x"))], false, None, &[Subject::Leftovers]),
+            (vec![], true, Some("files were just written and are not verified yet"), &[]),
+        ] {
+            let judgement = Judgement::new(findings, wrote, StatusBody::default());
+            assert_eq!(judgement.status.not_ready.as_deref(), expected, "{judgement:?}");
+            let found = judgement.logged();
+            assert!(!found.values().any(|why| why == "later"), "{judgement:?}");
+            assert_eq!(found.into_keys().collect::<Vec<_>>(), logged, "{judgement:?}");
+        }
+    }
+}

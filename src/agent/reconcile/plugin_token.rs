@@ -1,0 +1,106 @@
+//! Chooses the token that belongs in the kubeconfig on the host.
+
+use std::path::Path;
+use std::time::Instant;
+
+use super::findings::Finding::{self, Problem, Waiting};
+use crate::agent::api::token::TokenRequestResults;
+use crate::agent::api::{ApiHandle, FirstInstall};
+use crate::agent::settings::Settings;
+use crate::files;
+use crate::node::observed::Observed;
+
+/// The token that belongs in the kubeconfig.
+#[derive(Clone)]
+pub struct PluginToken {
+    /// The token, or why there is none yet.
+    pub text: Result<String, Finding>,
+    /// Why the last TokenRequest failed.
+    pub request_error: Option<String>,
+    /// When a node where nothing is installed may get the token.
+    pub allowed_at: Option<Instant>,
+}
+
+/// Source of the plugin's token.
+#[derive(Default)]
+pub struct TokenSource {
+    /// The last token found in the kubeconfig on the host. In use until a new token is issued.
+    found_on_host: Option<String>,
+}
+
+impl TokenSource {
+    /// Returns the token of the plugin's ServiceAccount, or the token found on the host while none
+    /// is issued. An expired or revoked token stays until another token replaces it. The first
+    /// install of a node may have to wait for its token.
+    ///
+    /// Returns the agent's own token only if the plugin has no ServiceAccount of its own, as in
+    /// upstream's chart: a process that reads the host's files must not get the agent's
+    /// permissions. Neither an outage nor a denied TokenRequest changes that: a starting API server
+    /// denies requests, too.
+    pub fn token(
+        &mut self,
+        settings: &Settings,
+        api: &ApiHandle,
+        observed: &Observed,
+    ) -> PluginToken {
+        let mut first_install = FirstInstall::Possible;
+        if observed.is_empty() {
+            first_install = api.first_install(Instant::now());
+        }
+        let allowed_at = match first_install {
+            FirstInstall::AwaitsWatch(end) => Some(end),
+            FirstInstall::Possible | FirstInstall::Rejected => None,
+        };
+        let Some(account) = &settings.plugin_account else {
+            let own = content(&settings.service_account_dir.join("token")).map_err(Problem);
+            let text = check(first_install).and(own);
+            return PluginToken { text, request_error: None, allowed_at };
+        };
+        let TokenRequestResults { token, error } = api.token_requests();
+        if let Some(issued) = token {
+            let text = check(first_install).map(|()| issued.text);
+            let request_error = error.map(|why| {
+                format!(
+                    "the token of ServiceAccount {account} could not be renewed, \
+                     so the plugin keeps its last token: {why}"
+                )
+            });
+            return PluginToken { text, request_error, allowed_at };
+        }
+        let waiting =
+            format!("waiting for the API server to issue the token of ServiceAccount {account}");
+        let request_error = error.map(|why| format!("{waiting}: {why}"));
+        if let Some(token) = observed.token() {
+            self.found_on_host = Some(token.to_owned());
+        }
+        let text = match (&self.found_on_host, &request_error) {
+            (Some(token), _) => Ok(token.clone()),
+            (None, Some(why)) => Err(Problem(why.clone())),
+            (None, None) => Err(Waiting(waiting)),
+        };
+        PluginToken { text, request_error, allowed_at }
+    }
+}
+
+/// Fails with the reason why a node where nothing is installed gets no token yet.
+fn check(first_install: FirstInstall) -> Result<(), Finding> {
+    match first_install {
+        FirstInstall::Possible => Ok(()),
+        FirstInstall::AwaitsWatch(_) => {
+            Err(Waiting("the watch of the agent's pod is not open yet".into()))
+        }
+        FirstInstall::Rejected => {
+            Err(Problem("the API server rejected the agent's own token (HTTP 401)".into()))
+        }
+    }
+}
+
+/// Returns the text of the file at `path`, without leading and trailing white space.
+pub(super) fn content(path: &Path) -> Result<String, String> {
+    let (bytes, _) = files::read(path).map_err(|error| error.to_string())?;
+    match String::from_utf8(bytes) {
+        Ok(text) if text.trim().is_empty() => Err(format!("{} is empty", path.display())),
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(_) => Err(format!("{} is not text", path.display())),
+    }
+}

@@ -1,0 +1,90 @@
+//! Writes the plugin's kubeconfig to the host.
+
+use std::path::Path;
+use std::time::Instant;
+
+use tracing::info;
+
+use super::StepOutcome;
+use crate::files::{self, FileAccess};
+use crate::kube::kubeconfig;
+use crate::node::NodeSettings;
+use crate::node::limited_writer::{LimitedWriter, WriteError, WrittenFile};
+use crate::node::observed::{Observed, has_host_name};
+use crate::node::upstream_kubeconfig::UpstreamKubeconfig;
+
+/// File mode of the kubeconfig: it contains a token, so only root may read it.
+const MODE: u32 = 0o600;
+
+/// Outcome of [`replace_host_name`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum HostName {
+    /// No kubeconfig has a host name, or no plugin on the host uses the kubeconfig.
+    Absent,
+    Replaced,
+    /// The kubeconfig with the host name stays. So must the plugin on the host, which resolves it.
+    Stays,
+}
+
+/// Replaces a kubeconfig that has a host name, as long as the plugin that resolves the name is
+/// still on the host. Only upstream's plugin resolves names. The new kubeconfig has an address,
+/// which both plugins can use. `desired`: the kubeconfig of this agent, if it may be written.
+pub fn replace_host_name(
+    settings: &NodeSettings,
+    observed: &Observed,
+    desired: Option<&str>,
+    upstream: &mut UpstreamKubeconfig,
+    writer: &mut LimitedWriter,
+) -> HostName {
+    if !observed.has_plugin || !observed.has_host_name() {
+        return HostName::Absent;
+    }
+    let outcome = install(settings, desired, upstream, writer);
+    let is_left = kubeconfig::read(&settings.kubeconfig()).is_ok_and(|found| has_host_name(&found));
+    if outcome.problem.is_some() || is_left { HostName::Stays } else { HostName::Replaced }
+}
+
+/// Writes the `desired` kubeconfig if that on the host has another content or access. `None`: none
+/// is to be written, and the kubeconfig on the host stays.
+pub fn install(
+    settings: &NodeSettings,
+    desired: Option<&str>,
+    upstream: &mut UpstreamKubeconfig,
+    writer: &mut LimitedWriter,
+) -> StepOutcome {
+    let Some(desired) = desired else {
+        return StepOutcome::default();
+    };
+    let path = settings.kubeconfig();
+    match is_current(&path, desired) {
+        Ok(true) => return StepOutcome::default(),
+        Ok(false) => {}
+        Err(error) => return StepOutcome::failed(error.to_string()),
+    }
+    let file = WrittenFile::Kubeconfig(path.clone());
+    // The key is the written content, so that the write of a renewed token is never delayed.
+    let written = writer.write(&file, desired, Instant::now(), || {
+        upstream.before_write(&path, desired);
+        files::write(&path, desired.as_bytes(), FileAccess::own(MODE))
+    });
+    match written {
+        Ok(()) => {
+            info!("wrote kubeconfig {}", path.display());
+            StepOutcome::written(1)
+        }
+        Err(WriteError::Limited(until)) => StepOutcome::limited(&file, until),
+        Err(WriteError::Failed(error)) => StepOutcome::failed(error.to_string()),
+    }
+}
+
+/// Returns whether the file at `path` has the `desired` content, and the access of a file of this
+/// agent.
+fn is_current(path: &Path, desired: &str) -> Result<bool, files::Error> {
+    let Some(metadata) = files::metadata(path)? else {
+        return Ok(false);
+    };
+    if !metadata.is_file() || FileAccess::from_metadata(&metadata) != FileAccess::own(MODE) {
+        return Ok(false);
+    }
+    Ok(files::read(path).is_ok_and(|(bytes, _)| bytes == desired.as_bytes()))
+}

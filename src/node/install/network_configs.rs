@@ -1,0 +1,255 @@
+//! Chains the plugin to the network configs in the net dir: plans the changes, and applies the
+//! plan.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use tracing::{info, warn};
+
+use super::bin_dir::BinDir;
+use crate::conflist::net_dir::ConfigFile;
+use crate::conflist::plan::{self, Plan, Step};
+use crate::conflist::saved_state::{self, SavedState};
+use crate::conflist::{Entry, plugin_entry};
+use crate::files;
+use crate::node::NodeSettings;
+use crate::node::limited_writer::{LimitedWriter, WriteError, WrittenFile};
+use crate::node::network_config_steps::{NetDir, content};
+
+/// What to chain to the network configs, and under which conditions.
+pub struct Chaining<'a> {
+    pub settings: &'a NodeSettings,
+    /// The plugin entry of this agent.
+    pub own: &'a Entry,
+    /// The plugin entry of another agent that stays in use.
+    pub yielded: Option<&'a Entry>,
+    /// A newer agent alone writes the network configs.
+    pub is_left_to_newer_agent: bool,
+    /// Plugin binary and kubeconfig are in place. Otherwise nothing is written.
+    pub can_chain: bool,
+    /// No other agent of this project writes at the same time.
+    pub is_locked: bool,
+    pub bin_dir: BinDir,
+}
+
+/// Outcome of [`install`].
+#[derive(Debug, Default)]
+pub struct ConfigsOutcome {
+    /// Name of the network config through which the runtime called the plugin before the step.
+    pub called_through: Option<String>,
+    /// The network configs that were written.
+    pub writes: Vec<ConfigWrite>,
+    /// The step changed saved state, or another program changed a network config meanwhile. So the
+    /// next pass has to read the files again, also if no network config was written.
+    pub is_stale: bool,
+    /// Why the network config of this mode lacks the plugin entry, or cannot be kept correct.
+    pub problem: Option<String>,
+    /// What an operator should check.
+    pub warning: Option<String>,
+    /// Network configs that cannot be chained or written, each with the reason.
+    pub file_problems: Vec<(PathBuf, String)>,
+    pub saved_state_problem: Option<String>,
+    /// Why the runtime may not find the plugin in the bin dir.
+    pub bin_dir_warning: Option<String>,
+    /// When a write that contention delays is allowed.
+    pub allowed_at: Option<Instant>,
+}
+
+/// A network config that was written.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ConfigWrite {
+    pub name: String,
+    pub change: Change,
+    /// Whether the network config had a plugin entry before, perhaps of another agent.
+    pub had_entry: bool,
+}
+
+/// What a step does with the plugin entry of a network config.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    Chain,
+    Unchain,
+}
+
+/// Chains the plugin to the network configs that the mode selects, and unchains it from all others.
+pub fn install(
+    chaining: &Chaining<'_>,
+    configs: &[ConfigFile],
+    mut saved: SavedState,
+    writer: &mut LimitedWriter,
+) -> ConfigsOutcome {
+    let NodeSettings { net_dir, mode, .. } = chaining.settings;
+    let called_through = plan::chained_config(mode, configs).map(|file| file.name.clone());
+    let mut outcome = ConfigsOutcome { called_through, ..ConfigsOutcome::default() };
+    if let Some(why) = saved.unusable.clone() {
+        if chaining.can_chain && saved.is_damaged && saved.keep_damaged(net_dir).is_ok() {
+            outcome.is_stale = true;
+            warn!("{why}; it is kept as {}", saved_state::DAMAGED);
+        } else {
+            outcome.saved_state_problem = Some(why);
+        }
+    }
+    let mut plan = chaining.plan(configs, &saved);
+    outcome.warning = plan.warning.take();
+    for (name, why) in &plan.skipped {
+        outcome.file_problems.push((net_dir.join(name), why.clone()));
+    }
+    match &chaining.bin_dir {
+        BinDir::Usable => {}
+        BinDir::Doubtful(why) => outcome.bin_dir_warning = Some(why.clone()),
+        BinDir::Unusable(why) => {
+            outcome.problem = Some(format!(
+                "the plugin is not chained, because pods could no longer start: {why}"
+            ));
+            return outcome;
+        }
+    }
+    let not_chained = plan.not_chained.take();
+    if !chaining.can_chain {
+        outcome.problem = not_chained;
+        return outcome;
+    }
+    let applied = chaining.apply(&plan, configs, saved, writer);
+    let has_chained = applied.writes.iter().any(|write| write.change == Change::Chain);
+    outcome.problem = applied.save_error;
+    if outcome.problem.is_none() && !has_chained {
+        outcome.problem = not_chained;
+    }
+    outcome.writes = applied.writes;
+    outcome.is_stale |= applied.is_stale;
+    outcome.file_problems.extend(applied.failures);
+    outcome.allowed_at = applied.allowed_at;
+    outcome
+}
+
+/// What came of the steps of a plan.
+#[derive(Debug, Default)]
+struct Applied {
+    writes: Vec<ConfigWrite>,
+    failures: Vec<(PathBuf, String)>,
+    is_stale: bool,
+    allowed_at: Option<Instant>,
+    /// Why the saved state could not be written.
+    save_error: Option<String>,
+}
+
+/// What came of one step of a plan.
+enum StepResult {
+    Written(ConfigWrite),
+    Limited(Instant),
+    /// Another program wrote the file meanwhile. The next pass reads it again.
+    Raced,
+    Failed(String),
+}
+
+impl Chaining<'_> {
+    fn plan(&self, configs: &[ConfigFile], saved: &SavedState) -> Plan {
+        if self.is_left_to_newer_agent {
+            return Plan::default();
+        }
+        let mut plan = plan::chain(&self.settings.mode, configs, self.own, self.yielded, saved);
+        if configs.is_empty()
+            && let Some(why) = &mut plan.not_chained
+        {
+            why.push_str(
+                "; if the runtime uses another directory, set the chart's platform or \
+                 destCNINetDir",
+            );
+        }
+        plan
+    }
+
+    /// Applies the steps that chain, then those that unchain. A failed file does not stop the
+    /// others.
+    fn apply(
+        &self,
+        plan: &Plan,
+        configs: &[ConfigFile],
+        mut saved: SavedState,
+        writer: &mut LimitedWriter,
+    ) -> Applied {
+        let mut applied = Applied::default();
+        let mut steps: Vec<(&Step, Change)> = Vec::new();
+        steps.extend(plan.steps.iter().map(|step| (step, Change::Chain)));
+        // Unchaining restores the original files from the saved state.
+        if saved.unusable.is_none() {
+            steps.extend(plan.unchain_steps.iter().map(|step| (step, Change::Unchain)));
+            if plan.saves_only {
+                saved.only = self.settings.mode.only().map(str::to_owned);
+                if let Err(error) = saved.save(&self.settings.net_dir) {
+                    applied.save_error = Some(error.to_string());
+                    return applied;
+                }
+                applied.is_stale = true;
+            }
+        }
+        for (step, change) in steps {
+            match self.apply_step(step, change, configs, &mut saved, writer) {
+                StepResult::Written(write) => {
+                    applied.writes.push(write);
+                    if change == Change::Unchain
+                        && let Err(error) = saved.forget(step.target(), &self.settings.net_dir)
+                    {
+                        applied.save_error = Some(error.to_string());
+                    }
+                }
+                StepResult::Limited(until) => {
+                    applied.allowed_at = Some(applied.allowed_at.map_or(until, |at| at.min(until)));
+                }
+                StepResult::Raced => applied.is_stale = true,
+                StepResult::Failed(why) => {
+                    applied.failures.push((self.settings.net_dir.join(step.target()), why));
+                }
+            }
+        }
+        applied
+    }
+
+    /// Applies `step`, and adds to `saved` what uninstall needs to undo it.
+    fn apply_step(
+        &self,
+        step: &Step,
+        change: Change,
+        configs: &[ConfigFile],
+        saved: &mut SavedState,
+        writer: &mut LimitedWriter,
+    ) -> StepResult {
+        let path = self.settings.net_dir.join(step.target());
+        let replaced = content(configs, step.source()).map_or("", |before| &before.text);
+        // A plugin entry of another agent also gives pods their redirect rules.
+        let had_entry = plugin_entry(replaced).is_some();
+        let file = if had_entry {
+            WrittenFile::ConfigWithEntry(path)
+        } else {
+            WrittenFile::ConfigWithoutEntry(path)
+        };
+        let net_dir = NetDir {
+            path: &self.settings.net_dir,
+            seen: |name: &str| content(configs, name),
+            is_locked: self.is_locked,
+        };
+        let written = writer.write(&file, replaced, Instant::now(), || net_dir.apply(step, saved));
+        match written {
+            Ok(()) => {
+                log_write(change, &file);
+                StepResult::Written(ConfigWrite {
+                    name: step.target().to_owned(),
+                    change,
+                    had_entry,
+                })
+            }
+            Err(WriteError::Limited(until)) => StepResult::Limited(until),
+            Err(WriteError::Failed(files::Error::Raced { .. })) => StepResult::Raced,
+            Err(WriteError::Failed(error)) => StepResult::Failed(error.to_string()),
+        }
+    }
+}
+
+fn log_write(change: Change, file: &WrittenFile) {
+    let path = file.path().display();
+    match change {
+        // Word for word as in Linkerd's troubleshooting page, because users search for it.
+        Change::Chain => info!("Created CNI config {path}"),
+        Change::Unchain => info!("removed the plugin entry from {path}"),
+    }
+}
