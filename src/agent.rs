@@ -1,5 +1,5 @@
-//! The node agent: installs the plugin binary, its kubeconfig and the plugin entry in the
-//! network configs, and keeps them correct until SIGTERM or SIGINT. Then [`stop`] decides whether to
+//! The node agent: installs the plugin binary, its kubeconfig and the plugin entry in the network
+//! configs, and keeps them correct until SIGTERM or SIGINT. Then [`stop`] decides whether to
 //! uninstall all three.
 //!
 //! [`main_loop`] repeats reconcile passes. A pass ([`reconcile`]) decides from the state of the
@@ -8,10 +8,10 @@
 //! if a setting or the plugin entry template is invalid, or if a thread or the signal handling
 //! cannot be set up.
 //!
-//! Read [`settings`] and [`reconcile`] first, then [`yielding`], [`self_test`], [`api`] and [`stop`].
+//! Read [`settings`] and [`reconcile`] first, then [`yielding`], [`self_test`], [`api`] and
+//! [`stop`].
 
 pub mod api;
-pub mod contention;
 mod main_loop;
 pub mod metrics;
 pub mod own_pod;
@@ -24,13 +24,12 @@ pub mod settings;
 pub mod status_body;
 pub mod stop;
 pub mod subject;
-pub mod upstream_kubeconfig;
 pub mod watch;
 pub mod yielding;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use tracing::info;
@@ -41,6 +40,7 @@ use crate::node::Mounts;
 use crate::node::uninstall;
 use api::ApiHandle;
 use api::events::Event;
+use main_loop::MainLoop;
 use readiness::Status;
 use reconcile::Reconciler;
 use record_socket::RecordSocket;
@@ -76,22 +76,26 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     // that access hangs. A pass opens the listener that cannot be opened now, and reports why not.
     let _ = status.serve(settings.admin_address);
     status.state().running_since = Some(Instant::now());
-    let self_test =
-        settings.self_test.then(|| SelfTest::new(&settings, &status, watch.waker.clone()));
+    let mut self_test = None;
+    if settings.self_test {
+        self_test = Some(SelfTest::new(&settings, &status, watch.waker.clone()));
+    }
     let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker.clone());
     let record_socket = record_socket.map_err(Error::Thread)?;
     let pods_stopped =
         pods::start(&settings, &status, &api, watch.waker.clone()).map_err(Error::Thread)?;
-    let mut reconciler =
-        Reconciler::new(settings, entry, status, api, self_test, record_socket, watch);
+    let reconciler = Reconciler::new(settings, entry, status, api, self_test, record_socket);
+    let mut main_loop = MainLoop::new(reconciler, watch);
     info!("starting the agent");
-    let signal = loop {
-        if let Some(signal) = reconciler.step(Duration::MAX)? {
-            break signal;
-        }
-    };
+    let signal = main_loop.run_until_signal()?;
     info!("received {signal}");
-    reconciler.status.state().stopped_by = Some(signal);
+    main_loop.reconciler.status.state().stopped_by = Some(signal);
+    end(&mut main_loop, &pods_stopped)
+}
+
+/// Ends the agent: uninstalls, or leaves the plugin in place for the next agent.
+fn end(main_loop: &mut MainLoop, pods_stopped: &AtomicBool) -> Result<(), Error> {
+    let reconciler = &main_loop.reconciler;
     if !reconciler.is_installed() && !reconciler.record_socket.newer_agent_runs() {
         info!("nothing is installed on this node");
         reconciler.record_socket.stop();
@@ -99,7 +103,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         pods::clear_copy(&reconciler.settings);
         return Ok(());
     }
-    let verdict = decide(&mut reconciler)?;
+    let verdict = decide(main_loop)?;
+    let reconciler = &main_loop.reconciler;
     // The plugin keeps running while the agent decides, so its records are still logged.
     reconciler.record_socket.stop();
     match verdict {
@@ -110,41 +115,39 @@ pub fn run(settings: Settings) -> Result<(), Error> {
         Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
             pods_stopped.store(true, Ordering::Relaxed);
-            let removed = remove(&reconciler.settings, &reconciler.mounts);
-            if removed.is_err() {
+            if let Err(error) = remove(&reconciler.settings, &reconciler.mounts) {
                 // An upstream agent may be what keeps naming the plugin.
                 reconciler.restore_upstream_kubeconfig();
+                reconciler.api.report_failed_uninstall(uninstall_failed(&error), POST_TIME);
+                return Err(error);
             }
-            if let Err(error) = &removed {
-                reconciler.api.report_failed_uninstall(uninstall_failed(error), POST_TIME);
-            }
-            removed?;
         }
     }
     Ok(())
 }
 
 /// Waits until the evidence or the time to decide settles whether to uninstall. Keeps reconciling
-/// meanwhile, because another program may remove the plugin entry. Does not reconcile if an upstream
-/// agent chains the plugin: its entry and kubeconfig must stay.
-fn decide(reconciler: &mut Reconciler) -> Result<Verdict, Error> {
-    reconciler.api.stop_node_updates();
-    let is_chained_by_upstream = reconciler.restore_upstream_kubeconfig();
-    let mut question = Question::new(&reconciler.settings, reconciler.api.history());
+/// meanwhile, because another program may remove the plugin entry. Does not reconcile if an
+/// upstream agent chains the plugin: its entry and kubeconfig must stay.
+fn decide(main_loop: &mut MainLoop) -> Result<Verdict, Error> {
+    main_loop.reconciler.api.stop_node_updates();
+    let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
+    let Reconciler { settings, api, .. } = &main_loop.reconciler;
+    let mut question = Question::new(settings, api.history());
     loop {
-        let newer_agent_runs = reconciler.record_socket.newer_agent_runs();
-        let verdict = question.verdict(newer_agent_runs, reconciler.api.own_pod());
+        let Reconciler { settings, api, record_socket, .. } = &main_loop.reconciler;
+        let verdict = question.verdict(record_socket.newer_agent_runs(), api.own_pod());
         if !matches!(verdict, Verdict::AskAgain(_)) {
             return Ok(verdict);
         }
-        let waker = reconciler.watch.waker.clone();
-        let asked = question.ask(&reconciler.settings, &reconciler.api, waker);
-        asked.map_err(Error::Thread)?;
+        let waker = main_loop.watch.waker.clone();
+        question.ask(settings, api, waker).map_err(Error::Thread)?;
         // A further signal changes nothing.
-        match is_chained_by_upstream {
-            true => reconciler.watch.wait(question.time_left()).map_err(Error::Wait)?,
-            false => reconciler.step(question.time_left())?,
-        };
+        if is_chained_by_upstream {
+            main_loop.watch.wait(question.time_left()).map_err(Error::Wait)?;
+        } else {
+            main_loop.step(question.time_left())?;
+        }
     }
 }
 

@@ -1,10 +1,14 @@
 //! The agent's files on the node: plugin binaries, kubeconfig and plugin entries.
 
 pub mod binaries;
+pub mod install;
 pub mod leftovers;
+pub mod limited_writer;
 pub mod lock;
 pub mod network_config_steps;
+pub mod observed;
 pub mod uninstall;
+pub mod upstream_kubeconfig;
 
 use std::path::PathBuf;
 
@@ -12,7 +16,7 @@ use crate::conflist::chain_mode::ChainMode;
 use crate::files::MountedDir;
 use crate::record;
 
-/// Words of each problem of contention. `linkerd cni check` finds these problems by them.
+/// Words of each message about contention, the same in the log, in `/ready` and in Events.
 pub const OVERWRITTEN: &str = "keeps being overwritten by another writer";
 
 /// Where the agent's files are on the node, and what an uninstall leaves there.

@@ -1,6 +1,8 @@
 //! The agent's main loop: waits, runs a reconcile pass, and logs the problems that changed.
 
+use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -8,17 +10,43 @@ use tracing::{info, warn};
 
 use super::Error;
 use super::reconcile::Reconciler;
-use super::reconcile::findings::{Finding, Pass};
+use super::reconcile::findings::Finding;
+use super::reconcile::judge::Judgement;
 use super::settings::Settings;
 use super::subject::Subject;
+use super::watch::Watch;
 use crate::backoff::between;
 
 /// Time between a write and the pass that verifies it.
 const VERIFY_DELAY: Duration = Duration::from_millis(2);
-/// Shortest and longest time until the next pass after one with a problem. A pass takes a millisecond.
+/// Shortest and longest time until the next pass after one with a problem. A pass takes a
+/// millisecond.
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 
-impl Reconciler {
+/// Repeats reconcile passes.
+pub struct MainLoop {
+    pub reconciler: Reconciler,
+    pub watch: Watch,
+    /// Time to the next pass.
+    timeout: Duration,
+    /// The problems that were logged last, by subject.
+    logged: BTreeMap<Subject, String>,
+}
+
+impl MainLoop {
+    pub fn new(reconciler: Reconciler, watch: Watch) -> MainLoop {
+        MainLoop { reconciler, watch, timeout: Duration::ZERO, logged: BTreeMap::new() }
+    }
+
+    /// Runs passes until a signal stops the agent. Returns the signal.
+    pub fn run_until_signal(&mut self) -> Result<Signal, Error> {
+        loop {
+            if let Some(signal) = self.step(Duration::MAX)? {
+                return Ok(signal);
+            }
+        }
+    }
+
     /// Waits until a reconcile pass is due, at most for `longest`, and runs it. A signal ends the
     /// wait instead, and is returned.
     pub fn step(&mut self, longest: Duration) -> Result<Option<Signal>, Error> {
@@ -26,21 +54,27 @@ impl Reconciler {
         if signal.is_some() {
             return Ok(signal);
         }
-        self.status.state().running_since = Some(Instant::now());
-        let opened = self.status.serve(self.settings.admin_address);
-        let watching = self.watch.watch_dirs(&watched_dirs(&self.settings));
-        let mut pass = self.pass();
-        pass.add(Subject::Inotify, watching.err().map(Finding::Problem));
-        pass.add(Subject::AdminListener, opened.err().map(Finding::Problem));
-        self.log_changes(&pass);
-        self.timeout = time_to_next_pass(&pass, self.settings.resync);
-        self.status.end_pass();
+        let settings = Arc::clone(&self.reconciler.settings);
+        let status = Arc::clone(&self.reconciler.status);
+        status.state().running_since = Some(Instant::now());
+        let opened = status.serve(settings.admin_address);
+        let watching = self.watch.watch_dirs(&watched_dirs(&settings));
+        let mut judgement = self.reconciler.pass();
+        if let Err(why) = watching {
+            judgement.findings.push((Subject::Inotify, Finding::Problem(why)));
+        }
+        if let Err(why) = opened {
+            judgement.findings.push((Subject::AdminListener, Finding::Problem(why)));
+        }
+        self.log_changes(&judgement);
+        self.timeout = time_to_next_pass(&judgement, settings.resync);
+        status.end_pass();
         Ok(None)
     }
 
     /// Logs the differences to the problems of the last pass.
-    fn log_changes(&mut self, pass: &Pass) {
-        let problems = pass.logged();
+    fn log_changes(&mut self, judgement: &Judgement) {
+        let problems = judgement.logged();
         for subject in self.logged.keys().filter(|subject| !problems.contains_key(*subject)) {
             info!("{subject}: resolved");
         }
@@ -60,13 +94,18 @@ fn watched_dirs(settings: &Settings) -> Vec<&Path> {
     dirs.into_iter().chain(ca).collect()
 }
 
-fn time_to_next_pass(pass: &Pass, resync: Duration) -> Duration {
-    if pass.wrote {
+fn time_to_next_pass(judgement: &Judgement, resync: Duration) -> Duration {
+    if judgement.wrote {
         return VERIFY_DELAY;
     }
-    let longest = if pass.has_problem() { between(RETRY[0], RETRY[1]) } else { resync };
-    let next = pass.next.map(|next| next.saturating_duration_since(Instant::now()));
-    next.unwrap_or(resync).min(longest).min(resync)
+    let mut time = resync;
+    if judgement.has_problem() {
+        time = time.min(between(RETRY[0], RETRY[1]));
+    }
+    if let Some(next) = judgement.next {
+        time = time.min(next.saturating_duration_since(Instant::now()));
+    }
+    time
 }
 
 #[cfg(test)]
@@ -76,8 +115,8 @@ mod tests {
     #[test]
     fn a_pass_with_a_problem_is_repeated_within_three_seconds_and_the_resync() {
         let resync = Duration::from_secs(30);
-        let (good, mut bad) = (Pass::default(), Pass::default());
-        bad.add(Subject::Binary, Finding::Problem("missing".into()));
+        let (good, mut bad) = (Judgement::default(), Judgement::default());
+        bad.findings.push((Subject::Binary, Finding::Problem("missing".into())));
         assert_eq!(time_to_next_pass(&good, resync), resync);
         let time = time_to_next_pass(&bad, resync);
         assert!((RETRY[0]..=RETRY[1]).contains(&time), "{time:?}");

@@ -23,16 +23,12 @@ impl Binaries {
     /// Returns the regular files in the image's bin dir. Upstream copies the same files.
     pub fn in_image(settings: &NodeSettings) -> Result<Vec<String>, files::Error> {
         let path = settings.image_bin_dir.clone();
-        let is_file = |name: &String| {
-            files::metadata(&path.join(name))
-                .is_ok_and(|file| file.is_some_and(|file| file.is_file()))
-        };
         let mut names = files::file_names(&path)?;
-        names.retain(is_file);
-        match names.is_empty() {
-            true => Err(files::Error::Unusable { path, why: "has no plugin binary" }),
-            false => Ok(names),
+        names.retain(|name| is_regular_file(&path.join(name)));
+        if names.is_empty() {
+            return Err(files::Error::Unusable { path, why: "has no plugin binary" });
         }
+        Ok(names)
     }
 
     /// Returns the files among `names` that are missing on the host or differ in content or mode.
@@ -54,9 +50,11 @@ impl Binaries {
     pub fn executable(dir: &Path, name: &str) -> Option<Stamp> {
         let metadata = files::metadata(&dir.join(name)).ok()??;
         let runs = metadata.is_file() && metadata.len() > 0 && metadata.mode() & 0o111 != 0;
-        runs.then(|| stamp(&metadata))
+        if runs { Some(stamp(&metadata)) } else { None }
     }
 
+    /// Returns whether the copy of the file `name` on the host has the content and the mode of that
+    /// in the image.
     fn is_current(&mut self, settings: &NodeSettings, name: &str) -> Result<bool, files::Error> {
         let verified = self.verified.remove(name);
         let image = settings.image_bin_dir.join(name);
@@ -64,7 +62,6 @@ impl Binaries {
         let (Some(source), Some(copy)) = (files::metadata(&image)?, files::metadata(&host)?) else {
             return Ok(false);
         };
-        let mode = |metadata: &Metadata| metadata.mode() & 0o7777;
         if !copy.is_file() || copy.len() != source.len() || mode(&copy) != mode(&source) {
             return Ok(false);
         }
@@ -75,6 +72,15 @@ impl Binaries {
         }
         Ok(same)
     }
+}
+
+fn is_regular_file(path: &Path) -> bool {
+    files::metadata(path).is_ok_and(|file| file.is_some_and(|file| file.is_file()))
+}
+
+/// Returns the permission bits, including setuid, setgid and sticky.
+fn mode(file: &Metadata) -> u32 {
+    file.mode() & 0o7777
 }
 
 fn stamp(file: &Metadata) -> Stamp {

@@ -1,163 +1,167 @@
-//! Reconciles the kubeconfig on the host, and checks that the API server accepts its token.
+//! Decides which kubeconfig belongs on the host, and checks that the API server accepts its token.
 
-use std::fs::Metadata;
-use std::path::Path;
-use std::time::Instant;
-
-use tracing::info;
-
-use super::Reconciler;
 use super::findings::Finding::{self, Problem, Waiting, Warning};
-use crate::agent::api::FirstInstall;
+use super::plugin_token::{PluginToken, content};
+use crate::agent::api::ApiHandle;
 use crate::agent::api::server_address::ServerAddress;
-use crate::agent::api::token::TokenRequestResults;
-use crate::agent::contention::ContendedFile;
 use crate::agent::settings::Settings;
-use crate::agent::subject::Subject;
 use crate::agent::yielding::OtherAgent;
-use crate::files::{self, FileAccess};
 use crate::kube::kubeconfig::{self, ApiAccess};
+use crate::node::observed::Observed;
 
-/// File mode of the kubeconfig: it contains a token, so only root may read it.
-const MODE: u32 = 0o600;
+const NOT_RESPONDED: &str = "the API server has not responded yet";
 
-/// The token that belongs in the kubeconfig.
-#[derive(Clone)]
-pub(super) struct PluginToken {
-    /// The token, or why there is none yet.
-    pub text: Result<String, Finding>,
-    /// Why the last TokenRequest failed.
-    request_error: Option<String>,
+/// The kubeconfig that belongs on the host.
+pub enum DesiredKubeconfig {
+    /// This agent's, with this text and token.
+    Own { text: String, token: String },
+    /// That of a newer agent, with this token.
+    NewerAgents { token: String },
+    /// That of an upstream agent.
+    UpstreamAgents,
+    /// The one on the host, whoever wrote it, because this agent is stopping.
+    OnHost,
+    /// None can be written yet.
+    Missing(Finding),
 }
 
-impl Reconciler {
-    /// Writes the kubeconfig if its content or its access differs, and judges its token. Writes
-    /// nothing while there is no token for it, and over that of another agent that stays in use.
-    pub(super) fn install_kubeconfig(
-        &mut self,
-        kept: Option<OtherAgent>,
-        token: &PluginToken,
-    ) -> Result<(), Finding> {
-        // The decision to uninstall needs this token: the agent's own token ends with its pod.
-        if self.status.state().stopped_by.is_some() {
-            let why = "the kubeconfig has no token, and the agent is stopping";
-            let token = token_on_host(&self.settings);
-            return token.map(|_| ()).ok_or_else(|| Waiting(why.into()));
+/// Decision which kubeconfig belongs on the host.
+pub struct KubeconfigDecision {
+    pub desired: DesiredKubeconfig,
+    /// Why the API server's name cannot be resolved, while its last address stays in use.
+    pub address_error: Option<String>,
+    /// Why the last TokenRequest failed, while another token is in use.
+    pub request_error: Option<String>,
+}
+
+impl From<DesiredKubeconfig> for KubeconfigDecision {
+    fn from(desired: DesiredKubeconfig) -> KubeconfigDecision {
+        KubeconfigDecision { desired, address_error: None, request_error: None }
+    }
+}
+
+impl KubeconfigDecision {
+    /// Returns the text to write to the host, if any.
+    pub fn text(&self) -> Option<&str> {
+        match &self.desired {
+            DesiredKubeconfig::Own { text, .. } => Some(text),
+            DesiredKubeconfig::NewerAgents { .. }
+            | DesiredKubeconfig::UpstreamAgents
+            | DesiredKubeconfig::OnHost
+            | DesiredKubeconfig::Missing(_) => None,
         }
-        let address = self.api.server_address();
-        if let (Some(_), Some(why)) = (address.address, &address.error) {
-            let why = format!(
-                "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
-            );
-            self.pass.add(Subject::ServerAddress, Warning(why));
+    }
+
+    /// Returns why there is no kubeconfig for the plugin.
+    pub fn missing(&self) -> Option<&Finding> {
+        match &self.desired {
+            DesiredKubeconfig::Missing(why) => Some(why),
+            DesiredKubeconfig::Own { .. }
+            | DesiredKubeconfig::NewerAgents { .. }
+            | DesiredKubeconfig::UpstreamAgents
+            | DesiredKubeconfig::OnHost => None,
         }
-        let own = own_access(&self.settings, address)?;
-        let PluginToken { text: token, request_error } = token.clone();
-        self.status.metrics.token_request_failed.set(request_error.is_some().into());
-        let token = token?;
-        self.pass.notes.extend(request_error.clone());
-        self.pass.add(Subject::TokenRequest, request_error.clone().map(Warning));
-        if kept == Some(OtherAgent::Newer)
-            && let Some(found) = token_on_host(&self.settings)
-            && !matches!(self.api.token_status(&found, false).result, Some(Err(_)))
+    }
+}
+
+/// Decides which kubeconfig belongs on the host: none while there is no token for it, and that of
+/// another agent (`kept`) that stays in use.
+pub fn decide(
+    settings: &Settings,
+    api: &ApiHandle,
+    is_stopping: bool,
+    kept: Option<OtherAgent>,
+    token: &PluginToken,
+    observed: &Observed,
+) -> KubeconfigDecision {
+    // The decision to uninstall needs this token: the agent's own token ends with its pod.
+    if is_stopping && observed.token().is_some() {
+        return DesiredKubeconfig::OnHost.into();
+    }
+    if is_stopping {
+        let why = "the kubeconfig has no token, and the agent is stopping";
+        return DesiredKubeconfig::Missing(Waiting(why.into())).into();
+    }
+    let address = api.server_address();
+    let address_error = match (&address.address, &address.error) {
+        (Some(_), Some(why)) => Some(format!(
+            "the API server's name cannot be resolved, so the plugin keeps its last address: {why}"
+        )),
+        _ => None,
+    };
+    let (access, text) = match (own_access(settings, address), token.text.clone()) {
+        (Ok(access), Ok(text)) => (access, text),
+        (Err(why), _) | (Ok(_), Err(why)) => {
+            let desired = DesiredKubeconfig::Missing(why);
+            return KubeconfigDecision { desired, address_error, request_error: None };
+        }
+    };
+    let request_error = token.request_error.clone();
+    let desired = choose(api, kept, access, text, observed);
+    KubeconfigDecision { desired, address_error, request_error }
+}
+
+/// Chooses between the kubeconfig of this agent, with `access` and `token`, and that of the other
+/// agent whose files stay in use. A newer agent's stays unless the API server rejects its token.
+fn choose(
+    api: &ApiHandle,
+    kept: Option<OtherAgent>,
+    access: ApiAccess,
+    token: String,
+    observed: &Observed,
+) -> DesiredKubeconfig {
+    match (kept, observed.token()) {
+        (Some(OtherAgent::Newer), Some(found))
+            if !matches!(api.token_status(found, false).result, Some(Err(_))) =>
         {
-            self.check_token(&found, false, request_error);
-            return Ok(());
+            DesiredKubeconfig::NewerAgents { token: found.to_owned() }
         }
-        if kept == Some(OtherAgent::Upstream) {
-            if self.settings.plugin_account.is_some() && !self.api.history().has_responded() {
-                let why = "the API server has not responded yet";
-                self.pass.add(Subject::KubeconfigToken, Waiting(why.into()));
-            }
-            return Ok(());
-        }
-        let desired = kubeconfig::render(&ApiAccess { token: Some(token.clone()), ..own });
-        let path = self.settings.node.kubeconfig();
-        let problem = |error: files::Error| Problem(error.to_string());
-        let is_current = is_current(&path, &desired).map_err(problem)?;
-        if !is_current {
-            let file = ContendedFile { subject: Subject::Kubeconfig, path: path.clone() };
-            // The key is the written content, so that the write of a renewed token is never
-            // delayed.
-            self.begin_write(&file, &desired).map_err(Problem)?;
-            self.upstream_kubeconfig.before_write(&path, &desired);
-            files::write(&path, desired.as_bytes(), FileAccess::own(MODE)).map_err(problem)?;
-            self.status.metrics.kubeconfig_writes.inc();
-            info!("wrote kubeconfig {}", path.display());
-            self.end_write(file, &desired);
-        }
-        self.check_token(&token, !is_current, request_error);
-        Ok(())
-    }
-
-    /// Returns the token that belongs in the kubeconfig: the token of the plugin's ServiceAccount,
-    /// or the token found on the host while none is issued. An expired or revoked token stays until
-    /// another token replaces it. `is_empty`: nothing is installed on the node, so that the first
-    /// install may have to wait.
-    ///
-    /// The agent's own token only if the plugin has no ServiceAccount of its own, as in upstream's
-    /// chart: a process that reads the host's files must not get the agent's permissions. Neither
-    /// an outage nor a denied TokenRequest changes that: a starting API server denies requests,
-    /// too.
-    pub(super) fn plugin_token(&mut self, is_empty: bool) -> PluginToken {
-        let first_install = if is_empty { self.await_first_install() } else { Ok(()) };
-        let Some(account) = &self.settings.plugin_account else {
-            let own = content(&self.settings.service_account_dir.join("token")).map_err(Problem);
-            return PluginToken { text: first_install.and(own), request_error: None };
-        };
-        let TokenRequestResults { token, error } = self.api.token_requests();
-        if let Some(issued) = token {
-            let request_error = error.map(|why| {
-                format!(
-                    "the token of ServiceAccount {account} could not be renewed, \
-                     so the plugin keeps its last token: {why}"
-                )
-            });
-            return PluginToken { text: first_install.map(|()| issued.text), request_error };
-        }
-        let waiting =
-            format!("waiting for the API server to issue the token of ServiceAccount {account}");
-        let request_error = error.map(|why| format!("{waiting}: {why}"));
-        let on_host = token_on_host(&self.settings);
-        self.token_found_on_host = on_host.or(self.token_found_on_host.take());
-        let missing = || request_error.clone().map_or(Waiting(waiting), Problem);
-        let text = self.token_found_on_host.clone().ok_or_else(missing);
-        PluginToken { text, request_error }
-    }
-
-    /// Returns why a node where nothing is installed gets no token yet.
-    fn await_first_install(&mut self) -> Result<(), Finding> {
-        match self.api.first_install(Instant::now()) {
-            FirstInstall::Possible => Ok(()),
-            FirstInstall::AwaitsWatch(end) => {
-                self.pass.schedule_next(end);
-                Err(Waiting("the watch of the agent's pod is not open yet".into()))
-            }
-            FirstInstall::Rejected => {
-                Err(Problem("the API server rejected the agent's own token (HTTP 401)".into()))
-            }
+        (Some(OtherAgent::Upstream), _) => DesiredKubeconfig::UpstreamAgents,
+        (Some(OtherAgent::Newer) | None, _) => {
+            let text = kubeconfig::render(&ApiAccess { token: Some(token.clone()), ..access });
+            DesiredKubeconfig::Own { text, token }
         }
     }
+}
 
-    /// Records whether the API server accepts `token`. An unreachable API server is only a warning,
-    /// as upstream's agent sends no requests. The exception: the plugin has a ServiceAccount of its
-    /// own, and the API server has not responded since the start. Then the node is not ready.
-    fn check_token(&mut self, token: &str, written: bool, request_error: Option<String>) {
-        let status = self.api.token_status(token, written);
-        let must_wait = self.settings.plugin_account.is_some() && !status.responded;
-        let not_responded = "the API server has not responded yet";
-        let request_error = request_error.map(|why| format!("; {why}")).unwrap_or_default();
-        let problem = |why: String| Problem(format!("{why}{request_error}"));
-        let finding = match (status.result, status.error) {
-            (Some(Err(why)), _) => Some(problem(why)),
-            (_, None) if must_wait => Some(Waiting(not_responded.into())),
-            (_, Some(error)) if must_wait => Some(problem(format!("{not_responded}: {error}"))),
-            (_, Some(error)) => {
-                Some(Warning(format!("cannot check the token in the kubeconfig: {error}")))
-            }
-            (_, None) => None,
-        };
-        self.pass.add(Subject::KubeconfigToken, finding);
+/// Returns what is wrong with the token in the kubeconfig on the host, which is the one of the
+/// `decision`. `is_new`: it was written just now.
+///
+/// An unreachable API server is only a warning, as upstream's agent sends no requests. The
+/// exception: the plugin has a ServiceAccount of its own, and the API server has not responded
+/// since the start. Then the node is not ready.
+pub fn check_token(
+    settings: &Settings,
+    api: &ApiHandle,
+    decision: &KubeconfigDecision,
+    is_new: bool,
+) -> Option<Finding> {
+    let has_account = settings.plugin_account.is_some();
+    let token = match &decision.desired {
+        DesiredKubeconfig::Own { token, .. } | DesiredKubeconfig::NewerAgents { token } => token,
+        DesiredKubeconfig::UpstreamAgents if has_account && !api.history().has_responded() => {
+            return Some(Waiting(NOT_RESPONDED.into()));
+        }
+        DesiredKubeconfig::UpstreamAgents
+        | DesiredKubeconfig::OnHost
+        | DesiredKubeconfig::Missing(_) => return None,
+    };
+    let status = api.token_status(token, is_new);
+    let must_wait = has_account && !status.responded;
+    let request_error = match &decision.request_error {
+        Some(why) => format!("; {why}"),
+        None => String::new(),
+    };
+    match (status.result, status.error) {
+        (Some(Err(why)), _) => Some(Problem(format!("{why}{request_error}"))),
+        (_, None) if must_wait => Some(Waiting(NOT_RESPONDED.into())),
+        (_, Some(error)) if must_wait => {
+            Some(Problem(format!("{NOT_RESPONDED}: {error}{request_error}")))
+        }
+        (_, Some(error)) => {
+            Some(Warning(format!("cannot check the token in the kubeconfig: {error}")))
+        }
+        (_, None) => None,
     }
 }
 
@@ -165,9 +169,12 @@ impl Reconciler {
 /// requests the token of a plugin's ServiceAccount. `resolved` is the address if the settings have
 /// a host name. No error contains a credential.
 fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess, Finding> {
-    let unset = |name| Problem(format!("{name} is not set"));
-    let host = settings.api_host.as_deref().ok_or_else(|| unset("KUBERNETES_SERVICE_HOST"))?;
-    let port = settings.api_port.as_deref().ok_or_else(|| unset("KUBERNETES_SERVICE_PORT"))?;
+    let Some(host) = settings.api_host.as_deref() else {
+        return Err(Problem("KUBERNETES_SERVICE_HOST is not set".into()));
+    };
+    let Some(port) = settings.api_port.as_deref() else {
+        return Err(Problem("KUBERNETES_SERVICE_PORT is not set".into()));
+    };
     let tls_server_name = settings.api_name().map(str::to_owned);
     let server = match (&tls_server_name, resolved.address, resolved.error) {
         (None, ..) => kubeconfig::server(host, port),
@@ -194,32 +201,4 @@ fn own_access(settings: &Settings, resolved: ServerAddress) -> Result<ApiAccess,
     };
     let ca = ca.map_err(Problem)?.into_bytes();
     Ok(ApiAccess { server, tls_server_name, ca, token })
-}
-
-fn content(path: &Path) -> Result<String, String> {
-    let (bytes, _) = files::read(path).map_err(|error| error.to_string())?;
-    match String::from_utf8(bytes) {
-        Ok(text) if text.trim().is_empty() => Err(format!("{} is empty", path.display())),
-        Ok(text) => Ok(text.trim().to_owned()),
-        Err(_) => Err(format!("{} is not text", path.display())),
-    }
-}
-
-/// Whether the kubeconfig on the host has a host name, like upstream's: the plugin resolves none.
-pub(super) fn needs_resolver(settings: &Settings) -> bool {
-    kubeconfig::read(&settings.node.kubeconfig()).is_ok_and(|access| access.address().is_none())
-}
-
-/// Returns the token in the kubeconfig on the host: of any ServiceAccount, perhaps expired.
-pub(super) fn token_on_host(settings: &Settings) -> Option<String> {
-    let token = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
-    Some(token).filter(|token| !token.is_empty())
-}
-
-fn is_current(path: &Path, desired: &str) -> Result<bool, files::Error> {
-    let has_form = |file: &Metadata| {
-        file.is_file() && FileAccess::from_metadata(file) == FileAccess::own(MODE)
-    };
-    let has_content = || files::read(path).is_ok_and(|(bytes, _)| bytes == desired.as_bytes());
-    Ok(files::metadata(path)?.as_ref().is_some_and(has_form) && has_content())
 }

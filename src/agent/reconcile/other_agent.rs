@@ -4,81 +4,130 @@ use std::time::Instant;
 
 use tracing::{info, warn};
 
-use super::Reconciler;
-use super::kubeconfig::needs_resolver;
-use crate::agent::yielding::{OtherAgent, RESTORED_WITHIN, is_chained_by_upstream};
-use crate::conflist::PLUGIN;
+use crate::agent::settings::Settings;
+use crate::agent::yielding::{OtherAgent, RESTORED_WITHIN, Yielding, is_chained_by_upstream};
 use crate::conflist::net_dir::{self, ConfigFile};
+use crate::conflist::{Entry, PLUGIN};
 use crate::files;
 use crate::node::NodeSettings;
 use crate::node::binaries::Binaries;
+use crate::node::observed::Observed;
+use crate::node::upstream_kubeconfig::UpstreamKubeconfig;
 
-impl Reconciler {
-    /// Restores the kubeconfig of an upstream agent that chains the plugin. Returns whether one does.
-    pub fn restore_upstream_kubeconfig(&self) -> bool {
-        let node = &self.settings.node;
-        let is_chained = net_dir::scan(&node.net_dir, &node.kubeconfig_name)
-            .is_ok_and(|configs| is_chained_by_upstream(&node.mode, &configs, &self.entry));
-        if is_chained && let Err(error) = self.upstream_kubeconfig.restore(&node.kubeconfig()) {
-            warn!("{error}");
+/// What the agent remembers of other agents on the node.
+pub struct OtherAgents {
+    yielding: Yielding,
+    pub upstream_kubeconfig: UpstreamKubeconfig,
+    /// The other agent whose plugin entry stays in use, as logged last.
+    logged: Option<OtherAgent>,
+}
+
+/// The agent whose plugin binary and kubeconfig on the host stay in use.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct KeptFiles {
+    pub agent: Option<OtherAgent>,
+    /// When to decide again.
+    pub until: Option<Instant>,
+}
+
+/// The plugin entry of another agent that stays in use.
+#[derive(Debug)]
+pub struct YieldedEntry {
+    pub agent: OtherAgent,
+    pub entry: Entry,
+    /// When to decide again.
+    pub until: Option<Instant>,
+}
+
+impl OtherAgents {
+    pub fn new(settings: &Settings) -> OtherAgents {
+        OtherAgents {
+            yielding: Yielding::new(settings.resync),
+            upstream_kubeconfig: UpstreamKubeconfig::default(),
+            logged: None,
         }
-        is_chained
     }
 
-    /// Returns the agent whose plugin binary and kubeconfig on the host stay in use.
+    /// Returns the agent whose plugin binary and kubeconfig on the host stay in use. `compared` are
+    /// the plugin binaries that were compared, `own` is the plugin entry of this agent.
     ///
     /// An upstream agent's files stay only if the API server has a host name: upstream's kubeconfig
     /// has that name, which only upstream's plugin resolves. Upstream's agent writes the plugin
     /// only at its start, so the binary must survive the end of this agent, also by SIGKILL.
-    pub(super) fn kept_files(&mut self, configs: &[ConfigFile]) -> Option<OtherAgent> {
-        if self.record_socket.newer_agent_runs() {
-            return Some(OtherAgent::Newer);
+    pub fn kept_files(
+        &self,
+        settings: &Settings,
+        newer_agent_runs: bool,
+        compared: &mut Binaries,
+        own: &Entry,
+        observed: &Observed,
+    ) -> KeptFiles {
+        if newer_agent_runs {
+            return KeptFiles { agent: Some(OtherAgent::Newer), until: None };
         }
-        let settings = &self.settings;
-        let bin_dir = &settings.node.bin_dir;
-        if settings.api_name().is_none() || Binaries::executable(bin_dir, PLUGIN).is_none() {
-            return None;
+        if settings.api_name().is_none() || !observed.has_plugin {
+            return KeptFiles::default();
         }
-        let stale = self.binaries.stale(&settings.node, &[PLUGIN.to_owned()]);
+        let stale = compared.stale(&settings.node, &[PLUGIN.to_owned()]);
         if stale.is_ok_and(|stale| stale.is_empty()) {
-            return None;
+            return KeptFiles::default();
         }
         // Upstream's agent writes the binary first, and the plugin entry last.
-        let changed = files::changed_at(&bin_dir.join(PLUGIN));
+        let changed = files::changed_at(&settings.node.bin_dir.join(PLUGIN));
         let age = changed.and_then(|changed| changed.elapsed().ok());
         let now = Instant::now();
         if age.is_some_and(|age| age < RESTORED_WITHIN) || self.yielding.is_trying(now) {
-            self.pass.schedule_next(now + RESTORED_WITHIN);
-            return Some(OtherAgent::Upstream);
+            let until = Some(now + RESTORED_WITHIN);
+            return KeptFiles { agent: Some(OtherAgent::Upstream), until };
         }
-        let is_kept = needs_resolver(settings)
-            && is_chained_by_upstream(&settings.node.mode, configs, &self.entry);
-        is_kept.then_some(OtherAgent::Upstream)
+        let configs = observed.readable_configs();
+        if observed.has_host_name() && is_chained_by_upstream(&settings.node.mode, configs, own) {
+            return KeptFiles { agent: Some(OtherAgent::Upstream), until: None };
+        }
+        KeptFiles::default()
     }
 
-    /// Decides whether the plugin entry of another agent stays in use, and logs a change. An
-    /// attempt to write this agent's entry does not count as a change.
-    pub(super) fn yield_entry(&mut self, configs: &[ConfigFile], kept: Option<OtherAgent>) {
+    /// Returns the plugin entry of another agent that stays in use, and logs a change. An attempt
+    /// to write this agent's entry, `own`, does not count as a change.
+    pub fn yielded_entry(
+        &mut self,
+        settings: &NodeSettings,
+        newer_agent_runs: bool,
+        own: &Entry,
+        configs: &[ConfigFile],
+    ) -> Option<YieldedEntry> {
         let now = Instant::now();
-        let NodeSettings { kubeconfig_on_host, mode, .. } = &self.settings.node;
-        let is_newer = kept == Some(OtherAgent::Newer);
-        let yielded =
-            self.yielding.choose(&self.entry, kubeconfig_on_host, mode, configs, is_newer, now);
-        let (other, entry) = yielded.unzip();
-        self.pass.yielded_entry = entry;
-        if let Some(other) = other {
-            self.pass.notes.push(other.describe().to_owned());
-            self.yielding.until.into_iter().for_each(|at| self.pass.schedule_next(at));
+        let NodeSettings { kubeconfig_on_host, mode, .. } = settings;
+        let chosen =
+            self.yielding.choose(own, kubeconfig_on_host, mode, configs, newer_agent_runs, now);
+        let Some((agent, entry)) = chosen else {
+            if self.logged.is_some() && !self.yielding.is_trying(now) {
+                info!(
+                    "no other agent's plugin entry is in use; this agent manages the plugin again"
+                );
+                self.logged = None;
+            }
+            return None;
+        };
+        if self.logged != Some(agent) {
+            info!("{}", agent.describe());
+            self.logged = Some(agent);
         }
-        if other == self.yields_to || other.is_none() && self.yielding.is_trying(now) {
-            return;
+        Some(YieldedEntry { agent, entry, until: self.yielding.until })
+    }
+
+    /// Restores the kubeconfig of an upstream agent that chains the plugin. Returns whether one
+    /// does.
+    pub fn restore_upstream_kubeconfig(&self, settings: &NodeSettings, own: &Entry) -> bool {
+        let Ok(configs) = net_dir::scan(&settings.net_dir, &settings.kubeconfig_name) else {
+            return false;
+        };
+        if !is_chained_by_upstream(&settings.mode, &configs, own) {
+            return false;
         }
-        match other {
-            Some(other) => info!("{}", other.describe()),
-            None => info!(
-                "no other agent's plugin entry is in use; this agent manages the plugin again"
-            ),
+        if let Err(error) = self.upstream_kubeconfig.restore(&settings.kubeconfig()) {
+            warn!("{error}");
         }
-        self.yields_to = other;
+        true
     }
 }

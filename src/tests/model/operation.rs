@@ -85,7 +85,7 @@ fn replace(name: &str, before: Text, new: &str, bug: Bug) -> Vec<Operation> {
     }
 }
 
-/// Operations of one step of a plan, as `node::network_config_steps` runs them.
+/// Operations of one step of a plan, as `node::network_config_steps` applies them.
 pub fn of_step(step: &Step, found: &[ConfigFile], bug: Bug) -> Vec<Operation> {
     let mut operations = operations(step, found, bug);
     operations.push(EndStep);
