@@ -3,17 +3,20 @@
 //! uninstall all three.
 //!
 //! [`main_loop`] repeats reconcile passes. A pass ([`reconcile`]) decides from the state of the
-//! host, never from past events; [`watch`] only triggers it. The agent waits for what the
+//! host, never from past events; [`file_watch`] only triggers it. The agent waits for what the
 //! node does not have yet: a directory, a token, a network config. It exits without a signal only
 //! if a setting or the plugin entry template is invalid, or if a thread or the signal handling
 //! cannot be set up.
 //!
-//! Read [`settings`] and [`reconcile`] first, then [`yielding`], [`self_test`], [`api`] and
+//! Read [`settings`] and [`reconcile`] first, then [`yielding`], [`self_test`], [`api_thread`] and
 //! [`stop`].
 
-pub mod api;
+pub mod agent_metrics;
+pub mod api_history;
+pub mod api_thread;
+pub mod file_watch;
+pub mod identity;
 mod main_loop;
-pub mod metrics;
 pub mod own_pod;
 pub mod pods;
 pub mod readiness;
@@ -24,7 +27,6 @@ pub mod settings;
 pub mod status_body;
 pub mod stop;
 pub mod subject;
-pub mod watch;
 pub mod yielding;
 
 use std::io;
@@ -38,16 +40,16 @@ use crate::conflist::PLUGIN;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::Mounts;
 use crate::node::uninstall;
-use api::ApiHandle;
-use api::events::Event;
+use api_thread::ApiHandle;
+use api_thread::event_queue::Event;
+use file_watch::FileWatch;
 use main_loop::MainLoop;
 use readiness::Status;
 use reconcile::Reconciler;
 use record_socket::RecordSocket;
 use self_test::SelfTest;
 use settings::Settings;
-use stop::{Question, Verdict};
-use watch::Watch;
+use stop::{UninstallDecision, Verdict};
 
 /// Longest time for the last requests before the agent ends.
 const POST_TIME: Duration = Duration::from_secs(4);
@@ -67,7 +69,7 @@ pub enum Error {
 
 /// Runs the agent until SIGTERM or SIGINT. Then uninstalls if [`stop`] decides so.
 pub fn run(settings: Settings) -> Result<(), Error> {
-    let watch = Watch::start().map_err(Error::Wait)?;
+    let watch = FileWatch::start().map_err(Error::Wait)?;
     let entry = settings.plugin_entry().map_err(Error::PluginEntry)?;
     let settings = Arc::new(settings);
     let status = Arc::new(Status::new(settings.resync));
@@ -133,7 +135,7 @@ fn decide(main_loop: &mut MainLoop) -> Result<Verdict, Error> {
     main_loop.reconciler.api.stop_node_updates();
     let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
     let Reconciler { settings, api, .. } = &main_loop.reconciler;
-    let mut question = Question::new(settings, api.history());
+    let mut question = UninstallDecision::new(settings, api.history());
     loop {
         let Reconciler { settings, api, record_socket, .. } = &main_loop.reconciler;
         let verdict = question.verdict(record_socket.newer_agent_runs(), api.own_pod());

@@ -9,12 +9,12 @@ use nix::sys::signal::Signal;
 use tracing::{info, warn};
 
 use super::Error;
+use super::file_watch::FileWatch;
 use super::reconcile::Reconciler;
 use super::reconcile::findings::Finding;
 use super::reconcile::judge::Judgement;
 use super::settings::Settings;
 use super::subject::Subject;
-use super::watch::Watch;
 use crate::backoff::between;
 
 /// Time between a write and the pass that verifies it.
@@ -26,7 +26,7 @@ const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 /// Repeats reconcile passes.
 pub struct MainLoop {
     pub reconciler: Reconciler,
-    pub watch: Watch,
+    pub watch: FileWatch,
     /// Time to the next pass.
     timeout: Duration,
     /// The problems that were logged last, by subject.
@@ -34,7 +34,7 @@ pub struct MainLoop {
 }
 
 impl MainLoop {
-    pub fn new(reconciler: Reconciler, watch: Watch) -> MainLoop {
+    pub fn new(reconciler: Reconciler, watch: FileWatch) -> MainLoop {
         MainLoop { reconciler, watch, timeout: Duration::ZERO, logged: BTreeMap::new() }
     }
 

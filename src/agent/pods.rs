@@ -21,12 +21,13 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::api::{self, ApiHandle, USER_AGENT};
+use super::api_thread::ApiHandle;
+use super::file_watch::Waker;
+use super::identity::{self, USER_AGENT};
 use super::own_pod::SeenPod;
 use super::readiness::Status;
 use super::settings::Settings;
 use super::status_body::PodCopyStatus;
-use super::watch::Waker;
 use crate::backoff::between;
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
@@ -85,9 +86,9 @@ pub fn start(
     if !settings.watch_pods {
         clear_copy(settings);
     }
-    let Some(source) = api::source(settings) else { return Ok(stopped) };
+    let Some(source) = identity::access_source(settings) else { return Ok(stopped) };
     let connection = Connection::new(source.clone(), USER_AGENT, pod_watch::DEADLINES);
-    let own_pod = api::pod_name(settings).map(|name| OwnPodWatch::new(api, name));
+    let own_pod = identity::pod_name(settings).map(|name| OwnPodWatch::new(api, name));
     let thread = thread::Builder::new().name("pods".into()).stack_size(512 << 10);
     if let Some(run_dir) = settings.node.run_dir.clone()
         && let Some(node) = settings.node_name.clone()
@@ -175,7 +176,7 @@ fn pod_ref(metadata: &Metadata) -> PodRef {
     PodRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
 }
 
-struct Known {
+struct PublishedPod {
     /// The published facts. While they are equal, an update of the pod needs no request.
     facts: Box<[u8]>,
     problem: Option<String>,
@@ -195,7 +196,7 @@ struct Publisher {
     stopped: Arc<AtomicBool>,
     status: Arc<Status>,
     /// By UID.
-    known: BTreeMap<String, Known>,
+    known: BTreeMap<String, PublishedPod>,
     /// A problem since the last list that concerns no single pod.
     problem: Option<String>,
     /// Held from the first list until [`FAILURES`].
@@ -305,7 +306,7 @@ impl Publisher {
         if self.stopped.load(Ordering::Relaxed) {
             return;
         }
-        let mut known = Known { facts, problem: None, reasons: Vec::new(), has_ipv6 };
+        let mut known = PublishedPod { facts, problem: None, reasons: Vec::new(), has_ipv6 };
         let published = decision.and_then(|decision| {
             let decision = match decision {
                 Decision::Skip(reason) => Decision::Skip(reason),

@@ -6,10 +6,10 @@ use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
 
-use super::metrics::{Metrics, PluginCalls};
+use super::agent_metrics::{AgentMetrics, PluginCalls};
+use super::file_watch::Waker;
 use super::status_body::{PluginCounts, PodCopyStatus, StatusBody};
 use super::subject::Subject;
-use super::watch::Waker;
 use crate::admin;
 
 /// Number of resync periods without a finished pass after which the agent is not ready.
@@ -20,7 +20,7 @@ const STUCK_AFTER: Duration = Duration::from_secs(60);
 /// The agent's state, shared between its threads and the admin server.
 #[derive(Debug)]
 pub struct Status {
-    pub metrics: Metrics,
+    pub metrics: AgentMetrics,
     pub plugin_calls: PluginCalls,
     state: Mutex<State>,
 }
@@ -56,7 +56,7 @@ impl Status {
             is_serving: false,
         };
         Status {
-            metrics: Metrics::default(),
+            metrics: AgentMetrics::default(),
             plugin_calls: PluginCalls::default(),
             state: Mutex::new(state),
         }

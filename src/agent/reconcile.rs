@@ -15,8 +15,8 @@ use std::time::{Instant, UNIX_EPOCH};
 
 use tracing::info;
 
-use super::api::ApiHandle;
-use super::api::events::Event;
+use super::api_thread::ApiHandle;
+use super::api_thread::event_queue::Event;
 use super::readiness::Status;
 use super::record_socket::RecordSocket;
 use super::self_test::{SelfTest, TestedPlugin};

@@ -9,7 +9,7 @@
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
 
-mod events;
+mod pod_events;
 
 use std::fs;
 use std::io;
@@ -23,10 +23,10 @@ use std::time::{Duration, Instant};
 
 use tracing::{error, info, warn};
 
-use super::api::ApiHandle;
+use super::api_thread::ApiHandle;
+use super::file_watch::Waker;
 use super::readiness::Status;
 use super::settings::Settings;
-use super::watch::Waker;
 use crate::backoff::RateLimit;
 use crate::files;
 use crate::record::{Record, SIZE_LIMIT, SOCKET_NAME};
@@ -193,7 +193,7 @@ impl RecordSocket {
             record if !record.warnings().is_empty() => warn!("{record}"),
             record => info!("{record}"),
         }
-        for event in events::pod_events(&record) {
+        for event in pod_events::pod_events(&record) {
             self.api.report_event(event);
         }
     }

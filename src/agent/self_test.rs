@@ -18,9 +18,9 @@ use std::time::{Duration, Instant};
 
 use tracing::info;
 
+use super::file_watch::Waker;
 use super::readiness::Status;
 use super::settings::Settings;
-use super::watch::Waker;
 use crate::backoff::{Backoff, Limits};
 use crate::node::binaries::Stamp;
 

@@ -21,10 +21,11 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use crate::agent::api::{ApiHandle, token::History};
+use crate::agent::api_history::ApiHistory;
+use crate::agent::api_thread::ApiHandle;
+use crate::agent::file_watch::Waker;
 use crate::agent::own_pod::OwnPod;
 use crate::agent::settings::Settings;
-use crate::agent::watch::Waker;
 use crate::backoff::between;
 pub use decision::{Verdict, verdict};
 pub use evidence::{Evidence, Round, TokenFacts};
@@ -38,17 +39,17 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 
 /// The question whether to uninstall, while a thread sends the requests that answer it.
-pub struct Question {
+pub struct UninstallDecision {
     evidence: Evidence,
-    /// The rounds of the thread, and when each ended; `None` until [`Question::ask`].
+    /// The rounds of the thread, and when each ended; `None` until [`UninstallDecision::ask`].
     rounds: Option<Receiver<(Instant, Round)>>,
     /// Why there was no proof after the last round.
     last: String,
 }
 
-impl Question {
+impl UninstallDecision {
     /// Begins to gather evidence. `before` is what the agent's other requests have shown.
-    pub fn new(settings: &Settings, before: History) -> Question {
+    pub fn new(settings: &Settings, before: ApiHistory) -> UninstallDecision {
         let begin = Instant::now();
         let evidence = Evidence {
             own_pod: OwnPod::default(),
@@ -58,7 +59,7 @@ impl Question {
             newer_agent_runs: false,
             rounds: Vec::new(),
         };
-        Question { evidence, rounds: None, last: String::new() }
+        UninstallDecision { evidence, rounds: None, last: String::new() }
     }
 
     pub fn time_left(&self) -> Duration {

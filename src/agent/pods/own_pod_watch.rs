@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use crate::agent::api::{ApiHandle, PodName};
+use crate::agent::api_thread::ApiHandle;
+use crate::agent::identity::PodName;
 use crate::agent::own_pod::{OwnPod, SeenPod};
 use crate::kube::pod_watch::{Selection, Update};
 

@@ -2,8 +2,8 @@
 
 use super::findings::Finding::{self, Problem, Waiting, Warning};
 use super::plugin_token::{PluginToken, content};
-use crate::agent::api::ApiHandle;
-use crate::agent::api::server_address::ServerAddress;
+use crate::agent::api_thread::ApiHandle;
+use crate::agent::api_thread::server_address::ServerAddress;
 use crate::agent::settings::Settings;
 use crate::agent::yielding::OtherAgent;
 use crate::kube::kubeconfig::{self, ApiAccess};

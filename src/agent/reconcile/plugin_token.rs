@@ -4,8 +4,8 @@ use std::path::Path;
 use std::time::Instant;
 
 use super::findings::Finding::{self, Problem, Waiting};
-use crate::agent::api::token::TokenRequestResults;
-use crate::agent::api::{ApiHandle, FirstInstall};
+use crate::agent::api_thread::token::TokenRequestResults;
+use crate::agent::api_thread::{ApiHandle, FirstInstall};
 use crate::agent::settings::Settings;
 use crate::files;
 use crate::node::observed::Observed;

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use super::evidence::{Evidence, Round, TokenFacts};
-use crate::agent::api::CHECK_PERIOD;
+use crate::agent::api_thread::CHECK_PERIOD;
 use crate::agent::own_pod::Deletion;
 
 /// Time for which the API server must reject every token before that proves an uninstall. A single

@@ -2,8 +2,9 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::agent::api::token::History;
-use crate::agent::api::{self, ApiHandle, PodName, USER_AGENT};
+use crate::agent::api_history::ApiHistory;
+use crate::agent::api_thread::ApiHandle;
+use crate::agent::identity::{self, PodName, USER_AGENT};
 use crate::agent::own_pod::{OwnPod, Owner, SeenPod};
 use crate::agent::settings::Settings;
 use crate::kube::claims::Claims;
@@ -18,7 +19,7 @@ pub struct Evidence {
     /// The agent's own pod, as a watch or a request of [`ask`] showed it last.
     pub own_pod: OwnPod,
     /// What the API server's responses had shown when the agent received the signal.
-    pub before: History,
+    pub before: ApiHistory,
     /// When the agent received the signal.
     pub begin: Instant,
     /// Until when the agent asks the API server.
@@ -79,11 +80,11 @@ enum RoundEnd {
 /// new connections, so that a load balancer may choose another API server in each round. `timeout`
 /// bounds each phase of a request.
 pub fn ask(settings: &Settings, api: &ApiHandle, timeout: Duration) -> Round {
-    let Some(source) = api::source(settings) else {
+    let Some(source) = identity::access_source(settings) else {
         return Round::Unreachable("no API server is configured".into());
     };
-    let Some(namespace) = api::namespace(settings) else {
-        return Round::Unreachable(api::NO_NAMESPACE.into());
+    let Some(namespace) = identity::namespace(settings) else {
+        return Round::Unreachable(identity::NO_NAMESPACE.into());
     };
     let mut own = Connection::new(source, USER_AGENT, Deadlines::each(timeout));
     let client = match own.client() {
@@ -130,7 +131,7 @@ fn look_at_own_pod(
     api: &ApiHandle,
     client: &Client,
 ) -> Result<Option<String>, RoundEnd> {
-    let Some(PodName { namespace, name, .. }) = api::pod_name(settings) else {
+    let Some(PodName { namespace, name, .. }) = identity::pod_name(settings) else {
         return Ok(Some("the name of the agent's pod is unknown: set LINKERD_CNI_POD_NAME".into()));
     };
     match client.get::<Pod>(&format!("/api/v1/namespaces/{namespace}/pods/{name}")) {

@@ -2,7 +2,7 @@
 //! `stop_decision.rs` and `stop_evidence.rs` of `src/tests/agent`.
 
 use super::*;
-use crate::agent::api::token::TokenHistory;
+use crate::agent::api_history::TokenHistory;
 use crate::agent::own_pod::Deletion;
 
 type Rounds = Vec<(u64, Round)>;
@@ -36,7 +36,7 @@ fn evidence(rounds: Rounds) -> Evidence {
     let deletion = Deletion::Graceful { shown, token_ends: shown + seconds(60) };
     Evidence {
         own_pod: OwnPod { deletion, ..OwnPod::default() },
-        before: History { own_token, plugin_token, disconnected: None },
+        before: ApiHistory { own_token, plugin_token, disconnected: None },
         begin,
         end: begin + seconds(25),
         newer_agent_runs: false,
@@ -299,7 +299,8 @@ fn rounds_that_are_read_late_count_from_their_time_and_as_if_read_one_by_one() {
         evidence(sent).rounds.into_iter().for_each(|round| send.send(round).unwrap());
         let evidence = evidence(Vec::new());
         let own_pod = evidence.own_pod.clone();
-        Question { evidence, rounds: Some(rounds), last: String::new() }.verdict(false, own_pod)
+        UninstallDecision { evidence, rounds: Some(rounds), last: String::new() }
+            .verdict(false, own_pod)
     };
     let verdict = verdict_on([gone(), unclear(2, "HTTP 403")].concat());
     assert!(matches!(verdict, Verdict::Uninstall(_)));

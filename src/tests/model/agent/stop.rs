@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use linkerd2_cni::agent::api::token::{History, TokenHistory};
+use linkerd2_cni::agent::api_history::{ApiHistory, TokenHistory};
 use linkerd2_cni::agent::own_pod::{Deletion, OwnPod};
 use linkerd2_cni::agent::stop::{Evidence, Round, TokenFacts, Verdict, verdict};
 
@@ -61,7 +61,7 @@ fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
     let times = (0..).map(|number| begin + number * ROUND);
     let evidence = Evidence {
         own_pod: OwnPod { deletion, ..OwnPod::default() },
-        before: History { own_token, plugin_token: accepted, disconnected: None },
+        before: ApiHistory { own_token, plugin_token: accepted, disconnected: None },
         begin,
         end: begin + ROUNDS * ROUND,
         newer_agent_runs,

@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use linkerd2_cni::agent::api::{CheckResult, Schedule};
+use linkerd2_cni::agent::api_thread::{CheckResult, Schedule};
 use linkerd2_cni::backoff::{Backoff, jitter};
 use linkerd2_cni::kube::kubeconfig::ApiAccess;
 use linkerd2_cni::kube::pod_stream::{self, WatchEvent};
@@ -25,7 +25,7 @@ use crate::objects::in_parallel;
 use crate::recording::{Chain, Recording, Step};
 
 const STACK: usize = 256 << 10;
-// Copies of private constants of the product: src/agent/api/worker.rs, src/kube/pod_watch.rs.
+// Copies of private constants of the product: src/agent/api_thread/worker.rs, src/kube/pod_watch.rs.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
 const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_IDLE: Duration = Duration::from_secs(10);

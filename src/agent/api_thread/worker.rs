@@ -12,7 +12,8 @@ use serde::de::IgnoredAny;
 use super::node_readiness::NodeReadiness;
 use super::schedule::CheckResult;
 use super::startup_taint::StartupTaint;
-use super::{ApiHandle, TokenStatus, USER_AGENT, namespace};
+use super::{ApiHandle, TokenStatus};
+use crate::agent::identity::{USER_AGENT, namespace};
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT, Retry};
 

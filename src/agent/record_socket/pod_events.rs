@@ -4,7 +4,7 @@
 //! nothing from it but names, ports and the error code, whose words are those of
 //! [`failure`](crate::failure).
 
-use crate::agent::api::events::Event;
+use crate::agent::api_thread::event_queue::Event;
 use crate::cni::Command;
 use crate::cni::args::PodRef;
 use crate::config::ignored_ports::Ignored;

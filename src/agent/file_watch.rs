@@ -28,7 +28,7 @@ const SETTLE_TIME: Duration = Duration::from_millis(20);
 /// Time between two checks whether the writer has closed the file.
 const SETTLE_PERIOD: Duration = Duration::from_millis(1);
 
-/// Ends a wait of [`Watch`] from another thread.
+/// Ends a wait of [`FileWatch`] from another thread.
 #[derive(Clone, Debug)]
 pub struct Waker(Arc<UnixDatagram>);
 
@@ -41,7 +41,7 @@ impl Waker {
 }
 
 /// Everything that ends a wait: stop signals, changes in directories, wakes from threads.
-pub struct Watch {
+pub struct FileWatch {
     signals: SignalFd,
     inotify: Option<Inotify>,
     wakes: UnixDatagram,
@@ -50,17 +50,17 @@ pub struct Watch {
     complete: bool,
 }
 
-impl Watch {
+impl FileWatch {
     /// Blocks SIGTERM and SIGINT, to receive them through a signalfd. Must be called before the
     /// first thread starts, because threads inherit the signal mask.
-    pub fn start() -> io::Result<Watch> {
+    pub fn start() -> io::Result<FileWatch> {
         let mask = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
         mask.thread_block()?;
         let flags = SfdFlags::SFD_CLOEXEC | SfdFlags::SFD_NONBLOCK;
         let (wakes, waker) = UnixDatagram::pair()?;
         wakes.set_nonblocking(true)?;
         waker.set_nonblocking(true)?;
-        Ok(Watch {
+        Ok(FileWatch {
             wakes,
             waker: Waker(Arc::new(waker)),
             signals: SignalFd::with_flags(&mask, flags)?,
@@ -172,7 +172,7 @@ mod tests {
     fn a_change_is_finished_when_its_writer_has_closed_the_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("10-net.conflist");
-        let mut watch = Watch::start().unwrap();
+        let mut watch = FileWatch::start().unwrap();
         watch.watch_dirs(&[dir.path()]).unwrap();
         assert_eq!(watch.drain(true), None);
         let mut file = File::create(&path).unwrap();
@@ -188,7 +188,7 @@ mod tests {
 
     #[test]
     fn a_signal_ends_also_a_wait_without_time() {
-        let watch = Watch::start().unwrap();
+        let watch = FileWatch::start().unwrap();
         nix::sys::signal::raise(Signal::SIGTERM).unwrap();
         assert_eq!(watch.wait(Duration::ZERO).unwrap(), Some(Signal::SIGTERM));
     }

@@ -1,7 +1,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::agent::api::startup_taint::{RECHECK, TOKEN_RENEWED};
+use crate::agent::api_thread::startup_taint::{RECHECK, TOKEN_RENEWED};
 
 const MINUTE: Duration = Duration::from_secs(60);
 const HOUR: Duration = Duration::from_secs(3600);

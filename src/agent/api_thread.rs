@@ -6,7 +6,7 @@
 //! The thread stores its results in the state that the reconciler reads, and wakes the reconciler
 //! when the state changes.
 
-pub mod events;
+pub mod event_queue;
 mod node_readiness;
 mod schedule;
 pub mod server_address;
@@ -22,29 +22,26 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tracing::warn;
 
+use super::api_history::ApiHistory;
+use super::file_watch::Waker;
+use super::identity::{USER_AGENT, access_source, namespace};
 use super::own_pod::OwnPod;
 use super::settings::Settings;
-use super::watch::Waker;
 use crate::deadline::run_within;
 use crate::failure::Failure;
-use crate::files;
 use crate::kube::Deadlines;
 use crate::kube::claims::Claims;
-use crate::kube::connection::{AccessSource, Connection};
+use crate::kube::connection::Connection;
 use crate::kube::kubeconfig;
 use crate::kube::pod_watch;
 use crate::record::Record;
-use events::{Event, EventQueue};
+use event_queue::{Event, EventQueue};
 use node_readiness::NodeReadiness;
 pub use schedule::{CHECK_PERIOD, CheckResult, Schedule};
 use server_address::ServerAddress;
-use token::{History, Token, TokenRequestResults};
+use token::{Token, TokenRequestResults};
 use worker::Worker;
 
-/// User agent of the requests, which the API server's audit log shows.
-pub const USER_AGENT: &str = "linkerd2-cni-install";
-/// Why the agent sends no request that needs its namespace.
-pub const NO_NAMESPACE: &str = "the agent's namespace is unknown: set LINKERD_CNI_NAMESPACE";
 /// Longest time for which the first install of a node waits until the watch of pods is open.
 const FIRST_WATCH: Duration = Duration::from_secs(3);
 
@@ -63,7 +60,7 @@ struct State {
     check: TokenStatus,
     /// The kubeconfig on the host was written since the last check began.
     is_changed: bool,
-    history: History,
+    history: ApiHistory,
     own_pod: OwnPod,
     /// Until when the watch that shows the agent's pod is awaited; `None` if it is open or failed.
     watch_awaited_until: Option<Instant>,
@@ -109,7 +106,7 @@ impl ApiHandle {
             server_address: ServerAddress::adopted(settings),
             check: TokenStatus::default(),
             is_changed: false,
-            history: History::default(),
+            history: ApiHistory::default(),
             own_pod: OwnPod::default(),
             watch_awaited_until: None,
             node: Some(NodeReadiness::at_start(now)),
@@ -122,7 +119,7 @@ impl ApiHandle {
         }
         let (wake, woken) = mpsc::sync_channel(1);
         let (settings, state) = (Arc::clone(settings), Mutex::new(state));
-        let source = source(&settings);
+        let source = access_source(&settings);
         let api = Arc::new(ApiHandle { settings, state, wake, waker });
         if let Some(source) = source {
             let worker = Worker::new(Arc::clone(&api), source);
@@ -170,7 +167,7 @@ impl ApiHandle {
         }
     }
 
-    pub fn history(&self) -> History {
+    pub fn history(&self) -> ApiHistory {
         self.state().history
     }
 
@@ -266,11 +263,11 @@ impl ApiHandle {
 
     /// Posts the Event of a failed uninstall. Waits at most `longest` for the response.
     pub fn report_failed_uninstall(&self, event: Event, longest: Duration) {
-        let Some(source) = source(&self.settings) else { return };
+        let Some(source) = access_source(&self.settings) else { return };
         let settings = Arc::clone(&self.settings);
         let _ = run_within("last request", longest, move || {
             let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(longest / 2));
-            if let Err(error) = events::post(&mut connection, &settings, &event) {
+            if let Err(error) = event_queue::post(&mut connection, &settings, &event) {
                 warn!("cannot post an Event: {error}");
             }
         });
@@ -283,47 +280,6 @@ impl ApiHandle {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns how the agent reaches the API server; `None` if no address is configured.
-pub fn source(settings: &Settings) -> Option<AccessSource> {
-    Some(AccessSource::InCluster {
-        host: settings.api_host.clone()?,
-        port: settings.api_port.clone()?,
-        dir: settings.service_account_dir.clone(),
-    })
-}
-
-/// Returns the agent's Namespace, from the settings or from the ServiceAccount's files.
-pub fn namespace(settings: &Settings) -> Option<String> {
-    let from_file = || {
-        let (bytes, _) = files::read(&settings.service_account_dir.join("namespace")).ok()?;
-        String::from_utf8(bytes).ok()
-    };
-    let name = settings.namespace.clone().or_else(from_file)?;
-    Some(name.trim().to_owned()).filter(|name| !name.is_empty())
-}
-
-/// The name of a pod, and its UID if it is known.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct PodName {
-    pub namespace: String,
-    pub name: String,
-    pub uid: Option<String>,
-}
-
-/// Returns the name of the agent's pod: of the pod to which the agent's token is bound, or else
-/// from the settings. Under upstream's chart only the token has it.
-pub fn pod_name(settings: &Settings) -> Option<PodName> {
-    let namespace = namespace(settings)?;
-    let token = files::read(&settings.service_account_dir.join("token")).ok();
-    let token = token.and_then(|(bytes, _)| String::from_utf8(bytes).ok()).unwrap_or_default();
-    let claims = Claims::read(token.trim()).unwrap_or_default();
-    if let Some((name, uid)) = claims.pod() {
-        let (name, uid) = (name.to_owned(), Some(uid.to_owned()));
-        return Some(PodName { namespace, name, uid });
-    }
-    Some(PodName { namespace, name: settings.pod_name.clone()?, uid: None })
 }
 
 /// Returns the token in the kubeconfig on the host, and the time until its renewal. `None` unless

@@ -19,7 +19,7 @@ pub use plugin_calls::PluginCalls;
 
 metrics! {
     /// All metrics of the agent but those of the plugin's calls.
-    Metrics "linkerd_cni_agent" [request_metrics::register, register_build_info]
+    AgentMetrics "linkerd_cni_agent" [request_metrics::register, register_build_info]
     ready: Gauge = register "Whether `/ready` responds with 200"
     binary_writes: Counter = register "Plugin binaries copied to the host"
     kubeconfig_writes: Counter = register "Kubeconfigs written to the host"
@@ -50,7 +50,7 @@ metrics! {
         (["passed", "skipped", "failed"].map(|result| [label("result", result)]))
 }
 
-impl Metrics {
+impl AgentMetrics {
     pub fn set_bypassing_pods(&self, counts: &BTreeMap<String, usize>) {
         for reason in Reason::ALL {
             let count = counts.get(reason.label()).copied().unwrap_or_default();
@@ -77,7 +77,7 @@ mod tests {
 
     #[test]
     fn the_docs_list_every_metric_of_the_agent_and_each_sample_is_under_its_family() {
-        let text = Metrics::default().render(&PluginCalls::default());
+        let text = AgentMetrics::default().render(&PluginCalls::default());
         assert_documented(&text, &["linkerd_cni_agent_", "linkerd_cni_plugin_"]);
         let mut family = "";
         for line in text.strip_suffix("# EOF\n").unwrap().lines() {

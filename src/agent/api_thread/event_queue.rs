@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::USER_AGENT;
 use super::worker::Worker;
+use crate::agent::identity::USER_AGENT;
 use crate::agent::settings::Settings;
 use crate::backoff::{RateLimit, between};
 use crate::cni::args::PodRef;

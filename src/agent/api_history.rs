@@ -1,0 +1,110 @@
+//! What the API server's responses have shown of the agent's token, the plugin's token and the
+//! connection. On SIGTERM this is evidence for and against an uninstall. Pure.
+
+use std::time::Instant;
+
+use crate::kube::{self, pod_watch};
+
+/// Which tokens the API server accepted and rejected so far, and whether it is connected.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ApiHistory {
+    /// The agent's own token.
+    pub own_token: TokenHistory,
+    /// The token in the kubeconfig on the host.
+    pub plugin_token: TokenHistory,
+    /// When the watch of pods failed without a response that shows whether the agent's token is
+    /// valid, such as by a restart of the API server. `None` since the next accepted request.
+    pub disconnected: Option<Instant>,
+}
+
+impl ApiHistory {
+    /// Whether the API server ever accepted or rejected a token.
+    pub fn has_responded(&self) -> bool {
+        let tokens = [self.own_token, self.plugin_token];
+        tokens.iter().any(|token| token.accepted.is_some() || token.rejected.is_some())
+    }
+
+    /// Records the response to a request with the agent's own token. `error`: why it failed.
+    pub fn record_own(&mut self, error: Option<&kube::Error>, now: Instant) {
+        self.own_token.record(error, now);
+        if self.own_token.accepted == Some(now) {
+            self.disconnected = None;
+        }
+    }
+
+    /// Records that the watch of pods failed.
+    pub fn record_failed_watch(&mut self, error: &pod_watch::Error, now: Instant) {
+        if let pod_watch::Error::Request(error) = error
+            && (error.code() == Some(401) || error.is_denied_or_missing())
+        {
+            self.record_own(Some(error), now);
+        } else {
+            self.disconnected.get_or_insert(now);
+        }
+    }
+}
+
+/// When the API server accepted and rejected a token.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TokenHistory {
+    /// The last response that shows a valid token.
+    pub accepted: Option<Instant>,
+    /// The first HTTP 401 since then.
+    pub rejected: Option<Instant>,
+}
+
+impl TokenHistory {
+    /// Records the response to a request with the token. `error`: why the request failed. A
+    /// response for which the token may not have been checked, such as a 429, a 500 or a proxy's
+    /// page, changes nothing.
+    pub fn record(&mut self, error: Option<&kube::Error>, now: Instant) {
+        if error.is_some_and(|error| error.code() == Some(401)) {
+            self.rejected.get_or_insert(now);
+        } else if error.is_none_or(kube::Error::is_denied_or_missing) {
+            *self = TokenHistory { accepted: Some(now), rejected: None };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    fn status(code: u16, reason: Option<&str>) -> Result<(), kube::Error> {
+        Err(kube::Error::Status {
+            request: String::new(),
+            code,
+            reason: reason.map(str::to_owned),
+            message: String::new(),
+            retry_after: None,
+        })
+    }
+
+    #[test]
+    fn a_rejection_counts_from_the_first_401_until_a_response_that_shows_a_valid_token() {
+        let begin = Instant::now();
+        let at = |second| begin + Duration::from_secs(second);
+        let mut token = TokenHistory::default();
+        token.record(None, at(1));
+        for (second, response) in [
+            (2, status(401, Some("Unauthorized"))),
+            (3, status(401, None)),
+            (4, status(500, None)),
+            (5, status(429, None)),
+            (6, status(403, None)),
+            (7, status(404, None)),
+        ] {
+            token.record(response.as_ref().err(), at(second));
+            let expected = TokenHistory { accepted: Some(at(1)), rejected: Some(at(2)) };
+            assert_eq!(token, expected, "{response:?}");
+        }
+        for response in [Ok(()), status(403, Some("Forbidden")), status(404, Some("NotFound"))] {
+            token.record(status(401, None).as_ref().err(), at(8));
+            token.record(response.as_ref().err(), at(9));
+            let expected = TokenHistory { accepted: Some(at(9)), rejected: None };
+            assert_eq!(token, expected, "{response:?}");
+        }
+    }
+}
