@@ -24,11 +24,10 @@ metrics! {
     binary_writes: Counter = register "Plugin binaries copied to the host"
     kubeconfig_writes: Counter = register "Kubeconfigs written to the host"
     conflist_writes: Counter = register "Network configs written to the host"
-    contentions: Counter = register
-        "Times that contention began: another writer keeps overwriting a network config, the kubeconfig or a plugin binary"
-    contention_active: Gauge = register "Whether another writer keeps overwriting a file now"
-    rechains: Counter = register
-        "Times that the plugin was chained again to a network config from which another program had removed the plugin entry"
+    contention_active: Gauge = register
+        "Whether another writer keeps overwriting a network config, the kubeconfig or a plugin binary now"
+    plugin_entry_restores: Counter = register
+        "Times that the plugin entry was restored in a network config from which another program had removed it"
     conflist_without_entry_seconds: Counter<f64, AtomicU64> = register
         "Time in which the active conflist lacked the plugin entry while the agent ran"
     token_expiration_timestamp_seconds: Gauge = register
@@ -39,8 +38,8 @@ metrics! {
     token_request_failed: Gauge = register
         "Whether the last request for a token of the plugin's ServiceAccount failed"
     published_pods: Gauge = register "Pods of this node that the plugin finds in the node's copy"
-    pod_copy_kept: Gauge = register
-        "Whether the plugin may wait for pods in the node's copy: they were listed, and the watch has not failed twice in a row since"
+    pod_copy_current: Gauge = register
+        "Whether the node's copy of its pods is current, so that the plugin waits for new pods there: the pods were listed, and the watch has not failed twice in a row since"
     log_lines_dropped: Counter = register
         "Log lines dropped because stderr was full, closed or not read"
     bypassing_pods: Family<Labels<1>, Gauge> = register_each

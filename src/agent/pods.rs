@@ -379,7 +379,7 @@ impl Publisher {
         self.logged = problems.iter().cloned().collect();
         let problem = problems.into_iter().next();
         let has_problem = problem.is_some();
-        let (published, kept) = (self.published(), self.lock.is_some());
+        let (published, current) = (self.published(), self.lock.is_some());
         let mut bypasses = BTreeMap::new();
         for known in self.known.values() {
             let has = |reason: &Reason| known.has_ipv6 || *reason != Reason::Ipv6;
@@ -387,7 +387,7 @@ impl Publisher {
                 *bypasses.entry(reason.label().to_owned()).or_default() += 1;
             }
         }
-        self.status.set_pod_copy(PodCopyStatus { published, kept, problem, bypasses });
+        self.status.set_pod_copy(PodCopyStatus { published, current, problem, bypasses });
         has_problem
     }
 

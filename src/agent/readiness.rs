@@ -77,7 +77,7 @@ impl Status {
     pub fn set_pod_copy(&self, pod_copy: PodCopyStatus) {
         let published = i64::try_from(pod_copy.published).unwrap_or(i64::MAX);
         self.metrics.published_pods.set(published);
-        self.metrics.pod_copy_kept.set(pod_copy.kept.into());
+        self.metrics.pod_copy_current.set(pod_copy.current.into());
         self.metrics.set_bypassing_pods(&pod_copy.bypasses);
         let mut state = self.state();
         state.pod_copy = Some(pod_copy);

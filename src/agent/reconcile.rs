@@ -289,13 +289,12 @@ impl Reconciler {
         metrics.kubeconfig_writes.inc_by(replaced + kubeconfig.writes);
         let writes = &configs.outcome.writes;
         metrics.conflist_writes.inc_by(writes.len() as u64);
-        metrics.rechains.inc_by(self.entry_history.count_rechains(writes));
+        metrics.plugin_entry_restores.inc_by(self.entry_history.count_restores(writes));
         let expires = verified.token_expires.unwrap_or_default();
         let expires = i64::try_from(expires).unwrap_or(i64::MAX);
         metrics.token_expiration_timestamp_seconds.set(expires);
         for ContendedFile { file, is_new, .. } in contended {
             if *is_new {
-                metrics.contentions.inc();
                 self.api.report_event(Event::on_node(EventContent {
                     kind: EventType::Warning,
                     reason: "LinkerdCNIContention",

@@ -48,10 +48,10 @@ pub fn problems_by_key(problems: BTreeMap<Subject, String>) -> BTreeMap<String, 
 pub struct PodCopyStatus {
     /// Number of pods that are published for the plugin.
     pub published: usize,
-    /// Whether the plugin may wait for pods there: they were listed, and the watch has not failed twice
-    /// in a row since.
-    pub kept: bool,
-    /// Why the copy is not kept, or why a pod is not published.
+    /// Whether the plugin waits for new pods there: the pods were listed, and the watch has not
+    /// failed twice in a row since.
+    pub current: bool,
+    /// Why the copy is not current, or why a pod is not published.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Number of pods with a path around the proxy, by the label of the reason.

@@ -34,19 +34,19 @@ impl EntryHistory {
         }
     }
 
-    /// Remembers the `writes` of a pass. Returns how many of them chained the plugin again to a
-    /// network config from which another program had removed the plugin entry.
-    pub fn count_rechains(&mut self, writes: &[ConfigWrite]) -> u64 {
-        let mut rechains = 0;
+    /// Remembers the `writes` of a pass. Returns how many of them restored the plugin entry in a
+    /// network config from which another program had removed it.
+    pub fn count_restores(&mut self, writes: &[ConfigWrite]) -> u64 {
+        let mut restores = 0;
         for write in writes {
             if write.change == Change::Unchain {
                 continue;
             }
             let is_first = self.chained.insert(write.name.clone());
             if !is_first && !write.had_entry {
-                rechains += 1;
+                restores += 1;
             }
         }
-        rechains
+        restores
     }
 }

@@ -227,7 +227,7 @@ fn pod_copies(bodies: &StatusBodies<'_>) -> CheckResult {
     judge_bodies(bodies, Severity::Warning, summary, |body| {
         let pod_copy = body.pod_copy.as_ref()?;
         // An agent that gives no cause is starting.
-        if pod_copy.kept { None } else { pod_copy.problem.clone() }
+        if pod_copy.current { None } else { pod_copy.problem.clone() }
     })
 }
 

@@ -197,10 +197,10 @@ fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request(
     assert_eq!(asked(), (1, 1), "{:?}", watched.api.requests());
     let problem =
         "pod shop/long is not published: its annotations and containers need more than 4096 bytes";
-    let wanted = json!({"published": 8, "kept": true, "problem": problem});
+    let wanted = json!({"published": 8, "current": true, "problem": problem});
     until("status", || watched.status() == wanted);
     assert_eq!(watched.agent.metric("linkerd_cni_agent_published_pods"), 8.0);
-    assert_eq!(watched.agent.metric("linkerd_cni_agent_pod_copy_kept"), 1.0);
+    assert_eq!(watched.agent.metric("linkerd_cni_agent_pod_copy_current"), 1.0);
 }
 
 #[test]
@@ -317,7 +317,7 @@ fn the_copy_is_kept_through_one_broken_watch_and_not_through_an_outage() {
     watched.api.crash();
     until("the copy is not kept", || !watched.is_kept());
     watched.facts("web", "u-web");
-    until("status", || watched.status()["kept"] == false);
+    until("status", || watched.status()["current"] == false);
     watched.api.up();
     watched.until_kept();
     watched.add("next", "u-next");
@@ -356,7 +356,7 @@ fn a_pod_for_which_a_request_fails_has_no_file() {
     watched.add("then", "u-then");
     watched.facts("debug", "u-debug");
     watched.facts("destination", "u-destination");
-    until("status", || watched.status() == json!({"published": 5, "kept": true}));
+    until("status", || watched.status() == json!({"published": 5, "current": true}));
     // A change that needs a request which fails removes what is no longer true.
     watched.api.answer(NAMESPACE, 500, "{}");
     let mut changed = pods[1].clone();

@@ -135,12 +135,12 @@ fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
     let info = format!(r#"linkerd_cni_agent_build_info{{version="{version}"}}"#);
     assert_eq!(agent.metric(&info), 1.0);
     assert!(agent.metric(r#"linkerd_cni_agent_api_requests_total{status="2xx"}"#) >= 1.0);
-    assert_eq!(agent.metric("linkerd_cni_agent_rechains_total"), 0.0);
+    assert_eq!(agent.metric("linkerd_cni_agent_plugin_entry_restores_total"), 0.0);
     let gap = "linkerd_cni_agent_conflist_without_entry_seconds_total";
     let before = agent.metric(gap);
     node.rewrite_calico();
-    let rechains = || agent.metric("linkerd_cni_agent_rechains_total");
-    until("the time without the entry", || rechains() == 1.0 && agent.metric(gap) > before);
+    let restores = || agent.metric("linkerd_cni_agent_plugin_entry_restores_total");
+    until("the time without the entry", || restores() == 1.0 && agent.metric(gap) > before);
     assert_eq!(agent.metric("linkerd_cni_agent_contention_active"), 0.0);
     promtool::assert_clean(&agent.get("/metrics").1);
 }

@@ -74,7 +74,7 @@ fn contention_for_two_conflists_is_named_with_its_remedy_delays_writes_and_is_an
 }
 
 #[test]
-fn contention_for_each_file_of_the_agent_is_logged_and_counted_once() {
+fn contention_for_each_file_of_the_agent_is_logged_once_and_shown_in_the_metric() {
     for (file, bad) in [
         ("etc/kubeconfig.json", "bad"),
         ("bin/linkerd-cni", "bad"),
@@ -85,7 +85,7 @@ fn contention_for_each_file_of_the_agent_is_logged_and_counted_once() {
         let agent = node.start_ready();
         let said = || agent.log().matches("keeps being overwritten by another writer").count();
         node.until_contended(file, bad, || said() > 0);
-        assert_eq!(agent.metric("linkerd_cni_agent_contentions_total"), 1.0, "{file}");
+        assert_eq!(agent.metric("linkerd_cni_agent_contention_active"), 1.0, "{file}");
         assert_eq!(said(), 1, "{}", agent.log());
     }
 }

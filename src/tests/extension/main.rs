@@ -126,7 +126,7 @@ fn three_clusters_with_500_agents_each_are_checked_in_seconds() {
     let socket = scratch.path().join("api");
     let version = env!("CARGO_PKG_VERSION");
     let status =
-        json!({"version": version, "ready": true, "conflist": "a", "podCopy": {"kept": true}});
+        json!({"version": version, "ready": true, "conflist": "a", "podCopy": {"current": true}});
     let (status, is_ready, latency) = (status.to_string(), true, LATENCY);
     let cluster = HealthyCluster { nodes: AGENTS, status, is_ready, latency };
     let most = cluster.serve(UnixListener::bind(&socket).unwrap());
