@@ -30,7 +30,8 @@ impl OwnPodWatch {
         match update {
             Update::Listed { pods, .. } => {
                 self.api.record_list();
-                match pods.iter().map(seen).find(|seen| self.is_own(&seen.namespace, &seen.name)) {
+                let mut listed = pods.iter().map(seen);
+                match listed.find(|pod| self.is_own(&pod.namespace, &pod.name)) {
                     Some(own) => self.record_seen(own),
                     None => self.api.record_own_pod(OwnPod::record_absent),
                 }

@@ -1,0 +1,63 @@
+//! A pod of the node, reduced to what its copy and the agent need.
+
+use crate::agent::own_pod::SeenPod;
+use crate::cni::args::PodRef;
+use crate::kube::pod_stream::FromPod;
+use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
+use crate::pod::containers::has_ipv6_address;
+use crate::pod::facts::own_facts;
+
+/// Longest facts of a published pod, in bytes, to bound memory. Real pods have far shorter facts.
+pub const FACTS_LIMIT: usize = 4 << 10;
+
+pub struct NodePod {
+    /// The pod as the runtime names it.
+    pub pod: PodRef,
+    pub seen: SeenPod,
+    /// `None` for a pod in the host's network, which is not published.
+    pub content: Option<PodContent>,
+}
+
+/// What is published of a pod.
+pub struct PodContent {
+    /// A `Decision<OwnFacts>` as JSON, which needs a third of the memory: all pods of a list are in
+    /// memory at once. Empty if longer than [`FACTS_LIMIT`].
+    pub facts: Box<[u8]>,
+    /// Not in `facts`, because the addresses change after the pod is published.
+    pub has_ipv6: bool,
+}
+
+impl FromPod for NodePod {
+    fn from_pod(object: Pod) -> Option<Self> {
+        if object.status.has_ended() {
+            return None;
+        }
+        let pod = runtime_pod(&object.metadata);
+        let seen = SeenPod::read(&object.metadata);
+        let content =
+            if object.spec.host_network { None } else { Some(PodContent::from_object(object)?) };
+        Some(NodePod { pod, seen, content })
+    }
+}
+
+impl PodContent {
+    fn from_object(object: Pod) -> Option<PodContent> {
+        let has_ipv6 = has_ipv6_address(&object);
+        let mut facts = serde_json::to_vec(&own_facts(object).ok()?).ok()?;
+        if facts.len() > FACTS_LIMIT {
+            facts = Vec::new();
+        }
+        Some(PodContent { facts: facts.into_boxed_slice(), has_ipv6 })
+    }
+}
+
+/// Returns the pod as the runtime names it: a static pod by its hash, from an annotation. Ignores a
+/// UID with dashes there: the author of a pod could claim the UID of another pod.
+pub fn runtime_pod(metadata: &Metadata) -> PodRef {
+    let Metadata { namespace, name, uid, annotations, .. } = metadata;
+    let uid = match annotations.get(STATIC_POD_UID) {
+        Some(hash) if !hash.contains('-') => hash,
+        _ => uid,
+    };
+    PodRef { namespace: namespace.clone(), name: name.clone(), uid: uid.clone() }
+}
