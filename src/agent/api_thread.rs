@@ -7,11 +7,14 @@
 //! when the state changes.
 
 pub mod event_queue;
+mod first_install;
 mod node_readiness;
 mod schedule;
 pub mod server_address;
 mod startup_taint;
 pub mod token;
+mod token_check;
+mod token_renewal;
 mod worker;
 
 use std::io;
@@ -24,26 +27,24 @@ use tracing::warn;
 
 use super::api_history::ApiHistory;
 use super::file_watch::Waker;
-use super::identity::{USER_AGENT, access_source, namespace};
+use super::identity::{USER_AGENT, access_source};
 use super::own_pod::OwnPod;
 use super::settings::Settings;
 use crate::deadline::run_within;
 use crate::failure::Failure;
 use crate::kube::Deadlines;
-use crate::kube::claims::Claims;
 use crate::kube::connection::Connection;
-use crate::kube::kubeconfig;
 use crate::kube::pod_watch;
 use crate::record::Record;
 use event_queue::{Event, EventQueue};
+pub use first_install::FirstInstall;
+use first_install::FirstWatch;
 use node_readiness::NodeReadiness;
 pub use schedule::{CHECK_PERIOD, CheckResult, Schedule};
 use server_address::ServerAddress;
-use token::{Token, TokenRequestResults};
+use token::{AdoptedToken, TokenRequestResults};
+pub use token_check::{TokenStatus, TokenValidity};
 use worker::Worker;
-
-/// Longest time for which the first install of a node waits until the watch of pods is open.
-const FIRST_WATCH: Duration = Duration::from_secs(3);
 
 /// Handle to the thread that talks to the API server, and to the state that it keeps.
 pub struct ApiHandle {
@@ -59,69 +60,54 @@ struct State {
     server_address: ServerAddress,
     check: TokenStatus,
     /// The kubeconfig on the host was written since the last check began.
-    is_changed: bool,
+    kubeconfig_written: bool,
     history: ApiHistory,
     own_pod: OwnPod,
-    /// Until when the watch that shows the agent's pod is awaited; `None` if it is open or failed.
-    watch_awaited_until: Option<Instant>,
+    first_watch: FirstWatch,
     /// `None` after SIGTERM or SIGINT: the agent then leaves the Node unchanged for the next agent.
     node: Option<NodeReadiness>,
     events: EventQueue,
     schedule: Schedule,
 }
 
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct TokenStatus {
-    token: String,
-    /// Result of checking the token; `None` if it was not checked yet. The error says why the
-    /// API server rejects the token.
-    pub result: Option<Result<(), String>>,
-    /// Whether a check of any token has had a usable response.
-    pub responded: bool,
-    /// Why the last check had no usable response.
-    pub error: Option<String>,
-}
-
-/// Whether a node where nothing is installed can get a token.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FirstInstall {
-    /// The agent's watch is open, so that the end of the release will be shown; or it cannot be
-    /// opened.
-    Possible,
-    /// The API server rejects the agent's own token.
-    Rejected,
-    /// The watch is not open yet. Do not wait beyond this time.
-    AwaitsWatch(Instant),
-}
-
-impl ApiHandle {
-    /// Adopts the plugin's token from the kubeconfig that an earlier agent wrote. Starts the
-    /// thread if the address of an API server is configured.
-    pub fn start(settings: &Arc<Settings>, waker: Waker) -> io::Result<Arc<ApiHandle>> {
-        let (token, renewal) = adopt(settings, SystemTime::now()).unzip();
+impl State {
+    /// Adopts the plugin's token from the kubeconfig that an earlier agent wrote.
+    fn at_start(settings: &Settings) -> State {
         let now = Instant::now();
-        let renewal = settings.plugin_account.as_ref().map(|_| renewal.unwrap_or_default());
-        let mut state = State {
+        let adopted = AdoptedToken::read(settings, SystemTime::now());
+        let renewal = match (&settings.plugin_account, &adopted) {
+            (None, _) => None,
+            (Some(_), None) => Some(Duration::ZERO),
+            (Some(_), Some(adopted)) => Some(adopted.renewal),
+        };
+        let mut schedule = Schedule::new(now, renewal);
+        if settings.api_name().is_some() {
+            // The first check resolves the name, without which there is no kubeconfig.
+            schedule.kubeconfig_changed(now);
+        }
+        let token = adopted.map(|adopted| adopted.token);
+        State {
             token_requests: TokenRequestResults { token, error: None },
             server_address: ServerAddress::adopted(settings),
             check: TokenStatus::default(),
-            is_changed: false,
+            kubeconfig_written: false,
             history: ApiHistory::default(),
             own_pod: OwnPod::default(),
-            watch_awaited_until: None,
+            first_watch: FirstWatch::default(),
             node: Some(NodeReadiness::at_start(now)),
             events: EventQueue::new(now),
-            schedule: Schedule::new(now, renewal),
-        };
-        if settings.api_name().is_some() {
-            // The first check resolves the name, without which there is no kubeconfig.
-            state.schedule.kubeconfig_changed(now);
+            schedule,
         }
+    }
+}
+
+impl ApiHandle {
+    /// Starts the thread if the address of an API server is configured.
+    pub fn start(settings: &Arc<Settings>, waker: Waker) -> io::Result<Arc<ApiHandle>> {
+        let state = Mutex::new(State::at_start(settings));
         let (wake, woken) = mpsc::sync_channel(1);
-        let (settings, state) = (Arc::clone(settings), Mutex::new(state));
-        let source = access_source(&settings);
-        let api = Arc::new(ApiHandle { settings, state, wake, waker });
-        if let Some(source) = source {
+        let api = Arc::new(ApiHandle { settings: Arc::clone(settings), state, wake, waker });
+        if let Some(source) = access_source(settings) {
             let worker = Worker::new(Arc::clone(&api), source);
             let thread = thread::Builder::new().name("api".into()).stack_size(512 << 10);
             thread.spawn(move || worker.run(&woken))?;
@@ -144,10 +130,10 @@ impl ApiHandle {
         let is_new = state.check.token != token;
         if is_new {
             state.check.token = token.to_owned();
-            state.check.result = None;
+            state.check.validity = TokenValidity::Unknown;
         }
         if is_new || written {
-            state.is_changed = true;
+            state.kubeconfig_written = true;
             state.schedule.kubeconfig_changed(Instant::now());
             self.wake_thread();
         }
@@ -180,7 +166,7 @@ impl ApiHandle {
     pub fn await_own_pod(&self, uid: Option<String>) {
         let mut state = self.state();
         state.own_pod.uid = uid;
-        state.watch_awaited_until = Some(Instant::now() + FIRST_WATCH);
+        state.first_watch.begins(Instant::now());
     }
 
     /// Applies what the API server has shown of the agent's own pod. Wakes the main loop if that is
@@ -204,7 +190,7 @@ impl ApiHandle {
     pub fn record_open_watch(&self) {
         let mut state = self.state();
         state.history.record_own(None, Instant::now());
-        if state.watch_awaited_until.take().is_some() {
+        if state.first_watch.ends() {
             self.waker.wake();
         }
     }
@@ -216,22 +202,16 @@ impl ApiHandle {
         state.history.record_failed_watch(error, Instant::now());
         state.own_pod.record_lost_watch();
         // A denial may come from an API server that has just deleted the agent's role.
-        if !error.is_denied() && state.watch_awaited_until.take().is_some() {
+        if !error.is_denied() && state.first_watch.ends() {
             self.waker.wake();
         }
     }
 
-    /// Returns whether a node where nothing is installed can get a token. Shortly before an
-    /// uninstall, an agent may start whose watch will never open. It could not prove the uninstall.
+    /// Returns whether a node where nothing is installed can get a token.
     pub fn first_install(&self, now: Instant) -> FirstInstall {
         let state = self.state();
-        if state.history.own_token.rejected.is_some() {
-            return FirstInstall::Rejected;
-        }
-        match state.watch_awaited_until {
-            Some(end) if now < end => FirstInstall::AwaitsWatch(end),
-            _ => FirstInstall::Possible,
-        }
+        let is_rejected = state.history.own_token.rejected.is_some();
+        state.first_watch.first_install(is_rejected, now)
     }
 
     /// Sets why the node is not ready, for the startup taint, and for an Event if that lasts. Each
@@ -280,17 +260,4 @@ impl ApiHandle {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns the token in the kubeconfig on the host, and the time until its renewal. `None` unless
-/// the token belongs to the plugin's ServiceAccount and is valid at `now`.
-fn adopt(settings: &Settings, now: SystemTime) -> Option<(Token, Duration)> {
-    let account = settings.plugin_account.as_deref()?;
-    let namespace = namespace(settings)?;
-    let text = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
-    let claims = Claims::read(&text)?;
-    let until_half_life = claims.until_half_life(now)?;
-    let left = claims.expiry()?.duration_since(now).ok()?;
-    (claims.account() == Some((&*namespace, account)))
-        .then(|| (Token { text, revoked: false }, schedule::first_renewal(until_half_life, left)))
 }

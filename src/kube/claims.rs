@@ -1,7 +1,8 @@
 //! Decodes the claims of a ServiceAccount token. Pure.
 //!
 //! The signature is not verified. The claims only decide when to renew a token, which UID an
-//! Event names, and which pods are the agent's; whether a token is valid is for the API server to decide.
+//! Event names, and which pods are the agent's. Only the API server decides whether a token is
+//! valid.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -23,11 +24,13 @@ pub struct Claims {
 }
 
 impl Claims {
+    /// Decodes the claims. `None`: the token is not a JSON web token.
     pub fn read(token: &str) -> Option<Claims> {
         let payload = token.split('.').nth(1)?;
         serde_json::from_slice(&BASE64URL.decode(payload).ok()?).ok()
     }
 
+    /// Namespace and name of the ServiceAccount.
     pub fn account(&self) -> Option<(&str, &str)> {
         self.sub.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
@@ -40,21 +43,28 @@ impl Claims {
 
     /// When the token expires; `None` if it never does, as a token from a Secret.
     pub fn expiry(&self) -> Option<SystemTime> {
-        let end = UNIX_EPOCH.checked_add(Duration::from_secs(self.exp));
-        end.filter(|_| self.exp != 0)
+        if self.exp == 0 {
+            return None;
+        }
+        UNIX_EPOCH.checked_add(Duration::from_secs(self.exp))
     }
 
     pub fn has_expired(&self, now: SystemTime) -> bool {
         self.expiry().is_some_and(|end| end <= now)
     }
 
-    /// Time until half of the token's lifetime has passed; `None` once the token has expired.
-    /// Never longer than half the lifetime, also if the node's clock is behind the API server's.
-    pub fn until_half_life(&self, now: SystemTime) -> Option<Duration> {
+    /// Time until this percentage of the token's lifetime has passed; `None` once the token has
+    /// expired. Never longer than that part of the lifetime, also if the node's clock is behind the
+    /// API server's.
+    pub fn until_percent_of_lifetime(&self, percent: u32, now: SystemTime) -> Option<Duration> {
         let now = now.duration_since(UNIX_EPOCH).ok()?.as_secs();
-        let half = self.exp.checked_sub(self.iat)? / 2;
-        let left = (self.iat + half).saturating_sub(now).min(half);
-        (now < self.exp).then(|| Duration::from_secs(left))
+        let lifetime = self.exp.checked_sub(self.iat)?;
+        if now >= self.exp {
+            return None;
+        }
+        let part = (u128::from(lifetime) * u128::from(percent) / 100) as u64;
+        let left = self.iat.saturating_add(part).saturating_sub(now).min(part);
+        Some(Duration::from_secs(left))
     }
 }
 
@@ -67,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_name_the_account_and_give_the_time_until_half_life() {
+    fn claims_name_the_account_and_give_the_time_until_a_part_of_the_lifetime() {
         let payload = r#"{"sub":"system:serviceaccount:ns:a","iat":1000,"exp":2000,
             "kubernetes.io":{"namespace":"ns","pod":{"name":"p","uid":"u"}},"aud":["x"]}"#;
         let claims = Claims::read(&token(payload)).unwrap();
@@ -77,7 +87,8 @@ mod tests {
         for (now, left) in
             [(10, Some(500)), (1000, Some(500)), (1400, Some(100)), (1999, Some(0)), (2000, None)]
         {
-            assert_eq!(claims.until_half_life(at(now)), left.map(Duration::from_secs));
+            let left = left.map(Duration::from_secs);
+            assert_eq!(claims.until_percent_of_lifetime(50, at(now)), left);
         }
     }
 
@@ -87,7 +98,7 @@ mod tests {
             assert!(Claims::read(text).is_none(), "{text}");
         }
         let without_expiry = Claims::read(&token("{}")).unwrap();
-        assert_eq!(without_expiry.until_half_life(SystemTime::now()), None);
+        assert_eq!(without_expiry.until_percent_of_lifetime(50, SystemTime::now()), None);
         assert!(!without_expiry.has_expired(SystemTime::now()));
         let ending = Claims::read(&token(r#"{"exp":2000}"#)).unwrap();
         let at = |seconds| UNIX_EPOCH + Duration::from_secs(seconds);

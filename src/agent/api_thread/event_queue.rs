@@ -28,14 +28,15 @@ const MAX_REPORTED: usize = 128;
 const BURST: u32 = 5;
 /// Time between two Events after such a burst.
 const POST_INTERVAL: Duration = Duration::from_secs(6);
-/// Shortest and longest pause after a failure that is not that of one Event, such as an unreachable API
+/// Shortest and longest pause after a failure that concerns all Events, such as an unreachable API
 /// server or, with upstream's chart, a missing permission. Random, as it may hit all nodes at once.
 const PAUSE: [Duration; 2] = [Duration::from_secs(120), Duration::from_secs(300)];
 
+/// An Event on a pod or on the node.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Event {
-    /// `None`: the Event is on the node, which outlives the agent's pod. It is dropped if the settings do
-    /// not name the node.
+    /// `None`: the Event is on the node, which outlives the agent's pod. It is dropped if the
+    /// settings do not name the node.
     pub pod: Option<PodRef>,
     /// What the Event is about, such as the name of an annotation. With the pod's UID it tells
     /// whether an Event repeats another.
@@ -49,11 +50,20 @@ impl Event {
     }
 }
 
+/// A problem of a pod for which an Event was queued.
+struct ReportedProblem {
+    at: Instant,
+    pod_uid: String,
+    subject: &'static str,
+}
+
 pub struct EventQueue {
     /// The agent's own Events, then those on pods, oldest first, and when each was queued.
     waiting: VecDeque<(Instant, Event)>,
-    reported: VecDeque<(Instant, String, &'static str)>,
+    /// Oldest first.
+    reported: VecDeque<ReportedProblem>,
     rate_limit: RateLimit,
+    /// Whether the last Event could not be posted.
     is_failing: bool,
 }
 
@@ -73,17 +83,17 @@ impl EventQueue {
             self.push_front((now, event));
             return true;
         };
-        while self.reported.front().is_some_and(|(at, ..)| *at + REPEAT_AFTER <= now) {
-            self.reported.pop_front();
-        }
-        let is_reported = |(_, reported, subject): &(Instant, String, &str)| {
-            reported == uid && *subject == event.subject
-        };
-        let is_full = self.waiting.len().max(self.reported.len()) >= MAX_REPORTED;
-        if is_full || self.reported.iter().any(is_reported) {
+        self.reported.retain(|problem| now < problem.at + REPEAT_AFTER);
+        if self.waiting.len() >= MAX_REPORTED || self.reported.len() >= MAX_REPORTED {
             return false;
         }
-        self.reported.push_back((now, uid.clone(), event.subject));
+        for problem in &self.reported {
+            if problem.pod_uid == *uid && problem.subject == event.subject {
+                return false;
+            }
+        }
+        let (pod_uid, subject) = (uid.clone(), event.subject);
+        self.reported.push_back(ReportedProblem { at: now, pod_uid, subject });
         self.waiting.push_back((now, event));
         true
     }
@@ -98,7 +108,8 @@ impl EventQueue {
     }
 
     /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted. Makes no
-    /// Event due until `end`, and no burst then. Drops the Event if it is older than [`REPEAT_AFTER`].
+    /// Event due until `end`, and no burst then. Drops the Event if it is older than
+    /// [`REPEAT_AFTER`].
     pub fn put_back(&mut self, (queued, event): (Instant, Event), now: Instant, end: Instant) {
         self.rate_limit.exhaust_until(end);
         if now < queued + REPEAT_AFTER {
@@ -128,7 +139,8 @@ pub fn post(connection: &mut Connection, settings: &Settings, event: &Event) -> 
         (None, Some(node)) => Regarding::node(node),
         (None, None) => return Ok(()),
     };
-    // The API requires an instance, and upstream's chart does not tell the agent the name of its pod.
+    // The API requires an instance, and upstream's chart does not tell the agent the name of its
+    // pod.
     let instance = settings.pod_name.as_deref().unwrap_or(USER_AGENT);
     let reporter = Reporter { controller: USER_AGENT, instance };
     Ok(event::publish(&connection.client()?, reporter, regarding, &event.content)?)
@@ -138,50 +150,64 @@ impl Worker {
     /// Posts all Events that are due. Logs the first failure of a series. Retries while the API
     /// server is unreachable: many Events report that very outage.
     pub fn post_events(&mut self) {
-        loop {
-            let next = self.api.state().events.take(Instant::now());
-            let Some((queued, event)) = next else { return };
-            let error = match post(&mut self.own, &self.api.settings, &event) {
-                Err(error) if is_of_one_event(&error) => continue,
-                Err(error) => error,
-                Ok(()) => {
-                    if mem::take(&mut self.api.state().events.is_failing) {
-                        info!("Events are posted again");
-                    }
-                    continue;
+        while let Some((queued, event)) = self.next_event() {
+            match post(&mut self.own, &self.api.settings, &event) {
+                Ok(()) => self.record_posted(),
+                Err(error) if is_of_one_event(&error) => {}
+                Err(error) => {
+                    self.pause_events((queued, event));
+                    self.log_failure(&error);
                 }
-            };
-            let (mut state, now) = (self.api.state(), Instant::now());
-            state.events.put_back((queued, event), now, now + between(PAUSE[0], PAUSE[1]));
-            let was_failing = mem::replace(&mut state.events.is_failing, true);
-            // Unlock before logging: the reconciler needs the state, and stderr may be slow.
-            drop(state);
-            if !was_failing {
-                let cause = match code(&error) {
-                    Some(403) => {
-                        ", because the agent's ServiceAccount may not create Events (the chart's \
-                         ClusterRole linkerd-cni-agent grants it, upstream's chart does not)"
-                    }
-                    _ => "",
-                };
-                warn!("cannot post Events{cause}: {error}");
             }
         }
     }
-}
 
-/// Whether the API server rejects only this Event, as its pod or namespace is gone or being deleted, its
-/// name is in use (409), or it is invalid (400, 422).
-fn is_of_one_event(error: &Error) -> bool {
-    match code(error) {
-        // A namespace that is being deleted rejects new objects, whatever RBAC allows.
-        Some(403) => error.to_string().contains("being terminated"),
-        Some(401 | 408 | 429) => false,
-        code => code.is_some_and(|code| (400..500).contains(&code)),
+    fn next_event(&self) -> Option<(Instant, Event)> {
+        self.api.state().events.take(Instant::now())
+    }
+
+    fn record_posted(&self) {
+        let was_failing = mem::take(&mut self.api.state().events.is_failing);
+        if was_failing {
+            info!("Events are posted again");
+        }
+    }
+
+    fn pause_events(&self, event: (Instant, Event)) {
+        let now = Instant::now();
+        self.api.state().events.put_back(event, now, now + between(PAUSE[0], PAUSE[1]));
+    }
+
+    fn log_failure(&self, error: &Error) {
+        // Unlocks before logging: the reconciler needs the state, and stderr may be slow.
+        let was_failing = mem::replace(&mut self.api.state().events.is_failing, true);
+        if was_failing {
+            return;
+        }
+        let cause = match status_code(error) {
+            Some(403) => {
+                ", because the agent's ServiceAccount may not create Events (the chart's \
+                 ClusterRole linkerd-cni-agent grants it, upstream's chart does not)"
+            }
+            _ => "",
+        };
+        warn!("cannot post Events{cause}: {error}");
     }
 }
 
-fn code(error: &Error) -> Option<u16> {
+/// Whether the API server rejects only this Event, as its pod or namespace is gone or being
+/// deleted, its name is in use (409), or it is invalid (400, 422).
+fn is_of_one_event(error: &Error) -> bool {
+    match status_code(error) {
+        // A namespace that is being deleted rejects new objects, whatever RBAC allows.
+        Some(403) => error.to_string().contains("being terminated"),
+        Some(401 | 408 | 429) => false,
+        Some(400..=499) => true,
+        _ => false,
+    }
+}
+
+fn status_code(error: &Error) -> Option<u16> {
     match error {
         Error::Client(error) => error.code(),
         Error::Config(_) => None,
@@ -259,7 +285,9 @@ mod tests {
     fn the_agents_own_events_are_posted_first_and_replace_the_last_event_of_a_full_queue() {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
-        (0..MAX_REPORTED).for_each(|n| assert!(events.offer(event(&n.to_string(), "a"), now)));
+        for number in 0..MAX_REPORTED {
+            assert!(events.offer(event(&number.to_string(), "a"), now));
+        }
         let own = on_node();
         assert!(events.offer(own.clone(), now));
         assert_eq!(events.waiting.len(), MAX_REPORTED);
@@ -279,7 +307,8 @@ mod tests {
 
     #[test]
     fn a_rejected_event_is_dropped_and_another_failure_pauses_all_events() {
-        let ending = "events is forbidden: unable to create new content in namespace a because it is being terminated";
+        let ending = "events is forbidden: unable to create new content in namespace a because \
+                      it is being terminated";
         for (error, is_dropped) in [
             (status(403, "events is forbidden"), false),
             (status(403, ending), true),

@@ -6,7 +6,8 @@
 
 use std::time::{Duration, Instant};
 
-use crate::backoff::{Limits, between, delay, jitter};
+use super::token_renewal::renewal_wait;
+use crate::backoff::{Limits, delay, jitter};
 
 /// Longest time between two periodic checks of a token that the API server accepts. Jitter
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
@@ -17,20 +18,18 @@ const PERIOD: Limits = [CHECK_PERIOD; 2];
 const RECORD_GAP: Duration = Duration::from_secs(12);
 /// Shortest time between two checks that changes of the kubeconfig cause.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
-/// First and longest wait after a check without a usable response or of a rejected token, and after a
-/// failed TokenRequest while the plugin has no valid token.
+/// First and longest wait after a check without a usable response or of a rejected token, and after
+/// a failed TokenRequest while the plugin has no valid token.
 const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
-/// First and longest wait before a TokenRequest that follows a failed one while the plugin's last token is
-/// valid, or repeated revocations. Longer, because the checks of that token are requests too.
+/// First and longest wait before a TokenRequest that follows a failed one while the plugin's last
+/// token is valid, or repeated revocations. Longer, because the checks of that token are requests
+/// too.
 const RENEWAL_RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 60)];
 /// Longest time over which retries are spread after the time that an overloaded API server asks to
 /// wait, which is the same for all nodes.
 const OVERLOAD_SPREAD: Duration = Duration::from_secs(10);
-/// Longest time over which overdue renewals are spread, so that nodes that start together do not
-/// send them together.
-const START_SPREAD: Duration = Duration::from_secs(60);
-/// Longest time over which the first checks of adopted tokens are spread. Shorter, because the agent
-/// is not ready before it.
+/// Longest time over which the first checks of adopted tokens are spread. Shorter, because the
+/// agent is not ready before its check.
 const FIRST_CHECK_SPREAD: Duration = Duration::from_secs(2);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -80,8 +79,12 @@ impl Schedule {
         }
     }
 
-    pub fn next(&self) -> Instant {
-        self.renewal.map_or(self.check, |renewal| renewal.min(self.check))
+    /// Returns when the next request is due.
+    pub fn next_due(&self) -> Instant {
+        match self.renewal {
+            Some(renewal) => renewal.min(self.check),
+            None => self.check,
+        }
     }
 
     /// Schedules the next check earlier, because the kubeconfig has another token.
@@ -91,8 +94,9 @@ impl Schedule {
     }
 
     /// Schedules the next check earlier, because a plugin record reports that the API server is
-    /// unreachable or rejected the plugin, unless the latter is known. Any process that can write to the
-    /// socket can send such records, at any rate, so the rate of these checks is limited.
+    /// unreachable or rejected the plugin's token, unless the last check found it rejected. Any
+    /// process that can write to the socket can send such records, at any rate, so the rate of
+    /// these checks is limited.
     pub fn failure_reported(&mut self, now: Instant) {
         if self.result != Some(CheckResult::Rejected) {
             self.check_after(now, RECORD_GAP);
@@ -101,15 +105,19 @@ impl Schedule {
 
     /// Schedules the next check `gap` after the last one, or now. Never postpones the check.
     fn check_after(&mut self, now: Instant, gap: Duration) {
-        let allowed = now.max(self.last_check.map_or(self.first_check, |last| last + gap));
-        self.check = self.check.min(allowed);
+        let earliest = match self.last_check {
+            Some(last) => last + gap,
+            None => self.first_check,
+        };
+        self.check = self.check.min(earliest.max(now));
     }
 
     /// Schedules the next check after a check with this `result`, not before `retry_after`.
     pub fn check_done(&mut self, now: Instant, result: CheckResult, retry_after: Duration) {
-        if self.result.replace(result) != Some(result) {
+        if self.result != Some(result) {
             self.check_failures = 0;
         }
+        self.result = Some(result);
         let limits = match result {
             CheckResult::Accepted => {
                 self.revocations = 0;
@@ -118,49 +126,47 @@ impl Schedule {
             CheckResult::Rejected | CheckResult::Unknown => RETRY,
         };
         self.last_check = Some(now);
-        self.check = now + failure_wait(limits, &mut self.check_failures, retry_after);
+        self.check = now + retry_wait(limits, self.check_failures, retry_after);
+        self.check_failures = self.check_failures.saturating_add(1);
     }
 
     /// Schedules the next TokenRequest after one that returned a token valid for `lifetime`.
     pub fn renewed(&mut self, now: Instant, lifetime: Duration) {
         self.renewal_failures = 0;
-        self.renewal = Some(now + between(lifetime * 2 / 5, lifetime / 2));
+        self.renewal = Some(now + renewal_wait(lifetime));
     }
 
     /// Schedules the next TokenRequest after a failed one, not before `retry_after`.
-    /// `is_accepted` says that the plugin has a token of its account, which the last check found valid.
+    /// `is_accepted` says that the plugin has a token of its account, which the last check found
+    /// valid.
     pub fn not_renewed(&mut self, now: Instant, is_accepted: bool, retry_after: Duration) {
         let limits = if is_accepted { RENEWAL_RETRY } else { RETRY };
-        self.renewal = Some(now + failure_wait(limits, &mut self.renewal_failures, retry_after));
+        self.renewal = Some(now + retry_wait(limits, self.renewal_failures, retry_after));
+        self.renewal_failures = self.renewal_failures.saturating_add(1);
     }
 
     /// Schedules a TokenRequest because the API server rejects the token that it issued: at once,
     /// and with a growing wait if it rejects the new token too.
     pub fn revoked(&mut self, now: Instant) {
-        let earlier = self.revocations.checked_sub(1);
-        let wait = earlier.map_or(Duration::ZERO, |earlier| delay(RENEWAL_RETRY, earlier));
+        let wait = match self.revocations.checked_sub(1) {
+            Some(earlier) => delay(RENEWAL_RETRY, earlier),
+            None => Duration::ZERO,
+        };
         self.revocations = self.revocations.saturating_add(1);
-        self.renewal = self.renewal.map(|_| now + wait);
+        if self.renewal.is_some() {
+            self.renewal = Some(now + wait);
+        }
     }
 }
 
-/// Returns the wait after one more failure. An overloaded API server asks to wait for `retry_after`.
-fn failure_wait(limits: Limits, failures: &mut u32, retry_after: Duration) -> Duration {
-    let wait = delay(limits, *failures);
-    *failures = failures.saturating_add(1);
-    match retry_after.is_zero() {
-        true => wait,
-        false => wait.max(retry_after + jitter(OVERLOAD_SPREAD)),
+/// Returns the wait after a failure that follows `failures` others. An overloaded API server asks
+/// to wait for `retry_after`.
+fn retry_wait(limits: Limits, failures: u32, retry_after: Duration) -> Duration {
+    let wait = delay(limits, failures);
+    if retry_after.is_zero() {
+        return wait;
     }
-}
-
-/// Time until the renewal of a token that the agent found on the host. `until_half_life` is zero
-/// for an overdue renewal, and `left` is the time until the token expires.
-pub fn first_renewal(until_half_life: Duration, left: Duration) -> Duration {
-    match until_half_life.is_zero() {
-        true => between(Duration::ZERO, START_SPREAD.min(left / 4)),
-        false => between(until_half_life * 4 / 5, until_half_life),
-    }
+    wait.max(retry_after + jitter(OVERLOAD_SPREAD))
 }
 
 #[cfg(test)]

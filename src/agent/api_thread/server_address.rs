@@ -1,10 +1,10 @@
-//! Resolves the API server's name for the plugin's kubeconfig, if the settings name the API server by a
-//! host name. The plugin resolves no names.
+//! Resolves the API server's name for the plugin's kubeconfig, if the settings name the API server
+//! by a host name. The plugin resolves no names.
 //!
-//! The name is resolved before each check of the token, which shows whether the API server is reachable
-//! at the address. The address is kept as long as the name resolves to it and it is reachable, so that a
-//! DNS server that changes the order of its addresses causes no writes. If the name cannot be resolved,
-//! the last address stays in use.
+//! The name is resolved before each check of the token, which shows whether the API server is
+//! reachable at the address. The address stays as long as the name resolves to it and it is
+//! reachable, so that a DNS server that changes the order of its addresses causes no writes. If the
+//! name cannot be resolved, the last address stays in use.
 
 use std::net::{IpAddr, ToSocketAddrs as _};
 
@@ -21,34 +21,49 @@ pub struct ServerAddress {
 impl ServerAddress {
     /// Returns the address in the kubeconfig on the host, if that has the API server's name.
     pub fn adopted(settings: &Settings) -> ServerAddress {
-        let address = settings.api_name().and_then(|name| {
-            let access = kubeconfig::read(&settings.node.kubeconfig()).ok()?;
-            access.address().filter(|_| access.tls_server_name.as_deref() == Some(name))
-        });
-        ServerAddress { address, error: None }
+        ServerAddress { address: address_on_host(settings), error: None }
     }
 
-    /// Resolves `name`. Returns the address that replaces this one: after a failure the same address,
-    /// with the error.
+    /// Resolves `name`. Returns the address that replaces this one: after a failure the same
+    /// address, with the error.
     pub fn resolve(&self, name: &str, is_unreachable: bool) -> ServerAddress {
-        let found = (name, 0).to_socket_addrs().map_err(|error| error.to_string());
-        let chosen = found.and_then(|found| {
-            let found: Vec<IpAddr> = found.map(|address| address.ip()).collect();
-            choose(self.address, &found, is_unreachable).ok_or("the name has no address".into())
-        });
-        let address = chosen.as_ref().ok().copied().or(self.address);
-        ServerAddress { address, error: chosen.err() }
+        let found: Vec<IpAddr> = match (name, 0).to_socket_addrs() {
+            Ok(found) => found.map(|address| address.ip()).collect(),
+            Err(error) => return self.with_error(error.to_string()),
+        };
+        match choose(self.address, &found, is_unreachable) {
+            Some(address) => ServerAddress { address: Some(address), error: None },
+            None => self.with_error("the name has no address".to_owned()),
+        }
+    }
+
+    fn with_error(&self, error: String) -> ServerAddress {
+        ServerAddress { address: self.address, error: Some(error) }
     }
 }
 
-/// Chooses one of the addresses `found`, which may have an address more than once: the `current` one, or
-/// the next other one if the API server `is_unreachable` there. Otherwise the first.
+/// Returns the address in the kubeconfig on the host. `None` unless the kubeconfig has the API
+/// server's name.
+fn address_on_host(settings: &Settings) -> Option<IpAddr> {
+    let name = settings.api_name()?;
+    let access = kubeconfig::read(&settings.node.kubeconfig()).ok()?;
+    if access.tls_server_name.as_deref() != Some(name) {
+        return None;
+    }
+    access.address()
+}
+
+/// Chooses one of the addresses `found`, which may have an address more than once: the `current`
+/// one, or the next other one if the API server `is_unreachable` there. Otherwise the first.
 fn choose(current: Option<IpAddr>, found: &[IpAddr], is_unreachable: bool) -> Option<IpAddr> {
     let Some(position) = found.iter().position(|address| Some(*address) == current) else {
         return found.first().copied();
     };
-    let mut next = found.iter().copied().cycle().skip(position).take(found.len());
-    next.find(|address| !is_unreachable || Some(*address) != current).or(current)
+    if !is_unreachable {
+        return current;
+    }
+    let mut following = found.iter().copied().cycle().skip(position).take(found.len());
+    following.find(|address| Some(*address) != current).or(current)
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@ use tracing::{info, warn};
 
 use crate::agent::settings::Settings;
 use crate::backoff::{Backoff, Limits, between};
-use crate::kube::connection::Connection;
+use crate::kube::connection::{Connection, Error};
 use crate::kube::types::{Metadata, null_as_default, objects};
 use crate::kube::{self, Client};
 
@@ -24,6 +24,7 @@ pub const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from
 /// kubelet that starts registers its node and renews the tokens of all pods, in any order.
 pub const TOKEN_RENEWED: [Duration; 2] = [Duration::from_secs(15), Duration::from_secs(45)];
 
+/// First and longest wait after a failure.
 const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(30)];
 
 pub struct StartupTaint {
@@ -67,11 +68,14 @@ impl StartupTaint {
         if now < self.due {
             return Some(self.due);
         }
-        let removed = client.and_then(|client| Ok(remove(&client, node, key)?));
+        let removed = match client {
+            Ok(client) => remove_taint(&client, node, key).map_err(Error::from),
+            Err(error) => Err(error),
+        };
         let wait = match removed {
-            Ok(is_patched) => {
+            Ok(was_tainted) => {
                 let was_failing = self.last_problem.take().is_some();
-                if is_patched {
+                if was_tainted {
                     info!("removed the startup taint {key} from node {node}");
                 } else if was_failing {
                     info!("no longer needed: remove the startup taint {key} from node {node}");
@@ -79,9 +83,9 @@ impl StartupTaint {
                 self.backoff.reset();
                 between(RECHECK[0], RECHECK[1])
             }
-            Err(why) => {
+            Err(error) => {
                 let problem =
-                    format!("cannot remove the startup taint {key} from node {node}: {why}");
+                    format!("cannot remove the startup taint {key} from node {node}: {error}");
                 if self.last_problem.as_ref() != Some(&problem) {
                     warn!("{problem}");
                 }
@@ -99,13 +103,12 @@ impl StartupTaint {
 ///
 /// # Errors
 /// If a request fails, or if another client changed the node in between (409).
-fn remove(client: &Client, node: &str, key: &str) -> Result<bool, kube::Error> {
+fn remove_taint(client: &Client, node: &str, key: &str) -> Result<bool, kube::Error> {
     let path = format!("/api/v1/nodes/{node}");
     let found: Node = client.get(&path)?;
-    match patch(&found, key) {
-        Some(patch) => client.merge_patch(&path, &patch).map(|()| true),
-        None => Ok(false),
-    }
+    let Some(patch) = patch_without_taint(&found, key) else { return Ok(false) };
+    client.merge_patch(&path, &patch)?;
+    Ok(true)
 }
 
 objects! {
@@ -124,7 +127,7 @@ objects! {
 ///
 /// A merge patch replaces the whole list. So it contains the resource version: if another client
 /// changed the node since, the API server rejects the patch with a 409.
-fn patch(node: &Node, key: &str) -> Option<Value> {
+fn patch_without_taint(node: &Node, key: &str) -> Option<Value> {
     let taints = &node.spec.taints;
     let left: Vec<&Value> = taints.iter().filter(|taint| taint["key"] != key).collect();
     if left.len() == taints.len() {

@@ -1,20 +1,24 @@
-//! Requests tokens of the plugin's ServiceAccount (TokenRequest).
+//! Requests tokens of the plugin's ServiceAccount (TokenRequest), and adopts the token that an
+//! earlier agent requested.
 
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 use tracing::info;
 
 use super::State;
+use super::token_check::TokenValidity;
+use super::token_renewal::{LIFETIME, RENEWAL_PERCENT, adopted_renewal_wait};
 use super::worker::{Worker, retry_after};
 use crate::agent::api_history::TokenHistory;
 use crate::agent::identity::{NO_NAMESPACE, namespace};
+use crate::agent::settings::Settings;
 use crate::kube;
+use crate::kube::claims::Claims;
+use crate::kube::kubeconfig;
 
 /// Longest token that is used, in bytes. A request's head has to fit into 16 KiB.
 const LONGEST_TOKEN: usize = 12 << 10;
-/// Lifetime requested for the plugin's token, in seconds. The API server may grant less.
-const LIFETIME: u64 = 24 * 3600;
 
 #[derive(Clone)]
 pub struct Token {
@@ -23,22 +27,67 @@ pub struct Token {
     pub revoked: bool,
 }
 
+/// A token that an earlier agent requested, and the time until its renewal.
+pub struct AdoptedToken {
+    pub token: Token,
+    pub renewal: Duration,
+}
+
+impl AdoptedToken {
+    /// Reads the token in the kubeconfig on the host. `None` unless the token belongs to the
+    /// plugin's ServiceAccount and is valid at `now`.
+    pub fn read(settings: &Settings, now: SystemTime) -> Option<AdoptedToken> {
+        let account = settings.plugin_account.as_deref()?;
+        let namespace = namespace(settings)?;
+        let text = kubeconfig::read(&settings.node.kubeconfig()).ok()?.token?;
+        let claims = Claims::read(&text)?;
+        if claims.account() != Some((&*namespace, account)) {
+            return None;
+        }
+        let until_latest = claims.until_percent_of_lifetime(RENEWAL_PERCENT[1], now)?;
+        let until_expiry = claims.expiry()?.duration_since(now).ok()?;
+        let renewal = adopted_renewal_wait(until_latest, until_expiry);
+        Some(AdoptedToken { token: Token { text, revoked: false }, renewal })
+    }
+}
+
 #[derive(Clone, Default)]
 pub struct TokenRequestResults {
     pub token: Option<Token>,
     pub error: Option<String>,
 }
 
-/// Describes why a TokenRequest failed, with the remedy if the API server denied it.
-fn describe(error: &kube::Error) -> String {
-    let remedy = match error.code() {
-        Some(403) => {
-            "; grant the agent's ServiceAccount `create` on `serviceaccounts/token` of that account"
-        }
-        Some(404) => "; create that ServiceAccount",
-        _ => "",
-    };
-    format!("{error}{remedy}")
+/// A token that the API server issued, and its lifetime in seconds.
+struct IssuedToken {
+    text: String,
+    lifetime: u64,
+}
+
+/// Why a TokenRequest failed.
+struct RequestFailure {
+    why: String,
+    /// Time that an overloaded API server asks to wait, or zero.
+    retry_after: Duration,
+}
+
+impl From<String> for RequestFailure {
+    fn from(why: String) -> RequestFailure {
+        RequestFailure { why, retry_after: Duration::ZERO }
+    }
+}
+
+impl From<kube::Error> for RequestFailure {
+    fn from(error: kube::Error) -> RequestFailure {
+        let remedy = match error.code() {
+            Some(403) => {
+                "; grant the agent's ServiceAccount `create` on `serviceaccounts/token` of that \
+                 account"
+            }
+            Some(404) => "; create that ServiceAccount",
+            _ => "",
+        };
+        RequestFailure { why: format!("{error}{remedy}"), retry_after: retry_after(&error) }
+    }
 }
 
 impl Worker {
@@ -50,56 +99,61 @@ impl Worker {
         let (mut guard, now) = (self.api.state(), Instant::now());
         let State { token_requests, schedule, check, history, .. } = &mut *guard;
         match requested {
-            Ok((text, seconds)) => {
+            Ok(IssuedToken { text, lifetime }) => {
                 // Uses the lifetime, not the expiry: the clocks of API server and node may differ.
-                schedule.renewed(now, Duration::from_secs(seconds.max(2)));
+                schedule.renewed(now, Duration::from_secs(lifetime.max(2)));
                 let token = Some(Token { text, revoked: false });
                 *token_requests = TokenRequestResults { token, error: None };
                 history.plugin_token = TokenHistory { accepted: Some(now), rejected: None };
-                info!("received a token of ServiceAccount {account}, valid for {seconds} s");
+                info!("received a token of ServiceAccount {account}, valid for {lifetime} s");
             }
-            Err((why, retry_after)) => {
+            Err(RequestFailure { why, retry_after }) => {
                 // An issued token that expires is rejected in the next check, which causes a
                 // request.
-                let is_accepted = token_requests.token.is_some() && check.result == Some(Ok(()));
+                let is_accepted =
+                    token_requests.token.is_some() && check.validity == TokenValidity::Accepted;
                 schedule.not_renewed(now, is_accepted, retry_after);
-                let is_known = token_requests.error.as_ref() == Some(&why);
-                token_requests.error = Some(why);
-                if is_known {
+                if token_requests.error.as_ref() == Some(&why) {
                     return;
                 }
+                token_requests.error = Some(why);
             }
         }
         self.api.waker.wake();
     }
 
-    /// Returns a token and its lifetime in seconds. Fails with the reason, and the time that an
-    /// overloaded API server asks to wait. The token is not bound to the agent's pod, which an
-    /// upgrade replaces. It is not bound to the Node either: a Node that registers again has a new
-    /// UID, which would revoke the token while its pods still run.
-    fn request_token(&mut self, account: &str) -> Result<(String, u64), (String, Duration)> {
-        let failed = |why: String| (why, Duration::ZERO);
-        let namespace = namespace(&self.api.settings).ok_or_else(|| failed(NO_NAMESPACE.into()))?;
+    /// Requests a token. It is not bound to the agent's pod, which an upgrade replaces. It is not
+    /// bound to the Node either: a Node that registers again has a new UID, which would revoke the
+    /// token while its pods still run.
+    fn request_token(&mut self, account: &str) -> Result<IssuedToken, RequestFailure> {
+        let Some(namespace) = namespace(&self.api.settings) else {
+            return Err(NO_NAMESPACE.to_owned().into());
+        };
         let path = format!("/api/v1/namespaces/{namespace}/serviceaccounts/{account}/token");
         let request = json!({
             "apiVersion": "authentication.k8s.io/v1",
             "kind": "TokenRequest",
             "spec": {"expirationSeconds": LIFETIME},
         });
-        let client = self.own.client().map_err(|error| failed(error.to_string()))?;
+        let client = self.own.client().map_err(|error| error.to_string())?;
         let response = client.post_and_decode::<Value>(&path, &request);
         self.record_own(response.as_ref().err());
-        let response = response.map_err(|error| (describe(&error), retry_after(&error)))?;
-        let token = response["status"]["token"].as_str().unwrap_or_default().trim();
-        let is_usable = (1..=LONGEST_TOKEN).contains(&token.len())
-            && token.bytes().all(|byte| byte.is_ascii_graphic());
-        if !is_usable {
+        let response = response?;
+        let text = response["status"]["token"].as_str().unwrap_or_default().trim();
+        if !is_usable(text) {
             let why = "its token is missing, too long, or invalid in a request header";
-            return Err(failed(format!("unexpected response to the TokenRequest: {why}")));
+            return Err(format!("unexpected response to the TokenRequest: {why}").into());
         }
-        let seconds = response["spec"]["expirationSeconds"].as_u64();
-        Ok((token.to_owned(), seconds.unwrap_or(LIFETIME).min(LIFETIME)))
+        let lifetime = response["spec"]["expirationSeconds"].as_u64().unwrap_or(LIFETIME);
+        Ok(IssuedToken { text: text.to_owned(), lifetime: lifetime.min(LIFETIME) })
     }
+}
+
+/// Whether the token can be sent in the header of a request.
+fn is_usable(token: &str) -> bool {
+    !token.is_empty()
+        && token.len() <= LONGEST_TOKEN
+        && token.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 #[cfg(test)]
@@ -109,24 +163,30 @@ mod tests {
     use super::*;
     use crate::agent::api_thread::ApiHandle;
     use crate::agent::file_watch::FileWatch;
-    use crate::agent::settings::Settings;
     use crate::kube::connection::AccessSource;
+
+    fn plugin_account(variable: &str) -> Option<String> {
+        match variable {
+            "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT" => Some("plugin".to_owned()),
+            _ => None,
+        }
+    }
 
     #[test]
     fn a_failed_request_is_repeated_each_minute_unless_an_issued_token_is_accepted() {
-        let account = |name: &str| name == "LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT";
-        let lookup = |name: &str| account(name).then(|| "plugin".to_owned());
-        let settings = Arc::new(Settings::read(lookup).unwrap());
+        let settings = Arc::new(Settings::read(plugin_account).unwrap());
         for (is_issued, minutes) in [(true, 30), (false, 1)] {
             let waker = FileWatch::start().unwrap().waker;
             let api = ApiHandle::start(&settings, waker).unwrap();
             let missing = AccessSource::Kubeconfig("/missing".into());
             let mut worker = Worker::new(Arc::clone(&api), missing);
             let issued = Token { text: "issued".into(), revoked: false };
-            api.state().token_requests.token = Some(issued).filter(|_| is_issued);
-            // Of the token on the host, which may belong to an account that is about to go.
-            api.state().check.result = Some(Ok(()));
-            (0..20).for_each(|_| worker.renew());
+            api.state().token_requests.token = if is_issued { Some(issued) } else { None };
+            // Of the token on the host, which may belong to an account that is being deleted.
+            api.state().check.validity = TokenValidity::Accepted;
+            for _ in 0..20 {
+                worker.renew();
+            }
             let wait = api.state().schedule.renewal.unwrap() - Instant::now();
             let longest = Duration::from_secs(60 * minutes);
             assert!((longest / 2..=longest).contains(&wait), "{is_issued}: {wait:?}");

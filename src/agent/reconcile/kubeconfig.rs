@@ -2,8 +2,8 @@
 
 use super::findings::Finding::{self, Problem, Waiting, Warning};
 use super::plugin_token::{PluginToken, content};
-use crate::agent::api_thread::ApiHandle;
 use crate::agent::api_thread::server_address::ServerAddress;
+use crate::agent::api_thread::{ApiHandle, TokenValidity};
 use crate::agent::settings::Settings;
 use crate::agent::yielding::OtherAgent;
 use crate::kube::kubeconfig::{self, ApiAccess};
@@ -112,7 +112,7 @@ fn choose(
 ) -> DesiredKubeconfig {
     match (kept, observed.token()) {
         (Some(OtherAgent::Newer), Some(found))
-            if !matches!(api.token_status(found, false).result, Some(Err(_))) =>
+            if !matches!(api.token_status(found, false).validity, TokenValidity::Rejected(_)) =>
         {
             DesiredKubeconfig::NewerAgents { token: found.to_owned() }
         }
@@ -152,8 +152,8 @@ pub fn check_token(
         Some(why) => format!("; {why}"),
         None => String::new(),
     };
-    match (status.result, status.error) {
-        (Some(Err(why)), _) => Some(Problem(format!("{why}{request_error}"))),
+    match (status.validity, status.error) {
+        (TokenValidity::Rejected(why), _) => Some(Problem(format!("{why}{request_error}"))),
         (_, None) if must_wait => Some(Waiting(NOT_RESPONDED.into())),
         (_, Some(error)) if must_wait => {
             Some(Problem(format!("{NOT_RESPONDED}: {error}{request_error}")))

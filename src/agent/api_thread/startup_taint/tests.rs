@@ -30,7 +30,7 @@ impl Routes for InOrder {
 fn removes_only_taints_with_the_key_whatever_their_effect() {
     for case in yaml(include_str!("tests/cases.yaml"))["taints"].as_array().unwrap() {
         let node: Node = serde_json::from_value(node(case[0].clone())).unwrap();
-        let patch = patch(&node, KEY).unwrap_or_default();
+        let patch = patch_without_taint(&node, KEY).unwrap_or_default();
         assert_eq!(patch["spec"]["taints"], case[1], "{case}");
         assert!(patch.is_null() || patch["metadata"]["resourceVersion"] == "7", "{case}");
     }
@@ -48,7 +48,7 @@ fn an_attempt_is_one_read_and_one_patch_if_the_node_has_the_taint() {
             ApiAccess { server: format!("http://{}", server.address), ..ApiAccess::default() };
         let deadlines = Deadlines::each(Duration::from_secs(5));
         let client = Client::new::<SystemResolver>(&access, "test", deadlines).unwrap();
-        let found = match remove(&client, "n", KEY) {
+        let found = match remove_taint(&client, "n", KEY) {
             Ok(is_patched) => json!(is_patched),
             Err(error) => json!(error.code()),
         };

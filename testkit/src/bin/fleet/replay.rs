@@ -151,7 +151,7 @@ impl Sender<'_> {
                     _ => CheckResult::Unknown,
                 };
                 schedule.check_done(Instant::now(), result, asked(&error));
-                thread::sleep(schedule.next() - Instant::now());
+                thread::sleep(schedule.next_due() - Instant::now());
             }
         }
         Ok(())
