@@ -82,8 +82,8 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     if settings.self_test {
         self_test = Some(SelfTest::new(&settings, &status, watch.waker.clone()));
     }
-    let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker.clone());
-    let record_socket = record_socket.map_err(Error::Thread)?;
+    let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker.clone())
+        .map_err(Error::Thread)?;
     let pods_stopped =
         pods::start(&settings, &status, &api, watch.waker.clone()).map_err(Error::Thread)?;
     let reconciler = Reconciler::new(settings, entry, status, api, self_test, record_socket);
@@ -120,7 +120,7 @@ fn end(main_loop: &mut MainLoop, pods_stopped: &AtomicBool) -> Result<(), Error>
             if let Err(error) = remove(&reconciler.settings, &reconciler.mounts) {
                 // An upstream agent may be what keeps naming the plugin.
                 reconciler.restore_upstream_kubeconfig();
-                reconciler.api.report_failed_uninstall(uninstall_failed(&error), POST_TIME);
+                reconciler.api.report_failed_uninstall(failed_uninstall_event(&error), POST_TIME);
                 return Err(error);
             }
         }
@@ -135,25 +135,25 @@ fn decide(main_loop: &mut MainLoop) -> Result<Verdict, Error> {
     main_loop.reconciler.api.stop_node_updates();
     let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
     let Reconciler { settings, api, .. } = &main_loop.reconciler;
-    let mut question = UninstallDecision::new(settings, api.history());
+    let mut decision = UninstallDecision::new(settings, api.history());
     loop {
         let Reconciler { settings, api, record_socket, .. } = &main_loop.reconciler;
-        let verdict = question.verdict(record_socket.newer_agent_runs(), api.own_pod());
+        let verdict = decision.verdict(record_socket.newer_agent_runs(), api.own_pod());
         if !matches!(verdict, Verdict::AskAgain(_)) {
             return Ok(verdict);
         }
         let waker = main_loop.watch.waker.clone();
-        question.ask(settings, api, waker).map_err(Error::Thread)?;
+        decision.start_requests(settings, api, waker).map_err(Error::Thread)?;
         // A further signal changes nothing.
         if is_chained_by_upstream {
-            main_loop.watch.wait(question.time_left()).map_err(Error::Wait)?;
+            main_loop.watch.wait(decision.time_left()).map_err(Error::Wait)?;
         } else {
-            main_loop.step(question.time_left())?;
+            main_loop.step(decision.time_left())?;
         }
     }
 }
 
-fn uninstall_failed(error: &Error) -> Event {
+fn failed_uninstall_event(error: &Error) -> Event {
     Event::on_node(EventContent {
         kind: EventType::Warning,
         reason: "LinkerdCNIUninstallFailed",

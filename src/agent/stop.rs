@@ -15,7 +15,7 @@ mod evidence;
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{self, Receiver};
+use std::sync::mpsc::{self, Receiver, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -34,17 +34,19 @@ pub use evidence::{Evidence, Round, TokenFacts};
 const UNINSTALL_TIME: Duration = Duration::from_secs(5);
 /// Shortest time in which to decide, for one round of requests.
 const SHORTEST_DECISION_TIME: Duration = Duration::from_secs(1);
+/// Time-out of each phase of a request.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Shortest and longest pause between two rounds.
 const PAUSE: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(2)];
 
-/// The question whether to uninstall, while a thread sends the requests that answer it.
+/// The decision whether to uninstall, while a thread sends the requests on which it depends.
 pub struct UninstallDecision {
     evidence: Evidence,
-    /// The rounds of the thread, and when each ended; `None` until [`UninstallDecision::ask`].
+    /// The rounds of the thread, and when each ended. `None` until
+    /// [`UninstallDecision::start_requests`].
     rounds: Option<Receiver<(Instant, Round)>>,
     /// Why there was no proof after the last round.
-    last: String,
+    last_doubt: String,
 }
 
 impl UninstallDecision {
@@ -59,7 +61,7 @@ impl UninstallDecision {
             newer_agent_runs: false,
             rounds: Vec::new(),
         };
-        UninstallDecision { evidence, rounds: None, last: String::new() }
+        UninstallDecision { evidence, rounds: None, last_doubt: String::new() }
     }
 
     pub fn time_left(&self) -> Duration {
@@ -76,9 +78,9 @@ impl UninstallDecision {
             let Verdict::AskAgain(why) = verdict(&self.evidence, when) else {
                 break;
             };
-            if self.last != why {
+            if self.last_doubt != why {
                 warn!("no proof of an uninstall yet, asking again: {why}");
-                self.last = why;
+                self.last_doubt = why;
             }
         }
         verdict(&self.evidence, Instant::now())
@@ -86,7 +88,7 @@ impl UninstallDecision {
 
     /// Starts a thread, once, that sends requests. Each response wakes the main loop. The thread is
     /// never joined, so that a request that hangs does not delay the exit.
-    pub fn ask(
+    pub fn start_requests(
         &mut self,
         settings: &Arc<Settings>,
         api: &Arc<ApiHandle>,
@@ -100,17 +102,27 @@ impl UninstallDecision {
         let (send, rounds) = mpsc::channel();
         self.rounds = Some(rounds);
         let (settings, api) = (Arc::clone(settings), Arc::clone(api));
-        let next_round = move || {
-            let round = evidence::ask(&settings, &api, TIMEOUT);
-            (Instant::now(), round)
-        };
-        let ask = move || {
-            while send.send(next_round()).is_ok() {
-                waker.wake();
-                thread::sleep(between(PAUSE[0], PAUSE[1]));
-            }
-        };
-        thread::Builder::new().name("stop".into()).spawn(ask).map(|_| ())
+        thread::Builder::new()
+            .name("stop".into())
+            .spawn(move || send_rounds(&settings, &api, &send, &waker))?;
+        Ok(())
+    }
+}
+
+/// Sends rounds of requests until the receiver of `results` is gone.
+fn send_rounds(
+    settings: &Settings,
+    api: &ApiHandle,
+    results: &Sender<(Instant, Round)>,
+    waker: &Waker,
+) {
+    loop {
+        let round = evidence::gather(settings, api, TIMEOUT);
+        if results.send((Instant::now(), round)).is_err() {
+            return;
+        }
+        waker.wake();
+        thread::sleep(between(PAUSE[0], PAUSE[1]));
     }
 }
 

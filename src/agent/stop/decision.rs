@@ -62,8 +62,8 @@ fn judge(evidence: &Evidence, last: &Round) -> Verdict {
         Round::InScope => LeaveInPlace(
             "the DaemonSet exists, and nothing shows that this node is out of its scope".into(),
         ),
-        Round::Rejected { own, plugin: Ok(plugin) } => rejected(evidence, *own, *plugin),
-        Round::Rejected { plugin: Err(why), .. } => {
+        Round::TokensRejected { own, plugin } => judge_rejection(evidence, *own, *plugin),
+        Round::OwnTokenRejected(why) => {
             AskAgain(format!("the API server rejected the agent's own token (HTTP 401), and {why}"))
         }
         Round::Unclear(why) => AskAgain(why.clone()),
@@ -72,11 +72,11 @@ fn judge(evidence: &Evidence, last: &Round) -> Verdict {
 }
 
 /// Judges a rejection of both tokens.
-fn rejected(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Verdict {
+fn judge_rejection(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Verdict {
     if let Some(why) = doubt(evidence, own, plugin) {
         return AskAgain(format!("{REJECTED}, which proves nothing: {why}"));
     }
-    if rejected_for(&evidence.rounds) < REJECTION_TIME {
+    if rejection_time(&evidence.rounds) < REJECTION_TIME {
         return AskAgain(REJECTED.into());
     }
     let seconds = REJECTION_TIME.as_secs();
@@ -102,11 +102,10 @@ fn early_rejection(evidence: &Evidence) -> Option<String> {
         Deletion::Graceful { shown, .. } if shown < *begin => (shown, "its pod was deleted"),
         _ => (*begin, "the agent was stopped"),
     };
-    let since = |rejected: Instant| limit.saturating_duration_since(rejected).as_secs();
     if let Some(rejected) = before.own_token.rejected
         && rejected < limit
     {
-        let seconds = since(rejected);
+        let seconds = (limit - rejected).as_secs();
         return Some(format!("it rejected the agent's own token {seconds} s before {event}"));
     }
     // With another signing key, no later request with the agent's own token is accepted either.
@@ -114,7 +113,7 @@ fn early_rejection(evidence: &Evidence) -> Option<String> {
         && rejected < limit
         && before.own_token.accepted.is_none_or(|accepted| accepted < rejected)
     {
-        let seconds = since(rejected);
+        let seconds = (limit - rejected).as_secs();
         return Some(format!("it rejected the plugin's token {seconds} s before {event}"));
     }
     None
@@ -154,11 +153,16 @@ fn doubt_by_pod(evidence: &Evidence, plugin: TokenFacts) -> Option<String> {
     }
 }
 
-/// How long the last rounds, without another between them, found both tokens rejected.
-fn rejected_for(rounds: &[(Instant, Round)]) -> Duration {
-    let is_rejected = |round: &Round| matches!(round, Round::Rejected { plugin: Ok(_), .. });
-    let series = rounds.iter().rev().take_while(|(_, round)| is_rejected(round));
-    let times: Vec<Instant> = series.map(|(when, _)| *when).collect();
-    let (last, first) = (times.first(), times.last());
-    last.zip(first).map_or(Duration::ZERO, |(last, first)| *last - *first)
+/// Returns the time between the first and the last of the latest rounds that found both tokens
+/// rejected, without another round between them.
+fn rejection_time(rounds: &[(Instant, Round)]) -> Duration {
+    let Some((last, _)) = rounds.last() else { return Duration::ZERO };
+    let mut first = *last;
+    for (when, round) in rounds.iter().rev() {
+        if !matches!(round, Round::TokensRejected { .. }) {
+            break;
+        }
+        first = *when;
+    }
+    *last - first
 }

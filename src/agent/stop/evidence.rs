@@ -16,7 +16,7 @@ use crate::kube::{Client, Deadlines, Error, NOT_FOUND, Retry, UNAUTHORIZED};
 /// All that an agent knows when it has to decide whether to uninstall.
 #[derive(Clone, Debug)]
 pub struct Evidence {
-    /// The agent's own pod, as a watch or a request of [`ask`] showed it last.
+    /// The agent's own pod, as a watch or a request of [`gather`] showed it last.
     pub own_pod: OwnPod,
     /// What the API server's responses had shown when the agent received the signal.
     pub before: ApiHistory,
@@ -30,6 +30,7 @@ pub struct Evidence {
     pub rounds: Vec<(Instant, Round)>,
 }
 
+/// What the responses of one round of requests show.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Round {
     /// A response since the signal shows that the agent's pod is not being deleted.
@@ -42,12 +43,15 @@ pub enum Round {
     /// The DaemonSet is not being deleted, and nothing shows that this node is out of its scope.
     InScope,
     /// HTTP 401 with Kubernetes' Status for the agent's `own` token, and for the plugin's, which
-    /// may be the same. The error says why the plugin's token is not known to be rejected.
-    Rejected {
+    /// may be the same.
+    TokensRejected {
         own: TokenFacts,
-        plugin: Result<TokenFacts, String>,
+        plugin: TokenFacts,
     },
-    /// Nothing is known of a DaemonSet, or any other response, or a time-out.
+    /// HTTP 401 with Kubernetes' Status for the agent's own token. The text says why the plugin's
+    /// token is not known to be rejected.
+    OwnTokenRejected(String),
+    /// No DaemonSet is known, the response is another one, or the request timed out.
     Unclear(String),
     /// Also if no API server or namespace is configured, or the credential cannot be read.
     Unreachable(String),
@@ -62,10 +66,13 @@ pub struct TokenFacts {
 
 impl TokenFacts {
     fn read(token: &str) -> TokenFacts {
-        Claims::read(token).map_or(TokenFacts::default(), |claims| TokenFacts {
-            has_expired: claims.has_expired(SystemTime::now()),
-            outlives_pod: claims.pod().is_none(),
-        })
+        match Claims::read(token) {
+            Some(claims) => TokenFacts {
+                has_expired: claims.has_expired(SystemTime::now()),
+                outlives_pod: claims.pod().is_none(),
+            },
+            None => TokenFacts::default(),
+        }
     }
 }
 
@@ -79,7 +86,7 @@ enum RoundEnd {
 /// Sends the requests of one round, and records in `api` what they show of the agent's pod. Uses
 /// new connections, so that a load balancer may choose another API server in each round. `timeout`
 /// bounds each phase of a request.
-pub fn ask(settings: &Settings, api: &ApiHandle, timeout: Duration) -> Round {
+pub fn gather(settings: &Settings, api: &ApiHandle, timeout: Duration) -> Round {
     let Some(source) = identity::access_source(settings) else {
         return Round::Unreachable("no API server is configured".into());
     };
@@ -94,7 +101,7 @@ pub fn ask(settings: &Settings, api: &ApiHandle, timeout: Duration) -> Round {
     match ask_with_own_token(settings, api, &client, &namespace) {
         Ok(round) | Err(RoundEnd::Early(round)) => round,
         Err(RoundEnd::OwnTokenRejected) => {
-            rejected(settings, own.token().unwrap_or_default(), &namespace, timeout)
+            ask_with_plugin_token(settings, own.token().unwrap_or_default(), &namespace, timeout)
         }
     }
 }
@@ -158,17 +165,15 @@ fn ask_about_daemonset(
     owner: &Owner,
 ) -> Result<Round, RoundEnd> {
     let name = &owner.name;
-    let ends = |how: &str| Ok(Round::DaemonSetEnds(format!("DaemonSet {namespace}/{name} {how}")));
-    match client.get::<DaemonSet>(&daemonset_path(namespace, name)) {
-        Ok(set) if set.metadata.name != *name => Err(another_object("DaemonSet", name)),
-        Ok(set) if set.metadata.uid != owner.uid => {
-            ends("does not exist: another one has its name")
-        }
-        Ok(set) if set.metadata.deletion_timestamp.is_some() => ends("is being deleted"),
-        Ok(set) => ask_about_scope(settings, client, namespace, &set),
-        Err(error) if error.is_status(404, NOT_FOUND) => ends("does not exist"),
-        Err(error) => Err(round_end(&error)),
-    }
+    let end = match client.get::<DaemonSet>(&daemonset_path(namespace, name)) {
+        Ok(set) if set.metadata.name != *name => return Err(another_object("DaemonSet", name)),
+        Ok(set) if set.metadata.uid != owner.uid => "does not exist: another one has its name",
+        Ok(set) if set.metadata.deletion_timestamp.is_some() => "is being deleted",
+        Ok(set) => return ask_about_scope(settings, client, namespace, &set),
+        Err(error) if error.is_status(404, NOT_FOUND) => "does not exist",
+        Err(error) => return Err(round_end(&error)),
+    };
+    Ok(Round::DaemonSetEnds(format!("DaemonSet {namespace}/{name} {end}")))
 }
 
 /// Completes the round for a DaemonSet that is not being deleted.
@@ -203,29 +208,40 @@ fn ask_about_scope(
     }
 }
 
-/// Completes the round after the agent's `own` token was rejected: asks with the plugin's token.
-fn rejected(settings: &Settings, own: &str, namespace: &str, timeout: Duration) -> Round {
+/// Completes the round after the agent's `own` token was rejected.
+fn ask_with_plugin_token(
+    settings: &Settings,
+    own: &str,
+    namespace: &str,
+    timeout: Duration,
+) -> Round {
     let kubeconfig = AccessSource::Kubeconfig(settings.node.kubeconfig());
     let mut connection = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
     let client = connection.client();
     let token = connection.token();
-    let facts = TokenFacts::read(token.unwrap_or(own));
-    let plugin = match (client, token) {
-        (Ok(client), Some(token)) if token != own => match is_being_deleted(&client, namespace) {
-            Ok(true) => return Round::NamespaceBeingDeleted,
-            Err(error) if error.is_status(401, UNAUTHORIZED) => Ok(facts),
-            // A busy or failing API server may not have checked the token.
-            Err(error) if is_temporary(&error) || error.code().is_none_or(|code| code == 401) => {
-                Err(error.to_string())
-            }
-            Ok(false) | Err(_) => Err("accepted the plugin's token".into()),
-        },
-        (Ok(_), Some(_)) => Ok(facts),
-        _ if settings.plugin_account.is_none() => Ok(facts),
-        (Err(error), _) => Err(format!("the plugin's token cannot be read: {error}")),
-        (Ok(_), None) => Err("the kubeconfig has no token".into()),
+    let plugin = TokenFacts::read(token.unwrap_or(own));
+    let rejected = Round::TokensRejected { own: TokenFacts::read(own), plugin };
+    let (client, token) = match (client, token) {
+        (Ok(client), Some(token)) => (client, token),
+        _ if settings.plugin_account.is_none() => return rejected,
+        (Err(error), _) => {
+            let why = format!("the plugin's token cannot be read: {error}");
+            return Round::OwnTokenRejected(why);
+        }
+        (Ok(_), None) => return Round::OwnTokenRejected("the kubeconfig has no token".into()),
     };
-    Round::Rejected { own: TokenFacts::read(own), plugin }
+    if token == own {
+        return rejected;
+    }
+    match is_being_deleted(&client, namespace) {
+        Ok(true) => Round::NamespaceBeingDeleted,
+        Err(error) if error.is_status(401, UNAUTHORIZED) => rejected,
+        // A busy or failing API server may not have checked the token.
+        Err(error) if is_temporary(&error) || error.code().is_none_or(|code| code == 401) => {
+            Round::OwnTokenRejected(error.to_string())
+        }
+        Ok(false) | Err(_) => Round::OwnTokenRejected("accepted the plugin's token".into()),
+    }
 }
 
 fn is_being_deleted(client: &Client, namespace: &str) -> Result<bool, Error> {

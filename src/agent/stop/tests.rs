@@ -46,7 +46,7 @@ fn evidence(rounds: Rounds) -> Evidence {
 
 /// Rounds in which both tokens are rejected.
 fn rejected<const N: usize>(times: [u64; N], plugin: TokenFacts) -> Rounds {
-    times.map(|second| (second, Round::Rejected { own: BOUND, plugin: Ok(plugin) })).into()
+    times.map(|second| (second, Round::TokensRejected { own: BOUND, plugin })).into()
 }
 
 fn unclear(second: u64, why: &str) -> Rounds {
@@ -262,15 +262,14 @@ fn rejection_of_every_token_proves_an_uninstall_only_if_nothing_else_explains_it
         change(&mut case);
         assert_verdict(name, &case, *expected);
     }
-    let expired = Round::Rejected { own: EXPIRED, plugin: Ok(VALID) };
+    let expired = Round::TokensRejected { own: EXPIRED, plugin: VALID };
     let expired = evidence(vec![(1, expired.clone()), (6, expired)]);
     assert_verdict("expired own token", &expired, NoProof("agent's own token has expired"));
 }
 
 #[test]
 fn rejection_of_every_token_has_to_last_for_four_seconds_without_another_response() {
-    let no_token =
-        Round::Rejected { own: BOUND, plugin: Err("the kubeconfig has no token".into()) };
+    let no_token = Round::OwnTokenRejected("the kubeconfig has no token".into());
     for (rounds, expected) in [
         (rejected([1, 5], BOUND), Uninstall("in every response for 4 s")),
         ([unclear(1, "HTTP 403"), rejected([11, 15], BOUND)].concat(), Uninstall("every token")),
@@ -292,16 +291,21 @@ fn the_time_to_decide_is_the_grace_period_less_five_seconds_and_at_least_one_sec
     }
 }
 
+/// Decides once, after a thread has sent these rounds.
+fn verdict_on(sent: Rounds) -> Verdict {
+    let (send, rounds) = mpsc::channel();
+    for round in evidence(sent).rounds {
+        send.send(round).unwrap();
+    }
+    let evidence = evidence(Vec::new());
+    let own_pod = evidence.own_pod.clone();
+    let mut decision =
+        UninstallDecision { evidence, rounds: Some(rounds), last_doubt: String::new() };
+    decision.verdict(false, own_pod)
+}
+
 #[test]
 fn rounds_that_are_read_late_count_from_their_time_and_as_if_read_one_by_one() {
-    let verdict_on = |sent: Rounds| {
-        let (send, rounds) = mpsc::channel();
-        evidence(sent).rounds.into_iter().for_each(|round| send.send(round).unwrap());
-        let evidence = evidence(Vec::new());
-        let own_pod = evidence.own_pod.clone();
-        UninstallDecision { evidence, rounds: Some(rounds), last: String::new() }
-            .verdict(false, own_pod)
-    };
     let verdict = verdict_on([gone(), unclear(2, "HTTP 403")].concat());
     assert!(matches!(verdict, Verdict::Uninstall(_)));
     assert!(matches!(verdict_on(rejected([1, 2, 4], BOUND)), Verdict::AskAgain(_)));

@@ -53,7 +53,7 @@ fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
         Api::DaemonSetDeleted => daemonset_ends(),
         Api::Forbidden if bug == Bug::ForbiddenIsProof => daemonset_ends(),
         Api::AccountsDeleted | Api::TokensRejectedBefore | Api::PodDeletedByForce => {
-            Round::Rejected { own: token, plugin: Ok(token) }
+            Round::TokensRejected { own: token, plugin: token }
         }
         Api::Forbidden => Round::Unclear("HTTP 403".into()),
         Api::Unreachable => Round::Unreachable("connection refused".into()),
