@@ -22,6 +22,7 @@ pub struct Owner {
     pub uid: String,
 }
 
+/// Whether the agent's pod is being deleted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Deletion {
     /// The API server never showed the pod, or the watch failed since.
@@ -34,8 +35,8 @@ pub enum Deletion {
         shown: Instant,
         token_ends: Instant,
     },
-    /// The pod is gone, or is deleted without a grace period. A token that is bound to the pod is,
-    /// too.
+    /// The pod is gone, or is deleted without a grace period. A token that is bound to the pod is
+    /// no longer valid.
     Forced,
 }
 
@@ -72,7 +73,7 @@ impl SeenPod {
             namespace: metadata.namespace.clone(),
             name: metadata.name.clone(),
             uid: metadata.uid.clone(),
-            daemonset: metadata.owner_references.iter().find_map(daemonset),
+            daemonset: metadata.owner_references.iter().find_map(owning_daemonset),
             deletion: Deletion::read(metadata, Instant::now(), SystemTime::now()),
         }
     }
@@ -85,7 +86,7 @@ impl FromPod for SeenPod {
 }
 
 /// Returns the DaemonSet of a reference to a pod's controller. A pod has at most one controller.
-fn daemonset(reference: &OwnerReference) -> Option<Owner> {
+fn owning_daemonset(reference: &OwnerReference) -> Option<Owner> {
     let OwnerReference { api_version, kind, name, uid, controller } = reference;
     if !controller || api_version != "apps/v1" || kind != "DaemonSet" {
         return None;
@@ -112,7 +113,8 @@ impl OwnPod {
         let uid = self.uid.get_or_insert_with(|| seen.uid.clone());
         if *uid != seen.uid {
             // Another pod has the name by now.
-            return self.record_gone();
+            self.record_gone();
+            return;
         }
         self.daemonset = seen.daemonset;
         // A deletion is never taken back. A list may be older than the last event of the watch.
@@ -134,8 +136,9 @@ impl OwnPod {
 
     /// Records a `DELETED` event of a pod with the agent's pod's name.
     pub fn record_deleted(&mut self, uid: &str) {
-        if self.uid.as_deref().is_none_or(|own| own == uid) {
-            self.record_gone();
+        match &self.uid {
+            Some(own) if own != uid => {}
+            _ => self.record_gone(),
         }
     }
 

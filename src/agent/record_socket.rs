@@ -3,8 +3,8 @@
 //!
 //! If several agents run on a node, the agent that started last owns the socket. Each other agent
 //! finds another process's socket at the path, which shows that a newer agent runs. This needs no
-//! clock and no file that outlives a process. The socket of an agent without a run dir is in the CNI net
-//! dir. If such an agent runs, this agent takes over its socket, too.
+//! clock and no file that outlives a process. The socket of an agent without a run dir is in the
+//! CNI net dir. If such an agent runs, this agent takes over its socket, too.
 //!
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
@@ -29,6 +29,7 @@ use super::readiness::Status;
 use super::settings::Settings;
 use crate::backoff::RateLimit;
 use crate::files;
+use crate::node::NodeSettings;
 use crate::record::{Record, SIZE_LIMIT, SOCKET_NAME};
 
 /// Longest time between two checks that the socket's path still leads to this socket.
@@ -41,6 +42,7 @@ const BURST: u32 = 256;
 /// the agent busy nor fill its log.
 const INTERVAL: Duration = Duration::from_millis(100);
 
+/// The socket for plugin records, and the thread that reads it.
 pub struct RecordSocket {
     path: PathBuf,
     /// Path of the socket of an agent without a run dir, if this agent has one.
@@ -55,26 +57,27 @@ pub struct RecordSocket {
 #[derive(Default)]
 struct State {
     stopped: bool,
-    own: Option<BoundSocket>,
+    own: Option<OwnedSocket>,
     /// The socket that this agent took over at `net_dir_path`. No plugin sends to it.
-    taken: Option<BoundSocket>,
+    taken_over: Option<OwnedSocket>,
 }
 
-struct BoundSocket {
+/// A socket of this agent at a path.
+struct OwnedSocket {
     path: PathBuf,
     socket: Arc<UnixDatagram>,
     /// Device and inode of the socket's file, which show whether another agent replaced it.
     file: Option<(u64, u64)>,
 }
 
-impl BoundSocket {
-    fn bind(path: &Path) -> Result<BoundSocket, files::Error> {
+impl OwnedSocket {
+    fn bind(path: &Path) -> Result<OwnedSocket, files::Error> {
         let socket = Arc::new(files::bind_socket(path, CHECK_INTERVAL)?);
-        Ok(BoundSocket { path: path.to_owned(), socket, file: identity(path) })
+        Ok(OwnedSocket { path: path.to_owned(), socket, file: device_and_inode(path) })
     }
 
     fn is_in_place(&self) -> bool {
-        self.file == identity(&self.path)
+        self.file == device_and_inode(&self.path)
     }
 
     /// Whether the path leads to a socket that another process reads.
@@ -95,7 +98,7 @@ impl RecordSocket {
         let node = &settings.node;
         let receiver = Arc::new(RecordSocket {
             path: node.record_socket(),
-            net_dir_path: node.run_dir.as_ref().map(|_| node.net_dir.join(SOCKET_NAME)),
+            net_dir_path: net_dir_path(node),
             status: Arc::clone(status),
             api: Arc::clone(api),
             state: Mutex::default(),
@@ -103,22 +106,34 @@ impl RecordSocket {
         });
         // Binds before the first reconcile pass, so that an older agent sees this agent before it
         // can overwrite this agent's files. The thread retries and reports a failure.
-        let own = BoundSocket::bind(&receiver.path).ok();
-        let other = receiver.net_dir_path.as_ref().filter(|path| is_read(path));
-        let taken = other.and_then(|path| BoundSocket::bind(path).ok());
-        *receiver.state() = State { own, taken, stopped: false };
-        let own = Arc::clone(&receiver);
+        *receiver.state() = State {
+            stopped: false,
+            own: OwnedSocket::bind(&receiver.path).ok(),
+            taken_over: receiver.take_over(),
+        };
+        let reader = Arc::clone(&receiver);
         let thread = thread::Builder::new().name("records".into()).stack_size(128 << 10);
-        thread.spawn(move || own.run())?;
+        thread.spawn(move || reader.run())?;
         Ok(receiver)
+    }
+
+    /// Replaces the socket of an agent without a run dir, if such an agent runs.
+    fn take_over(&self) -> Option<OwnedSocket> {
+        let path = self.net_dir_path.as_ref()?;
+        if !is_read(path) {
+            return None;
+        }
+        OwnedSocket::bind(path).ok()
     }
 
     /// Stops reading and removes the socket, unless another agent has replaced it.
     pub fn stop(&self) {
         let mut state = self.state();
         state.stopped = true;
-        for bound in state.own.iter().chain(&state.taken).filter(|bound| bound.is_in_place()) {
-            if let Err(error) = files::remove(&bound.path) {
+        for socket in state.own.iter().chain(&state.taken_over) {
+            if socket.is_in_place()
+                && let Err(error) = files::remove(&socket.path)
+            {
                 warn!("{error}");
             }
         }
@@ -140,13 +155,7 @@ impl RecordSocket {
                 Err(error) if matches!(error.kind(), WouldBlock | Interrupted) => None,
                 Err(error) => Some(error.to_string()),
             };
-            match &problem {
-                Some(why) if problem != last_problem => {
-                    warn!("cannot receive plugin records: {why}");
-                }
-                None if last_problem.is_some() => info!("plugin records are received again"),
-                _ => {}
-            }
+            log_change(last_problem.as_deref(), problem.as_deref());
             if let Ok(length) = received {
                 self.receive(&buffer[..length]);
                 rate_limit.count(Instant::now());
@@ -162,10 +171,12 @@ impl RecordSocket {
     /// path leads to a socket that another process reads.
     pub fn newer_agent_runs(&self) -> bool {
         let state = self.state();
-        let taken = state.taken.as_ref().and_then(|taken| taken.file);
-        let in_net_dir = self.net_dir_path.as_ref();
-        state.own.as_ref().is_some_and(BoundSocket::is_replaced)
-            || in_net_dir.is_some_and(|path| identity(path) != taken && is_read(path))
+        if state.own.as_ref().is_some_and(OwnedSocket::is_replaced) {
+            return true;
+        }
+        let Some(path) = &self.net_dir_path else { return false };
+        let taken_over = state.taken_over.as_ref().and_then(|socket| socket.file);
+        device_and_inode(path) != taken_over && is_read(path)
     }
 
     /// Returns the socket, and recreates it if its path is missing or leads to a socket that no
@@ -176,7 +187,7 @@ impl RecordSocket {
             return Ok(None);
         }
         if !state.own.as_ref().is_some_and(|own| own.is_in_place() || own.is_replaced()) {
-            state.own = Some(BoundSocket::bind(&self.path)?);
+            state.own = Some(OwnedSocket::bind(&self.path)?);
             // The reconciler may have yielded to the agent whose socket this one replaces.
             self.waker.wake();
         }
@@ -188,10 +199,12 @@ impl RecordSocket {
         let Some(record) = Record::parse(bytes) else { return };
         self.status.plugin_calls.count(&record);
         self.api.report_failure(&record);
-        match &record {
-            Record { error: Some(_), .. } => error!("{record}"),
-            record if !record.warnings().is_empty() => warn!("{record}"),
-            record => info!("{record}"),
+        if record.error.is_some() {
+            error!("{record}");
+        } else if !record.warnings().is_empty() {
+            warn!("{record}");
+        } else {
+            info!("{record}");
         }
         for event in pod_events::pod_events(&record) {
             self.api.report_event(event);
@@ -203,7 +216,26 @@ impl RecordSocket {
     }
 }
 
-fn identity(path: &Path) -> Option<(u64, u64)> {
+/// Returns where an agent without a run dir has its socket. `None`: this agent is one.
+fn net_dir_path(node: &NodeSettings) -> Option<PathBuf> {
+    if node.run_dir.is_none() {
+        return None;
+    }
+    Some(node.net_dir.join(SOCKET_NAME))
+}
+
+fn log_change(last_problem: Option<&str>, problem: Option<&str>) {
+    if problem == last_problem {
+        return;
+    }
+    match problem {
+        Some(why) => warn!("cannot receive plugin records: {why}"),
+        None => info!("plugin records are received again"),
+    }
+}
+
+/// Returns device and inode of the file at the path, not of the target of a symlink.
+fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
     let file = fs::symlink_metadata(path).ok()?;
     Some((file.dev(), file.ino()))
 }

@@ -29,7 +29,7 @@ const INTERFACE: &str = "eth0";
 /// First and longest wait before the self-test reruns after a failure.
 const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(60)];
 
-/// What the self-test runs: the plugin binary in `dir`, on the host or in the image, and the entry.
+/// What a self-test covers: the plugin binary in `dir`, on the host or in the image, and the entry.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TestedPlugin {
     pub dir: PathBuf,
@@ -75,14 +75,22 @@ impl SelfTest {
     /// self-test if there is no outcome yet, or if a failed one is to be repeated now.
     pub fn outcome(&mut self, plugin: TestedPlugin) -> Option<&TestOutcome> {
         self.finish();
-        let is_due = match self.last.as_ref().filter(|(tested, _)| *tested == plugin) {
-            Some((_, TestOutcome::Failed(_))) => self.rerun_at <= Instant::now(),
-            last => last.is_none(),
+        let is_due = match self.last_outcome(&plugin) {
+            None => true,
+            Some(TestOutcome::Failed(_)) => self.rerun_at <= Instant::now(),
+            Some(_) => false,
         };
         if is_due && self.running.is_none() {
             self.running = Some((plugin.clone(), self.start(plugin.dir.clone())));
         }
-        self.last.as_ref().filter(|(tested, _)| *tested == plugin).map(|(_, outcome)| outcome)
+        self.last_outcome(&plugin)
+    }
+
+    fn last_outcome(&self, plugin: &TestedPlugin) -> Option<&TestOutcome> {
+        match &self.last {
+            Some((tested, outcome)) if tested == plugin => Some(outcome),
+            _ => None,
+        }
     }
 
     /// Starts a self-test of the plugin in `dir` on a new thread. Its panic, or a thread that cannot
@@ -100,8 +108,8 @@ impl SelfTest {
 
     /// Counts, logs and remembers the outcome of the self-test that has ended since the last call.
     fn finish(&mut self) {
-        let Some((tested, outcome)) = &self.running else { return };
-        let outcome = match outcome.try_recv() {
+        let Some((tested, receiver)) = &self.running else { return };
+        let outcome = match receiver.try_recv() {
             Err(TryRecvError::Empty) => return,
             Ok(outcome) => outcome,
             Err(TryRecvError::Disconnected) => {
@@ -121,8 +129,8 @@ impl SelfTest {
             TestOutcome::Failed(_) => "failed",
         };
         self.status.metrics.count_self_test(label);
-        let is_same = self.last.as_ref().is_some_and(|(last, _)| last == tested);
-        if !is_same || !matches!(outcome, TestOutcome::Failed(_)) {
+        let was_tested = self.last_outcome(tested).is_some();
+        if !was_tested || !matches!(outcome, TestOutcome::Failed(_)) {
             self.retry.reset();
         }
         self.rerun_at = Instant::now() + self.retry.next_delay();

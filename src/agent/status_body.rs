@@ -6,8 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use super::subject::Subject;
 
-/// The JSON object of `/status`. A missing key has its default value, so that agents and `linkerd cni`
-/// of different versions understand each other.
+/// The JSON object of `/status`. A missing key has its default value, so that agents and
+/// `linkerd cni` of different versions understand each other.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct StatusBody {
@@ -58,8 +58,8 @@ pub struct PodCopyStatus {
     pub bypasses: BTreeMap<String, usize>,
 }
 
-/// What `/status` says about the plugin's calls since the agent started. Counts of zero are left out
-/// of the maps.
+/// What `/status` says about the plugin's calls since the agent started. Counts of zero are left
+/// out of the maps.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", default)]
 pub struct PluginCounts {

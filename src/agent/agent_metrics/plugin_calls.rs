@@ -21,10 +21,11 @@ const RESULTS: [&str; 4] = ["redirected", "checked", "failed", "skipped"];
 /// Value of labels for what this version does not know.
 const OTHER: &str = "other";
 /// Value of the label `source` for calls that no source decided.
-const NONE: &str = "none";
+const NO_SOURCE: &str = "none";
 
 metrics! {
-    /// Metrics of the plugin's calls, from its records. Each has all its label values from the start.
+    /// Metrics of the plugin's calls, from its records. Each has all its label values from the
+    /// start.
     PluginCalls "linkerd_cni_plugin" []
     requests: Counters<2> = register_each "Plugin calls, by result" (
         COMMANDS.iter().flat_map(|command| RESULTS.map(|result| call_labels(*command, result)))
@@ -32,7 +33,7 @@ metrics! {
     request_duration_seconds: Durations<2> = register_durations_each
         "Duration of plugin calls, by the source that decided on the pod"
         (COMMANDS.into_iter().flat_map(|command| {
-            sources().map(move |source| [label("command", command), source])
+            source_labels().map(move |source| [label("command", command), source])
         }))
     skips: Counters<1> = register_each "Pods that the plugin did not redirect, by reason" (
         SkipReason::ALL.iter().map(|reason| reason.label()).chain([OTHER])
@@ -41,11 +42,11 @@ metrics! {
     api_requests: Counter = register "Requests of the plugin to the API server"
     api_retries: Counter = register
         "Requests of the plugin to the API server that repeated a failed one"
-    redirects: Counters<1> = register_each "Redirected pods, by backend" (backends())
-    failures: Counters<2> = register_each "Failed plugin calls, by CNI error code" (failures())
+    redirects: Counters<1> = register_each "Redirected pods, by backend" (backend_labels())
+    failures: Counters<2> = register_each "Failed plugin calls, by CNI error code" (failure_labels())
     degraded: Counters<1> = register_each
         "Pods redirected by annotations and plugin entry alone, because the API server or the credential failed, by CNI error code"
-        (codes(Failure::is_outage))
+        (code_labels(Failure::is_outage))
     ignored_ports: Counters<1> = register_each
         "Port lists with ignored elements, by annotation or key of the plugin entry"
         (SOURCES.map(|source| [label("source", source)]))
@@ -60,9 +61,7 @@ impl PluginCalls {
         let command = record.command;
         let result = match &record.result {
             CallResult::Skipped(text) => {
-                let known = SkipReason::ALL.iter().find(|reason| reason.text() == text.as_ref());
-                let reason = known.map_or(OTHER, |reason| reason.label());
-                self.skips.get_or_create(&[label("reason", reason)]).inc();
+                self.skips.get_or_create(&[skip_reason(text)]).inc();
                 "skipped".into()
             }
             result => result.to_string(),
@@ -70,7 +69,7 @@ impl PluginCalls {
         self.requests.get_or_create(&call_labels(command, &result)).inc();
         let seconds = record.ms as f64 / 1000.0;
         self.request_duration_seconds
-            .get_or_create(&[label("command", command), source(record.source)])
+            .get_or_create(&[label("command", command), source_label(record.source)])
             .observe(seconds);
         self.api_requests.inc_by(record.requests.into());
         self.api_retries.inc_by(record.retries.into());
@@ -81,16 +80,16 @@ impl PluginCalls {
             self.redirects.get_or_create(&[label("backend", backend)]).inc();
         }
         if let Some(error) = &record.error {
-            let [code] = code(is_counted, error.code);
+            let code = code_label(is_counted, error.code);
             self.failures.get_or_create(&[label("command", command), code]).inc();
         }
         if let Some(error) = &record.degraded {
-            match command {
-                Command::Add => {
-                    self.degraded.get_or_create(&code(Failure::is_outage, error.code)).inc()
-                }
-                _ => self.unproven_checks.inc(),
-            };
+            if command == Command::Add {
+                let code = code_label(Failure::is_outage, error.code);
+                self.degraded.get_or_create(&[code]).inc();
+            } else {
+                self.unproven_checks.inc();
+            }
         }
         for list in &record.ignored {
             self.ignored_ports.get_or_create(&[label("source", list.source)]).inc();
@@ -98,12 +97,12 @@ impl PluginCalls {
     }
 
     pub fn counts(&self) -> PluginCounts {
-        let mut failures = nonzero(&self.failures, failures());
+        let mut failures = nonzero(&self.failures, failure_labels());
         failures.remove(&Failure::PodNotFound.code().to_string());
         PluginCounts {
-            redirects: nonzero(&self.redirects, backends()),
+            redirects: nonzero(&self.redirects, backend_labels()),
             failures,
-            degraded: nonzero(&self.degraded, codes(Failure::is_outage)),
+            degraded: nonzero(&self.degraded, code_labels(Failure::is_outage)),
         }
     }
 }
@@ -125,7 +124,7 @@ fn nonzero<const N: usize>(
     counts
 }
 
-fn backends() -> [Labels<1>; Backend::ALL.len()] {
+fn backend_labels() -> [Labels<1>; Backend::ALL.len()] {
     Backend::ALL.map(|backend| [label("backend", backend)])
 }
 
@@ -135,28 +134,49 @@ fn is_counted(failure: Failure) -> bool {
 }
 
 /// Returns every value of the label `code`, of failures for which `has_count` holds.
-fn codes(has_count: fn(Failure) -> bool) -> impl Iterator<Item = Labels<1>> {
-    let codes = failure::codes(has_count).into_iter().map(|code| code.to_string());
-    codes.chain([OTHER.into()]).map(|code| [("code", code)])
+fn code_labels(has_count: fn(Failure) -> bool) -> Vec<Labels<1>> {
+    let mut labels = Vec::new();
+    for code in failure::codes(has_count) {
+        labels.push([label("code", code)]);
+    }
+    labels.push([label("code", OTHER)]);
+    labels
 }
 
 /// Returns the label `code`, with one of these values.
-fn code(has_count: fn(Failure) -> bool, code: u32) -> Labels<1> {
-    let is_known = failure::codes(has_count).contains(&code);
-    [("code", if is_known { code.to_string() } else { OTHER.into() })]
+fn code_label(has_count: fn(Failure) -> bool, code: u32) -> (&'static str, String) {
+    if failure::codes(has_count).contains(&code) {
+        label("code", code)
+    } else {
+        label("code", OTHER)
+    }
 }
 
-fn failures() -> impl Iterator<Item = Labels<2>> {
-    let of = |command| codes(is_counted).map(move |[code]| [label("command", command), code]);
-    COMMANDS.into_iter().flat_map(of)
+fn failure_labels() -> Vec<Labels<2>> {
+    let mut labels = Vec::new();
+    for command in COMMANDS {
+        for [code] in code_labels(is_counted) {
+            labels.push([label("command", command), code]);
+        }
+    }
+    labels
 }
 
-fn sources() -> impl Iterator<Item = (&'static str, String)> {
-    Source::ALL.into_iter().map(Some).chain([None]).map(source)
+fn source_labels() -> impl Iterator<Item = (&'static str, String)> {
+    Source::ALL.into_iter().map(Some).chain([None]).map(source_label)
 }
 
-fn source(source: Option<Source>) -> (&'static str, String) {
-    ("source", source.map_or_else(|| NONE.into(), |source| source.to_string()))
+fn skip_reason(text: &str) -> (&'static str, String) {
+    for reason in SkipReason::ALL {
+        if reason.text() == text {
+            return label("reason", reason.label());
+        }
+    }
+    label("reason", OTHER)
+}
+
+fn source_label(source: Option<Source>) -> (&'static str, String) {
+    ("source", source.map_or_else(|| NO_SOURCE.into(), |source| source.to_string()))
 }
 
 fn call_labels(command: Command, result: &str) -> Labels<2> {
@@ -173,10 +193,9 @@ mod tests {
         let counters = PluginCalls::default();
         let before = openmetrics([&counters.registry]).lines().count();
         let cases = testkit::chart::yaml(include_str!("plugin_calls.yaml"));
-        let count = |record: &serde_json::Value| {
+        for record in cases["records"].as_array().unwrap() {
             counters.count(&Record::parse(record.to_string().as_bytes()).unwrap());
-        };
-        cases["records"].as_array().unwrap().iter().for_each(count);
+        }
         let failures = BTreeMap::from([("101".into(), 1), ("other".into(), 2)]);
         let counts = PluginCounts {
             redirects: BTreeMap::from([("nft".into(), 3)]),
@@ -189,7 +208,7 @@ mod tests {
         for line in cases["metrics"].as_array().unwrap() {
             assert!(text.lines().any(|found| line == found), "{line} in {text}");
         }
-        count(&cases["gone"]);
+        counters.count(&Record::parse(cases["gone"].to_string().as_bytes()).unwrap());
         assert_eq!(counters.counts(), counts);
     }
 }

@@ -15,58 +15,88 @@ use crate::record::{CallError, Record};
 /// Longest text with the ignored elements of a port list in a note, in bytes.
 const ELEMENTS_LIMIT: usize = 500;
 
-/// Subject, by which repeated Events on a pod are recognized; type, reason and note of the Event.
-type Report = (&'static str, EventType, &'static str, String);
+/// What an Event reports about a pod.
+struct Report {
+    /// Recognizes repeated Events on a pod.
+    subject: &'static str,
+    kind: EventType,
+    reason: &'static str,
+    note: String,
+}
 
-/// Returns the Events on the record's pod. An empty list if its UID is unknown: the Event would not be
-/// shown with the pod, and repetitions would not be recognized.
+/// Returns the Events on the record's pod. An empty list if its UID is unknown: the Event would not
+/// be shown with the pod, and repetitions would not be recognized.
 pub fn pod_events(record: &Record) -> Vec<Event> {
     if record.pod_uid.is_empty() {
         return Vec::new();
-    }
-    let ignored = record.ignored.iter().filter(|list| list.is_annotated()).map(ignored_ports);
-    let failed = record.error.as_ref().filter(|_| record.command == Command::Add).and_then(failed);
-    let mut reports: Vec<Report> = ignored.chain(failed).collect();
-    if record.is_redirected_add() {
-        reports.extend(record.degraded.as_ref().map(degraded));
-        reports.extend(listed(&record.blocked_init_containers).map(without_network));
-        reports.extend(listed(&record.exempt_containers).map(exempt));
     }
     let pod = PodRef {
         namespace: record.namespace.clone(),
         name: record.pod.clone(),
         uid: record.pod_uid.clone(),
     };
-    let on_pod = |(subject, kind, reason, note)| {
+    let mut events = Vec::new();
+    for Report { subject, kind, reason, note } in reports(record) {
         let content = EventContent { kind, reason, action: "Redirecting", note };
-        Event { pod: Some(pod.clone()), subject, content }
-    };
-    reports.into_iter().map(on_pod).collect()
+        events.push(Event { pod: Some(pod.clone()), subject, content });
+    }
+    events
+}
+
+fn reports(record: &Record) -> Vec<Report> {
+    let mut reports = Vec::new();
+    for list in &record.ignored {
+        if list.is_annotated() {
+            reports.push(ignored_ports(list));
+        }
+    }
+    if let Some(error) = &record.error
+        && record.command == Command::Add
+    {
+        reports.extend(failed_add(error));
+    }
+    if !record.is_redirected_add() {
+        return reports;
+    }
+    if let Some(error) = &record.degraded {
+        reports.push(degraded(error));
+    }
+    if !record.blocked_init_containers.is_empty() {
+        reports.push(blocked_init_containers(&record.blocked_init_containers.join(", ")));
+    }
+    if !record.exempt_containers.is_empty() {
+        reports.push(exempt_containers(&record.exempt_containers.join(", ")));
+    }
+    reports
 }
 
 /// Reports an ADD that failed, so that the pod cannot start. A missing pod was deleted while it
-/// started, and needs no Event. Nor does a failure that this agent does not know: for a moment after a
-/// rollback, the plugin is newer. The log has its error.
-fn failed(error: &CallError) -> Option<Report> {
+/// started, and needs no Event. Nor does a failure that this agent does not know: for a moment
+/// after a rollback, the plugin is newer. The log has its error.
+fn failed_add(error: &CallError) -> Option<Report> {
     let failure = error.failure()?;
     if matches!(failure, Failure::PodNotFound | Failure::PodReplaced) {
         return None;
     }
     let Row { name, cause, remedy, .. } = *failure.row();
     let note = format!(
-        "The pod cannot start, because {cause} (code {}). Remedy: {remedy}. The agent's log on the node has the error.",
+        "The pod cannot start, because {cause} (code {}). Remedy: {remedy}. The agent's log on the \
+         node has the error.",
         error.code
     );
-    Some((name, EventType::Warning, "LinkerdCNIFailed", note))
+    Some(Report { subject: name, kind: EventType::Warning, reason: "LinkerdCNIFailed", note })
 }
 
 fn degraded(error: &CallError) -> Report {
     let cause = error.failure().unwrap_or(Failure::ApiError).row().cause;
     let note = format!(
-        "Redirected by annotations and plugin entry alone, because {cause} (code {}). UID and ports that the linkerd-proxy container sets were not read. If they differ from the chart's values, delete the pod once the agent on its node is ready.",
+        "Redirected by annotations and plugin entry alone, because {cause} (code {}). UID and ports \
+         that the linkerd-proxy container sets were not read. If they differ from the chart's \
+         values, delete the pod once the agent on its node is ready.",
         error.code
     );
-    ("degraded", EventType::Warning, "LinkerdCNIDegraded", note)
+    let kind = EventType::Warning;
+    Report { subject: "degraded", kind, reason: "LinkerdCNIDegraded", note }
 }
 
 fn ignored_ports(list: &Ignored) -> Report {
@@ -78,28 +108,32 @@ fn ignored_ports(list: &Ignored) -> Report {
         "{shown}{dots}. Allowed is {}. Correct the annotation of the pod or of its namespace.",
         list.grammar()
     );
-    (list.source, EventType::Warning, "LinkerdCNIPortsIgnored", note)
+    let kind = EventType::Warning;
+    Report { subject: list.source, kind, reason: "LinkerdCNIPortsIgnored", note }
 }
 
-/// Reports init containers that start before the proxy: the rules apply from the start of the pod, so
-/// each redirected connection is refused until the proxy listens.
-fn without_network(names: String) -> Report {
+/// Reports init containers that start before the proxy: the rules apply from the start of the pod,
+/// so each redirected connection is refused until the proxy listens.
+fn blocked_init_containers(names: &str) -> Report {
     let note = format!(
-        "Init containers that start before the proxy: {names}. Their outbound TCP connections are redirected to the proxy and refused, as it does not run yet. If they need the network, run the proxy as a native sidecar (config.linkerd.io/proxy-enable-native-sidecar: true), run them with the proxy's UID, or skip their ports (config.linkerd.io/skip-outbound-ports)."
+        "Init containers that start before the proxy: {names}. Their outbound TCP connections are \
+         redirected to the proxy and refused, as it does not run yet. If they need the network, \
+         run the proxy as a native sidecar (config.linkerd.io/proxy-enable-native-sidecar: true), \
+         run them with the proxy's UID, or skip their ports (config.linkerd.io/skip-outbound-ports)."
     );
-    ("init containers", EventType::Normal, "LinkerdCNIInitWithoutNetwork", note)
+    let kind = EventType::Normal;
+    Report { subject: "init containers", kind, reason: "LinkerdCNIInitWithoutNetwork", note }
 }
 
 /// Reports containers that run as the proxy's user, which the rules exempt.
-fn exempt(names: String) -> Report {
+fn exempt_containers(names: &str) -> Report {
     let note = format!(
-        "Containers that run as the proxy's user: {names}. Their outbound connections bypass the proxy, without mTLS and policy. Set another runAsUser or runAsGroup for them or for the pod, and delete the pod. With the chart's strictProxyUser such a pod does not start."
+        "Containers that run as the proxy's user: {names}. Their outbound connections bypass the \
+         proxy, without mTLS and policy. Set another runAsUser or runAsGroup for them or for the \
+         pod, and delete the pod. With the chart's strictProxyUser such a pod does not start."
     );
-    ("exempt containers", EventType::Warning, "LinkerdCNIProxyUserShared", note)
-}
-
-fn listed(names: &[String]) -> Option<String> {
-    (!names.is_empty()).then(|| names.join(", "))
+    let kind = EventType::Warning;
+    Report { subject: "exempt containers", kind, reason: "LinkerdCNIProxyUserShared", note }
 }
 
 #[cfg(test)]

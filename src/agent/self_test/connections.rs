@@ -1,5 +1,6 @@
 //! Opens the TCP connections of a self-test, which the scratch pod's rules must redirect.
 
+use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
@@ -23,18 +24,14 @@ pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>,
     let user = (geteuid().as_raw(), getegid().as_raw());
     let mut redirected = Vec::new();
     for &[pod, neighbour] in scratch.addresses {
-        let outbound = outbound(redirect, user, neighbour);
-        let inbound = inbound(redirect, neighbour);
+        let outbound = outbound_port(redirect, user, neighbour);
+        let inbound = inbound_port(redirect, neighbour);
         for (direction, from, to, port, proxy) in [
             ("outbound", &scratch.pod, neighbour, outbound, redirect.outbound_port),
             ("inbound", &scratch.neighbour, pod, inbound, redirect.inbound_port),
         ] {
             let Some(port) = port else { continue };
-            let listen = move || {
-                TcpListener::bind((Ipv6Addr::UNSPECIFIED, proxy))
-                    .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, proxy)))
-            };
-            let _listener = inside(&scratch.pod, listen)
+            let _listener = inside(&scratch.pod, move || listen(proxy))
                 .map_err(|error| format!("cannot listen on port {proxy}: {error}"))?;
             let to = SocketAddr::new(to, port);
             inside(from, move || TcpStream::connect_timeout(&to, TIMEOUT)).map_err(|error| {
@@ -47,33 +44,45 @@ pub fn connect(scratch: &ScratchPod, redirect: &Redirect) -> Result<Vec<String>,
     Ok(redirected)
 }
 
+/// Listens on all addresses, or on those of IPv4 if the kernel has no IPv6.
+fn listen(port: u16) -> io::Result<TcpListener> {
+    TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+        .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+}
+
 /// Returns a port of `to` to which outbound connections of this UID and GID are redirected. `None`
 /// for the proxy's UID or GID.
-fn outbound(redirect: &Redirect, (uid, gid): (u32, u32), to: IpAddr) -> Option<u16> {
-    let is_exempt = redirect.proxy_uid == Some(uid)
+fn outbound_port(redirect: &Redirect, (uid, gid): (u32, u32), to: IpAddr) -> Option<u16> {
+    if redirect.proxy_uid == Some(uid)
         || redirect.proxy_gid == Some(gid)
-        || has(&redirect.skip_outbound_subnets, to);
-    PORTS.into_iter().find(|port| !is_exempt && !is_in(&redirect.skip_outbound, *port))
+        || subnets_contain(&redirect.skip_outbound_subnets, to)
+    {
+        return None;
+    }
+    PORTS.into_iter().find(|port| !ranges_contain(&redirect.skip_outbound, *port))
 }
 
 /// Returns a port on which inbound connections from this address are redirected.
-fn inbound(redirect: &Redirect, from: IpAddr) -> Option<u16> {
-    let is_exempt = has(&redirect.skip_subnets, from);
+fn inbound_port(redirect: &Redirect, from: IpAddr) -> Option<u16> {
+    if subnets_contain(&redirect.skip_subnets, from) {
+        return None;
+    }
     let proxy_ports = [redirect.inbound_port, redirect.outbound_port];
     let candidates = match redirect.ports_to_redirect.as_slice() {
         [] => &PORTS[..],
         ports => ports,
     };
-    candidates.iter().copied().find(|port| {
-        !is_exempt && !proxy_ports.contains(port) && !is_in(&redirect.skip_inbound, *port)
-    })
+    candidates
+        .iter()
+        .copied()
+        .find(|port| !proxy_ports.contains(port) && !ranges_contain(&redirect.skip_inbound, *port))
 }
 
-fn has(subnets: &[Subnet], address: IpAddr) -> bool {
+fn subnets_contain(subnets: &[Subnet], address: IpAddr) -> bool {
     subnets.iter().any(|subnet| subnet.net.contains(&address))
 }
 
-fn is_in(ranges: &[PortRange], port: u16) -> bool {
+fn ranges_contain(ranges: &[PortRange], port: u16) -> bool {
     ranges.iter().any(|range| (range.first..=range.last).contains(&port))
 }
 
@@ -111,8 +120,8 @@ mod tests {
             (to_near, (None, Some(80))),
         ] {
             let neighbour = "192.0.2.2".parse().unwrap();
-            let outbound = outbound(&redirect, (0, 0), neighbour);
-            let found = (outbound, inbound(&redirect, neighbour));
+            let outbound = outbound_port(&redirect, (0, 0), neighbour);
+            let found = (outbound, inbound_port(&redirect, neighbour));
             assert_eq!(found, expected, "{redirect:?}");
         }
     }

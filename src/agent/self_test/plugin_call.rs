@@ -3,7 +3,7 @@
 use std::io::Write as _;
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
@@ -12,7 +12,7 @@ use crate::child::kill_group;
 use crate::deadline::{Deadline, run_within};
 use crate::failure::Failure;
 
-/// How much of the last line on stderr is quoted in an error, in characters.
+/// Longest quotation of the last line on stderr, in characters.
 const QUOTE_LIMIT: usize = 300;
 
 /// Runs `program` with `command`, the environment variables `vars`, the agent's `PATH` and `stdin`.
@@ -24,9 +24,26 @@ pub fn call(
     stdin: &str,
     end: Deadline,
 ) -> Result<Value, TestOutcome> {
+    let ended = run_program(program, command, vars, stdin, end);
+    let output = ended.map_err(|why| TestOutcome::Failed(format!("{command} failed: {why}")))?;
+    if output.status.success() {
+        return read_result(&output.stdout).ok_or_else(|| {
+            let name = program.display();
+            TestOutcome::Failed(format!("{command} failed: the result of {name} is not JSON"))
+        });
+    }
+    Err(read_failure(program, command, &output))
+}
+
+/// Runs the program to its end. Fails if it cannot be run, or was killed at `end`.
+fn run_program(
+    program: &Path,
+    command: &str,
+    vars: &[(&str, &str)],
+    stdin: &str,
+    end: Deadline,
+) -> Result<Output, String> {
     let name = program.display();
-    let failed = |why: String| TestOutcome::Failed(format!("{command} failed: {why}"));
-    let start = |error| failed(format!("cannot run {name}: {error}"));
     let mut child = Command::new(program)
         .env_clear()
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
@@ -37,7 +54,7 @@ pub fn call(
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn()
-        .map_err(start)?;
+        .map_err(|error| format!("cannot run {name}: {error}"))?;
     let (group, stdin) = (child.id() as i32, stdin.to_owned());
     let ended = run_within("plugin call", end.remaining(), move || {
         if let Some(mut pipe) = child.stdin.take() {
@@ -46,38 +63,43 @@ pub fn call(
         }
         child.wait_with_output()
     });
-    let Ok(output) = ended else {
-        // The thread reaps the program.
-        kill_group(group);
-        return Err(failed(format!("{name} timed out and was killed")));
-    };
-    let output = output.map_err(start)?;
-    let result = serde_json::from_slice::<Value>(&output.stdout);
-    if output.status.success() {
-        let is_empty = output.stdout.trim_ascii().is_empty();
-        return match result {
-            Err(_) if !is_empty => Err(failed(format!("the result of {name} is not JSON"))),
-            result => Ok(result.unwrap_or_default()),
-        };
+    match ended {
+        Ok(output) => output.map_err(|error| format!("cannot run {name}: {error}")),
+        Err(_) => {
+            // The thread reaps the program.
+            kill_group(group);
+            Err(format!("{name} timed out and was killed"))
+        }
     }
-    // A CNI error (CNI spec 1.1, section 5, "Error").
-    let error = result.unwrap_or_default();
+}
+
+/// Reads the result of a successful call, null if it is empty. `None`: it is not JSON.
+fn read_result(stdout: &[u8]) -> Option<Value> {
+    if stdout.trim_ascii().is_empty() {
+        return Some(Value::Null);
+    }
+    serde_json::from_slice(stdout).ok()
+}
+
+/// Describes a failed call by its CNI error (CNI spec 1.1, section 5, "Error"), or else by the last
+/// line on stderr.
+fn read_failure(program: &Path, command: &str, output: &Output) -> TestOutcome {
+    let error: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
     if let Some(code) = error["code"].as_u64() {
-        let text = |key: &str| error[key].as_str().unwrap_or_default();
-        let why = [text("msg"), text("details")].join("; ");
-        let why = format!("{} (code {code})", why.trim_end_matches("; "));
-        return Err(match code == u64::from(Failure::NoIptables.code()) {
-            true => TestOutcome::Skipped(format!(
-                "the agent cannot run the host's iptables: {command} failed: {why}"
-            )),
-            false => failed(why),
-        });
+        let [msg, details] = ["msg", "details"].map(|key| error[key].as_str().unwrap_or_default());
+        let why = format!("{msg}; {details}");
+        let failed = format!("{command} failed: {} (code {code})", why.trim_end_matches("; "));
+        if code == u64::from(Failure::NoIptables.code()) {
+            let why = format!("the agent cannot run the host's iptables: {failed}");
+            return TestOutcome::Skipped(why);
+        }
+        return TestOutcome::Failed(failed);
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
-    let last = stderr.trim().lines().last().unwrap_or_default();
-    let quote: String = last.chars().take(QUOTE_LIMIT).collect();
-    let why = format!("{name}: {}; {quote}", output.status);
-    Err(failed(why.trim_end_matches("; ").into()))
+    let last_line = stderr.trim().lines().last().unwrap_or_default();
+    let quote: String = last_line.chars().take(QUOTE_LIMIT).collect();
+    let why = format!("{}: {}; {quote}", program.display(), output.status);
+    TestOutcome::Failed(format!("{command} failed: {}", why.trim_end_matches("; ")))
 }
 
 #[cfg(test)]

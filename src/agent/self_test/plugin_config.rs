@@ -22,17 +22,17 @@ pub struct PluginConfig {
 
 impl PluginConfig {
     /// Reads the plugin entry of the network config `text`, and adds the network's name and
-    /// CNI version. Removes the kubeconfig: no request is needed, and the plugin would send its records
-    /// to an agent's socket beside it. Returns `None` if there is no plugin entry.
-    pub fn of(text: &str) -> Option<PluginConfig> {
+    /// CNI version. Removes the kubeconfig: no request is needed, and the plugin would send its
+    /// records to an agent's socket beside it. Returns `None` if there is no plugin entry.
+    pub fn from_network_config(text: &str) -> Option<PluginConfig> {
         let entry = plugin_entry(text)?;
         let version = entry.version.unwrap_or_else(|| FIRST_VERSION.to_owned());
         let mut fields: Map<String, Value> = serde_json::from_str(entry.text).ok()?;
         fields.remove("kubernetes");
         fields.insert("name".into(), json!(entry.name));
         fields.insert("cniVersion".into(), json!(version));
-        let result = json!({"cniVersion": version});
-        let previous_result = if entry.has_previous { result } else { Value::Null };
+        let previous_result =
+            if entry.has_previous { json!({"cniVersion": version}) } else { Value::Null };
         let has_check = version::check(Command::Check, &version).is_ok();
         Some(PluginConfig { fields, previous_result, has_check })
     }
@@ -59,7 +59,7 @@ mod tests {
 
     #[test]
     fn stdin_is_the_plugin_entry_with_the_fields_that_a_runtime_adds() {
-        let config = PluginConfig::of(LIST).unwrap();
+        let config = PluginConfig::from_network_config(LIST).unwrap();
         let stdin = config.stdin(&config.previous_result);
         let stdin: Value = serde_json::from_str(&stdin).unwrap();
         let wanted = json!({
@@ -77,13 +77,14 @@ mod tests {
     #[test]
     fn a_standalone_config_gets_no_prev_result_and_versions_from_0_4_0_have_check() {
         for (version, check) in [("0.2.0", false), ("0.3.1", false), ("0.4.0", true)] {
-            let config = PluginConfig::of(&LIST.replace("1.0.0", version)).unwrap();
+            let config =
+                PluginConfig::from_network_config(&LIST.replace("1.0.0", version)).unwrap();
             assert_eq!(config.previous_result["cniVersion"], version);
             assert_eq!(config.has_check, check, "{version}");
         }
         // As when Multus calls it.
         let conf = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "cniVersion": "0.3.1"}"#;
-        let config = PluginConfig::of(conf).unwrap();
+        let config = PluginConfig::from_network_config(conf).unwrap();
         let stdin: Value = serde_json::from_str(&config.stdin(&config.previous_result)).unwrap();
         assert_eq!(stdin, serde_json::from_str::<Value>(conf).unwrap());
     }

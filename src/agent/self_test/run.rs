@@ -10,7 +10,7 @@ use serde_json::Value;
 use super::connections::connect;
 use super::plugin_call::call;
 use super::plugin_config::PluginConfig;
-use super::scratch_pod::ScratchPod;
+use super::scratch_pod::{self, ScratchPod};
 use super::{INTERFACE, TestOutcome};
 use crate::agent::settings::Settings;
 use crate::cni::args::PodRef;
@@ -39,7 +39,10 @@ impl<E: std::error::Error> From<E> for TestOutcome {
 
 /// Runs the self-test of the plugin binary in `bin_dir` and the plugin entry that is installed now.
 pub fn run(settings: &Settings, bin_dir: &Path) -> TestOutcome {
-    test(settings, bin_dir).map_or_else(|outcome| outcome, TestOutcome::Passed)
+    match test(settings, bin_dir) {
+        Ok(coverage) => TestOutcome::Passed(coverage),
+        Err(outcome) => outcome,
+    }
 }
 
 /// Returns what was tested, or why the self-test failed or was skipped.
@@ -47,16 +50,13 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     let (begin, end) = (Instant::now(), Deadline::after(TIMEOUT));
     let found = net_dir::scan(&settings.node.net_dir, &settings.node.kubeconfig_name)?;
     let plugin_config = plan::installed_config(&settings.node.mode, &found)
-        .and_then(|file| PluginConfig::of(file.text()))
+        .and_then(|file| PluginConfig::from_network_config(file.text()))
         .ok_or_else(|| TestOutcome::Failed("no network config has a plugin entry".into()))?;
     let config = serde_json::from_str::<Object>(&plugin_config.stdin(&Value::Null));
     // An invalid config is not an error here: ADD fails and describes the mistake.
     let config = Config::read(&config.unwrap_or_default()).ok();
     let ipv6 = config.as_ref().is_some_and(|config| config.ipv6 != Ipv6::No);
-    let scratch = ScratchPod::create(ipv6).map_err(|error| match error.is_forbidden() {
-        true => TestOutcome::Skipped(format!("the agent lacks SYS_ADMIN or NET_ADMIN: {error}")),
-        false => error.into(),
-    })?;
+    let scratch = ScratchPod::create(ipv6).map_err(uncreated_pod)?;
     let copy = ScratchCopy::publish()
         .map_err(|why| TestOutcome::Failed(format!("cannot publish the scratch pod: {why}")))?;
     let args =
@@ -83,23 +83,32 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
         call_plugin("CHECK", &result)?;
         calls = "ADD and CHECK";
     }
-    let connections = match redirected.is_empty() {
-        true => "no connection could be tested".to_owned(),
-        false => format!("TCP is redirected ({})", redirected.join(", ")),
+    let connections = if redirected.is_empty() {
+        "no connection could be tested".to_owned()
+    } else {
+        format!("TCP is redirected ({})", redirected.join(", "))
     };
     let ms = begin.elapsed().as_millis();
     Ok(format!("{calls} succeeded, {connections}, in {ms} ms"))
 }
 
-/// Directory in place of the one that agent and plugin share, with the scratch pod as the only pod in the
-/// node's copy. The plugin finds it meshed without an API request, and sends its records to nobody.
+fn uncreated_pod(error: scratch_pod::Error) -> TestOutcome {
+    if error.is_forbidden() {
+        return TestOutcome::Skipped(format!("the agent lacks SYS_ADMIN or NET_ADMIN: {error}"));
+    }
+    error.into()
+}
+
+/// Directory in place of the one that agent and plugin share, with the scratch pod as the only pod
+/// in the node's copy. The plugin finds it meshed without an API request, and sends its records to
+/// nobody.
 struct ScratchCopy(PathBuf);
 
 impl ScratchCopy {
     /// Publishes the scratch pod as a meshed pod.
     fn publish() -> Result<ScratchCopy, pod_copy::Error> {
         let copy = ScratchCopy(env::temp_dir().join(format!("{POD}.{}", process::id())));
-        // Of an agent that was killed.
+        // An agent that was killed may have left it.
         let _ = fs::remove_dir_all(&copy.0);
         pod_copy::create(&copy.0)?;
         let [namespace, name, uid] = [POD; 3].map(str::to_owned);

@@ -60,7 +60,7 @@ pub struct ScratchPod {
 
 impl ScratchPod {
     /// Creates both netns, and connects them with IPv4, and with `ipv6` if the kernel supports
-    /// it. Without `veth` support in the kernel they stay unconnected and have no addresses.
+    /// IPv6. Without `veth` support in the kernel they stay unconnected and have no addresses.
     pub fn create(ipv6: bool) -> Result<ScratchPod, Error> {
         let (pod, neighbour) = (netns::create()?, netns::create()?);
         let mut scratch = ScratchPod { pod, neighbour, addresses: &[] };
