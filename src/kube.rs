@@ -55,13 +55,13 @@ const ERROR_LIMIT: u64 = 64 << 10;
 /// tenth of a program's memory. The head of a request, token included, has to fit.
 const BUFFER: usize = 16 << 10;
 
-/// Time-out of a response to the agent and the repair controller. Longer than that of other phases, because
-/// an overloaded API server queues requests, and a request that is sent again waits at the end of the queue.
-/// The repair controller's value in upstream.
+/// Time-out of a response to the agent and the repair controller. Longer than that of other phases,
+/// because an overloaded API server queues requests, and a request that is sent again waits at the
+/// end of the queue. The repair controller's value in upstream.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// Longest duration of each phase of one request. For a deadline of the whole request, ureq's resolver
-/// would start a thread, even for an IP address.
+/// Longest duration of each phase of one request. For a deadline of the whole request, ureq's
+/// resolver would start a thread, even for an IP address.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     pub connect: Duration,
@@ -109,7 +109,7 @@ impl Client {
             .timeout_recv_response(Some(deadlines.response))
             .timeout_recv_body(Some(deadlines.body))
             .build();
-        let connector = ().chain(TcpConnector::default()).chain(Tls::of(access)?);
+        let connector = ().chain(TcpConnector::default()).chain(Tls::new(access)?);
         Ok(Client {
             http: HttpAgent::with_parts(config, connector, R::default()),
             server: access.server.trim_end_matches('/').to_owned(),
@@ -149,8 +149,8 @@ impl Client {
         self.read_object(Method::POST, path, Some(body))
     }
 
-    /// With a `metadata.resourceVersion` in `body`, the API server responds with 409 if the object has
-    /// changed since that version.
+    /// With a `metadata.resourceVersion` in `body`, the API server responds with 409 if the object
+    /// has changed since that version.
     pub fn merge_patch(&self, path: &str, body: &Value) -> Result<(), Error> {
         self.send(Method::PATCH, path, Some(body), false).map(drain)
     }
@@ -191,25 +191,31 @@ impl Client {
             }
             None => self.run(builder.body(()), is_watch),
         };
-        request_metrics::count(response.as_ref().ok().map(|found| found.status().as_u16()));
-        let failed = |source| Error::Transport { request: request.clone(), source };
-        let mut response = response.map_err(failed)?;
+        let response = match response {
+            Ok(response) => response,
+            Err(source) => {
+                request_metrics::count(None);
+                return Err(Error::Transport { request, source });
+            }
+        };
+        request_metrics::count(Some(response.status().as_u16()));
         if response.status().is_success() {
             return Ok(response);
         }
+        Err(self.status_error(request, response))
+    }
+
+    /// Reads the response of the API server to a request that failed.
+    fn status_error(&self, request: String, mut response: Response<Body>) -> Error {
         let code = response.status().as_u16();
-        let retry_after = response
-            .headers()
-            .get(header::RETRY_AFTER)
-            .and_then(|value| value.to_str().ok()?.trim().parse().ok())
-            .map(Duration::from_secs);
+        let retry_after = retry_after(&response);
         let mut bytes = Vec::new();
         // The status code is what matters, so a truncated message is good enough.
         let _ = response.body_mut().as_reader().take(ERROR_LIMIT).read_to_end(&mut bytes);
         let ApiStatus { reason, message, .. } = serde_json::from_slice(&bytes).unwrap_or_default();
         let text = message.unwrap_or_else(|| String::from_utf8_lossy(&bytes).into_owned());
         let message = redact::message(&text, self.token.as_deref());
-        Err(Error::Status { request, code, reason, message, retry_after })
+        Error::Status { request, code, reason, message, retry_after }
     }
 
     fn run<B: AsSendBody>(
@@ -218,9 +224,10 @@ impl Client {
         is_watch: bool,
     ) -> Result<Response<Body>, ureq::Error> {
         let request = self.http.configure_request(request?);
-        let request = match is_watch {
-            true => request.timeout_recv_body(None).timeout_per_read(Some(self.body_timeout)),
-            false => request.timeout_global(self.end.map(Deadline::remaining)),
+        let request = if is_watch {
+            request.timeout_recv_body(None).timeout_per_read(Some(self.body_timeout))
+        } else {
+            request.timeout_global(self.end.map(Deadline::remaining))
         };
         self.http.run(request.build())
     }
@@ -233,15 +240,22 @@ impl Client {
     ) -> Result<T, Error> {
         let request = format!("{method} {}{path}", self.server);
         let mut response = self.send(method, path, body, false)?;
-        let bytes = response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec();
-        let failed = |source| Error::Transport { request: request.clone(), source };
-        let bytes = bytes.map_err(failed)?;
+        let bytes = match response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec() {
+            Ok(bytes) => bytes,
+            Err(source) => return Err(Error::Transport { request, source }),
+        };
         redact::object(&bytes).map_err(|error| Error::Decode {
             request,
             problem: redact::problem(&error),
             is_truncated: error.is_eof(),
         })
     }
+}
+
+/// Returns the wait that the response asks for, if it is in seconds.
+fn retry_after(response: &Response<Body>) -> Option<Duration> {
+    let value = response.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
+    Some(Duration::from_secs(value.trim().parse().ok()?))
 }
 
 /// Reads the response to its end, as only then the connection can be reused. The request has

@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use super::kubeconfig::{self, ApiAccess};
 use super::{Client, Deadlines, SystemResolver};
 
+/// Where the address and the credential are read from.
 #[derive(Clone, Debug)]
 pub enum AccessSource {
     /// The address and the ServiceAccount credential that Kubernetes gives each pod.
@@ -24,10 +25,12 @@ pub enum Error {
     Client(#[from] super::Error),
 }
 
+/// A client that is replaced when its credential or address changes.
 pub struct Connection {
     source: AccessSource,
     user_agent: &'static str,
     deadlines: Deadlines,
+    /// The last client, and the access for which it was made.
     current: Option<(ApiAccess, Client)>,
 }
 
@@ -58,7 +61,9 @@ impl Connection {
         self.current = None;
     }
 
+    /// Returns the token of the last client; `None` after [`Connection::close`].
     pub fn token(&self) -> Option<&str> {
-        self.current.as_ref()?.0.token.as_deref()
+        let (access, _) = self.current.as_ref()?;
+        access.token.as_deref()
     }
 }

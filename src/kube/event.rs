@@ -12,12 +12,14 @@ const NAME_LIMIT: usize = 253;
 const INSTANCE_LIMIT: usize = 128;
 const NOTE_LIMIT: usize = 1024;
 
+/// The program that publishes an Event.
 #[derive(Clone, Copy, Debug)]
 pub struct Reporter<'a> {
     pub controller: &'static str,
     pub instance: &'a str,
 }
 
+/// The object that an Event is about.
 #[derive(Clone, Copy, Debug)]
 pub struct Regarding<'a> {
     pub kind: &'static str,
@@ -50,8 +52,8 @@ pub struct EventContent {
     pub note: String,
 }
 
-/// Publishes an Event. It is kept for an hour, unless the API server is configured otherwise. Needs the
-/// right to `create` `events` in the group `events.k8s.io`.
+/// Publishes an Event. The API server deletes it after an hour, unless configured otherwise. Needs
+/// the right to `create` `events` in the group `events.k8s.io`.
 pub fn publish(
     client: &Client,
     reporter: Reporter<'_>,

@@ -17,6 +17,7 @@ use crate::files;
 /// Name of the context that the plugin uses, the same as upstream's.
 pub const CONTEXT: &str = "linkerd-cni-context";
 
+/// Directory in which Kubernetes mounts the token and the CA of a pod's ServiceAccount.
 pub const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
 /// No variant carries a credential.
@@ -28,6 +29,7 @@ pub enum Error {
     Invalid { path: PathBuf, problem: String },
 }
 
+/// Address of an API server, and the credential for it.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ApiAccess {
     /// `https://host:port`, an IPv6 host in brackets.
@@ -57,52 +59,86 @@ pub fn server(host: &str, port: &str) -> String {
     if is_bare_ipv6 { format!("https://[{host}]:{port}") } else { format!("https://{host}:{port}") }
 }
 
+/// Reads the access of the context [`CONTEXT`] from the kubeconfig at `path`.
 pub fn read(path: &Path) -> Result<ApiAccess, Error> {
-    parse(path, &files::read(path)?.0)
+    let (bytes, _) = files::read(path)?;
+    parse(path, &bytes)
 }
 
 /// Returns the access of the context [`CONTEXT`] in `bytes`, the kubeconfig at `path`. As for
 /// kubectl, relative paths in it start at its directory. A value of a wrong type counts as missing.
 fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
-    let invalid = |problem| Error::Invalid { path: path.to_owned(), problem };
-    let read = |file| files::read(&path.with_file_name(file)).map(|(bytes, _)| bytes);
-    let file = decode(bytes).map_err(invalid)?;
-    let find = |kind: &str, name: &str| {
-        let items = file[format!("{kind}s")].as_array().into_iter().flatten();
-        let found = items.into_iter().find(|item| item["name"] == name).map(|item| &item[kind]);
-        let found = found.filter(|value| value.is_object());
-        found.ok_or_else(|| invalid(format!("{kind} \"{name}\" does not exist")))
-    };
-    let context = find("context", CONTEXT)?;
-    let cluster = find("cluster", context["cluster"].as_str().unwrap_or_default())?;
-    let user = find("user", context["user"].as_str().unwrap_or_default())?;
+    let content = decode(bytes).map_err(|problem| invalid(path, problem))?;
+    let kubeconfig = Kubeconfig { path, content };
+    let context = kubeconfig.entry("context", CONTEXT)?;
+    let cluster = kubeconfig.entry("cluster", context["cluster"].as_str().unwrap_or_default())?;
+    let user = kubeconfig.entry("user", context["user"].as_str().unwrap_or_default())?;
     let server = cluster["server"].as_str().unwrap_or_default();
     if !server.starts_with("https://") && !server.starts_with("http://") {
-        return Err(invalid(format!("server: \"{server}\" is not an https:// URL")));
-    }
-    let ca = match &cluster["certificate-authority-data"] {
-        Value::String(data) => BASE64
-            .decode(data.trim())
-            .map_err(|error| invalid(format!("certificate-authority-data: not base64: {error}")))?,
-        _ => cluster["certificate-authority"].as_str().map_or(Ok(Vec::new()), read)?,
-    };
-    let token = match (user["token"].as_str(), user["tokenFile"].as_str()) {
-        (None, Some(file)) => String::from_utf8_lossy(&read(file)?).into_owned(),
-        (token, _) => token.unwrap_or_default().to_owned(),
-    };
-    let token = Some(token.trim().to_owned()).filter(|token| !token.is_empty());
-    if token.as_ref().is_some_and(|token| !token.bytes().all(|byte| (b' '..=b'~').contains(&byte)))
-    {
-        let problem = "token: contains characters that are invalid in an HTTP header";
-        return Err(invalid(problem.to_owned()));
+        return Err(invalid(path, format!("server: \"{server}\" is not an https:// URL")));
     }
     let tls_server_name = cluster["tls-server-name"].as_str().filter(|name| !name.is_empty());
     Ok(ApiAccess {
         server: server.to_owned(),
         tls_server_name: tls_server_name.map(str::to_owned),
-        ca,
-        token,
+        ca: kubeconfig.ca(cluster)?,
+        token: kubeconfig.token(user)?,
     })
+}
+
+fn invalid(path: &Path, problem: String) -> Error {
+    Error::Invalid { path: path.to_owned(), problem }
+}
+
+/// A decoded kubeconfig at a path.
+struct Kubeconfig<'a> {
+    path: &'a Path,
+    content: Value,
+}
+
+impl Kubeconfig<'_> {
+    /// Returns the entry with this name; `kind` is `context`, `cluster` or `user`.
+    fn entry(&self, kind: &str, name: &str) -> Result<&Value, Error> {
+        let mut entries = self.content[format!("{kind}s")].as_array().into_iter().flatten();
+        match entries.find(|entry| entry["name"] == name) {
+            Some(entry) if entry[kind].is_object() => Ok(&entry[kind]),
+            _ => Err(invalid(self.path, format!("{kind} \"{name}\" does not exist"))),
+        }
+    }
+
+    fn ca(&self, cluster: &Value) -> Result<Vec<u8>, Error> {
+        if let Some(data) = cluster["certificate-authority-data"].as_str() {
+            return BASE64.decode(data.trim()).map_err(|error| {
+                invalid(self.path, format!("certificate-authority-data: not base64: {error}"))
+            });
+        }
+        match cluster["certificate-authority"].as_str() {
+            Some(file) => self.read_file(file),
+            None => Ok(Vec::new()),
+        }
+    }
+
+    fn token(&self, user: &Value) -> Result<Option<String>, Error> {
+        let token = match (user["token"].as_str(), user["tokenFile"].as_str()) {
+            (Some(token), _) => token.to_owned(),
+            (None, Some(file)) => String::from_utf8_lossy(&self.read_file(file)?).into_owned(),
+            (None, None) => return Ok(None),
+        };
+        let token = token.trim();
+        if token.is_empty() {
+            return Ok(None);
+        }
+        if !token.bytes().all(|byte| (b' '..=b'~').contains(&byte)) {
+            let problem = "token: contains characters that are invalid in an HTTP header";
+            return Err(invalid(self.path, problem.to_owned()));
+        }
+        Ok(Some(token.to_owned()))
+    }
+
+    fn read_file(&self, file: &str) -> Result<Vec<u8>, Error> {
+        let (bytes, _) = files::read(&self.path.with_file_name(file))?;
+        Ok(bytes)
+    }
 }
 
 /// Decodes JSON or YAML. An error does not quote values, which may be tokens.
@@ -113,25 +149,30 @@ fn decode(bytes: &[u8]) -> Result<Value, String> {
     let text = std::str::from_utf8(bytes).map_err(|error| error.to_string())?;
     let documents = YamlLoader::load_from_str(text)
         .map_err(|error| format!("neither JSON nor YAML: {}", error.info()))?;
-    Ok(documents.first().map_or(Value::Null, json_of))
+    Ok(documents.first().map_or(Value::Null, yaml_to_json))
 }
 
 /// Converts YAML to JSON. YAML that JSON cannot express becomes null; kubeconfigs have none.
-fn json_of(yaml: &Yaml) -> Value {
+fn yaml_to_json(yaml: &Yaml) -> Value {
     match yaml {
         Yaml::String(text) => Value::from(text.as_str()),
         Yaml::Boolean(value) => Value::from(*value),
         Yaml::Integer(number) => Value::from(*number),
-        Yaml::Array(items) => items.iter().map(json_of).collect(),
-        Yaml::Hash(members) => members
-            .iter()
-            .filter_map(|(key, value)| Some((key.as_str()?.to_owned(), json_of(value))))
-            .collect::<Map<_, _>>()
-            .into(),
+        Yaml::Array(items) => items.iter().map(yaml_to_json).collect(),
+        Yaml::Hash(members) => {
+            let mut object = Map::new();
+            for (key, value) in members {
+                if let Some(key) = key.as_str() {
+                    object.insert(key.to_owned(), yaml_to_json(value));
+                }
+            }
+            Value::Object(object)
+        }
         _ => Value::Null,
     }
 }
 
+/// Renders a kubeconfig with this access.
 pub fn render(access: &ApiAccess) -> String {
     let mut cluster = Map::new();
     cluster.insert("server".into(), json!(access.server));

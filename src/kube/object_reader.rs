@@ -7,12 +7,14 @@ use serde::de::DeserializeOwned;
 use super::Client;
 use super::types::{Namespace, Service};
 
+/// Path of the API server's Service.
 pub const API_SERVICE: &str = "/api/v1/namespaces/default/services/kubernetes";
 
 pub fn namespace_path(name: &str) -> String {
     format!("/api/v1/namespaces/{name}")
 }
 
+/// Where the API server reads an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFrom {
     /// The API server's cache, which may be stale. For audits, which read many objects. The worker
@@ -42,23 +44,29 @@ impl ObjectReader {
         if let Some(known) = self.namespaces.get(name) {
             return known.clone();
         }
-        let found: Result<Namespace, _> = self.get(&namespace_path(name));
-        let annotations = found.and_then(|namespace| {
-            if namespace.metadata.name != name {
-                return Err(format!("another object instead of namespace {name}"));
-            }
-            let mut annotations = namespace.metadata.annotations;
-            // A namespace may have 256 KiB of others.
-            annotations.retain(|key, _| key.starts_with("config.linkerd.io/"));
-            Ok(annotations)
-        });
+        let annotations = self.read_annotations(name);
         self.namespaces.insert(name.to_owned(), annotations.clone());
         annotations
     }
 
+    fn read_annotations(&self, name: &str) -> Result<BTreeMap<String, String>, String> {
+        let namespace: Namespace = self.get(&namespace_path(name))?;
+        if namespace.metadata.name != name {
+            return Err(format!("another object instead of namespace {name}"));
+        }
+        let mut annotations = namespace.metadata.annotations;
+        // A namespace may have 256 KiB of other annotations.
+        annotations.retain(|key, _| key.starts_with("config.linkerd.io/"));
+        Ok(annotations)
+    }
+
     pub fn api_server_service(&mut self) -> Result<Service, String> {
-        let found = self.api_service.take().unwrap_or_else(|| self.get(API_SERVICE));
-        self.api_service.insert(found).clone()
+        if let Some(known) = &self.api_service {
+            return known.clone();
+        }
+        let service = self.get(API_SERVICE);
+        self.api_service = Some(service.clone());
+        service
     }
 
     fn get<T: DeserializeOwned>(&self, path: &str) -> Result<T, String> {

@@ -1,5 +1,5 @@
-//! Requests to programs of the same pod: plain HTTP without credential, and not counted as requests to
-//! the API server.
+//! Requests to programs of the same pod: plain HTTP without credential, and not counted as requests
+//! to the API server.
 
 use std::io::Read as _;
 use std::time::Duration;
@@ -19,8 +19,10 @@ pub fn get(url: &str, timeout: Duration) -> Result<(u16, String), Error> {
         .timeout_global(Some(timeout))
         .build();
     let agent = HttpAgent::with_parts(config, TcpConnector::default(), DefaultResolver::default());
-    let failed = |source| Error::Transport { request: format!("GET {url}"), source };
-    let mut response = agent.get(url).call().map_err(failed)?;
+    let mut response = agent
+        .get(url)
+        .call()
+        .map_err(|source| Error::Transport { request: format!("GET {url}"), source })?;
     let mut body = Vec::new();
     // The status code is what matters, so a truncated body is good enough.
     let _ = response.body_mut().as_reader().take(ERROR_LIMIT).read_to_end(&mut body);

@@ -12,19 +12,21 @@ use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 
 use super::types::{AnyObject, ApiStatus, ListMetadata, Pod};
 
+/// What is read of a pod.
 pub trait FromPod: Sized {
     /// `None` drops the pod.
     fn from_pod(pod: Pod) -> Option<Self>;
 }
 
-/// Maximum number of pods kept from one list, to bound memory. Kubernetes plans for 110 pods per node:
-/// <https://kubernetes.io/docs/setup/best-practices/cluster-large/>
+/// Maximum number of pods kept from one list, to bound memory. Kubernetes plans for 110 pods per
+/// node: <https://kubernetes.io/docs/setup/best-practices/cluster-large/>
 pub const MAX_PODS: usize = 1024;
 
 #[derive(Debug)]
 pub struct PodList<T> {
     pub resource_version: String,
     pub pods: Vec<T>,
+    /// Number of pods beyond [`MAX_PODS`].
     pub dropped: usize,
 }
 
@@ -68,9 +70,11 @@ impl<'de, T: FromPod> Visitor<'de> for PodList<T> {
 
     fn visit_seq<A: SeqAccess<'de>>(mut self, mut items: A) -> Result<Self, A::Error> {
         while let Some(pod) = items.next_element()? {
-            match T::from_pod(pod) {
-                Some(_) if self.pods.len() == MAX_PODS => self.dropped += 1,
-                kept => self.pods.extend(kept),
+            let Some(pod) = T::from_pod(pod) else { continue };
+            if self.pods.len() == MAX_PODS {
+                self.dropped += 1;
+            } else {
+                self.pods.push(pod);
             }
         }
         Ok(self)
@@ -105,7 +109,10 @@ mod tests {
 
     impl FromPod for Name {
         fn from_pod(pod: Pod) -> Option<Self> {
-            (pod.metadata.name != "healthy").then_some(Name(pod.metadata.name))
+            if pod.metadata.name == "healthy" {
+                return None;
+            }
+            Some(Name(pod.metadata.name))
         }
     }
 

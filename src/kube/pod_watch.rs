@@ -109,8 +109,8 @@ impl Error {
         }
     }
 
-    /// Wait that the API server requests by a `Retry-After` header, capped, plus up to half of it as
-    /// jitter: the API server sends the same header to all nodes. Zero without the header.
+    /// Wait that the API server requests by a `Retry-After` header, capped, plus up to half of it
+    /// as jitter: the API server sends the same header to all nodes. Zero without the header.
     fn retry_after(&self) -> Duration {
         if let Error::Request(error) = self
             && let Retry::After(wait) = error.retry()
@@ -128,12 +128,11 @@ impl Error {
 /// does: the plugin also redirects a pod whose author added the proxy. It decides by the containers
 /// and annotations, for which the API has no selector.
 ///
-/// `resourceVersion=0` accepts any version, so that every supported API server reads
-/// from its watch cache, which has an index by node. Without `resourceVersion=0`,
-/// API servers before 1.31 read all pods of the cluster from etcd. Later API servers do so if
-/// the request has a `limit`. So the list may be older than the last event of a watch, e.g. if another
-/// API server responds. No change is lost, because a watch continues from the list's own version and
-/// repeats all events since then.
+/// `resourceVersion=0` accepts any version, so that every supported API server reads from its watch
+/// cache, which has an index by node. Without `resourceVersion=0`, API servers before 1.31 read all
+/// pods of the cluster from etcd. Later API servers do so if the request has a `limit`. So the list
+/// may be older than the last event of a watch, e.g. if another API server responds. No change is
+/// lost, because a watch continues from the list's own version and repeats all events since then.
 pub fn list<T: FromPod>(
     connection: &mut Connection,
     selection: &Selection,
@@ -148,10 +147,11 @@ fn encode(text: &str) -> String {
 
 /// Lists and watches the selected pods until the process exits; there is no state to clean up.
 /// Calls `on_update` for what arrives. `Break` asks for a new list at once. Waits before the first
-/// list, at most for `spread`, so that programs that start together on many nodes do not list together.
+/// list, at most for `spread`, so that programs that start together on many nodes do not list
+/// together.
 ///
-/// Without failures, sends one request in 30 to 60 minutes. After a failure, waits with
-/// jitter and backoff before the next request. Only a watch of at least a minute resets the backoff.
+/// Without failures, sends one request in 30 to 60 minutes. After a failure, waits with jitter and
+/// backoff before the next request. Only a watch of at least a minute resets the backoff.
 pub fn run<T: FromPod>(
     mut connection: Connection,
     selection: &Selection,
@@ -162,29 +162,35 @@ pub fn run<T: FromPod>(
     let mut backoff = Backoff::spread(RETRIES);
     let mut version: Option<String> = None;
     loop {
-        let result = match version.take() {
+        let error = match version.take() {
             None => {
                 let list = list(&mut connection, selection);
                 // The watch opens a connection of its own.
                 connection.close();
-                list.map(|PodList { resource_version, pods, dropped }| {
-                    version = Some(resource_version);
-                    // The pods have just been listed.
-                    let _ = on_update(Update::Listed { pods, dropped });
-                })
+                match list {
+                    Ok(PodList { resource_version, pods, dropped }) => {
+                        version = Some(resource_version);
+                        // The pods have just been listed.
+                        let _ = on_update(Update::Listed { pods, dropped });
+                        continue;
+                    }
+                    Err(error) => error,
+                }
             }
             Some(from) => {
-                let (began, mut last) = (Instant::now(), from.clone());
-                let end = follow(&mut connection, selection, &mut last, &mut on_update);
+                let (began, mut watch) = (Instant::now(), Watch::from_version(&from));
+                let end = watch.run(&mut connection, selection, &mut on_update);
                 let lasted = began.elapsed();
                 if lasted >= STEADY {
                     backoff.reset();
                 }
-                version = next_version(&from, last, lasted, &end);
-                end.map(drop)
+                version = next_version(&from, watch.last_version, lasted, &end);
+                match end {
+                    Ok(_) => continue,
+                    Err(error) => error,
+                }
             }
         };
-        let Err(error) = result else { continue };
         let wait = backoff.next_delay().max(error.retry_after());
         if on_update(Update::Failed { error: &error, wait }).is_break() {
             version = None;
@@ -193,55 +199,67 @@ pub fn run<T: FromPod>(
     }
 }
 
-/// Watches from the version `last` until the API server ends the watch. Keeps the version of the
-/// last event or bookmark in `last`. `Break`: `on_update` requested a new list.
-fn follow<T: FromPod>(
-    connection: &mut Connection,
-    selection: &Selection,
-    last: &mut String,
-    on_update: &mut impl FnMut(Update<'_, T>) -> ControlFlow<()>,
-) -> Result<ControlFlow<()>, Error> {
-    let began = Instant::now();
-    // In whole seconds, and random, so that watches of many nodes that begin together do not end
-    // together.
-    let requested = Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs());
-    let path = format!(
-        "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
-        selection.path(),
-        requested.as_secs(),
-        encode(last)
-    );
-    let response = connection.client()?.watch(&path)?;
-    if on_update(Update::Opened).is_break() {
-        return Ok(ControlFlow::Break(()));
+/// One watch.
+struct Watch {
+    /// Version of the last event or bookmark; before the first one, that from which the watch
+    /// begins.
+    last_version: String,
+}
+
+impl Watch {
+    fn from_version(version: &str) -> Watch {
+        Watch { last_version: version.to_owned() }
     }
-    for event in pod_stream::events(response) {
-        let (version, update) = match event? {
-            WatchEvent::Error(ApiStatus { code, message, .. }) => {
-                let message = redact::message(&message.unwrap_or_default(), connection.token());
-                return Err(Error::ServerStatus { code, message });
-            }
-            WatchEvent::Bookmark(object) => (object.metadata.resource_version, Update::Alive),
-            WatchEvent::Deleted(object) => {
-                (object.metadata.resource_version.clone(), Update::Deleted(object.metadata))
-            }
-            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                let version = pod.metadata.resource_version.clone();
-                (version, T::from_pod(pod).map_or(Update::Alive, Update::Changed))
-            }
-        };
-        if !version.is_empty() {
-            *last = version;
-        }
-        if on_update(update).is_break() {
+
+    /// Watches until the API server ends the watch. `Break`: `on_update` requested a new list.
+    fn run<T: FromPod>(
+        &mut self,
+        connection: &mut Connection,
+        selection: &Selection,
+        on_update: &mut impl FnMut(Update<'_, T>) -> ControlFlow<()>,
+    ) -> Result<ControlFlow<()>, Error> {
+        let began = Instant::now();
+        // In whole seconds, and random, so that watches of many nodes that begin together do not
+        // end together.
+        let requested = Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs());
+        let path = format!(
+            "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
+            selection.path(),
+            requested.as_secs(),
+            encode(&self.last_version)
+        );
+        let response = connection.client()?.watch(&path)?;
+        if on_update(Update::Opened).is_break() {
             return Ok(ControlFlow::Break(()));
         }
+        for event in pod_stream::events(response) {
+            let (version, update) = match event? {
+                WatchEvent::Error(ApiStatus { code, message, .. }) => {
+                    let message = redact::message(&message.unwrap_or_default(), connection.token());
+                    return Err(Error::ServerStatus { code, message });
+                }
+                WatchEvent::Bookmark(object) => (object.metadata.resource_version, Update::Alive),
+                WatchEvent::Deleted(object) => {
+                    (object.metadata.resource_version.clone(), Update::Deleted(object.metadata))
+                }
+                WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
+                    let version = pod.metadata.resource_version.clone();
+                    (version, T::from_pod(pod).map_or(Update::Alive, Update::Changed))
+                }
+            };
+            if !version.is_empty() {
+                self.last_version = version;
+            }
+            if on_update(update).is_break() {
+                return Ok(ControlFlow::Break(()));
+            }
+        }
+        let lasted = began.elapsed();
+        if lasted + EARLY_END_TOLERANCE < requested {
+            return Err(Error::EndedEarly { lasted, requested });
+        }
+        Ok(ControlFlow::Continue(()))
     }
-    let lasted = began.elapsed();
-    if lasted + EARLY_END_TOLERANCE < requested {
-        return Err(Error::EndedEarly { lasted, requested });
-    }
-    Ok(ControlFlow::Continue(()))
 }
 
 /// Returns where the next watch continues: from the version `last`. `None`: a new list is needed.
@@ -260,7 +278,7 @@ fn next_version(
         Ok(flow) => flow.is_continue(),
         Err(error) => !error.needs_new_list() && !is_silent,
     };
-    can_continue.then_some(last)
+    if can_continue { Some(last) } else { None }
 }
 
 #[cfg(test)]
@@ -291,7 +309,8 @@ mod tests {
             ("expired", "8", expired, short, false),
         ] {
             let next = next_version("7", last.into(), lasted, &end);
-            assert_eq!(next.as_deref(), continues.then_some(last), "{name}");
+            let expected = if continues { Some(last) } else { None };
+            assert_eq!(next.as_deref(), expected, "{name}");
         }
     }
 

@@ -60,8 +60,8 @@ objects! {
         pub values: Vec<String>,
     }
 
-    /// Lets a pod run on nodes with a matching taint. An empty `key` matches any key with the operator
-    /// `Exists`, and an empty `effect` any effect.
+    /// Lets a pod run on nodes with a matching taint. An empty `key` matches any key with the
+    /// operator `Exists`, and an empty `effect` any effect.
     pub struct Toleration {
         pub key: String,
         pub operator: String,
@@ -80,6 +80,7 @@ objects! {
     }
 }
 
+/// Why a node is out of a DaemonSet's scope.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Exclusion {
     #[error("{0}")]
@@ -90,67 +91,88 @@ pub enum Exclusion {
 
 /// Returns why no pod of this template can run on the node; `None` if a pod can or may run there.
 pub fn exclusion(template: &Placement, node: &Node) -> Option<Exclusion> {
-    let not_selected = |why: String| Some(Exclusion::NotSelected(why));
+    if let Some(why) = selector_mismatch(template, node) {
+        return Some(Exclusion::NotSelected(why));
+    }
+    for taint in &node.spec.taints {
+        if is_repelled(template, taint) {
+            let Taint { key, value, effect } = taint;
+            let why = format!("taint {key}={value}:{effect} is not tolerated");
+            return Some(Exclusion::Tainted(why));
+        }
+    }
+    None
+}
+
+/// Returns why node name, node selector or node affinity of the template exclude the node.
+fn selector_mismatch(template: &Placement, node: &Node) -> Option<String> {
     let name = &template.node_name;
     if !name.is_empty() && *name != node.metadata.name {
-        return not_selected(format!("the DaemonSet runs on node {name} only"));
+        return Some(format!("the DaemonSet runs on node {name} only"));
     }
     for (key, value) in &template.node_selector {
         if node.metadata.labels.get(key) != Some(value) {
-            return not_selected(format!("the node lacks the label {key}={value}"));
+            return Some(format!("the node lacks the label {key}={value}"));
         }
     }
     // The node has to match one term. Kubernetes rejects an empty list.
     let terms = template.affinity.pointer(AFFINITY_TERMS).cloned().unwrap_or_default();
     let terms: Vec<NodeSelectorTerm> = serde_json::from_value(terms).unwrap_or_default();
-    if !terms.is_empty() && terms.iter().all(|term| mismatches(term, node)) {
-        return not_selected("the node does not match the required node affinity".into());
+    if !terms.is_empty() && terms.iter().all(|term| is_mismatch(term, node)) {
+        return Some("the node does not match the required node affinity".into());
     }
-    let mut taints = node.spec.taints.iter();
-    let taint = taints.find(|taint| repels(taint, template))?;
-    let Taint { key, value, effect } = taint;
-    Some(Exclusion::Tainted(format!("taint {key}={value}:{effect} is not tolerated")))
+    None
 }
 
-/// The requirements of a term are ANDed, and a term without requirements matches no node.
-fn mismatches(term: &NodeSelectorTerm, node: &Node) -> bool {
+/// Whether the node certainly does not match the term. The requirements of a term are ANDed, and a
+/// term without requirements matches no node.
+fn is_mismatch(term: &NodeSelectorTerm, node: &Node) -> bool {
     let NodeSelectorTerm { match_expressions, match_fields } = term;
-    let label = |key: &String| node.metadata.labels.get(key).map(String::as_str);
-    let name = Some(node.metadata.name.as_str());
-    let mut names = match_fields.iter().filter(|field| field.key == "metadata.name");
-    (match_expressions.is_empty() && match_fields.is_empty())
-        || match_expressions.iter().any(|required| fails(required, label(&required.key)))
-        || names.any(|required| fails(required, name))
+    if match_expressions.is_empty() && match_fields.is_empty() {
+        return true;
+    }
+    for required in match_expressions {
+        let label = node.metadata.labels.get(&required.key);
+        if is_unmet(required, label.map(String::as_str)) {
+            return true;
+        }
+    }
+    for required in match_fields {
+        if required.key == "metadata.name" && is_unmet(required, Some(&node.metadata.name)) {
+            return true;
+        }
+    }
+    false
 }
 
 /// Whether `found`, the value of the label or field, certainly does not meet the requirement.
-fn fails(requirement: &Requirement, found: Option<&str>) -> bool {
+fn is_unmet(requirement: &Requirement, found: Option<&str>) -> bool {
     let is_listed = |found| requirement.values.iter().any(|value| value == found);
     match requirement.operator.as_str() {
         "In" => !requirement.values.is_empty() && !found.is_some_and(is_listed),
         "NotIn" => found.is_some_and(is_listed),
         "Exists" => found.is_none(),
         "DoesNotExist" => found.is_some(),
-        "Gt" => compares(requirement, found, Ordering::Greater) == Some(false),
-        "Lt" => compares(requirement, found, Ordering::Less) == Some(false),
+        "Gt" => is_beyond_bound(requirement, found, Ordering::Greater) == Some(false),
+        "Lt" => is_beyond_bound(requirement, found, Ordering::Less) == Some(false),
         _ => false,
     }
 }
 
 /// Whether `found` is on this side of the bound; `None` if either is not a whole number. A missing
 /// label never matches.
-fn compares(requirement: &Requirement, found: Option<&str>, side: Ordering) -> Option<bool> {
+fn is_beyond_bound(requirement: &Requirement, found: Option<&str>, side: Ordering) -> Option<bool> {
     let [bound] = &requirement.values[..] else { return None };
     let bound: i64 = bound.parse().ok()?;
     let Some(found) = found else { return Some(false) };
     Some(found.parse::<i64>().ok()?.cmp(&bound) == side)
 }
 
-fn repels(taint: &Taint, template: &Placement) -> bool {
-    let mut tolerations = template.tolerations.iter();
+/// Whether the taint certainly keeps pods of this template off the node.
+fn is_repelled(template: &Placement, taint: &Taint) -> bool {
     matches!(taint.effect.as_str(), "NoExecute" | "NoSchedule")
         && !taint.key.starts_with(CONDITION_TAINT)
-        && !tolerations.any(|toleration| tolerates(toleration, taint))
+        && !template.tolerations.iter().any(|toleration| tolerates(toleration, taint))
 }
 
 /// Whether the toleration matches the taint. An empty effect or key matches all. An operator that

@@ -41,38 +41,43 @@ pub struct Tls {
 
 impl Tls {
     /// Fails if the CA has no certificate or is not valid PEM. Plain HTTP needs no CA.
-    pub fn of(access: &ApiAccess) -> Result<Self, Error> {
+    pub fn new(access: &ApiAccess) -> Result<Self, Error> {
         let server_name = access.tls_server_name.clone();
         if !access.server.starts_with("https://") {
             return Ok(Tls { config: None, server_name });
         }
-        let invalid = |problem| Error::InvalidCa { server: access.server.clone(), problem };
-        let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let mut roots = Vec::new();
-        for item in parse_pem(&access.ca) {
-            let item = item.map_err(|error| invalid(format!("is not valid PEM: {error}")))?;
-            if let PemItem::Certificate(certificate) = item {
-                roots.push(CertificateDer::from(certificate.der().to_vec()));
-            }
-        }
-        if roots.is_empty() {
-            return Err(invalid("contains no PEM certificate".to_owned()));
-        }
-        let mut store = RootCertStore::empty();
-        store.add_parsable_certificates(roots.iter().cloned());
-        let builder = WebPkiServerVerifier::builder_with_provider(store.into(), provider.clone());
-        let unusable = |_| invalid("contains no usable certificate".to_owned());
-        let webpki = builder.build().map_err(unusable)?;
-        let mut config = ClientConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map_err(|error| invalid(format!("cannot be used: {error}")))?
-            .dangerous()
-            .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots }))
-            .with_no_client_auth();
-        // Its cache of sessions costs memory, and few connections follow one another.
-        config.resumption = Resumption::disabled();
+        let config = client_config(&access.ca)
+            .map_err(|problem| Error::InvalidCa { server: access.server.clone(), problem })?;
         Ok(Tls { config: Some(Arc::new(config)), server_name })
     }
+}
+
+/// Returns the configuration that trusts these CAs, as PEM. Fails with what is wrong with them.
+fn client_config(ca: &[u8]) -> Result<ClientConfig, String> {
+    let mut roots = Vec::new();
+    for item in parse_pem(ca) {
+        let item = item.map_err(|error| format!("is not valid PEM: {error}"))?;
+        if let PemItem::Certificate(certificate) = item {
+            roots.push(CertificateDer::from(certificate.der().to_vec()));
+        }
+    }
+    if roots.is_empty() {
+        return Err("contains no PEM certificate".to_owned());
+    }
+    let mut store = RootCertStore::empty();
+    store.add_parsable_certificates(roots.iter().cloned());
+    let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let builder = WebPkiServerVerifier::builder_with_provider(store.into(), provider.clone());
+    let webpki = builder.build().map_err(|_| "contains no usable certificate".to_owned())?;
+    let mut config = ClientConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map_err(|error| format!("cannot be used: {error}"))?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots }))
+        .with_no_client_auth();
+    // Its cache of sessions costs memory, and few connections follow one another.
+    config.resumption = Resumption::disabled();
+    Ok(config)
 }
 
 impl<In: Transport> Connector<In> for Tls {

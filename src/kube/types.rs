@@ -38,8 +38,8 @@ fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D:
 }
 
 /// Annotation of a mirror pod, which stands for a static pod: the UID that kubelet gave the static
-/// pod. The mirror pod's own UID differs. `kubernetes.io/config.hash` has the same value, but can be
-/// added to an existing pod; the API server rejects an update that adds this annotation.
+/// pod. The mirror pod's own UID differs. `kubernetes.io/config.hash` has the same value, but can
+/// be added to an existing pod; the API server rejects an update that adds this annotation.
 pub const STATIC_POD_UID: &str = "kubernetes.io/config.mirror";
 
 /// Annotation in which Multus lists the networks of a pod, with their addresses.
