@@ -27,7 +27,7 @@ const TEXT: &str = "text/plain; charset=utf-8";
 const JSON: &str = "application/json";
 const OPENMETRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// The program's handlers. The server calls them for each request on the client's thread.
+/// The program's handlers. The server calls them on the client's thread, for each request.
 pub struct Handlers {
     /// `Err`: why the kubelet should restart the program, which is the body of the response.
     pub live: Box<dyn Fn() -> Result<(), String> + Send + Sync>,
@@ -46,17 +46,18 @@ pub struct Error {
     source: io::Error,
 }
 
-/// Serves `address` until the process exits. Returns the address, with the port that the kernel chose
-/// for port 0.
+/// Serves `address` until the process exits. Returns the address, with the port that the kernel
+/// chose for port 0.
 pub fn serve(address: SocketAddr, handlers: Handlers) -> Result<SocketAddr, Error> {
-    let serve = || {
-        let listener = listener(address)?;
-        let address = listener.local_addr()?;
-        tracing::info!("serving /live, /ready and /metrics on {address}");
-        spawn(move || run(&listener, &Arc::new(handlers)))?;
-        Ok(address)
-    };
-    serve().map_err(|source| Error { address, source })
+    start(address, handlers).map_err(|source| Error { address, source })
+}
+
+fn start(address: SocketAddr, handlers: Handlers) -> io::Result<SocketAddr> {
+    let listener = listener(address)?;
+    let address = listener.local_addr()?;
+    tracing::info!("serving /live, /ready and /metrics on {address}");
+    spawn(move || run(&listener, &Arc::new(handlers)))?;
+    Ok(address)
 }
 
 /// Listens on `address`. `[::]` means all addresses of both families, or of IPv4 if the kernel has
@@ -80,22 +81,8 @@ fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
 fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
     // Oldest first. The threads own the connections.
     let mut clients: VecDeque<Weak<TcpStream>> = VecDeque::new();
-    let mut is_failing = false;
     loop {
-        let accepted = listener.accept();
-        match &accepted {
-            Err(error) if !is_failing => {
-                tracing::warn!("admin server: cannot accept a connection: {error}");
-            }
-            Ok(_) if is_failing => tracing::info!("admin server: accepts connections again"),
-            _ => {}
-        }
-        is_failing = accepted.is_err();
-        let Ok((stream, _)) = accepted else {
-            thread::sleep(ACCEPT_PAUSE);
-            continue;
-        };
-        let stream = Arc::new(stream);
+        let stream = Arc::new(accept(listener));
         clients.retain(|client| client.strong_count() > 0);
         if clients.len() == MAX_CLIENTS
             && let Some(oldest) = clients.pop_front().and_then(|client| client.upgrade())
@@ -113,6 +100,28 @@ fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
     }
 }
 
+/// Waits for the next connection. Logs the first failure of a series.
+fn accept(listener: &TcpListener) -> TcpStream {
+    let mut is_failing = false;
+    loop {
+        match listener.accept() {
+            Ok((stream, _)) => {
+                if is_failing {
+                    tracing::info!("admin server: accepts connections again");
+                }
+                return stream;
+            }
+            Err(error) => {
+                if !is_failing {
+                    tracing::warn!("admin server: cannot accept a connection: {error}");
+                }
+                is_failing = true;
+                thread::sleep(ACCEPT_PAUSE);
+            }
+        }
+    }
+}
+
 fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;
@@ -121,8 +130,8 @@ fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     while !head.ends_with(b"\r\n\r\n") && reader.read_until(b'\n', &mut head)? > 0 {}
     stream.write_all(respond(&head, handlers).as_bytes())?;
     stream.shutdown(Shutdown::Write)?;
-    // Closing a connection with unread data would reset it, and the client might lose the response. So
-    // the server reads until the client closes.
+    // Closing a connection with unread data would reset it, and the client might lose the response.
+    // So the server reads until the client closes.
     io::copy(&mut stream.take(REQUEST_LIMIT), &mut io::sink())?;
     Ok(())
 }
@@ -138,26 +147,34 @@ fn respond(head: &[u8], handlers: &Handlers) -> String {
         }
         _ => return response("400 Bad Request", TEXT, ""),
     };
-    let health = |word: &str, result: Result<Option<String>, String>| match result {
-        Ok(None) => ("200 OK", TEXT, format!("{word}\n")),
-        Ok(Some(note)) => ("200 OK", TEXT, format!("{word} ({note})\n")),
-        Err(reason) => ("500 Internal Server Error", TEXT, format!("not {word}: {reason}\n")),
-    };
     let path = target.split('?').next().unwrap_or(target);
-    let (status, content_type, body) = match (path, &handlers.status) {
+    match (path, &handlers.status) {
         ("/live", _) => health("alive", (handlers.live)().map(|()| None)),
         ("/ready", _) => health("ready", (handlers.ready)()),
-        ("/metrics", _) => ("200 OK", OPENMETRICS, (handlers.metrics)()),
-        ("/status", Some(status)) => ("200 OK", JSON, status()),
-        _ => ("404 Not Found", TEXT, String::new()),
-    };
-    response(status, content_type, &body)
+        ("/metrics", _) => response("200 OK", OPENMETRICS, &(handlers.metrics)()),
+        ("/status", Some(status)) => response("200 OK", JSON, &status()),
+        _ => response("404 Not Found", TEXT, ""),
+    }
+}
+
+/// Returns the response of a probe: `word` with a note, or why it does not apply.
+fn health(word: &str, result: Result<Option<String>, String>) -> String {
+    match result {
+        Ok(None) => response("200 OK", TEXT, &format!("{word}\n")),
+        Ok(Some(note)) => response("200 OK", TEXT, &format!("{word} ({note})\n")),
+        Err(reason) => {
+            response("500 Internal Server Error", TEXT, &format!("not {word}: {reason}\n"))
+        }
+    }
 }
 
 fn response(status: &str, content_type: &str, body: &str) -> String {
     let length = body.len();
     format!(
-        "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
+        "HTTP/1.1 {status}\r\n\
+         Content-Type: {content_type}\r\n\
+         Content-Length: {length}\r\n\
+         Connection: close\r\n\r\n{body}"
     )
 }
 

@@ -1,5 +1,5 @@
-//! Delays between retries, rate limits, and random times that keep the nodes of a cluster from sending requests
-//! together. Pure but for the random numbers.
+//! Delays between retries, rate limits, and random times that keep the nodes of a cluster from
+//! sending requests together. Pure but for the random numbers.
 
 use std::hash::{BuildHasher, RandomState};
 use std::time::{Duration, Instant};
@@ -11,6 +11,7 @@ pub type Limits = [Duration; 2];
 #[derive(Debug)]
 pub struct Backoff {
     limits: Limits,
+    /// Whether the first retry comes after a random time.
     spread: bool,
     failures: u32,
 }
@@ -56,10 +57,12 @@ impl RateLimit {
         RateLimit { interval, burst: interval * (burst - 1), recovered_at: now }
     }
 
+    /// When the next action is allowed.
     pub fn due(&self) -> Instant {
         self.recovered_at.checked_sub(self.burst).unwrap_or(self.recovered_at)
     }
 
+    /// Counts an action.
     pub fn count(&mut self, now: Instant) {
         self.recovered_at = self.recovered_at.max(now) + self.interval;
     }
@@ -82,6 +85,7 @@ pub fn jitter(longest: Duration) -> Duration {
     between(Duration::ZERO, longest)
 }
 
+/// Returns a random time from `low` to `high`.
 pub fn between(low: Duration, high: Duration) -> Duration {
     // The keys of a new hasher are random. The standard library has no other source. The steps are
     // as fine as a u32 allows, since with coarse steps many nodes would choose the same time.
@@ -112,10 +116,11 @@ mod tests {
     #[test]
     fn the_first_retries_are_spread_over_5_s_and_later_ones_back_off_to_30_s() {
         const SECOND: Duration = Duration::from_secs(1);
-        let new = || Backoff::spread([5 * SECOND, 30 * SECOND]);
-        let firsts: Vec<Duration> = (0..500).map(|_| new().next_delay()).collect();
-        assert!(firsts.iter().all(|first| *first <= 5 * SECOND));
-        let mut backoff = new();
+        const LIMITS: Limits = [Duration::from_secs(5), Duration::from_secs(30)];
+        for _ in 0..500 {
+            assert!(Backoff::spread(LIMITS).next_delay() <= 5 * SECOND);
+        }
+        let mut backoff = Backoff::spread(LIMITS);
         backoff.next_delay();
         for whole in [5, 10, 20, 30, 30] {
             let wait = backoff.next_delay();

@@ -1,6 +1,7 @@
 //! Child processes that must end in time.
 //!
-//! A child that leads a process group (`process_group(0)`) is killed with all processes of its group.
+//! A child that leads a process group (`process_group(0)`) is killed with all processes of its
+//! group.
 
 use std::io;
 use std::process::{Child, ExitStatus};
@@ -12,10 +13,12 @@ use nix::unistd::Pid;
 
 use crate::deadline::Deadline;
 
-/// How long to wait for a killed child to end. The kernel may not let it, such as on a hung disk.
+/// Longest wait for the end of a killed child. A process that waits for a hung disk does not end.
 const REAP_BUDGET: Duration = Duration::from_millis(500);
-/// First pause between two checks of a child, which is usually about to exit. Doubles with each check.
+/// First pause between two checks of a child, which is usually about to exit. Doubles with each
+/// check.
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
+/// Longest pause between two checks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
 /// Waits until the child has exited, and reaps it. `None`: the child still runs at `end`.
@@ -37,12 +40,13 @@ pub fn wait(child: &mut Child, end: Deadline) -> io::Result<Option<ExitStatus>> 
 /// Takes at most [`REAP_BUDGET`].
 pub fn kill(child: &mut Child) {
     kill_group(child.id() as i32);
-    // A child that leads no group. Fails only if the child has exited.
+    // For a child that leads no group. Fails only if the child has exited.
     let _ = child.kill();
-    // If it does not end in time, init reaps it after this process.
+    // If the child does not end in time, init reaps it after this process.
     let _ = wait(child, Deadline::after(REAP_BUDGET));
 }
 
+/// Kills all processes of the group.
 pub fn kill_group(group: i32) {
     // Fails only if the processes have ended, or if there is no such group.
     let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);

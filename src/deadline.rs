@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollTimeout, poll};
 
+/// The time at which work has to end.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadline(Instant);
 
@@ -23,8 +24,7 @@ impl Deadline {
         self.remaining().is_zero()
     }
 
-    /// Waits until one of `fds` is ready.
-    /// Fails with `ETIMEDOUT` at the deadline.
+    /// Waits until one of `fds` is ready. Fails with `ETIMEDOUT` at the deadline.
     pub fn poll(self, fds: &mut [PollFd<'_>]) -> Result<(), Errno> {
         while !self.has_passed() {
             // Rounded up, as a timeout of 0 ms would spin through the last millisecond.

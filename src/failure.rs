@@ -1,16 +1,18 @@
 //! Why a plugin call fails: code, name, cause and remedy of each failure. Pure.
 //!
-//! [`TABLE`] has the words for the plugin's CNI error, the Events on the pod, `linkerd cni check` and
-//! `docs/troubleshooting.md`.
+//! [`TABLE`] has the words for the plugin's CNI error, the Events on the pod, `linkerd cni check`
+//! and `docs/troubleshooting.md`.
 
 use std::collections::BTreeSet;
 
+/// What is known about a failure.
 #[derive(Debug)]
 pub struct Row {
     failure: Failure,
     /// Code of the CNI error. CNI spec 1.1, section 5, "Error", defines 1 to 7, and
-    /// [`pkg/types`](https://github.com/containernetworking/cni/blob/main/pkg/types/types.go) 8. Codes
-    /// from 100 on are linkerd-cni's own. Failures that an alert need not tell apart share a code.
+    /// [`pkg/types`](https://github.com/containernetworking/cni/blob/main/pkg/types/types.go) 8.
+    /// Codes from 100 on are linkerd-cni's own. Failures that an alert need not tell apart share a
+    /// code.
     pub code: u32,
     pub name: &'static str,
     /// A clause that can follow "because".
@@ -21,8 +23,8 @@ pub struct Row {
 
 macro_rules! failures {
     ($($failure:ident $code:literal $name:literal cause $cause:literal remedy $remedy:literal)*) => {
-        /// A failure of the plugin. Its name and its code never change their meaning: programs rely on
-        /// them.
+        /// A failure of the plugin. Its name and its code never change their meaning: programs rely
+        /// on them.
         #[derive(Clone, Copy, Debug, PartialEq, Eq)]
         pub enum Failure { $($failure),* }
 
@@ -126,8 +128,8 @@ impl Failure {
     /// Returns the failure with this code and name, or the first with this code: the plugin on the
     /// node may be of another version.
     pub fn find(code: u32, name: &str) -> Option<Failure> {
-        let rows = || TABLE.iter().filter(|row| row.code == code);
-        let row = rows().find(|row| row.name == name).or_else(|| rows().next())?;
+        let rows: Vec<&Row> = TABLE.iter().filter(|row| row.code == code).collect();
+        let row = rows.iter().find(|row| row.name == name).or(rows.first())?;
         Some(row.failure)
     }
 
@@ -147,7 +149,10 @@ pub fn codes(is_wanted: impl Fn(Failure) -> bool) -> BTreeSet<u32> {
 pub fn causes(code: &str) -> Option<String> {
     let rows = TABLE.iter().filter(|row| row.code.to_string() == code);
     let causes: Vec<&str> = rows.map(|row| row.cause).collect();
-    (!causes.is_empty()).then(|| causes.join(", or "))
+    if causes.is_empty() {
+        return None;
+    }
+    Some(causes.join(", or "))
 }
 
 #[cfg(test)]

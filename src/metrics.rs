@@ -21,8 +21,8 @@ pub fn label(name: &'static str, value: impl ToString) -> (&'static str, String)
 pub type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
 /// Makes a group of metrics with a registry of its own: the prefix of their names, functions that
-/// register further metrics, and for each metric its name, type, function that registers it, help and,
-/// in brackets, labels.
+/// register further metrics, and for each metric its name, type, function that registers it, help
+/// and, in brackets, labels.
 macro_rules! metrics {
     ($(#[$doc:meta])* $group:ident $prefix:literal [$($other:path),*]
         $($(#[$note:meta])* $name:ident: $type:ty = $register:ident $help:literal $(($labels:expr))?)*
@@ -46,8 +46,9 @@ macro_rules! metrics {
 }
 pub(crate) use metrics;
 
-/// Adds a metric; one whose name ends with `_seconds` gets this unit. The text prefixes the name with the
-/// group's prefix, appends `_total` to the name of a counter, and ends `help` with a full stop.
+/// Adds a metric; one whose name ends with `_seconds` gets this unit. The text prefixes the name
+/// with the group's prefix, appends `_total` to the name of a counter, and ends `help` with a full
+/// stop.
 fn add<M: Metric + Clone>(group: &mut Registry, name: &str, help: &str, metric: M) -> M {
     match name.strip_suffix("_seconds") {
         Some(name) => group.register_with_unit(name, help, Unit::Seconds, metric.clone()),
@@ -56,10 +57,12 @@ fn add<M: Metric + Clone>(group: &mut Registry, name: &str, help: &str, metric: 
     metric
 }
 
+/// Adds a metric without labels.
 pub fn register<M: Metric + Clone + Default>(group: &mut Registry, name: &str, help: &str) -> M {
     add(group, name, help, M::default())
 }
 
+/// Adds a metric for each of these `labels`.
 pub fn register_each<const N: usize, M: Default>(
     group: &mut Registry,
     name: &str,
@@ -98,10 +101,12 @@ pub fn register_build_info(group: &mut Registry) {
     info.get_or_create(&[("version", env!("CARGO_PKG_VERSION").into())]).set(1);
 }
 
+/// Adds a histogram of durations.
 pub fn register_durations(group: &mut Registry, name: &str, help: &str) -> Histogram {
     add(group, name, help, Histogram::new(BUCKETS))
 }
 
+/// Renders the metrics of all `registries`.
 pub fn openmetrics<'a>(registries: impl IntoIterator<Item = &'a Registry>) -> String {
     let mut out = String::new();
     // Writing to a String cannot fail.

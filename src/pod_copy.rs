@@ -1,9 +1,10 @@
-//! The node's copy of its pods: one file a pod with what the plugin needs to know of it. The agent
-//! writes the files, the plugin reads them instead of asking the API server.
+//! The node's copy of its pods: one file a pod with the plugin's decision on it. The agent writes
+//! the files, the plugin reads them and needs no API request.
 //!
-//! The files are in `/run/linkerd-cni/pods`, which only root can read, and are named by the UID that
-//! the runtime passes to the plugin. A [`Lock`] on `.lock` beside them says whether a live agent keeps
-//! the copy: the kernel releases it when the agent dies, so that no time stamp has to be judged.
+//! The files are in `/run/linkerd-cni/pods`, which only root can read, and are named by the UID
+//! that the runtime passes to the plugin. A [`Lock`] on `.lock` beside them says whether a live
+//! agent keeps the copy: the kernel releases the lock when the agent dies, so that no time stamp
+//! has to be judged.
 //!
 //! Every file is complete or missing: it replaces its predecessor by a rename.
 
@@ -37,9 +38,10 @@ pub const RUN_DIR: &str = "/run/linkerd-cni";
 /// Environment variable of agent and plugin that replaces [`RUN_DIR`].
 pub const RUN_DIR_VARIABLE: &str = "LINKERD_CNI_RUN_DIR";
 
-/// Time between two looks for a file.
+/// Time between two checks for a file.
 const POLL: Duration = Duration::from_millis(2);
 
+/// What the node's copy says about a pod.
 #[derive(Debug, PartialEq, Eq)]
 pub enum NodeCopy {
     Decides(Box<Decision<PodFacts>>),
@@ -73,8 +75,8 @@ pub fn run_dir() -> PathBuf {
     set.map_or_else(|| RUN_DIR.into(), PathBuf::from)
 }
 
-/// Reads what the agent published about the pod. `None` if it published nothing, or if the pod's UID is
-/// unknown. Fails if the file cannot be read, is not the agent's, or is that of another pod.
+/// Reads what the agent published about the pod. `None` if it published nothing, or if the pod's
+/// UID is unknown. Fails if the file cannot be read, is not the agent's, or is that of another pod.
 pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<Decision<PodFacts>>, Error> {
     let Ok(path) = path(run_dir, pod) else { return Ok(None) };
     let (bytes, access) = match files::read(&path) {
@@ -82,19 +84,29 @@ pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<Decision<PodFacts>>, 
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let invalid = |problem: String| Err(Error::Invalid { path: path.clone(), problem });
-    if access.uid != geteuid().as_raw() || access.mode & 0o022 != 0 {
-        return invalid("not a file that only root can write".into());
+    match decision_in(&bytes, access, pod) {
+        Ok(decision) => Ok(Some(decision)),
+        Err(problem) => Err(Error::Invalid { path, problem }),
     }
-    let PodCopy { namespace, name, uid, decision } = match redact::object(&bytes) {
-        Ok(copy) => copy,
-        Err(error) => return invalid(format!("not a copy of a pod: {}", redact::problem(&error))),
-    };
+}
+
+/// Returns the decision in a file of the copy. Fails with what the file is instead.
+fn decision_in(
+    bytes: &[u8],
+    access: FileAccess,
+    pod: &PodRef,
+) -> Result<Decision<PodFacts>, String> {
+    if access.uid != geteuid().as_raw() || access.mode & 0o022 != 0 {
+        return Err("not a file that only root can write".to_owned());
+    }
+    let copy: PodCopy = redact::object(bytes)
+        .map_err(|error| format!("not a copy of a pod: {}", redact::problem(&error)))?;
+    let PodCopy { namespace, name, uid, decision } = copy;
     if (&namespace, &name, &uid) != (&pod.namespace, &pod.name, &pod.uid) {
         let [namespace, name, uid] = [namespace, name, uid].map(|text| quote(&text));
-        return invalid(format!("the copy of pod {namespace}/{name} with UID {uid}"));
+        return Err(format!("the copy of pod {namespace}/{name} with UID {uid}"));
     }
-    Ok(Some(decision))
+    Ok(decision)
 }
 
 /// Reads like [`read`]. While a live agent keeps the copy and has not published the pod, waits for
@@ -102,26 +114,32 @@ pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<Decision<PodFacts>>, 
 pub fn wait(run_dir: &Path, pod: &PodRef, longest: Duration) -> NodeCopy {
     let deadline = Deadline::after(longest);
     loop {
-        let found = read(run_dir, pod);
-        if let Err(error) = &found {
-            tracing::debug!("linkerd-cni: pod {pod}: the node's copy is unusable: {error}");
-        }
-        match found {
+        let is_unusable = match read(run_dir, pod) {
             Ok(Some(decision)) => return NodeCopy::Decides(Box::new(decision)),
-            _ if !is_kept(run_dir) => return NodeCopy::Unkept,
-            Ok(None) if !pod.uid.is_empty() && !deadline.has_passed() => {}
-            _ => return NodeCopy::Lacks,
+            Ok(None) => false,
+            Err(error) => {
+                tracing::debug!("linkerd-cni: pod {pod}: the node's copy is unusable: {error}");
+                true
+            }
+        };
+        if !is_kept(run_dir) {
+            return NodeCopy::Unkept;
+        }
+        if is_unusable || pod.uid.is_empty() || deadline.has_passed() {
+            return NodeCopy::Lacks;
         }
         thread::sleep(POLL.min(deadline.remaining()));
     }
 }
 
+/// Creates the directory of the copy.
 pub fn create(run_dir: &Path) -> Result<(), files::Error> {
     let dir = dir(run_dir);
     let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
     made.map_err(|source| files::Error::Io { act: "create", path: dir, source })
 }
 
+/// Writes the pod's file with the decision.
 pub fn publish(run_dir: &Path, pod: PodRef, decision: Decision<PodFacts>) -> Result<(), Error> {
     let path = path(run_dir, &pod)?;
     let PodRef { namespace, name, uid } = pod;
@@ -130,34 +148,47 @@ pub fn publish(run_dir: &Path, pod: PodRef, decision: Decision<PodFacts>) -> Res
     Ok(files::write(&path, &content, FileAccess::own(0o600))?)
 }
 
-/// Removes what was published about the pod. Returns whether there was something.
+/// Removes the pod's file. Returns whether there was one.
 pub fn remove(run_dir: &Path, pod: &PodRef) -> Result<bool, files::Error> {
-    path(run_dir, pod).map_or(Ok(false), |path| files::remove(&path))
+    match path(run_dir, pod) {
+        Ok(path) => files::remove(&path),
+        Err(_) => Ok(false),
+    }
 }
 
-/// Removes all files but those of the UIDs in `keep`, and returns the failures. Another agent may write
-/// a temporary file now, and leaves it only if it is killed meanwhile.
+/// Removes all files but those of the UIDs in `keep`, and returns the failures. Another agent may
+/// write a temporary file now, and leaves it only if it is killed meanwhile.
 pub fn retain(run_dir: &Path, keep: &BTreeSet<String>) -> Vec<files::Error> {
-    let is_in_use = |name: &str| name == LOCK || files::is_temporary(name);
-    remove_files(&dir(run_dir), |name| is_in_use(name) || keep.contains(name))
+    remove_files(&dir(run_dir), |name| {
+        name != LOCK && !files::is_temporary(name) && !keep.contains(name)
+    })
 }
 
+/// Removes the copy, and returns the failures.
 pub fn clear(run_dir: &Path) -> Vec<files::Error> {
     let dir = dir(run_dir);
-    // In byte order, so the lock goes before the pods, and no plugin waits for one.
-    let failures = remove_files(&dir, |_| false);
+    // In byte order, so the lock is removed before the pods, and no plugin waits for a pod.
+    let failures = remove_files(&dir, |_| true);
     // Not empty if a file could not be removed, or another agent writes one.
     let _ = fs::remove_dir(&dir);
     failures
 }
 
-fn remove_files(dir: &Path, is_kept: impl Fn(&str) -> bool) -> Vec<files::Error> {
+fn remove_files(dir: &Path, is_unwanted: impl Fn(&str) -> bool) -> Vec<files::Error> {
     let names = match files::file_names(dir) {
         Ok(names) => names,
-        Err(error) => return if error.is_missing() { Vec::new() } else { vec![error] },
+        Err(error) if error.is_missing() => return Vec::new(),
+        Err(error) => return vec![error],
     };
-    let gone = names.into_iter().filter(|name| !is_kept(name));
-    gone.filter_map(|name| files::remove(&dir.join(name)).err()).collect()
+    let mut failures = Vec::new();
+    for name in names {
+        if is_unwanted(&name)
+            && let Err(error) = files::remove(&dir.join(&name))
+        {
+            failures.push(error);
+        }
+    }
+    failures
 }
 
 fn dir(run_dir: &Path) -> PathBuf {
@@ -182,21 +213,28 @@ pub struct Lock(File);
 impl Lock {
     pub fn take(run_dir: &Path) -> Result<Lock, files::Error> {
         let path = dir(run_dir).join(LOCK);
-        let failed = |source| files::Error::Io { act: "lock", path: path.clone(), source };
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false).mode(0o600);
-        let file = options.open(&path).map_err(failed)?;
-        fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_RDLCK)))
-            .map_err(|errno| failed(errno.into()))?;
-        Ok(Lock(file))
+        match open_and_lock(&path) {
+            Ok(file) => Ok(Lock(file)),
+            Err(source) => Err(files::Error::Io { act: "lock", path, source }),
+        }
     }
 
     /// Whether plugins find the lock: its file was not removed or replaced.
     pub fn is_in_place(&self, run_dir: &Path) -> bool {
-        let identity = |file: io::Result<fs::Metadata>| file.map(|file| (file.dev(), file.ino()));
-        let there = identity(fs::symlink_metadata(dir(run_dir).join(LOCK)));
-        matches!((there, identity(self.0.metadata())), (Ok(there), Ok(own)) if there == own)
+        let Ok(own) = self.0.metadata() else { return false };
+        match fs::symlink_metadata(dir(run_dir).join(LOCK)) {
+            Ok(found) => (found.dev(), found.ino()) == (own.dev(), own.ino()),
+            Err(_) => false,
+        }
     }
+}
+
+fn open_and_lock(path: &Path) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    options.read(true).write(true).create(true).truncate(false).mode(0o600);
+    let file = options.open(path)?;
+    fcntl(&file, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_RDLCK)))?;
+    Ok(file)
 }
 
 impl Drop for Lock {
@@ -206,7 +244,8 @@ impl Drop for Lock {
     }
 }
 
-/// Whether a live agent keeps the copy: a missing file is that of a pod which it has not seen yet.
+/// Whether a live agent keeps the copy. Then a pod without a file is one that the agent has not
+/// seen yet, or could not publish.
 pub fn is_kept(run_dir: &Path) -> bool {
     let Ok(file) = File::open(dir(run_dir).join(LOCK)) else { return false };
     let mut lock = whole_file(libc::F_WRLCK);

@@ -14,8 +14,9 @@ pub fn cut(text: &str) -> String {
     }
 }
 
-/// Returns `text` on one line: control characters become blanks, and characters that change the text
-/// direction are dropped, so that text from outside can neither start a line nor control a terminal.
+/// Returns `text` on one line: control characters become blanks, and characters that change the
+/// text direction are dropped, so that text from outside can neither start a line nor control a
+/// terminal.
 pub fn one_line(text: &str) -> String {
     let visible = text.chars().filter(|&c| !changes_direction(c));
     visible.map(|c| if c.is_control() { ' ' } else { c }).collect()
@@ -26,8 +27,8 @@ fn changes_direction(c: char) -> bool {
     matches!(c, '\u{61c}' | '\u{200e}' | '\u{200f}' | '\u{202a}'..='\u{202e}' | '\u{2066}'..='\u{2069}')
 }
 
-/// Returns `text` in quotation marks, on one line and cut like [`cut`]. Escapes
-/// control characters and characters that change the text direction.
+/// Returns `text` in quotation marks, on one line and cut like [`cut`]. Escapes control characters
+/// and characters that change the text direction.
 pub fn quote(text: &str) -> String {
     let mut quoted = String::from('"');
     let mut length = 0;

@@ -63,7 +63,7 @@ impl AgentMetrics {
     }
 
     pub fn render(&self, plugin: &PluginCalls) -> String {
-        // The logger, which is not part of the agent, counts them.
+        // The logger, which is not part of the agent, counts the dropped lines.
         self.log_lines_dropped.inner().store(stderr::dropped(), Ordering::Relaxed);
         openmetrics([&self.registry, &plugin.registry])
     }

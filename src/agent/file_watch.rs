@@ -47,7 +47,7 @@ pub struct FileWatch {
     wakes: UnixDatagram,
     pub waker: Waker,
     /// Whether inotify watches every directory that exists.
-    complete: bool,
+    is_complete: bool,
 }
 
 impl FileWatch {
@@ -65,7 +65,7 @@ impl FileWatch {
             waker: Waker(Arc::new(waker)),
             signals: SignalFd::with_flags(&mask, flags)?,
             inotify: None,
-            complete: false,
+            is_complete: false,
         })
     }
 
@@ -73,19 +73,25 @@ impl FileWatch {
     /// removed directory, even if it is created again. After a failure, the agent polls every
     /// second.
     pub fn watch_dirs(&mut self, dirs: &[&Path]) -> Result<(), String> {
-        let result = self.add(dirs).map_err(|errno| match errno {
-            Errno::EMFILE => "all inotify instances are in use (fs.inotify.max_user_instances)",
-            Errno::ENOSPC => "all inotify watches are in use (fs.inotify.max_user_watches)",
-            errno => errno.desc(),
-        });
-        self.complete = result.is_ok();
-        result.map_err(|why| format!("not usable, so the agent polls every second: {why}"))
+        let result = self.add(dirs);
+        self.is_complete = result.is_ok();
+        result.map_err(|errno| {
+            let why = match errno {
+                Errno::EMFILE => "all inotify instances are in use (fs.inotify.max_user_instances)",
+                Errno::ENOSPC => "all inotify watches are in use (fs.inotify.max_user_watches)",
+                errno => errno.desc(),
+            };
+            format!("not usable, so the agent polls every second: {why}")
+        })
     }
 
     fn add(&mut self, dirs: &[&Path]) -> Result<(), Errno> {
         let inotify = match &mut self.inotify {
             Some(inotify) => inotify,
-            none => none.insert(Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK)?),
+            missing => {
+                let flags = InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK;
+                missing.insert(Inotify::init(flags)?)
+            }
         };
         // Events of reads would wake the agent after each of its own passes.
         let reads =
@@ -103,25 +109,21 @@ impl FileWatch {
     /// Waits until a reconcile pass is due, at most for `timeout`: a directory changed, or another
     /// thread called [`Waker::wake`]. A signal ends the wait instead, and is returned.
     pub fn wait(&self, timeout: Duration) -> io::Result<Option<Signal>> {
-        let timeout = if self.complete { timeout } else { timeout.min(POLL_PERIOD) };
-        // Not zero, as no poll would look for a signal then.
+        let timeout = if self.is_complete { timeout } else { timeout.min(POLL_PERIOD) };
+        // Not zero: after the deadline, poll is not called and finds no signal.
         let end = Deadline::after(timeout.max(SETTLE_PERIOD));
         loop {
-            let [stop, woken, changed] = self.poll(end)?;
-            if stop {
-                let number = self.signals.read_signal()?.map(|info| info.ssi_signo as i32);
-                let signal = number.and_then(|number| Signal::try_from(number).ok());
-                return Ok(signal.or(Some(Signal::SIGTERM)));
+            let ready = self.poll(end)?;
+            if ready.signals {
+                return Ok(Some(self.read_signal()?));
             }
-            if let Some(mut is_open) = self.drain(changed) {
-                let end = Deadline::after(SETTLE_TIME);
-                while is_open && !end.has_passed() {
-                    thread::sleep(SETTLE_PERIOD);
-                    is_open = self.drain(true).unwrap_or(is_open);
-                }
+            if ready.inotify
+                && let Some(is_open) = self.drain()
+            {
+                self.settle(is_open);
                 return Ok(None);
             }
-            if woken {
+            if ready.wakes {
                 while self.wakes.recv(&mut [0]).is_ok() {}
                 return Ok(None);
             }
@@ -131,24 +133,45 @@ impl FileWatch {
         }
     }
 
-    /// Waits at most until `end`. Returns which sources have data: signals, wakes, inotify.
-    fn poll(&self, end: Deadline) -> io::Result<[bool; 3]> {
-        let fd = |fd| PollFd::new(fd, PollFlags::POLLIN);
-        let mut fds = vec![fd(self.signals.as_fd()), fd(self.wakes.as_fd())];
-        fds.extend(self.inotify.as_ref().map(|inotify| fd(inotify.as_fd())));
+    /// Waits at most until `end`.
+    fn poll(&self, end: Deadline) -> io::Result<ReadySources> {
+        let mut fds = vec![
+            PollFd::new(self.signals.as_fd(), PollFlags::POLLIN),
+            PollFd::new(self.wakes.as_fd(), PollFlags::POLLIN),
+        ];
+        if let Some(inotify) = &self.inotify {
+            fds.push(PollFd::new(inotify.as_fd(), PollFlags::POLLIN));
+        }
         match end.poll(&mut fds) {
             Ok(()) | Err(Errno::ETIMEDOUT) => {}
             Err(errno) => return Err(errno.into()),
         }
-        let has_data = |fd: &PollFd<'_>| fd.any().unwrap_or_default();
-        Ok([0, 1, 2].map(|source| fds.get(source).is_some_and(has_data)))
+        Ok(ReadySources {
+            signals: has_data(fds.first()),
+            wakes: has_data(fds.get(1)),
+            inotify: has_data(fds.get(2)),
+        })
     }
 
-    /// Reads all inotify events, if any are `pending`. Returns whether a writer may still have the
-    /// file changed last open; `None` without a change. The agent's temporary files do not count.
-    fn drain(&self, pending: bool) -> Option<bool> {
+    fn read_signal(&self) -> io::Result<Signal> {
+        let Some(info) = self.signals.read_signal()? else { return Ok(Signal::SIGTERM) };
+        Ok(Signal::try_from(info.ssi_signo as i32).unwrap_or(Signal::SIGTERM))
+    }
+
+    /// Waits until the writer has closed the file, but not longer than [`SETTLE_TIME`].
+    fn settle(&self, mut is_open: bool) {
+        let end = Deadline::after(SETTLE_TIME);
+        while is_open && !end.has_passed() {
+            thread::sleep(SETTLE_PERIOD);
+            is_open = self.drain().unwrap_or(is_open);
+        }
+    }
+
+    /// Reads all inotify events. Returns whether a writer may still have the file changed last
+    /// open; `None` without a change. The agent's temporary files do not count.
+    fn drain(&self) -> Option<bool> {
         let mut is_open = None;
-        while pending && let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
+        while let Some(Ok(events)) = self.inotify.as_ref().map(Inotify::read_events) {
             for event in events {
                 let name = event.name.unwrap_or_default();
                 if !files::is_temporary(&name.to_string_lossy()) {
@@ -159,6 +182,17 @@ impl FileWatch {
         }
         is_open
     }
+}
+
+/// Which sources have data.
+struct ReadySources {
+    signals: bool,
+    wakes: bool,
+    inotify: bool,
+}
+
+fn has_data(fd: Option<&PollFd<'_>>) -> bool {
+    fd.and_then(PollFd::any).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -174,16 +208,16 @@ mod tests {
         let path = dir.path().join("10-net.conflist");
         let mut watch = FileWatch::start().unwrap();
         watch.watch_dirs(&[dir.path()]).unwrap();
-        assert_eq!(watch.drain(true), None);
+        assert_eq!(watch.drain(), None);
         let mut file = File::create(&path).unwrap();
         file.write_all(b"{").unwrap();
-        assert_eq!(watch.drain(true), Some(true));
+        assert_eq!(watch.drain(), Some(true));
         drop(file);
-        assert_eq!(watch.drain(true), Some(false));
+        assert_eq!(watch.drain(), Some(false));
         fs::write(dir.path().join(".linkerd-cni.1.2.3.tmp"), "").unwrap();
-        assert_eq!(watch.drain(true), None);
+        assert_eq!(watch.drain(), None);
         fs::remove_file(&path).unwrap();
-        assert_eq!(watch.drain(true), Some(false));
+        assert_eq!(watch.drain(), Some(false));
     }
 
     #[test]

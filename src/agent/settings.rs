@@ -20,11 +20,12 @@ use crate::log;
 use crate::node::NodeSettings;
 use crate::pod_copy::RUN_DIR_VARIABLE;
 
-/// Names the setting, with its value and what is wrong with it.
+/// An invalid setting: its name, its value and what is wrong with it.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 #[error("{0}")]
 pub struct Error(String);
 
+/// The agent's settings.
 #[derive(Clone, Debug)]
 pub struct Settings {
     pub node: NodeSettings,
@@ -67,7 +68,7 @@ pub struct Settings {
     pub log_format: log::Format,
 }
 
-/// An empty variable counts as unset.
+/// The environment variables. An empty variable counts as unset.
 struct Env<F>(F);
 
 impl<F: Fn(&str) -> Option<String>> Env<F> {
@@ -101,7 +102,11 @@ fn parsed<T, M: Display>(
     value: &str,
     parse: impl Fn(&str) -> Result<T, M>,
 ) -> Result<T, Error> {
-    parse(value).map_err(|message| Error(format!("{name}={value}: {message}")))
+    parse(value).map_err(|problem| invalid(name, value, problem))
+}
+
+fn invalid(name: &str, value: &str, problem: impl Display) -> Error {
+    Error(format!("{name}={value}: {problem}"))
 }
 
 impl Settings {
@@ -115,10 +120,12 @@ impl Settings {
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
         let conf_name = env.parsed("LINKERD_CNI_CONF_NAME", file_name)?;
         let is_chained = env.flag("LINKERD_CNI_CHAINED", true)?;
-        let choose =
-            |_: &str| ChainMode::choose(conf_name.as_deref(), is_chained, &kubeconfig_name);
-        let mode =
-            parsed("LINKERD_CNI_CONF_NAME", conf_name.as_deref().unwrap_or_default(), choose)?;
+        let mode = ChainMode::choose(conf_name.as_deref(), is_chained, &kubeconfig_name).map_err(
+            |problem| {
+                let value = conf_name.as_deref().unwrap_or_default();
+                invalid("LINKERD_CNI_CONF_NAME", value, problem)
+            },
+        )?;
         let log_level = env.text_or("LINKERD_CNI_LOG_LEVEL", "info");
         let log_format = env.text_or("LINKERD_CNI_LOG_FORMAT", "plain");
         Ok(Settings {
@@ -161,28 +168,32 @@ impl Settings {
 
     /// Renders the plugin entry from the template or from the file that has it.
     pub fn plugin_entry(&self) -> Result<Entry, String> {
-        const UNSET: &str =
-            "no plugin entry template: set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE";
-        let (text, origin) = match &self.entry_template {
-            Some(text) => (text.clone(), "CNI_NETWORK_CONFIG".to_owned()),
-            None => {
-                let path = self.entry_template_file.as_ref().ok_or(UNSET)?;
-                let origin = path.display().to_string();
+        let (text, place) = match (&self.entry_template, &self.entry_template_file) {
+            (Some(text), _) => (text.clone(), "CNI_NETWORK_CONFIG".to_owned()),
+            (None, Some(path)) => {
+                let place = path.display().to_string();
                 let text = fs::read_to_string(path).map_err(|error| {
-                    format!("cannot read the plugin entry template {origin}: {error}")
+                    format!("cannot read the plugin entry template {place}: {error}")
                 })?;
-                (text, origin)
+                (text, place)
+            }
+            (None, None) => {
+                let why = "set CNI_NETWORK_CONFIG or CNI_NETWORK_CONFIG_FILE";
+                return Err(format!("no plugin entry template: {why}"));
             }
         };
         Entry::new(&text, &self.node.kubeconfig_on_host)
-            .map_err(|error| format!("the plugin entry template in {origin} {error}"))
+            .map_err(|error| format!("the plugin entry template in {place} {error}"))
     }
 
     /// Returns the host of the API server if it is a name rather than an IP address.
     pub fn api_name(&self) -> Option<&str> {
         let host = self.api_host.as_deref()?;
         let bare = host.trim_start_matches('[').trim_end_matches(']');
-        bare.parse::<IpAddr>().is_err().then_some(host)
+        if bare.parse::<IpAddr>().is_ok() {
+            return None;
+        }
+        Some(host)
     }
 }
 
@@ -216,15 +227,22 @@ fn file_name(value: &str) -> Result<String, &'static str> {
 /// Checks that `value` is valid as the host of a URL. An IPv6 address may be in brackets.
 fn api_host(value: &str) -> Result<String, &'static str> {
     let bare = value.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
-    let is_name = |c: char| c.is_ascii_alphanumeric() || ".-_".contains(c);
-    let fits = match bare {
+    let is_host = match bare {
         Some(bare) => bare.parse::<Ipv6Addr>().is_ok(),
-        None => value.chars().all(is_name) || value.parse::<Ipv6Addr>().is_ok(),
+        None => is_host_name(value) || value.parse::<Ipv6Addr>().is_ok(),
     };
-    fits.then(|| value.to_owned()).ok_or(
-        "not an IP address or host name: remove scheme, port and blanks, or leave it unset: the \
-         kubelet then sets it",
-    )
+    if !is_host {
+        return Err(
+            "not an IP address or host name: remove scheme, port and blanks, or leave it unset: \
+             the kubelet then sets it",
+        );
+    }
+    Ok(value.to_owned())
+}
+
+/// Whether `value` has only characters of host names and of IPv4 addresses.
+fn is_host_name(value: &str) -> bool {
+    value.chars().all(|c| c.is_ascii_alphanumeric() || ".-_".contains(c))
 }
 
 fn api_port(value: &str) -> Result<String, &'static str> {

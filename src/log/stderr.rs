@@ -62,11 +62,11 @@ fn write_whole(fd: BorrowedFd<'_>, mut line: &[u8]) -> bool {
     true
 }
 
-/// Writes as many bytes from the start of `bytes` as do not block, and returns their number. `O_NONBLOCK`
-/// is not set on stderr itself, as other processes share it.
+/// Writes as many bytes from the start of `bytes` as do not block, and returns their number.
+/// `O_NONBLOCK` is not set on stderr itself, as other processes share it.
 ///
-/// A pipe that another process fills at the same time still blocks, and so does a regular file until the
-/// file system takes the bytes. No flag changes that on every kernel.
+/// A pipe that another process fills at the same time still blocks, and so does a regular file
+/// until the file system takes the bytes. No flag changes that on every kernel.
 fn write_some(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     match send(fd.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
         Err(Errno::ENOTSOCK) => {}

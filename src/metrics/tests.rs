@@ -22,8 +22,8 @@ pub fn assert_documented(openmetrics: &str, prefixes: &[&str]) {
     );
 }
 
-/// Returns a table row for each metric: name as queried, help and labels. Panics if the end of a name does not tell the
-/// metric's type, as the page says that it does.
+/// Returns a table row for each metric: name as queried, help and labels. Panics if the end of a
+/// name does not tell the metric's type, as the page says that it does.
 fn rows(openmetrics: &str) -> Vec<String> {
     let (mut helps, mut types) = (BTreeMap::new(), BTreeMap::new());
     let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();
@@ -42,7 +42,8 @@ fn rows(openmetrics: &str) -> Vec<String> {
             labels.entry(family).or_default().extend(keys);
         }
     }
-    let row = |(name, help): (&str, &str)| {
+    let mut rows = Vec::new();
+    for (name, help) in helps {
         let suffix = if types[name] == "counter" { "_total" } else { "" };
         let is_time =
             ["_duration_seconds", "_latency_seconds"].iter().any(|end| name.ends_with(end));
@@ -50,7 +51,7 @@ fn rows(openmetrics: &str) -> Vec<String> {
         let keys = labels.get(name).into_iter().flatten();
         let keys: Vec<_> = keys.map(|key| format!("`{key}`")).collect();
         let keys = if keys.is_empty() { String::new() } else { format!(" ({})", keys.join(", ")) };
-        format!("| `{name}{suffix}` | {help}{keys} |")
-    };
-    helps.into_iter().map(row).collect()
+        rows.push(format!("| `{name}{suffix}` | {help}{keys} |"));
+    }
+    rows
 }

@@ -12,16 +12,17 @@ const REPORT_AFTER: Duration = Duration::from_secs(5 * 60);
 /// Event that could not be posted is not retried.
 const REPEAT_AFTER: Duration = Duration::from_secs(3600);
 
+/// Result of the last reconcile pass, and when it is reported.
 #[derive(Debug)]
 pub struct NodeReadiness {
     is_ready: bool,
     /// When an Event reports that the node is not ready.
-    report: Instant,
+    report_at: Instant,
 }
 
 impl NodeReadiness {
     pub fn at_start(now: Instant) -> NodeReadiness {
-        NodeReadiness { is_ready: false, report: now + REPORT_AFTER }
+        NodeReadiness { is_ready: false, report_at: now + REPORT_AFTER }
     }
 
     pub fn is_ready(&self) -> bool {
@@ -33,13 +34,13 @@ impl NodeReadiness {
         let is_ready = not_ready.is_none();
         if is_ready != self.is_ready {
             self.is_ready = is_ready;
-            self.report = now + REPORT_AFTER;
+            self.report_at = now + REPORT_AFTER;
         }
         let why = not_ready?;
-        if now < self.report {
+        if now < self.report_at {
             return None;
         }
-        self.report = now + REPEAT_AFTER;
+        self.report_at = now + REPEAT_AFTER;
         let minutes = REPORT_AFTER.as_secs() / 60;
         Some(EventContent {
             kind: EventType::Warning,
