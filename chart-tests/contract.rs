@@ -11,7 +11,6 @@ fn the_plugin_configuration_has_upstreams_keys_and_more() {
     expected["capabilities"] = json!({"io.kubernetes.cri.pod-annotations": true});
     let linkerd = &mut expected["linkerd"];
     linkerd["iptables-mode"] = json!("auto");
-    linkerd["api-retry-seconds"] = json!(10);
     linkerd["agent-namespace"] = json!("linkerd-cni");
     assert_eq!(with(json!({})).plugin(), expected);
 }
