@@ -12,8 +12,8 @@
 //! - [`metrics`]: registers the metrics of agent and repair controller, and renders their text
 //! - [`admin`]: the HTTP server for `/live`, `/ready` and `/metrics`
 //! - [`files`]: reads, replaces and removes files of the node atomically
-//! - [`kube`]: the client of the API server: kubeconfig, connection, retry, redaction, Events, types;
-//!   the watch of a node's pods, and the scope of the DaemonSet
+//! - [`kube`]: the client of the API server: kubeconfig, connection, retry, redaction, Events,
+//!   types; the watch of a node's pods, and the scope of the DaemonSet
 //! - [`netlink`]: netlink messages, attributes and sockets
 //! - [`netns`]: enters network namespaces and makes links in them
 //! - [`cni`]: the CNI protocol: request, arguments, versions, result, error
@@ -30,73 +30,62 @@
 //! - [`node`]: the agent's files on the node: installs and uninstalls them
 //! - [`agent`]: the node agent: installs, reconciles, verifies and uninstalls
 //! - [`repair`]: the repair controller: finds and repairs pods without redirect rules
-//! - [`extension`]: `linkerd cni`, the administrator's command: checks, one pod explained, paths around the
-//!   proxy
+//! - [`extension`]: `linkerd cni`, the administrator's command: checks, one pod explained, paths
+//!   around the proxy
 //! - [`probe`]: verifies an installation: what `helm test` runs
-//! - [`cli`]: command lines of the agent, the repair controller, the probe that `helm test` runs, and
-//!   `linkerd cni`
+//! - [`cli`]: command lines of the agent, the repair controller, the probe that `helm test` runs,
+//!   and `linkerd cni`
 //!
-//! To follow an ADD, start with [`plugin`]. Agent and repair controller do not import from each other.
-//! The test `layout` checks the order of the map. Modules whose documentation has "Pure." at the end
-//! of its first paragraph do no I/O. In `conflist`, only `net_dir` and `saved_state` access files.
+//! To follow an ADD, start with [`plugin`]. Agent and repair controller do not import from each
+//! other. The test `layout` checks the order of the map. Modules whose documentation has "Pure." at
+//! the end of its first paragraph do no I/O. In `conflist`, only `net_dir` and `saved_state` access
+//! files.
 
 /// Version of the programs, without `v`.
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-// On other systems, `linkerd cni` has only the parts of these modules that it needs.
-#[cfg(not(target_os = "linux"))]
-pub mod agent {
-    pub mod status_body;
-    pub mod subject;
-}
-#[cfg(not(target_os = "linux"))]
-pub mod cli {
-    pub mod extension;
-}
-#[cfg(not(target_os = "linux"))]
-pub mod repair {
-    pub mod stranded;
-}
-
-#[cfg(target_os = "linux")]
-pub mod admin;
-#[cfg(target_os = "linux")]
-pub mod agent;
 pub mod backoff;
 pub mod child;
-#[cfg(target_os = "linux")]
-pub mod cli;
 pub mod cni;
 pub mod config;
-#[cfg(target_os = "linux")]
-pub mod conflist;
 pub mod deadline;
 pub mod extension;
 pub mod failure;
 pub mod files;
-#[cfg(target_os = "linux")]
-pub mod firewall;
 pub mod kube;
-#[cfg(target_os = "linux")]
-pub mod log;
-#[cfg(target_os = "linux")]
-pub mod metrics;
-#[cfg(target_os = "linux")]
-pub mod netlink;
-#[cfg(target_os = "linux")]
-pub mod netns;
-#[cfg(target_os = "linux")]
-pub mod node;
-#[cfg(target_os = "linux")]
-pub mod plugin;
 pub mod pod;
-#[cfg(target_os = "linux")]
-pub mod pod_copy;
-#[cfg(target_os = "linux")]
-pub mod probe;
 pub mod quote;
 pub mod record;
 pub mod redirect;
-#[cfg(target_os = "linux")]
-pub mod repair;
 pub mod verdict;
+
+cfg_if::cfg_if! {
+    if #[cfg(target_os = "linux")] {
+        pub mod admin;
+        pub mod agent;
+        pub mod cli;
+        pub mod conflist;
+        pub mod firewall;
+        pub mod log;
+        pub mod metrics;
+        pub mod netlink;
+        pub mod netns;
+        pub mod node;
+        pub mod plugin;
+        pub mod pod_copy;
+        pub mod probe;
+        pub mod repair;
+    } else {
+        // On other systems, `linkerd cni` has only the parts of these modules that it needs.
+        pub mod agent {
+            pub mod status_body;
+            pub mod subject;
+        }
+        pub mod cli {
+            pub mod extension;
+        }
+        pub mod repair {
+            pub mod stranded;
+        }
+    }
+}

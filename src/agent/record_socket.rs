@@ -218,10 +218,7 @@ impl RecordSocket {
 
 /// Returns where an agent without a run dir has its socket. `None`: this agent is one.
 fn net_dir_path(node: &NodeSettings) -> Option<PathBuf> {
-    if node.run_dir.is_none() {
-        return None;
-    }
-    Some(node.net_dir.join(SOCKET_NAME))
+    if node.run_dir.is_some() { Some(node.net_dir.join(SOCKET_NAME)) } else { None }
 }
 
 fn log_change(last_problem: Option<&str>, problem: Option<&str>) {

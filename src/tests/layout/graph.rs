@@ -4,8 +4,9 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use syn::parse::ParseStream;
 use syn::visit::{self, Visit};
-use syn::{Attribute, File, Item, ItemMod, ItemUse, UseTree};
+use syn::{Attribute, File, Item, ItemMod, ItemUse, Token, UseTree, braced};
 
 /// Modules by path (`agent::reconcile`), each with the modules that it imports from.
 pub type Edges = BTreeMap<String, BTreeSet<String>>;
@@ -32,17 +33,50 @@ pub fn edges(root: &Path) -> Edges {
 fn read(file: &Path, dir: &Path, module: &[String], files: &mut BTreeMap<Vec<String>, File>) {
     let parsed = fs::read_to_string(file).map(|text| syn::parse_file(&text).unwrap());
     let parsed = parsed.unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    for item in &parsed.items {
-        if let Item::Mod(ItemMod { ident, content: None, attrs, .. }) = item
-            && !is_test(attrs)
-        {
-            let name = ident.to_string();
-            let below: PathBuf = dir.join(&name);
-            let path = [module, &[name]].concat();
-            read(&below.with_extension("rs"), &below, &path, files);
-        }
+    for name in declared_modules(&parsed.items) {
+        let below: PathBuf = dir.join(&name);
+        let path = [module, &[name]].concat();
+        read(&below.with_extension("rs"), &below, &path, files);
     }
     files.insert(module.to_vec(), parsed);
+}
+
+/// The modules with a file of their own, also those that `cfg_if!` declares for Linux.
+fn declared_modules(items: &[Item]) -> Vec<String> {
+    let mut names = Vec::new();
+    for item in items {
+        match item {
+            Item::Mod(ItemMod { ident, content: None, attrs, .. }) if !is_test(attrs) => {
+                names.push(ident.to_string());
+            }
+            Item::Macro(call) if call.mac.path.segments.last().unwrap().ident == "cfg_if" => {
+                let linux = call.mac.parse_body_with(first_branch).unwrap();
+                names.extend(declared_modules(&linux));
+            }
+            _ => {}
+        }
+    }
+    names
+}
+
+/// The items of the first branch of `cfg_if!`.
+fn first_branch(body: ParseStream<'_>) -> syn::Result<Vec<Item>> {
+    body.parse::<Token![if]>()?;
+    body.call(Attribute::parse_outer)?;
+    let items = branch(body)?;
+    body.parse::<Token![else]>()?;
+    branch(body)?;
+    Ok(items)
+}
+
+fn branch(body: ParseStream<'_>) -> syn::Result<Vec<Item>> {
+    let branch;
+    braced!(branch in body);
+    let mut items = Vec::new();
+    while !branch.is_empty() {
+        items.push(branch.parse()?);
+    }
+    Ok(items)
 }
 
 /// Code with another condition counts as compiled.
