@@ -137,7 +137,7 @@ fn kubectl_delete_of_a_manifest_with_one_account_leaves_the_node_as_it_was() {
     until("the plugin is installed", || scene.node.is_chained());
     kubectl(&format!("delete daemonset mesh-cni {of} --wait=false"));
     assert_restored(&scene, MANIFEST_NAMESPACE, "only the DaemonSet is deleted");
-    piped("delete -f -", &manifest);
+    piped("delete --ignore-not-found -f -", &manifest);
 }
 
 #[test]
