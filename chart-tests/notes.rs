@@ -69,3 +69,44 @@ fn the_notes_name_values_of_older_charts_that_have_no_effect() {
     assert!(notes.contains("`image.name`"), "{notes}");
     assert!(!Render::new().notes().contains("older charts"));
 }
+
+/// scripts/release writes the digest of the chart's own image into the packaged Chart.yaml.
+#[test]
+fn a_released_chart_pins_its_own_image_also_from_a_mirror_and_the_notes_name_an_unpinned_one() {
+    let own = "cr.l5d.io/linkerd/cni-plugin:v2.0.0";
+    let digest = format!("@sha256:{}", "a".repeat(64));
+    let released = read(chart().join("Chart.yaml")).replace(own, &format!("{own}{digest}"));
+    assert!(released.contains(&digest));
+    let unpinned = "The image is not pinned by a digest";
+    let by_hand = format!("v1{digest}");
+    for (name, given, image, is_pinned) in [
+        ("the chart's image", json!({}), own, true),
+        (
+            "a mirror",
+            json!({"global": {"imageRegistry": "a.example"}}),
+            "a.example/linkerd/cni-plugin:v2.0.0",
+            true,
+        ),
+        ("another name", json!({"image": {"name": "a.example/b"}}), "a.example/b:v2.0.0", false),
+        (
+            "another tag",
+            json!({"image": {"version": "v3"}}),
+            "cr.l5d.io/linkerd/cni-plugin:v3",
+            false,
+        ),
+        (
+            "a digest of the user",
+            json!({"image": {"name": "a.example/b", "version": by_hand}}),
+            "a.example/b:v1",
+            true,
+        ),
+    ] {
+        let render = Render::new().with_file("Chart.yaml", &released).values(&given);
+        let pin = if is_pinned { &*digest } else { "" };
+        let objects = render.objects();
+        assert_eq!(objects.container("install-cni")["image"], format!("{image}{pin}"), "{name}");
+        assert_eq!(render.notes().contains(unpinned), !is_pinned, "{name}");
+    }
+    let notes = Render::new().values(&json!({"image": {"name": "a.example/b"}})).notes();
+    assert!(!notes.contains(unpinned), "{notes}");
+}

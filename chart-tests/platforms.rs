@@ -15,6 +15,42 @@ fn a_platform_name_renders_the_same_as_its_values_file() {
     }
 }
 
+/// Otherwise the agents of these nodes, which cannot run there, would let no rollout end.
+#[test]
+fn each_required_term_of_a_users_affinity_gets_the_platforms_expressions() {
+    let required = "requiredDuringSchedulingIgnoredDuringExecution";
+    let preferred = "preferredDuringSchedulingIgnoredDuringExecution";
+    let own = json!({"key": "a", "operator": "Exists"});
+    for (platform, key, value) in
+        [("eks", "eks.amazonaws.com/compute-type", "fargate"), ("aks", "type", "virtual-kubelet")]
+    {
+        let of_platform = json!({"key": key, "operator": "NotIn", "values": [value]});
+        let alone = json!({required: {"nodeSelectorTerms": [{"matchExpressions": [of_platform]}]}});
+        let fields = json!([{"key": "metadata.name", "operator": "In", "values": ["node-1"]}]);
+        let weighted = json!([{"weight": 1, "preference": {"matchExpressions": [own]}}]);
+        let with_preferred = json!({required: alone[required], preferred: weighted});
+        for (name, given, expected) in [
+            ("no affinity", json!(null), alone.clone()),
+            ("only a preference", json!({preferred: weighted}), with_preferred),
+            ("no term", json!({required: {"nodeSelectorTerms": []}}), alone.clone()),
+            (
+                "two terms and one that matches no node",
+                json!({required: {"nodeSelectorTerms":
+                    [{"matchExpressions": [own]}, {"matchFields": fields}, {}]}}),
+                json!({required: {"nodeSelectorTerms": [
+                    {"matchExpressions": [own, of_platform]},
+                    {"matchFields": fields, "matchExpressions": [of_platform]},
+                    {},
+                ]}}),
+            ),
+        ] {
+            let objects = with(json!({"platform": platform, "nodeAffinity": given}));
+            let affinity = &objects.pod()["spec"]["affinity"]["nodeAffinity"];
+            assert_eq!(*affinity, expected, "{platform}: {name}");
+        }
+    }
+}
+
 /// With `--reuse-values` the defaults of upstream's chart look like values of the user.
 #[test]
 fn the_platform_wins_over_the_defaults_of_upstreams_chart() {

@@ -134,3 +134,13 @@ fn schema_and_values_name_the_same_keys() {
     let root = schema();
     compare(&root, "", &root, &yaml(&read(chart().join("values.yaml"))));
 }
+
+/// YAML anchors under `x-` keys, and the `$schema` that editors read.
+#[test]
+fn keys_that_begin_with_x_or_a_dollar_are_no_values() {
+    let default = Render::new().text().unwrap();
+    let with_keys = |text: &str| Render::new().values(&values(text)).text();
+    let ignored = "x-tolerations: [{operator: Exists}], $schema: https://a.example/s.json";
+    assert_eq!(with_keys(ignored).unwrap(), default);
+    assert!(with_keys("xtolerations: []").is_err());
+}

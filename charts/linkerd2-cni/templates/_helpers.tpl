@@ -4,8 +4,8 @@ every read of a nested value is in parentheses and has a default.
 */}}
 
 {{/*
-The values as JSON, with those of platforms/<platform>.yaml, or these defaults, in place of unset ones. A value
-is unset if it is null or empty, which are the chart's defaults of all values that platforms set.
+The values as JSON, without null fields, and with those of platforms/<platform>.yaml, or these defaults, in place of
+unset ones. A value is unset if it is null or empty, which are the chart's defaults of all values that platforms set.
 `helm upgrade --reuse-values` replaces these defaults with upstream's. Upstream's values lack `admissionPolicy`.
 */}}
 {{- define "linkerd-cni.values" -}}
@@ -21,8 +21,10 @@ is unset if it is null or empty, which are the chart's defaults of all values th
 {{- if not (hasKey .Values "admissionPolicy") }}
 {{- $unset = concat $unset (list "/etc/cni/net.d" "/opt/cni/bin") }}
 {{- end }}
+{{- $preset := dict }}
 {{- with .Values.platform }}
-{{- $values = mustMergeOverwrite $values ($.Files.Get (printf "platforms/%s.yaml" .) | fromYaml) }}
+{{- $preset = $.Files.Get (printf "platforms/%s.yaml" .) | fromYaml }}
+{{- $values = mustMergeOverwrite $values (deepCopy $preset) }}
 {{- end }}
 {{- range $key, $given := .Values }}
 {{- if kindIs "map" (get $values $key) }}
@@ -33,7 +35,29 @@ is unset if it is null or empty, which are the chart's defaults of all values th
 {{- $_ := set $values $key $given }}
 {{- end }}
 {{- end }}
-{{- $values | toJson }}
+{{- with $preset.nodeAffinity }}
+{{- $_ := set $values "nodeAffinity" (include "linkerd-cni.nodeAffinity" (list $values.nodeAffinity .) | fromJson) }}
+{{- end }}
+{{- (include "linkerd-cni.withoutNulls" $values | fromJson).value | toJson }}
+{{- end }}
+
+{{/*
+A node affinity with that of a platform, as JSON. The platform's has one required term, whose expressions each other
+required term gets, too. A term without expressions and fields matches no node, and stays so.
+*/}}
+{{- define "linkerd-cni.nodeAffinity" -}}
+{{- $key := "requiredDuringSchedulingIgnoredDuringExecution" }}
+{{- $affinity := first . | deepCopy }}
+{{- $required := get (last .) $key }}
+{{- $terms := list }}
+{{- range (get $affinity $key | default dict).nodeSelectorTerms }}
+{{- if and (or .matchExpressions .matchFields) (ne (toJson .) (first $required.nodeSelectorTerms | toJson)) }}
+{{- $_ := set . "matchExpressions" (concat (.matchExpressions | default list) (first $required.nodeSelectorTerms).matchExpressions) }}
+{{- end }}
+{{- $terms = append $terms . }}
+{{- end }}
+{{- $_ := set $affinity $key (ternary (dict "nodeSelectorTerms" $terms) $required (gt (len $terms) 0)) }}
+{{- $affinity | toJson }}
 {{- end }}
 
 {{/*
@@ -71,15 +95,26 @@ annotations:
 {{- with $strings }}{{ toYaml . }}{{ end }}
 {{- end }}
 
-{{/* A map without nulls, or empty. */}}
-{{- define "linkerd-cni.fields" -}}
-{{- $fields := dict }}
+{{/*
+A value without the null fields of its maps, as JSON with the key `value`. Terraform's `optional()` writes null for
+each field of an object that is not set, and Argo CD would show such a field as a difference.
+*/}}
+{{- define "linkerd-cni.withoutNulls" -}}
+{{- $result := . }}
+{{- if kindIs "map" . }}
+{{- $result = dict }}
 {{- range $key, $value := . }}
 {{- if not (kindIs "invalid" $value) }}
-{{- $_ := set $fields $key $value }}
+{{- $_ := set $result $key (include "linkerd-cni.withoutNulls" $value | fromJson).value }}
 {{- end }}
 {{- end }}
-{{- with $fields }}{{ toYaml . }}{{ end }}
+{{- else if kindIs "slice" . }}
+{{- $result = list }}
+{{- range . }}
+{{- $result = append $result (include "linkerd-cni.withoutNulls" . | fromJson).value }}
+{{- end }}
+{{- end }}
+{{- dict "value" $result | toJson }}
 {{- end }}
 
 {{/* Name of the ServiceAccount of the pods. */}}
@@ -102,19 +137,19 @@ annotations:
 {{/*
 Image and pull policy of a container. `global.imageRegistry` replaces the registry: the first part of the name if
 it has a dot or a port, or is localhost. The path stays, but a path with which the registry ends is not repeated.
-scripts/release writes the digest of the chart's own image into the packaged Chart.yaml. An image with another name
-or tag has another digest.
+scripts/release writes the digest of the chart's own image into the packaged Chart.yaml. A mirror of the registry has the
+same digest, an image with another name or tag has another one.
 */}}
 {{- define "linkerd-cni.image" -}}
 {{- $own := "cr.l5d.io/linkerd/cni-plugin" }}
 {{- $name := (.Values.image).name | default $own }}
-{{- with (.Values.global).imageRegistry }}
-{{- $path := regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $name "" }}
-{{- $name = printf "%s/%s" . (ternary (base $path) $path (hasSuffix (printf "/%s" (dir $path)) .)) }}
-{{- end }}
 {{- $digest := "" }}
 {{- if and (not (.Values.image).version) (eq $name $own) }}
 {{- $digest = regexFind "@sha256:[0-9a-f]{64}" (index .Chart.Annotations "artifacthub.io/images") }}
+{{- end }}
+{{- with (.Values.global).imageRegistry }}
+{{- $path := regexReplaceAll "^([^/]*[.:][^/]*|localhost)/" $name "" }}
+{{- $name = printf "%s/%s" . (ternary (base $path) $path (hasSuffix (printf "/%s" (dir $path)) .)) }}
 {{- end -}}
 image: {{ printf "%s:%s%s" $name (include "linkerd-cni.imageVersion" .) $digest | toYaml }}
 imagePullPolicy: {{ (.Values.image).pullPolicy | default "IfNotPresent" }}
@@ -277,7 +312,7 @@ imagePullSecrets:
 serviceAccountName: {{ include "linkerd-cni.serviceAccount" . | toYaml }}
 nodeSelector:
   {{- include "linkerd-cni.strings" (list .Values.nodeSelector (dict "kubernetes.io/os" "linux")) | nindent 2 }}
-{{- with .Values.tolerations }}
+{{- with (include "linkerd-cni.values" . | fromJson).tolerations }}
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}

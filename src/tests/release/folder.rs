@@ -232,11 +232,16 @@ fn index_names_the_chart_and_chart_manifest_and_digest_file_name_the_image_by_di
         must(&mut helm)
     };
     assert!(templates(&[]).contains(&format!("image: {pinned}\n")));
-    // An image with another name or tag has another digest.
-    for value in ["image.name=a.b/c", "image.version=v3.0.0", "global.imageRegistry=a.b"] {
+    // An image with another name or tag has another digest, that of a mirror has the same.
+    for value in ["image.name=a.b/c", "image.version=v3.0.0"] {
         let text = templates(&["--set", value]);
         assert!(!text.contains(&image_digest()), "{value}");
     }
+    let mirror = pinned.replace("cr.l5d.io/", "registry.example.com/");
+    assert!(
+        templates(&["--set", "global.imageRegistry=registry.example.com"])
+            .contains(&format!("image: {mirror}\n"))
+    );
     let archive = templates(&["--set", &format!("image.version=v{VERSION}")]);
     assert!(archive.contains(&format!("image: {}\n", IMAGE.replace("VERSION", VERSION))));
 }
