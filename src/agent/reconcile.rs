@@ -32,10 +32,11 @@ use crate::node::binaries::Binaries;
 use crate::node::install::bin_dir::BinDirCheck;
 use crate::node::install::network_configs::{Chaining, ConfigsOutcome};
 use crate::node::install::{self, StepOutcome, kubeconfig::HostName};
+use crate::node::leftovers::{self, LeftoversOutcome};
 use crate::node::limited_writer::{ContendedFile, LimitedWriter};
 use crate::node::lock::NodeLocker;
 use crate::node::observed::Observed;
-use crate::node::{Mounts, NodeSettings, leftovers};
+use crate::node::{Mounts, NodeSettings};
 use entry_history::EntryHistory;
 use judge::{ConfigsReconciled, Installed, Judgement, SelfTestState, Verified};
 use other_agent::{KeptFiles, OtherAgents};
@@ -199,10 +200,10 @@ impl Reconciler {
         let settings = Arc::clone(&self.settings);
         let node = &settings.node;
         self.count_time_without_entry(&configs);
-        let mut leftovers = Vec::new();
+        let mut leftovers = LeftoversOutcome::default();
         if can_chain && !self.leftovers_removed {
-            leftovers = leftovers::remove(node);
-            self.leftovers_removed = leftovers.is_empty();
+            leftovers = leftovers::remove_abandoned(node);
+            self.leftovers_removed = leftovers.is_complete();
             configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
         }
         let mut yielded = None;
@@ -349,4 +350,25 @@ fn token_expiry(settings: &NodeSettings) -> Option<u64> {
     let token = kubeconfig_file::read(&settings.kubeconfig()).ok()?.token?;
     let expiry = Claims::read(&token)?.expiry()?;
     Some(expiry.duration_since(UNIX_EPOCH).ok()?.as_secs())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+    use crate::node::limited_writer::WrittenFile;
+
+    #[test]
+    fn ready_reports_a_file_as_being_corrected_while_it_is_written() {
+        let status = Arc::new(Status::new(Duration::from_secs(30)));
+        let mut writer = limited_writer(&status);
+        let file = WrittenFile::Kubeconfig("/etc/cni/net.d/kubeconfig".into());
+        let written = writer.write(&file, "", Instant::now(), || {
+            let not_ready = status.state().last_pass.not_ready.clone();
+            assert_eq!(not_ready.as_deref(), Some("kubeconfig: being corrected"));
+            Ok::<(), ()>(())
+        });
+        assert!(written.is_ok());
+    }
 }

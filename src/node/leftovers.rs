@@ -5,6 +5,7 @@ use std::io;
 use std::os::unix::fs::FileTypeExt as _;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use tracing::info;
 
@@ -15,14 +16,51 @@ use crate::record::SOCKET_NAME;
 
 /// Network config of the old install script's interface mode, in which the plugin was not chained.
 const OLD_CONFIG: &str = "01-linkerd-cni.conf";
-/// Suffix of a file that an upstream agent has not finished.
+/// Suffix of the file that an upstream agent writes and then renames.
 const UNFINISHED: &str = ".install";
+/// Time without a change after which no upstream agent writes such a file any more.
+const ABANDONED_AFTER: Duration = Duration::from_secs(5);
+
+/// Outcome of [`remove_abandoned`].
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct LeftoversOutcome {
+    pub failures: Vec<String>,
+    /// When to repeat the removal, because an upstream agent may be writing a file now.
+    pub repeat_at: Option<Instant>,
+}
+
+impl LeftoversOutcome {
+    /// Returns whether nothing is left.
+    pub fn is_complete(&self) -> bool {
+        self.failures.is_empty() && self.repeat_at.is_none()
+    }
+}
+
+/// Removes all such files, but those that an upstream agent may be writing now: without its file,
+/// that agent cannot install, and ends. Accepts missing directories.
+pub fn remove_abandoned(settings: &NodeSettings) -> LeftoversOutcome {
+    let swept = sweep_all(settings, ABANDONED_AFTER);
+    let mut outcome = LeftoversOutcome { failures: swept.failures, repeat_at: None };
+    if swept.spared {
+        outcome.repeat_at = Some(Instant::now() + ABANDONED_AFTER);
+    }
+    outcome
+}
 
 /// Removes all such files, and returns the failures. Accepts missing directories.
-pub fn remove(settings: &NodeSettings) -> Vec<String> {
-    let mut failures = sweep(&settings.bin_dir, is_left_in_bin_dir);
-    failures.extend(sweep(&settings.net_dir, |name| is_left_in_net_dir(settings, name)));
-    failures
+pub fn remove_all(settings: &NodeSettings) -> Vec<String> {
+    sweep_all(settings, Duration::ZERO).failures
+}
+
+/// Removes the files that nothing has changed for the time `abandoned_after`.
+fn sweep_all(settings: &NodeSettings, abandoned_after: Duration) -> Swept {
+    let bin_dir = sweep(&settings.bin_dir, abandoned_after, is_left_in_bin_dir);
+    let net_dir =
+        sweep(&settings.net_dir, abandoned_after, |name| is_left_in_net_dir(settings, name));
+    Swept {
+        failures: [bin_dir.failures, net_dir.failures].concat(),
+        spared: bin_dir.spared || net_dir.spared,
+    }
 }
 
 fn is_left_in_bin_dir(name: &str) -> bool {
@@ -66,23 +104,46 @@ fn is_refused(path: &Path) -> bool {
     connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// Removes the files in `dir` that are temporary or left over. Returns the failures.
-fn sweep(dir: &Path, is_left_over: impl Fn(&str) -> bool) -> Vec<String> {
+/// What came of the removal in one or more directories.
+#[derive(Default)]
+struct Swept {
+    failures: Vec<String>,
+    /// Whether a file stays because it was changed just now.
+    spared: bool,
+}
+
+/// Removes the files in `dir` that are temporary or left over. Of an upstream agent, only files that
+/// nothing has changed for the time `abandoned_after`.
+fn sweep(dir: &Path, abandoned_after: Duration, is_left_over: impl Fn(&str) -> bool) -> Swept {
+    let mut swept = Swept::default();
     let names = match files::file_names(dir) {
-        Err(error) if error.is_missing() => Vec::new(),
-        Err(error) => return vec![error.to_string()],
         Ok(names) => names,
+        Err(error) if error.is_missing() => return swept,
+        Err(error) => {
+            swept.failures.push(error.to_string());
+            return swept;
+        }
     };
-    let mut failures = Vec::new();
     for name in names.iter().filter(|name| files::is_temporary(name) || is_left_over(name)) {
         let path = dir.join(name);
+        if name.ends_with(UNFINISHED) && has_changed_within(&path, abandoned_after) {
+            swept.spared = true;
+            continue;
+        }
         match files::remove(&path) {
             // Keep directories: no agent creates directories with these names.
             Err(_) if path.is_dir() => {}
             Ok(true) => info!("removed {}, left by an earlier agent", path.display()),
             Ok(false) => {}
-            Err(error) => failures.push(error.to_string()),
+            Err(error) => swept.failures.push(error.to_string()),
         }
     }
-    failures
+    swept
+}
+
+/// Returns whether the file at `path` has changed within the last `time`. A change in the future
+/// does not count: the node's clock was set back.
+fn has_changed_within(path: &Path, time: Duration) -> bool {
+    let changed = files::changed_at(path);
+    changed.and_then(|changed| changed.elapsed().ok()).is_some_and(|age| age < time)
 }

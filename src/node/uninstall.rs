@@ -64,7 +64,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     }
     let mut lock = NodeLocker::new(&settings.net_dir);
     let held = lock.take();
-    let mut failures = leftovers::remove(settings);
+    let mut failures = leftovers::remove_all(settings);
     drop(held);
     // The network configs stop naming the plugin. Its binary stays in the node's directory.
     failures.extend(mounts.stale());

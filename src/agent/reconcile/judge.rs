@@ -14,6 +14,7 @@ use crate::agent::subject::Subject;
 use crate::node::install::StepOutcome;
 use crate::node::install::kubeconfig::HostName;
 use crate::node::install::network_configs::ConfigsOutcome;
+use crate::node::leftovers::LeftoversOutcome;
 use crate::node::limited_writer::{ContendedFile, WrittenFile};
 
 /// What a pass decided, and what came of the install steps.
@@ -31,8 +32,8 @@ pub struct Installed {
 /// What came of the network configs in a pass.
 #[derive(Default)]
 pub struct ConfigsReconciled {
-    /// Why files that a dead agent left could not be removed.
-    pub leftovers: Vec<String>,
+    /// What came of the removal of files that a dead agent left.
+    pub leftovers: LeftoversOutcome,
     pub yielded: Option<YieldedEntry>,
     pub outcome: ConfigsOutcome,
 }
@@ -143,8 +144,8 @@ fn file_findings(installed: &Installed) -> Vec<(Subject, Finding)> {
     if let Some(why) = &decision.request_error {
         findings.push((Subject::TokenRequest, Warning(why.clone())));
     }
-    if !leftovers.is_empty() {
-        findings.push((Subject::Leftovers, Problem(leftovers.join("; "))));
+    if !leftovers.failures.is_empty() {
+        findings.push((Subject::Leftovers, Problem(leftovers.failures.join("; "))));
     }
     if let Some(why) = &outcome.saved_state_problem {
         findings.push((Subject::SavedState, Problem(why.clone())));
@@ -229,6 +230,7 @@ fn next_pass(installed: &Installed, verified: &Verified) -> Option<Instant> {
         installed.token.allowed_at,
         installed.binaries.allowed_at,
         installed.kubeconfig.allowed_at,
+        installed.configs.leftovers.repeat_at,
         installed.configs.outcome.allowed_at,
         verified.pods_awaited_until,
     ];
@@ -306,6 +308,7 @@ fn why_unready<'f>(findings: &'f [(Subject, Finding)], subject: &Subject) -> Opt
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::agent::reconcile::kubeconfig::DesiredKubeconfig;
 
     fn waiting(why: &str) -> Finding {
         Waiting(why.into())
@@ -348,5 +351,126 @@ mod tests {
             assert!(!found.values().any(|why| why == "later"), "{judgement:?}");
             assert_eq!(found.into_keys().collect::<Vec<_>>(), logged, "{judgement:?}");
         }
+    }
+
+    /// A pass that found everything correct, and wrote nothing.
+    fn unchanged() -> Installed {
+        let token = PluginToken { text: Ok("t".into()), request_error: None, allowed_at: None };
+        let desired = DesiredKubeconfig::Own { text: "{}".into(), token: "t".into() };
+        Installed {
+            kept: KeptFiles::default(),
+            token,
+            decision: desired.into(),
+            host_name: HostName::Absent,
+            binaries: StepOutcome::default(),
+            kubeconfig: StepOutcome::default(),
+            configs: ConfigsReconciled::default(),
+            contended: Vec::new(),
+        }
+    }
+
+    fn verified(self_test: SelfTestState) -> Verified {
+        Verified { self_test, token: None, token_expires: None, pods_awaited_until: None }
+    }
+
+    fn contended(file: WrittenFile) -> ContendedFile {
+        ContendedFile { file, over_at: Instant::now(), is_new: false }
+    }
+
+    /// Judges a pass that differs from [`unchanged`] by `change`. Its self-test has passed.
+    fn judged(change: impl FnOnce(&mut Installed)) -> (bool, Judgement) {
+        let mut installed = unchanged();
+        change(&mut installed);
+        let passed = SelfTestState::Ended(TestOutcome::Passed("".into()));
+        (installed.is_settled(), judge(&installed, &verified(passed)))
+    }
+
+    #[test]
+    fn the_node_is_ready_and_the_plugin_is_tested_only_if_no_step_wrote_or_failed() {
+        type Change = fn(&mut Installed);
+        let changes: [(&str, Change, Option<&str>); 8] = [
+            ("nothing", |_| {}, None),
+            (
+                "binary written",
+                |installed| installed.binaries.writes = 1,
+                Some("files were just written and are not verified yet"),
+            ),
+            (
+                "host name replaced",
+                |installed| installed.host_name = HostName::Replaced,
+                Some("files were just written and are not verified yet"),
+            ),
+            (
+                "network config changed meanwhile",
+                |installed| installed.configs.outcome.is_stale = true,
+                Some("files were just written and are not verified yet"),
+            ),
+            (
+                "kubeconfig not written",
+                |installed| installed.kubeconfig.problem = Some("disk full".into()),
+                Some("kubeconfig: disk full"),
+            ),
+            (
+                "no token yet",
+                |installed| {
+                    installed.decision = DesiredKubeconfig::Missing(waiting("no token")).into();
+                    installed.configs.outcome.problem = Some("no entry".into());
+                },
+                Some("kubeconfig: no token; network config: no entry"),
+            ),
+            (
+                "entry removed",
+                |installed| {
+                    let file = WrittenFile::ConfigWithoutEntry("a.conflist".into());
+                    installed.contended.push(contended(file));
+                },
+                Some(
+                    "network config: a.conflist keeps being overwritten by another writer, which \
+                     removes the plugin entry, so meshed pods may start without redirect rules: \
+                     with Cilium set cni.exclusive=false, otherwise stop that writer",
+                ),
+            ),
+            (
+                "entry overwritten by another agent",
+                |installed| {
+                    let file = WrittenFile::ConfigWithEntry("a.conflist".into());
+                    installed.contended.push(contended(file));
+                },
+                None,
+            ),
+        ];
+        for (name, change, not_ready) in changes {
+            let (is_settled, judgement) = judged(change);
+            assert_eq!(judgement.status.not_ready.as_deref(), not_ready, "{name}");
+            assert_eq!(is_settled, not_ready.is_none(), "{name}");
+        }
+    }
+
+    #[test]
+    fn a_node_that_waits_for_its_token_logs_no_problem() {
+        let (_, judgement) = judged(|installed| {
+            installed.decision = DesiredKubeconfig::Missing(problem("no token")).into();
+            installed.configs.outcome.problem = Some("no entry".into());
+        });
+        assert_eq!(judgement.logged().len(), 2);
+        let (_, judgement) = judged(|installed| {
+            installed.decision = DesiredKubeconfig::Missing(waiting("no token")).into();
+            installed.configs.outcome.problem = Some("no entry".into());
+        });
+        assert_eq!(judgement.logged(), BTreeMap::new());
+    }
+
+    #[test]
+    fn the_next_pass_is_due_at_the_earliest_time_that_a_step_or_a_check_asks_for() {
+        let soon = Instant::now();
+        let later = soon + std::time::Duration::from_secs(1);
+        let (_, judgement) = judged(|_| {});
+        assert_eq!(judgement.next, None);
+        let (_, judgement) = judged(|installed| {
+            installed.token.allowed_at = Some(later);
+            installed.configs.outcome.allowed_at = Some(soon);
+            installed.binaries.allowed_at = Some(later);
+        });
+        assert_eq!(judgement.next, Some(soon));
     }
 }

@@ -1,6 +1,7 @@
 //! Starts, stops and kills of the agent, and what each leaves on the node.
 
 use std::fs;
+use std::io::Write as _;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,22 @@ fn leftovers_of_earlier_agents_are_removed_but_no_directories_of_their_names() {
         assert!(node.chained(LIST));
         node.assert_restored(&mut agent, &before);
     }
+}
+
+#[test]
+fn a_file_that_an_upstream_agent_is_writing_stays_until_nothing_changes_it() {
+    let node = Node::with_calico();
+    let path = node.net("10-calico.conflist.install");
+    let mut file = fs::File::create(&path).unwrap();
+    let agent = node.start();
+    until("an agent that is ready while the file grows", || {
+        file.write_all(b"x").unwrap();
+        agent.ready().0 == 200
+    });
+    let written = fs::metadata(&path).unwrap();
+    assert_eq!(written.len(), file.metadata().unwrap().len(), "{}", agent.log());
+    until("the removal", || !path.exists());
+    assert_eq!(agent.ready().0, 200, "{}", agent.log());
 }
 
 #[test]
