@@ -19,6 +19,7 @@ pub mod properties;
 pub mod repeated;
 pub mod server;
 pub mod statistics;
+pub mod table;
 pub mod until;
 pub mod unwritable;
 pub mod upstream_agent;

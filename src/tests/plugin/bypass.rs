@@ -4,9 +4,10 @@
 use linkerd2_cni::config::Config;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::verdict::bypass_paths::{BypassPath, read_paths};
-use serde_json::{Value, json};
-use testkit::chart::yaml;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 use testkit::node_copy::FakeCluster;
+use testkit::table;
 
 use super::namespaces::{NEIGHBOUR, POD};
 use super::{Scene, api_of, listen};
@@ -14,6 +15,30 @@ use super::{Scene, api_of, listen};
 /// User of the container `app`.
 const APP: u32 = 1000;
 const EVERYTHING: [&str; 6] = ["out", "out 9001", "out IPv6", "in", "in 8081", "in IPv6"];
+
+/// A row of `bypass.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Row {
+    #[serde(default)]
+    annotations: Map<String, Value>,
+    #[serde(default)]
+    namespace: Map<String, Value>,
+    #[serde(default)]
+    entry: Map<String, Value>,
+    #[serde(default)]
+    spec: Map<String, Value>,
+    /// Security context of the container `app`.
+    app: Option<Value>,
+    #[serde(default = "app_user")]
+    uid: u32,
+    report: Vec<String>,
+    direct: Option<Vec<String>>,
+}
+
+fn app_user() -> u32 {
+    APP
+}
 
 /// A meshed pod, its namespace and the plugin entry.
 struct Pod {
@@ -41,20 +66,20 @@ impl Pod {
         }
     }
 
-    /// The pod with the changes of a case in `bypass.yaml`.
-    fn of(case: &Value) -> Pod {
+    /// The closed pod with the changes of a row.
+    fn changed(row: &Row) -> Pod {
         let mut pod = Pod::closed();
-        for (part, target) in [
-            ("annotations", &mut pod.annotations),
-            ("namespace", &mut pod.of_namespace),
-            ("entry", &mut pod.entry),
-            ("spec", &mut pod.spec),
+        for (changes, target) in [
+            (&row.annotations, &mut pod.annotations),
+            (&row.namespace, &mut pod.of_namespace),
+            (&row.entry, &mut pod.entry),
+            (&row.spec, &mut pod.spec),
         ] {
-            for (key, value) in case[part].as_object().into_iter().flatten() {
+            for (key, value) in changes {
                 target[key] = value.clone();
             }
         }
-        if let Some(context) = case.get("app") {
+        if let Some(context) = &row.app {
             pod.spec["containers"][0]["securityContext"] = context.clone();
         }
         pod
@@ -123,12 +148,11 @@ fn bypassing(scene: &Scene, uid: u32) -> Vec<&'static str> {
 
 #[test]
 fn each_reported_setting_and_container_lets_exactly_its_connections_bypass_the_proxy() {
-    for case in yaml(include_str!("bypass.yaml")).as_array().unwrap() {
-        let pod = Pod::of(case);
-        assert_eq!(json!(pod.report()), case["report"], "{case}");
-        if let Some(direct) = case.get("direct") {
-            let uid = case["uid"].as_u64().map_or(APP, |uid| uid as u32);
-            assert_eq!(json!(bypassing(&pod.start(), uid)), *direct, "{case}");
+    for (name, row) in table::rows::<Row>(include_str!("bypass.yaml")) {
+        let pod = Pod::changed(&row);
+        assert_eq!(pod.report(), row.report, "{name}");
+        if let Some(direct) = row.direct {
+            assert_eq!(bypassing(&pod.start(), row.uid), direct, "{name}");
         }
     }
 }

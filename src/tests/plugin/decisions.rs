@@ -4,29 +4,39 @@ use std::fs;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::URL_SAFE_NO_PAD;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use testkit::chart::yaml;
+use testkit::table;
 
 use super::api::TOKEN;
 use super::injected::unmarked;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::{NAMESPACE_PATH, POD_PATH, Scene, UNMESHED, listen, record_socket};
 
+/// A row of `requests` in `decisions.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestsRow {
+    annotations: Option<Value>,
+    spec: Value,
+    requests: usize,
+    is_redirected: bool,
+}
+
 #[test]
 fn an_add_sends_the_requests_that_decide_on_its_pod_and_check_of_its_rules_none() {
-    for case in yaml(include_str!("decisions.yaml"))["requests"].as_array().unwrap() {
-        let (annotations, spec) = (Some(&case[0]).filter(|it| !it.is_null()).cloned(), &case[1]);
-        let (requests, is_redirected) = (case[2].as_u64().unwrap() as usize, case[3] == true);
-        println!("{annotations:?} {spec}");
-        let scene = Scene::with(json!(annotations), spec, &json!({}));
+    for (name, row) in table::rows_of::<RequestsRow>(include_str!("decisions.yaml"), "requests") {
+        let RequestsRow { annotations, spec, requests, is_redirected } = row;
+        let scene = Scene::with(json!(annotations), &spec, &json!({}));
         let outcome = scene.add().annotated(annotations.clone()).run().succeeded();
-        assert_eq!(outcome.json()["ips"][0]["address"], "10.99.0.1/24");
+        assert_eq!(outcome.json()["ips"][0]["address"], "10.99.0.1/24", "{name}");
         let both = [format!("GET {POD_PATH}"), format!("GET {NAMESPACE_PATH}")];
-        assert_eq!(scene.api.requests(), both[..requests]);
-        assert_eq!(scene.has_rules(), is_redirected);
+        assert_eq!(scene.api.requests(), both[..requests], "{name}");
+        assert_eq!(scene.has_rules(), is_redirected, "{name}");
         if is_redirected && annotations.is_some() {
             scene.call("CHECK").annotated(annotations).run().succeeded();
-            assert_eq!(scene.api.requests().len(), requests);
+            assert_eq!(scene.api.requests().len(), requests, "{name}");
         }
     }
 }

@@ -1,34 +1,51 @@
 //! Failed calls: error objects that name the cause, and no rule.
 
+use serde::Deserialize;
 use serde_json::json;
-use testkit::chart::yaml;
+use testkit::table;
 
 use super::api::{ApiFault, TOKEN};
 use super::faults::assert_fails_at_once;
 use super::record_socket::recorded;
 use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, requests};
 
+/// A row of `failures.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ResponseRow {
+    object: Object,
+    status: u16,
+    body: String,
+    code: u64,
+    error: String,
+}
+
+#[derive(Deserialize, PartialEq)]
+#[serde(rename_all = "lowercase")]
+enum Object {
+    Pod,
+    Namespace,
+}
+
 #[test]
 fn responses_without_the_pod_or_its_namespace_fail_at_once_and_leave_no_rule() {
     let scene = Scene::meshed();
-    for case in yaml(include_str!("failures.yaml")).as_array().unwrap() {
-        let [of, body, text] = [0, 2, 4].map(|index| case[index].as_str().unwrap());
-        let path = if of == "pod" { POD_PATH } else { NAMESPACE_PATH };
-        let (status, code) = (case[1].as_u64().unwrap() as u16, case[3].as_u64().unwrap());
+    for (name, row) in table::rows::<ResponseRow>(include_str!("failures.yaml")) {
         scene.api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);
-        scene.api.answer(path, status, body);
+        let path = if row.object == Object::Pod { POD_PATH } else { NAMESPACE_PATH };
+        scene.api.answer(path, row.status, &row.body);
         let call = scene.add().linkerd("api-retry-seconds", 30);
-        let requests = if path == POD_PATH && code != 110 { 1 } else { 2 };
-        let outcome = assert_fails_at_once(&call, requests, code, text);
+        let requests = if row.object == Object::Pod && row.code != 110 { 1 } else { 2 };
+        let outcome = assert_fails_at_once(&call, requests, row.code, &row.error);
         let (_, msg) = outcome.error();
-        if code != 110 {
-            let object = if path == POD_PATH { "" } else { "the namespace of " };
-            assert!(msg.starts_with(&format!("cannot read {object}pod ns/web: ")), "{msg}");
+        if row.code != 110 {
+            let object = if row.object == Object::Pod { "" } else { "the namespace of " };
+            assert!(msg.starts_with(&format!("cannot read {object}pod ns/web: ")), "{name}: {msg}");
         }
-        if status == 404 {
-            assert!(msg.ends_with(&format!("(API requests sent: {requests})")), "{msg}");
+        if row.status == 404 {
+            assert!(msg.ends_with(&format!("(API requests sent: {requests})")), "{name}: {msg}");
         }
-        assert!(!format!("{}{}", outcome.stdout, outcome.stderr).contains(TOKEN));
+        assert!(!format!("{}{}", outcome.stdout, outcome.stderr).contains(TOKEN), "{name}");
     }
     // A response that is cut short is retried.
     scene.api.answer(POD_PATH, 200, r#"{"metadata":"#);

@@ -1,7 +1,8 @@
 //! Objects of another pod than the one whose sandbox is being set up.
 
+use serde::Deserialize;
 use serde_json::{Value, json};
-use testkit::chart::yaml;
+use testkit::table;
 
 use super::{POD_PATH, Scene};
 
@@ -11,17 +12,32 @@ fn pod(metadata: &Value, has_proxy: bool) -> String {
         .to_string()
 }
 
+/// A row of `others` in `identity.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OtherPodRow {
+    metadata: Value,
+    code: u64,
+    error: String,
+}
+
+/// A row of `own` in `identity.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct OwnPodRow {
+    metadata: Value,
+    args: String,
+}
+
 #[test]
 fn another_pods_object_decides_neither_for_nor_against_rules() {
     let scene = Scene::meshed();
-    for case in yaml(include_str!("identity.yaml"))["others"].as_array().unwrap() {
-        let (metadata, problem) = (&case[0], case[2].as_str().unwrap());
-        let code = case[1].as_u64().unwrap();
+    for (name, row) in table::rows_of::<OtherPodRow>(include_str!("identity.yaml"), "others") {
         for has_proxy in [true, false] {
-            scene.api.answer(POD_PATH, 200, &pod(metadata, has_proxy));
+            scene.api.answer(POD_PATH, 200, &pod(&row.metadata, has_proxy));
             let outcome = scene.add().run();
-            let (_, msg) = outcome.failed(code, problem).error();
-            assert!(msg.starts_with("cannot read pod ns/web: "), "{metadata}: {msg}");
+            let (_, msg) = outcome.failed(row.code, &row.error).error();
+            assert!(msg.starts_with("cannot read pod ns/web: "), "{name}: {msg}");
             // It proves nothing about the rules of the pod.
             scene.call("CHECK").run().succeeded().logs(&msg);
         }
@@ -31,12 +47,11 @@ fn another_pods_object_decides_neither_for_nor_against_rules() {
 
 #[test]
 fn a_mirror_pod_and_a_pod_whose_uid_the_runtime_or_the_api_server_omits_are_redirected() {
-    for case in yaml(include_str!("identity.yaml"))["own"].as_array().unwrap() {
-        let (metadata, more) = (&case[0], case[1].as_str().unwrap());
-        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web{more}");
+    for (name, row) in table::rows_of::<OwnPodRow>(include_str!("identity.yaml"), "own") {
+        let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web{}", row.args);
         let scene = Scene::meshed();
-        scene.api.answer(POD_PATH, 200, &pod(metadata, true));
+        scene.api.answer(POD_PATH, 200, &pod(&row.metadata, true));
         scene.add().env("CNI_ARGS", &args).run().succeeded();
-        assert!(scene.has_rules(), "{args}");
+        assert!(scene.has_rules(), "{name}");
     }
 }

@@ -1,10 +1,12 @@
 //! The CNI protocol: commands without work, `prevResult`, invalid requests, and versions.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
+use serde::Deserialize;
 use serde_json::{Value, json};
-use testkit::chart::yaml;
+use testkit::table;
 
 use super::api::Api;
 use super::{Call, PLUGIN, meshed_api};
@@ -54,19 +56,32 @@ fn prev_result_is_passed_on_byte_for_byte_in_every_version() {
     }
 }
 
+/// A row of `protocol.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InvalidRequestRow {
+    #[serde(default)]
+    variables: BTreeMap<String, String>,
+    stdin: String,
+    code: u64,
+    error: String,
+    details: Option<String>,
+}
+
 #[test]
 fn invalid_requests_get_the_codes_and_messages_of_the_reference_implementation() {
     let api = Api::start();
-    for case in yaml(include_str!("protocol.yaml")).as_array().unwrap() {
-        let call = Call::new("ADD", Path::new("/no/such/netns"), &api).env("CNI_ARGS", "");
-        let set =
-            |call: Call, (name, value): (&String, &Value)| call.env(name, value.as_str().unwrap());
-        let call = case[0].as_object().unwrap().into_iter().fold(call, set);
-        let [stdin, text] = [1, 3].map(|index| case[index].as_str().unwrap());
-        let outcome = call.run_with(stdin);
-        let (_, msg) = outcome.failed(case[2].as_u64().unwrap(), text).error();
-        assert!(msg.starts_with(text), "{stdin}: {msg}");
-        case[4].as_str().inspect(|details| outcome.advises(details));
+    for (name, row) in table::rows::<InvalidRequestRow>(include_str!("protocol.yaml")) {
+        let mut call = Call::new("ADD", Path::new("/no/such/netns"), &api).env("CNI_ARGS", "");
+        for (variable, value) in row.variables {
+            call = call.env(&variable, value);
+        }
+        let outcome = call.run_with(&row.stdin);
+        let (_, msg) = outcome.failed(row.code, &row.error).error();
+        assert!(msg.starts_with(&row.error), "{name}: {msg}");
+        if let Some(details) = row.details {
+            outcome.advises(&details);
+        }
     }
 }
 

@@ -1,7 +1,8 @@
 //! What the containers of a pod state: user and listen addresses of the proxy, and users of the app.
 
+use serde::Deserialize;
 use serde_json::{Value, json};
-use testkit::chart::yaml;
+use testkit::table;
 
 use super::injected::marked;
 use super::namespaces::{NEIGHBOUR, POD};
@@ -14,9 +15,44 @@ fn with_proxy(mut proxy: Value) -> Value {
     json!({"containers": [{"name": "app"}, proxy]})
 }
 
-/// The cases of a test in `proxy_container.yaml`.
-fn cases(name: &str) -> Vec<Value> {
-    yaml(include_str!("proxy_container.yaml"))[name].as_array().unwrap().clone()
+const TABLES: &str = include_str!("proxy_container.yaml");
+
+/// A row of `exempt` in `proxy_container.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ExemptRow {
+    /// Security context of the pod.
+    #[serde(default)]
+    pod: Value,
+    #[serde(default = "empty_object")]
+    proxy: Value,
+    #[serde(default = "empty_object")]
+    annotations: Value,
+    uid: u32,
+}
+
+/// A row of `sandboxes` in `proxy_container.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct SandboxRow {
+    class: String,
+    sandboxed_classes: Option<Vec<String>>,
+    #[serde(default)]
+    init_containers: Value,
+    starts: bool,
+}
+
+/// A row of `ipv6` in `proxy_container.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Ipv6Row {
+    env: Value,
+    ipv6: Value,
+    is_redirected: bool,
+}
+
+fn empty_object() -> Value {
+    json!({})
 }
 
 /// A scene with a pod that has this spec and these annotations, and listeners.
@@ -28,16 +64,14 @@ fn scene(spec: &Value, annotations: Value) -> Scene {
 
 #[test]
 fn only_the_proxys_own_uid_is_exempt_and_no_user_or_group_that_the_app_has_too() {
-    for case in cases("exempt") {
-        let proxy = case.get("proxy").cloned().unwrap_or_else(|| json!({}));
-        let (mut spec, exempt) = (with_proxy(proxy), case["uid"].as_u64().unwrap() as u32);
-        spec["securityContext"] = case["spec"]["securityContext"].clone();
-        let annotations = case.get("annotations").cloned().unwrap_or_else(|| json!({}));
-        let scene = scene(&spec, annotations);
+    for (name, row) in table::rows_of::<ExemptRow>(TABLES, "exempt") {
+        let mut spec = with_proxy(row.proxy);
+        spec["securityContext"] = row.pod;
+        let scene = scene(&spec, row.annotations);
         scene.add().run().succeeded();
         for uid in [2102, 3000, 4000, 5000] {
-            let wanted = if uid == exempt { "server" } else { "outbound" };
-            assert_eq!(scene.outbound(uid, NEIGHBOUR[0], 9000), wanted, "{spec}: user {uid}");
+            let wanted = if uid == row.uid { "server" } else { "outbound" };
+            assert_eq!(scene.outbound(uid, NEIGHBOUR[0], 9000), wanted, "{name}: user {uid}");
         }
     }
 }
@@ -83,47 +117,40 @@ fn strict_proxy_user_refuses_a_marked_pod_while_its_containers_are_known() {
 
 #[test]
 fn a_pod_whose_sandbox_ignores_the_rules_is_refused_unless_its_init_container_redirects() {
-    let started = |class: &str, classes: Option<Value>, init: Value| {
+    for (name, row) in table::rows_of::<SandboxRow>(TABLES, "sandboxes") {
         let mut spec = with_proxy(json!({}));
-        spec["runtimeClassName"] = json!(class);
-        spec["initContainers"] = init;
+        spec["runtimeClassName"] = json!(row.class);
+        spec["initContainers"] = row.init_containers;
         let scene = scene(&spec, json!({}));
-        let add = scene.add();
-        let add = match classes {
-            Some(classes) => add.linkerd("sandboxed-runtime-classes", classes),
-            None => add,
-        };
-        let outcome = add.run();
-        let is_started = outcome.json()["code"].is_null();
-        if !is_started {
-            outcome.failed(112, &format!("RuntimeClass {class} ignore")).advises("linkerd-init");
-            assert_eq!(scene.rules(), "");
+        let mut add = scene.add();
+        if let Some(classes) = row.sandboxed_classes {
+            add = add.linkerd("sandboxed-runtime-classes", classes);
         }
-        is_started
-    };
-    for case in cases("sandboxes") {
-        let classes = Some(case[1].clone()).filter(|classes| !classes.is_null());
-        let is_started = started(case[0].as_str().unwrap(), classes, json!([]));
-        assert_eq!(is_started, case[2], "{case}");
+        let outcome = add.run();
+        if row.starts {
+            outcome.succeeded();
+        } else {
+            let ignores = format!("RuntimeClass {} ignore", row.class);
+            outcome.failed(112, &ignores).advises("linkerd-init");
+            assert_eq!(scene.rules(), "", "{name}");
+        }
     }
-    assert!(started("gvisor", None, json!([{"name": "linkerd-init"}])));
 }
 
 #[test]
 fn ipv6_auto_redirects_ipv6_unless_the_proxy_is_known_to_listen_on_ipv4_only() {
-    for case in cases("ipv6") {
-        let (env, mode, is_redirected) = (&case[0], &case[1], case[2] == true);
-        println!("{env}");
-        let scene = scene(&with_proxy(json!({"env": env})), json!({}));
-        let call = |command| scene.call(command).linkerd("ipv6", mode.clone());
+    for (name, row) in table::rows_of::<Ipv6Row>(TABLES, "ipv6") {
+        let scene = scene(&with_proxy(json!({"env": row.env})), json!({}));
+        let call = |command| scene.call(command).linkerd("ipv6", row.ipv6.clone());
         let previous = json!({"cniVersion": "1.0.0", "ips": [{"address": "fd99::1/64"}]});
         let (outcome, record) = recorded(&call("ADD").set("prevResult", previous));
         outcome.succeeded();
-        assert_eq!(record["ipv6_bypasses_proxy"] == true, !is_redirected, "{record}");
+        assert_eq!(record["ipv6_bypasses_proxy"] == true, !row.is_redirected, "{name}: {record}");
         for (index, (pod, neighbour)) in POD.into_iter().zip(NEIGHBOUR).enumerate() {
-            let is_redirected = is_redirected || index == 0;
+            let is_redirected = row.is_redirected || index == 0;
             let wanted = if is_redirected { ["inbound", "outbound"] } else { ["app", "server"] };
-            assert_eq!([scene.inbound(pod, 8080), scene.outbound(1000, neighbour, 9000)], wanted);
+            let got = [scene.inbound(pod, 8080), scene.outbound(1000, neighbour, 9000)];
+            assert_eq!(got, wanted, "{name}: {pod}");
         }
         call("CHECK").run().succeeded();
     }
