@@ -4,6 +4,7 @@
 pub mod agents;
 pub mod bypass;
 pub mod checks;
+pub mod examined_pod;
 pub mod explain;
 pub mod facts;
 #[cfg(test)]

@@ -18,7 +18,8 @@
 //! - [`netns`]: enters network namespaces and makes links in them
 //! - [`cni`]: the CNI protocol: request, arguments, versions, result, error
 //! - [`redirect`]: what is redirected in a pod: ports, subnets, families, and the rules as data
-//! - [`pod`]: decides from name, annotations and containers whether a pod is redirected
+//! - [`pod`]: facts about a pod: what its name, annotations and containers say of its redirect
+//! - [`cluster_lookup`]: reads the objects besides a pod that complete the facts for its redirect
 //! - [`pod_copy`]: the node's copy of its pods: the agent writes it, the plugin reads it
 //! - [`firewall`]: puts redirect rules into the kernel, and checks that they are there
 //! - [`config`]: the plugin entry, and the redirect that it and the facts about a pod ask for
@@ -46,6 +47,7 @@ pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
 pub mod backoff;
 pub mod child;
+pub mod cluster_lookup;
 pub mod cni;
 pub mod config;
 pub mod deadline;

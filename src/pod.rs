@@ -1,5 +1,5 @@
-//! Decides from a pod's name, annotations and containers whether the plugin redirects the pod, and
-//! collects the facts on which the redirect depends. Pure.
+//! Facts about a pod: whether its name, annotations or containers exempt the pod from the redirect,
+//! and what its redirect depends on. Pure.
 
 pub mod annotation;
 pub mod containers;
@@ -11,8 +11,8 @@ use serde::{Deserialize, Serialize};
 
 use skip::SkipReason;
 
-/// Makes an enum of one list, with a word for programs and a text for people for each variant. The words
-/// never change their meaning.
+/// Makes an enum from one list, with a word for programs and a text for people for each variant.
+/// The words never change their meaning.
 macro_rules! reasons {
     ($(#[$attribute:meta])* pub enum $name:ident {
         $($(#[$of_variant:meta])* $variant:ident $label:literal $text:literal)*
@@ -29,6 +29,7 @@ macro_rules! reasons {
                 match self { $($name::$variant => $label),* }
             }
 
+            /// A text for logs and reports.
             pub fn text(self) -> &'static str {
                 match self { $($name::$variant => $text),* }
             }
@@ -37,11 +38,12 @@ macro_rules! reasons {
 }
 pub(crate) use reasons;
 
-/// Whether the plugin redirects a pod.
+/// Whether a pod needs a redirect, by its containers or its annotations. The plugin's
+/// [verdict](crate::verdict) also follows from the pod's name and the plugin entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Decision<T> {
     Skip(SkipReason),
-    /// The pod is meshed. `T` is what is known for its redirect.
+    /// The pod is meshed. `T` has the facts on which its redirect depends.
     Redirect(T),
 }

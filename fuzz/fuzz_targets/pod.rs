@@ -22,7 +22,7 @@ fuzz_target!(|answer: &[u8]| {
     let Ok(found) = serde_json::from_slice::<Pod>(answer) else {
         return;
     };
-    let Ok(Decision::Redirect(proxy)) = mesh::proxy(&found) else {
+    let Ok(Decision::Redirect(proxy)) = mesh::find_proxy(&found) else {
         return;
     };
     let facts = PodFacts { annotations: found.metadata.annotations, proxy, ..PodFacts::default() };

@@ -1,12 +1,11 @@
-//! The report of `linkerd cni bypass`: the paths on which traffic of meshed pods bypasses the proxy.
-//! Pods, namespaces and plugin entry are read as they are now.
+//! The report of `linkerd cni bypass`: the paths on which traffic of meshed pods bypasses the
+//! proxy. Pods, namespaces and plugin entry are read as they are now.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use serde_json::{Value, json};
 
-use super::explain::Lookup;
+use super::examined_pod::{CachedLookup, ExaminedPod, examine};
 use super::facts::{self, readable};
 use super::objects::{event_time, text};
 use super::report::{Problem, Severity};
@@ -15,20 +14,18 @@ use crate::cni::Error as CniError;
 use crate::cni::args::is_name;
 use crate::kube::object_reader::namespace_path;
 use crate::kube::types::Pod;
-use crate::pod::Decision;
 use crate::pod::skip::SkipReason;
 use crate::quote::{one_line, quote};
-use crate::verdict::bypass_paths::{BypassPath, Reason, read_paths};
+use crate::verdict::Verdict;
+use crate::verdict::bypass_paths::{BypassPath, Reason};
 
 /// Selects the repair controller's Events on running pods.
 const EVENTS: &str = "fieldSelector=reason%3DLinkerdCNIRulesMissing";
 
-type Paths = Result<Vec<BypassPath>, CniError>;
-
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Namespace and name of each pod, and its paths.
-    pods: Vec<([String; 2], Paths)>,
+    /// Namespace and name of each meshed pod, and its paths, or why they are unknown.
+    pods: Vec<([String; 2], Result<Vec<BypassPath>, CniError>)>,
     /// Number of pods whose rules `linkerd-init` installs.
     with_init: usize,
 }
@@ -40,84 +37,112 @@ pub fn fetch(
     cni_namespace: &str,
     namespace: Option<&str>,
 ) -> Result<Report, Problem> {
-    if let Some(text) = namespace.filter(|text| !is_name(text)) {
+    if let Some(text) = namespace
+        && !is_name(text)
+    {
         return Severity::Error.because(format!("{} is not the name of a namespace", quote(text)));
     }
     let config = facts::config(api, cni_namespace)?;
-    let parent = namespace.map_or_else(|| "/api/v1".to_owned(), namespace_path);
-    let events = get_list(api, &format!("{parent}/events"), EVENTS);
-    let damaged = damaged(readable(&events, "the Events")?);
-    let (mut lookup, mut report) = (Lookup::new(api), Report::default());
-    let add = |pod: Pod| {
-        if pod.status.has_ended() {
-            return;
-        }
-        let names = [pod.metadata.namespace.clone(), pod.metadata.name.clone()];
-        let note = damaged.get(pod.metadata.uid.as_str());
-        match read_paths(&config, pod, &mut lookup) {
-            Ok(Decision::Skip(reason)) => {
-                report.with_init += usize::from(reason == SkipReason::ProxyInit);
-            }
-            Ok(Decision::Redirect(mut found)) => {
-                found.extend(note.map(|note| BypassPath::new(Reason::RulesMissing, note)));
-                report.pods.push((names, Ok(found)));
-            }
-            Err(error) => report.pods.push((names, Err(error))),
-        }
+    let parent = match namespace {
+        Some(namespace) => namespace_path(namespace),
+        None => "/api/v1".to_owned(),
     };
-    readable(&for_each_item(api, &format!("{parent}/pods"), "", add), "the pods")?;
+    let events = get_list(api, &format!("{parent}/events"), EVENTS);
+    let damaged = damaged_pods(readable(&events, "the Events")?);
+    let mut lookup = CachedLookup::new(api);
+    let mut report = Report::default();
+    let pods = for_each_item(api, &format!("{parent}/pods"), "", |pod: Pod| {
+        if !pod.status.has_ended() {
+            let names = [pod.metadata.namespace.clone(), pod.metadata.name.clone()];
+            let note = damaged.get(pod.metadata.uid.as_str()).copied();
+            report.add(names, examine(&config, pod, &mut lookup), note);
+        }
+    });
+    readable(&pods, "the pods")?;
     Ok(report)
 }
 
-/// Returns the note of the newest Event on each pod, by UID, unless it is that of a repair.
-fn damaged(events: &[Value]) -> BTreeMap<&str, &str> {
-    let mut events: Vec<&Value> = events.iter().collect();
-    events.sort_by_key(|event| event_time(event));
-    let newest = events.into_iter().map(|event| (text(&event["involvedObject"]["uid"]), event));
-    let newest: BTreeMap<&str, &Value> = newest.collect();
-    let unrepaired = newest.into_iter().filter(|(_, event)| event["type"] == "Warning");
-    unrepaired.map(|(uid, event)| (uid, text(&event["message"]))).collect()
+impl Report {
+    /// Adds a pod of the list. `damage`: the repair controller's note on missing rules.
+    fn add(&mut self, names: [String; 2], pod: ExaminedPod, damage: Option<&str>) {
+        match (pod.unmeshed, pod.verdict) {
+            (Some(SkipReason::ProxyInit), _) => self.with_init += 1,
+            (Some(_), _) => {}
+            (None, Verdict::Failed(error)) => self.pods.push((names, Err(error))),
+            (None, _) => {
+                let mut paths = pod.paths;
+                if let Some(note) = damage {
+                    paths.push(BypassPath::new(Reason::RulesMissing, note));
+                }
+                self.pods.push((names, Ok(paths)));
+            }
+        }
+    }
+}
+
+/// Returns the note of the newest Event on each pod, by UID, unless that Event reports a repair.
+fn damaged_pods(events: &[Value]) -> BTreeMap<&str, &str> {
+    let mut oldest_first: Vec<&Value> = events.iter().collect();
+    oldest_first.sort_by_key(|event| event_time(event));
+    let mut damaged = BTreeMap::new();
+    for event in oldest_first {
+        let uid = text(&event["involvedObject"]["uid"]);
+        if event["type"] == "Warning" {
+            damaged.insert(uid, text(&event["message"]));
+        } else {
+            damaged.remove(uid);
+        }
+    }
+    damaged
 }
 
 /// Renders a row for each path, and below the table what holds for many pods.
 pub fn table(report: &Report) -> String {
     let mut rows = vec![["POD", "REASON", "CAUSE", "WHAT"].map(str::to_owned)];
-    let (mut with_paths, mut roots) = (0, 0);
-    for (names, found) in &report.pods {
-        let name = one_line(&names.join("/"));
-        let mut row = |reason: &str, cause: String, what: &str| {
-            rows.push([name.clone(), reason.to_owned(), cause, one_line(what)]);
+    let mut pods_with_paths = 0;
+    let mut pods_with_root = 0;
+    for (names, paths) in &report.pods {
+        let pod = one_line(&names.join("/"));
+        let paths = match paths {
+            Ok(paths) => paths,
+            Err(error) => {
+                rows.push([pod, "unknown".to_owned(), String::new(), one_line(&error.msg)]);
+                continue;
+            }
         };
-        match found {
-            Err(error) => row("unknown", String::new(), &error.msg),
-            Ok(found) => {
-                let (common, own): (Vec<_>, Vec<&BypassPath>) =
-                    found.iter().partition(|bypass| bypass.reason == Reason::RootContainer);
-                roots += common.len();
-                with_paths += usize::from(!own.is_empty());
-                for BypassPath { reason, detail, cause } in own {
-                    let cause = cause.map(|(kind, key)| format!("{kind}: {key}"));
-                    row(reason.label(), cause.unwrap_or_default(), detail);
-                }
+        let mut has_path = false;
+        for path in paths {
+            if path.reason == Reason::RootContainer {
+                pods_with_root += 1;
+            } else {
+                has_path = true;
+                rows.push(path_row(&pod, path));
             }
         }
+        pods_with_paths += usize::from(has_path);
     }
-    let mut text = if rows.len() > 1 { align(&rows) + "\n" } else { String::new() };
+    let rows = if rows.len() > 1 { align(&rows) + "\n" } else { String::new() };
     let [root, udp] = [Reason::RootContainer, Reason::Udp];
-    // Writing to a String cannot fail.
-    let _ = writeln!(
-        text,
-        "{with_paths} of {} meshed pods have a path around the proxy, besides those that follow.\n\
-         {} (pods: {roots}, see -o json): {}.\n{}: {}.\n\
-         Not examined: pods with linkerd-init ({}).",
+    format!(
+        "{rows}{pods_with_paths} of {} meshed pods have a path around the proxy, besides those that \
+         follow.\n\
+         {} (pods: {pods_with_root}, see -o json): {}.\n{}: {}.\n\
+         Not examined: pods with linkerd-init ({}).\n",
         report.pods.len(),
         root.label(),
         root.text(),
         udp.label(),
         udp.text(),
         report.with_init,
-    );
-    text
+    )
+}
+
+fn path_row(pod: &str, path: &BypassPath) -> [String; 4] {
+    let cause = match path.cause {
+        Some((kind, key)) => format!("{kind}: {key}"),
+        None => String::new(),
+    };
+    [pod.to_owned(), path.reason.label().to_owned(), cause, one_line(&path.detail)]
 }
 
 /// Pads each column to its longest cell, with three blanks in between, as kubectl does.
@@ -140,20 +165,24 @@ fn align(rows: &[[String; 4]]) -> String {
 
 /// Renders every meshed pod, also those without a path.
 pub fn json(report: &Report) -> String {
-    let path = |BypassPath { reason, detail, cause }: &BypassPath| {
-        let cause = cause.map(|(kind, key)| json!({"kind": kind, "key": key}));
-        json!({"reason": reason.label(), "what": detail, "cause": cause})
-    };
-    let pods = report.pods.iter().map(|([namespace, name], found)| match found {
-        Ok(found) => {
-            let paths: Vec<Value> = found.iter().map(path).collect();
-            json!({"namespace": namespace, "name": name, "bypasses": paths})
-        }
-        Err(error) => json!({"namespace": namespace, "name": name, "error": error.msg}),
-    });
-    let (pods, every) = (pods.collect::<Vec<_>>(), [Reason::Udp.label()]);
-    let all = json!({"pods": pods, "everyPod": every, "podsWithLinkerdInit": report.with_init});
+    let mut pods = Vec::new();
+    for ([namespace, name], paths) in &report.pods {
+        pods.push(match paths {
+            Ok(paths) => {
+                let paths: Vec<Value> = paths.iter().map(path_json).collect();
+                json!({"namespace": namespace, "name": name, "bypasses": paths})
+            }
+            Err(error) => json!({"namespace": namespace, "name": name, "error": error.msg}),
+        });
+    }
+    let every_pod = [Reason::Udp.label()];
+    let all = json!({"pods": pods, "everyPod": every_pod, "podsWithLinkerdInit": report.with_init});
     format!("{all:#}\n")
+}
+
+fn path_json(path: &BypassPath) -> Value {
+    let cause = path.cause.map(|(kind, key)| json!({"kind": kind, "key": key}));
+    json!({"reason": path.reason.label(), "what": path.detail, "cause": cause})
 }
 
 #[cfg(test)]

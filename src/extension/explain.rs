@@ -1,108 +1,27 @@
-//! `linkerd cni explain`: what the plugin decides for one pod, by the same code, from the objects as they
-//! are now.
+//! `linkerd cni explain`: what the plugin decides for one pod, by the same code, from the objects
+//! as they are now.
 
 #[cfg(test)]
 mod tests;
 
-use std::collections::BTreeMap;
-
+use super::examined_pod::{CachedLookup, ExaminedPod, examine};
 use super::facts;
 use super::report::{Problem, Severity};
-use super::requests::{Api, Error, find, get};
+use super::requests::{Api, find};
 use crate::cni::Error as CniError;
-use crate::cni::args::{PodRef, is_name};
+use crate::cni::args::is_name;
 use crate::config::{Config, ResolvedRedirect};
-use crate::failure::Failure;
-use crate::kube::object_reader::{API_SERVICE, namespace_path};
-use crate::kube::types::{Namespace, Pod, Service};
-use crate::pod::Decision;
-use crate::pod::annotation::Annotations;
-use crate::pod::containers::has_ipv6_address;
-use crate::pod::facts::{ClusterLookup, own_facts};
+use crate::kube::types::Pod;
 use crate::pod::skip::skipped_by_annotations;
 use crate::quote::quote;
 use crate::redirect::rules::{marked_rules, rule_line};
 use crate::redirect::{Family, Ipv6, Redirect};
-use crate::verdict::bypass_paths::{BypassPath, bypass_paths};
-use crate::verdict::{PodView, Verdict, verdict};
+use crate::verdict::Verdict;
+use crate::verdict::bypass_paths::BypassPath;
 
 /// Printed for a pod with a proxy that its annotations do not show.
 const UNANNOTATED: &str = "Note:      the pod has no annotation of a proxy: the plugin skips it \
                            while no agent runs on its node\n";
-
-/// Answers the plugin's look-ups from objects that are each read once.
-pub struct Lookup<'a> {
-    api: &'a dyn Api,
-    namespaces: BTreeMap<String, Result<Annotations, CniError>>,
-    service: Option<Result<Service, CniError>>,
-}
-
-impl<'a> Lookup<'a> {
-    pub fn new(api: &'a dyn Api) -> Self {
-        Lookup { api, namespaces: BTreeMap::new(), service: None }
-    }
-}
-
-impl ClusterLookup for Lookup<'_> {
-    fn namespace(&mut self, name: &str) -> Result<Annotations, CniError> {
-        let read = || {
-            let found: Namespace = get(self.api, &namespace_path(name)).map_err(unreadable)?;
-            Ok(found.metadata.annotations)
-        };
-        self.namespaces.entry(name.to_owned()).or_insert_with(read).clone()
-    }
-
-    fn api_service(&mut self) -> Result<Service, CniError> {
-        let read = || get(self.api, API_SERVICE).map_err(unreadable);
-        self.service.get_or_insert_with(read).clone()
-    }
-}
-
-/// What ADD does with a pod, and the paths around the proxy if ADD redirects the pod.
-struct Explanation {
-    verdict: Verdict,
-    paths: Vec<BypassPath>,
-}
-
-impl From<Verdict> for Explanation {
-    fn from(verdict: Verdict) -> Self {
-        Explanation { verdict, paths: Vec::new() }
-    }
-}
-
-/// Decides as ADD does if ADD knows the pod's containers. A failed look-up is the error with which
-/// ADD would fail.
-fn decide(config: &Config, object: Pod, lookup: &mut impl ClusterLookup) -> Explanation {
-    let pod = PodRef::from(&object.metadata);
-    let view = if object.spec.host_network { PodView::HostNetwork } else { PodView::Incomplete };
-    let early = verdict(config, &pod, view);
-    if early != Verdict::Undecided {
-        return early.into();
-    }
-    decide_by_object(config, &pod, object, lookup)
-        .unwrap_or_else(|error| Verdict::Failed(error).into())
-}
-
-/// Decides by the pod's object and the objects on which the pod's redirect depends.
-fn decide_by_object(
-    config: &Config,
-    pod: &PodRef,
-    object: Pod,
-    lookup: &mut impl ClusterLookup,
-) -> Result<Explanation, CniError> {
-    let has_ipv6 = has_ipv6_address(&object);
-    let own = match own_facts(object).map_err(|problem| problem.of(pod))? {
-        Decision::Skip(reason) => return Ok(verdict(config, pod, PodView::Skip(reason)).into()),
-        Decision::Redirect(own) => own,
-    };
-    let facts = own.complete(&pod.namespace, lookup)?;
-    let verdict = verdict(config, pod, PodView::Complete(&facts));
-    let paths = match &verdict {
-        Verdict::Redirected(_) => bypass_paths(config, &verdict, &own, &facts, has_ipv6)?,
-        _ => Vec::new(),
-    };
-    Ok(Explanation { verdict, paths })
-}
 
 /// Explains what the plugin decides for the pod. `cni_namespace` has the agent's DaemonSet.
 /// Fails if the pod or the plugin entry cannot be read, with object and remedy.
@@ -112,9 +31,12 @@ pub fn explain(
     namespace: &str,
     name: &str,
 ) -> Result<String, Problem> {
-    if let Some(text) = [cni_namespace, namespace, name].into_iter().find(|text| !is_name(text)) {
-        let text = quote(text);
-        return Severity::Error.because(format!("{text} is not the name of a pod or namespace"));
+    for text in [cni_namespace, namespace, name] {
+        if !is_name(text) {
+            let text = quote(text);
+            return Severity::Error
+                .because(format!("{text} is not the name of a pod or namespace"));
+        }
     }
     let found = find(api, &format!("/api/v1/namespaces/{namespace}/pods/{name}"));
     let (what, remedy) = (format!("pod {namespace}/{name}"), "name its namespace with --namespace");
@@ -122,7 +44,7 @@ pub fn explain(
     let config = facts::config(api, cni_namespace)?;
     let annotations_skip = skipped_by_annotations(&pod.metadata.annotations);
     let mut text = header(&pod);
-    let Explanation { verdict, paths } = decide(&config, pod, &mut Lookup::new(api));
+    let ExaminedPod { verdict, paths, .. } = examine(&config, pod, &mut CachedLookup::new(api));
     text.push_str(&decision(&verdict));
     if let Verdict::Redirected(resolved) = &verdict {
         if annotations_skip.is_some() {
@@ -133,11 +55,7 @@ pub fn explain(
     Ok(text)
 }
 
-/// The error of a failed request, as the plugin would report it.
-fn unreadable(error: Error) -> CniError {
-    CniError::new(Failure::ApiError, error.to_string())
-}
-
+/// Names the pod and its node.
 fn header(pod: &Pod) -> String {
     let node = match pod.spec.node_name.as_str() {
         "" => "not scheduled",

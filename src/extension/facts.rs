@@ -57,8 +57,8 @@ pub fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, 
     fact.as_ref().or_else(|why| Severity::Warning.unreadable(what, why))
 }
 
-/// Returns an object that must exist. The error names `what` and the remedy for a missing object; it has
-/// this severity if the object cannot be read.
+/// Returns an object that must exist. The error names `what` and the remedy for a missing object;
+/// it has this severity if the object cannot be read.
 pub fn existing<T>(
     found: Result<Option<T>, Error>,
     severity: Severity,
@@ -84,8 +84,8 @@ pub fn config(api: &dyn Api, namespace: &str) -> Result<Config, Problem> {
     entry.or_else(|why| Severity::Error.because(format!("{name}: {ENTRY_KEY}: {why}")))
 }
 
-/// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap. `None` if there is no
-/// control plane, or it is unreadable.
+/// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap. `None` if there
+/// is no control plane, or it is unreadable.
 pub fn control_plane_uses_cni(api: &dyn Api, linkerd_namespace: &str) -> Option<bool> {
     let path = format!("{}/configmaps/linkerd-config", namespace_path(linkerd_namespace));
     let map: Value = get(api, &path).ok()?;

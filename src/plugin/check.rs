@@ -21,9 +21,9 @@ enum Comparison {
 }
 
 /// Fails with [`Failure::RulesMissing`] if a meshed pod lacks rules that ADD installs, and names
-/// them. Only this proof fails CHECK: CRI-O calls CHECK for every pod when it restarts, and a failed
-/// CHECK costs a running pod its sandbox. An API server that does not answer, a pod object that
-/// cannot be read or rules that cannot be listed are recorded, and CHECK succeeds.
+/// them. Only this proof fails CHECK: CRI-O calls CHECK for every pod when it restarts, and a
+/// failed CHECK costs a running pod its sandbox. An API server that does not answer, a pod object
+/// that cannot be read or rules that cannot be listed are recorded, and CHECK succeeds.
 pub fn check(request: &Request, config: &Config) -> CallOutcome {
     let record = Record::new(request.command, &request.container_id).checked();
     let pod = match args::parse_pod(&request.args) {

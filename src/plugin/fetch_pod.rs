@@ -7,6 +7,7 @@ use std::time::Duration;
 use serde::de::DeserializeOwned;
 
 use crate::backoff::{Backoff, Limits};
+use crate::cluster_lookup::{ClusterLookup, read_facts};
 use crate::cni::Error;
 use crate::cni::args::PodRef;
 use crate::config::Config;
@@ -19,7 +20,7 @@ use crate::kube::types::{Metadata, Namespace, Pod, STATIC_POD_UID, Service};
 use crate::kube::{self, Client, Deadlines, LiteralAddress, Retry};
 use crate::pod::Decision;
 use crate::pod::annotation::Annotations;
-use crate::pod::facts::{ClusterLookup, PodFacts, facts};
+use crate::pod::facts::PodFacts;
 use crate::pod::skip::SkipReason;
 use crate::quote::quote;
 
@@ -68,9 +69,9 @@ impl<'a> ApiRequests<'a> {
         Ok(ApiRequests { kubeconfig, budget, pod, deadline, access, client, sent, retries })
     }
 
-    /// Sends no request for a pod of the agent, whose namespace the token names: upstream's manifests
-    /// do not set `agent-namespace` in the plugin entry, and the token may be rejected until that pod
-    /// has started.
+    /// Sends no request for a pod of the agent, whose namespace the token names: upstream's
+    /// manifests do not set `agent-namespace` in the plugin entry, and the token may be rejected
+    /// until that pod has started.
     fn fetch_facts(&mut self, config: &Config) -> Result<Decision<PodFacts>, Error> {
         let pod = self.pod;
         let claims = self.access.token.as_deref().and_then(Claims::read).unwrap_or_default();
@@ -83,7 +84,7 @@ impl<'a> ApiRequests<'a> {
         let path = format!("/api/v1/namespaces/{namespace}/pods/{name}");
         let found: Pod = self.get(&format!("pod {pod}"), &path)?;
         check_identity(&found.metadata, pod)?;
-        facts(found, pod, self)
+        read_facts(found, pod, self)
     }
 
     /// GETs `path`. Retries after a temporary error while the budget lasts. An error names the
@@ -109,7 +110,8 @@ impl<'a> ApiRequests<'a> {
                 Retry::After(_) => longest_pause,
             };
             if wait >= self.deadline.remaining() {
-                // On a busy node the last retry outlasts the budget. The error that it retries says more.
+                // On a busy node the last retry outlasts the budget. The error that it retries
+                // says more.
                 return Err(retried.filter(|_| error.is_timeout()).unwrap_or(failure));
             }
             retried = Some(failure);

@@ -9,8 +9,8 @@ use crate::{firewall, netns};
 /// Timeout for installing or reading the rules in one pod's netns, for all families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Runs `work` inside the pod's netns. Fails with [`Failure::InvalidNetns`] if the netns cannot
-/// be opened or entered, and with [`Failure::RulesFailed`] if the rules cannot be installed or read.
+/// Runs `work` inside the pod's netns. Fails with [`Failure::InvalidNetns`] if the netns cannot be
+/// opened or entered, and with [`Failure::RulesFailed`] if the rules cannot be installed or read.
 pub fn in_netns<T: Send + 'static>(
     request: &Request,
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,

@@ -1,21 +1,21 @@
 //! Finds the redirect of a request's pod. The first source that knows the pod decides:
 //!
 //! 1. the node's copy of its pods, for which ADD waits while a live agent keeps it;
-//! 2. the API server. For a pod without an annotation of a proxy, only ADD sends a request, while a
-//!    live agent keeps the copy: the pod may have started before the agent saw it. In all other cases
-//!    such a pod must not depend on the API server;
+//! 2. the API server. For a pod without an annotation of a proxy, only ADD sends a request, while
+//!    a live agent keeps the copy: the pod may have started before the agent saw it. In all other
+//!    cases such a pod must not depend on the API server;
 //! 3. the annotations that the runtime passes, and the plugin entry.
 //!
-//! The proxy injector sets `linkerd.io/created-by` on each pod to which it adds a proxy, and copies
-//! the namespace's annotations to the pod. A pod with this mark starts redirected if the API server or
-//! the credential fails, with upstream's rules: upstream does not read the container `linkerd-proxy`
-//! either. A pod without an annotation of a proxy is skipped then. Any other pod may be meshed, so its
-//! start fails.
+//! The proxy injector sets `linkerd.io/created-by` on each pod to which it adds a proxy, and
+//! copies the namespace's annotations to the pod. A pod with this mark starts redirected if the
+//! API server or the credential fails, with upstream's rules: upstream does not read the container
+//! `linkerd-proxy` either. A pod without an annotation of a proxy is skipped then. Any other pod
+//! may be meshed, so its start fails.
 //!
 //! Annotations do not tell: UID, ports and address families in the container `linkerd-proxy`, a
 //! container `linkerd-init`, the users of the other containers, and the namespace's value of an
-//! annotation that is empty on the pod. The rules' marker says so, for the audit. An author can copy
-//! the mark to a pod without proxy.
+//! annotation that is empty on the pod. The rules' marker says so, for the audit. An author can
+//! copy the mark to a pod without proxy.
 
 use std::time::Duration;
 

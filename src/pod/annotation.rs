@@ -36,8 +36,8 @@ pub const INJECTOR: &str = "linkerd/proxy-injector";
 const PROXY_VERSION: &str = "linkerd.io/proxy-version";
 const TRUST_ROOT: &str = "linkerd.io/trust-root-sha256";
 
-/// Annotations that the namespace may have for its pods. If the pod lacks one, the namespace's value
-/// applies. Upstream's plugin reads them too, except [`SKIP_INBOUND_SUBNETS`] and
+/// Annotations that the namespace may have for its pods. If the pod lacks one, the namespace's
+/// value applies. Upstream's plugin reads them too, except [`SKIP_INBOUND_SUBNETS`] and
 /// [`SKIP_OUTBOUND_SUBNETS`].
 pub const INHERITED_KEYS: [&str; 7] = [
     SKIP_OUTBOUND_PORTS,
@@ -49,6 +49,7 @@ pub const INHERITED_KEYS: [&str; 7] = [
     PROXY_GID,
 ];
 
+/// Whether the author disabled the proxy injector for the pod.
 pub fn is_disabled(annotations: &Annotations) -> bool {
     annotations.get(INJECT).is_some_and(|value| value == "disabled")
 }
@@ -71,7 +72,7 @@ pub fn is_disabled(annotations: &Annotations) -> bool {
 /// - `linkerd.io/inject` and other `config.linkerd.io` keys: authors write them on pods that the
 ///   injector skips, such as host-network pods;
 /// - [`CREATED_BY`] that does not name the injector: charts set it on all their pods.
-pub fn is_of_a_proxy(annotations: &Annotations) -> bool {
+pub fn has_proxy_annotation(annotations: &Annotations) -> bool {
     annotations.iter().any(|(key, value)| match key.as_str() {
         PROXY_VERSION | TRUST_ROOT => true,
         CREATED_BY => value.starts_with(INJECTOR),
@@ -82,15 +83,21 @@ pub fn is_of_a_proxy(annotations: &Annotations) -> bool {
 /// Whether the pod has the proxy injector's mark: [`CREATED_BY`] names the injector, and injection
 /// is not disabled. The author of a pod can copy the mark.
 ///
-/// The injector copies each of [`INHERITED_KEYS`] that it knows from the namespace to the pod when it
-/// sets [`CREATED_BY`], so the namespace is read only if the pod has an empty value. A disabled pod with
-/// the mark is a copy of an injected pod, because the injector skips disabled pods.
+/// The injector copies each of [`INHERITED_KEYS`] that it knows from the namespace to the pod when
+/// it sets [`CREATED_BY`], so the namespace is read only if the pod has an empty value. A disabled
+/// pod with the mark is a copy of an injected pod, because the injector skips disabled pods.
 pub fn is_injected(annotations: &Annotations) -> bool {
-    let mark = annotations.get(CREATED_BY).and_then(|value| value.strip_prefix(INJECTOR));
-    mark.is_some_and(|version| version.is_empty() || version.starts_with(' '))
-        && !is_disabled(annotations)
+    if is_disabled(annotations) {
+        return false;
+    }
+    let created_by = annotations.get(CREATED_BY).map_or("", String::as_str);
+    match created_by.strip_prefix(INJECTOR) {
+        Some(version) => version.is_empty() || version.starts_with(' '),
+        None => false,
+    }
 }
 
+/// Returns the error for an invalid value of an annotation.
 pub fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
     Error::new(Failure::InvalidAnnotation, format!("annotation {key}: {}: {problem}", quote(value)))
 }

@@ -1,5 +1,5 @@
-//! Finds the containers that the redirect rules treat in a way that their author may not expect: init
-//! containers whose outbound connections are redirected to a proxy that does not run yet, and
+//! Finds the containers that the redirect rules treat in a way that their author may not expect:
+//! init containers whose outbound connections are redirected to a proxy that does not run yet, and
 //! containers of the app whose connections bypass the proxy, or that can make them. Pure.
 
 use serde::{Deserialize, Serialize};
@@ -25,18 +25,30 @@ pub struct ContainerUser {
 /// init container itself (a native sidecar), these are the ones in front of it. A native sidecar
 /// in front of the proxy keeps running, so that it can connect later.
 pub fn before_proxy(pod: &Pod) -> Vec<ContainerUser> {
-    let early = pod.spec.init_containers.iter().take_while(|container| container.name != PROXY);
-    let early = early.filter(|container| container.name != VALIDATOR && !is_sidecar(container));
-    early.map(|container| user(container, pod)).collect()
+    let mut early = Vec::new();
+    for container in &pod.spec.init_containers {
+        if container.name == PROXY {
+            break;
+        }
+        if container.name != VALIDATOR && !is_sidecar(container) {
+            early.push(container_user(container, pod));
+        }
+    }
+    early
 }
 
-/// Returns the containers that run beside the proxy, native sidecars included. Other init containers do
-/// not count: the proxy's UID is the documented way to give them the network before the proxy starts.
-pub fn of_app(pod: &Pod) -> Vec<ContainerUser> {
-    let sidecars = pod.spec.init_containers.iter().filter(|container| is_sidecar(container));
-    let all = pod.spec.containers.iter().flatten().chain(&pod.spec.ephemeral_containers);
-    let all = all.chain(sidecars).filter(|container| container.name != PROXY);
-    all.map(|container| user(container, pod)).collect()
+/// Returns the containers that run beside the proxy, native sidecars included. Other init
+/// containers do not count: the proxy's UID is the documented way to give them the network before
+/// the proxy starts.
+pub fn beside_proxy(pod: &Pod) -> Vec<ContainerUser> {
+    let spec = &pod.spec;
+    let sidecars = spec.init_containers.iter().filter(|container| is_sidecar(container));
+    let containers = spec.containers.iter().flatten().chain(&spec.ephemeral_containers);
+    containers
+        .chain(sidecars)
+        .filter(|container| container.name != PROXY)
+        .map(|container| container_user(container, pod))
+        .collect()
 }
 
 /// Ways around the rules, besides the facts on which the rules depend. The lists name containers.
@@ -52,56 +64,77 @@ pub struct Exposure {
     pub root: Vec<String>,
 }
 
+/// Returns the ways around the rules in a pod's containers, the proxy and the validator excepted.
 pub fn exposure(pod: &Pod) -> Exposure {
     let spec = &pod.spec;
-    let init = spec.init_containers.iter().filter(|container| container.name != VALIDATOR);
-    let all = spec.containers.iter().flatten().chain(init.clone());
-    let all = all.chain(&spec.ephemeral_containers).filter(|container| container.name != PROXY);
-    let named = |has: &dyn Fn(&SecurityContext) -> bool| {
-        let found = all.clone().filter(|container| has(&container.security_context));
-        found.map(|container| container.name.clone()).collect()
-    };
-    let init = init.filter(|container| container.name != PROXY && !is_sidecar(container));
-    Exposure {
-        init_containers: init.map(|container| user(container, pod)).collect(),
-        net_admin: named(&|context| context.adds("NET_ADMIN")),
-        net_raw: named(&|context| context.adds("NET_RAW")),
-        root: named(&|context| {
-            let of_pod = &spec.security_context;
-            let may_be_root = match context.run_as_user.or(of_pod.run_as_user) {
-                Some(uid) => uid == 0,
-                None => context.run_as_non_root.or(of_pod.run_as_non_root) != Some(true),
-            };
-            may_be_root && ["SETUID", "NET_RAW"].iter().any(|name| context.may_have(name))
-        }),
+    let init_containers = spec.init_containers.iter().filter(|init| init.name != VALIDATOR);
+    let containers = spec.containers.iter().flatten().chain(init_containers.clone());
+    let mut exposure = Exposure::default();
+    for container in containers.chain(&spec.ephemeral_containers) {
+        if container.name == PROXY {
+            continue;
+        }
+        let context = &container.security_context;
+        if context.adds("NET_ADMIN") {
+            exposure.net_admin.push(container.name.clone());
+        }
+        if context.adds("NET_RAW") {
+            exposure.net_raw.push(container.name.clone());
+        }
+        let has_capability = context.may_have("SETUID") || context.may_have("NET_RAW");
+        if has_capability && may_be_root(context, &spec.security_context) {
+            exposure.root.push(container.name.clone());
+        }
+    }
+    for container in init_containers {
+        if container.name != PROXY && !is_sidecar(container) {
+            exposure.init_containers.push(container_user(container, pod));
+        }
+    }
+    exposure
+}
+
+/// Whether a container with this context may run as root in a pod with the context `of_pod`. If
+/// neither has a UID, the image decides.
+fn may_be_root(context: &SecurityContext, of_pod: &SecurityContext) -> bool {
+    match context.run_as_user.or(of_pod.run_as_user) {
+        Some(uid) => uid == 0,
+        None => context.run_as_non_root.or(of_pod.run_as_non_root) != Some(true),
     }
 }
 
 /// Whether the pod has an IPv6 address, also in a network of Multus.
 pub fn has_ipv6_address(pod: &Pod) -> bool {
+    if pod.status.ips.iter().any(|address| address.ip.contains(':')) {
+        return true;
+    }
     let status = pod.metadata.annotations.get(NETWORK_STATUS).map_or("", String::as_str);
     let networks: Vec<Value> = serde_json::from_str(status).unwrap_or_default();
-    let mut ips = networks.iter().filter_map(|network| network["ips"].as_array()).flatten();
-    pod.status.ips.iter().any(|address| address.ip.contains(':'))
-        || ips.any(|ip| ip.as_str().is_some_and(|ip| ip.contains(':')))
+    networks
+        .iter()
+        .filter_map(|network| network["ips"].as_array())
+        .flatten()
+        .filter_map(Value::as_str)
+        .any(|ip| ip.contains(':'))
 }
 
 impl SecurityContext {
     fn adds(&self, capability: &str) -> bool {
-        self.privileged || has(&self.capabilities.add, capability)
+        self.privileged || names_capability(&self.capabilities.add, capability)
     }
 
-    /// If the runtime gives the capability to every container.
+    /// Whether the container has the capability, if the runtime gives it to every container.
     fn may_have(&self, capability: &str) -> bool {
-        self.adds(capability) || !has(&self.capabilities.drop, capability)
+        self.adds(capability) || !names_capability(&self.capabilities.drop, capability)
     }
 }
 
 /// Whether the list names the capability, as containerd and CRI-O read it.
-fn has(list: &[String], capability: &str) -> bool {
+fn names_capability(list: &[String], capability: &str) -> bool {
     list.iter().any(|name| {
         let name = name.to_ascii_uppercase();
-        [capability, "ALL"].contains(&name.strip_prefix("CAP_").unwrap_or(&name))
+        let name = name.strip_prefix("CAP_").unwrap_or(&name);
+        name == capability || name == "ALL"
     })
 }
 
@@ -109,39 +142,50 @@ fn is_sidecar(init_container: &Container) -> bool {
     init_container.restart_policy.as_deref() == Some("Always")
 }
 
-fn user(container: &Container, pod: &Pod) -> ContainerUser {
-    let (own, of_pod) = (&container.security_context, &pod.spec.security_context);
+fn container_user(container: &Container, pod: &Pod) -> ContainerUser {
+    let (context, of_pod) = (&container.security_context, &pod.spec.security_context);
     ContainerUser {
         name: container.name.clone(),
-        uid: own.run_as_user.or(of_pod.run_as_user),
-        gid: own.run_as_group.or(of_pod.run_as_group),
+        uid: context.run_as_user.or(of_pod.run_as_user),
+        gid: context.run_as_group.or(of_pod.run_as_group),
     }
 }
 
 /// Returns the names of those containers whose outbound connections `redirect` sends to the proxy:
 /// not those with the proxy's UID or GID, and none if all ports or all IPv4 addresses are skipped.
-pub fn blocked(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
+pub fn redirected_names(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
+    if skips_all_ipv4(redirect) || skips_all_ports(redirect) {
+        return Vec::new();
+    }
+    let redirected = containers.iter().filter(|container| !container.is_proxy_user(redirect));
+    redirected.map(|container| container.name.clone()).collect()
+}
+
+/// Returns the names of those containers whose outbound connections bypass the proxy, as they have
+/// the UID or GID that `redirect` exempts for the proxy.
+pub fn exempt_names(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
+    let exempt = containers.iter().filter(|container| container.is_proxy_user(redirect));
+    exempt.map(|container| container.name.clone()).collect()
+}
+
+fn skips_all_ipv4(redirect: &Redirect) -> bool {
     let mut subnets = redirect.skip_outbound_subnets.iter().map(|subnet| subnet.net);
-    let skips_ipv4 = subnets.any(|net| net.prefix_len() == 0 && net.addr().is_ipv4());
-    let ports = redirect.skip_outbound.iter().map(|range| (range.first, range.last));
-    let skips_all_ports = matches!(ports::merged(ports.collect())[..], [(0 | 1, u16::MAX)]);
-    if skips_ipv4 || skips_all_ports { Vec::new() } else { names(containers, redirect, false) }
+    subnets.any(|net| net.prefix_len() == 0 && net.addr().is_ipv4())
 }
 
-/// Returns the names of those containers whose outbound connections bypass the proxy, as they have the
-/// UID or GID that `redirect` exempts for the proxy.
-pub fn exempt(containers: &[ContainerUser], redirect: &Redirect) -> Vec<String> {
-    names(containers, redirect, true)
+fn skips_all_ports(redirect: &Redirect) -> bool {
+    let ranges = redirect.skip_outbound.iter().map(|range| (range.first, range.last));
+    matches!(ports::merged(ranges.collect())[..], [(0 | 1, u16::MAX)])
 }
 
-fn names(containers: &[ContainerUser], redirect: &Redirect, is_exempt: bool) -> Vec<String> {
-    let is = |id: Option<i64>, of_proxy: Option<u32>| id.is_some() && id == of_proxy.map(i64::from);
-    let chosen = containers.iter().filter(|container| {
-        let is_proxys =
-            is(container.uid, redirect.proxy_uid) || is(container.gid, redirect.proxy_gid);
-        is_proxys == is_exempt
-    });
-    chosen.map(|container| container.name.clone()).collect()
+impl ContainerUser {
+    fn is_proxy_user(&self, redirect: &Redirect) -> bool {
+        is_same_id(self.uid, redirect.proxy_uid) || is_same_id(self.gid, redirect.proxy_gid)
+    }
+}
+
+fn is_same_id(id: Option<i64>, of_proxy: Option<u32>) -> bool {
+    id.is_some() && id == of_proxy.map(i64::from)
 }
 
 #[cfg(test)]
@@ -168,8 +212,8 @@ mod tests {
             let gid = case["gid"].as_u64().map(|gid| gid as u32);
             let redirect = redirect(gid, case["skip"].as_str().unwrap_or("25"));
             for (key, found) in [
-                ("blocked", blocked(&before_proxy(&pod), &redirect)),
-                ("exempt", exempt(&of_app(&pod), &redirect)),
+                ("blocked", redirected_names(&before_proxy(&pod), &redirect)),
+                ("exempt", exempt_names(&beside_proxy(&pod), &redirect)),
             ] {
                 if let Some(wanted) = case.get(key) {
                     assert_eq!(json!(found), *wanted, "{name}: {key}");
@@ -191,7 +235,7 @@ mod tests {
         assert_eq!(names, ["native-sidecar", "proxy-user", "skip-ports"]);
         for pod in &examples[..2] {
             assert!(pod.spec.init_containers.iter().any(|container| container.name == "migrate"));
-            assert!(blocked(&before_proxy(pod), &redirect(None, "25")).is_empty());
+            assert!(redirected_names(&before_proxy(pod), &redirect(None, "25")).is_empty());
         }
         assert!(examples[2].metadata.annotations.contains_key(annotation::SKIP_OUTBOUND_PORTS));
     }

@@ -31,17 +31,25 @@ pub struct Proxy {
 pub struct NotAPod;
 
 pub fn is_meshed(pod: &Pod) -> bool {
-    matches!(proxy(pod), Ok(Decision::Redirect(_)))
+    matches!(find_proxy(pod), Ok(Decision::Redirect(_)))
+}
+
+/// Returns why the plugin skips a pod with these containers. `None` for a meshed pod.
+pub fn skip_reason(pod: &Pod) -> Option<SkipReason> {
+    match find_proxy(pod) {
+        Ok(Decision::Skip(reason)) => Some(reason),
+        Ok(Decision::Redirect(_)) | Err(NotAPod) => None,
+    }
 }
 
 /// Returns the proxy of a meshed pod.
-pub fn proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
+pub fn find_proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
     let containers = pod.spec.containers.as_ref().ok_or(NotAPod)?;
-    let init = &pod.spec.init_containers;
-    if init.iter().any(|container| container.name == PROXY_INIT) {
+    let init_containers = &pod.spec.init_containers;
+    if init_containers.iter().any(|container| container.name == PROXY_INIT) {
         return Ok(Decision::Skip(SkipReason::ProxyInit));
     }
-    let mut all = containers.iter().chain(init);
+    let mut all = containers.iter().chain(init_containers);
     let Some(container) = all.find(|container| container.name == PROXY) else {
         return Ok(Decision::Skip(SkipReason::NoProxy));
     };
@@ -50,26 +58,31 @@ pub fn proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
         container,
         &["LINKERD2_PROXY_OUTBOUND_LISTEN_ADDRS", "LINKERD2_PROXY_OUTBOUND_LISTEN_ADDR"],
     );
-    let port = |name| port(&listen_addresses(container, &[name]));
+    let control = listen_addresses(container, &["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]);
+    let admin = listen_addresses(container, &["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]);
     Ok(Decision::Redirect(Proxy {
         // Neither the pod's user nor a group: policies set them alike on all containers, and a rule
         // for them would let the app's connections bypass the proxy.
         uid: container.security_context.run_as_user,
-        inbound_port: self::port(&inbound),
-        outbound_port: self::port(&outbound),
-        control_port: port("LINKERD2_PROXY_CONTROL_LISTEN_ADDR"),
-        admin_port: port("LINKERD2_PROXY_ADMIN_LISTEN_ADDR"),
+        inbound_port: port(&inbound),
+        outbound_port: port(&outbound),
+        control_port: port(&control),
+        admin_port: port(&admin),
         is_ipv4_only: is_ipv4_only(&inbound) || is_ipv4_only(&outbound),
     }))
 }
 
 /// Returns the addresses in the first of these environment variables that the proxy has, e.g.
-/// `127.0.0.1:4140,[::1]:4140`. Empty if the variable is missing, or its value is not in the pod object
-/// or invalid. Of two entries with the same name, kubelet takes the last.
+/// `127.0.0.1:4140,[::1]:4140`. Empty if the variable is missing, or its value is not in the pod
+/// object or invalid. Of two entries with the same name, kubelet takes the last.
 fn listen_addresses(container: &Container, names: &[&str]) -> Vec<SocketAddr> {
-    let last = |name: &&str| container.env.iter().rfind(|var| var.name == *name);
-    let value = names.iter().find_map(last).map_or("", |var| &var.value);
-    value.split(',').map(str::parse).collect::<Result<_, _>>().unwrap_or_default()
+    for name in names {
+        if let Some(variable) = container.env.iter().rfind(|variable| variable.name == *name) {
+            let addresses = variable.value.split(',').map(str::parse);
+            return addresses.collect::<Result<_, _>>().unwrap_or_default();
+        }
+    }
+    Vec::new()
 }
 
 fn port(addresses: &[SocketAddr]) -> Option<u16> {
@@ -94,12 +107,14 @@ mod tests {
 
     #[test]
     fn the_names_of_containers_decide_whether_a_pod_is_meshed_and_its_proxy_has_user_and_ports() {
-        for case in yaml(include_str!("tests.yaml"))["proxies"].as_array().unwrap() {
-            let pod = pod(&case["spec"]);
-            assert_eq!(json!(proxy(&pod).unwrap()), case["decision"], "{case}");
-            assert_eq!(json!(is_meshed(&pod)), case["decision"].get("skip").is_none(), "{case}");
+        for (name, row) in yaml(include_str!("tests.yaml"))["proxies"].as_object().unwrap() {
+            let pod = pod(&row["spec"]);
+            let skip_reason = row["decision"].get("skip");
+            assert_eq!(json!(find_proxy(&pod).unwrap()), row["decision"], "{name}");
+            assert_eq!(is_meshed(&pod), skip_reason.is_none(), "{name}");
+            assert_eq!(json!(super::skip_reason(&pod)), json!(skip_reason), "{name}");
             assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");
         }
-        assert_eq!(proxy(&pod(&json!({}))), Err(NotAPod));
+        assert_eq!(find_proxy(&pod(&json!({}))), Err(NotAPod));
     }
 }

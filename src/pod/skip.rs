@@ -1,8 +1,8 @@
-//! Decides which pods are skipped by name or by annotations, without a look at their containers. Pure.
+//! Decides which pods are skipped by name or by annotations, whatever their containers. Pure.
 
 use serde::{Deserialize, Serialize};
 
-use super::annotation::{Annotations, is_disabled, is_of_a_proxy};
+use super::annotation::{Annotations, has_proxy_annotation, is_disabled};
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
 use crate::pod::reasons;
@@ -34,8 +34,8 @@ reasons! {
 pub struct PodFilter {
     /// Pods in these namespaces are never redirected.
     pub exclude_namespaces: Vec<String>,
-    /// Namespace of the agent's DaemonSet. Its pods are skipped: they install the credential that an
-    /// API request needs.
+    /// Namespace of the agent's DaemonSet. Its pods are skipped: they install the credential that
+    /// an API request needs.
     pub agent_namespace: String,
     pub agent_daemonset: String,
 }
@@ -46,29 +46,39 @@ impl PodFilter {
         if self.exclude_namespaces.contains(&pod.namespace) {
             return Some(SkipReason::ExcludedNamespace);
         }
-        self.is_agent_pod(pod, &self.agent_namespace).then_some(SkipReason::AgentPod)
+        if self.is_agent_pod(pod, &self.agent_namespace) {
+            return Some(SkipReason::AgentPod);
+        }
+        None
     }
 
-    /// Whether the pod belongs to the agent's DaemonSet in `namespace`, by its name. The suffix that
-    /// a DaemonSet gives its pods has no dash. In the name of a pod of a Deployment `linkerd-cni-web`,
-    /// the part after `linkerd-cni-` has dashes.
+    /// Whether the pod belongs to the agent's DaemonSet in `namespace`, by its name. The suffix
+    /// that a DaemonSet gives its pods has no dash. In the name of a pod of a Deployment
+    /// `linkerd-cni-web`, the part after `linkerd-cni-` has dashes.
     pub fn is_agent_pod(&self, pod: &PodRef, namespace: &str) -> bool {
-        let suffix =
-            pod.name.strip_prefix(&self.agent_daemonset).and_then(|rest| rest.strip_prefix('-'));
-        pod.namespace == namespace
-            && suffix.is_some_and(|suffix| !suffix.is_empty() && !suffix.contains('-'))
+        if pod.namespace != namespace {
+            return false;
+        }
+        let rest = pod.name.strip_prefix(&self.agent_daemonset);
+        match rest.and_then(|rest| rest.strip_prefix('-')) {
+            Some(suffix) => !suffix.is_empty() && !suffix.contains('-'),
+            None => false,
+        }
     }
 }
 
 /// Returns why a pod is skipped if its containers stay unknown. `None`: the pod may be meshed.
 pub fn skipped_by_annotations(annotations: &Annotations) -> Option<SkipReason> {
-    match is_disabled(annotations) {
-        _ if is_of_a_proxy(annotations) => None,
-        true => Some(SkipReason::InjectionDisabled),
-        false => Some(SkipReason::NoProxyAnnotation),
+    if has_proxy_annotation(annotations) {
+        None
+    } else if is_disabled(annotations) {
+        Some(SkipReason::InjectionDisabled)
+    } else {
+        Some(SkipReason::NoProxyAnnotation)
     }
 }
 
+/// Returns the pod's annotations that the runtime passes in the network config, if it passes them.
 pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
     let runtime: Object = serde_json::from_str(config.non_null("runtimeConfig")?.get()).ok()?;
     serde_json::from_str(runtime.non_null(ANNOTATIONS_CAPABILITY)?.get()).ok()
@@ -83,23 +93,29 @@ mod tests {
 
     #[test]
     fn a_pod_without_an_annotation_that_only_pods_with_a_proxy_have_is_skipped() {
-        for case in yaml(include_str!("tests.yaml"))["annotations"].as_array().unwrap() {
-            let text = json!({"runtimeConfig": {ANNOTATIONS_CAPABILITY: case[0]}}).to_string();
+        for (name, row) in yaml(include_str!("tests.yaml"))["annotations"].as_object().unwrap() {
+            let text =
+                json!({"runtimeConfig": {ANNOTATIONS_CAPABILITY: row["passed"]}}).to_string();
             let annotations = runtime_annotations(&serde_json::from_str(&text).unwrap());
             let found = annotations.as_ref().and_then(skipped_by_annotations);
-            assert_eq!(json!(found), case[1], "{case}");
+            assert_eq!(json!(found), json!(row.get("skipped")), "{name}");
         }
     }
 
     #[test]
     fn the_agents_pod_and_pods_of_excluded_namespaces_are_skipped_by_name() {
-        for case in yaml(include_str!("tests.yaml"))["names"].as_array().unwrap() {
-            let [agent_namespace, agent_daemonset, namespace, name] =
-                [0, 1, 2, 3].map(|index| case[index].as_str().unwrap().to_owned());
-            let exclude_namespaces = vec!["kube-system".to_owned()];
-            let filter = PodFilter { exclude_namespaces, agent_namespace, agent_daemonset };
+        for (row_name, row) in yaml(include_str!("tests.yaml"))["names"].as_object().unwrap() {
+            let agent = row.get("agent").map_or("cni/linkerd-cni", |agent| agent.as_str().unwrap());
+            let (agent_namespace, agent_daemonset) = agent.split_once('/').unwrap();
+            let filter = PodFilter {
+                exclude_namespaces: vec!["kube-system".to_owned()],
+                agent_namespace: agent_namespace.to_owned(),
+                agent_daemonset: agent_daemonset.to_owned(),
+            };
+            let (namespace, name) = row["pod"].as_str().unwrap().split_once('/').unwrap();
+            let (namespace, name) = (namespace.to_owned(), name.to_owned());
             let pod = PodRef { namespace, name, uid: String::new() };
-            assert_eq!(json!(filter.skip_reason(&pod)), case[4], "{case}");
+            assert_eq!(json!(filter.skip_reason(&pod)), json!(row.get("skipped")), "{row_name}");
         }
     }
 }

@@ -31,7 +31,7 @@ fn meshed() -> Decision<PodFacts> {
         runtime_class: "kata".to_owned(),
         api_ports: vec![PortRange { first: 443, last: 6443 }],
         early_containers: crate::pod::containers::before_proxy(&containers),
-        app_containers: crate::pod::containers::of_app(&containers),
+        app_containers: crate::pod::containers::beside_proxy(&containers),
     })
 }
 

@@ -20,7 +20,7 @@ use crate::kube::pod_stream::{FromPod, MAX_PODS};
 use crate::kube::pod_watch::{self, Selection};
 use crate::kube::types::Pod;
 use crate::pod::Decision;
-use crate::pod::facts::{OwnFacts, own_facts};
+use crate::pod::facts::{ObjectFacts, object_facts};
 
 /// Time between the start of the controller and the first audit in mode `in-place`. By then kubelet has
 /// started the node's pods after a reboot.
@@ -41,13 +41,13 @@ pub struct Audit {
 /// wait for the inspections.
 pub struct AuditedPod {
     pub pod: StrandedPod,
-    pub facts: Decision<OwnFacts>,
+    pub facts: Decision<ObjectFacts>,
 }
 
 impl FromPod for AuditedPod {
     fn from_pod(object: Pod) -> Option<Self> {
         let pod = StrandedPod::found(&object, FoundBy::Audit)?;
-        Some(AuditedPod { pod, facts: own_facts(object).ok()? })
+        Some(AuditedPod { pod, facts: object_facts(object).ok()? })
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use super::netns_lookup::NetnsLookup;
 use super::settings::Settings;
 use super::stranded::StrandedPod;
+use crate::cluster_lookup::complete_facts;
 use crate::cni;
 use crate::config::Config;
 use crate::firewall::{self, RulesState};
@@ -15,7 +16,7 @@ use crate::kube::Client;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::netns;
 use crate::pod::Decision;
-use crate::pod::facts::OwnFacts;
+use crate::pod::facts::ObjectFacts;
 use crate::verdict::refusal::Refusal;
 use crate::verdict::{PodView, Verdict, verdict};
 
@@ -48,17 +49,17 @@ impl Inspector {
     pub fn inspect(
         &mut self,
         pod: &StrandedPod,
-        facts: Decision<OwnFacts>,
+        facts: Decision<ObjectFacts>,
     ) -> Result<Option<Inspected>, Box<dyn Error>> {
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
-        let Decision::Redirect(own) = facts else { return Ok(None) };
+        let Decision::Redirect(known) = facts else { return Ok(None) };
         let name = pod.pod_ref();
         // The name may decide alone. Then no other object is read.
         if let Verdict::Skipped(_) = verdict(&self.config, &name, PodView::Incomplete) {
             return Ok(None);
         }
         let netns = self.netns_lookup.find(pod)?;
-        let verdict = match own.complete(&name.namespace, &mut self.objects) {
+        let verdict = match complete_facts(&known, &name.namespace, &mut self.objects) {
             Ok(facts) => verdict(&self.config, &name, PodView::Complete(&facts)),
             Err(error) => Verdict::Failed(error),
         };

@@ -9,7 +9,6 @@ use std::net::IpAddr;
 use crate::cni::args::PodRef;
 use crate::kube::pod_stream::FromPod;
 use crate::kube::types::{ContainerStatus, Pod, STATIC_POD_UID};
-use crate::pod::Decision;
 use crate::pod::containers::VALIDATOR;
 use crate::pod::mesh::{self, is_meshed};
 use crate::pod::skip::{SkipReason, skipped_by_annotations};
@@ -99,10 +98,7 @@ impl StrandedPod {
                 true => None,
                 false => skipped_by_annotations(&metadata.annotations),
             },
-            skipped_by_containers: match mesh::proxy(pod) {
-                Ok(Decision::Skip(reason)) => Some(reason),
-                _ => None,
-            },
+            skipped_by_containers: mesh::skip_reason(pod),
             address: pod.status.ips.iter().find_map(|ip| ip.ip.parse().ok()),
             static_uid: metadata.annotations.get(STATIC_POD_UID).cloned(),
             found_by,

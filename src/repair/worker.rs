@@ -20,7 +20,7 @@ use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, Regarding};
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
-use crate::pod::facts::own_facts;
+use crate::pod::facts::object_facts;
 
 /// Timeout of each API request of the worker, once for connecting and once for the
 /// response. Upstream's value.
@@ -149,7 +149,7 @@ impl Worker {
     ) -> Result<Inspected, NotRepaired> {
         let client = self.connection.client()?;
         let mut inspector = Inspector::new(client, config, &self.shared.settings, ReadFrom::Etcd);
-        let facts = own_facts(object).map_err(Box::<dyn Error>::from)?;
+        let facts = object_facts(object).map_err(Box::<dyn Error>::from)?;
         let Some(inspected) = inspector.inspect(pod, facts)? else {
             return Err(not_repaired::no_rules(pod, not_repaired::UNMESHED.to_owned()));
         };

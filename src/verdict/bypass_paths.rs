@@ -1,20 +1,18 @@
 //! The paths on which traffic of a meshed pod bypasses its proxy, each with a stable reason. Docs,
 //! `linkerd cni` and the agent's metric take reasons and their meaning from here. Pure.
 
+use super::Verdict;
 use super::refusal::Refusal;
-use super::{PodView, Verdict, verdict};
 use crate::cni::Error;
-use crate::cni::args::PodRef;
 use crate::config::ignored_ports::{INBOUND_KEY, OUTBOUND_KEY};
 use crate::config::resolve::SUBNETS;
 use crate::config::{Config, ResolvedRedirect};
 use crate::failure::Failure;
-use crate::kube::types::Pod;
-use crate::pod::containers::{exempt, has_ipv6_address};
-use crate::pod::facts::{CONTROL_PLANE_LABEL, ClusterLookup, OwnFacts, PodFacts, own_facts};
+use crate::pod::containers::exempt_names;
+use crate::pod::facts::{CONTROL_PLANE_LABEL, ObjectFacts, PodFacts};
 use crate::pod::mesh::Proxy;
 use crate::pod::skip::SkipReason;
-use crate::pod::{Decision, annotation, reasons};
+use crate::pod::{annotation, reasons};
 use crate::quote;
 use crate::redirect::Ipv6;
 use crate::redirect::ports::PortRange;
@@ -41,11 +39,12 @@ reasons! {
         HostNetwork "host-network"
             "Everything: the pod uses the node's network namespace"
         NotRedirected "not-redirected"
-            "Everything: the plugin skips the pod, or only logs its rules"
+            "Everything: the plugin skips the pod"
         Sandbox "sandbox"
             "Everything: the sandbox of the pod's RuntimeClass ignores the rules"
         RulesMissing "rules-missing"
-            "What the missing or changed rules redirect: the repair controller reported and did not repair them"
+            "What the missing or changed rules redirect: the repair controller reported and did not \
+             repair them"
         Ipv6 "ipv6"
             "IPv6, which is not redirected although the pod has an address"
         ProxyUser "proxy-user"
@@ -57,7 +56,9 @@ reasons! {
         NetRaw "net-raw"
             "Packets of containers with `NET_RAW`, which can send them past the rules"
         RootContainer "root-container"
-            "Outbound connections of containers that may run as root and do not drop all capabilities: they can become the proxy's user, or send packets past the rules under a runtime that gives them `NET_RAW`, such as containerd"
+            "Outbound connections of containers that may run as root and do not drop all \
+             capabilities: they can become the proxy's user, or send packets past the rules under a \
+             runtime that gives them `NET_RAW`, such as containerd"
         PortsToRedirect "ports-to-redirect"
             "Inbound connections to other ports than these"
         SkipInboundPorts "skip-inbound-ports"
@@ -95,50 +96,24 @@ impl BypassPath {
     }
 
     /// `key`: the control plane's label, an annotation, or a key of the plugin entry.
-    fn caused_by_key(self, key: &'static str, own: &OwnFacts) -> BypassPath {
+    fn caused_by_key(self, key: &'static str, known: &ObjectFacts) -> BypassPath {
         if let Some((_, value)) = VALUES.iter().find(|(entry, _)| *entry == key) {
             return self.caused_by("value", value);
         }
-        if key == CONTROL_PLANE_LABEL || own.facts.annotations.contains_key(key) {
+        if key == CONTROL_PLANE_LABEL || known.facts.annotations.contains_key(key) {
             return self.caused_by("pod", key);
         }
         self.caused_by("namespace", key)
     }
 }
 
-/// Reads the objects on which the pod's redirect depends, and returns the pod's paths around the
-/// proxy, or why its containers say that it is not meshed. `lookup` is not used if the pod's
-/// network or name decides.
-pub fn read_paths(
-    config: &Config,
-    pod: Pod,
-    lookup: &mut impl ClusterLookup,
-) -> Result<Decision<Vec<BypassPath>>, Error> {
-    let pod_ref = PodRef::from(&pod.metadata);
-    let has_ipv6 = has_ipv6_address(&pod);
-    let view = if pod.spec.host_network { PodView::HostNetwork } else { PodView::Incomplete };
-    let own = match own_facts(pod).map_err(|problem| problem.of(&pod_ref))? {
-        Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
-        Decision::Redirect(own) => own,
-    };
-    let early = verdict(config, &pod_ref, view);
-    let paths = if early == Verdict::Undecided {
-        let facts = own.complete(&pod_ref.namespace, lookup)?;
-        let verdict = verdict(config, &pod_ref, PodView::Complete(&facts));
-        bypass_paths(config, &verdict, &own, &facts, has_ipv6)?
-    } else {
-        bypass_paths(config, &early, &own, &own.facts, has_ipv6)?
-    };
-    Ok(Decision::Redirect(paths))
-}
-
 /// Returns the paths around the proxy of a meshed pod with this verdict: those that its object, its
-/// namespace and the plugin entry cause today. `facts` completes `own`.
+/// namespace and the plugin entry cause today. `facts` completes `known`.
 /// Fails with the error with which ADD would fail today.
 pub fn bypass_paths(
     config: &Config,
     verdict: &Verdict,
-    own: &OwnFacts,
+    known: &ObjectFacts,
     facts: &PodFacts,
     has_ipv6: bool,
 ) -> Result<Vec<BypassPath>, Error> {
@@ -151,9 +126,9 @@ pub fn bypass_paths(
         // A pod that shares the proxy's user may have started before ADD refused such pods.
         Verdict::Redirected(resolved)
         | Verdict::Refused(Refusal::SharedProxyUser { .. }, resolved) => {
-            let mut paths = container_paths(config, resolved, own, has_ipv6);
+            let mut paths = container_paths(config, resolved, known, has_ipv6);
             paths.extend(redirected_ports_path(resolved));
-            paths.extend(skip_list_paths(config, own, facts)?);
+            paths.extend(skip_list_paths(config, known, facts)?);
             Ok(paths)
         }
         Verdict::Failed(error) => Err(error.clone()),
@@ -174,7 +149,7 @@ fn skipped_path(reason: SkipReason) -> BypassPath {
 fn container_paths(
     config: &Config,
     resolved: &ResolvedRedirect,
-    own: &OwnFacts,
+    known: &ObjectFacts,
     has_ipv6: bool,
 ) -> Vec<BypassPath> {
     let mut paths = Vec::new();
@@ -184,8 +159,8 @@ fn container_paths(
             _ => BypassPath::new(Reason::Ipv6, "").caused_by("value", "disableIPv6"),
         });
     }
-    let exposure = &own.exposure;
-    let init_containers = exempt(&exposure.init_containers, &resolved.redirect);
+    let exposure = &known.exposure;
+    let init_containers = exempt_names(&exposure.init_containers, &resolved.redirect);
     for (reason, names) in [
         (Reason::ProxyUser, &resolved.exempt_containers),
         (Reason::InitProxyUser, &init_containers),
@@ -214,7 +189,7 @@ fn redirected_ports_path(resolved: &ResolvedRedirect) -> Option<BypassPath> {
 /// Returns a path for each list of ports or subnets, without the ports of the proxy's own servers.
 fn skip_list_paths(
     config: &Config,
-    own: &OwnFacts,
+    known: &ObjectFacts,
     facts: &PodFacts,
 ) -> Result<Vec<BypassPath>, Error> {
     let servers = proxy_servers(facts);
@@ -236,7 +211,7 @@ fn skip_list_paths(
     let mut paths = Vec::new();
     for (reason, elements, key) in lists {
         if !elements.is_empty() {
-            paths.push(BypassPath::new(reason, elements.join(", ")).caused_by_key(key, own));
+            paths.push(BypassPath::new(reason, elements.join(", ")).caused_by_key(key, known));
         }
     }
     Ok(paths)

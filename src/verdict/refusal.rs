@@ -6,7 +6,8 @@ use crate::failure::Failure;
 use crate::pod::facts::PodFacts;
 
 /// RuntimeClasses whose sandboxes ignore redirect rules, unless the plugin entry has
-/// `sandboxed-runtime-classes`. [gVisor](https://gvisor.dev/docs/architecture_guide/networking/) and
+/// `sandboxed-runtime-classes`. [gVisor](https://gvisor.dev/docs/architecture_guide/networking/)
+/// and
 /// [Kata](https://github.com/kata-containers/kata-containers/blob/main/docs/design/architecture/networking.md)
 /// document these names, or names that begin with one and a dash, such as `kata-qemu`. Both take
 /// the packets from the pod's interface before the kernel applies the rules.

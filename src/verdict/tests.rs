@@ -6,6 +6,7 @@ use serde_json::{Value, json};
 use testkit::api::Api;
 
 use super::*;
+use crate::cluster_lookup::{ClusterLookup, read_facts};
 use crate::cni::args::PodRef;
 use crate::cni::object::Object;
 use crate::cni::{Command, Request};
@@ -16,7 +17,7 @@ use crate::kube::types::{Pod, Service};
 use crate::kube::{Client, Deadlines, LiteralAddress, kubeconfig};
 use crate::plugin::add::add;
 use crate::pod::annotation::Annotations;
-use crate::pod::facts::{ClusterLookup, facts, own_facts};
+use crate::pod::facts::object_facts;
 use crate::record::CallResult;
 use crate::repair::inspect::Inspector;
 use crate::repair::not_repaired::check_redirected;
@@ -95,7 +96,7 @@ impl Row {
     }
 
     fn is_meshed(&self) -> bool {
-        matches!(own_facts(self.pod()), Ok(Decision::Redirect(_)))
+        matches!(object_facts(self.pod()), Ok(Decision::Redirect(_)))
     }
 
     /// The name of the failure with which ADD fails by the expected verdict.
@@ -125,7 +126,7 @@ fn as_json(verdict: &Verdict) -> Value {
 fn the_verdict_follows_from_network_name_containers_and_redirect_in_this_order() {
     for row in rows() {
         let (pod, config) = (row.pod_ref(), row.config());
-        let facts = facts(row.pod(), &pod, &mut NoAnnotations).unwrap();
+        let facts = read_facts(row.pod(), &pod, &mut NoAnnotations).unwrap();
         let view =
             if row.pod().spec.host_network { PodView::HostNetwork } else { PodView::from(&facts) };
         assert_eq!(as_json(&verdict(&config, &pod, view)), row.verdict, "{}", row.name);
@@ -251,7 +252,7 @@ fn the_repair_controller_leaves_a_pod_alone_exactly_if_the_plugin_skips_it() {
 
         let checked = check_redirected(&pod, Some(&row.config()));
         let mut inspector = Inspector::new(client, row.config(), &settings, ReadFrom::Etcd);
-        let inspected = inspector.inspect(&pod, own_facts(row.pod()).unwrap());
+        let inspected = inspector.inspect(&pod, object_facts(row.pod()).unwrap());
         let is_skipped = row.skip_text().is_some();
         assert_eq!(checked.is_err(), is_skipped, "{}", row.name);
         assert_eq!(matches!(inspected, Ok(None)), is_skipped, "{}: {inspected:?}", row.name);

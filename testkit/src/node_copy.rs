@@ -3,12 +3,12 @@
 
 use std::path::Path;
 
+use linkerd2_cni::cluster_lookup::{ClusterLookup, read_facts};
 use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::failure::Failure;
 use linkerd2_cni::kube::types::Service;
 use linkerd2_cni::pod::annotation::Annotations;
-use linkerd2_cni::pod::facts::{ClusterLookup, facts};
 use linkerd2_cni::pod_copy;
 use serde_json::json;
 
@@ -17,7 +17,8 @@ use serde_json::json;
 pub fn publish(run_dir: &Path, [namespace, name, uid]: [&str; 3], object: &str) {
     let pod = PodRef { namespace: namespace.into(), name: name.into(), uid: uid.into() };
     let decision =
-        facts(serde_json::from_str(object).unwrap(), &pod, &mut FakeCluster::default()).unwrap();
+        read_facts(serde_json::from_str(object).unwrap(), &pod, &mut FakeCluster::default())
+            .unwrap();
     pod_copy::create(run_dir).unwrap();
     pod_copy::publish(run_dir, pod, decision).unwrap();
 }

@@ -5,7 +5,7 @@ use crate::cni::args::PodRef;
 use crate::kube::pod_stream::FromPod;
 use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
 use crate::pod::containers::has_ipv6_address;
-use crate::pod::facts::own_facts;
+use crate::pod::facts::object_facts;
 
 /// Longest facts of a published pod, in bytes, to bound memory. Real pods have far shorter facts.
 pub const FACTS_LIMIT: usize = 4 << 10;
@@ -20,7 +20,7 @@ pub struct NodePod {
 
 /// What is published of a pod.
 pub struct PodContent {
-    /// A `Decision<OwnFacts>` as JSON, which needs a third of the memory: all pods of a list are in
+    /// A `Decision<ObjectFacts>` as JSON, which needs a third of the memory: all pods of a list are in
     /// memory at once. Empty if longer than [`FACTS_LIMIT`].
     pub facts: Box<[u8]>,
     /// Not in `facts`, because the addresses change after the pod is published.
@@ -43,7 +43,7 @@ impl FromPod for NodePod {
 impl PodContent {
     fn from_object(object: Pod) -> Option<PodContent> {
         let has_ipv6 = has_ipv6_address(&object);
-        let mut facts = serde_json::to_vec(&own_facts(object).ok()?).ok()?;
+        let mut facts = serde_json::to_vec(&object_facts(object).ok()?).ok()?;
         if facts.len() > FACTS_LIMIT {
             facts = Vec::new();
         }

@@ -4,11 +4,12 @@ use std::time::Duration;
 
 use super::node_pod::FACTS_LIMIT;
 use crate::agent::identity::USER_AGENT;
+use crate::cluster_lookup::complete_facts;
 use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::pod::Decision;
-use crate::pod::facts::{OwnFacts, PodFacts};
+use crate::pod::facts::{ObjectFacts, PodFacts};
 
 /// Time-out of each phase of a request for another object. The next pods wait behind it.
 const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
@@ -32,13 +33,13 @@ impl DecisionMaker {
         &mut self,
         facts: &[u8],
         namespace: &str,
-    ) -> Result<Decision<(OwnFacts, PodFacts)>, String> {
+    ) -> Result<Decision<(ObjectFacts, PodFacts)>, String> {
         if facts.is_empty() {
             let why = "its annotations and containers need more than";
             return Err(format!("{why} {FACTS_LIMIT} bytes"));
         }
         let own = serde_json::from_slice(facts).map_err(|error| error.to_string())?;
-        let own: OwnFacts = match own {
+        let own: ObjectFacts = match own {
             Decision::Redirect(own) => own,
             Decision::Skip(reason) => return Ok(Decision::Skip(reason)),
         };
@@ -51,7 +52,7 @@ impl DecisionMaker {
             // Without the Service, default ports would apply. The plugin then reads the Service.
             reader.api_server_service()?;
         }
-        let facts = own.complete(namespace, reader).map_err(|error| error.to_string())?;
+        let facts = complete_facts(&own, namespace, reader).map_err(|error| error.to_string())?;
         Ok(Decision::Redirect((own, facts)))
     }
 

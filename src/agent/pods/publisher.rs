@@ -24,7 +24,7 @@ use crate::kube::connection::AccessSource;
 use crate::kube::pod_watch::{self, Update};
 use crate::kube::types::Metadata;
 use crate::pod::Decision;
-use crate::pod::facts::{OwnFacts, PodFacts};
+use crate::pod::facts::{ObjectFacts, PodFacts};
 use crate::pod_copy::{self, Lock};
 use crate::verdict::bypass_paths::{Reason, bypass_paths};
 use crate::verdict::{PodView, verdict};
@@ -190,7 +190,7 @@ impl Publisher {
         &self,
         pod: &PodRef,
         PodContent { facts, has_ipv6 }: PodContent,
-        decision: Decision<(OwnFacts, PodFacts)>,
+        decision: Decision<(ObjectFacts, PodFacts)>,
     ) -> PublishedPod {
         let (bypass_reasons, decision) = match decision {
             Decision::Skip(reason) => (Vec::new(), Decision::Skip(reason)),
@@ -211,7 +211,7 @@ impl Publisher {
     }
 
     /// Returns why traffic of a redirected pod bypasses the proxy, each reason once.
-    fn bypass_reasons(&self, pod: &PodRef, own: &OwnFacts, facts: &PodFacts) -> Vec<Reason> {
+    fn bypass_reasons(&self, pod: &PodRef, own: &ObjectFacts, facts: &PodFacts) -> Vec<Reason> {
         let verdict = verdict(&self.config, pod, PodView::Complete(facts));
         let paths = bypass_paths(&self.config, &verdict, own, facts, true).unwrap_or_default();
         let mut reasons: Vec<Reason> = paths.iter().map(|path| path.reason).collect();

@@ -2,8 +2,9 @@
 //! each of those that rules cause, and on no other.
 
 use linkerd2_cni::config::Config;
-use linkerd2_cni::pod::Decision;
-use linkerd2_cni::verdict::bypass_paths::{BypassPath, read_paths};
+use linkerd2_cni::extension::examined_pod::{ExaminedPod, examine};
+use linkerd2_cni::verdict::Verdict;
+use linkerd2_cni::verdict::bypass_paths::BypassPath;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 use testkit::node_copy::FakeCluster;
@@ -114,10 +115,10 @@ impl Pod {
         let annotations = serde_json::from_value(self.of_namespace.clone()).unwrap();
         let mut namespace = FakeCluster { annotations, ..FakeCluster::default() };
         let pod = serde_json::from_value(object).unwrap();
-        match read_paths(&config, pod, &mut namespace).unwrap() {
-            Decision::Redirect(found) => found.into_iter().map(text).collect(),
-            skipped @ Decision::Skip(_) => panic!("{skipped:?}"),
-        }
+        let ExaminedPod { unmeshed, verdict, paths } = examine(&config, pod, &mut namespace);
+        assert_eq!(unmeshed, None);
+        assert!(!matches!(verdict, Verdict::Failed(_)), "{verdict:?}");
+        paths.into_iter().map(text).collect()
     }
 }
 

@@ -2,13 +2,13 @@
 //! which connections of the pod are redirected. Shares no code with `config` and `rules`.
 
 use ipnet::IpNet;
+use linkerd2_cni::cluster_lookup::read_facts;
 use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::config::Config;
 use linkerd2_cni::failure::Failure;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
-use linkerd2_cni::pod::facts;
 use linkerd2_cni::redirect::ports::PortRange;
 use linkerd2_cni::redirect::{Family, Redirect};
 use proptest::collection::vec;
@@ -253,7 +253,7 @@ impl Settings {
         let pod = PodRef { namespace: "ns".into(), name: "web".into(), uid: String::new() };
         let annotations = self.namespace.annotations();
         let mut cluster = FakeCluster { annotations, api_ports: Some(API_PORTS) };
-        match facts::facts(found, &pod, &mut cluster)? {
+        match read_facts(found, &pod, &mut cluster)? {
             Decision::Redirect(facts) => Config::read(&config)?.redirect(&facts),
             Decision::Skip(_) => Err(Error::new(Failure::Internal, "the pod is meshed")),
         }

@@ -1,6 +1,7 @@
 //! Decides like ADD, with a scripted API server: a pod with a proxy starts bare only for a
 //! documented reason.
 
+use linkerd2_cni::cluster_lookup::read_facts;
 use linkerd2_cni::cni::Error;
 use linkerd2_cni::cni::args::{self, PodRef};
 use linkerd2_cni::cni::{Command, Request, request};
@@ -10,7 +11,6 @@ use linkerd2_cni::plugin::fetch_pod::Fetched;
 use linkerd2_cni::plugin::pod_sources::RequestedPod;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::annotation::Annotations;
-use linkerd2_cni::pod::facts;
 use linkerd2_cni::pod::skip::runtime_annotations;
 use linkerd2_cni::pod_copy::NodeCopy;
 use linkerd2_cni::redirect::Redirect;
@@ -98,7 +98,7 @@ impl Start {
         let facts = |pod: &PodRef| {
             let found = serde_json::from_value(self.object()).expect("a pod");
             let annotations = self.of_namespace.clone();
-            facts::facts(found, pod, &mut FakeCluster { annotations, ..FakeCluster::default() })
+            read_facts(found, pod, &mut FakeCluster { annotations, ..FakeCluster::default() })
         };
         let pod = args::parse_pod(&request.args)?.expect("a pod in CNI_ARGS");
         if let Verdict::Skipped(reason) = verdict(&config, &pod, PodView::Incomplete) {
