@@ -1,5 +1,5 @@
-//! Computes the redirect of one pod from the plugin entry, the annotations of the pod and its
-//! namespace, and the proxy container. The plugin and the repair controller fetch the API objects. Pure.
+//! Reads the plugin entry, and computes the redirect of one pod from the entry, the annotations of
+//! the pod and its namespace, and the proxy container. Pure.
 
 pub mod ignored_ports;
 mod proxy_user;
@@ -74,41 +74,38 @@ impl Config {
     /// Fails if any value of the plugin entry is invalid.
     pub fn read(config: &Object) -> Result<Self, Error> {
         let config = Config::read_leniently(config);
-        config.problem.clone().map_or(Ok(config), Err)
+        match config.problem {
+            Some(problem) => Err(problem),
+            None => Ok(config),
+        }
     }
 
     /// Reads the plugin entry and takes invalid values as missing. [`Config::resolve`] fails
     /// with the first of them, so only meshed pods fail.
     pub fn read_leniently(config: &Object) -> Self {
-        let mut problem = None;
-        let mut kubernetes = Section::of("kubernetes", config, &mut problem);
+        let mut kubernetes = Section::read_object("kubernetes", config);
         let kubeconfig = kubernetes.read("kubeconfig", "a path", section::string);
-        let mut linkerd = Section::of("linkerd", config, &mut problem);
+        let mut linkerd = Section::read_object("linkerd", config);
         // With true, upstream's plugin logs the rules and installs none: a meshed pod starts bare.
         // Upstream has no chart value for the key. Its chart renders false
         // (`templates/cni-plugin.yaml`), as do the manifests of its plugin's integration tests.
         linkerd.reject_unless_false("simulate", "meshed pods would start without redirect rules");
+        let modes = "one of auto, native, nft, legacy and plain";
+        let backends = linkerd.read("iptables-mode", modes, backends_of_mode);
+        let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", parse_ipv6);
+        let seconds = "a whole number from 1 to 60";
+        let api_budget = linkerd.read("api-retry-seconds", seconds, parse_api_budget);
         Config {
             log_level: config.text("log_level").unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
-            backends: linkerd
-                .read("iptables-mode", "one of auto, native, nft, legacy and plain", |value| {
-                    Backend::for_mode(value.as_str()?)
-                })
-                .unwrap_or(Backend::AUTO),
-            ipv6: linkerd
-                .read("ipv6", "one of true, false and \"auto\"", parse_ipv6)
-                .unwrap_or_default(),
+            backends: backends.unwrap_or(Backend::AUTO),
+            ipv6: ipv6.unwrap_or_default(),
             filter: PodFilter {
                 exclude_namespaces: linkerd.strings("exclude-namespaces"),
                 agent_namespace: linkerd.string("agent-namespace", DEFAULT_AGENT_NAME),
                 agent_daemonset: linkerd.string("agent-daemonset", DEFAULT_AGENT_NAME),
             },
-            api_budget: linkerd
-                .read("api-retry-seconds", "a whole number from 1 to 60", |value| {
-                    value.as_u64().filter(|seconds| (1..=60).contains(seconds))
-                })
-                .map_or(DEFAULT_API_BUDGET, Duration::from_secs),
+            api_budget: api_budget.unwrap_or(DEFAULT_API_BUDGET),
             strict_annotations: linkerd.flag("strict-annotations"),
             strict_proxy_user: linkerd.flag("strict-proxy-user"),
             sandboxed_classes: linkerd.optional_strings("sandboxed-runtime-classes"),
@@ -120,8 +117,19 @@ impl Config {
             inbound_ports_to_ignore: linkerd.ports(ignored_ports::INBOUND_KEY),
             outbound_ports_to_ignore: linkerd.ports(ignored_ports::OUTBOUND_KEY),
             subnets_to_ignore: SUBNETS.map(|(_, key)| linkerd.strings(key)),
-            problem,
+            problem: kubernetes.problem.or(linkerd.problem),
         }
+    }
+}
+
+fn backends_of_mode(value: &Value) -> Option<&'static [Backend]> {
+    Backend::for_mode(value.as_str()?)
+}
+
+fn parse_api_budget(value: &Value) -> Option<Duration> {
+    match value.as_u64() {
+        Some(seconds @ 1..=60) => Some(Duration::from_secs(seconds)),
+        _ => None,
     }
 }
 
@@ -129,7 +137,8 @@ fn parse_ipv6(value: &Value) -> Option<Ipv6> {
     match value {
         Value::Bool(false) => Some(Ipv6::No),
         Value::Bool(true) => Some(Ipv6::Yes),
-        _ => (value.as_str()? == "auto").then_some(Ipv6::Auto),
+        Value::String(text) if text == "auto" => Some(Ipv6::Auto),
+        _ => None,
     }
 }
 

@@ -25,8 +25,8 @@ use crate::redirect::backend::Backend;
 
 /// File name of the agent's socket in the directory that agent and plugin share.
 const RUN_SOCKET_NAME: &str = "records.sock";
-/// File name of the socket in the CNI net dir, of an agent without that directory. No container runtime
-/// reads it as a network config, because of its extension.
+/// File name of the socket in the CNI net dir, of an agent without that directory. No container
+/// runtime reads the file as a network config, because of its extension.
 pub const SOCKET_NAME: &str = ".linkerd-cni.sock";
 /// Largest record, in bytes.
 pub const SIZE_LIMIT: usize = 8 << 10;
@@ -37,10 +37,13 @@ const TEXT_LIMIT: usize = 1024;
 /// Largest number of containers that a record names, of each kind.
 const CONTAINERS_LIMIT: usize = 10;
 
-/// Returns the path of the socket of an agent that shares `run_dir` with the plugin, or else has only the
-/// net dir.
+/// Returns the path of the socket of an agent that shares `run_dir` with the plugin, or else has
+/// only the net dir.
 pub fn socket_path(run_dir: Option<&Path>, net_dir: &Path) -> PathBuf {
-    run_dir.map_or_else(|| net_dir.join(SOCKET_NAME), |dir| dir.join(RUN_SOCKET_NAME))
+    match run_dir {
+        Some(run_dir) => run_dir.join(RUN_SOCKET_NAME),
+        None => net_dir.join(SOCKET_NAME),
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -79,7 +82,7 @@ impl fmt::Display for Source {
     }
 }
 
-/// What the plugin did for one pod. It has no token and no environment variable, and of the
+/// Record of an ADD or CHECK of one pod. It has no token and no environment variable, and of the
 /// annotations only the ignored elements.
 #[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -101,15 +104,15 @@ pub struct Record {
     /// Duration of the call, in milliseconds.
     pub ms: u64,
     pub error: Option<CallError>,
-    /// For ADD: why annotations and plugin entry decided without the API server. For CHECK: why it could
-    /// not be proven whether rules are missing.
+    /// For ADD: why annotations and plugin entry decided without the API server. For CHECK: why it
+    /// is not proven whether rules are missing.
     pub degraded: Option<CallError>,
     /// Elements of the pod's port lists that have no effect.
-    #[serde(deserialize_with = "known")]
+    #[serde(deserialize_with = "lists_of_known_sources")]
     pub ignored: Vec<Ignored>,
     /// Init containers that start before the proxy, so that their connections are refused.
     pub blocked_init_containers: Vec<String>,
-    /// Containers of the app that run as the user of the proxy, so that their connections bypass it.
+    /// Containers of the app that run as the proxy's user, so that their connections bypass it.
     pub exempt_containers: Vec<String>,
     /// Whether the pod has IPv6, and IPv4 rules alone as its proxy listens on IPv4 only.
     pub ipv6_bypasses_proxy: bool,
@@ -144,11 +147,13 @@ impl Record {
         Record { command, container_id: container_id.to_owned(), ..Record::default() }
     }
 
+    /// Sets name and UID of the pod.
     pub fn of_pod(self, pod: &PodRef) -> Self {
         let PodRef { namespace, name, uid } = pod.clone();
         Record { namespace, pod: name, pod_uid: uid, ..self }
     }
 
+    /// The plugin installs no rules in the pod.
     pub fn skipped(self, reason: SkipReason) -> Self {
         Record { result: CallResult::Skipped(reason.text().into()), ..self }
     }
@@ -175,7 +180,7 @@ impl Record {
         Record { degraded: error.map(CallError::new), ..self }
     }
 
-    /// The record of a call that failed.
+    /// The call failed.
     pub fn with_error(self, error: &Error) -> Self {
         Record { result: CallResult::Failed, error: Some(CallError::new(error)), ..self }
     }
@@ -184,28 +189,20 @@ impl Record {
         Record { ms: duration.as_millis().try_into().unwrap_or(u64::MAX), ..self }
     }
 
-    /// Sends the record to the agent without waiting: to the socket in `run_dir`, or if no agent reads
-    /// there, to the one in `net_dir`. If that is full or missing, the record is lost and the pod is not
-    /// affected.
+    /// Sends the record to the agent without waiting: to the socket in `run_dir`, or if no agent
+    /// reads there, to the one in `net_dir`. If that is full or missing, the record is lost and
+    /// the pod is not affected.
     pub fn send(&self, run_dir: &Path, net_dir: &Path) {
         let Ok(bytes) = serde_json::to_vec(self) else {
             return;
         };
-        let sent = UnixDatagram::unbound().and_then(|socket| {
-            socket.set_nonblocking(true)?;
-            let in_run_dir = socket.send_to(&bytes, socket_path(Some(run_dir), net_dir));
-            match in_run_dir.as_ref().map_err(io::Error::kind) {
-                Err(ErrorKind::NotFound | ErrorKind::ConnectionRefused) => {
-                    socket.send_to(&bytes, socket_path(None, net_dir))
-                }
-                _ => in_run_dir,
-            }
-        });
-        if let Err(error) = sent {
+        if let Err(error) = send_datagram(&bytes, run_dir, net_dir) {
             tracing::debug!("linkerd-cni: cannot send the plugin record to the agent: {error}");
         }
     }
 
+    /// Reads a record from the socket. `None` if it is too long or invalid. Bounds and cleans each
+    /// text, and removes invalid names.
     pub fn parse(bytes: &[u8]) -> Option<Record> {
         if bytes.len() > SIZE_LIMIT {
             return None;
@@ -237,8 +234,7 @@ impl Record {
 
     /// Whether the call failed, or lacked facts, with this code.
     pub fn has_code(&self, failure: Failure) -> bool {
-        let mut errors = self.error.iter().chain(&self.degraded);
-        errors.any(|error| error.code == failure.code())
+        self.error.iter().chain(&self.degraded).any(|error| error.code == failure.code())
     }
 
     pub fn is_redirected_add(&self) -> bool {
@@ -247,21 +243,26 @@ impl Record {
 
     /// Describes what the user of the pod should know of a call that succeeded, for the log.
     pub fn warnings(&self) -> Vec<String> {
-        let bypassing = "containers that run as the proxy's user and bypass the proxy";
-        let degraded = self.degraded.as_ref().map(|error| match self.command {
-            Command::Check => {
-                format!("without proof whether redirect rules are missing: {error}")
-            }
-            _ => format!("annotations and plugin entry alone were used: {error}"),
-        });
-        let ipv6 = "IPv6 traffic bypasses the proxy, which listens on IPv4 only";
-        let warnings = [
-            ignored_ports::summary(&self.ignored),
-            named(bypassing, &self.exempt_containers),
-            self.ipv6_bypasses_proxy.then(|| ipv6.to_owned()),
-            degraded,
-        ];
-        warnings.into_iter().flatten().collect()
+        let mut warnings = Vec::new();
+        warnings.extend(ignored_ports::summary(&self.ignored));
+        if !self.exempt_containers.is_empty() {
+            let names = self.exempt_containers.join(", ");
+            let exempt = "containers that run as the proxy's user and bypass the proxy";
+            warnings.push(format!("{exempt}: {names}"));
+        }
+        if self.ipv6_bypasses_proxy {
+            let ipv6 = "IPv6 traffic bypasses the proxy, which listens on IPv4 only";
+            warnings.push(ipv6.to_owned());
+        }
+        if let Some(error) = &self.degraded {
+            let problem = if self.command == Command::Check {
+                "without proof whether redirect rules are missing"
+            } else {
+                "annotations and plugin entry alone were used"
+            };
+            warnings.push(format!("{problem}: {error}"));
+        }
+        warnings
     }
 }
 
@@ -276,35 +277,54 @@ impl fmt::Display for Record {
         if let Some(source) = self.source {
             write!(f, ", source {source}")?;
         }
-        let blocked = "init containers without network, as they start before the proxy";
-        for note in named(blocked, &self.blocked_init_containers).into_iter().chain(self.warnings())
-        {
-            write!(f, "; {note}")?;
+        if !self.blocked_init_containers.is_empty() {
+            let blocked = "init containers without network, as they start before the proxy";
+            write!(f, "; {blocked}: {}", self.blocked_init_containers.join(", "))?;
         }
-        self.error.as_ref().map_or(Ok(()), |error| write!(f, ": {error}"))
+        for warning in self.warnings() {
+            write!(f, "; {warning}")?;
+        }
+        if let Some(error) = &self.error {
+            write!(f, ": {error}")?;
+        }
+        Ok(())
     }
 }
 
-fn named(what: &str, names: &[String]) -> Option<String> {
-    (!names.is_empty()).then(|| format!("{what}: {}", names.join(", ")))
+/// A list of ignored elements as another version of the plugin may send it.
+#[derive(Deserialize)]
+struct SentList {
+    source: String,
+    elements: Vec<String>,
+    #[serde(default)]
+    more: usize,
 }
 
 /// Reads the lists whose source this agent knows, one per source and cut to a bounded length.
 /// Skips unknown sources, because a later plugin version may send them.
-fn known<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> {
-    #[derive(Deserialize)]
-    struct Sent {
-        source: String,
-        elements: Vec<String>,
-        #[serde(default)]
-        more: usize,
+fn lists_of_known_sources<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> {
+    let sent = Vec::<SentList>::deserialize(field)?;
+    let mut lists = Vec::new();
+    for source in SOURCES {
+        if let Some(list) = sent.iter().find(|list| list.source == source) {
+            lists.push(Ignored { source, elements: list.elements.clone(), more: list.more });
+        }
     }
-    let sent = Vec::<Sent>::deserialize(field)?;
-    let of = |source: &'static str| {
-        let list = sent.iter().find(|list| list.source == source)?;
-        Some(Ignored { source, elements: list.elements.clone(), more: list.more })
-    };
-    Ok(ignored_ports::cut(SOURCES.into_iter().filter_map(of).collect()))
+    Ok(ignored_ports::cut(lists))
+}
+
+fn send_datagram(bytes: &[u8], run_dir: &Path, net_dir: &Path) -> io::Result<usize> {
+    let socket = UnixDatagram::unbound()?;
+    socket.set_nonblocking(true)?;
+    let sent = socket.send_to(bytes, socket_path(Some(run_dir), net_dir));
+    match sent {
+        Err(error)
+            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
+        {
+            socket.send_to(bytes, socket_path(None, net_dir))
+        }
+        _ => sent,
+    }
 }
 
 fn bounded(text: &str) -> String {

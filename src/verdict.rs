@@ -1,4 +1,5 @@
-//! Decides what the plugin does with a pod, from the plugin entry and the facts about the pod. Pure.
+//! Decides what the plugin does with a pod, from the plugin entry and the facts about the pod.
+//! Pure.
 //!
 //! ADD, CHECK, `linkerd cni explain`, `linkerd cni bypass` with the agent's metric of the same
 //! paths, and the repair controller take their verdict from [`verdict`], so they agree.

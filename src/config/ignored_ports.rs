@@ -1,5 +1,5 @@
-//! Elements of a pod's port lists that have no effect. [`Config::resolve`](super::Config::resolve) drops
-//! them, or fails the pod if the plugin entry says so.
+//! Elements of a pod's port lists that have no effect. [`Config::resolve`](super::Config::resolve)
+//! drops them, or fails the pod if the plugin entry says so.
 
 use std::fmt;
 
@@ -24,8 +24,9 @@ pub const SOURCES: [&str; 8] = [
     INBOUND_KEY,
 ];
 
-/// Number of elements that are named. A list may have hundreds of thousands of invalid ones.
-const NAMED: usize = 10;
+/// Number of elements that logs and Events name. A list may have hundreds of thousands of invalid
+/// ones.
+const MAX_NAMED_ELEMENTS: usize = 10;
 
 /// Grammar of an annotation that holds one port, for error messages.
 pub(super) const PORT_GRAMMAR: &str = "a port from 1 to 65535";
@@ -36,22 +37,26 @@ pub struct Ignored {
     pub source: &'static str,
     /// The first elements, each cut.
     pub elements: Vec<String>,
+    /// Number of other elements.
     pub more: usize,
 }
 
 impl Ignored {
+    /// Adds an element, cut, or counts the element if the list is full.
     pub(super) fn add(&mut self, element: &str) {
-        match self.elements.len() < NAMED {
-            true => self.elements.push(quote::cut(element)),
-            false => self.more += 1,
+        if self.elements.len() < MAX_NAMED_ELEMENTS {
+            self.elements.push(quote::cut(element));
+        } else {
+            self.more += 1;
         }
     }
 
-    /// An annotation, not a key of the plugin entry.
+    /// Whether the list is an annotation, not a key of the plugin entry.
     pub fn is_annotated(&self) -> bool {
         ![OUTBOUND_KEY, INBOUND_KEY].contains(&self.source)
     }
 
+    /// Describes valid elements of the list.
     pub fn grammar(&self) -> &'static str {
         let is_one_port = annotation::PROXY_PORTS.contains(&self.source);
         if is_one_port { PORT_GRAMMAR } else { ports::GRAMMAR }
@@ -68,26 +73,28 @@ impl fmt::Display for Ignored {
     }
 }
 
-/// Shortens lists for logs and Events: [`NAMED`] elements over all lists, each cut.
-pub fn cut(lists: Vec<Ignored>) -> Vec<Ignored> {
-    let mut room = NAMED;
-    let shorten = |mut list: Ignored| {
-        let named = list.elements.len().min(room);
-        room -= named;
-        list.more = list.more.saturating_add(list.elements.len() - named);
-        list.elements.truncate(named);
+/// Shortens lists for logs and Events: [`MAX_NAMED_ELEMENTS`] elements over all lists, each cut.
+pub fn cut(mut lists: Vec<Ignored>) -> Vec<Ignored> {
+    let mut room = MAX_NAMED_ELEMENTS;
+    for list in &mut lists {
+        let kept = list.elements.len().min(room);
+        room -= kept;
+        list.more = list.more.saturating_add(list.elements.len() - kept);
+        list.elements.truncate(kept);
         for text in &mut list.elements {
             *text = quote::cut(text);
         }
-        list
-    };
-    lists.into_iter().map(shorten).collect()
+    }
+    lists
 }
 
-/// All lists on one line. `None` if `lists` is empty.
+/// Returns all lists on one line. `None` if `lists` is empty.
 pub fn summary(lists: &[Ignored]) -> Option<String> {
+    if lists.is_empty() {
+        return None;
+    }
     let lists: Vec<String> = lists.iter().map(ToString::to_string).collect();
-    (!lists.is_empty()).then(|| lists.join("; "))
+    Some(lists.join("; "))
 }
 
 #[cfg(test)]
@@ -109,7 +116,9 @@ mod tests {
         assert_eq!(counts, [(8, 0), (2, 6), (0, 8)]);
         assert_eq!(cut[2].to_string(), "ignored in inbound-ports-to-ignore: 8 more");
         let mut long = list(0, &[]);
-        (0..50_000).for_each(|_| long.add("x"));
+        for _ in 0..50_000 {
+            long.add("x");
+        }
         assert_eq!((long.elements.len(), long.more), (10, 49_990));
     }
 }

@@ -1,4 +1,4 @@
-//! The user of the proxy, whose own connections the rules exempt.
+//! The user of the proxy, whose own connections the rules exempt. Pure.
 
 use super::Config;
 use super::section::config_error;
@@ -9,7 +9,7 @@ use crate::pod::facts::PodFacts;
 use crate::pod::mesh::PROXY;
 
 /// Largest UID or GID. The kernel reserves `u32::MAX` for "no ID".
-const LARGEST: i64 = u32::MAX as i64 - 1;
+const LARGEST_ID: i64 = u32::MAX as i64 - 1;
 
 impl Config {
     /// Returns UID and GID of the proxy. Fails if neither is above 0.
@@ -17,53 +17,67 @@ impl Config {
     /// The UID is that of the proxy container if it states one. As in upstream, its GID is ignored:
     /// policies set one group on all containers.
     pub(super) fn proxy_user(&self, pod: &PodFacts) -> Result<[Option<u32>; 2], Error> {
-        let annotations = &pod.annotations;
-        let id = |annotation, key, default| {
-            let text = annotations.get(annotation);
-            // As upstream's `strconv.Atoi`, rejects an annotation that is no number or has blanks.
-            let id = text.map_or(Some(default), |text| text.parse().ok());
-            id.filter(|id| *id <= LARGEST).ok_or_else(|| {
-                let wanted = format!("expected a whole number up to {LARGEST}, such as 2102");
-                match text {
-                    Some(text) => annotation_error(annotation, text, &wanted),
-                    None => config_error(key, &format!("{default}: {wanted}")),
-                }
-            })
-        };
         let uid = match pod.proxy.uid {
             Some(uid) => uid,
-            None => id(annotation::PROXY_UID, "proxy-uid", self.proxy_uid)?,
+            None => annotated_id(pod, annotation::PROXY_UID, "proxy-uid", self.proxy_uid)?,
         };
-        let gid = id(annotation::PROXY_GID, "proxy-gid", self.proxy_gid)?;
-        // As in upstream, there is no rule for an ID of 0 or below.
-        let ids = [uid, gid].map(|id| u32::try_from(id).ok().filter(|id| *id > 0));
-        if ids != [None, None] {
-            return Ok(ids);
+        let gid = annotated_id(pod, annotation::PROXY_GID, "proxy-gid", self.proxy_gid)?;
+        match [usable_id(uid), usable_id(gid)] {
+            [None, None] => Err(no_user_error(pod)),
+            ids => Ok(ids),
         }
-        Err(match (pod.proxy.uid, annotations.get(annotation::PROXY_UID)) {
-            // The container wins, so a correction of annotation or plugin entry has no effect.
-            (Some(uid), _) => Error::new(
-                Failure::InvalidProxyUser,
-                format!(
-                    "container {PROXY} runs as UID {uid}, so the proxy's own connections would be \
-                     redirected to the proxy"
-                ),
-            ),
-            (None, Some(text)) => annotation_error(
-                annotation::PROXY_UID,
-                text,
-                "expected the UID of the proxy, above 0, such as 2102; otherwise the proxy's own \
-                 connections are redirected to the proxy",
-            ),
-            (None, None) => Error::new(
-                Failure::InvalidConfig,
-                "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would \
-                 be redirected to the proxy",
-            )
-            .with_details(format!(
-                "set the chart's proxyUID or the annotation {} to the proxy's UID, usually 2102",
-                annotation::PROXY_UID
-            )),
-        })
     }
+}
+
+/// Returns the ID in the annotation, or else the `default` that the plugin entry has as `key`. As
+/// upstream's `strconv.Atoi`, rejects an annotation that is no number or has blanks.
+fn annotated_id(pod: &PodFacts, annotation: &str, key: &str, default: i64) -> Result<i64, Error> {
+    match pod.annotations.get(annotation) {
+        Some(text) => match text.parse() {
+            Ok(id) if id <= LARGEST_ID => Ok(id),
+            _ => Err(annotation_error(annotation, text, &expected_id())),
+        },
+        None if default <= LARGEST_ID => Ok(default),
+        None => Err(config_error(key, &format!("{default}: {}", expected_id()))),
+    }
+}
+
+fn expected_id() -> String {
+    format!("expected a whole number up to {LARGEST_ID}, such as 2102")
+}
+
+/// Returns the ID that a rule can exempt. As in upstream, there is no rule for an ID of 0 or below.
+fn usable_id(id: i64) -> Option<u32> {
+    u32::try_from(id).ok().filter(|id| *id > 0)
+}
+
+/// Returns the error for a proxy whose own connections would be redirected. It names the value that
+/// wins: the container's, then the annotation, then the plugin entry.
+fn no_user_error(pod: &PodFacts) -> Error {
+    if let Some(uid) = pod.proxy.uid {
+        return Error::new(
+            Failure::InvalidProxyUser,
+            format!(
+                "container {PROXY} runs as UID {uid}, so the proxy's own connections would be \
+                 redirected to the proxy"
+            ),
+        );
+    }
+    if let Some(text) = pod.annotations.get(annotation::PROXY_UID) {
+        return annotation_error(
+            annotation::PROXY_UID,
+            text,
+            "expected the UID of the proxy, above 0, such as 2102; otherwise the proxy's own \
+             connections are redirected to the proxy",
+        );
+    }
+    Error::new(
+        Failure::InvalidConfig,
+        "neither proxy-uid nor proxy-gid is above 0, so the proxy's own connections would be \
+         redirected to the proxy",
+    )
+    .with_details(format!(
+        "set the chart's proxyUID or the annotation {} to the proxy's UID, usually 2102",
+        annotation::PROXY_UID
+    ))
 }

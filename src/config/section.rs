@@ -7,33 +7,33 @@ use crate::cni::object::Object;
 use crate::failure::Failure;
 use crate::quote;
 
-pub(super) struct Section<'a> {
+/// An object of the plugin entry, such as `"linkerd"`.
+pub(super) struct Section {
     /// Prefix that names the object in errors, e.g. `"linkerd": `.
     path: String,
     members: Map<String, Value>,
-    /// Receives the first problem.
-    problem: &'a mut Option<Error>,
+    /// The first problem of a member, or of the object itself.
+    pub problem: Option<Error>,
 }
 
-impl<'a> Section<'a> {
-    /// The object `name` of the configuration. It is parsed as [`Value`], which keeps the last
-    /// of duplicate keys as Go's decoder does.
-    pub fn of(name: &str, config: &Object, problem: &'a mut Option<Error>) -> Self {
-        let members = match config.non_null(name).map(|raw| serde_json::from_str(raw.get())) {
-            None => Ok(Map::new()),
-            Some(Ok(Value::Object(members))) => Ok(members),
-            Some(Ok(other)) => Err(format!("{} is not an object", quoted(&other))),
-            Some(Err(error)) => Err(error.to_string()),
+impl Section {
+    /// Reads the object `name` of the configuration. It is parsed as [`Value`], which keeps the
+    /// last of duplicate keys as Go's decoder does.
+    pub fn read_object(name: &str, config: &Object) -> Self {
+        let path = format!("\"{name}\": ");
+        let Some(raw) = config.non_null(name) else {
+            return Section { path, members: Map::new(), problem: None };
         };
-        let members = members.unwrap_or_else(|why| {
-            problem.get_or_insert_with(|| entry_error("", name, &why));
-            Map::new()
-        });
-        Section { path: format!("\"{name}\": "), members, problem }
+        let why = match serde_json::from_str(raw.get()) {
+            Ok(Value::Object(members)) => return Section { path, members, problem: None },
+            Ok(other) => format!("{} is not an object", quoted(&other)),
+            Err(error) => error.to_string(),
+        };
+        Section { path, members: Map::new(), problem: Some(entry_error("", name, &why)) }
     }
 
-    /// Reads the member `key` with `read`. If `read` returns `None`, reports that the value is
-    /// not `wanted`. A missing or null member is not a problem.
+    /// Reads the member `key` with `read`. If `read` returns `None`, notes that the value is not
+    /// `wanted`. A missing or null member is not a problem.
     pub fn read<T>(
         &mut self,
         key: &str,
@@ -42,9 +42,9 @@ impl<'a> Section<'a> {
     ) -> Option<T> {
         let value = self.members.get(key).filter(|value| !value.is_null())?;
         let parsed = read(value);
-        if parsed.is_none() {
+        if parsed.is_none() && self.problem.is_none() {
             let problem = format!("{} is not {wanted}", quoted(value));
-            self.problem.get_or_insert_with(|| entry_error(&self.path, key, &problem));
+            self.problem = Some(entry_error(&self.path, key, &problem));
         }
         parsed
     }
@@ -53,17 +53,16 @@ impl<'a> Section<'a> {
         self.read(key, "true or false", Value::as_bool).unwrap_or_default()
     }
 
-    /// Reports the member `key` if it has another value than false, with the reason `why`.
+    /// Notes a problem if the member `key` has another value than false, with the reason `why`.
     pub fn reject_unless_false(&mut self, key: &str, why: &str) {
         match self.members.get(key) {
             None | Some(Value::Null | Value::Bool(false)) => {}
-            Some(value) => {
+            Some(value) if self.problem.is_none() => {
                 let problem = format!("{} is not supported: {why}", quoted(value));
-                let error = entry_error(&self.path, key, &problem).with_details(format!(
-                    "remove {key} from the plugin entry, or set it to false"
-                ));
-                self.problem.get_or_insert(error);
+                let remedy = format!("remove {key} from the plugin entry, or set it to false");
+                self.problem = Some(entry_error(&self.path, key, &problem).with_details(remedy));
             }
+            Some(_) => {}
         }
     }
 
@@ -79,25 +78,29 @@ impl<'a> Section<'a> {
         self.optional_strings(key).unwrap_or_default()
     }
 
+    /// Reads a list of strings. `None`: missing or invalid.
     pub fn optional_strings(&mut self, key: &str) -> Option<Vec<String>> {
-        self.read(key, "a list of strings", |value| list(value, string))
+        self.read(key, "a list of strings", |value| parse_list(value, string))
     }
 
     /// Reads a list of ports. Upstream requires numbers in `ports-to-redirect` and strings in
     /// the other lists; here each list takes both.
     pub fn ports(&mut self, key: &str) -> Vec<String> {
-        let port = |value: &Value| match value {
-            Value::Number(number) => number.as_u64().map(|number| number.to_string()),
-            // Go's decoder turns null into an empty string, which is an invalid element.
-            Value::Null => Some(String::new()),
-            other => string(other),
-        };
         let wanted = "a list of ports, such as [\"25\", \"8000-8010\"]";
-        self.read(key, wanted, |value| list(value, port)).unwrap_or_default()
+        self.read(key, wanted, |value| parse_list(value, port_text)).unwrap_or_default()
     }
 }
 
-/// Error for the invalid value of `key` in the object `"linkerd"` of the plugin entry.
+fn port_text(value: &Value) -> Option<String> {
+    match value {
+        Value::Number(number) => Some(number.as_u64()?.to_string()),
+        // Go's decoder turns null into an empty string, which is an invalid element.
+        Value::Null => Some(String::new()),
+        other => string(other),
+    }
+}
+
+/// Returns the error for the invalid value of `key` in the object `"linkerd"` of the plugin entry.
 pub(super) fn config_error(key: &str, problem: &str) -> Error {
     entry_error("\"linkerd\": ", key, problem)
 }
@@ -113,7 +116,8 @@ pub(super) fn string(value: &Value) -> Option<String> {
     value.as_str().map(str::to_owned)
 }
 
-fn list<T>(value: &Value, element: impl Fn(&Value) -> Option<T>) -> Option<Vec<T>> {
+/// Parses each element of a list. `None`: no list, or an element is invalid.
+fn parse_list<T>(value: &Value, element: fn(&Value) -> Option<T>) -> Option<Vec<T>> {
     value.as_array()?.iter().map(element).collect()
 }
 

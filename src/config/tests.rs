@@ -160,7 +160,8 @@ fn the_proxy_container_wins_over_annotations_and_those_over_the_plugin_entry() {
 fn keys_that_upstream_lacks_are_read() {
     let config = config(
         r#"{"ipv6":"auto","exclude-namespaces":["kube-system"],
-            "strict-proxy-user":true,"agent-namespace":"cni","agent-daemonset":"mesh-cni","api-retry-seconds":3}"#,
+            "strict-proxy-user":true,"agent-namespace":"cni","agent-daemonset":"mesh-cni",
+            "api-retry-seconds":3}"#,
     )
     .unwrap();
     assert_eq!(config.ipv6, Ipv6::Auto);
