@@ -35,29 +35,35 @@ fn annotations(pairs: Pairs<'_>) -> Annotations {
 }
 
 /// Checks that an error has this code and contains this text.
-fn assert_error<T: std::fmt::Debug>(result: Result<T, Error>, failure: Failure, problem: &str) {
+fn assert_error<T: std::fmt::Debug>(
+    row: &str,
+    result: Result<T, Error>,
+    failure: Failure,
+    problem: &str,
+) {
     let error = result.unwrap_err();
-    assert_eq!(error.failure, failure, "{}", error.msg);
-    assert!(error.msg.contains(problem), "{}", error.msg);
+    assert_eq!(error.failure, failure, "{row}: {}", error.msg);
+    assert!(error.msg.contains(problem), "{row}: {}", error.msg);
 }
 
 fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
     config.redirect(&PodFacts { annotations: annotations(pairs), ..PodFacts::default() })
 }
 
-/// The cases of a kind in `invalid.yaml`.
-fn invalid(kind: &str) -> Vec<serde_json::Value> {
-    testkit::chart::yaml(include_str!("tests/invalid.yaml"))[kind].as_array().unwrap().clone()
+/// The rows of a kind in `invalid.yaml`, by name.
+fn invalid_rows(kind: &str) -> serde_json::Map<String, serde_json::Value> {
+    testkit::chart::yaml(include_str!("tests/invalid.yaml"))[kind].as_object().unwrap().clone()
 }
 
 #[test]
 fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
-    for case in invalid("annotations") {
-        let config = defaults(&format!(",\"strict-annotations\":{}", case[0]));
-        let [key, value, problem] = [1, 2, 3].map(|index| case[index].as_str().unwrap());
+    for (name, row) in invalid_rows("annotations") {
+        let config = defaults(row.get("entry").map_or("", |entry| entry.as_str().unwrap()));
+        let (key, value) = row["annotation"].as_object().unwrap().iter().next().unwrap();
+        let (value, problem) = (value.as_str().unwrap(), row["problem"].as_str().unwrap());
         let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
         let found = redirect(&config, &[(key, value)]);
-        assert_error(found, Failure::InvalidAnnotation, &start);
+        assert_error(&name, found, Failure::InvalidAnnotation, &start);
     }
 }
 
@@ -83,13 +89,14 @@ fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plu
 
 #[test]
 fn members_of_the_wrong_type_or_value_are_rejected_with_key_value_and_grammar() {
-    let text = |case: &serde_json::Value| [0, 1].map(|n| case[n].as_str().unwrap().to_owned());
-    for [linkerd, problem] in invalid("members").iter().map(text) {
-        assert_error(config(&linkerd), Failure::InvalidConfig, &problem);
+    for (name, row) in invalid_rows("members") {
+        let found = config(row["linkerd"].as_str().unwrap());
+        assert_error(&name, found, Failure::InvalidConfig, row["problem"].as_str().unwrap());
     }
-    for [members, problem] in invalid("redirects").iter().map(text) {
-        let found = redirect(&defaults(&format!(",{members}")), &[]);
-        assert_error(found, Failure::InvalidConfig, &problem);
+    for (name, row) in invalid_rows("redirects") {
+        let entry = defaults(&format!(",{}", row["members"].as_str().unwrap()));
+        let problem = row["problem"].as_str().unwrap();
+        assert_error(&name, redirect(&entry, &[]), Failure::InvalidConfig, problem);
     }
 }
 

@@ -24,10 +24,18 @@ const EVENTS: &str = "fieldSelector=reason%3DLinkerdCNIRulesMissing";
 
 #[derive(Debug, Default)]
 pub struct Report {
-    /// Namespace and name of each meshed pod, and its paths, or why they are unknown.
-    pods: Vec<([String; 2], Result<Vec<BypassPath>, CniError>)>,
+    /// The meshed pods.
+    pods: Vec<ReportedPod>,
     /// Number of pods whose rules `linkerd-init` installs.
     with_init: usize,
+}
+
+#[derive(Debug)]
+struct ReportedPod {
+    namespace: String,
+    name: String,
+    /// The error: why the paths are unknown.
+    paths: Result<Vec<BypassPath>, CniError>,
 }
 
 /// Reads the pods of `namespace`, or of all, and finds their paths around the proxy.
@@ -42,7 +50,7 @@ pub fn fetch(
     {
         return Severity::Error.because(format!("{} is not the name of a namespace", quote(text)));
     }
-    let config = facts::config(api, cni_namespace)?;
+    let config = facts::read_config(api, cni_namespace)?;
     let parent = match namespace {
         Some(namespace) => namespace_path(namespace),
         None => "/api/v1".to_owned(),
@@ -53,31 +61,34 @@ pub fn fetch(
     let mut report = Report::default();
     let pods = for_each_item(api, &format!("{parent}/pods"), "", |pod: Pod| {
         if !pod.status.has_ended() {
-            let names = [pod.metadata.namespace.clone(), pod.metadata.name.clone()];
-            let note = damaged.get(pod.metadata.uid.as_str()).copied();
-            report.add(names, examine(&config, pod, &mut lookup), note);
+            let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
+            let damage = damaged.get(pod.metadata.uid.as_str()).copied();
+            let examined = examine(&config, pod, &mut lookup);
+            match examined.unmeshed {
+                None => {
+                    let paths = reported_paths(examined, damage);
+                    report.pods.push(ReportedPod { namespace, name, paths });
+                }
+                Some(SkipReason::ProxyInit) => report.with_init += 1,
+                Some(_) => {}
+            }
         }
     });
     readable(&pods, "the pods")?;
     Ok(report)
 }
 
-impl Report {
-    /// Adds a pod of the list. `damage`: the repair controller's note on missing rules.
-    fn add(&mut self, names: [String; 2], pod: ExaminedPod, damage: Option<&str>) {
-        match (pod.unmeshed, pod.verdict) {
-            (Some(SkipReason::ProxyInit), _) => self.with_init += 1,
-            (Some(_), _) => {}
-            (None, Verdict::Failed(error)) => self.pods.push((names, Err(error))),
-            (None, _) => {
-                let mut paths = pod.paths;
-                if let Some(note) = damage {
-                    paths.push(BypassPath::new(Reason::RulesMissing, note));
-                }
-                self.pods.push((names, Ok(paths)));
-            }
-        }
+/// Returns the paths of a meshed pod, or why they are unknown. `damage`: the repair controller's note
+/// on missing rules.
+fn reported_paths(pod: ExaminedPod, damage: Option<&str>) -> Result<Vec<BypassPath>, CniError> {
+    if let Verdict::Failed(error) = pod.verdict {
+        return Err(error);
     }
+    let mut paths = pod.paths;
+    if let Some(note) = damage {
+        paths.push(BypassPath::new(Reason::RulesMissing, note));
+    }
+    Ok(paths)
 }
 
 /// Returns the note of the newest Event on each pod, by UID, unless that Event reports a repair.
@@ -101,8 +112,8 @@ pub fn table(report: &Report) -> String {
     let mut rows = vec![["POD", "REASON", "CAUSE", "WHAT"].map(str::to_owned)];
     let mut pods_with_paths = 0;
     let mut pods_with_root = 0;
-    for (names, paths) in &report.pods {
-        let pod = one_line(&names.join("/"));
+    for ReportedPod { namespace, name, paths } in &report.pods {
+        let pod = one_line(&format!("{namespace}/{name}"));
         let paths = match paths {
             Ok(paths) => paths,
             Err(error) => {
@@ -166,7 +177,7 @@ fn align(rows: &[[String; 4]]) -> String {
 /// Renders every meshed pod, also those without a path.
 pub fn json(report: &Report) -> String {
     let mut pods = Vec::new();
-    for ([namespace, name], paths) in &report.pods {
+    for ReportedPod { namespace, name, paths } in &report.pods {
         pods.push(match paths {
             Ok(paths) => {
                 let paths: Vec<Value> = paths.iter().map(path_json).collect();

@@ -70,7 +70,7 @@ fn chart(api: &dyn Api, namespace: &str, daemonset: &Value, facts: &Facts) -> Ve
     let entry = "linkerd-cni-config ConfigMap has a valid plugin entry";
     let mut checks = vec![
         pre::pod_security(api, CHART, namespace, has_pods),
-        Check::new(CHART, "configmap", entry, facts::config(api, namespace).map(drop)),
+        Check::new(CHART, "configmap", entry, facts::read_config(api, namespace).map(drop)),
     ];
     checks.extend(objects(api, namespace, daemonset));
     checks.push(pre::other_agents(api, CHART, namespace, |daemonset| {

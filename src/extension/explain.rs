@@ -41,22 +41,22 @@ pub fn explain(
     let found = find(api, &format!("/api/v1/namespaces/{namespace}/pods/{name}"));
     let (what, remedy) = (format!("pod {namespace}/{name}"), "name its namespace with --namespace");
     let pod: Pod = facts::existing(found, Severity::Error, &what, remedy)?;
-    let config = facts::config(api, cni_namespace)?;
-    let annotations_skip = skipped_by_annotations(&pod.metadata.annotations);
-    let mut text = header(&pod);
+    let config = facts::read_config(api, cni_namespace)?;
+    let is_annotated = skipped_by_annotations(&pod.metadata.annotations).is_none();
+    let mut text = describe_pod(&pod);
     let ExaminedPod { verdict, paths, .. } = examine(&config, pod, &mut CachedLookup::new(api));
-    text.push_str(&decision(&verdict));
+    text.push_str(&describe_verdict(&verdict));
     if let Verdict::Redirected(resolved) = &verdict {
-        if annotations_skip.is_some() {
+        if !is_annotated {
             text.push_str(UNANNOTATED);
         }
-        text.push_str(&redirect(&config, resolved, &paths));
+        text.push_str(&describe_redirect(&config, resolved, &paths));
     }
     Ok(text)
 }
 
 /// Names the pod and its node.
-fn header(pod: &Pod) -> String {
+fn describe_pod(pod: &Pod) -> String {
     let node = match pod.spec.node_name.as_str() {
         "" => "not scheduled",
         node => node,
@@ -66,7 +66,7 @@ fn header(pod: &Pod) -> String {
 }
 
 /// Describes the verdict, and its reason.
-fn decision(verdict: &Verdict) -> String {
+fn describe_verdict(verdict: &Verdict) -> String {
     let (title, why) = match verdict {
         Verdict::NotCalled => (
             "not redirected: the plugin is not called",
@@ -80,15 +80,17 @@ fn decision(verdict: &Verdict) -> String {
             "the pod has a container linkerd-proxy and no linkerd-init".to_owned(),
         ),
         Verdict::Refused(refusal, _) => {
-            ("the plugin fails, and the pod cannot start", failure(&refusal.error()))
+            ("the plugin fails, and the pod cannot start", describe_error(&refusal.error()))
         }
-        Verdict::Failed(error) => ("the plugin fails, and the pod cannot start", failure(error)),
+        Verdict::Failed(error) => {
+            ("the plugin fails, and the pod cannot start", describe_error(error))
+        }
         Verdict::Undecided => ("unknown", "facts about the pod are missing".to_owned()),
     };
     format!("Decision:  {title}\nWhy:       {why}\n")
 }
 
-fn failure(error: &CniError) -> String {
+fn describe_error(error: &CniError) -> String {
     format!("{} (code {})\nRemedy:    {}", error.msg, error.failure.code(), error.details)
 }
 
@@ -104,7 +106,7 @@ fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static st
 }
 
 /// Describes the redirect: ports, families, ignored elements, paths around the proxy, and rules.
-fn redirect(config: &Config, resolved: &ResolvedRedirect, paths: &[BypassPath]) -> String {
+fn describe_redirect(config: &Config, resolved: &ResolvedRedirect, paths: &[BypassPath]) -> String {
     let (families, ipv6) = families(config.ipv6, resolved.ipv6);
     let Redirect { inbound_port, outbound_port, .. } = resolved.redirect;
     let mut text = format!("Ports:     inbound {inbound_port}, outbound {outbound_port}\n");

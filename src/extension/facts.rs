@@ -1,4 +1,4 @@
-//! What the checks look at, fetched from the API server.
+//! The objects on which the checks are based, fetched from the API server.
 
 use serde_json::Value;
 
@@ -14,9 +14,11 @@ use crate::kube::scheduling::{Node, daemonset_path};
 
 /// Key of the ConfigMap with the template of the plugin entry.
 const ENTRY_KEY: &str = "cni_network_config";
+/// Remedy for a missing object of the chart.
 pub const INSTALL: &str = "install the chart (helm upgrade --install, or scripts/install-cni | kubectl \
                            apply -f -), or name its namespace with --cni-namespace";
 
+/// The objects that several checks need.
 pub struct Facts {
     pub nodes: Result<Vec<Node>, Error>,
     pub agents: Result<Vec<Agent>, Error>,
@@ -37,7 +39,8 @@ pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
     }
 }
 
-/// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other one.
+/// Returns the namespace with the DaemonSet: `wanted`, or if that has none, the only other
+/// namespace with one.
 pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
     if !matches!(find::<Value>(api, &daemonset_path(wanted, DAEMONSET)), Ok(None)) {
         return wanted.to_owned();
@@ -48,13 +51,17 @@ pub fn find_namespace(api: &dyn Api, wanted: &str) -> String {
     }
 }
 
+/// Returns the DaemonSets of the chart in all namespaces.
 pub fn daemonsets(api: &dyn Api) -> Result<Vec<Value>, Error> {
     get_list(api, "/apis/apps/v1/daemonsets", SELECTOR)
 }
 
-/// Returns a fact; if it cannot be read, the check warns.
+/// Returns a fact. Fails with a warning if it cannot be read.
 pub fn readable<'f, T>(fact: &'f Result<T, Error>, what: &str) -> Result<&'f T, Problem> {
-    fact.as_ref().or_else(|why| Severity::Warning.unreadable(what, why))
+    match fact {
+        Ok(fact) => Ok(fact),
+        Err(why) => Severity::Warning.unreadable(what, why),
+    }
 }
 
 /// Returns an object that must exist. The error names `what` and the remedy for a missing object;
@@ -72,16 +79,23 @@ pub fn existing<T>(
     }
 }
 
-pub fn config(api: &dyn Api, namespace: &str) -> Result<Config, Problem> {
+/// Reads the plugin entry from the chart's ConfigMap.
+pub fn read_config(api: &dyn Api, namespace: &str) -> Result<Config, Problem> {
     let name = format!("ConfigMap {namespace}/linkerd-cni-config");
     let path = format!("{}/configmaps/linkerd-cni-config", namespace_path(namespace));
     let map: Value = existing(find(api, &path), Severity::Warning, &name, INSTALL)?;
-    let text = map["data"][ENTRY_KEY].as_str().ok_or_else(|| "the key is missing".to_owned());
-    let entry = text.and_then(|text| {
-        let object: Object = serde_json::from_str(text).map_err(|error| error.to_string())?;
-        Config::read(&object).map_err(|error| format!("{}; {}", error.msg, error.details))
-    });
-    entry.or_else(|why| Severity::Error.because(format!("{name}: {ENTRY_KEY}: {why}")))
+    match parse_entry(&map["data"][ENTRY_KEY]) {
+        Ok(config) => Ok(config),
+        Err(why) => Severity::Error.because(format!("{name}: {ENTRY_KEY}: {why}")),
+    }
+}
+
+fn parse_entry(entry: &Value) -> Result<Config, String> {
+    let Some(text) = entry.as_str() else {
+        return Err("the key is missing".to_owned());
+    };
+    let object: Object = serde_json::from_str(text).map_err(|error| error.to_string())?;
+    Config::read(&object).map_err(|error| format!("{}; {}", error.msg, error.details))
 }
 
 /// Reads `cniEnabled` from the values that Linkerd's chart keeps in a ConfigMap. `None` if there

@@ -4,32 +4,34 @@ use super::*;
 
 #[test]
 fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
-    for case in testkit::chart::yaml(include_str!("port_lists.yaml")).as_array().unwrap() {
-        let [direction, of_entry, annotation, wanted] =
-            [0, 1, 2, 3].map(|index| case[index].as_str().unwrap());
-        let more = match of_entry {
-            "" => String::new(),
-            list => format!(r#","{direction}-ports-to-ignore":{list}"#),
+    for (name, row) in testkit::chart::yaml(include_str!("port_lists.yaml")).as_object().unwrap() {
+        let text = |key: &str| row.get(key).map(|value| value.as_str().unwrap());
+        let direction = text("direction").unwrap();
+        let entry = match text("entry") {
+            Some(list) => format!(r#","{direction}-ports-to-ignore":{list}"#),
+            None => String::new(),
         };
         let key = format!("skip-{direction}-ports");
-        let pairs = [(&*key, annotation)];
-        let annotations = annotations(if annotation.is_empty() { &[] } else { &pairs });
+        let annotations = match text("annotation") {
+            Some(annotation) => annotations(&[(&key, annotation)]),
+            None => Annotations::new(),
+        };
+        let is_annotated = !annotations.is_empty();
         let facts = PodFacts { annotations, ..PodFacts::default() };
-        let got = defaults(&more).resolve(&facts).map(|found| {
-            let Redirect { skip_inbound, skip_outbound, .. } = found.redirect;
-            let used = if direction == "inbound" { skip_inbound } else { skip_outbound };
-            let ignored = ignored_ports::summary(&found.ignored).unwrap_or_default();
-            let ignored = ignored.replace("ignored in ", "").replace("config.linkerd.io/", "");
-            format!("{}; {ignored}", ports::joined(&used))
-        });
-        match got {
-            Ok(got) => assert_eq!(got, wanted, "{more} {annotation}"),
+        match defaults(&entry).resolve(&facts) {
+            Ok(found) => {
+                let Redirect { skip_inbound, skip_outbound, .. } = found.redirect;
+                let used = if direction == "inbound" { skip_inbound } else { skip_outbound };
+                assert_eq!(Some(&*ports::joined(&used)), text("used"), "{name}");
+                let ignored = ignored_ports::summary(&found.ignored).unwrap_or_default();
+                let ignored = ignored.replace("ignored in ", "").replace("config.linkerd.io/", "");
+                assert_eq!(ignored, text("ignored").unwrap_or_default(), "{name}");
+            }
             Err(error) => {
-                let is_entry = annotation.is_empty();
                 let failure =
-                    if is_entry { Failure::InvalidConfig } else { Failure::InvalidAnnotation };
-                assert_eq!(error.failure, failure, "{more} {annotation}");
-                assert!(error.msg.contains(wanted), "{more} {annotation}: {error}");
+                    if is_annotated { Failure::InvalidAnnotation } else { Failure::InvalidConfig };
+                assert_eq!(error.failure, failure, "{name}");
+                assert!(error.msg.contains(text("error").unwrap()), "{name}: {error}");
             }
         }
     }
