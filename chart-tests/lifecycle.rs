@@ -41,7 +41,7 @@ fn values_of_upstreams_chart_render_this_charts_pods() {
         assert!(agent.get("readinessProbe").is_some());
     }
     // docs/migration.md: with `--reuse-values`, these two close the gap.
-    let surge = json!({"maxSurge": 1, "maxUnavailable": 0});
+    let surge = json!({"maxSurge": "10%", "maxUnavailable": 0});
     upstream["updateStrategy"] = json!({"rollingUpdate": surge});
     assert_eq!(
         over_values(&upstream).objects().get("DaemonSet")["spec"]["updateStrategy"]["rollingUpdate"],
