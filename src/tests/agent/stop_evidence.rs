@@ -97,8 +97,11 @@ const NO_PROOF: &[Case] = &[
         "a forced deletion followed a graceful one",
         one_account,
         |scene| {
+            // Otherwise the DaemonSet, which exists, settles it before the forced deletion.
+            scene.api.state().daemon_set = DaemonSetState::Status(403);
             delete_pod(&scene.api);
             scene.sigterm();
+            scene.says("HTTP 403");
             scene.until_noticed(delete_pod_by_force);
             scene.api.state().tokens.clear();
         },
