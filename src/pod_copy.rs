@@ -205,8 +205,8 @@ fn path(run_dir: &Path, pod: &PodRef) -> Result<PathBuf, Error> {
 
 /// Held by an agent while it keeps the copy. Released by drop, and by the end of the process.
 ///
-/// It is a lock of the open file, which several agents can hold at once for reading. The plugin asks
-/// the kernel whether a lock for writing would conflict, and takes none itself.
+/// It is a lock for reading on the open file, which several agents can hold at once. The plugin
+/// asks the kernel whether a lock for writing would conflict, and takes no lock itself.
 #[derive(Debug)]
 pub struct Lock(File);
 

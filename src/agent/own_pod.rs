@@ -142,7 +142,7 @@ impl OwnPod {
         }
     }
 
-    /// Records a list without the pod. From a cache it may be older than the pod.
+    /// Records a list without the pod. A list from a cache may be older than the pod.
     pub fn record_absent(&mut self) {
         self.deletion = match self.deletion {
             Deletion::Graceful { .. } | Deletion::Forced => Deletion::Forced,

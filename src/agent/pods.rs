@@ -41,8 +41,9 @@ const START_SPREAD: Duration = Duration::from_secs(1);
 /// Longest time for which readiness waits for the first list.
 const FIRST_LIST: Duration = Duration::from_secs(20);
 
-/// Starts the thread, if the settings have all that it needs. Removes the copy of an earlier agent
-/// if the pods are not to be watched. Calls `waker` when it is known whether they can be listed.
+/// Starts the thread that watches all pods of the node, or else the agent's own pod. Removes the
+/// copy of an earlier agent if the pods are not to be watched. Calls `waker` when it is known
+/// whether they can be listed.
 ///
 /// Publishes nothing while the returned flag is true, as the copy will be removed.
 pub fn start(

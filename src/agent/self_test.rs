@@ -93,8 +93,8 @@ impl SelfTest {
         }
     }
 
-    /// Starts a self-test of the plugin in `dir` on a new thread. Its panic, or a thread that cannot
-    /// be started, drops the sender.
+    /// Starts a self-test of the plugin in `dir` on a new thread. A panic of the thread, or a
+    /// thread that cannot be started, drops the sender.
     fn start(&self, dir: PathBuf) -> Receiver<TestOutcome> {
         let (sender, outcome) = mpsc::sync_channel(1);
         let (settings, waker) = (Arc::clone(&self.settings), self.waker.clone());

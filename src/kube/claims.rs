@@ -35,7 +35,7 @@ impl Claims {
         self.sub.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
 
-    /// Name and UID of the pod to which the token is bound; `None` if it is bound to none.
+    /// Name and UID of the pod to which the token is bound; `None` for a token without a pod.
     pub fn pod(&self) -> Option<(&str, &str)> {
         let pod = &self.kubernetes["pod"];
         pod["name"].as_str().zip(pod["uid"].as_str())

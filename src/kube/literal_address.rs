@@ -14,7 +14,8 @@ use ureq::unversioned::transport::NextTimeout;
 
 use super::kubeconfig::ApiAccess;
 
-/// A program with no other resolver has no name resolution in it.
+/// A resolver that accepts only IP addresses. A program without another resolver contains no code
+/// that resolves names.
 #[derive(Debug, Default)]
 pub struct LiteralAddress;
 

@@ -1,4 +1,4 @@
-//! Reads the objects besides a pod on which the pod's redirect may depend, each of them once.
+//! Reads the objects besides a pod on which the pod's redirect may depend, each at most once.
 
 use std::collections::BTreeMap;
 

@@ -147,10 +147,11 @@ fn is_mismatch(term: &NodeSelectorTerm, node: &Node) -> bool {
 
 /// Whether `found`, the value of the label or field, certainly does not meet the requirement.
 fn is_unmet(requirement: &Requirement, found: Option<&str>) -> bool {
-    let is_listed = |found| requirement.values.iter().any(|value| value == found);
-    match requirement.operator.as_str() {
-        "In" => !requirement.values.is_empty() && !found.is_some_and(is_listed),
-        "NotIn" => found.is_some_and(is_listed),
+    let Requirement { operator, values, .. } = requirement;
+    let is_listed = values.iter().any(|value| Some(value.as_str()) == found);
+    match operator.as_str() {
+        "In" => !values.is_empty() && !is_listed,
+        "NotIn" => is_listed,
         "Exists" => found.is_none(),
         "DoesNotExist" => found.is_some(),
         "Gt" => is_beyond_bound(requirement, found, Ordering::Greater) == Some(false),
@@ -178,13 +179,16 @@ fn is_repelled(template: &Placement, taint: &Taint) -> bool {
 /// Whether the toleration matches the taint. An empty effect or key matches all. An operator that
 /// is unknown here counts as a match, such as `Lt` and `Gt` of Kubernetes 1.35.
 fn tolerates(toleration: &Toleration, taint: &Taint) -> bool {
-    let fits = |expected: &str, found: &str| expected.is_empty() || expected == found;
-    fits(&toleration.effect, &taint.effect)
-        && fits(&toleration.key, &taint.key)
-        && match toleration.operator.as_str() {
-            "" | "Equal" => toleration.value == taint.value,
-            _ => true,
-        }
+    if !toleration.effect.is_empty() && toleration.effect != taint.effect {
+        return false;
+    }
+    if !toleration.key.is_empty() && toleration.key != taint.key {
+        return false;
+    }
+    match toleration.operator.as_str() {
+        "" | "Equal" => toleration.value == taint.value,
+        _ => true,
+    }
 }
 
 #[cfg(test)]

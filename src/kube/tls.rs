@@ -94,7 +94,7 @@ impl<In: Transport> Connector<In> for Tls {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ureq::Error::BadUri(format!("{name} is not a valid server name")))?;
         let mut socket = TransportAdapter::new(transport.boxed(), details.current_time.clone());
-        // The time-out is for the whole connect: the handshake gets what TCP has left of it.
+        // The time-out is for the whole connect: the handshake has the time that TCP left.
         let mut timeout = details.timeout;
         if let Instant::Exact(began) = details.now {
             timeout.after = timeout.after.saturating_sub(began.elapsed()).into();

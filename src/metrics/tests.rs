@@ -7,7 +7,8 @@ const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/monitoring.md");
 /// Fails unless the page lists exactly the metrics of this OpenMetrics text whose names start with
 /// one of `prefixes`, with help and labels. The message has the rows to paste.
 pub fn assert_documented(openmetrics: &str, prefixes: &[&str]) {
-    let is_listed = |row: &&str| prefixes.iter().any(|p| row.starts_with(&format!("| `{p}")));
+    let starts: Vec<String> = prefixes.iter().map(|prefix| format!("| `{prefix}")).collect();
+    let is_listed = |row: &&str| starts.iter().any(|start| row.starts_with(start));
     let page = std::fs::read_to_string(PAGE).unwrap();
     let documented: BTreeSet<_> = page.lines().filter(is_listed).collect();
     let expected = rows(openmetrics);

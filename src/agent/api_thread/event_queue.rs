@@ -21,7 +21,7 @@ use crate::kube::event::{self, EventContent, Regarding, Reporter};
 
 /// Time after which the same problem of a pod is reported again.
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
-/// Maximum number of queued Events, and of remembered problems: some more than can be posted in
+/// Maximum number of queued Events, and of remembered problems: slightly more than can be posted in
 /// [`REPEAT_AFTER`]. At the maximum, new Events on pods are dropped.
 const MAX_REPORTED: usize = 128;
 /// Events that are posted without a pause between them.
@@ -38,8 +38,8 @@ pub struct Event {
     /// `None`: the Event is on the node, which outlives the agent's pod. It is dropped if the
     /// settings do not name the node.
     pub pod: Option<PodRef>,
-    /// What the Event is about, such as the name of an annotation. With the pod's UID it tells
-    /// whether an Event repeats another.
+    /// What the Event is about, such as the name of an annotation. An Event repeats another one if
+    /// subject and pod UID are the same.
     pub subject: &'static str,
     pub content: EventContent,
 }

@@ -32,7 +32,8 @@ pub struct StartupTaint {
     target: Option<(String, String)>,
     due: Instant,
     /// The agent's token at the last run. A Node is registered again, with the taint, only when its
-    /// kubelet starts. The kubelet's cache of tokens is in memory, so it then writes a new token.
+    /// kubelet starts. The kubelet's cache of tokens is in memory, so a started kubelet writes a
+    /// new token.
     token: Option<String>,
     backoff: Backoff,
     last_problem: Option<String>,

@@ -16,7 +16,8 @@ use crate::kube::{self, Deadlines, RESPONSE_TIMEOUT, Retry};
 /// Time-out of each phase of a request but the response.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
 /// Time to wait after a response that did not arrive in time, as if the API server had asked for
-/// it: the API server is overloaded, and an immediate retry of all nodes would keep it so.
+/// it: the API server is overloaded, and an immediate retry of all nodes would keep it
+/// overloaded.
 const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 /// Longest time for which connections are kept for the next request. They cost memory.
 const LONGEST_IDLE: Duration = Duration::from_secs(10);

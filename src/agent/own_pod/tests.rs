@@ -33,7 +33,9 @@ fn owner(kind: &str, api_version: &str, controller: bool) -> Value {
 /// The pod after these updates.
 fn after(updates: &[fn(&mut OwnPod)]) -> OwnPod {
     let mut pod = OwnPod { uid: Some("u-1".into()), ..OwnPod::default() };
-    updates.iter().for_each(|update| update(&mut pod));
+    for update in updates {
+        update(&mut pod);
+    }
     pod
 }
 
@@ -55,7 +57,8 @@ fn only_a_daemonset_that_is_the_controller_owns_the_pod() {
     ] {
         let found = seen(&[("ownerReferences", owners.clone())]).daemonset;
         let expected = Owner { name: "linkerd-cni".into(), uid: "s".into() };
-        assert_eq!(found, is_owned.then_some(expected), "{owners}");
+        let expected = if is_owned { Some(expected) } else { None };
+        assert_eq!(found, expected, "{owners}");
     }
 }
 

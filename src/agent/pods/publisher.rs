@@ -44,7 +44,7 @@ const DENIED: &str = "the agent may not list and watch pods, so the plugin sends
     each meshed pod that starts; grant both in the agent's ClusterRole, or set the value \
     `watchPods` to `false`";
 
-/// A pod that was published, or why it was not.
+/// What is known of a pod that was published, or could not be published.
 struct PublishedPod {
     /// The published facts. While they are equal, an update of the pod needs no request.
     facts: Box<[u8]>,
@@ -219,7 +219,8 @@ impl Publisher {
         reasons
     }
 
-    /// Removes the file of a pod that cannot be published because of `problem`. Returns the message.
+    /// Removes the file of a pod that cannot be published because of `problem`. Returns the message
+    /// for the log.
     fn withdraw(&self, pod: &PodRef, problem: &str) -> String {
         let mut message = format!("pod {pod} is not published: {problem}");
         if let Err(error) = pod_copy::remove(&self.run_dir, pod) {

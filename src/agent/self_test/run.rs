@@ -27,7 +27,7 @@ use crate::redirect::Ipv6;
 /// Time after which a plugin call of the self-test is killed, counted from the start of the
 /// self-test. Connections have time-outs of their own.
 const TIMEOUT: Duration = Duration::from_secs(10);
-/// Name, namespace, UID and container ID of the scratch pod.
+/// The scratch pod's name, namespace, UID and container ID, which are all the same.
 const POD: &str = "linkerd-cni-self-test";
 
 /// For errors that only a failure of the plugin or of this node's files causes.

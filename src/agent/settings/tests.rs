@@ -1,13 +1,12 @@
+use std::collections::BTreeMap;
+
 use serde_json::Value;
 
 use super::*;
 
 fn read(vars: &[(&str, &str)]) -> Result<Settings, Error> {
-    let lookup = |name: &str| {
-        let var = vars.iter().find(|(key, _)| *key == name);
-        var.map(|(_, value)| (*value).to_owned())
-    };
-    Settings::read(lookup)
+    let vars: BTreeMap<&str, &str> = vars.iter().copied().collect();
+    Settings::read(|name| vars.get(name).map(|value| (*value).to_owned()))
 }
 
 #[test]

@@ -21,7 +21,8 @@ const DEFAULT: Node = Node { account: true, tainted: false };
 /// Times of all requests in the first `span` of an agent's life, while the API server responds.
 fn requests(node: Node, span: Duration) -> Vec<Duration> {
     let start = Instant::now();
-    let mut schedule = Schedule::new(start, node.account.then_some(Duration::ZERO));
+    let renewal = if node.account { Some(Duration::ZERO) } else { None };
+    let mut schedule = Schedule::new(start, renewal);
     let mut sent = Vec::new();
     let mut taint = start;
     // Kubelet renews the agent's own token after four fifths of its lifetime of an hour.
@@ -31,10 +32,13 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
         schedule.kubeconfig_changed(start);
     }
     loop {
-        let taint_due = node.tainted.then_some(taint);
-        let rotation_due = (agents_token || node.tainted).then_some(rotation);
-        let now =
-            [taint_due, rotation_due].into_iter().flatten().fold(schedule.next_due(), Instant::min);
+        let mut now = schedule.next_due();
+        if node.tainted {
+            now = now.min(taint);
+        }
+        if agents_token || node.tainted {
+            now = now.min(rotation);
+        }
         if now > start + span {
             return sent;
         }
@@ -199,26 +203,30 @@ fn a_record_or_a_changed_token_causes_a_check_at_once_and_then_at_a_limited_rate
 fn a_revoked_token_is_renewed_at_once_and_repeated_revocations_back_off() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
-    let revoke = |schedule: &mut Schedule| {
-        schedule.renewed(start, DAY);
-        schedule.revoked(start);
-        schedule.next_due() - start
-    };
-    assert_eq!(revoke(&mut schedule), Duration::ZERO);
-    let waits = [0; 12].map(|_| revoke(&mut schedule));
+    assert_eq!(wait_after_revocation(&mut schedule, start), Duration::ZERO);
+    let waits = [0; 12].map(|_| wait_after_revocation(&mut schedule, start));
     assert!(waits[0] <= RENEWAL_RETRY[0] && waits[11] >= CHECK_PERIOD * 3 / 5, "{waits:?}");
     schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
-    assert_eq!(revoke(&mut schedule), Duration::ZERO);
+    assert_eq!(wait_after_revocation(&mut schedule, start), Duration::ZERO);
+}
+
+/// Renews the token, and returns when it is renewed again because the API server rejects it.
+fn wait_after_revocation(schedule: &mut Schedule, now: Instant) -> Duration {
+    schedule.renewed(now, DAY);
+    schedule.revoked(now);
+    schedule.next_due() - now
+}
+
+/// The time from the start to the first check of an agent that renews its token after `renewal`.
+fn first_check(renewal: Duration) -> Duration {
+    let start = Instant::now();
+    let mut schedule = Schedule::new(start, Some(renewal));
+    schedule.kubeconfig_changed(start);
+    schedule.check - start
 }
 
 #[test]
 fn the_first_check_of_an_adopted_token_is_spread_and_that_of_a_new_nodes_token_is_not() {
-    let start = Instant::now();
-    let first_check = |renewal| {
-        let mut schedule = Schedule::new(start, Some(renewal));
-        schedule.kubeconfig_changed(start);
-        schedule.check - start
-    };
     assert_eq!(first_check(Duration::ZERO), Duration::ZERO);
     let waits: Vec<Duration> = (0..1000).map(|_| first_check(HOUR)).collect();
     assert!(waits.iter().all(|wait| *wait <= FIRST_CHECK_SPREAD));
