@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use tracing::info;
 
 use super::agent_metrics::{AgentMetrics, PluginCalls};
 use super::file_watch::Waker;
@@ -40,6 +41,8 @@ pub struct State {
     /// The signal that stops the agent. `/ready` then reports only the signal.
     pub stopped_by: Option<Signal>,
     is_serving: bool,
+    /// The node was ready after a pass.
+    was_ready: bool,
 }
 
 impl Status {
@@ -54,6 +57,7 @@ impl Status {
             running_since: None,
             stopped_by: None,
             is_serving: false,
+            was_ready: false,
         };
         Status {
             metrics: AgentMetrics::default(),
@@ -84,6 +88,16 @@ impl Status {
         if let Some((_, waker)) = state.awaited_pods.take() {
             waker.wake();
         }
+    }
+
+    /// Publishes what a pass found. Logs the first time that the node is ready.
+    pub fn publish(&self, last_pass: StatusBody) {
+        let mut state = self.state();
+        if !state.was_ready && last_pass.not_ready.is_none() {
+            state.was_ready = true;
+            info!("linkerd CNI is installed and verified on this node");
+        }
+        state.last_pass = last_pass;
     }
 
     pub fn end_pass(&self) {

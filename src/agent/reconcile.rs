@@ -13,8 +13,6 @@ mod plugin_token;
 use std::sync::Arc;
 use std::time::{Instant, UNIX_EPOCH};
 
-use tracing::info;
-
 use super::api_thread::ApiHandle;
 use super::api_thread::event_queue::Event;
 use super::readiness::Status;
@@ -32,7 +30,7 @@ use crate::node::binaries::Binaries;
 use crate::node::install::bin_dir::BinDirCheck;
 use crate::node::install::network_configs::{Chaining, ConfigsOutcome};
 use crate::node::install::{self, StepOutcome, kubeconfig::HostName};
-use crate::node::leftovers::{self, LeftoversOutcome};
+use crate::node::leftovers::{LeftoversOutcome, LeftoversRemoval};
 use crate::node::limited_writer::{ContendedFile, LimitedWriter};
 use crate::node::lock::NodeLocker;
 use crate::node::observed::Observed;
@@ -56,13 +54,12 @@ pub struct Reconciler {
     writer: LimitedWriter,
     binaries: Binaries,
     bin_dir: BinDirCheck,
-    leftovers_removed: bool,
+    leftovers: LeftoversRemoval,
     token_source: TokenSource,
     other_agents: OtherAgents,
     entry_history: EntryHistory,
     /// `None`: the settings do not require a self-test for readiness.
     self_test: Option<SelfTest>,
-    ready_logged: bool,
 }
 
 impl Reconciler {
@@ -81,11 +78,10 @@ impl Reconciler {
             writer: limited_writer(&status),
             binaries: Binaries::default(),
             bin_dir: BinDirCheck::at_start(node),
-            leftovers_removed: false,
+            leftovers: LeftoversRemoval::default(),
             token_source: TokenSource::default(),
             other_agents: OtherAgents::new(&settings),
             entry_history: EntryHistory::default(),
-            ready_logged: false,
             settings,
             entry,
             status,
@@ -201,13 +197,10 @@ impl Reconciler {
         let node = &settings.node;
         self.count_time_without_entry(&configs);
         let mut leftovers = LeftoversOutcome::default();
-        if can_chain && !self.leftovers_removed {
-            leftovers = leftovers::remove_abandoned(node);
-            self.leftovers_removed = leftovers.is_complete();
-            configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
-        }
         let mut yielded = None;
         if can_chain {
+            leftovers = self.leftovers.run(node);
+            configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
             yielded = self.other_agents.yielded_entry(node, is_newer, &self.entry, &configs);
         }
         let chaining = Chaining {
@@ -313,7 +306,7 @@ impl Reconciler {
 
     /// Publishes the judgement of a pass: for `/ready` and `/status`, in the metrics and for the
     /// startup taint.
-    fn publish(&mut self, judgement: &Judgement) {
+    fn publish(&self, judgement: &Judgement) {
         let metrics = &self.status.metrics;
         metrics.contention_active.set((!judgement.status.contended.is_empty()).into());
         metrics.reconcile.inc();
@@ -323,14 +316,9 @@ impl Reconciler {
         if self.status.state().stopped_by.is_some() {
             return;
         }
-        let not_ready = judgement.status.not_ready.as_deref();
-        if !self.ready_logged && not_ready.is_none() {
-            self.ready_logged = true;
-            info!("linkerd CNI is installed and verified on this node");
-        }
         // Warnings do not keep the startup taint, because some are permanent.
-        self.api.pass_finished(not_ready);
-        self.status.state().last_pass = judgement.status.clone();
+        self.api.pass_finished(judgement.status.not_ready.as_deref());
+        self.status.publish(judgement.status.clone());
     }
 }
 

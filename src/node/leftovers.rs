@@ -21,7 +21,13 @@ const UNFINISHED: &str = ".install";
 /// Time without a change after which no upstream agent writes such a file any more.
 const ABANDONED_AFTER: Duration = Duration::from_secs(5);
 
-/// Outcome of [`remove_abandoned`].
+/// Removes such files once, after the start of an agent.
+#[derive(Debug, Default)]
+pub struct LeftoversRemoval {
+    is_complete: bool,
+}
+
+/// Outcome of [`LeftoversRemoval::run`].
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct LeftoversOutcome {
     pub failures: Vec<String>,
@@ -29,22 +35,22 @@ pub struct LeftoversOutcome {
     pub repeat_at: Option<Instant>,
 }
 
-impl LeftoversOutcome {
-    /// Returns whether nothing is left.
-    pub fn is_complete(&self) -> bool {
-        self.failures.is_empty() && self.repeat_at.is_none()
+impl LeftoversRemoval {
+    /// Removes all such files, but those that an upstream agent may be writing now: without its
+    /// file, that agent cannot install, and ends. Does nothing once all are removed. Accepts missing
+    /// directories.
+    pub fn run(&mut self, settings: &NodeSettings) -> LeftoversOutcome {
+        if self.is_complete {
+            return LeftoversOutcome::default();
+        }
+        let swept = sweep_all(settings, ABANDONED_AFTER);
+        self.is_complete = swept.failures.is_empty() && !swept.spared;
+        let mut outcome = LeftoversOutcome { failures: swept.failures, repeat_at: None };
+        if swept.spared {
+            outcome.repeat_at = Some(Instant::now() + ABANDONED_AFTER);
+        }
+        outcome
     }
-}
-
-/// Removes all such files, but those that an upstream agent may be writing now: without its file,
-/// that agent cannot install, and ends. Accepts missing directories.
-pub fn remove_abandoned(settings: &NodeSettings) -> LeftoversOutcome {
-    let swept = sweep_all(settings, ABANDONED_AFTER);
-    let mut outcome = LeftoversOutcome { failures: swept.failures, repeat_at: None };
-    if swept.spared {
-        outcome.repeat_at = Some(Instant::now() + ABANDONED_AFTER);
-    }
-    outcome
 }
 
 /// Removes all such files, and returns the failures. Accepts missing directories.
