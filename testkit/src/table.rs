@@ -1,6 +1,7 @@
-//! Tables of test data in YAML. Each row has a name, which says what the row shows.
+//! Tables of test data, in YAML or in Rust. Each row has a name, which says what the row shows.
 
 use std::fmt;
+use std::ops::Deref;
 
 use serde::de::DeserializeOwned;
 use serde_json::Value;
@@ -16,6 +17,14 @@ impl fmt::Display for RowName {
     }
 }
 
+impl Deref for RowName {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.0
+    }
+}
+
 impl Drop for RowName {
     fn drop(&mut self) {
         if std::thread::panicking() {
@@ -25,7 +34,7 @@ impl Drop for RowName {
 }
 
 /// Returns the rows of the mapping `text`, in its order.
-pub fn rows<Row: DeserializeOwned>(text: &str) -> impl Iterator<Item = (RowName, Row)> {
+pub fn rows<Row: DeserializeOwned>(text: &str) -> impl Iterator<Item = (RowName, Row)> + use<Row> {
     read(yaml(text))
 }
 
@@ -33,11 +42,20 @@ pub fn rows<Row: DeserializeOwned>(text: &str) -> impl Iterator<Item = (RowName,
 pub fn rows_of<Row: DeserializeOwned>(
     text: &str,
     table: &str,
-) -> impl Iterator<Item = (RowName, Row)> {
+) -> impl Iterator<Item = (RowName, Row)> + use<Row> {
     read(yaml(text)[table].take())
 }
 
-fn read<Row: DeserializeOwned>(table: Value) -> impl Iterator<Item = (RowName, Row)> {
+/// Returns rows that are written in Rust.
+pub fn named<Row, const COUNT: usize>(
+    rows: [(&str, Row); COUNT],
+) -> impl Iterator<Item = (RowName, Row)> + use<Row, COUNT> {
+    rows.map(|(name, row)| (name.to_owned(), row))
+        .into_iter()
+        .map(|(name, row)| (RowName(name), row))
+}
+
+fn read<Row: DeserializeOwned>(table: Value) -> impl Iterator<Item = (RowName, Row)> + use<Row> {
     let Value::Object(table) = table else { panic!("no mapping of names to rows: {table}") };
     assert!(!table.is_empty());
     table.into_iter().map(|(name, row)| match serde_json::from_value(row) {

@@ -45,14 +45,16 @@ mod unreadable;
 mod upstream;
 mod upstream_agent;
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 
 use agent::Agent;
 use node::{CALICO, LIST, Node, TEMPLATE};
+use serde::Deserialize;
 use serde_json::{Value, json};
 use testkit::chart as helm;
-use testkit::chart::yaml;
+use testkit::table;
 use testkit::until::until;
 use testkit::{
     call, child, fault_page, mounts, namespaces, promtool, repeated, server, until, unwritable,
@@ -189,12 +191,31 @@ fn agent_waits_for_missing_files_and_chains_only_then() {
         assert!(said == 1 || what == "bin", "{what}: {}", agent.log());
         assert_eq!(agent.stop(), Some(0));
     }
-    for case in yaml(include_str!("invalid.yaml"))["waits"].as_array().unwrap() {
-        let [name, value, says] = [0, 1, 2].map(|index| case[index].as_str().unwrap());
+    for (name, row) in table::rows_of::<InvalidSetting>(include_str!("invalid.yaml"), "waits") {
         let node = Node::with_calico();
-        let agent = node.start_with(&[(name, value)]);
-        until(name, || agent.ready().1.contains(says));
-        assert_eq!(node.text(LIST), CALICO);
+        let agent = row.start(&node);
+        until(&name, || agent.ready().1.contains(&row.reason));
+        assert_eq!(node.text(LIST), CALICO, "{name}");
+    }
+}
+
+/// A row of `invalid.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InvalidSetting {
+    #[serde(default)]
+    variables: BTreeMap<String, String>,
+    #[serde(default)]
+    arguments: Vec<String>,
+    reason: String,
+}
+
+impl InvalidSetting {
+    fn start(&self, node: &Node) -> Agent {
+        let arguments: Vec<_> = self.arguments.iter().map(String::as_str).collect();
+        let variables: Vec<_> =
+            self.variables.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
+        node.start_args(&arguments, &variables)
     }
 }
 
@@ -202,14 +223,10 @@ fn agent_waits_for_missing_files_and_chains_only_then() {
 fn invalid_entry_template_or_setting_ends_the_agent_with_the_reason() {
     let node = Node::with_calico();
     let before = node.tree();
-    for case in yaml(include_str!("invalid.yaml"))["ends"].as_array().unwrap() {
-        let [name, value, reason] = [0, 1, 2].map(|index| case[index].as_str().unwrap());
-        let mut agent = match name {
-            "arguments" => node.start_args(&value.split(' ').collect::<Vec<_>>(), &[]),
-            name => node.start_with(&[(name, value)]),
-        };
-        assert_eq!(agent.wait(), Some(1), "{reason}");
-        assert!(agent.log().contains(reason), "{}", agent.log());
+    for (name, row) in table::rows_of::<InvalidSetting>(include_str!("invalid.yaml"), "ends") {
+        let mut agent = row.start(&node);
+        assert_eq!(agent.wait(), Some(1), "{name}");
+        assert!(agent.log().contains(&row.reason), "{name}: {}", agent.log());
     }
     let file = [("CNI_NETWORK_CONFIG", ""), ("CNI_NETWORK_CONFIG_FILE", "/no/such")];
     let mut agent = node.start_with(&file);

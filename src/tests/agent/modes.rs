@@ -8,6 +8,7 @@ use std::time::Duration;
 use nix::sys::signal::Signal;
 use serde_json::json;
 use testkit::cni::upstream_entry;
+use testkit::table;
 
 use crate::agent_with_api::all;
 use crate::node::{CALICO, CONF, LIST, Node, TEMPLATE};
@@ -221,13 +222,13 @@ fn the_plugin_entry_has_only_the_templates_keys_in_each_mode_and_the_net_dir_thr
             // The CNI version of the file itself.
             None => assert!(entry.as_object_mut().unwrap().remove("cniVersion").is_some()),
         }
-        assert_eq!(entry["kubernetes"]["kubeconfig"].take(), "etc/kubeconfig.json");
+        assert_eq!(entry["kubernetes"]["kubeconfig"].take(), "etc/kubeconfig.json", "{mode:?}");
         let mut expected = upstream_entry();
         expected["kubernetes"]["kubeconfig"].take();
-        assert_eq!(entry, expected);
+        assert_eq!(entry, expected, "{mode:?}");
         let files = fs::read_dir(node.net("")).unwrap().count();
         // Upstream has no other modes.
-        assert!(files <= 3 || file != LIST, "{files}");
+        assert!(files <= 3 || file != LIST, "{mode:?}: {files}");
         agent.kill();
     }
 }
@@ -240,11 +241,15 @@ fn a_reformatted_plugin_entry_is_adopted_and_one_with_another_key_is_replaced() 
     let formatted = node.json(LIST).to_string();
     let with_key = text.replace("4143", "4143, \"agent-namespace\": \"mesh\"");
     assert_ne!(with_key, text);
-    for (content, expected) in [(&text, &text), (&formatted, &formatted), (&with_key, &text)] {
+    for (name, (content, expected)) in table::named([
+        ("an unchanged entry", (&text, &text)),
+        ("a reformatted entry", (&formatted, &formatted)),
+        ("an entry with another key", (&with_key, &text)),
+    ]) {
         // In place, so that the inode shows whether the agent replaces the file.
         node.write(LIST, content);
         node.install();
         until("the entry", || node.text(LIST) == *expected);
-        assert_eq!(node.inode(LIST) == inode, content == expected);
+        assert_eq!(node.inode(LIST) == inode, content == expected, "{name}");
     }
 }

@@ -175,8 +175,8 @@ fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request(
     assert_eq!((web.uid.as_str(), web.proxy.uid, web.annotations.len()), ("u-web", Some(2103), 1));
     for (name, uid) in [("debug", "u-debug"), ("debug-2", "u-debug-2")] {
         let debug = watched.facts(name, uid).annotations;
-        assert_eq!(debug["config.linkerd.io/skip-outbound-ports"], "3306");
-        assert_eq!(debug.len(), 1);
+        assert_eq!(debug["config.linkerd.io/skip-outbound-ports"], "3306", "{name}");
+        assert_eq!(debug.len(), 1, "{name}");
     }
     let ports = watched.facts("destination", "u-destination").api_ports;
     assert_eq!(ports.iter().map(|range| range.first).collect::<Vec<_>>(), [443, 6443]);

@@ -3,6 +3,7 @@
 
 use std::fs;
 
+use testkit::table;
 use testkit::write_program;
 
 use crate::agent::Agent;
@@ -140,29 +141,41 @@ fn node_is_not_ready_while_the_plugin_fails_the_self_test() {
     let refused = "self-test: outbound TCP to 192.0.2.2:80 does not reach the proxy's port 4140: \
                    Connection refused";
     let magic = ENTRY.replace(r#""iptables-mode": "auto""#, r#""iptables-mode": "magic""#);
-    for (plugin, entry, says) in [
+    for (name, (plugin, entry, says)) in table::named([
         (
-            script(&format!("echo '{fails}'; exit 1")).into_bytes(),
-            ENTRY,
-            "self-test: ADD failed: no rule for you; try another (code 121)",
+            "a plugin that returns an error",
+            (
+                script(&format!("echo '{fails}'; exit 1")).into_bytes(),
+                ENTRY,
+                "self-test: ADD failed: no rule for you; try another (code 121)",
+            ),
         ),
-        (script("echo oops >&2; exit 7").into_bytes(), ENTRY, "exit status: 7; oops"),
-        (result.into_bytes(), ENTRY, refused),
-        (b"\x7fELF no program".to_vec(), ENTRY, "self-test: ADD failed: cannot run "),
         (
-            fs::read(PLUGIN).unwrap(),
-            &magic,
-            "\"magic\" is not one of auto, native, nft, legacy and plain",
+            "a plugin that prints to stderr and exits",
+            (script("echo oops >&2; exit 7").into_bytes(), ENTRY, "exit status: 7; oops"),
         ),
-    ] {
+        ("a plugin that redirects nothing", (result.into_bytes(), ENTRY, refused)),
+        (
+            "a plugin that is no program",
+            (b"\x7fELF no program".to_vec(), ENTRY, "self-test: ADD failed: cannot run "),
+        ),
+        (
+            "an entry with an unknown mode",
+            (
+                fs::read(PLUGIN).unwrap(),
+                &magic,
+                "\"magic\" is not one of auto, native, nft, legacy and plain",
+            ),
+        ),
+    ]) {
         let node = node_with(&plugin);
         let agent = start(&node, entry);
         until(says, || agent.ready().1.contains(says));
-        assert_eq!(agent.ready().0, 500);
+        assert_eq!(agent.ready().0, 500, "{name}");
         // The plugin is chained all the same: meshed pods then fail rather than start without
         // redirect rules.
-        assert!(node.chained(LIST));
-        assert!(!agent.log().contains("is installed and verified"));
+        assert!(node.chained(LIST), "{name}");
+        assert!(!agent.log().contains("is installed and verified"), "{name}");
     }
 }
 

@@ -5,8 +5,9 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
+use serde::Deserialize;
 use serde_json::{Value, json};
-use testkit::chart::yaml;
+use testkit::table::{self, RowName};
 
 use crate::agent_with_api::{Scene, all};
 use crate::api::{Api, DaemonSetState, State, delete_pod, owner, pod_owned_by};
@@ -23,112 +24,181 @@ const NODE: (&str, &str) = ("LINKERD_CNI_NODE_NAME", "node-1");
 
 const OUT_OF_SCOPE: &str = "node node-1 is no longer in the DaemonSet's scope: ";
 
-/// Changes what the API server responds before the agent is stopped, as a case of
-/// `stop_decision.yaml` says.
-fn change(state: &mut State, case: &Value) {
-    let status = |key: &str| case[key].as_u64().map(|code| code as u16);
-    state.daemon_set = match (status("daemonset"), case["daemonset"].as_str()) {
-        (Some(code), _) => DaemonSetState::Status(code),
-        (_, Some("being deleted")) => DaemonSetState::BeingDeleted,
-        (_, Some("replaced")) => DaemonSetState::Replaced,
-        (_, Some(_)) => DaemonSetState::NamespaceBeingDeleted,
-        _ => DaemonSetState::Exists,
-    };
-    (state.node, state.proxy) = (status("node"), status("proxy"));
-    (state.down, state.silent) = (case["down"] == true, case["silent"] == true);
-    if let Some(placement) = case.get("placement") {
-        state.placement = placement.clone();
-    }
-    state.taints.extend(case.get("taint").cloned());
-    if let Some(code) = status("pod") {
-        state.pod = Err(code);
-    }
-    if case["own_token"] == "revoked" {
-        state.tokens.retain(|token| token != "token-1");
-    }
-    let namespace = &case["namespace"];
-    state.namespace = namespace[0].as_u64().map(|code| (code as u16, namespace[1].clone()));
+/// A row of `stop_decision.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct StopRow {
+    owner: Option<Owner>,
+    daemonset: Option<DaemonSet>,
+    placement: Option<Value>,
+    taint: Option<Value>,
+    node: Option<u16>,
+    pod: Option<u16>,
+    namespace: Option<NamespaceResponse>,
+    proxy: Option<u16>,
+    #[serde(default)]
+    down: bool,
+    #[serde(default)]
+    silent: bool,
+    own_token: Option<OwnToken>,
+    #[serde(default)]
+    stays: bool,
+    why: String,
 }
 
-/// An agent whose pod has the owner of the case: a DaemonSet of this name, or other references.
-fn start(case: &Value, vars: &[(&str, &str)]) -> Scene {
-    let api = Api::start();
-    let mut state = api.state();
-    match &case["owner"] {
-        Value::String(name) => {
-            state.owner.clone_from(name);
-            state.pod = Ok(pod_owned_by(&json!([owner(name)])));
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Owner {
+    DaemonSet(String),
+    References(Vec<Value>),
+}
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum DaemonSet {
+    Status(u16),
+    State(DaemonSetName),
+}
+
+#[derive(Deserialize)]
+enum DaemonSetName {
+    #[serde(rename = "being deleted")]
+    BeingDeleted,
+    #[serde(rename = "namespace being deleted")]
+    NamespaceBeingDeleted,
+    #[serde(rename = "replaced")]
+    Replaced,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NamespaceResponse {
+    status: u16,
+    body: Value,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum OwnToken {
+    Revoked,
+}
+
+impl StopRow {
+    /// Changes what the API server responds before the agent is stopped.
+    fn change(&self, state: &mut State) {
+        state.daemon_set = match self.daemonset {
+            None => DaemonSetState::Exists,
+            Some(DaemonSet::Status(code)) => DaemonSetState::Status(code),
+            Some(DaemonSet::State(DaemonSetName::BeingDeleted)) => DaemonSetState::BeingDeleted,
+            Some(DaemonSet::State(DaemonSetName::Replaced)) => DaemonSetState::Replaced,
+            Some(DaemonSet::State(DaemonSetName::NamespaceBeingDeleted)) => {
+                DaemonSetState::NamespaceBeingDeleted
+            }
+        };
+        (state.node, state.proxy) = (self.node, self.proxy);
+        (state.down, state.silent) = (self.down, self.silent);
+        if let Some(placement) = &self.placement {
+            state.placement = placement.clone();
         }
-        Value::Null => {}
-        references => state.pod = Ok(pod_owned_by(references)),
+        state.taints.extend(self.taint.clone());
+        if let Some(code) = self.pod {
+            state.pod = Err(code);
+        }
+        if let Some(OwnToken::Revoked) = self.own_token {
+            state.tokens.retain(|token| token != "token-1");
+        }
+        if let Some(response) = &self.namespace {
+            state.namespace = Some((response.status, response.body.clone()));
+        }
     }
-    drop(state);
-    Scene::start_with(api, vars)
+
+    /// Starts an agent whose pod has the owner of the row.
+    fn start(&self, vars: &[(&str, &str)]) -> Scene {
+        let api = Api::start();
+        let mut state = api.state();
+        match &self.owner {
+            Some(Owner::DaemonSet(name)) => {
+                state.owner.clone_from(name);
+                state.pod = Ok(pod_owned_by(&json!([owner(name)])));
+            }
+            Some(Owner::References(references)) => {
+                state.pod = Ok(pod_owned_by(&json!(references)));
+            }
+            None => {}
+        }
+        drop(state);
+        Scene::start_with(api, vars)
+    }
 }
 
-const DOWN: &str = "down";
-const SILENT: &str = "silent";
+/// Returns the rows of one outcome.
+fn rows(outcome: &str) -> impl Iterator<Item = (RowName, StopRow)> + Send {
+    table::rows_of(include_str!("stop_decision.yaml"), outcome)
+}
+
+/// Stops an agent as the row says. Returns its scene, how long the agent took, and the number of
+/// requests since it was stopped.
+fn stop(row: &StopRow, vars: &[(&str, &str)]) -> (Scene, Duration, usize) {
+    let mut scene = row.start(vars);
+    let before = scene.api.requests().len();
+    row.change(&mut scene.api.state());
+    if !row.stays {
+        delete_pod(&scene.api);
+    }
+    let begin = Instant::now();
+    assert_eq!(scene.agent.stop(), Some(0), "{}", scene.agent.log());
+    let asked = scene.api.requests().len() - before;
+    (scene, begin.elapsed(), asked)
+}
 
 #[test]
-fn stopped_agent_uninstalls_keeps_the_plugin_or_asks_again_by_the_api_servers_response() {
-    let cases = yaml(include_str!("stop_decision.yaml"));
-    let cases = cases.as_object().unwrap().iter();
-    let cases = cases.flat_map(|(outcome, cases)| {
-        cases.as_object().unwrap().iter().map(move |(name, case)| (outcome.as_str(), name, case))
-    });
-    all(cases, |(outcome, name, case)| {
-        let why = case["why"].as_str().unwrap();
-        let vars = match outcome {
-            "no proof" => vec![GRACE, NODE],
-            _ => vec![NODE],
-        };
-        let mut scene = start(case, &vars);
-        let before = scene.api.requests().len();
-        change(&mut scene.api.state(), case);
-        if case["stays"] != true {
-            delete_pod(&scene.api);
-        }
-        let begin = Instant::now();
-        assert_eq!(scene.agent.stop(), Some(0), "{}", scene.agent.log());
-        let took = begin.elapsed();
-        match outcome {
-            "uninstalled" => {
-                scene.assert_uninstalled(name);
-                let log = scene.agent.log();
-                assert!(log.contains(why), "{name}: {log}");
-                let scoped = ["taint", "node", "label"].iter().any(|word| why.contains(word));
-                assert_eq!(log.contains(OUT_OF_SCOPE), scoped, "{name}: {log}");
-                assert!(took < AT_ONCE, "{name}: {took:?}");
-            }
-            "left in place" => {
-                scene.assert_left_in_place(name, why);
-                assert!(took < AT_ONCE, "{name}: {took:?}");
-            }
-            _ => {
-                let no_proof = "no proof of an uninstall within 3 s; last finding: ";
-                scene.assert_left_in_place(name, no_proof);
-                scene.assert_left_in_place(name, why);
-                assert!(took >= TIME_TO_ASK && took < TIME_TO_ASK * 10, "{name}: {took:?}");
-                let asked = scene.api.requests().len() - before;
-                assert_asked_again(name, asked, &scene.agent.log());
-            }
-        }
+fn stopped_agent_uninstalls_at_once_if_the_api_server_proves_it() {
+    all(rows("uninstalled"), |(name, row)| {
+        let (scene, took, _) = stop(&row, &[NODE]);
+        scene.assert_uninstalled(&name);
+        let log = scene.agent.log();
+        assert!(log.contains(&row.why), "{name}: {log}");
+        let scoped = ["taint", "node", "label"].iter().any(|word| row.why.contains(word));
+        assert_eq!(log.contains(OUT_OF_SCOPE), scoped, "{name}: {log}");
+        assert!(took < AT_ONCE, "{name}: {took:?}");
     });
 }
 
-/// Checks the number of requests, and that each change of the finding is logged once.
-fn assert_asked_again(name: &str, asked: usize, log: &str) {
-    let at_least = if [DOWN, SILENT].contains(&name) { 0 } else { 2 };
-    assert!((at_least..20).contains(&asked), "{name}: {asked}");
-    let again: Vec<_> = log.lines().filter_map(|line| line.split_once("asking again")).collect();
-    // A connection can be refused in more than one way.
-    assert!(again.windows(2).all(|pair| pair[0].1 != pair[1].1), "{name}: {log}");
-    match name {
-        SILENT => assert!(again.is_empty(), "{log}"),
-        DOWN => assert!(!again.is_empty(), "{log}"),
-        // The watch may show the deletion only after the first round.
-        _ => assert!((1..=2).contains(&again.len()), "{name}: {log}"),
-    }
+#[test]
+fn stopped_agent_keeps_the_plugin_at_once_if_the_api_server_disproves_an_uninstall() {
+    all(rows("left in place"), |(name, row)| {
+        let (scene, took, _) = stop(&row, &[NODE]);
+        scene.assert_left_in_place(&name, &row.why);
+        assert!(took < AT_ONCE, "{name}: {took:?}");
+    });
+}
+
+#[test]
+fn stopped_agent_without_proof_asks_again_and_keeps_the_plugin() {
+    all(rows("no proof"), |(name, row)| {
+        let (scene, took, asked) = stop(&row, &[GRACE, NODE]);
+        let no_proof = "no proof of an uninstall within 3 s; last finding: ";
+        scene.assert_left_in_place(&name, no_proof);
+        scene.assert_left_in_place(&name, &row.why);
+        assert!(took >= TIME_TO_ASK && took < TIME_TO_ASK * 10, "{name}: {took:?}");
+
+        let fewest = if row.down || row.silent { 0 } else { 2 };
+        assert!((fewest..20).contains(&asked), "{name}: {asked}");
+        let log = scene.agent.log();
+        let findings: Vec<_> =
+            log.lines().filter_map(|line| line.split_once("asking again")).collect();
+        // A connection can be refused in more than one way.
+        let are_changes = findings.windows(2).all(|pair| pair[0].1 != pair[1].1);
+        assert!(are_changes, "{name}: {log}");
+        if row.silent {
+            assert!(findings.is_empty(), "{name}: {log}");
+        } else if row.down {
+            assert!(!findings.is_empty(), "{name}: {log}");
+        } else {
+            // The watch may show the deletion only after the first round.
+            assert!((1..=2).contains(&findings.len()), "{name}: {log}");
+        }
+    });
 }
 
 #[test]

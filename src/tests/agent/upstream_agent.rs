@@ -1,6 +1,7 @@
 //! An upstream agent that runs beside this project's agent, as during `helm upgrade` from upstream's chart with
 //! a surge, and during `helm rollback` to it.
 
+use testkit::table;
 use testkit::upstream_agent::UpstreamAgent;
 
 use crate::agent::Agent;
@@ -27,8 +28,7 @@ fn both(template: &str) -> (Api, Node, UpstreamAgent, Agent) {
 }
 
 #[test]
-fn the_entry_and_the_token_of_an_upstream_agent_that_dies_before_or_beside_this_agent_are_replaced()
-{
+fn the_entry_and_the_token_of_an_upstream_agent_that_dies_before_or_beside_this_agent_are_replaced() {
     for (template, dies_before) in templates().iter().flat_map(|one| [(one, true), (one, false)]) {
         let (api, node) = node(template);
         let mut upstream = Some(upstream::start(&node, KUBECONFIG));
@@ -53,11 +53,11 @@ fn the_entry_and_the_token_of_an_upstream_agent_that_dies_before_or_beside_this_
 #[test]
 fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_the_plugin() {
     let [other, same] = templates();
-    for (set, template) in [
-        (DaemonSetState::Exists, &other),
-        (DaemonSetState::BeingDeleted, &other),
-        (DaemonSetState::Exists, &same),
-    ] {
+    for (_name, (set, template)) in table::named([
+        ("the agent is replaced", (DaemonSetState::Exists, &other)),
+        ("the chart is uninstalled", (DaemonSetState::BeingDeleted, &other)),
+        ("the entry is upstream's", (DaemonSetState::Exists, &same)),
+    ]) {
         let (api, node, _upstream, mut agent) = both(template);
         // The upstream agent prevents an uninstall.
         let status = i32::from(set == DaemonSetState::BeingDeleted);
