@@ -4,6 +4,7 @@ use std::fs;
 use std::process::{Command, Output};
 
 use serde_json::json;
+use testkit::table;
 
 use crate::commands::{self, Shown};
 use crate::helm::{Objects, chart, files_below, helm, read, with, yaml};
@@ -164,9 +165,8 @@ fn the_documented_exceptions_admit_what_the_agents_pods_need_and_no_more() {
         assert!(pod.contains(violation), "{violation} needs no exception");
     }
     // What the other baseline policies of the chart `kyverno-policies` look for.
-    for violation in yaml(include_str!("cases.yaml"))["kyverno"].as_array().unwrap() {
-        let violation = violation.as_str().unwrap();
-        assert!(!pod.contains(violation), "{violation} needs an exception");
+    for (policy, violation) in table::rows_of::<String>(include_str!("cases.yaml"), "kyverno") {
+        assert!(!pod.contains(&violation), "{policy}: {violation} needs an exception");
     }
     let resources = &spec["match"]["any"][0]["resources"];
     let name = objects.get("DaemonSet")["metadata"]["name"].as_str().unwrap();

@@ -4,16 +4,81 @@ mod fakes;
 
 use fakes::{Fakes, Ran};
 
-use serde_json::Value;
+use serde::Deserialize;
+use testkit::table;
 
 use crate::helm::{read, with, yaml};
 
+const TABLES: &str = include_str!("quickstart/cases.yaml");
 const DOWN: [&str; 3] = ["--down", "--context", "prod"];
 const GIVEN: [&str; 4] = ["--context", "prod", "--image", "example.com/cni-plugin:v1"];
 
-fn assert_refused(ran: &Ran, sentences: &[&str]) {
+/// A program that the script finds, with another body.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Program {
+    name: String,
+    body: String,
+}
+
+/// An object of the cluster, as the script has kubectl print it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Object {
+    list: String,
+    line: String,
+}
+
+/// A row of `machines` in `quickstart/cases.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MachineRow {
+    #[serde(default)]
+    without: Vec<String>,
+    program: Program,
+    system: String,
+    refused: Vec<String>,
+}
+
+/// A row of `foreign` in `quickstart/cases.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ForeignRow {
+    object: Object,
+    text: String,
+}
+
+/// A step in a row of `steps` in `quickstart/cases.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Step {
+    program: Option<Program>,
+    object: Option<Object>,
+    run: Option<String>,
+    refused: Option<Vec<String>>,
+    #[serde(default)]
+    says: Vec<String>,
+    makes: Option<MadeCall>,
+    changes: Option<Changes>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MadeCall {
+    call: String,
+    parts: Vec<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Changes {
+    Nothing,
+}
+
+fn assert_refused(ran: &Ran, sentences: &[impl AsRef<str>]) {
     assert!(!ran.success, "{ran:?}");
     for sentence in sentences {
+        let sentence = sentence.as_ref();
         assert!(ran.said.contains(sentence), "{sentence:?}: {ran:?}");
     }
     assert_eq!(ran.changes(), [""; 0], "{ran:?}");
@@ -32,44 +97,40 @@ fn an_old_bash_or_another_shell_is_refused_before_the_script_is_parsed() {
 
 #[test]
 fn a_machine_that_cannot_have_a_cluster_is_told_what_works_there() {
-    for case in yaml(include_str!("quickstart/cases.yaml"))["machines"].as_array().unwrap() {
-        let fakes = Fakes::new().without(&words(&case["without"]));
-        let [program, body] = words(&case["program"])[..] else { panic!("{case}") };
-        fakes.program(program, body);
-        let ran = fakes.on(case["system"].as_str().unwrap(), &[]);
-        assert_refused(&ran, &words(&case["refused"]));
+    for (_name, row) in table::rows_of::<MachineRow>(TABLES, "machines") {
+        let without: Vec<_> = row.without.iter().map(String::as_str).collect();
+        let fakes = Fakes::new().without(&without);
+        fakes.program(&row.program.name, &row.program.body);
+        assert_refused(&fakes.on(&row.system, &[]), &row.refused);
     }
-}
-
-fn words(list: &Value) -> Vec<&str> {
-    list.as_array().into_iter().flatten().map(|word| word.as_str().unwrap()).collect()
 }
 
 #[test]
 fn each_case_of_arguments_objects_and_clients_is_refused_or_removed_as_recorded() {
-    for (name, steps) in yaml(include_str!("quickstart/cases.yaml"))["steps"].as_object().unwrap() {
-        println!("{name}");
+    for (_name, steps) in table::rows_of::<Vec<Step>>(TABLES, "steps") {
         let fakes = Fakes::new();
-        for step in steps.as_array().unwrap() {
-            if let [program, body] = words(&step["program"])[..] {
-                fakes.program(program, body);
+        for step in steps {
+            if let Some(program) = step.program {
+                fakes.program(&program.name, &program.body);
             }
-            if let [list, line] = words(&step["object"])[..] {
-                fakes.object(list, line);
+            if let Some(object) = step.object {
+                fakes.object(&object.list, &object.line);
             }
-            let Some(line) = step["run"].as_str() else { continue };
+            let Some(line) = step.run else { continue };
             let ran = fakes.run(&line.split_whitespace().collect::<Vec<_>>());
-            if step.get("refused").is_some() {
-                assert_refused(&ran, &words(&step["refused"]));
+            if let Some(refused) = step.refused {
+                assert_refused(&ran, &refused);
             }
-            for text in words(&step["says"]) {
-                assert!(ran.success && ran.said.contains(text), "{text}: {ran:?}");
+            for text in step.says {
+                assert!(ran.success && ran.said.contains(&text), "{text}: {ran:?}");
             }
-            if let [call, parts @ ..] = &words(&step["calls"])[..] {
-                let call = ran.call(call);
-                assert!(parts.iter().all(|part| call.contains(part)), "{call}");
+            if let Some(made) = step.makes {
+                let call = ran.call(&made.call);
+                assert!(made.parts.iter().all(|part| call.contains(part)), "{call}");
             }
-            assert!(step["changes"] != "nothing" || ran.changes().is_empty(), "{ran:?}");
+            if let Some(Changes::Nothing) = step.changes {
+                assert_eq!(ran.changes(), [""; 0], "{ran:?}");
+            }
         }
     }
 }
@@ -87,17 +148,16 @@ fn an_exported_kubeconfig_is_not_used_without_context() {
 
 #[test]
 fn every_foreign_object_of_linkerd_cni_is_named_and_nothing_is_changed() {
-    for case in yaml(include_str!("quickstart/cases.yaml"))["foreign"].as_array().unwrap() {
-        let [list, line, name] = words(case)[..] else { panic!("{case}") };
+    for (_name, row) in table::rows_of::<ForeignRow>(TABLES, "foreign") {
         let fakes = Fakes::new();
-        fakes.object(list, line);
-        let texts = [name, "quickstart did not create", "Nothing was changed", "context prod"];
+        fakes.object(&row.object.list, &row.object.line);
+        let texts = [&row.text, "quickstart did not create", "Nothing was changed", "context prod"];
         assert_refused(&fakes.run(&GIVEN), &texts);
-        removes_nothing(&fakes.run(&DOWN), name);
+        assert_removes_nothing(&fakes.run(&DOWN), &row.text);
     }
 }
 
-fn removes_nothing(down: &Ran, name: &str) {
+fn assert_removes_nothing(down: &Ran, name: &str) {
     assert!(down.success, "{down:?}");
     assert_eq!(down.changes(), [""; 0], "{down:?}");
     for text in ["nothing that quickstart created", name] {
@@ -144,9 +204,9 @@ fn an_image_with_a_tag_a_digest_or_both_is_the_one_of_the_release() {
     ] {
         let fakes = Fakes::new();
         let ran = fakes.run(&["--context", "prod", "--image", image]);
-        assert!(ran.success, "{ran:?}");
+        assert!(ran.success, "{image}: {ran:?}");
         let values = yaml(&read(fakes.cache().join("quickstart/values.json")));
-        assert_eq!(with(values).container("install-cni")["image"], rendered);
+        assert_eq!(with(values).container("install-cni")["image"], rendered, "{image}");
     }
 }
 
@@ -175,7 +235,7 @@ fn kind_needs_only_docker_kind_kubectl_and_helm_and_down_removes_its_cluster_alo
     let deleted: Vec<_> = down.calls.iter().filter(|call| call.contains("kind delete")).collect();
     assert_eq!(deleted.len(), 1, "{down:?}");
     assert!(deleted[0].contains(&format!("--name {name} ")), "{deleted:?}");
-    removes_nothing(&fakes.run(&["--down"]), "");
+    assert_removes_nothing(&fakes.run(&["--down"]), "");
 
     // A creation that was interrupted left a cluster, too.
     fakes.program("kind-create", "exit 1");

@@ -3,25 +3,32 @@
 
 use std::collections::BTreeSet;
 
+use serde::Deserialize;
 use serde_json::{Value, json};
+use testkit::table::{self, RowName};
 
-use crate::helm::{Objects, Render, ci_values, read, values, with, yaml};
+use crate::helm::{Objects, Render, ci_values, read, values, with};
 
-fn uses() -> Vec<Value> {
-    yaml(include_str!("cases.yaml"))["uses"].as_array().unwrap().clone()
+const TABLES: &str = include_str!("cases.yaml");
+
+/// Returns values that together render everything.
+fn uses() -> impl Iterator<Item = (RowName, Value)> {
+    table::rows_of(TABLES, "uses")
 }
 
-/// Returns the first `count` cells of each row of the table whose first column has this heading, without backticks.
-fn rows(heading: &str, count: usize) -> BTreeSet<Vec<String>> {
+/// Returns the first cells of each row of the table whose first column has this heading, without backticks.
+fn rows<const CELLS: usize>(heading: &str) -> BTreeSet<[String; CELLS]> {
     let page = read(testkit::repository().join("docs/security.md"));
     let table =
         page.split(&format!("\n| {heading} | ")).nth(1).unwrap_or_else(|| panic!("{heading}"));
     let lines = table.lines().skip(2).take_while(|line| line.starts_with("| "));
-    let cells = |line: &str| -> Vec<String> {
-        let cells = line.trim_start_matches("| ").split(" | ").take(count);
-        cells.map(|cell| cell.replace('`', "")).collect()
-    };
-    lines.map(cells).collect()
+    let mut rows = BTreeSet::new();
+    for line in lines {
+        let cells = line.trim_start_matches("| ").split(" | ").take(CELLS);
+        let cells: Vec<_> = cells.map(|cell| cell.replace('`', "")).collect();
+        rows.insert(cells.try_into().unwrap());
+    }
+    rows
 }
 
 fn words(list: &Value) -> impl Iterator<Item = String> {
@@ -29,7 +36,7 @@ fn words(list: &Value) -> impl Iterator<Item = String> {
 }
 
 /// Returns the permissions of each account as resource, verb, account.
-fn permissions(objects: &Objects) -> Vec<Vec<String>> {
+fn permissions(objects: &Objects) -> Vec<[String; 3]> {
     let mut found = Vec::new();
     for binding in objects.0.iter().filter(|object| object["subjects"].is_array()) {
         let [kind, name] = ["kind", "name"].map(|key| binding["roleRef"][key].as_str().unwrap());
@@ -44,7 +51,7 @@ fn permissions(objects: &Objects) -> Vec<Vec<String>> {
                 let only: String = only.collect();
                 for resource in words(&rule["resources"]) {
                     for verb in words(&rule["verbs"]) {
-                        found.push(vec![format!("{resource}{only}"), verb, account.to_owned()]);
+                        found.push([format!("{resource}{only}"), verb, account.to_owned()]);
                     }
                 }
             }
@@ -55,21 +62,24 @@ fn permissions(objects: &Objects) -> Vec<Vec<String>> {
 
 #[test]
 fn every_permission_of_the_chart_is_explained() {
-    let mut uses: Vec<_> = uses().into_iter().map(with).collect();
+    let mut uses: Vec<_> = uses().map(|(_, values)| with(values)).collect();
     // Every value is set in one of them, also a value that enables a new feature.
     uses.extend(ci_values().iter().map(|file| Render::new().file(file).objects()));
     let rendered: BTreeSet<_> = uses.iter().flat_map(permissions).collect();
-    let listed = rows("resource", 3).into_iter().flat_map(|row| {
-        let verbs = row[1].split(", ").map(str::to_owned).collect::<Vec<_>>();
-        verbs.into_iter().map(move |verb| vec![row[0].clone(), verb, row[2].clone()])
-    });
-    assert_eq!(listed.collect::<BTreeSet<_>>(), rendered);
+    let mut listed = BTreeSet::new();
+    for [resource, verbs, account] in rows("resource") {
+        for verb in verbs.split(", ") {
+            listed.insert([resource.clone(), verb.to_owned(), account.clone()]);
+        }
+    }
+    assert_eq!(listed, rendered);
 }
 
 #[test]
 fn every_capability_and_directory_of_the_node_of_the_chart_is_explained() {
     let (mut capabilities, mut directories) = (BTreeSet::new(), BTreeSet::new());
-    for objects in uses().into_iter().map(with) {
+    for (_name, values) in uses() {
+        let objects = with(values);
         let pod = &objects.pod()["spec"];
         assert!(pod.get("initContainers").is_none());
         let volumes = pod["volumes"].as_array().unwrap();
@@ -78,7 +88,7 @@ fn every_capability_and_directory_of_the_node_of_the_chart_is_explained() {
             let of_container = &container["securityContext"]["capabilities"];
             assert_eq!(of_container["drop"], json!(["ALL"]), "{container}");
             let added = words(&of_container["add"]);
-            capabilities.extend(added.map(|added| vec![added, name.to_owned()]));
+            capabilities.extend(added.map(|added| [added, name.to_owned()]));
             for mount in container["volumeMounts"].as_array().unwrap() {
                 let volume = volumes.iter().find(|volume| volume["name"] == mount["name"]).unwrap();
                 let Some(path) = volume["hostPath"]["path"].as_str() else {
@@ -86,16 +96,16 @@ fn every_capability_and_directory_of_the_node_of_the_chart_is_explained() {
                     continue;
                 };
                 let access = if mount["readOnly"] == true { "read" } else { "read and write" };
-                directories.insert([path, name, access].map(str::to_owned).to_vec());
+                directories.insert([path, name, access].map(str::to_owned));
             }
         }
     }
-    assert_eq!(rows("capability", 2), capabilities);
-    let of_agent = capabilities.iter().filter(|row| row[1] == "install-cni").count();
+    assert_eq!(rows("capability"), capabilities);
+    let of_agent = capabilities.iter().filter(|[_, container]| container == "install-cni").count();
     assert_eq!(of_agent, 4);
     let page = read(testkit::repository().join("SECURITY.md"));
     assert!(page.contains("Containers drop all capabilities and add at most four,"));
-    assert_eq!(rows("directory of the node", 3), directories);
+    assert_eq!(rows("directory of the node"), directories);
 }
 
 /// An error in a condition or a policy must not affect other accounts. The cluster test `admission_policy` has the rest.
@@ -113,24 +123,31 @@ fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
     assert!(taint.contains(r#"taint.key != \"a.b/c\""#), "{taint}");
 }
 
+/// A row of `multus` in `cases.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct MultusRow {
+    kubernetes: String,
+    apis: Vec<String>,
+    policy: Option<String>,
+}
+
 /// Without a cluster the version of Kubernetes decides, else what the API server serves.
 #[test]
 fn the_policy_for_multus_has_the_version_that_the_api_server_serves() {
     let values = json!({"networkAttachmentDefinition": {"annotatePods": true}});
-    for case in yaml(include_str!("cases.yaml"))["multus"].as_array().unwrap() {
-        let [kubernetes, expected] = [0, 2].map(|index| case[index].as_str());
-        let (kubernetes, apis) = (kubernetes.unwrap(), words(&case[1]).collect());
-        let text = Render::new().kubernetes(kubernetes).apis(apis).values(&values).text();
-        let Some(version) = expected else {
+    for (name, row) in table::rows_of::<MultusRow>(TABLES, "multus") {
+        let text = Render::new().kubernetes(&row.kubernetes).apis(row.apis).values(&values).text();
+        let Some(version) = row.policy else {
             let error = text.unwrap_err();
             let remedy = "the feature gate MutatingAdmissionPolicy";
-            assert!(error.contains(remedy), "{case}: {error}");
+            assert!(error.contains(remedy), "{name}: {error}");
             continue;
         };
         let objects = Objects::parse(&text.unwrap());
         for kind in ["MutatingAdmissionPolicy", "MutatingAdmissionPolicyBinding"] {
             let api = format!("admissionregistration.k8s.io/{version}");
-            assert_eq!(objects.get(kind)["apiVersion"], api, "{case}");
+            assert_eq!(objects.get(kind)["apiVersion"], api, "{name}");
         }
     }
     assert!(!with(json!({})).have("MutatingAdmissionPolicy"));
@@ -144,7 +161,7 @@ fn the_documented_commands_print_what_rbac_create_false_leaves_out() {
     let patterns: Vec<_> =
         section.split(" -s '").skip(1).map(|rest| rest.split('\'').next().unwrap()).collect();
     assert_eq!(patterns.len(), 2);
-    for values in uses() {
+    for (name, values) in uses() {
         let mut without = values.clone();
         without["rbac"] = json!({"create": false});
         let without = with(without).0;
@@ -157,6 +174,6 @@ fn the_documented_commands_print_what_rbac_create_false_leaves_out() {
         for objects in [&mut left_out, &mut printed] {
             objects.sort_by_key(Value::to_string);
         }
-        assert_eq!(printed, left_out, "{values}");
+        assert_eq!(printed, left_out, "{name}");
     }
 }
