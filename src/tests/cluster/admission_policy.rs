@@ -5,9 +5,10 @@ use std::io::Write as _;
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use tempfile::NamedTempFile;
-use testkit::chart::yaml;
+use testkit::table;
 
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
@@ -62,11 +63,20 @@ fn assert_refused(policy: &str, request: Result<String, String>, message: &str) 
     assert!(refused.contains(message) && refused.contains(policy), "{refused}");
 }
 
+/// A row of `admission_policy_refused.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RefusedPatch {
+    node: String,
+    patch: Value,
+    message: String,
+}
+
 fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
-    for case in yaml(include_str!("admission_policy_refused.yaml")).as_array().unwrap() {
-        let [name, message] = [0, 2].map(|index| case[index].as_str().unwrap());
-        let patch = account.patch_node(name, &case[1], &[]);
-        assert_refused("linkerd-cni-node", patch, message);
+    let refused = include_str!("admission_policy_refused.yaml");
+    for (_name, row) in table::rows::<RefusedPatch>(refused) {
+        let patch = account.patch_node(&row.node, &row.patch, &[]);
+        assert_refused("linkerd-cni-node", patch, &row.message);
     }
     // Other taints, which the control plane adds to a node without kubelet, have to stay.
     until("the startup taint is removed", || {
@@ -80,14 +90,17 @@ fn nodes_lose_only_the_startup_taint_on_the_own_node(account: &Account) {
 
 fn pods_are_evicted_only_on_the_own_node(account: &Account) {
     let without_node = Account::new("");
-    for (account, pod, uid, message) in [
-        (account, OTHER, uid(OTHER), "on node policy-own may not evict pod policy-other on node"),
+    let other_node = "on node policy-own may not evict pod policy-other on node";
+    let precondition = "only with its UID as precondition";
+    let no_node = "the token names no node";
+    for (_name, (account, pod, uid, message)) in table::named([
+        ("a pod on another node", (account, OTHER, uid(OTHER), other_node)),
         // The next pod of a name may be on another node.
-        (account, OWN, String::new(), "only with its UID as precondition"),
-        (account, OWN, uid(OTHER), "only with its UID as precondition"),
-        (&without_node, OWN, uid(OWN), "the token names no node"),
-        (&without_node, "missing", uid(OWN), "the token names no node"),
-    ] {
+        ("no UID", (account, OWN, String::new(), precondition)),
+        ("the UID of another pod", (account, OWN, uid(OTHER), precondition)),
+        ("a token without node", (&without_node, OWN, uid(OWN), no_node)),
+        ("a token without node, no pod", (&without_node, "missing", uid(OWN), no_node)),
+    ]) {
         assert_refused("linkerd-cni-repair", account.evict(pod, &uid, ""), message);
     }
     // No deletion leads past the disruption budgets.

@@ -3,10 +3,12 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
+use serde::Deserialize;
 use serde_json::{Value, json};
 use testkit::api::{Response, Routes, Server, State};
 use testkit::chart::yaml;
 use testkit::server::Request;
+use testkit::table;
 
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
@@ -52,15 +54,17 @@ fn the_policy_annotates_each_meshed_pod_also_if_the_injector_adds_the_proxy() {
         pod["spec"]["containers"].as_array().unwrap().len() == 2 && networks(&pod) != Value::Null
     });
 
-    for case in data()["networks"].as_array().unwrap() {
-        let (before, after) = (&case[0], &case[1]);
-        let annotations = if before.is_null() { json!({}) } else { json!({NETWORKS: before}) };
+    for (name, row) in table::rows_of::<NetworksRow>(DATA, "networks") {
+        let annotations = match &row.before {
+            Some(before) => json!({NETWORKS: before}),
+            None => json!({}),
+        };
         for (containers, is_injected) in [(&meshed, false), (&unmeshed, true)] {
             let pod = admitted(annotations.clone(), containers, &[], is_injected);
-            assert_eq!(networks(&pod), *after, "{before}, injected: {is_injected}");
+            assert_eq!(networks(&pod), row.after, "{name}, injected: {is_injected}");
         }
         let pod = admitted(annotations, &unmeshed, &[], false);
-        assert_eq!(networks(&pod), *before, "unmeshed");
+        assert_eq!(networks(&pod), json!(row.before), "{name}, unmeshed");
     }
     let sidecar = json!({"name": "linkerd-proxy", "restartPolicy": "Always"});
     let pod = admitted(json!({}), &unmeshed, &[("initContainers", json!([sidecar]))], false);
@@ -73,8 +77,14 @@ fn the_policy_annotates_each_meshed_pod_also_if_the_injector_adds_the_proxy() {
     }
 }
 
-fn data() -> Value {
-    yaml(include_str!("annotated_pods.yaml"))
+const DATA: &str = include_str!("annotated_pods.yaml");
+
+/// A row of `networks` in `annotated_pods.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NetworksRow {
+    before: Option<String>,
+    after: String,
 }
 
 fn networks(pod: &Value) -> Value {
@@ -111,7 +121,7 @@ fn admitted(
 fn register(injector: &Server<Injector>) -> Applied {
     let ca = BASE64_STANDARD.encode(injector.ca());
     let url = format!("https://{}/", injector.address);
-    let mut configuration = data()["webhook"].take();
+    let mut configuration = yaml(DATA)["webhook"].take();
     configuration["webhooks"][0]["clientConfig"] = json!({"url": url, "caBundle": ca});
     Applied::new(configuration.to_string())
 }

@@ -2,32 +2,58 @@
 
 use std::fs;
 
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value};
 use testkit::benchmarks::{Figures, compare};
 use testkit::chart::yaml;
+use testkit::table;
 
 use crate::repository;
 
+const TABLES: &str = include_str!("benchmarks.yaml");
+
+/// A row of `runs` in `benchmarks.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RunRow {
+    /// Changes of the committed figures, by JSON pointer.
+    #[serde(default)]
+    committed: Map<String, Value>,
+    /// The same for the figures of the run.
+    #[serde(default)]
+    run: Map<String, Value>,
+    #[serde(default)]
+    worse: Vec<String>,
+    #[serde(default)]
+    better: Vec<String>,
+    #[serde(default)]
+    missing: usize,
+    compared: Option<usize>,
+    #[serde(default)]
+    text: String,
+}
+
+fn figures(changes: &Map<String, Value>) -> Figures {
+    let mut figures = yaml(TABLES)["committed"].take();
+    for (pointer, value) in changes {
+        *figures.pointer_mut(pointer).unwrap() = value.clone();
+    }
+    serde_json::from_value(figures).unwrap()
+}
+
 #[test]
 fn a_run_that_is_worse_or_lacks_a_figure_fails_and_the_report_names_the_figure() {
-    let cases = yaml(include_str!("benchmarks.yaml"));
-    let figures = |changes: &Value| -> Figures {
-        let mut figures = cases["committed"].clone();
-        for (pointer, value) in changes.as_object().into_iter().flatten() {
-            *figures.pointer_mut(pointer).unwrap() = value.clone();
+    for (name, row) in table::rows_of::<RunRow>(TABLES, "runs") {
+        let found = compare(&figures(&row.committed), &figures(&row.run));
+        assert_eq!(found.worse, row.worse, "{name}");
+        assert_eq!(found.better, row.better, "{name}");
+        assert_eq!(found.missing.len(), row.missing, "{name}");
+        if let Some(compared) = row.compared {
+            assert_eq!(found.compared, compared, "{name}");
         }
-        serde_json::from_value(figures).unwrap()
-    };
-    for case in cases["runs"].as_array().unwrap() {
-        let found = compare(&figures(&case["committed"]), &figures(&case["run"]));
-        let lines = |key: &str| Value::from(case[key].as_array().cloned().unwrap_or_default());
-        assert_eq!([json!(found.worse), json!(found.better)], [lines("worse"), lines("better")]);
-        let missing = case["missing"].as_u64().unwrap_or_default();
-        assert_eq!(found.missing.len() as u64, missing, "{case}");
-        let compared = case["compared"].as_u64().unwrap_or(found.compared as u64);
-        assert_eq!(found.compared as u64, compared, "{case}");
-        assert_eq!(found.holds(), found.worse.is_empty() && missing == 0 && compared > 0, "{case}");
-        assert!(found.text().contains(case["text"].as_str().unwrap_or_default()), "{case}");
+        let holds = row.worse.is_empty() && row.missing == 0 && found.compared > 0;
+        assert_eq!(found.holds(), holds, "{name}");
+        assert!(found.text().contains(&row.text), "{name}: {}", found.text());
     }
 }
 

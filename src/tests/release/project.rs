@@ -65,7 +65,7 @@ fn workflows_run_every_test_the_long_ones_each_week_and_check_the_dependencies_e
         ("fleet", "scripts/maintainers/fleet --check "),
     ] {
         let command = commands(&weekly, job)[0];
-        assert!(command.starts_with(script), "{command}");
+        assert!(command.starts_with(script), "{job}: {command}");
     }
     let daily = workflow("advisories");
     assert_eq!(commands(&daily, "advisories"), [DENY]);
@@ -230,7 +230,7 @@ fn the_committed_results_have_each_row_and_kernel_and_are_those_of_the_page() {
     ] {
         let results = results.as_array().unwrap();
         let named = |row: &Value| row["row"].as_str().unwrap().to_owned();
-        assert_eq!(results.iter().map(named).collect::<BTreeSet<_>>(), listed(script));
+        assert_eq!(results.iter().map(named).collect::<BTreeSet<_>>(), listed(script), "{script}");
         for row in results {
             let (name, checks) = (named(row), row["checks"].as_array().unwrap());
             assert!(checks.iter().all(|check| check["passed"] == true), "{name}");

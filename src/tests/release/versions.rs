@@ -4,9 +4,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use serde_json::Value;
+use serde::Deserialize;
 use tempfile::TempDir;
-use testkit::chart::yaml;
+use testkit::table;
 
 use crate::{must, repository, said};
 
@@ -98,14 +98,16 @@ fn a_version_above_the_last_tag_with_an_entry_is_released() {
     assert_eq!(refusal(&tree, &["2.1.0"]), None);
     tree.git(&["tag", "--delete", "v2.1.0"]);
     // A release is above its pre-releases, and 2.10 above 2.9.
-    for (version, changelog) in [
-        ("2.1.0", CHANGELOG.replace("2.0.0", "2.1.0-rc.2")),
-        ("2.10.0", CHANGELOG.replace("2.0.0", "2.9.0").replace("2.1.0", "2.10.0")),
-    ] {
+    let after_candidate = CHANGELOG.replace("2.0.0", "2.1.0-rc.2");
+    let two_digits = CHANGELOG.replace("2.0.0", "2.9.0").replace("2.1.0", "2.10.0");
+    for (name, (version, changelog)) in table::named([
+        ("after a release candidate", ("2.1.0", after_candidate)),
+        ("with two digits", ("2.10.0", two_digits)),
+    ]) {
         set_versions(&tree, version, "2026.12.1");
         tree.write("CHANGELOG.md", &changelog);
         tree.commit();
-        assert_eq!(refusal(&tree, &[version]), None);
+        assert_eq!(refusal(&tree, &[version]), None, "{name}");
     }
 }
 
@@ -130,31 +132,62 @@ fn uncommitted_changes_are_not_released() {
     must_refuse(&tree, &["2.1.0"], " M new");
 }
 
+const REFUSED: &str = include_str!("refused.yaml");
+
+/// A row of `files` in `refused.yaml`: with a file or with a replacement in the changelog.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileRow {
+    version: String,
+    file: Option<WrittenFile>,
+    changelog: Option<Replacement>,
+    reason: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct WrittenFile {
+    name: String,
+    text: String,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Replacement {
+    from: String,
+    to: String,
+}
+
+/// A row of `versions` in `refused.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct VersionRow {
+    version: String,
+    reason: String,
+}
+
 #[test]
 fn a_version_is_refused_with_the_reason() {
     let tree = tree();
-    let refused = yaml(include_str!("refused.yaml"));
-    let texts = |case: &Value, index: usize| case[index].as_str().unwrap().to_owned();
-    for case in refused["files"].as_array().unwrap() {
-        let [version, file, text, reason] = [0, 1, 2, 3].map(|index| texts(case, index));
-        let text = match text.split_once(" -> ") {
-            Some((from, to)) => CHANGELOG.replace(from, to),
-            None => text,
-        };
-        tree.write(&file, &text);
+    for (_name, row) in table::rows_of::<FileRow>(REFUSED, "files") {
+        if let Some(file) = &row.file {
+            tree.write(&file.name, &file.text);
+        }
+        if let Some(Replacement { from, to }) = &row.changelog {
+            tree.write("CHANGELOG.md", &CHANGELOG.replace(from, to));
+        }
         tree.commit();
-        must_refuse(&tree, &[&version], &reason);
+        must_refuse(&tree, &[&row.version], &row.reason);
         tree.git(&["reset", "--quiet", "--hard", "HEAD^"]);
     }
     for version in ["v2.1.0", "2.1", "latest", "2.1.0 ", "02.1.0"] {
         must_refuse(&tree, &[version], "is not a version such as");
     }
-    for case in refused["versions"].as_array().unwrap() {
-        let [version, reason] = &[0, 1].map(|index| texts(case, index));
-        set_versions(&tree, version, "2026.12.1");
-        tree.write("CHANGELOG.md", &CHANGELOG.replace("2.1.0", version));
+    for (_name, row) in table::rows_of::<VersionRow>(REFUSED, "versions") {
+        set_versions(&tree, &row.version, "2026.12.1");
+        tree.write("CHANGELOG.md", &CHANGELOG.replace("2.1.0", &row.version));
         tree.commit();
-        must_refuse(&tree, &[version], reason);
+        must_refuse(&tree, &[&row.version], &row.reason);
     }
     // A tag counts, even if the changelog lacks it.
     set_versions(&tree, "2.1.0", "2026.12.1");
@@ -183,6 +216,14 @@ fn a_clean_tree_is_released_from_its_own_commit_and_a_changed_one_from_a_child()
     assert_eq!(tree.git(&["status", "--porcelain"]), "?? new");
 }
 
+/// A row of `unpublished.yaml`, whose name is the path of a file.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct UnpublishedText {
+    refused: Vec<String>,
+    text: String,
+}
+
 #[test]
 fn a_version_with_texts_of_an_unpublished_one_is_released_but_not_published() {
     let tree = tree();
@@ -193,18 +234,16 @@ fn a_version_with_texts_of_an_unpublished_one_is_released_but_not_published() {
     tree.commit();
     assert_eq!(refusal(&tree, &publish), None);
 
-    let texts = yaml(include_str!("unpublished.yaml"));
-    for (file, case) in texts.as_object().unwrap() {
-        let text = case["text"].as_str().unwrap();
-        tree.write(file, &text.replace("SUM", &digest).replace("CUT", &digest[1..]));
+    let mut reasons = vec!["\"Unreleased\"".to_owned()];
+    for (file, row) in table::rows::<UnpublishedText>(include_str!("unpublished.yaml")) {
+        tree.write(&file, &row.text.replace("SUM", &digest).replace("CUT", &digest[1..]));
+        reasons.extend(row.refused);
     }
     tree.write("CHANGELOG.md", &CHANGELOG.replace("[Unreleased]\n", "[Unreleased]\n\n- Later.\n"));
     tree.commit();
     assert_eq!(refusal(&tree, &["2.1.0"]), None);
     let refused = refusal(&tree, &publish).unwrap();
-    let reasons = texts.as_object().unwrap().values();
-    let reasons = reasons.flat_map(|case| case["refused"].as_array().unwrap());
-    for reason in reasons.filter_map(Value::as_str).chain(["\"Unreleased\""]) {
-        assert!(refused.contains(reason), "{reason}: {refused}");
+    for reason in reasons {
+        assert!(refused.contains(&reason), "{reason}: {refused}");
     }
 }
