@@ -164,16 +164,17 @@ fn a_second_network_is_redirected_too_and_is_no_path_of_its_own() {
         json!([{"name": "default", "ips": ["10.99.0.1"]}, {"name": "a/b", "ips": ["fd98::1"]}]);
     for (ipv6, report) in [(true, &[][..]), (false, &["ipv6: , value disableIPv6"])] {
         let mut pod = Pod { ips: &POD[..1], entry: json!({"ipv6": ipv6}), ..Pod::closed() };
-        assert_eq!(pod.report(), [""; 0]);
+        assert_eq!(pod.report(), [""; 0], "ipv6: {ipv6}");
         pod.annotations = json!({"k8s.v1.cni.cncf.io/network-status": status.to_string()});
-        assert_eq!(pod.report(), report);
+        assert_eq!(pod.report(), report, "ipv6: {ipv6}");
         let scene = pod.start();
         scene.add_network();
         for (own, other, is_redirected) in
             [("10.98.0.1", "10.98.0.2", true), ("fd98::1", "fd98::2", ipv6)]
         {
             let wanted = if is_redirected { ["outbound", "inbound"] } else { ["server", "app"] };
-            assert_eq!([scene.outbound(APP, other, 9000), scene.inbound(own, 8080)], wanted);
+            let got = [scene.outbound(APP, other, 9000), scene.inbound(own, 8080)];
+            assert_eq!(got, wanted, "ipv6: {ipv6}, {own}");
         }
     }
 }

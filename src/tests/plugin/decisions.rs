@@ -101,19 +101,25 @@ fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_r
 
 #[test]
 fn an_invalid_plugin_entry_fails_meshed_pods_only() {
-    for (linkerd, problem) in [
+    for (name, (linkerd, problem)) in table::named([
         (
-            json!({"proxy-uid": "2102"}),
-            "\"linkerd\": \"proxy-uid\": \"2102\" is not a whole number",
+            "a UID that is a text",
+            (
+                json!({"proxy-uid": "2102"}),
+                "\"linkerd\": \"proxy-uid\": \"2102\" is not a whole number",
+            ),
         ),
-        (json!({"simulate": true}), "\"linkerd\": \"simulate\": true is not supported"),
-        (json!([]), "\"linkerd\": [] is not an object"),
-    ] {
+        (
+            "a member that is not supported",
+            (json!({"simulate": true}), "\"linkerd\": \"simulate\": true is not supported"),
+        ),
+        ("a list", (json!([]), "\"linkerd\": [] is not an object")),
+    ]) {
         let scene = Scene::meshed();
         let add = || scene.add().set("linkerd", linkerd.clone());
         add().annotated(json!({})).run().succeeded();
         add().run().failed(7, problem);
-        assert_eq!(scene.rules(), "");
+        assert_eq!(scene.rules(), "", "{name}");
         scene.api.answer(POD_PATH, 200, UNMESHED);
         add().run().succeeded();
     }

@@ -64,21 +64,40 @@ fn calls_that_cannot_be_carried_out_fail_and_leave_no_rule() {
     let scene = Scene::meshed();
     let add = || scene.add();
     let in_netns = |path: &str| add().env("CNI_NETNS", path);
-    for (call, code, text) in [
-        (add().set("kubernetes", json!({"kubeconfig": "/no/such"})), 100, "cannot read /no/such"),
-        (add().set("kubernetes", json!({})), 100, "\"kubeconfig\" is not set"),
-        (add().linkerd("incoming-proxy-port", 70000), 7, "70000 is not a port of the proxy"),
-        (add().set("linkerd", json!({})), 7, "proxy-uid"),
-        (add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
+    let kubeconfig = |value| add().set("kubernetes", value);
+    for (_name, (call, code, text)) in table::named([
         (
-            in_netns("/no/such/netns"),
-            8,
-            "cannot open network namespace /no/such/netns: No such file",
+            "the kubeconfig does not exist",
+            (kubeconfig(json!({"kubeconfig": "/no/such"})), 100, "cannot read /no/such"),
         ),
-        (in_netns("/dev/null"), 8, "cannot enter network namespace /dev/null: EINVAL: Invalid"),
-        (in_netns("/proc/self/ns/net"), 8, "should not be the same"),
-        (add().set("prevResult", "x"), 6, "could not parse prevResult"),
-    ] {
+        ("no kubeconfig is set", (kubeconfig(json!({})), 100, "\"kubeconfig\" is not set")),
+        (
+            "the proxy's port is above 65535",
+            (add().linkerd("incoming-proxy-port", 70000), 7, "70000 is not a port of the proxy"),
+        ),
+        ("the entry has no member", (add().set("linkerd", json!({})), 7, "proxy-uid")),
+        (
+            "an argument has no value",
+            (add().env("CNI_ARGS", "a"), 4, "CNI_ARGS: invalid pair \"a\""),
+        ),
+        (
+            "the netns does not exist",
+            (
+                in_netns("/no/such/netns"),
+                8,
+                "cannot open network namespace /no/such/netns: No such file",
+            ),
+        ),
+        (
+            "the netns is another file",
+            (in_netns("/dev/null"), 8, "cannot enter network namespace /dev/null: EINVAL: Invalid"),
+        ),
+        (
+            "the netns is the plugin's own",
+            (in_netns("/proc/self/ns/net"), 8, "should not be the same"),
+        ),
+        ("prevResult is a text", (add().set("prevResult", "x"), 6, "could not parse prevResult")),
+    ]) {
         call.run().failed(code, text);
     }
     assert_eq!(scene.rules(), "");

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use rcgen::{BasicConstraints, CertificateParams, IsCa, date_time_ymd};
 use serde_json::{Value, json};
 use testkit::chart::yaml;
+use testkit::table;
 
 use super::api::{ApiFault, TOKEN};
 use super::record_socket::recorded;
@@ -90,7 +91,10 @@ fn a_server_certificate_that_is_the_ca_itself_is_trusted_for_its_name_and_lifeti
 #[test]
 fn a_server_certificate_of_another_ca_fails_at_once_with_a_remedy() {
     let with_ca = || api_with_ca("127.0.0.1", 4000);
-    for (api, other) in [(meshed_api(), Api::start()), (with_ca(), with_ca())] {
+    for (_name, (api, other)) in table::named([
+        ("a certificate of its own", (meshed_api(), Api::start())),
+        ("a certificate of a CA", (with_ca(), with_ca())),
+    ]) {
         let call = Call::new("ADD", Path::new("/no/such/netns"), &api);
         let wrong =
             other.kubeconfig().replace(&other.address.to_string(), &api.address.to_string());
@@ -105,12 +109,12 @@ fn a_server_certificate_of_another_ca_fails_at_once_with_a_remedy() {
 fn a_kubeconfig_with_an_invalid_server_or_token_fails_at_once() {
     let api = meshed_api();
     let address = api.address.to_string();
-    for (good, bad) in [
-        (TOKEN, "t\u{f6}ken"),
-        (TOKEN, "\"a\\nb\""),
-        (&address, "127.0.0.1:1:2"),
-        (&address, "a b"),
-    ] {
+    for (_name, (good, bad)) in table::named([
+        ("a token that is not ASCII", (TOKEN, "t\u{f6}ken")),
+        ("a token with a line feed", (TOKEN, "\"a\\nb\"")),
+        ("an address with two ports", (&address, "127.0.0.1:1:2")),
+        ("an address with a blank", (&address, "a b")),
+    ]) {
         let call =
             Call::new("ADD", Path::new("/no/such/netns"), &api).linkerd("api-retry-seconds", 30);
         fs::write(call.kubeconfig(), api.kubeconfig().replace(good, bad)).unwrap();

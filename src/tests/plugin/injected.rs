@@ -5,6 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
+use testkit::table;
 
 use super::api::{Api, ApiFault, TOKEN};
 use super::record_socket::recorded;
@@ -159,7 +160,9 @@ fn check_after_an_outage_succeeds_if_the_pod_object_yields_other_rules_than_add_
 fn a_marked_pod_that_the_api_server_does_not_know_or_has_replaced_fails() {
     let scene = Scene::meshed();
     let replaced = MESHED.replace("0001\"", "0002\"");
-    for (status, body) in [(404, "{}"), (200, &*replaced)] {
+    for (_name, (status, body)) in
+        table::named([("gone", (404, "{}")), ("replaced", (200, &*replaced))])
+    {
         scene.api.answer(POD_PATH, status, body);
         scene.add().annotated(marked(&json!({}))).run().failed(103, "");
     }

@@ -1,6 +1,7 @@
 //! Long lists of skipped ports and subnets: one rule each, and where TCP connections then go.
 
 use serde_json::{Map, json};
+use testkit::table;
 
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
 use super::{Call, Scene, listen, meshed_spec};
@@ -86,18 +87,30 @@ fn separate_subnets_skip_one_direction_each_in_every_mode() {
 fn skipped_subnets_are_one_native_rule_for_each_family() {
     let others =
         || (0..8000).map(|number| format!("172.{}.{}.1/32", 16 + number / 250, number % 250));
-    for (subnets, listener) in [
-        (["10.99.0.0/28", "10.99.0.2/32", "fd00::/16", "fd99::/64", "fd99::/64"], "app"),
-        (["10.99.0.0/31", "10.99.0.3/32", "fd00::/16", "fd99::1/128", "fd99::3/128"], "inbound"),
-        (["0.0.0.0/1", "128.0.0.0/1", "10.99.0.0/28", "::/1", "8000::/1"], "app"),
-    ] {
+    for (name, (subnets, listener)) in table::named([
+        (
+            "with the neighbour, once and twice",
+            (["10.99.0.0/28", "10.99.0.2/32", "fd00::/16", "fd99::/64", "fd99::/64"], "app"),
+        ),
+        (
+            "beside the neighbour",
+            (
+                ["10.99.0.0/31", "10.99.0.3/32", "fd00::/16", "fd99::1/128", "fd99::3/128"],
+                "inbound",
+            ),
+        ),
+        (
+            "every address, as halves",
+            (["0.0.0.0/1", "128.0.0.0/1", "10.99.0.0/28", "::/1", "8000::/1"], "app"),
+        ),
+    ]) {
         let value: Vec<String> = subnets.map(str::to_owned).into_iter().chain(others()).collect();
         let scene = annotated(&[("skip-subnets", &value.join(","))]);
         call("ADD", &scene).run().succeeded();
         for (family, address) in ["ip", "ip6"].into_iter().zip(POD) {
             // The ports, the subnets, and the redirect.
-            assert_eq!(rules(&scene, family, "PROXY_INIT_REDIRECT"), 3, "{family}");
-            assert_eq!(scene.inbound(address, 8080), listener, "{family}");
+            assert_eq!(rules(&scene, family, "PROXY_INIT_REDIRECT"), 3, "{name}: {family}");
+            assert_eq!(scene.inbound(address, 8080), listener, "{name}: {family}");
         }
         call("CHECK", &scene).run().succeeded();
     }

@@ -79,11 +79,11 @@ fn only_the_proxys_own_uid_is_exempt_and_no_user_or_group_that_the_app_has_too()
 #[test]
 fn an_app_container_with_the_proxys_user_is_recorded_and_refused_if_strict() {
     let proxy = json!({"runAsUser": 2102});
-    for (app, init, wanted) in [
-        (proxy.clone(), json!({}), &["app"][..]),
+    for (name, (app, init, wanted)) in table::named([
+        ("the app", (proxy.clone(), json!({}), &["app"][..])),
         // The documented way to give an init container the network.
-        (json!({}), proxy, &[]),
-    ] {
+        ("an init container", (json!({}), proxy, &[])),
+    ]) {
         let mut spec = with_proxy(json!({"securityContext": {"runAsUser": 2102}}));
         spec["containers"][0]["securityContext"] = app;
         spec["initContainers"] = json!([{"name": "early", "securityContext": init}]);
@@ -92,12 +92,12 @@ fn an_app_container_with_the_proxys_user_is_recorded_and_refused_if_strict() {
             let (outcome, record) = recorded(&scene.add().linkerd("strict-proxy-user", strict));
             if strict && !wanted.is_empty() {
                 outcome.failed(111, wanted[0]).advises("runAsUser");
-                assert_eq!(scene.rules(), "");
-                assert_eq!(record["error"]["code"], 111);
+                assert_eq!(scene.rules(), "", "{name}");
+                assert_eq!(record["error"]["code"], 111, "{name}");
                 continue;
             }
             outcome.succeeded();
-            assert_eq!(record["exempt_containers"], json!(wanted), "{spec}");
+            assert_eq!(record["exempt_containers"], json!(wanted), "{name}");
         }
     }
 }

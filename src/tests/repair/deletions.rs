@@ -6,6 +6,7 @@ use std::time::{Duration, Instant};
 use linkerd2_cni::kube::pod_stream::MAX_PODS;
 use serde_json::{Value, json};
 use testkit::api::ApiFault;
+use testkit::table;
 
 use crate::api::{Answer, Api};
 use crate::controller::Controller;
@@ -73,19 +74,19 @@ fn only_stranded_pods_are_deleted_on_watch_events() {
 
 #[test]
 fn failed_deletions_are_counted_and_retried_without_a_new_list_and_publish_no_event() {
-    for (answer, metric) in [
-        (Answer::Status(403), "pods_delete_errors_total"),
-        (Answer::Fault(ApiFault::Hang), "pods_delete_timeout_total"),
-    ] {
+    for (name, (answer, metric)) in table::named([
+        ("a rejected deletion", (Answer::Status(403), "pods_delete_errors_total")),
+        ("a hanging deletion", (Answer::Fault(ApiFault::Hang), "pods_delete_timeout_total")),
+    ]) {
         let (api, controller) = Controller::watched();
         api.state().delete = answer;
         api.modify(&stranded("web-1"));
         controller.reaches(metric, 2);
         controller.logs("WARN Error deleting pod");
-        assert!(api.events().is_empty());
+        assert!(api.events().is_empty(), "{name}");
         api.state().delete = Answer::Status(200);
         controller.counts("events_publish_latency_seconds_count", 1);
-        assert_eq!((controller.metric("pods_deleted_total"), api.lists()), (1, 1));
+        assert_eq!((controller.metric("pods_deleted_total"), api.lists()), (1, 1), "{name}");
     }
 }
 
