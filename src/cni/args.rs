@@ -120,24 +120,22 @@ mod tests {
 
     /// A row of `args.yaml`.
     #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
     struct Row {
         args: String,
         /// Namespace, name and UID.
-        #[serde(default)]
         pod: Option<[String; 3]>,
-        #[serde(default)]
         error: Option<String>,
     }
 
     #[test]
     fn pod_is_read_in_any_order_of_keys_and_errors_quote_the_pair() {
-        let rows: Vec<Row> = serde_saphyr::from_str(include_str!("args.yaml")).unwrap();
-        for row in rows {
+        for (name, row) in testkit::table::rows::<Row>(include_str!("args.yaml")) {
             let (pod, error) = match parse_pod(&row.args) {
                 Ok(pod) => (pod.map(|pod| [pod.namespace, pod.name, pod.uid]), None),
                 Err(error) => (None, Some(format!("code {}: {}", error.failure.code(), error.msg))),
             };
-            assert_eq!((pod, error), (row.pod, row.error), "{:?}", row.args);
+            assert_eq!((pod, error), (row.pod, row.error), "{name}");
         }
     }
 }

@@ -235,37 +235,33 @@ fn check_fragments(dir: &Path, text: &str) -> Result<(), Unreadable> {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
+    use testkit::table::rows_of;
 
     use super::*;
 
-    /// The rows of `net_dir.yaml`.
-    #[derive(Deserialize)]
-    struct Rows {
-        kinds: Vec<KindRow>,
-        calls: Vec<CallRow>,
-    }
+    const TABLES: &str = include_str!("net_dir.yaml");
 
+    /// A row of `kinds` in `net_dir.yaml`.
     #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
     struct KindRow {
-        name: String,
+        file: String,
         kind: Option<String>,
     }
 
+    /// A row of `calls` in `net_dir.yaml`.
     #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
     struct CallRow {
         text: String,
         may_call_plugin: bool,
     }
 
-    fn rows() -> Rows {
-        serde_saphyr::from_str(include_str!("net_dir.yaml")).unwrap()
-    }
-
     #[test]
     fn only_the_exact_last_extension_makes_a_network_config() {
-        for KindRow { name, kind } in rows().kinds {
-            let found = ConfigKind::from_file_name(&name).map(|kind| format!("{kind:?}"));
-            assert_eq!(found, kind, "{name}");
+        for (name, row) in rows_of::<KindRow>(TABLES, "kinds") {
+            let found = ConfigKind::from_file_name(&row.file).map(|kind| format!("{kind:?}"));
+            assert_eq!(found, row.kind, "{name}");
         }
     }
 
@@ -300,8 +296,8 @@ mod tests {
 
     #[test]
     fn the_plugin_is_found_at_any_depth_and_in_half_written_text() {
-        for row in rows().calls {
-            assert_eq!(may_call_plugin(&row.text), row.may_call_plugin, "{}", row.text);
+        for (name, row) in rows_of::<CallRow>(TABLES, "calls") {
+            assert_eq!(may_call_plugin(&row.text), row.may_call_plugin, "{name}");
         }
     }
 }

@@ -2,6 +2,7 @@ use std::path::Path;
 
 use serde::Deserialize;
 use serde_json::{Value, json};
+use testkit::table::{self, RowName};
 
 use super::*;
 
@@ -92,36 +93,33 @@ fn keys_of_a_plugin_count_regardless_of_case_as_in_runtimes() {
     assert_eq!((&wrapped["name"], &wrapped["cniVersion"]), (&json!("net"), &json!("0.4.0")));
 }
 
-/// The rows of `invalid.yaml`.
+/// A row of a table in `invalid.yaml`.
 #[derive(Deserialize)]
-struct InvalidTexts {
-    conflist: Vec<InvalidText>,
-    loadable: Vec<InvalidText>,
-    plugin: Vec<InvalidText>,
-    template: Vec<InvalidText>,
-}
-
-#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct InvalidText {
     text: String,
     error: String,
 }
 
+fn invalid_texts(table: &str) -> impl Iterator<Item = (RowName, InvalidText)> {
+    table::rows_of(include_str!("tests/invalid.yaml"), table)
+}
+
 #[test]
 fn an_invalid_text_is_rejected_with_the_reason() {
-    let invalid: InvalidTexts = serde_saphyr::from_str(include_str!("tests/invalid.yaml")).unwrap();
-    for InvalidText { text, error } in invalid.conflist {
-        assert_eq!(Conflist::parse_chainable(&text).unwrap_err().to_string(), error, "{text}");
+    for (name, row) in invalid_texts("conflist") {
+        let error = Conflist::parse_chainable(&row.text).unwrap_err();
+        assert_eq!(error.to_string(), row.error, "{name}");
     }
-    for InvalidText { text, error } in invalid.loadable {
-        let conflist = Conflist::parse_chainable(&text).unwrap();
-        assert_eq!(conflist.check_loadable().unwrap_err().to_string(), error, "{text}");
+    for (name, row) in invalid_texts("loadable") {
+        let conflist = Conflist::parse_chainable(&row.text).unwrap();
+        assert_eq!(conflist.check_loadable().unwrap_err().to_string(), row.error, "{name}");
     }
-    for InvalidText { text, error } in invalid.plugin {
-        assert_eq!(wrap(&text).unwrap_err().to_string(), error, "{text}");
+    for (name, row) in invalid_texts("plugin") {
+        assert_eq!(wrap(&row.text).unwrap_err().to_string(), row.error, "{name}");
     }
-    for InvalidText { text, error } in invalid.template {
-        assert_eq!(Entry::new(&text, "").unwrap_err().to_string(), error, "{text}");
+    for (name, row) in invalid_texts("template") {
+        assert_eq!(Entry::new(&row.text, "").unwrap_err().to_string(), row.error, "{name}");
     }
     let list = r#"{"name":"n","plugins":[{"type":"a"}]}"#;
     assert_eq!(Conflist::parse_chainable(list).unwrap().check_loadable(), Ok(()));

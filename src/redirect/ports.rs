@@ -144,20 +144,32 @@ pub fn joined(ranges: &[PortRange]) -> String {
 
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
+
     use super::*;
 
     fn parse_list(text: &str) -> Vec<PortRange> {
         text.split(',').filter_map(|element| PortRange::parse(element).ok()).collect()
     }
 
+    /// A row of `ports.yaml`.
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct ListRow {
+        list: String,
+        #[serde(default)]
+        kept: String,
+        #[serde(default)]
+        dropped: Vec<String>,
+    }
+
     #[test]
     fn lists_are_parsed_as_in_upstream() {
-        let cases: Vec<(String, String, Vec<String>)> =
-            serde_saphyr::from_str(include_str!("ports.yaml")).unwrap();
-        for (text, kept, dropped) in cases {
-            let invalid = text.split(',').filter_map(|element| PortRange::parse(element).err());
-            let invalid = invalid.map(|element| element.text.to_owned()).collect();
-            assert_eq!((joined(&parse_list(&text)), invalid), (kept, dropped), "{text:?}");
+        for (name, row) in testkit::table::rows::<ListRow>(include_str!("ports.yaml")) {
+            let invalid = row.list.split(',').filter_map(|element| PortRange::parse(element).err());
+            let invalid: Vec<_> = invalid.map(|element| element.text.to_owned()).collect();
+            assert_eq!(joined(&parse_list(&row.list)), row.kept, "{name}");
+            assert_eq!(invalid, row.dropped, "{name}");
         }
     }
 
@@ -203,7 +215,7 @@ mod tests {
             ("1-2-3", "\"1-2-3\" is not a range: expected lower-upper"),
             ("30-20", "\"30-20\" is not a range: the upper bound is below the lower"),
         ] {
-            assert_eq!(PortRange::parse(text).unwrap_err().to_string(), wanted);
+            assert_eq!(PortRange::parse(text).unwrap_err().to_string(), wanted, "{text:?}");
         }
     }
 }

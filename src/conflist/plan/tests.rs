@@ -1,5 +1,8 @@
-use serde_json::{Value, json};
-use testkit::chart::yaml;
+use std::collections::BTreeMap;
+use std::fmt::Debug;
+
+use serde::Deserialize;
+use testkit::table;
 
 use super::*;
 use crate::conflist::chain_mode::ChainMode;
@@ -43,18 +46,18 @@ fn content(text: String) -> Content {
     Content { text, access: FileAccess::own(0o600), link: None }
 }
 
-fn file((name, kind): (&String, &Value)) -> ConfigFile {
-    let content = match kind.as_str().unwrap() {
-        kind @ ("unreadable" | "elsewhere") => {
+fn file(name: &str, kind: &str) -> ConfigFile {
+    let content = match kind {
+        "unreadable" | "elsewhere" => {
             Err(Unreadable { why: "is here".into(), runtime_may_read: kind == "elsewhere" })
         }
         kind => Ok(content(config(kind))),
     };
-    ConfigFile { name: name.clone(), kind: ConfigKind::from_file_name(name).unwrap(), content }
+    ConfigFile { name: name.to_owned(), kind: ConfigKind::from_file_name(name).unwrap(), content }
 }
 
 /// Describes each step in a few words, and a standalone config with its text.
-fn described<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Value {
+fn described<'s>(steps: impl IntoIterator<Item = &'s Step>) -> Vec<String> {
     steps.into_iter().map(describe).collect()
 }
 
@@ -76,61 +79,116 @@ fn describe(step: &Step) -> String {
     }
 }
 
-/// Returns the expected value, with the texts of configs.
-fn expanded(wanted: &Value) -> Value {
-    match wanted.as_array() {
-        Some(steps) => steps.iter().map(expand).collect(),
-        None => wanted.clone(),
+/// Returns the expected steps, with the texts of configs.
+fn expanded(steps: &[String]) -> Vec<String> {
+    steps.iter().map(|step| expand(step)).collect()
+}
+
+fn expand(step: &str) -> String {
+    match step.split_once('=') {
+        Some((name, kind)) => format!("{name}={}", config(kind)),
+        None => step.to_owned(),
     }
 }
 
-fn expand(step: &Value) -> Value {
-    match step.as_str().unwrap().split_once('=') {
-        Some((name, kind)) => format!("{name}={}", config(kind)).into(),
-        None => step.clone(),
+/// A row of `tests.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PlanRow {
+    #[serde(default)]
+    mode: Mode,
+    /// Kinds of the network configs, by name.
+    files: BTreeMap<String, String>,
+    /// Standalone configs of the saved state.
+    #[serde(default)]
+    saved: Vec<String>,
+    /// The only file of the saved state.
+    only: Option<String>,
+    /// Names of converted conflists, and of their originals.
+    #[serde(default)]
+    originals: BTreeMap<String, String>,
+    steps: Option<Vec<String>>,
+    unchain: Option<Vec<String>>,
+    ready: Option<bool>,
+    warned: Option<bool>,
+    saves_only: Option<bool>,
+    skipped: Option<Vec<String>>,
+    chained: Option<bool>,
+    called: Option<String>,
+    installed: Option<String>,
+    /// Texts in the reason why the node is not chained.
+    #[serde(default)]
+    why: Vec<String>,
+    /// Texts in the warning.
+    #[serde(default)]
+    warning: Vec<String>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "lowercase")]
+enum Mode {
+    #[default]
+    Every,
+    Only(String),
+    Standalone(String),
+}
+
+impl PlanRow {
+    fn chain_mode(&self) -> ChainMode {
+        match &self.mode {
+            Mode::Every => ChainMode::Every,
+            Mode::Only(config) => ChainMode::Only(config.clone()),
+            Mode::Standalone(config) => ChainMode::Standalone(config.clone()),
+        }
+    }
+
+    fn saved_state(&self) -> SavedState {
+        let mut saved = SavedState::default();
+        saved.standalone_configs.extend(self.saved.iter().cloned());
+        saved.only.clone_from(&self.only);
+        for (list, conf) in &self.originals {
+            let made = conflist::wrap(CONF).unwrap();
+            saved.originals.insert(list.clone(), Original::new(conf, &content(CONF.into()), made));
+        }
+        saved
+    }
+}
+
+/// Asserts that a value is the expected one, if the row has it.
+fn assert_field<T: PartialEq + Debug>(found: T, expected: Option<T>, row: &str, field: &str) {
+    if let Some(expected) = expected {
+        assert_eq!(found, expected, "{row}: {field}");
+    }
+}
+
+fn assert_contains(text: Option<&str>, parts: &[String], row: &str, field: &str) {
+    for part in parts {
+        assert!(text.is_some_and(|text| text.contains(part)), "{row}: {field}: {text:?}");
     }
 }
 
 #[test]
 fn each_mode_plans_its_steps_and_says_why_the_node_is_not_chained() {
-    for (name, case) in yaml(include_str!("tests.yaml")).as_object().unwrap() {
-        let config = case["mode"][1].as_str().unwrap_or_default().to_owned();
-        let mode = match case["mode"][0].as_str() {
-            Some("standalone") => ChainMode::Standalone(config),
-            Some("only") => ChainMode::Only(config),
-            _ => ChainMode::Every,
-        };
-        let found: Vec<_> = case["files"].as_object().unwrap().iter().map(file).collect();
-        let mut saved = SavedState::default();
-        let standalone = case["saved"].as_array().into_iter().flatten();
-        saved.standalone_configs.extend(standalone.map(|name| name.as_str().unwrap().to_owned()));
-        saved.only = case["only"].as_str().map(str::to_owned);
-        for (list, conf) in case["originals"].as_object().into_iter().flatten() {
-            let made = conflist::wrap(CONF).unwrap();
-            let original = Original::new(conf.as_str().unwrap(), &content(CONF.into()), made);
-            saved.originals.insert(list.clone(), original);
-        }
+    for (name, row) in table::rows::<PlanRow>(include_str!("tests.yaml")) {
+        let (mode, saved) = (row.chain_mode(), row.saved_state());
+        let found: Vec<_> = row.files.iter().map(|(name, kind)| file(name, kind)).collect();
+
         let plan = chain(&mode, &found, &entry(), None, &saved);
-        for (key, got) in [
-            ("steps", described(plan.steps.iter().chain(&plan.unchain_steps))),
-            ("unchain", described(&unchain(&found, &saved))),
-            ("ready", json!(plan.not_chained.is_none())),
-            ("warned", json!(plan.warning.is_some())),
-            ("saves_only", json!(plan.saves_only)),
-            ("skipped", json!(plan.skipped.keys().collect::<Vec<_>>())),
-            ("chained", json!(chained_config(&mode, &found).is_some())),
-            ("called", json!(called_config(&found).map(|file| &file.name))),
-            ("installed", json!(installed_config(&mode, &found).map(|file| &file.name))),
-        ] {
-            if let Some(wanted) = case.get(key) {
-                assert_eq!(got, expanded(wanted), "{name}: {key}");
-            }
-        }
-        for (key, text) in [("why", &plan.not_chained), ("warning", &plan.warning)] {
-            for wanted in case[key].as_array().into_iter().flatten().filter_map(Value::as_str) {
-                let has_it = text.as_deref().is_some_and(|text| text.contains(wanted));
-                assert!(has_it, "{name}: {key}: {text:?}");
-            }
-        }
+        let steps = described(plan.steps.iter().chain(&plan.unchain_steps));
+        assert_field(steps, row.steps.as_deref().map(expanded), &name, "steps");
+        assert_field(plan.not_chained.is_none(), row.ready, &name, "ready");
+        assert_contains(plan.not_chained.as_deref(), &row.why, &name, "why");
+        assert_field(plan.warning.is_some(), row.warned, &name, "warned");
+        assert_contains(plan.warning.as_deref(), &row.warning, &name, "warning");
+        assert_field(plan.saves_only, row.saves_only, &name, "saves_only");
+        assert_field(plan.skipped.into_keys().collect(), row.skipped, &name, "skipped");
+
+        let unchain = described(&unchain(&found, &saved));
+        assert_field(unchain, row.unchain.as_deref().map(expanded), &name, "unchain");
+        assert_field(chained_config(&mode, &found).is_some(), row.chained, &name, "chained");
+        let called = called_config(&found).map(|file| file.name.clone());
+        assert_field(called, row.called.map(Some), &name, "called");
+        let installed = installed_config(&mode, &found).map(|file| file.name.clone());
+        assert_field(installed, row.installed.map(Some), &name, "installed");
     }
 }

@@ -1,27 +1,44 @@
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
+use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::extension::fake::{AGENTS, Cluster, DAEMONSET, EVENTS, NAMESPACE, STATUS_1, later};
 use crate::extension::report::{Format, is_success, render};
 
-/// The healthy cluster with changes: path, JSON pointer and value of each. An empty pointer
-/// replaces the whole response, and `null` removes it. The index `-` adds to an array.
+/// A change of the healthy cluster. In YAML and JSON it is a list of the three.
+#[derive(Deserialize)]
+struct Change {
+    path: String,
+    /// An empty JSON pointer replaces the whole response, and `null` removes it. The index `-`
+    /// adds to an array.
+    pointer: String,
+    value: Value,
+}
+
+impl Change {
+    fn apply(self, cluster: &mut Cluster) {
+        let Change { path, pointer, value } = self;
+        if let Some(array) = pointer.strip_suffix("/-") {
+            let array = cluster.0.get_mut(&path).unwrap().pointer_mut(array).unwrap();
+            array.as_array_mut().unwrap().push(value);
+        } else if !pointer.is_empty() {
+            cluster.set(&path, &pointer, value);
+        } else if value.is_null() {
+            cluster.0.remove(&path);
+        } else {
+            cluster.put(&path, value);
+        }
+    }
+}
+
+/// The healthy cluster with a list of changes.
 fn with(changes: &Value) -> Cluster {
     let mut cluster = Cluster::healthy();
-    for change in changes.as_array().unwrap() {
-        let [path, pointer] = [0, 1].map(|index| change[index].as_str().unwrap());
-        match (pointer.strip_suffix("/-"), change[2].clone()) {
-            (Some(array), value) => {
-                let array = cluster.0.get_mut(path).unwrap().pointer_mut(array).unwrap();
-                array.as_array_mut().unwrap().push(value);
-            }
-            (None, Value::Null) if pointer.is_empty() => drop(cluster.0.remove(path)),
-            (None, value) if pointer.is_empty() => cluster.put(path, value),
-            (None, value) => cluster.set(path, pointer, value),
-        }
+    for change in Vec::<Change>::deserialize(changes).unwrap() {
+        change.apply(&mut cluster);
     }
     cluster
 }
@@ -31,11 +48,10 @@ fn checked(cluster: &Cluster) -> Vec<Check> {
 }
 
 /// Renders the reports of clusters with these changes after those of `base`, each below its name.
-fn rendered(cases: &str, base: &Value, run: fn(&Cluster) -> Vec<Check>) -> (String, Vec<Check>) {
+fn rendered(table: &str, base: &Value, run: fn(&Cluster) -> Vec<Check>) -> (String, Vec<Check>) {
     let (mut text, mut all) = (String::new(), Vec::new());
-    for (name, changes) in testkit::chart::yaml(cases).as_object().unwrap() {
-        let changes = changes.as_array().unwrap();
-        let checks = run(&with(&[base.as_array().unwrap().as_slice(), changes].concat().into()));
+    for (name, changes) in testkit::table::rows::<Vec<Value>>(table) {
+        let checks = run(&with(&[base.as_array().unwrap().as_slice(), &changes].concat().into()));
         let format = if changes.is_empty() { Format::Table } else { Format::Short };
         let _ = writeln!(text, "## {name}\n{}", render(&checks, format, false));
         all.extend(checks);
@@ -79,7 +95,7 @@ fn a_cluster_that_does_not_use_the_plugin_passes_and_one_that_does_fails() {
         let config = "/api/v1/namespaces/linkerd/configmaps/linkerd-config";
         cluster.put(config, json!({"data": {"values": values}}));
         let checks = checked(&cluster);
-        assert_eq!(is_success(&checks), passes, "{checks:?}");
+        assert_eq!(is_success(&checks), passes, "{values:?}: {checks:?}");
     }
 }
 

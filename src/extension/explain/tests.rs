@@ -1,4 +1,5 @@
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
 use super::*;
 use crate::extension::fake::{CONFIG, Cluster, entry};
@@ -21,17 +22,29 @@ fn explained(cluster: &Cluster) -> String {
     explain(cluster, "linkerd-cni", "shop", "web").unwrap()
 }
 
+/// A row of `pods.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PodRow {
+    /// Changes of the meshed pod, by JSON pointer.
+    #[serde(default)]
+    pod: Map<String, Value>,
+    /// Members of the plugin entry's `linkerd`.
+    #[serde(default)]
+    entry: Map<String, Value>,
+}
+
 #[test]
 fn each_pod_is_explained_with_its_connections_and_rules_or_the_plugins_reason() {
     let mut text = String::new();
-    for (name, case) in testkit::chart::yaml(include_str!("tests/pods.yaml")).as_object().unwrap() {
+    for (name, row) in testkit::table::rows::<PodRow>(include_str!("tests/pods.yaml")) {
         let mut cluster = cluster(meshed());
-        for (pointer, value) in case["pod"].as_object().into_iter().flatten() {
-            cluster.set(POD, pointer, value.clone());
+        for (pointer, value) in row.pod {
+            cluster.set(POD, &pointer, value);
         }
         let mut entry = entry();
-        for (key, value) in case["entry"].as_object().into_iter().flatten() {
-            entry["linkerd"][key] = value.clone();
+        for (key, value) in row.entry {
+            entry["linkerd"][key] = value;
         }
         cluster.put(CONFIG, json!({"data": {"cni_network_config": entry.to_string()}}));
         text += &format!("## {name}\n{}\n", explained(&cluster));

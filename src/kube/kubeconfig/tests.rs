@@ -1,5 +1,7 @@
 use std::path::Path;
 
+use serde::Deserialize;
+
 use super::*;
 
 fn access() -> ApiAccess {
@@ -47,14 +49,25 @@ fn upstreams_yaml_is_read() {
     assert_eq!(parsed(text).unwrap(), access());
 }
 
+/// A row of `invalid.yaml`: a whole text, or one that replaces `from` in a valid kubeconfig.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InvalidRow {
+    from: Option<String>,
+    text: String,
+    error: String,
+}
+
 #[test]
 fn errors_about_a_kubeconfig_contain_no_secrets() {
     let good = render(&access());
-    for case in testkit::chart::yaml(include_str!("tests/invalid.yaml")).as_array().unwrap() {
-        let [from, to, wanted] = [0, 1, 2].map(|index| case[index].as_str().unwrap());
-        let text = if from.is_empty() { to.to_owned() } else { good.replace(from, to) };
+    for (name, row) in testkit::table::rows::<InvalidRow>(include_str!("tests/invalid.yaml")) {
+        let text = match &row.from {
+            Some(from) => good.replace(from, &row.text),
+            None => row.text,
+        };
         let message = parsed(&text).unwrap_err().to_string();
-        assert_eq!(message, format!("kubeconfig /kc: {wanted}"));
-        assert!(!message.contains("secret"));
+        assert_eq!(message, format!("kubeconfig /kc: {}", row.error), "{name}");
+        assert!(!message.contains("secret"), "{name}");
     }
 }

@@ -1,5 +1,8 @@
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
 use serde_json::{Value, json};
-use testkit::chart::yaml;
+use testkit::table;
 
 use super::*;
 
@@ -21,28 +24,49 @@ fn affinity(terms: &Value) -> Value {
     }}})
 }
 
-/// Checks that the templates `in` run on the node, and that those `out` do not.
-fn assert_scope(node: &Node, templates: &Value, of: fn(&Value) -> Value) {
-    for (key, is_in) in [("in", true), ("out", false)] {
-        for template in templates[key].as_array().into_iter().flatten() {
-            let parsed: Placement = serde_json::from_value(of(template)).unwrap();
-            assert_eq!(exclusion(&parsed, node).is_none(), is_in, "{template}");
+fn is_in_scope(template: &Value, node: &Node) -> bool {
+    let placement = Placement::deserialize(template).unwrap();
+    exclusion(&placement, node).is_none()
+}
+
+/// A row of `templates.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NodeRow {
+    #[serde(default)]
+    labels: Value,
+    #[serde(default)]
+    taints: Value,
+    /// Templates that run on the node, by what they show.
+    r#in: BTreeMap<String, Value>,
+    /// Templates that do not run on the node, by what they show.
+    #[serde(default)]
+    out: BTreeMap<String, Value>,
+}
+
+#[test]
+fn node_name_selector_and_taints_decide_on_the_scope() {
+    for (name, row) in table::rows::<NodeRow>(include_str!("tests/templates.yaml")) {
+        let node = node(&row.labels, &row.taints);
+        for (template_name, template) in row.r#in {
+            assert!(is_in_scope(&template, &node), "{name}: {template_name}");
+        }
+        for (template_name, template) in row.out {
+            assert!(!is_in_scope(&template, &node), "{name}: {template_name}");
         }
     }
 }
 
 #[test]
-fn node_name_selector_and_taints_decide_on_the_scope() {
-    let nodes = yaml(include_str!("tests/templates.yaml"));
-    for case in nodes.as_object().unwrap().values() {
-        assert_scope(&node(&case["labels"], &case["taints"]), case, Value::clone);
-    }
-}
-
-#[test]
 fn node_affinity_matches_as_in_kubernetes() {
+    const TERMS: &str = include_str!("tests/affinity.yaml");
     let node = node(&json!({"zone": "a", "cores": "8", "empty": ""}), &json!([]));
-    assert_scope(&node, &yaml(include_str!("tests/affinity.yaml")), affinity);
+    for (name, terms) in table::rows_of::<Value>(TERMS, "in") {
+        assert!(is_in_scope(&affinity(&terms), &node), "{name}");
+    }
+    for (name, terms) in table::rows_of::<Value>(TERMS, "out") {
+        assert!(!is_in_scope(&affinity(&terms), &node), "{name}");
+    }
 }
 
 #[test]
