@@ -10,7 +10,7 @@ use crate::commands::{self, Shown};
 use crate::helm::{Objects, chart, files_below, helm, read, with, yaml};
 
 #[test]
-fn every_command_of_a_page_is_shown_to_work_or_says_why_it_cannot_run() {
+fn each_documented_command_is_shown_to_work_or_says_why_not() {
     let all = commands::commands();
     for (beginning, _) in commands::rows() {
         let mut texts = all.iter().map(|command| format!("{} ", command.text));
@@ -81,7 +81,7 @@ fn manifests(page: &str) -> Objects {
 }
 
 #[test]
-fn the_manifests_of_argo_cd_and_flux_render_and_their_namespace_admits_the_agents_pods() {
+fn argo_cd_and_flux_manifests_render_into_a_namespace_that_admits_the_agent() {
     let found = manifests("docs/gitops.md");
     let (argo, flux) = (&found.get("Application")["spec"], &found.get("HelmRelease")["spec"]);
     let label = "pod-security.kubernetes.io/enforce";

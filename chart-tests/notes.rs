@@ -34,7 +34,7 @@ fn each_value_changes_the_recorded_lines_of_the_notes() {
 
 /// The namespace exists, so `linkerd check --pre` would fail.
 #[test]
-fn the_notes_of_an_upgrade_check_the_control_plane_and_do_not_install_it() {
+fn upgrade_notes_check_the_control_plane_instead_of_installing_it() {
     // Helm needs a cluster for an upgrade.
     let template = read(chart().join("templates/NOTES.txt"));
     assert!(template.contains(".Release.IsUpgrade"));
@@ -72,7 +72,7 @@ fn the_notes_name_values_of_older_charts_that_have_no_effect() {
 
 /// scripts/release writes the digest of the chart's own image into the packaged Chart.yaml.
 #[test]
-fn a_released_chart_pins_its_own_image_also_from_a_mirror_and_the_notes_name_an_unpinned_one() {
+fn released_chart_pins_its_own_image_and_the_notes_name_an_unpinned_one() {
     let own = "cr.l5d.io/linkerd/cni-plugin:v2.0.0";
     let digest = format!("@sha256:{}", "a".repeat(64));
     let released = read(chart().join("Chart.yaml")).replace(own, &format!("{own}{digest}"));

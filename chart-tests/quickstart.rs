@@ -166,7 +166,7 @@ fn assert_removes_nothing(down: &Ran, name: &str) {
 }
 
 #[test]
-fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() {
+fn a_given_cluster_gets_the_labelled_release_by_its_context_alone() {
     let fakes = Fakes::new();
     let ran = fakes.run(&GIVEN);
     assert!(ran.success, "{ran:?}");
@@ -192,7 +192,7 @@ fn a_given_cluster_gets_the_release_with_label_and_image_by_its_context_alone() 
 }
 
 #[test]
-fn an_image_with_a_tag_a_digest_or_both_is_the_one_of_the_release() {
+fn a_given_tag_or_digest_is_that_of_the_releases_image() {
     let digest = format!("sha256:{}", "0".repeat(64));
     let [by_digest, by_both] =
         ["a.b/cni-plugin", "a.b/cni-plugin:v2"].map(|n| format!("{n}@{digest}"));
@@ -211,7 +211,7 @@ fn an_image_with_a_tag_a_digest_or_both_is_the_one_of_the_release() {
 }
 
 #[test]
-fn kind_needs_only_docker_kind_kubectl_and_helm_and_down_removes_its_cluster_alone() {
+fn quickstart_needs_four_programs_and_down_removes_only_its_kind_cluster() {
     let fakes = Fakes::new().without(&["cargo", "rustc", "go", "python3"]);
     let ran = fakes.run(&[]);
     let name = ran.call("kind create cluster");

@@ -50,7 +50,7 @@ fn reasons(values: &Value, render: Render) -> String {
 }
 
 #[test]
-fn an_invalid_value_is_rejected_with_its_name_and_reason_by_helm_3_and_helm_4() {
+fn helm_3_and_helm_4_reject_an_invalid_value_with_its_reason() {
     assert_record("invalid", |row| {
         let values = values(&row.replace("DIGEST", &"0".repeat(64)));
         let [four, three] =

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_retries_are_spread_over_5_s_and_later_ones_back_off_to_30_s() {
+    fn first_retries_spread_over_5_s_and_later_ones_back_off() {
         const SECOND: Duration = Duration::from_secs(1);
         const LIMITS: Limits = [Duration::from_secs(5), Duration::from_secs(30)];
         for _ in 0..500 {

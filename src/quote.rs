@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_cut_text_ends_with_an_ellipsis_and_stays_the_same_if_cut_or_quoted_again() {
+    fn a_cut_text_ends_with_an_ellipsis_and_is_not_cut_twice() {
         let exact = "x".repeat(LIMIT);
         assert_eq!(cut(&exact), exact);
         assert_eq!(cut(&"x".repeat(LIMIT + 1)), format!("{exact}…"));

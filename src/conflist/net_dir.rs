@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_leads_out_if_it_is_absolute_or_leads_to_a_missing_path_outside() {
+    fn an_absolute_link_and_one_to_a_missing_path_outside_lead_out() {
         let root = tempfile::tempdir().unwrap();
         let link = root.path().join("net.d/link");
         std::fs::create_dir(root.path().join("net.d")).unwrap();

@@ -51,7 +51,7 @@ fn unchaining_restores_real_conflists_byte_for_byte() {
 }
 
 #[test]
-fn in_a_conflist_with_one_plugin_a_line_the_entry_gets_its_own_lines() {
+fn the_entry_gets_its_own_lines_beside_plugins_of_one_line() {
     let text = "{\n  \"name\": \"n\",\n  \"plugins\": [\n    {\"type\": \"a\"}\n  ]\n}\n";
     let small = Entry::new("{\n  \"type\": \"linkerd-cni\"\n}\n", "").unwrap();
     assert_eq!(
@@ -68,7 +68,7 @@ fn append_istio(text: &str) -> String {
 }
 
 #[test]
-fn a_plugin_that_another_installer_appends_behind_the_entry_stays_there_and_is_kept() {
+fn a_plugin_that_another_installer_appends_behind_the_entry_is_kept() {
     for (_, original) in corpus() {
         let with = Conflist::parse_chainable(&original).unwrap().with_entry(&entry());
         let appended = append_istio(&with);

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn a_mounted_directory_is_stale_once_it_is_removed_or_renamed_on_the_node() {
+    fn a_mounted_directory_is_stale_once_removed_or_renamed_on_the_node() {
         let net_dir = "/host/etc/cni/net.d";
         assert!(!is_stale(net_dir, BEFORE));
         for root in ["/etc/cni/net.d//deleted", "/etc/cni/net.d.old", "/etc/cni.old/net.d"] {

@@ -78,7 +78,7 @@ fn each_fault_is_reported_with_object_cause_and_remedy() {
 }
 
 #[test]
-fn a_chart_that_is_not_installed_is_one_failure_with_the_command_that_installs_it() {
+fn a_missing_chart_is_one_failure_with_the_command_that_installs_it() {
     let mut cluster = Cluster::healthy();
     cluster.0.retain(|path, _| !path.contains("linkerd-cni"));
     let checks = checked(&cluster);
@@ -89,7 +89,7 @@ fn a_chart_that_is_not_installed_is_one_failure_with_the_command_that_installs_i
 }
 
 #[test]
-fn a_cluster_that_does_not_use_the_plugin_passes_and_one_that_does_fails() {
+fn a_missing_agent_fails_only_a_cluster_that_uses_the_plugin() {
     for (values, passes) in [("cniEnabled: false\n", true), ("a: b\ncniEnabled: true\n", false)] {
         let mut cluster = with(&json!([[DAEMONSET, "", null]]));
         let config = "/api/v1/namespaces/linkerd/configmaps/linkerd-config";

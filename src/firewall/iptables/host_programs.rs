@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn a_backend_without_its_programs_is_replaced_by_the_first_backend_that_has_them() {
+    fn a_backend_without_programs_is_replaced_by_the_first_that_has_them() {
         let nft = ["iptables-nft", "iptables-nft-restore"];
         let plain = ["iptables", "iptables-restore"];
         let found_plain = Some((Backend::Plain, "iptables"));

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn rules_that_lack_a_jump_or_the_last_rule_of_a_chain_or_have_a_foreign_rule_do_not_redirect() {
+    fn incomplete_rules_and_those_with_a_foreign_rule_do_not_redirect() {
         let mut whole = ListedRules::<String>::default();
         for rule in rules(&Redirect::example(), Family::Ipv4) {
             whole[rule.chain as usize].push(rule.comment);

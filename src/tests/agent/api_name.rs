@@ -140,7 +140,7 @@ fn the_kubeconfig_gets_an_address_that_answers_and_the_name_for_the_certificate(
 }
 
 #[test]
-fn the_last_address_stays_while_the_name_cannot_be_resolved_and_a_new_one_replaces_it() {
+fn the_last_address_stays_until_the_name_resolves_to_a_new_one() {
     Scene::with(|scene| {
         scene.serve_at("127.0.0.2");
         scene.resolves_to(&["127.0.0.1"]);
@@ -171,7 +171,7 @@ fn the_last_address_stays_while_the_name_cannot_be_resolved_and_a_new_one_replac
 
 /// An outage of the API server lasts at each address.
 #[test]
-fn an_api_server_that_is_down_at_each_address_causes_one_change_of_the_address() {
+fn an_api_server_down_at_each_address_causes_one_address_change() {
     Scene::with(|scene| {
         scene.resolves_to(&["127.0.0.1"]);
         let agent = scene.start_ready();
@@ -185,7 +185,7 @@ fn an_api_server_that_is_down_at_each_address_causes_one_change_of_the_address()
 }
 
 #[test]
-fn a_node_without_kubeconfig_is_not_ready_and_not_chained_until_the_name_resolves() {
+fn a_node_is_chained_and_ready_only_once_the_name_resolves() {
     Scene::with(|scene| {
         let mut agent = scene.start();
         let why = format!("kubeconfig: cannot resolve the API server's name {NAME}: ");

@@ -68,7 +68,7 @@ fn set_mode(node: &Node) {
 }
 
 #[test]
-fn a_conf_is_converted_also_beside_a_conflist_and_restored_with_its_bytes_and_mode() {
+fn a_converted_conf_is_restored_with_its_bytes_and_mode() {
     for (others, conflist) in
         [(&[][..], "10-net.conflist"), (&["10-net.conflist"], "10-net.conf.conflist")]
     {

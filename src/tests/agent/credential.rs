@@ -214,7 +214,7 @@ fn a_new_certificate_authority_is_followed() {
 }
 
 #[test]
-fn a_fifo_or_a_file_of_64_mib_in_place_of_the_kubeconfig_is_replaced() {
+fn a_fifo_or_a_huge_file_at_the_kubeconfigs_path_is_replaced() {
     for is_fifo in [true, false] {
         let api = Api::start();
         let node = Node::with_api(&api);
@@ -231,7 +231,7 @@ fn a_fifo_or_a_file_of_64_mib_in_place_of_the_kubeconfig_is_replaced() {
 }
 
 #[test]
-fn idle_agent_asks_for_its_pod_and_a_token_at_its_start_and_then_sends_no_request() {
+fn idle_agent_sends_no_request_after_those_of_its_start() {
     let Scene { api, node, mut agent } = Scene::start(&[("LINKERD_CNI_NODE_NAME", "node-1")]);
     let token = "POST /api/v1/namespaces/linkerd-cni/serviceaccounts/linkerd-cni-plugin/token";
     let check = "GET /api/v1/namespaces/linkerd-cni?resourceVersion=0";

@@ -21,7 +21,7 @@ fn a_bin_dir_without_plugins_of_the_primary_cni_causes_only_a_warning() {
 }
 
 #[test]
-fn require_network_plugins_prevents_chaining_from_a_bin_dir_until_it_has_plugins_once() {
+fn require_network_plugins_delays_chaining_until_the_bin_dir_has_plugins_once() {
     let node = Node::with_calico();
     let mut agent = node.start_with(&[REQUIRE]);
     until("the reason", || agent.ready().1.contains("not chained"));
@@ -40,7 +40,7 @@ fn require_network_plugins_prevents_chaining_from_a_bin_dir_until_it_has_plugins
 }
 
 #[test]
-fn require_network_plugins_prevents_chaining_behind_a_config_that_only_the_runtime_can_read() {
+fn require_network_plugins_prevents_chaining_behind_an_unreadable_config() {
     let node = Node::with_calico();
     let away = node.net("05-link.conflist");
     symlink("/no/such/network.conflist", &away).unwrap();

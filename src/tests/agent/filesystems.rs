@@ -62,7 +62,7 @@ fn refuses(agent: &Agent, parts: &[&str]) {
 }
 
 #[test]
-fn a_full_disk_keeps_existing_files_and_the_agent_installs_once_there_is_space() {
+fn a_full_disk_keeps_files_and_delays_the_install_until_space_returns() {
     with_mounts(|node| {
         small(&node.net(""));
         node.write(LIST, CALICO);
@@ -113,7 +113,7 @@ const FAULTS: &[MountFault] = &[
 ];
 
 #[test]
-fn a_file_that_cannot_be_written_is_named_once_with_the_remedy_and_installed_later() {
+fn an_unwritable_file_is_named_once_with_its_remedy_and_installed_later() {
     for (parts, cause) in FAULTS {
         in_mount_namespace(move || {
             let node = Node::uninstalling_with_calico();
@@ -194,7 +194,7 @@ fn the_agents_of_these_tests_have_the_capabilities_of_the_chart() {
 }
 
 #[test]
-fn a_network_config_of_another_user_keeps_its_owner_or_gets_the_owner_root_without_chown() {
+fn a_chained_config_keeps_its_owner_or_is_roots_without_chown() {
     for [mode, uid, gid] in OWNERS {
         for may_chown in [true, false] {
             let node = owned_by([mode, uid, gid]);

@@ -58,7 +58,7 @@ fn beside_upstream(node: &Node) -> (UpstreamAgent, Agent) {
 }
 
 #[test]
-fn an_upstream_agent_keeps_its_entry_in_a_config_that_is_not_named_without_contention() {
+fn an_upstream_agents_entry_in_an_unnamed_config_is_no_contention() {
     let node = node();
     let (upstream, mut agent) = beside_upstream(&node);
     assert_untouched(&node, &agent, LIST);
@@ -71,7 +71,7 @@ fn an_upstream_agent_keeps_its_entry_in_a_config_that_is_not_named_without_conte
 }
 
 #[test]
-fn the_entry_of_a_killed_upstream_agent_is_replaced_only_in_the_named_config() {
+fn a_killed_upstream_agents_entry_is_replaced_only_in_the_named_config() {
     let api = Api::start();
     let node = prepared(Node::with_api(&api));
     let (upstream, mut agent) = beside_upstream(&node);
@@ -103,7 +103,7 @@ fn an_agent_that_waits_for_the_named_config_leaves_the_entries_in_others() {
 }
 
 #[test]
-fn an_upgrade_to_a_named_config_removes_the_entries_of_earlier_agents_from_the_others() {
+fn an_upgrade_to_a_named_config_removes_entries_from_the_others() {
     let node = node();
     node.write("30-net.conf", CONF);
     let before = node.tree();
@@ -136,7 +136,7 @@ fn an_entry_that_a_person_writes_stays_beside_the_named_config_until_uninstall()
 }
 
 #[test]
-fn a_writer_that_restores_an_entry_of_an_earlier_agent_is_contention_and_the_node_stays_ready() {
+fn a_writer_that_restores_an_earlier_agents_entry_is_contention() {
     let node = node();
     node.install();
     let chained = node.text(LIST);

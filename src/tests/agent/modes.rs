@@ -91,7 +91,7 @@ fn agent_restores_and_uninstalls_a_standalone_config() {
 }
 
 #[test]
-fn a_standalone_file_with_the_name_of_an_old_leftover_is_adopted_like_any_other() {
+fn a_standalone_file_with_the_name_of_a_leftover_is_adopted() {
     let node = Node::uninstalling_with_calico();
     let before = node.tree();
     let name = "01-linkerd-cni.conf";
@@ -180,7 +180,7 @@ fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
 }
 
 #[test]
-fn an_older_agent_of_another_mode_leaves_the_network_configs_to_the_newer_agent() {
+fn an_older_agent_of_another_mode_leaves_network_configs_alone() {
     let template = TEMPLATE.replace("4143", "5143");
     let pairs = MODES.iter().flat_map(|from| MODES.iter().map(move |to| (from, to)));
     all(pairs.filter(|(from, to)| from != to), |((from, _), (to, expected))| {
@@ -206,7 +206,7 @@ fn an_older_agent_of_another_mode_leaves_the_network_configs_to_the_newer_agent(
 }
 
 #[test]
-fn the_plugin_entry_has_only_the_templates_keys_in_each_mode_and_the_net_dir_three_files() {
+fn each_mode_installs_the_templates_keys_and_three_files() {
     let template = upstream_entry().to_string();
     for (mode, file) in [
         (("LINKERD_CNI_CHAINED", "true"), LIST),

@@ -54,7 +54,7 @@ fn uninstall_restores_the_configs_that_cilium_has_renamed_under_their_new_names(
 }
 
 #[test]
-fn uninstall_removes_a_standalone_config_that_cilium_has_renamed_also_beside_a_damaged_one() {
+fn uninstall_removes_a_standalone_config_that_cilium_has_renamed() {
     let node = Node::uninstalling_with_calico();
     // Files of Cilium that do not parse, or that no runtime loads, never hold up an uninstall.
     node.write("20-half.conflist.cilium_bak", r#"{"plugins":[{"type":"linkerd-cni""#);
@@ -74,7 +74,7 @@ fn with_appended(mut conflist: Value) -> Value {
 }
 
 #[test]
-fn an_installer_that_appends_its_plugin_behind_the_entry_causes_neither_rewrite_nor_contention() {
+fn a_plugin_appended_behind_the_entry_causes_no_rewrite_or_contention() {
     let node = Node::uninstalling_with_calico();
     let mut agent = node.start_ready();
     let own_writes = agent.metric(WRITES);
@@ -106,7 +106,7 @@ fn a_changed_plugin_entry_stays_before_the_plugin_that_was_appended_behind_it() 
 }
 
 #[test]
-fn the_config_of_multus_daemon_is_unchanged_and_the_conflist_that_it_names_is_chained() {
+fn the_conflist_that_multus_daemon_names_is_chained_instead_of_its_config() {
     let node = Node::uninstalling_with_calico();
     node.write(MULTUS, DAEMON);
     let mut agent = node.start_ready();
@@ -131,7 +131,7 @@ fn mount_as_cri_o(node: &Node) {
 }
 
 #[test]
-fn uninstall_keeps_the_binary_that_cached_configs_of_cri_o_and_multus_call_until_told_otherwise() {
+fn uninstall_keeps_the_binary_that_cri_o_and_multus_still_call() {
     for needs in ["CRI-O", "Multus"] {
         in_mount_namespace(move || {
             let node = Node::uninstalling();

@@ -149,7 +149,7 @@ fn with_objects(api: &Api) {
 const NO_PROXY: Option<Decision<PodFacts>> = Some(Decision::Skip(SkipReason::NoProxy));
 
 #[test]
-fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request() {
+fn each_listed_pod_is_published_and_status_updates_send_no_request() {
     let mut on_host = unmeshed("proxy", "u-host");
     on_host["spec"]["hostNetwork"] = json!(true);
     let mut ended = unmeshed("done", "u-done");
@@ -204,7 +204,7 @@ fn each_pod_of_a_list_is_published_and_an_update_of_its_status_sends_no_request(
 }
 
 #[test]
-fn pods_with_a_path_around_the_proxy_are_counted_by_reason_while_they_exist() {
+fn existing_pods_with_a_path_around_the_proxy_are_counted_by_reason() {
     let mut shared = injected("shared", "u-shared");
     shared["spec"]["containers"][0]["securityContext"] =
         json!({"runAsUser": 2103, "privileged": true});
@@ -237,7 +237,7 @@ fn pods_with_a_path_around_the_proxy_are_counted_by_reason_while_they_exist() {
 }
 
 #[test]
-fn file_of_a_deleted_pod_is_removed_and_a_new_pod_of_the_name_has_another() {
+fn a_deleted_pods_file_is_removed_and_its_successor_has_another() {
     let old = injected("web-0", "u-old");
     let etcd = mirror("etcd-node-1", "u-mirror", "0static");
     let watched = Scene::watching(&[old.clone(), etcd.clone()]);
@@ -255,7 +255,7 @@ fn file_of_a_deleted_pod_is_removed_and_a_new_pod_of_the_name_has_another() {
 }
 
 #[test]
-fn a_restarted_agent_replaces_garbled_files_and_removes_those_of_pods_that_are_gone() {
+fn a_restarted_agent_replaces_garbled_files_and_removes_stale_ones() {
     let [web, gone] = [injected("web", "u-web"), injected("gone", "u-gone")];
     let mut watched = Scene::watching(&[web.clone(), gone]);
     watched.agent.kill();
@@ -367,7 +367,7 @@ fn a_pod_for_which_a_request_fails_has_no_file() {
 }
 
 #[test]
-fn uninstall_removes_the_copy_and_so_does_the_next_agent_if_it_does_not_watch_the_pods() {
+fn uninstall_and_an_agent_that_watches_no_pods_remove_the_copy() {
     for daemon_set in [DaemonSetState::Exists, DaemonSetState::BeingDeleted] {
         let mut watched = Scene::watching(&[injected("web", "u-web")]);
         watched.api.state().daemon_set = daemon_set;

@@ -46,7 +46,7 @@ fn the_status_names_the_active_conflist_while_it_calls_the_plugin() {
 }
 
 #[test]
-fn faults_of_the_listener_are_logged_once_and_the_probes_are_served_all_the_same() {
+fn probes_are_served_despite_listener_faults_that_are_logged_once() {
     if !has_strace() {
         return;
     }
@@ -75,7 +75,7 @@ fn hang_files_of(agent: &Agent) -> KilledOnDrop {
 }
 
 #[test]
-fn while_a_pass_hangs_the_agent_is_not_ready_and_after_a_minute_not_alive() {
+fn a_hanging_pass_fails_ready_at_once_and_live_after_a_minute() {
     if !has_strace() {
         return;
     }

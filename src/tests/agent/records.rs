@@ -207,7 +207,7 @@ fn uninstall_removes_the_record_socket_of_a_stopped_or_killed_agent() {
 }
 
 #[test]
-fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
+fn a_failed_uninstall_also_removes_a_dead_agents_record_socket() {
     let node = Node::with_calico();
     node.install();
     // A config that names the plugin and cannot be corrected keeps the plugin on the node.
@@ -225,7 +225,7 @@ fn the_record_socket_of_a_dead_agent_is_removed_also_by_a_failed_uninstall() {
 }
 
 #[test]
-fn a_flood_of_records_is_logged_at_a_limited_rate_and_invalid_records_are_not_logged() {
+fn a_flood_of_records_is_logged_at_a_limited_rate() {
     let node = Node::with_calico();
     let mut agent = node.start_ready();
     until("the socket", || is_there(&node));
@@ -263,7 +263,7 @@ fn invalid_ports(source: &str) -> Value {
 }
 
 #[test]
-fn a_repeated_problem_of_a_pod_is_one_event_and_one_of_the_plugin_entry_is_none() {
+fn a_pods_repeated_problem_is_one_event_and_the_entrys_none() {
     let scene = Scene::with_socket();
     for source in [KEY, "outbound-ports-to-ignore"] {
         (0..3).for_each(|_| scene.send(1, &invalid_ports(source)));
@@ -283,7 +283,7 @@ fn a_repeated_problem_of_a_pod_is_one_event_and_one_of_the_plugin_entry_is_none(
 }
 
 #[test]
-fn an_agent_that_may_not_post_events_logs_it_once_and_posts_no_more() {
+fn an_agent_without_the_right_to_events_logs_once_and_stops_posting() {
     let scene = Scene::with_socket();
     scene.api.state().events = 403;
     scene.send(1, &invalid_ports(KEY));

@@ -96,7 +96,7 @@ fn the_self_test_reruns_only_when_binary_or_entry_changes() {
 }
 
 #[test]
-fn mode_whose_iptables_the_agent_lacks_skips_the_self_test_and_ready_says_so() {
+fn a_mode_without_its_iptables_skips_the_self_test_and_says_so() {
     let node = real_node();
     // Hides iptables, which the agent's image lacks.
     let hide = r#"mount -t tmpfs none /usr/sbin && exec "$0" "$@""#;

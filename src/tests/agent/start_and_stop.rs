@@ -92,7 +92,7 @@ fn a_file_that_an_upstream_agent_is_writing_stays_until_nothing_changes_it() {
 }
 
 #[test]
-fn an_old_config_that_is_written_after_the_start_makes_the_node_not_ready() {
+fn an_old_config_written_after_the_start_makes_the_node_not_ready() {
     let node = Node::with_calico();
     let agent = node.start_ready();
     node.write("01-linkerd-cni.conf", r#"{"type":"linkerd-cni","name":"x"}"#);

@@ -165,7 +165,7 @@ fn stopped_agent_uninstalls_at_once_if_the_api_server_proves_it() {
 }
 
 #[test]
-fn stopped_agent_keeps_the_plugin_at_once_if_the_api_server_disproves_an_uninstall() {
+fn stopped_agent_keeps_the_plugin_at_once_if_an_uninstall_is_disproved() {
     all(rows("left in place"), |(name, row)| {
         let (scene, took, _) = stop(&row, &[NODE]);
         scene.assert_left_in_place(&name, &row.why);

@@ -351,7 +351,7 @@ fn node_watch() -> Scene {
 }
 
 #[test]
-fn a_shown_deletion_of_the_pod_proves_an_uninstall_with_the_end_of_its_daemonset_or_its_tokens() {
+fn the_pods_deletion_proves_an_uninstall_with_its_daemonset_or_tokens_gone() {
     all(PROOF, |(name, start, events)| {
         let mut scene = start();
         events(&mut scene);
@@ -362,7 +362,7 @@ fn a_shown_deletion_of_the_pod_proves_an_uninstall_with_the_end_of_its_daemonset
 
 /// `helm uninstall` right after `helm install`: the agent starts when its accounts are gone.
 #[test]
-fn an_agent_whose_token_was_never_accepted_leaves_an_empty_node_as_it_was() {
+fn an_agent_without_an_accepted_token_leaves_an_empty_node_unchanged() {
     all([true, false], |has_two_accounts| {
         let api = Api::start();
         api.state().tokens.clear();

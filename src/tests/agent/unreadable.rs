@@ -18,7 +18,7 @@ fn huge(text: &str) -> String {
 }
 
 #[test]
-fn a_config_that_sorts_first_and_that_only_the_runtime_can_read_makes_the_node_not_ready() {
+fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
     let link = "is a symbolic link out of the mounted directory";
     let make: [(&str, MakeConfig, &str); 5] = [
         (

@@ -28,7 +28,7 @@ fn both(template: &str) -> (Api, Node, UpstreamAgent, Agent) {
 }
 
 #[test]
-fn the_entry_and_the_token_of_an_upstream_agent_that_dies_before_or_beside_this_agent_are_replaced() {
+fn a_dead_upstream_agents_entry_and_token_are_replaced() {
     for (template, dies_before) in templates().iter().flat_map(|one| [(one, true), (one, false)]) {
         let (api, node) = node(template);
         let mut upstream = Some(upstream::start(&node, KUBECONFIG));
@@ -51,7 +51,7 @@ fn the_entry_and_the_token_of_an_upstream_agent_that_dies_before_or_beside_this_
 }
 
 #[test]
-fn an_agent_that_ends_beside_an_upstream_one_restores_its_kubeconfig_and_keeps_the_plugin() {
+fn an_agent_that_ends_beside_upstreams_restores_its_kubeconfig() {
     let [other, same] = templates();
     for (_name, (set, template)) in table::named([
         ("the agent is replaced", (DaemonSetState::Exists, &other)),

@@ -28,7 +28,7 @@ const KINDS: &str = "ClusterRole ClusterRoleBinding Role RoleBinding ValidatingA
      ValidatingAdmissionPolicyBinding";
 
 #[test]
-fn the_admission_policies_limit_the_account_to_its_own_node_and_to_tokens_of_a_day() {
+fn admission_policies_limit_the_account_to_its_node_and_short_tokens() {
     let _node = Node::exclusive();
     let _objects = objects();
     let chart = apply_chart("delete", &format!("startupTaint={TAINT}"), &json!([]));

@@ -34,7 +34,7 @@ pub fn injected(name: &str) -> Value {
 }
 
 #[test]
-fn pods_start_in_an_api_outage_and_a_killed_and_a_stopped_agent_leave_the_plugin_installed() {
+fn pods_start_in_an_api_outage_also_after_the_agent_is_killed() {
     let scene = Scene::installed(&SHORT_GRACE);
     let Scene { node, pods, .. } = &scene;
     let names = ["injected", "manual", "by-hand", "client"];

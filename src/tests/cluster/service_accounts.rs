@@ -25,7 +25,7 @@ fn accounts() -> OnDrop<impl FnMut()> {
 }
 
 #[test]
-fn helm_uninstall_and_a_deleted_namespace_uninstall_with_a_service_account_of_the_user() {
+fn a_users_service_account_permits_helm_uninstall_and_namespace_deletion() {
     let scene = Scene::begin();
     let Scene { node, helm, before, .. } = &scene;
     let _accounts = accounts();

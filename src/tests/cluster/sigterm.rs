@@ -34,7 +34,7 @@ const UNINSTALL: Duration = Duration::from_secs(60);
 const RECONNECTED: Duration = Duration::from_secs(120);
 
 #[test]
-fn an_agent_uninstalls_with_its_scope_or_its_release_and_stays_through_a_lost_role_binding() {
+fn a_lost_scope_or_release_uninstalls_and_a_lost_role_binding_does_not() {
     let scene = Scene::installed(&SHORT_GRACE);
     let Scene { node, helm, .. } = &scene;
     let until_restored = |after: &str| {
@@ -78,7 +78,7 @@ fn restart_with_default_grace() {
 }
 
 #[test]
-fn an_upgrade_from_upstreams_chart_strands_no_pod_and_a_rollback_keeps_the_plugin_installed() {
+fn an_upgrade_from_upstreams_chart_and_its_rollback_strand_no_pod() {
     let scene = Scene::begin();
     let Scene { node, helm, before, .. } = &scene;
     helm.install_upstream(Program::OurAgent);

@@ -77,7 +77,7 @@ fn helm_uninstall_right_after_helm_install_leaves_the_node_as_it_was() {
 
 #[test]
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
-fn a_release_that_fails_and_is_uninstalled_by_helm_leaves_the_node_as_it_was() {
+fn a_failed_release_that_helm_uninstalls_leaves_the_node_unchanged() {
     let scene = Scene::begin();
     for (what, values) in [
         ("an image that does not exist", "image.version=v2.0.0-missing"),
@@ -104,7 +104,7 @@ fn manifest(namespace: &str, daemonset: &str) -> String {
 
 #[test]
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
-fn kubectl_delete_of_a_manifest_with_one_account_leaves_the_node_as_it_was() {
+fn kubectl_delete_of_a_one_account_manifest_restores_the_node() {
     let scene = Scene::begin();
     for name in ["linkerd-cni", "mesh-cni"] {
         let manifest = manifest(MANIFEST_NAMESPACE, name);

@@ -45,7 +45,7 @@ fn text(bytes: &[u8]) -> &str {
 }
 
 #[test]
-fn without_kubectl_metadata_are_printed_and_the_checks_fail_in_the_format_of_linkerd_check() {
+fn without_kubectl_the_checks_fail_in_the_format_of_linkerd_check() {
     let dir = tempfile::tempdir().unwrap();
     let output = run(dir.path(), &["_extension-metadata"]);
     assert!(output.status.success());
@@ -202,7 +202,7 @@ fn a_wait_of_any_length_does_not_panic() {
 }
 
 #[test]
-fn progress_is_one_line_of_a_terminal_and_colors_are_off_with_no_color() {
+fn terminals_get_one_progress_line_and_no_color_turns_colors_off() {
     let scratch = tempfile::tempdir().unwrap();
     let dir = with_empty_cluster(scratch.path());
     for (variable, value, colored, progress) in

@@ -102,7 +102,7 @@ fn each_error_text_stands_once_and_has_a_cause_and_a_remedy() {
 }
 
 #[test]
-fn each_error_text_was_captured_or_leads_from_a_pasted_message_to_its_remedy() {
+fn each_error_text_was_captured_or_leads_to_its_remedy() {
     let (page, faults) = (page(), FaultSection::all());
     let entries = Entry::all(&page);
     let mut texts = Vec::new();

@@ -100,7 +100,7 @@ fn upward(map: &[&str], graph: &Edges) -> Vec<(String, String)> {
 }
 
 #[test]
-fn each_module_imports_only_from_modules_above_it_and_agent_and_repair_not_from_each_other() {
+fn each_module_imports_only_from_modules_above_it() {
     let text = fs::read_to_string(source().join("lib.rs")).unwrap();
     let top = siblings(&library(), "");
     assert!(top["plugin"].contains("kube"), "the graph sees imports: {top:?}");
@@ -155,7 +155,7 @@ fn linkerd_cni_imports_no_module_that_only_linux_compiles() {
 
 /// The page for contributors is for people who look for a place to begin.
 #[test]
-fn the_maps_in_lib_rs_and_for_contributors_name_every_module_and_only_files_that_exist() {
+fn the_maps_name_every_module_and_only_existing_files() {
     let text = fs::read_to_string(source().join("lib.rs")).unwrap();
     let modules = modules_on_linux(&text);
     assert!(modules.len() > 10, "{modules:?}");

@@ -66,7 +66,7 @@ fn check(scenario: Scenario) {
 
 /// With kills, and with writes between the reads of one scan. Not both: see `docs/maintainers/model.md`.
 #[test]
-fn one_agent_keeps_every_property_on_a_node_with_a_conflist_or_a_conf() {
+fn one_agent_keeps_every_property_with_a_conflist_or_conf() {
     let more = u8::from(is_large());
     for (name, primary) in [("one agent, conflist", CONFLIST), ("one agent, conf", CONF)] {
         for (kills, foreign_writes, reads_one_by_one) in [(1 + more, 2, false), (0, 2 + more, true)]

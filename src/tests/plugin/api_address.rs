@@ -41,7 +41,7 @@ fn the_certificate_is_verified_for_the_tls_server_name() {
 }
 
 #[test]
-fn a_host_name_in_the_kubeconfig_is_not_resolved_and_the_error_names_it() {
+fn an_error_names_the_kubeconfigs_host_name_which_is_not_resolved() {
     let scene = Scene::of(api_named("localhost"));
     let call = || {
         let port = scene.api.address.port();
@@ -55,7 +55,7 @@ fn a_host_name_in_the_kubeconfig_is_not_resolved_and_the_error_names_it() {
 }
 
 #[test]
-fn a_kubeconfig_ca_or_token_file_that_is_too_large_or_not_a_file_is_named_with_the_limit() {
+fn an_oversized_or_irregular_credential_file_is_named_with_the_limit() {
     let scene = Scene::meshed();
     let dir = tempfile::tempdir().unwrap();
     let (large, fifo) = (dir.path().join("large"), dir.path().join("fifo"));

@@ -32,7 +32,7 @@ fn check_names_the_missing_rules() {
 
 /// The specification demands `prevResult`, but its absence proves nothing about the rules.
 #[test]
-fn check_without_prev_result_skips_unmeshed_pods_and_fails_meshed_ones_only_on_proof() {
+fn check_without_prev_result_fails_a_meshed_pod_only_on_proof() {
     let scene = Scene::meshed();
     let call = |command| scene.in_mode("native", command).set("prevResult", Value::Null);
     let (outcome, record) = recorded(&call("CHECK").annotated(json!({})));
@@ -51,7 +51,7 @@ fn check_without_prev_result_skips_unmeshed_pods_and_fails_meshed_ones_only_on_p
 
 /// A process of the pod may add chains without limit.
 #[test]
-fn check_passes_and_says_so_if_the_lists_of_the_netns_are_too_long_to_read() {
+fn check_passes_with_a_warning_if_the_rules_are_too_many_to_read() {
     let scene = Scene::meshed();
     let call = |command| scene.in_mode("native", command);
     call("ADD").run().succeeded();

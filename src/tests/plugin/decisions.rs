@@ -25,7 +25,7 @@ struct RequestsRow {
 }
 
 #[test]
-fn an_add_sends_the_requests_that_decide_on_its_pod_and_check_of_its_rules_none() {
+fn an_add_sends_only_deciding_requests_and_check_none() {
     for (name, row) in table::rows_of::<RequestsRow>(include_str!("decisions.yaml"), "requests") {
         let RequestsRow { annotations, spec, requests, is_redirected } = row;
         let scene = Scene::with(json!(annotations), &spec, &json!({}));
@@ -57,7 +57,7 @@ fn excluded_namespaces_and_containers_that_are_not_pods_are_skipped_without_a_re
 }
 
 #[test]
-fn the_agents_pod_in_any_namespace_starts_without_a_request_while_the_token_is_rejected() {
+fn the_agents_pod_starts_without_a_request_while_the_token_is_rejected() {
     let scene = Scene::meshed();
     scene.api.accept("another token");
     let add = |namespace: &str| {
@@ -154,7 +154,7 @@ fn ipv6_auto_redirects_ipv6_of_a_pod_that_gets_its_address_after_add() {
 }
 
 #[test]
-fn a_pod_that_started_with_ipv4_rules_only_stays_complete_whatever_ipv6_is_set_to() {
+fn a_pod_with_ipv4_rules_stays_complete_whatever_ipv6_is_set() {
     let scene = without_ipv6_address();
     let call =
         |command, mode: &str, ipv6: Value| scene.in_mode(mode, command).linkerd("ipv6", ipv6);
@@ -170,7 +170,7 @@ fn a_pod_that_started_with_ipv4_rules_only_stays_complete_whatever_ipv6_is_set_t
 }
 
 #[test]
-fn with_ipv6_auto_a_part_of_the_ipv6_rules_is_incomplete_without_an_ipv6_address() {
+fn partial_ipv6_rules_are_incomplete_also_without_an_ipv6_address() {
     let scene = without_ipv6_address();
     let call = |command| scene.in_mode("nft", command).linkerd("ipv6", "auto");
     call("ADD").run().succeeded();
@@ -179,7 +179,7 @@ fn with_ipv6_auto_a_part_of_the_ipv6_rules_is_incomplete_without_an_ipv6_address
 }
 
 #[test]
-fn the_agent_gets_one_record_per_pod_and_the_plugin_never_waits_for_it() {
+fn the_plugin_sends_one_record_per_pod_and_never_waits() {
     let spec = &yaml(include_str!("decisions.yaml"))["recorded"];
     let scene = Scene::with(json!({}), spec, &json!({}));
     let call = scene.add();

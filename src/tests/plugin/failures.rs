@@ -28,7 +28,7 @@ enum Object {
 }
 
 #[test]
-fn responses_without_the_pod_or_its_namespace_fail_at_once_and_leave_no_rule() {
+fn responses_without_pod_or_namespace_fail_at_once_without_a_rule() {
     let scene = Scene::meshed();
     for (name, row) in table::rows::<ResponseRow>(include_str!("failures.yaml")) {
         scene.api.answer(POD_PATH, 200, MESHED).answer(NAMESPACE_PATH, 200, NAMESPACE);

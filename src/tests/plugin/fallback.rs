@@ -40,7 +40,7 @@ fn processes_with(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_held_xtables_lock_fails_add_and_not_check_with_its_holder_and_leaves_no_process() {
+fn a_held_xtables_lock_fails_add_with_its_holder_and_passes_check() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("xtables.lock");
     let lock = path.to_str().unwrap();
@@ -137,7 +137,7 @@ fn without_any_backend_the_error_has_the_cause_of_each() {
 
 /// The pod may get an IPv6 address later.
 #[test]
-fn with_ipv6_auto_add_fails_and_leaves_no_rules_where_ipv6_cannot_be_redirected() {
+fn add_fails_without_a_rule_where_ipv6_cannot_be_redirected() {
     let scene = without_ipv6_address();
     let programs = tempfile::tempdir().unwrap();
     for suffix in ["", "-restore"] {
@@ -197,7 +197,7 @@ fn rootless() -> KilledOnDrop {
 }
 
 #[test]
-fn in_a_user_namespace_native_works_and_too_many_rules_are_an_error_with_a_remedy() {
+fn native_works_in_a_user_namespace_and_too_many_rules_fail() {
     let (api, rootless) = (meshed_api(), rootless());
     let target = format!("--target={}", rootless.0.id());
     let inside = ["nsenter", &target, "--user", "--preserve-credentials"];
@@ -230,7 +230,7 @@ fn in_a_user_namespace_native_works_and_too_many_rules_are_an_error_with_a_remed
 
 /// The runtime makes the netns of a pod with `hostUsers: false` in the pod's user namespace, and calls the plugin outside.
 #[test]
-fn a_pod_with_a_user_namespace_is_redirected_and_checked_by_native_and_refused_by_iptables() {
+fn a_pod_with_a_user_namespace_is_redirected_by_native_only() {
     let (api, pod) = (meshed_api(), rootless());
     let netns = format!("/proc/{}/ns/net", pod.0.id());
     let call = |mode: &str, command: &str| {

@@ -78,7 +78,7 @@ fn api_with_ca(name: &str, last_year: i32) -> Api {
 }
 
 #[test]
-fn a_server_certificate_that_is_the_ca_itself_is_trusted_for_its_name_and_lifetime_only() {
+fn a_ca_as_server_certificate_is_trusted_for_its_name_and_lifetime() {
     let call = |api: &Api| Call::new("ADD", Path::new("/no/such/netns"), api);
     call(&api_with_ca("127.0.0.1", 4000)).run().succeeded();
     for (name, year, problem) in

@@ -46,7 +46,7 @@ fn another_pods_object_decides_neither_for_nor_against_rules() {
 }
 
 #[test]
-fn a_mirror_pod_and_a_pod_whose_uid_the_runtime_or_the_api_server_omits_are_redirected() {
+fn a_mirror_pod_and_a_pod_with_an_omitted_uid_are_redirected() {
     for (name, row) in table::rows_of::<OwnPodRow>(include_str!("identity.yaml"), "own") {
         let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web{}", row.args);
         let scene = Scene::meshed();

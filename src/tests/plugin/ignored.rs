@@ -14,7 +14,7 @@ fn annotated(pod: Value, namespace: &Value) -> Scene {
 }
 
 #[test]
-fn a_pod_with_invalid_elements_gets_upstreams_rules_and_the_agent_gets_a_record() {
+fn a_pod_with_invalid_elements_gets_upstreams_rules_and_a_record() {
     for mode in ["native", "nft"] {
         let of_namespace = json!({IN: "8080,65536-65539", OUT: "1"});
         let scene = annotated(json!({OUT: "http,5432,30-20"}), &of_namespace);
@@ -44,7 +44,7 @@ fn a_pod_with_invalid_elements_gets_upstreams_rules_and_the_agent_gets_a_record(
 }
 
 #[test]
-fn strict_annotations_and_lists_without_a_valid_element_fail_the_pod_without_a_rule() {
+fn strict_annotations_and_entirely_invalid_lists_fail_the_pod() {
     for (strict, value) in [(true, "http,5432"), (false, "http")] {
         let scene = annotated(json!({OUT: value}), &json!({}));
         let (outcome, record) = recorded(&scene.add().linkerd("strict-annotations", strict));

@@ -85,7 +85,7 @@ impl Outage {
 }
 
 #[test]
-fn check_asks_the_api_server_only_if_no_rule_tells_what_the_pod_started_with() {
+fn check_asks_the_api_server_only_if_no_rule_tells_the_pods_start() {
     let scene = Scene::meshed();
     let call = |command| scene.call(command).annotated(unmarked());
     let of_namespace = json!({"metadata": {"name": "ns", "annotations": {OUT: "5432"}}});
@@ -102,7 +102,7 @@ fn check_asks_the_api_server_only_if_no_rule_tells_what_the_pod_started_with() {
 }
 
 #[test]
-fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule() {
+fn only_marked_pods_start_in_an_outage_and_they_are_redirected() {
     at_the_same_time(OUTAGES, |(outage, code, text)| {
         let scene = Scene::meshed();
         let add = |annotations: Option<Value>, budget| {
@@ -142,7 +142,7 @@ fn in_an_outage_marked_pods_start_redirected_and_all_others_fail_without_a_rule(
 }
 
 #[test]
-fn check_after_an_outage_succeeds_if_the_pod_object_yields_other_rules_than_add_guessed() {
+fn check_accepts_guessed_rules_after_an_outage() {
     let scene = Scene::meshed();
     let call = |command| scene.call(command).annotated(marked(&json!({})));
     let add = call("ADD");
@@ -157,7 +157,7 @@ fn check_after_an_outage_succeeds_if_the_pod_object_yields_other_rules_than_add_
 }
 
 #[test]
-fn a_marked_pod_that_the_api_server_does_not_know_or_has_replaced_fails() {
+fn a_marked_pod_that_is_gone_or_replaced_fails() {
     let scene = Scene::meshed();
     let replaced = MESHED.replace("0001\"", "0002\"");
     for (_name, (status, body)) in
@@ -170,7 +170,7 @@ fn a_marked_pod_that_the_api_server_does_not_know_or_has_replaced_fails() {
 }
 
 #[test]
-fn in_an_outage_an_invalid_annotation_or_plugin_entry_still_fails_a_marked_pod() {
+fn an_invalid_annotation_or_entry_fails_a_marked_pod_in_an_outage() {
     let scene = Scene::meshed();
     scene.api.accept("another token");
     let add = |annotations| scene.add().annotated(annotations);
@@ -180,7 +180,7 @@ fn in_an_outage_an_invalid_annotation_or_plugin_entry_still_fails_a_marked_pod()
 }
 
 #[test]
-fn in_an_outage_check_proves_by_rules_and_else_succeeds_and_reports_the_outage() {
+fn check_in_an_outage_succeeds_unless_the_rules_prove_a_fault() {
     at_the_same_time(OUTAGES, |(outage, code, ..)| {
         for annotations in [Some(unmarked()), None] {
             let scene = Scene::meshed();

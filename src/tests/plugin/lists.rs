@@ -32,7 +32,7 @@ fn rules(namespaces: &Namespaces, family: &str, chain: &str) -> usize {
 }
 
 #[test]
-fn a_port_list_of_190_kb_is_one_native_rule_and_check_reads_its_ports() {
+fn a_port_list_of_190_kb_is_one_rule_that_check_reads() {
     let value = every_second_port();
     for (annotation, chain, others, wanted) in [
         ("skip-inbound-ports", "PROXY_INIT_REDIRECT", 1, ["app", "outbound"]),

@@ -75,7 +75,7 @@ fn auto_needs_no_iptables_and_nft_names_the_missing_programs() {
 }
 
 #[test]
-fn without_programs_of_the_mode_the_plugin_names_the_backend_that_wrote_the_rules() {
+fn without_the_modes_programs_the_plugin_names_the_rules_backend() {
     let scene = Scene::meshed();
     let programs = tempfile::tempdir().unwrap();
     for name in ["iptables-nft", "iptables-nft-restore"] {

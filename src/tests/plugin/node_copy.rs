@@ -98,7 +98,7 @@ fn an_unusable_file_of_the_copy_is_ignored() {
 }
 
 #[test]
-fn one_request_decides_on_an_unannotated_pod_that_a_live_agent_lacks_and_a_failed_one_skips_it() {
+fn one_request_decides_on_an_unannotated_pod_outside_of_the_copy() {
     for (status, body, decision, source) in [
         (200, MESHED, "redirected", "request"),
         (200, UNMESHED, "skipped: no linkerd-proxy container", "request"),
@@ -132,7 +132,7 @@ fn one_request_decides_on_an_unannotated_pod_that_a_live_agent_lacks_and_a_faile
 }
 
 #[test]
-fn without_a_live_agent_add_of_an_unmeshed_pod_does_not_wait_for_the_copy() {
+fn add_of_an_unmeshed_pod_waits_for_no_copy_of_a_dead_agent() {
     let scene = Scene::meshed();
     let call = |command| scene.call(command).annotated(json!({}));
     let (add, version) = (call("ADD"), call("VERSION"));

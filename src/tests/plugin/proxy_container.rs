@@ -63,7 +63,7 @@ fn scene(spec: &Value, annotations: Value) -> Scene {
 }
 
 #[test]
-fn only_the_proxys_own_uid_is_exempt_and_no_user_or_group_that_the_app_has_too() {
+fn only_the_proxys_own_uid_is_exempt() {
     for (name, row) in table::rows_of::<ExemptRow>(TABLES, "exempt") {
         let mut spec = with_proxy(row.proxy);
         spec["securityContext"] = row.pod;
@@ -116,7 +116,7 @@ fn strict_proxy_user_refuses_a_marked_pod_while_its_containers_are_known() {
 }
 
 #[test]
-fn a_pod_whose_sandbox_ignores_the_rules_is_refused_unless_its_init_container_redirects() {
+fn a_pod_in_a_sandbox_is_refused_unless_an_init_container_redirects() {
     for (name, row) in table::rows_of::<SandboxRow>(TABLES, "sandboxes") {
         let mut spec = with_proxy(json!({}));
         spec["runtimeClassName"] = json!(row.class);
@@ -138,7 +138,7 @@ fn a_pod_whose_sandbox_ignores_the_rules_is_refused_unless_its_init_container_re
 }
 
 #[test]
-fn ipv6_auto_redirects_ipv6_unless_the_proxy_is_known_to_listen_on_ipv4_only() {
+fn ipv6_auto_redirects_ipv6_unless_the_proxy_listens_on_ipv4_only() {
     for (name, row) in table::rows_of::<Ipv6Row>(TABLES, "ipv6") {
         let scene = scene(&with_proxy(json!({"env": row.env})), json!({}));
         let call = |command| scene.call(command).linkerd("ipv6", row.ipv6.clone());

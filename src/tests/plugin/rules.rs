@@ -66,7 +66,7 @@ fn iptables_rules_equal_upstreams_in_every_mode() {
 const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
 
 #[test]
-fn the_kernels_rules_redirect_every_packet_as_those_of_upstreams_commands_in_every_iptables_mode() {
+fn each_iptables_mode_redirects_packets_as_upstreams_commands_do() {
     for mode in ["nft", "legacy", "plain"] {
         let upstream = Scene::meshed();
         for command in UPSTREAM_COMMANDS.lines() {
@@ -195,7 +195,7 @@ fn connect_from_one_port(scene: &Scene, port: u16) -> TcpStream {
 /// so that their replies would collide (linkerd2#15505). The kernel gives all but the first another source
 /// port, which the client does not see.
 #[test]
-fn connections_from_one_source_port_to_many_ports_reach_the_proxy_in_every_mode() {
+fn each_mode_redirects_connections_that_share_a_source_port() {
     for mode in ["native", "nft", "legacy", "plain"] {
         let scene = Scene::meshed();
         scene.in_mode(mode, "ADD").run().succeeded();

@@ -178,7 +178,7 @@ proptest! {
     }
 
     #[test]
-    fn each_element_of_a_list_of_ports_is_used_or_reported_with_its_annotation(text in nearly_a_list()) {
+    fn each_element_of_a_port_list_is_used_or_reported(text in nearly_a_list()) {
         let key = annotation::SKIP_INBOUND_PORTS;
         match config().resolve(&annotated(key, &text)) {
             Ok(found) => {
@@ -200,7 +200,7 @@ proptest! {
     }
 
     #[test]
-    fn each_element_of_a_list_of_subnets_is_used_or_fails_with_its_annotation(
+    fn each_element_of_a_subnet_list_is_used_or_fails(
         text in prop_oneof![nearly_a_list(), nearly_subnets()],
         key in select(&SUBNET_KEYS[..]),
     ) {
@@ -245,7 +245,7 @@ proptest! {
     }
 
     #[test]
-    fn a_marker_reads_back_as_its_redirect_and_families_unless_it_is_a_digest(
+    fn a_marker_without_digest_reads_back_as_redirect_and_families(
         mut redirect in redirect(),
         length in 0..8_usize,
         has_ipv6 in any::<bool>(),

@@ -51,7 +51,7 @@ proptest! {
     }
 
     #[test]
-    fn the_nodes_copy_decides_like_the_pod_object_whatever_annotations_and_api_server_say(
+    fn the_nodes_copy_decides_like_the_pod_object(
         start in start(),
     ) {
         let by_object =

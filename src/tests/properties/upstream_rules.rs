@@ -129,7 +129,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 1000, ..recorded() })]
 
     #[test]
-    fn both_renderings_redirect_every_packet_as_upstreams_rules_do_and_a_changed_rule_is_noticed(
+    fn both_renderings_redirect_every_packet_as_upstreams_rules_do(
         settings in settings(),
         change in change(),
     ) {
@@ -212,7 +212,7 @@ fn redirect_of_every_kind() -> Redirect {
 
 /// Shows that the reader of nf_tables messages notices errors: each damaged rule or set is invalid or another.
 #[test]
-fn an_error_in_any_byte_of_an_nf_tables_rule_or_set_is_noticed() {
+fn a_changed_byte_of_an_nf_tables_rule_or_set_is_noticed() {
     let all_ports = redirect_of_every_kind();
     let some_ports =
         Redirect { ports_to_redirect: vec![8080, 9090], skip_inbound: vec![], ..all_ports.clone() };

@@ -30,7 +30,7 @@ fn add(netns: &Path, annotations: Value, iptables_mode: &str) -> Outcome {
 }
 
 #[test]
-fn the_emulated_agent_starts_and_the_plugin_skips_an_unmeshed_pod_and_refuses_an_annotation() {
+fn the_emulated_agent_starts_and_the_plugin_decides_on_pods() {
     let version = must(emulated("linkerd-cni").env("CNI_COMMAND", "VERSION"));
     let version: Value = serde_json::from_str(&version).unwrap();
     assert_eq!(version["cniVersion"], "1.1.0");

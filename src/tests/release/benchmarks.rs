@@ -42,7 +42,7 @@ fn figures(changes: &Map<String, Value>) -> Figures {
 }
 
 #[test]
-fn a_run_that_is_worse_or_lacks_a_figure_fails_and_the_report_names_the_figure() {
+fn a_worse_or_missing_figure_fails_the_run_and_is_named() {
     for (name, row) in table::rows_of::<RunRow>(TABLES, "runs") {
         let found = compare(&figures(&row.committed), &figures(&row.run));
         assert_eq!(found.worse, row.worse, "{name}");

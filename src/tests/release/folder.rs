@@ -209,7 +209,7 @@ fn the_provenance_names_the_commit_every_file_the_compilers_and_the_libraries() 
 }
 
 #[test]
-fn index_names_the_chart_and_chart_manifest_and_digest_file_name_the_image_by_digest() {
+fn index_chart_manifest_and_digest_file_name_the_same_chart_and_image() {
     let charts: Vec<_> =
         names(&release()).into_iter().filter(|name| name.ends_with(".tgz")).collect();
     let [chart] = &charts[..] else { panic!("{charts:?}") };

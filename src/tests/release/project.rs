@@ -52,7 +52,7 @@ fn commands<'a>(workflow: &'a Value, job: &str) -> Vec<&'a str> {
 }
 
 #[test]
-fn workflows_run_every_test_the_long_ones_each_week_and_check_the_dependencies_each_day() {
+fn workflows_run_every_test_and_check_the_dependencies_each_day() {
     assert_eq!(commands(&workflow("test"), "test").last(), Some(&".ci/run"));
     let run = "\nexec \"$(dirname \"${BASH_SOURCE[0]}\")/../scripts/test\"\n";
     assert!(read(".ci/run").ends_with(run));
@@ -74,7 +74,7 @@ fn workflows_run_every_test_the_long_ones_each_week_and_check_the_dependencies_e
 
 /// A disabled step would still satisfy a test that looks for its commands.
 #[test]
-fn no_job_or_step_is_skipped_or_may_fail_except_what_needs_a_registry() {
+fn only_jobs_that_need_a_registry_may_be_skipped_or_fail() {
     let keys = ["if", "continue-on-error"];
     let mut found = Vec::new();
     for path in workflows() {
@@ -167,7 +167,7 @@ fn the_release_workflow_outputs_the_checksum_that_publish_compares() {
 
 /// With a `docker` that runs the programs of this build, as it has them.
 #[test]
-fn the_workflow_hosted_fails_if_the_image_of_the_dockerfile_has_no_working_programs() {
+fn the_workflow_hosted_fails_if_the_dockerfiles_programs_do_not_work() {
     let workflow = workflow("hosted");
     assert_eq!(commands(&workflow, "kind"), ["scripts/quickstart", "scripts/quickstart --down"]);
     let [build, run] = commands(&workflow, "docker")[..] else { panic!() };
@@ -214,7 +214,7 @@ fn the_third_party_notices_have_every_crate() {
 }
 
 #[test]
-fn the_committed_results_have_each_row_and_kernel_and_are_those_of_the_page() {
+fn the_committed_results_are_complete_and_those_of_the_page() {
     let results: Value =
         serde_json::from_str(&read("docs/maintainers/compatibility.json")).unwrap();
     let page = read("docs/maintainers/compatibility.md");

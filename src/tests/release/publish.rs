@@ -157,7 +157,7 @@ fn refuses_a_folder_that_another_job_changed() {
 }
 
 #[test]
-fn refuses_a_tag_that_is_not_signed_by_a_release_manager_or_has_no_green_test() {
+fn a_tag_without_a_managers_signature_or_a_green_test_is_refused() {
     let publication = Publication::small();
     let reference = format!("git/ref/tags/v{VERSION}");
     publication.answer(&reference, &json!({"object": {"type": "commit", "sha": COMMIT}}));

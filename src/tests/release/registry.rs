@@ -60,7 +60,7 @@ impl Registry {
 }
 
 #[test]
-fn a_release_is_published_in_spite_of_failures_and_verified_with_the_commands_of_the_page() {
+fn a_release_is_published_despite_failures_and_verified_as_documented() {
     let mut registry = Registry::new();
     let mut publication = Publication::of(&release());
     let prefix = format!("localhost:{}/linkerd", registry.port);

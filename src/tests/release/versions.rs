@@ -198,7 +198,7 @@ fn a_version_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_clean_tree_is_released_from_its_own_commit_and_a_changed_one_from_a_child() {
+fn a_changed_tree_is_released_from_a_child_of_its_commit() {
     let tree = tree();
     let head = tree.git(&["rev-parse", "HEAD"]);
     let commit = || {

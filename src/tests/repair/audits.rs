@@ -78,7 +78,7 @@ fn a_connection_survives_the_loss_of_the_whole_table() {
 }
 
 #[test]
-fn rules_of_the_hosts_iptables_are_repaired_only_if_one_is_missing_or_bypassed() {
+fn host_iptables_rules_are_repaired_only_if_missing_or_bypassed() {
     for (damage, responder) in [
         (&["-D", "PROXY_INIT_OUTPUT", "1"][..], "proxy"),
         (&["-I", "PROXY_INIT_OUTPUT", "-j", "RETURN"], "server"),
@@ -145,7 +145,7 @@ fn iptables_legacy_rules_are_reported_and_not_changed() {
 }
 
 #[test]
-fn a_netns_with_very_many_rules_is_unreadable_and_costs_the_controller_little_memory() {
+fn a_netns_with_very_many_rules_costs_the_controller_little_memory() {
     let node = meshed("native");
     // Some 30 MB in the kernel's response.
     let comment = "x".repeat(100);
@@ -188,7 +188,7 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
 }
 
 #[test]
-fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
+fn an_audit_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
     let mut unowned = running();
     unowned["metadata"]["ownerReferences"] = json!([]);
     let node = Node::with(&unowned);
@@ -207,7 +207,7 @@ fn an_audit_in_mode_delete_reports_a_pod_without_a_controller_only_if_rules_are_
 
 /// As pods of a control plane with `proxy.gid`: the plugin exempts no group, and the audit expects none.
 #[test]
-fn a_pod_whose_proxy_container_has_a_group_and_whose_pod_has_a_user_is_complete() {
+fn a_pod_with_a_user_and_a_proxy_group_is_complete() {
     let node = meshed("native");
     let mut pod = running();
     pod["spec"]["securityContext"] = json!({"runAsUser": 1000, "runAsGroup": 1000});
@@ -221,7 +221,7 @@ fn a_pod_whose_proxy_container_has_a_group_and_whose_pod_has_a_user_is_complete(
 
 /// As after a reboot a pod whose app container was created but not started: kubelet skips its validator.
 #[test]
-fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules_without_periodic_audits() {
+fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules() {
     let node = Node::with(&running());
     let began = Instant::now();
     let controller = node.controller(&[]);

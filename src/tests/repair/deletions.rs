@@ -73,7 +73,7 @@ fn only_stranded_pods_are_deleted_on_watch_events() {
 }
 
 #[test]
-fn failed_deletions_are_counted_and_retried_without_a_new_list_and_publish_no_event() {
+fn failed_deletions_are_counted_and_retried_without_list_or_event() {
     for (name, (answer, metric)) in table::named([
         ("a rejected deletion", (Answer::Status(403), "pods_delete_errors_total")),
         ("a hanging deletion", (Answer::Fault(ApiFault::Hang), "pods_delete_timeout_total")),
@@ -91,7 +91,7 @@ fn failed_deletions_are_counted_and_retried_without_a_new_list_and_publish_no_ev
 }
 
 #[test]
-fn a_pod_that_is_gone_or_another_by_now_is_neither_counted_nor_retried() {
+fn a_pod_that_is_gone_or_replaced_is_neither_counted_nor_retried() {
     let (api, controller) = Controller::watched();
     for (name, code) in [("gone", 404), ("another-by-now", 409)] {
         api.state().delete = Answer::Status(code);
@@ -198,7 +198,7 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
 }
 
 #[test]
-fn mode_delete_deletes_a_pod_without_a_controller_if_the_chart_asks_for_it() {
+fn mode_delete_deletes_a_pod_without_a_controller_on_request() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--delete-unmanaged"]);
     api.modify(&owned_by("unowned", json!([])));
@@ -207,7 +207,7 @@ fn mode_delete_deletes_a_pod_without_a_controller_if_the_chart_asks_for_it() {
 }
 
 #[test]
-fn mode_delete_leaves_the_mirror_pod_of_a_static_pod_and_reports_it_once() {
+fn mode_delete_leaves_a_mirror_pod_and_reports_it_once() {
     for arguments in [&[][..], &["--delete-unmanaged"]] {
         let api = Api::start();
         let controller = Controller::with(&api, arguments);

@@ -105,7 +105,7 @@ fn a_pod_without_any_rules_gets_those_of_todays_values() {
 }
 
 #[test]
-fn a_pod_whose_validator_fails_with_rules_of_earlier_values_gets_those_of_todays_values() {
+fn a_failing_pod_with_rules_of_earlier_values_gets_todays_rules() {
     let node = Node::with(&waiting());
     add(&node, "native", "9999");
     node.chain(&upgraded());
@@ -116,7 +116,7 @@ fn a_pod_whose_validator_fails_with_rules_of_earlier_values_gets_those_of_todays
 
 /// The comments of iptables rules do not tell the UID, and these rules come before the plugin's.
 #[test]
-fn rules_of_the_hosts_iptables_with_an_earlier_uid_do_not_outlive_a_repair() {
+fn host_iptables_rules_with_an_earlier_uid_do_not_outlive_a_repair() {
     let node = Node::with(&waiting());
     add(&node, "nft", "9999");
     let mut entry = entry("auto");
@@ -144,7 +144,7 @@ fn mark_guessed(node: &Node, mode: &str) {
 
 /// In an outage of the API server, the plugin does not know what the proxy's container states.
 #[test]
-fn rules_that_the_plugin_guessed_are_repaired_only_if_the_pod_object_yields_others() {
+fn guessed_rules_are_repaired_only_if_the_pod_object_yields_others() {
     for mode in ["native", "nft"] {
         let node = meshed(mode);
         mark_guessed(&node, mode);
@@ -185,7 +185,7 @@ fn guessed_ipv6_rules_do_not_outlive_the_repair_of_a_pod_without_ipv6() {
 
 /// The namespace's annotation has invalid elements.
 #[test]
-fn a_pod_whose_annotations_are_rejected_later_is_compared_with_what_it_started_with() {
+fn a_pod_with_later_rejected_annotations_is_compared_with_its_start() {
     let node = meshed("native");
     let mut strict = entry("auto");
     strict["linkerd"]["strict-annotations"] = json!(true);
@@ -226,7 +226,7 @@ fn rules_without_a_marker_are_repaired_only_if_they_redirect_no_longer() {
 
 /// A list that does not fit into the marker.
 #[test]
-fn a_pod_with_long_port_lists_is_compared_with_todays_values_only_if_it_started_with_them() {
+fn a_pod_with_long_port_lists_is_compared_only_with_its_own_values() {
     let ports: Vec<String> = (0..80).map(|index| (10_000 + 2 * index).to_string()).collect();
     let long = ports.join(",");
     let mut pod = running();

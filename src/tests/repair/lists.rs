@@ -46,7 +46,7 @@ fn fat(name: &str, size: usize) -> Value {
 }
 
 #[test]
-fn the_error_that_ends_a_watch_is_logged_on_a_short_line_without_the_token() {
+fn a_watchs_error_is_logged_on_a_short_line_without_the_token() {
     let (api, controller) = Controller::watched();
     let mut status = expired();
     status["message"] = json!(format!("\u{1b}too old: Bearer first{}", "z".repeat(100_000)));
@@ -67,7 +67,7 @@ fn without_failures_there_is_one_list_and_one_watch() {
 }
 
 #[test]
-fn lists_come_from_the_cache_in_one_piece_and_watches_end_at_random_times() {
+fn lists_come_whole_from_the_cache_and_watches_end_at_random_times() {
     let api = Api::start();
     let controllers: Vec<_> = (0..6).map(|_| Controller::watching(&api)).collect();
     until("all watch", || api.watches().len() >= controllers.len());
@@ -154,7 +154,7 @@ fn an_endless_list_is_cancelled_at_the_size_limit() {
 }
 
 #[test]
-fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_change() {
+fn a_list_older_than_the_last_watch_event_loses_no_change_or_pod() {
     let (api, controller) = Controller::watched();
     api.bookmark();
     // An API server with a stale cache responds: the validator has succeeded since then.
@@ -180,7 +180,7 @@ fn a_list_older_than_the_last_watch_event_deletes_no_healthy_pod_and_loses_no_ch
 }
 
 #[test]
-fn an_event_without_a_resource_version_does_not_change_where_the_next_watch_starts() {
+fn an_event_without_resource_version_does_not_move_the_next_watch() {
     let (api, _controller) = Controller::watched();
     api.bookmark();
     api.send("BOOKMARK", &json!({"metadata": {}}));

@@ -46,7 +46,7 @@ fn stranded_in(namespace: &str, name: &str) -> Value {
 }
 
 #[test]
-fn a_namespace_with_many_stranded_pods_does_not_use_up_the_repair_budget_of_others() {
+fn a_namespace_with_many_stranded_pods_leaves_budget_to_others() {
     let api = Api::start();
     let many = (0..8).map(|number| stranded_in("many", &format!("web-{number}")));
     api.state().pods = many.chain([stranded_in("few", "web")]).collect();
@@ -67,7 +67,7 @@ fn a_namespace_with_many_stranded_pods_does_not_use_up_the_repair_budget_of_othe
 }
 
 #[test]
-fn a_pod_that_changed_meanwhile_is_not_deleted_until_its_next_event_has_its_new_version() {
+fn a_changed_pod_is_not_deleted_until_an_event_has_its_version() {
     let (api, controller) = Controller::watched();
     api.state().delete = Answer::Status(409);
     api.modify(&stranded("web-0"));
@@ -167,7 +167,7 @@ fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
 }
 
 #[test]
-fn settings_are_read_from_the_charts_environment_variables_and_an_empty_one_is_the_default() {
+fn settings_come_from_the_charts_variables_and_an_empty_one_is_the_default() {
     for (values, counter) in
         [(["report", "0", "5", "false"], "pods_reported_total"), ([""; 4], "pods_deleted_total")]
     {

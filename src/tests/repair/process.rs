@@ -119,7 +119,7 @@ fn stranded_pods_are_deleted_although_stdout_and_stderr_cannot_be_written() {
 const SAID: &str = "etc/cni/net.d was removed or renamed on the node";
 
 #[test]
-fn a_net_dir_that_is_made_anew_on_the_node_fails_live_until_the_container_is_restarted() {
+fn a_recreated_net_dir_fails_live_until_the_container_restarts() {
     in_mount_namespace(|| {
         let remove: fn(&Path) = |dir| fs::remove_dir_all(dir).unwrap();
         let rename: fn(&Path) = |dir| fs::rename(dir, dir.with_extension("old")).unwrap();

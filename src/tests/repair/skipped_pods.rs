@@ -40,7 +40,7 @@ fn hand_made(mut pod: Value, annotations: Value) -> Value {
 }
 
 #[test]
-fn a_pod_with_a_proxy_container_is_audited_and_repaired_in_place_whatever_its_metadata() {
+fn a_pod_with_a_proxy_is_audited_and_repaired_whatever_its_metadata() {
     let annotated = json!({"config.linkerd.io/proxy-uid": "2102"});
     let disabled = json!({"linkerd.io/inject": "disabled"});
     for annotations in [annotated, json!({}), disabled] {
@@ -108,7 +108,7 @@ fn mode_report_reports_a_pod_without_linkerd_annotation_like_any_other() {
 }
 
 #[test]
-fn a_stranded_pod_in_which_the_plugin_installs_no_rules_is_reported_in_every_mode() {
+fn a_stranded_pod_without_rules_to_install_is_reported_in_every_mode() {
     let mut proxy_init = waiting();
     let validator = json!({"name": "linkerd-network-validator"});
     proxy_init["spec"]["initContainers"] = json!([{"name": "linkerd-init"}, validator]);

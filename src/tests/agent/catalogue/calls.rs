@@ -124,7 +124,7 @@ fn skip_outbound_ports(ports: &str) -> Value {
 }
 
 #[test]
-fn each_fault_of_a_call_is_shown_by_kubelet_agent_and_check_as_in_its_section() {
+fn each_fault_of_a_call_is_shown_as_its_section_says() {
     let with_event = WITH_EVENT.iter().map(|row| (row, true));
     let rows = with_event.chain(WITHOUT_EVENT.iter().map(|row| (row, false)));
     let rows = rows.filter(|((name, _), _)| !name.starts_with("nf-tables") || has_strace());
@@ -182,7 +182,7 @@ const REPORTED: &[Reported] = &[
 ];
 
 #[test]
-fn each_fault_of_a_pod_that_starts_is_shown_by_event_log_and_metric_as_in_its_section() {
+fn each_fault_of_a_starting_pod_is_shown_as_its_section_says() {
     all(REPORTED, |(name, [reason, line, metric], cause)| {
         let mut fault = Fault::new(name);
         cause(&mut fault);

@@ -69,7 +69,7 @@ const NOT_READY: &[Row] = &[
 ];
 
 #[test]
-fn each_fault_of_the_nodes_files_is_shown_by_ready_log_and_check_as_in_its_section() {
+fn each_fault_of_the_nodes_files_is_shown_as_its_section_says() {
     all(NOT_READY, |(name, text, start)| {
         in_mount_namespace(move || {
             let node = Node::with_calico();
