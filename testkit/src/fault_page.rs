@@ -53,7 +53,7 @@ impl FaultPage {
         captured.push('\n');
     }
 
-    pub fn check(self) {
+    pub fn assert_documented(self) {
         let _writer = WRITER.lock().unwrap_or_else(PoisonError::into_inner);
         let path = crate::repository().join(PAGE);
         let page = fs::read_to_string(&path).unwrap();

@@ -130,29 +130,33 @@ fn agent_restores_deleted_and_damaged_files() {
     agent.until_ready();
 }
 
+/// Waits until `/ready` gives a reason that contains `text`.
+fn until_not_ready(agent: &Agent, text: &str) {
+    until(text, || agent.ready().1.contains(text));
+}
+
 #[test]
 fn ready_names_each_problem_and_recovers() {
     let node = Node::new();
     let mut agent = node.start();
-    let says = |agent: &Agent, text| until(text, || agent.ready().1.contains(text));
-    says(&agent, "no network config exists yet");
+    until_not_ready(&agent, "no network config exists yet");
     assert_eq!(agent.ready().0, 500);
     node.write(LIST, CALICO);
     agent.until_ready();
 
     // What the agent cannot heal stays visible: a token gone, a foreign list in front.
     fs::rename(node.sa(), node.root().join("away")).unwrap();
-    says(&agent, "kubeconfig: cannot read");
+    until_not_ready(&agent, "kubeconfig: cannot read");
     fs::rename(node.root().join("away"), node.sa()).unwrap();
     agent.until_ready();
     node.write("04-x.conflist", r#"{"name":"x","plugins":[{"type":"linkerd-cni"}]}"#);
-    says(&agent, "no plugin besides linkerd-cni");
+    until_not_ready(&agent, "no plugin besides linkerd-cni");
     fs::remove_file(node.net("04-x.conflist")).unwrap();
     node.write("05-ours.conf", r#"{"type":"x","name":"n"}"#);
     until("conversion", || node.chained("05-ours.conflist"));
     agent.until_ready();
     node.remove_tree("bin");
-    says(&agent, "binary: ");
+    until_not_ready(&agent, "binary: ");
     fs::create_dir(node.bin("")).unwrap();
     agent.until_ready();
     assert!(node.bin("linkerd-cni").exists());

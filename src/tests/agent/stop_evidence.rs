@@ -62,7 +62,7 @@ impl Scene {
         until("the next request", || asked() > before);
     }
 
-    fn says(&self, text: &str) {
+    fn until_logged(&self, text: &str) {
         until(text, || self.agent.log().contains(text));
     }
 }
@@ -101,7 +101,7 @@ const NO_PROOF: &[Case] = &[
             scene.api.state().daemon_set = DaemonSetState::Status(403);
             delete_pod(&scene.api);
             scene.sigterm();
-            scene.says("HTTP 403");
+            scene.until_logged("HTTP 403");
             scene.until_noticed(delete_pod_by_force);
             scene.api.state().tokens.clear();
         },
@@ -191,7 +191,7 @@ const NO_PROOF: &[Case] = &[
             delete_pod(&scene.api);
             scene.api.state().tokens = vec!["token-2".into()];
             scene.sigterm();
-            scene.says("rejected every token");
+            scene.until_logged("rejected every token");
             let next = scene.node.text("kubeconfig.json").replace(&own, "token-2");
             scene.node.replace(&scene.node.net("kubeconfig.json"), next.as_bytes());
         },
@@ -245,15 +245,15 @@ fn rejection_of_every_token_for_four_seconds_proves_an_uninstall() {
         scene.api.state().daemon_set = DaemonSetState::Status(403);
         delete_pod(&scene.api);
         scene.sigterm();
-        scene.says("HTTP 403");
+        scene.until_logged("HTTP 403");
         if name == "two accounts" {
             scene.api.state().tokens.retain(|token| token != "token-1");
-            scene.says("and accepted the plugin's token");
+            scene.until_logged("and accepted the plugin's token");
         }
         assert!(scene.node.is_installed());
         scene.api.state().tokens.clear();
         let begin = Instant::now();
-        scene.says("rejected every token");
+        scene.until_logged("rejected every token");
         assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
         let took = begin.elapsed();
         scene.assert_uninstalled(name);
@@ -284,7 +284,7 @@ const PROOF: &[Proof] = &[
             scene.api.state().daemon_set = DaemonSetState::Status(404);
             scene.api.state().pod = Err(403);
             scene.sigterm();
-            scene.says("but nothing shows that the agent's pod is being deleted");
+            scene.until_logged("but nothing shows that the agent's pod is being deleted");
             scene.api.state().pod = pod;
             delete_pod(&scene.api);
         },
@@ -298,7 +298,7 @@ const PROOF: &[Proof] = &[
         scene.api.state().daemon_set = DaemonSetState::Status(403);
         scene.api.state().delete_pod(30);
         scene.sigterm();
-        scene.says("HTTP 403");
+        scene.until_logged("HTTP 403");
         scene.api.state().tokens.clear();
     }),
     ("the watch of the node's pods shows the deletion", node_watch, |scene| {

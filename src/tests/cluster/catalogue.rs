@@ -33,10 +33,12 @@ fn a_cluster_shows_the_faults_of_pods_and_of_the_installation_as_documented() {
     let restore = OnDrop(restore);
     // In this order each fault hides the one before it, and one rollout ends all of them.
     kubectl(&format!("delete serviceaccount linkerd-cni-plugin -n {NAMESPACE}"));
-    Shown::new("object-missing").check("linkerd-cni-plugin ServiceAccount exists").compare();
+    Shown::new("object-missing")
+        .captures_check("linkerd-cni-plugin ServiceAccount exists")
+        .assert_documented();
     the_image_cannot_be_pulled();
     patch(r#"{"nodeSelector":{"example.com/mesh":"yes"}}"#);
-    Shown::new("node-out-of-scope").check("DaemonSet is rolled out").compare();
+    Shown::new("node-out-of-scope").captures_check("DaemonSet is rolled out").assert_documented();
     the_namespace_rejects_the_agents_pods();
     drop(restore);
     scene.remove();
@@ -58,7 +60,7 @@ fn the_plugin_is_missing() {
         .pods("no-plugin", "ContainerCreating");
     drop(entry);
     pods.until_ready("no-plugin");
-    shown.compare();
+    shown.assert_documented();
 }
 
 fn an_add_fails(pods: &Pods) {
@@ -68,7 +70,7 @@ fn an_add_fails(pods: &Pods) {
     Shown::new("add-failed")
         .event(Source::KubeletEvent, "add-fails", "FailedCreatePodSandBox", "failed (add)")
         .pods("add-fails", "ContainerCreating")
-        .compare();
+        .assert_documented();
 }
 
 fn a_pod_is_stranded() {
@@ -77,13 +79,13 @@ fn a_pod_is_stranded() {
         .cut_after("192.0.2.3:20001: ")
         .event(Source::PodEvent, "stranded", "LinkerdCNINotConfigured", "")
         .pods("stranded", "Init:CrashLoopBackOff")
-        .check("no meshed pod started without redirect rules");
+        .captures_check("no meshed pod started without redirect rules");
     let controller = "-n linkerd-cni -l k8s-app=linkerd-cni -c repair-controller";
     let line = log_line(controller, "Reported stranded pod");
     shown.capture(Source::RepairLog, line.split_once(' ').unwrap().1.trim_start());
     let validator = "-n stranded stranded -c linkerd-network-validator";
     shown.capture(Source::ContainerLog, &log_line(validator, "Failed to validate"));
-    shown.compare();
+    shown.assert_documented();
 }
 
 fn the_image_cannot_be_pulled() {
@@ -94,17 +96,17 @@ fn the_image_cannot_be_pulled() {
     Shown::new("image-pull")
         .event(Source::DaemonSetEvent, NAMESPACE, "FailedToRetrieveImagePullSecret", "regcred")
         .cut_after("\"registry.invalid/linkerd/cni-plugin:v2.0.0\"")
-        .check("Back-off pulling image")
-        .compare();
+        .captures_check("Back-off pulling image")
+        .assert_documented();
 }
 
 fn the_namespace_rejects_the_agents_pods() {
     label("pod-security.kubernetes.io/enforce=baseline");
     kubectl(&format!("rollout undo daemonset/linkerd-cni --to-revision=1 -n {NAMESPACE}"));
     Shown::new("namespace-label")
-        .check("namespace linkerd-cni admits the agent's pods")
+        .captures_check("namespace linkerd-cni admits the agent's pods")
         .event(Source::DaemonSetEvent, NAMESPACE, "FailedCreate", "violates PodSecurity")
-        .compare();
+        .assert_documented();
 }
 
 fn patch(spec: &str) {
@@ -168,7 +170,7 @@ impl Shown {
         self
     }
 
-    fn check(mut self, text: &str) -> Shown {
+    fn captures_check(mut self, text: &str) -> Shown {
         let found = until_found(&format!("linkerd cni check says {text}"), || {
             let report = cni(&["check", "-o", "short", "--wait=0s"]).1;
             problems(&report).into_iter().find(|problem| problem.contains(text))
@@ -213,8 +215,8 @@ impl Shown {
         self.page.shows(source, &text);
     }
 
-    fn compare(self) {
-        self.page.check();
+    fn assert_documented(self) {
+        self.page.assert_documented();
     }
 }
 

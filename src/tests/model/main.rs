@@ -57,7 +57,7 @@ fn counterexample(scenario: Scenario) -> Option<(&'static str, String)> {
     Some((property, text))
 }
 
-fn check(scenario: Scenario) {
+fn assert_every_property_holds(scenario: Scenario) {
     let name = scenario.name;
     if let Some((property, path)) = counterexample(scenario) {
         panic!("{name}: not true: {property}{path}");
@@ -71,7 +71,7 @@ fn one_agent_keeps_every_property_with_a_conflist_or_conf() {
     for (name, primary) in [("one agent, conflist", CONFLIST), ("one agent, conf", CONF)] {
         for (kills, foreign_writes, reads_one_by_one) in [(1 + more, 2, false), (0, 2 + more, true)]
         {
-            check(Scenario {
+            assert_every_property_holds(Scenario {
                 agents: 1,
                 kills,
                 foreign_writes,
@@ -84,24 +84,32 @@ fn one_agent_keeps_every_property_with_a_conflist_or_conf() {
 }
 
 /// `bounds`: foreign writes and kills of the short exploration. The large ones are the same for all.
-fn two_agents(name: &'static str, scenario: impl Fn() -> Scenario, bounds: (u8, u8)) {
+fn assert_two_agents_keep_every_property(
+    name: &'static str,
+    scenario: impl Fn() -> Scenario,
+    bounds: (u8, u8),
+) {
     // Not a kill and a foreign write during the conversion of a `.conf`: see `docs/maintainers/model.md`.
     let kills = if scenario().primary == CONF { (0, 2) } else { (1, 1) };
     let all_bounds = if is_large() { vec![kills, (2, 0)] } else { vec![bounds] };
     for (foreign_writes, kills) in all_bounds {
-        check(Scenario { name, foreign_writes, kills, ..scenario() });
+        assert_every_property_holds(Scenario { name, foreign_writes, kills, ..scenario() });
     }
 }
 
 #[test]
 fn two_agents_with_different_values_keep_every_property() {
     let scenario = || Scenario::new("", [every(), every()], CONFLIST);
-    two_agents("two agents, conflist", scenario, (1, 0));
+    assert_two_agents_keep_every_property("two agents, conflist", scenario, (1, 0));
 }
 
 #[test]
 fn two_agents_keep_every_property_on_a_node_with_a_conf() {
-    two_agents("two agents, conf", || Scenario::new("", [every(), every()], CONF), (0, 1));
+    assert_two_agents_keep_every_property(
+        "two agents, conf",
+        || Scenario::new("", [every(), every()], CONF),
+        (0, 1),
+    );
 }
 
 #[test]
@@ -114,7 +122,7 @@ fn an_upgrade_to_another_chain_mode_keeps_every_property() {
     ] {
         let scenario =
             || Scenario { has_second: true, ..Scenario::new("", modes.clone(), CONFLIST) };
-        two_agents(name, scenario, (0, 0));
+        assert_two_agents_keep_every_property(name, scenario, (0, 0));
     }
 }
 

@@ -16,7 +16,7 @@ fn an_audit_restores_flushed_rules_without_breaking_connections() {
     let node = meshed("native");
     let mut connection = Connection::through(&node);
     let controller = node.auditing(&[]);
-    controller.reaches("audit_pods_complete_total", 1);
+    controller.until_metric_reaches("audit_pods_complete_total", 1);
     // A pod with all its rules causes reads from the API server's cache only.
     let reads = |query: &str| {
         let path = format!("/api/v1/namespaces/emojivoto{query}");
@@ -33,7 +33,7 @@ fn an_audit_restores_flushed_rules_without_breaking_connections() {
         connection.exchanges_data();
         assert!(flushed.elapsed() < 50 * SECOND);
     }
-    controller.counts("pods_repaired_total", 1);
+    controller.until_metric_is("pods_repaired_total", 1);
     connection.exchanges_data();
     until("an event", || node.events().len() == 1);
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
@@ -88,7 +88,7 @@ fn host_iptables_rules_are_repaired_only_if_missing_or_bypassed() {
         node.namespaces.serve_in_pod("proxy", 4140);
         let before = node.ruleset();
         let controller = node.auditing(&[]);
-        controller.reaches("audit_pods_complete_total", 2);
+        controller.until_metric_reaches("audit_pods_complete_total", 2);
         assert_eq!(node.ruleset(), before);
         drop(controller);
 
@@ -110,7 +110,7 @@ fn with_ipv6_auto_a_pod_that_started_with_ipv4_rules_only_keeps_them() {
         node.chain(&entry);
         let before = node.ruleset();
         let controller = node.auditing(&[]);
-        controller.reaches("audit_pods_complete_total", 2);
+        controller.until_metric_reaches("audit_pods_complete_total", 2);
         assert_eq!(controller.metric("audit_pods_drifted"), 1);
         assert_eq!(node.ruleset(), before);
     }
@@ -137,8 +137,8 @@ fn iptables_legacy_rules_are_reported_and_not_changed() {
     let node = meshed("legacy");
     let before = node.namespaces.nat("iptables-legacy");
     let controller = node.auditing(&[]);
-    controller.reaches("audit_pods_unreadable_total", 2);
-    controller.logs("their network namespaces have a table of iptables-legacy");
+    controller.until_metric_reaches("audit_pods_unreadable_total", 2);
+    controller.until_logged("their network namespaces have a table of iptables-legacy");
     assert_eq!(node.namespaces.nat("iptables-legacy"), before);
     assert_eq!(node.ruleset(), "");
     assert_eq!(controller.metric("pods_repaired_total"), 0);
@@ -154,8 +154,8 @@ fn a_netns_with_very_many_rules_costs_the_controller_little_memory() {
     );
     node.namespaces.sh(&fill);
     let controller = node.auditing(&[]);
-    controller.reaches("audit_pods_unreadable_total", 2);
-    controller.logs("or too many rules, which the repair controller cannot read");
+    controller.until_metric_reaches("audit_pods_unreadable_total", 2);
+    controller.until_logged("or too many rules, which the repair controller cannot read");
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
     assert_eq!(controller.metric("audit_pods_complete_total"), 0);
     let peak = controller.status("VmHWM:");
@@ -170,8 +170,8 @@ fn a_netns_with_very_many_addresses_is_reported_and_not_listed() {
         awk '{printf "addr add 10.200.%d.%d/32 dev eth0\n", $1 / 250, $1 % 250 + 1}' | ip -batch -"#;
     node.namespaces.sh(fill);
     let controller = node.auditing(&[]);
-    controller.reaches("audit_errors_total", 2);
-    controller.logs("too many addresses");
+    controller.until_metric_reaches("audit_errors_total", 2);
+    controller.until_logged("too many addresses");
     assert_eq!(controller.metric("audit_pods_complete_total"), 0);
 }
 
@@ -180,7 +180,7 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
     let node = Node::with(&running());
     node.api.state().evict = Answer::Status(201);
     let controller = node.auditing(&["--mode=delete"]);
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     let eviction = &node.api.received(|request| request.is_eviction())[0].body;
     let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
     let options = json!({"preconditions": preconditions});
@@ -194,13 +194,13 @@ fn an_audit_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
     let node = Node::with(&unowned);
     node.api.state().evict = Answer::Status(201);
     let controller = node.auditing(&["--mode=delete"]);
-    controller.counts("pods_skipped_total", 1);
+    controller.until_metric_is("pods_skipped_total", 1);
     until("the Event", || node.events().len() == 1);
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
     drop(controller);
     drop(node.repaired());
     let controller = node.auditing(&["--mode=delete"]);
-    controller.reaches("audit_pods_complete_total", 2);
+    controller.until_metric_reaches("audit_pods_complete_total", 2);
     assert_eq!(controller.metric("pods_skipped_total"), 0);
     assert_eq!(controller.metric("pods_deleted_total"), 0);
 }
@@ -214,7 +214,7 @@ fn a_pod_with_a_user_and_a_proxy_group_is_complete() {
     pod["spec"]["containers"][1]["securityContext"] = json!({"runAsGroup": 2103});
     node.knows(&pod);
     let controller = node.auditing(&[]);
-    controller.reaches("audits_total", 2);
+    controller.until_metric_reaches("audits_total", 2);
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0);
     assert!(controller.metric("audit_pods_complete_total") > 0);
 }

@@ -55,7 +55,7 @@ impl Controller {
                 *sink.lock().unwrap() += &(line + "\n");
             }
         });
-        controller.logs("serving");
+        controller.until_logged("serving");
         let log = controller.log();
         let line = log.lines().find(|line| line.contains("serving")).unwrap();
         controller.admin = line.rsplit(' ').next().unwrap().to_owned();
@@ -132,7 +132,7 @@ impl Controller {
     }
 
     /// Waits until the log contains `text`.
-    pub fn logs(&self, text: &str) {
+    pub fn until_logged(&self, text: &str) {
         until(text, || self.log().contains(text));
     }
 
@@ -163,7 +163,7 @@ impl Controller {
     }
 
     /// Waits until a metric has the value, which may not be exceeded.
-    pub fn counts(&self, name: &str, value: u64) {
+    pub fn until_metric_is(&self, name: &str, value: u64) {
         let what = format!("{name} is {value}");
         until(&what, || {
             let now = self.metric(name);
@@ -173,7 +173,7 @@ impl Controller {
     }
 
     /// Waits until a metric that keeps growing has at least the value.
-    pub fn reaches(&self, name: &str, value: u64) {
+    pub fn until_metric_reaches(&self, name: &str, value: u64) {
         until(&format!("{name} reaches {value}"), || self.metric(name) >= value);
     }
 

@@ -20,8 +20,8 @@ fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
     let healthy = pod("healthy", json!({"ready": true}));
     api.state().pods = vec![healthy, stranded("web-1"), stranded("web-2")];
     let controller = Controller::start(&api);
-    controller.counts("pods_deleted_total", 2);
-    controller.counts("events_publish_latency_seconds_count", 2);
+    controller.until_metric_is("pods_deleted_total", 2);
+    controller.until_metric_is("events_publish_latency_seconds_count", 2);
     assert_eq!(api.deleted(), [path("web-1"), path("web-2")]);
 
     let delete = &api.received(|request| request.method == "DELETE")[0];
@@ -40,8 +40,8 @@ fn pods_stranded_before_the_controller_started_are_deleted_with_an_event() {
     assert_eq!(body["reportingController"], "linkerd-cni-repair-controller");
     assert_eq!(body["reportingInstance"], "linkerd-cni-x");
 
-    controller.logs("Deleted pod namespace=\"emojivoto\" name=\"web-1\"");
-    controller.counts("pods_delete_latency_seconds_count", 2);
+    controller.until_logged("Deleted pod namespace=\"emojivoto\" name=\"web-1\"");
+    controller.until_metric_is("pods_delete_latency_seconds_count", 2);
     crate::promtool::assert_clean(&controller.get("/metrics").1);
     until("ready", || controller.get("/ready").1 == "ready\n");
     let list = &api.received(|request| request.is_list())[0].path;
@@ -81,11 +81,11 @@ fn failed_deletions_are_counted_and_retried_without_list_or_event() {
         let (api, controller) = Controller::watched();
         api.state().delete = answer;
         api.modify(&stranded("web-1"));
-        controller.reaches(metric, 2);
-        controller.logs("WARN Error deleting pod");
+        controller.until_metric_reaches(metric, 2);
+        controller.until_logged("WARN Error deleting pod");
         assert!(api.events().is_empty(), "{name}");
         api.state().delete = Answer::Status(200);
-        controller.counts("events_publish_latency_seconds_count", 1);
+        controller.until_metric_is("events_publish_latency_seconds_count", 1);
         assert_eq!((controller.metric("pods_deleted_total"), api.lists()), (1, 1), "{name}");
     }
 }
@@ -101,7 +101,7 @@ fn a_pod_that_is_gone_or_replaced_is_neither_counted_nor_retried() {
     thread::sleep(Duration::from_secs(6));
     api.state().delete = Answer::Status(200);
     api.modify(&stranded("fine"));
-    controller.counts("events_publish_latency_seconds_count", 1);
+    controller.until_metric_is("events_publish_latency_seconds_count", 1);
     assert_eq!(controller.metric("pods_delete_errors_total"), 0);
     assert_eq!(api.deleted(), ["gone", "another-by-now", "fine"].map(path));
 }
@@ -111,10 +111,10 @@ fn events_that_cannot_be_published_are_counted() {
     let (api, controller) = Controller::watched();
     api.state().event = Answer::Status(403);
     api.modify(&stranded("a"));
-    controller.counts("events_publish_errors_total", 1);
+    controller.until_metric_is("events_publish_errors_total", 1);
     api.state().event = Answer::Fault(ApiFault::Hang);
     api.modify(&stranded("b"));
-    controller.counts("events_publish_timeouts_total", 1);
+    controller.until_metric_is("events_publish_timeouts_total", 1);
     assert_eq!(controller.metric("pods_deleted_total"), 2);
 }
 
@@ -128,15 +128,15 @@ fn a_replacement_that_is_stranded_again_is_held_for_a_minute() {
         pod
     };
     api.modify(&owned("first", "2026-01-01T00:00:00Z"));
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     api.modify(&owned("replacement", "2999-01-01T00:00:00Z"));
     api.modify(&owned("sibling", "2026-01-01T00:00:01Z"));
-    controller.counts("pods_deleted_total", 2);
+    controller.until_metric_is("pods_deleted_total", 2);
     assert_eq!(controller.metric("pods_held_total"), 1);
     assert_eq!(api.deleted(), [path("first"), path("sibling")]);
     // The held pod is deleted after the hold.
     let held = Instant::now();
-    controller.counts("pods_deleted_total", 3);
+    controller.until_metric_is("pods_deleted_total", 3);
     assert!(held.elapsed() > Duration::from_secs(50), "too early");
     assert_eq!(api.lists(), 1);
 }
@@ -149,14 +149,15 @@ fn a_pod_that_exceeds_the_queue_is_dropped_and_counted() {
     // The first repair uses the budget up: the second pod waits in the queue for a minute, and the queue only fills.
     api.modify(&stranded("first"));
     api.modify(&stranded("second"));
-    controller.counts("budget_waits_total", 1);
+    controller.until_metric_is("budget_waits_total", 1);
     let send = |number: usize| api.modify(&stranded(&format!("web-{number}")));
     (1..MAX_PODS).for_each(send);
     let last = MAX_PODS - 1;
-    controller.logs(&format!("Pod is stranded namespace=\"emojivoto\" name=\"web-{last}\""));
+    controller
+        .until_logged(&format!("Pod is stranded namespace=\"emojivoto\" name=\"web-{last}\""));
     assert_eq!(controller.metric("queue_overflow_total"), 0);
     send(MAX_PODS);
-    controller.counts("queue_overflow_total", 1);
+    controller.until_metric_is("queue_overflow_total", 1);
     assert_eq!(api.deleted(), [path("first")]);
 }
 
@@ -177,11 +178,12 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
     }
     // The queue keeps its order: when the next pod is evicted, the others are finished.
     api.modify(&stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     assert_eq!(api.evictions(), [path("web-1") + "/eviction"]);
     assert!(api.deleted().is_empty());
     assert_eq!(controller.metric("pods_skipped_total"), 2);
-    controller.logs("WARN Pod skipped for now: the pod has no controller that would replace it");
+    controller
+        .until_logged("WARN Pod skipped for now: the pod has no controller that would replace it");
     until("an Event on each pod", || api.events().len() == 3);
     for (event, name) in api.events().iter().zip(["unowned", "owned"]) {
         assert_eq!(event["type"], "Warning");
@@ -194,7 +196,7 @@ fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
     let mut adopted = unowned;
     adopted["metadata"]["ownerReferences"] = json!([{"uid": "new", "controller": true}]);
     api.modify(&adopted);
-    controller.counts("pods_deleted_total", 2);
+    controller.until_metric_is("pods_deleted_total", 2);
 }
 
 #[test]
@@ -202,7 +204,7 @@ fn mode_delete_deletes_a_pod_without_a_controller_on_request() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--delete-unmanaged"]);
     api.modify(&owned_by("unowned", json!([])));
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("unowned")]);
 }
 
@@ -217,7 +219,7 @@ fn mode_delete_leaves_a_mirror_pod_and_reports_it_once() {
         }
         // The queue keeps its order: when the next pod is deleted, the first is finished.
         api.modify(&stranded("web-1"));
-        controller.counts("pods_deleted_total", 1);
+        controller.until_metric_is("pods_deleted_total", 1);
         assert_eq!(api.deleted(), [path("web-1")]);
         until("an Event on each pod", || api.events().len() == 2);
         let note = api.events()[0]["note"].as_str().unwrap().to_owned();

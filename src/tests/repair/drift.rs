@@ -37,7 +37,7 @@ fn node_events(node: &Node) -> Vec<Value> {
 
 /// Waits for some audits that find one pod with drift, and checks that nothing changed.
 fn assert_drifted(node: &Node, controller: &Controller, before: &str, what: &str) {
-    controller.reaches("audits_total", 3);
+    controller.until_metric_reaches("audits_total", 3);
     assert_eq!(node.ruleset(), before, "{what}");
     assert!(node.changes().is_empty(), "{what}: {:?}", node.changes());
     assert_eq!(controller.metric("audit_pods_incomplete_total"), 0, "{what}");
@@ -68,7 +68,7 @@ fn a_controller_reports_drift_once_in_an_event_on_the_node() {
     let node = meshed("native");
     node.chain(&upgraded());
     let controller = node.auditing(&[]);
-    controller.reaches("audits_total", 3);
+    controller.until_metric_reaches("audits_total", 3);
     assert_eq!(node_events(&node).len(), 1);
     assert_eq!(controller.metric("events_publish_errors_total"), 0);
 }
@@ -110,7 +110,7 @@ fn a_failing_pod_with_rules_of_earlier_values_gets_todays_rules() {
     add(&node, "native", "9999");
     node.chain(&upgraded());
     let controller = node.controller(&[]);
-    controller.counts("pods_repaired_total", 1);
+    controller.until_metric_is("pods_repaired_total", 1);
     assert!(node.ruleset().contains("ignore-port-7777"), "{}", node.ruleset());
 }
 
@@ -123,7 +123,7 @@ fn host_iptables_rules_with_an_earlier_uid_do_not_outlive_a_repair() {
     entry["linkerd"]["proxy-uid"] = json!(3000);
     node.chain(&entry);
     let controller = node.controller(&[]);
-    controller.counts("pods_repaired_total", 1);
+    controller.until_metric_is("pods_repaired_total", 1);
     let ruleset = node.ruleset();
     assert!(ruleset.contains("skuid 3000") && !ruleset.contains("skuid 2102"), "{ruleset}");
 }
@@ -150,18 +150,18 @@ fn guessed_rules_are_repaired_only_if_the_pod_object_yields_others() {
         mark_guessed(&node, mode);
         let before = node.ruleset();
         let controller = node.auditing(&[]);
-        controller.reaches("audit_pods_complete_total", 3);
+        controller.until_metric_reaches("audit_pods_complete_total", 3);
         assert_eq!(controller.metric("audit_pods_drifted"), 0, "{mode}");
         assert_eq!(node.ruleset(), before, "{mode}");
 
         let mut pod = running();
         pod["spec"]["containers"][1]["securityContext"] = json!({"runAsUser": 3000});
         node.knows(&pod);
-        controller.counts("pods_repaired_total", 1);
+        controller.until_metric_is("pods_repaired_total", 1);
         let ruleset = node.ruleset();
         assert!(ruleset.contains("skuid 3000") && !ruleset.contains("skuid 2102"), "{ruleset}");
         let complete = controller.metric("audit_pods_complete_total");
-        controller.reaches("audit_pods_complete_total", complete + 2);
+        controller.until_metric_reaches("audit_pods_complete_total", complete + 2);
         assert_eq!(controller.metric("audit_pods_drifted"), 0, "{mode}");
     }
 }
@@ -192,15 +192,15 @@ fn a_pod_with_later_rejected_annotations_is_compared_with_its_start() {
     node.chain(&strict);
     let before = node.ruleset();
     let controller = node.auditing(&[]);
-    controller.reaches("audits_total", 3);
+    controller.until_metric_reaches("audits_total", 3);
     assert_eq!(controller.metric("audit_errors_total"), 0);
     assert!(controller.metric("audit_pods_complete_total") >= 3);
     node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
-    controller.counts("pods_repaired_total", 1);
+    controller.until_metric_is("pods_repaired_total", 1);
     assert_eq!(node.ruleset(), before);
 
     node.namespaces.run("nft", &["flush", "ruleset"]);
-    controller.reaches("audit_errors_total", 1);
+    controller.until_metric_reaches("audit_errors_total", 1);
     assert_eq!(node.ruleset(), "");
 }
 
@@ -274,7 +274,7 @@ fn damage_of_more_than_half_of_the_pods_is_reported_and_not_repaired() {
     let damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "emojivoto", name, false));
     let _whole = ["web-4", "web-5"].map(|name| with_pod(&node, "emojivoto", name, true));
     let controller = node.auditing(&["--mode=delete"]);
-    controller.reaches("audits_total", 3);
+    controller.until_metric_reaches("audits_total", 3);
     assert!(node.changes().is_empty(), "{:?}", node.changes());
     assert_eq!(controller.metric("audit_repairs_suspended"), 1);
     assert_eq!(controller.metric("pods_deleted_total"), 0);
@@ -286,7 +286,7 @@ fn damage_of_more_than_half_of_the_pods_is_reported_and_not_repaired() {
     assert_eq!(events[0]["type"], "Warning");
 
     add_in(&damaged[0].path(), "native", "9999");
-    controller.reaches("pods_deleted_total", 2);
+    controller.until_metric_reaches("pods_deleted_total", 2);
     until("repairs resume", || controller.metric("audit_repairs_suspended") == 0);
 }
 
@@ -296,7 +296,7 @@ fn damaged_pods_of_one_of_several_namespaces_do_not_suspend_repairs() {
     let _damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "tenant", name, false));
     let _whole = with_pod(&node, "emojivoto", "web-4", true);
     let controller = node.auditing(&[]);
-    controller.counts("pods_repaired_total", 3);
+    controller.until_metric_is("pods_repaired_total", 3);
     assert_eq!(controller.metric("audit_repairs_suspended"), 0);
 }
 
@@ -309,14 +309,14 @@ fn suspended_repairs_include_pods_that_were_queued_before() {
     let _few = ["web-1", "web-2"].map(|name| with_pod(&node, "emojivoto", name, false));
     let controller =
         node.controller(&["--audit-seconds=1", "--mode=delete", "--agent-addr", &address]);
-    controller.logs("Repairs are paused: the agent at ");
+    controller.until_logged("Repairs are paused: the agent at ");
     let damaged = with_pod(&node, "emojivoto", "web-3", false);
     until("repairs are suspended", || controller.metric("audit_repairs_suspended") == 1);
     ready.store(true, Ordering::Relaxed);
     let audits = controller.metric("audits_total");
-    controller.reaches("audits_total", audits + 3);
+    controller.until_metric_reaches("audits_total", audits + 3);
     assert!(node.changes().is_empty(), "{:?}", node.changes());
 
     add_in(&damaged.path(), "native", "9999");
-    controller.reaches("pods_deleted_total", 2);
+    controller.until_metric_reaches("pods_deleted_total", 2);
 }

@@ -21,7 +21,7 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
     node.cache_cni_result("uid-of-web-1");
     node.knows(&waiting());
     let controller = node.controller(&[]);
-    controller.counts("pods_repaired_total", 1);
+    controller.until_metric_is("pods_repaired_total", 1);
     assert_eq!(node.response(), format!("proxy {}:80", NEIGHBOUR[0]));
     let inbound = node.namespaces.connect_from_neighbour(POD[0], 8080);
     assert_eq!(inbound, format!("inbound {}:8080", POD[0]));
@@ -33,7 +33,7 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
 
     // The failure is old, the validator has not run again yet: no repair is needed.
     node.api.modify(&waiting());
-    controller.logs("Pod has all its redirect rules");
+    controller.until_logged("Pod has all its redirect rules");
     assert_eq!(node.ruleset(), ruleset);
     // The next failures cause no requests for a while.
     let requests = node.api.received(|request| !request.is_event()).len();
@@ -58,8 +58,8 @@ fn a_netns_without_the_pods_address_or_of_another_pod_is_not_changed() {
         pod["status"]["podIPs"][0]["ip"] = json!(address);
         node.knows(&pod);
         let controller = node.controller(&[]);
-        controller.counts("repair_errors_total", 1);
-        controller.logs("no CNI result of the pod in ");
+        controller.until_metric_is("repair_errors_total", 1);
+        controller.until_logged("no CNI result of the pod in ");
         assert_eq!(node.ruleset(), "", "{uid}");
     }
 }
@@ -72,8 +72,8 @@ fn a_pod_whose_sandbox_ignores_the_rules_is_not_repaired() {
     pod["spec"]["runtimeClassName"] = json!("kata-qemu");
     node.knows(&pod);
     let controller = node.controller(&[]);
-    controller.counts("repair_errors_total", 1);
-    controller.logs("the sandboxes of RuntimeClass kata-qemu ignore redirect rules");
+    controller.until_metric_is("repair_errors_total", 1);
+    controller.until_logged("the sandboxes of RuntimeClass kata-qemu ignore redirect rules");
     assert_eq!(node.ruleset(), "");
     assert!(node.api.deleted().is_empty());
 }
@@ -87,8 +87,8 @@ fn no_rules_are_installed_if_the_active_conflist_has_no_plugin_entry() {
     fs::write(first, list.to_string()).unwrap();
     node.knows(&waiting());
     let controller = node.controller(&[]);
-    controller.counts("repair_errors_total", 1);
-    controller.logs("05-other.conflist has no plugin entry");
+    controller.until_metric_is("repair_errors_total", 1);
+    controller.until_logged("05-other.conflist has no plugin entry");
     assert_eq!(node.ruleset(), "");
 }
 

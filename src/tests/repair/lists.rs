@@ -51,7 +51,7 @@ fn a_watchs_error_is_logged_on_a_short_line_without_the_token() {
     let mut status = expired();
     status["message"] = json!(format!("\u{1b}too old: Bearer first{}", "z".repeat(100_000)));
     api.send("ERROR", &status);
-    controller.logs("ended the watch");
+    controller.until_logged("ended the watch");
     let log = controller.log();
     let line = log.lines().find(|line| line.contains("ended the watch"));
     let line = line.unwrap();
@@ -97,7 +97,7 @@ fn each_audit_sends_one_list_request() {
     let controller = auditing(&api, &host, 2);
     let began = Instant::now();
     for_seconds(7, || {});
-    controller.reaches("audits_total", 2);
+    controller.until_metric_reaches("audits_total", 2);
     let audits = controller.metric("audits_total");
     // The period varies by a tenth, and the first audit may have begun before.
     let most = 1 + began.elapsed().as_millis() as u64 / 1800;
@@ -114,7 +114,7 @@ fn pods_beyond_the_limit_of_an_audit_are_counted_as_errors() {
     api.state().pods = (0..PODS).map(|i| fat(&i.to_string(), 4)).collect();
     let host = host();
     let controller = auditing(&api, &host, 1);
-    controller.reaches("audits_total", 1);
+    controller.until_metric_reaches("audits_total", 1);
     let audits = controller.metric("audits_total");
     let errors = controller.metric("audit_errors_total");
     assert!(errors >= audits * (PODS - LIMIT), "{errors} errors in {audits} audits");
@@ -127,7 +127,7 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
     api.state().pods = [stranded("web-1")].into_iter().chain(healthy).collect();
     api.state().list = Answer::Fault(ApiFault::Cut);
     let controller = Controller::start(&api);
-    controller.logs("Cannot watch the pods of this node");
+    controller.until_logged("Cannot watch the pods of this node");
     let (status, body) = controller.get("/ready");
     assert_eq!(status, 500);
     assert!(body.starts_with("not ready: the node's pods are not listed yet: "), "{body}");
@@ -136,7 +136,7 @@ fn an_incomplete_list_has_no_effect_and_is_repeated() {
     let asked = api.received(|request| !request.is_list());
     assert!(asked.is_empty(), "{asked:?}");
     api.state().list = Answer::Status(200);
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
 }
 
 #[test]
@@ -169,12 +169,12 @@ fn a_list_older_than_the_last_watch_event_loses_no_change_or_pod() {
         let mut watches = api.watches().into_iter();
         watches.any(|path| path.ends_with("&resourceVersion=90"))
     });
-    controller.logs("Pod has changed");
+    controller.until_logged("Pod has changed");
     assert_eq!(api.deleted().len(), 1, "one attempt, which is rejected");
     // A change that the stale list lacks arrives as a watch event.
     api.state().delete = Answer::Status(200);
     api.modify(&stranded("web-2"));
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("web-1"), path("web-2")]);
     assert_eq!(controller.metric("pods_delete_errors_total"), 0);
 }
@@ -263,13 +263,13 @@ fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
     let mut first = stranded("web-0");
     first["metadata"]["resourceVersion"] = json!("160");
     api.modify(&first);
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     api.crash();
-    controller.logs("Cannot watch the pods of this node");
+    controller.until_logged("Cannot watch the pods of this node");
     api.up();
     until("a watch after the restart", || watched_from("160"));
     api.modify(&stranded("web-1"));
-    controller.counts("pods_deleted_total", 2);
+    controller.until_metric_is("pods_deleted_total", 2);
     assert_eq!(api.lists(), 1);
     assert!(controller.metric("watch_errors_total") >= 1);
     assert_eq!(controller.get("/ready").1, "ready\n");
@@ -281,7 +281,7 @@ fn an_expired_resource_version_causes_a_new_list() {
     // No watch event reports this pod: only a new list finds it.
     api.state().pods = vec![stranded("web-1")];
     api.send("ERROR", &json!({"kind": "Status", "status": "Failure", "code": 410}));
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
 
     api.state().pods = vec![stranded("web-2")];
     api.state().watch = Answer::Status(410);
@@ -298,7 +298,7 @@ fn memory_grows_little_with_the_size_of_the_list() {
         let controller = auditing(&api, &host, 1);
         until("an audit", || controller.metric("audits_total") > 0);
         api.modify(&stranded("web-1"));
-        controller.counts("pods_deleted_total", 1);
+        controller.until_metric_is("pods_deleted_total", 1);
         controller.status("VmHWM:")
     };
     let few = peak(vec![fat("a", 1000)]);

@@ -37,7 +37,7 @@ fn rejected_requests_do_not_use_up_the_repair_budget() {
     api.state().delete = Answer::Status(200);
     api.modify(&stranded("web-1"));
     api.modify(&stranded("web-2"));
-    controller.counts("pods_deleted_total", 2);
+    controller.until_metric_is("pods_deleted_total", 2);
     assert_eq!(controller.metric("budget_waits_total"), 0);
 }
 
@@ -55,8 +55,8 @@ fn a_namespace_with_many_stranded_pods_leaves_budget_to_others() {
     let few = "/api/v1/namespaces/few/pods/web".to_owned();
     assert!(api.deleted()[..3].contains(&few), "{:?}", api.deleted());
     // The other pods of the namespace wait, although the node's budget has one repair left.
-    controller.counts("budget_waits_total", 1);
-    controller.logs("The repair budget is used up");
+    controller.until_metric_is("budget_waits_total", 1);
+    controller.until_logged("The repair budget is used up");
     assert_eq!(api.deleted().len(), 3, "{:?}", api.deleted());
     // A new pod of another namespace does not wait behind them.
     api.modify(&stranded_in("new", "web"));
@@ -71,15 +71,15 @@ fn a_changed_pod_is_not_deleted_until_an_event_has_its_version() {
     let (api, controller) = Controller::watched();
     api.state().delete = Answer::Status(409);
     api.modify(&stranded("web-0"));
-    controller.logs("Pod has changed");
+    controller.until_logged("Pod has changed");
     api.state().delete = Answer::Status(200);
     api.modify(&stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     assert_eq!(api.deleted(), [path("web-0"), path("web-1")]);
     assert_eq!(controller.metric("pods_delete_errors_total"), 0);
 
     api.modify(&changed("web-0", "/metadata/resourceVersion", json!("105")));
-    controller.counts("pods_deleted_total", 2);
+    controller.until_metric_is("pods_deleted_total", 2);
     let deletions = api.received(|request| request.method == "DELETE");
     let versions =
         deletions.iter().map(|request| &request.body["preconditions"]["resourceVersion"]);
@@ -96,7 +96,7 @@ fn mode_report_changes_nothing_and_reports_each_pod_once() {
         api.modify(&stranded("web-1"));
     }
     api.modify(&stranded("web-2"));
-    controller.counts("pods_reported_total", 2);
+    controller.until_metric_is("pods_reported_total", 2);
     until("events", || api.events().len() == 2);
     assert_eq!(api.events()[0]["action"], "Reporting");
     let writes = api.received(|request| request.method != "GET" && !request.is_event());
@@ -110,7 +110,7 @@ fn mode_report_ignores_a_pod_that_is_stranded_only_in_a_stale_list() {
     api.knows(&changed("well", "/status/initContainerStatuses", json!([])));
     api.knows(&stranded("web-1"));
     let controller = Controller::with(&api, &["--mode=report"]);
-    controller.counts("pods_reported_total", 1);
+    controller.until_metric_is("pods_reported_total", 1);
     until("an event", || api.events().len() == 1);
     assert_eq!(api.events()[0]["regarding"]["name"], "web-1");
 }
@@ -140,12 +140,12 @@ fn no_pod_is_repaired_before_the_agent_is_ready() {
     let address = agent(&ready);
     let controller = Controller::with(&api, &["--agent-addr", &address]);
     api.modify(&stranded("web-1"));
-    controller.logs("Repairs are paused: the agent at ");
-    controller.logs(" is not ready: no binary");
+    controller.until_logged("Repairs are paused: the agent at ");
+    controller.until_logged(" is not ready: no binary");
     let writes = || api.received(|request| request.method != "GET").len();
     assert_eq!(writes(), 0);
     ready.store(true, Ordering::Relaxed);
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     assert_eq!(controller.metric("agent_waits_total"), 1);
 }
 
@@ -154,7 +154,7 @@ fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
     let (api, controller) = Controller::watched();
     api.state().delete = Answer::Fault(ApiFault::Hang);
     api.modify(&stranded("web-1"));
-    controller.reaches("pods_delete_timeout_total", 1);
+    controller.until_metric_reaches("pods_delete_timeout_total", 1);
     api.crash();
     // No watch event reports these pods: only a new list finds them.
     api.state().pods = vec![stranded("web-1"), stranded("web-2")];
@@ -162,7 +162,7 @@ fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
     api.state().delete = Answer::Status(200);
     api.up();
     // The fake API server lists a pod also after its deletion.
-    controller.reaches("pods_deleted_total", 2);
+    controller.until_metric_reaches("pods_deleted_total", 2);
     until("the pod of the list is deleted", || api.deleted().contains(&path("web-2")));
 }
 
@@ -181,6 +181,6 @@ fn settings_come_from_the_charts_variables_and_an_empty_one_is_the_default() {
         });
         api.knows(&stranded("web-1"));
         api.modify(&stranded("web-1"));
-        controller.counts(counter, 1);
+        controller.until_metric_is(counter, 1);
     }
 }

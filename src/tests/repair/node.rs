@@ -114,7 +114,7 @@ impl Node {
     /// Starts the same, and waits until one pod is repaired.
     pub fn repaired(&self) -> Controller {
         let controller = self.auditing(&[]);
-        controller.counts("pods_repaired_total", 1);
+        controller.until_metric_is("pods_repaired_total", 1);
         controller
     }
 

@@ -35,14 +35,14 @@ fn a_rotated_token_is_used_for_the_next_request() {
     let (api, controller) = Controller::watched();
     api.state().token = Some("second".into());
     api.end_watches();
-    controller.logs("HTTP 401");
+    controller.until_logged("HTTP 401");
     controller.rotate("second\n");
     until("a watch with the new token", || {
         let has_new_token = |request: &crate::api::Request| request.token() == "second";
         !api.received(has_new_token).is_empty()
     });
     api.modify(&stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     assert!(!controller.log().contains("second"), "no token in the log");
 }
 
@@ -109,7 +109,7 @@ fn stranded_pods_are_deleted_although_stdout_and_stderr_cannot_be_written() {
         let mut command = output.as_stderr_of(BINARY);
         command.stdout(output.stdio());
         let mut controller = Controller::silent(&api, command);
-        controller.counts("pods_deleted_total", 1);
+        controller.until_metric_is("pods_deleted_total", 1);
         assert_eq!(api.deleted(), [path("web")], "{}", output.name);
         let (status, _) = controller.end(Signal::SIGTERM);
         assert!(status.success(), "{}: {status}", output.name);
@@ -141,7 +141,7 @@ fn a_recreated_net_dir_fails_live_until_the_container_restarts() {
             let (status, why) = controller.get("/live");
             assert_eq!(status, 500);
             assert!(why.contains(SAID) && why.contains("delete this pod"), "{why}");
-            controller.logs(SAID);
+            controller.until_logged(SAID);
 
             // The kubelet restarts the container.
             drop(controller);

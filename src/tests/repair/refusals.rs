@@ -55,7 +55,7 @@ fn a_running_pod_is_not_deleted_if_its_eviction_is_refused() {
         assert!(deleted().is_empty(), "deleted after {evict}");
         assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
         assert_eq!(node.events()[0]["action"], "Skipping");
-        controller.reaches("audits_total", 3);
+        controller.until_metric_reaches("audits_total", 3);
         assert_eq!(controller.metric("pods_skipped_total"), 1, "reported once: {evict}");
         assert_eq!(controller.metric("pods_deleted_total"), 0);
     }
@@ -67,7 +67,7 @@ fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
     api.state().evict = Answer::Status(201);
     let controller = Controller::watching(&api);
     api.modify(&stranded("web-1"));
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     let eviction = &api.received(|request| request.is_eviction())[0].body;
     let preconditions = json!({"uid": "uid-of-web-1", "resourceVersion": "101"});
     let options = json!({"gracePeriodSeconds": 0, "preconditions": preconditions});
@@ -81,9 +81,9 @@ fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported(
     api.state().evict = Answer::Refusal(429, "Too many requests, please try again later.");
     api.state().pods = vec![stranded("web-1")];
     let controller = Controller::watching(&api);
-    controller.counts("pods_delete_errors_total", 1);
+    controller.until_metric_is("pods_delete_errors_total", 1);
     assert_eq!(api.events().len(), 0);
     api.state().evict = Answer::Status(201);
-    controller.counts("pods_deleted_total", 1);
+    controller.until_metric_is("pods_deleted_total", 1);
     assert_eq!(controller.metric("pods_skipped_total"), 0);
 }

@@ -24,7 +24,7 @@ fn pods_that_the_plugin_skips_are_not_audited() {
         node.chain(&entry);
         node.api.state().evict = Answer::Status(201);
         let controller = node.auditing(&["--mode=delete"]);
-        controller.reaches("audits_total", 2);
+        controller.until_metric_reaches("audits_total", 2);
         for metric in ["audit_pods_incomplete_total", "audit_errors_total"] {
             assert_eq!(controller.metric(metric), 0, "{metric} {entry}");
         }
@@ -50,7 +50,7 @@ fn a_pod_with_a_proxy_is_audited_and_repaired_whatever_its_metadata() {
             until("two audits or a repair", || {
                 controller.metric("audits_total") >= 2 || !node.ruleset().is_empty()
             });
-            controller.counts("pods_repaired_total", 1);
+            controller.until_metric_is("pods_repaired_total", 1);
             assert!(node.ruleset().contains("redirect to :4140"), "{annotations}");
         }
     }
@@ -74,9 +74,9 @@ fn mode_delete_reports_a_pod_whose_replacement_may_start_without_rules_again() {
         let node = Node::with(&hand_made(pod, json!({})));
         node.api.state().evict = Answer::Status(201);
         let controller = node.auditing(&["--mode=delete"]);
-        controller.counts("pods_skipped_total", 1);
-        controller.logs("the pod has no annotation of a proxy");
-        controller.reaches("audits_total", 2);
+        controller.until_metric_is("pods_skipped_total", 1);
+        controller.until_logged("the pod has no annotation of a proxy");
+        controller.until_metric_reaches("audits_total", 2);
         assert!(node.changes().is_empty(), "{:?}", node.changes());
     }
 }
@@ -94,7 +94,7 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_with_delete_unmanaged() {
             true => ("pods_deleted_total", "pods_skipped_total"),
             false => ("pods_skipped_total", "pods_deleted_total"),
         };
-        controller.reaches(done, 1);
+        controller.until_metric_reaches(done, 1);
         assert_eq!(controller.metric(not_done), 0, "delete_unmanaged {delete_unmanaged}");
     }
 }
@@ -103,7 +103,7 @@ fn mode_delete_deletes_a_copy_of_kubectl_debug_only_with_delete_unmanaged() {
 fn mode_report_reports_a_pod_without_linkerd_annotation_like_any_other() {
     let node = Node::with(&hand_made(waiting(), json!({})));
     let controller = node.controller(&["--mode=report"]);
-    controller.reaches("pods_reported_total", 1);
+    controller.until_metric_reaches("pods_reported_total", 1);
     assert_eq!(controller.metric("pods_skipped_total"), 0);
 }
 
@@ -126,14 +126,14 @@ fn a_stranded_pod_without_rules_to_install_is_reported_in_every_mode() {
         let node = Node::with(&pod);
         node.chain(&entry);
         let controller = node.controller(&[&format!("--mode={mode}")]);
-        controller.counts("pods_skipped_total", 1);
+        controller.until_metric_is("pods_skipped_total", 1);
         until("an event", || node.events().len() == 1);
         let event = &node.events()[0];
         assert_eq!(event["action"], "Skipping", "{mode} {entry}");
         let note = event["note"].as_str().unwrap();
         let reason = "Pod skipped for now: the plugin installs no redirect rules in this pod (";
         assert!(note.starts_with(reason) && note.contains(remedy), "{mode} {entry}: {note}");
-        controller.logs(note);
+        controller.until_logged(note);
         assert!(node.changes().is_empty(), "{mode} {entry}: {:?}", node.changes());
         assert_eq!(node.ruleset(), "", "{mode} {entry}");
     }

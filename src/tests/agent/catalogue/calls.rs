@@ -135,7 +135,7 @@ fn each_fault_of_a_call_is_shown_as_its_section_says() {
         if has_event {
             fault.pod_event("LinkerdCNIFailed");
         }
-        fault.check();
+        fault.assert_documented();
     });
 }
 
@@ -189,7 +189,7 @@ fn each_fault_of_a_starting_pod_is_shown_as_its_section_says() {
         fault.pod_event(reason);
         fault.log_line(line);
         fault.metrics(metric);
-        fault.check();
+        fault.assert_documented();
     });
 }
 
@@ -202,7 +202,7 @@ fn a_container_runs_as_the_proxys_user() {
     fault.log_line("run as the proxy's user");
     let outcome = fault.add().linkerd("strict-proxy-user", true).run();
     fault.pod_fails(&outcome);
-    fault.check();
+    fault.assert_documented();
 }
 
 #[test]
@@ -217,7 +217,7 @@ fn the_token_is_rejected() {
     fault.pod_fails(&outcome);
     fault.pod_event("LinkerdCNIFailed");
     fault.ready("could not be renewed");
-    fault.check();
+    fault.assert_documented();
 }
 
 #[test]
@@ -231,7 +231,7 @@ fn a_failed_token_request_is_shown_by_ready_and_log() {
     // The first request may not have ended when the agent first says that it waits.
     fault.ready("HTTP 503");
     fault.log_line("HTTP 503");
-    fault.check();
+    fault.assert_documented();
 }
 
 #[test]
@@ -240,5 +240,5 @@ fn the_runtime_passes_no_annotations() {
     fault.change_pod(|pod| pod["spec"]["containers"] = json!([{"name": "app"}]));
     fault.call("ADD").run().succeeded();
     fault.log_line("skipped: ");
-    fault.check();
+    fault.assert_documented();
 }

@@ -156,12 +156,12 @@ impl Fault {
     }
 
     /// Captures `linkerd cni check`, and compares all that was captured with the page.
-    pub fn check(mut self) {
+    pub fn assert_documented(mut self) {
         let problems = check::problems(&self.scene.agent, self.not_ready.as_deref()).concat();
         if !problems.is_empty() {
             self.capture(Source::Check, &problems);
         }
-        self.page.check();
+        self.page.assert_documented();
     }
 }
 
@@ -220,11 +220,11 @@ pub fn not_ready((name, text): (&'static str, &str), node: &Node, agent: &Agent)
     let body = ready(agent, text);
     page.shows(Source::Ready, &in_container(node, &body));
     page.shows(Source::AgentLog, &in_container(node, &log_line(agent, text)));
-    checked(&mut page, node, agent, Some(&body));
+    capture_check(&mut page, node, agent, Some(&body));
     page
 }
 
-pub fn checked(page: &mut FaultPage, node: &Node, agent: &Agent, not_ready: Option<&str>) {
+pub fn capture_check(page: &mut FaultPage, node: &Node, agent: &Agent, not_ready: Option<&str>) {
     let mut problems = check::problems(agent, not_ready);
     // These agents have no API server that issues a token of the plugin.
     problems.retain(|problem| !problem.contains("the plugin's token is valid"));

@@ -5,7 +5,7 @@ use std::os::unix::fs::symlink;
 
 use nix::mount::MsFlags;
 
-use super::fault::{checked, in_container, log_line, metrics, not_ready};
+use super::fault::{capture_check, in_container, log_line, metrics, not_ready};
 use crate::agent::Agent;
 use crate::agent_with_api::all;
 use crate::fault_page::{FaultPage, Source, mask_numbers};
@@ -80,7 +80,7 @@ fn each_fault_of_the_nodes_files_is_shown_as_its_section_says() {
                 // The agent tests again, at growing intervals.
                 page.shows(Source::Metrics, &mask_numbers(&failed, "} ", "\n"));
             }
-            page.check();
+            page.assert_documented();
         });
     });
 }
@@ -94,9 +94,9 @@ fn the_self_test_is_skipped() {
     let mut page = FaultPage::new("self-test-skipped");
     page.shows(Source::ReadyNote, &agent.ready().1);
     page.shows(Source::AgentLog, &log_line(&agent, "self-test skipped"));
-    checked(&mut page, &node, &agent, None);
+    capture_check(&mut page, &node, &agent, None);
     page.shows(Source::Metrics, &metrics(&agent, "linkerd_cni_agent_self_tests_total{"));
-    page.check();
+    page.assert_documented();
 }
 
 const CONTENTION: &str = "linkerd_cni_agent_contention_active 1";
@@ -124,10 +124,10 @@ fn another_program_removes_the_plugin_entry() {
         is_removed && ready.contains(text) && agent.get("/metrics").1.contains(CONTENTION)
     });
     page.shows(Source::Ready, &in_container(&node, &ready));
-    checked(&mut page, &node, &agent, Some(&ready));
+    capture_check(&mut page, &node, &agent, Some(&ready));
     page.shows(Source::AgentLog, &in_container(&node, &log_line(&agent, text)));
     page.shows(Source::Metrics, CONTENTION);
-    page.check();
+    page.assert_documented();
 }
 
 #[test]
@@ -139,9 +139,9 @@ fn another_agent_overwrites_the_plugin() {
     });
     // The agent reports the contention for 12 s after its last write.
     agent.until_ready();
-    checked(&mut page, &node, &agent, None);
+    capture_check(&mut page, &node, &agent, None);
     let line = log_line(&agent, "keeps being overwritten");
     page.shows(Source::AgentLog, &in_container(&node, &line));
     page.shows(Source::Metrics, CONTENTION);
-    page.check();
+    page.assert_documented();
 }
