@@ -17,7 +17,7 @@ use crate::pod::skip::PodFilter;
 use crate::redirect::backend::Backend;
 use crate::redirect::{Ipv6, Redirect};
 use ignored_ports::Ignored;
-use resolve::SUBNETS;
+use resolve::SubnetList;
 use section::Section;
 
 /// Namespace and DaemonSet of the agent if the plugin entry does not name them.
@@ -66,8 +66,8 @@ pub struct Config {
     ports_to_redirect: Vec<String>,
     inbound_ports_to_ignore: Vec<String>,
     outbound_ports_to_ignore: Vec<String>,
-    /// In the order of [`SUBNETS`].
-    subnets_to_ignore: [Vec<String>; SUBNETS.len()],
+    /// In the order of [`SubnetList::ALL`].
+    subnets_to_ignore: [Vec<String>; SubnetList::ALL.len()],
 }
 
 impl Config {
@@ -116,7 +116,7 @@ impl Config {
             ports_to_redirect: linkerd.ports("ports-to-redirect"),
             inbound_ports_to_ignore: linkerd.ports(ignored_ports::INBOUND_KEY),
             outbound_ports_to_ignore: linkerd.ports(ignored_ports::OUTBOUND_KEY),
-            subnets_to_ignore: SUBNETS.map(|(_, key)| linkerd.strings(key)),
+            subnets_to_ignore: SubnetList::ALL.map(|list| linkerd.strings(list.key())),
             problem: kubernetes.problem.or(linkerd.problem),
         }
     }

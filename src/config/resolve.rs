@@ -15,13 +15,38 @@ use crate::quote::{self, quote};
 use crate::redirect::ports::{self, InvalidElement, PortRange};
 use crate::redirect::{Ipv6, Redirect, Subnet};
 
-/// Annotations with subnets that are not redirected, and the keys of the plugin entry that they
-/// replace. The first two are of inbound connections, the last is of outbound ones.
-pub const SUBNETS: [(&str, &str); 3] = [
-    (annotation::SKIP_SUBNETS, "subnets-to-ignore"),
-    (annotation::SKIP_INBOUND_SUBNETS, "inbound-subnets-to-ignore"),
-    (annotation::SKIP_OUTBOUND_SUBNETS, "outbound-subnets-to-ignore"),
-];
+/// A list of subnets that are not redirected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubnetList {
+    /// Sources of inbound connections, under the name that upstream has for them.
+    Any,
+    /// Sources of inbound connections.
+    Inbound,
+    /// Destinations of outbound connections.
+    Outbound,
+}
+
+impl SubnetList {
+    /// In the order of the variants.
+    pub const ALL: [SubnetList; 3] = [SubnetList::Any, SubnetList::Inbound, SubnetList::Outbound];
+
+    pub const fn annotation(self) -> &'static str {
+        match self {
+            SubnetList::Any => annotation::SKIP_SUBNETS,
+            SubnetList::Inbound => annotation::SKIP_INBOUND_SUBNETS,
+            SubnetList::Outbound => annotation::SKIP_OUTBOUND_SUBNETS,
+        }
+    }
+
+    /// The key of the plugin entry whose value the annotation replaces.
+    pub const fn key(self) -> &'static str {
+        match self {
+            SubnetList::Any => "subnets-to-ignore",
+            SubnetList::Inbound => "inbound-subnets-to-ignore",
+            SubnetList::Outbound => "outbound-subnets-to-ignore",
+        }
+    }
+}
 
 impl Config {
     /// The proxy container wins over annotations, and those win over the plugin entry. As in
@@ -44,10 +69,10 @@ impl Config {
         let outbound_port =
             port_or_default(outbound.port, "outgoing-proxy-port", self.outgoing_proxy_port)?;
         let ports_to_redirect = redirected_ports(&self.ports_to_redirect)?;
-        let (_, mut skip_subnets) = self.subnets(pod, 0)?;
-        let (_, skip_inbound_subnets) = self.subnets(pod, 1)?;
+        let (_, mut skip_subnets) = self.subnets(pod, SubnetList::Any)?;
+        let (_, skip_inbound_subnets) = self.subnets(pod, SubnetList::Inbound)?;
         skip_subnets.extend(skip_inbound_subnets);
-        let (_, skip_outbound_subnets) = self.subnets(pod, 2)?;
+        let (_, skip_outbound_subnets) = self.subnets(pod, SubnetList::Outbound)?;
 
         let mut skip_inbound_ranges = skip_inbound.ranges;
         skip_inbound_ranges.extend(admin.port.map(PortRange::from));
@@ -103,14 +128,14 @@ impl Config {
     }
 
     /// Returns the annotated subnets, or else those of the plugin entry, and their annotation or
-    /// key. `index` is that of [`SUBNETS`].
+    /// key.
     pub fn subnets(
         &self,
         pod: &PodFacts,
-        index: usize,
+        list: SubnetList,
     ) -> Result<(&'static str, Vec<Subnet>), Error> {
-        let (annotation, key) = SUBNETS[index];
-        let list = SkipList::new(pod, annotation, key, &self.subnets_to_ignore[index]);
+        let configured = &self.subnets_to_ignore[list as usize];
+        let list = SkipList::new(pod, list.annotation(), list.key(), configured);
         let mut subnets = Vec::new();
         for text in list.elements().map(str::trim).filter(|text| !text.is_empty()) {
             let Some(subnet) = Subnet::parse(text) else {

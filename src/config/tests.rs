@@ -78,7 +78,7 @@ fn a_proxy_that_would_be_redirected_to_itself_is_rejected() {
 }
 
 #[test]
-fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plugin_entry() {
+fn an_error_names_the_proxy_containers_user_which_wins_over_the_plugin_entry() {
     let proxy = Proxy { uid: Some(0), ..Proxy::default() };
     let facts = PodFacts { proxy, ..PodFacts::default() };
     let error = defaults("").redirect(&facts).unwrap_err();
@@ -88,7 +88,7 @@ fn an_unusable_user_of_the_proxy_container_is_named_because_it_wins_over_the_plu
 }
 
 #[test]
-fn members_of_the_wrong_type_or_value_are_rejected_with_key_value_and_grammar() {
+fn an_invalid_member_is_rejected_with_key_value_and_grammar() {
     for (name, row) in invalid_rows("members") {
         let found = config(row["linkerd"].as_str().unwrap());
         assert_error(&name, found, Failure::InvalidConfig, row["problem"].as_str().unwrap());

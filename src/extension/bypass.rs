@@ -23,7 +23,7 @@ use crate::verdict::bypass_paths::{BypassPath, Reason};
 const EVENTS: &str = "fieldSelector=reason%3DLinkerdCNIRulesMissing";
 
 #[derive(Debug, Default)]
-pub struct Report {
+pub struct BypassReport {
     /// The meshed pods.
     pods: Vec<ReportedPod>,
     /// Number of pods whose rules `linkerd-init` installs.
@@ -44,7 +44,7 @@ pub fn fetch(
     api: &dyn Api,
     cni_namespace: &str,
     namespace: Option<&str>,
-) -> Result<Report, Problem> {
+) -> Result<BypassReport, Problem> {
     if let Some(text) = namespace
         && !is_name(text)
     {
@@ -58,7 +58,7 @@ pub fn fetch(
     let events = get_list(api, &format!("{parent}/events"), EVENTS);
     let damaged = damaged_pods(readable(&events, "the Events")?);
     let mut lookup = CachedLookup::new(api);
-    let mut report = Report::default();
+    let mut report = BypassReport::default();
     let pods = for_each_item(api, &format!("{parent}/pods"), "", |pod: Pod| {
         if !pod.status.has_ended() {
             let (namespace, name) = (pod.metadata.namespace.clone(), pod.metadata.name.clone());
@@ -78,8 +78,8 @@ pub fn fetch(
     Ok(report)
 }
 
-/// Returns the paths of a meshed pod, or why they are unknown. `damage`: the repair controller's note
-/// on missing rules.
+/// Returns the paths of a meshed pod, or why they are unknown. `damage`: the repair controller's
+/// note on missing rules.
 fn reported_paths(pod: ExaminedPod, damage: Option<&str>) -> Result<Vec<BypassPath>, CniError> {
     if let Verdict::Failed(error) = pod.verdict {
         return Err(error);
@@ -108,7 +108,7 @@ fn damaged_pods(events: &[Value]) -> BTreeMap<&str, &str> {
 }
 
 /// Renders a row for each path, and below the table what holds for many pods.
-pub fn table(report: &Report) -> String {
+pub fn table(report: &BypassReport) -> String {
     let mut rows = vec![["POD", "REASON", "CAUSE", "WHAT"].map(str::to_owned)];
     let mut pods_with_paths = 0;
     let mut pods_with_root = 0;
@@ -135,8 +135,8 @@ pub fn table(report: &Report) -> String {
     let rows = if rows.len() > 1 { align(&rows) + "\n" } else { String::new() };
     let [root, udp] = [Reason::RootContainer, Reason::Udp];
     format!(
-        "{rows}{pods_with_paths} of {} meshed pods have a path around the proxy, besides those that \
-         follow.\n\
+        "{rows}{pods_with_paths} of {} meshed pods have a path around the proxy, besides those \
+         that follow.\n\
          {} (pods: {pods_with_root}, see -o json): {}.\n{}: {}.\n\
          Not examined: pods with linkerd-init ({}).\n",
         report.pods.len(),
@@ -175,7 +175,7 @@ fn align(rows: &[[String; 4]]) -> String {
 }
 
 /// Renders every meshed pod, also those without a path.
-pub fn json(report: &Report) -> String {
+pub fn json(report: &BypassReport) -> String {
     let mut pods = Vec::new();
     for ReportedPod { namespace, name, paths } in &report.pods {
         pods.push(match paths {

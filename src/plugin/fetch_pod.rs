@@ -92,7 +92,7 @@ impl<'a> ApiRequests<'a> {
     fn get<T: DeserializeOwned>(&mut self, object: &str, path: &str) -> Result<T, Error> {
         let [_, longest_pause] = PAUSES;
         let mut backoff = Backoff::new(PAUSES);
-        let mut retried = None;
+        let mut previous = None;
         loop {
             self.sent += 1;
             let error = match self.client.get(path) {
@@ -110,18 +110,21 @@ impl<'a> ApiRequests<'a> {
                 Retry::After(_) => longest_pause,
             };
             if wait >= self.deadline.remaining() {
-                // On a busy node the last retry outlasts the budget. The error that it retries
-                // says more.
-                return Err(retried.filter(|_| error.is_timeout()).unwrap_or(failure));
+                // On a busy node the last retry outlasts the budget. The error before says more.
+                return match previous {
+                    Some(previous) if error.is_timeout() => Err(previous),
+                    _ => Err(failure),
+                };
             }
-            retried = Some(failure);
+            previous = Some(failure);
             tracing::info!("linkerd-cni: retrying in {wait:?}: {error}");
             thread::sleep(wait);
             self.retries += 1;
         }
     }
 
-    /// The agent may have renewed the token. Returns whether the kubeconfig has changed.
+    /// Reads the kubeconfig again, as the agent may have renewed the token. Returns whether the
+    /// kubeconfig has changed.
     fn reload_kubeconfig(&mut self) -> Result<bool, Error> {
         let access = read_access(self.kubeconfig)?;
         if access == self.access {
@@ -132,6 +135,7 @@ impl<'a> ApiRequests<'a> {
         Ok(true)
     }
 
+    /// Returns the error with which ADD fails if the request is not repeated.
     fn final_error(&self, object: &str, error: &kube::Error) -> Error {
         let failure = match error.code() {
             Some(401) => Failure::TokenRejected,

@@ -205,7 +205,7 @@ mod tests {
 
     /// Init containers without network, and containers that bypass the proxy as its user.
     #[test]
-    fn containers_are_blocked_or_exempt_by_their_place_before_the_proxy_and_by_their_user() {
+    fn containers_are_redirected_or_exempt_by_their_place_and_their_user() {
         for (name, case) in yaml(include_str!("tests.yaml"))["containers"].as_object().unwrap() {
             let pod = json!({"metadata": {}, "spec": case["spec"]});
             let pod: Pod = serde_json::from_value(pod).unwrap();

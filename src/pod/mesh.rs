@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn the_names_of_containers_decide_whether_a_pod_is_meshed_and_its_proxy_has_user_and_ports() {
+    fn the_containers_decide_whether_a_pod_is_meshed_and_state_user_and_ports() {
         for (name, row) in yaml(include_str!("tests.yaml"))["proxies"].as_object().unwrap() {
             let pod = pod(&row["spec"]);
             let skip_reason = row["decision"].get("skip");

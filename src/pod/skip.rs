@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pod_without_an_annotation_that_only_pods_with_a_proxy_have_is_skipped() {
+    fn a_pod_without_an_annotation_of_a_proxy_is_skipped_by_its_annotations() {
         for (name, row) in yaml(include_str!("tests.yaml"))["annotations"].as_object().unwrap() {
             let text =
                 json!({"runtimeConfig": {ANNOTATIONS_CAPABILITY: row["passed"]}}).to_string();

@@ -5,7 +5,7 @@ use super::Verdict;
 use super::refusal::Refusal;
 use crate::cni::Error;
 use crate::config::ignored_ports::{INBOUND_KEY, OUTBOUND_KEY};
-use crate::config::resolve::SUBNETS;
+use crate::config::resolve::SubnetList;
 use crate::config::{Config, ResolvedRedirect};
 use crate::failure::Failure;
 use crate::pod::containers::exempt_names;
@@ -18,17 +18,20 @@ use crate::redirect::Ipv6;
 use crate::redirect::ports::PortRange;
 
 /// Values of the chart that become keys of the plugin entry.
-const VALUES: [(&str, &str); 5] = [
+const CHART_VALUES: [(&str, &str); 5] = [
     (INBOUND_KEY, "ignoreInboundPorts"),
     (OUTBOUND_KEY, "ignoreOutboundPorts"),
-    (SUBNETS[0].1, "skipSubnets"),
-    (SUBNETS[1].1, "skipInboundSubnets"),
-    (SUBNETS[2].1, "skipOutboundSubnets"),
+    (SubnetList::Any.key(), "skipSubnets"),
+    (SubnetList::Inbound.key(), "skipInboundSubnets"),
+    (SubnetList::Outbound.key(), "skipOutboundSubnets"),
 ];
 
-/// Reasons of the lists of [`SUBNETS`], in its order.
-const SUBNET_REASONS: [Reason; SUBNETS.len()] =
-    [Reason::SkipInboundSubnets, Reason::SkipInboundSubnets, Reason::SkipOutboundSubnets];
+/// The lists of subnets, each with the reason of its path.
+const SUBNET_REASONS: [(SubnetList, Reason); SubnetList::ALL.len()] = [
+    (SubnetList::Any, Reason::SkipInboundSubnets),
+    (SubnetList::Inbound, Reason::SkipInboundSubnets),
+    (SubnetList::Outbound, Reason::SkipOutboundSubnets),
+];
 /// Linkerd's ports of the proxy's admin and control server.
 const DEFAULT_ADMIN_PORT: u16 = 4191;
 const DEFAULT_CONTROL_PORT: u16 = 4190;
@@ -43,8 +46,8 @@ reasons! {
         Sandbox "sandbox"
             "Everything: the sandbox of the pod's RuntimeClass ignores the rules"
         RulesMissing "rules-missing"
-            "What the missing or changed rules redirect: the repair controller reported and did not \
-             repair them"
+            "What the missing or changed rules redirect: the repair controller reported and did \
+             not repair them"
         Ipv6 "ipv6"
             "IPv6, which is not redirected although the pod has an address"
         ProxyUser "proxy-user"
@@ -57,8 +60,8 @@ reasons! {
             "Packets of containers with `NET_RAW`, which can send them past the rules"
         RootContainer "root-container"
             "Outbound connections of containers that may run as root and do not drop all \
-             capabilities: they can become the proxy's user, or send packets past the rules under a \
-             runtime that gives them `NET_RAW`, such as containerd"
+             capabilities: they can become the proxy's user, or send packets past the rules under \
+             a runtime that gives them `NET_RAW`, such as containerd"
         PortsToRedirect "ports-to-redirect"
             "Inbound connections to other ports than these"
         SkipInboundPorts "skip-inbound-ports"
@@ -97,7 +100,7 @@ impl BypassPath {
 
     /// `key`: the control plane's label, an annotation, or a key of the plugin entry.
     fn caused_by_key(self, key: &'static str, known: &ObjectFacts) -> BypassPath {
-        if let Some((_, value)) = VALUES.iter().find(|(entry, _)| *entry == key) {
+        if let Some((_, value)) = CHART_VALUES.iter().find(|(entry, _)| *entry == key) {
             return self.caused_by("value", value);
         }
         if key == CONTROL_PLANE_LABEL || known.facts.annotations.contains_key(key) {
@@ -204,8 +207,8 @@ fn skip_list_paths(
     lists.push((Reason::SkipOutboundPorts, dashed(list.ports().flatten()), list.key));
     let api_ports = dashed(facts.api_ports.iter().copied());
     lists.push((Reason::SkipOutboundPorts, api_ports, CONTROL_PLANE_LABEL));
-    for (index, reason) in SUBNET_REASONS.into_iter().enumerate() {
-        let (key, subnets) = config.subnets(facts, index)?;
+    for (list, reason) in SUBNET_REASONS {
+        let (key, subnets) = config.subnets(facts, list)?;
         lists.push((reason, subnets.into_iter().map(|subnet| subnet.text).collect(), key));
     }
     let mut paths = Vec::new();

@@ -87,7 +87,7 @@ fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
 
 /// The longest annotation that the API server accepts is 256 KiB.
 #[test]
-fn a_quarter_megabyte_of_annotation_is_decided_at_once_and_quoted_in_less_than_1500_bytes() {
+fn an_annotation_of_250_kilobytes_is_decided_at_once_and_quoted_in_short() {
     let fill = |unit: &str| unit.repeat(250_000 / unit.len());
     let ranges: Vec<String> = (0..40_000).map(|first| format!("{first}-60000")).collect();
     for (name, text) in [
