@@ -87,7 +87,9 @@ cfg_if::cfg_if! {
             pub mod extension;
         }
         pub mod repair {
-            pub mod stranded;
+            pub mod find {
+                pub mod stranded;
+            }
         }
     }
 }

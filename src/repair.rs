@@ -8,23 +8,15 @@
 //! - [`audit`] reads the rules of all running pods, and queues pods that lost rules.
 //! - [`worker`] takes the pods from the [`queue`] and repairs one at a time.
 
+pub mod act;
 pub mod agent_ready;
-pub mod audit;
 pub mod budget;
-pub mod delete;
 pub mod events;
+pub mod find;
 pub mod holds;
-pub mod in_place;
-pub mod inspect;
 pub mod metrics;
-pub mod netns_lookup;
-pub mod not_repaired;
-pub mod plugin_config;
 pub mod queue;
 pub mod settings;
-pub mod stranded;
-pub mod watch;
-pub mod worker;
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -37,10 +29,11 @@ use crate::files::MountedDir;
 use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
 use crate::kube::pod_watch::DEADLINES;
-use audit::Audit;
+use act::worker::{self, Worker};
+use find::audit::{self, Audit};
+use find::stranded::StrandedPod;
+use find::watch;
 use settings::Settings;
-use stranded::StrandedPod;
-use worker::Worker;
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 /// Also the file name by which `cli` starts the controller.

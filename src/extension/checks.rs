@@ -18,7 +18,7 @@ use crate::kube::object_reader::namespace_path;
 use crate::kube::scheduling::daemonset_path;
 use crate::kube::types::Pod;
 use crate::pod::mesh::is_meshed;
-use crate::repair::stranded::{FoundBy, INJECTED_LABEL, StrandedPod};
+use crate::repair::find::stranded::{FoundBy, INJECTED_LABEL, StrandedPod};
 use crate::verdict::bypass_paths::Reason;
 
 pub use pre::checks as before_install;

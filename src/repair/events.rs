@@ -2,8 +2,8 @@
 
 use std::time::Instant;
 
+use super::find::stranded::FoundBy;
 use super::settings::RepairMode;
-use super::stranded::FoundBy;
 use super::{CONTROLLER, Shared};
 use crate::kube::connection::Connection;
 use crate::kube::event::{self, EventContent, EventType, Regarding, Reporter};

@@ -4,8 +4,8 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
+use super::find::stranded::StrandedPod;
 use super::settings::RepairMode;
-use super::stranded::StrandedPod;
 
 /// Time for which a repaired pod is not repaired again. The same holds for a pod that was created after
 /// another pod of its owner was deleted; then the hold doubles with each deletion.

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use super::stranded::{FoundBy, StrandedPod};
+use super::find::stranded::{FoundBy, StrandedPod};
 use crate::backoff::{Limits, delay};
 use crate::kube::pod_stream::MAX_PODS;
 

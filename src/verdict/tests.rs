@@ -19,10 +19,10 @@ use crate::plugin::add::add;
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::object_facts;
 use crate::record::CallResult;
-use crate::repair::inspect::Inspector;
-use crate::repair::not_repaired::check_redirected;
+use crate::repair::act::not_repaired::check_redirected;
+use crate::repair::find::inspect::Inspector;
+use crate::repair::find::stranded::{FoundBy, StrandedPod};
 use crate::repair::settings::Settings;
-use crate::repair::stranded::{FoundBy, StrandedPod};
 
 /// A namespace without annotations.
 struct NoAnnotations;

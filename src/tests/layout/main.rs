@@ -140,7 +140,8 @@ fn linkerd_cni_imports_no_module_that_only_linux_compiles() {
     let (_, gated) = text.split_once("if #[cfg(target_os = \"linux\")] {").unwrap();
     let gated = BTreeSet::from_iter(modules_on_linux(gated));
     assert!(gated.contains("netlink") && gated.len() > 5, "{gated:?}");
-    let parts = ["agent::status_body", "agent::subject", "cli::extension", "repair::stranded"];
+    let parts =
+        ["agent::status_body", "agent::subject", "cli::extension", "repair::find::stranded"];
     let compiles = |module: &str| {
         let is_part = |part: &&str| format!("{module}::").starts_with(&format!("{part}::"));
         let top = module.split("::").next().unwrap();

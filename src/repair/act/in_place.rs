@@ -2,9 +2,9 @@
 
 use std::error::Error;
 
-use super::inspect::{Inspected, NETNS_TIMEOUT};
 use crate::firewall::{self, RulesState, describe_missing};
 use crate::netns;
+use crate::repair::find::inspect::{Inspected, NETNS_TIMEOUT};
 
 /// Installs the missing rules, or today's rules in place of drifted rules, and reads them back.
 /// Always uses the native backend, whatever `iptablesMode` is: this container lacks the host's

@@ -9,10 +9,10 @@ use std::time::Duration;
 use nix::errno::Errno;
 use serde_json::Value;
 
-use super::settings::Settings;
 use super::stranded::StrandedPod;
 use crate::files;
 use crate::netns::{self, link};
+use crate::repair::settings::Settings;
 
 /// Directory of the cached results on the host: libcni's default.
 const RESULTS_DIR: &str = "var/lib/cni/results";

@@ -4,9 +4,9 @@ use std::ops::ControlFlow;
 use std::time::Duration;
 
 use super::stranded::StrandedPod;
-use super::{NOT_LISTED, Shared};
 use crate::kube::connection::Connection;
 use crate::kube::pod_watch::{self, Selection, Update};
+use crate::repair::{NOT_LISTED, Shared};
 
 /// Longest wait before the first list.
 const START_SPREAD: Duration = Duration::from_secs(5);

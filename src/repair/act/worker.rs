@@ -5,15 +5,8 @@ use std::error::Error;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::budget::RepairBudget;
-use super::events::{self, REPAIRED_RECENTLY};
-use super::holds::Holds;
-use super::inspect::{Inspected, Inspector};
 use super::not_repaired::{self, COMPLETE, NotRepaired};
-use super::queue::{QueuedPod, REPORT_INTERVAL};
-use super::settings::RepairMode;
-use super::stranded::{FoundBy, StrandedPod};
-use super::{Shared, agent_ready, delete, in_place, plugin_config};
+use super::{delete, in_place};
 use crate::config::Config;
 use crate::firewall::{RulesState, describe_missing};
 use crate::kube::connection::Connection;
@@ -21,6 +14,15 @@ use crate::kube::event::{EventContent, Regarding};
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
 use crate::pod::facts::object_facts;
+use crate::repair::budget::RepairBudget;
+use crate::repair::events::{self, REPAIRED_RECENTLY};
+use crate::repair::find::inspect::{Inspected, Inspector};
+use crate::repair::find::plugin_config;
+use crate::repair::find::stranded::{FoundBy, StrandedPod};
+use crate::repair::holds::Holds;
+use crate::repair::queue::{QueuedPod, REPORT_INTERVAL};
+use crate::repair::settings::RepairMode;
+use crate::repair::{Shared, agent_ready};
 
 /// Timeout of each API request of the worker, once for connecting and once for the
 /// response. Upstream's value.

@@ -7,8 +7,8 @@ use std::time::Duration;
 use serde_json::json;
 
 use super::not_repaired::NotRepaired;
-use super::stranded::{FoundBy, StrandedPod};
 use crate::kube::{Client, Error};
+use crate::repair::find::stranded::{FoundBy, StrandedPod};
 
 /// Time until a rejected eviction is tried again: a disruption budget may allow it once other pods of the
 /// workload are ready.

@@ -8,9 +8,8 @@ use std::thread;
 use std::time::Duration;
 
 use super::inspect::{Inspected, Inspector};
-use super::settings::{RepairMode, Settings};
+use super::plugin_config;
 use super::stranded::{FoundBy, StrandedPod};
-use super::{Shared, agent_ready, plugin_config};
 use crate::backoff::{Backoff, Limits, between, jitter};
 use crate::firewall::{RulesState, describe_missing};
 use crate::kube::connection::Connection;
@@ -21,6 +20,8 @@ use crate::kube::pod_watch::{self, Selection};
 use crate::kube::types::Pod;
 use crate::pod::Decision;
 use crate::pod::facts::{ObjectFacts, object_facts};
+use crate::repair::settings::{RepairMode, Settings};
+use crate::repair::{Shared, agent_ready};
 
 /// Time between the start of the controller and the first audit in mode `in-place`. By then kubelet has
 /// started the node's pods after a reboot.

@@ -3,12 +3,12 @@
 use std::error::Error;
 use std::time::Duration;
 
-use super::metrics::Metrics;
-use super::settings::RepairMode;
-use super::stranded::{FoundBy, StrandedPod};
 use crate::config::Config;
 use crate::kube::{self, connection};
 use crate::pod::skip::SkipReason;
+use crate::repair::find::stranded::{FoundBy, StrandedPod};
+use crate::repair::metrics::Metrics;
+use crate::repair::settings::RepairMode;
 use crate::verdict::{PodView, Verdict, verdict};
 
 /// Time until a pod that no repair helps is looked at again.

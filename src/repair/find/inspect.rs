@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use super::netns_lookup::NetnsLookup;
-use super::settings::Settings;
 use super::stranded::StrandedPod;
 use crate::cluster_lookup::complete_facts;
 use crate::cni;
@@ -17,6 +16,7 @@ use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::netns;
 use crate::pod::Decision;
 use crate::pod::facts::ObjectFacts;
+use crate::repair::settings::Settings;
 use crate::verdict::refusal::Refusal;
 use crate::verdict::{PodView, Verdict, verdict};
 

@@ -1,0 +1,6 @@
+//! Repairs pods, and reports what was done or why a pod was left unchanged.
+
+pub mod delete;
+pub mod in_place;
+pub mod not_repaired;
+pub mod worker;
