@@ -14,7 +14,6 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 pub fn wait_until_ready(shared: &Shared) {
     let Some(address) = &shared.settings.agent_addr else { return };
     let Err(why) = ready(address) else { return };
-    shared.metrics.agent_waits.inc();
     tracing::warn!("Repairs are paused: {why}");
     while ready(address).is_err() {
         thread::sleep(POLL_INTERVAL);

@@ -32,8 +32,6 @@ metrics! {
     pods_skipped: Counter = register
         "Stranded pods left unchanged. The Event with action Skipping has the reason"
     repair_errors: Counter = register "Failed attempts to inspect, repair or report a pod"
-    agent_waits: Counter = register "Times that a repair waited for the agent to be ready"
-    budget_waits: Counter = register "Times that a repair waited for the repair budget"
     audits: Counter = register "Audits of all running meshed pods of the node"
     audit_pods_complete: Counter = register "Audited pods with all redirect rules"
     audit_pods_incomplete: Counter = register "Audited pods with missing or changed redirect rules"

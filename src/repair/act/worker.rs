@@ -47,7 +47,6 @@ impl Worker {
         loop {
             let turn = |pod: &StrandedPod| self.budget.turn(&pod.namespace, Instant::now());
             let pod = self.shared.queue.pop(turn, |wait| {
-                self.shared.metrics.budget_waits.inc();
                 tracing::info!(
                     "The repair budget is used up; the next repair is possible in {wait:.0?}"
                 );
