@@ -6,17 +6,17 @@
 //!
 //! - [`watch`] lists and watches the pods, and queues those whose validator failed.
 //! - [`audit`] reads the rules of all running pods, and queues pods that lost rules.
-//! - [`worker`] takes the pods from the [`queue`] and repairs one at a time.
+//! - [`worker`] takes the pods from the [`queue`] and repairs one at a time. [`turn`] decides which
+//!   is next, and why the others wait.
 
 pub mod act;
 pub mod agent_ready;
-pub mod budget;
 pub mod events;
 pub mod find;
-pub mod holds;
 pub mod metrics;
 pub mod queue;
 pub mod settings;
+pub mod turn;
 
 use std::error::Error;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -34,6 +34,7 @@ use find::audit::{self, Audit};
 use find::stranded::StrandedPod;
 use find::watch;
 use settings::Settings;
+use turn::Turns;
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
 /// Also the file name by which `cli` starts the controller.
@@ -73,14 +74,15 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Box<dyn Erro
 
     let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
     let not_ready = Mutex::new(Some(NOT_LISTED.to_owned()));
-    let (queue, metrics) = (queue::Queue::default(), metrics::Metrics::default());
+    let queue = queue::Queue::new(Turns::new(&settings));
+    let metrics = metrics::Metrics::default();
     let shared = Arc::new(Shared { settings, queue, metrics, not_ready });
     let net_dir = MountedDir::at_start(&shared.settings.net_dir());
     serve(Arc::clone(&shared), net_dir)?;
     let (watching, watched) = (connection(DEADLINES), Arc::clone(&shared));
     spawn("watch", move || watch::run(watching, &watched))?;
     if let Some(wait) = audit::first(&shared.settings) {
-        let audit = Audit { connection: connection(DEADLINES), shared: Arc::clone(&shared) };
+        let audit = Audit::new(connection(DEADLINES), Arc::clone(&shared));
         spawn("audit", move || audit.run(wait))?;
     }
     let connection = connection(Deadlines::each(worker::REQUEST_TIMEOUT));

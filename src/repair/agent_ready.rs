@@ -1,34 +1,49 @@
-//! Waits until the node's agent is ready. While the plugin is not installed, each deleted pod
+//! Asks the node's agent whether it is ready. While the plugin is not installed, each deleted pod
 //! would be replaced by another stranded pod.
 
 use std::thread;
 use std::time::Duration;
 
-use super::Shared;
+use super::turn::ASK_AGENT_INTERVAL;
 use crate::kube::plain_http;
 
-const POLL_INTERVAL: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Waits until the agent is ready, if the settings name its address.
-pub fn wait_until_ready(shared: &Shared) {
-    let Some(address) = &shared.settings.agent_addr else { return };
-    let Err(why) = ready(address) else { return };
-    tracing::warn!("Repairs are paused: {why}");
-    while ready(address).is_err() {
-        thread::sleep(POLL_INTERVAL);
-    }
+/// Why the agent counts as not ready.
+#[derive(Debug, thiserror::Error)]
+pub enum NotReady {
+    #[error("the agent at {address} does not respond: {error}")]
+    NoResponse { address: String, error: String },
+    #[error("the agent at {address} is not ready: {why}")]
+    Unready { address: String, why: String },
 }
 
-fn ready(address: &str) -> Result<(), String> {
-    let (status, body) = plain_http::get(&format!("http://{address}/ready"), TIMEOUT)
-        .map_err(|error| format!("the agent at {address} does not respond: {error}"))?;
-    let why = match body.trim() {
-        _ if status == 200 => return Ok(()),
-        "" => format!("HTTP {status}"),
-        why => why.strip_prefix("not ready: ").unwrap_or(why).to_owned(),
+/// Asks the agent at `address`, which is `host:port`.
+pub fn ask(address: &str) -> Result<(), NotReady> {
+    let address = address.to_owned();
+    let (status, body) = match plain_http::get(&format!("http://{address}/ready"), TIMEOUT) {
+        Ok(response) => response,
+        Err(error) => return Err(NotReady::NoResponse { address, error: error.to_string() }),
     };
-    Err(format!("the agent at {address} is not ready: {why}"))
+    if status == 200 {
+        return Ok(());
+    }
+    let body = body.trim();
+    let why = if body.is_empty() {
+        format!("HTTP {status}")
+    } else {
+        body.strip_prefix("not ready: ").unwrap_or(body).to_owned()
+    };
+    Err(NotReady::Unready { address, why })
+}
+
+/// Waits until the agent is ready.
+pub fn wait_until_ready(address: &str) {
+    let Err(why) = ask(address) else { return };
+    tracing::warn!("Repairs are paused: {why}");
+    while ask(address).is_err() {
+        thread::sleep(ASK_AGENT_INTERVAL);
+    }
 }
 
 #[cfg(test)]
@@ -54,12 +69,14 @@ mod tests {
                 let _ = stream.read(&mut [0; 1024]);
                 let _ = stream.write_all(response.as_bytes());
             });
-            let error = ready(&address).err();
-            let contains = |reason| error.as_ref().is_some_and(|error| error.contains(reason));
-            assert!(reason.map_or(error.is_none(), contains), "{response}: {error:?}");
+            match (ask(&address), reason) {
+                (Ok(()), None) => {}
+                (Err(error), Some(reason)) if error.to_string().contains(reason) => {}
+                (result, _) => panic!("{response}: {result:?}"),
+            }
         }
         for address in ["127.0.0.1:1", "no port"] {
-            let error = ready(address).unwrap_err();
+            let error = ask(address).unwrap_err().to_string();
             assert!(error.contains(" does not respond: "), "{error}");
         }
     }

@@ -1,182 +1,253 @@
 //! The pods that may need a repair, from the watch and the audit to the worker that repairs them.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use super::find::stranded::{FoundBy, StrandedPod};
-use crate::backoff::{Limits, delay};
+use super::turn::attempts::Attempts;
+use super::turn::{Turn, Turns, WaitReason};
 use crate::kube::pod_stream::MAX_PODS;
 
-/// Waits before the repair of a pod is tried again.
-const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
-
-/// How long to ignore a pod that has all its rules although its validator failed. The kubelet
-/// restarts the validator after at most 5 minutes, which then succeeds.
-const COMPLETE_HOLD: Duration = Duration::from_secs(600);
-
-/// Time between two reports of a pod that is left unchanged.
-pub const REPORT_INTERVAL: Duration = Duration::from_secs(3600);
-
-/// Keeps each pod once, until it is deleted, with what came of its repair.
-#[derive(Default)]
+/// Keeps each pod once until it is deleted, with the earlier attempts to repair it.
 pub struct Queue {
-    pods: Mutex<Vec<QueuedPod>>,
+    state: Mutex<State>,
     changed: Condvar,
 }
 
+struct State {
+    pods: Vec<QueuedPod>,
+    turns: Turns,
+}
+
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct QueuedPod {
-    pub pod: StrandedPod,
+struct QueuedPod {
+    pod: StrandedPod,
     /// Whether the pod waits for its repair. Otherwise its next event or audit queues it again.
-    waits: bool,
-    pub not_before: Instant,
-    /// Number of attempts since the last repair.
-    pub failures: u32,
-    /// The last reported reason to leave the pod unchanged for now, and when it was reported.
-    reported: Option<(String, Instant)>,
-    /// Whether the pod had all its rules, although its validator had failed.
-    pub had_rules: bool,
+    is_waiting: bool,
+    attempts: Attempts,
 }
 
-impl QueuedPod {
-    /// Lets the pod wait for its next repair, which the next audit asks for if an audit found the pod. Waits
-    /// at least for `wait`, and longer after each failure.
-    pub fn retry_after(&mut self, wait: Duration) {
-        self.not_before = Instant::now() + wait.max(delay(RETRIES, self.failures));
-        self.failures += 1;
-        self.waits |= self.pod.found_by == FoundBy::Validator;
-    }
-
-    /// Records that the pod has all its rules, although its validator failed, which may not have run since.
-    /// Returns `true` if that was found some minutes before, too: the validator fails in spite of them.
-    pub fn found_complete(&mut self) -> bool {
-        let now = Instant::now();
-        let is_again = self.had_rules && now < self.not_before + COMPLETE_HOLD;
-        (self.had_rules, self.not_before) = (true, now + COMPLETE_HOLD);
-        is_again
-    }
-
-    /// Marks the pod as reported at `now`. Returns `true` for a new reason, and at most once in
-    /// [`REPORT_INTERVAL`] for the same one.
-    pub fn mark_reported(&mut self, why: &str, now: Instant) -> bool {
-        let is_recent = |(last, at): &(String, Instant)| last == why && now < *at + REPORT_INTERVAL;
-        let is_due = !self.reported.as_ref().is_some_and(is_recent);
-        if is_due {
-            self.reported = Some((why.to_owned(), now));
-        }
-        is_due
-    }
-}
-
-fn position(pods: &[QueuedPod], pod: &StrandedPod) -> Option<usize> {
-    let found = (pod.found_by, &pod.uid);
-    pods.iter().position(|queued| (queued.pod.found_by, &queued.pod.uid) == found)
+/// What the worker does next.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Next {
+    /// Check this pod, and repair it if it needs a repair.
+    Check(StrandedPod),
+    /// Ask the agent whether it is ready, and tell the queue.
+    AskAgent,
 }
 
 impl Queue {
-    /// Queues a pod at the end, or replaces it by its new version. A pod that waits already keeps its
-    /// place: each failure of a validator causes several events. Returns `false` if too many pods wait, to
-    /// bound memory.
+    pub fn new(turns: Turns) -> Self {
+        let state = State { pods: Vec::new(), turns };
+        Queue { state: Mutex::new(state), changed: Condvar::new() }
+    }
+
+    /// Queues a pod at the end, or replaces it by its new version. A waiting pod keeps its place:
+    /// each failure of a validator causes several events. Returns `false` if too many pods wait,
+    /// to bound memory.
     #[must_use]
     pub fn push(&self, pod: StrandedPod) -> bool {
-        let mut pods = self.lock();
-        if pods.len() >= MAX_PODS {
-            pods.retain(|queued| queued.waits);
-        }
-        match position(&pods, &pod) {
-            Some(index) if pods[index].waits => pods[index].pod = pod,
-            Some(index) => {
-                let known = pods.remove(index);
-                pods.push(QueuedPod { pod, waits: true, ..known });
-            }
-            None if pods.len() >= MAX_PODS => return false,
-            None => pods.push(QueuedPod {
-                pod,
-                waits: true,
-                not_before: Instant::now(),
-                failures: 0,
-                reported: None,
-                had_rules: false,
-            }),
-        }
+        let mut state = self.lock();
+        let is_pushed = state.push(pod, Instant::now());
         self.changed.notify_all();
-        true
+        is_pushed
     }
 
-    /// Changes what is known of the pod, unless it was deleted meanwhile.
-    pub fn update<T>(
-        &self,
-        pod: &StrandedPod,
-        change: impl FnOnce(&mut QueuedPod) -> T,
-    ) -> Option<T> {
-        let mut pods = self.lock();
-        let index = position(&pods, pod)?;
-        Some(change(&mut pods[index]))
-    }
-
-    /// Removes the pod with this UID, which is gone: a tenant may create and delete pods without end.
+    /// Removes the pod with this UID, which was deleted: a tenant may create and delete pods
+    /// without end.
     pub fn remove(&self, uid: &str) {
-        self.lock().retain(|queued| queued.pod.uid != uid);
+        self.lock().pods.retain(|queued| queued.pod.uid != uid);
     }
 
-    /// Removes the pods of validators that a new list lacks: the watch may have missed that they are gone.
+    /// Removes the pods with failed validators that a new list lacks: they were deleted while the
+    /// watch was interrupted.
     pub fn retain_listed(&self, listed: &[StrandedPod]) {
-        let is_listed = |pod: &StrandedPod| listed.iter().any(|listed| listed.uid == pod.uid);
-        self.lock()
-            .retain(|QueuedPod { pod, .. }| pod.found_by == FoundBy::Audit || is_listed(pod));
+        self.lock().pods.retain(|QueuedPod { pod, .. }| {
+            pod.found_by == FoundBy::Audit || listed.iter().any(|listed| listed.uid == pod.uid)
+        });
     }
 
-    /// Waits for the next pod, which no longer waits then.
-    ///
-    /// `turn` returns how long the repair budget lets a pod wait, and its rank among pods that wait as
-    /// long. Calls `on_wait` once if the next pod has to wait for the budget.
-    pub fn pop<T: Ord>(
-        &self,
-        turn: impl Fn(&StrandedPod) -> (Duration, T),
-        on_wait: impl FnOnce(Duration),
-    ) -> StrandedPod {
-        let mut on_wait = Some(on_wait);
-        let mut pods = self.lock();
+    /// Waits until it is a pod's turn. Takes this pod: it waits again after its next event or audit.
+    pub fn next(&self) -> Next {
+        let mut is_budget_logged = false;
+        let mut state = self.lock();
         loop {
-            let now = Instant::now();
-            let waiting = pods.iter().enumerate().filter(|(_, queued)| queued.waits);
-            let turns = waiting.map(|(index, QueuedPod { pod, not_before, .. })| {
-                let (for_budget, rank) = turn(pod);
-                let wait = for_budget.max(not_before.saturating_duration_since(now));
-                (wait, rank, for_budget, index)
-            });
-            let wait = match turns.min() {
+            let wait = match state.first(Instant::now()) {
                 None => Duration::MAX,
-                Some((Duration::ZERO, .., index)) => {
-                    pods[index].waits = false;
-                    return pods[index].pod.clone();
+                Some((index, Turn::Now)) => return Next::Check(state.take(index)),
+                Some((_, Turn::AskAgent)) => return Next::AskAgent,
+                Some((index, Turn::UntilNextAudit)) => {
+                    let queued = &mut state.pods[index];
+                    queued.is_waiting = false;
+                    let StrandedPod { namespace, name, .. } = &queued.pod;
+                    tracing::debug!(
+                        namespace,
+                        name,
+                        "Ignoring pod: repairs of audited pods are suspended"
+                    );
+                    continue;
                 }
-                Some((wait, _, for_budget, _)) => {
-                    if for_budget == wait {
-                        on_wait.take().into_iter().for_each(|on_wait| on_wait(wait));
+                Some((_, Turn::Wait(reason, wait))) => {
+                    if reason == WaitReason::Budget && !is_budget_logged {
+                        is_budget_logged = true;
+                        tracing::info!(
+                            "The repair budget is used up; the next repair is possible in {wait:.0?}"
+                        );
                     }
                     wait
                 }
             };
-            let waited = self.changed.wait_timeout(pods, wait);
-            pods = waited.unwrap_or_else(PoisonError::into_inner).0;
+            let waited = self.changed.wait_timeout(state, wait);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
-    fn lock(&self) -> MutexGuard<'_, Vec<QueuedPod>> {
-        self.pods.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Records the agent's response. Returns whether repairs are paused from now on.
+    pub fn record_agent(&self, is_ready: bool) -> bool {
+        self.lock().turns.record_agent(is_ready, Instant::now())
+    }
+
+    /// Suspends the repairs of pods that audits found, or lets them continue. Returns whether they
+    /// were suspended before.
+    pub fn suspend_audit_repairs(&self, is_suspended: bool) -> bool {
+        self.lock().turns.suspend_audit_repairs(is_suspended)
+    }
+
+    /// Returns how long a pod that needs a repair is held because of an earlier repair, if it is.
+    pub fn hold(&self, pod: &StrandedPod) -> Option<Duration> {
+        self.lock().turns.hold(pod, Instant::now())
+    }
+
+    /// Records an attempt that may have changed the pod.
+    pub fn spend_budget(&self, pod: &StrandedPod) {
+        self.lock().turns.spend_budget(&pod.namespace, Instant::now());
+    }
+
+    /// Records that the pod was repaired.
+    pub fn record_repair(&self, pod: &StrandedPod) {
+        let mut state = self.lock();
+        state.turns.record_repair(pod, Instant::now(), SystemTime::now());
+        if let Some(attempts) = state.attempts(pod) {
+            attempts.record_repair();
+        }
+    }
+
+    /// Records that the pod was only reported, in mode `report`.
+    pub fn record_report_only(&self, pod: &StrandedPod) {
+        let mut state = self.lock();
+        state.turns.record_repair(pod, Instant::now(), SystemTime::now());
+        if let Some(attempts) = state.attempts(pod) {
+            attempts.record_report_only(Instant::now());
+        }
+    }
+
+    /// Records a failed attempt. A pod with a failed validator waits for the next attempt, at least
+    /// for `wait`. A pod that an audit found waits for the next audit.
+    pub fn record_failure(&self, pod: &StrandedPod, wait: Duration) {
+        let mut state = self.lock();
+        if let Some(index) = state.position(pod) {
+            let queued = &mut state.pods[index];
+            queued.attempts.record_failure(Instant::now(), wait);
+            if pod.found_by == FoundBy::Validator {
+                queued.is_waiting = true;
+            }
+        }
+    }
+
+    /// Records that the pod has all its rules, although its validator failed. Returns whether the
+    /// validator fails in spite of them, see [`Attempts::record_complete`].
+    pub fn record_complete(&self, pod: &StrandedPod) -> bool {
+        match self.lock().attempts(pod) {
+            Some(attempts) => attempts.record_complete(Instant::now()),
+            None => false,
+        }
+    }
+
+    /// Returns whether to report `why` the pod is left unchanged: not again within an hour, and not
+    /// if the pod was deleted meanwhile.
+    pub fn is_report_due(&self, pod: &StrandedPod, why: &str) -> bool {
+        match self.lock().attempts(pod) {
+            Some(attempts) => attempts.is_report_due(why, Instant::now()),
+            None => false,
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn position(&self, pod: &StrandedPod) -> Option<usize> {
+        self.pods
+            .iter()
+            .position(|queued| queued.pod.found_by == pod.found_by && queued.pod.uid == pod.uid)
+    }
+
+    fn attempts(&mut self, pod: &StrandedPod) -> Option<&mut Attempts> {
+        let index = self.position(pod)?;
+        Some(&mut self.pods[index].attempts)
+    }
+
+    fn push(&mut self, pod: StrandedPod, now: Instant) -> bool {
+        if self.pods.len() >= MAX_PODS {
+            self.pods.retain(|queued| queued.is_waiting);
+        }
+        match self.position(&pod) {
+            Some(index) if self.pods[index].is_waiting => self.pods[index].pod = pod,
+            Some(index) => {
+                let QueuedPod { attempts, .. } = self.pods.remove(index);
+                self.pods.push(QueuedPod { pod, is_waiting: true, attempts });
+            }
+            None if self.pods.len() >= MAX_PODS => return false,
+            None => {
+                let attempts = Attempts::none(now);
+                self.pods.push(QueuedPod { pod, is_waiting: true, attempts });
+            }
+        }
+        true
+    }
+
+    /// Returns the waiting pod whose turn comes first, and its turn. Of several pods whose turn it
+    /// is, that of the namespace with the fewest recent repairs is first.
+    fn first(&self, now: Instant) -> Option<(usize, Turn)> {
+        let mut first: Option<(usize, Turn)> = None;
+        let mut lowest = (Duration::MAX, usize::MAX);
+        for (index, QueuedPod { pod, is_waiting, attempts }) in self.pods.iter().enumerate() {
+            if !is_waiting {
+                continue;
+            }
+            let turn = self.turns.to_check(pod, attempts, now);
+            let rank = (turn.wait(), self.turns.recent_repairs(&pod.namespace, now));
+            if rank < lowest {
+                lowest = rank;
+                first = Some((index, turn));
+            }
+        }
+        first
+    }
+
+    fn take(&mut self, index: usize) -> StrandedPod {
+        self.turns.record_taken();
+        let queued = &mut self.pods[index];
+        queued.is_waiting = false;
+        queued.pod.clone()
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::mpsc;
     use std::thread;
 
     use super::*;
+    use crate::repair::settings::RepairMode;
 
-    fn pop(queue: &Queue) -> StrandedPod {
-        queue.pop(|_| (Duration::ZERO, ()), |_| panic!("no pod waits for the budget"))
+    /// Takes the next pod of a queue without an agent.
+    fn next(queue: &Queue) -> StrandedPod {
+        match queue.next() {
+            Next::Check(pod) => pod,
+            Next::AskAgent => panic!("there is no agent"),
+        }
     }
 
     fn pod(name: usize) -> StrandedPod {
@@ -187,9 +258,15 @@ mod tests {
         StrandedPod { resource_version: "2".into(), ..pod(name) }
     }
 
+    fn pod_in(namespace: &str, name: usize) -> StrandedPod {
+        StrandedPod { namespace: namespace.into(), ..pod(name) }
+    }
+
     fn queue(pods: usize) -> Queue {
-        let queue = Queue::default();
-        assert!((0..pods).all(|name| queue.push(pod(name))));
+        let queue = Queue::new(Turns::with(RepairMode::Delete, 2, false));
+        for name in 0..pods {
+            assert!(queue.push(pod(name)));
+        }
         queue
     }
 
@@ -197,18 +274,18 @@ mod tests {
     fn a_full_queue_rejects_pods_until_one_is_repaired_or_deleted() {
         let queue = queue(MAX_PODS);
         assert!(!queue.push(pod(MAX_PODS)));
-        assert_eq!(pop(&queue), pod(0));
+        assert_eq!(next(&queue), pod(0));
         assert!(queue.push(pod(MAX_PODS)) && queue.push(pod(1)) && !queue.push(pod(0)));
         queue.remove("1");
         assert!(queue.push(pod(0)) && !queue.push(pod(1)));
     }
 
     #[test]
-    fn a_pod_that_waits_keeps_its_place_and_one_that_was_taken_is_queued_at_the_end() {
+    fn a_waiting_pod_keeps_its_place_and_a_taken_pod_is_queued_at_the_end() {
         let queue = queue(3);
-        assert_eq!(pop(&queue), pod(0));
+        assert_eq!(next(&queue), pod(0));
         assert!(queue.push(newer(0)) && queue.push(newer(2)));
-        let all: Vec<_> = (0..3).map(|_| pop(&queue)).collect();
+        let all: Vec<_> = (0..3).map(|_| next(&queue)).collect();
         assert_eq!(all, [pod(1), newer(2), newer(0)]);
     }
 
@@ -219,58 +296,68 @@ mod tests {
         assert!(queue.push(audited.clone()));
         queue.retain_listed(&[pod(4), newer(2), pod(1)]);
         assert!(queue.push(pod(4)) && queue.push(newer(2)));
-        let all: Vec<_> = (0..4).map(|_| pop(&queue)).collect();
+        let all: Vec<_> = (0..4).map(|_| next(&queue)).collect();
         assert_eq!(all, [pod(1), newer(2), audited, pod(4)]);
     }
 
     #[test]
-    fn the_pod_with_the_lowest_turn_is_next_and_a_new_pod_ends_the_wait_of_others() {
-        let queue = Queue::default();
-        assert!(queue.push(pod(2)) && queue.push(pod(1)));
-        let turn = |pod: &StrandedPod| (Duration::ZERO, pod.name.clone());
-        assert_eq!(queue.pop(turn, |_| ()), pod(1));
-        let hour = Duration::from_secs(3600);
-        let held = |queued: &StrandedPod| match *queued == pod(2) {
-            true => (hour, ()),
-            false => (Duration::ZERO, ()),
-        };
-        let (waiting, waits) = mpsc::channel();
+    fn the_namespace_with_fewer_repairs_is_next_and_a_new_pod_ends_the_wait_of_others() {
+        let queue = queue(0);
+        for pod in [pod_in("many", 1), pod_in("many", 2), pod_in("few", 3)] {
+            assert!(queue.push(pod));
+        }
+        assert_eq!(next(&queue), pod_in("many", 1));
+        queue.spend_budget(&pod_in("many", 1));
+        assert_eq!(next(&queue), pod_in("few", 3));
         thread::scope(|scope| {
-            let popper = scope.spawn(|| queue.pop(held, |wait| waiting.send(wait).unwrap()));
-            assert_eq!(waits.recv().unwrap(), hour);
-            assert!(queue.push(pod(3)));
-            assert_eq!(popper.join().unwrap(), pod(3));
+            let waiting = scope.spawn(|| next(&queue));
+            // The other pod of `many` waits for almost a minute.
+            thread::sleep(Duration::from_millis(100));
+            assert!(!waiting.is_finished());
+            assert!(queue.push(pod_in("new", 4)));
+            assert_eq!(waiting.join().unwrap(), pod_in("new", 4));
         });
     }
 
     #[test]
-    fn a_reason_to_leave_a_pod_unchanged_is_reported_at_once_and_then_once_an_hour() {
-        let queue = queue(1);
-        let now = Instant::now();
-        for (why, minutes, is_due) in
-            [("a", 0, true), ("a", 30, false), ("a", 60, true), ("a", 90, false), ("b", 91, true)]
-        {
-            let at = now + Duration::from_secs(60 * minutes);
-            let reported = queue.update(&pod(0), |queued| queued.mark_reported(why, at));
-            assert_eq!(reported, Some(is_due), "{why} after {minutes} min");
+    fn the_agent_is_asked_once_before_each_pod_and_only_if_a_pod_waits() {
+        let queue = Queue::new(Turns::with(RepairMode::Delete, 2, true));
+        assert!(queue.push(pod(1)) && queue.push(pod(2)));
+        for name in [1, 2] {
+            assert_eq!(queue.next(), Next::AskAgent);
+            assert!(!queue.record_agent(true));
+            assert_eq!(queue.next(), Next::Check(pod(name)));
         }
+        assert!(queue.push(pod(3)));
+        assert_eq!(queue.next(), Next::AskAgent);
+        assert!(queue.record_agent(false));
+        assert_eq!(queue.next(), Next::AskAgent, "a second later");
     }
 
     #[test]
-    fn a_pod_that_has_all_its_rules_waits_and_is_reported_if_its_validator_still_fails() {
+    fn suspended_pods_of_audits_are_dropped_and_other_pods_are_not() {
         let queue = queue(1);
-        let begin = Instant::now();
-        let complete = || {
-            let found = |queued: &mut QueuedPod| (queued.found_complete(), queued.not_before);
-            queue.update(&pod(0), found).unwrap()
-        };
-        let (is_again, not_before) = complete();
-        assert!(!is_again, "its validator has to run again first");
-        assert!(not_before >= begin + COMPLETE_HOLD);
+        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(1) };
+        assert!(queue.push(audited.clone()));
+        assert!(!queue.suspend_audit_repairs(true));
+        assert_eq!(next(&queue), pod(0));
+        assert!(queue.push(newer(0)));
+        assert_eq!(next(&queue), newer(0), "the audited pod is not next");
+        assert!(queue.suspend_audit_repairs(false));
+        assert!(queue.push(pod(2)) && queue.push(audited.clone()));
+        assert_eq!([next(&queue), next(&queue)], [pod(2), audited]);
+    }
+
+    #[test]
+    fn a_pod_with_all_its_rules_is_repaired_once_an_audit_finds_that_it_lost_them() {
+        let queue = queue(1);
+        assert_eq!(next(&queue), pod(0));
+        assert!(!queue.record_complete(&pod(0)), "its validator has to run again first");
+        assert!(queue.push(newer(0)), "an event of the pod, which waits");
         let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(0) };
         assert!(queue.push(audited.clone()));
-        assert_eq!([pop(&queue)], [audited], "it lost rules since");
-        assert!(complete().0);
+        assert_eq!(next(&queue), audited);
+        assert!(queue.record_complete(&pod(0)));
     }
 
     #[test]
@@ -278,26 +365,30 @@ mod tests {
         let queue = queue(1);
         let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(1) };
         assert!(queue.push(audited.clone()));
-        let begin = Instant::now();
-        let soon = begin + Duration::from_millis(50);
-        for taken in [pop(&queue), pop(&queue)] {
-            queue.update(&taken, |queued| {
-                queued.retry_after(Duration::ZERO);
-                assert!(queued.not_before > begin + RETRIES[0] / 2);
-                queued.retry_after(Duration::from_secs(60));
-                assert!(queued.not_before >= begin + Duration::from_secs(60));
-                queued.not_before = soon;
-            });
+        let soon = Instant::now() + Duration::from_millis(50);
+        for taken in [next(&queue), next(&queue)] {
+            queue.record_failure(&taken, Duration::ZERO);
+            *queue.lock().attempts(&taken).unwrap() = Attempts::none(soon);
         }
         assert!(queue.push(newer(0)));
-        assert_eq!(pop(&queue), newer(0));
+        assert_eq!(next(&queue), newer(0));
         assert!(Instant::now() >= soon);
-        // The next audit finds the other one.
+        // The pod that an audit found waits for the next audit.
         assert!(queue.push(pod(2)));
-        assert_eq!(pop(&queue), pod(2));
+        assert_eq!(next(&queue), pod(2));
         assert!(queue.push(audited.clone()));
-        assert_eq!(pop(&queue), audited);
+        assert_eq!(next(&queue), audited);
+    }
+
+    #[test]
+    fn what_is_recorded_of_a_deleted_pod_is_ignored() {
+        let queue = queue(1);
+        assert_eq!(next(&queue), pod(0));
         queue.remove("0");
-        assert_eq!(queue.update(&pod(0), |queued| queued.failures), None);
+        queue.record_failure(&pod(0), Duration::ZERO);
+        assert!(!queue.record_complete(&pod(0)));
+        assert!(!queue.is_report_due(&pod(0), "why"));
+        assert!(queue.push(pod(1)));
+        assert_eq!(next(&queue), pod(1));
     }
 }

@@ -3,7 +3,7 @@
 
 use std::error::Error;
 use std::sync::Arc;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use super::not_repaired::{self, COMPLETE, NotRepaired};
 use super::{delete, in_place};
@@ -14,13 +14,11 @@ use crate::kube::event::{EventContent, Regarding};
 use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::Pod;
 use crate::pod::facts::object_facts;
-use crate::repair::budget::RepairBudget;
 use crate::repair::events::{self, REPAIRED_RECENTLY};
 use crate::repair::find::inspect::{Inspected, Inspector};
 use crate::repair::find::plugin_config;
 use crate::repair::find::stranded::{FoundBy, StrandedPod};
-use crate::repair::holds::Holds;
-use crate::repair::queue::{QueuedPod, REPORT_INTERVAL};
+use crate::repair::queue::Next;
 use crate::repair::settings::RepairMode;
 use crate::repair::{Shared, agent_ready};
 
@@ -30,60 +28,57 @@ pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 pub struct Worker {
     connection: Connection,
-    budget: RepairBudget,
-    holds: Holds,
     shared: Arc<Shared>,
 }
 
 impl Worker {
     pub fn new(connection: Connection, shared: Arc<Shared>) -> Self {
-        let budget = RepairBudget::new(shared.settings.repairs_per_minute);
-        Worker { connection, budget, holds: Holds::new(shared.settings.mode), shared }
+        Worker { connection, shared }
     }
 
     /// Repairs pods until the process exits. Each repair may end at any step: the next controller finds the
     /// pod again.
     pub fn run(mut self) {
         loop {
-            let turn = |pod: &StrandedPod| self.budget.turn(&pod.namespace, Instant::now());
-            let pod = self.shared.queue.pop(turn, |wait| {
-                tracing::info!(
-                    "The repair budget is used up; the next repair is possible in {wait:.0?}"
-                );
-            });
-            agent_ready::wait_until_ready(&self.shared);
-            self.repair(&pod);
+            match self.shared.queue.next() {
+                Next::Check(pod) => self.repair(&pod),
+                Next::AskAgent => self.ask_agent(),
+            }
+        }
+    }
+
+    fn ask_agent(&self) {
+        let Some(address) = &self.shared.settings.agent_addr else { return };
+        let response = agent_ready::ask(address);
+        let begins_pause = self.shared.queue.record_agent(response.is_ok());
+        if let Err(why) = response
+            && begins_pause
+        {
+            tracing::warn!("Repairs are paused: {why}");
         }
     }
 
     fn repair(&mut self, pod: &StrandedPod) {
         let (namespace, name) = (&pod.namespace, &pod.name);
-        // Queued before the audit that suspended repairs. The next audit finds the pod again.
-        let is_suspended = self.shared.metrics.audit_repairs_suspended.get() != 0;
-        if pod.found_by == FoundBy::Audit && is_suspended {
-            tracing::debug!(namespace, name, "Ignoring pod: repairs of audited pods are suspended");
-            return;
-        }
         let began = Instant::now();
         match self.attempt(pod) {
             Ok(missing_rules) => self.record_repair(pod, began, &missing_rules),
             Err(NotRepaired::Unneeded(why)) => tracing::debug!(namespace, name, "{why}"),
             Err(complete @ NotRepaired::Complete) => {
                 tracing::debug!(namespace, name, "{complete}");
-                let had_rules = self.shared.queue.update(pod, QueuedPod::found_complete);
-                if had_rules == Some(true) {
+                if self.shared.queue.record_complete(pod) {
                     self.report_skipped(pod, COMPLETE);
                 }
             }
             Err(NotRepaired::Skipped(why, wait)) => {
                 if !wait.is_zero() {
-                    self.shared.queue.update(pod, |queued| queued.retry_after(wait));
+                    self.shared.queue.record_failure(pod, wait);
                 }
                 self.report_skipped(pod, &why);
             }
             Err(failed) => {
                 let line = failed.count(self.shared.settings.mode, &self.shared.metrics);
-                self.shared.queue.update(pod, |queued| queued.retry_after(Duration::ZERO));
+                self.shared.queue.record_failure(pod, Duration::ZERO);
                 tracing::warn!(err = %failed, namespace, name, "{line}");
             }
         }
@@ -93,7 +88,7 @@ impl Worker {
     /// rules were read.
     fn attempt(&mut self, found: &StrandedPod) -> Result<Vec<String>, NotRepaired> {
         let (pod, inspected) = self.check(found)?;
-        if let Some(wait) = self.holds.wait(&pod, Instant::now()) {
+        if let Some(wait) = self.shared.queue.hold(&pod) {
             self.shared.metrics.pods_held.inc();
             return Err(NotRepaired::Skipped(REPAIRED_RECENTLY.to_owned(), wait));
         }
@@ -105,7 +100,7 @@ impl Worker {
         // A rejected request changed nothing and costs no budget. A request without a
         // response may have been carried out.
         if rejection.is_none() && !matches!(result, Err(NotRepaired::Skipped(..))) {
-            self.budget.spend(&pod.namespace, Instant::now());
+            self.shared.queue.spend_budget(&pod);
         }
         match rejection {
             Some(404) => Err(NotRepaired::Unneeded("Pod is gone")),
@@ -208,14 +203,10 @@ impl Worker {
             RepairMode::Report => (&metrics.pods_reported, "Reported stranded pod"),
         };
         counter.inc();
-        self.shared.queue.update(pod, |queued| {
-            queued.failures = 0;
-            queued.had_rules = false;
-            if mode == RepairMode::Report {
-                // The pod stays stranded: its validator fails again every few seconds.
-                queued.not_before = began + REPORT_INTERVAL;
-            }
-        });
+        match mode {
+            RepairMode::Delete | RepairMode::InPlace => self.shared.queue.record_repair(pod),
+            RepairMode::Report => self.shared.queue.record_report_only(pod),
+        }
         let missing = match missing_rules {
             [] => String::new(),
             missing => {
@@ -224,16 +215,13 @@ impl Worker {
             }
         };
         tracing::info!(namespace = pod.namespace, name = pod.name, "{line}{missing}");
-        self.holds.record(pod, Instant::now(), SystemTime::now());
         self.publish(pod, &events::repaired(mode, pod.found_by, missing_rules.len()));
     }
 
     /// Logs why the pod is left unchanged for now, and posts an Event with the same text. At most
     /// once an hour for the same reason.
     fn report_skipped(&mut self, pod: &StrandedPod, why: &str) {
-        let now = Instant::now();
-        let is_due = self.shared.queue.update(pod, |queued| queued.mark_reported(why, now));
-        if is_due == Some(true) {
+        if self.shared.queue.is_report_due(pod, why) {
             self.shared.metrics.pods_skipped.inc();
             let event = events::skipped(pod.found_by, why);
             tracing::warn!(namespace = pod.namespace, name = pod.name, "{}", event.note);

@@ -34,8 +34,10 @@ const UNTIL_COMPLETE: Limits = [Duration::from_secs(60), Duration::from_secs(360
 const FEW_PODS: usize = 2;
 
 pub struct Audit {
-    pub connection: Connection,
-    pub shared: Arc<Shared>,
+    connection: Connection,
+    shared: Arc<Shared>,
+    /// Number of drifted pods that the last audit found.
+    last_drifted: usize,
 }
 
 /// A pod to audit. All pods of the list are in memory at once, so that reading the response does not
@@ -110,6 +112,10 @@ pub fn first(settings: &Settings) -> Option<Duration> {
 }
 
 impl Audit {
+    pub fn new(connection: Connection, shared: Arc<Shared>) -> Self {
+        Audit { connection, shared, last_drifted: 0 }
+    }
+
     /// Audits after `wait`, and then in each period of the settings, which varies by a tenth. Without a
     /// period, audits until one audit finds no damaged pod, as nothing else would find a pod again whose
     /// repair failed.
@@ -119,8 +125,10 @@ impl Audit {
         loop {
             thread::sleep(wait);
             // A node that is not ready may have no plugin entry yet.
-            if period.is_none() {
-                agent_ready::wait_until_ready(&self.shared);
+            if period.is_none()
+                && let Some(address) = &self.shared.settings.agent_addr
+            {
+                agent_ready::wait_until_ready(address);
             }
             let result = self.audit();
             if let Err(error) = &result {
@@ -173,10 +181,13 @@ impl Audit {
         metrics.audit_pods_complete.inc_by(findings.complete.len() as u64);
         metrics.audit_pods_incomplete.inc_by(findings.damaged.len() as u64);
         metrics.audit_pods_unreadable.inc_by(findings.unreadable as u64);
-        let drifted_before = metrics.audit_pods_drifted.set(findings.drifted as i64);
+        metrics.audit_pods_drifted.set(findings.drifted as i64);
         let suspended = findings.mostly_damaged();
-        let suspended_before = metrics.audit_repairs_suspended.set(suspended.is_some().into());
-        if findings.drifted > 0 && drifted_before == 0 {
+        metrics.audit_repairs_suspended.set(suspended.is_some().into());
+        let was_suspended = self.shared.queue.suspend_audit_repairs(suspended.is_some());
+        let had_drifted = self.last_drifted > 0;
+        self.last_drifted = findings.drifted;
+        if findings.drifted > 0 && !had_drifted {
             let note = format!(
                 "{} running pods have redirect rules of other chart values or annotations than \
                  today's, and keep them; to apply today's, restart the pods",
@@ -194,7 +205,7 @@ impl Audit {
                      plugin works on this node, then restart the pods that the log names"
                 );
                 tracing::warn!("{note}");
-                if suspended_before == 0 {
+                if !was_suspended {
                     self.publish(EventType::Warning, "LinkerdCNIRepairsSuspended", note);
                 }
             }

@@ -1,21 +1,23 @@
-//! Remembers which pods were repaired, and how long the worker leaves them or the pods that replace them
-//! alone, so that it does not repair the same pods again and again on a node where the plugin is broken. Pure.
+//! Holds pods that were repaired a short time ago, and pods that replace deleted pods. Pure.
+//!
+//! On a node where the plugin is broken, no repair helps. Without holds, the controller would
+//! delete every replacement as soon as it is stranded.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant, SystemTime};
 
-use super::find::stranded::StrandedPod;
-use super::settings::RepairMode;
+use crate::repair::find::stranded::StrandedPod;
+use crate::repair::settings::RepairMode;
 
-/// Time for which a repaired pod is not repaired again. The same holds for a pod that was created after
-/// another pod of its owner was deleted; then the hold doubles with each deletion.
+/// Time for which a repaired pod is not repaired again. Also the first hold of a pod that was created
+/// after another pod of its owner was deleted. This hold doubles with each deletion.
 const HOLD: Duration = Duration::from_secs(60);
 
 /// Longest hold after deletions that did not help.
 const LONGEST_HOLD: Duration = Duration::from_secs(3600);
 
-/// Time after which a repair is forgotten, so that the next hold after a deletion is [`HOLD`] again. The
-/// repair budget of this time bounds the memory.
+/// Time after which a repair is forgotten, so that the next hold is [`HOLD`] again. The repair
+/// budget of this time bounds the memory.
 const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 
 /// The repairs of the last hours.
@@ -24,8 +26,8 @@ const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 ///
 /// - A pod created before the deletion started during the same boot. It may be deleted at
 ///   once.
-/// - A pod created after the deletion shows that the deletion did not help. It has to wait, longer
-///   after each further deletion: perhaps no deletion helps.
+/// - A pod created after the deletion shows that the deletion did not help. It has to wait, and
+///   longer after each further deletion.
 ///
 /// The creation time is from the API server's clock, the deletion time from the node's
 /// clock. If the clocks differ, a pod may wait without need, or may be deleted once more. A
@@ -33,13 +35,13 @@ const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 /// server's clock, are also compared with each other: a pod that is no younger than the
 /// youngest deleted pod may be deleted at once.
 pub struct Holds {
-    /// Whether mode `delete` repairs, after which the owner creates another pod.
+    /// Whether the repairs are deletions, after which the owner creates another pod.
     is_by_owner: bool,
     repairs: HashMap<Key, Repair>,
 }
 
-/// Namespace, and the pod's UID or its owner. Pods of two namespaces never share an entry: a tenant may
-/// claim the owner of another tenant's pods.
+/// Namespace, and the pod's UID or its owner. Pods of two namespaces never share an entry: a
+/// tenant may claim the owner of another tenant's pods.
 type Key = (String, String);
 
 struct Repair {
@@ -48,7 +50,7 @@ struct Repair {
     hold: Duration,
     /// `since` by the node's clock; RFC 3339 with whole seconds.
     date: String,
-    /// Creation time of the youngest pod of this entry; RFC 3339 with whole seconds.
+    /// Creation time of the youngest deleted pod of this owner; RFC 3339 with whole seconds.
     youngest: String,
 }
 
@@ -67,31 +69,29 @@ impl Holds {
     /// Returns how long the pod is still held at `now`, if it is.
     pub fn wait(&self, pod: &StrandedPod, now: Instant) -> Option<Duration> {
         let repair = self.repairs.get(&self.key(pod))?;
+        if self.is_by_owner && !repair.is_replaced_by(pod) {
+            return None;
+        }
         let wait = (repair.since + repair.hold).saturating_duration_since(now);
-        let is_held = !self.is_by_owner || repair.is_replaced_by(pod);
-        (is_held && !wait.is_zero()).then_some(wait)
+        if wait.is_zero() { None } else { Some(wait) }
     }
 
-    /// Holds the pod, or the replacements of the deleted pod, from `now` on, which is `date` by the node's
-    /// clock.
+    /// Records a repair. From `now` on, which is `date` by the node's clock, the pod is held, or
+    /// the replacements of the deleted pod.
     pub fn record(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
         self.repairs.retain(|_, repair| now.duration_since(repair.since) < REMEMBERED);
         let key = self.key(pod);
-        let last = self.repairs.remove(&key);
-        let hold = match &last {
-            Some(last) if self.is_by_owner && last.is_replaced_by(pod) => {
-                (2 * last.hold).min(LONGEST_HOLD)
+        let (hold, youngest) = match self.repairs.remove(&key) {
+            None => (HOLD, pod.created.clone()),
+            Some(last) => {
+                let is_replacement = self.is_by_owner && last.is_replaced_by(pod);
+                let hold =
+                    if is_replacement { (2 * last.hold).min(LONGEST_HOLD) } else { last.hold };
+                (hold, last.youngest.max(pod.created.clone()))
             }
-            Some(last) => last.hold,
-            None => HOLD,
         };
-        let repair = Repair {
-            since: now,
-            hold,
-            date: humantime::format_rfc3339_seconds(date).to_string(),
-            youngest: last.map(|last| last.youngest).unwrap_or_default().max(pod.created.clone()),
-        };
-        self.repairs.insert(key, repair);
+        let date = humantime::format_rfc3339_seconds(date).to_string();
+        self.repairs.insert(key, Repair { since: now, hold, date, youngest });
     }
 
     fn key(&self, pod: &StrandedPod) -> Key {
@@ -132,7 +132,8 @@ mod tests {
             ("another owner's pod", pod("voting", 101), 1, false),
         ] {
             let after = Duration::from_secs(after);
-            assert_eq!(holds.wait(&pod, now + after), is_held.then(|| HOLD - after), "{name}");
+            let expected = if is_held { Some(HOLD - after) } else { None };
+            assert_eq!(holds.wait(&pod, now + after), expected, "{name}");
         }
         // A tenant claims the owner.
         let claiming = StrandedPod { namespace: "tenant".into(), ..pod("web", 101) };

@@ -1,0 +1,345 @@
+//! Decides whether it is a pod's turn to be repaired, or why the pod has to wait. Pure.
+//!
+//! The controller first checks whether a pod needs a repair, which may take requests and a read of
+//! the rules in its netns. [`Turns::to_check`] decides when. Most reasons to wait apply then. The
+//! hold of a repaired pod applies only to a pod that needs another repair:
+//! [`Turns::hold`] decides after the check.
+
+pub mod attempts;
+pub mod budget;
+pub mod holds;
+
+use std::time::{Duration, Instant, SystemTime};
+
+use super::find::stranded::{FoundBy, StrandedPod};
+use super::settings::{RepairMode, Settings};
+use attempts::Attempts;
+use budget::RepairBudget;
+use holds::Holds;
+
+/// Time for which a response of the agent is valid, and between two questions to an agent that is
+/// not ready.
+pub const ASK_AGENT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Whether the controller may check a pod now, and then repair it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    Now,
+    /// Only the agent has to be asked whether it is ready.
+    AskAgent,
+    Wait(WaitReason, Duration),
+    /// Not before an audit finds the pod again.
+    UntilNextAudit,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitReason {
+    /// An earlier attempt failed, or found that the pod needs no repair.
+    EarlierAttempt,
+    /// The repair budget of the node, or the share of the pod's namespace, is used up.
+    Budget,
+    /// While the plugin is not installed, each deleted pod would be replaced by another stranded
+    /// pod.
+    AgentNotReady,
+}
+
+impl Turn {
+    /// Returns the time until the pod's turn may come.
+    pub fn wait(self) -> Duration {
+        match self {
+            Turn::Wait(_, wait) => wait,
+            Turn::Now | Turn::AskAgent | Turn::UntilNextAudit => Duration::ZERO,
+        }
+    }
+}
+
+/// What is known of the agent. It is asked anew before each repair.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Agent {
+    /// The settings have no address of an agent.
+    Unchecked,
+    NotAsked,
+    Ready {
+        valid_until: Instant,
+    },
+    NotReady {
+        valid_until: Instant,
+    },
+}
+
+/// What decides whose turn it is, besides the [`Attempts`] to repair each pod.
+pub struct Turns {
+    agent: Agent,
+    /// Whether the last audit found so many damaged pods that the audit itself may be wrong.
+    are_audit_repairs_suspended: bool,
+    budget: RepairBudget,
+    holds: Holds,
+}
+
+impl Turns {
+    pub fn new(settings: &Settings) -> Self {
+        let has_agent = settings.agent_addr.is_some();
+        Turns::with(settings.mode, settings.repairs_per_minute, has_agent)
+    }
+
+    pub fn with(mode: RepairMode, repairs_per_minute: u16, has_agent: bool) -> Self {
+        Turns {
+            agent: if has_agent { Agent::NotAsked } else { Agent::Unchecked },
+            are_audit_repairs_suspended: false,
+            budget: RepairBudget::new(repairs_per_minute),
+            holds: Holds::new(mode),
+        }
+    }
+
+    /// Returns whether the pod may be checked now, and repaired if it needs a repair.
+    pub fn to_check(&self, pod: &StrandedPod, attempts: &Attempts, now: Instant) -> Turn {
+        if pod.found_by == FoundBy::Audit && self.are_audit_repairs_suspended {
+            return Turn::UntilNextAudit;
+        }
+        let after_attempt = attempts.wait(now);
+        let for_budget = self.budget.wait(&pod.namespace, now);
+        if after_attempt > for_budget {
+            return Turn::Wait(WaitReason::EarlierAttempt, after_attempt);
+        }
+        if !for_budget.is_zero() {
+            return Turn::Wait(WaitReason::Budget, for_budget);
+        }
+        match self.agent {
+            Agent::Unchecked => Turn::Now,
+            Agent::Ready { valid_until } if now < valid_until => Turn::Now,
+            Agent::NotReady { valid_until } if now < valid_until => {
+                Turn::Wait(WaitReason::AgentNotReady, valid_until - now)
+            }
+            Agent::NotAsked | Agent::Ready { .. } | Agent::NotReady { .. } => Turn::AskAgent,
+        }
+    }
+
+    /// Returns how long a pod that needs a repair is held because of an earlier repair, if it is.
+    pub fn hold(&self, pod: &StrandedPod, now: Instant) -> Option<Duration> {
+        self.holds.wait(pod, now)
+    }
+
+    /// Returns the number of repairs in the namespace in the last minute. Of the pods whose turn it
+    /// is, the one with the lowest number is first.
+    pub fn recent_repairs(&self, namespace: &str, now: Instant) -> usize {
+        self.budget.repairs_in(namespace, now)
+    }
+
+    /// Records that a pod was taken for a check: before the next one, the agent is asked again.
+    pub fn record_taken(&mut self) {
+        if let Agent::Ready { .. } = self.agent {
+            self.agent = Agent::NotAsked;
+        }
+    }
+
+    /// Records the agent's response. Returns whether repairs are paused from now on.
+    pub fn record_agent(&mut self, is_ready: bool, now: Instant) -> bool {
+        let was_paused = matches!(self.agent, Agent::NotReady { .. });
+        let valid_until = now + ASK_AGENT_INTERVAL;
+        self.agent =
+            if is_ready { Agent::Ready { valid_until } } else { Agent::NotReady { valid_until } };
+        !is_ready && !was_paused
+    }
+
+    /// Suspends the repairs of pods that audits found, or lets them continue. Returns whether they
+    /// were suspended before.
+    pub fn suspend_audit_repairs(&mut self, is_suspended: bool) -> bool {
+        std::mem::replace(&mut self.are_audit_repairs_suspended, is_suspended)
+    }
+
+    /// Records an attempt that may have changed the pod.
+    pub fn spend_budget(&mut self, namespace: &str, now: Instant) {
+        self.budget.spend(namespace, now);
+    }
+
+    /// Records a repair at `now`, which is `date` by the node's clock.
+    pub fn record_repair(&mut self, pod: &StrandedPod, now: Instant, date: SystemTime) {
+        self.holds.record(pod, now, date);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::WaitReason::{AgentNotReady, Budget, EarlierAttempt};
+    use super::*;
+
+    const SECOND: Duration = Duration::from_secs(1);
+    const MINUTE: Duration = Duration::from_secs(60);
+
+    fn found(namespace: &str, found_by: FoundBy) -> StrandedPod {
+        StrandedPod {
+            namespace: namespace.into(),
+            uid: "u-1".into(),
+            found_by,
+            ..StrandedPod::default()
+        }
+    }
+
+    /// A row: name, what happened before, and the turn of a pod of namespace `web` that its
+    /// validator found, and of one that an audit found.
+    type Row = (&'static str, fn(&mut Turns, &mut Attempts, Instant), Turn, Turn);
+
+    #[test]
+    fn a_pod_waits_for_each_reason_and_for_the_longest_of_them() {
+        // Two repairs a minute, one in each namespace.
+        let rows: [Row; 14] = [
+            (
+                "at the start: the agent was not asked yet",
+                |_, _, _| {},
+                Turn::AskAgent,
+                Turn::AskAgent,
+            ),
+            (
+                "the agent is ready",
+                |turns, _, now| drop(turns.record_agent(true, now)),
+                Turn::Now,
+                Turn::Now,
+            ),
+            (
+                "another pod was taken since the agent was asked",
+                |turns, _, now| {
+                    turns.record_agent(true, now);
+                    turns.record_taken();
+                },
+                Turn::AskAgent,
+                Turn::AskAgent,
+            ),
+            (
+                "the agent was ready a second ago",
+                |turns, _, now| drop(turns.record_agent(true, now - SECOND)),
+                Turn::AskAgent,
+                Turn::AskAgent,
+            ),
+            (
+                "the agent is not ready",
+                |turns, _, now| drop(turns.record_agent(false, now)),
+                Turn::Wait(AgentNotReady, SECOND),
+                Turn::Wait(AgentNotReady, SECOND),
+            ),
+            (
+                "the agent was not ready a second ago",
+                |turns, _, now| drop(turns.record_agent(false, now - SECOND)),
+                Turn::AskAgent,
+                Turn::AskAgent,
+            ),
+            (
+                "the budget of the namespace is used up",
+                |turns, _, now| turns.spend_budget("web", now - SECOND),
+                Turn::Wait(Budget, MINUTE - SECOND),
+                Turn::Wait(Budget, MINUTE - SECOND),
+            ),
+            (
+                "another namespace used its share of the budget up",
+                |turns, _, now| turns.spend_budget("voting", now),
+                Turn::AskAgent,
+                Turn::AskAgent,
+            ),
+            (
+                "the budget of the node is used up",
+                |turns, _, now| {
+                    turns.spend_budget("voting", now);
+                    turns.spend_budget("emoji", now);
+                },
+                Turn::Wait(Budget, MINUTE),
+                Turn::Wait(Budget, MINUTE),
+            ),
+            (
+                "not before a time, after a failed attempt",
+                |_, attempts, now| attempts.record_failure(now, MINUTE),
+                Turn::Wait(EarlierAttempt, MINUTE),
+                Turn::Wait(EarlierAttempt, MINUTE),
+            ),
+            (
+                "that time is longer than the wait for the budget",
+                |turns, attempts, now| {
+                    attempts.record_failure(now, 2 * MINUTE);
+                    turns.spend_budget("web", now);
+                },
+                Turn::Wait(EarlierAttempt, 2 * MINUTE),
+                Turn::Wait(EarlierAttempt, 2 * MINUTE),
+            ),
+            (
+                "that time is shorter than the wait for the budget, and the agent is not ready",
+                |turns, attempts, now| {
+                    attempts.record_failure(now - MINUTE, MINUTE + SECOND);
+                    turns.spend_budget("web", now);
+                    turns.record_agent(false, now);
+                },
+                Turn::Wait(Budget, MINUTE),
+                Turn::Wait(Budget, MINUTE),
+            ),
+            (
+                "the audit suspended its repairs",
+                |turns, attempts, now| {
+                    turns.record_agent(true, now);
+                    attempts.record_failure(now, MINUTE);
+                    turns.suspend_audit_repairs(true);
+                },
+                Turn::Wait(EarlierAttempt, MINUTE),
+                Turn::UntilNextAudit,
+            ),
+            (
+                "the next audit let its repairs continue",
+                |turns, _, now| {
+                    turns.record_agent(true, now);
+                    turns.suspend_audit_repairs(true);
+                    turns.suspend_audit_repairs(false);
+                },
+                Turn::Now,
+                Turn::Now,
+            ),
+        ];
+        let now = Instant::now() + 10 * MINUTE;
+        for (name, prepare, by_validator, by_audit) in rows {
+            let mut turns = Turns::with(RepairMode::Delete, 2, true);
+            let mut attempts = Attempts::none(now - MINUTE);
+            prepare(&mut turns, &mut attempts, now);
+            for (found_by, expected) in
+                [(FoundBy::Validator, by_validator), (FoundBy::Audit, by_audit)]
+            {
+                let turn = turns.to_check(&found("web", found_by), &attempts, now);
+                assert_eq!(turn, expected, "{name}, {found_by:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn only_a_pod_that_was_repaired_a_short_time_ago_is_held() {
+        let now = Instant::now();
+        for (name, repaired, after, held) in [
+            ("no repair", None, SECOND, None),
+            ("a repair of this pod", Some("web"), SECOND, Some(MINUTE - SECOND)),
+            ("a repair of this pod a minute ago", Some("web"), MINUTE, None),
+            ("a repair in another namespace", Some("voting"), SECOND, None),
+        ] {
+            let mut turns = Turns::with(RepairMode::InPlace, 2, false);
+            if let Some(namespace) = repaired {
+                turns.record_repair(&found(namespace, FoundBy::Audit), now, SystemTime::now());
+            }
+            let pod = found("web", FoundBy::Validator);
+            assert_eq!(turns.hold(&pod, now + after), held, "{name}");
+            // The hold does not delay the check: a pod that has its rules again is not held.
+            let turn = turns.to_check(&pod, &Attempts::none(now), now + after);
+            assert_eq!(turn, Turn::Now, "{name}");
+        }
+    }
+
+    #[test]
+    fn without_an_address_the_agent_is_never_asked() {
+        let now = Instant::now();
+        let mut turns = Turns::with(RepairMode::Delete, 2, false);
+        let pod = found("web", FoundBy::Validator);
+        assert_eq!(turns.to_check(&pod, &Attempts::none(now), now), Turn::Now);
+        turns.record_taken();
+        assert_eq!(turns.to_check(&pod, &Attempts::none(now), now), Turn::Now);
+    }
+
+    #[test]
+    fn a_pause_is_reported_once_until_the_agent_is_ready() {
+        let now = Instant::now();
+        let mut turns = Turns::with(RepairMode::Delete, 2, true);
+        let responses = [false, false, true, true, false];
+        let begins_pause = responses.map(|is_ready| turns.record_agent(is_ready, now));
+        assert_eq!(begins_pause, [true, false, false, false, true]);
+    }
+}
