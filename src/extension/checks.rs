@@ -218,8 +218,8 @@ fn stranded(api: &dyn Api) -> CheckResult {
 
 /// Returns namespace, name and node of a stranded pod.
 fn stranded_pod(pod: &Pod) -> Option<String> {
-    let pod = StrandedPod::found(pod, FoundBy::Validator)?;
-    Some(format!("{}/{} on {}", pod.namespace, pod.name, pod.node))
+    let found = StrandedPod::from_object(pod, FoundBy::Validator)?.found;
+    Some(format!("{}/{} on {}", found.namespace, found.name, pod.spec.node_name))
 }
 
 /// Returns the problems of the injected pods.

@@ -3,7 +3,7 @@
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use super::find::stranded::{FoundBy, StrandedPod};
+use super::find::stranded::{FoundBy, FoundPod, StrandedPod};
 use super::turn::attempts::Attempts;
 use super::turn::{Turn, Turns, WaitReason};
 use crate::kube::pod_stream::MAX_PODS;
@@ -56,14 +56,15 @@ impl Queue {
     /// Removes the pod with this UID, which was deleted: a tenant may create and delete pods
     /// without end.
     pub fn remove(&self, uid: &str) {
-        self.lock().pods.retain(|queued| queued.pod.uid != uid);
+        self.lock().pods.retain(|queued| queued.pod.found.uid != uid);
     }
 
     /// Removes the pods with failed validators that a new list lacks: they were deleted while the
     /// watch was interrupted.
     pub fn retain_listed(&self, listed: &[StrandedPod]) {
-        self.lock().pods.retain(|QueuedPod { pod, .. }| {
-            pod.found_by == FoundBy::Audit || listed.iter().any(|listed| listed.uid == pod.uid)
+        self.lock().pods.retain(|queued| {
+            let FoundPod { found_by, uid, .. } = &queued.pod.found;
+            *found_by == FoundBy::Audit || listed.iter().any(|listed| listed.found.uid == *uid)
         });
     }
 
@@ -79,7 +80,7 @@ impl Queue {
                 Some((index, Turn::UntilNextAudit)) => {
                     let queued = &mut state.pods[index];
                     queued.is_waiting = false;
-                    let StrandedPod { namespace, name, .. } = &queued.pod;
+                    let FoundPod { namespace, name, .. } = &queued.pod.found;
                     tracing::debug!(
                         namespace,
                         name,
@@ -120,7 +121,7 @@ impl Queue {
 
     /// Records an attempt that may have changed the pod.
     pub fn spend_budget(&self, pod: &StrandedPod) {
-        self.lock().turns.spend_budget(&pod.namespace, Instant::now());
+        self.lock().turns.spend_budget(&pod.found.namespace, Instant::now());
     }
 
     /// Records that the pod was repaired.
@@ -148,7 +149,7 @@ impl Queue {
         if let Some(index) = state.position(pod) {
             let queued = &mut state.pods[index];
             queued.attempts.record_failure(Instant::now(), wait);
-            if pod.found_by == FoundBy::Validator {
+            if pod.found.found_by == FoundBy::Validator {
                 queued.is_waiting = true;
             }
         }
@@ -179,9 +180,10 @@ impl Queue {
 
 impl State {
     fn position(&self, pod: &StrandedPod) -> Option<usize> {
-        self.pods
-            .iter()
-            .position(|queued| queued.pod.found_by == pod.found_by && queued.pod.uid == pod.uid)
+        self.pods.iter().position(|queued| {
+            let FoundPod { found_by, uid, .. } = &queued.pod.found;
+            *found_by == pod.found.found_by && *uid == pod.found.uid
+        })
     }
 
     fn attempts(&mut self, pod: &StrandedPod) -> Option<&mut Attempts> {
@@ -218,7 +220,7 @@ impl State {
                 continue;
             }
             let turn = self.turns.to_check(pod, attempts, now);
-            let rank = (turn.wait(), self.turns.recent_repairs(&pod.namespace, now));
+            let rank = (turn.wait(), self.turns.recent_repairs(&pod.found.namespace, now));
             if rank < lowest {
                 lowest = rank;
                 first = Some((index, turn));
@@ -251,15 +253,28 @@ mod tests {
     }
 
     fn pod(name: usize) -> StrandedPod {
-        StrandedPod { name: name.to_string(), uid: name.to_string(), ..StrandedPod::default() }
+        let mut pod = StrandedPod::default();
+        pod.found.name = name.to_string();
+        pod.found.uid = name.to_string();
+        pod
     }
 
     fn newer(name: usize) -> StrandedPod {
-        StrandedPod { resource_version: "2".into(), ..pod(name) }
+        let mut pod = pod(name);
+        pod.found.resource_version = "2".into();
+        pod
     }
 
     fn pod_in(namespace: &str, name: usize) -> StrandedPod {
-        StrandedPod { namespace: namespace.into(), ..pod(name) }
+        let mut pod = pod(name);
+        pod.found.namespace = namespace.into();
+        pod
+    }
+
+    fn audited(name: usize) -> StrandedPod {
+        let mut pod = pod(name);
+        pod.found.found_by = FoundBy::Audit;
+        pod
     }
 
     fn queue(pods: usize) -> Queue {
@@ -292,7 +307,7 @@ mod tests {
     #[test]
     fn a_list_keeps_the_places_of_queued_pods_and_the_pods_of_audits() {
         let queue = queue(3);
-        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(1) };
+        let audited = audited(1);
         assert!(queue.push(audited.clone()));
         queue.retain_listed(&[pod(4), newer(2), pod(1)]);
         assert!(queue.push(pod(4)) && queue.push(newer(2)));
@@ -337,7 +352,7 @@ mod tests {
     #[test]
     fn suspended_pods_of_audits_are_dropped_and_other_pods_are_not() {
         let queue = queue(1);
-        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(1) };
+        let audited = audited(1);
         assert!(queue.push(audited.clone()));
         assert!(!queue.suspend_audit_repairs(true));
         assert_eq!(next(&queue), pod(0));
@@ -354,7 +369,7 @@ mod tests {
         assert_eq!(next(&queue), pod(0));
         assert!(!queue.record_complete(&pod(0)), "its validator has to run again first");
         assert!(queue.push(newer(0)), "an event of the pod, which waits");
-        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(0) };
+        let audited = audited(0);
         assert!(queue.push(audited.clone()));
         assert_eq!(next(&queue), audited);
         assert!(queue.record_complete(&pod(0)));
@@ -363,7 +378,7 @@ mod tests {
     #[test]
     fn a_retried_pod_waits_for_its_time_also_if_a_new_version_is_found() {
         let queue = queue(1);
-        let audited = StrandedPod { found_by: FoundBy::Audit, ..pod(1) };
+        let audited = audited(1);
         assert!(queue.push(audited.clone()));
         let soon = Instant::now() + Duration::from_millis(50);
         for taken in [next(&queue), next(&queue)] {

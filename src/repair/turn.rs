@@ -93,11 +93,11 @@ impl Turns {
 
     /// Returns whether the pod may be checked now, and repaired if it needs a repair.
     pub fn to_check(&self, pod: &StrandedPod, attempts: &Attempts, now: Instant) -> Turn {
-        if pod.found_by == FoundBy::Audit && self.are_audit_repairs_suspended {
+        if pod.found.found_by == FoundBy::Audit && self.are_audit_repairs_suspended {
             return Turn::UntilNextAudit;
         }
         let after_attempt = attempts.wait(now);
-        let for_budget = self.budget.wait(&pod.namespace, now);
+        let for_budget = self.budget.wait(&pod.found.namespace, now);
         if after_attempt > for_budget {
             return Turn::Wait(WaitReason::EarlierAttempt, after_attempt);
         }
@@ -167,12 +167,11 @@ mod tests {
     const MINUTE: Duration = Duration::from_secs(60);
 
     fn found(namespace: &str, found_by: FoundBy) -> StrandedPod {
-        StrandedPod {
-            namespace: namespace.into(),
-            uid: "u-1".into(),
-            found_by,
-            ..StrandedPod::default()
-        }
+        let mut pod = StrandedPod::default();
+        pod.found.namespace = namespace.into();
+        pod.found.uid = "u-1".into();
+        pod.found.found_by = found_by;
+        pod
     }
 
     /// A row: name, what happened before, and the turn of a pod of namespace `web` that its

@@ -237,7 +237,12 @@ struct Flags {
 fn the_repair_controller_leaves_a_pod_alone_exactly_if_the_plugin_skips_it() {
     for row in rows() {
         if row.verdict == "not called" {
-            assert_eq!(StrandedPod::found(&row.pod(), FoundBy::Validator), None, "{}", row.name);
+            assert_eq!(
+                StrandedPod::from_object(&row.pod(), FoundBy::Validator),
+                None,
+                "{}",
+                row.name
+            );
             continue;
         }
         let dir = tempfile::tempdir().unwrap();
@@ -248,7 +253,7 @@ fn the_repair_controller_leaves_a_pod_alone_exactly_if_the_plugin_skips_it() {
         let prefix = dir.path().to_str().unwrap();
         let flags = ["x", "--node-name=a", "--controller-pod-name=b", "--mount-prefix", prefix];
         let Flags { settings } = Flags::try_parse_from(flags).unwrap();
-        let pod = StrandedPod::found(&row.pod(), FoundBy::Validator).unwrap();
+        let pod = StrandedPod::from_object(&row.pod(), FoundBy::Validator).unwrap();
 
         let checked = check_redirected(&pod, Some(&row.config()));
         let mut inspector = Inspector::new(client, row.config(), &settings, ReadFrom::Etcd);

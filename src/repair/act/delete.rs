@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::not_repaired::NotRepaired;
 use crate::kube::{Client, Error};
-use crate::repair::find::stranded::{FoundBy, StrandedPod};
+use crate::repair::find::stranded::{FoundBy, FoundPod};
 
 /// Time until a rejected eviction is tried again: a disruption budget may allow it once other pods of the
 /// workload are ready.
@@ -55,7 +55,7 @@ fn lacks_permission(message: &str) -> bool {
 ///
 /// The chart's admission policy compares the UID in the preconditions with those of the node's pods.
 /// Fails with status 409 if the pod has changed, or is another pod of the same name.
-pub fn evict_or_delete(client: &Client, pod: &StrandedPod) -> Result<(), NotRepaired> {
+pub fn evict_or_delete(client: &Client, pod: &FoundPod) -> Result<(), NotRepaired> {
     let mut options =
         json!({"preconditions": {"uid": pod.uid, "resourceVersion": pod.resource_version}});
     // The containers of a pod with a failed validator never started, so there is nothing to shut down.

@@ -6,7 +6,7 @@ use std::time::Duration;
 use crate::config::Config;
 use crate::kube::{self, connection};
 use crate::pod::skip::SkipReason;
-use crate::repair::find::stranded::{FoundBy, StrandedPod};
+use crate::repair::find::stranded::{AfterDeletion, FoundBy, RepairFacts, StrandedPod};
 use crate::repair::metrics::Metrics;
 use crate::repair::settings::RepairMode;
 use crate::verdict::{PodView, Verdict, verdict};
@@ -86,11 +86,11 @@ impl NotRepaired {
 pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<(), NotRepaired> {
     // An empty plugin entry skips no pod by its name.
     let empty = Config::default();
-    let view = match pod.skipped_by_containers {
+    let view = match pod.facts.skipped_by_containers {
         Some(reason) => PodView::Skip(reason),
         None => PodView::Incomplete,
     };
-    match verdict(config.unwrap_or(&empty), &pod.pod_ref(), view) {
+    match verdict(config.unwrap_or(&empty), &pod.found.pod_ref(), view) {
         Verdict::NotCalled => Err(no_rules(pod, UNMESHED.to_owned())),
         Verdict::Skipped(reason) => Err(no_rules(pod, skipped_by_plugin(reason))),
         Verdict::Redirected(_) | Verdict::Refused(..) | Verdict::Failed(_) | Verdict::Undecided => {
@@ -103,16 +103,16 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
 /// its annotations while no agent keeps the node's copy would be replaced by another such pod, which
 /// would be deleted too, and so on. Nothing replaces a pod without a controller, so it is deleted only if
 /// the settings say so, or once a controller has adopted it, which is an event.
-pub fn check_replacement(pod: &StrandedPod, delete_unmanaged: bool) -> Result<(), NotRepaired> {
-    match pod.skipped_by_annotations {
-        _ if pod.is_mirror => Err(NotRepaired::impossible(STATIC)),
-        Some(_) if pod.has_controller || !delete_unmanaged => {
+pub fn check_replacement(facts: &RepairFacts, delete_unmanaged: bool) -> Result<(), NotRepaired> {
+    let is_skipped = facts.skipped_by_annotations.is_some();
+    match facts.after_deletion {
+        AfterDeletion::KeepsRunning => Err(NotRepaired::impossible(STATIC)),
+        AfterDeletion::Gone if delete_unmanaged => Ok(()),
+        AfterDeletion::Gone | AfterDeletion::Replaced if is_skipped => {
             Err(NotRepaired::impossible(UNANNOTATED))
         }
-        _ if !(pod.has_controller || delete_unmanaged) => {
-            Err(NotRepaired::Skipped(UNMANAGED.to_owned(), Duration::ZERO))
-        }
-        _ => Ok(()),
+        AfterDeletion::Gone => Err(NotRepaired::Skipped(UNMANAGED.to_owned(), Duration::ZERO)),
+        AfterDeletion::Replaced => Ok(()),
     }
 }
 
@@ -137,7 +137,7 @@ fn skipped_by_plugin(reason: SkipReason) -> String {
 /// The result for a pod in which the plugin installs no rules. A pod with a failed validator is stuck,
 /// so it is reported.
 pub fn no_rules(pod: &StrandedPod, why: String) -> NotRepaired {
-    match pod.found_by {
+    match pod.found.found_by {
         FoundBy::Validator => NotRepaired::impossible(why),
         FoundBy::Audit => NotRepaired::Unneeded("Pod needs no redirect rules"),
     }

@@ -17,7 +17,7 @@ use crate::pod::facts::object_facts;
 use crate::repair::events::{self, REPAIRED_RECENTLY};
 use crate::repair::find::inspect::{Inspected, Inspector};
 use crate::repair::find::plugin_config;
-use crate::repair::find::stranded::{FoundBy, StrandedPod};
+use crate::repair::find::stranded::{FoundBy, FoundPod, StrandedPod};
 use crate::repair::queue::Next;
 use crate::repair::settings::RepairMode;
 use crate::repair::{Shared, agent_ready};
@@ -59,7 +59,7 @@ impl Worker {
     }
 
     fn repair(&mut self, pod: &StrandedPod) {
-        let (namespace, name) = (&pod.namespace, &pod.name);
+        let FoundPod { namespace, name, .. } = &pod.found;
         let began = Instant::now();
         match self.attempt(pod) {
             Ok(missing_rules) => self.record_repair(pod, began, &missing_rules),
@@ -120,7 +120,8 @@ impl Worker {
         &mut self,
         found: &StrandedPod,
     ) -> Result<(StrandedPod, Option<Inspected>), NotRepaired> {
-        let (mode, is_audited) = (self.shared.settings.mode, found.found_by == FoundBy::Audit);
+        let (mode, is_audited) =
+            (self.shared.settings.mode, found.found.found_by == FoundBy::Audit);
         let config = plugin_config::read(&self.shared.settings.net_dir());
         not_repaired::check_redirected(found, config.as_ref().ok())?;
         if mode == RepairMode::Delete && !is_audited {
@@ -149,7 +150,7 @@ impl Worker {
         let Some(inspected) = inspector.inspect(pod, facts)? else {
             return Err(not_repaired::no_rules(pod, not_repaired::UNMESHED.to_owned()));
         };
-        match (&inspected.rules, pod.found_by) {
+        match (&inspected.rules, pod.found.found_by) {
             // The failed validator proves that the rules are wrong, which today's values may mend.
             (RulesState::Missing(..), _) | (RulesState::Drifted(_), FoundBy::Validator) => {
                 Ok(inspected)
@@ -169,8 +170,8 @@ impl Worker {
     ) -> Result<(), NotRepaired> {
         match self.shared.settings.mode {
             RepairMode::Delete => {
-                not_repaired::check_replacement(pod, self.shared.settings.delete_unmanaged)?;
-                delete::evict_or_delete(&self.connection.client()?, pod)?;
+                not_repaired::check_replacement(&pod.facts, self.shared.settings.delete_unmanaged)?;
+                delete::evict_or_delete(&self.connection.client()?, &pod.found)?;
             }
             RepairMode::InPlace => inspected.map_or(Ok(()), in_place::install_rules)?,
             RepairMode::Report => {}
@@ -182,12 +183,12 @@ impl Worker {
     /// if the pod is gone, was replaced by another pod of the same name, or needs no repair any more.
     fn read_again(&mut self, found: &StrandedPod) -> Result<(StrandedPod, Pod), NotRepaired> {
         let gone = NotRepaired::Unneeded("Pod is gone or needs no repair");
-        let object: Pod = match self.connection.client()?.get(&found.api_path()) {
+        let object: Pod = match self.connection.client()?.get(&found.found.api_path()) {
             Err(error) if error.code() == Some(404) => return Err(gone),
             object => object?,
         };
-        match StrandedPod::found(&object, found.found_by) {
-            Some(pod) if pod.uid == found.uid => Ok((pod, object)),
+        match StrandedPod::from_object(&object, found.found.found_by) {
+            Some(pod) if pod.found.uid == found.found.uid => Ok((pod, object)),
             _ => Err(gone),
         }
     }
@@ -214,8 +215,9 @@ impl Worker {
                 format!("; missing rules in the format of iptables-save: {missing}")
             }
         };
-        tracing::info!(namespace = pod.namespace, name = pod.name, "{line}{missing}");
-        self.publish(pod, &events::repaired(mode, pod.found_by, missing_rules.len()));
+        let FoundPod { namespace, name, found_by, .. } = &pod.found;
+        tracing::info!(namespace, name, "{line}{missing}");
+        self.publish(&pod.found, &events::repaired(mode, *found_by, missing_rules.len()));
     }
 
     /// Logs why the pod is left unchanged for now, and posts an Event with the same text. At most
@@ -223,13 +225,14 @@ impl Worker {
     fn report_skipped(&mut self, pod: &StrandedPod, why: &str) {
         if self.shared.queue.is_report_due(pod, why) {
             self.shared.metrics.pods_skipped.inc();
-            let event = events::skipped(pod.found_by, why);
-            tracing::warn!(namespace = pod.namespace, name = pod.name, "{}", event.note);
-            self.publish(pod, &event);
+            let FoundPod { namespace, name, found_by, .. } = &pod.found;
+            let event = events::skipped(*found_by, why);
+            tracing::warn!(namespace, name, "{}", event.note);
+            self.publish(&pod.found, &event);
         }
     }
 
-    fn publish(&mut self, pod: &StrandedPod, event: &EventContent) {
+    fn publish(&mut self, pod: &FoundPod, event: &EventContent) {
         let regarding =
             Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
         self.shared.publish(&mut self.connection, regarding, event);

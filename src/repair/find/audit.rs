@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use super::inspect::{Inspected, Inspector};
 use super::plugin_config;
-use super::stranded::{FoundBy, StrandedPod};
+use super::stranded::{FoundBy, FoundPod, StrandedPod};
 use crate::backoff::{Backoff, Limits, between, jitter};
 use crate::firewall::{RulesState, describe_missing};
 use crate::kube::connection::Connection;
@@ -49,7 +49,7 @@ pub struct AuditedPod {
 
 impl FromPod for AuditedPod {
     fn from_pod(object: Pod) -> Option<Self> {
-        let pod = StrandedPod::found(&object, FoundBy::Audit)?;
+        let pod = StrandedPod::from_object(&object, FoundBy::Audit)?;
         Some(AuditedPod { pod, facts: object_facts(object).ok()? })
     }
 }
@@ -68,7 +68,7 @@ struct Findings {
 
 impl Findings {
     fn add(&mut self, pod: StrandedPod, inspected: Result<Option<Inspected>, Box<dyn Error>>) {
-        let (namespace, name) = (&pod.namespace, &pod.name);
+        let FoundPod { namespace, name, .. } = &pod.found;
         match inspected {
             Err(error) => self.errors.push(format!("{namespace}/{name}: {error}")),
             Ok(None) => {}
@@ -79,7 +79,7 @@ impl Findings {
                 self.damaged.push(pod);
             }
             Ok(Some(Inspected { rules, .. })) => {
-                self.complete.push(pod.namespace);
+                self.complete.push(pod.found.namespace);
                 self.drifted += usize::from(rules != RulesState::Complete);
             }
         }
@@ -90,7 +90,7 @@ impl Findings {
     /// namespaces is no reason: its tenant must not suspend the repairs of the others.
     fn mostly_damaged(&self) -> Option<(usize, usize)> {
         let (damaged, compared) = (self.damaged.len(), self.damaged.len() + self.complete.len());
-        let mut namespaces = self.damaged.iter().map(|pod| &pod.namespace);
+        let mut namespaces = self.damaged.iter().map(|pod| &pod.found.namespace);
         let first = namespaces.next()?;
         let is_of_one_of_several = namespaces.all(|namespace| namespace == first)
             && self.complete.iter().any(|namespace| namespace != first);
@@ -251,6 +251,12 @@ mod tests {
         }
     }
 
+    fn pod_in(namespace: char) -> StrandedPod {
+        let mut pod = StrandedPod::default();
+        pod.found.namespace = namespace.into();
+        pod
+    }
+
     #[test]
     fn damage_of_most_pods_suspends_repairs_unless_it_is_in_one_of_several_namespaces() {
         for (damaged, complete, is_suspended) in [
@@ -265,12 +271,8 @@ mod tests {
             ("aab", "ab", true),
             ("aba", "c", true),
         ] {
-            let pod = |namespace| StrandedPod {
-                namespace: String::from(namespace),
-                ..StrandedPod::default()
-            };
             let findings = Findings {
-                damaged: damaged.chars().map(pod).collect(),
+                damaged: damaged.chars().map(pod_in).collect(),
                 complete: complete.chars().map(String::from).collect(),
                 ..Findings::default()
             };

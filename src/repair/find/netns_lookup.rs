@@ -44,9 +44,10 @@ impl NetnsLookup {
     /// Returns the path of the pod's netns, or why it is unknown. Never that of another pod: the
     /// rules would break it.
     pub fn find(&self, pod: &StrandedPod) -> Result<PathBuf, String> {
-        let address = pod.address.ok_or("the pod has no IP address yet")?;
-        let full_name = format!("{}/{}", pod.namespace, pod.name);
-        let keys = [&pod.uid, pod.static_uid.as_ref().unwrap_or(&pod.uid), &full_name];
+        let StrandedPod { found, facts } = pod;
+        let address = facts.address.ok_or("the pod has no IP address yet")?;
+        let full_name = format!("{}/{}", found.namespace, found.name);
+        let keys = [&found.uid, facts.static_uid.as_ref().unwrap_or(&found.uid), &full_name];
         let paths = keys.iter().filter_map(|key| self.by_pod.get(*key)).flatten();
         for path in paths.filter(|path| !netns::is_current(path)) {
             match netns::run(path, LIST_ADDRESSES_TIMEOUT, link::addresses) {
@@ -87,18 +88,26 @@ fn cached_add(text: &[u8]) -> Option<(String, String)> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
+    use serde::Deserialize;
     use testkit::chart::yaml;
 
     use super::*;
+
+    #[derive(Deserialize)]
+    struct Row {
+        name: String,
+        text: String,
+        cached: Option<(String, String)>,
+    }
 
     #[test]
     fn a_cached_result_names_pod_and_netns_in_old_and_new_libcni_versions() {
         let args = r#"[["IgnoreUnknown","1"],["K8S_POD_UID","u-1"],["K8S_POD_NAME","web"]]"#;
         let result = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/var/run/netns/b"}]}"#;
-        for case in yaml(include_str!("tests.yaml"))["cached"].as_array().unwrap() {
-            let text = case[0].as_str().unwrap().replace("ARGS", args).replace("RESULT", result);
-            assert_eq!(json!(cached_add(text.as_bytes())), case[1], "{case}");
+        let rows = yaml(include_str!("tests.yaml"))["cached"].clone();
+        for row in serde_json::from_value::<Vec<Row>>(rows).unwrap() {
+            let text = row.text.replace("ARGS", args).replace("RESULT", result);
+            assert_eq!(cached_add(text.as_bytes()), row.cached, "{}", row.name);
         }
     }
 }

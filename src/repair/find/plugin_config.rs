@@ -27,24 +27,35 @@ pub fn read(net_dir: &Path) -> Result<Config, Box<dyn Error>> {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
     use std::fs;
 
-    use serde_json::Value;
+    use serde::Deserialize;
+    use testkit::chart::yaml;
 
     use super::*;
     use crate::redirect::Ipv6;
 
+    #[derive(Deserialize)]
+    struct Row {
+        name: String,
+        files: BTreeMap<String, String>,
+        /// Part of the error.
+        error: Option<String>,
+    }
+
     #[test]
     fn the_configuration_is_the_plugin_entry_of_the_active_network_config_or_an_error() {
-        for case in testkit::chart::yaml(include_str!("tests.yaml"))["configs"].as_array().unwrap()
-        {
+        let rows = yaml(include_str!("tests.yaml"))["configs"].clone();
+        for row in serde_json::from_value::<Vec<Row>>(rows).unwrap() {
             let dir = tempfile::tempdir().unwrap();
-            for (name, text) in case[0].as_object().unwrap() {
-                fs::write(dir.path().join(name), text.as_str().unwrap()).unwrap();
+            for (name, text) in &row.files {
+                fs::write(dir.path().join(name), text).unwrap();
             }
-            match read(dir.path()) {
-                Ok(config) => assert_eq!((config.ipv6, &case[1]), (Ipv6::Yes, &Value::Null)),
-                Err(error) => assert!(error.to_string().contains(case[1].as_str().unwrap())),
+            match (read(dir.path()), &row.error) {
+                (Ok(config), None) => assert_eq!(config.ipv6, Ipv6::Yes, "{}", row.name),
+                (Err(error), Some(part)) if error.to_string().contains(part) => {}
+                (result, _) => panic!("{}: {:?}", row.name, result.err()),
             }
         }
         assert!(read(Path::new("/no/such")).is_err());

@@ -2,13 +2,13 @@
 //!
 //! A stranded pod started before the plugin was chained: it has no redirect rules, and its
 //! validator exits with 95. An audit also finds running meshed pods that lost rules.
-//! [`StrandedPod`] describes both.
+//! [`StrandedPod`] describes both: the pod that was found, and the facts on which a repair depends.
 
 use std::net::IpAddr;
 
 use crate::cni::args::PodRef;
 use crate::kube::pod_stream::FromPod;
-use crate::kube::types::{ContainerStatus, Pod, STATIC_POD_UID};
+use crate::kube::types::{Pod, STATIC_POD_UID};
 use crate::pod::containers::VALIDATOR;
 use crate::pod::mesh::{self, is_meshed};
 use crate::pod::skip::{SkipReason, skipped_by_annotations};
@@ -29,27 +29,35 @@ pub enum FoundBy {
     Audit,
 }
 
-/// A pod without redirect rules, reduced to the fields that a repair needs.
+/// A pod that may have no redirect rules.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct StrandedPod {
+    pub found: FoundPod,
+    pub facts: RepairFacts,
+}
+
+/// Identifies the version of a pod that was found, and how it was found.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FoundPod {
     pub namespace: String,
     pub name: String,
     pub uid: String,
-    pub node: String,
-    /// resourceVersion of the pod when it was found.
     pub resource_version: String,
-    /// Identifies the object that replaces the pod: UID of the pod's controller or else of its first
-    /// owner, or `namespace/name` of a pod without owner.
+    pub found_by: FoundBy,
+}
+
+/// What a repair has to know of a pod.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RepairFacts {
+    /// Identifies the object that replaces the pod: UID of the pod's controller or else of its
+    /// first owner, or `namespace/name` of a pod without owner.
     pub owner_key: String,
-    /// Whether an owner of the pod is its controller, which replaces the pod after a deletion.
-    pub has_controller: bool,
-    /// Whether the pod is the mirror pod of a static pod, whose controller is the node.
-    pub is_mirror: bool,
+    pub after_deletion: AfterDeletion,
     /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
-    /// Why the plugin skips a pod with these annotations, such as the pod that replaces this one,
-    /// unless it asks the API server for every pod. `None` for a pod of the injector, which also
-    /// injects the replacement.
+    /// Why the plugin would skip the pod's replacement by its annotations if it could read no pod
+    /// object, neither from the agent nor from the API server. `None` for a pod that the injector
+    /// labelled: it also injects the replacement.
     pub skipped_by_annotations: Option<SkipReason>,
     /// Why the plugin skips a pod with these containers. `None` for a meshed pod.
     pub skipped_by_containers: Option<SkipReason>,
@@ -57,7 +65,18 @@ pub struct StrandedPod {
     pub address: Option<IpAddr>,
     /// UID by which the container runtime knows the pod, if it differs: that of a static pod.
     pub static_uid: Option<String>,
-    pub found_by: FoundBy,
+}
+
+/// What happens after the pod's deletion.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum AfterDeletion {
+    /// The pod has no controller: nothing replaces it.
+    #[default]
+    Gone,
+    /// The pod's controller creates another pod.
+    Replaced,
+    /// The pod is the mirror pod of a static pod, which keeps running.
+    KeepsRunning,
 }
 
 impl StrandedPod {
@@ -66,7 +85,7 @@ impl StrandedPod {
     /// pod lacks rules is not known from its object.
     ///
     /// Never a pod that is terminating or finished, or has no netns of its own.
-    pub fn found(pod: &Pod, found_by: FoundBy) -> Option<Self> {
+    pub fn from_object(pod: &Pod, found_by: FoundBy) -> Option<Self> {
         let may_need_repair = match found_by {
             // Other programs may use the validator's name.
             FoundBy::Validator => is_validator_failed(pod) && (is_injected(pod) || is_meshed(pod)),
@@ -78,33 +97,20 @@ impl StrandedPod {
         if !may_need_repair || is_exempt {
             return None;
         }
-        let metadata = &pod.metadata;
-        let owners = &metadata.owner_references;
-        let controller = owners.iter().find(|owner| owner.controller);
         Some(StrandedPod {
-            namespace: metadata.namespace.clone(),
-            name: metadata.name.clone(),
-            uid: metadata.uid.clone(),
-            node: pod.spec.node_name.clone(),
-            resource_version: metadata.resource_version.clone(),
-            owner_key: match controller.or(owners.first()) {
-                Some(owner) => owner.uid.clone(),
-                None => format!("{}/{}", metadata.namespace, metadata.name),
+            found: FoundPod {
+                namespace: pod.metadata.namespace.clone(),
+                name: pod.metadata.name.clone(),
+                uid: pod.metadata.uid.clone(),
+                resource_version: pod.metadata.resource_version.clone(),
+                found_by,
             },
-            has_controller: controller.is_some(),
-            is_mirror: controller.is_some_and(|owner| owner.kind == "Node"),
-            created: metadata.creation_timestamp.clone(),
-            skipped_by_annotations: match is_injected(pod) {
-                true => None,
-                false => skipped_by_annotations(&metadata.annotations),
-            },
-            skipped_by_containers: mesh::skip_reason(pod),
-            address: pod.status.ips.iter().find_map(|ip| ip.ip.parse().ok()),
-            static_uid: metadata.annotations.get(STATIC_POD_UID).cloned(),
-            found_by,
+            facts: repair_facts(pod),
         })
     }
+}
 
+impl FoundPod {
     pub fn pod_ref(&self) -> PodRef {
         PodRef { namespace: self.namespace.clone(), name: self.name.clone(), uid: self.uid.clone() }
     }
@@ -114,9 +120,35 @@ impl StrandedPod {
     }
 }
 
+fn repair_facts(pod: &Pod) -> RepairFacts {
+    let metadata = &pod.metadata;
+    let owners = &metadata.owner_references;
+    let controller = owners.iter().find(|owner| owner.controller);
+    RepairFacts {
+        owner_key: match controller.or(owners.first()) {
+            Some(owner) => owner.uid.clone(),
+            None => format!("{}/{}", metadata.namespace, metadata.name),
+        },
+        after_deletion: match controller {
+            None => AfterDeletion::Gone,
+            Some(owner) if owner.kind == "Node" => AfterDeletion::KeepsRunning,
+            Some(_) => AfterDeletion::Replaced,
+        },
+        created: metadata.creation_timestamp.clone(),
+        skipped_by_annotations: if is_injected(pod) {
+            None
+        } else {
+            skipped_by_annotations(&metadata.annotations)
+        },
+        skipped_by_containers: mesh::skip_reason(pod),
+        address: pod.status.ips.iter().find_map(|ip| ip.ip.parse().ok()),
+        static_uid: metadata.annotations.get(STATIC_POD_UID).cloned(),
+    }
+}
+
 impl FromPod for StrandedPod {
     fn from_pod(pod: Pod) -> Option<Self> {
-        StrandedPod::found(&pod, FoundBy::Validator)
+        StrandedPod::from_object(&pod, FoundBy::Validator)
     }
 }
 
@@ -124,12 +156,12 @@ fn is_injected(pod: &Pod) -> bool {
     pod.metadata.labels.contains_key(INJECTED_LABEL)
 }
 
-/// Whether at least one container of the pod runs. The phase of a pod stays `Pending` as long as one of
-/// its containers cannot start.
+/// Whether at least one container of the pod runs. The phase of a pod stays `Pending` as long as
+/// one of its containers cannot start.
 fn runs(pod: &Pod) -> bool {
     let status = &pod.status;
-    status.phase == "Running"
-        || status.container_statuses.iter().any(|one| one.state.running.is_some())
+    let mut containers = status.container_statuses.iter();
+    status.phase == "Running" || containers.any(|container| container.state.running.is_some())
 }
 
 /// Whether the validator's newest run exited with [`NOT_REDIRECTED`].
@@ -138,67 +170,104 @@ fn runs(pod: &Pod) -> bool {
 /// again, it is in `lastState`. After a success, `ready` stays true even when the kubelet
 /// has removed the exited container.
 fn is_validator_failed(pod: &Pod) -> bool {
-    let is_failed = |validator: &ContainerStatus| {
-        let newest = validator.state.terminated.as_ref();
-        let newest = newest.or(validator.last_state.terminated.as_ref());
-        !validator.ready && newest.is_some_and(|exit| exit.exit_code == NOT_REDIRECTED)
+    let mut containers = pod.status.init_container_statuses.iter();
+    let Some(validator) = containers.find(|container| container.name == VALIDATOR) else {
+        return false;
     };
-    let mut statuses = pod.status.init_container_statuses.iter();
-    statuses.any(|container| container.name == VALIDATOR && is_failed(container))
+    let last_exit = validator.state.terminated.as_ref();
+    match last_exit.or(validator.last_state.terminated.as_ref()) {
+        Some(exit) => !validator.ready && exit.exit_code == NOT_REDIRECTED,
+        None => false,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeMap;
+
+    use serde::Deserialize;
     use serde_json::{Value, json};
     use testkit::chart::yaml;
 
     use super::*;
 
-    /// The cases of a test, each with its pod: a change of one of the pods of `tests.yaml`, by JSON pointer.
-    fn cases(name: &str) -> Vec<(Pod, Value)> {
-        let all = yaml(include_str!("tests.yaml"));
-        let case = |case: &Value| {
-            let mut pod = all["pods"][case[0].as_str().unwrap()].clone();
-            for (pointer, value) in case[1].as_object().unwrap() {
+    /// A row of `tests.yaml`: a pod of its `pods`, changes of it by JSON pointer, and what is expected.
+    #[derive(Deserialize)]
+    struct Row<E> {
+        name: String,
+        pod: String,
+        #[serde(default)]
+        changes: BTreeMap<String, Value>,
+        #[serde(flatten)]
+        expected: E,
+    }
+
+    fn rows<E: for<'de> Deserialize<'de>>(table: &str) -> Vec<Row<E>> {
+        let tables = yaml(include_str!("tests.yaml"));
+        serde_json::from_value(tables[table].clone()).unwrap()
+    }
+
+    impl<E> Row<E> {
+        fn pod(&self) -> Pod {
+            let mut pod = yaml(include_str!("tests.yaml"))["pods"][&self.pod].clone();
+            for (pointer, value) in &self.changes {
                 let (parent, key) = pointer.rsplit_once('/').unwrap();
                 match pod.pointer_mut(pointer) {
                     Some(there) => *there = value.clone(),
                     None => pod.pointer_mut(parent).unwrap()[key] = value.clone(),
                 }
             }
-            (serde_json::from_value(pod).unwrap(), case.clone())
-        };
-        all[name].as_array().unwrap().iter().map(case).collect()
+            serde_json::from_value(pod).unwrap()
+        }
+
+        fn stranded(&self) -> StrandedPod {
+            StrandedPod::from_object(&self.pod(), FoundBy::Validator).unwrap()
+        }
     }
 
-    fn verdict(pod: &Pod) -> Option<StrandedPod> {
-        StrandedPod::found(pod, FoundBy::Validator)
+    #[derive(Deserialize)]
+    struct IsFound {
+        is_found: bool,
     }
 
     #[test]
     fn a_pod_is_stranded_while_its_validator_fails_and_audited_while_it_runs_meshed() {
-        for (pod, case) in cases("found") {
-            let found_by = match case[0].as_str() {
-                Some("running") => FoundBy::Audit,
+        for row in rows::<IsFound>("found") {
+            let found_by = match row.pod.as_str() {
+                "running" => FoundBy::Audit,
                 _ => FoundBy::Validator,
             };
-            assert_eq!(json!(StrandedPod::found(&pod, found_by).is_some()), case[2], "{case}");
+            let is_found = StrandedPod::from_object(&row.pod(), found_by).is_some();
+            assert_eq!(is_found, row.expected.is_found, "{}", row.name);
         }
+    }
+
+    #[derive(Deserialize)]
+    struct Skipped {
+        skipped: Value,
     }
 
     #[test]
     fn a_pod_that_the_injector_did_not_label_is_stranded_only_if_it_is_meshed() {
-        for (pod, case) in cases("skipped") {
-            let found = verdict(&pod).unwrap();
-            assert_eq!(json!(found.skipped_by_annotations), case[2], "{case}");
+        for row in rows::<Skipped>("skipped") {
+            let skipped = row.stranded().facts.skipped_by_annotations;
+            assert_eq!(json!(skipped), row.expected.skipped, "{}", row.name);
         }
+    }
+
+    #[derive(Deserialize)]
+    struct Owner {
+        owner_key: String,
+        after_deletion: String,
     }
 
     #[test]
     fn the_owner_key_is_the_controller_or_the_first_owner_or_the_name_of_a_pod_without_owner() {
-        for (pod, case) in cases("owners") {
-            let found = verdict(&pod).unwrap();
-            assert_eq!(json!([found.owner_key, found.has_controller]), case[2], "{case}");
+        for row in rows::<Owner>("owners") {
+            let facts = row.stranded().facts;
+            assert_eq!(facts.owner_key, row.expected.owner_key, "{}", row.name);
+            let after_deletion = format!("{:?}", facts.after_deletion);
+            assert_eq!(after_deletion, row.expected.after_deletion, "{}", row.name);
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::ops::ControlFlow;
 use std::time::Duration;
 
-use super::stranded::StrandedPod;
+use super::stranded::{FoundPod, StrandedPod};
 use crate::kube::connection::Connection;
 use crate::kube::pod_watch::{self, Selection, Update};
 use crate::repair::{NOT_LISTED, Shared};
@@ -18,7 +18,8 @@ const START_SPREAD: Duration = Duration::from_secs(5);
 pub fn run(connection: Connection, shared: &Shared) {
     let pods = Selection::Node(shared.settings.node.clone());
     let found = |pod: StrandedPod| {
-        tracing::debug!(namespace = pod.namespace, name = pod.name, "Pod is stranded");
+        let FoundPod { namespace, name, .. } = &pod.found;
+        tracing::debug!(namespace, name, "Pod is stranded");
         shared.enqueue(pod);
     };
     pod_watch::run(connection, &pods, START_SPREAD, |update| {

@@ -57,7 +57,8 @@ struct Repair {
 impl Repair {
     /// Whether the pod, of the same owner, was created after the last deletion.
     fn is_replaced_by(&self, pod: &StrandedPod) -> bool {
-        pod.created >= self.date && pod.created > self.youngest
+        let created = &pod.facts.created;
+        *created >= self.date && *created > self.youngest
     }
 }
 
@@ -82,12 +83,12 @@ impl Holds {
         self.repairs.retain(|_, repair| now.duration_since(repair.since) < REMEMBERED);
         let key = self.key(pod);
         let (hold, youngest) = match self.repairs.remove(&key) {
-            None => (HOLD, pod.created.clone()),
+            None => (HOLD, pod.facts.created.clone()),
             Some(last) => {
                 let is_replacement = self.is_by_owner && last.is_replaced_by(pod);
                 let hold =
                     if is_replacement { (2 * last.hold).min(LONGEST_HOLD) } else { last.hold };
-                (hold, last.youngest.max(pod.created.clone()))
+                (hold, last.youngest.max(pod.facts.created.clone()))
             }
         };
         let date = humantime::format_rfc3339_seconds(date).to_string();
@@ -95,8 +96,8 @@ impl Holds {
     }
 
     fn key(&self, pod: &StrandedPod) -> Key {
-        let id = if self.is_by_owner { &pod.owner_key } else { &pod.uid };
-        (pod.namespace.clone(), id.clone())
+        let id = if self.is_by_owner { &pod.facts.owner_key } else { &pod.found.uid };
+        (pod.found.namespace.clone(), id.clone())
     }
 }
 
@@ -111,12 +112,11 @@ mod tests {
     }
 
     fn pod(owner: &str, created: u64) -> StrandedPod {
-        StrandedPod {
-            uid: "c".into(),
-            owner_key: owner.into(),
-            created: humantime::format_rfc3339_seconds(date(created)).to_string(),
-            ..StrandedPod::default()
-        }
+        let mut pod = StrandedPod::default();
+        pod.found.uid = "c".into();
+        pod.facts.owner_key = owner.into();
+        pod.facts.created = humantime::format_rfc3339_seconds(date(created)).to_string();
+        pod
     }
 
     #[test]
@@ -136,7 +136,8 @@ mod tests {
             assert_eq!(holds.wait(&pod, now + after), expected, "{name}");
         }
         // A tenant claims the owner.
-        let claiming = StrandedPod { namespace: "tenant".into(), ..pod("web", 101) };
+        let mut claiming = pod("web", 101);
+        claiming.found.namespace = "tenant".into();
         assert_eq!(holds.wait(&claiming, now), None);
     }
 
@@ -181,7 +182,8 @@ mod tests {
     fn a_repaired_pod_is_held_for_its_time_and_no_other_pod() {
         let now = Instant::now();
         let repaired = pod("web", 0);
-        let other = StrandedPod { uid: "d".into(), ..repaired.clone() };
+        let mut other = repaired.clone();
+        other.found.uid = "d".into();
         let mut holds = Holds::new(RepairMode::InPlace);
         holds.record(&repaired, now, date(100));
         assert_eq!(holds.wait(&repaired, now + HOLD / 2), Some(HOLD / 2));
