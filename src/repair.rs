@@ -1,8 +1,8 @@
-//! The repair controller: finds meshed pods of its node that have no redirect rules, and
-//! applies the [`RepairMode`] to them. Such pods started before the plugin was chained, or
-//! lost their rules.
+//! The repair controller: finds meshed pods of its node that have no redirect rules, and applies
+//! the [`RepairMode`](settings::RepairMode) to them. Such pods started before the plugin was
+//! chained, or lost their rules.
 //!
-//! One thread each, from finding a pod to its Event:
+//! From finding a pod to its Event, each of these has a thread of its own:
 //!
 //! - [`watch`] lists and watches the pods, and queues those whose validator failed.
 //! - [`audit`] reads the rules of all running pods, and queues pods that lost rules.
@@ -11,9 +11,9 @@
 
 pub mod act;
 pub mod agent_ready;
-pub mod events;
+pub mod controller_metrics;
+pub mod event_publisher;
 pub mod find;
-pub mod metrics;
 pub mod queue;
 pub mod settings;
 pub mod turn;
@@ -28,11 +28,13 @@ use crate::admin::{self, Handlers};
 use crate::files::MountedDir;
 use crate::kube::Deadlines;
 use crate::kube::connection::{AccessSource, Connection};
-use crate::kube::pod_watch::DEADLINES;
+use crate::kube::pod_watch::{self, DEADLINES};
 use act::worker::{self, Worker};
+use controller_metrics::Metrics;
 use find::audit::{self, Audit};
 use find::stranded::StrandedPod;
 use find::watch;
+use queue::Queue;
 use settings::Settings;
 use turn::Turns;
 
@@ -45,14 +47,25 @@ const NOT_LISTED: &str = "the node's pods are not listed yet";
 /// Settings and state shared by the threads.
 pub struct Shared {
     pub settings: Settings,
-    pub queue: queue::Queue,
-    pub metrics: metrics::Metrics,
-    /// Why the controller is not ready: before the first complete list. Upstream's controller is ready once
-    /// its watch has started, too.
+    pub queue: Queue,
+    pub metrics: Metrics,
+    /// Why the controller is not ready, until the first complete list. Upstream's controller is
+    /// ready once its watch has started, too.
     not_ready: Mutex<Option<String>>,
 }
 
 impl Shared {
+    fn new(settings: Settings) -> Self {
+        let has_agent = settings.agent_addr.is_some();
+        let turns = Turns::new(settings.mode, settings.repairs_per_minute, has_agent);
+        Shared {
+            settings,
+            queue: Queue::new(turns),
+            metrics: Metrics::default(),
+            not_ready: Mutex::new(Some(NOT_LISTED.to_owned())),
+        }
+    }
+
     /// Queues the pod. If the queue is full, the pod's next event or the next audit finds it again.
     fn enqueue(&self, pod: StrandedPod) {
         if !self.queue.push(pod) {
@@ -60,8 +73,28 @@ impl Shared {
         }
     }
 
-    fn not_ready(&self) -> MutexGuard<'_, Option<String>> {
+    /// Records that the node's pods were listed: the controller is ready from now on.
+    fn record_list(&self) {
+        *self.lock_not_ready() = None;
+    }
+
+    fn record_watch_failure(&self, error: &pod_watch::Error) {
+        self.metrics.watch_errors.inc();
+        if let Some(why) = &mut *self.lock_not_ready() {
+            *why = format!("{NOT_LISTED}: {error}");
+        }
+    }
+
+    fn lock_not_ready(&self) -> MutexGuard<'_, Option<String>> {
         self.not_ready.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Responds to `/ready`.
+    fn readiness(&self) -> Result<Option<String>, String> {
+        match &*self.lock_not_ready() {
+            Some(why) => Err(why.clone()),
+            None => Ok(None),
+        }
     }
 }
 
@@ -69,47 +102,68 @@ impl Shared {
 pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Box<dyn Error + Send + Sync>> {
     // Block the signals before the first thread starts: all threads inherit the mask.
     let signals = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
-    let no_signals = |error| format!("cannot wait for signals: {error}");
-    signals.thread_block().map_err(no_signals)?;
+    signals.thread_block().map_err(cannot_wait)?;
 
-    let connection = |deadlines| Connection::new(source.clone(), CONTROLLER, deadlines);
-    let not_ready = Mutex::new(Some(NOT_LISTED.to_owned()));
-    let queue = queue::Queue::new(Turns::new(&settings));
-    let metrics = metrics::Metrics::default();
-    let shared = Arc::new(Shared { settings, queue, metrics, not_ready });
-    let net_dir = MountedDir::at_start(&shared.settings.net_dir());
-    serve(Arc::clone(&shared), net_dir)?;
-    let (watching, watched) = (connection(DEADLINES), Arc::clone(&shared));
-    spawn("watch", move || watch::run(watching, &watched))?;
-    if let Some(wait) = audit::first(&shared.settings) {
-        let audit = Audit::new(connection(DEADLINES), Arc::clone(&shared));
-        spawn("audit", move || audit.run(wait))?;
-    }
-    let connection = connection(Deadlines::each(worker::REQUEST_TIMEOUT));
-    let worker = Worker::new(connection, shared);
-    spawn("worker", move || worker.run())?;
-    let signal = signals.wait().map_err(no_signals)?;
+    let shared = Arc::new(Shared::new(settings));
+    serve(Arc::clone(&shared))?;
+    start_watch(connection(source, DEADLINES), Arc::clone(&shared))?;
+    start_audits(connection(source, DEADLINES), Arc::clone(&shared))?;
+    start_worker(connection(source, Deadlines::each(worker::REQUEST_TIMEOUT)), shared)?;
+
+    let signal = signals.wait().map_err(cannot_wait)?;
     tracing::info!("Received {signal}; stopping");
     Ok(())
 }
 
-fn serve(shared: Arc<Shared>, net_dir: MountedDir) -> Result<(), admin::Error> {
+fn cannot_wait(error: nix::Error) -> String {
+    format!("cannot wait for signals: {error}")
+}
+
+fn connection(source: &AccessSource, deadlines: Deadlines) -> Connection {
+    Connection::new(source.clone(), CONTROLLER, deadlines)
+}
+
+fn serve(shared: Arc<Shared>) -> Result<(), admin::Error> {
     let address = shared.settings.admin_addr;
-    let ready = Arc::clone(&shared);
+    let net_dir = MountedDir::at_start(&shared.settings.net_dir());
+    let shared_by_ready = Arc::clone(&shared);
     let handlers = Handlers {
-        // The main thread only waits for signals.
-        live: Box::new(move || {
-            let stale = net_dir.stale().inspect(|why| tracing::warn!("mounts: {why}"));
-            stale.map_or(Ok(()), Err)
-        }),
-        ready: Box::new(move || ready.not_ready().clone().map_or(Ok(None), Err)),
+        live: Box::new(move || liveness(&net_dir)),
+        ready: Box::new(move || shared_by_ready.readiness()),
         metrics: Box::new(move || shared.metrics.text()),
         status: None,
     };
-    admin::serve(address, handlers).map(drop)
+    admin::serve(address, handlers)?;
+    Ok(())
+}
+
+/// Responds to `/live`. The main thread only waits for signals, so it needs no check.
+fn liveness(net_dir: &MountedDir) -> Result<(), String> {
+    match net_dir.stale() {
+        Some(why) => {
+            tracing::warn!("mounts: {why}");
+            Err(why)
+        }
+        None => Ok(()),
+    }
+}
+
+fn start_watch(connection: Connection, shared: Arc<Shared>) -> Result<(), String> {
+    spawn("watch", move || watch::run(connection, &shared))
+}
+
+fn start_audits(connection: Connection, shared: Arc<Shared>) -> Result<(), String> {
+    let Some(wait) = audit::first_wait(&shared.settings) else { return Ok(()) };
+    spawn("audit", move || Audit::new(connection, shared).run(wait))
+}
+
+fn start_worker(connection: Connection, shared: Arc<Shared>) -> Result<(), String> {
+    spawn("worker", move || Worker::new(connection, shared).run())
 }
 
 fn spawn(name: &str, run: impl FnOnce() + Send + 'static) -> Result<(), String> {
-    let thread = thread::Builder::new().name(name.into()).spawn(run);
-    thread.map(drop).map_err(|error| format!("cannot start a thread: {error}"))
+    match thread::Builder::new().name(name.into()).spawn(run) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(format!("cannot start a thread: {error}")),
+    }
 }

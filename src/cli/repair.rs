@@ -21,7 +21,8 @@ const TARGET: &str = "linkerd_cni_repair_controller";
 #[derive(Parser)]
 #[command(name = repair::CONTROLLER, version)]
 struct Args {
-    /// Log level or tracing filter. In a filter, only the level for linkerd_cni_repair_controller applies
+    /// Log level or tracing filter. In a filter, only the level for linkerd_cni_repair_controller
+    /// applies
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_LOG_LEVEL", value_parser = filter_level)]
     #[arg(default_value = "linkerd_cni_repair_controller=info,warn")]
     log_level: LevelFilter,
@@ -43,30 +44,29 @@ pub fn main() -> ExitCode {
     let mut matches = Args::command().mut_args(unset_if_empty).get_matches();
     let args = Args::from_arg_matches_mut(&mut matches).unwrap_or_else(|error| error.exit());
     log::start(args.log_level, args.log_format);
-    let run = |source| repair::run(args.settings, &source).map_err(anyhow::Error::from_boxed);
-    super::exit_code(access_source(args.kubeconfig).and_then(run))
+    super::exit_code(run(args.kubeconfig, args.settings))
+}
+
+fn run(kubeconfig: Option<PathBuf>, settings: Settings) -> anyhow::Result<()> {
+    let source = match kubeconfig {
+        Some(path) => AccessSource::Kubeconfig(path),
+        None => AccessSource::InCluster {
+            host: variable("KUBERNETES_SERVICE_HOST")?,
+            port: variable("KUBERNETES_SERVICE_PORT")?,
+            dir: SERVICE_ACCOUNT_DIR.into(),
+        },
+    };
+    repair::run(settings, &source).map_err(anyhow::Error::from_boxed)
+}
+
+fn variable(name: &str) -> anyhow::Result<String> {
+    env::var(name).with_context(|| format!("without --kubeconfig, {name} is required"))
 }
 
 /// Lets an empty environment variable count as unset, as in the agent.
 fn unset_if_empty(arg: Arg) -> Arg {
     let value = arg.get_env().and_then(env::var_os);
-    match value.is_some_and(|value| value.is_empty()) {
-        true => arg.env(Resettable::Reset),
-        false => arg,
-    }
-}
-
-fn access_source(kubeconfig: Option<PathBuf>) -> anyhow::Result<AccessSource> {
-    if let Some(path) = kubeconfig {
-        return Ok(AccessSource::Kubeconfig(path));
-    }
-    let var =
-        |name| env::var(name).with_context(|| format!("without --kubeconfig, {name} is required"));
-    Ok(AccessSource::InCluster {
-        host: var("KUBERNETES_SERVICE_HOST")?,
-        port: var("KUBERNETES_SERVICE_PORT")?,
-        dir: SERVICE_ACCOUNT_DIR.into(),
-    })
+    if value.is_some_and(|value| value.is_empty()) { arg.env(Resettable::Reset) } else { arg }
 }
 
 /// Parses a level (`info`) or a filter (`linkerd_cni_repair_controller=info,warn`).
@@ -75,20 +75,25 @@ fn access_source(kubeconfig: Option<PathBuf>) -> anyhow::Result<AccessSource> {
 /// the bare level, else `error`. An unknown word is an error: it could name a module of
 /// upstream's controller, but is more likely a misspelt level.
 fn filter_level(filter: &str) -> Result<LevelFilter, String> {
-    let mut matches = vec![("", LevelFilter::ERROR)];
-    let directives = filter.split(',').map(str::trim);
-    for directive in directives.filter(|directive| !directive.is_empty()) {
+    let mut longest_prefix = "";
+    let mut chosen = LevelFilter::ERROR;
+    for directive in filter.split(',').map(str::trim) {
+        if directive.is_empty() {
+            continue;
+        }
         let (target, level) = match directive.split_once('=') {
             Some((target, level)) => (target, log::level(level)?),
             None if directive == TARGET => (TARGET, LevelFilter::TRACE),
             None => ("", log::level(directive)?),
         };
         // Ignore a span or field, as in `target[span{field}]=level`.
-        let target = target.split('[').next().unwrap_or(target);
-        matches.extend(TARGET.starts_with(target).then_some((target, level)));
+        let prefix = target.split('[').next().unwrap_or(target);
+        if TARGET.starts_with(prefix) && prefix.len() >= longest_prefix.len() {
+            longest_prefix = prefix;
+            chosen = level;
+        }
     }
-    let longest = matches.iter().max_by_key(|(target, _)| target.len());
-    Ok(longest.map_or(LevelFilter::ERROR, |(_, level)| *level))
+    Ok(chosen)
 }
 
 #[cfg(test)]

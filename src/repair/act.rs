@@ -1,6 +1,8 @@
 //! Repairs pods, and reports what was done or why a pod was left unchanged.
 
+pub mod check;
 pub mod delete;
 pub mod in_place;
 pub mod not_repaired;
+pub mod pod_events;
 pub mod worker;

@@ -4,9 +4,10 @@
 use std::thread;
 use std::time::Duration;
 
-use super::turn::ASK_AGENT_INTERVAL;
 use crate::kube::plain_http;
 
+/// Time for which a response is valid, and between two questions to an agent that is not ready.
+pub const ASK_INTERVAL: Duration = Duration::from_secs(1);
 const TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Why the agent counts as not ready.
@@ -42,7 +43,7 @@ pub fn wait_until_ready(address: &str) {
     let Err(why) = ask(address) else { return };
     tracing::warn!("Repairs are paused: {why}");
     while ask(address).is_err() {
-        thread::sleep(ASK_AGENT_INTERVAL);
+        thread::sleep(ASK_INTERVAL);
     }
 }
 

@@ -1,6 +1,7 @@
 //! Finds pods without redirect rules: by their failed validators, or by an audit of the rules.
 
 pub mod audit;
+pub mod findings;
 pub mod inspect;
 pub mod netns_lookup;
 pub mod plugin_config;

@@ -68,7 +68,8 @@ impl Queue {
         });
     }
 
-    /// Waits until it is a pod's turn. Takes this pod: it waits again after its next event or audit.
+    /// Waits until it is a pod's turn, and takes this pod. It waits again after its next event or
+    /// audit.
     pub fn next(&self) -> Next {
         let mut is_budget_logged = false;
         let mut state = self.lock();
@@ -92,7 +93,8 @@ impl Queue {
                     if reason == WaitReason::Budget && !is_budget_logged {
                         is_budget_logged = true;
                         tracing::info!(
-                            "The repair budget is used up; the next repair is possible in {wait:.0?}"
+                            "The repair budget is used up; the next repair is possible in \
+                             {wait:.0?}"
                         );
                     }
                     wait
@@ -142,9 +144,9 @@ impl Queue {
         }
     }
 
-    /// Records a failed attempt. A pod with a failed validator waits for the next attempt, at least
+    /// Records a failed attempt. A pod with a failed validator waits for another attempt, at least
     /// for `wait`. A pod that an audit found waits for the next audit.
-    pub fn record_failure(&self, pod: &StrandedPod, wait: Duration) {
+    pub fn retry(&self, pod: &StrandedPod, wait: Duration) {
         let mut state = self.lock();
         if let Some(index) = state.position(pod) {
             let queued = &mut state.pods[index];
@@ -278,7 +280,7 @@ mod tests {
     }
 
     fn queue(pods: usize) -> Queue {
-        let queue = Queue::new(Turns::with(RepairMode::Delete, 2, false));
+        let queue = Queue::new(Turns::new(RepairMode::Delete, 2, false));
         for name in 0..pods {
             assert!(queue.push(pod(name)));
         }
@@ -336,7 +338,7 @@ mod tests {
 
     #[test]
     fn the_agent_is_asked_once_before_each_pod_and_only_if_a_pod_waits() {
-        let queue = Queue::new(Turns::with(RepairMode::Delete, 2, true));
+        let queue = Queue::new(Turns::new(RepairMode::Delete, 2, true));
         assert!(queue.push(pod(1)) && queue.push(pod(2)));
         for name in [1, 2] {
             assert_eq!(queue.next(), Next::AskAgent);
@@ -382,7 +384,7 @@ mod tests {
         assert!(queue.push(audited.clone()));
         let soon = Instant::now() + Duration::from_millis(50);
         for taken in [next(&queue), next(&queue)] {
-            queue.record_failure(&taken, Duration::ZERO);
+            queue.retry(&taken, Duration::ZERO);
             *queue.lock().attempts(&taken).unwrap() = Attempts::none(soon);
         }
         assert!(queue.push(newer(0)));
@@ -400,7 +402,7 @@ mod tests {
         let queue = queue(1);
         assert_eq!(next(&queue), pod(0));
         queue.remove("0");
-        queue.record_failure(&pod(0), Duration::ZERO);
+        queue.retry(&pod(0), Duration::ZERO);
         assert!(!queue.record_complete(&pod(0)));
         assert!(!queue.is_report_due(&pod(0), "why"));
         assert!(queue.push(pod(1)));

@@ -40,8 +40,8 @@ pub struct Settings {
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_DELETE_UNMANAGED")]
     pub delete_unmanaged: bool,
 
-    /// Seconds between audits of the redirect rules of all running meshed pods; 0: only mode in-place audits,
-    /// after the start
+    /// Seconds between audits of the redirect rules of all running meshed pods; 0: only mode
+    /// in-place audits, after the start
     #[arg(long, env = "LINKERD_CNI_REPAIR_CONTROLLER_AUDIT_SECONDS", default_value_t = 0)]
     audit_seconds: u32,
 
@@ -67,7 +67,10 @@ pub struct Settings {
 impl Settings {
     /// Returns the time between two audits. `None`: no periodic audits.
     pub fn audit_period(&self) -> Option<Duration> {
-        (self.audit_seconds > 0).then(|| Duration::from_secs(self.audit_seconds.into()))
+        match self.audit_seconds {
+            0 => None,
+            seconds => Some(Duration::from_secs(seconds.into())),
+        }
     }
 
     pub fn net_dir(&self) -> PathBuf {

@@ -11,15 +11,12 @@ pub mod holds;
 
 use std::time::{Duration, Instant, SystemTime};
 
+use super::agent_ready::ASK_INTERVAL;
 use super::find::stranded::{FoundBy, StrandedPod};
-use super::settings::{RepairMode, Settings};
+use super::settings::RepairMode;
 use attempts::Attempts;
 use budget::RepairBudget;
 use holds::Holds;
-
-/// Time for which a response of the agent is valid, and between two questions to an agent that is
-/// not ready.
-pub const ASK_AGENT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Whether the controller may check a pod now, and then repair it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -77,12 +74,7 @@ pub struct Turns {
 }
 
 impl Turns {
-    pub fn new(settings: &Settings) -> Self {
-        let has_agent = settings.agent_addr.is_some();
-        Turns::with(settings.mode, settings.repairs_per_minute, has_agent)
-    }
-
-    pub fn with(mode: RepairMode, repairs_per_minute: u16, has_agent: bool) -> Self {
+    pub fn new(mode: RepairMode, repairs_per_minute: u16, has_agent: bool) -> Self {
         Turns {
             agent: if has_agent { Agent::NotAsked } else { Agent::Unchecked },
             are_audit_repairs_suspended: false,
@@ -135,7 +127,7 @@ impl Turns {
     /// Records the agent's response. Returns whether repairs are paused from now on.
     pub fn record_agent(&mut self, is_ready: bool, now: Instant) -> bool {
         let was_paused = matches!(self.agent, Agent::NotReady { .. });
-        let valid_until = now + ASK_AGENT_INTERVAL;
+        let valid_until = now + ASK_INTERVAL;
         self.agent =
             if is_ready { Agent::Ready { valid_until } } else { Agent::NotReady { valid_until } };
         !is_ready && !was_paused
@@ -190,7 +182,9 @@ mod tests {
             ),
             (
                 "the agent is ready",
-                |turns, _, now| drop(turns.record_agent(true, now)),
+                |turns, _, now| {
+                    turns.record_agent(true, now);
+                },
                 Turn::Now,
                 Turn::Now,
             ),
@@ -205,19 +199,25 @@ mod tests {
             ),
             (
                 "the agent was ready a second ago",
-                |turns, _, now| drop(turns.record_agent(true, now - SECOND)),
+                |turns, _, now| {
+                    turns.record_agent(true, now - SECOND);
+                },
                 Turn::AskAgent,
                 Turn::AskAgent,
             ),
             (
                 "the agent is not ready",
-                |turns, _, now| drop(turns.record_agent(false, now)),
+                |turns, _, now| {
+                    turns.record_agent(false, now);
+                },
                 Turn::Wait(AgentNotReady, SECOND),
                 Turn::Wait(AgentNotReady, SECOND),
             ),
             (
                 "the agent was not ready a second ago",
-                |turns, _, now| drop(turns.record_agent(false, now - SECOND)),
+                |turns, _, now| {
+                    turns.record_agent(false, now - SECOND);
+                },
                 Turn::AskAgent,
                 Turn::AskAgent,
             ),
@@ -290,7 +290,7 @@ mod tests {
         ];
         let now = Instant::now() + 10 * MINUTE;
         for (name, prepare, by_validator, by_audit) in rows {
-            let mut turns = Turns::with(RepairMode::Delete, 2, true);
+            let mut turns = Turns::new(RepairMode::Delete, 2, true);
             let mut attempts = Attempts::none(now - MINUTE);
             prepare(&mut turns, &mut attempts, now);
             for (found_by, expected) in
@@ -311,7 +311,7 @@ mod tests {
             ("a repair of this pod a minute ago", Some("web"), MINUTE, None),
             ("a repair in another namespace", Some("voting"), SECOND, None),
         ] {
-            let mut turns = Turns::with(RepairMode::InPlace, 2, false);
+            let mut turns = Turns::new(RepairMode::InPlace, 2, false);
             if let Some(namespace) = repaired {
                 turns.record_repair(&found(namespace, FoundBy::Audit), now, SystemTime::now());
             }
@@ -326,7 +326,7 @@ mod tests {
     #[test]
     fn without_an_address_the_agent_is_never_asked() {
         let now = Instant::now();
-        let mut turns = Turns::with(RepairMode::Delete, 2, false);
+        let mut turns = Turns::new(RepairMode::Delete, 2, false);
         let pod = found("web", FoundBy::Validator);
         assert_eq!(turns.to_check(&pod, &Attempts::none(now), now), Turn::Now);
         turns.record_taken();
@@ -336,7 +336,7 @@ mod tests {
     #[test]
     fn a_pause_is_reported_once_until_the_agent_is_ready() {
         let now = Instant::now();
-        let mut turns = Turns::with(RepairMode::Delete, 2, true);
+        let mut turns = Turns::new(RepairMode::Delete, 2, true);
         let responses = [false, false, true, true, false];
         let begins_pause = responses.map(|is_ready| turns.record_agent(is_ready, now));
         assert_eq!(begins_pause, [true, false, false, false, true]);

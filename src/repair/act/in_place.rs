@@ -4,6 +4,7 @@ use std::error::Error;
 
 use crate::firewall::{self, RulesState, describe_missing};
 use crate::netns;
+use crate::redirect::RuleSpec;
 use crate::repair::find::inspect::{Inspected, NETNS_TIMEOUT};
 
 /// Installs the missing rules, or today's rules in place of drifted rules, and reads them back.
@@ -14,9 +15,7 @@ pub fn install_rules(inspected: &Inspected) -> Result<(), Box<dyn Error>> {
         return Ok(());
     };
     let spec = spec.clone();
-    let install =
-        move || firewall::install_native(&spec).and_then(|()| firewall::rules_state(Some(&spec)));
-    match netns::run(&inspected.netns, NETNS_TIMEOUT, install)?? {
+    match netns::run(&inspected.netns, NETNS_TIMEOUT, move || install_and_read(&spec))?? {
         RulesState::Complete | RulesState::Drifted(_) => Ok(()),
         RulesState::Missing(_, missing) => {
             let missing = describe_missing(&missing);
@@ -28,4 +27,10 @@ pub fn install_rules(inspected: &Inspected) -> Result<(), Box<dyn Error>> {
                 .into())
         }
     }
+}
+
+/// Installs the rules in the current netns, and returns their state.
+fn install_and_read(spec: &RuleSpec) -> Result<RulesState, firewall::Error> {
+    firewall::install_native(spec)?;
+    firewall::rules_state(Some(spec))
 }

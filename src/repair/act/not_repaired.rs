@@ -6,17 +6,17 @@ use std::time::Duration;
 use crate::config::Config;
 use crate::kube::{self, connection};
 use crate::pod::skip::SkipReason;
+use crate::repair::controller_metrics::Metrics;
 use crate::repair::find::stranded::{AfterDeletion, FoundBy, RepairFacts, StrandedPod};
-use crate::repair::metrics::Metrics;
 use crate::repair::settings::RepairMode;
 use crate::verdict::{PodView, Verdict, verdict};
 
-/// Time until a pod that no repair helps is looked at again.
+/// Time until a pod that no repair helps is checked again.
 const RECHECK: Duration = Duration::from_secs(3600);
 
-pub const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too many \
-                              rules, which the repair controller cannot read; delete the pod to \
-                              replace it";
+pub const UNREADABLE: &str = "the pod's network namespace has a table of iptables-legacy, or too \
+                              many rules, which the repair controller cannot read; delete the pod \
+                              to replace it";
 
 const UNMANAGED: &str = "the pod has no controller that would replace it, so it is not deleted; \
                              delete it and create it again, or set repairController.mode=in-place \
@@ -47,9 +47,9 @@ pub enum NotRepaired {
     /// The pod has all its rules, but the last run of its validator failed.
     #[error("Pod has all its redirect rules")]
     Complete,
-    /// The pod is left unchanged, and retried after a time. Zero: not before its next event or audit.
-    #[error("{0}")]
-    Skipped(String, Duration),
+    /// The pod is left unchanged for now, and that is reported.
+    #[error("{why}")]
+    Skipped { why: String, retry: Retry },
     #[error(transparent)]
     Connection(#[from] connection::Error),
     #[error(transparent)]
@@ -58,15 +58,27 @@ pub enum NotRepaired {
     Failed(#[from] Box<dyn Error>),
 }
 
+/// When the repair of a skipped pod is tried again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Retry {
+    After(Duration),
+    /// After the pod's next event, or the next audit that finds the pod.
+    WhenFoundAgain,
+}
+
 impl NotRepaired {
-    /// No repair helps the pod as it is.
-    pub fn impossible(why: impl Into<String>) -> Self {
-        NotRepaired::Skipped(why.into(), RECHECK)
+    pub fn skip(why: impl Into<String>, retry: Retry) -> Self {
+        NotRepaired::Skipped { why: why.into(), retry }
     }
 
-    /// Counts a failed repair. Returns its log line. The metrics of deletions, which upstream has too,
-    /// count only API requests.
-    pub fn count(&self, mode: RepairMode, metrics: &Metrics) -> &'static str {
+    /// Returns that no repair helps the pod as it is.
+    pub fn impossible(why: impl Into<String>) -> Self {
+        NotRepaired::skip(why, Retry::After(RECHECK))
+    }
+
+    /// Counts a failed repair. Returns its log line. The metrics of deletions, which upstream has
+    /// too, count only API requests.
+    pub fn count_failure(&self, mode: RepairMode, metrics: &Metrics) -> &'static str {
         let (counter, line) = match (mode, self) {
             (RepairMode::Delete, NotRepaired::Request(error)) if error.is_timeout() => {
                 (&metrics.pods_delete_timeout, "Error deleting pod")
@@ -99,20 +111,33 @@ pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<()
     }
 }
 
-/// Fails if a deletion may not help the pod: a static pod keeps running. A pod that the plugin skips by
-/// its annotations while no agent keeps the node's copy would be replaced by another such pod, which
-/// would be deleted too, and so on. Nothing replaces a pod without a controller, so it is deleted only if
-/// the settings say so, or once a controller has adopted it, which is an event.
+/// Fails if a deletion may not help the pod:
+///
+/// - A static pod keeps running.
+/// - Without the node's copy of its pods, the plugin skips pods by their annotations. Then the
+///   replacement of such a pod would be stranded and deleted, too, and so would the next.
+/// - Nothing replaces a pod without a controller. It is deleted only if the settings say so, or
+///   once a controller has adopted it, which is an event.
 pub fn check_replacement(facts: &RepairFacts, delete_unmanaged: bool) -> Result<(), NotRepaired> {
     let is_skipped = facts.skipped_by_annotations.is_some();
     match facts.after_deletion {
         AfterDeletion::KeepsRunning => Err(NotRepaired::impossible(STATIC)),
-        AfterDeletion::Gone if delete_unmanaged => Ok(()),
-        AfterDeletion::Gone | AfterDeletion::Replaced if is_skipped => {
-            Err(NotRepaired::impossible(UNANNOTATED))
+        AfterDeletion::Gone => {
+            if delete_unmanaged {
+                Ok(())
+            } else if is_skipped {
+                Err(NotRepaired::impossible(UNANNOTATED))
+            } else {
+                Err(NotRepaired::skip(UNMANAGED, Retry::WhenFoundAgain))
+            }
         }
-        AfterDeletion::Gone => Err(NotRepaired::Skipped(UNMANAGED.to_owned(), Duration::ZERO)),
-        AfterDeletion::Replaced => Ok(()),
+        AfterDeletion::Replaced => {
+            if is_skipped {
+                Err(NotRepaired::impossible(UNANNOTATED))
+            } else {
+                Ok(())
+            }
+        }
     }
 }
 
@@ -134,8 +159,8 @@ fn skipped_by_plugin(reason: SkipReason) -> String {
     format!("the plugin installs no redirect rules in this pod ({}); {remedy}", reason.text())
 }
 
-/// The result for a pod in which the plugin installs no rules. A pod with a failed validator is stuck,
-/// so it is reported.
+/// Returns the result for a pod in which the plugin installs no rules. A pod with a failed
+/// validator is stuck, so it is reported.
 pub fn no_rules(pod: &StrandedPod, why: String) -> NotRepaired {
     match pod.found.found_by {
         FoundBy::Validator => NotRepaired::impossible(why),
@@ -151,7 +176,7 @@ mod tests {
     fn a_failed_inspection_is_not_counted_as_a_failed_deletion() {
         let error = NotRepaired::Failed("HTTP 500".into());
         let metrics = Metrics::default();
-        assert_eq!(error.count(RepairMode::Delete, &metrics), "Error repairing pod");
+        assert_eq!(error.count_failure(RepairMode::Delete, &metrics), "Error repairing pod");
         assert_eq!((metrics.repair_errors.get(), metrics.pods_delete_errors.get()), (1, 0));
     }
 }

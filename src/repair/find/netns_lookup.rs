@@ -18,6 +18,19 @@ use crate::repair::settings::Settings;
 const RESULTS_DIR: &str = "var/lib/cni/results";
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// Why the netns of a pod is unknown.
+#[derive(Debug, thiserror::Error)]
+pub enum NetnsUnknown {
+    #[error("the pod has no IP address yet")]
+    NoAddress,
+    #[error("the pod's network namespace has too many addresses to list")]
+    TooManyAddresses,
+    #[error(
+        "no CNI result of the pod in /{RESULTS_DIR} leads to a network namespace with its address"
+    )]
+    NoResult,
+}
+
 /// The netns of each pod of the node, as read once.
 pub struct NetnsLookup {
     /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
@@ -41,49 +54,64 @@ impl NetnsLookup {
         NetnsLookup { by_pod }
     }
 
-    /// Returns the path of the pod's netns, or why it is unknown. Never that of another pod: the
-    /// rules would break it.
-    pub fn find(&self, pod: &StrandedPod) -> Result<PathBuf, String> {
-        let StrandedPod { found, facts } = pod;
-        let address = facts.address.ok_or("the pod has no IP address yet")?;
-        let full_name = format!("{}/{}", found.namespace, found.name);
-        let keys = [&found.uid, facts.static_uid.as_ref().unwrap_or(&found.uid), &full_name];
-        let paths = keys.iter().filter_map(|key| self.by_pod.get(*key)).flatten();
-        for path in paths.filter(|path| !netns::is_current(path)) {
+    /// Returns the path of the pod's netns. Never that of another pod: the rules would break it.
+    pub fn find(&self, pod: &StrandedPod) -> Result<PathBuf, NetnsUnknown> {
+        let address = pod.facts.address.ok_or(NetnsUnknown::NoAddress)?;
+        for path in self.paths(pod) {
+            if netns::is_current(path) {
+                continue;
+            }
             match netns::run(path, LIST_ADDRESSES_TIMEOUT, link::addresses) {
                 Ok(Ok(addresses)) if addresses.contains(&address) => return Ok(path.clone()),
-                Ok(Err(Errno::EFBIG)) => {
-                    return Err("the pod's network namespace has too many addresses to list".into());
-                }
+                Ok(Err(Errno::EFBIG)) => return Err(NetnsUnknown::TooManyAddresses),
                 Ok(_) => {}
                 Err(error) => tracing::debug!("{error}"),
             }
         }
-        Err(format!(
-            "no CNI result of the pod in /{RESULTS_DIR} leads to a network namespace with its address"
-        ))
+        Err(NetnsUnknown::NoResult)
+    }
+
+    /// Returns the netns paths in the pod's cached results.
+    fn paths(&self, pod: &StrandedPod) -> impl Iterator<Item = &PathBuf> {
+        let StrandedPod { found, facts } = pod;
+        let uid = found.uid.clone();
+        let static_uid = facts.static_uid.clone().unwrap_or_else(|| uid.clone());
+        let full_name = format!("{}/{}", found.namespace, found.name);
+        [uid, static_uid, full_name].into_iter().filter_map(|key| self.by_pod.get(&key)).flatten()
     }
 }
 
-/// Returns the pod's key in [`NetnsLookup::by_pod`] and the host's path of its netns, from the text of a
-/// file that libcni writes for the result of one ADD (`cachedInfo` in
+/// Returns the pod's key in [`NetnsLookup::by_pod`] and the host's path of its netns, from the text
+/// of a file that libcni writes for the result of one ADD (`cachedInfo` in
 /// <https://github.com/containernetworking/cni/blob/main/libcni/api.go>).
 fn cached_add(text: &[u8]) -> Option<(String, String)> {
     let cached: Value = serde_json::from_slice(text).ok()?;
-    // Pairs of name and value.
     let args = cached["cniArgs"].as_array()?;
-    let arg = |key: &str| args.iter().find(|arg| arg[0] == key)?[1].as_str();
-    let pod = match arg("K8S_POD_UID").filter(|uid| !uid.is_empty()) {
-        Some(uid) => uid.to_owned(),
-        None => format!("{}/{}", arg("K8S_POD_NAMESPACE")?, arg("K8S_POD_NAME")?),
+    let pod = match argument(args, "K8S_POD_UID") {
+        Some(uid) if !uid.is_empty() => uid.to_owned(),
+        _ => {
+            let namespace = argument(args, "K8S_POD_NAMESPACE")?;
+            format!("{namespace}/{}", argument(args, "K8S_POD_NAME")?)
+        }
     };
-    let path = |value: &Value| Some(value.as_str()?.to_owned()).filter(|path| !path.is_empty());
-    // Results of older libcni versions have no `netns`.
-    let netns = path(&cached["netns"]).or_else(|| {
-        let interfaces = cached["result"]["interfaces"].as_array()?;
-        interfaces.iter().find_map(|interface| path(&interface["sandbox"]))
-    })?;
-    Some((pod, netns))
+    let netns = match non_empty(&cached["netns"]) {
+        Some(netns) => netns,
+        // Results of older libcni versions have no `netns`.
+        None => {
+            let interfaces = cached["result"]["interfaces"].as_array()?;
+            interfaces.iter().find_map(|interface| non_empty(&interface["sandbox"]))?
+        }
+    };
+    Some((pod, netns.to_owned()))
+}
+
+/// Returns the value of `name` in these pairs of name and value.
+fn argument<'v>(args: &'v [Value], name: &str) -> Option<&'v str> {
+    args.iter().find(|arg| arg[0] == name)?[1].as_str()
+}
+
+fn non_empty(value: &Value) -> Option<&str> {
+    value.as_str().filter(|text| !text.is_empty())
 }
 
 #[cfg(test)]

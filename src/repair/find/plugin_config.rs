@@ -1,28 +1,42 @@
 //! Reads the plugin's configuration for the next pod.
 
 use std::error::Error;
+use std::fmt::Display;
 use std::path::Path;
 
 use crate::cni::object::Object;
 use crate::config::Config;
-use crate::conflist::{net_dir, plan};
+use crate::conflist::net_dir::{self, ConfigFile};
+use crate::conflist::plan;
 
 /// File name of the plugin's kubeconfig, which is no network config.
 const KUBECONFIG: &str = "ZZZ-linkerd-cni-kubeconfig";
 
 /// Reads the plugin entry of the active conflist in the mounted CNI net dir.
 pub fn read(net_dir: &Path) -> Result<Config, Box<dyn Error>> {
-    let unreadable = |why: String| format!("cannot read the plugin's configuration: {why}");
-    let scanned = net_dir::scan(net_dir, KUBECONFIG).map_err(|err| unreadable(err.to_string()))?;
-    let active = plan::called_config(&scanned)
-        .ok_or_else(|| unreadable(format!("no active network config in {}", net_dir.display())))?;
+    let scanned = match net_dir::scan(net_dir, KUBECONFIG) {
+        Ok(scanned) => scanned,
+        Err(error) => return Err(unreadable(error)),
+    };
+    let Some(active) = plan::called_config(&scanned) else {
+        return Err(unreadable(format!("no active network config in {}", net_dir.display())));
+    };
     let path = net_dir.join(&active.name);
-    let entry = active.plugin_entry();
-    let entry = entry
-        .and_then(|entry| serde_json::from_str::<Object>(entry.text).ok())
-        .ok_or_else(|| unreadable(format!("{} has no plugin entry", path.display())))?;
-    let config = Config::read(&entry);
-    Ok(config.map_err(|error| unreadable(format!("{}: {error}", path.display())))?)
+    let Some(entry) = entry_object(active) else {
+        return Err(unreadable(format!("{} has no plugin entry", path.display())));
+    };
+    match Config::read(&entry) {
+        Ok(config) => Ok(config),
+        Err(error) => Err(unreadable(format!("{}: {error}", path.display()))),
+    }
+}
+
+fn entry_object(file: &ConfigFile) -> Option<Object> {
+    serde_json::from_str(file.plugin_entry()?.text).ok()
+}
+
+fn unreadable(why: impl Display) -> Box<dyn Error> {
+    format!("cannot read the plugin's configuration: {why}").into()
 }
 
 #[cfg(test)]

@@ -81,8 +81,8 @@ pub enum AfterDeletion {
 
 impl StrandedPod {
     /// Returns the pod if it may need a repair by its present status alone: a first failure of the
-    /// validator counts, and so does a failure from before the controller started. Whether a running
-    /// pod lacks rules is not known from its object.
+    /// validator counts, and so does a failure from before the controller started. Whether a
+    /// running pod lacks rules is not known from its object.
     ///
     /// Never a pod that is terminating or finished, or has no netns of its own.
     pub fn from_object(pod: &Pod, found_by: FoundBy) -> Option<Self> {
@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// A row of `tests.yaml`: a pod of its `pods`, changes of it by JSON pointer, and what is expected.
+    /// A row of `tests.yaml`: a pod of its `pods`, changes by JSON pointer, and what is expected.
     #[derive(Deserialize)]
     struct Row<E> {
         name: String,

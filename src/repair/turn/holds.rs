@@ -9,8 +9,8 @@ use std::time::{Duration, Instant, SystemTime};
 use crate::repair::find::stranded::StrandedPod;
 use crate::repair::settings::RepairMode;
 
-/// Time for which a repaired pod is not repaired again. Also the first hold of a pod that was created
-/// after another pod of its owner was deleted. This hold doubles with each deletion.
+/// Time for which a repaired pod is not repaired again. Also the first hold of a pod that was
+/// created after another pod of its owner was deleted. This hold doubles with each deletion.
 const HOLD: Duration = Duration::from_secs(60);
 
 /// Longest hold after deletions that did not help.

@@ -13,7 +13,8 @@ metrics! {
     queue_overflow: Counter = register
         "Stranded pods dropped because the queue was full or the list too long"
     pods_held: Counter = register
-        "Stranded pods left unchanged for now, as an earlier repair of the pod or of its owner's last pod did not help"
+        "Stranded pods left unchanged for now, as an earlier repair of the pod or of its owner's \
+         last pod did not help"
     pods_delete_latency_seconds: Histogram = register_durations
         "Duration of successful pod deletions"
     pods_deleted: Counter = register "Evicted or deleted pods"
@@ -36,13 +37,16 @@ metrics! {
     audit_pods_complete: Counter = register "Audited pods with all redirect rules"
     audit_pods_incomplete: Counter = register "Audited pods with missing or changed redirect rules"
     audit_pods_unreadable: Counter = register
-        "Audited pods with a table of iptables-legacy, which only the host's iptables can read, or with too many rules"
+        "Audited pods with a table of iptables-legacy, which only the host's iptables can read, or \
+         with too many rules"
     audit_errors: Counter = register
         "Failed audits, and pods whose rules an audit could not compare"
     audit_pods_drifted: Gauge = register
-        "Pods of the last audit whose redirect rules, with which they started, are not those of today's values and annotations"
+        "Pods of the last audit whose redirect rules, with which they started, are not those of \
+         today's values and annotations"
     audit_repairs_suspended: Gauge = register
-        "Whether the last audit repaired no pods, as more than half of them had missing or changed redirect rules"
+        "Whether the last audit repaired no pods, as more than half of them had missing or changed \
+         redirect rules"
 }
 
 impl Metrics {

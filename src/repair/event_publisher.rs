@@ -1,0 +1,54 @@
+//! Publishes the controller's Events, and counts and logs what fails.
+
+use std::time::Instant;
+
+use super::{CONTROLLER, Shared};
+use crate::kube;
+use crate::kube::connection::{self, Connection};
+use crate::kube::event::{self, EventContent, Regarding, Reporter};
+
+#[derive(Debug, thiserror::Error)]
+enum PublishError {
+    #[error(transparent)]
+    Connection(#[from] connection::Error),
+    #[error(transparent)]
+    Request(#[from] kube::Error),
+}
+
+impl Shared {
+    /// Publishes an Event. A failure is only counted and logged.
+    pub fn publish_event(
+        &self,
+        connection: &mut Connection,
+        regarding: Regarding<'_>,
+        content: &EventContent,
+    ) {
+        let began = Instant::now();
+        let Err(error) = self.try_to_publish(connection, regarding, content) else {
+            let took = began.elapsed().as_secs_f64();
+            self.metrics.events_publish_latency_seconds.observe(took);
+            return;
+        };
+        match &error {
+            PublishError::Request(error) if error.is_timeout() => {
+                self.metrics.events_publish_timeouts.inc();
+            }
+            PublishError::Request(_) | PublishError::Connection(_) => {
+                self.metrics.events_publish_errors.inc();
+            }
+        }
+        let Regarding { namespace, name, .. } = regarding;
+        tracing::warn!(err = %error, namespace, name, "Error publishing event");
+    }
+
+    fn try_to_publish(
+        &self,
+        connection: &mut Connection,
+        regarding: Regarding<'_>,
+        content: &EventContent,
+    ) -> Result<(), PublishError> {
+        let reporter = Reporter { controller: CONTROLLER, instance: &self.settings.pod_name };
+        event::publish(&connection.client()?, reporter, regarding, content)?;
+        Ok(())
+    }
+}
