@@ -94,17 +94,19 @@ fn paths_are_joined_as_by_gos_path_join_and_slashes_around_the_kubeconfig_name_a
 
 #[test]
 fn settings_select_the_mode_of_chaining_and_an_invalid_conf_name_is_rejected_with_the_reason() {
-    for case in testkit::chart::yaml(include_str!("tests/modes.yaml")).as_array().unwrap() {
-        let vars: Vec<(&str, &str)> = case[0]
-            .as_object()
-            .unwrap()
-            .iter()
-            .map(|(name, value)| (&**name, value.as_str().unwrap()))
-            .collect();
-        let found = match read(&vars) {
-            Ok(settings) => format!("{:?}", settings.node.mode),
-            Err(error) => error.to_string(),
-        };
-        assert!(found.contains(case[1].as_str().unwrap()), "{case}: {found}");
+    let cases = testkit::chart::yaml(include_str!("tests/modes.yaml"));
+    for (name, case) in cases["modes"].as_object().unwrap() {
+        let mode = read(&variables(case)).unwrap().node.mode;
+        assert_eq!(format!("{mode:?}"), case["mode"].as_str().unwrap(), "{name}");
     }
+    for (name, case) in cases["errors"].as_object().unwrap() {
+        let error = read(&variables(case)).unwrap_err().to_string();
+        assert!(error.contains(case["error"].as_str().unwrap()), "{name}: {error}");
+    }
+}
+
+/// The environment variables of a case.
+fn variables(case: &Value) -> Vec<(&str, &str)> {
+    let settings = case["settings"].as_object().unwrap();
+    settings.iter().map(|(name, value)| (&**name, value.as_str().unwrap())).collect()
 }

@@ -28,11 +28,11 @@ impl Routes for InOrder {
 
 #[test]
 fn removes_only_taints_with_the_key_whatever_their_effect() {
-    for case in yaml(include_str!("tests/cases.yaml"))["taints"].as_array().unwrap() {
-        let node: Node = serde_json::from_value(node(case[0].clone())).unwrap();
+    for (name, case) in yaml(include_str!("tests/cases.yaml"))["taints"].as_object().unwrap() {
+        let node: Node = serde_json::from_value(node(case["taints"].clone())).unwrap();
         let patch = patch_without_taint(&node, KEY).unwrap_or_default();
-        assert_eq!(patch["spec"]["taints"], case[1], "{case}");
-        assert!(patch.is_null() || patch["metadata"]["resourceVersion"] == "7", "{case}");
+        assert_eq!(patch["spec"]["taints"], case["left"], "{name}");
+        assert!(patch.is_null() || patch["metadata"]["resourceVersion"] == "7", "{name}");
     }
 }
 
