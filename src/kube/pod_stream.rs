@@ -32,7 +32,7 @@ pub struct PodList<T> {
 
 /// Reads a list to its end. Fails if the list is incomplete, so that no decision is based on a part
 /// of it.
-pub fn list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>> {
+pub fn parse_list<T: FromPod>(response: impl BufRead) -> serde_json::Result<PodList<T>> {
     #[derive(Deserialize)]
     #[serde(bound = "T: FromPod")]
     struct ListBody<T> {
@@ -95,7 +95,9 @@ pub enum WatchEvent {
 
 /// Iterates over the events of a watch until the watch ends. Yields an error for an invalid
 /// or incomplete event.
-pub fn events(response: impl BufRead) -> impl Iterator<Item = serde_json::Result<WatchEvent>> {
+pub fn parse_events(
+    response: impl BufRead,
+) -> impl Iterator<Item = serde_json::Result<WatchEvent>> {
     serde_json::Deserializer::from_reader(response).into_iter()
 }
 
@@ -129,7 +131,7 @@ mod tests {
         for (items, kept, dropped) in
             [(&*[HEALTHY, KEPT, HEALTHY].join(","), 1, 0), (&many, MAX_PODS, 7)]
         {
-            let list = list::<Name>(list_of(items).as_bytes()).unwrap();
+            let list = parse_list::<Name>(list_of(items).as_bytes()).unwrap();
             assert_eq!((list.pods.len(), list.dropped), (kept, dropped));
             assert_eq!(list.pods[0], Name("a".into()));
             assert_eq!(list.resource_version, "9");
@@ -148,18 +150,18 @@ mod tests {
             (r#"{"metadata":{"resourceVersion":"1"},"items":[{}]}"#, false),
             (r#"{"metadata":{"resourceVersion":"1","continue":"t"},"items":[]}"#, false),
         ] {
-            assert_eq!(list::<Name>(text.as_bytes()).is_ok(), is_accepted, "{text}");
+            assert_eq!(parse_list::<Name>(text.as_bytes()).is_ok(), is_accepted, "{text}");
         }
         let complete = list_of(&[KEPT, KEPT].join(","));
-        assert!(list::<Name>(complete.as_bytes()).is_ok());
+        assert!(parse_list::<Name>(complete.as_bytes()).is_ok());
         for end in 0..complete.len() {
-            assert!(list::<Name>(&complete.as_bytes()[..end]).is_err(), "cut off at {end}");
+            assert!(parse_list::<Name>(&complete.as_bytes()[..end]).is_err(), "cut off at {end}");
         }
     }
 
     #[test]
     fn watch_events_are_read_in_order_until_the_stream_is_cut_off() {
-        let read: Vec<String> = events(include_bytes!("pod_stream.jsonl").as_slice())
+        let read: Vec<String> = parse_events(include_bytes!("pod_stream.jsonl").as_slice())
             .map(|event| match event {
                 Ok(WatchEvent::Added(pod)) => format!("added {}", pod.metadata.name),
                 Ok(WatchEvent::Modified(pod)) => format!("modified {}", pod.metadata.name),

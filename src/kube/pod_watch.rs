@@ -138,7 +138,7 @@ pub fn list<T: FromPod>(
     selection: &Selection,
 ) -> Result<PodList<T>, Error> {
     let path = format!("{}&resourceVersion=0", selection.path());
-    Ok(pod_stream::list(connection.client()?.read_list(&path)?)?)
+    Ok(pod_stream::parse_list(connection.client()?.read_list(&path)?)?)
 }
 
 fn encode(text: &str) -> String {
@@ -232,7 +232,7 @@ impl Watch {
         if on_update(Update::Opened).is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        for event in pod_stream::events(response) {
+        for event in pod_stream::parse_events(response) {
             let (version, update) = match event? {
                 WatchEvent::Error(ApiStatus { code, message, .. }) => {
                     let message = redact::message(&message.unwrap_or_default(), connection.token());

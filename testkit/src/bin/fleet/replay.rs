@@ -216,7 +216,7 @@ impl Sender<'_> {
             }
             asked(&error)
         })?;
-        for event in pod_stream::events(response) {
+        for event in pod_stream::parse_events(response) {
             if self.is_stopped() {
                 break;
             }
