@@ -73,7 +73,7 @@ pub struct Deadlines {
 }
 
 impl Deadlines {
-    pub fn each(phase: Duration) -> Self {
+    pub fn per_phase(phase: Duration) -> Self {
         Deadlines { connect: phase, response: phase, body: phase }
     }
 }

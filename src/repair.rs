@@ -108,7 +108,7 @@ pub fn run(settings: Settings, source: &AccessSource) -> Result<(), Box<dyn Erro
     serve(Arc::clone(&shared))?;
     start_watch(connection(source, DEADLINES), Arc::clone(&shared))?;
     start_audits(connection(source, DEADLINES), Arc::clone(&shared))?;
-    start_worker(connection(source, Deadlines::each(worker::REQUEST_TIMEOUT)), shared)?;
+    start_worker(connection(source, Deadlines::per_phase(worker::REQUEST_TIMEOUT)), shared)?;
 
     let signal = signals.wait().map_err(cannot_wait)?;
     tracing::info!("Received {signal}; stopping");

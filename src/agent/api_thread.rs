@@ -246,7 +246,8 @@ impl ApiHandle {
         let Some(source) = access_source(&self.settings) else { return };
         let settings = Arc::clone(&self.settings);
         let _ = run_within("last request", longest, move || {
-            let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(longest / 2));
+            let mut connection =
+                Connection::new(source, USER_AGENT, Deadlines::per_phase(longest / 2));
             if let Err(error) = event_queue::post(&mut connection, &settings, &event) {
                 warn!("cannot post an Event: {error}");
             }

@@ -133,7 +133,7 @@ impl Error {
 /// pods of the cluster from etcd. Later API servers do so if the request has a `limit`. So the list
 /// may be older than the last event of a watch, e.g. if another API server responds. No change is
 /// lost, because a watch continues from the list's own version and repeats all events since then.
-pub fn list<T: FromPod>(
+pub fn list_pods<T: FromPod>(
     connection: &mut Connection,
     selection: &Selection,
 ) -> Result<PodList<T>, Error> {
@@ -164,7 +164,7 @@ pub fn run<T: FromPod>(
     loop {
         let error = match version.take() {
             None => {
-                let list = list(&mut connection, selection);
+                let list = list_pods(&mut connection, selection);
                 // The watch opens a connection of its own.
                 connection.close();
                 match list {

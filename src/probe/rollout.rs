@@ -22,7 +22,7 @@ pub fn verify(settings: &Settings) -> anyhow::Result<()> {
         access_source(settings).context("KUBERNETES_SERVICE_HOST and _PORT are not set")?;
     let namespace = namespace(settings).context("LINKERD_CNI_NAMESPACE is not set")?;
     let path = daemonset_path(&namespace, "linkerd-cni");
-    let mut connection = Connection::new(source, USER_AGENT, Deadlines::each(ATTEMPT_TIMEOUT));
+    let mut connection = Connection::new(source, USER_AGENT, Deadlines::per_phase(ATTEMPT_TIMEOUT));
     let nodes = retry(ROLLOUT_BUDGET, || ready_nodes(&connection.client()?.get(&path)?));
     let nodes = nodes.map_err(|problem| {
         anyhow!("{problem:#}; see `kubectl get pods -n {namespace} -l k8s-app=linkerd-cni -o wide`")

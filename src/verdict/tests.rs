@@ -248,7 +248,7 @@ fn the_repair_controller_leaves_a_pod_alone_exactly_if_the_plugin_skips_it() {
         let dir = tempfile::tempdir().unwrap();
         let api = serve(&row);
         let access = kubeconfig::read(Path::new(&write_kubeconfig(&api, dir.path()))).unwrap();
-        let deadlines = Deadlines::each(Duration::from_secs(5));
+        let deadlines = Deadlines::per_phase(Duration::from_secs(5));
         let client = Client::new::<LiteralAddress>(&access, "test", deadlines).unwrap();
         let prefix = dir.path().to_str().unwrap();
         let flags = ["x", "--node-name=a", "--controller-pod-name=b", "--mount-prefix", prefix];

@@ -40,7 +40,8 @@ pub struct Worker {
 impl Worker {
     pub fn new(api: Arc<ApiHandle>, source: AccessSource) -> Worker {
         let kubeconfig = AccessSource::Kubeconfig(api.settings.node.kubeconfig());
-        let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
+        let deadlines =
+            Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::per_phase(PHASE_TIMEOUT) };
         Worker {
             own: Connection::new(source, USER_AGENT, deadlines),
             plugin: Connection::new(kubeconfig, USER_AGENT, deadlines),

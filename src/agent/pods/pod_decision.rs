@@ -23,7 +23,7 @@ pub struct DecisionMaker {
 
 impl DecisionMaker {
     pub fn new(source: AccessSource) -> DecisionMaker {
-        let connection = Connection::new(source, USER_AGENT, Deadlines::each(LOOKUP_TIMEOUT));
+        let connection = Connection::new(source, USER_AGENT, Deadlines::per_phase(LOOKUP_TIMEOUT));
         DecisionMaker { connection, reader: None }
     }
 

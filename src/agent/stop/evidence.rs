@@ -93,7 +93,7 @@ pub fn gather(settings: &Settings, api: &ApiHandle, timeout: Duration) -> Round 
     let Some(namespace) = identity::namespace(settings) else {
         return Round::Unreachable(identity::NO_NAMESPACE.into());
     };
-    let mut own = Connection::new(source, USER_AGENT, Deadlines::each(timeout));
+    let mut own = Connection::new(source, USER_AGENT, Deadlines::per_phase(timeout));
     let client = match own.client() {
         Ok(client) => client,
         Err(error) => return Round::Unreachable(error.to_string()),
@@ -216,7 +216,7 @@ fn ask_with_plugin_token(
     timeout: Duration,
 ) -> Round {
     let kubeconfig = AccessSource::Kubeconfig(settings.node.kubeconfig());
-    let mut connection = Connection::new(kubeconfig, USER_AGENT, Deadlines::each(timeout));
+    let mut connection = Connection::new(kubeconfig, USER_AGENT, Deadlines::per_phase(timeout));
     let client = connection.client();
     let token = connection.token();
     let plugin = TokenFacts::read(token.unwrap_or(own));

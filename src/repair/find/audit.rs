@@ -128,7 +128,7 @@ impl Audit {
         let settings = &self.shared.settings;
         let config = plugin_config::read(&settings.net_dir())?;
         let pods = Selection::Node(settings.node.clone());
-        let list = pod_watch::list::<AuditedPod>(&mut self.connection, &pods)?;
+        let list = pod_watch::list_pods::<AuditedPod>(&mut self.connection, &pods)?;
         let client = self.connection.client()?;
         let mut inspector = Inspector::new(client, config, settings, ReadFrom::Cache);
         let mut findings = Findings::default();

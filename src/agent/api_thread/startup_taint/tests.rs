@@ -46,7 +46,7 @@ fn an_attempt_is_one_read_and_one_patch_if_the_node_has_the_taint() {
         server.state().0.extend(responses);
         let access =
             ApiAccess { server: format!("http://{}", server.address), ..ApiAccess::default() };
-        let deadlines = Deadlines::each(Duration::from_secs(5));
+        let deadlines = Deadlines::per_phase(Duration::from_secs(5));
         let client = Client::new::<SystemResolver>(&access, "test", deadlines).unwrap();
         let found = match remove_taint(&client, "n", KEY) {
             Ok(is_patched) => json!(is_patched),

@@ -52,7 +52,7 @@ impl ControlPlane {
             ..ApiAccess::default()
         };
         fs::write(state.join("admin.kubeconfig"), kubeconfig::render(&access))?;
-        let deadlines = Deadlines::each(Duration::from_secs(60));
+        let deadlines = Deadlines::per_phase(Duration::from_secs(60));
         let admin = Client::new::<SystemResolver>(&access, "fleet", deadlines)?;
         let state = state.to_owned();
         let mut control_plane =

@@ -128,7 +128,8 @@ impl Sender<'_> {
     /// Sends the requests that do not list or watch pods. The last one is periodic if it was
     /// recorded twice in a row.
     fn send_all(&self) -> anyhow::Result<()> {
-        let deadlines = Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::each(PHASE_TIMEOUT) };
+        let deadlines =
+            Deadlines { response: RESPONSE_TIMEOUT, ..Deadlines::per_phase(PHASE_TIMEOUT) };
         let steps = &self.chain.steps;
         let is_periodic = matches!(&steps[..], [.., one, other] if one.uri == other.uri);
         let repeated = steps.last().into_iter().cycle().take_while(|_| is_periodic);
