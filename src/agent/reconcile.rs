@@ -9,23 +9,22 @@ pub mod judge;
 mod kubeconfig;
 mod other_agent;
 mod plugin_token;
+mod verify;
 
 use std::sync::Arc;
-use std::time::{Instant, UNIX_EPOCH};
+use std::time::Instant;
 
 use super::api_thread::ApiHandle;
 use super::api_thread::event_queue::Event;
 use super::readiness::Status;
 use super::record_socket::RecordSocket;
-use super::self_test::{SelfTest, TestedPlugin};
+use super::self_test::SelfTest;
 use super::settings::Settings;
 use super::yielding::{OtherAgent, usable_entry_is_installed};
+use crate::conflist::Entry;
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::saved_state::SavedState;
-use crate::conflist::{Entry, PLUGIN};
-use crate::kube::claims::Claims;
 use crate::kube::event::{EventContent, EventType};
-use crate::kube::kubeconfig as kubeconfig_file;
 use crate::node::binaries::Binaries;
 use crate::node::install::bin_dir::BinDirCheck;
 use crate::node::install::network_configs::{Chaining, ConfigsOutcome};
@@ -36,7 +35,7 @@ use crate::node::lock::NodeLocker;
 use crate::node::observed::Observed;
 use crate::node::{Mounts, NodeSettings};
 use entry_history::EntryHistory;
-use judge::{ConfigsReconciled, Installed, Judgement, SelfTestState, Verified};
+use judge::{ConfigsReconciled, Installed, Judgement, Verified};
 use other_agent::{KeptFiles, OtherAgents};
 use plugin_token::TokenSource;
 
@@ -230,45 +229,17 @@ impl Reconciler {
     /// Checks what the install steps left on the node.
     fn verify(&mut self, installed: &Installed) -> Verified {
         let Installed { decision, kubeconfig, .. } = installed;
+        let node = &self.settings.node;
         let mut token = None;
         if kubeconfig.problem.is_none() {
             let is_new = installed.wrote_kubeconfig();
             token = kubeconfig::check_token(&self.settings, &self.api, decision, is_new);
         }
         Verified {
-            self_test: self.self_test(installed),
+            self_test: verify::self_test(&mut self.self_test, node, &self.entry, installed),
             token,
-            token_expires: token_expiry(&self.settings.node),
+            token_expires: verify::token_expiry(node),
             pods_awaited_until: self.status.pods_awaited_until(),
-        }
-    }
-
-    /// Returns the state of the self-test, and starts it if it has not run yet. It runs only if
-    /// binary, kubeconfig and network configs are correct and this pass did not change them.
-    fn self_test(&mut self, installed: &Installed) -> SelfTestState {
-        if !installed.is_settled() {
-            return SelfTestState::NotStarted;
-        }
-        let Some(self_test) = &mut self.self_test else {
-            return SelfTestState::NotStarted;
-        };
-        let node = &self.settings.node;
-        let dir = match installed.kept.agent {
-            None | Some(OtherAgent::Newer) => &node.bin_dir,
-            // An upstream plugin cannot run in the self-test: its iptables is on the node.
-            Some(OtherAgent::Upstream) => &node.image_bin_dir,
-        };
-        let Some(binary) = Binaries::executable(dir, PLUGIN) else {
-            return SelfTestState::NotStarted;
-        };
-        let entry = match &installed.configs.yielded {
-            Some(yielded) => &yielded.entry,
-            None => &self.entry,
-        };
-        let tested = TestedPlugin { dir: dir.clone(), binary, entry: entry.text().to_owned() };
-        match self_test.outcome(tested) {
-            Some(outcome) => SelfTestState::Ended(outcome.clone()),
-            None => SelfTestState::Running,
         }
     }
 
@@ -330,14 +301,6 @@ fn limited_writer(status: &Arc<Status>) -> LimitedWriter {
         let why = format!("{}: being corrected", judge::subject(file));
         status.state().last_pass.not_ready = Some(why);
     })
-}
-
-/// Returns when the token in the kubeconfig on the host expires, in seconds since 1970. `None`:
-/// unknown, or never.
-fn token_expiry(settings: &NodeSettings) -> Option<u64> {
-    let token = kubeconfig_file::read(&settings.kubeconfig()).ok()?.token?;
-    let expiry = Claims::read(&token)?.expiry()?;
-    Some(expiry.duration_since(UNIX_EPOCH).ok()?.as_secs())
 }
 
 #[cfg(test)]

@@ -1,0 +1,54 @@
+//! Verifies what the install steps of a pass left on the node.
+
+use std::time::UNIX_EPOCH;
+
+use super::judge::{Installed, SelfTestState};
+use crate::agent::self_test::{SelfTest, TestedPlugin};
+use crate::agent::yielding::OtherAgent;
+use crate::conflist::{Entry, PLUGIN};
+use crate::kube::claims::Claims;
+use crate::kube::kubeconfig;
+use crate::node::NodeSettings;
+use crate::node::binaries::Binaries;
+
+/// Returns the state of the self-test, and starts it if it has not run yet. It runs only if binary,
+/// kubeconfig and network configs are correct and the pass did not change them. `own` is the plugin
+/// entry of this agent.
+pub fn self_test(
+    self_test: &mut Option<SelfTest>,
+    settings: &NodeSettings,
+    own: &Entry,
+    installed: &Installed,
+) -> SelfTestState {
+    if !installed.is_settled() {
+        return SelfTestState::NotStarted;
+    }
+    let Some(self_test) = self_test else {
+        return SelfTestState::NotStarted;
+    };
+    let dir = match installed.kept.agent {
+        None | Some(OtherAgent::Newer) => &settings.bin_dir,
+        // An upstream plugin cannot run in the self-test: its iptables is on the node.
+        Some(OtherAgent::Upstream) => &settings.image_bin_dir,
+    };
+    let Some(binary) = Binaries::executable(dir, PLUGIN) else {
+        return SelfTestState::NotStarted;
+    };
+    let entry = match &installed.configs.yielded {
+        Some(yielded) => &yielded.entry,
+        None => own,
+    };
+    let tested = TestedPlugin { dir: dir.clone(), binary, entry: entry.text().to_owned() };
+    match self_test.outcome(tested) {
+        Some(outcome) => SelfTestState::Ended(outcome.clone()),
+        None => SelfTestState::Running,
+    }
+}
+
+/// Returns when the token in the kubeconfig on the host expires, in seconds since 1970. `None`:
+/// unknown, or never.
+pub fn token_expiry(settings: &NodeSettings) -> Option<u64> {
+    let token = kubeconfig::read(&settings.kubeconfig()).ok()?.token?;
+    let expiry = Claims::read(&token)?.expiry()?;
+    Some(expiry.duration_since(UNIX_EPOCH).ok()?.as_secs())
+}
