@@ -46,6 +46,10 @@ pub enum Error {
     NoName,
     #[error("has a plugin without \"type\"")]
     NoType,
+    #[error(
+        "has a list \"plugins\", which runtimes load only from a file whose name ends in .conflist"
+    )]
+    ListInConf,
     #[error("does not have the type \"{PLUGIN}\"")]
     WrongType,
 }

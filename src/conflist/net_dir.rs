@@ -76,11 +76,24 @@ pub struct Unreadable {
     pub why: String,
     /// Whether the container runtime may read the file nevertheless, and load it.
     pub runtime_may_read: bool,
+    /// A symbolic link to a file that does not exist. containerd fails at it, CRI-O skips it.
+    pub is_dangling_link: bool,
+}
+
+impl Unreadable {
+    /// A file that the container runtime may read, and load.
+    fn only_here(why: String) -> Unreadable {
+        Unreadable { why, runtime_may_read: true, is_dangling_link: false }
+    }
 }
 
 impl From<files::Error> for Unreadable {
     fn from(error: files::Error) -> Self {
-        Unreadable { why: error.without_path(), runtime_may_read: !error.is_no_file() }
+        Unreadable {
+            why: error.without_path(),
+            runtime_may_read: !error.is_no_file(),
+            is_dangling_link: false,
+        }
     }
 }
 
@@ -194,7 +207,7 @@ fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Conte
         Ok(read) => read,
         Err(error) if error.is_missing() && link.is_some() => {
             let why = "is a symbolic link to a missing file".to_owned();
-            return Err(Unreadable { why, runtime_may_read: false });
+            return Err(Unreadable { why, runtime_may_read: false, is_dangling_link: true });
         }
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.into()),
@@ -202,6 +215,7 @@ fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Conte
     let text = String::from_utf8(bytes).map_err(|error| Unreadable {
         why: "is not UTF-8".to_owned(),
         runtime_may_read: is_json_in_go(error.as_bytes()),
+        is_dangling_link: false,
     })?;
     if kind == ConfigKind::Conflist {
         check_fragments(dir, &text)?;
@@ -215,7 +229,7 @@ fn read_link(path: &Path) -> Result<PathBuf, Unreadable> {
     if leads_out(path, &target) {
         let why =
             format!("is a symbolic link out of the mounted directory, to {}", target.display());
-        return Err(Unreadable { why, runtime_may_read: true });
+        return Err(Unreadable::only_here(why));
     }
     Ok(target)
 }
@@ -227,7 +241,7 @@ fn check_fragments(dir: &Path, text: &str) -> Result<(), Unreadable> {
         && has_fragments(&dir.join(&fragments))
     {
         let why = format!("takes its plugins from the files in the directory {fragments}");
-        return Err(Unreadable { why, runtime_may_read: true });
+        return Err(Unreadable::only_here(why));
     }
     Ok(())
 }

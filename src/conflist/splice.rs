@@ -212,17 +212,12 @@ impl<'a> Conflist<'a> {
 ///
 /// A missing version stays missing: libcni treats that as 0.1.0 in both forms, and a higher version
 /// could break the plugin. A missing name becomes upstream's default, as no pod starts without one.
-/// A `.conf` that already holds a conflist is returned unchanged.
-/// Fails if `conf` is not JSON, has no `type`, or is linkerd-cni itself.
+/// Fails if no runtime would load `conf`, or if it is linkerd-cni itself.
 pub fn wrap(conf: &str) -> Result<String, Error> {
+    check_conf_loadable(conf)?;
     let object = BorrowedObject::parse(conf)?;
-    match object.plugin_string("type").as_deref() {
-        Some(PLUGIN) => return Err(Error::NoOtherPlugin),
-        None if object.get("type").is_none() => {
-            return Conflist::parse_chainable(conf).map(|_| conf.to_owned());
-        }
-        None | Some("") => return Err(Error::NoType),
-        Some(_) => {}
+    if object.plugin_string("type").as_deref() == Some(PLUGIN) {
+        return Err(Error::NoOtherPlugin);
     }
     let name = object.plugin_string("name").filter(|name| !name.is_empty());
     let name = Value::from(name.as_deref().unwrap_or(DEFAULT_NAME));
@@ -236,7 +231,9 @@ pub fn wrap(conf: &str) -> Result<String, Error> {
 
 /// Fails if no runtime would load `conf`, the single plugin of a `.conf` or `.json`.
 pub fn check_conf_loadable(conf: &str) -> Result<(), Error> {
-    match BorrowedObject::parse(conf)?.plugin_string("type").as_deref() {
+    let object = BorrowedObject::parse(conf)?;
+    match object.plugin_string("type").as_deref() {
+        None | Some("") if object.get("plugins").is_some() => Err(Error::ListInConf),
         None | Some("") => Err(Error::NoType),
         Some(_) => Ok(()),
     }

@@ -6,9 +6,9 @@
 
 use super::conf_conversion::is_named;
 use super::multus;
-use crate::conflist;
 use crate::conflist::chain_mode::ChainMode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind};
+use crate::conflist::{self, Conflist};
 
 /// Returns the active one of `files`, in name order.
 pub(super) fn active_config<'f>(
@@ -86,6 +86,42 @@ pub fn selected_configs<'f>(
 
 fn has_entry(file: &ConfigFile) -> bool {
     file.plugin_entry().is_some()
+}
+
+/// Returns why containerd loads no network config although there is an active one: an invalid file
+/// sorts before it. containerd reads the files in name order and fails at the first that it cannot
+/// load (`loadFromConfDir` in go-cni). CRI-O skips such a file.
+pub(super) fn invalid_before_active(files: &[&ConfigFile]) -> Option<String> {
+    for file in files {
+        if is_loadable(file) {
+            return None;
+        }
+        if let Some(why) = why_invalid(file) {
+            return Some(format!(
+                "{0} {why}; containerd then loads no network config at all, and new pods do not \
+                 start; correct or remove {0}",
+                file.name
+            ));
+        }
+    }
+    None
+}
+
+/// Returns why a runtime that tries to load `file` fails. `None`: it loads the file, or ignores it,
+/// such as a directory.
+fn why_invalid(file: &ConfigFile) -> Option<String> {
+    let text = match &file.content {
+        Ok(content) => &content.text,
+        Err(unreadable) if unreadable.is_dangling_link => return Some(unreadable.why.clone()),
+        Err(_) => return None,
+    };
+    let checked = match file.kind {
+        ConfigKind::Conflist => {
+            Conflist::parse_any(text).and_then(|conflist| conflist.check_loadable())
+        }
+        ConfigKind::Conf | ConfigKind::Json => conflist::check_conf_loadable(text),
+    };
+    checked.err().map(|error| error.to_string())
 }
 
 /// Returns why there is no active network config among `files`.

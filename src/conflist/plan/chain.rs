@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::active::{active_config, called_config, no_network_config};
+use super::active::{self, active_config, called_config, no_network_config};
 use super::conf_conversion::{convert, is_named};
 use super::step::{Plan, Step};
 use super::{multus, standalone, unchain};
@@ -41,6 +41,10 @@ pub fn chain(
     plan.unchain_steps.extend(unchain::other_modes(mode, found, own, saved));
     let is_needed = mode.only().is_none() || !plan.unchain_steps.is_empty();
     plan.saves_only = is_needed && saved.only.as_deref() != mode.only();
+    // A standalone config is in a directory that Multus reads, by name.
+    if mode.standalone().is_none() {
+        plan.not_chained = active::invalid_before_active(&foreign);
+    }
     plan
 }
 

@@ -15,7 +15,7 @@ pub(super) fn convert(
     saved: &SavedState,
 ) -> Result<Step, String> {
     let without_entry = conflist::wrap(&content.text).map_err(|error| error.to_string())?;
-    let conflist = choose_name(file, &content.text, foreign, saved)?;
+    let conflist = choose_name(file, foreign, saved)?;
     let chainable = Conflist::parse_chainable(&without_entry).map_err(|error| error.to_string())?;
     let text = chainable.with_entry(entry);
     let replaced = find(foreign, &conflist).and_then(without_entry_of);
@@ -25,12 +25,11 @@ pub(super) fn convert(
     Ok(Step::Convert { conflist, text, original })
 }
 
-/// Returns the name of the conflist to make from `file`, whose content is `text`. Never the name of
+/// Returns the name of the conflist to make from `file`. Never the name of
 /// a conflist that the agent did not make: overwriting it would lose a network config.
-/// Fails if both names are used, or if a runtime loads the existing conflist instead of `file`.
+/// Fails if both names are used.
 fn choose_name(
     file: &ConfigFile,
-    text: &str,
     foreign: &[&ConfigFile],
     saved: &SavedState,
 ) -> Result<String, String> {
@@ -44,11 +43,7 @@ fn choose_name(
         }
     }
     if let Some(unused) = names.iter().find(|name| find(foreign, name).is_none()) {
-        let is_first = *unused == names[0];
-        // The second name would make a runtime load a file that it skips now.
-        if is_first || conflist::check_conf_loadable(text).is_ok() {
-            return Ok(unused.clone());
-        }
+        return Ok(unused.clone());
     }
     let mut existing: Vec<&str> = names.iter().map(String::as_str).collect();
     existing.retain(|name| find(foreign, name).is_some());

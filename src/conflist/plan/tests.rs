@@ -48,9 +48,11 @@ fn content(text: String) -> Content {
 
 fn file(name: &str, kind: &str) -> ConfigFile {
     let content = match kind {
-        "unreadable" | "elsewhere" => {
-            Err(Unreadable { why: "is here".into(), runtime_may_read: kind == "elsewhere" })
-        }
+        "unreadable" | "elsewhere" | "dangling" => Err(Unreadable {
+            why: "is here".into(),
+            runtime_may_read: kind == "elsewhere",
+            is_dangling_link: kind == "dangling",
+        }),
         kind => Ok(content(config(kind))),
     };
     ConfigFile { name: name.to_owned(), kind: ConfigKind::from_file_name(name).unwrap(), content }

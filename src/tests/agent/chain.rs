@@ -13,15 +13,15 @@ use crate::until::until;
 #[test]
 fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
     let node = Node::uninstalling();
-    node.write("00-not.conf", "not json");
-    node.write("01-empty.conflist", "");
-    fs::create_dir(node.net("02-dir.conf")).unwrap();
-    symlink("nowhere", node.net("03-link.conflist")).unwrap();
-    node.write("05-none.conflist", r#"{"name":"x","plugins":[]}"#);
-    node.write("06-null.conflist", "null");
-    node.write("07-half.conflist", &CALICO[..CALICO.len() / 2]);
-    nix::unistd::mkfifo(&node.net("08-pipe.conf"), nix::sys::stat::Mode::S_IRWXU).unwrap();
-    node.write("09-bom.conflist", &format!("\u{feff}{CALICO}"));
+    node.write("40-not.conf", "not json");
+    node.write("41-empty.conflist", "");
+    fs::create_dir(node.net("42-dir.conf")).unwrap();
+    symlink("nowhere", node.net("43-link.conflist")).unwrap();
+    node.write("45-none.conflist", r#"{"name":"x","plugins":[]}"#);
+    node.write("46-null.conflist", "null");
+    node.write("47-half.conflist", &CALICO[..CALICO.len() / 2]);
+    nix::unistd::mkfifo(&node.net("48-pipe.conf"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    node.write("49-bom.conflist", &format!("\u{feff}{CALICO}"));
     node.write(LIST, CALICO);
     node.write("20-other.json", r#"{"type":"x","name":"n"}"#);
     node.write("30-calico.conflist.cilium_bak", CALICO);
@@ -35,31 +35,61 @@ fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
     assert!(now == before, "{:?} of {:?}", now.keys(), before.keys());
     let log = agent.log();
     for (name, why) in [
-        ("00-not.conf", "is not JSON (line 1, column 2)"),
-        ("01-empty.conflist", "is empty"),
-        ("02-dir.conf", "is not a regular file"),
-        ("03-link.conflist", "is a symbolic link to a missing file"),
-        ("05-none.conflist", "has an empty array \"plugins\""),
-        ("06-null.conflist", "is not a JSON object"),
-        ("07-half.conflist", "is not JSON (line 7, column 11)"),
-        ("08-pipe.conf", "is not a regular file"),
-        ("09-bom.conflist", "is not JSON (line 1, column 1)"),
+        ("40-not.conf", "is not JSON (line 1, column 2)"),
+        ("41-empty.conflist", "is empty"),
+        ("42-dir.conf", "is not a regular file"),
+        ("43-link.conflist", "is a symbolic link to a missing file"),
+        ("45-none.conflist", "has an empty array \"plugins\""),
+        ("46-null.conflist", "is not a JSON object"),
+        ("47-half.conflist", "is not JSON (line 7, column 11)"),
+        ("48-pipe.conf", "is not a regular file"),
+        ("49-bom.conflist", "is not JSON (line 1, column 1)"),
     ] {
         let lines: Vec<&str> = log.lines().filter(|line| line.contains(name)).collect();
         assert!(lines.len() == 1 && lines[0].ends_with(why), "{name}: {lines:?}");
     }
     // A writer that takes its time, as `cp` does.
-    node.write("07-half.conflist", &CALICO[..CALICO.len() - 3]);
+    node.write("47-half.conflist", &CALICO[..CALICO.len() - 3]);
     thread::sleep(Duration::from_millis(60));
-    node.write("07-half.conflist", CALICO);
-    until("the completed file", || node.chained("07-half.conflist"));
-    node.write("07-half.conflist", &CALICO[..CALICO.len() / 2]);
-    node.write("01-empty.conflist", CALICO);
-    until("the filled file", || node.chained("01-empty.conflist"));
-    node.write("01-empty.conflist", "");
+    node.write("47-half.conflist", CALICO);
+    until("the completed file", || node.chained("47-half.conflist"));
+    node.write("47-half.conflist", &CALICO[..CALICO.len() / 2]);
+    node.write("41-empty.conflist", CALICO);
+    until("the filled file", || node.chained("41-empty.conflist"));
+    node.write("41-empty.conflist", "");
     agent.until_ready();
     agent.stop();
     assert_eq!(node.tree(), before);
+}
+
+/// containerd fails at the first invalid file, and then has no network config at all.
+#[test]
+fn agent_is_not_ready_while_an_invalid_file_sorts_before_the_active_config() {
+    type Write = fn(&Node, &str);
+    let kinds: [(&str, &str, Write); 4] = [
+        ("half a conf", "05-cilium.conf is not JSON", |node, name| node.write(name, "{")),
+        ("a list in a conf", "05-cilium.conf has a list", |node, name| node.write(name, CALICO)),
+        ("an empty conflist", "05-cilium.conflist is empty", |node, name| node.write(name, "")),
+        ("a link to a missing file", "05-cilium.conf is a symbolic link", |node, name| {
+            symlink("nowhere", node.net(name)).unwrap();
+        }),
+    ];
+    for vars in [vec![], vec![("LINKERD_CNI_CONF_NAME", LIST)]] {
+        let node = Node::with_calico();
+        let mut agent = node.start_ready_with(&vars);
+        for (kind, why, write) in kinds {
+            let name = why.split_once(' ').unwrap().0;
+            write(&node, name);
+            until(kind, || {
+                let (status, body) = agent.ready();
+                let is_named = body.contains(why) && body.contains("correct or remove");
+                status == 500 && is_named
+            });
+            assert!(node.chained(LIST), "{kind}");
+            fs::remove_file(node.net(name)).unwrap();
+            agent.until_ready();
+        }
+    }
 }
 
 /// Makes the mode of the conf that of its first writer.

@@ -25,6 +25,10 @@ const NOT_READY: &[Row] = &[
         node.write(LIST, &CALICO[..40]);
         node.start()
     }),
+    ("network-config-invalid-first", "containerd then loads no network config", |node| {
+        node.write("05-cilium.conf", "{");
+        node.start()
+    }),
     ("network-config-unreadable", "network config: the container runtime may load", |node| {
         symlink("/opt/network/net.conflist", node.net("05-net.conflist")).unwrap();
         node.start()
