@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn a_waiting_pod_keeps_its_place_and_a_taken_pod_is_queued_at_the_end() {
+    fn a_waiting_pod_keeps_its_place_and_a_taken_pod_does_not() {
         let queue = queue(3);
         assert_eq!(next(&queue), pod(0));
         assert!(queue.push(newer(0)) && queue.push(newer(2)));
@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_keeps_the_places_of_queued_pods_and_the_pods_of_audits() {
+    fn a_list_keeps_places_of_pods_and_the_pods_of_audits() {
         let queue = queue(3);
         let audited = audited(1);
         assert!(queue.push(audited.clone()));
@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_with_fewer_repairs_is_next_and_a_new_pod_ends_the_wait_of_others() {
+    fn the_namespace_with_fewer_repairs_is_next_without_waiting_for_others() {
         let queue = queue(0);
         for pod in [pod_in("many", 1), pod_in("many", 2), pod_in("few", 3)] {
             assert!(queue.push(pod));
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agent_is_asked_once_before_each_pod_and_only_if_a_pod_waits() {
+    fn the_agent_is_asked_once_before_each_pod() {
         let queue = Queue::new(Turns::new(RepairMode::Delete, 2, true));
         assert!(queue.push(pod(1)) && queue.push(pod(2)));
         for name in [1, 2] {
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_all_its_rules_is_repaired_once_an_audit_finds_that_it_lost_them() {
+    fn a_complete_pod_is_repaired_once_an_audit_finds_rules_missing() {
         let queue = queue(1);
         assert_eq!(next(&queue), pod(0));
         assert!(!queue.record_complete(&pod(0)), "its validator has to run again first");
@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn a_retried_pod_waits_for_its_time_also_if_a_new_version_is_found() {
+    fn a_new_version_of_a_retried_pod_waits_for_its_time() {
         let queue = queue(1);
         let audited = audited(1);
         assert!(queue.push(audited.clone()));

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_event_of_a_repair_has_upstreams_words_the_missing_rules_and_a_type() {
+    fn the_event_of_a_repair_counts_the_missing_rules() {
         let repairs = [(RepairMode::Delete, 0), (RepairMode::InPlace, 8), (RepairMode::Report, 1)];
         let events = repairs.map(|(mode, missing)| {
             let event = repair_event(mode, FoundBy::Validator, missing);

@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_audit_is_within_the_period_and_in_mode_in_place_within_2_minutes_without_one() {
+    fn the_first_audit_is_within_the_period_or_two_minutes_in_place() {
         for (mode, period, seconds) in [
             ("delete", "0", None),
             ("report", "0", None),

@@ -90,7 +90,7 @@ mod tests {
 
     /// Each letter is a pod of the namespace with this name.
     #[test]
-    fn damage_of_most_pods_suspends_repairs_unless_it_is_in_one_of_several_namespaces() {
+    fn damage_of_most_pods_suspends_repairs_except_in_one_namespace() {
         for (name, damaged, complete, is_suspended) in [
             ("no pods", "", "", false),
             ("all of two pods", "aa", "", false),

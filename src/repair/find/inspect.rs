@@ -44,8 +44,8 @@ impl Inspector {
         Inspector { config, netns_lookup: NetnsLookup::read(settings), objects }
     }
 
-    /// Compares the pod's rules with those that it started with. Changes nothing. `None`: the plugin
-    /// installs no rules for this pod.
+    /// Compares the pod's rules with those that it started with. Changes nothing. `None`: the
+    /// plugin installs no rules for this pod.
     pub fn inspect(
         &mut self,
         pod: &StrandedPod,

@@ -117,25 +117,24 @@ fn non_empty(value: &Value) -> Option<&str> {
 #[cfg(test)]
 mod tests {
     use serde::Deserialize;
-    use testkit::chart::yaml;
+    use testkit::table::rows_of;
 
     use super::*;
 
     #[derive(Deserialize)]
     struct Row {
-        name: String,
         text: String,
         cached: Option<(String, String)>,
     }
 
     #[test]
-    fn a_cached_result_names_pod_and_netns_in_old_and_new_libcni_versions() {
+    fn a_cached_result_of_any_libcni_version_names_pod_and_netns() {
         let args = r#"[["IgnoreUnknown","1"],["K8S_POD_UID","u-1"],["K8S_POD_NAME","web"]]"#;
-        let result = r#"{"cniVersion":"1.0.0","interfaces":[{"name":"cni0"},{"name":"eth0","sandbox":"/var/run/netns/b"}]}"#;
-        let rows = yaml(include_str!("tests.yaml"))["cached"].clone();
-        for row in serde_json::from_value::<Vec<Row>>(rows).unwrap() {
-            let text = row.text.replace("ARGS", args).replace("RESULT", result);
-            assert_eq!(cached_add(text.as_bytes()), row.cached, "{}", row.name);
+        let interfaces = r#"[{"name":"cni0"},{"name":"eth0","sandbox":"/var/run/netns/b"}]"#;
+        let result = format!(r#"{{"cniVersion":"1.0.0","interfaces":{interfaces}}}"#);
+        for (name, row) in rows_of::<Row>(include_str!("tests.yaml"), "cached") {
+            let text = row.text.replace("ARGS", args).replace("RESULT", &result);
+            assert_eq!(cached_add(text.as_bytes()), row.cached, "{name}");
         }
     }
 }

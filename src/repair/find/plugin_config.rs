@@ -45,31 +45,29 @@ mod tests {
     use std::fs;
 
     use serde::Deserialize;
-    use testkit::chart::yaml;
+    use testkit::table::rows_of;
 
     use super::*;
     use crate::redirect::Ipv6;
 
     #[derive(Deserialize)]
     struct Row {
-        name: String,
         files: BTreeMap<String, String>,
         /// Part of the error.
         error: Option<String>,
     }
 
     #[test]
-    fn the_configuration_is_the_plugin_entry_of_the_active_network_config_or_an_error() {
-        let rows = yaml(include_str!("tests.yaml"))["configs"].clone();
-        for row in serde_json::from_value::<Vec<Row>>(rows).unwrap() {
+    fn the_configuration_is_the_plugin_entry_of_the_active_config() {
+        for (name, row) in rows_of::<Row>(include_str!("tests.yaml"), "configs") {
             let dir = tempfile::tempdir().unwrap();
-            for (name, text) in &row.files {
-                fs::write(dir.path().join(name), text).unwrap();
+            for (file, text) in &row.files {
+                fs::write(dir.path().join(file), text).unwrap();
             }
             match (read(dir.path()), &row.error) {
-                (Ok(config), None) => assert_eq!(config.ipv6, Ipv6::Yes, "{}", row.name),
+                (Ok(config), None) => assert_eq!(config.ipv6, Ipv6::Yes, "{name}"),
                 (Err(error), Some(part)) if error.to_string().contains(part) => {}
-                (result, _) => panic!("{}: {:?}", row.name, result.err()),
+                (result, _) => panic!("{name}: {:?}", result.err()),
             }
         }
         assert!(read(Path::new("/no/such")).is_err());

@@ -188,13 +188,15 @@ mod tests {
     use serde::Deserialize;
     use serde_json::{Value, json};
     use testkit::chart::yaml;
+    use testkit::table::rows_of;
 
     use super::*;
+
+    const TESTS: &str = include_str!("tests.yaml");
 
     /// A row of `tests.yaml`: a pod of its `pods`, changes by JSON pointer, and what is expected.
     #[derive(Deserialize)]
     struct Row<E> {
-        name: String,
         pod: String,
         #[serde(default)]
         changes: BTreeMap<String, Value>,
@@ -202,14 +204,9 @@ mod tests {
         expected: E,
     }
 
-    fn rows<E: for<'de> Deserialize<'de>>(table: &str) -> Vec<Row<E>> {
-        let tables = yaml(include_str!("tests.yaml"));
-        serde_json::from_value(tables[table].clone()).unwrap()
-    }
-
     impl<E> Row<E> {
         fn pod(&self) -> Pod {
-            let mut pod = yaml(include_str!("tests.yaml"))["pods"][&self.pod].clone();
+            let mut pod = yaml(TESTS)["pods"][&self.pod].clone();
             for (pointer, value) in &self.changes {
                 let (parent, key) = pointer.rsplit_once('/').unwrap();
                 match pod.pointer_mut(pointer) {
@@ -231,14 +228,14 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_stranded_while_its_validator_fails_and_audited_while_it_runs_meshed() {
-        for row in rows::<IsFound>("found") {
+    fn pods_with_a_failed_validator_and_running_meshed_pods_are_found() {
+        for (name, row) in rows_of::<Row<IsFound>>(TESTS, "found") {
             let found_by = match row.pod.as_str() {
                 "running" => FoundBy::Audit,
                 _ => FoundBy::Validator,
             };
             let is_found = StrandedPod::from_object(&row.pod(), found_by).is_some();
-            assert_eq!(is_found, row.expected.is_found, "{}", row.name);
+            assert_eq!(is_found, row.expected.is_found, "{name}");
         }
     }
 
@@ -248,10 +245,10 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_that_the_injector_did_not_label_is_stranded_only_if_it_is_meshed() {
-        for row in rows::<Skipped>("skipped") {
+    fn a_pod_without_the_injectors_label_may_be_skipped_by_annotations() {
+        for (name, row) in rows_of::<Row<Skipped>>(TESTS, "skipped") {
             let skipped = row.stranded().facts.skipped_by_annotations;
-            assert_eq!(json!(skipped), row.expected.skipped, "{}", row.name);
+            assert_eq!(json!(skipped), row.expected.skipped, "{name}");
         }
     }
 
@@ -262,12 +259,12 @@ mod tests {
     }
 
     #[test]
-    fn the_owner_key_is_the_controller_or_the_first_owner_or_the_name_of_a_pod_without_owner() {
-        for row in rows::<Owner>("owners") {
+    fn the_owner_key_is_the_controller_else_first_owner_else_pod_name() {
+        for (name, row) in rows_of::<Row<Owner>>(TESTS, "owners") {
             let facts = row.stranded().facts;
-            assert_eq!(facts.owner_key, row.expected.owner_key, "{}", row.name);
+            assert_eq!(facts.owner_key, row.expected.owner_key, "{name}");
             let after_deletion = format!("{:?}", facts.after_deletion);
-            assert_eq!(after_deletion, row.expected.after_deletion, "{}", row.name);
+            assert_eq!(after_deletion, row.expected.after_deletion, "{name}");
         }
     }
 }

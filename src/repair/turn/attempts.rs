@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_repair_waits_longer_after_each_failure_and_at_least_for_the_given_time() {
+    fn a_failed_repair_waits_longer_after_each_failure() {
         let now = Instant::now();
         let mut attempts = Attempts::none(now);
         assert_eq!(attempts.wait(now), Duration::ZERO);
@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reason_to_leave_a_pod_unchanged_is_reported_at_once_and_then_once_an_hour() {
+    fn a_new_reason_is_reported_at_once_and_the_same_hourly() {
         let begin = Instant::now();
         let mut attempts = Attempts::none(begin);
         for (name, why, at, is_due) in [
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_all_its_rules_waits_and_is_reported_if_its_validator_fails_again_soon() {
+    fn a_complete_pod_is_reported_if_its_validator_fails_again_soon() {
         let begin = Instant::now();
         let mut attempts = Attempts::none(begin);
         assert!(!attempts.record_complete(begin), "its validator has to run again first");
