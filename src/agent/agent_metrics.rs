@@ -75,7 +75,7 @@ mod tests {
     use crate::metrics::tests::assert_documented;
 
     #[test]
-    fn the_docs_list_every_metric_of_the_agent_and_each_sample_is_under_its_family() {
+    fn the_docs_list_every_metric_of_the_agent_by_family() {
         let text = AgentMetrics::default().render(&PluginCalls::default());
         assert_documented(&text, &["linkerd_cni_agent_", "linkerd_cni_plugin_"]);
         let mut family = "";

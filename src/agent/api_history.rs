@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejection_counts_from_the_first_401_until_a_response_that_shows_a_valid_token() {
+    fn a_rejection_lasts_from_the_first_401_until_an_accepted_token() {
         let begin = Instant::now();
         let at = |second| begin + Duration::from_secs(second);
         let mut token = TokenHistory::default();

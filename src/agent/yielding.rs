@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_agents_network_configs_are_left_alone_if_their_entry_is_usable_and_called() {
+    fn a_newer_agents_usable_and_called_network_configs_are_left_alone() {
         let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
         let mut saved = SavedState::default();
         let is_usable = |mode: &ChainMode, found: &[_], saved: &SavedState| {
@@ -250,8 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn a_plugin_entry_without_agent_namespace_may_be_upstreams_if_the_own_has_it_or_upstream_was_there()
-     {
+    fn a_plugin_entry_without_agent_namespace_may_be_upstreams() {
         let with = |namespace| entry(1, namespace);
         for (own, is_exact, installed, expected) in [
             (with(Some("x")), false, entry(2, None), true),

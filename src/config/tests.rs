@@ -1,5 +1,10 @@
 mod port_lists;
 
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use testkit::table;
+
 use super::*;
 use crate::failure::Failure;
 use crate::pod::annotation::{self, Annotations};
@@ -50,18 +55,42 @@ fn redirect(config: &Config, pairs: Pairs<'_>) -> Result<Redirect, Error> {
     config.redirect(&PodFacts { annotations: annotations(pairs), ..PodFacts::default() })
 }
 
-/// The rows of a kind in `invalid.yaml`, by name.
-fn invalid_rows(kind: &str) -> serde_json::Map<String, serde_json::Value> {
-    testkit::chart::yaml(include_str!("tests/invalid.yaml"))[kind].as_object().unwrap().clone()
+const INVALID: &str = include_str!("tests/invalid.yaml");
+
+/// A row of `annotations` in `invalid.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InvalidAnnotation {
+    /// Name without its prefix, and value.
+    annotation: BTreeMap<String, String>,
+    problem: String,
+    /// Members besides the defaults of the plugin entry.
+    #[serde(default)]
+    entry: String,
+}
+
+/// A row of `members` in `invalid.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InvalidMember {
+    linkerd: String,
+    problem: String,
+}
+
+/// A row of `redirects` in `invalid.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct InvalidRedirect {
+    members: String,
+    problem: String,
 }
 
 #[test]
 fn an_error_names_the_annotation_its_invalid_value_and_the_grammar() {
-    for (name, row) in invalid_rows("annotations") {
-        let config = defaults(row.get("entry").map_or("", |entry| entry.as_str().unwrap()));
-        let (key, value) = row["annotation"].as_object().unwrap().iter().next().unwrap();
-        let (value, problem) = (value.as_str().unwrap(), row["problem"].as_str().unwrap());
-        let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {problem}");
+    for (name, row) in table::rows_of::<InvalidAnnotation>(INVALID, "annotations") {
+        let config = defaults(&row.entry);
+        let (key, value) = row.annotation.first_key_value().unwrap();
+        let start = format!("annotation config.linkerd.io/{key}: \"{value}\": {}", row.problem);
         let found = redirect(&config, &[(key, value)]);
         assert_error(&name, found, Failure::InvalidAnnotation, &start);
     }
@@ -89,14 +118,12 @@ fn an_error_names_the_proxy_containers_user_which_wins_over_the_plugin_entry() {
 
 #[test]
 fn an_invalid_member_is_rejected_with_key_value_and_grammar() {
-    for (name, row) in invalid_rows("members") {
-        let found = config(row["linkerd"].as_str().unwrap());
-        assert_error(&name, found, Failure::InvalidConfig, row["problem"].as_str().unwrap());
+    for (name, row) in table::rows_of::<InvalidMember>(INVALID, "members") {
+        assert_error(&name, config(&row.linkerd), Failure::InvalidConfig, &row.problem);
     }
-    for (name, row) in invalid_rows("redirects") {
-        let entry = defaults(&format!(",{}", row["members"].as_str().unwrap()));
-        let problem = row["problem"].as_str().unwrap();
-        assert_error(&name, redirect(&entry, &[]), Failure::InvalidConfig, problem);
+    for (name, row) in table::rows_of::<InvalidRedirect>(INVALID, "redirects") {
+        let found = redirect(&defaults(&format!(",{}", row.members)), &[]);
+        assert_error(&name, found, Failure::InvalidConfig, &row.problem);
     }
 }
 

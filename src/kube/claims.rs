@@ -77,7 +77,7 @@ mod tests {
     }
 
     #[test]
-    fn claims_name_the_account_and_give_the_time_until_a_part_of_the_lifetime() {
+    fn claims_name_the_account_and_the_time_until_a_renewal() {
         let payload = r#"{"sub":"system:serviceaccount:ns:a","iat":1000,"exp":2000,
             "kubernetes.io":{"namespace":"ns","pod":{"name":"p","uid":"u"}},"aud":["x"]}"#;
         let claims = Claims::read(&token(payload)).unwrap();

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_one_agent_holds_the_lock_of_a_directory_and_another_waits_for_it() {
+    fn only_one_agent_at_a_time_holds_the_lock_of_a_directory() {
         let dir = tempfile::tempdir().unwrap();
         let take = |wait| lock(dir.path(), wait);
         let held = take(Duration::ZERO);

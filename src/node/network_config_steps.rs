@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflist_is_removed_if_another_program_removes_its_conf_meanwhile_unless_it_is_an_agent() {
+    fn a_conflist_is_removed_if_a_foreign_program_removes_its_conf_meanwhile() {
         for is_locked in [true, false] {
             let dir = tempfile::tempdir().unwrap();
             let conf = read("the conf");
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_file_stays_only_if_the_conflist_is_removed_and_not_written_meanwhile() {
+    fn a_restored_file_stays_unless_the_conflist_was_written_meanwhile() {
         type Other = fn(&Path);
         let others: [(Other, &str, &[u8]); 2] = [
             (|conflist| fs::remove_file(conflist).unwrap(), CONF, b"the conf"),

@@ -96,8 +96,9 @@ fn is_ipv4_only(addresses: &[SocketAddr]) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use serde::Deserialize;
     use serde_json::{Value, json};
-    use testkit::chart::yaml;
+    use testkit::table::rows_of;
 
     use super::*;
 
@@ -105,12 +106,20 @@ mod tests {
         serde_json::from_value(json!({"metadata": {}, "spec": spec})).unwrap()
     }
 
+    /// A row of `proxies` in `tests.yaml`.
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct ProxyRow {
+        spec: Value,
+        decision: Value,
+    }
+
     #[test]
     fn the_containers_decide_whether_a_pod_is_meshed_and_state_user_and_ports() {
-        for (name, row) in yaml(include_str!("tests.yaml"))["proxies"].as_object().unwrap() {
-            let pod = pod(&row["spec"]);
-            let skip_reason = row["decision"].get("skip");
-            assert_eq!(json!(find_proxy(&pod).unwrap()), row["decision"], "{name}");
+        for (name, row) in rows_of::<ProxyRow>(include_str!("tests.yaml"), "proxies") {
+            let pod = pod(&row.spec);
+            let skip_reason = row.decision.get("skip");
+            assert_eq!(json!(find_proxy(&pod).unwrap()), row.decision, "{name}");
             assert_eq!(is_meshed(&pod), skip_reason.is_none(), "{name}");
             assert_eq!(json!(super::skip_reason(&pod)), json!(skip_reason), "{name}");
             assert!(!format!("{pod:?}").contains("SECRET"), "{pod:?}");

@@ -86,36 +86,55 @@ pub fn runtime_annotations(config: &Object) -> Option<Annotations> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-    use testkit::chart::yaml;
+    use serde::Deserialize;
+    use serde_json::{Value, json};
+    use testkit::table::rows_of;
 
     use super::*;
 
+    const TABLES: &str = include_str!("tests.yaml");
+
+    /// A row of `annotations` in `tests.yaml`.
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct AnnotationsRow {
+        passed: Value,
+        skipped: Option<String>,
+    }
+
+    /// A row of `names` in `tests.yaml`.
+    #[derive(Deserialize)]
+    #[serde(deny_unknown_fields)]
+    struct NamesRow {
+        agent: Option<String>,
+        pod: String,
+        skipped: Option<String>,
+    }
+
     #[test]
     fn a_pod_without_an_annotation_of_a_proxy_is_skipped_by_its_annotations() {
-        for (name, row) in yaml(include_str!("tests.yaml"))["annotations"].as_object().unwrap() {
-            let text =
-                json!({"runtimeConfig": {ANNOTATIONS_CAPABILITY: row["passed"]}}).to_string();
+        for (name, row) in rows_of::<AnnotationsRow>(TABLES, "annotations") {
+            let text = json!({"runtimeConfig": {ANNOTATIONS_CAPABILITY: row.passed}}).to_string();
             let annotations = runtime_annotations(&serde_json::from_str(&text).unwrap());
             let found = annotations.as_ref().and_then(skipped_by_annotations);
-            assert_eq!(json!(found), json!(row.get("skipped")), "{name}");
+            assert_eq!(json!(found), json!(row.skipped), "{name}");
         }
     }
 
     #[test]
     fn the_agents_pod_and_pods_of_excluded_namespaces_are_skipped_by_name() {
-        for (row_name, row) in yaml(include_str!("tests.yaml"))["names"].as_object().unwrap() {
-            let agent = row.get("agent").map_or("cni/linkerd-cni", |agent| agent.as_str().unwrap());
+        for (row_name, row) in rows_of::<NamesRow>(TABLES, "names") {
+            let agent = row.agent.as_deref().unwrap_or("cni/linkerd-cni");
             let (agent_namespace, agent_daemonset) = agent.split_once('/').unwrap();
             let filter = PodFilter {
                 exclude_namespaces: vec!["kube-system".to_owned()],
                 agent_namespace: agent_namespace.to_owned(),
                 agent_daemonset: agent_daemonset.to_owned(),
             };
-            let (namespace, name) = row["pod"].as_str().unwrap().split_once('/').unwrap();
+            let (namespace, name) = row.pod.split_once('/').unwrap();
             let (namespace, name) = (namespace.to_owned(), name.to_owned());
             let pod = PodRef { namespace, name, uid: String::new() };
-            assert_eq!(json!(filter.skip_reason(&pod)), json!(row.get("skipped")), "{row_name}");
+            assert_eq!(json!(filter.skip_reason(&pod)), json!(row.skipped), "{row_name}");
         }
     }
 }

@@ -2,7 +2,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use clap::Parser;
-use serde_json::{Value, json};
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 use testkit::api::Api;
 
 use super::*;
@@ -37,7 +38,7 @@ impl ClusterLookup for NoAnnotations {
     }
 }
 
-/// A row of `tests.yaml`.
+/// A row of `tests.yaml`, with the pod and the plugin entry that it describes.
 struct Row {
     name: String,
     /// The pod object. Its validator fails, so that the repair controller finds the pod.
@@ -46,14 +47,29 @@ struct Row {
     verdict: Value,
 }
 
+/// A row of `tests.yaml` as it is written: changes of a meshed pod and of the plugin entry.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Changes {
+    namespace: Option<String>,
+    name: Option<String>,
+    #[serde(default)]
+    annotations: Map<String, Value>,
+    #[serde(default)]
+    spec: Map<String, Value>,
+    #[serde(default)]
+    entry: Map<String, Value>,
+    verdict: Option<Value>,
+}
+
 fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
-    for (name, row) in testkit::chart::yaml(include_str!("tests.yaml")).as_object().unwrap() {
+    for (name, changes) in testkit::table::rows::<Changes>(include_str!("tests.yaml")) {
         let mut object = json!({
             "metadata": {
-                "namespace": row.get("namespace").unwrap_or(&json!("shop")),
-                "name": row.get("name").unwrap_or(&json!("web")),
-                "annotations": row.get("annotations").unwrap_or(&json!({})),
+                "namespace": changes.namespace.as_deref().unwrap_or("shop"),
+                "name": changes.name.as_deref().unwrap_or("web"),
+                "annotations": changes.annotations,
                 "labels": {"linkerd.io/control-plane-ns": "linkerd"},
             },
             "spec": {"containers": [
@@ -65,15 +81,15 @@ fn rows() -> Vec<Row> {
                 "state": {"terminated": {"exitCode": 95}},
             }]},
         });
-        for (key, value) in row["spec"].as_object().into_iter().flatten() {
-            object["spec"][key] = value.clone();
+        for (key, value) in changes.spec {
+            object["spec"][key] = value;
         }
         let mut entry = fake::entry();
-        for (key, value) in row["entry"].as_object().into_iter().flatten() {
-            entry["linkerd"][key] = value.clone();
+        for (key, value) in changes.entry {
+            entry["linkerd"][key] = value;
         }
-        let verdict = row.get("verdict").cloned().unwrap_or(json!("redirected"));
-        rows.push(Row { name: name.clone(), object, entry, verdict });
+        let verdict = changes.verdict.unwrap_or(json!("redirected"));
+        rows.push(Row { name: name.to_string(), object, entry, verdict });
     }
     rows
 }

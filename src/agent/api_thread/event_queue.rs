@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn an_event_that_was_not_posted_is_taken_again_after_the_pause_unless_it_is_old() {
+    fn an_event_that_was_not_posted_is_retried_unless_it_is_old() {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
         events.offer(event("1", "a"), now);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn the_agents_own_events_are_posted_first_and_replace_the_last_event_of_a_full_queue() {
+    fn the_agents_own_events_are_first_also_in_a_full_queue() {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
         for number in 0..MAX_REPORTED {

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_node_is_reported_after_five_minutes_and_then_once_an_hour_until_it_is_ready() {
+    fn an_unready_node_is_reported_after_five_minutes_and_then_each_hour() {
         let start = Instant::now();
         let mut readiness = NodeReadiness::at_start(start);
         assert!(!readiness.is_ready());

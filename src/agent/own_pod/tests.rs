@@ -87,7 +87,7 @@ fn a_deletion_is_graceful_if_its_grace_period_is_not_zero() {
 }
 
 #[test]
-fn a_deletion_is_never_taken_back_and_a_forced_one_follows_a_graceful_one() {
+fn a_deletion_is_final_and_a_graceful_one_may_become_forced() {
     const SEEN: fn(&mut OwnPod) = |pod| pod.record_seen(seen(&[]));
     const GRACEFUL: fn(&mut OwnPod) = |pod| pod.record_seen(deleted(30));
     const FORCED: fn(&mut OwnPod) = |pod| pod.record_seen(deleted(0));

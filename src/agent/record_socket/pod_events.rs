@@ -178,9 +178,8 @@ mod tests {
 
     #[test]
     fn a_record_without_a_problem_that_concerns_the_pod_makes_no_event() {
-        let records = testkit::chart::yaml(include_str!("no_event.yaml"));
-        for (name, changes) in records.as_object().unwrap() {
-            assert_eq!(event(changes.clone()), None, "{name}");
+        for (name, changes) in testkit::table::rows(include_str!("no_event.yaml")) {
+            assert_eq!(event(changes), None, "{name}");
         }
     }
 
@@ -228,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn each_annotation_with_ignored_ports_is_an_event_with_its_grammar_and_a_bounded_list() {
+    fn each_annotation_with_ignored_ports_makes_a_bounded_event_with_its_grammar() {
         let long = "\u{6f22}".repeat(100);
         let record = record(json!({"ignored": [
             {"source": "config.linkerd.io/skip-outbound-ports", "elements": vec![&long; 10]},

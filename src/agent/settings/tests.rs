@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde::Deserialize;
+use testkit::table;
 
 use super::*;
 
@@ -41,10 +42,9 @@ fn the_template_in_the_environment_wins_over_the_file() {
 
 #[test]
 fn an_invalid_setting_is_an_error_with_its_name_and_value() {
-    let invalid = testkit::chart::yaml(include_str!("tests/invalid.yaml"));
-    for (name, values) in invalid.as_object().unwrap() {
-        for value in values.as_array().unwrap().iter().filter_map(Value::as_str) {
-            let error = read(&[(name, value)]).unwrap_err().to_string();
+    for (name, values) in table::rows::<Vec<String>>(include_str!("tests/invalid.yaml")) {
+        for value in values {
+            let error = read(&[(&name, &value)]).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{name}={value}: ")), "{error}");
         }
     }
@@ -73,7 +73,7 @@ fn the_log_level_is_parsed() {
 }
 
 #[test]
-fn paths_are_joined_as_by_gos_path_join_and_slashes_around_the_kubeconfig_name_are_ignored() {
+fn paths_are_joined_as_by_gos_path_join() {
     for (dir, path, expected) in [
         ("/host", "/etc/cni/net.d/", "/host/etc/cni/net.d"),
         ("/host/", "etc", "/host/etc"),
@@ -93,20 +93,35 @@ fn paths_are_joined_as_by_gos_path_join_and_slashes_around_the_kubeconfig_name_a
 }
 
 #[test]
-fn settings_select_the_mode_of_chaining_and_an_invalid_conf_name_is_rejected_with_the_reason() {
-    let cases = testkit::chart::yaml(include_str!("tests/modes.yaml"));
-    for (name, case) in cases["modes"].as_object().unwrap() {
-        let mode = read(&variables(case)).unwrap().node.mode;
-        assert_eq!(format!("{mode:?}"), case["mode"].as_str().unwrap(), "{name}");
+fn settings_select_the_mode_of_chaining_or_are_rejected_with_the_reason() {
+    for (name, row) in table::rows_of::<ModeRow>(MODES, "modes") {
+        let mode = read(&pairs(&row.settings)).unwrap().node.mode;
+        assert_eq!(format!("{mode:?}"), row.mode, "{name}");
     }
-    for (name, case) in cases["errors"].as_object().unwrap() {
-        let error = read(&variables(case)).unwrap_err().to_string();
-        assert!(error.contains(case["error"].as_str().unwrap()), "{name}: {error}");
+    for (name, row) in table::rows_of::<ModeErrorRow>(MODES, "errors") {
+        let error = read(&pairs(&row.settings)).unwrap_err().to_string();
+        assert!(error.contains(&row.error), "{name}: {error}");
     }
 }
 
-/// The environment variables of a case.
-fn variables(case: &Value) -> Vec<(&str, &str)> {
-    let settings = case["settings"].as_object().unwrap();
-    settings.iter().map(|(name, value)| (&**name, value.as_str().unwrap())).collect()
+const MODES: &str = include_str!("tests/modes.yaml");
+
+/// A row of `modes` in `modes.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModeRow {
+    settings: BTreeMap<String, String>,
+    mode: String,
+}
+
+/// A row of `errors` in `modes.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModeErrorRow {
+    settings: BTreeMap<String, String>,
+    error: String,
+}
+
+fn pairs(settings: &BTreeMap<String, String>) -> Vec<(&str, &str)> {
+    settings.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect()
 }

@@ -87,7 +87,7 @@ fn assert_verdict(name: &str, evidence: &Evidence, expected: Expected) {
 }
 
 #[test]
-fn each_response_gets_its_verdict_by_what_the_watch_has_shown_of_the_pod() {
+fn what_the_watch_has_shown_of_the_pod_decides_on_each_response() {
     let begin = Instant::now();
     let graceful = Deletion::Graceful { shown: begin, token_ends: begin };
     let (forced, stays, unknown) = (Deletion::Forced, Deletion::NotDeleted, Deletion::Unknown);
@@ -285,7 +285,7 @@ fn rejection_of_every_token_has_to_last_for_four_seconds_without_another_respons
 }
 
 #[test]
-fn the_time_to_decide_is_the_grace_period_less_five_seconds_and_at_least_one_second() {
+fn the_time_to_decide_leaves_five_seconds_of_the_grace_period() {
     for (grace, time) in [(30, 25), (10, 5), (6, 1), (5, 1), (1, 1), (3600, 3595)] {
         assert_eq!(time_to_decide(seconds(grace)), seconds(time), "{grace}");
     }
@@ -305,7 +305,7 @@ fn verdict_on(sent: Rounds) -> Verdict {
 }
 
 #[test]
-fn rounds_that_are_read_late_count_from_their_time_and_as_if_read_one_by_one() {
+fn rounds_that_are_read_late_count_from_their_own_time() {
     let verdict = verdict_on([gone(), unclear(2, "HTTP 403")].concat());
     assert!(matches!(verdict, Verdict::Uninstall(_)));
     assert!(matches!(verdict_on(rejected([1, 2, 4], BOUND)), Verdict::AskAgain(_)));

@@ -2,36 +2,69 @@
 
 use super::*;
 
+/// A row of `port_lists.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PortListRow {
+    direction: Direction,
+    /// The list of the plugin entry, as JSON.
+    entry: Option<String>,
+    annotation: Option<String>,
+    used: Option<String>,
+    #[serde(default)]
+    ignored: String,
+    error: Option<String>,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "lowercase")]
+enum Direction {
+    Inbound,
+    Outbound,
+}
+
+impl Direction {
+    fn name(&self) -> &'static str {
+        match self {
+            Direction::Inbound => "inbound",
+            Direction::Outbound => "outbound",
+        }
+    }
+}
+
 #[test]
 fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
-    for (name, row) in testkit::chart::yaml(include_str!("port_lists.yaml")).as_object().unwrap() {
-        let text = |key: &str| row.get(key).map(|value| value.as_str().unwrap());
-        let direction = text("direction").unwrap();
-        let entry = match text("entry") {
+    for (name, row) in table::rows::<PortListRow>(include_str!("port_lists.yaml")) {
+        let direction = row.direction.name();
+        let entry = match &row.entry {
             Some(list) => format!(r#","{direction}-ports-to-ignore":{list}"#),
             None => String::new(),
         };
         let key = format!("skip-{direction}-ports");
-        let annotations = match text("annotation") {
+        let annotations = match &row.annotation {
             Some(annotation) => annotations(&[(&key, annotation)]),
             None => Annotations::new(),
         };
-        let is_annotated = !annotations.is_empty();
         let facts = PodFacts { annotations, ..PodFacts::default() };
         match defaults(&entry).resolve(&facts) {
             Ok(found) => {
-                let Redirect { skip_inbound, skip_outbound, .. } = found.redirect;
-                let used = if direction == "inbound" { skip_inbound } else { skip_outbound };
-                assert_eq!(Some(&*ports::joined(&used)), text("used"), "{name}");
+                let used = match row.direction {
+                    Direction::Inbound => &found.redirect.skip_inbound,
+                    Direction::Outbound => &found.redirect.skip_outbound,
+                };
+                assert_eq!(Some(ports::joined(used)), row.used, "{name}");
                 let ignored = ignored_ports::summary(&found.ignored).unwrap_or_default();
                 let ignored = ignored.replace("ignored in ", "").replace("config.linkerd.io/", "");
-                assert_eq!(ignored, text("ignored").unwrap_or_default(), "{name}");
+                assert_eq!(ignored, row.ignored, "{name}");
             }
             Err(error) => {
-                let failure =
-                    if is_annotated { Failure::InvalidAnnotation } else { Failure::InvalidConfig };
+                let failure = match row.annotation {
+                    Some(_) => Failure::InvalidAnnotation,
+                    None => Failure::InvalidConfig,
+                };
                 assert_eq!(error.failure, failure, "{name}");
-                assert!(error.msg.contains(text("error").unwrap()), "{name}: {error}");
+                let expected = row.error.expect("the list is accepted");
+                assert!(error.msg.contains(&expected), "{name}: {error}");
             }
         }
     }

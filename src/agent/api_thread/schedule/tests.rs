@@ -99,7 +99,7 @@ fn an_idle_node_whose_token_requests_fail_sends_as_few_requests() {
 }
 
 #[test]
-fn an_agent_sends_one_token_request_and_one_check_at_start_and_then_nothing_for_six_minutes() {
+fn an_agent_sends_two_requests_at_start_and_none_for_six_minutes() {
     for _ in 0..100 {
         let sent = requests(DEFAULT, DAY / 4);
         assert!(sent[1] <= CHANGE_GAP, "{:?}", &sent[..3]);
@@ -126,7 +126,7 @@ fn nodes_that_start_together_spread_their_requests() {
 }
 
 #[test]
-fn checks_and_token_requests_without_response_back_off_from_half_a_second_to_a_minute() {
+fn unanswered_checks_and_token_requests_back_off_to_a_minute() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(DAY));
     let mut now = start;
@@ -142,8 +142,7 @@ fn checks_and_token_requests_without_response_back_off_from_half_a_second_to_a_m
 }
 
 #[test]
-fn nodes_that_an_overloaded_api_server_rejects_wait_as_long_as_it_asks_and_do_not_return_together()
-{
+fn nodes_rejected_by_an_overloaded_api_server_return_spread_after_its_wait() {
     let start = Instant::now();
     // The same header for all: kube-apiserver sends `Retry-After: 1`.
     for retry_after in [1, 300] {
@@ -184,7 +183,7 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
 }
 
 #[test]
-fn a_record_or_a_changed_token_causes_a_check_at_once_and_then_at_a_limited_rate() {
+fn records_and_changed_tokens_cause_checks_at_a_limited_rate() {
     let start = Instant::now();
     type Report = fn(&mut Schedule, Instant);
     let reports: [(Report, Duration); 2] =
@@ -226,7 +225,7 @@ fn first_check(renewal: Duration) -> Duration {
 }
 
 #[test]
-fn the_first_check_of_an_adopted_token_is_spread_and_that_of_a_new_nodes_token_is_not() {
+fn only_the_first_check_of_an_adopted_token_is_spread() {
     assert_eq!(first_check(Duration::ZERO), Duration::ZERO);
     let waits: Vec<Duration> = (0..1000).map(|_| first_check(HOUR)).collect();
     assert!(waits.iter().all(|wait| *wait <= FIRST_CHECK_SPREAD));

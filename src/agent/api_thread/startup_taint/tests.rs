@@ -1,7 +1,8 @@
 use std::collections::VecDeque;
 
+use serde::Deserialize;
 use testkit::api::{Request, Response, Routes, Server, State};
-use testkit::chart::yaml;
+use testkit::table;
 
 use super::*;
 use crate::kube::kubeconfig::ApiAccess;
@@ -26,24 +27,43 @@ impl Routes for InOrder {
     }
 }
 
+const TABLES: &str = include_str!("tests/cases.yaml");
+
+/// A row of `taints` in `cases.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct TaintsRow {
+    #[serde(default)]
+    taints: Value,
+    /// Taints that the patch leaves.
+    left: Option<Vec<Value>>,
+}
+
+/// A row of `patches` in `cases.yaml`.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct PatchRow {
+    /// Status and body of each response.
+    responses: Vec<(u16, Value)>,
+    outcome: Value,
+}
+
 #[test]
 fn removes_only_taints_with_the_key_whatever_their_effect() {
-    for (name, case) in yaml(include_str!("tests/cases.yaml"))["taints"].as_object().unwrap() {
-        let node: Node = serde_json::from_value(node(case["taints"].clone())).unwrap();
+    for (name, row) in table::rows_of::<TaintsRow>(TABLES, "taints") {
+        let node: Node = serde_json::from_value(node(row.taints)).unwrap();
         let patch = patch_without_taint(&node, KEY).unwrap_or_default();
-        assert_eq!(patch["spec"]["taints"], case["left"], "{name}");
+        assert_eq!(patch["spec"]["taints"], json!(row.left), "{name}");
         assert!(patch.is_null() || patch["metadata"]["resourceVersion"] == "7", "{name}");
     }
 }
 
 #[test]
-fn an_attempt_is_one_read_and_one_patch_if_the_node_has_the_taint() {
-    for (name, case) in yaml(include_str!("tests/cases.yaml"))["patches"].as_object().unwrap() {
-        let responses: Vec<(u16, Value)> =
-            serde_json::from_value(case["responses"].clone()).unwrap();
-        let count = responses.len();
+fn an_attempt_reads_the_node_and_patches_it_once_if_tainted() {
+    for (name, row) in table::rows_of::<PatchRow>(TABLES, "patches") {
+        let count = row.responses.len();
         let server = Server::<InOrder>::start();
-        server.state().0.extend(responses);
+        server.state().0.extend(row.responses);
         let access =
             ApiAccess { server: format!("http://{}", server.address), ..ApiAccess::default() };
         let deadlines = Deadlines::per_phase(Duration::from_secs(5));
@@ -52,7 +72,7 @@ fn an_attempt_is_one_read_and_one_patch_if_the_node_has_the_taint() {
             Ok(is_patched) => json!(is_patched),
             Err(error) => json!(error.code()),
         };
-        assert_eq!(found, case["outcome"], "{name}");
+        assert_eq!(found, row.outcome, "{name}");
         let requests = server.received(|_| true);
         assert_eq!(requests.len(), count, "{name}");
         let left = json!({"metadata": {"resourceVersion": "7"}, "spec": {"taints": []}});

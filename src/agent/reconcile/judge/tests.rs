@@ -77,7 +77,7 @@ fn judged(change: impl FnOnce(&mut Installed)) -> (bool, Judgement) {
 }
 
 #[test]
-fn the_node_is_ready_and_the_plugin_is_tested_only_if_no_step_wrote_or_failed() {
+fn only_a_pass_without_write_or_failure_tests_the_plugin() {
     type Change = fn(&mut Installed);
     let changes: [(&str, Change, Option<&str>); 8] = [
         ("nothing", |_| {}, None),
@@ -152,7 +152,7 @@ fn a_node_that_waits_for_its_token_logs_no_problem() {
 }
 
 #[test]
-fn the_next_pass_is_due_at_the_earliest_time_that_a_step_or_a_check_asks_for() {
+fn the_next_pass_is_due_when_the_first_step_or_check_asks() {
     let soon = Instant::now();
     let later = soon + std::time::Duration::from_secs(1);
     let (_, judgement) = judged(|_| {});
