@@ -78,6 +78,9 @@ fn schema_pages_and_record_name_every_platform() {
         assert!(record.contains(&format!("platform: {name}\n")), "no record of {name}");
         names.push(json!(name));
     }
+    let differences = read(testkit::repository().join("docs/differences.md"));
+    let count = format!("| platform presets | none | 6 | {} |", platforms().len());
+    assert!(differences.contains(&count), "docs/differences.md has another number of presets");
     names.push(Value::Null);
     assert_eq!(enumerated, json!(names));
 }

@@ -33,7 +33,8 @@ const AGENTS_BUDGET: Duration = Duration::from_secs(60);
 /// Longest time to wait. A longer `--wait` counts as this.
 const LONGEST_WAIT: Duration = Duration::from_secs(24 * 3600);
 
-/// Checks, shows and explains Linkerd's CNI plugin in a cluster. Needs kubectl.
+/// Checks and explains Linkerd's CNI plugin in a cluster, and lists paths around the proxy. Needs
+/// kubectl.
 #[derive(Parser)]
 #[command(name = "linkerd-cni", bin_name = "linkerd cni", version)]
 struct Flags {
