@@ -87,7 +87,7 @@ impl Audit {
     fn audit_each(mut self, period: Duration) {
         loop {
             // A failure is logged, and the next audit is due anyway.
-            let _ = self.audit();
+            self.audit();
             thread::sleep(between(period * 9 / 10, period * 11 / 10));
         }
     }
@@ -144,11 +144,12 @@ impl Audit {
 
     /// Counts and reports the findings, and queues the damaged pods unless they are too many.
     fn conclude(&mut self, findings: Findings) {
+        let mostly_damaged = findings.mostly_damaged();
+        // Before the requests that report: meanwhile the worker repairs pods of earlier audits.
+        let was_suspended = self.shared.queue.suspend_audit_repairs(mostly_damaged.is_some());
         log_gaps(&findings);
         self.count(&findings);
         self.report_drift(findings.drifted);
-        let mostly_damaged = findings.mostly_damaged();
-        let was_suspended = self.shared.queue.suspend_audit_repairs(mostly_damaged.is_some());
         match mostly_damaged {
             Some(damage) => self.report_suspension(damage, was_suspended),
             None => {
