@@ -248,26 +248,3 @@ fn the_committed_results_are_complete_and_those_of_the_page() {
     let rows = page.lines().filter(|line| line.starts_with("| `")).count();
     assert_eq!(rows, results["rows"].as_array().unwrap().len(), "rows of the page");
 }
-
-/// Figures of older commits say little about the present programs.
-#[test]
-fn the_committed_results_name_one_of_the_last_200_commits() {
-    // Rows that were seen before the results had a commit have none.
-    let commits =
-        [("compatibility", ".rows[].commit // empty, .kernels.rows[].commit"), ("soak", ".commit")];
-    for (name, filter) in commits {
-        let results = repository().join(format!("docs/maintainers/{name}.json"));
-        let named = must(Command::new("jq").args(["-r", filter]).arg(results));
-        assert!(!named.trim().is_empty());
-        for commit in named.lines().collect::<BTreeSet<_>>() {
-            let git =
-                |args: &[&str]| must(Command::new("git").current_dir(repository()).args(args));
-            git(&["merge-base", "--is-ancestor", commit, "HEAD"]);
-            let count = git(&["rev-list", "--count", &format!("{commit}..HEAD")]);
-            assert!(
-                count.trim().parse::<u32>().unwrap() <= 200,
-                "{name}.json: {commit} is {count} commits old"
-            );
-        }
-    }
-}
