@@ -219,7 +219,8 @@ impl Lock {
         }
     }
 
-    /// Whether plugins find the lock: its file was not removed or replaced.
+    /// Returns whether the lock file at its path is still the one that is locked here, so that
+    /// plugins find the lock.
     pub fn is_in_place(&self, run_dir: &Path) -> bool {
         let Ok(own) = self.0.metadata() else { return false };
         match fs::symlink_metadata(dir(run_dir).join(LOCK)) {

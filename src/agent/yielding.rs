@@ -127,13 +127,15 @@ impl Yielding {
     }
 }
 
-/// Returns whether a plugin entry is installed with which the plugin works. While a newer agent
-/// runs, that agent alone then writes the network configs. The older agent does not know the newer
-/// one's chain mode: each would remove what the other writes.
+/// Returns whether a usable plugin entry is installed, so that this agent may leave all writing to
+/// a newer agent that runs. If both wrote, each would remove the other's entries, as this agent does
+/// not know the newer one's chain mode.
 ///
-/// An entry that the runtime does not call in this agent's `mode` counts only if the newer agent
-/// chains no other file, as the `saved` state says, or if the runtime calls no network config at
-/// all. Otherwise the newer agent may be unable to chain the plugin.
+/// An entry that the runtime does not call in this agent's `mode` counts only
+/// - if the newer agent chains no other file, as the `saved` state says, or
+/// - if the runtime calls no network config at all.
+///
+/// Otherwise the newer agent may be unable to chain the plugin.
 pub fn usable_entry_is_installed(
     own: &Entry,
     kubeconfig: &str,

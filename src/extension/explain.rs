@@ -19,7 +19,7 @@ use crate::redirect::{Family, Ipv6, Redirect};
 use crate::verdict::Verdict;
 use crate::verdict::bypass_paths::BypassPath;
 
-/// Printed for a pod with a proxy that its annotations do not show.
+/// Printed for a pod that has a proxy container and no annotation of a proxy.
 const UNANNOTATED: &str = "Note:      the pod has no annotation of a proxy: the plugin skips it \
                            while no agent runs on its node\n";
 
@@ -96,12 +96,11 @@ fn describe_error(error: &CniError) -> String {
 
 /// Returns the redirected IP families, and why IPv6 is redirected or not.
 fn families(configured: Ipv6, resolved: Ipv6) -> (&'static [Family], &'static str) {
-    let [ipv4, both]: [&[Family]; 2] = [&[Family::Ipv4], &[Family::Ipv4, Family::Ipv6]];
     match (configured, resolved) {
-        (_, Ipv6::Yes) => (both, "yes (disableIPv6=false)"),
-        (_, Ipv6::Auto) => (both, "yes (ipv6: auto, if the node's kernel has IPv6)"),
-        (Ipv6::Auto, _) => (ipv4, "no (ipv6: auto, and the proxy listens on IPv4 only)"),
-        _ => (ipv4, "no (disableIPv6=true)"),
+        (_, Ipv6::Yes) => (Family::ALL, "yes (disableIPv6=false)"),
+        (_, Ipv6::Auto) => (Family::ALL, "yes (ipv6: auto, if the node's kernel has IPv6)"),
+        (Ipv6::Auto, _) => (Family::IPV4, "no (ipv6: auto, and the proxy listens on IPv4 only)"),
+        _ => (Family::IPV4, "no (disableIPv6=true)"),
     }
 }
 

@@ -98,7 +98,7 @@ fn restore_rules(
     };
     let lines = match program::list_nat_table(&programs.command, deadline) {
         Ok(lines) => lines,
-        // Only the error of the list says that the kernel lacks the table.
+        // iptables-restore does not say that the kernel lacks the table. The listing does.
         Err(Error::Other { problem, .. }) => {
             return Err(Error::Restore { program, stderr: format!("{stderr}; {problem}") });
         }

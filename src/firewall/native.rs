@@ -100,9 +100,9 @@ fn table_messages(family: Family, fresh: bool) -> Vec<Message> {
     vec![create.clone(), delete, create]
 }
 
-/// Deletes all rules of the `PROXY_INIT_*` chains in the tables of `iptables-nft`, and in the
-/// plugin's tables of other families than `families`. The empty chains and the jumps to them stay,
-/// without effect.
+/// Deletes all rules of the `PROXY_INIT_*` chains: of every family in the tables of `iptables-nft`,
+/// and of each family that `families` lacks in the plugin's own tables. The empty chains and the
+/// jumps to them stay, without effect.
 pub fn flush_others(families: &[Family]) -> Result<(), Error> {
     for &family in Family::ALL {
         flush(rules::NAT_TABLE, family)?;

@@ -188,7 +188,8 @@ impl Uninstall<'_> {
         if failures.is_empty() { Ok(found) } else { Err(failures) }
     }
 
-    /// Waits until no network config has named the plugin for `quiet`. Returns the first that does.
+    /// Looks at the network configs for the time `quiet`. Returns the first one that names the
+    /// plugin as soon as it is found, or `None` if none did.
     fn until_quiet(&self, quiet: Duration) -> Result<Option<Named>, Vec<String>> {
         let end = Deadline::after(quiet);
         loop {

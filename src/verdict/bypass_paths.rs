@@ -189,7 +189,8 @@ fn redirected_ports_path(resolved: &ResolvedRedirect) -> Option<BypassPath> {
     Some(path.caused_by("value", "portsToRedirect"))
 }
 
-/// Returns a path for each list of ports or subnets, without the ports of the proxy's own servers.
+/// Returns one path around the proxy for each skip list that is not empty. Inbound ranges that have
+/// only the proxy's own control and admin ports are left out.
 fn skip_list_paths(
     config: &Config,
     known: &ObjectFacts,

@@ -13,10 +13,10 @@ use crate::backoff::{Limits, delay, jitter};
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
 pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
 const PERIOD: Limits = [CHECK_PERIOD; 2];
-/// Shortest time between two checks that plugin records cause. The API server caches a token
+/// Shortest time between two checks that records of the plugin trigger. The API server caches a token
 /// review for 10 s, so an earlier check could find a revoked token still accepted.
 const RECORD_GAP: Duration = Duration::from_secs(12);
-/// Shortest time between two checks that changes of the kubeconfig cause.
+/// Shortest time between two checks that changes of the kubeconfig trigger.
 const CHANGE_GAP: Duration = Duration::from_millis(500);
 /// First and longest wait after a check without a usable response or of a rejected token, and after
 /// a failed TokenRequest while the plugin has no valid token.

@@ -134,7 +134,8 @@ impl Publisher {
         ControlFlow::Continue(())
     }
 
-    /// Replaces the copy with these pods. `dropped` further pods exceed the limit of a list.
+    /// Replaces the copy with these pods. `dropped` is the number of pods that were left out, as a
+    /// list has a limit.
     fn replace_all(&mut self, pods: Vec<NodePod>, dropped: usize) {
         self.copy_problem = None;
         self.relist_at = Instant::now() + between(LONG_WAIT, 2 * LONG_WAIT);

@@ -13,7 +13,8 @@ use crate::node::install::network_configs::{Change, ConfigWrite};
 pub struct EntryHistory {
     /// Names of all network configs to which this agent ever chained the plugin.
     chained: BTreeSet<String>,
-    /// When the active conflist was read last, if it lacked the plugin entry then.
+    /// When the last pass read the active conflist, if the plugin entry was missing. `None`: it had
+    /// the entry.
     lacked_at: Option<Instant>,
 }
 

@@ -223,7 +223,7 @@ fn verified_findings(verified: &Verified) -> Vec<(Subject, Finding)> {
     findings
 }
 
-/// Returns the latest time of the next pass, if a step or a check asks for one.
+/// Returns when the next pass has to run: the earliest time that a step or a check asks for.
 fn next_pass(installed: &Installed, verified: &Verified) -> Option<Instant> {
     let mut times = vec![
         installed.kept.until,

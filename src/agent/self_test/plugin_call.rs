@@ -35,7 +35,7 @@ pub fn call(
     Err(read_failure(program, command, &output))
 }
 
-/// Runs the program to its end. Fails if it cannot be run, or was killed at `end`.
+/// Runs the program and waits for it. Kills it at the deadline `end`, which is a failure.
 fn run_program(
     program: &Path,
     command: &str,

@@ -183,7 +183,8 @@ fn ask_about_scope(
     namespace: &str,
     set: &DaemonSet,
 ) -> Result<Round, RoundEnd> {
-    // Kubernetes may delete this pod before the DaemonSet, as it deletes a Namespace in any order.
+    // When a Namespace is deleted, this pod may be deleted before the DaemonSet is. Other errors,
+    // such as HTTP 403: the DaemonSet decides.
     match is_being_deleted(client, namespace) {
         Ok(true) => return Ok(Round::NamespaceBeingDeleted),
         Err(error) if error.code() == Some(404) || is_temporary(&error) => {

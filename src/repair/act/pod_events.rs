@@ -8,9 +8,9 @@ pub const REPAIRED_RECENTLY: &str = "stranded again soon after the repair of thi
                                      of its owner's last pod; check that the CNI plugin works on \
                                      this node";
 
-/// Returns the Event on a pod to which the mode was applied. Counts the missing rules, if they
-/// were read: their text depends on the backend, and is in the log. The text about a deleted pod
-/// is upstream's.
+/// Returns the Event on a pod to which the mode was applied. `missing` is the number of missing
+/// rules, 0 if unknown. The rules are only in the log, as their text depends on the backend. The
+/// note about a deleted pod has upstream's words.
 pub fn repair_event(mode: RepairMode, found_by: FoundBy, missing: usize) -> EventContent {
     let (kind, action, note) = match mode {
         RepairMode::Delete => {
