@@ -74,26 +74,25 @@ impl ConfigFile {
 pub struct Unreadable {
     /// Rest of a sentence that starts with the file's name.
     pub why: String,
-    /// Whether the container runtime may read the file nevertheless, and load it.
-    pub runtime_may_read: bool,
-    /// A symbolic link to a file that does not exist. containerd fails at it, CRI-O skips it.
-    pub is_dangling_link: bool,
+    pub for_runtime: ForRuntime,
 }
 
-impl Unreadable {
-    /// A file that the container runtime may read, and load.
-    fn only_here(why: String) -> Unreadable {
-        Unreadable { why, runtime_may_read: true, is_dangling_link: false }
-    }
+/// What a network config that the agent cannot read is for the container runtime.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForRuntime {
+    /// The runtime may read the file, and load it.
+    MayLoad,
+    /// The runtime cannot load the file either. containerd fails at it, CRI-O skips it.
+    Invalid,
+    /// The runtime does not try to load it, such as a directory.
+    Ignored,
 }
 
 impl From<files::Error> for Unreadable {
     fn from(error: files::Error) -> Self {
-        Unreadable {
-            why: error.without_path(),
-            runtime_may_read: !error.is_no_file(),
-            is_dangling_link: false,
-        }
+        let for_runtime =
+            if error.is_no_file() { ForRuntime::Ignored } else { ForRuntime::MayLoad };
+        Unreadable { why: error.without_path(), for_runtime }
     }
 }
 
@@ -166,7 +165,7 @@ fn has_plugin_type(value: &Value) -> bool {
 pub fn may_name_plugin(file: &ConfigFile) -> bool {
     match &file.content {
         Ok(content) => may_call_plugin(&content.text),
-        Err(unreadable) => unreadable.runtime_may_read,
+        Err(unreadable) => unreadable.for_runtime == ForRuntime::MayLoad,
     }
 }
 
@@ -207,15 +206,18 @@ fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Conte
         Ok(read) => read,
         Err(error) if error.is_missing() && link.is_some() => {
             let why = "is a symbolic link to a missing file".to_owned();
-            return Err(Unreadable { why, runtime_may_read: false, is_dangling_link: true });
+            return Err(Unreadable { why, for_runtime: ForRuntime::Invalid });
         }
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.into()),
     };
     let text = String::from_utf8(bytes).map_err(|error| Unreadable {
         why: "is not UTF-8".to_owned(),
-        runtime_may_read: is_json_in_go(error.as_bytes()),
-        is_dangling_link: false,
+        for_runtime: if is_json_in_go(error.as_bytes()) {
+            ForRuntime::MayLoad
+        } else {
+            ForRuntime::Invalid
+        },
     })?;
     if kind == ConfigKind::Conflist {
         check_fragments(dir, &text)?;
@@ -229,7 +231,7 @@ fn read_link(path: &Path) -> Result<PathBuf, Unreadable> {
     if leads_out(path, &target) {
         let why =
             format!("is a symbolic link out of the mounted directory, to {}", target.display());
-        return Err(Unreadable::only_here(why));
+        return Err(Unreadable { why, for_runtime: ForRuntime::MayLoad });
     }
     Ok(target)
 }
@@ -241,7 +243,7 @@ fn check_fragments(dir: &Path, text: &str) -> Result<(), Unreadable> {
         && has_fragments(&dir.join(&fragments))
     {
         let why = format!("takes its plugins from the files in the directory {fragments}");
-        return Err(Unreadable::only_here(why));
+        return Err(Unreadable { why, for_runtime: ForRuntime::MayLoad });
     }
     Ok(())
 }

@@ -7,7 +7,7 @@
 use super::conf_conversion::is_named;
 use super::multus;
 use crate::conflist::chain_mode::ChainMode;
-use crate::conflist::net_dir::{ConfigFile, ConfigKind};
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, ForRuntime};
 use crate::conflist::{self, Conflist};
 
 /// Returns the active one of `files`, in name order.
@@ -25,7 +25,7 @@ fn first_candidate<'f>(files: impl IntoIterator<Item = &'f ConfigFile>) -> Optio
 /// Returns why the agent cannot read `file`, if the runtime may load it.
 fn why_unreadable(file: &ConfigFile) -> Option<String> {
     let unreadable = file.content.as_ref().err()?;
-    if !unreadable.runtime_may_read {
+    if unreadable.for_runtime != ForRuntime::MayLoad {
         return None;
     }
     Some(format!(
@@ -47,11 +47,14 @@ pub fn called_config<'f>(
 
 /// Returns whether a runtime loads `file`.
 pub(super) fn is_loadable(file: &ConfigFile) -> bool {
-    match file.kind {
-        ConfigKind::Conflist => {
-            file.conflist().is_some_and(|conflist| conflist.check_loadable().is_ok())
-        }
-        ConfigKind::Conf | ConfigKind::Json => conflist::check_conf_loadable(file.text()).is_ok(),
+    file.content.as_ref().is_ok_and(|content| check_loadable(file.kind, &content.text).is_ok())
+}
+
+/// Fails with the reason why no runtime loads a network config with this `text`.
+fn check_loadable(kind: ConfigKind, text: &str) -> Result<(), conflist::Error> {
+    match kind {
+        ConfigKind::Conflist => Conflist::parse_any(text)?.check_loadable(),
+        ConfigKind::Conf | ConfigKind::Json => conflist::check_conf_loadable(text),
     }
 }
 
@@ -110,18 +113,13 @@ pub(super) fn invalid_before_active(files: &[&ConfigFile]) -> Option<String> {
 /// Returns why a runtime that tries to load `file` fails. `None`: it loads the file, or ignores it,
 /// such as a directory.
 fn why_invalid(file: &ConfigFile) -> Option<String> {
-    let text = match &file.content {
-        Ok(content) => &content.text,
-        Err(unreadable) if unreadable.is_dangling_link => return Some(unreadable.why.clone()),
-        Err(_) => return None,
-    };
-    let checked = match file.kind {
-        ConfigKind::Conflist => {
-            Conflist::parse_any(text).and_then(|conflist| conflist.check_loadable())
+    match &file.content {
+        Ok(content) => Some(check_loadable(file.kind, &content.text).err()?.to_string()),
+        Err(unreadable) if unreadable.for_runtime == ForRuntime::Invalid => {
+            Some(unreadable.why.clone())
         }
-        ConfigKind::Conf | ConfigKind::Json => conflist::check_conf_loadable(text),
-    };
-    checked.err().map(|error| error.to_string())
+        Err(_) => None,
+    }
 }
 
 /// Returns why there is no active network config among `files`.

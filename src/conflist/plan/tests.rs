@@ -6,7 +6,7 @@ use testkit::table;
 
 use super::*;
 use crate::conflist::chain_mode::ChainMode;
-use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content, Unreadable};
+use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content, ForRuntime, Unreadable};
 use crate::conflist::saved_state::{Original, SavedState};
 use crate::conflist::{self, Conflist, Entry, PLUGIN};
 use crate::files::FileAccess;
@@ -46,13 +46,15 @@ fn content(text: String) -> Content {
     Content { text, access: FileAccess::own(0o600), link: None }
 }
 
+fn unreadable(for_runtime: ForRuntime) -> Result<Content, Unreadable> {
+    Err(Unreadable { why: "is here".into(), for_runtime })
+}
+
 fn file(name: &str, kind: &str) -> ConfigFile {
     let content = match kind {
-        "unreadable" | "elsewhere" | "dangling" => Err(Unreadable {
-            why: "is here".into(),
-            runtime_may_read: kind == "elsewhere",
-            is_dangling_link: kind == "dangling",
-        }),
+        "unreadable" => unreadable(ForRuntime::Ignored),
+        "elsewhere" => unreadable(ForRuntime::MayLoad),
+        "dangling" => unreadable(ForRuntime::Invalid),
         kind => Ok(content(config(kind))),
     };
     ConfigFile { name: name.to_owned(), kind: ConfigKind::from_file_name(name).unwrap(), content }

@@ -66,9 +66,12 @@ fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
 #[test]
 fn agent_is_not_ready_while_an_invalid_file_sorts_before_the_active_config() {
     type Write = fn(&Node, &str);
-    let kinds: [(&str, &str, Write); 4] = [
+    let kinds: [(&str, &str, Write); 5] = [
         ("half a conf", "05-cilium.conf is not JSON", |node, name| node.write(name, "{")),
         ("a list in a conf", "05-cilium.conf has a list", |node, name| node.write(name, CALICO)),
+        ("bytes that are no text", "05-cilium.conf is not UTF-8", |node, name| {
+            fs::write(node.net(name), b"\xff{}").unwrap();
+        }),
         ("an empty conflist", "05-cilium.conflist is empty", |node, name| node.write(name, "")),
         ("a link to a missing file", "05-cilium.conf is a symbolic link", |node, name| {
             symlink("nowhere", node.net(name)).unwrap();
