@@ -197,9 +197,11 @@ impl Reconciler {
         self.count_time_without_entry(&configs);
         let mut leftovers = LeftoversOutcome::default();
         let mut yielded = None;
-        if can_chain {
+        if can_chain && !self.leftovers.is_complete() {
             leftovers = self.leftovers.run(node);
             configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
+        }
+        if can_chain {
             yielded = self.other_agents.yielded_entry(node, is_newer, &self.entry, &configs);
         }
         let chaining = Chaining {

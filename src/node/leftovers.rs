@@ -36,13 +36,14 @@ pub struct LeftoversOutcome {
 }
 
 impl LeftoversRemoval {
+    /// Returns whether all such files are removed.
+    pub fn is_complete(&self) -> bool {
+        self.is_complete
+    }
+
     /// Removes all such files, but those that an upstream agent may be writing now: without its
-    /// file, that agent cannot install, and ends. Does nothing once all are removed. Accepts missing
-    /// directories.
+    /// file, that agent cannot install, and ends. Accepts missing directories.
     pub fn run(&mut self, settings: &NodeSettings) -> LeftoversOutcome {
-        if self.is_complete {
-            return LeftoversOutcome::default();
-        }
         let swept = sweep_all(settings, ABANDONED_AFTER);
         self.is_complete = swept.failures.is_empty() && !swept.spared;
         let mut outcome = LeftoversOutcome { failures: swept.failures, repeat_at: None };
