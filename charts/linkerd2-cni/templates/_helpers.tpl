@@ -49,10 +49,11 @@ required term gets, too. A term without expressions and fields matches no node, 
 {{- $key := "requiredDuringSchedulingIgnoredDuringExecution" }}
 {{- $affinity := first . | deepCopy }}
 {{- $required := get (last .) $key }}
+{{- $platform := first $required.nodeSelectorTerms }}
 {{- $terms := list }}
 {{- range (get $affinity $key | default dict).nodeSelectorTerms }}
-{{- if and (or .matchExpressions .matchFields) (ne (toJson .) (first $required.nodeSelectorTerms | toJson)) }}
-{{- $_ := set . "matchExpressions" (concat (.matchExpressions | default list) (first $required.nodeSelectorTerms).matchExpressions) }}
+{{- if and (or .matchExpressions .matchFields) (ne (toJson .) (toJson $platform)) }}
+{{- $_ := set . "matchExpressions" (concat (.matchExpressions | default list) $platform.matchExpressions) }}
 {{- end }}
 {{- $terms = append $terms . }}
 {{- end }}
