@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::cni::error::Error;
 use crate::cni::object::Object;
 use crate::pod::skip::PodFilter;
-use crate::redirect::backend::Backend;
+use crate::redirect::backend_order::Backend;
 use crate::redirect::{Ipv6, Redirect};
 use ignored_ports::Ignored;
 use resolve::SubnetList;

@@ -11,7 +11,7 @@ pub mod native;
 use std::fs;
 
 use crate::deadline::Deadline;
-use crate::redirect::backend::Backend;
+use crate::redirect::backend_order::Backend;
 use crate::redirect::{Family, Ipv6, Redirect, RuleSpec};
 pub use check::{RulesState, describe_missing, missing_rules, rules_state};
 pub use error::Error;

@@ -1,9 +1,9 @@
 //! The agent's files on the node: plugin binaries, kubeconfig and plugin entries.
 
 pub mod binaries;
+pub mod contention;
 pub mod install;
 pub mod leftovers;
-pub mod limited_writer;
 pub mod lock;
 pub mod network_config_steps;
 pub mod observed;

@@ -4,6 +4,7 @@
 pub mod annotation;
 pub mod containers;
 pub mod facts;
+pub mod inherited_annotations;
 pub mod mesh;
 pub mod skip;
 

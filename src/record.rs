@@ -21,7 +21,7 @@ use crate::config::ignored_ports::{self, Ignored, SOURCES};
 use crate::failure::Failure;
 use crate::pod::skip::SkipReason;
 use crate::quote::one_line;
-use crate::redirect::backend::Backend;
+use crate::redirect::backend_order::Backend;
 
 /// File name of the agent's socket in the directory that agent and plugin share.
 const RUN_SOCKET_NAME: &str = "records.sock";

@@ -1,7 +1,7 @@
 //! What is redirected in a pod, and the rules that do so. Pure: [`crate::firewall`] writes the
 //! rules and checks them.
 
-pub mod backend;
+pub mod backend_order;
 pub mod ports;
 pub mod rules;
 

@@ -26,11 +26,11 @@ use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::saved_state::SavedState;
 use crate::kube::event::{EventContent, EventType};
 use crate::node::binaries::Binaries;
+use crate::node::contention::{ContendedFile, LimitedWriter};
 use crate::node::install::bin_dir::BinDirCheck;
 use crate::node::install::network_configs::{Chaining, ConfigsOutcome};
 use crate::node::install::{self, StepOutcome, kubeconfig::HostName};
 use crate::node::leftovers::{LeftoversOutcome, LeftoversRemoval};
-use crate::node::limited_writer::{ContendedFile, LimitedWriter};
 use crate::node::lock::NodeLocker;
 use crate::node::observed::Observed;
 use crate::node::{Mounts, NodeSettings};
@@ -310,7 +310,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::node::limited_writer::WrittenFile;
+    use crate::node::contention::WrittenFile;
 
     #[test]
     fn ready_reports_a_file_as_being_corrected_while_it_is_written() {

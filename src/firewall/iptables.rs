@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use super::error::Error;
 use crate::deadline::Deadline;
-use crate::redirect::backend::Backend;
+use crate::redirect::backend_order::Backend;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Family, Redirect};
 use host_programs::{HostPrograms, find_programs};

@@ -17,7 +17,7 @@ pub mod network_configs;
 
 use std::time::Instant;
 
-use super::limited_writer::WrittenFile;
+use super::contention::WrittenFile;
 
 /// Outcome of a step that keeps the plugin binaries or the kubeconfig correct.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use crate::failure::Failure;
 use crate::firewall;
 use crate::pod::skip::SkipReason;
 use crate::record::Record;
-use crate::redirect::backend::Backend;
+use crate::redirect::backend_order::Backend;
 use crate::redirect::{Ipv6, Redirect};
 use crate::verdict::{PodView, Verdict, verdict};
 

@@ -4,8 +4,9 @@
 use serde::{Deserialize, Serialize};
 
 use super::Decision;
-use super::annotation::{self, Annotations};
+use super::annotation::Annotations;
 use super::containers::{self, ContainerUser, Exposure};
+use super::inherited_annotations::{inherit, needs_namespace, redirect_annotations};
 use super::mesh::{NotAPod, Proxy, find_proxy};
 use crate::cni::args::PodRef;
 use crate::kube::types::{Metadata, Pod};
@@ -85,23 +86,9 @@ impl ObjectFacts {
     /// where the pod has none.
     pub fn complete(&self, of_namespace: Annotations, api_ports: Vec<PortRange>) -> PodFacts {
         let mut facts = self.facts.clone();
-        for (key, value) in redirect_annotations(of_namespace) {
-            facts.annotations.entry(key).or_insert(value);
-        }
+        inherit(&mut facts.annotations, of_namespace);
         PodFacts { api_ports, ..facts }
     }
-}
-
-/// Whether a value of the namespace applies to a pod with these annotations: the pod lacks one of
-/// [`annotation::INHERITED_KEYS`]. The proxy injector copies the namespace's values to its pods,
-/// but does not replace an empty value. So on a pod with its mark, only an empty value counts as
-/// missing.
-fn needs_namespace(annotations: &Annotations) -> bool {
-    let is_injected = annotation::is_injected(annotations);
-    annotation::INHERITED_KEYS.iter().any(|key| match annotations.get(*key) {
-        Some(value) => value.is_empty(),
-        None => !is_injected,
-    })
 }
 
 impl PodFacts {
@@ -114,17 +101,4 @@ impl PodFacts {
             ..PodFacts::default()
         }
     }
-}
-
-/// Keeps the annotations that change redirect rules ([`annotation::INHERITED_KEYS`],
-/// [`annotation::PROXY_PORTS`]), without empty values: an empty value on the pod does not override
-/// the namespace's value.
-fn redirect_annotations(mut annotations: Annotations) -> Annotations {
-    annotations.retain(|key, value| {
-        let key = key.as_str();
-        let changes_rules =
-            annotation::INHERITED_KEYS.contains(&key) || annotation::PROXY_PORTS.contains(&key);
-        changes_rules && !value.is_empty()
-    });
-    annotations
 }

@@ -14,7 +14,7 @@ use crate::metrics::{
 };
 use crate::pod::skip::SkipReason;
 use crate::record::{CallResult, Record, Source};
-use crate::redirect::backend::Backend;
+use crate::redirect::backend_order::Backend;
 
 const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
 const RESULTS: [&str; 4] = ["redirected", "checked", "failed", "skipped"];

@@ -11,11 +11,11 @@ use super::plugin_token::PluginToken;
 use crate::agent::self_test::TestOutcome;
 use crate::agent::status_body::{StatusBody, problems_by_key};
 use crate::agent::subject::Subject;
+use crate::node::contention::{ContendedFile, WrittenFile};
 use crate::node::install::StepOutcome;
 use crate::node::install::kubeconfig::HostName;
 use crate::node::install::network_configs::ConfigsOutcome;
 use crate::node::leftovers::LeftoversOutcome;
-use crate::node::limited_writer::{ContendedFile, WrittenFile};
 
 /// What a pass decided, and what came of the install steps.
 pub struct Installed {

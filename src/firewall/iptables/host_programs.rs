@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::firewall::error::Error;
 use crate::redirect::Family;
-use crate::redirect::backend::Backend;
+use crate::redirect::backend_order::Backend;
 
 /// Searched after `PATH`, which some runtimes leave empty.
 const FALLBACK_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];

@@ -8,7 +8,7 @@ use super::StepOutcome;
 use crate::files;
 use crate::node::NodeSettings;
 use crate::node::binaries::Binaries;
-use crate::node::limited_writer::{LimitedWriter, WriteError, WrittenFile};
+use crate::node::contention::{LimitedWriter, WriteError, WrittenFile};
 
 /// Copies the plugin binaries that are missing or different on the host. If `keeps_others`,
 /// binaries of another agent stay in use, and only need to be executable.

@@ -9,7 +9,7 @@ use super::StepOutcome;
 use crate::files::{self, FileAccess};
 use crate::kube::kubeconfig;
 use crate::node::NodeSettings;
-use crate::node::limited_writer::{LimitedWriter, WriteError, WrittenFile};
+use crate::node::contention::{LimitedWriter, WriteError, WrittenFile};
 use crate::node::observed::{Observed, has_host_name};
 use crate::node::upstream_kubeconfig::UpstreamKubeconfig;
 

@@ -13,7 +13,7 @@ use crate::conflist::saved_state::{self, SavedState};
 use crate::conflist::{Entry, plugin_entry};
 use crate::files;
 use crate::node::NodeSettings;
-use crate::node::limited_writer::{LimitedWriter, WriteError, WrittenFile};
+use crate::node::contention::{LimitedWriter, WriteError, WrittenFile};
 use crate::node::network_config_steps::{NetDir, content};
 
 /// What to chain to the network configs, and under which conditions.

@@ -7,10 +7,10 @@ use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
-use super::findings::{Findings, MostlyDamaged};
 use super::inspect::Inspector;
 use super::plugin_config;
 use super::stranded::{FoundBy, StrandedPod};
+use super::suspension::{Findings, MostlyDamaged};
 use crate::backoff::{Backoff, Limits, between, jitter};
 use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, EventType, Regarding};

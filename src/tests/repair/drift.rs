@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use linkerd2_cni::redirect::backend::Backend;
+use linkerd2_cni::redirect::backend_order::Backend;
 use linkerd2_cni::redirect::rules::{install_script, rules};
 use linkerd2_cni::redirect::{Family, RuleSpec};
 use linkerd2_cni::{firewall, netns};

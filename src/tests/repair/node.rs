@@ -11,7 +11,7 @@ use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::Config;
 use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::redirect::Redirect;
-use linkerd2_cni::redirect::backend::Backend;
+use linkerd2_cni::redirect::backend_order::Backend;
 use linkerd2_cni::{firewall, netns};
 use serde_json::{Value, json};
 use tempfile::TempDir;

@@ -1,6 +1,6 @@
-//! Ways to write redirect rules into the kernel, and the setting that selects one.
-//! `firewall::apply` tries them in order; `firewall::iptables::host_programs` finds the programs on
-//! the host.
+//! Ways to write redirect rules into the kernel, and the order in which they are tried for a value
+//! of the setting `iptablesMode`. `firewall::apply` tries them; `firewall::iptables::host_programs`
+//! finds the programs on the host.
 
 use std::fmt;
 

@@ -1,4 +1,5 @@
-//! Collects what an audit found, and judges whether the audit may be wrong.
+//! Collects what an audit found, and suspends its repairs if the audit may be wrong: most of the
+//! node's pods seem damaged.
 
 use std::error::Error;
 
