@@ -38,6 +38,9 @@ pub const RUN_DIR: &str = "/run/linkerd-cni";
 /// Environment variable of agent and plugin that replaces [`RUN_DIR`].
 pub const RUN_DIR_VARIABLE: &str = "LINKERD_CNI_RUN_DIR";
 
+/// Longest wait of an ADD for the agent to publish the pod. Usually the agent has published the pod
+/// before the runtime calls the plugin.
+pub const PUBLISH_WAIT: Duration = Duration::from_millis(100);
 /// Time between two checks for a file.
 const POLL: Duration = Duration::from_millis(2);
 

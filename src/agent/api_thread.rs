@@ -40,10 +40,10 @@ use event_queue::{Event, EventQueue};
 pub use first_install::FirstInstall;
 use first_install::FirstWatch;
 use node_readiness::NodeReadiness;
-pub use schedule::{CHECK_PERIOD, CheckResult, Schedule};
+pub use schedule::Schedule;
 use server_address::ServerAddress;
 use token::{AdoptedToken, TokenRequestResults};
-pub use token_check::{TokenStatus, TokenValidity};
+pub use token_check::{CHECK_PERIOD, TokenCheckResult, TokenStatus, TokenValidity};
 use worker::Worker;
 
 /// Handle to the thread that talks to the API server, and to the state that it keeps.

@@ -9,6 +9,7 @@
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
 
+mod flood_limit;
 mod pod_events;
 
 use std::fs;
@@ -19,15 +20,16 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tracing::{error, info, warn};
+
+use flood_limit::FloodLimit;
 
 use super::api_thread::ApiHandle;
 use super::file_watch::Waker;
 use super::readiness::Status;
 use super::settings::Settings;
-use crate::backoff::RateLimit;
 use crate::files;
 use crate::node::NodeSettings;
 use crate::record::{Record, SIZE_LIMIT, SOCKET_NAME};
@@ -36,11 +38,6 @@ use crate::record::{Record, SIZE_LIMIT, SOCKET_NAME};
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 /// Wait after the socket could not be created or read.
 const RETRY: Duration = Duration::from_secs(1);
-/// Records that are read without a pause between them: all pods of a node may start at once.
-const BURST: u32 = 256;
-/// Time between two records after such a burst. A process that floods the socket must neither keep
-/// the agent busy nor fill its log.
-const INTERVAL: Duration = Duration::from_millis(100);
 
 /// The socket for plugin records, and the thread that reads it.
 pub struct RecordSocket {
@@ -140,7 +137,7 @@ impl RecordSocket {
     }
 
     fn run(&self) {
-        let mut rate_limit = RateLimit::new(INTERVAL, BURST, Instant::now());
+        let mut flood_limit = FloodLimit::new();
         let mut buffer = vec![0; SIZE_LIMIT + 1];
         let mut last_problem = None;
         loop {
@@ -158,8 +155,7 @@ impl RecordSocket {
             log_change(last_problem.as_deref(), problem.as_deref());
             if let Ok(length) = received {
                 self.receive(&buffer[..length]);
-                rate_limit.count(Instant::now());
-                thread::sleep(rate_limit.due().saturating_duration_since(Instant::now()));
+                flood_limit.wait_after_record();
             } else if problem.is_some() {
                 thread::sleep(RETRY);
             }

@@ -31,14 +31,6 @@ use crate::pod::skip::{self, SkipReason, skipped_by_annotations};
 use crate::pod_copy::{self, NodeCopy};
 use crate::record::{Record, Source};
 
-/// Longest wait for the agent to publish the pod. It usually has, before the runtime calls the
-/// plugin.
-const COPY_WAIT: Duration = Duration::from_millis(100);
-/// Longest time for API requests if the annotations can decide, and for CHECK, which then proves
-/// nothing: enough for one retry, and short enough that all pods of a node start, or are checked,
-/// soon while the API server is down.
-const SHORT_BUDGET: Duration = Duration::from_secs(2);
-
 /// The request's pod, as the node knows it without an API request.
 pub struct RequestedPod<'a> {
     pub pod: &'a PodRef,
@@ -61,8 +53,9 @@ pub struct PodSearch {
 
 impl<'a> RequestedPod<'a> {
     pub fn read(pod: &'a PodRef, request: &Request) -> Self {
-        // The agent has long seen a pod that runs.
-        let longest = if request.command == Command::Add { COPY_WAIT } else { Duration::ZERO };
+        // The agent has long published a pod that runs.
+        let is_add = request.command == Command::Add;
+        let longest = if is_add { pod_copy::PUBLISH_WAIT } else { Duration::ZERO };
         let copy = pod_copy::wait(&pod_copy::run_dir(), pod, longest);
         RequestedPod { pod, annotations: skip::runtime_annotations(&request.config), copy }
     }
@@ -85,7 +78,11 @@ impl<'a> RequestedPod<'a> {
             return None;
         }
         let is_short = is_skipped || !is_add || self.annotations.as_ref().is_some_and(is_injected);
-        Some(if is_short { config.api_budget.min(SHORT_BUDGET) } else { config.api_budget })
+        if is_short {
+            Some(config.api_budget.min(fetch_pod::SHORT_API_BUDGET))
+        } else {
+            Some(config.api_budget)
+        }
     }
 
     /// Decides by the first source that knows the pod. `fetched` is the API server's response, if

@@ -6,18 +6,13 @@
 
 use std::time::{Duration, Instant};
 
+use super::token_check::{
+    CHECK_PERIOD, KUBECONFIG_CHANGE_GAP, PLUGIN_FAILURE_GAP, TokenCheckResult,
+};
 use super::token_renewal::renewal_wait;
 use crate::backoff::{Limits, delay, jitter};
 
-/// Longest time between two periodic checks of a token that the API server accepts. Jitter
-/// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
-pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
 const PERIOD: Limits = [CHECK_PERIOD; 2];
-/// Shortest time between two checks that records of the plugin trigger. The API server caches a token
-/// review for 10 s, so an earlier check could find a revoked token still accepted.
-const RECORD_GAP: Duration = Duration::from_secs(12);
-/// Shortest time between two checks that changes of the kubeconfig trigger.
-const CHANGE_GAP: Duration = Duration::from_millis(500);
 /// First and longest wait after a check without a usable response or of a rejected token, and after
 /// a failed TokenRequest while the plugin has no valid token.
 const RETRY: Limits = [Duration::from_millis(500), Duration::from_secs(60)];
@@ -32,15 +27,6 @@ const OVERLOAD_SPREAD: Duration = Duration::from_secs(10);
 /// agent is not ready before its check.
 const FIRST_CHECK_SPREAD: Duration = Duration::from_secs(2);
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum CheckResult {
-    Accepted,
-    /// HTTP 401 or 403.
-    Rejected,
-    /// No response, or a response that says nothing about the token.
-    Unknown,
-}
-
 pub struct Schedule {
     /// When the next TokenRequest is due; `None` if the plugin has no ServiceAccount of its own.
     pub renewal: Option<Instant>,
@@ -50,7 +36,7 @@ pub struct Schedule {
     first_check: Instant,
     last_check: Option<Instant>,
     /// Result of the last check of this kubeconfig.
-    result: Option<CheckResult>,
+    result: Option<TokenCheckResult>,
     /// Consecutive checks with the current result.
     check_failures: u32,
     renewal_failures: u32,
@@ -90,7 +76,7 @@ impl Schedule {
     /// Schedules the next check earlier, because the kubeconfig has another token.
     pub fn kubeconfig_changed(&mut self, now: Instant) {
         self.result = None;
-        self.check_after(now, CHANGE_GAP);
+        self.check_after(now, KUBECONFIG_CHANGE_GAP);
     }
 
     /// Schedules the next check earlier, because a plugin record reports that the API server is
@@ -98,8 +84,8 @@ impl Schedule {
     /// process that can write to the socket can send such records, at any rate, so the rate of
     /// these checks is limited.
     pub fn failure_reported(&mut self, now: Instant) {
-        if self.result != Some(CheckResult::Rejected) {
-            self.check_after(now, RECORD_GAP);
+        if self.result != Some(TokenCheckResult::Rejected) {
+            self.check_after(now, PLUGIN_FAILURE_GAP);
         }
     }
 
@@ -113,17 +99,17 @@ impl Schedule {
     }
 
     /// Schedules the next check after a check with this `result`, not before `retry_after`.
-    pub fn check_done(&mut self, now: Instant, result: CheckResult, retry_after: Duration) {
+    pub fn check_done(&mut self, now: Instant, result: TokenCheckResult, retry_after: Duration) {
         if self.result != Some(result) {
             self.check_failures = 0;
         }
         self.result = Some(result);
         let limits = match result {
-            CheckResult::Accepted => {
+            TokenCheckResult::Accepted => {
                 self.revocations = 0;
                 PERIOD
             }
-            CheckResult::Rejected | CheckResult::Unknown => RETRY,
+            TokenCheckResult::Rejected | TokenCheckResult::Unknown => RETRY,
         };
         self.last_check = Some(now);
         self.check = now + retry_wait(limits, self.check_failures, retry_after);

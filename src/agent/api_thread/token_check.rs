@@ -6,14 +6,31 @@ use std::time::{Duration, Instant};
 use serde::de::IgnoredAny;
 
 use super::State;
-use super::schedule::CheckResult;
 use super::worker::{Worker, retry_after};
 use crate::agent::identity::namespace;
 use crate::kube;
 
+/// Longest time between two periodic checks of a token that the API server accepts. Jitter
+/// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
+pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
+/// Shortest time between two checks because the plugin reported that the API server rejected its
+/// token or is unreachable. The API server caches a token review for 10 s, so an earlier check could
+/// find a revoked token still accepted.
+pub const PLUGIN_FAILURE_GAP: Duration = Duration::from_secs(12);
+/// Shortest time between two checks because the kubeconfig changed.
+pub const KUBECONFIG_CHANGE_GAP: Duration = Duration::from_millis(500);
 /// Time between two changes of the address. An outage of the API server lasts at each address, and
 /// a DNS server may respond with another one each time.
 const ADDRESS_GAP: Duration = Duration::from_secs(30);
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum TokenCheckResult {
+    Accepted,
+    /// HTTP 401 or 403.
+    Rejected,
+    /// No response, or a response that says nothing about the token.
+    Unknown,
+}
 
 /// What is known about the token in the kubeconfig on the host.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -62,7 +79,7 @@ impl Worker {
         let (mut guard, now) = (self.api.state(), Instant::now());
         let state = &mut *guard;
         let Some((token, response)) = answer else {
-            state.schedule.check_done(now, CheckResult::Unknown, Duration::ZERO);
+            state.schedule.check_done(now, TokenCheckResult::Unknown, Duration::ZERO);
             return;
         };
         let error = response.as_ref().err();
@@ -125,12 +142,12 @@ impl State {
     ) {
         let result = if self.server_address.error.is_some() {
             // The name is to be resolved again soon.
-            CheckResult::Unknown
+            TokenCheckResult::Unknown
         } else {
             match validity {
-                TokenValidity::Unknown => CheckResult::Unknown,
-                TokenValidity::Accepted => CheckResult::Accepted,
-                TokenValidity::Rejected(_) => CheckResult::Rejected,
+                TokenValidity::Unknown => TokenCheckResult::Unknown,
+                TokenValidity::Accepted => TokenCheckResult::Accepted,
+                TokenValidity::Rejected(_) => TokenCheckResult::Rejected,
             }
         };
         self.schedule.check_done(now, result, error.map_or(Duration::ZERO, retry_after));

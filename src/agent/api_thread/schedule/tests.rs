@@ -49,7 +49,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
         }
         if schedule.check <= now {
             sent.push(now - start);
-            schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
+            schedule.check_done(now, TokenCheckResult::Accepted, Duration::ZERO);
         }
         if node.tainted && taint <= now {
             sent.push(now - start);
@@ -83,14 +83,14 @@ fn an_idle_agent_leaves_requests_to_the_repair_controller_with_every_configurati
 fn an_idle_node_whose_token_requests_fail_sends_as_few_requests() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(Duration::ZERO));
-    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
+    schedule.check_done(start, TokenCheckResult::Accepted, Duration::ZERO);
     let mut sent = 0;
     while schedule.next_due() < start + 10 * DAY {
         let now = schedule.next_due();
         if schedule.renewal.is_some_and(|due| due <= now) {
             schedule.not_renewed(now, true, Duration::ZERO);
         } else {
-            schedule.check_done(now, CheckResult::Accepted, Duration::ZERO);
+            schedule.check_done(now, TokenCheckResult::Accepted, Duration::ZERO);
         }
         sent += u32::from(now > start + HOUR);
     }
@@ -102,7 +102,7 @@ fn an_idle_node_whose_token_requests_fail_sends_as_few_requests() {
 fn an_agent_sends_two_requests_at_start_and_none_for_six_minutes() {
     for _ in 0..100 {
         let sent = requests(DEFAULT, DAY / 4);
-        assert!(sent[1] <= CHANGE_GAP, "{:?}", &sent[..3]);
+        assert!(sent[1] <= KUBECONFIG_CHANGE_GAP, "{:?}", &sent[..3]);
         for pair in sent[1..].windows(2) {
             let gap = pair[1] - pair[0];
             assert!((6 * MINUTE..=10 * MINUTE).contains(&gap), "{gap:?}");
@@ -131,7 +131,7 @@ fn unanswered_checks_and_token_requests_back_off_to_a_minute() {
     let mut schedule = Schedule::new(start, Some(DAY));
     let mut now = start;
     for half_seconds in [1, 2, 4, 8, 16, 32, 64, 120, 120] {
-        schedule.check_done(now, CheckResult::Unknown, Duration::ZERO);
+        schedule.check_done(now, TokenCheckResult::Unknown, Duration::ZERO);
         schedule.not_renewed(now, false, Duration::ZERO);
         let whole = MINUTE / 120 * half_seconds;
         for wait in [schedule.check - now, schedule.renewal.unwrap() - now] {
@@ -149,7 +149,7 @@ fn nodes_rejected_by_an_overloaded_api_server_return_spread_after_its_wait() {
         let mut each_second = [BTreeMap::new(), BTreeMap::new()];
         for _ in 0..1000 {
             let mut schedule = Schedule::new(start, Some(DAY));
-            schedule.check_done(start, CheckResult::Unknown, Duration::from_secs(retry_after));
+            schedule.check_done(start, TokenCheckResult::Unknown, Duration::from_secs(retry_after));
             schedule.not_renewed(start, false, Duration::from_secs(retry_after));
             let dues = [schedule.check, schedule.renewal.unwrap()];
             for (counts, due) in each_second.iter_mut().zip(dues) {
@@ -167,7 +167,7 @@ fn nodes_rejected_by_an_overloaded_api_server_return_spread_after_its_wait() {
 fn a_flood_of_records_causes_a_bounded_number_of_checks() {
     let start = Instant::now();
     // A rejection that is known is checked as without records.
-    for (result, most) in [(CheckResult::Accepted, 51), (CheckResult::Rejected, 25)] {
+    for (result, most) in [(TokenCheckResult::Accepted, 51), (TokenCheckResult::Rejected, 25)] {
         let mut schedule = Schedule::new(start, None);
         let (mut checks, mut now) = (0, start);
         while now < start + 10 * MINUTE {
@@ -186,13 +186,15 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
 fn records_and_changed_tokens_cause_checks_at_a_limited_rate() {
     let start = Instant::now();
     type Report = fn(&mut Schedule, Instant);
-    let reports: [(Report, Duration); 2] =
-        [(Schedule::failure_reported, RECORD_GAP), (Schedule::kubeconfig_changed, CHANGE_GAP)];
+    let reports: [(Report, Duration); 2] = [
+        (Schedule::failure_reported, PLUGIN_FAILURE_GAP),
+        (Schedule::kubeconfig_changed, KUBECONFIG_CHANGE_GAP),
+    ];
     for (report, gap) in reports {
         let mut schedule = Schedule::new(start, None);
         report(&mut schedule, start);
         assert!(schedule.check <= start);
-        schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
+        schedule.check_done(start, TokenCheckResult::Accepted, Duration::ZERO);
         report(&mut schedule, start);
         assert_eq!(schedule.next_due(), start + gap);
     }
@@ -205,7 +207,7 @@ fn a_revoked_token_is_renewed_at_once_and_repeated_revocations_back_off() {
     assert_eq!(wait_after_revocation(&mut schedule, start), Duration::ZERO);
     let waits = [0; 12].map(|_| wait_after_revocation(&mut schedule, start));
     assert!(waits[0] <= RENEWAL_RETRY[0] && waits[11] >= CHECK_PERIOD * 3 / 5, "{waits:?}");
-    schedule.check_done(start, CheckResult::Accepted, Duration::ZERO);
+    schedule.check_done(start, TokenCheckResult::Accepted, Duration::ZERO);
     assert_eq!(wait_after_revocation(&mut schedule, start), Duration::ZERO);
 }
 

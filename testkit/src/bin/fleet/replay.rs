@@ -10,7 +10,7 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::Context as _;
-use linkerd2_cni::agent::api_thread::{CheckResult, Schedule};
+use linkerd2_cni::agent::api_thread::{Schedule, TokenCheckResult};
 use linkerd2_cni::backoff::{Backoff, jitter};
 use linkerd2_cni::kube::kubeconfig::ApiAccess;
 use linkerd2_cni::kube::pod_stream::{self, WatchEvent};
@@ -148,8 +148,8 @@ impl Sender<'_> {
                 };
                 let Err(error) = self.send(client, step) else { break };
                 let result = match error.code() {
-                    Some(401 | 403) => CheckResult::Rejected,
-                    _ => CheckResult::Unknown,
+                    Some(401 | 403) => TokenCheckResult::Rejected,
+                    _ => TokenCheckResult::Unknown,
                 };
                 schedule.check_done(Instant::now(), result, asked(&error));
                 thread::sleep(schedule.next_due() - Instant::now());
