@@ -7,6 +7,7 @@ pub mod leftovers;
 pub mod lock;
 pub mod network_config_steps;
 pub mod observed;
+pub mod plugin_call;
 pub mod uninstall;
 pub mod upstream_kubeconfig;
 

@@ -29,6 +29,7 @@ use crate::node::binaries::Binaries;
 use crate::node::contention::{ContendedFile, LimitedWriter};
 use crate::node::install::bin_dir::BinDirCheck;
 use crate::node::install::network_configs::{Chaining, ConfigsOutcome};
+use crate::node::install::run_check::RunCheck;
 use crate::node::install::{self, StepOutcome, kubeconfig::HostName};
 use crate::node::leftovers::{LeftoversOutcome, LeftoversRemoval};
 use crate::node::lock::NodeLocker;
@@ -52,6 +53,7 @@ pub struct Reconciler {
     node_lock: NodeLocker,
     writer: LimitedWriter,
     binaries: Binaries,
+    run_check: RunCheck,
     bin_dir: BinDirCheck,
     leftovers: LeftoversRemoval,
     token_source: TokenSource,
@@ -76,6 +78,7 @@ impl Reconciler {
             node_lock: NodeLocker::new(&node.net_dir),
             writer: limited_writer(&status),
             binaries: Binaries::default(),
+            run_check: RunCheck::default(),
             bin_dir: BinDirCheck::at_start(node),
             leftovers: LeftoversRemoval::default(),
             token_source: TokenSource::default(),
@@ -123,6 +126,10 @@ impl Reconciler {
         if !is_deferred && host_name != HostName::Stays {
             let keeps_others = kept.agent.is_some();
             binaries = install::binaries::install(node, keeps_others, &mut self.binaries, writer);
+            // An upstream plugin has proven by its pods that it runs, and may need the node's libc.
+            if binaries.problem.is_none() && kept.agent != Some(OtherAgent::Upstream) {
+                binaries.problem = self.run_check.problem(&node.bin_dir);
+            }
         }
         let kubeconfig = install::kubeconfig::install(node, text, upstream, writer);
         // Chains also with a rejected token: otherwise meshed pods start without redirect rules.

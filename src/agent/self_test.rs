@@ -5,7 +5,6 @@
 //! a failure, and when the plugin binary or the plugin entry changes.
 
 mod connections;
-mod plugin_call;
 mod plugin_config;
 mod run;
 mod scratch_pod;

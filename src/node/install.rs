@@ -4,7 +4,7 @@
 //! The steps, in this order, so that no network config ever names a plugin that cannot run:
 //! 1. [`kubeconfig::replace_host_name`]: a kubeconfig that only upstream's plugin can use is
 //!    replaced while upstream's plugin is still on the host.
-//! 2. [`binaries`]: the plugin binary
+//! 2. [`binaries`]: the plugin binary, and [`run_check`]: whether it can be run
 //! 3. [`kubeconfig`]: the API server's address, its CA and the plugin's token
 //! 4. [`network_configs`]: the plugin entries
 //!
@@ -14,6 +14,7 @@ pub mod bin_dir;
 pub mod binaries;
 pub mod kubeconfig;
 pub mod network_configs;
+pub mod run_check;
 
 use std::time::Instant;
 

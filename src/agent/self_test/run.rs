@@ -8,7 +8,6 @@ use std::{env, fs, process};
 use serde_json::Value;
 
 use super::connections::connect;
-use super::plugin_call::call;
 use super::plugin_config::PluginConfig;
 use super::scratch_pod::{self, ScratchPod};
 use super::{INTERFACE, TestOutcome};
@@ -19,6 +18,8 @@ use crate::config::Config;
 use crate::conflist::PLUGIN;
 use crate::conflist::{net_dir, plan};
 use crate::deadline::Deadline;
+use crate::failure::Failure;
+use crate::node::plugin_call::{self, CallError};
 use crate::pod::Decision;
 use crate::pod::facts::PodFacts;
 use crate::pod_copy::{self, RUN_DIR_VARIABLE};
@@ -70,7 +71,9 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
         (RUN_DIR_VARIABLE, &copy.0.display().to_string()),
     ];
     let call_plugin = |command, previous: &Value| {
-        call(&bin_dir.join(PLUGIN), command, &vars, &plugin_config.stdin(previous), end)
+        let stdin = plugin_config.stdin(previous);
+        plugin_call::call(&bin_dir.join(PLUGIN), command, &vars, &stdin, end)
+            .map_err(|error| failed_call(command, &error))
     };
     let result = call_plugin("ADD", &plugin_config.previous_result)?;
     let mut redirected = Vec::new();
@@ -90,6 +93,16 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     };
     let ms = begin.elapsed().as_millis();
     Ok(format!("{calls} succeeded, {connections}, in {ms} ms"))
+}
+
+fn failed_call(command: &str, error: &CallError) -> TestOutcome {
+    let failed = format!("{command} failed: {error}");
+    match error {
+        CallError::Returned { code, .. } if *code == u64::from(Failure::NoIptables.code()) => {
+            TestOutcome::Skipped(format!("the agent cannot run the host's iptables: {failed}"))
+        }
+        _ => TestOutcome::Failed(failed),
+    }
 }
 
 fn uncreated_pod(error: scratch_pod::Error) -> TestOutcome {

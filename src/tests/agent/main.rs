@@ -42,6 +42,7 @@ mod stop_decision;
 mod stop_evidence;
 mod two_agents;
 mod unreadable;
+mod unrunnable;
 mod upstream;
 mod upstream_agent;
 

@@ -15,18 +15,18 @@ use crate::node::{CALICO, CONF, LIST, Node, TEMPLATE};
 use crate::repeated::Repeated;
 use crate::until::until;
 
-type Vars = &'static [(&'static str, &'static str)];
+pub type Vars = &'static [(&'static str, &'static str)];
 
 const ONLY: Vars = &[("LINKERD_CNI_CONF_NAME", "20-net.conf")];
 const ALONE: Vars = &[("LINKERD_CNI_CHAINED", "false")];
 const STANDALONE: &str = "linkerd-cni.conf";
 
 /// The chain modes, and the files that have the plugin entry on a node with `10-calico.conflist` and `20-net.conf`.
-const MODES: [(Vars, &[&str]); 3] =
+pub const MODES: [(Vars, &[&str]); 3] =
     [(&[], &[LIST, "20-net.conflist"]), (ONLY, &["20-net.conflist"]), (ALONE, &[STANDALONE])];
 
 /// Names of the network configs in which `text` occurs.
-fn configs_with(node: &Node, text: &str) -> Vec<String> {
+pub fn configs_with(node: &Node, text: &str) -> Vec<String> {
     let entries = fs::read_dir(node.net("")).unwrap().flatten();
     let mut names: Vec<_> = entries.map(|entry| entry.file_name().into_string().unwrap()).collect();
     names.retain(|name| name.contains(".conf") && node.text(name).contains(text));

@@ -24,8 +24,20 @@ pub const CAPABILITIES: [&str; 4] = [
     "--bounding-set=-all,+dac_override,+chown,+sys_admin,+net_admin",
 ];
 
-/// Stands for the plugin. It is never run here.
-pub const PLUGIN: &[u8] = &[7; 300_000];
+/// Stands for the plugin: a program that responds to VERSION, as long as a plugin binary.
+pub const PLUGIN: &[u8] = &padded_script();
+
+const PLUGIN_SCRIPT: &[u8] = b"#!/bin/sh\necho '{\"supportedVersions\": [\"1.1.0\"]}'\nexit 0\n";
+
+const fn padded_script() -> [u8; 300_000] {
+    let mut plugin = [b'#'; 300_000];
+    let mut at = 0;
+    while at < PLUGIN_SCRIPT.len() {
+        plugin[at] = PLUGIN_SCRIPT[at];
+        at += 1;
+    }
+    plugin
+}
 
 pub const TEMPLATE: &str = include_str!("template.json");
 

@@ -59,6 +59,10 @@ fn required(required: bool) -> (&'static str, &'static str) {
     ("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", if required { "true" } else { "false" })
 }
 
+/// A plugin that responds to VERSION only.
+const FAILS_ADD: &[u8] =
+    b"#!/bin/sh\n[ $CNI_COMMAND = VERSION ] && echo '{\"supportedVersions\": [\"1.0.0\"]}'\n";
+
 type Change = fn(&Node);
 /// What `/ready` names, the agent's variable, the fault, and its end.
 const NOT_READY: [(&str, (&str, &str), Change, Change); 4] = [
@@ -78,7 +82,7 @@ const NOT_READY: [(&str, (&str, &str), Change, Change); 4] = [
     (
         "self-test",
         SELF_TEST,
-        |node| node.replace(&node.root().join("image/linkerd-cni"), b"#!/bin/sh\nexit 1\n"),
+        |node| node.replace(&node.root().join("image/linkerd-cni"), FAILS_ADD),
         |_| {},
     ),
 ];

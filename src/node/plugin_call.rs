@@ -1,19 +1,35 @@
 //! Runs a program as a container runtime runs a CNI plugin, with a deadline.
 
-use std::io::Write as _;
+use std::io::{self, Write as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
 
 use serde_json::Value;
 
-use super::TestOutcome;
 use crate::child::kill_group;
 use crate::deadline::{Deadline, run_within};
-use crate::failure::Failure;
 
 /// Longest quotation of the last line on stderr, in characters.
 const QUOTE_LIMIT: usize = 300;
+
+/// Why a call of a plugin failed.
+#[derive(Debug, thiserror::Error)]
+pub enum CallError {
+    /// The plugin returned a CNI error.
+    #[error("{text} (code {code})")]
+    Returned { code: u64, text: String },
+    /// The program could not be run.
+    #[error("cannot run {}: {source}", path.display())]
+    NotRun { path: PathBuf, source: io::Error },
+    #[error("{} timed out and was killed", .0.display())]
+    TimedOut(PathBuf),
+    #[error("the result of {} is not JSON", .0.display())]
+    Result(PathBuf),
+    /// The program ended without a CNI error. The text has its exit status.
+    #[error("{0}")]
+    Ended(String),
+}
 
 /// Runs `program` with `command`, the environment variables `vars`, the agent's `PATH` and `stdin`.
 /// Returns the JSON on its stdout, null if empty. At `end`, kills the program's process group.
@@ -23,16 +39,12 @@ pub fn call(
     vars: &[(&str, &str)],
     stdin: &str,
     end: Deadline,
-) -> Result<Value, TestOutcome> {
-    let ended = run_program(program, command, vars, stdin, end);
-    let output = ended.map_err(|why| TestOutcome::Failed(format!("{command} failed: {why}")))?;
+) -> Result<Value, CallError> {
+    let output = run_program(program, command, vars, stdin, end)?;
     if output.status.success() {
-        return read_result(&output.stdout).ok_or_else(|| {
-            let name = program.display();
-            TestOutcome::Failed(format!("{command} failed: the result of {name} is not JSON"))
-        });
+        return read_result(&output.stdout).ok_or_else(|| CallError::Result(program.into()));
     }
-    Err(read_failure(program, command, &output))
+    Err(read_failure(program, &output))
 }
 
 /// Runs the program and waits for it. Kills it at the deadline `end`, which is a failure.
@@ -42,8 +54,7 @@ fn run_program(
     vars: &[(&str, &str)],
     stdin: &str,
     end: Deadline,
-) -> Result<Output, String> {
-    let name = program.display();
+) -> Result<Output, CallError> {
     let mut child = Command::new(program)
         .env_clear()
         .envs(std::env::var_os("PATH").map(|path| ("PATH", path)))
@@ -54,7 +65,7 @@ fn run_program(
         .stderr(Stdio::piped())
         .process_group(0)
         .spawn()
-        .map_err(|error| format!("cannot run {name}: {error}"))?;
+        .map_err(|source| CallError::NotRun { path: program.into(), source })?;
     let (group, stdin) = (child.id() as i32, stdin.to_owned());
     let ended = run_within("plugin call", end.remaining(), move || {
         if let Some(mut pipe) = child.stdin.take() {
@@ -64,11 +75,11 @@ fn run_program(
         child.wait_with_output()
     });
     match ended {
-        Ok(output) => output.map_err(|error| format!("cannot run {name}: {error}")),
+        Ok(output) => output.map_err(|source| CallError::NotRun { path: program.into(), source }),
         Err(_) => {
             // The thread reaps the program.
             kill_group(group);
-            Err(format!("{name} timed out and was killed"))
+            Err(CallError::TimedOut(program.into()))
         }
     }
 }
@@ -83,23 +94,18 @@ fn read_result(stdout: &[u8]) -> Option<Value> {
 
 /// Describes a failed call by its CNI error (CNI spec 1.1, section 5, "Error"), or else by the last
 /// line on stderr.
-fn read_failure(program: &Path, command: &str, output: &Output) -> TestOutcome {
+fn read_failure(program: &Path, output: &Output) -> CallError {
     let error: Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
     if let Some(code) = error["code"].as_u64() {
         let [msg, details] = ["msg", "details"].map(|key| error[key].as_str().unwrap_or_default());
-        let why = format!("{msg}; {details}");
-        let failed = format!("{command} failed: {} (code {code})", why.trim_end_matches("; "));
-        if code == u64::from(Failure::NoIptables.code()) {
-            let why = format!("the agent cannot run the host's iptables: {failed}");
-            return TestOutcome::Skipped(why);
-        }
-        return TestOutcome::Failed(failed);
+        let text = format!("{msg}; {details}").trim_end_matches("; ").to_owned();
+        return CallError::Returned { code, text };
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     let last_line = stderr.trim().lines().last().unwrap_or_default();
     let quote: String = last_line.chars().take(QUOTE_LIMIT).collect();
     let why = format!("{}: {}; {quote}", program.display(), output.status);
-    TestOutcome::Failed(format!("{command} failed: {}", why.trim_end_matches("; ")))
+    CallError::Ended(why.trim_end_matches("; ").to_owned())
 }
 
 #[cfg(test)]
@@ -109,16 +115,13 @@ mod tests {
     use super::*;
 
     /// Calls a shell, which reads its script from stdin, as a plugin reads its config.
-    fn shell(script: &str, patience: Duration) -> Result<Value, TestOutcome> {
+    fn shell(script: &str, patience: Duration) -> Result<Value, CallError> {
         call(Path::new("/bin/sh"), "ADD", &[], script, Deadline::after(patience))
     }
 
     /// Why a call failed.
-    fn why(result: Result<Value, TestOutcome>) -> String {
-        match result {
-            Err(TestOutcome::Failed(why)) => why.strip_prefix("ADD failed: ").unwrap().into(),
-            other => panic!("{other:?}"),
-        }
+    fn why(result: Result<Value, CallError>) -> String {
+        result.unwrap_err().to_string()
     }
 
     const LONG: Duration = Duration::from_secs(20);

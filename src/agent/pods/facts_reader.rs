@@ -1,0 +1,56 @@
+//! Completes the facts about a pod, for which the agent may have to read other objects.
+
+use std::time::Duration;
+
+use crate::agent::identity::USER_AGENT;
+use crate::cluster_lookup::complete_facts;
+use crate::kube::Deadlines;
+use crate::kube::connection::{AccessSource, Connection};
+use crate::kube::object_reader::{ObjectReader, ReadFrom};
+use crate::pod::facts::{ObjectFacts, PodFacts};
+
+/// Time-out of each phase of a request for another object. The next pods wait behind it.
+const LOOKUP_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Reads the objects on which facts depend, each at most once in an update of the watch.
+pub struct FactsReader {
+    /// Opened only when a pod needs another object: a connection costs memory.
+    connection: Connection,
+    reader: Option<ObjectReader>,
+}
+
+impl FactsReader {
+    pub fn new(source: AccessSource) -> FactsReader {
+        let connection = Connection::new(source, USER_AGENT, Deadlines::per_phase(LOOKUP_TIMEOUT));
+        FactsReader { connection, reader: None }
+    }
+
+    /// Returns the facts about a meshed pod, from its `own` facts and other objects.
+    pub fn complete(&mut self, own: &ObjectFacts, namespace: &str) -> Result<PodFacts, String> {
+        if !own.needs_objects() {
+            return Ok(own.facts.clone());
+        }
+        let reader = self.reader()?;
+        if own.is_control_plane {
+            // Without the Service, default ports would apply. The plugin then reads the Service.
+            reader.api_server_service()?;
+        }
+        complete_facts(own, namespace, reader).map_err(|error| error.to_string())
+    }
+
+    /// Forgets the objects, which may change, and closes the connection.
+    pub fn end_update(&mut self) {
+        self.reader = None;
+        self.connection.close();
+    }
+
+    fn reader(&mut self) -> Result<&mut ObjectReader, String> {
+        match &mut self.reader {
+            Some(reader) => Ok(reader),
+            missing => {
+                let client = self.connection.client().map_err(|error| error.to_string())?;
+                Ok(missing.insert(ObjectReader::new(client, ReadFrom::Etcd)))
+            }
+        }
+    }
+}
