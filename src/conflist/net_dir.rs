@@ -75,6 +75,8 @@ pub struct Unreadable {
     /// Rest of a sentence that starts with the file's name.
     pub why: String,
     pub for_runtime: ForRuntime,
+    /// Whether the file may name the plugin, for a runtime that reads it now or later.
+    pub may_name_plugin: bool,
 }
 
 /// What a network config that the agent cannot read is for the container runtime.
@@ -90,9 +92,9 @@ pub enum ForRuntime {
 
 impl From<files::Error> for Unreadable {
     fn from(error: files::Error) -> Self {
-        let for_runtime =
-            if error.is_no_file() { ForRuntime::Ignored } else { ForRuntime::MayLoad };
-        Unreadable { why: error.without_path(), for_runtime }
+        let is_no_file = error.is_no_file();
+        let for_runtime = if is_no_file { ForRuntime::Ignored } else { ForRuntime::MayLoad };
+        Unreadable { why: error.without_path(), for_runtime, may_name_plugin: !is_no_file }
     }
 }
 
@@ -165,14 +167,23 @@ fn has_plugin_type(value: &Value) -> bool {
 pub fn may_name_plugin(file: &ConfigFile) -> bool {
     match &file.content {
         Ok(content) => may_call_plugin(&content.text),
-        Err(unreadable) => unreadable.for_runtime == ForRuntime::MayLoad,
+        Err(unreadable) => unreadable.may_name_plugin,
     }
 }
 
-/// Returns whether libcni finds plugins of a conflist in `dir`.
-fn has_fragments(dir: &Path) -> bool {
-    let names = files::file_names(dir).unwrap_or_default();
-    names.iter().any(|name| ConfigKind::from_file_name(name) == Some(ConfigKind::Conf))
+/// Returns the files in `dir` in which libcni finds plugins of a conflist.
+fn fragments_in(dir: &Path) -> Vec<PathBuf> {
+    let mut names = files::file_names(dir).unwrap_or_default();
+    names.retain(|name| ConfigKind::from_file_name(name) == Some(ConfigKind::Conf));
+    names.iter().map(|name| dir.join(name)).collect()
+}
+
+/// Returns whether the file at `path`, which has a plugin of a conflist, may be the plugin entry.
+fn fragment_may_name_plugin(path: &Path) -> bool {
+    match files::read(path) {
+        Ok((bytes, _)) => may_call_plugin(&String::from_utf8_lossy(&bytes)),
+        Err(error) => !error.is_no_file(),
+    }
 }
 
 /// Returns whether the symbolic link `path` may lead to a file of the node that is not mounted
@@ -189,10 +200,16 @@ fn split_backup(name: &str) -> (&str, &str) {
     }
 }
 
-/// Returns whether Go's decoder, which accepts invalid bytes inside strings, reads bytes that are
-/// not UTF-8 as JSON.
-fn is_json_in_go(bytes: &[u8]) -> bool {
-    serde_json::from_str::<serde::de::IgnoredAny>(&String::from_utf8_lossy(bytes)).is_ok()
+/// Describes a network config whose bytes are not UTF-8. Go's decoder accepts invalid bytes inside
+/// strings, and replaces them as `from_utf8_lossy` does.
+fn not_utf8(bytes: &[u8]) -> Unreadable {
+    let text = String::from_utf8_lossy(bytes);
+    let is_json = serde_json::from_str::<serde::de::IgnoredAny>(&text).is_ok();
+    Unreadable {
+        why: "is not UTF-8".to_owned(),
+        for_runtime: if is_json { ForRuntime::MayLoad } else { ForRuntime::Invalid },
+        may_name_plugin: may_call_plugin(&text),
+    }
 }
 
 /// Reads the network config `name`. `None` if the file does not exist.
@@ -206,19 +223,16 @@ fn read_content(dir: &Path, name: &str, kind: ConfigKind) -> Result<Option<Conte
         Ok(read) => read,
         Err(error) if error.is_missing() && link.is_some() => {
             let why = "is a symbolic link to a missing file".to_owned();
-            return Err(Unreadable { why, for_runtime: ForRuntime::Invalid });
+            let for_runtime = ForRuntime::Invalid;
+            return Err(Unreadable { why, for_runtime, may_name_plugin: false });
         }
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    let text = String::from_utf8(bytes).map_err(|error| Unreadable {
-        why: "is not UTF-8".to_owned(),
-        for_runtime: if is_json_in_go(error.as_bytes()) {
-            ForRuntime::MayLoad
-        } else {
-            ForRuntime::Invalid
-        },
-    })?;
+    let text = match String::from_utf8(bytes) {
+        Ok(text) => text,
+        Err(error) => return Err(not_utf8(error.as_bytes())),
+    };
     if kind == ConfigKind::Conflist {
         check_fragments(dir, &text)?;
     }
@@ -231,21 +245,30 @@ fn read_link(path: &Path) -> Result<PathBuf, Unreadable> {
     if leads_out(path, &target) {
         let why =
             format!("is a symbolic link out of the mounted directory, to {}", target.display());
-        return Err(Unreadable { why, for_runtime: ForRuntime::MayLoad });
+        let for_runtime = ForRuntime::MayLoad;
+        return Err(Unreadable { why, for_runtime, may_name_plugin: true });
     }
     Ok(target)
 }
 
 /// Fails if libcni takes the plugins of the conflist `text` from other files.
 fn check_fragments(dir: &Path, text: &str) -> Result<(), Unreadable> {
-    if let Ok(conflist) = Conflist::parse_or_standalone(text)
-        && let Some(fragments) = conflist.fragments_dir()
-        && has_fragments(&dir.join(&fragments))
-    {
-        let why = format!("takes its plugins from the files in the directory {fragments}");
-        return Err(Unreadable { why, for_runtime: ForRuntime::MayLoad });
+    let Ok(conflist) = Conflist::parse_or_standalone(text) else {
+        return Ok(());
+    };
+    let Some(name) = conflist.fragments_dir() else {
+        return Ok(());
+    };
+    let fragments = fragments_in(&dir.join(&name));
+    if fragments.is_empty() {
+        return Ok(());
     }
-    Ok(())
+    Err(Unreadable {
+        why: format!("takes its plugins from the files in the directory {name}"),
+        for_runtime: ForRuntime::MayLoad,
+        may_name_plugin: may_call_plugin(text)
+            || fragments.iter().any(|path| fragment_may_name_plugin(path)),
+    })
 }
 
 #[cfg(test)]
@@ -302,11 +325,23 @@ mod tests {
 
     #[test]
     fn invalid_bytes_are_json_in_go_inside_strings_only() {
-        assert!(is_json_in_go(b"{\"a\":\"\xff\"}"));
+        assert_eq!(not_utf8(b"{\"a\":\"\xff\"}").for_runtime, ForRuntime::MayLoad);
         for invalid in
             [&b"{\"a\":\xff}"[..], b"\xff{}", b"\xff\xfe", b"\xef\xbb\xbf{\"a\":\"\xff\"}"]
         {
-            assert!(!is_json_in_go(invalid), "{invalid:?}");
+            assert_eq!(not_utf8(invalid).for_runtime, ForRuntime::Invalid, "{invalid:?}");
+        }
+    }
+
+    #[test]
+    fn a_file_that_is_not_utf8_names_the_plugin_if_go_finds_its_type() {
+        for (bytes, may_name_plugin) in [
+            (&b"{\"x\":\"\xe9\",\"plugins\":[{\"type\":\"linkerd-cni\"}]}"[..], true),
+            (b"{\"x\":\"\xe9\",\"plugins\":[{\"type\":\"portmap\"}]}", false),
+            // Half written, within a character.
+            (b"{\"plugins\":[{\"type\":\"linkerd-cni\",\"x\":\"\xc3", true),
+        ] {
+            assert_eq!(not_utf8(bytes).may_name_plugin, may_name_plugin, "{bytes:?}");
         }
     }
 

@@ -27,7 +27,7 @@ use super::lock::NodeLocker;
 use super::network_config_steps::{NetDir, content};
 use super::{Mounts, NodeSettings, OVERWRITTEN};
 use crate::conflist::PLUGIN;
-use crate::conflist::net_dir::{self, ConfigFile};
+use crate::conflist::net_dir::{self, ConfigFile, ForRuntime};
 use crate::conflist::plan;
 use crate::conflist::saved_state::{self, SavedState};
 use crate::deadline::Deadline;
@@ -153,6 +153,7 @@ impl Uninstall<'_> {
             Ok(None) => {
                 self.finish(staged);
                 self.report_what_stays(needed_by);
+                self.report_unreadable(&configs);
             }
             _ => self.put_back(&staged),
         }
@@ -278,6 +279,19 @@ impl Uninstall<'_> {
                  remove the file when the last of them is deleted",
                 binary.display()
             );
+        }
+    }
+
+    /// Logs which network configs the uninstall could not read, and did not wait for.
+    fn report_unreadable(&self, configs: &[ConfigFile]) {
+        for file in configs {
+            let Err(unreadable) = &file.content else {
+                continue;
+            };
+            if unreadable.for_runtime != ForRuntime::Ignored && !unreadable.may_name_plugin {
+                let path = self.settings.net_dir.join(&file.name);
+                warn!("{} {}, and cannot name {PLUGIN}", path.display(), unreadable.why);
+            }
         }
     }
 }

@@ -47,7 +47,8 @@ fn content(text: String) -> Content {
 }
 
 fn unreadable(for_runtime: ForRuntime) -> Result<Content, Unreadable> {
-    Err(Unreadable { why: "is here".into(), for_runtime })
+    let may_name_plugin = for_runtime == ForRuntime::MayLoad;
+    Err(Unreadable { why: "is here".into(), for_runtime, may_name_plugin })
 }
 
 fn file(name: &str, kind: &str) -> ConfigFile {

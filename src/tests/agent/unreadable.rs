@@ -4,6 +4,7 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixDatagram;
 use std::path::Path;
+use std::time::{Duration, Instant};
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -20,16 +21,19 @@ fn huge(text: &str) -> String {
 #[test]
 fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
     let link = "is a symbolic link out of the mounted directory";
-    let make: [(&str, MakeConfig, &str); 5] = [
+    // The name of the config, the reason, and the exit status of an uninstall.
+    let make: [(&str, MakeConfig, &str, i32); 5] = [
         (
             "05-absolute.conflist",
             |path| symlink("/nix/store/cni.conflist", path).unwrap(),
             &format!("{link}, to /nix/store/cni.conflist"),
+            1,
         ),
         (
             "05-relative.conf",
             |path| symlink("../not-mounted/net.conf", path).unwrap(),
             &format!("{link}, to ../not-mounted/net.conf"),
+            1,
         ),
         (
             "05-latin-1.conflist",
@@ -38,8 +42,14 @@ fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
                 fs::write(path, [before, b"\"x\":\"\xe9\",", after].concat()).unwrap();
             },
             "is not UTF-8",
+            0,
         ),
-        ("05-huge.conflist", |path| fs::write(path, huge(CALICO)).unwrap(), "is larger than 5 MiB"),
+        (
+            "05-huge.conflist",
+            |path| fs::write(path, huge(CALICO)).unwrap(),
+            "is larger than 5 MiB",
+            1,
+        ),
         (
             "05-fragments.conflist",
             |path| {
@@ -49,9 +59,10 @@ fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
                 fs::write(dir.join("10-bridge.conf"), CONF).unwrap();
             },
             "takes its plugins from the files in the directory net",
+            0,
         ),
     ];
-    all(make, |(name, make, reason)| {
+    all(make, |(name, make, reason, status)| {
         let node = Node::uninstalling_with_calico();
         make(&node.net(name));
         let before = node.tree();
@@ -67,8 +78,17 @@ fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
         agent.until_ready();
         fs::rename(node.net(&format!("99-{name}")), node.net(name)).unwrap();
         until("not ready again", || agent.ready().0 == 500);
+        let begin = Instant::now();
+        assert_eq!(agent.stop(), Some(status), "{name}: {}", agent.log());
+        if status == 0 {
+            // The config cannot name the plugin, so the uninstall does not wait for the config.
+            assert!(begin.elapsed() < Duration::from_secs(4), "{name}: {}", agent.log());
+            let said = format!("{reason}, and cannot name linkerd-cni");
+            assert_eq!(agent.log().matches(&said).count(), 1, "{name}: {}", agent.log());
+            assert_eq!(node.tree(), before, "{name}");
+            return;
+        }
         // The config may name the plugin, so its binary stays.
-        assert_eq!(agent.stop(), Some(1), "{}", agent.log());
         let config = node.root().join("config");
         fs::rename(node.net(name), &config).unwrap();
         node.uninstall();
@@ -84,8 +104,12 @@ fn replace_by_link(node: &Node, target: &str) {
 
 #[test]
 fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist() {
-    let hide: [(&str, Hide); 4] = [
+    let hide: [(&str, Hide); 5] = [
         ("a huge file", |node, text| node.write(LIST, &huge(text))),
+        ("bytes that are not UTF-8", |node, text| {
+            let [before, after] = [&text[..1], &text[1..]].map(str::as_bytes);
+            fs::write(node.net(LIST), [before, b"\"x\":\"\xe9\",", after].concat()).unwrap();
+        }),
         ("an absolute link to a path that is missing here", |node, _| {
             replace_by_link(node, "/no/such/10-calico.conflist");
         }),
