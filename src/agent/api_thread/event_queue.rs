@@ -3,7 +3,8 @@
 //! A node may start many pods with the same problem at once, and every process that can write to
 //! the agent's socket can cause Events on pods. So each problem of a pod is reported once in
 //! [`REPEAT_AFTER`], the queue is bounded, and after a burst one Event is posted per
-//! [`POST_INTERVAL`]. The agent's own Events come first.
+//! [`POST_INTERVAL`]. The agent's own Events come first. The pods of one namespace get at most half
+//! of the Events, so that one tenant does not silence the others.
 
 use std::collections::VecDeque;
 use std::mem;
@@ -24,6 +25,8 @@ const REPEAT_AFTER: Duration = Duration::from_secs(600);
 /// Maximum number of queued Events, and of remembered problems: slightly more than can be posted in
 /// [`REPEAT_AFTER`]. At the maximum, new Events on pods are dropped.
 const MAX_REPORTED: usize = 128;
+/// Maximum number of remembered problems in one namespace.
+const MAX_REPORTED_IN_NAMESPACE: usize = MAX_REPORTED / 2;
 /// Events that are posted without a pause between them.
 const BURST: u32 = 5;
 /// Time between two Events after such a burst.
@@ -53,6 +56,7 @@ impl Event {
 /// A problem of a pod for which an Event was queued.
 struct ReportedProblem {
     at: Instant,
+    namespace: String,
     pod_uid: String,
     subject: &'static str,
 }
@@ -62,6 +66,8 @@ pub struct EventQueue {
     waiting: VecDeque<(Instant, Event)>,
     /// Oldest first.
     reported: VecDeque<ReportedProblem>,
+    /// Namespace of the last Event on a pod that was taken.
+    last_namespace: String,
     rate_limit: RateLimit,
     /// Whether the last Event could not be posted.
     is_failing: bool,
@@ -72,6 +78,7 @@ impl EventQueue {
         EventQueue {
             waiting: VecDeque::new(),
             reported: VecDeque::new(),
+            last_namespace: String::new(),
             rate_limit: RateLimit::new(POST_INTERVAL, BURST, now),
             is_failing: false,
         }
@@ -79,7 +86,7 @@ impl EventQueue {
 
     /// Queues an Event. Returns `false` if it is dropped.
     pub fn offer(&mut self, event: Event, now: Instant) -> bool {
-        let Some(PodRef { uid, .. }) = &event.pod else {
+        let Some(PodRef { namespace, uid, .. }) = &event.pod else {
             self.push_front((now, event));
             return true;
         };
@@ -87,13 +94,18 @@ impl EventQueue {
         if self.waiting.len() >= MAX_REPORTED || self.reported.len() >= MAX_REPORTED {
             return false;
         }
+        let mut of_namespace = 0;
         for problem in &self.reported {
             if problem.pod_uid == *uid && problem.subject == event.subject {
                 return false;
             }
+            of_namespace += usize::from(problem.namespace == *namespace);
         }
-        let (pod_uid, subject) = (uid.clone(), event.subject);
-        self.reported.push_back(ReportedProblem { at: now, pod_uid, subject });
+        if of_namespace >= MAX_REPORTED_IN_NAMESPACE {
+            return false;
+        }
+        let (namespace, pod_uid, subject) = (namespace.clone(), uid.clone(), event.subject);
+        self.reported.push_back(ReportedProblem { at: now, namespace, pod_uid, subject });
         self.waiting.push_back((now, event));
         true
     }
@@ -104,7 +116,24 @@ impl EventQueue {
             return None;
         }
         self.rate_limit.count(now);
-        self.waiting.pop_front()
+        let (queued, event) = self.waiting.remove(self.next_index())?;
+        if let Some(PodRef { namespace, .. }) = &event.pod {
+            self.last_namespace.clone_from(namespace);
+        }
+        Some((queued, event))
+    }
+
+    /// Returns the index of the next Event: the agent's own, or else the first of another namespace
+    /// than the last one.
+    fn next_index(&self) -> usize {
+        for (index, (_, event)) in self.waiting.iter().enumerate() {
+            match &event.pod {
+                None => return index,
+                Some(pod) if pod.namespace != self.last_namespace => return index,
+                Some(_) => {}
+            }
+        }
+        0
     }
 
     /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted. Makes no
@@ -226,7 +255,11 @@ mod tests {
     }
 
     fn event(uid: &str, subject: &'static str) -> Event {
-        let [namespace, name, uid] = ["ns", "web", uid].map(str::to_owned);
+        event_in("ns", uid, subject)
+    }
+
+    fn event_in(namespace: &str, uid: &str, subject: &'static str) -> Event {
+        let [namespace, name, uid] = [namespace, "web", uid].map(str::to_owned);
         Event { pod: Some(PodRef { namespace, name, uid }), subject, ..on_node() }
     }
 
@@ -286,13 +319,30 @@ mod tests {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
         for number in 0..MAX_REPORTED {
-            assert!(events.offer(event(&number.to_string(), "a"), now));
+            let namespace = ["a", "b"][number % 2];
+            assert!(events.offer(event_in(namespace, &number.to_string(), "a"), now));
         }
         let own = on_node();
         assert!(events.offer(own.clone(), now));
         assert_eq!(events.waiting.len(), MAX_REPORTED);
         assert_eq!(events.take(now), Some((now, own)));
         assert_eq!(take(&mut events, now).unwrap(), "0");
+    }
+
+    #[test]
+    fn a_namespace_gets_half_of_the_events_and_does_not_delay_another() {
+        let now = Instant::now();
+        let mut events = EventQueue::new(now);
+        let mut offered = 0;
+        for number in 0..2 * MAX_REPORTED {
+            let uid = number.to_string();
+            offered += usize::from(events.offer(event_in("many", &uid, "a"), now));
+        }
+        assert_eq!(offered, MAX_REPORTED / 2);
+        assert!(events.offer(event_in("few", "x", "a"), now));
+        assert!(events.offer(event_in("few", "y", "a"), now));
+        let taken: Vec<String> = (0..4).map(|_| take(&mut events, now).unwrap()).collect();
+        assert_eq!(taken, ["0", "x", "1", "y"]);
     }
 
     fn status(code: u16, message: &str) -> Error {
