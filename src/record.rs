@@ -3,7 +3,8 @@
 //!
 //! The record is one JSON datagram. Any process that can write to the socket can send records, so
 //! [`Record::parse`] bounds each text, and replaces characters that would break a log line. Plugin
-//! and agent may differ in version, so unknown fields and sources of ignored ports are skipped.
+//! and agent may differ in version, so unknown fields, backends and sources are skipped. A record
+//! is never too long: the plugin cuts and counts what a pod's author wrote.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -12,6 +13,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::cni::args::{PodRef, is_name};
@@ -34,8 +36,11 @@ pub const SIZE_LIMIT: usize = 8 << 10;
 const ID_LIMIT: usize = 253;
 /// Longest error message and skip reason, in characters.
 const TEXT_LIMIT: usize = 1024;
-/// Largest number of containers that a record names, of each kind.
+/// Largest number of containers that a record names, of each kind. The others are counted.
 const CONTAINERS_LIMIT: usize = 10;
+/// Largest number of ignored elements, and of characters in an error message, in a record that
+/// would be longer than [`SIZE_LIMIT`]: the first pair with which the record fits.
+const CUTS: [(usize, usize); 3] = [(3, 300), (1, 100), (0, 50)];
 
 /// Returns the path of the socket of an agent that shares `run_dir` with the plugin, or else has
 /// only the net dir.
@@ -84,7 +89,7 @@ impl fmt::Display for Source {
 
 /// Record of an ADD or CHECK of one pod. It has no token and no environment variable, and of the
 /// annotations only the ignored elements.
-#[derive(Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Record {
     pub command: Command,
@@ -95,8 +100,11 @@ pub struct Record {
     pub container_id: String,
     #[serde(rename = "decision")]
     pub result: CallResult,
+    /// `None` also for a backend of a later plugin.
+    #[serde(deserialize_with = "known")]
     pub backend: Option<Backend>,
     /// Missing if the pod's name decided, or nothing did.
+    #[serde(deserialize_with = "known")]
     pub source: Option<Source>,
     pub requests: u32,
     /// How many of these requests repeated a failed one.
@@ -114,12 +122,17 @@ pub struct Record {
     pub blocked_init_containers: Vec<String>,
     /// Containers of the app that run as the proxy's user, so that their connections bypass it.
     pub exempt_containers: Vec<String>,
+    /// Number of other containers of each kind, which the record does not name.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub more_blocked_init_containers: usize,
+    #[serde(skip_serializing_if = "is_zero")]
+    pub more_exempt_containers: usize,
     /// Whether the pod has IPv6, and IPv4 rules alone as its proxy listens on IPv4 only.
     pub ipv6_bypasses_proxy: bool,
 }
 
 /// A CNI error without the remedy.
-#[derive(Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
 #[error("{msg} (code {code})")]
 pub struct CallError {
     pub code: u32,
@@ -170,10 +183,32 @@ impl Record {
         Record { ignored: ignored_ports::cut(lists), ..self }
     }
 
-    pub fn with_containers(self, mut blocked: Vec<String>, mut exempt: Vec<String>) -> Self {
-        blocked.truncate(CONTAINERS_LIMIT);
-        exempt.truncate(CONTAINERS_LIMIT);
-        Record { blocked_init_containers: blocked, exempt_containers: exempt, ..self }
+    pub fn with_containers(self, blocked: Vec<String>, exempt: Vec<String>) -> Self {
+        let mut record =
+            Record { blocked_init_containers: blocked, exempt_containers: exempt, ..self };
+        record.cut_containers();
+        record
+    }
+
+    /// Counts the containers beyond [`CONTAINERS_LIMIT`] instead of naming them.
+    fn cut_containers(&mut self) {
+        for (names, more) in [
+            (&mut self.blocked_init_containers, &mut self.more_blocked_init_containers),
+            (&mut self.exempt_containers, &mut self.more_exempt_containers),
+        ] {
+            *more = more.saturating_add(names.len().saturating_sub(CONTAINERS_LIMIT));
+            names.truncate(CONTAINERS_LIMIT);
+        }
+    }
+
+    /// Names the init containers that start before the proxy. Empty if there are none.
+    pub fn blocked_names(&self) -> String {
+        named(&self.blocked_init_containers, self.more_blocked_init_containers)
+    }
+
+    /// Names the containers that run as the proxy's user. Empty if there are none.
+    pub fn exempt_names(&self) -> String {
+        named(&self.exempt_containers, self.more_exempt_containers)
     }
 
     pub fn with_degraded(self, error: Option<&Error>) -> Self {
@@ -193,12 +228,29 @@ impl Record {
     /// reads there, to the one in `net_dir`. If that is full or missing, the record is lost and
     /// the pod is not affected.
     pub fn send(&self, run_dir: &Path, net_dir: &Path) {
-        let Ok(bytes) = serde_json::to_vec(self) else {
-            return;
-        };
+        let bytes = self.to_datagram();
         if let Err(error) = send_datagram(&bytes, run_dir, net_dir) {
             tracing::debug!("linkerd-cni: cannot send the plugin record to the agent: {error}");
         }
+    }
+
+    /// Serializes the record. Shortens what the pod's author wrote until the record fits, and counts
+    /// the elements that are left out.
+    fn to_datagram(&self) -> Vec<u8> {
+        // A record has only maps with text keys, which cannot fail to serialize.
+        let mut bytes = serde_json::to_vec(self).unwrap_or_default();
+        for (elements, characters) in CUTS {
+            if bytes.len() <= SIZE_LIMIT {
+                break;
+            }
+            let mut record = self.clone();
+            record.ignored = ignored_ports::cut_to(record.ignored, elements);
+            for error in [&mut record.error, &mut record.degraded].into_iter().flatten() {
+                error.msg = error.msg.chars().take(characters).collect::<String>() + "…";
+            }
+            bytes = serde_json::to_vec(&record).unwrap_or_default();
+        }
+        bytes
     }
 
     /// Reads a record from the socket. `None` if it is too long or invalid. Bounds and cleans each
@@ -220,9 +272,9 @@ impl Record {
             record.pod_uid.clear();
         }
         for names in [&mut record.blocked_init_containers, &mut record.exempt_containers] {
-            names.truncate(CONTAINERS_LIMIT);
             names.retain(|name| is_name(name));
         }
+        record.cut_containers();
         if let CallResult::Skipped(reason) = &mut record.result {
             *reason = bounded(reason).into();
         }
@@ -245,8 +297,8 @@ impl Record {
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         warnings.extend(ignored_ports::summary(&self.ignored));
-        if !self.exempt_containers.is_empty() {
-            let names = self.exempt_containers.join(", ");
+        let names = self.exempt_names();
+        if !names.is_empty() {
             let exempt = "containers that run as the proxy's user and bypass the proxy";
             warnings.push(format!("{exempt}: {names}"));
         }
@@ -277,9 +329,10 @@ impl fmt::Display for Record {
         if let Some(source) = self.source {
             write!(f, ", source {source}")?;
         }
-        if !self.blocked_init_containers.is_empty() {
+        let names = self.blocked_names();
+        if !names.is_empty() {
             let blocked = "init containers without network, as they start before the proxy";
-            write!(f, "; {blocked}: {}", self.blocked_init_containers.join(", "))?;
+            write!(f, "; {blocked}: {names}")?;
         }
         for warning in self.warnings() {
             write!(f, "; {warning}")?;
@@ -311,6 +364,27 @@ fn lists_of_known_sources<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ign
         }
     }
     Ok(ignored_ports::cut(lists))
+}
+
+/// Reads a word that this version knows. Skips any other, because a later plugin version may send
+/// it.
+fn known<'de, D: Deserializer<'de>, T: DeserializeOwned>(field: D) -> Result<Option<T>, D::Error> {
+    let value = serde_json::Value::deserialize(field)?;
+    Ok(serde_json::from_value(value).ok())
+}
+
+/// Joins names, and the number of those that are left out.
+fn named(names: &[String], more: usize) -> String {
+    let mut named = names.join(", ");
+    if more > 0 {
+        let comma = if named.is_empty() { "" } else { ", " };
+        named.push_str(&format!("{comma}{more} more"));
+    }
+    named
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }
 
 fn send_datagram(bytes: &[u8], run_dir: &Path, net_dir: &Path) -> io::Result<usize> {

@@ -74,8 +74,12 @@ impl fmt::Display for Ignored {
 }
 
 /// Shortens lists for logs and Events: [`MAX_NAMED_ELEMENTS`] elements over all lists, each cut.
-pub fn cut(mut lists: Vec<Ignored>) -> Vec<Ignored> {
-    let mut room = MAX_NAMED_ELEMENTS;
+pub fn cut(lists: Vec<Ignored>) -> Vec<Ignored> {
+    cut_to(lists, MAX_NAMED_ELEMENTS)
+}
+
+/// Keeps the first `room` elements over all lists, each cut, and counts the others.
+pub fn cut_to(mut lists: Vec<Ignored>, mut room: usize) -> Vec<Ignored> {
     for list in &mut lists {
         let kept = list.elements.len().min(room);
         room -= kept;

@@ -113,13 +113,14 @@ fn record_names_its_failure_and_keeps_its_warnings_over_the_socket() {
 }
 
 #[test]
-fn record_with_the_longest_ignored_elements_fits_the_socket() {
+fn record_of_the_longest_names_elements_and_errors_fits_the_socket() {
     let record = Record {
         namespace: "n".repeat(63),
         pod: "p".repeat(253),
         pod_uid: "u".repeat(36),
         ..Record::new(Command::Add, &"c".repeat(64))
     };
+    let long = Error::new(Failure::ApiError, "\u{1}".repeat(5000));
     let list = |source| Ignored { source, elements: vec!["\u{1}".repeat(30_000); 100], more: 0 };
     let record = record.with_ignored(SOURCES.into_iter().map(list).collect());
     let bytes = serde_json::to_vec(&record).unwrap();
@@ -127,4 +128,24 @@ fn record_with_the_longest_ignored_elements_fits_the_socket() {
     let value: serde_json::Value = serde_json::from_slice(&bytes).unwrap();
     assert_eq!(value["ignored"][0]["elements"].as_array().unwrap().len(), 10);
     assert_eq!(value["ignored"][7]["more"], 100);
+
+    let names = vec!["n".repeat(63); 25];
+    let longest = record.with_containers(names.clone(), names).with_degraded(Some(&long));
+    assert!(serde_json::to_vec(&longest).unwrap().len() > SIZE_LIMIT);
+    let bytes = longest.with_error(&long).to_datagram();
+    let parsed = Record::parse(&bytes).unwrap();
+    let counts: Vec<_> =
+        parsed.ignored.iter().map(|list| list.elements.len() + list.more).collect();
+    assert_eq!(counts, [100; 8]);
+    assert_eq!((parsed.exempt_containers.len(), parsed.more_exempt_containers), (10, 15));
+    assert!(parsed.to_string().contains(", 15 more"), "{parsed}");
+    assert!(parsed.error.is_some_and(|error| error.msg.ends_with('…')));
+}
+
+#[test]
+fn a_record_with_a_word_of_a_later_plugin_is_read() {
+    let record = changed("\"new\":{}", r#""backend":"ebpf","source":"oracle""#).unwrap();
+    assert_eq!((record.backend, record.source, record.requests), (None, None, 2));
+    let record = changed("\"new\":{}", r#""backend":"nft","source":null"#).unwrap();
+    assert_eq!((record.backend, record.source), (Some(Backend::Nft), None));
 }

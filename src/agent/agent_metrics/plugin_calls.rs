@@ -73,7 +73,7 @@ impl PluginCalls {
             .observe(seconds);
         self.api_requests.inc_by(record.requests.into());
         self.api_retries.inc_by(record.retries.into());
-        if !record.blocked_init_containers.is_empty() {
+        if !record.blocked_names().is_empty() {
             self.pods_with_blocked_init_containers.inc();
         }
         if let Some(backend) = record.backend {

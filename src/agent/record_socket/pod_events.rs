@@ -61,11 +61,13 @@ fn reports(record: &Record) -> Vec<Report> {
     if let Some(error) = &record.degraded {
         reports.push(degraded(error));
     }
-    if !record.blocked_init_containers.is_empty() {
-        reports.push(blocked_init_containers(&record.blocked_init_containers.join(", ")));
+    let blocked = record.blocked_names();
+    if !blocked.is_empty() {
+        reports.push(blocked_init_containers(&blocked));
     }
-    if !record.exempt_containers.is_empty() {
-        reports.push(exempt_containers(&record.exempt_containers.join(", ")));
+    let exempt = record.exempt_names();
+    if !exempt.is_empty() {
+        reports.push(exempt_containers(&exempt));
     }
     reports
 }
