@@ -48,10 +48,21 @@ const POLL: Duration = Duration::from_millis(2);
 #[derive(Debug, PartialEq, Eq)]
 pub enum NodeCopy {
     Decides(Box<Decision<PodFacts>>),
+    /// The pod is meshed, and its facts are too large for the copy.
+    TooLarge,
     /// A live agent keeps the copy, and has not published the pod.
     Lacks,
     /// No live agent keeps the copy, and the pod is not in it.
     Unkept,
+}
+
+/// What the agent published about a pod.
+#[derive(Debug, PartialEq, Eq)]
+pub enum PublishedPod {
+    Decision(Box<Decision<PodFacts>>),
+    /// The pod is meshed, and its facts are too large for the copy. So the plugin asks the API
+    /// server at once, and does not wait for a file that never comes.
+    TooLarge,
 }
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -59,7 +70,9 @@ struct PodCopy {
     namespace: String,
     name: String,
     uid: String,
-    decision: Decision<PodFacts>,
+    /// `None`: [`PublishedPod::TooLarge`]. A file without this key is not a copy of a pod.
+    #[serde(deserialize_with = "Option::deserialize")]
+    decision: Option<Decision<PodFacts>>,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -80,25 +93,21 @@ pub fn run_dir() -> PathBuf {
 
 /// Reads what the agent published about the pod. `None` if it published nothing, or if the pod's
 /// UID is unknown. Fails if the file cannot be read, is not the agent's, or is that of another pod.
-pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<Decision<PodFacts>>, Error> {
+pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<PublishedPod>, Error> {
     let Ok(path) = path(run_dir, pod) else { return Ok(None) };
     let (bytes, access) = match files::read(&path) {
         Ok(found) => found,
         Err(error) if error.is_missing() => return Ok(None),
         Err(error) => return Err(error.into()),
     };
-    match decision_in(&bytes, access, pod) {
-        Ok(decision) => Ok(Some(decision)),
+    match parse(&bytes, access, pod) {
+        Ok(published) => Ok(Some(published)),
         Err(problem) => Err(Error::Invalid { path, problem }),
     }
 }
 
-/// Returns the decision in a file of the copy. Fails with what the file is instead.
-fn decision_in(
-    bytes: &[u8],
-    access: FileAccess,
-    pod: &PodRef,
-) -> Result<Decision<PodFacts>, String> {
+/// Parses a file of the copy. Fails with what the file is instead.
+fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod, String> {
     if access.uid != geteuid().as_raw() || access.mode & 0o022 != 0 {
         return Err("not a file that only root can write".to_owned());
     }
@@ -109,7 +118,10 @@ fn decision_in(
         let [namespace, name, uid] = [namespace, name, uid].map(|text| quote(&text));
         return Err(format!("the copy of pod {namespace}/{name} with UID {uid}"));
     }
-    Ok(decision)
+    match decision {
+        Some(decision) => Ok(PublishedPod::Decision(Box::new(decision))),
+        None => Ok(PublishedPod::TooLarge),
+    }
 }
 
 /// Reads like [`read`]. While a live agent keeps the copy and has not published the pod, waits for
@@ -118,7 +130,8 @@ pub fn wait(run_dir: &Path, pod: &PodRef, longest: Duration) -> NodeCopy {
     let deadline = Deadline::after(longest);
     loop {
         let is_unusable = match read(run_dir, pod) {
-            Ok(Some(decision)) => return NodeCopy::Decides(Box::new(decision)),
+            Ok(Some(PublishedPod::Decision(decision))) => return NodeCopy::Decides(decision),
+            Ok(Some(PublishedPod::TooLarge)) => return NodeCopy::TooLarge,
             Ok(None) => false,
             Err(error) => {
                 tracing::debug!("linkerd-cni: pod {pod}: the node's copy is unusable: {error}");
@@ -128,7 +141,9 @@ pub fn wait(run_dir: &Path, pod: &PodRef, longest: Duration) -> NodeCopy {
         if !is_kept(run_dir) {
             return NodeCopy::Unkept;
         }
-        if is_unusable || pod.uid.is_empty() || deadline.has_passed() {
+        // A pod without a valid UID never gets a file.
+        let has_no_file = path(run_dir, pod).is_err();
+        if is_unusable || has_no_file || deadline.has_passed() {
             return NodeCopy::Lacks;
         }
         thread::sleep(POLL.min(deadline.remaining()));
@@ -144,6 +159,15 @@ pub fn create(run_dir: &Path) -> Result<(), files::Error> {
 
 /// Writes the pod's file with the decision.
 pub fn publish(run_dir: &Path, pod: PodRef, decision: Decision<PodFacts>) -> Result<(), Error> {
+    write(run_dir, pod, Some(decision))
+}
+
+/// Writes that the pod is meshed, and that its facts are too large for the copy.
+pub fn publish_too_large(run_dir: &Path, pod: PodRef) -> Result<(), Error> {
+    write(run_dir, pod, None)
+}
+
+fn write(run_dir: &Path, pod: PodRef, decision: Option<Decision<PodFacts>>) -> Result<(), Error> {
     let path = path(run_dir, &pod)?;
     let PodRef { namespace, name, uid } = pod;
     let content = serde_json::to_vec(&PodCopy { namespace, name, uid, decision })

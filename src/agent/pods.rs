@@ -8,10 +8,11 @@
 //! watch fails twice in a row. If a pod has no file while the lock is held, the agent has received
 //! no event of the pod yet, or could not publish it.
 
+mod facts_reader;
 mod node_pod;
 mod own_pod_watch;
-mod pod_decision;
 mod publisher;
+mod request_limit;
 
 use std::io;
 use std::ops::ControlFlow;

@@ -146,6 +146,13 @@ impl Config {
         }
         Ok((list.key, subnets))
     }
+
+    /// Like [`Config::subnets`], without invalid elements.
+    pub fn valid_subnets(&self, pod: &PodFacts, list: SubnetList) -> (&'static str, Vec<Subnet>) {
+        let configured = &self.subnets_to_ignore[list as usize];
+        let list = SkipList::new(pod, list.annotation(), list.key(), configured);
+        (list.key, list.elements().filter_map(|text| Subnet::parse(text.trim())).collect())
+    }
 }
 
 /// The ranges of lists of ports, and their elements that have no effect.

@@ -34,7 +34,7 @@ pub struct BypassReport {
 struct ReportedPod {
     namespace: String,
     name: String,
-    /// The error: why the paths are unknown.
+    /// The error: why no facts about the pod are known.
     paths: Result<Vec<BypassPath>, CniError>,
 }
 
@@ -81,7 +81,9 @@ pub fn fetch(
 /// Returns the paths of a meshed pod, or why they are unknown. `damage`: the repair controller's
 /// note on missing rules.
 fn reported_paths(pod: ExaminedPod, damage: Option<&str>) -> Result<Vec<BypassPath>, CniError> {
-    if let Verdict::Failed(error) = pod.verdict {
+    if let Verdict::Failed(error) = pod.verdict
+        && pod.paths.is_empty()
+    {
         return Err(error);
     }
     let mut paths = pod.paths;
@@ -117,7 +119,8 @@ pub fn table(report: &BypassReport) -> String {
         let paths = match paths {
             Ok(paths) => paths,
             Err(error) => {
-                rows.push([pod, "unknown".to_owned(), String::new(), one_line(&error.msg)]);
+                let unknown = Reason::Unknown.label().to_owned();
+                rows.push([pod, unknown, String::new(), one_line(&error.msg)]);
                 continue;
             }
         };
@@ -126,7 +129,7 @@ pub fn table(report: &BypassReport) -> String {
             if path.reason == Reason::RootContainer {
                 pods_with_root += 1;
             } else {
-                has_path = true;
+                has_path |= path.reason != Reason::Unknown;
                 rows.push(path_row(&pod, path));
             }
         }

@@ -116,8 +116,6 @@ fn with_paths(
     facts: &PodFacts,
     has_ipv6: bool,
 ) -> ExaminedPod {
-    match bypass_paths(config, &verdict, known, facts, has_ipv6) {
-        Ok(paths) => ExaminedPod { unmeshed: None, verdict, paths },
-        Err(error) => ExaminedPod::without_paths(None, Verdict::Failed(error)),
-    }
+    let paths = bypass_paths(config, &verdict, known, facts, has_ipv6);
+    ExaminedPod { unmeshed: None, verdict, paths }
 }

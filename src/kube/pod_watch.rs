@@ -8,7 +8,7 @@ use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::connection::{self, Connection};
 use super::pod_stream::{self, FromPod, PodList, WatchEvent};
-use super::types::{ApiStatus, Metadata};
+use super::types::{ApiStatus, Metadata, Pod};
 use super::{Deadlines, RESPONSE_TIMEOUT, Retry, redact};
 use crate::backoff::{Backoff, Limits, between, jitter};
 
@@ -69,6 +69,8 @@ pub enum Update<'a, T> {
         dropped: usize,
     },
     Changed(T),
+    /// A pod that has ended for good, and is not kept.
+    Ended(Metadata),
     Deleted(Metadata),
     /// A watch began: the API server accepted its request.
     Opened,
@@ -243,8 +245,7 @@ impl Watch {
                     (object.metadata.resource_version.clone(), Update::Deleted(object.metadata))
                 }
                 WatchEvent::Added(pod) | WatchEvent::Modified(pod) => {
-                    let version = pod.metadata.resource_version.clone();
-                    (version, T::from_pod(pod).map_or(Update::Alive, Update::Changed))
+                    (pod.metadata.resource_version.clone(), update_of(pod))
                 }
             };
             if !version.is_empty() {
@@ -259,6 +260,16 @@ impl Watch {
             return Err(Error::EndedEarly { lasted, requested });
         }
         Ok(ControlFlow::Continue(()))
+    }
+}
+
+/// Returns the update for a pod that was added or changed.
+fn update_of<T: FromPod>(pod: Pod) -> Update<'static, T> {
+    let ended = if pod.status.has_ended() { Some(pod.metadata.clone()) } else { None };
+    match (T::from_pod(pod), ended) {
+        (Some(kept), _) => Update::Changed(kept),
+        (None, Some(metadata)) => Update::Ended(metadata),
+        (None, None) => Update::Alive,
     }
 }
 

@@ -128,7 +128,12 @@ impl<'a> RequestedPod<'a> {
         }
     }
 
+    /// Returns why the annotations say that the pod needs no redirect. They say nothing of a pod
+    /// that the copy shows to be meshed.
     fn skip_reason(&self) -> Option<SkipReason> {
+        if matches!(self.copy, NodeCopy::TooLarge) {
+            return None;
+        }
         self.annotations.as_ref().and_then(skipped_by_annotations)
     }
 }

@@ -1,5 +1,6 @@
 use std::fs::Permissions;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown};
+use std::time::Instant;
 
 use tempfile::TempDir;
 
@@ -51,8 +52,11 @@ fn plugin_reads_what_the_agent_published() {
     assert_eq!(read(dir.path(), &web).unwrap(), None);
     for decision in [meshed(), UNMESHED] {
         publish(dir.path(), web.clone(), decision.clone()).unwrap();
-        assert_eq!(read(dir.path(), &web).unwrap(), Some(decision));
+        let published = PublishedPod::Decision(Box::new(decision));
+        assert_eq!(read(dir.path(), &web).unwrap(), Some(published));
     }
+    publish_too_large(dir.path(), web.clone()).unwrap();
+    assert_eq!(read(dir.path(), &web).unwrap(), Some(PublishedPod::TooLarge));
     let access = files::read(&dir.path().join("pods/u-1")).unwrap().1;
     assert_eq!(access.mode, 0o600);
     assert_eq!(fs::metadata(dir.path().join("pods")).unwrap().mode() & 0o777, 0o700);
@@ -154,7 +158,13 @@ fn plugin_waits_for_a_file_only_while_an_agent_keeps_the_copy() {
     let minute = Duration::from_secs(60);
     assert_eq!(wait(dir.path(), &web, minute), NodeCopy::Unkept);
     let lock = Lock::take(dir.path()).unwrap();
-    assert_eq!(wait(dir.path(), &pod("web", ""), minute), NodeCopy::Lacks);
+    let begin = Instant::now();
+    for uid in ["", "../u"] {
+        assert_eq!(wait(dir.path(), &pod("web", uid), minute), NodeCopy::Lacks);
+    }
+    publish_too_large(dir.path(), pod("large", "u-3")).unwrap();
+    assert_eq!(wait(dir.path(), &pod("large", "u-3"), minute), NodeCopy::TooLarge);
+    assert!(begin.elapsed() < minute);
     assert_eq!(wait(dir.path(), &web, Duration::from_millis(20)), NodeCopy::Lacks);
     thread::scope(|scope| {
         let waiting = scope.spawn(|| wait(dir.path(), &web, minute));

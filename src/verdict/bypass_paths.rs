@@ -3,12 +3,10 @@
 
 use super::Verdict;
 use super::refusal::Refusal;
-use crate::cni::Error;
 use crate::config::ignored_ports::{INBOUND_KEY, OUTBOUND_KEY};
 use crate::config::resolve::SubnetList;
 use crate::config::{Config, ResolvedRedirect};
-use crate::failure::Failure;
-use crate::pod::containers::exempt_names;
+use crate::pod::containers::{Exposure, exempt_names};
 use crate::pod::facts::{CONTROL_PLANE_LABEL, ObjectFacts, PodFacts};
 use crate::pod::mesh::Proxy;
 use crate::pod::skip::SkipReason;
@@ -72,6 +70,9 @@ reasons! {
             "Inbound connections from these subnets"
         SkipOutboundSubnets "skip-outbound-subnets"
             "Outbound connections to these subnets"
+        Unknown "unknown"
+            "Not known: an annotation is invalid, facts about the pod are missing, or they are too \
+             many for the agent"
         Udp "udp"
             "UDP and other protocols of every pod: only TCP is redirected"
     }
@@ -111,31 +112,40 @@ impl BypassPath {
 }
 
 /// Returns the paths around the proxy of a meshed pod with this verdict: those that its object, its
-/// namespace and the plugin entry cause today. `facts` completes `known`.
-/// Fails with the error with which ADD would fail today.
+/// namespace and the plugin entry cause today. `facts` completes `known`. If ADD would fail today,
+/// the pod runs with earlier rules: the paths are those that need no rules, and an unknown one.
 pub fn bypass_paths(
     config: &Config,
     verdict: &Verdict,
     known: &ObjectFacts,
     facts: &PodFacts,
     has_ipv6: bool,
-) -> Result<Vec<BypassPath>, Error> {
+) -> Vec<BypassPath> {
     match verdict {
-        Verdict::NotCalled => Ok(vec![BypassPath::new(Reason::HostNetwork, "")]),
-        Verdict::Skipped(reason) => Ok(vec![skipped_path(*reason)]),
+        Verdict::NotCalled => vec![BypassPath::new(Reason::HostNetwork, "")],
+        Verdict::Skipped(reason) => vec![skipped_path(*reason)],
         Verdict::Refused(Refusal::Sandbox { runtime_class }, _) => {
-            Ok(vec![BypassPath::new(Reason::Sandbox, runtime_class)])
+            vec![BypassPath::new(Reason::Sandbox, runtime_class)]
         }
         // A pod that shares the proxy's user may have started before ADD refused such pods.
         Verdict::Redirected(resolved)
         | Verdict::Refused(Refusal::SharedProxyUser { .. }, resolved) => {
             let mut paths = container_paths(config, resolved, known, has_ipv6);
             paths.extend(redirected_ports_path(resolved));
-            paths.extend(skip_list_paths(config, known, facts)?);
-            Ok(paths)
+            paths.extend(skip_list_paths(config, known, facts));
+            paths
         }
-        Verdict::Failed(error) => Err(error.clone()),
-        Verdict::Undecided => Err(Error::new(Failure::Internal, "facts about the pod are missing")),
+        Verdict::Failed(error) => {
+            let mut paths = exposure_paths(&known.exposure);
+            paths.extend(skip_list_paths(config, known, facts));
+            // The text of an error is already cut.
+            let detail = quote::one_line(&error.msg);
+            paths.push(BypassPath { reason: Reason::Unknown, detail, cause: None });
+            paths
+        }
+        Verdict::Undecided => {
+            vec![BypassPath::new(Reason::Unknown, "facts about the pod are missing")]
+        }
     }
 }
 
@@ -167,6 +177,19 @@ fn container_paths(
     for (reason, names) in [
         (Reason::ProxyUser, &resolved.exempt_containers),
         (Reason::InitProxyUser, &init_containers),
+    ] {
+        if !names.is_empty() {
+            paths.push(BypassPath::new(reason, names.join(", ")));
+        }
+    }
+    paths.extend(exposure_paths(exposure));
+    paths
+}
+
+/// Returns the paths of containers that no rule closes.
+fn exposure_paths(exposure: &Exposure) -> Vec<BypassPath> {
+    let mut paths = Vec::new();
+    for (reason, names) in [
         (Reason::NetAdmin, &exposure.net_admin),
         (Reason::NetRaw, &exposure.net_raw),
         (Reason::RootContainer, &exposure.root),
@@ -190,12 +213,8 @@ fn redirected_ports_path(resolved: &ResolvedRedirect) -> Option<BypassPath> {
 }
 
 /// Returns one path around the proxy for each skip list that is not empty. Inbound ranges that have
-/// only the proxy's own control and admin ports are left out.
-fn skip_list_paths(
-    config: &Config,
-    known: &ObjectFacts,
-    facts: &PodFacts,
-) -> Result<Vec<BypassPath>, Error> {
+/// only the proxy's own control and admin ports are left out, and invalid elements.
+fn skip_list_paths(config: &Config, known: &ObjectFacts, facts: &PodFacts) -> Vec<BypassPath> {
     let servers = proxy_servers(facts);
     // Reason, elements and key of each list.
     let mut lists: Vec<(Reason, Vec<String>, &'static str)> = Vec::new();
@@ -209,7 +228,7 @@ fn skip_list_paths(
     let api_ports = dashed(facts.api_ports.iter().copied());
     lists.push((Reason::SkipOutboundPorts, api_ports, CONTROL_PLANE_LABEL));
     for (list, reason) in SUBNET_REASONS {
-        let (key, subnets) = config.subnets(facts, list)?;
+        let (key, subnets) = config.valid_subnets(facts, list);
         lists.push((reason, subnets.into_iter().map(|subnet| subnet.text).collect(), key));
     }
     let mut paths = Vec::new();
@@ -218,7 +237,7 @@ fn skip_list_paths(
             paths.push(BypassPath::new(reason, elements.join(", ")).caused_by_key(key, known));
         }
     }
-    Ok(paths)
+    paths
 }
 
 /// Returns the ports of the proxy's admin and control server, which are no path to the app.

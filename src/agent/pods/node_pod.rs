@@ -4,8 +4,9 @@ use crate::agent::own_pod::SeenPod;
 use crate::cni::args::PodRef;
 use crate::kube::pod_stream::FromPod;
 use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
+use crate::pod::Decision;
 use crate::pod::containers::has_ipv6_address;
-use crate::pod::facts::object_facts;
+use crate::pod::facts::{ObjectFacts, object_facts};
 
 /// Longest facts of a published pod, in bytes, to bound memory. Real pods have far shorter facts.
 pub const FACTS_LIMIT: usize = 4 << 10;
@@ -41,6 +42,12 @@ impl FromPod for NodePod {
 }
 
 impl PodContent {
+    /// Returns the facts in the pod's object. `None`: they are longer than [`FACTS_LIMIT`].
+    pub fn own_facts(&self) -> Option<Decision<ObjectFacts>> {
+        // Cannot fail for facts that this program has written.
+        serde_json::from_slice(&self.facts).ok()
+    }
+
     fn from_object(object: Pod) -> Option<PodContent> {
         let has_ipv6 = has_ipv6_address(&object);
         let mut facts = serde_json::to_vec(&object_facts(object).ok()?).ok()?;

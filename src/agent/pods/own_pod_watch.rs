@@ -50,7 +50,7 @@ impl OwnPodWatch {
             Update::Opened => self.api.record_open_watch(),
             // A bookmark in a watch that began earlier does not show whether the token is still
             // valid.
-            Update::Alive => {}
+            Update::Alive | Update::Ended(_) => {}
             Update::Failed { error, .. } => self.api.record_failed_watch(error),
         }
     }

@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 
 use tracing::{info, warn};
 
-use super::node_pod::{NodePod, PodContent, runtime_pod};
-use super::pod_decision::DecisionMaker;
+use super::facts_reader::FactsReader;
+use super::node_pod::{FACTS_LIMIT, NodePod, PodContent, runtime_pod};
+use super::request_limit::RequestLimit;
 use crate::agent::readiness::Status;
 use crate::agent::settings::Settings;
 use crate::agent::status_body::PodCopyStatus;
@@ -45,17 +46,26 @@ const DENIED: &str = "the agent may not list and watch pods, so the plugin sends
     `watchPods` to `false`";
 
 /// What is known of a pod that was published, or could not be published.
-struct PublishedPod {
+#[derive(Default)]
+struct KnownPod {
     /// The published facts. While they are equal, an update of the pod needs no request.
     facts: Box<[u8]>,
     /// Why the pod is not published.
-    problem: Option<String>,
+    problem: Option<PodProblem>,
     /// Why traffic of the pod bypasses the proxy. `Ipv6` applies only with `has_ipv6`.
     bypass_reasons: Vec<Reason>,
     has_ipv6: bool,
 }
 
-impl PublishedPod {
+/// Why a pod is not published.
+struct PodProblem {
+    /// For the log.
+    text: String,
+    /// Publishing the pod again, after a new list, may succeed.
+    may_pass: bool,
+}
+
+impl KnownPod {
     fn bypasses(&self, reason: Reason) -> bool {
         (self.has_ipv6 || reason != Reason::Ipv6) && self.bypass_reasons.contains(&reason)
     }
@@ -65,11 +75,15 @@ pub struct Publisher {
     run_dir: PathBuf,
     /// The plugin entry, for the reasons why traffic bypasses the proxy.
     config: Config,
-    decisions: DecisionMaker,
+    facts_reader: FactsReader,
     stopped: Arc<AtomicBool>,
     status: Arc<Status>,
     /// By UID.
-    published: BTreeMap<String, PublishedPod>,
+    published: BTreeMap<String, KnownPod>,
+    /// Limits the requests for each pod.
+    requests: RequestLimit,
+    /// The newest state of pods that wait for the limit, by UID.
+    postponed: BTreeMap<String, NodePod>,
     /// A problem since the last list that concerns no single pod.
     copy_problem: Option<String>,
     /// Held from the first list until [`FAILURES`].
@@ -95,10 +109,12 @@ impl Publisher {
         Publisher {
             run_dir,
             config: plugin_config(settings),
-            decisions: DecisionMaker::new(source),
+            facts_reader: FactsReader::new(source),
             stopped: Arc::clone(stopped),
             status: Arc::clone(status),
             published: BTreeMap::new(),
+            requests: RequestLimit::default(),
+            postponed: BTreeMap::new(),
             copy_problem: None,
             lock: None,
             failures: 0,
@@ -120,10 +136,11 @@ impl Publisher {
             }
             Update::Listed { pods, dropped } => self.replace_all(pods, dropped),
             Update::Changed(pod) => self.publish(pod),
-            Update::Deleted(metadata) => self.remove(&metadata),
+            Update::Ended(metadata) | Update::Deleted(metadata) => self.remove(&metadata),
             Update::Opened | Update::Alive => {}
         }
-        self.decisions.end_update();
+        self.publish_postponed();
+        self.facts_reader.end_update();
         self.failures = 0;
         self.watch_problem = None;
         let was_removed = self.hold_lock();
@@ -141,6 +158,9 @@ impl Publisher {
         self.relist_at = Instant::now() + between(LONG_WAIT, 2 * LONG_WAIT);
         // Namespaces may have changed, and the agent does not watch them.
         self.published.clear();
+        self.postponed.clear();
+        // All pods of a list cost one connection, and one request for each namespace.
+        self.requests = RequestLimit::default();
         if let Err(error) = pod_copy::create(&self.run_dir) {
             self.copy_problem = Some(error.to_string());
         }
@@ -159,31 +179,77 @@ impl Publisher {
 
     /// Publishes the pod, unless its file is current. Removes the file if publishing fails. Failed
     /// requests are repeated when the pod changes, or at the next list.
-    fn publish(&mut self, NodePod { pod, content, .. }: NodePod) {
+    fn publish(&mut self, NodePod { pod, seen, content }: NodePod) {
         let Some(content) = content else { return };
         if let Some(published) = self.published.get_mut(&pod.uid) {
             published.has_ipv6 = content.has_ipv6;
             if published.facts == content.facts
-                && (published.problem.is_some()
+                && (published.problem.as_ref().is_some_and(|problem| problem.may_pass)
                     || matches!(pod_copy::read(&self.run_dir, &pod), Ok(Some(_))))
             {
                 return;
             }
         }
-        let decided = self.decisions.decide(&content.facts, &pod.namespace);
+        self.postponed.remove(&pod.uid);
         if self.stopped.load(Ordering::Relaxed) {
             return;
         }
-        let published = match decided {
+        let Some(own) = content.own_facts() else {
+            let known = self.write_too_large(&pod, content);
+            self.published.insert(pod.uid, known);
+            return;
+        };
+        if needs_request(&own) && !self.requests.allows(&pod.uid, Instant::now()) {
+            self.postpone(NodePod { pod, seen, content: Some(content) });
+            return;
+        }
+        let decision = match own {
+            Decision::Skip(reason) => Ok(Decision::Skip(reason)),
+            Decision::Redirect(own) => match self.facts_reader.complete(&own, &pod.namespace) {
+                Ok(facts) => Ok(Decision::Redirect((own, facts))),
+                Err(why) => Err(why),
+            },
+        };
+        if self.stopped.load(Ordering::Relaxed) {
+            return;
+        }
+        let known = match decision {
             Ok(decision) => self.write(&pod, content, decision),
-            Err(why) => PublishedPod {
+            Err(why) => KnownPod {
                 facts: content.facts,
-                problem: Some(self.withdraw(&pod, &why)),
-                bypass_reasons: Vec::new(),
+                problem: Some(self.withdraw(&pod, &why, true)),
+                bypass_reasons: vec![Reason::Unknown],
                 has_ipv6: content.has_ipv6,
             },
         };
-        self.published.insert(pod.uid, published);
+        self.published.insert(pod.uid, known);
+    }
+
+    /// Withdraws the file of a pod whose facts change too often, until the limit allows a request.
+    /// The plugin then asks the API server for the pod.
+    fn postpone(&mut self, pod: NodePod) {
+        let why = "its annotations or containers change too often";
+        let problem = self.withdraw(&pod.pod, why, false);
+        let known = self.published.entry(pod.pod.uid.clone()).or_default();
+        known.facts = Box::default();
+        known.problem = Some(problem);
+        if !known.bypass_reasons.contains(&Reason::Unknown) {
+            known.bypass_reasons.push(Reason::Unknown);
+        }
+        self.postponed.insert(pod.pod.uid.clone(), pod);
+    }
+
+    /// Publishes the pods that the limit allows again.
+    fn publish_postponed(&mut self) {
+        let now = Instant::now();
+        let uids: Vec<String> = self.postponed.keys().cloned().collect();
+        for uid in uids {
+            if self.requests.is_due(&uid, now)
+                && let Some(pod) = self.postponed.remove(&uid)
+            {
+                self.publish(pod);
+            }
+        }
     }
 
     /// Writes the pod's file with the decision.
@@ -192,7 +258,7 @@ impl Publisher {
         pod: &PodRef,
         PodContent { facts, has_ipv6 }: PodContent,
         decision: Decision<(ObjectFacts, PodFacts)>,
-    ) -> PublishedPod {
+    ) -> KnownPod {
         let (bypass_reasons, decision) = match decision {
             Decision::Skip(reason) => (Vec::new(), Decision::Skip(reason)),
             Decision::Redirect((own, facts)) => {
@@ -200,39 +266,61 @@ impl Publisher {
             }
         };
         match pod_copy::publish(&self.run_dir, pod.clone(), decision) {
-            Ok(()) => PublishedPod { facts, problem: None, bypass_reasons, has_ipv6 },
-            Err(error) => PublishedPod {
+            Ok(()) => KnownPod { facts, problem: None, bypass_reasons, has_ipv6 },
+            Err(error) => KnownPod {
                 // Without facts, the next update of the pod retries.
                 facts: Box::default(),
-                problem: Some(self.withdraw(pod, &error.to_string())),
+                problem: Some(self.withdraw(pod, &error.to_string(), may_pass(&error))),
                 bypass_reasons,
                 has_ipv6,
             },
         }
     }
 
+    /// Writes the file of a pod whose facts are too large, which a new list does not change.
+    fn write_too_large(
+        &self,
+        pod: &PodRef,
+        PodContent { facts, has_ipv6 }: PodContent,
+    ) -> KnownPod {
+        let written = pod_copy::publish_too_large(&self.run_dir, pod.clone());
+        let problem = match written {
+            Ok(()) => PodProblem {
+                text: format!(
+                    "pod {pod} is not published: its annotations and containers need more than \
+                     {FACTS_LIMIT} bytes, so the plugin asks the API server when the pod starts"
+                ),
+                may_pass: false,
+            },
+            Err(error) => self.withdraw(pod, &error.to_string(), may_pass(&error)),
+        };
+        let bypass_reasons = vec![Reason::Unknown];
+        KnownPod { facts, problem: Some(problem), bypass_reasons, has_ipv6 }
+    }
+
     /// Returns why traffic of a redirected pod bypasses the proxy, each reason once.
     fn bypass_reasons(&self, pod: &PodRef, own: &ObjectFacts, facts: &PodFacts) -> Vec<Reason> {
         let verdict = verdict(&self.config, pod, PodView::Complete(facts));
-        let paths = bypass_paths(&self.config, &verdict, own, facts, true).unwrap_or_default();
+        let paths = bypass_paths(&self.config, &verdict, own, facts, true);
         let mut reasons: Vec<Reason> = paths.iter().map(|path| path.reason).collect();
         reasons.dedup();
         reasons
     }
 
-    /// Removes the file of a pod that cannot be published because of `problem`. Returns the message
-    /// for the log.
-    fn withdraw(&self, pod: &PodRef, problem: &str) -> String {
-        let mut message = format!("pod {pod} is not published: {problem}");
+    /// Removes the file of a pod that cannot be published because of `problem`.
+    fn withdraw(&self, pod: &PodRef, problem: &str, may_pass: bool) -> PodProblem {
+        let mut text = format!("pod {pod} is not published: {problem}");
         if let Err(error) = pod_copy::remove(&self.run_dir, pod) {
-            message = format!("{message}; {error}");
+            text = format!("{text}; {error}");
         }
-        message
+        PodProblem { text, may_pass }
     }
 
     fn remove(&mut self, metadata: &Metadata) {
         let pod = runtime_pod(metadata);
         self.published.remove(&pod.uid);
+        self.postponed.remove(&pod.uid);
+        self.requests.forget(&pod.uid);
         if let Err(error) = pod_copy::remove(&self.run_dir, &pod) {
             self.copy_problem = Some(error.to_string());
         }
@@ -275,7 +363,8 @@ impl Publisher {
         }
     }
 
-    /// Updates `/status` and metrics, and logs new problems. Returns whether there are problems.
+    /// Updates `/status` and metrics, and logs new problems. Returns whether there are problems that
+    /// a new list may solve.
     fn report(&mut self) -> bool {
         let problems = self.problems();
         for problem in &problems {
@@ -290,13 +379,19 @@ impl Publisher {
             bypasses: self.bypassing_pods(),
         });
         self.logged = problems.into_iter().collect();
-        !self.logged.is_empty()
+        self.watch_problem.is_some()
+            || self.copy_problem.is_some()
+            || self.pod_problems().any(|problem| problem.may_pass)
     }
 
     /// Returns all problems: of the watch, of the copy, then of single pods.
     fn problems(&self) -> Vec<String> {
-        let pod_problems = self.published.values().filter_map(|pod| pod.problem.as_ref());
-        self.watch_problem.iter().chain(&self.copy_problem).chain(pod_problems).cloned().collect()
+        let of_pods = self.pod_problems().map(|problem| &problem.text);
+        self.watch_problem.iter().chain(&self.copy_problem).chain(of_pods).cloned().collect()
+    }
+
+    fn pod_problems(&self) -> impl Iterator<Item = &PodProblem> {
+        self.published.values().filter_map(|pod| pod.problem.as_ref())
     }
 
     fn published_pods(&self) -> usize {
@@ -316,6 +411,18 @@ impl Publisher {
     }
 }
 
+/// Whether a later attempt to write the pod's file may succeed. A UID that is no file name stays.
+fn may_pass(error: &pod_copy::Error) -> bool {
+    !matches!(error, pod_copy::Error::Uid(_))
+}
+
+fn needs_request(own: &Decision<ObjectFacts>) -> bool {
+    match own {
+        Decision::Redirect(own) => own.needs_objects(),
+        Decision::Skip(_) => false,
+    }
+}
+
 /// Reads the plugin entry that the agent installs. The default if it is invalid.
 fn plugin_config(settings: &Settings) -> Config {
     let Ok(entry) = settings.plugin_entry() else { return Config::default() };
@@ -324,3 +431,6 @@ fn plugin_config(settings: &Settings) -> Config {
         Err(_) => Config::default(),
     }
 }
+
+#[cfg(test)]
+mod tests;

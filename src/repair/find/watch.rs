@@ -36,7 +36,7 @@ fn process(shared: &Shared, update: Update<'_, StrandedPod>) {
         }
         Update::Changed(pod) => enqueue(shared, pod),
         Update::Opened | Update::Alive => {}
-        Update::Deleted(metadata) => shared.queue.remove(&metadata.uid),
+        Update::Ended(metadata) | Update::Deleted(metadata) => shared.queue.remove(&metadata.uid),
         Update::Failed { error, wait } => {
             tracing::warn!(
                 err = %error,

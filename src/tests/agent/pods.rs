@@ -9,7 +9,7 @@ use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::pod::Decision;
 use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::pod::skip::SkipReason;
-use linkerd2_cni::pod_copy;
+use linkerd2_cni::pod_copy::{self, PublishedPod};
 use serde_json::{Value, json};
 use testkit::chart::yaml;
 use testkit::cni::upstream_entry;
@@ -51,9 +51,24 @@ impl Scene {
         self.run_dir().join("pods").join(name)
     }
 
-    fn read(&self, name: &str, uid: &str) -> Option<Decision<PodFacts>> {
+    fn published(&self, name: &str, uid: &str) -> Option<PublishedPod> {
         let [namespace, name, uid] = ["shop", name, uid].map(str::to_owned);
         pod_copy::read(&self.run_dir(), &PodRef { namespace, name, uid }).unwrap()
+    }
+
+    fn read(&self, name: &str, uid: &str) -> Option<Decision<PodFacts>> {
+        match self.published(name, uid)? {
+            PublishedPod::Decision(decision) => Some(*decision),
+            PublishedPod::TooLarge => None,
+        }
+    }
+
+    /// Waits until as many pods are counted for each of these reasons of a path around the proxy.
+    fn until_counted(&self, counts: &[(&str, f64)]) {
+        for (reason, pods) in counts {
+            let metric = format!("linkerd_cni_agent_bypassing_pods{{reason=\"{reason}\"}}");
+            until(reason, || self.agent.metric(&metric) == *pods);
+        }
     }
 
     /// The facts about a published meshed pod.
@@ -182,8 +197,10 @@ fn each_listed_pod_is_published_and_status_updates_send_no_request() {
     assert_eq!(ports.iter().map(|range| range.first).collect::<Vec<_>>(), [443, 6443]);
     assert_eq!(watched.read("job", "u-job"), NO_PROXY);
     assert_eq!(watched.read("etcd-node-1", "0static"), NO_PROXY);
-    let all = ["0static", "u-debug", "u-debug-2", "u-destination", "u-false", "u-job", "u-web"];
-    assert_eq!(watched.names(), all);
+    let ordinary = ["0static", "u-debug", "u-debug-2", "u-destination", "u-false", "u-job"];
+    assert_eq!(watched.names(), [&ordinary[..], &["u-long", "u-web"]].concat());
+    assert_eq!(watched.published("long", "u-long"), Some(PublishedPod::TooLarge));
+    watched.until_counted(&[("unknown", 1.0)]);
 
     let asked = || (watched.api.asked("GET", NAMESPACE), watched.api.asked("GET", API_SERVICE));
     assert_eq!(asked(), (1, 1), "{:?}", watched.api.requests());
@@ -195,8 +212,8 @@ fn each_listed_pod_is_published_and_status_updates_send_no_request() {
     }
     watched.add("last", "u-last");
     assert_eq!(asked(), (1, 1), "{:?}", watched.api.requests());
-    let problem =
-        "pod shop/long is not published: its annotations and containers need more than 4096 bytes";
+    let problem = "pod shop/long is not published: its annotations and containers need more than 4096 bytes, \
+         so the plugin asks the API server when the pod starts";
     let wanted = json!({"published": 8, "current": true, "problem": problem});
     until("status", || watched.status() == wanted);
     assert_eq!(watched.agent.metric("linkerd_cni_agent_published_pods"), 8.0);
@@ -210,30 +227,81 @@ fn existing_pods_with_a_path_around_the_proxy_are_counted_by_reason() {
         json!({"runAsUser": 2103, "privileged": true});
     let watched =
         Scene::watching(&[shared.clone(), injected("web", "u-web"), unmeshed("job", "u-job")]);
-    let until_counted = |counts: &[(&str, f64)]| {
-        for (reason, pods) in counts {
-            let metric = format!("linkerd_cni_agent_bypassing_pods{{reason=\"{reason}\"}}");
-            until(reason, || watched.agent.metric(&metric) == *pods);
-        }
-    };
     // Without a securityContext an app may run as root.
-    until_counted(&[("proxy-user", 1.0), ("net-admin", 1.0), ("root-container", 1.0)]);
-    until_counted(&[("skip-inbound-ports", 2.0), ("ipv6", 0.0)]);
+    watched.until_counted(&[("proxy-user", 1.0), ("net-admin", 1.0), ("root-container", 1.0)]);
+    watched.until_counted(&[("skip-inbound-ports", 2.0), ("ipv6", 0.0)]);
     // The file has only what the plugin reads.
     let read = ["uid", "annotations", "proxy", "apiPorts", "earlyContainers", "appContainers"];
     assert_eq!(watched.published_keys("u-shared"), read);
     let mut web = injected("web", "u-web");
     web["status"] = json!({"phase": "Running", "podIPs": [{"ip": "10.1.0.7"}, {"ip": "fd00::7"}]});
     watched.api.modify(&web);
-    until_counted(&[("ipv6", 1.0)]);
+    watched.until_counted(&[("ipv6", 1.0)]);
     web["spec"]["ephemeralContainers"] = json!([{"name": "debugger", "securityContext":
         {"runAsUser": 1000, "capabilities": {"add": ["NET_RAW"]}}}]);
     watched.api.modify(&web);
-    until_counted(&[("net-raw", 2.0)]);
+    watched.until_counted(&[("net-raw", 2.0)]);
     let status: Value = serde_json::from_str(&watched.agent.get("/status").1).unwrap();
     assert_eq!(status["podCopy"]["bypasses"]["net-raw"], 2, "{status}");
     watched.api.send("DELETED", &shared);
-    until_counted(&[("proxy-user", 0.0), ("net-raw", 1.0), ("skip-inbound-ports", 1.0)]);
+    watched.until_counted(&[("proxy-user", 0.0), ("net-raw", 1.0), ("skip-inbound-ports", 1.0)]);
+}
+
+#[test]
+fn an_invalid_annotation_of_a_running_pod_hides_no_other_path() {
+    let mut web = injected("web", "u-web");
+    web["spec"]["containers"][0]["securityContext"] = json!({"privileged": true});
+    let watched = Scene::watching(&[web.clone()]);
+    watched.until_counted(&[("net-admin", 1.0), ("skip-inbound-ports", 1.0), ("unknown", 0.0)]);
+    web["metadata"]["annotations"]["config.linkerd.io/skip-subnets"] =
+        json!("10.0.0.0/8,not a subnet");
+    watched.api.modify(&web);
+    watched.until_counted(&[("unknown", 1.0), ("net-admin", 1.0), ("net-raw", 1.0)]);
+    watched.until_counted(&[("skip-inbound-ports", 1.0), ("skip-inbound-subnets", 1.0)]);
+}
+
+#[test]
+fn an_ended_pods_file_and_its_paths_around_the_proxy_go_at_once() {
+    let web = injected("web", "u-web");
+    let etcd = mirror("etcd-node-1", "u-mirror", "0static");
+    let watched = Scene::watching(&[web.clone(), etcd.clone()]);
+    watched.until_counted(&[("skip-inbound-ports", 1.0)]);
+    for (mut pod, phase) in [(web, "Succeeded"), (etcd, "Failed")] {
+        pod["status"] = json!({"phase": phase});
+        watched.api.modify(&pod);
+    }
+    watched.add("last", "u-last");
+    assert_eq!(watched.names(), ["u-last"]);
+    watched.until_counted(&[("skip-inbound-ports", 0.0)]);
+    until("status", || watched.status() == json!({"published": 1, "current": true}));
+}
+
+#[test]
+fn changes_of_a_pod_in_quick_succession_cost_few_requests_and_the_last_one_counts() {
+    let mut debug = pod("manual", "debug", "u-debug");
+    let watched = Scene::watching_after(&[debug.clone()], with_objects);
+    watched.until_kept();
+    let asked = || watched.api.asked("GET", NAMESPACE);
+    let before = asked();
+    for port in 1..100 {
+        debug["metadata"]["annotations"] =
+            json!({"config.linkerd.io/skip-inbound-ports": port.to_string()});
+        watched.api.modify(&debug);
+    }
+    watched.add("last", "u-last");
+    let sent = asked() - before;
+    assert!((1..=6).contains(&sent), "{sent} requests");
+    // Meanwhile the plugin asks the API server, and the paths are unknown.
+    assert_eq!(watched.published("debug", "u-debug"), None);
+    watched.until_counted(&[("unknown", 1.0)]);
+    until_within(Duration::from_secs(60), "the last change", || {
+        watched.api.bookmark();
+        thread::sleep(Duration::from_secs(1));
+        watched.published("debug", "u-debug").is_some()
+    });
+    let annotations = watched.facts("debug", "u-debug").annotations;
+    assert_eq!(annotations["config.linkerd.io/skip-inbound-ports"], "99");
+    watched.until_counted(&[("unknown", 0.0)]);
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use linkerd2_cni::cni::args::PodRef;
 use linkerd2_cni::pod_copy::{self, Lock};
 use serde_json::{Value, json};
 
@@ -147,6 +148,25 @@ fn add_of_an_unmeshed_pod_waits_for_no_copy_of_a_dead_agent() {
     println!("unmeshed ADD: {add:.1?}, VERSION: {version:.1?}");
     assert!(add < version + COPY_WAIT / 10);
     assert!(scene.api.requests().is_empty());
+}
+
+#[test]
+fn a_pod_that_is_too_large_for_the_copy_is_asked_for_and_known_to_be_meshed() {
+    let scene = Scene::meshed();
+    let pod = PodRef { namespace: "ns".into(), name: "web".into(), uid: UID.into() };
+    let call = || {
+        let add = scene.add().annotated(json!({}));
+        pod_copy::create(&add.run_dir()).unwrap();
+        pod_copy::publish_too_large(&add.run_dir(), pod.clone()).unwrap();
+        add
+    };
+    let add = call();
+    let _lock = keep(&add.run_dir());
+    let (record, _) = timed(&add);
+    assert_eq!((&record["source"], &record["decision"]), (&json!("request"), &json!("redirected")));
+    // The pod is known to be meshed, so it does not start without rules, whatever its annotations.
+    scene.api.answer(POD_PATH, 403, "{}");
+    call().run().failed(102, "");
 }
 
 #[test]
