@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use serde_json::json;
-use testkit::cluster::agent::{kill_agent, rolled_out};
+use testkit::cluster::agent::{Paused, agent, kill_agent, rolled_out};
 use testkit::cluster::burst;
 use testkit::cluster::connections::{
     a_native_sidecar_passes_the_validator_and_proxies,
@@ -15,6 +15,7 @@ use testkit::cluster::connections::{
 };
 use testkit::cluster::families::{Family, setting};
 use testkit::cluster::helm::{Helm, NAMESPACE};
+use testkit::cluster::kubectl::command;
 use testkit::cluster::node::{Files, Node};
 use testkit::cluster::pods::{self, Pods, kubectl};
 use testkit::cluster::watcher::Watcher;
@@ -39,7 +40,10 @@ pub fn run(values: &str, checks: &mut Checks) {
     if !checks.run("install", || install(&helm, set)) {
         return;
     }
-    checks.run("a pod that started before is repaired", || repaired(&pods));
+    checks.run("a pod that started before is repaired", || repaired(&pods, "stranded"));
+    if setting("CLUSTER_MOUNTS") == "private" {
+        checks.run("a pod that started beside the plugin is repaired", || repaired_later(&pods));
+    }
     cni_checks::after_install(checks);
     while_installed(&node, &helm, &pods, checks);
     cni_checks::while_installed(&pods, checks);
@@ -107,12 +111,34 @@ pub fn install(helm: &Helm, set: &[&str]) -> String {
 }
 
 /// The repair controller, which the chart has by default, applies the rules in place.
-fn repaired(pods: &Pods) -> String {
-    let uid = || pods.field("stranded", ".metadata.uid");
+fn repaired(pods: &Pods, name: &str) -> String {
+    let uid = || pods.field(name, ".metadata.uid");
     let (before, begin) = (uid(), Instant::now());
-    pods.until_ready("stranded");
+    pods.until_ready(name);
     assert_eq!(uid(), before, "the pod is replaced");
     format!("in place, ready after {:.1} s", begin.elapsed().as_secs_f64())
+}
+
+/// A pod starts after the repair controller, while the plugin is not chained. The controller's
+/// container does not show the pod's netns, and restarts once.
+fn repaired_later(pods: &Pods) -> String {
+    let restarts = || {
+        let path =
+            "{.items[0].status.containerStatuses[?(@.name==\"repair-controller\")].restartCount}";
+        let pods = "get pods -n linkerd-cni -l k8s-app=linkerd-cni -o";
+        let output = command(pods).arg(format!("jsonpath={path}")).output().unwrap();
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(restarts(), "0", "for the pod that started before");
+    let paused = Paused::process(agent().pid);
+    network::rewrite_config();
+    pods.create(&[pods::validated("beside", "1s")]);
+    pods.until_stranded("beside");
+    drop(paused);
+    let seen = repaired(pods, "beside");
+    assert_eq!(restarts(), "1", "for the pod that started later");
+    rolled_out();
+    format!("{seen}; the container of the repair controller restarted once")
 }
 
 fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
