@@ -41,6 +41,7 @@ impl Publication {
             ("GITHUB_REPOSITORY", "linkerd/linkerd2-cni".into()),
             ("GITHUB_SHA", COMMIT.into()),
             ("CHECKSUM", sums[..64].to_owned()),
+            ("REBUILD_CHECKSUM", sums[..64].to_owned()),
             ("TAG_SIGNERS", format!("other@example.com {SIGNER}")),
             ("GH_TOKEN", "github".into()),
             ("REGISTRY", "localhost:1/linkerd".into()),
@@ -132,6 +133,15 @@ fn tag_object() -> Value {
 }
 
 #[test]
+fn refuses_a_folder_that_another_machine_does_not_make_again() {
+    let mut publication = Publication::small();
+    publication.set("REBUILD_CHECKSUM", &"a".repeat(64));
+    publication.must_refuse("the jobs build and rebuild made different files");
+    publication.set("REBUILD_CHECKSUM", "");
+    publication.must_refuse("REBUILD_CHECKSUM: parameter null or not set");
+}
+
+#[test]
 fn refuses_a_folder_that_another_job_changed() {
     assert!(Publication::small().would_push());
     let chart = "linkerd2-cni-2026.12.0.tgz";
@@ -215,4 +225,6 @@ fn refuses_what_is_published_or_may_be() {
     publication.must_refuse("cannot tell whether it exists");
     publication.set("REGISTRY_TOKEN", "");
     publication.must_refuse("has no secret REGISTRY_TOKEN");
+    publication.set("REGISTRY", "");
+    publication.must_refuse("has a variable REGISTRY, so v");
 }
