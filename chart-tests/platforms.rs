@@ -51,6 +51,34 @@ fn each_required_term_of_a_users_affinity_gets_the_platforms_expressions() {
     }
 }
 
+/// A fact about a platform ends with a release of that platform.
+#[test]
+fn each_preset_names_its_source_and_the_month_in_which_the_source_said_so() {
+    for (name, file) in platforms() {
+        let text = read(&file);
+        let mut sources = 0;
+        for line in text.lines() {
+            let Some(source) = line.strip_prefix("# Source") else { continue };
+            sources += 1;
+            // "# Source (2026-08): ..."
+            let dated = source.strip_prefix(" (20").and_then(|rest| rest.split_once("): "));
+            let Some((month, _)) = dated else { panic!("{name}: {line}") };
+            let digits = month.bytes().filter(u8::is_ascii_digit).count();
+            assert!(month.len() == 5 && digits == 4, "{name}: {line}");
+        }
+        assert!(sources >= 1, "{name} names no source");
+    }
+}
+
+/// Without the label, SELinux denies the agent to write to the directories of these platforms.
+#[test]
+fn presets_of_systems_that_may_enforce_selinux_set_its_label() {
+    for (name, file) in platforms() {
+        let has_label = yaml(&read(&file))["seLinuxOptions"] == json!({"type": "spc_t"});
+        assert_eq!(has_label, ["k3s", "openshift", "rke2"].contains(&&*name), "{name}");
+    }
+}
+
 /// With `--reuse-values` the defaults of upstream's chart look like values of the user.
 #[test]
 fn the_platform_wins_over_the_defaults_of_upstreams_chart() {
