@@ -17,6 +17,8 @@ pub struct Queue {
 struct State {
     pods: Vec<QueuedPod>,
     turns: Turns,
+    /// Whether the process has to restart, once no pod can be repaired before.
+    is_restart_due: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -34,11 +36,13 @@ pub enum Next {
     Check(StrandedPod),
     /// Ask the agent whether it is ready, and tell the queue.
     AskAgent,
+    /// Restart the process.
+    Restart,
 }
 
 impl Queue {
     pub fn new(turns: Turns) -> Self {
-        let state = State { pods: Vec::new(), turns };
+        let state = State { pods: Vec::new(), turns, is_restart_due: false };
         Queue { state: Mutex::new(state), changed: Condvar::new() }
     }
 
@@ -74,6 +78,9 @@ impl Queue {
         let mut is_budget_logged = false;
         let mut state = self.lock();
         loop {
+            if state.is_restart_due && !state.has_repairable_pod(Instant::now()) {
+                return Next::Restart;
+            }
             let wait = match state.first(Instant::now()) {
                 None => Duration::MAX,
                 Some((index, Turn::Now)) => return Next::Check(state.take(index)),
@@ -103,6 +110,12 @@ impl Queue {
             let waited = self.changed.wait_timeout(state, wait);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// Lets the process restart, once no pod can be repaired before.
+    pub fn request_restart(&self) {
+        self.lock().is_restart_due = true;
+        self.changed.notify_all();
     }
 
     /// Records the agent's response. Returns whether repairs are paused from now on.
@@ -231,6 +244,23 @@ impl State {
         first
     }
 
+    /// Whether a pod waits for anything else than the end of the time after a failed attempt. The
+    /// next process would not know how much of the repair budget is used up.
+    fn has_repairable_pod(&self, now: Instant) -> bool {
+        for QueuedPod { pod, is_waiting, attempts } in &self.pods {
+            if !is_waiting {
+                continue;
+            }
+            match self.turns.to_check(pod, attempts, now) {
+                Turn::Wait(WaitReason::EarlierAttempt, _) | Turn::UntilNextAudit => {}
+                Turn::Wait(WaitReason::Budget | WaitReason::AgentNotReady, _)
+                | Turn::Now
+                | Turn::AskAgent => return true,
+            }
+        }
+        false
+    }
+
     fn take(&mut self, index: usize) -> StrandedPod {
         self.turns.record_taken();
         let queued = &mut self.pods[index];
@@ -250,7 +280,7 @@ mod tests {
     fn next(queue: &Queue) -> StrandedPod {
         match queue.next() {
             Next::Check(pod) => pod,
-            Next::AskAgent => panic!("there is no agent"),
+            other => panic!("{other:?}: there is no agent, and no restart is due"),
         }
     }
 
@@ -407,5 +437,22 @@ mod tests {
         assert!(!queue.is_report_due(&pod(0), "why"));
         assert!(queue.push(pod(1)));
         assert_eq!(next(&queue), pod(1));
+    }
+
+    #[test]
+    fn a_restart_waits_for_pods_that_can_be_repaired_and_for_the_budget() {
+        let queue = queue(2);
+        let first = next(&queue);
+        queue.retry(&first, Duration::from_secs(60));
+        queue.request_restart();
+        assert_eq!(queue.next(), Next::Check(pod(1)));
+        assert_eq!(queue.next(), Next::Restart, "the first pod has to wait after its failure");
+
+        assert!(queue.push(pod(2)));
+        queue.spend_budget(&pod(2));
+        queue.spend_budget(&pod(3));
+        assert!(queue.lock().has_repairable_pod(Instant::now()), "it waits for the budget");
+        let later = Instant::now() + Duration::from_secs(61);
+        assert_eq!(queue.lock().first(later).map(|(_, turn)| turn), Some(Turn::Now));
     }
 }

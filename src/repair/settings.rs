@@ -2,7 +2,7 @@
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
 
@@ -62,6 +62,10 @@ pub struct Settings {
     /// CNI net dir on the host
     #[arg(long, env = "DEST_CNI_NET_DIR", default_value = "/etc/cni/net.d")]
     net_dir: String,
+
+    /// Start of this process, soon after the host's directories were mounted
+    #[arg(skip = SystemTime::now())]
+    pub started: SystemTime,
 }
 
 impl Settings {

@@ -7,6 +7,8 @@ use crate::config::Config;
 use crate::kube::{self, connection};
 use crate::pod::skip::SkipReason;
 use crate::repair::controller_metrics::Metrics;
+use crate::repair::find::inspect::InspectError;
+use crate::repair::find::netns_lookup::NetnsUnknown;
 use crate::repair::find::stranded::{AfterDeletion, FoundBy, RepairFacts, StrandedPod};
 use crate::repair::settings::RepairMode;
 use crate::verdict::{PodView, Verdict, verdict};
@@ -51,11 +53,22 @@ pub enum NotRepaired {
     #[error("{why}")]
     Skipped { why: String, retry: Retry },
     #[error(transparent)]
+    NetnsUnknown(NetnsUnknown),
+    #[error(transparent)]
     Connection(#[from] connection::Error),
     #[error(transparent)]
     Request(#[from] kube::Error),
     #[error("{0}")]
     Failed(#[from] Box<dyn Error>),
+}
+
+impl From<InspectError> for NotRepaired {
+    fn from(error: InspectError) -> Self {
+        match error {
+            InspectError::Netns(unknown) => NotRepaired::NetnsUnknown(unknown),
+            InspectError::Rules(error) => NotRepaired::Failed(error),
+        }
+    }
 }
 
 /// When the repair of a skipped pod is tried again.

@@ -4,6 +4,9 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+
 use super::check::{CheckedPod, check};
 use super::not_repaired::{self, COMPLETE, NotRepaired, Retry};
 use super::pod_events::{REPAIRED_RECENTLY, repair_event, skip_event};
@@ -12,6 +15,7 @@ use crate::firewall::{RulesState, describe_missing};
 use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, Regarding};
 use crate::repair::find::inspect::Inspected;
+use crate::repair::find::netns_lookup::NetnsUnknown;
 use crate::repair::find::stranded::{FoundPod, StrandedPod};
 use crate::repair::queue::Next;
 use crate::repair::settings::RepairMode;
@@ -31,13 +35,14 @@ impl Worker {
         Worker { connection, shared }
     }
 
-    /// Repairs pods until the process exits. Each repair may end at any step: the next controller
-    /// finds the pod again.
+    /// Repairs pods until the process exits, or has to restart. Each repair may end at any step: the
+    /// next controller finds the pod again.
     pub fn run(mut self) {
         loop {
             match self.shared.queue.next() {
                 Next::Check(pod) => self.repair(&pod),
                 Next::AskAgent => self.ask_agent(),
+                Next::Restart => return restart(),
             }
         }
     }
@@ -147,12 +152,30 @@ impl Worker {
                 }
                 self.report_skipped(pod, why);
             }
-            NotRepaired::Connection(_) | NotRepaired::Request(_) | NotRepaired::Failed(_) => {
-                let line = reason.count_failure(self.shared.settings.mode, &self.shared.metrics);
+            NotRepaired::NetnsUnknown(NetnsUnknown::MountedLater { .. }) => {
+                tracing::info!(namespace, name, "Pod is not repaired before a restart: {reason}");
                 self.shared.queue.retry(pod, Duration::ZERO);
-                tracing::warn!(err = %reason, namespace, name, "{line}");
+                self.shared.queue.request_restart();
+            }
+            // The result may come later. A runtime that caches none is a reason for a person.
+            NotRepaired::NetnsUnknown(NetnsUnknown::NoResult) => {
+                self.record_failure(pod, reason);
+                self.report_skipped(pod, &format!("{reason}; delete the pod to replace it"));
+            }
+            NotRepaired::NetnsUnknown(NetnsUnknown::NoAddress | NetnsUnknown::TooManyAddresses)
+            | NotRepaired::Connection(_)
+            | NotRepaired::Request(_)
+            | NotRepaired::Failed(_) => {
+                self.record_failure(pod, reason);
             }
         }
+    }
+
+    fn record_failure(&mut self, pod: &StrandedPod, reason: &NotRepaired) {
+        let FoundPod { namespace, name, .. } = &pod.found;
+        let line = reason.count_failure(self.shared.settings.mode, &self.shared.metrics);
+        self.shared.queue.retry(pod, Duration::ZERO);
+        tracing::warn!(err = %reason, namespace, name, "{line}");
     }
 
     /// Logs why the pod is left unchanged for now, and publishes an Event with the same text. At
@@ -171,6 +194,15 @@ impl Worker {
         let regarding =
             Regarding { kind: "Pod", namespace: &pod.namespace, name: &pod.name, uid: &pod.uid };
         self.shared.publish_event(&mut self.connection, regarding, event);
+    }
+}
+
+/// Ends the process as SIGTERM does. The kubelet then starts the container with the mounts that the
+/// node has by then.
+fn restart() {
+    tracing::info!("Restarting, to enter network namespaces that were mounted after the start");
+    if let Err(error) = kill(Pid::this(), Signal::SIGTERM) {
+        tracing::warn!("Cannot restart: {}", error.desc());
     }
 }
 

@@ -5,7 +5,7 @@
 use std::error::Error;
 use std::sync::Arc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use super::inspect::Inspector;
 use super::plugin_config;
@@ -66,25 +66,27 @@ pub struct Audit {
     shared: Arc<Shared>,
     /// Whether the last audit found pods with drift.
     had_drift: bool,
+    /// Since when each new pod starts by the plugin. Only the audits after the start need it.
+    plugin_works_since: Option<SystemTime>,
 }
 
 impl Audit {
     pub fn new(connection: Connection, shared: Arc<Shared>) -> Self {
-        Audit { connection, shared, had_drift: false }
+        Audit { connection, shared, had_drift: false, plugin_works_since: None }
     }
 
     /// Audits after `wait`, and then in each period of the settings, or without a period until all
     /// pods have their rules.
     pub fn run(self, wait: Duration) {
-        thread::sleep(wait);
         match self.shared.settings.audit_period() {
-            Some(period) => self.audit_each(period),
-            None => self.audit_until_complete(),
+            Some(period) => self.audit_each(period, wait),
+            None => self.audit_until_complete(wait),
         }
     }
 
     /// Audits in each period, which varies by a tenth.
-    fn audit_each(mut self, period: Duration) {
+    fn audit_each(mut self, period: Duration, wait: Duration) {
+        thread::sleep(wait);
         loop {
             // A failure is logged, and the next audit is due anyway.
             self.audit();
@@ -94,17 +96,24 @@ impl Audit {
 
     /// Audits until an audit finds no damaged pod: nothing else would find a pod again whose repair
     /// failed.
-    fn audit_until_complete(mut self) {
+    fn audit_until_complete(mut self, wait: Duration) {
         let mut backoff = Backoff::spread(REPETITIONS);
+        self.wait_for_agent();
+        self.plugin_works_since = Some(SystemTime::now());
+        thread::sleep(wait);
         loop {
-            // A node whose agent is not ready may have no plugin entry yet.
-            if let Some(address) = &self.shared.settings.agent_addr {
-                agent_ready::wait_until_ready(address);
-            }
+            self.wait_for_agent();
             if self.audit().is_some_and(|damaged| damaged == 0) {
                 return;
             }
             thread::sleep(backoff.next_delay());
+        }
+    }
+
+    /// Waits until the agent is ready: before, the node may have no plugin entry.
+    fn wait_for_agent(&self) {
+        if let Some(address) = &self.shared.settings.agent_addr {
+            agent_ready::wait_until_ready(address);
         }
     }
 
@@ -137,7 +146,7 @@ impl Audit {
         }
         for AuditedPod { pod, facts } in list.pods {
             let inspected = inspector.inspect(&pod, facts);
-            findings.add(pod, inspected);
+            findings.add(pod, inspected, self.plugin_works_since);
         }
         Ok(findings)
     }
@@ -157,6 +166,14 @@ impl Audit {
                     self.shared.enqueue(pod);
                 }
             }
+        }
+        if findings.not_shown > 0 {
+            tracing::info!(
+                "{} pods are not audited before a restart: their network namespaces were mounted \
+                 after this container had started",
+                findings.not_shown
+            );
+            self.shared.queue.request_restart();
         }
         self.shared.metrics.audits.inc();
     }

@@ -2,10 +2,10 @@
 //! Leaves out pods without a proxy, and pods that the plugin skips by namespace or name.
 
 use std::error::Error;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use super::netns_lookup::NetnsLookup;
+use super::netns_lookup::{NetnsLookup, NetnsUnknown};
 use super::stranded::StrandedPod;
 use crate::cluster_lookup::complete_facts;
 use crate::cni;
@@ -16,12 +16,22 @@ use crate::kube::object_reader::{ObjectReader, ReadFrom};
 use crate::netns;
 use crate::pod::Decision;
 use crate::pod::facts::ObjectFacts;
+use crate::redirect::RuleSpec;
 use crate::repair::settings::Settings;
 use crate::verdict::refusal::Refusal;
 use crate::verdict::{PodView, Verdict, verdict};
 
 /// Longest time for reading, or installing, the rules of one netns.
 pub const NETNS_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Why the rules of a pod are not known.
+#[derive(Debug, thiserror::Error)]
+pub enum InspectError {
+    #[error(transparent)]
+    Netns(#[from] NetnsUnknown),
+    #[error("{0}")]
+    Rules(#[from] Box<dyn Error>),
+}
 
 /// Rules of a pod in which the plugin installs rules.
 #[derive(Debug)]
@@ -50,7 +60,7 @@ impl Inspector {
         &mut self,
         pod: &StrandedPod,
         facts: Decision<ObjectFacts>,
-    ) -> Result<Option<Inspected>, Box<dyn Error>> {
+    ) -> Result<Option<Inspected>, InspectError> {
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
         let Decision::Redirect(known) = facts else { return Ok(None) };
         let name = pod.found.pod_ref();
@@ -69,20 +79,24 @@ impl Inspector {
             Verdict::Redirected(today)
             | Verdict::Refused(Refusal::SharedProxyUser { .. }, today) => (Some(today), None),
             Verdict::Refused(sandbox @ Refusal::Sandbox { .. }, _) => {
-                return Err(undetermined(&sandbox.error()));
+                return Err(undetermined(&sandbox.error()).into());
             }
             Verdict::Failed(error) => (None, Some(undetermined(&error))),
             Verdict::Undecided => (None, Some("facts about the pod are missing".into())),
         };
         let today = today.map(|resolved| firewall::rule_spec(resolved.redirect, resolved.ipv6));
-        let work = move || firewall::rules_state(today.as_ref());
-        let rules = netns::run(&netns, NETNS_TIMEOUT, work)??;
+        let rules = read_rules(&netns, today)?;
         match problem {
             // Without today's rules, every pod without a marker is unreadable.
-            Some(problem) if rules == RulesState::Unreadable => Err(problem),
+            Some(problem) if rules == RulesState::Unreadable => Err(problem.into()),
             _ => Ok(Some(Inspected { netns, rules })),
         }
     }
+}
+
+fn read_rules(netns: &Path, today: Option<RuleSpec>) -> Result<RulesState, Box<dyn Error>> {
+    let work = move || firewall::rules_state(today.as_ref());
+    Ok(netns::run(netns, NETNS_TIMEOUT, work)??)
 }
 
 fn undetermined(error: &cni::Error) -> Box<dyn Error> {

@@ -1,12 +1,17 @@
 //! Finds a pod's netns by the CNI result that the runtime cached at the pod's ADD. Always checks
 //! that the netns has the pod's address: cached results and netns files can outlive their pod.
+//!
+//! The runtime mounts each netns on a file of its own. The container has the mounts of the time
+//! when it started (docs/decisions/0012-netns-mounts-without-propagation.md). In it, the file of a
+//! later netns is empty, until the container restarts.
 
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
+use nix::sys::statfs::{NSFS_MAGIC, statfs};
 use serde_json::Value;
 
 use super::stranded::StrandedPod;
@@ -17,6 +22,8 @@ use crate::repair::settings::Settings;
 /// Directory of the cached results on the host: libcni's default.
 const RESULTS_DIR: &str = "var/lib/cni/results";
 const LIST_ADDRESSES_TIMEOUT: Duration = Duration::from_secs(2);
+/// Longest time between the mounts of a container and the start of its process.
+const START_BUDGET: Duration = Duration::from_secs(30);
 
 /// Why the netns of a pod is unknown.
 #[derive(Debug, thiserror::Error)]
@@ -25,6 +32,11 @@ pub enum NetnsUnknown {
     NoAddress,
     #[error("the pod's network namespace has too many addresses to list")]
     TooManyAddresses,
+    #[error(
+        "the pod's network namespace was mounted after this container had started, which shows \
+         only the earlier ones"
+    )]
+    MountedLater { at: SystemTime },
     #[error(
         "no CNI result of the pod in /{RESULTS_DIR} leads to a network namespace with its address"
     )]
@@ -36,6 +48,8 @@ pub struct NetnsLookup {
     /// Netns paths from cached results. The key is the pod's UID, or `namespace/name` if the
     /// runtime does not pass the UID to plugins.
     by_pod: HashMap<String, Vec<PathBuf>>,
+    /// Start of this process.
+    started: SystemTime,
 }
 
 impl NetnsLookup {
@@ -51,14 +65,19 @@ impl NetnsLookup {
                 by_pod.entry(pod).or_default().push(netns_dir.join(name));
             }
         }
-        NetnsLookup { by_pod }
+        NetnsLookup { by_pod, started: settings.started }
     }
 
     /// Returns the path of the pod's netns. Never that of another pod: the rules would break it.
     pub fn find(&self, pod: &StrandedPod) -> Result<PathBuf, NetnsUnknown> {
         let address = pod.facts.address.ok_or(NetnsUnknown::NoAddress)?;
+        let mut unknown = NetnsUnknown::NoResult;
         for path in self.paths(pod) {
             if netns::is_current(path) {
+                continue;
+            }
+            if let Some(at) = self.mounted_later(path) {
+                unknown = NetnsUnknown::MountedLater { at };
                 continue;
             }
             match netns::run(path, LIST_ADDRESSES_TIMEOUT, link::addresses) {
@@ -68,7 +87,20 @@ impl NetnsLookup {
                 Err(error) => tracing::debug!("{error}"),
             }
         }
-        Err(NetnsUnknown::NoResult)
+        Err(unknown)
+    }
+
+    /// Returns when the runtime made the netns file, if a netns may have been mounted on it too
+    /// late for this container. An older file without a netns was left behind.
+    fn mounted_later(&self, path: &Path) -> Option<SystemTime> {
+        if statfs(path).ok()?.filesystem_type() == NSFS_MAGIC {
+            return None;
+        }
+        let made = fs::metadata(path).and_then(|file| file.modified()).ok()?;
+        if made + START_BUDGET < self.started {
+            return None;
+        }
+        Some(made)
     }
 
     /// Returns the netns paths in the pod's cached results.

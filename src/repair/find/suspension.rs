@@ -1,9 +1,10 @@
 //! Collects what an audit found, and suspends its repairs if the audit may be wrong: most of the
 //! node's pods seem damaged.
 
-use std::error::Error;
+use std::time::SystemTime;
 
-use super::inspect::Inspected;
+use super::inspect::{InspectError, Inspected};
+use super::netns_lookup::NetnsUnknown;
 use super::stranded::{FoundPod, StrandedPod};
 use crate::firewall::{RulesState, describe_missing};
 
@@ -16,6 +17,9 @@ pub struct Findings {
     pub errors: Vec<String>,
     /// Number of pods whose rules cannot be read.
     pub unreadable: usize,
+    /// Number of pods that may have started without the plugin, and whose netns only a restart
+    /// shows.
+    pub not_shown: usize,
     /// Namespace of each pod with all rules.
     pub complete: Vec<String>,
     /// Number of the pods with all rules whose rules are not today's.
@@ -33,13 +37,21 @@ pub struct MostlyDamaged {
 
 impl Findings {
     /// Adds the result of one pod. The rules are `None` if the plugin installs none in the pod.
-    pub fn add(&mut self, pod: StrandedPod, inspected: Result<Option<Inspected>, Box<dyn Error>>) {
+    ///
+    /// A pod whose netns was made after `plugin_works_since` started by the plugin, and so needs no
+    /// audit after the start.
+    pub fn add(
+        &mut self,
+        pod: StrandedPod,
+        inspected: Result<Option<Inspected>, InspectError>,
+        plugin_works_since: Option<SystemTime>,
+    ) {
         let FoundPod { namespace, name, .. } = &pod.found;
         let Inspected { netns, rules } = match inspected {
             Ok(Some(inspected)) => inspected,
             Ok(None) => return,
             Err(error) => {
-                self.errors.push(format!("{namespace}/{name}: {error}"));
+                self.add_error(&pod, error, plugin_works_since);
                 return;
             }
         };
@@ -56,6 +68,26 @@ impl Findings {
                 self.drifted += 1;
             }
         }
+    }
+
+    fn add_error(
+        &mut self,
+        pod: &StrandedPod,
+        error: InspectError,
+        plugin_works_since: Option<SystemTime>,
+    ) {
+        let FoundPod { namespace, name, .. } = &pod.found;
+        if let InspectError::Netns(NetnsUnknown::MountedLater { at }) = error
+            && let Some(since) = plugin_works_since
+        {
+            if at < since {
+                self.not_shown += 1;
+            } else {
+                tracing::debug!(namespace, name, "Pod is not audited: it started by the plugin");
+            }
+            return;
+        }
+        self.errors.push(format!("{namespace}/{name}: {error}"));
     }
 
     /// Returns whether most of the compared pods are damaged. Then the audit may be wrong, and
@@ -81,6 +113,8 @@ impl Findings {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
 
     fn pod_in(namespace: char) -> StrandedPod {
@@ -110,6 +144,23 @@ mod tests {
                 ..Findings::default()
             };
             assert_eq!(findings.mostly_damaged().is_some(), is_suspended, "{name}");
+        }
+    }
+
+    /// A pod that started by the plugin, or whose netns a restart shows, is no error.
+    #[test]
+    fn a_pod_with_a_later_netns_needs_a_restart_if_it_is_older_than_the_plugin() {
+        let now = SystemTime::now();
+        let earlier = now - Duration::from_secs(1);
+        for (name, made, plugin_works_since, not_shown, errors) in [
+            ("older than the plugin", earlier, Some(now), 1, 0),
+            ("started by the plugin", now, Some(earlier), 0, 0),
+            ("periodic audit", now, None, 0, 1),
+        ] {
+            let mut findings = Findings::default();
+            let error = NetnsUnknown::MountedLater { at: made };
+            findings.add(StrandedPod::default(), Err(error.into()), plugin_works_since);
+            assert_eq!((findings.not_shown, findings.errors.len()), (not_shown, errors), "{name}");
         }
     }
 }

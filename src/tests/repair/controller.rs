@@ -182,12 +182,17 @@ impl Controller {
         let began = Instant::now();
         let pid = Pid::from_raw(self.child.id().try_into().unwrap());
         kill(pid, signal).unwrap();
+        (self.until_ended(), began.elapsed())
+    }
+
+    /// Waits until the controller has ended.
+    pub fn until_ended(&mut self) -> ExitStatus {
         let mut status = None;
         until("the controller ends", || {
             status = self.child.try_wait().unwrap();
             status.is_some()
         });
-        (status.unwrap(), began.elapsed())
+        status.unwrap()
     }
 }
 

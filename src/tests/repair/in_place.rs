@@ -1,7 +1,7 @@
 //! Repair mode `in-place`, in real network namespaces. Needs root.
 
-use std::fs;
-use std::time::Duration;
+use std::fs::{self, File};
+use std::time::{Duration, SystemTime};
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
@@ -9,6 +9,7 @@ use serde_json::json;
 
 use crate::namespaces::{NEIGHBOUR, POD};
 use crate::node::{Node, running, waiting};
+use crate::path;
 use crate::until::{until, until_within};
 
 #[test]
@@ -61,6 +62,10 @@ fn a_netns_without_the_pods_address_or_of_another_pod_is_not_changed() {
         controller.until_metric_is("repair_errors_total", 1);
         controller.until_logged("no CNI result of the pod in ");
         assert_eq!(node.ruleset(), "", "{uid}");
+        until("an Event", || node.events().len() == 1);
+        assert_eq!(node.events()[0]["action"], "Skipping");
+        let note = node.events()[0]["note"].to_string();
+        assert!(note.contains("its address; delete the pod to replace it"), "{note}");
     }
 }
 
@@ -116,4 +121,74 @@ fn a_fifo_among_the_cached_cni_results_does_not_block_a_repair() {
     until_within(Duration::from_secs(20), "the pod is repaired", || {
         controller.metric("pods_repaired_total") == 1
     });
+}
+
+/// Makes the file on which the runtime mounts a netns, as a container shows it whose mounts are
+/// older than the netns.
+fn make_netns_file(node: &Node, name: &str, made: SystemTime) {
+    let file = File::create(node.dir("var/run/netns").join(name)).unwrap();
+    file.set_modified(made).unwrap();
+}
+
+#[test]
+fn the_controller_ends_for_a_netns_mounted_after_its_start_and_then_repairs_the_pod() {
+    let node = Node::new();
+    make_netns_file(&node, "later", SystemTime::now());
+    node.cache_result_of("uid-of-web-1", "later");
+    node.knows(&waiting());
+    let mut controller = node.controller(&[]);
+    let status = controller.until_ended();
+    assert!(status.success(), "{status}");
+    let log = controller.log();
+    assert!(log.contains("was mounted after this container had started"), "{log}");
+    assert_eq!(node.ruleset(), "");
+    assert!(node.events().is_empty() && node.changes().is_empty());
+
+    // The kubelet starts the container with the mounts that the node has by then.
+    fs::remove_file(node.dir("var/run/netns").join("later")).unwrap();
+    node.name_netns(&node.namespaces, "later");
+    let controller = node.controller(&[]);
+    controller.until_metric_is("pods_repaired_total", 1);
+    assert!(node.ruleset().contains("redirect to :4140"));
+}
+
+#[test]
+fn a_netns_file_that_was_left_behind_does_not_end_the_controller() {
+    let node = Node::new();
+    make_netns_file(&node, "left", SystemTime::now() - Duration::from_secs(60));
+    node.cache_result_of("uid-of-web-1", "left");
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    controller.until_metric_is("repair_errors_total", 1);
+    controller.until_logged("no CNI result of the pod in ");
+}
+
+#[test]
+fn a_pod_that_can_be_repaired_is_repaired_before_the_controller_ends() {
+    let node = Node::new();
+    make_netns_file(&node, "later", SystemTime::now());
+    node.cache_result_of("uid-of-web-2", "later");
+    node.cache_cni_result("uid-of-web-1");
+    let mut later = waiting();
+    later["metadata"]["name"] = json!("web-2");
+    later["metadata"]["uid"] = json!("uid-of-web-2");
+    node.api.answer(&path("web-1"), 200, &waiting().to_string());
+    node.api.answer(&path("web-2"), 200, &later.to_string());
+    node.api.state().pods = vec![later, waiting()];
+    let mut controller = node.controller(&[]);
+    assert!(controller.until_ended().success());
+    assert!(node.ruleset().contains("redirect to :4140"), "{}", controller.log());
+}
+
+/// No validator fails in such a pod.
+#[test]
+fn the_controller_ends_for_a_running_pod_that_may_have_started_before_the_plugin() {
+    let node = Node::new();
+    make_netns_file(&node, "later", SystemTime::now());
+    node.cache_result_of("uid-of-web-1", "later");
+    node.knows(&running());
+    let mut controller = node.controller(&[]);
+    let log = "1 pods are not audited before a restart";
+    until_within(Duration::from_secs(150), log, || controller.log().contains(log));
+    assert!(controller.until_ended().success());
 }
