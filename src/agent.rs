@@ -98,26 +98,32 @@ pub fn run(settings: Settings) -> Result<(), Error> {
 /// Ends the agent: uninstalls, or leaves the plugin in place for the next agent.
 fn end(main_loop: &mut MainLoop, pods_stopped: &AtomicBool) -> Result<(), Error> {
     let reconciler = &main_loop.reconciler;
-    if !reconciler.is_installed() && !reconciler.record_socket.newer_agent_runs() {
+    let mut verdict = None;
+    if reconciler.is_installed() || reconciler.record_socket.newer_agent_runs() {
+        verdict = decide(main_loop)?;
+    }
+    let reconciler = &main_loop.reconciler;
+    let Some(verdict) = verdict else {
         info!("nothing is installed on this node");
         reconciler.record_socket.stop();
         pods_stopped.store(true, Ordering::Relaxed);
         pods::clear_copy(&reconciler.settings);
         return Ok(());
-    }
-    let verdict = decide(main_loop)?;
-    let reconciler = &main_loop.reconciler;
-    // The plugin keeps running while the agent decides, so its records are still logged.
-    reconciler.record_socket.stop();
+    };
     match verdict {
         Verdict::LeaveInPlace(why) | Verdict::AskAgain(why) => {
+            // The plugin keeps running while the agent decides, so its records are still logged.
+            reconciler.record_socket.stop();
             reconciler.restore_upstream_kubeconfig();
             info!("{PLUGIN} is left in place for the next agent: {why}");
         }
         Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
             pods_stopped.store(true, Ordering::Relaxed);
-            if let Err(error) = remove(&reconciler.settings, &reconciler.mounts) {
+            let removed = remove(&reconciler.settings, &reconciler.mounts);
+            // An older agent that waits for this one uninstalls only when this one is done.
+            reconciler.record_socket.stop();
+            if let Err(error) = removed {
                 // An upstream agent may be what keeps naming the plugin.
                 reconciler.restore_upstream_kubeconfig();
                 reconciler.api.report_failed_uninstall(failed_uninstall_event(&error), POST_TIME);
@@ -129,23 +135,33 @@ fn end(main_loop: &mut MainLoop, pods_stopped: &AtomicBool) -> Result<(), Error>
 }
 
 /// Waits until the evidence or the time to decide settles whether to uninstall. Keeps reconciling
-/// meanwhile, because another program may remove the plugin entry. Does not reconcile if an
-/// upstream agent chains the plugin: its entry and kubeconfig must stay.
-fn decide(main_loop: &mut MainLoop) -> Result<Verdict, Error> {
+/// meanwhile, because another program may remove the plugin entry. Does not reconcile
+/// - if an upstream agent chains the plugin: its entry and kubeconfig must stay, or
+/// - once a newer agent was seen: it reconciles, and may be uninstalling.
+///
+/// Returns `None` if a newer agent has uninstalled meanwhile.
+fn decide(main_loop: &mut MainLoop) -> Result<Option<Verdict>, Error> {
     main_loop.reconciler.api.stop_node_updates();
     let is_chained_by_upstream = main_loop.reconciler.restore_upstream_kubeconfig();
-    let Reconciler { settings, api, .. } = &main_loop.reconciler;
-    let mut decision = UninstallDecision::new(settings, api.history());
+    let mut is_left_to_newer_agent = false;
+    let Reconciler { settings, api, record_socket, .. } = &main_loop.reconciler;
+    let mut decision =
+        UninstallDecision::new(settings, api.history(), record_socket.older_agent_ran);
     loop {
         let Reconciler { settings, api, record_socket, .. } = &main_loop.reconciler;
-        let verdict = decision.verdict(record_socket.newer_agent_runs(), api.own_pod());
+        let newer_agent_runs = record_socket.newer_agent_runs();
+        let verdict = decision.verdict(newer_agent_runs, api.own_pod());
         if !matches!(verdict, Verdict::AskAgain(_)) {
-            return Ok(verdict);
+            return Ok(Some(verdict));
         }
+        if is_left_to_newer_agent && !newer_agent_runs && !main_loop.reconciler.is_installed() {
+            return Ok(None);
+        }
+        is_left_to_newer_agent |= newer_agent_runs;
         let waker = main_loop.watch.waker.clone();
         decision.start_requests(settings, api, waker).map_err(Error::Thread)?;
         // A further signal changes nothing.
-        if is_chained_by_upstream {
+        if is_chained_by_upstream || is_left_to_newer_agent {
             main_loop.watch.wait(decision.time_left()).map_err(Error::Wait)?;
         } else {
             main_loop.step(decision.time_left())?;

@@ -44,6 +44,8 @@ pub struct RecordSocket {
     path: PathBuf,
     /// Path of the socket of an agent without a run dir, if this agent has one.
     net_dir_path: Option<PathBuf>,
+    /// Another process read the socket that this agent replaced at its start.
+    pub older_agent_ran: bool,
     status: Arc<Status>,
     api: Arc<ApiHandle>,
     state: Mutex<State>,
@@ -93,9 +95,11 @@ impl RecordSocket {
         waker: Waker,
     ) -> io::Result<Arc<RecordSocket>> {
         let node = &settings.node;
+        let (path, net_dir_path) = (node.record_socket(), net_dir_path(node));
         let receiver = Arc::new(RecordSocket {
-            path: node.record_socket(),
-            net_dir_path: net_dir_path(node),
+            older_agent_ran: is_read(&path) || net_dir_path.as_deref().is_some_and(is_read),
+            path,
+            net_dir_path,
             status: Arc::clone(status),
             api: Arc::clone(api),
             state: Mutex::default(),

@@ -7,6 +7,10 @@
 //! pod's termination grace period is nearly over, and then leaves the plugin installed for the next
 //! agent.
 //!
+//! If two agents run on the node, as in a rolling update, both may be stopped. An older agent with
+//! proof uninstalls when the newer one has ended. A newer agent that started when its
+//! ServiceAccount was gone cannot get proof, and ends at once for the older one.
+//!
 //! After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays by
 //! mistake can be removed with one command.
 
@@ -51,7 +55,12 @@ pub struct UninstallDecision {
 
 impl UninstallDecision {
     /// Begins to gather evidence. `before` is what the agent's other requests have shown.
-    pub fn new(settings: &Settings, before: ApiHistory) -> UninstallDecision {
+    /// `older_agent_ran`: another agent ran on the node when this one started.
+    pub fn new(
+        settings: &Settings,
+        before: ApiHistory,
+        older_agent_ran: bool,
+    ) -> UninstallDecision {
         let begin = Instant::now();
         let evidence = Evidence {
             own_pod: OwnPod::default(),
@@ -59,6 +68,7 @@ impl UninstallDecision {
             begin,
             end: begin + time_to_decide(settings.termination_grace),
             newer_agent_runs: false,
+            older_agent_ran,
             rounds: Vec::new(),
         };
         UninstallDecision { evidence, rounds: None, last_doubt: String::new() }

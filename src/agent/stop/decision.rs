@@ -14,6 +14,7 @@ const REJECTION_TIME: Duration = Duration::from_secs(4);
 /// long before the signal.
 const ACCEPTED_WITHIN: Duration = CHECK_PERIOD.saturating_add(Duration::from_secs(60));
 
+const NEWER_AGENT_RUNS: &str = "a newer agent runs on this node";
 const REJECTED: &str = "the API server rejected every token of the release (HTTP 401)";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,14 +30,19 @@ use Verdict::{AskAgain, LeaveInPlace, Uninstall};
 /// Decides from all evidence so far. The last round of requests counts, except that rejections
 /// count only as a series. Never asks again after [`Evidence::end`].
 pub fn verdict(evidence: &Evidence, now: Instant) -> Verdict {
-    if evidence.newer_agent_runs {
-        return LeaveInPlace("a newer agent runs on this node".into());
-    }
     let verdict = match evidence.rounds.last() {
         None => AskAgain("the API server did not respond".into()),
         Some((_, round)) => judge(evidence, round),
     };
     match verdict {
+        // The newer agent may be stopped, too. If so, it may have no proof: an agent that starts
+        // when its ServiceAccount is gone never has. If it stays, the plugin is its own.
+        Uninstall(why) if evidence.newer_agent_runs && now >= evidence.end => {
+            LeaveInPlace(format!("{NEWER_AGENT_RUNS}, although {why}"))
+        }
+        Uninstall(why) if evidence.newer_agent_runs => {
+            AskAgain(format!("{why}, but {NEWER_AGENT_RUNS}"))
+        }
         AskAgain(why) if now >= evidence.end => LeaveInPlace(format!(
             "no proof of an uninstall within {} s; last finding: {why}",
             evidence.end.duration_since(evidence.begin).as_secs()
@@ -74,6 +80,12 @@ fn judge(evidence: &Evidence, last: &Round) -> Verdict {
 /// Judges a rejection of both tokens.
 fn judge_rejection(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Verdict {
     if let Some(why) = doubt(evidence, own, plugin) {
+        if evidence.older_agent_ran && stays_in_doubt(evidence) {
+            return LeaveInPlace(format!(
+                "an older agent ran on this node when this one started, and decides: {REJECTED}, \
+                 which proves nothing to this one: {why}"
+            ));
+        }
         return AskAgain(format!("{REJECTED}, which proves nothing: {why}"));
     }
     if rejection_time(&evidence.rounds) < REJECTION_TIME {
@@ -92,6 +104,12 @@ fn doubt(evidence: &Evidence, own: TokenFacts, plugin: TokenFacts) -> Option<Str
         return Some("the plugin's token has expired".into());
     }
     early_rejection(evidence).or_else(|| doubt_by_pod(evidence, plugin))
+}
+
+/// Returns whether no later rejection is proof: the API server rejected a token too early, or never
+/// accepted the agent's own.
+fn stays_in_doubt(evidence: &Evidence) -> bool {
+    evidence.before.own_token.accepted.is_none() || early_rejection(evidence).is_some()
 }
 
 /// Returns which token the API server rejected before the deletion of the agent's pod was shown, or

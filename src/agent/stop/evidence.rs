@@ -26,6 +26,8 @@ pub struct Evidence {
     pub end: Instant,
     /// An agent that started after this one runs on the node.
     pub newer_agent_runs: bool,
+    /// Another agent ran on the node when this one started. It may have ended since.
+    pub older_agent_ran: bool,
     /// Results of the rounds of requests since `begin`, and when each ended.
     pub rounds: Vec<(Instant, Round)>,
 }

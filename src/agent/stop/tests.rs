@@ -18,9 +18,11 @@ enum Expected {
     LeaveInPlace(&'static str),
     /// Asks again, and leaves everything in place in the end.
     NoProof(&'static str),
+    /// Asks again, and leaves everything in place in the end although there is proof.
+    WaitsForNewerAgent,
 }
 
-use Expected::{LeaveInPlace, NoProof, Uninstall};
+use Expected::{LeaveInPlace, NoProof, Uninstall, WaitsForNewerAgent};
 
 fn seconds(seconds: u64) -> Duration {
     Duration::from_secs(seconds)
@@ -40,6 +42,7 @@ fn evidence(rounds: Rounds) -> Evidence {
         begin,
         end: begin + seconds(25),
         newer_agent_runs: false,
+        older_agent_ran: false,
         rounds: rounds.into_iter().map(|(at, round)| (begin + seconds(at), round)).collect(),
     }
 }
@@ -82,6 +85,13 @@ fn assert_verdict(name: &str, evidence: &Evidence, expected: Expected) {
             let says = format!("no proof of an uninstall within 25 s; last finding: {text}");
             assert_eq!(at_the_end, Verdict::LeaveInPlace(says), "{name}");
         }
+        (WaitsForNewerAgent, Verdict::AskAgain(text)) => {
+            assert!(text.ends_with("but a newer agent runs on this node"), "{name}: {text}");
+            let Verdict::LeaveInPlace(says) = &at_the_end else {
+                panic!("{name}: {at_the_end:?}");
+            };
+            assert!(says.starts_with("a newer agent runs on this node, although "), "{says}");
+        }
         _ => panic!("{name}: {found:?}, not {expected:?}"),
     }
 }
@@ -115,8 +125,13 @@ fn what_the_watch_has_shown_of_the_pod_decides_on_each_response() {
         let mut case = evidence(rounds);
         case.own_pod.deletion = deletion;
         assert_verdict(name, &case, expected);
+        // The newer agent may be stopped, too, and have no proof.
         case.newer_agent_runs = true;
-        assert_verdict(name, &case, LeaveInPlace("a newer agent runs"));
+        let beside_newer = match expected {
+            Uninstall(_) => WaitsForNewerAgent,
+            same => same,
+        };
+        assert_verdict(name, &case, beside_newer);
     }
 }
 
@@ -265,6 +280,51 @@ fn rejection_of_every_token_proves_an_uninstall_only_if_nothing_else_explains_it
     let expired = Round::TokensRejected { own: EXPIRED, plugin: VALID };
     let expired = evidence(vec![(1, expired.clone()), (6, expired)]);
     assert_verdict("expired own token", &expired, NoProof("agent's own token has expired"));
+}
+
+/// What is known of a newer agent whose tokens are rejected, and whether it ends at once.
+type Chance = (&'static str, fn(&mut Evidence), bool);
+
+/// `helm uninstall` in the second in which a newer agent starts: its token was accepted never, or
+/// not until SIGTERM. The older agent has proof.
+#[test]
+fn a_newer_agent_that_cannot_get_proof_ends_at_once_for_the_older_one() {
+    let cases: [Chance; 5] = [
+        (
+            "never accepted",
+            |evidence| {
+                set_deletion(evidence, Deletion::Unknown);
+                evidence.before = ApiHistory::default();
+            },
+            true,
+        ),
+        ("the watch was rejected before the deletion", |e| in_order(e, -2000, -3000), true),
+        (
+            "the plugin's token was rejected before the deletion",
+            |evidence| evidence.before.plugin_token.rejected = Some(at(evidence, -1000)),
+            true,
+        ),
+        // The watch may show the deletion later.
+        ("not deleted yet", |evidence| set_deletion(evidence, Deletion::NotDeleted), false),
+        ("proof", as_before, false),
+    ];
+    for (name, change, ends) in cases {
+        let mut case = evidence(rejected([1], BOUND));
+        change(&mut case);
+        assert!(matches!(verdict(&case, at(&case, 1000)), Verdict::AskAgain(_)), "{name}");
+        case.older_agent_ran = true;
+        let found = verdict(&case, at(&case, 1000));
+        let why = "an older agent ran on this node when this one started";
+        match &found {
+            Verdict::LeaveInPlace(text) if ends => assert!(text.starts_with(why), "{name}: {text}"),
+            Verdict::AskAgain(_) if !ends => {}
+            _ => panic!("{name}: {found:?}"),
+        }
+    }
+    let mut unreachable = evidence(round(Round::Unreachable("refused".into())));
+    unreachable.older_agent_ran = true;
+    unreachable.before = ApiHistory::default();
+    assert_verdict("unreachable", &unreachable, NoProof("unreachable"));
 }
 
 #[test]

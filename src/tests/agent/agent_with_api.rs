@@ -69,7 +69,11 @@ impl Scene {
 
     /// An agent that received SIGTERM, and that asks the API server again as it gets HTTP 403.
     pub fn asking() -> Scene {
-        let scene = Scene::start(&[]);
+        Scene::asking_for(&[])
+    }
+
+    pub fn asking_for(more: &[(&str, &str)]) -> Scene {
+        let scene = Scene::start(more);
         scene.api.state().daemon_set = DaemonSetState::Status(403);
         delete_pod(&scene.api);
         scene.agent.signal(Signal::SIGTERM);

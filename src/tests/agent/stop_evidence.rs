@@ -405,13 +405,78 @@ fn an_uninstall_right_after_the_install_of_a_node_is_proven() {
     });
 }
 
+/// Proof of the older agent alone, such as a replaced signing key that looks like one.
 #[test]
 fn a_newer_agent_that_starts_while_the_agent_asks_keeps_the_plugin() {
     all([DaemonSetState::BeingDeleted, DaemonSetState::Status(403)], |set| {
-        let mut scene = Scene::asking();
+        let mut scene = Scene::asking_for(&[GRACE]);
         let _newer = scene.node.start_ready();
         scene.api.state().daemon_set = set;
         assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
-        scene.assert_left_in_place(&format!("{set:?}"), "a newer agent runs on this node");
+        let why = match set {
+            DaemonSetState::BeingDeleted => "a newer agent runs on this node",
+            _ => "no proof of an uninstall within 7 s",
+        };
+        scene.assert_left_in_place(&format!("{set:?}"), why);
     });
+}
+
+/// A rollout: the older agent does not wait for the newer one.
+#[test]
+fn an_agent_beside_a_newer_one_ends_at_once_while_its_daemonset_exists() {
+    let mut scene = Scene::start(&[]);
+    let _newer = scene.node.start_ready();
+    let took = scene.stop(|_| {});
+    scene.assert_left_in_place("rollout", "the DaemonSet exists");
+    assert!(took < Duration::from_secs(5), "{took:?}");
+}
+
+/// `helm uninstall` in the second in which a rollout starts the newer agent, whose token the API
+/// server never accepts. Either agent may be stopped first.
+#[test]
+fn an_uninstall_while_a_newer_agent_starts_is_proven_to_the_older_one() {
+    let accounts: [fn() -> Scene; 2] =
+        [|| Scene::start(&[]), || Scene::start_with_token(&bound_token(), &[])];
+    all(
+        accounts.iter().flat_map(|start| [(start, true), (start, false)]),
+        |(start, older_first)| {
+            let mut scene = start();
+            scene.api.state().daemon_set = DaemonSetState::Status(403);
+            delete_pod(&scene.api);
+            scene.api.state().tokens.clear();
+            let mut newer = scene.node.start();
+            until("the reason", || newer.ready().1.contains("HTTP 401"));
+            if older_first {
+                scene.sigterm();
+                scene.until_logged("no proof of an uninstall yet");
+                newer.signal(Signal::SIGTERM);
+            } else {
+                newer.signal(Signal::SIGTERM);
+                assert_eq!(newer.wait(), Some(0), "{}", newer.log());
+                scene.sigterm();
+            }
+            assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
+            assert_eq!(newer.wait(), Some(0), "{}", newer.log());
+            let name = format!("older first: {older_first}");
+            assert!(newer.log().contains("an older agent ran on this node"), "{}", newer.log());
+            scene.assert_uninstalled(&name);
+        },
+    );
+}
+
+/// Both agents have proof. The older one waits, and finds nothing left to uninstall.
+#[test]
+fn an_older_agent_with_proof_ends_when_the_newer_one_has_uninstalled() {
+    let mut scene = Scene::start(&[]);
+    let mut newer = scene.node.start_ready();
+    scene.api.state().daemon_set = DaemonSetState::Status(404);
+    delete_pod(&scene.api);
+    scene.sigterm();
+    scene.until_logged("but a newer agent runs on this node");
+    assert!(scene.node.is_installed());
+    newer.signal(Signal::SIGTERM);
+    assert_eq!(newer.wait(), Some(0), "{}", newer.log());
+    assert!(newer.log().contains("uninstalling"), "{}", newer.log());
+    assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
+    scene.assert_uninstalled("both");
 }

@@ -4,7 +4,7 @@ mod step;
 mod stop;
 
 pub use step::step;
-pub use stop::{ask, leave};
+pub use stop::ask;
 
 use crate::node::{Configs, FileContent, Id, NodeFile};
 use crate::operation::Operation::{self, *};
@@ -25,6 +25,13 @@ pub enum Api {
     PodDeletedByForce,
     Forbidden,
     Unreachable,
+}
+
+impl Api {
+    /// Whether the responses prove an uninstall.
+    pub fn is_proof(self) -> bool {
+        matches!(self, Api::DaemonSetDeleted | Api::AccountsDeleted)
+    }
 }
 
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
@@ -49,6 +56,8 @@ pub enum End {
     /// Left the plugin for the next agent.
     Left,
     Uninstalled,
+    /// A newer agent has uninstalled meanwhile.
+    NothingInstalled,
     /// Another program kept chaining the plugin.
     GaveUp,
 }
@@ -63,6 +72,10 @@ pub struct Agent {
     pub holds_lock: bool,
     leftovers_removed: bool,
     newer_agent_runs: bool,
+    /// Another agent ran when this one started.
+    pub older_agent_ran: bool,
+    /// A newer agent ran since SIGTERM, so this agent no longer reconciles.
+    pub is_left_to_newer_agent: bool,
     /// The network configs as far as they are read.
     found: Configs,
     saved: Option<Text>,
@@ -88,7 +101,7 @@ impl Agent {
     }
 
     pub fn reads_socket(&self) -> bool {
-        matches!(self.phase, Phase::Running | Phase::Deciding(_)) && !self.queue.contains(&Bind)
+        self.is_alive() && !self.queue.contains(&Bind)
     }
 
     pub fn is_alive(&self) -> bool {

@@ -75,7 +75,7 @@ fn one_agent_keeps_every_property_with_a_conflist_or_conf() {
                 agents: 1,
                 kills,
                 foreign_writes,
-                api: ALL_RESPONSES.to_vec(),
+                api: ALL_RESPONSES.map(|response| [response; 2]).to_vec(),
                 reads_one_by_one,
                 ..Scenario::new(name, [every(), every()], primary)
             });
@@ -126,6 +126,17 @@ fn an_upgrade_to_another_chain_mode_keeps_every_property() {
     }
 }
 
+/// `helm uninstall` while a newer agent starts, which then cannot get proof.
+#[test]
+fn agents_of_which_one_has_no_proof_keep_every_property() {
+    assert_every_property_holds(Scenario {
+        foreign_writes: 0,
+        kills: 1,
+        api: vec![[Api::AccountsDeleted, Api::TokensRejectedBefore]],
+        ..Scenario::new("two agents, one without proof", [every(), every()], CONFLIST)
+    });
+}
+
 #[test]
 fn every_seeded_bug_is_found() {
     let one =
@@ -143,11 +154,12 @@ fn every_seeded_bug_is_found() {
         (Bug::ForbiddenIsProof, one(CONFLIST), &[properties::PROVEN][..]),
         (Bug::StaleRejectionIsProof, one(CONFLIST), &[properties::PROVEN][..]),
         (Bug::ForcedDeletionIsProof, one(CONFLIST), &[properties::PROVEN][..]),
+        (Bug::LeaveToNewerAgent, two(), &[properties::PATIENT][..]),
     ] {
         let api = match bug {
-            Bug::ForbiddenIsProof => vec![Api::Forbidden],
-            Bug::StaleRejectionIsProof => vec![Api::TokensRejectedBefore],
-            Bug::ForcedDeletionIsProof => vec![Api::PodDeletedByForce],
+            Bug::ForbiddenIsProof => vec![[Api::Forbidden; 2]],
+            Bug::StaleRejectionIsProof => vec![[Api::TokensRejectedBefore; 2]],
+            Bug::ForcedDeletionIsProof => vec![[Api::PodDeletedByForce; 2]],
             _ => scenario.api.clone(),
         };
         let (failed, path) = counterexample(Scenario { bug, api, ..scenario }).unwrap();

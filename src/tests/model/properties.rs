@@ -3,7 +3,7 @@
 use linkerd2_cni::conflist::plan;
 use stateright::Property;
 
-use crate::agent::{Api, End, Phase};
+use crate::agent::{End, Phase};
 use crate::facts;
 use crate::node::{Configs, FileContent, config_files};
 use crate::operation::Operation;
@@ -20,6 +20,7 @@ pub const KEPT: &str = "each network config that other programs wrote last is on
 pub const ENDS: &str = "the agents stop writing";
 pub const CHAINED: &str = "an agent that runs has chained its entry";
 pub const PROVEN: &str = "an agent uninstalls only with proof";
+pub const PATIENT: &str = "an agent with proof leaves the plugin only at the end of its time";
 pub const CLEAN: &str = "an uninstalled node is as it was before";
 
 pub fn all() -> Vec<Property<Scenario>> {
@@ -38,6 +39,7 @@ pub fn all() -> Vec<Property<Scenario>> {
             !world.is_quiescent() || is_chained(scenario, world)
         }),
         Property::always(PROVEN, |_, world: &World| is_proven(world)),
+        Property::always(PATIENT, |_, world: &World| !world.left_early),
         Property::always(CLEAN, |scenario, world: &World| {
             !world.is_quiescent() || is_clean(scenario, world)
         }),
@@ -114,7 +116,7 @@ fn is_proven(world: &World) -> bool {
             agent.phase,
             Phase::Uninstalling { .. } | Phase::Ended(End::Uninstalled | End::GaveUp)
         );
-        !uninstalls || matches!(api, Api::DaemonSetDeleted | Api::AccountsDeleted)
+        !uninstalls || api.is_proof()
     })
 }
 

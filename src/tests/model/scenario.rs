@@ -20,8 +20,8 @@ pub struct Scenario {
     pub has_second: bool,
     pub foreign_writes: u8,
     pub kills: u8,
-    /// What the API server may say to each agent.
-    pub api: Vec<Api>,
+    /// What the API server may say to the older and to the newer agent.
+    pub api: Vec<[Api; 2]>,
     /// Whether an agent reads the network configs one by one, so that others can write in between.
     pub reads_one_by_one: bool,
     pub bug: Bug,
@@ -37,7 +37,7 @@ impl Scenario {
             has_second: false,
             foreign_writes: 1,
             kills: 0,
-            api: vec![Api::DaemonSetDeleted],
+            api: vec![[Api::DaemonSetDeleted; 2]],
             reads_one_by_one: false,
             bug: Bug::None,
         }
@@ -80,4 +80,6 @@ pub enum Bug {
     StaleRejectionIsProof,
     /// Tokens that ended with the agent's pod count as proof of an uninstall.
     ForcedDeletionIsProof,
+    /// An older agent with proof leaves at once if a newer one runs.
+    LeaveToNewerAgent,
 }

@@ -6,7 +6,6 @@ use linkerd2_cni::conflist::saved_state;
 use linkerd2_cni::record::SOCKET_NAME;
 use stateright::Model;
 
-use crate::agent::Api;
 use crate::node::NodeFile;
 use crate::operation::Operation::{self, *};
 use crate::scenario::{CONF, CONFLIST, Scenario, every};
@@ -33,6 +32,7 @@ fn line(operation: &Operation) -> Option<String> {
         Create { name, .. } => format!("create {}", &**name),
         Write { name, .. } => format!("write {}", &**name),
         Remove { name, .. } => format!("take {}", &**name),
+        Finish => format!("remove {SOCKET_NAME}"),
         Stage(file) => format!("take {}", file_name(*file)),
         _ => return None,
     })
@@ -66,11 +66,7 @@ fn run(scenario: &Scenario, world: &mut World, first: Action, lines: &mut Vec<St
 }
 
 fn sequence(primary: &'static str) -> String {
-    let scenario = Scenario {
-        agents: 1,
-        api: vec![Api::DaemonSetDeleted],
-        ..Scenario::new("", [every(), every()], primary)
-    };
+    let scenario = Scenario { agents: 1, ..Scenario::new("", [every(), every()], primary) };
     let mut world = scenario.init_states().remove(0);
     let mut lines = Vec::new();
     run(&scenario, &mut world, Action::Start(0), &mut lines);

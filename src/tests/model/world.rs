@@ -21,6 +21,8 @@ pub struct World {
     pub last_end: Option<Id>,
     /// An agent was killed, or left the plugin in place, while the last uninstall ran.
     pub ended_beside_uninstall: bool,
+    /// An agent with proof left the plugin in place before its time was over.
+    pub left_early: bool,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -64,7 +66,7 @@ impl World {
             if !matches!(agent.phase, Phase::Running | Phase::Deciding(_)) {
                 continue;
             }
-            if agent.is_dirty {
+            if agent.is_dirty && !agent.is_left_to_newer_agent {
                 due.push(Action::Pass(id));
             }
             if matches!(agent.phase, Phase::Deciding(_)) {
@@ -118,10 +120,8 @@ impl World {
     }
 
     fn stop(&mut self, id: Id) {
-        match agent::newer_agent_runs(self, id) {
-            true => agent::leave(self, id),
-            false => self.agents[id].phase = Phase::Deciding(Vec::new()),
-        }
+        self.agents[id].is_left_to_newer_agent = agent::newer_agent_runs(self, id);
+        self.agents[id].phase = Phase::Deciding(Vec::new());
     }
 
     fn kill(&mut self, id: Id) {
@@ -143,22 +143,21 @@ impl Model for Scenario {
 
     fn init_states(&self) -> Vec<World> {
         let mut worlds = Vec::new();
-        for old in &self.api {
-            for new in &self.api[..if self.agents == 1 { 1 } else { self.api.len() }] {
-                let (foreign, mut node) = Foreign::start(self.primary, self.foreign_writes);
-                if self.has_second {
-                    node.configs.insert(Text::new(SECOND), Text::new(SECOND_TEXT));
-                }
-                worlds.push(World {
-                    node,
-                    agents: Default::default(),
-                    foreign,
-                    api: [*old, *new],
-                    kills_left: self.kills,
-                    last_end: None,
-                    ended_beside_uninstall: false,
-                });
+        for api in &self.api {
+            let (foreign, mut node) = Foreign::start(self.primary, self.foreign_writes);
+            if self.has_second {
+                node.configs.insert(Text::new(SECOND), Text::new(SECOND_TEXT));
             }
+            worlds.push(World {
+                node,
+                agents: Default::default(),
+                foreign,
+                api: *api,
+                kills_left: self.kills,
+                last_end: None,
+                ended_beside_uninstall: false,
+                left_early: false,
+            });
         }
         worlds
     }

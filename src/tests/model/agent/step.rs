@@ -3,7 +3,8 @@
 use linkerd2_cni::conflist::saved_state::SavedState;
 
 use super::stop::{end, judge, next_removal};
-use super::{End, Phase};
+use super::{End, Phase, newer_agent_runs};
+use crate::facts;
 use crate::node::{FileContent, Id, NodeFile, saved_state, saved_text};
 use crate::operation::Operation::{self, *};
 use crate::operation::Undo;
@@ -29,6 +30,8 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
     let agent = &mut world.agents[id];
     match operation {
         Bind => {
+            let older_agent_ran = newer_agent_runs(world, id);
+            world.agents[id].older_agent_ran = older_agent_ran;
             world.node.socket = Some(id);
             world.changed();
         }
@@ -39,7 +42,12 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
                 true => world.node.binary.is_some(),
                 false => world.node.binary == own,
             };
-            if !is_right {
+            // As `Reconciler::reconcile`: an agent that stops leaves an empty node as it is.
+            let is_deferred = matches!(agent.phase, Phase::Deciding(_))
+                && world.node.binary.is_none()
+                && world.node.kubeconfig.is_none()
+                && agent.found.values().all(|text| facts::config(*text).calls == 0);
+            if !is_right && !is_deferred {
                 write_file(world, id, NodeFile::Binary, own);
             }
         }

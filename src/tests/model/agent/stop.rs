@@ -7,6 +7,7 @@ use linkerd2_cni::agent::own_pod::{Deletion, OwnPod};
 use linkerd2_cni::agent::stop::{Evidence, Round, TokenFacts, Verdict, verdict};
 
 use super::{Agent, Api, End, Phase, newer_agent_runs};
+use crate::facts;
 use crate::node::{Id, NodeFile};
 use crate::operation::Operation::*;
 use crate::plans;
@@ -21,21 +22,38 @@ const MAX_REMOVALS: u8 = 3;
 
 pub fn ask(world: &mut World, id: Id, bug: Bug) {
     let api = world.api[id];
+    let newer_agent_runs = newer_agent_runs(world, id);
+    let older_agent_ran = world.agents[id].older_agent_ran;
+    let is_left_alone = world.agents[id].is_left_to_newer_agent && !newer_agent_runs;
+    world.agents[id].is_left_to_newer_agent |= newer_agent_runs;
     let Phase::Deciding(responses) = &mut world.agents[id].phase else {
         return;
     };
     responses.push(api);
     let responses = responses.clone();
-    match decide(&responses, newer_agent_runs(world, id), bug) {
+    let verdict = decide(&responses, newer_agent_runs, older_agent_ran, bug);
+    match verdict {
         Verdict::Uninstall(_) => begin_uninstall(world, id, bug),
-        Verdict::LeaveInPlace(_) => leave(world, id),
+        Verdict::AskAgain(_) if newer_agent_runs && bug == Bug::LeaveToNewerAgent => {
+            leave(world, id, &responses);
+        }
+        Verdict::LeaveInPlace(_) => leave(world, id, &responses),
+        Verdict::AskAgain(_) if is_left_alone && !is_installed(world) => {
+            end(world, id, End::NothingInstalled);
+        }
         Verdict::AskAgain(_) => {}
     }
 }
 
+/// As `Reconciler::is_installed`.
+fn is_installed(world: &World) -> bool {
+    let configs = &world.node.configs;
+    world.node.kubeconfig.is_some() || configs.values().any(|text| facts::config(*text).calls > 0)
+}
+
 /// The verdict of the product, for responses that are five seconds apart. The watch has shown the
 /// agent that its pod is being deleted, and its tokens were accepted until then.
-fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
+fn decide(responses: &[Api], newer_agent_runs: bool, older_agent_ran: bool, bug: Bug) -> Verdict {
     let begin = Instant::now();
     let accepted = TokenHistory { accepted: Some(begin), rejected: None };
     let rejected = TokenHistory { accepted: None, rejected: Some(begin - ROUND) };
@@ -65,13 +83,14 @@ fn decide(responses: &[Api], newer_agent_runs: bool, bug: Bug) -> Verdict {
         begin,
         end: begin + ROUNDS * ROUND,
         newer_agent_runs,
+        older_agent_ran,
         rounds: times.zip(responses.iter().map(round)).collect(),
     };
     verdict(&evidence, begin + responses.len() as u32 * ROUND)
 }
 
-pub fn leave(world: &mut World, id: Id) {
-    remove_socket(world, id);
+fn leave(world: &mut World, id: Id, responses: &[Api]) {
+    world.left_early |= world.api[id].is_proof() && responses.len() < ROUNDS as usize;
     end(world, id, End::Left);
 }
 
@@ -83,14 +102,17 @@ fn remove_socket(world: &mut World, id: Id) {
 }
 
 pub(super) fn end(world: &mut World, id: Id, end: End) {
+    remove_socket(world, id);
     world.agents[id] = Agent { phase: Phase::Ended(end), ..Agent::default() };
+    if end == End::NothingInstalled {
+        return;
+    }
     world.last_end = Some(id);
     world.ended_beside_uninstall |= end != End::Uninstalled
         && world.agents.iter().any(|other| matches!(other.phase, Phase::Uninstalling { .. }));
 }
 
 fn begin_uninstall(world: &mut World, id: Id, bug: Bug) {
-    remove_socket(world, id);
     world.ended_beside_uninstall = false;
     let agent = &mut world.agents[id];
     agent.forget_scan();
@@ -123,7 +145,7 @@ pub(super) fn judge(world: &mut World, id: Id, is_staged: bool, bug: Bug) {
             agent.then([List, Judge { is_staged: true }]);
             agent.then(files.map(Stage));
         }
-        (false, true) => agent.then([Finish]),
+        (false, true) => agent.then([EndUnchain, Finish]),
         (true, true) if !agent.staged.is_empty() => {
             agent.then(vec![Undo; agent.staged.len()]);
         }
