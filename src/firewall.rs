@@ -69,9 +69,9 @@ fn apply_with(backend: Backend, spec: &RuleSpec, deadline: Deadline) -> Result<B
 }
 
 /// Corrects what [`rules_state`] reported as missing, without programs of the host: writes the
-/// rules to the plugin's tables and deletes the rules of `iptables-nft`, which would decide first,
-/// and the plugin's IPv6 rules if the pod has IPv4 rules only. Fails if nf_tables is not usable in
-/// this kernel.
+/// rules to the plugin's tables and deletes the rules of `iptables-nft`, which might redirect what
+/// the new rules skip, and the plugin's IPv6 rules if the pod has IPv4 rules only. Fails if
+/// nf_tables is not usable in this kernel.
 pub fn install_native(spec: &RuleSpec) -> Result<(), Error> {
     native::apply(&spec.redirect, spec.families)?;
     native::flush_others(spec.families)

@@ -8,7 +8,7 @@ use std::convert::Infallible;
 
 use super::error::Error;
 use super::iptables::{self, PROGRAMS_BUDGET};
-use super::native::listing::Listing;
+use super::native::listing::{Listing, Tables, has_linkerds};
 use crate::deadline::Deadline;
 use crate::redirect::rules::{self, Chain, ListedRules};
 use crate::redirect::{Family, Redirect, RuleSpec};
@@ -22,7 +22,8 @@ const MISSING_NAMED: usize = 10;
 pub enum RulesState {
     /// All rules are present. They are today's rules, or today's rules are unknown.
     Complete,
-    /// The pod has the rules that it started with, not today's rules, which have this spec.
+    /// The pod has the rules that it started with, not today's rules, which have this spec: those
+    /// of other values, or with the hook priority of an earlier version of the plugin.
     Drifted(RuleSpec),
     /// These rules of this spec, as lines of `iptables-save`, are missing or changed.
     Missing(RuleSpec, Vec<String>),
@@ -54,7 +55,7 @@ pub fn missing_rules(today: Option<&RuleSpec>) -> Result<Option<Vec<String>>, Er
 /// what the plugin would install now, if that is known. A wrong guess counts as missing rules.
 ///
 /// Reads the plugin's tables and the tables of `iptables-nft`, which are nf_tables tables too. For
-/// `iptables-legacy`, only detects that a table exists.
+/// `iptables-legacy`, only detects that a table exists. Reads each family by itself.
 pub fn rules_state(today: Option<&RuleSpec>) -> Result<RulesState, Error> {
     match compare(today, Purpose::Repair) {
         Err(Error::TooLong { .. }) => Ok(RulesState::Unreadable),
@@ -65,13 +66,16 @@ pub fn rules_state(today: Option<&RuleSpec>) -> Result<RulesState, Error> {
 /// Compares the rules in the netns with those of their marker, or else with today's.
 fn compare(today: Option<&RuleSpec>, purpose: Purpose) -> Result<RulesState, Error> {
     let mut listing = Listing::read()?;
-    if needs_legacy_programs(&listing) {
+    let deadline = Deadline::after(PROGRAMS_BUDGET);
+    for family in families_in_legacy_tables(&listing, today) {
         match purpose {
-            Purpose::Check => listing = listing.with_iptables(legacy_comments()?),
+            Purpose::Check => {
+                listing.set_iptables(family, iptables::legacy_comments(family, deadline)?);
+            }
             Purpose::Repair => return Ok(RulesState::Unreadable),
         }
     }
-    let is_guessed = listing.marker.as_deref().is_some_and(rules::is_guessed);
+    let is_guessed = listing.marker().is_some_and(rules::is_guessed);
     let is_todays = today.is_some_and(|today| has_marker_of(&listing, today));
     let earlier = if is_todays { None } else { listing.marked_spec() };
     if let Some(today) = today
@@ -80,16 +84,18 @@ fn compare(today: Option<&RuleSpec>, purpose: Purpose) -> Result<RulesState, Err
         && !is_todays
     {
         // The rules of a wrong guess are worth nothing: all of today's count as missing.
-        let all = missing_by_comments(today, &Default::default());
-        return Ok(RulesState::Missing(today.clone(), all));
+        return Ok(RulesState::Missing(today.clone(), all_rules(today)));
     }
     let Some(spec) = earlier.as_ref().or(today) else {
         return Ok(RulesState::Unreadable);
     };
     let missing = missing_of(spec, &listing)?;
     if missing.is_empty() {
+        let is_of_start = earlier.is_some() && !is_guessed;
         return Ok(match today {
-            Some(today) if earlier.is_some() && !is_guessed => RulesState::Drifted(today.clone()),
+            Some(today) if is_of_start || is_outdated(spec, &listing) => {
+                RulesState::Drifted(today.clone())
+            }
             _ => RulesState::Complete,
         });
     }
@@ -100,27 +106,29 @@ fn compare(today: Option<&RuleSpec>, purpose: Purpose) -> Result<RulesState, Err
     Ok(RulesState::Missing(spec.clone(), missing))
 }
 
-/// Returns whether only the host's `iptables-legacy` can tell which rules the netns has.
-fn needs_legacy_programs(listing: &Listing) -> bool {
-    let has_no_rules = Family::ALL.iter().all(|&family| {
-        !has_linkerds(listing.iptables(family)) && !has_linkerds(&listing.plugin_comments(family))
+/// Returns the families whose rules only the host's `iptables-legacy` can list. The programs of the
+/// families can be of different variants, so that ADD wrote one family to nf_tables and the other
+/// one to legacy tables. Only `native` writes to the plugin's tables, and it writes all families
+/// there.
+fn families_in_legacy_tables(listing: &Listing, today: Option<&RuleSpec>) -> Vec<Family> {
+    if Family::ALL.iter().any(|&family| listing.of(family).has_traces_of_plugin()) {
+        return Vec::new();
+    }
+    let families = match (listing.marked_spec(), today) {
+        (Some(spec), _) => spec.families,
+        (None, Some(today)) => today.families,
+        (None, None) => Family::ALL,
+    };
+    let mut in_legacy_tables = families.to_vec();
+    in_legacy_tables.retain(|&family| {
+        !listing.of(family).has_traces_of_iptables() && iptables::has_legacy_nat(family)
     });
-    listing.marker.is_none()
-        && has_no_rules
-        && Family::ALL.iter().any(|&family| iptables::has_legacy_nat(family))
-}
-
-fn legacy_comments() -> Result<[ListedRules<String>; 2], Error> {
-    let deadline = Deadline::after(PROGRAMS_BUDGET);
-    Ok([
-        iptables::legacy_comments(Family::Ipv4, deadline)?,
-        iptables::legacy_comments(Family::Ipv6, deadline)?,
-    ])
+    in_legacy_tables
 }
 
 /// Returns whether the rules have the marker of `today`, whether or not the pod object was read.
 fn has_marker_of(listing: &Listing, today: &RuleSpec) -> bool {
-    let Some(marker) = listing.marker.as_deref() else {
+    let Some(marker) = listing.marker() else {
         return false;
     };
     let is_guessed = rules::is_guessed(marker);
@@ -128,50 +136,56 @@ fn has_marker_of(listing: &Listing, today: &RuleSpec) -> bool {
     marker == rules::marker(&redirect, today.families)
 }
 
-/// Returns the rules of `spec` that are missing, as lines of `iptables-save`.
-///
-/// The chains of iptables run before the plugin's, so incomplete rules there matter even if the
-/// plugin's rules are complete.
+/// Returns the rules of `spec` that are missing in the tables that decide first, as lines of
+/// `iptables-save`.
 fn missing_of(spec: &RuleSpec, listing: &Listing) -> Result<Vec<String>, Error> {
-    if spec.families.iter().any(|&family| has_linkerds(listing.iptables(family))) {
-        Ok(missing_by_comments(spec, &listing.iptables))
-    } else {
-        listing.missing(&spec.redirect, spec.families)
+    let mut missing = Vec::new();
+    for &family in spec.families {
+        let listed = listing.of(family);
+        missing.extend(match listed.deciding() {
+            Tables::Plugin => listed.missing(&spec.redirect, family)?,
+            Tables::Iptables => missing_by_comments(spec, family, listed.iptables()),
+        });
     }
+    Ok(missing)
+}
+
+/// Returns whether the rules that decide are the plugin's, and run after those of iptables as in an
+/// earlier version of the plugin.
+fn is_outdated(spec: &RuleSpec, listing: &Listing) -> bool {
+    spec.families.iter().any(|&family| listing.of(family).is_outdated())
+}
+
+/// Returns all rules of `spec`, as lines of `iptables-save`.
+fn all_rules(spec: &RuleSpec) -> Vec<String> {
+    let families = spec.families.iter();
+    families
+        .flat_map(|&family| rules::rules(&spec.redirect, family))
+        .map(|rule| rules::rule_line(&rule))
+        .collect()
 }
 
 /// Compares rules of iptables by their comments, which name skipped ports and subnets. A change of
 /// the proxy's UID, GID or ports is not detected.
-fn missing_by_comments(spec: &RuleSpec, comments: &[ListedRules<String>; 2]) -> Vec<String> {
-    let mut missing = Vec::new();
-    for &family in spec.families {
-        let rules = rules::rules(&spec.redirect, family);
-        let listed = &comments[family as usize];
-        let Ok(lacks) =
-            rules::missing_in_order(rules.chunks(1), listed, &Chain::LINKERD, |run, comment| {
-                Ok::<_, Infallible>(rules::split_comment(comment).0 == run[0].comment)
-            });
-        missing.extend(lacks);
-    }
+fn missing_by_comments(
+    spec: &RuleSpec,
+    family: Family,
+    comments: &ListedRules<String>,
+) -> Vec<String> {
+    let rules = rules::rules(&spec.redirect, family);
+    let Ok(missing) =
+        rules::missing_in_order(rules.chunks(1), comments, &Chain::LINKERD, |run, comment| {
+            Ok::<_, Infallible>(rules::split_comment(comment).0 == run[0].comment)
+        });
     missing
-}
-
-fn has_linkerds(comments: &ListedRules<String>) -> bool {
-    Chain::LINKERD.iter().any(|&chain| !comments[chain as usize].is_empty())
 }
 
 /// Returns whether the deciding rules redirect: those of IPv4, and those of IPv6 unless there are
 /// none.
 fn is_redirecting(listing: &Listing) -> bool {
-    let ipv4 = deciding_comments(listing, Family::Ipv4);
-    let ipv6 = deciding_comments(listing, Family::Ipv6);
+    let [ipv4, ipv6] =
+        [Family::Ipv4, Family::Ipv6].map(|family| listing.of(family).deciding_comments());
     rules::is_redirecting(&ipv4) && (!has_linkerds(&ipv6) || rules::is_redirecting(&ipv6))
-}
-
-/// Returns the comments of the rules that run first: those of iptables, or else the plugin's.
-fn deciding_comments(listing: &Listing, family: Family) -> ListedRules<String> {
-    let comments = listing.iptables(family);
-    if has_linkerds(comments) { comments.clone() } else { listing.plugin_comments(family) }
 }
 
 /// Describes missing rules in an error or a log line: the first ones, and the number of the others.

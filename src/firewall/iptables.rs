@@ -14,7 +14,7 @@ use crate::deadline::Deadline;
 use crate::redirect::backend_order::Backend;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule};
 use crate::redirect::{Family, Redirect};
-use host_programs::{HostPrograms, find_programs};
+use host_programs::{HostPrograms, find_command, find_programs};
 
 /// Time allowed for the programs of all backends of one call together. The plugin's deadline for a
 /// netns is longer, so that an error names the program.
@@ -156,10 +156,10 @@ pub fn has_legacy_nat(family: Family) -> bool {
 /// Lists the whole table `nat` of legacy iptables as lines of `iptables -S`.
 fn legacy_lines(family: Family, deadline: Deadline) -> Result<Vec<String>, Error> {
     for backend in [Backend::Legacy, Backend::Plain] {
-        if let Ok(programs) = find_programs(backend, family)
-            && program::is_legacy(&programs.command, deadline)?
+        if let Some(command) = find_command(backend, family)
+            && program::is_legacy(&command, deadline)?
         {
-            return program::list_nat_table(&programs.command, deadline);
+            return program::list_nat_table(&command, deadline);
         }
     }
     let problem = "the node has no iptables-legacy to list its rules".to_owned();

@@ -43,7 +43,7 @@ metrics! {
         "Failed audits, and pods whose rules an audit could not compare"
     audit_pods_drifted: Gauge = register
         "Pods of the last audit whose redirect rules, with which they started, are not those of \
-         today's values and annotations"
+         today's values, annotations and plugin"
     audit_repairs_suspended: Gauge = register
         "Whether the last audit repaired no pods, as more than half of them had missing or changed \
          redirect rules"

@@ -22,10 +22,19 @@ pub struct HostPrograms {
 /// Finds the programs of `backend`. If the host lacks them, finds the first complete pair of nft,
 /// plain and legacy, as upstream.
 pub fn find_programs(backend: Backend, family: Family) -> Result<HostPrograms, Error> {
+    find_in(&program_dirs(), backend, family)
+}
+
+/// Finds the program of `backend` that lists rules. `None`: the host lacks it.
+pub fn find_command(backend: Backend, family: Family) -> Option<PathBuf> {
+    find_executable(&program_dirs(), &program_name(backend, family))
+}
+
+fn program_dirs() -> Vec<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let mut dirs: Vec<PathBuf> = env::split_paths(&path).filter(|dir| dir.is_absolute()).collect();
     dirs.extend(FALLBACK_DIRS.map(PathBuf::from));
-    find_in(&dirs, backend, family)
+    dirs
 }
 
 fn find_in(dirs: &[PathBuf], backend: Backend, family: Family) -> Result<HostPrograms, Error> {

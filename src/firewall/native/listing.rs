@@ -15,15 +15,33 @@ use crate::netlink::socket;
 use crate::redirect::rules::{self, Chain, ListedRules, Rule, nft};
 use crate::redirect::{Family, Redirect, RuleSpec};
 
-/// The redirect rules in the netns, by family and chain.
+/// The redirect rules in the netns.
 #[derive(Default)]
 pub struct Listing {
-    /// The marker of the rules in the plugin's tables, or else in those of `iptables-nft`.
-    pub marker: Option<String>,
-    /// Comments, with markers, of the rules of `iptables-nft`.
-    pub iptables: [ListedRules<String>; 2],
-    /// The attributes of the rules in the plugin's tables that have an effect.
-    plugin: [ListedRules<Vec<u8>>; 2],
+    /// Each family at the index of its discriminant.
+    families: [FamilyListing; 2],
+}
+
+/// The redirect rules of one address family, by chain.
+#[derive(Default)]
+pub struct FamilyListing {
+    /// Comments, with markers, of the rules of iptables.
+    iptables: ListedRules<String>,
+    /// The attributes of the rules in the plugin's table that have an effect.
+    plugin: ListedRules<Vec<u8>>,
+    /// The marker in the plugin's table, also if the rules have no effect.
+    plugin_marker: Option<String>,
+    /// Whether a base chain of the plugin's table has the priority that earlier versions used.
+    has_earlier_priority: bool,
+}
+
+/// Tables with redirect rules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tables {
+    /// The plugin's own.
+    Plugin,
+    /// Table `nat` of iptables.
+    Iptables,
 }
 
 impl Listing {
@@ -31,77 +49,130 @@ impl Listing {
     pub fn read() -> Result<Self, Error> {
         let mut listing = Listing::default();
         for &family in Family::ALL {
-            let plugin = &mut listing.plugin[family as usize];
-            let iptables = &mut listing.iptables[family as usize];
-            list_objects(libc::NFT_MSG_GETRULE, family, &mut |rule| {
-                if let Some(chain) = chain_in(PLUGIN_TABLE, rule) {
-                    plugin[chain as usize].push(rule.to_vec());
-                } else if let Some(chain) = chain_in(rules::NAT_TABLE, rule) {
-                    iptables[chain as usize].push(comment(rule).into_owned());
-                }
-            })?;
+            listing.families[family as usize] = FamilyListing::read(family)?;
         }
-        listing.marker = plugin_marker(&listing.plugin).or_else(|| marker(&listing.iptables));
-        for (&family, rules) in Family::ALL.iter().zip(&mut listing.plugin) {
-            if rules.iter().all(|rules| rules.is_empty()) {
-                continue;
+        Ok(listing)
+    }
+
+    pub fn of(&self, family: Family) -> &FamilyListing {
+        &self.families[family as usize]
+    }
+
+    /// Sets the comments, with markers, of the rules of iptables.
+    pub fn set_iptables(&mut self, family: Family, comments: ListedRules<String>) {
+        self.families[family as usize].iptables = comments;
+    }
+
+    /// Returns the marker of the first family that has one.
+    pub fn marker(&self) -> Option<&str> {
+        self.families.iter().find_map(FamilyListing::marker)
+    }
+
+    /// Returns what the rules were made from, if their marker is readable.
+    pub fn marked_spec(&self) -> Option<RuleSpec> {
+        rules::parse_marker(self.marker()?)
+    }
+}
+
+impl FamilyListing {
+    fn read(family: Family) -> Result<Self, Error> {
+        let mut listing = FamilyListing::default();
+        let FamilyListing { iptables, plugin, .. } = &mut listing;
+        list_objects(libc::NFT_MSG_GETRULE, family, &mut |rule| {
+            if let Some(chain) = chain_in(PLUGIN_TABLE, rule) {
+                plugin[chain as usize].push(rule.to_vec());
+            } else if let Some(chain) = chain_in(rules::NAT_TABLE, rule) {
+                iptables[chain as usize].push(comment(rule).into_owned());
             }
-            let active = active_chains(family)?;
-            for (rules, is_active) in rules.iter_mut().zip(active) {
-                if !is_active {
-                    rules.clear();
-                }
+        })?;
+        if listing.plugin.iter().all(Vec::is_empty) {
+            return Ok(listing);
+        }
+        let comments = listing.plugin.iter().flatten().map(|rule| comment(rule));
+        listing.plugin_marker = comments.into_iter().find_map(|comment| marker_in(&comment));
+        let states = chain_states(family)?;
+        for (rules, state) in listing.plugin.iter_mut().zip(states) {
+            match state {
+                ChainState::Inactive => rules.clear(),
+                ChainState::Active => {}
+                ChainState::AtEarlierPriority => listing.has_earlier_priority = true,
             }
         }
         Ok(listing)
     }
 
-    /// Returns the listing with these comments of iptables' rules, and with their marker.
-    pub fn with_iptables(self, comments: [ListedRules<String>; 2]) -> Listing {
-        Listing { marker: marker(&comments), iptables: comments, ..self }
+    /// Returns which tables decide first on a connection. The chains of iptables run after the
+    /// plugin's, but before those of an earlier version of the plugin.
+    pub fn deciding(&self) -> Tables {
+        if !has_linkerds(&self.iptables) {
+            return Tables::Plugin;
+        }
+        if self.has_earlier_priority || !has_linkerds(&self.plugin) {
+            return Tables::Iptables;
+        }
+        Tables::Plugin
     }
 
-    /// Returns the comments, with markers, of the rules of `iptables-nft`.
-    pub fn iptables(&self, family: Family) -> &ListedRules<String> {
-        &self.iptables[family as usize]
+    /// Returns whether the rules that decide are the plugin's, in the order of an earlier version.
+    pub fn is_outdated(&self) -> bool {
+        self.deciding() == Tables::Plugin && self.has_earlier_priority
     }
 
-    /// Returns what the rules were made from, if their marker is readable.
-    pub fn marked_spec(&self) -> Option<RuleSpec> {
-        rules::parse_marker(self.marker.as_deref()?)
+    /// Returns whether the plugin's table has rules of Linkerd, or only a marker.
+    pub fn has_traces_of_plugin(&self) -> bool {
+        has_linkerds(&self.plugin) || self.plugin_marker.is_some()
+    }
+
+    /// Returns whether the tables of iptables have rules of Linkerd, or only a marker.
+    pub fn has_traces_of_iptables(&self) -> bool {
+        has_linkerds(&self.iptables) || self.iptables_marker().is_some()
+    }
+
+    /// Returns the comments, with markers, of the rules of iptables.
+    pub fn iptables(&self) -> &ListedRules<String> {
+        &self.iptables
+    }
+
+    /// Returns the comments, with markers, of the rules that decide first.
+    pub fn deciding_comments(&self) -> ListedRules<String> {
+        match self.deciding() {
+            Tables::Iptables => self.iptables.clone(),
+            Tables::Plugin => self
+                .plugin
+                .each_ref()
+                .map(|rules| rules.iter().map(|rule| comment(rule).into_owned()).collect()),
+        }
     }
 
     /// Returns the rules of `redirect` that are missing or at another position in the plugin's
-    /// tables, as lines of `iptables-save`.
-    pub fn missing(&self, redirect: &Redirect, families: &[Family]) -> Result<Vec<String>, Error> {
-        let mut missing = Vec::new();
-        for &family in families {
-            let rules = rules::rules(redirect, family);
-            let listed = &self.plugin[family as usize];
-            // In a table of its own, no chain has foreign rules.
-            let lacks =
-                rules::missing_in_order(nft::runs(&rules), listed, &Chain::ALL, |run, rule| {
-                    is_rule(rule, run, family)
-                });
-            missing.extend(lacks.map_err(rejection::list_error)?);
+    /// table, as lines of `iptables-save`.
+    pub fn missing(&self, redirect: &Redirect, family: Family) -> Result<Vec<String>, Error> {
+        let rules = rules::rules(redirect, family);
+        // In a table of its own, no chain has foreign rules.
+        let missing =
+            rules::missing_in_order(nft::runs(&rules), &self.plugin, &Chain::ALL, |run, rule| {
+                is_rule(rule, run, family)
+            });
+        missing.map_err(rejection::list_error)
+    }
+
+    /// Returns the marker of the rules that decide first, or else that of the others.
+    fn marker(&self) -> Option<&str> {
+        let plugin = self.plugin_marker.as_deref();
+        match self.deciding() {
+            Tables::Plugin => plugin.or_else(|| self.iptables_marker()),
+            Tables::Iptables => self.iptables_marker().or(plugin),
         }
-        Ok(missing)
     }
 
-    /// Returns the comments, with markers, of the rules in the plugin's table.
-    pub fn plugin_comments(&self, family: Family) -> ListedRules<String> {
-        self.plugin[family as usize]
-            .each_ref()
-            .map(|rules| rules.iter().map(|rule| comment(rule).into_owned()).collect())
+    fn iptables_marker(&self) -> Option<&str> {
+        self.iptables.iter().flatten().find_map(|comment| rules::split_comment(comment).1)
     }
 }
 
-fn plugin_marker(rules: &[ListedRules<Vec<u8>>; 2]) -> Option<String> {
-    rules.iter().flatten().flatten().find_map(|rule| marker_in(&comment(rule)))
-}
-
-fn marker(comments: &[ListedRules<String>; 2]) -> Option<String> {
-    comments.iter().flatten().flatten().find_map(|comment| marker_in(comment))
+/// Returns whether a chain of Linkerd has rules.
+pub fn has_linkerds<T>(rules: &ListedRules<T>) -> bool {
+    Chain::LINKERD.iter().any(|&chain| !rules[chain as usize].is_empty())
 }
 
 fn marker_in(comment: &str) -> Option<String> {
@@ -171,19 +242,31 @@ fn has_text(object: &[u8], kind: u16, text: &str) -> bool {
     value.strip_suffix(b"\0") == Some(text.as_bytes())
 }
 
-/// Returns which chains of the plugin's table are active. Rules have no effect in a dormant table,
-/// or in a base chain with another hook, priority or policy.
-fn active_chains(family: Family) -> Result<[bool; Chain::ALL.len()], Error> {
-    let mut active = [false; Chain::ALL.len()];
+/// Whether the rules of a chain in the plugin's table have an effect.
+#[derive(Clone, Copy)]
+enum ChainState {
+    /// The table is dormant, or the base chain has another hook, priority or policy.
+    Inactive,
+    Active,
+    /// A base chain that an earlier version of the plugin wrote.
+    AtEarlierPriority,
+}
+
+fn chain_states(family: Family) -> Result<[ChainState; Chain::ALL.len()], Error> {
+    let mut states = [ChainState::Inactive; Chain::ALL.len()];
     if !is_plugin_table_active(family)? {
-        return Ok(active);
+        return Ok(states);
     }
     list_objects(libc::NFT_MSG_GETCHAIN, family, &mut |listed| {
         for chain in Chain::ALL {
-            active[chain as usize] |= contains(listed, &message::chain(chain).0);
+            if contains(listed, &message::chain(chain).0) {
+                states[chain as usize] = ChainState::Active;
+            } else if contains(listed, &message::earlier_chain(chain).0) {
+                states[chain as usize] = ChainState::AtEarlierPriority;
+            }
         }
     })?;
-    Ok(active)
+    Ok(states)
 }
 
 fn is_plugin_table_active(family: Family) -> Result<bool, Error> {

@@ -15,9 +15,19 @@ use crate::redirect::rules::{Chain, Rule, nft};
 /// Name of the plugin's table, one per address family. It holds only the plugin's rules.
 pub const PLUGIN_TABLE: &str = "linkerd-cni";
 
-/// Hook priority of the chains: after those of `iptables -t nat`, so that a DNAT or REDIRECT of
-/// another program wins.
-const PRIORITY: i32 = libc::NF_IP_PRI_NAT_DST + 1;
+/// Hook priority of the base chains: the lowest one that the kernel accepts for a `nat` chain, which
+/// must run after conntrack
+/// ([`nft_chain_parse_hook`](https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_tables_api.c)).
+///
+/// The kernel calls the `nat` chains of a hook in the order of their priorities, until one of them
+/// translates the connection
+/// ([`nf_nat_inet_fn`](https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_nat_core.c)).
+/// With the priority of `iptables -t nat`, -100, the chain that was registered last would run first.
+/// So the plugin's chains decide before rules of iptables that are there at ADD, and before those
+/// that the pod adds later, such as the ports that Docker publishes.
+const PRIORITY: i32 = libc::NF_IP_PRI_CONNTRACK + 1;
+/// Hook priority of earlier versions of the plugin: after `iptables -t nat`.
+const EARLIER_PRIORITY: i32 = libc::NF_IP_PRI_NAT_DST + 1;
 
 /// Type of user data that `nft` shows as a comment (`NFTNL_UDATA_RULE_COMMENT` of
 /// `libnftnl/udata.h`).
@@ -44,6 +54,15 @@ pub fn table() -> Attributes {
 /// Encodes a chain of the plugin's table. `PREROUTING` and `OUTPUT` are base chains, hooked into
 /// the kernel's NAT. They accept packets that reach their end.
 pub fn chain(chain: Chain) -> Attributes {
+    chain_at(chain, PRIORITY)
+}
+
+/// Encodes a chain as earlier versions of the plugin did.
+pub fn earlier_chain(chain: Chain) -> Attributes {
+    chain_at(chain, EARLIER_PRIORITY)
+}
+
+fn chain_at(chain: Chain, priority: i32) -> Attributes {
     let attributes = Attributes::default()
         .text(nfta::CHAIN_TABLE, PLUGIN_TABLE)
         .text(nfta::CHAIN_NAME, chain.name());
@@ -54,7 +73,7 @@ pub fn chain(chain: Chain) -> Attributes {
     };
     let hook = Attributes::default()
         .number(nfta::HOOK_HOOKNUM, hook as u32)
-        .number(nfta::HOOK_PRIORITY, PRIORITY as u32);
+        .number(nfta::HOOK_PRIORITY, priority as u32);
     let attributes = attributes.nested(nfta::CHAIN_HOOK, hook).text(nfta::CHAIN_TYPE, "nat");
     attributes.number(nfta::CHAIN_POLICY, libc::NF_ACCEPT as u32)
 }

@@ -193,7 +193,8 @@ impl Audit {
         if drifted > 0 && !self.had_drift {
             let note = format!(
                 "{drifted} running pods have redirect rules of other chart values or annotations \
-                 than today's, and keep them; to apply today's, restart the pods"
+                 than today's, or of an earlier version of the plugin, and keep them; to apply \
+                 today's, restart the pods"
             );
             tracing::info!("{note}");
             self.publish(EventType::Normal, "LinkerdCNIRulesDrifted", note);

@@ -48,17 +48,93 @@ fn no_connection_bypasses_the_proxy_while_the_rules_are_replaced() {
     });
 }
 
+/// Rules of other programs in table `nat`, as Docker writes them for a published port, and for
+/// connections from the pod to a destination outside.
+fn add_foreign_rules(scene: &Scene, variant: &str) {
+    for (family, base) in [(0, "iptables"), (1, "ip6tables")] {
+        let program = format!("{base}-{variant} -w -t nat");
+        let to =
+            if family == 0 { format!("{}:15001", POD[0]) } else { format!("[{}]:15001", POD[1]) };
+        scene.sh(&format!(
+            "{program} -A PREROUTING -p tcp --dport 4191 -j DNAT --to-destination {to}; \
+             {program} -A PREROUTING -p tcp --dport 8081 -j DNAT --to-destination {to}; \
+             {program} -A OUTPUT -p tcp --dport 9000 -j REDIRECT --to-ports 15001"
+        ));
+    }
+}
+
+/// Kernels run the `nat` chains of a hook in the order of their priorities, and at equal priority
+/// the last one first.
 #[test]
-fn a_redirect_of_another_program_still_wins() {
-    for program in ["iptables-nft", "iptables-legacy"] {
+fn a_foreign_nat_rule_decides_first_only_if_it_precedes_the_jump_of_iptables() {
+    for (mode, variant, was_there_before, is_first) in [
+        ("native", "nft", true, false),
+        ("native", "nft", false, false),
+        ("native", "legacy", true, false),
+        ("native", "legacy", false, false),
+        ("auto", "nft", true, false),
+        ("auto", "nft", false, false),
+        ("nft", "nft", true, true),
+        ("nft", "nft", false, false),
+        ("legacy", "legacy", true, true),
+        ("legacy", "legacy", false, false),
+    ] {
+        let case = format!("{mode}, {variant}, before ADD: {was_there_before}");
         let scene = Scene::meshed();
         listen(&scene);
         scene.serve_in_pod("foreign", 15001);
-        let foreign = "PREROUTING -p tcp --dport 8081 -j REDIRECT --to-ports 15001";
-        scene.sh(&format!("{program} -t nat -A {foreign}"));
-        scene.in_mode("auto", "ADD").run().succeeded();
-        let got = [8080, 8081].map(|port| scene.inbound(POD[0], port));
-        assert_eq!(got, ["inbound", "foreign"], "{program}");
+        let add = || scene.in_mode(mode, "ADD").linkerd("ipv6", true).run().succeeded();
+        if was_there_before {
+            add_foreign_rules(&scene, variant);
+            add();
+        } else {
+            add();
+            add_foreign_rules(&scene, variant);
+        }
+        scene.in_mode(mode, "CHECK").linkerd("ipv6", true).run().succeeded();
+        for family in [0, 1] {
+            let (pod, neighbour) = (POD[family], NEIGHBOUR[family]);
+            let by = |linkerds| if is_first { "foreign" } else { linkerds };
+            for (name, got, wanted) in [
+                ("another port", scene.inbound(pod, 8080), "inbound"),
+                ("inbound", scene.inbound(pod, 8081), by("inbound")),
+                ("outbound", scene.outbound(0, neighbour, 9000), by("outbound")),
+                // The plugin skips these connections, so the foreign rules decide.
+                ("a skipped port", scene.inbound(pod, 4191), "foreign"),
+                ("the proxy", scene.outbound(2102, neighbour, 9000), "foreign"),
+            ] {
+                assert_eq!(got, wanted, "{case}, family {family}: {name}");
+            }
+        }
+    }
+}
+
+/// Rewrites the priority of the plugin's base chains.
+fn move_to_priority(scene: &Scene, priority: i32) {
+    let listed = scene.sh(&format!(
+        "rules=$(nft list ruleset | sed 's/priority -199;/priority {priority};/'); \
+         nft flush ruleset; echo \"$rules\" | nft -f -; nft -y list ruleset"
+    ));
+    assert_eq!(listed.matches(&format!("priority {priority};")).count(), 2, "{listed}");
+}
+
+#[test]
+fn check_accepts_the_hook_priority_of_an_earlier_version_and_no_other() {
+    let scene = Scene::meshed();
+    // `nft` writes a range in another way than the plugin.
+    let call =
+        |command| scene.in_mode("native", command).linkerd("inbound-ports-to-ignore", ["4191"]);
+    call("ADD").run().succeeded();
+    move_to_priority(&scene, -99);
+    call("CHECK").run().succeeded();
+    scene.sh("nft flush chain ip linkerd-cni PROXY_INIT_OUTPUT");
+    call("CHECK").run().failed(122, "-o lo");
+    call("ADD").run().succeeded();
+    assert!(scene.sh("nft -y list ruleset").contains("priority -199;"));
+    for priority in [-100, -98, 0] {
+        move_to_priority(&scene, priority);
+        call("CHECK").run().failed(122, "install-proxy-init-output");
+        call("ADD").run().succeeded();
     }
 }
 

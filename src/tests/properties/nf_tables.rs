@@ -82,8 +82,10 @@ impl Reader {
                 let [table, name, hook, policy, kind] = named(bytes, [1, 3, 4, 5, 7])?;
                 let [hook, priority] = named(hook, [1, 2])?;
                 is_text(name, if number(hook)? == 0 { "PREROUTING" } else { "OUTPUT" })?;
-                if ![0, 3].contains(&number(hook)?) || number(priority)? as i32 <= -200 {
-                    return Err("not a base chain after conntrack".to_owned());
+                // After conntrack, and before `iptables -t nat`.
+                let is_first_nat = (-199..-100).contains(&(number(priority)? as i32));
+                if ![0, 3].contains(&number(hook)?) || !is_first_nat {
+                    return Err("not a base chain between conntrack and iptables".to_owned());
                 }
                 is_text(kind, "nat")?;
                 is_number(policy, 1)?;

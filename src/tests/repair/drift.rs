@@ -63,6 +63,42 @@ fn running_pods_keep_their_rules_after_an_upgrade_to_other_values() {
     }
 }
 
+/// A node with the pod, whose rules an earlier version of the plugin wrote.
+fn with_earlier_priority(pod: &Value) -> Node {
+    let node = Node::with(pod);
+    add(&node, "native", "9999");
+    let listed =
+        node.namespaces.sh("rules=$(nft list ruleset | sed 's/priority -199;/priority -99;/'); \
+         nft flush ruleset; echo \"$rules\" | nft -f -; nft -y list ruleset");
+    assert_eq!(listed.matches("priority -99;").count(), 2, "{listed}");
+    node
+}
+
+#[test]
+fn rules_with_the_hook_priority_of_an_earlier_version_are_drift() {
+    for repair in ["--mode=delete", "--mode=in-place"] {
+        let node = with_earlier_priority(&running());
+        node.api.state().evict = Answer::Status(201);
+        let before = node.ruleset();
+        let controller = node.controller(&["--audit-seconds=1", repair]);
+        assert_drifted(&node, &controller, &before, repair);
+    }
+}
+
+#[test]
+fn a_repair_gives_rules_of_an_earlier_version_the_hook_priority_of_today() {
+    let node = with_earlier_priority(&waiting());
+    let controller = node.controller(&[]);
+    controller.until_metric_is("pods_repaired_total", 1);
+    assert_eq!(node.namespaces.sh("nft -y list ruleset").matches("priority -199;").count(), 2);
+    drop(controller);
+
+    let node = with_earlier_priority(&running());
+    node.namespaces.run("nft", &["flush", "chain", "ip", "linkerd-cni", "PROXY_INIT_OUTPUT"]);
+    let _controller = node.repaired();
+    assert_eq!(node.namespaces.sh("nft -y list ruleset").matches("priority -199;").count(), 2);
+}
+
 #[test]
 fn a_controller_reports_drift_once_in_an_event_on_the_node() {
     let node = meshed("native");
