@@ -21,6 +21,7 @@ mod proxy_container;
 mod record_socket;
 mod rules;
 mod stderr;
+mod variants;
 
 use std::ops::Deref;
 use std::path::Path;

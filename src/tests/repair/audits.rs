@@ -2,11 +2,14 @@
 
 use std::time::{Duration, Instant};
 
+use linkerd2_cni::redirect::backend_order::Backend;
+use linkerd2_cni::redirect::{Family, RuleSpec};
+use linkerd2_cni::{firewall, netns};
 use serde_json::json;
 
 use crate::api::Answer;
 use crate::namespaces::NEIGHBOUR;
-use crate::node::{Connection, Node, entry, meshed, running};
+use crate::node::{Connection, Node, entry, meshed, redirect, running};
 use crate::until::{until, until_within};
 
 const SECOND: Duration = Duration::from_secs(1);
@@ -234,4 +237,32 @@ fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules() {
     // The pod may have needed another repair, so there is a second audit. It finds nothing, and is the last.
     until_within(200 * SECOND, "a second audit", || controller.metric("audits_total") == 2);
     assert_eq!(controller.metric("audit_pods_complete_total"), 1);
+}
+
+/// The host's programs for IPv4 and IPv6 can be of different variants.
+#[test]
+fn an_audit_changes_no_pod_that_has_one_family_in_a_legacy_table() {
+    for (base, repair) in [
+        ("iptables", "--mode=delete"),
+        ("ip6tables", "--mode=delete"),
+        ("iptables", "--mode=in-place"),
+        ("ip6tables", "--mode=in-place"),
+    ] {
+        let node = Node::with(&running());
+        node.api.state().evict = Answer::Status(201);
+        let spec = RuleSpec { redirect: redirect("nft", "9999"), families: Family::ALL };
+        let apply = move || firewall::apply(&spec, &[Backend::Nft]);
+        netns::run(&node.namespaces.path(), 20 * SECOND, apply).unwrap().unwrap();
+        node.namespaces.sh(&format!(
+            "{base}-nft-save -t nat | {base}-legacy-restore && \
+             {base}-nft -t nat -F && {base}-nft -t nat -X"
+        ));
+        let before = node.ruleset();
+        let controller = node.controller(&["--audit-seconds=1", repair]);
+        controller.until_metric_reaches("audits_total", 3);
+        assert!(controller.metric("audit_pods_unreadable_total") >= 3, "{base} {repair}");
+        assert_eq!(controller.metric("audit_pods_incomplete_total"), 0, "{base} {repair}");
+        assert!(node.changes().is_empty(), "{base} {repair}: {:?}", node.changes());
+        assert_eq!(node.ruleset(), before, "{base} {repair}");
+    }
 }

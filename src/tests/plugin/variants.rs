@@ -1,0 +1,241 @@
+//! ADD, CHECK and audit on hosts whose iptables programs differ by address family: Debian's
+//! alternatives `iptables` and `ip6tables` are separate, and a host may lack programs. The crate
+//! `iptables` reads what ADD wrote, as another reader than the product's own.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::time::Duration;
+
+use iptables::IPTables;
+use linkerd2_cni::firewall::{self, RulesState};
+use linkerd2_cni::netns;
+use linkerd2_cni::redirect::Family;
+use linkerd2_cni::redirect::rules::NAT_TABLE;
+use tempfile::TempDir;
+use testkit::call::Outcome;
+use testkit::properties::difference::difference;
+use testkit::properties::evaluator::Rules;
+
+use super::{Scene, at_the_same_time};
+
+/// The arguments of upstream's plugin for iptables, for a pod with a GID of the proxy and skipped
+/// ports and subnets.
+const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Variant {
+    Nft,
+    Legacy,
+}
+
+const VARIANTS: [Variant; 2] = [Variant::Nft, Variant::Legacy];
+const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
+
+/// The iptables programs of a host.
+#[derive(Clone, Copy, Debug)]
+struct Host {
+    /// What `iptables` and `ip6tables` are.
+    plain: [Variant; 2],
+    /// The program whose pair is missing, besides the plain ones.
+    lacks: Option<(Family, Variant)>,
+}
+
+impl Host {
+    fn all() -> Vec<Host> {
+        let mut hosts = Vec::new();
+        for ipv4 in VARIANTS {
+            for ipv6 in VARIANTS {
+                let plain = [ipv4, ipv6];
+                hosts.push(Host { plain, lacks: None });
+                for family in FAMILIES {
+                    for variant in VARIANTS {
+                        hosts.push(Host { plain, lacks: Some((family, variant)) });
+                    }
+                }
+            }
+        }
+        hosts
+    }
+
+    /// Writes the programs to a directory. Debian has one file for all programs of a variant, which
+    /// goes by the name that it is called by.
+    fn programs(&self) -> TempDir {
+        let dir = tempfile::tempdir().unwrap();
+        for variant in VARIANTS {
+            let file = multi_program(variant);
+            fs::copy(format!("/usr/sbin/{file}"), dir.path().join(file)).unwrap();
+        }
+        let install = |name: &str, variant| {
+            for suffix in ["", "-restore"] {
+                let link = dir.path().join(format!("{name}{suffix}"));
+                symlink(multi_program(variant), link).unwrap();
+            }
+        };
+        for family in FAMILIES {
+            install(plain_name(family), self.plain[family as usize]);
+            for variant in VARIANTS {
+                if self.lacks != Some((family, variant)) {
+                    install(program_name(family, variant), variant);
+                }
+            }
+        }
+        dir
+    }
+
+    /// Returns which variant ADD runs for a family: that of the mode, or else the first one of nft,
+    /// plain and legacy that the host has.
+    fn variant(&self, mode: &str, family: Family) -> Variant {
+        let plain = self.plain[family as usize];
+        let is_missing = |variant| self.lacks == Some((family, variant));
+        match mode {
+            "nft" if is_missing(Variant::Nft) => plain,
+            "nft" => Variant::Nft,
+            "legacy" if is_missing(Variant::Legacy) => Variant::Nft,
+            "legacy" => Variant::Legacy,
+            _ => plain,
+        }
+    }
+}
+
+fn multi_program(variant: Variant) -> &'static str {
+    match variant {
+        Variant::Nft => "xtables-nft-multi",
+        Variant::Legacy => "xtables-legacy-multi",
+    }
+}
+
+fn plain_name(family: Family) -> &'static str {
+    match family {
+        Family::Ipv4 => "iptables",
+        Family::Ipv6 => "ip6tables",
+    }
+}
+
+fn program_name(family: Family, variant: Variant) -> &'static str {
+    match (family, variant) {
+        (Family::Ipv4, Variant::Nft) => "iptables-nft",
+        (Family::Ipv4, Variant::Legacy) => "iptables-legacy",
+        (Family::Ipv6, Variant::Nft) => "ip6tables-nft",
+        (Family::Ipv6, Variant::Legacy) => "ip6tables-legacy",
+    }
+}
+
+/// The independent reader, and writer of upstream's rules.
+fn crate_of(family: Family, variant: Variant) -> IPTables {
+    let cmd = program_name(family, variant);
+    IPTables { cmd, has_check: true, has_wait: true, is_numeric: false }
+}
+
+/// Runs `work` in the pod's netns.
+fn within<T: Send + 'static>(scene: &Scene, work: impl FnOnce() -> T + Send + 'static) -> T {
+    netns::run(&scene.path(), Duration::from_secs(60), work).unwrap()
+}
+
+/// Returns the lines of table `nat` that a variant lists in the pod's netns.
+fn lines(scene: &Scene, family: Family, variant: Variant) -> Vec<String> {
+    within(scene, move || crate_of(family, variant).list_table(NAT_TABLE).unwrap())
+}
+
+/// Returns the rules that upstream's plugin writes, one call of the crate for each rule.
+fn upstream_rules(family: Family) -> Rules {
+    let scene = Scene::meshed();
+    within(&scene, move || {
+        let iptables = crate_of(family, Variant::Nft);
+        for command in UPSTREAM_COMMANDS.lines() {
+            if let Some(chain) = command.strip_prefix("-N ") {
+                iptables.new_chain(NAT_TABLE, chain).unwrap();
+                continue;
+            }
+            let (chain, rule) = command.strip_prefix("-A ").unwrap().split_once(' ').unwrap();
+            // A subnet of one family.
+            if family == Family::Ipv4 || !rule.contains("10.0.0.0/8") {
+                iptables.append(NAT_TABLE, chain, rule).unwrap();
+            }
+        }
+    });
+    Rules::read(&lines(&scene, family, Variant::Nft)).unwrap()
+}
+
+#[test]
+fn check_and_audit_judge_each_family_by_the_tables_that_add_wrote() {
+    let upstream = FAMILIES.map(upstream_rules);
+    let mut cases = Vec::new();
+    for host in Host::all() {
+        for mode in ["nft", "legacy", "plain"] {
+            cases.push((host, mode, true));
+            if host.lacks.is_none() {
+                cases.push((host, mode, false));
+            }
+        }
+    }
+    let complete = Host { plain: VARIANTS, lacks: None };
+    for mode in ["native", "auto"] {
+        cases.extend([(complete, mode, true), (complete, mode, false)]);
+    }
+    at_the_same_time(cases, |(host, mode, ipv6)| assert_judged(&upstream, host, mode, ipv6));
+}
+
+/// Calls ADD, and checks what was written, what CHECK and the audit say of it, and what they say
+/// once a rule is missing.
+fn assert_judged(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
+    let case = format!("{host:?}, {mode}, IPv6 {ipv6}");
+    let families = if ipv6 { &FAMILIES[..] } else { &FAMILIES[..1] };
+    let scene = Scene::meshed();
+    let programs = host.programs();
+    let call = |command| {
+        let call = scene.in_mode(mode, command).linkerd("ipv6", ipv6).linkerd("proxy-gid", 5678);
+        let call = call.linkerd("subnets-to-ignore", ["10.0.0.0/8"]);
+        let call = call.linkerd("outbound-ports-to-ignore", ["443", "1000-2000"]);
+        call.env("PATH", programs.path()).run_without_iptables()
+    };
+    assert_succeeds(&call("ADD"), &format!("{case}: ADD"));
+    let checked = call("CHECK");
+    assert_succeeds(&checked, &format!("{case}: CHECK"));
+    assert!(!checked.stderr.contains("WARN"), "{case}: {}", checked.stderr);
+
+    let is_native = ["native", "auto"].contains(&mode);
+    let in_legacy = |family: &Family| !is_native && host.variant(mode, *family) == Variant::Legacy;
+    // The audit has no program of the host.
+    let audited = within(&scene, || firewall::rules_state(None)).unwrap();
+    let wanted =
+        if families.iter().any(in_legacy) { RulesState::Unreadable } else { RulesState::Complete };
+    assert_eq!(audited, wanted, "{case}");
+
+    // Listing creates the legacy tables of both families.
+    for family in FAMILIES {
+        for variant in VARIANTS {
+            let listed = lines(&scene, family, variant);
+            let is_writer =
+                !is_native && families.contains(&family) && host.variant(mode, family) == variant;
+            assert_eq!(
+                listed.contains(&"-N PROXY_INIT_OUTPUT".to_owned()),
+                is_writer,
+                "{case}: {listed:#?}"
+            );
+            if is_writer {
+                let rules = Rules::read(&listed).unwrap();
+                assert_eq!(difference(&upstream[family as usize], &rules, family), None, "{case}");
+            }
+        }
+    }
+    assert_succeeds(&call("CHECK"), &format!("{case}: CHECK with all tables"));
+    let audited = within(&scene, || firewall::rules_state(None)).unwrap();
+    assert_eq!(audited, wanted, "{case}");
+
+    let &last = families.last().unwrap();
+    if is_native {
+        let table = if ipv6 { "ip6" } else { "ip" };
+        let chain = ["flush", "chain", table, "linkerd-cni", "PROXY_INIT_OUTPUT"];
+        scene.run("nft", &chain);
+    } else {
+        let program = program_name(last, host.variant(mode, last));
+        scene.run(program, &["-w", "-t", "nat", "-D", "PROXY_INIT_OUTPUT", "3"]);
+    }
+    let (code, msg) = call("CHECK").error();
+    assert!(code == 122 && msg.contains("-o lo"), "{case}, damaged: {code}, {msg}");
+}
+
+fn assert_succeeds(outcome: &Outcome, case: &str) {
+    let Outcome { code, stdout, stderr } = outcome;
+    assert_eq!(*code, Some(0), "{case}: {stdout} {stderr}");
+}
