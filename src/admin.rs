@@ -137,23 +137,33 @@ fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
 }
 
 fn respond(head: &[u8], handlers: &Handlers) -> String {
-    let line = head.split(|byte| *byte == b'\r').next().unwrap_or(&[]);
-    let words: Vec<&str> = str::from_utf8(line).unwrap_or("").split(' ').collect();
-    let target = match words[..] {
-        ["GET", target, version]
-            if head.ends_with(b"\r\n\r\n") && version.starts_with("HTTP/1.") =>
-        {
-            target
-        }
-        _ => return response("400 Bad Request", TEXT, ""),
+    let Some(path) = requested_path(head) else {
+        return response("400 Bad Request", TEXT, "");
     };
-    let path = target.split('?').next().unwrap_or(target);
-    match (path, &handlers.status) {
-        ("/live", _) => health("alive", (handlers.live)().map(|()| None)),
-        ("/ready", _) => health("ready", (handlers.ready)()),
-        ("/metrics", _) => response("200 OK", OPENMETRICS, &(handlers.metrics)()),
-        ("/status", Some(status)) => response("200 OK", JSON, &status()),
+    if path == "/status"
+        && let Some(status) = &handlers.status
+    {
+        return response("200 OK", JSON, &status());
+    }
+    match path {
+        "/live" => health("alive", (handlers.live)().map(|()| None)),
+        "/ready" => health("ready", (handlers.ready)()),
+        "/metrics" => response("200 OK", OPENMETRICS, &(handlers.metrics)()),
         _ => response("404 Not Found", TEXT, ""),
+    }
+}
+
+/// Returns the path of a GET request without its query. `None`: the request's head is incomplete or
+/// invalid, or has another method.
+fn requested_path(head: &[u8]) -> Option<&str> {
+    if !head.ends_with(b"\r\n\r\n") {
+        return None;
+    }
+    let line = head.split(|byte| *byte == b'\r').next()?;
+    let words: Vec<&str> = str::from_utf8(line).ok()?.split(' ').collect();
+    match words[..] {
+        ["GET", target, version] if version.starts_with("HTTP/1.") => target.split('?').next(),
+        _ => None,
     }
 }
 

@@ -84,7 +84,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     }
     let record_socket = RecordSocket::start(&settings, &status, &api, watch.waker.clone())
         .map_err(Error::Thread)?;
-    let pods_stopped =
+    let stop_publishing =
         pods::start(&settings, &status, &api, watch.waker.clone()).map_err(Error::Thread)?;
     let reconciler = Reconciler::new(settings, entry, status, api, self_test, record_socket);
     let mut main_loop = MainLoop::new(reconciler, watch);
@@ -92,11 +92,11 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let signal = main_loop.run_until_signal()?;
     info!("received {signal}");
     main_loop.reconciler.status.state().stopped_by = Some(signal);
-    end(&mut main_loop, &pods_stopped)
+    end(&mut main_loop, &stop_publishing)
 }
 
 /// Ends the agent: uninstalls, or leaves the plugin in place for the next agent.
-fn end(main_loop: &mut MainLoop, pods_stopped: &AtomicBool) -> Result<(), Error> {
+fn end(main_loop: &mut MainLoop, stop_publishing: &AtomicBool) -> Result<(), Error> {
     let reconciler = &main_loop.reconciler;
     let mut verdict = None;
     if reconciler.is_installed() || reconciler.record_socket.newer_agent_runs() {
@@ -106,7 +106,7 @@ fn end(main_loop: &mut MainLoop, pods_stopped: &AtomicBool) -> Result<(), Error>
     let Some(verdict) = verdict else {
         info!("nothing is installed on this node");
         reconciler.record_socket.stop();
-        pods_stopped.store(true, Ordering::Relaxed);
+        stop_publishing.store(true, Ordering::Relaxed);
         pods::clear_copy(&reconciler.settings);
         return Ok(());
     };
@@ -119,7 +119,7 @@ fn end(main_loop: &mut MainLoop, pods_stopped: &AtomicBool) -> Result<(), Error>
         }
         Verdict::Uninstall(why) => {
             info!("uninstalling: {why}");
-            pods_stopped.store(true, Ordering::Relaxed);
+            stop_publishing.store(true, Ordering::Relaxed);
             let removed = remove(&reconciler.settings, &reconciler.mounts);
             // An older agent that waits for this one uninstalls only when this one is done.
             reconciler.record_socket.stop();

@@ -46,18 +46,18 @@ const FIRST_LIST: Duration = Duration::from_secs(20);
 /// copy of an earlier agent if the pods are not to be watched. Calls `waker` when it is known
 /// whether they can be listed.
 ///
-/// Publishes nothing while the returned flag is true, as the copy will be removed.
+/// Returns the flag that stops publishing while it is true: the copy will be removed.
 pub fn start(
     settings: &Settings,
     status: &Arc<Status>,
     api: &Arc<ApiHandle>,
     waker: Waker,
 ) -> io::Result<Arc<AtomicBool>> {
-    let stopped = Arc::<AtomicBool>::default();
+    let stop_publishing = Arc::<AtomicBool>::default();
     if !settings.watch_pods {
         clear_copy(settings);
     }
-    let Some(source) = identity::access_source(settings) else { return Ok(stopped) };
+    let Some(source) = identity::access_source(settings) else { return Ok(stop_publishing) };
     let connection = Connection::new(source.clone(), USER_AGENT, pod_watch::DEADLINES);
     let own_pod = identity::pod_name(settings).map(|name| OwnPodWatch::new(api, name));
     let thread = thread::Builder::new().name("pods".into()).stack_size(512 << 10);
@@ -65,14 +65,14 @@ pub fn start(
         && let Some(node) = settings.node_name.clone()
         && settings.watch_pods
     {
-        let publisher = Publisher::new(settings, source, run_dir, status, &stopped);
+        let publisher = Publisher::new(settings, source, run_dir, status, &stop_publishing);
         status.await_pod_copy(Instant::now() + FIRST_LIST, waker);
         let (pods, spread) = (Selection::Node(node), start_spread(settings));
         thread.spawn(move || watch_node(connection, &pods, spread, own_pod.as_ref(), publisher))?;
     } else if let Some(own_pod) = own_pod {
         thread.spawn(move || watch_own_pod(connection, &own_pod))?;
     }
-    Ok(stopped)
+    Ok(stop_publishing)
 }
 
 /// Removes the copy of the node's pods.

@@ -7,6 +7,7 @@ mod host_programs;
 mod lock;
 mod program;
 
+use std::path::PathBuf;
 use std::time::Duration;
 
 use super::error::Error;
@@ -82,20 +83,34 @@ fn undo(written: &WrittenRules) {
     }
 }
 
-/// Writes the rules of one family, and returns whether it created the chains. If they exist,
-/// replaces the rules in them and the jumps to them.
+/// Writes the rules of one family, and returns whether it created the chains.
 fn restore_rules(
     programs: &HostPrograms,
     rules: &[Rule],
     deadline: Deadline,
 ) -> Result<bool, Error> {
-    let fresh = rules::install_script(rules, true, &[]);
-    let (program, stderr) = match program::restore(&programs.restore, &fresh, deadline) {
-        Ok(()) => return Ok(true),
-        Err(Error::Restore { program, stderr }) => (program, stderr),
-        // Another program would fail for the same reason, such as a held lock.
-        Err(error) => return Err(error),
-    };
+    let script = rules::install_script(rules, true, &[]);
+    match program::restore(&programs.restore, &script, deadline) {
+        Ok(()) => Ok(true),
+        Err(Error::Restore { program, stderr }) => {
+            replace_rules(programs, rules, program, stderr, deadline)?;
+            Ok(false)
+        }
+        // A second run would fail for the same reason, such as a held lock.
+        Err(error) => Err(error),
+    }
+}
+
+/// Replaces the rules in Linkerd's chains, and the jumps to these chains. `program` failed with
+/// `stderr` to create the chains. If the chains do not exist, it had another reason: the
+/// replacement fails with the same text.
+fn replace_rules(
+    programs: &HostPrograms,
+    rules: &[Rule],
+    program: PathBuf,
+    stderr: String,
+    deadline: Deadline,
+) -> Result<(), Error> {
     let lines = match program::list_nat_table(&programs.command, deadline) {
         Ok(lines) => lines,
         // iptables-restore does not say that the kernel lacks the table. The listing does.
@@ -104,14 +119,16 @@ fn restore_rules(
         }
         Err(error) => return Err(error),
     };
-    let declarations = Chain::LINKERD.map(|chain| format!("-N {}", chain.name()));
-    if !lines.iter().any(|line| declarations.contains(line)) {
+    if !lines.iter().any(|line| declares_linkerd_chain(line)) {
         return Err(Error::Restore { program, stderr });
     }
     let jumps: Vec<String> = lines.into_iter().filter(|line| is_jump(line)).collect();
-    let again = rules::install_script(rules, false, &jumps);
-    program::restore(&programs.restore, &again, deadline)?;
-    Ok(false)
+    let script = rules::install_script(rules, false, &jumps);
+    program::restore(&programs.restore, &script, deadline)
+}
+
+fn declares_linkerd_chain(line: &str) -> bool {
+    Chain::LINKERD.iter().any(|chain| line == format!("-N {}", chain.name()))
 }
 
 /// Returns the comments, with markers, of the rules of `iptables-legacy`. The comment of a rule
@@ -169,8 +186,8 @@ fn legacy_lines(family: Family, deadline: Deadline) -> Result<Vec<String>, Error
 /// Returns whether the rule in `line` jumps from a built-in chain to one of Linkerd's chains.
 fn is_jump(line: &str) -> bool {
     let is_in_built_in = is_in(line, Chain::Prerouting) || is_in(line, Chain::Output);
-    let ends_with_jump_to = |chain: &Chain| line.ends_with(&format!("-j {}", chain.name()));
-    is_in_built_in && Chain::LINKERD.iter().any(ends_with_jump_to)
+    is_in_built_in
+        && Chain::LINKERD.iter().any(|chain| line.ends_with(&format!("-j {}", chain.name())))
 }
 
 fn is_in(line: &str, chain: Chain) -> bool {

@@ -44,13 +44,10 @@ impl LeftoversRemoval {
     /// Removes all such files, but those that an upstream agent may be writing now: without its
     /// file, that agent cannot install, and ends. Accepts missing directories.
     pub fn run(&mut self, settings: &NodeSettings) -> LeftoversOutcome {
-        let swept = sweep_all(settings, ABANDONED_AFTER);
-        self.is_complete = swept.failures.is_empty() && !swept.spared;
-        let mut outcome = LeftoversOutcome { failures: swept.failures, repeat_at: None };
-        if swept.spared {
-            outcome.repeat_at = Some(Instant::now() + ABANDONED_AFTER);
-        }
-        outcome
+        let Swept { failures, spared_any } = sweep_all(settings, ABANDONED_AFTER);
+        self.is_complete = failures.is_empty() && !spared_any;
+        let repeat_at = if spared_any { Some(Instant::now() + ABANDONED_AFTER) } else { None };
+        LeftoversOutcome { failures, repeat_at }
     }
 }
 
@@ -66,7 +63,7 @@ fn sweep_all(settings: &NodeSettings, abandoned_after: Duration) -> Swept {
         sweep(&settings.net_dir, abandoned_after, |name| is_left_in_net_dir(settings, name));
     Swept {
         failures: [bin_dir.failures, net_dir.failures].concat(),
-        spared: bin_dir.spared || net_dir.spared,
+        spared_any: bin_dir.spared_any || net_dir.spared_any,
     }
 }
 
@@ -116,7 +113,7 @@ fn is_refused(path: &Path) -> bool {
 struct Swept {
     failures: Vec<String>,
     /// Whether a file stays because it was changed just now.
-    spared: bool,
+    spared_any: bool,
 }
 
 /// Removes the files in `dir` that are temporary or left over. Of an upstream agent, only files that
@@ -134,7 +131,7 @@ fn sweep(dir: &Path, abandoned_after: Duration, is_left_over: impl Fn(&str) -> b
     for name in names.iter().filter(|name| files::is_temporary(name) || is_left_over(name)) {
         let path = dir.join(name);
         if name.ends_with(UNFINISHED) && has_changed_within(&path, abandoned_after) {
-            swept.spared = true;
+            swept.spared_any = true;
             continue;
         }
         match files::remove(&path) {

@@ -81,7 +81,7 @@ impl Queue {
             if state.is_restart_due && !state.has_repairable_pod(Instant::now()) {
                 return Next::Restart;
             }
-            let wait = match state.first(Instant::now()) {
+            let wait = match state.first_in_turn(Instant::now()) {
                 None => Duration::MAX,
                 Some((index, Turn::Now)) => return Next::Check(state.take(index)),
                 Some((_, Turn::AskAgent)) => return Next::AskAgent,
@@ -227,14 +227,14 @@ impl State {
 
     /// Returns the waiting pod whose turn comes first, and its turn. Of several pods whose turn it
     /// is, that of the namespace with the fewest recent repairs is first.
-    fn first(&self, now: Instant) -> Option<(usize, Turn)> {
+    fn first_in_turn(&self, now: Instant) -> Option<(usize, Turn)> {
         let mut first: Option<(usize, Turn)> = None;
         let mut lowest = (Duration::MAX, usize::MAX);
         for (index, QueuedPod { pod, is_waiting, attempts }) in self.pods.iter().enumerate() {
             if !is_waiting {
                 continue;
             }
-            let turn = self.turns.to_check(pod, attempts, now);
+            let turn = self.turns.turn_of(pod, attempts, now);
             let rank = (turn.wait(), self.turns.recent_repairs(&pod.found.namespace, now));
             if rank < lowest {
                 lowest = rank;
@@ -251,7 +251,7 @@ impl State {
             if !is_waiting {
                 continue;
             }
-            match self.turns.to_check(pod, attempts, now) {
+            match self.turns.turn_of(pod, attempts, now) {
                 Turn::Wait(WaitReason::EarlierAttempt, _) | Turn::UntilNextAudit => {}
                 Turn::Wait(WaitReason::Budget | WaitReason::AgentNotReady, _)
                 | Turn::Now
@@ -453,6 +453,6 @@ mod tests {
         queue.spend_budget(&pod(3));
         assert!(queue.lock().has_repairable_pod(Instant::now()), "it waits for the budget");
         let later = Instant::now() + Duration::from_secs(61);
-        assert_eq!(queue.lock().first(later).map(|(_, turn)| turn), Some(Turn::Now));
+        assert_eq!(queue.lock().first_in_turn(later).map(|(_, turn)| turn), Some(Turn::Now));
     }
 }

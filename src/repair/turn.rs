@@ -1,7 +1,7 @@
 //! Decides whether it is a pod's turn to be repaired, or why the pod has to wait. Pure.
 //!
 //! The controller first checks whether a pod needs a repair, which may take requests and a read of
-//! the rules in its netns. [`Turns::to_check`] decides when. Most reasons to wait apply then. The
+//! the rules in its netns. [`Turns::turn_of`] decides when. Most reasons to wait apply then. The
 //! hold of a repaired pod applies only to a pod that needs another repair:
 //! [`Turns::hold`] decides after the check.
 
@@ -84,7 +84,7 @@ impl Turns {
     }
 
     /// Returns whether the pod may be checked now, and repaired if it needs a repair.
-    pub fn to_check(&self, pod: &StrandedPod, attempts: &Attempts, now: Instant) -> Turn {
+    pub fn turn_of(&self, pod: &StrandedPod, attempts: &Attempts, now: Instant) -> Turn {
         if pod.found.found_by == FoundBy::Audit && self.are_audit_repairs_suspended {
             return Turn::UntilNextAudit;
         }
@@ -296,7 +296,7 @@ mod tests {
             for (found_by, expected) in
                 [(FoundBy::Validator, by_validator), (FoundBy::Audit, by_audit)]
             {
-                let turn = turns.to_check(&found("web", found_by), &attempts, now);
+                let turn = turns.turn_of(&found("web", found_by), &attempts, now);
                 assert_eq!(turn, expected, "{name}, {found_by:?}");
             }
         }
@@ -318,7 +318,7 @@ mod tests {
             let pod = found("web", FoundBy::Validator);
             assert_eq!(turns.hold(&pod, now + after), held, "{name}");
             // The hold does not delay the check: a pod that has its rules again is not held.
-            let turn = turns.to_check(&pod, &Attempts::none(now), now + after);
+            let turn = turns.turn_of(&pod, &Attempts::none(now), now + after);
             assert_eq!(turn, Turn::Now, "{name}");
         }
     }
@@ -328,9 +328,9 @@ mod tests {
         let now = Instant::now();
         let mut turns = Turns::new(RepairMode::Delete, 2, false);
         let pod = found("web", FoundBy::Validator);
-        assert_eq!(turns.to_check(&pod, &Attempts::none(now), now), Turn::Now);
+        assert_eq!(turns.turn_of(&pod, &Attempts::none(now), now), Turn::Now);
         turns.record_taken();
-        assert_eq!(turns.to_check(&pod, &Attempts::none(now), now), Turn::Now);
+        assert_eq!(turns.turn_of(&pod, &Attempts::none(now), now), Turn::Now);
     }
 
     #[test]

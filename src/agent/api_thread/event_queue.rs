@@ -24,9 +24,9 @@ use crate::kube::event::{self, EventContent, Regarding, Reporter};
 const REPEAT_AFTER: Duration = Duration::from_secs(600);
 /// Maximum number of queued Events, and of remembered problems: slightly more than can be posted in
 /// [`REPEAT_AFTER`]. At the maximum, new Events on pods are dropped.
-const MAX_REPORTED: usize = 128;
+const MAX_QUEUED: usize = 128;
 /// Maximum number of remembered problems in one namespace.
-const MAX_REPORTED_IN_NAMESPACE: usize = MAX_REPORTED / 2;
+const MAX_REPORTED_IN_NAMESPACE: usize = MAX_QUEUED / 2;
 /// Events that are posted without a pause between them.
 const BURST: u32 = 5;
 /// Time between two Events after such a burst.
@@ -86,28 +86,37 @@ impl EventQueue {
 
     /// Queues an Event. Returns `false` if it is dropped.
     pub fn offer(&mut self, event: Event, now: Instant) -> bool {
-        let Some(PodRef { namespace, uid, .. }) = &event.pod else {
+        let Some(pod) = &event.pod else {
             self.push_front((now, event));
             return true;
         };
         self.reported.retain(|problem| now < problem.at + REPEAT_AFTER);
-        if self.waiting.len() >= MAX_REPORTED || self.reported.len() >= MAX_REPORTED {
+        let is_full = self.waiting.len() >= MAX_QUEUED || self.reported.len() >= MAX_QUEUED;
+        if is_full
+            || self.is_reported(&pod.uid, event.subject)
+            || self.reported_in(&pod.namespace) >= MAX_REPORTED_IN_NAMESPACE
+        {
             return false;
         }
-        let mut of_namespace = 0;
-        for problem in &self.reported {
-            if problem.pod_uid == *uid && problem.subject == event.subject {
-                return false;
-            }
-            of_namespace += usize::from(problem.namespace == *namespace);
-        }
-        if of_namespace >= MAX_REPORTED_IN_NAMESPACE {
-            return false;
-        }
-        let (namespace, pod_uid, subject) = (namespace.clone(), uid.clone(), event.subject);
-        self.reported.push_back(ReportedProblem { at: now, namespace, pod_uid, subject });
+        self.reported.push_back(ReportedProblem {
+            at: now,
+            namespace: pod.namespace.clone(),
+            pod_uid: pod.uid.clone(),
+            subject: event.subject,
+        });
         self.waiting.push_back((now, event));
         true
+    }
+
+    fn is_reported(&self, pod_uid: &str, subject: &str) -> bool {
+        self.reported
+            .iter()
+            .any(|problem| problem.pod_uid == pod_uid && problem.subject == subject)
+    }
+
+    /// Returns the number of remembered problems in the namespace.
+    fn reported_in(&self, namespace: &str) -> usize {
+        self.reported.iter().filter(|problem| problem.namespace == namespace).count()
     }
 
     /// Takes the next Event if it is due at `now`, with the time at which it was queued.
@@ -155,7 +164,7 @@ impl EventQueue {
     /// Queues an Event as the next one. The last one is dropped if the queue is full.
     fn push_front(&mut self, event: (Instant, Event)) {
         self.waiting.push_front(event);
-        self.waiting.truncate(MAX_REPORTED);
+        self.waiting.truncate(MAX_QUEUED);
     }
 }
 
@@ -291,7 +300,7 @@ mod tests {
             now += Duration::from_millis(10);
             events.offer(event(&number.to_string(), "a"), now);
             posted += u32::from(events.take(now).is_some());
-            assert!(events.waiting.len().max(events.reported.len()) <= MAX_REPORTED);
+            assert!(events.waiting.len().max(events.reported.len()) <= MAX_QUEUED);
         }
         let allowed = BURST + ((now - begin).as_secs() / POST_INTERVAL.as_secs()) as u32;
         assert!((BURST..=allowed).contains(&posted), "{posted} of {allowed}");
@@ -318,13 +327,13 @@ mod tests {
     fn the_agents_own_events_are_first_also_in_a_full_queue() {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
-        for number in 0..MAX_REPORTED {
+        for number in 0..MAX_QUEUED {
             let namespace = ["a", "b"][number % 2];
             assert!(events.offer(event_in(namespace, &number.to_string(), "a"), now));
         }
         let own = on_node();
         assert!(events.offer(own.clone(), now));
-        assert_eq!(events.waiting.len(), MAX_REPORTED);
+        assert_eq!(events.waiting.len(), MAX_QUEUED);
         assert_eq!(events.take(now), Some((now, own)));
         assert_eq!(take(&mut events, now).unwrap(), "0");
     }
@@ -334,11 +343,11 @@ mod tests {
         let now = Instant::now();
         let mut events = EventQueue::new(now);
         let mut offered = 0;
-        for number in 0..2 * MAX_REPORTED {
+        for number in 0..2 * MAX_QUEUED {
             let uid = number.to_string();
             offered += usize::from(events.offer(event_in("many", &uid, "a"), now));
         }
-        assert_eq!(offered, MAX_REPORTED / 2);
+        assert_eq!(offered, MAX_QUEUED / 2);
         assert!(events.offer(event_in("few", "x", "a"), now));
         assert!(events.offer(event_in("few", "y", "a"), now));
         let taken: Vec<String> = (0..4).map(|_| take(&mut events, now).unwrap()).collect();

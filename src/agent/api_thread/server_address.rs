@@ -6,6 +6,7 @@
 //! reachable, so that a DNS server that changes the order of its addresses causes no writes. If the
 //! name cannot be resolved, the last address stays in use.
 
+use std::io;
 use std::net::{IpAddr, ToSocketAddrs as _};
 
 use crate::agent::settings::Settings;
@@ -24,22 +25,26 @@ impl ServerAddress {
         ServerAddress { address: address_on_host(settings), error: None }
     }
 
-    /// Resolves `name`. Returns the address that replaces this one: after a failure the same
+    /// Resolves `name` again. Returns the address to use from now on: after a failure the same
     /// address, with the error.
-    pub fn resolve(&self, name: &str, is_unreachable: bool) -> ServerAddress {
-        let found: Vec<IpAddr> = match (name, 0).to_socket_addrs() {
-            Ok(found) => found.map(|address| address.ip()).collect(),
-            Err(error) => return self.with_error(error.to_string()),
-        };
-        match choose(self.address, &found, is_unreachable) {
-            Some(address) => ServerAddress { address: Some(address), error: None },
-            None => self.with_error("the name has no address".to_owned()),
+    pub fn resolve_again(&self, name: &str, is_unreachable: bool) -> ServerAddress {
+        match addresses_of(name) {
+            Ok(found) => {
+                ServerAddress { address: choose(self.address, &found, is_unreachable), error: None }
+            }
+            Err(error) => ServerAddress { address: self.address, error: Some(error.to_string()) },
         }
     }
+}
 
-    fn with_error(&self, error: String) -> ServerAddress {
-        ServerAddress { address: self.address, error: Some(error) }
+/// Resolves `name` to at least one address.
+fn addresses_of(name: &str) -> io::Result<Vec<IpAddr>> {
+    let found = (name, 0).to_socket_addrs()?;
+    let addresses: Vec<IpAddr> = found.map(|address| address.ip()).collect();
+    if addresses.is_empty() {
+        return Err(io::Error::other("the name has no address"));
     }
+    Ok(addresses)
 }
 
 /// Returns the address in the kubeconfig on the host. `None` unless the kubeconfig has the API

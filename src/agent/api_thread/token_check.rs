@@ -109,7 +109,7 @@ impl Worker {
             return true;
         }
         let current = self.api.server_address();
-        let found = current.resolve(name, mem::take(&mut self.is_unreachable));
+        let found = current.resolve_again(name, mem::take(&mut self.is_unreachable));
         let is_same = found.address == current.address;
         if !is_same && current.address.is_some() {
             self.address_changed = Some(Instant::now());

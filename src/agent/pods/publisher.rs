@@ -76,7 +76,7 @@ pub struct Publisher {
     /// The plugin entry, for the reasons why traffic bypasses the proxy.
     config: Config,
     facts_reader: FactsReader,
-    stopped: Arc<AtomicBool>,
+    stop_publishing: Arc<AtomicBool>,
     status: Arc<Status>,
     /// By UID.
     published: BTreeMap<String, KnownPod>,
@@ -98,19 +98,19 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes nothing while `stopped` is true.
+    /// Publishes nothing while `stop_publishing` is true.
     pub fn new(
         settings: &Settings,
         source: AccessSource,
         run_dir: PathBuf,
         status: &Arc<Status>,
-        stopped: &Arc<AtomicBool>,
+        stop_publishing: &Arc<AtomicBool>,
     ) -> Publisher {
         Publisher {
             run_dir,
             config: plugin_config(settings),
             facts_reader: FactsReader::new(source),
-            stopped: Arc::clone(stopped),
+            stop_publishing: Arc::clone(stop_publishing),
             status: Arc::clone(status),
             published: BTreeMap::new(),
             requests: RequestLimit::default(),
@@ -126,7 +126,7 @@ impl Publisher {
 
     /// Applies an update. `Break` requests a new list: the copy was removed, or is incomplete.
     pub fn apply(&mut self, update: Update<'_, NodePod>) -> ControlFlow<()> {
-        if self.stopped.load(Ordering::Relaxed) {
+        if self.stop_publishing.load(Ordering::Relaxed) {
             return ControlFlow::Continue(());
         }
         match update {
@@ -191,7 +191,7 @@ impl Publisher {
             }
         }
         self.postponed.remove(&pod.uid);
-        if self.stopped.load(Ordering::Relaxed) {
+        if self.stop_publishing.load(Ordering::Relaxed) {
             return;
         }
         let Some(own) = content.own_facts() else {
@@ -210,7 +210,7 @@ impl Publisher {
                 Err(why) => Err(why),
             },
         };
-        if self.stopped.load(Ordering::Relaxed) {
+        if self.stop_publishing.load(Ordering::Relaxed) {
             return;
         }
         let known = match decision {

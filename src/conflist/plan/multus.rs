@@ -71,8 +71,14 @@ fn has_delegate(config: &ConfigFile, name: &str) -> bool {
     if conf.delegate() == Some(name) {
         return true;
     }
-    let plugins = conf.plugins.iter().filter_map(|plugin| MultusConf::deserialize(plugin).ok());
-    plugins.into_iter().any(|plugin| plugin.delegate() == Some(name))
+    for plugin in &conf.plugins {
+        if let Ok(plugin) = MultusConf::deserialize(plugin)
+            && plugin.delegate() == Some(name)
+        {
+            return true;
+        }
+    }
+    false
 }
 
 /// Returns the conflists that another agent made from a `.conf` of Multus' daemon, to remove them.

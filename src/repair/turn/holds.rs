@@ -35,8 +35,8 @@ const REMEMBERED: Duration = Duration::from_secs(2 * 3600);
 /// server's clock, are also compared with each other: a pod that is no younger than the
 /// youngest deleted pod may be deleted at once.
 pub struct Holds {
-    /// Whether the repairs are deletions, after which the owner creates another pod.
-    is_by_owner: bool,
+    /// Whether a repair deletes the pod, so that its owner creates another one.
+    deletes_pods: bool,
     repairs: HashMap<Key, Repair>,
 }
 
@@ -56,7 +56,7 @@ struct Repair {
 
 impl Repair {
     /// Whether the pod, of the same owner, was created after the last deletion.
-    fn is_replaced_by(&self, pod: &StrandedPod) -> bool {
+    fn has_replacement(&self, pod: &StrandedPod) -> bool {
         let created = &pod.facts.created;
         *created >= self.date && *created > self.youngest
     }
@@ -64,17 +64,17 @@ impl Repair {
 
 impl Holds {
     pub fn new(mode: RepairMode) -> Self {
-        Holds { is_by_owner: mode == RepairMode::Delete, repairs: HashMap::new() }
+        Holds { deletes_pods: mode == RepairMode::Delete, repairs: HashMap::new() }
     }
 
     /// Returns how long the pod is still held at `now`, if it is.
     pub fn wait(&self, pod: &StrandedPod, now: Instant) -> Option<Duration> {
         let repair = self.repairs.get(&self.key(pod))?;
-        if self.is_by_owner && !repair.is_replaced_by(pod) {
+        if self.deletes_pods && !repair.has_replacement(pod) {
             return None;
         }
-        let wait = (repair.since + repair.hold).saturating_duration_since(now);
-        if wait.is_zero() { None } else { Some(wait) }
+        let end = repair.since + repair.hold;
+        if now < end { Some(end - now) } else { None }
     }
 
     /// Records a repair. From `now` on, which is `date` by the node's clock, the pod is held, or
@@ -85,7 +85,7 @@ impl Holds {
         let (hold, youngest) = match self.repairs.remove(&key) {
             None => (HOLD, pod.facts.created.clone()),
             Some(last) => {
-                let is_replacement = self.is_by_owner && last.is_replaced_by(pod);
+                let is_replacement = self.deletes_pods && last.has_replacement(pod);
                 let hold =
                     if is_replacement { (2 * last.hold).min(LONGEST_HOLD) } else { last.hold };
                 (hold, last.youngest.max(pod.facts.created.clone()))
@@ -96,7 +96,7 @@ impl Holds {
     }
 
     fn key(&self, pod: &StrandedPod) -> Key {
-        let id = if self.is_by_owner { &pod.facts.owner_key } else { &pod.found.uid };
+        let id = if self.deletes_pods { &pod.facts.owner_key } else { &pod.found.uid };
         (pod.found.namespace.clone(), id.clone())
     }
 }
