@@ -61,7 +61,7 @@ fn dry_run(text: &str) -> Output {
 const UPGRADES_FLAG: &str = " --reset-then-reuse-values ";
 
 #[test]
-fn the_chart_accepts_the_values_and_helm_the_flags_of_every_command() {
+fn helm_and_the_chart_accept_every_documented_command() {
     let help = helm(&["upgrade", "--help"]).stdout;
     assert!(String::from_utf8(help).unwrap().contains(UPGRADES_FLAG));
     let mut rendered = commands::commands();
@@ -114,7 +114,7 @@ fn argo_cd_and_flux_manifests_render_into_a_namespace_that_admits_the_agent() {
 }
 
 #[test]
-fn the_documented_chart_with_this_one_as_its_dependency_renders() {
+fn the_documented_umbrella_chart_renders() {
     let Objects(found) = manifests("docs/gitops.md");
     let parent = found.iter().find(|part| part["name"] == "mesh").unwrap();
     let values = found.iter().find(|part| part.get("linkerd2-cni").is_some()).unwrap();
@@ -140,7 +140,7 @@ fn the_documented_chart_with_this_one_as_its_dependency_renders() {
 
 /// Of a taint in `taints`, Karpenter expects that pods tolerate it.
 #[test]
-fn the_documented_startup_taint_of_karpenter_is_one_that_the_agent_removes() {
+fn the_agent_removes_the_documented_startup_taint_of_karpenter() {
     let found = manifests("docs/platforms.md");
     let spec = &found.get("NodePool")["spec"]["template"]["spec"];
     let taint = &spec["startupTaints"][0];
@@ -153,7 +153,7 @@ fn the_documented_startup_taint_of_karpenter_is_one_that_the_agent_removes() {
 }
 
 #[test]
-fn the_documented_exceptions_admit_what_the_agents_pods_need_and_no_more() {
+fn the_documented_policy_exceptions_admit_exactly_what_the_agents_pods_need() {
     let found = manifests("docs/security.md");
     let spec = &found.get("PolicyException")["spec"];
     let exceptions = spec["exceptions"].as_array().unwrap();

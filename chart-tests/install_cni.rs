@@ -53,7 +53,7 @@ fn without_flags_the_namespace_and_the_default_objects_are_printed() {
 }
 
 #[test]
-fn each_flag_of_upstreams_command_changes_the_recorded_fields_or_is_rejected() {
+fn each_flag_of_linkerd_install_cni_has_its_recorded_effect() {
     let default = by_name(&printed("install-cni").0.unwrap());
     assert_record("install_cni", |command| {
         let (objects, said) = printed(command);

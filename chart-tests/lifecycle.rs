@@ -50,7 +50,7 @@ fn values_of_upstreams_chart_render_this_charts_pods() {
 }
 
 #[test]
-fn upstreams_values_render_also_if_one_is_missing() {
+fn upstreams_values_render_with_any_one_missing() {
     let Value::Object(mut upstream) = upstreams_values() else { panic!("not a map") };
     upstream["image"]["version"] = json!("");
     for key in upstream.keys() {

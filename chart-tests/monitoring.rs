@@ -70,7 +70,7 @@ fn each_alert_fires_on_its_problem_and_not_otherwise() {
 }
 
 #[test]
-fn each_alert_has_severity_texts_and_a_runbook_with_all_parts() {
+fn each_alert_has_severity_texts_and_a_complete_runbook() {
     let page = read(repository().join("docs/alerts.md"));
     let rules = rules(&alerts());
     assert_eq!(rules.len(), 8);

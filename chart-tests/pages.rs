@@ -108,7 +108,7 @@ fn commands(text: &str) -> Vec<&str> {
 }
 
 #[test]
-fn no_command_names_upstreams_chart_in_the_repository_that_is_added_as_linkerd() {
+fn no_documented_command_installs_upstreams_chart_by_mistake() {
     for page in pages() {
         let text = read(&page).replace("github.com/linkerd/linkerd2-cni", "");
         for line in commands(&text) {

@@ -115,7 +115,7 @@ fn schema_pages_and_record_name_every_platform() {
 
 /// A template that reads such a value from `.Values` would render the value without the platform's.
 #[test]
-fn templates_read_the_values_of_platforms_from_the_helper_that_applies_them() {
+fn templates_read_platform_values_only_through_their_helper() {
     let mut names = BTreeSet::new();
     for (_, file) in platforms() {
         names.extend(yaml(&read(file)).as_object().unwrap().keys().cloned());

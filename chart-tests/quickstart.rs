@@ -85,7 +85,7 @@ fn assert_refused(ran: &Ran, sentences: &[impl AsRef<str>]) {
 }
 
 #[test]
-fn an_old_bash_or_another_shell_is_refused_before_the_script_is_parsed() {
+fn an_old_bash_or_another_shell_is_refused_at_once() {
     let fakes = Fakes::new();
     let script = fakes::script();
     // bash sets BASH_VERSION itself when it starts.
@@ -96,7 +96,7 @@ fn an_old_bash_or_another_shell_is_refused_before_the_script_is_parsed() {
 }
 
 #[test]
-fn a_machine_that_cannot_have_a_cluster_is_told_what_works_there() {
+fn a_machine_that_cannot_run_a_cluster_gets_the_alternatives() {
     for (_name, row) in table::rows_of::<MachineRow>(TABLES, "machines") {
         let without: Vec<_> = row.without.iter().map(String::as_str).collect();
         let fakes = Fakes::new().without(&without);
@@ -106,7 +106,7 @@ fn a_machine_that_cannot_have_a_cluster_is_told_what_works_there() {
 }
 
 #[test]
-fn each_case_of_arguments_objects_and_clients_is_refused_or_removed_as_recorded() {
+fn each_recorded_case_of_quickstart_is_refused_or_removes_its_objects() {
     for (_name, steps) in table::rows_of::<Vec<Step>>(TABLES, "steps") {
         let fakes = Fakes::new();
         for step in steps {
@@ -166,7 +166,7 @@ fn assert_removes_nothing(down: &Ran, name: &str) {
 }
 
 #[test]
-fn a_given_cluster_gets_the_labelled_release_by_its_context_alone() {
+fn a_labelled_release_is_installed_only_in_the_given_context() {
     let fakes = Fakes::new();
     let ran = fakes.run(&GIVEN);
     assert!(ran.success, "{ran:?}");
@@ -192,7 +192,7 @@ fn a_given_cluster_gets_the_labelled_release_by_its_context_alone() {
 }
 
 #[test]
-fn a_given_tag_or_digest_is_that_of_the_releases_image() {
+fn the_release_uses_the_given_tag_or_digest() {
     let digest = format!("sha256:{}", "0".repeat(64));
     let [by_digest, by_both] =
         ["a.b/cni-plugin", "a.b/cni-plugin:v2"].map(|n| format!("{n}@{digest}"));
@@ -245,7 +245,7 @@ fn quickstart_needs_four_programs_and_down_removes_only_its_kind_cluster() {
 
 /// A record with the name of another cluster must not have that cluster deleted.
 #[test]
-fn down_deletes_no_kind_cluster_of_another_name_than_quickstarts() {
+fn down_deletes_only_the_kind_cluster_of_quickstart() {
     let fakes = Fakes::new();
     fakes.kind_cluster("kind");
     let records = fakes.cache().join("quickstart");

@@ -56,7 +56,7 @@ pub fn leaves(prefix: &str, value: &Value, into: &mut BTreeSet<String>) {
 
 /// A value that no template reads has no such row.
 #[test]
-fn every_value_has_a_row_in_which_it_alone_has_an_effect() {
+fn every_value_has_a_record_of_its_own_effect() {
     let mut effects = Vec::new();
     for name in of_values() {
         let text = read(path(&name));

@@ -76,7 +76,7 @@ fn every_permission_of_the_chart_is_explained() {
 }
 
 #[test]
-fn every_capability_and_directory_of_the_node_of_the_chart_is_explained() {
+fn every_capability_and_host_directory_of_the_chart_is_explained() {
     let (mut capabilities, mut directories) = (BTreeSet::new(), BTreeSet::new());
     for (_name, values) in uses() {
         let objects = with(values);
@@ -134,7 +134,7 @@ struct MultusRow {
 
 /// Without a cluster the version of Kubernetes decides, else what the API server serves.
 #[test]
-fn the_policy_for_multus_has_the_version_that_the_api_server_serves() {
+fn the_policy_for_multus_uses_a_version_that_the_api_server_serves() {
     let values = json!({"networkAttachmentDefinition": {"annotatePods": true}});
     for (name, row) in table::rows_of::<MultusRow>(TABLES, "multus") {
         let text = Render::new().kubernetes(&row.kubernetes).apis(row.apis).values(&values).text();

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_repair_controllers_name_starts_it() {
+    fn the_program_name_selects_agent_or_repair_controller() {
         for (program, wanted) in [
             (Some("/usr/lib/linkerd/linkerd-cni-repair-controller"), true),
             (Some("linkerd-cni-repair-controller"), true),

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_failure_has_its_row_and_a_name_of_its_own() {
+    fn each_failure_has_one_row_and_a_unique_name() {
         for (index, row) in TABLE.iter().enumerate() {
             assert_eq!(row.failure as usize, index, "{}", row.name);
             assert_eq!(Failure::find(row.code, row.name), Some(row.failure));
@@ -170,14 +170,14 @@ mod tests {
     }
 
     #[test]
-    fn a_code_with_an_unknown_name_is_the_first_failure_with_this_code() {
+    fn an_unknown_failure_name_yields_the_first_failure_of_its_code() {
         assert_eq!(Failure::find(102, "of a later version"), Some(Failure::TokenRejected));
         assert_eq!(Failure::find(102, "kubeconfig"), Some(Failure::TokenRejected));
         assert_eq!(Failure::find(77, "kubeconfig"), None);
     }
 
     #[test]
-    fn counts_by_code_name_all_causes_of_the_code() {
+    fn a_count_by_code_names_all_causes_of_the_code() {
         let wanted = "the API server rejected the token in the kubeconfig, or the API server denied \
                       the plugin's request";
         assert_eq!(causes("102").as_deref(), Some(wanted));

@@ -106,7 +106,7 @@ fn a_silent_client_is_disconnected_after_the_timeout() {
 }
 
 #[test]
-fn a_port_in_use_fails_instead_of_serving_ipv4_alone() {
+fn a_port_in_use_causes_no_fallback_to_ipv4() {
     let first = listener("[::]:0".parse().unwrap()).unwrap();
     let error = listener(first.local_addr().unwrap()).unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::AddrInUse);

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn a_signal_ends_also_a_wait_without_time() {
+    fn a_signal_ends_a_wait_without_timeout() {
         let watch = FileWatch::start().unwrap();
         nix::sys::signal::raise(Signal::SIGTERM).unwrap();
         assert_eq!(watch.wait(Duration::ZERO).unwrap(), Some(Signal::SIGTERM));

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_pass_with_a_problem_is_repeated_within_three_seconds_and_the_resync() {
+    fn a_pass_with_a_problem_is_repeated_within_three_seconds() {
         let resync = Duration::from_secs(30);
         let (good, mut bad) = (Judgement::default(), Judgement::default());
         bad.findings.push((Subject::Binary, Finding::Problem("missing".into())));

@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn the_body_says_what_the_last_pass_found_and_reads_back() {
+    fn the_status_body_reports_the_last_pass_and_can_be_parsed() {
         let status = Status::new(SECOND);
         status.state().last_pass = StatusBody {
             not_ready: Some("kubeconfig token: it \"expired\"".into()),

@@ -83,7 +83,7 @@ mod tests {
 
     /// `linkerd cni` may be of another version than the agent.
     #[test]
-    fn problems_have_keys_that_do_not_depend_on_the_log() {
+    fn keys_of_problems_do_not_depend_on_log_texts() {
         let text = r#"{"problems":{"networkConfig":"a","kubeconfigToken":"b","tokenRequest":"c",
             "mounts":"d","/etc/cni/net.d/x.conflist":"e"}}"#;
         let body: StatusBody = serde_json::from_str(text).unwrap();

@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_agents_usable_and_called_network_configs_are_left_alone() {
+    fn a_newer_agents_entry_is_kept_if_it_is_usable_and_called() {
         let own = Entry::new(&entry(1, Some("ns")).to_string(), "").unwrap();
         let mut saved = SavedState::default();
         let is_usable = |mode: &ChainMode, found: &[_], saved: &SavedState| {

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_longest_match_for_this_program_sets_the_level() {
+    fn the_longest_matching_log_filter_sets_the_level() {
         for (filter, expected) in [
             ("info", LevelFilter::INFO),
             ("DEBUG", LevelFilter::DEBUG),

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn ten_elements_are_quoted_and_the_others_counted() {
+    fn ten_ignored_elements_are_quoted_and_the_others_counted() {
         let cut = cut(vec![list(0, &["x"; 8]), list(1, &["y"; 8]), list(7, &["z"; 8])]);
         let counts: Vec<_> = cut.iter().map(|list| (list.elements.len(), list.more)).collect();
         assert_eq!(counts, [(8, 0), (2, 6), (0, 8)]);

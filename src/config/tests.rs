@@ -107,7 +107,7 @@ fn a_proxy_that_would_be_redirected_to_itself_is_rejected() {
 }
 
 #[test]
-fn an_error_names_the_proxy_containers_user_which_wins_over_the_plugin_entry() {
+fn an_error_names_the_user_that_the_proxy_container_sets() {
     let proxy = Proxy { uid: Some(0), ..Proxy::default() };
     let facts = PodFacts { proxy, ..PodFacts::default() };
     let error = defaults("").redirect(&facts).unwrap_err();
@@ -165,7 +165,7 @@ fn unknown_keys_and_nulls_are_ignored_and_the_last_duplicate_wins() {
 }
 
 #[test]
-fn the_proxy_container_wins_over_annotations_and_those_over_the_plugin_entry() {
+fn proxy_container_wins_over_annotations_and_annotations_over_plugin_entry() {
     let proxy = Proxy {
         uid: Some(777),
         inbound_port: Some(1143),

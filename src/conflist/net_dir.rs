@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn an_absolute_link_and_one_to_a_missing_path_outside_lead_out() {
+    fn absolute_links_and_dangling_links_to_the_outside_lead_out() {
         let root = tempfile::tempdir().unwrap();
         let link = root.path().join("net.d/link");
         std::fs::create_dir(root.path().join("net.d")).unwrap();
@@ -324,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_bytes_are_json_in_go_inside_strings_only() {
+    fn invalid_utf_8_is_accepted_only_inside_strings_as_in_go() {
         assert_eq!(not_utf8(b"{\"a\":\"\xff\"}").for_runtime, ForRuntime::MayLoad);
         for invalid in
             [&b"{\"a\":\xff}"[..], b"\xff{}", b"\xff\xfe", b"\xef\xbb\xbf{\"a\":\"\xff\"}"]

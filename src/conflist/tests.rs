@@ -51,7 +51,7 @@ fn unchaining_restores_real_conflists_byte_for_byte() {
 }
 
 #[test]
-fn the_entry_gets_its_own_lines_beside_plugins_of_one_line() {
+fn an_entry_of_several_lines_is_indented_beside_plugins_on_one_line() {
     let text = "{\n  \"name\": \"n\",\n  \"plugins\": [\n    {\"type\": \"a\"}\n  ]\n}\n";
     let small = Entry::new("{\n  \"type\": \"linkerd-cni\"\n}\n", "").unwrap();
     assert_eq!(
@@ -133,7 +133,7 @@ fn deep_nesting_is_parsed_without_recursion() {
 }
 
 #[test]
-fn a_wrapped_plugin_keeps_its_name_version_and_bytes() {
+fn a_conf_wrapped_in_a_conflist_keeps_name_version_and_bytes() {
     let conf =
         "{\"cniVersion\": \"0.4.0\",\n \"type\": \"calico\", \"big\": 1e3, \"name\": \"n\"}\n";
     let bare = wrap(conf).unwrap();

@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_proxy_that_ends_or_hangs_at_its_start_fails_each_request() {
+    fn a_kubectl_proxy_that_does_not_start_fails_each_request() {
         let api = fake("printf 'refused\\nIs it running?' >&2; exit 1", LONG);
         for _ in 0..2 {
             let error = api.body("/x").unwrap_err().to_string();
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kubectl_that_hangs_is_killed_with_what_it_started() {
+    fn a_hanging_kubectl_is_killed_with_its_children() {
         let directory = tempfile::tempdir().unwrap();
         let file = directory.path().join("id");
         for hang in ["echo $$ >FILE; exec sleep 60", "sleep 60 & echo $! >FILE; wait"] {

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_response_timeout_differs_from_a_server_that_cannot_be_reached() {
+    fn only_a_missing_response_is_a_response_timeout() {
         let timeout = |phase| Error::Transport {
             request: String::new(),
             source: ureq::Error::Timeout(phase),

@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_list_that_failed_half_way_or_changed_meanwhile_is_an_error() {
+    fn an_incomplete_or_interrupted_dump_is_an_error() {
         let none = Attributes::default();
         for (flags, code, expected) in [
             (0, 0, Ok(())),

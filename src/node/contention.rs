@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_writes_over_the_same_content_are_contention_and_get_rarer() {
+    fn repeated_equal_writes_are_contention_and_are_delayed() {
         let announced = Rc::new(Cell::new(0));
         let count = Rc::clone(&announced);
         let mut writer = LimitedWriter::new(move |_| count.set(count.get() + 1));
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn a_write_that_fails_does_not_count() {
+    fn a_failed_write_does_not_count_as_contention() {
         let mut writer = LimitedWriter::new(|_| {});
         let now = Instant::now();
         for _ in 0..20 {

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflist_is_removed_if_a_foreign_program_removes_its_conf_meanwhile() {
+    fn a_converted_conflist_is_removed_if_its_conf_disappears() {
         for is_locked in [true, false] {
             let dir = tempfile::tempdir().unwrap();
             let conf = read("the conf");
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn a_conflist_that_is_made_again_gets_the_mode_of_the_new_conf() {
+    fn a_conflist_converted_again_gets_the_file_mode_of_the_new_conf() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join(CONF), "the conf").unwrap();
         fs::write(dir.path().join(CONFLIST), MADE).unwrap();
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_restored_file_stays_unless_the_conflist_was_written_meanwhile() {
+    fn a_restored_conf_is_removed_if_another_program_rewrote_its_conflist() {
         type Other = fn(&Path);
         let others: [(Other, &str, &[u8]); 2] = [
             (|conflist| fs::remove_file(conflist).unwrap(), CONF, b"the conf"),

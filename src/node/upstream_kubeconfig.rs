@@ -73,7 +73,7 @@ mod tests {
     const OWN: &str = r#"{"users":[{"user":{"token":"own"}}]}"#;
 
     #[test]
-    fn restores_only_an_upstream_kubeconfig_and_only_over_the_one_this_agent_wrote() {
+    fn only_this_agents_kubeconfig_is_replaced_by_an_upstream_agents() {
         for (before, at_end, expected) in [
             (Some(UPSTREAM), OWN, UPSTREAM),
             (Some(UPSTREAM), "newer", "newer"),

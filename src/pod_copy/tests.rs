@@ -115,7 +115,7 @@ fn a_file_that_others_can_write_or_own_is_rejected() {
 }
 
 #[test]
-fn a_uid_that_is_no_file_name_has_no_file() {
+fn a_pod_whose_uid_is_no_file_name_is_not_published() {
     let dir = run_dir();
     for uid in ["", ".lock", "..", "../u", "a/b", "a b", &"a".repeat(254)] {
         assert!(publish(dir.path(), pod("web", uid), UNMESHED).is_err(), "{uid}");

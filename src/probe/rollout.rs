@@ -47,7 +47,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nodes_are_verified_if_each_has_the_current_agent_and_it_is_ready() {
+    fn nodes_are_verified_if_each_has_a_ready_current_agent() {
         for (observed, nodes, updated, ready, expected) in [
             (3, 5, 5, 5, Ok(5)),
             (2, 5, 5, 5, Err("has not processed the newest change of the DaemonSet")),

@@ -55,7 +55,7 @@ fn ignored_elements_of_known_lists_are_cut_and_logged_with_the_record() {
 }
 
 #[test]
-fn code_of_an_error_counts_whether_or_not_the_pod_was_redirected() {
+fn an_error_code_counts_whether_or_not_the_pod_was_redirected() {
     let degraded = |code: u32| {
         let record = RECORD
             .replace("\"error\":", "\"other\":")
@@ -90,7 +90,7 @@ fn invalid_records_are_rejected() {
 }
 
 #[test]
-fn record_names_its_failure_and_keeps_its_warnings_over_the_socket() {
+fn a_record_keeps_failure_name_and_warnings_over_the_socket() {
     let record = Record::new(Command::Add, "c");
     assert_eq!(record.warnings(), [""; 0]);
     let record = Record { ipv6_bypasses_proxy: true, ..record }

@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_keeps_places_of_pods_and_the_pods_of_audits() {
+    fn a_new_list_keeps_the_order_and_the_pods_that_audits_found() {
         let queue = queue(3);
         let audited = audited(1);
         assert!(queue.push(audited.clone()));
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn the_namespace_with_fewer_repairs_is_next_without_waiting_for_others() {
+    fn the_namespace_with_fewer_recent_repairs_is_next() {
         let queue = queue(0);
         for pod in [pod_in("many", 1), pod_in("many", 2), pod_in("few", 3)] {
             assert!(queue.push(pod));
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn suspended_pods_of_audits_are_dropped_and_other_pods_are_not() {
+    fn suspension_drops_only_pods_that_audits_found() {
         let queue = queue(1);
         let audited = audited(1);
         assert!(queue.push(audited.clone()));
@@ -408,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_version_of_a_retried_pod_waits_for_its_time() {
+    fn a_new_version_of_a_failed_pod_waits_as_long() {
         let queue = queue(1);
         let audited = audited(1);
         assert!(queue.push(audited.clone()));
@@ -428,7 +428,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_recorded_of_a_deleted_pod_is_ignored() {
+    fn records_of_a_deleted_pod_are_ignored() {
         let queue = queue(1);
         assert_eq!(next(&queue), pod(0));
         queue.remove("0");

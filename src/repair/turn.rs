@@ -171,7 +171,7 @@ mod tests {
     type Row = (&'static str, fn(&mut Turns, &mut Attempts, Instant), Turn, Turn);
 
     #[test]
-    fn a_pod_waits_for_each_reason_and_for_the_longest_of_them() {
+    fn a_pod_waits_for_the_longest_of_all_reasons() {
         // Two repairs a minute, one in each namespace.
         let rows: [Row; 14] = [
             (

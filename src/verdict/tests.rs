@@ -139,7 +139,7 @@ fn as_json(verdict: &Verdict) -> Value {
 }
 
 #[test]
-fn the_verdict_follows_from_network_name_containers_and_redirect_in_this_order() {
+fn host_network_name_containers_and_redirect_decide_in_this_order() {
     for row in rows() {
         let (pod, config) = (row.pod_ref(), row.config());
         let facts = read_facts(row.pod(), &pod, &mut NoAnnotations).unwrap();
@@ -150,7 +150,7 @@ fn the_verdict_follows_from_network_name_containers_and_redirect_in_this_order()
 }
 
 #[test]
-fn the_name_alone_decides_on_excluded_namespaces_and_pods_of_the_agent_only() {
+fn only_excluded_namespaces_and_agent_pods_are_decided_by_name() {
     for row in rows() {
         let found = as_json(&verdict(&row.config(), &row.pod_ref(), PodView::Incomplete));
         let by_name = [json!({"skipped": "excludedNamespace"}), json!({"skipped": "agentPod"})];
@@ -254,7 +254,7 @@ struct Flags {
 
 /// The inspection looks for a netns, which does not exist, only for a pod that is not skipped.
 #[test]
-fn the_repair_controller_leaves_a_pod_alone_exactly_if_the_plugin_skips_it() {
+fn repair_controller_ignores_exactly_the_pods_that_the_plugin_skips() {
     for row in rows() {
         if row.verdict == "not called" {
             assert_eq!(

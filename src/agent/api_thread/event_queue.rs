@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejected_event_is_dropped_and_another_failure_pauses_all_events() {
+    fn a_failure_of_one_event_drops_it_and_other_failures_pause_all() {
         let ending = "events is forbidden: unable to create new content in namespace a because \
                       it is being terminated";
         for (error, is_dropped) in [

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn a_failed_request_is_repeated_each_minute_unless_an_issued_token_is_accepted() {
+    fn failed_token_requests_are_rarer_while_an_issued_token_is_accepted() {
         let settings = Arc::new(Settings::read(plugin_account).unwrap());
         for (is_issued, minutes) in [(true, 30), (false, 1)] {
             let waker = FileWatch::start().unwrap().waker;

@@ -87,7 +87,7 @@ fn a_deletion_is_graceful_if_its_grace_period_is_not_zero() {
 }
 
 #[test]
-fn a_deletion_is_final_and_a_graceful_one_may_become_forced() {
+fn a_recorded_deletion_stays_and_may_become_forced() {
     const SEEN: fn(&mut OwnPod) = |pod| pod.record_seen(seen(&[]));
     const GRACEFUL: fn(&mut OwnPod) = |pod| pod.record_seen(deleted(30));
     const FORCED: fn(&mut OwnPod) = |pod| pod.record_seen(deleted(0));
@@ -151,7 +151,7 @@ fn another_pod_of_the_name_shows_that_the_agents_pod_is_gone() {
 }
 
 #[test]
-fn the_owner_is_that_of_the_last_object() {
+fn the_last_read_pod_object_names_the_owner() {
     let mut pod = after(&[|pod| {
         pod.record_seen(seen(&[("ownerReferences", json!([owner("DaemonSet", "apps/v1", true)]))]));
     }]);

@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_record_without_a_problem_that_concerns_the_pod_makes_no_event() {
+    fn a_record_without_a_problem_of_its_pod_makes_no_event() {
         for (name, changes) in testkit::table::rows(include_str!("no_event.yaml")) {
             assert_eq!(event(changes), None, "{name}");
         }
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn event_on_containers_names_them_and_the_remedies() {
+    fn an_event_about_containers_names_them_and_the_remedies() {
         let long = "n".repeat(63);
         let cases = [
             (

@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standalone_config_gets_no_prev_result_and_check_from_0_4_0() {
+    fn a_standalone_config_gets_no_prev_result_and_check_since_0_4_0() {
         for (version, check) in [("0.2.0", false), ("0.3.1", false), ("0.4.0", true)] {
             let config =
                 PluginConfig::from_network_config(&LIST.replace("1.0.0", version)).unwrap();

@@ -57,7 +57,7 @@ fn an_invalid_setting_is_an_error_with_its_name_and_value() {
 }
 
 #[test]
-fn an_empty_key_of_the_startup_taint_is_none() {
+fn an_empty_startup_taint_setting_means_no_taint() {
     for (key, startup_taint) in [("", None), ("a/b", Some("a/b".to_owned()))] {
         let found = read(&[("LINKERD_CNI_STARTUP_TAINT", key)]);
         assert_eq!(found.map(|settings| settings.startup_taint), Ok(startup_taint));
@@ -93,7 +93,7 @@ fn paths_are_joined_as_by_gos_path_join() {
 }
 
 #[test]
-fn settings_select_the_mode_of_chaining_or_are_rejected_with_the_reason() {
+fn settings_select_the_chain_mode_or_are_rejected() {
     for (name, row) in table::rows_of::<ModeRow>(MODES, "modes") {
         let mode = read(&pairs(&row.settings)).unwrap().node.mode;
         assert_eq!(format!("{mode:?}"), row.mode, "{name}");

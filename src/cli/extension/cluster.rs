@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn an_empty_namespace_of_the_control_plane_is_the_default() {
+    fn an_empty_control_plane_namespace_means_the_default() {
         for (value, namespace) in [("", "linkerd"), ("mesh", "mesh")] {
             let flags = TestFlags::try_parse_from(["x", "-L", value]).unwrap();
             assert_eq!(flags.cluster.linkerd_namespace(), namespace);

@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn a_program_that_may_not_start_has_a_remedy() {
+    fn a_program_that_cannot_be_executed_has_a_remedy() {
         // Root may not execute a file that nobody may execute.
         let file = tempfile::NamedTempFile::new().unwrap();
         let denied = restore(file.path(), "*nat\n", within(5000)).unwrap_err();

@@ -53,7 +53,7 @@ fn a_rejected_chain_and_table_are_named_with_the_remedy() {
 }
 
 #[test]
-fn a_rejection_of_no_message_names_the_transaction() {
+fn a_rejection_without_a_message_names_the_transaction() {
     for (errno, remedy) in [
         (Errno::EPROTONOSUPPORT, "load the kernel module nf_tables"),
         (Errno::EOPNOTSUPP, "load the kernel module nf_tables"),

@@ -45,7 +45,7 @@ struct NodeRow {
 }
 
 #[test]
-fn node_name_selector_and_taints_decide_on_the_scope() {
+fn node_name_selector_and_taints_decide_if_a_node_is_in_scope() {
     for (name, row) in table::rows::<NodeRow>(include_str!("tests/templates.yaml")) {
         let node = node(&row.labels, &row.taints);
         for (template_name, template) in row.r#in {

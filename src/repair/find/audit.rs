@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_audit_is_within_the_period_or_two_minutes_in_place() {
+    fn mode_in_place_audits_within_two_minutes_and_others_within_the_period() {
         for (mode, period, seconds) in [
             ("delete", "0", None),
             ("report", "0", None),

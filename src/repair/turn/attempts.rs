@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn a_new_reason_is_reported_at_once_and_the_same_hourly() {
+    fn a_new_reason_is_reported_at_once_and_repeated_hourly() {
         let begin = Instant::now();
         let mut attempts = Attempts::none(begin);
         for (name, why, at, is_due) in [

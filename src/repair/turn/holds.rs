@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn siblings_created_before_a_deletion_are_repaired_at_once_and_replacements_wait() {
+    fn replacements_are_held_and_siblings_older_than_the_deletion_are_not() {
         let now = Instant::now();
         let mut holds = Holds::new(RepairMode::Delete);
         holds.record(&pod("web", 50), now, date(100));
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn a_repaired_pod_is_held_for_its_time_and_no_other_pod() {
+    fn only_the_repaired_pod_is_held_and_only_for_a_minute() {
         let now = Instant::now();
         let repaired = pod("web", 0);
         let mut other = repaired.clone();

@@ -128,7 +128,7 @@ impl Scene {
 }
 
 #[test]
-fn the_kubeconfig_gets_an_address_that_answers_and_the_name_for_the_certificate() {
+fn the_kubeconfig_gets_a_reachable_address_and_the_certificates_name() {
     Scene::with(|scene| {
         // Nothing listens at the first.
         scene.resolves_to(&["127.0.0.9", "127.0.0.1"]);

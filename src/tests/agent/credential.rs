@@ -200,7 +200,7 @@ fn silent_api_server_does_not_delay_chaining_on_an_installed_node() {
 }
 
 #[test]
-fn a_new_certificate_authority_is_followed() {
+fn a_new_certificate_authority_reaches_the_kubeconfig() {
     let Scene { api, node, mut agent } = Scene::start(&[]);
     api.present(Identity::of_localhost());
     api.state().tokens.retain(|token| token == "token-1");

@@ -21,7 +21,7 @@ fn a_bin_dir_without_plugins_of_the_primary_cni_causes_only_a_warning() {
 }
 
 #[test]
-fn require_network_plugins_delays_chaining_until_the_bin_dir_has_plugins_once() {
+fn require_network_plugins_delays_chaining_until_the_bin_dir_has_plugins() {
     let node = Node::with_calico();
     let mut agent = node.start_with(&[REQUIRE]);
     until("the reason", || agent.ready().1.contains("not chained"));
@@ -61,7 +61,7 @@ fn require_network_plugins_prevents_chaining_behind_an_unreadable_config() {
 /// As with upstream's agent killed, or still running beside the new one (`maxSurge`), on a
 /// node whose runtime has several plugin directories.
 #[test]
-fn an_upgrade_continues_in_a_bin_dir_without_plugins_that_already_works() {
+fn an_upgrade_is_chained_in_a_bin_dir_that_already_works() {
     let node = Node::uninstalling_with_calico();
     node.install();
     fs::write(node.bin("linkerd-cni"), "upstream's plugin").unwrap();

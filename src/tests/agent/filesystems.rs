@@ -150,7 +150,7 @@ fn uninstall_on_a_read_only_disk_leaves_the_plugin_that_a_conflist_names() {
 }
 
 #[test]
-fn an_uninstall_names_a_dead_agents_socket_that_it_cannot_remove_once() {
+fn an_uninstall_names_once_a_dead_socket_that_it_cannot_remove() {
     with_mounts(|node| {
         drop(UnixDatagram::bind(node.net(".linkerd-cni.sock")).unwrap());
         remount(&node.net(""), MsFlags::MS_RDONLY);
@@ -194,7 +194,7 @@ fn the_agents_of_these_tests_have_the_capabilities_of_the_chart() {
 }
 
 #[test]
-fn a_chained_config_keeps_its_owner_or_is_roots_without_chown() {
+fn a_chained_config_keeps_its_owner_or_without_chown_gets_root() {
     for [mode, uid, gid] in OWNERS {
         for may_chown in [true, false] {
             let node = owned_by([mode, uid, gid]);

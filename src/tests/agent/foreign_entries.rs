@@ -121,7 +121,7 @@ fn an_upgrade_to_a_named_config_removes_entries_from_the_others() {
 }
 
 #[test]
-fn an_entry_that_a_person_writes_stays_beside_the_named_config_until_uninstall() {
+fn a_manual_entry_in_an_unnamed_config_stays_until_uninstall() {
     let node = node();
     let before = node.tree();
     let mut agent = start_with_named(&node, NAMED);

@@ -171,7 +171,7 @@ fn ready_names_each_problem_and_recovers() {
 }
 
 #[test]
-fn agent_waits_for_missing_files_and_chains_only_then() {
+fn agent_chains_only_once_missing_files_have_appeared() {
     type TakeAway = fn(&Node);
     let missing: [(&str, TakeAway); 4] = [
         ("token", |node| fs::rename(node.sa().join("token"), node.sa().join("t")).unwrap()),
@@ -241,7 +241,7 @@ fn invalid_entry_template_or_setting_ends_the_agent_with_the_reason() {
 }
 
 #[test]
-fn the_template_may_come_from_a_file_and_the_ca_from_another() {
+fn template_and_certificate_authority_may_come_from_files() {
     let node = Node::with_calico();
     let (template, ca) = (node.root().join("template"), node.root().join("other-ca"));
     fs::write(&template, TEMPLATE).unwrap();

@@ -35,7 +35,7 @@ pub fn configs_with(node: &Node, text: &str) -> Vec<String> {
 }
 
 #[test]
-fn agent_waits_for_the_named_config_chains_it_alone_and_restores_it() {
+fn agent_waits_for_the_named_config_and_chains_no_other() {
     let node = Node::uninstalling_with_calico();
     let mut agent = node.start_with(ONLY);
     until("the reason", || {
@@ -128,7 +128,7 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
 }
 
 #[test]
-fn changing_between_chaining_and_a_standalone_config_keeps_the_plugin_chained() {
+fn a_change_between_chained_and_standalone_never_removes_the_plugin() {
     let node = Arc::new(Node::with_calico());
     node.install();
     let read = Arc::clone(&node);
@@ -206,7 +206,7 @@ fn an_older_agent_of_another_mode_leaves_network_configs_alone() {
 }
 
 #[test]
-fn each_mode_installs_the_templates_keys_and_three_files() {
+fn each_mode_installs_three_files_with_the_templates_keys() {
     let template = upstream_entry().to_string();
     for (mode, file) in [
         (("LINKERD_CNI_CHAINED", "true"), LIST),
@@ -234,7 +234,7 @@ fn each_mode_installs_the_templates_keys_and_three_files() {
 }
 
 #[test]
-fn a_reformatted_plugin_entry_is_adopted_and_one_with_another_key_is_replaced() {
+fn a_reformatted_entry_is_adopted_and_a_changed_entry_replaced() {
     let node = Node::with_calico();
     node.install();
     let (text, inode) = (node.text(LIST), node.inode(LIST));

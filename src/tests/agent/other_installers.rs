@@ -25,7 +25,7 @@ fn rename(node: &Node, name: &str) -> String {
 }
 
 #[test]
-fn uninstall_restores_the_configs_that_cilium_has_renamed_under_their_new_names() {
+fn uninstall_restores_renamed_configs_of_cilium_under_their_new_names() {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     node.write("30-real", CALICO);
@@ -157,7 +157,7 @@ fn uninstall_keeps_the_binary_that_cri_o_and_multus_still_call() {
 
 /// By the real libcni.
 #[test]
-fn the_runtime_loads_the_plugin_with_a_conf_that_lies_beside_a_conflist() {
+fn a_conf_beside_a_conflist_of_its_name_is_chained() {
     let node = Node::uninstalling();
     node.write("10-net.conf", CONF);
     let other = r#"{"name":"other","cniVersion":"0.4.0","plugins":[{"type":"other"}]}"#;

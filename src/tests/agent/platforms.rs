@@ -159,7 +159,7 @@ fn each_platform_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
 
 /// `snap refresh` copies the data of MicroK8s to a new revision, and sets the link `current` to it.
 #[test]
-fn the_agent_follows_microk8s_to_the_revision_that_a_refresh_makes_current() {
+fn the_agent_follows_a_refresh_of_microk8s_to_the_new_revision() {
     in_mount_namespace(|| {
         let platform = Platform::new("microk8s");
         let snap = platform.host("var/snap/microk8s");

@@ -305,7 +305,7 @@ fn changes_of_a_pod_in_quick_succession_cost_few_requests_and_the_last_one_count
 }
 
 #[test]
-fn a_deleted_pods_file_is_removed_and_its_successor_has_another() {
+fn a_deleted_pods_file_is_removed_and_its_successor_gets_its_own() {
     let old = injected("web-0", "u-old");
     let etcd = mirror("etcd-node-1", "u-mirror", "0static");
     let watched = Scene::watching(&[old.clone(), etcd.clone()]);
@@ -435,7 +435,7 @@ fn a_pod_for_which_a_request_fails_has_no_file() {
 }
 
 #[test]
-fn uninstall_and_an_agent_that_watches_no_pods_remove_the_copy() {
+fn the_copy_is_removed_by_uninstall_and_without_pod_watch() {
     for daemon_set in [DaemonSetState::Exists, DaemonSetState::BeingDeleted] {
         let mut watched = Scene::watching(&[injected("web", "u-web")]);
         watched.api.state().daemon_set = daemon_set;

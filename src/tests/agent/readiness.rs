@@ -19,7 +19,7 @@ fn serves(host: &str, port: u16) -> bool {
 }
 
 #[test]
-fn the_probes_are_served_on_both_families_unless_the_address_is_of_one() {
+fn the_probes_are_served_on_both_families_unless_the_address_selects_one() {
     for (address, on_ipv6) in [("[::]:0", true), (":0", true), ("0.0.0.0:0", false)] {
         let node = Node::with_calico();
         let agent = node.start_ready_with(&[("LINKERD_CNI_ADMIN_ADDR", address)]);

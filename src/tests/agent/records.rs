@@ -124,7 +124,7 @@ fn plugin_calls_are_in_the_agents_log_and_metrics() {
 }
 
 #[test]
-fn promtool_accepts_the_metrics_of_an_agent_that_has_counted_something() {
+fn promtool_accepts_the_agents_metrics() {
     let Scene { node, agent, .. } = Scene::with_socket();
     assert!(send(&node, 1, &failed(101)));
     let failures = r#"linkerd_cni_plugin_failures_total{command="ADD",code="101"}"#;
@@ -263,7 +263,7 @@ fn invalid_ports(source: &str) -> Value {
 }
 
 #[test]
-fn a_pods_repeated_problem_is_one_event_and_the_entrys_none() {
+fn only_a_pods_problem_is_an_event_and_only_once() {
     let scene = Scene::with_socket();
     for source in [KEY, "outbound-ports-to-ignore"] {
         (0..3).for_each(|_| scene.send(1, &invalid_ports(source)));

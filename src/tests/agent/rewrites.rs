@@ -33,7 +33,7 @@ fn each_conflist_rewrite_causes_one_write() {
 }
 
 #[test]
-fn contention_for_two_conflists_delays_writes_and_is_an_event() {
+fn contention_over_two_conflists_delays_writes_and_posts_an_event() {
     let scene = Scene::start(&[("LINKERD_CNI_NODE_NAME", "node-1")]);
     let Scene { api, node, .. } = &scene;
     let names = [LIST, "20-other.conflist"];
@@ -74,7 +74,7 @@ fn contention_for_two_conflists_delays_writes_and_is_an_event() {
 }
 
 #[test]
-fn contention_for_each_file_is_logged_once_and_in_the_metric() {
+fn contention_over_each_file_is_logged_once_and_in_the_metric() {
     for (file, bad) in [
         ("etc/kubeconfig.json", "bad"),
         ("bin/linkerd-cni", "bad"),

@@ -81,7 +81,7 @@ fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
 }
 
 #[test]
-fn the_next_uninstall_completes_one_with_an_unreadable_saved_state() {
+fn an_uninstall_with_an_unreadable_saved_state_is_completed_by_the_next() {
     let node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);
     let before = node.tree();

@@ -98,7 +98,7 @@ fn the_self_test_reruns_only_when_binary_or_entry_changes() {
 }
 
 #[test]
-fn a_mode_without_its_iptables_skips_the_self_test_and_says_so() {
+fn the_self_test_is_skipped_if_the_agent_lacks_the_modes_iptables() {
     let node = real_node();
     // Hides iptables, which the agent's image lacks.
     let hide = r#"mount -t tmpfs none /usr/sbin && exec "$0" "$@""#;
@@ -112,7 +112,7 @@ fn a_mode_without_its_iptables_skips_the_self_test_and_says_so() {
 }
 
 #[test]
-fn mode_whose_iptables_the_agent_has_is_tested_with_it() {
+fn the_self_test_uses_the_iptables_that_the_agent_has() {
     for (mode, program) in [
         ("nft", "iptables-nft-restore"),
         ("legacy", "iptables-legacy-restore"),

@@ -50,7 +50,7 @@ fn uninstall_removes_everything_a_dead_agent_left() {
 }
 
 #[test]
-fn leftovers_of_earlier_agents_are_removed_but_no_directories_of_their_names() {
+fn leftover_files_are_removed_and_directories_with_their_names_kept() {
     for are_directories in [false, true] {
         let node = Node::uninstalling_with_calico();
         let mut before = node.tree();
@@ -76,7 +76,7 @@ fn leftovers_of_earlier_agents_are_removed_but_no_directories_of_their_names() {
 }
 
 #[test]
-fn a_file_that_an_upstream_agent_is_writing_stays_until_nothing_changes_it() {
+fn a_file_that_an_upstream_agent_still_writes_is_not_removed() {
     let node = Node::with_calico();
     let path = node.net("10-calico.conflist.install");
     let mut file = fs::File::create(&path).unwrap();
@@ -132,7 +132,7 @@ fn two_agents_with_equal_settings_chain_the_plugin_once() {
 }
 
 #[test]
-fn the_stand_in_of_helm_test_says_that_no_connection_reaches_it() {
+fn the_helm_test_probe_reports_that_no_connection_reached_it() {
     let node = Node::with_calico();
     let probe = node.start_under(&[], &["probe", "serve", "--token", "token", "0"], &[]);
     until("the error", || probe.log().contains("no connection was redirected to [0] within 20 s"));

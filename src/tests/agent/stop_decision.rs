@@ -274,7 +274,7 @@ fn an_agent_without_an_api_server_leaves_everything_in_place() {
 }
 
 #[test]
-fn asking_agent_is_alive_not_ready_ignores_further_signals_and_restores_removed_files() {
+fn a_deciding_agent_ignores_further_signals_and_restores_removed_files() {
     let mut scene = Scene::asking();
     let kubeconfig = scene.node.inode("kubeconfig.json");
     // Without a valid token, a running agent would write its own one, which ends with its pod.
@@ -294,7 +294,7 @@ fn asking_agent_is_alive_not_ready_ignores_further_signals_and_restores_removed_
 }
 
 #[test]
-fn an_uninstall_that_fails_is_an_event_on_the_node() {
+fn a_failed_uninstall_posts_an_event_on_the_node() {
     const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/default/events";
     let mut scene = Scene::start(&[NODE]);
     // A copy of the chain in the config of another program, which the agent must not change.

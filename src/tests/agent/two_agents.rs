@@ -68,7 +68,7 @@ fn is_new(node: &Node, what: &str) -> bool {
 }
 
 #[test]
-fn the_newer_of_two_agents_writes_and_the_older_one_only_stays_ready() {
+fn of_two_agents_only_the_newer_writes_and_both_are_ready() {
     all(DIFFERENCES, |what| {
         let ((node, mut old), other) = (start_old(what), Node::new());
         let mut new = start_new(&node, &other, what);

@@ -51,7 +51,7 @@ fn a_dead_upstream_agents_entry_and_token_are_replaced() {
 }
 
 #[test]
-fn an_agent_that_ends_beside_upstreams_restores_its_kubeconfig() {
+fn an_agent_that_stops_beside_upstreams_restores_upstreams_kubeconfig() {
     let [other, same] = templates();
     for (_name, (set, template)) in table::named([
         ("the agent is replaced", (DaemonSetState::Exists, &other)),

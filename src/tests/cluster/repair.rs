@@ -44,7 +44,7 @@ fn stranded_pods_are_reported_or_repaired_in_place_and_audited() {
 }
 
 #[test]
-fn the_startup_taint_ends_with_readiness_and_the_plugin_with_the_daemonset() {
+fn startup_taint_is_removed_when_ready_and_plugin_with_the_daemonset() {
     let scene = Scene::begin();
     let Scene { helm, .. } = &scene;
     let tainted_node = tainted();

@@ -159,7 +159,7 @@ fn each_reported_setting_and_container_lets_exactly_its_connections_bypass_the_p
 }
 
 #[test]
-fn a_second_network_is_redirected_too_and_is_no_path_of_its_own() {
+fn a_second_network_is_redirected_and_does_not_bypass_the_proxy() {
     let status =
         json!([{"name": "default", "ips": ["10.99.0.1"]}, {"name": "a/b", "ips": ["fd98::1"]}]);
     for (ipv6, report) in [(true, &[][..]), (false, &["ipv6: , value disableIPv6"])] {

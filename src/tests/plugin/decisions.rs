@@ -25,7 +25,7 @@ struct RequestsRow {
 }
 
 #[test]
-fn an_add_sends_only_deciding_requests_and_check_none() {
+fn add_sends_only_the_requests_that_decide_and_check_sends_none() {
     for (name, row) in table::rows_of::<RequestsRow>(include_str!("decisions.yaml"), "requests") {
         let RequestsRow { annotations, spec, requests, is_redirected } = row;
         let scene = Scene::with(json!(annotations), &spec, &json!({}));

@@ -40,7 +40,7 @@ fn processes_with(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn a_held_xtables_lock_fails_add_with_its_holder_and_passes_check() {
+fn a_held_xtables_lock_fails_add_but_not_check() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("xtables.lock");
     let lock = path.to_str().unwrap();
@@ -137,7 +137,7 @@ fn without_any_backend_the_error_has_the_cause_of_each() {
 
 /// The pod may get an IPv6 address later.
 #[test]
-fn add_fails_without_a_rule_where_ipv6_cannot_be_redirected() {
+fn add_leaves_no_rule_where_ipv6_cannot_be_redirected() {
     let scene = without_ipv6_address();
     let programs = tempfile::tempdir().unwrap();
     for suffix in ["", "-restore"] {

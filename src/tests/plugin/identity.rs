@@ -30,7 +30,7 @@ struct OwnPodRow {
 }
 
 #[test]
-fn another_pods_object_decides_neither_for_nor_against_rules() {
+fn the_object_of_another_pod_decides_nothing() {
     let scene = Scene::meshed();
     for (name, row) in table::rows_of::<OtherPodRow>(include_str!("identity.yaml"), "others") {
         for has_proxy in [true, false] {

@@ -151,7 +151,7 @@ fn auto_needs_no_iptables_and_nft_names_the_missing_programs() {
 }
 
 #[test]
-fn without_the_modes_programs_the_plugin_names_the_rules_backend() {
+fn add_names_the_backend_that_replaced_a_missing_one() {
     let scene = Scene::meshed();
     let programs = tempfile::tempdir().unwrap();
     for name in ["iptables-nft", "iptables-nft-restore"] {
@@ -168,7 +168,7 @@ fn without_the_modes_programs_the_plugin_names_the_rules_backend() {
 }
 
 #[test]
-fn unusable_iptables_fail_add_with_a_remedy_and_check_needs_none() {
+fn add_needs_usable_iptables_and_check_does_not() {
     let scene = Scene::meshed();
     let programs = fake_iptables_nft("exit 1");
     let call = |command| scene.in_mode("nft", command).env("PATH", programs.path()).run();
@@ -186,7 +186,7 @@ fn programs_that_succeed_without_reading_the_rules_fail_the_pod() {
 }
 
 #[test]
-fn check_accepts_the_rules_of_the_mode_that_add_had() {
+fn check_accepts_rules_that_add_wrote_in_another_mode() {
     for before in ["nft", "legacy", "native"] {
         let scene = Scene::meshed();
         let call = |command, mode: &str| scene.in_mode(mode, command).linkerd("ipv6", true);

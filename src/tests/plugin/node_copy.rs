@@ -133,7 +133,7 @@ fn one_request_decides_on_an_unannotated_pod_outside_of_the_copy() {
 }
 
 #[test]
-fn add_of_an_unmeshed_pod_waits_for_no_copy_of_a_dead_agent() {
+fn add_of_an_unmeshed_pod_does_not_wait_for_a_dead_agent() {
     let scene = Scene::meshed();
     let call = |command| scene.call(command).annotated(json!({}));
     let (add, version) = (call("ADD"), call("VERSION"));

@@ -174,7 +174,7 @@ proptest! {
 }
 
 #[test]
-fn a_rule_with_an_unknown_option_cannot_be_evaluated_if_packets_reach_it() {
+fn an_unknown_rule_option_is_an_error_only_where_packets_reach_it() {
     let lines = |rule: &str| {
         ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT", "-N X", "-N UNUSED", "-A OUTPUT -j X", rule]
             .map(str::to_owned)

@@ -73,7 +73,7 @@ fn toolchain(rust: &str, debian: &str) -> Output {
 }
 
 #[test]
-fn another_rust_or_debian_is_refused() {
+fn a_build_with_another_rust_or_debian_is_refused() {
     let rust = env!("CARGO_PKG_RUST_VERSION");
     let output = toolchain(&format!("{rust}.3"), "12");
     assert!(!said(&output).contains("other bytes"), "{}", said(&output));
@@ -130,7 +130,7 @@ fn rebuild(compilers: &[&str], change: impl Fn(&Checkout, &Path)) -> String {
 }
 
 #[test]
-fn a_folder_is_rebuilt_with_the_recorded_compilers_or_the_reason_is_named() {
+fn a_folder_is_rebuilt_with_its_recorded_compilers_or_refused() {
     let nothing = |_: &Checkout, _: &Path| {};
     let same = rebuild(&["rustc=rustc 1.95.0 (a)", "gcc-12=12-2"], nothing);
     assert!(same.contains("12-2\nrustc 1.95.0"), "{same}");

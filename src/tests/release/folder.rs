@@ -167,7 +167,7 @@ fn sboms_have_every_crate_that_is_compiled_in() {
 }
 
 #[test]
-fn the_provenance_names_the_commit_every_file_the_compilers_and_the_libraries() {
+fn the_provenance_names_commit_files_compilers_and_libraries() {
     let name = format!("linkerd2-cni-v{VERSION}.intoto.json");
     let statement = json(release().join(&name));
     let mut subjects = BTreeSet::from([name, "SHA256SUMS".into()]);

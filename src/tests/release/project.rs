@@ -235,7 +235,7 @@ fn the_third_party_notices_have_every_crate() {
 }
 
 #[test]
-fn the_committed_results_are_complete_and_those_of_the_page() {
+fn the_compatibility_page_has_exactly_the_committed_results() {
     let results: Value =
         serde_json::from_str(&read("docs/maintainers/compatibility.json")).unwrap();
     let page = read("docs/maintainers/compatibility.md");

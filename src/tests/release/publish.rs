@@ -133,7 +133,7 @@ fn tag_object() -> Value {
 }
 
 #[test]
-fn refuses_a_folder_that_another_machine_does_not_make_again() {
+fn a_folder_that_another_machine_does_not_make_again_is_refused() {
     let mut publication = Publication::small();
     publication.set("REBUILD_CHECKSUM", &"a".repeat(64));
     publication.must_refuse("the jobs build and rebuild made different files");
@@ -142,7 +142,7 @@ fn refuses_a_folder_that_another_machine_does_not_make_again() {
 }
 
 #[test]
-fn refuses_a_folder_that_another_job_changed() {
+fn a_folder_that_another_job_changed_is_refused() {
     assert!(Publication::small().would_push());
     let chart = "linkerd2-cni-2026.12.0.tgz";
 
@@ -200,7 +200,7 @@ fn a_tag_without_a_managers_signature_or_a_green_test_is_refused() {
 }
 
 #[test]
-fn refuses_what_is_published_or_may_be() {
+fn a_version_that_is_or_may_be_published_is_refused() {
     let mut publication = Publication::small();
     fs::write(publication.path("state/release"), "false\n").unwrap();
     publication.must_refuse("has a GitHub release already");

@@ -90,7 +90,7 @@ fn must_refuse(tree: &Checkout, args: &[&str], reason: &str) {
 }
 
 #[test]
-fn a_version_above_the_last_tag_with_an_entry_is_released() {
+fn a_version_is_released_if_it_is_new_and_in_the_changelog() {
     let tree = tree();
     assert_eq!(refusal(&tree, &["2.1.0"]), None);
     // CI releases a commit that has the tag already.
@@ -112,7 +112,7 @@ fn a_version_above_the_last_tag_with_an_entry_is_released() {
 }
 
 #[test]
-fn this_tree_has_one_version_with_an_entry_in_the_changelog() {
+fn this_tree_has_one_version_which_is_in_the_changelog() {
     let tree = tree();
     tree.git(&["tag", "--delete", "v2.0.0"]);
     for file in ["CHANGELOG.md", "Cargo.toml", CHART] {
@@ -198,7 +198,7 @@ fn a_version_is_refused_with_the_reason() {
 }
 
 #[test]
-fn a_changed_tree_is_released_from_a_child_of_its_commit() {
+fn uncommitted_files_are_built_from_a_temporary_child_commit() {
     let tree = tree();
     let head = tree.git(&["rev-parse", "HEAD"]);
     let commit = || {
@@ -225,7 +225,7 @@ struct UnpublishedText {
 }
 
 #[test]
-fn a_version_with_texts_of_an_unpublished_one_is_released_but_not_published() {
+fn a_version_whose_texts_say_unpublished_is_not_published() {
     let tree = tree();
     let publish = ["2.1.0", "--publish"];
     let digest = "a".repeat(64);

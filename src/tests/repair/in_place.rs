@@ -46,7 +46,7 @@ fn a_stranded_pod_gets_the_rules_that_the_plugin_would_install() {
 }
 
 #[test]
-fn a_netns_without_the_pods_address_or_of_another_pod_is_not_changed() {
+fn a_netns_that_is_not_the_pods_is_not_changed() {
     for (uid, address) in [
         // A cached result that an earlier pod left behind.
         ("uid-of-web-1", "10.99.0.77"),

@@ -46,7 +46,7 @@ fn fat(name: &str, size: usize) -> Value {
 }
 
 #[test]
-fn a_watchs_error_is_logged_on_a_short_line_without_the_token() {
+fn a_watch_error_is_logged_on_one_short_line_without_the_token() {
     let (api, controller) = Controller::watched();
     let mut status = expired();
     status["message"] = json!(format!("\u{1b}too old: Bearer first{}", "z".repeat(100_000)));

@@ -66,7 +66,7 @@ fn requests(node: Node, span: Duration) -> Vec<Duration> {
 }
 
 #[test]
-fn an_idle_agent_leaves_requests_to_the_repair_controller_with_every_configuration() {
+fn an_idle_agent_leaves_enough_requests_for_the_repair_controller() {
     let span = DAY * 30;
     for number in 0..4 {
         let [account, tainted] = [1, 2].map(|bit| number & bit != 0);
@@ -80,7 +80,7 @@ fn an_idle_agent_leaves_requests_to_the_repair_controller_with_every_configurati
 }
 
 #[test]
-fn an_idle_node_whose_token_requests_fail_sends_as_few_requests() {
+fn failed_token_requests_do_not_raise_the_requests_of_an_idle_node() {
     let start = Instant::now();
     let mut schedule = Schedule::new(start, Some(Duration::ZERO));
     schedule.check_done(start, TokenCheckResult::Accepted, Duration::ZERO);
@@ -142,7 +142,7 @@ fn unanswered_checks_and_token_requests_back_off_to_a_minute() {
 }
 
 #[test]
-fn nodes_rejected_by_an_overloaded_api_server_return_spread_after_its_wait() {
+fn retries_after_an_overload_are_spread_over_the_nodes() {
     let start = Instant::now();
     // The same header for all: kube-apiserver sends `Retry-After: 1`.
     for retry_after in [1, 300] {
@@ -183,7 +183,7 @@ fn a_flood_of_records_causes_a_bounded_number_of_checks() {
 }
 
 #[test]
-fn records_and_changed_tokens_cause_checks_at_a_limited_rate() {
+fn plugin_failures_and_kubeconfig_changes_cause_checks_at_a_limited_rate() {
     let start = Instant::now();
     type Report = fn(&mut Schedule, Instant);
     let reports: [(Report, Duration); 2] = [

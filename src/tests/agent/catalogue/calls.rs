@@ -124,7 +124,7 @@ fn skip_outbound_ports(ports: &str) -> Value {
 }
 
 #[test]
-fn each_fault_of_a_call_is_shown_as_its_section_says() {
+fn each_fault_of_a_call_is_shown_as_its_page_documents() {
     let with_event = WITH_EVENT.iter().map(|row| (row, true));
     let rows = with_event.chain(WITHOUT_EVENT.iter().map(|row| (row, false)));
     let rows = rows.filter(|((name, _), _)| !name.starts_with("nf-tables") || has_strace());
@@ -182,7 +182,7 @@ const REPORTED: &[Reported] = &[
 ];
 
 #[test]
-fn each_fault_of_a_starting_pod_is_shown_as_its_section_says() {
+fn each_fault_of_a_starting_pod_is_shown_as_its_page_documents() {
     all(REPORTED, |(name, [reason, line, metric], cause)| {
         let mut fault = Fault::new(name);
         cause(&mut fault);

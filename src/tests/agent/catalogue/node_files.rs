@@ -72,7 +72,7 @@ const NOT_READY: &[Row] = &[
 ];
 
 #[test]
-fn each_fault_of_the_nodes_files_is_shown_as_its_section_says() {
+fn each_fault_of_the_nodes_files_is_shown_as_its_page_documents() {
     all(NOT_READY, |(name, text, start)| {
         in_mount_namespace(move || {
             let node = Node::with_calico();
