@@ -19,7 +19,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use crate::cni::args::{PodRef, is_name};
 use crate::cni::request::is_identifier;
 use crate::cni::{Command, Error};
-use crate::config::ignored_ports::{self, Ignored, SOURCES};
+use crate::config::ignored_ports::{self, Ignored};
 use crate::failure::Failure;
 use crate::pod::skip::SkipReason;
 use crate::quote::one_line;
@@ -120,7 +120,7 @@ pub struct Record {
     pub ignored: Vec<Ignored>,
     /// Init containers that start before the proxy, so that their connections are refused.
     pub blocked_init_containers: Vec<String>,
-    /// Containers of the app that run as the proxy's user, so that their connections bypass it.
+    /// Containers of the app that run as the proxy's user. Their connections bypass the proxy.
     pub exempt_containers: Vec<String>,
     /// Number of other containers of each kind, which the record does not name.
     #[serde(skip_serializing_if = "is_zero")]
@@ -358,7 +358,7 @@ struct SentList {
 fn lists_of_known_sources<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ignored>, D::Error> {
     let sent = Vec::<SentList>::deserialize(field)?;
     let mut lists = Vec::new();
-    for source in SOURCES {
+    for source in ignored_ports::sources() {
         if let Some(list) = sent.iter().find(|list| list.source == source) {
             lists.push(Ignored { source, elements: list.elements.clone(), more: list.more });
         }

@@ -7,13 +7,13 @@
 
 use libfuzzer_sys::fuzz_target;
 use linkerd2_cni::cni::args;
-use linkerd2_cni::pod::annotation::{CREATED_BY, INHERITED_KEYS, INJECT, PROXY_PORTS};
+use linkerd2_cni::pod::annotation::{CREATED_BY, INJECT, TABLE};
 use testkit::properties::decision::{API_ERRORS, COPY_STATES, Start};
 
 const CONTAINERS: [&[&str]; 4] = [&["app"], &["app", "linkerd-proxy"], &["linkerd-init"], &[]];
 
 fn key(text: &str) -> String {
-    let known = [&INHERITED_KEYS[..], &PROXY_PORTS, &[INJECT, CREATED_BY]].concat();
+    let known: Vec<&str> = TABLE.iter().map(|row| row.key).chain([INJECT, CREATED_BY]).collect();
     let number: Option<usize> = text.parse().ok();
     number.and_then(|number| known.get(number)).map_or(text, |known| *known).to_owned()
 }

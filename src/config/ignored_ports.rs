@@ -5,24 +5,21 @@ use std::fmt;
 
 use serde::Serialize;
 
-use crate::pod::annotation;
+use crate::pod::annotation::{self, ValueKind};
 use crate::quote::{self, quote};
 use crate::redirect::ports;
 
 pub const OUTBOUND_KEY: &str = "outbound-ports-to-ignore";
 pub const INBOUND_KEY: &str = "inbound-ports-to-ignore";
 
-/// Annotations and keys of the plugin entry whose invalid elements are ignored.
-pub const SOURCES: [&str; 8] = [
-    annotation::SKIP_OUTBOUND_PORTS,
-    annotation::SKIP_INBOUND_PORTS,
-    annotation::INBOUND_PORT,
-    annotation::OUTBOUND_PORT,
-    annotation::CONTROL_PORT,
-    annotation::ADMIN_PORT,
-    OUTBOUND_KEY,
-    INBOUND_KEY,
-];
+/// Returns the annotations and the keys of the plugin entry whose invalid elements are ignored.
+pub fn sources() -> impl Iterator<Item = &'static str> {
+    let annotations = annotation::TABLE.iter().filter(|row| match row.value {
+        ValueKind::PortList | ValueKind::ProxyPort => true,
+        ValueKind::SubnetList | ValueKind::Id => false,
+    });
+    annotations.map(|row| row.key).chain([OUTBOUND_KEY, INBOUND_KEY])
+}
 
 /// Number of elements that logs and Events name. A list may have hundreds of thousands of invalid
 /// ones.
@@ -33,7 +30,7 @@ pub(super) const PORT_GRAMMAR: &str = "a port from 1 to 65535";
 
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Ignored {
-    /// One of [`SOURCES`].
+    /// One of [`sources`].
     pub source: &'static str,
     /// The first elements, each cut.
     pub elements: Vec<String>,
@@ -58,8 +55,10 @@ impl Ignored {
 
     /// Describes valid elements of the list.
     pub fn grammar(&self) -> &'static str {
-        let is_one_port = annotation::PROXY_PORTS.contains(&self.source);
-        if is_one_port { PORT_GRAMMAR } else { ports::GRAMMAR }
+        match annotation::redirect_annotation(self.source) {
+            Some(row) if row.value == ValueKind::ProxyPort => PORT_GRAMMAR,
+            _ => ports::GRAMMAR,
+        }
     }
 }
 
@@ -107,7 +106,7 @@ mod tests {
 
     fn list(source: usize, elements: &[&str]) -> Ignored {
         Ignored {
-            source: SOURCES[source],
+            source: sources().nth(source).unwrap(),
             elements: elements.iter().map(|text| (*text).to_owned()).collect(),
             more: 0,
         }

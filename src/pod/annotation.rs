@@ -9,22 +9,69 @@ use crate::quote::quote;
 
 pub type Annotations = BTreeMap<String, String>;
 
-pub const SKIP_OUTBOUND_PORTS: &str = "config.linkerd.io/skip-outbound-ports";
-pub const SKIP_INBOUND_PORTS: &str = "config.linkerd.io/skip-inbound-ports";
-pub const SKIP_SUBNETS: &str = "config.linkerd.io/skip-subnets";
-/// Proposed in <https://github.com/linkerd/linkerd2/pull/15496>, as is [`SKIP_OUTBOUND_SUBNETS`].
-pub const SKIP_INBOUND_SUBNETS: &str = "config.linkerd.io/skip-inbound-subnets";
-pub const SKIP_OUTBOUND_SUBNETS: &str = "config.linkerd.io/skip-outbound-subnets";
-pub const PROXY_UID: &str = "config.linkerd.io/proxy-uid";
-pub const PROXY_GID: &str = "config.linkerd.io/proxy-gid";
-pub const INBOUND_PORT: &str = "config.linkerd.io/inbound-port";
-pub const OUTBOUND_PORT: &str = "config.linkerd.io/outbound-port";
-pub const CONTROL_PORT: &str = "config.linkerd.io/control-port";
-pub const ADMIN_PORT: &str = "config.linkerd.io/admin-port";
+/// An annotation that changes a pod's redirect rules. `docs/annotations.md` describes each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RedirectAnnotation {
+    pub key: &'static str,
+    pub value: ValueKind,
+}
 
-/// Annotations with the ports of the proxy. The proxy container states the ports too, so a pod
-/// without these annotations does not cause a request for its namespace.
-pub const PROXY_PORTS: [&str; 4] = [INBOUND_PORT, OUTBOUND_PORT, CONTROL_PORT, ADMIN_PORT];
+/// What the value of a [`RedirectAnnotation`] is. Decides how an invalid value is treated, and
+/// whether a pod without the annotation takes the namespace's value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueKind {
+    /// Ports and port ranges. Invalid elements are ignored and reported.
+    PortList,
+    /// Subnets. An invalid element fails the pod.
+    SubnetList,
+    /// A user ID or group ID. An invalid value fails the pod.
+    Id,
+    /// A port of the proxy. An invalid value is ignored and reported. The proxy container states
+    /// its ports too, so a pod without the annotation does not cause a request for its namespace.
+    ProxyPort,
+}
+
+/// Declares a constant with the key of each annotation, and [`TABLE`] with all of them.
+macro_rules! redirect_annotations {
+    ($($(#[$doc:meta])* $name:ident $key:literal $value:ident)*) => {
+        $($(#[$doc])* pub const $name: &str = $key;)*
+
+        /// All annotations that change a pod's redirect rules. The plugin reads no other ones for
+        /// them, and the node's copy of a pod has no other ones.
+        pub const TABLE: &[RedirectAnnotation] = &[
+            $(RedirectAnnotation { key: $name, value: ValueKind::$value }),*
+        ];
+    };
+}
+
+redirect_annotations! {
+    SKIP_OUTBOUND_PORTS "config.linkerd.io/skip-outbound-ports" PortList
+    SKIP_INBOUND_PORTS "config.linkerd.io/skip-inbound-ports" PortList
+    SKIP_SUBNETS "config.linkerd.io/skip-subnets" SubnetList
+    /// Proposed in <https://github.com/linkerd/linkerd2/pull/15496>, as is
+    /// [`SKIP_OUTBOUND_SUBNETS`].
+    SKIP_INBOUND_SUBNETS "config.linkerd.io/skip-inbound-subnets" SubnetList
+    SKIP_OUTBOUND_SUBNETS "config.linkerd.io/skip-outbound-subnets" SubnetList
+    PROXY_UID "config.linkerd.io/proxy-uid" Id
+    PROXY_GID "config.linkerd.io/proxy-gid" Id
+    INBOUND_PORT "config.linkerd.io/inbound-port" ProxyPort
+    OUTBOUND_PORT "config.linkerd.io/outbound-port" ProxyPort
+    CONTROL_PORT "config.linkerd.io/control-port" ProxyPort
+    ADMIN_PORT "config.linkerd.io/admin-port" ProxyPort
+}
+
+/// Returns the row of [`TABLE`] with this key.
+pub fn redirect_annotation(key: &str) -> Option<&'static RedirectAnnotation> {
+    TABLE.iter().find(|row| row.key == key)
+}
+
+/// Returns the annotations that the namespace may have for its pods. If the pod lacks one, the
+/// namespace's value applies. Upstream's plugin reads them too, except [`SKIP_INBOUND_SUBNETS`] and
+/// [`SKIP_OUTBOUND_SUBNETS`].
+pub fn inherited_keys() -> impl Iterator<Item = &'static str> {
+    let inherited = TABLE.iter().filter(|row| row.value != ValueKind::ProxyPort);
+    inherited.map(|row| row.key)
+}
 
 /// Enables or disables the proxy injector for a pod.
 pub const INJECT: &str = "linkerd.io/inject";
@@ -35,19 +82,6 @@ pub const INJECTOR: &str = "linkerd/proxy-injector";
 
 const PROXY_VERSION: &str = "linkerd.io/proxy-version";
 const TRUST_ROOT: &str = "linkerd.io/trust-root-sha256";
-
-/// Annotations that the namespace may have for its pods. If the pod lacks one, the namespace's
-/// value applies. Upstream's plugin reads them too, except [`SKIP_INBOUND_SUBNETS`] and
-/// [`SKIP_OUTBOUND_SUBNETS`].
-pub const INHERITED_KEYS: [&str; 7] = [
-    SKIP_OUTBOUND_PORTS,
-    SKIP_INBOUND_PORTS,
-    SKIP_SUBNETS,
-    SKIP_INBOUND_SUBNETS,
-    SKIP_OUTBOUND_SUBNETS,
-    PROXY_UID,
-    PROXY_GID,
-];
 
 /// Whether the author disabled the proxy injector for the pod.
 pub fn is_disabled(annotations: &Annotations) -> bool {
@@ -83,7 +117,7 @@ pub fn has_proxy_annotation(annotations: &Annotations) -> bool {
 /// Whether the pod has the proxy injector's mark: [`CREATED_BY`] names the injector, and injection
 /// is not disabled. The author of a pod can copy the mark.
 ///
-/// The injector copies each of [`INHERITED_KEYS`] that it knows from the namespace to the pod when
+/// The injector copies each of [`inherited_keys`] that it knows from the namespace to the pod when
 /// it sets [`CREATED_BY`], so the namespace is read only if the pod has an empty value. A disabled
 /// pod with the mark is a copy of an injected pod, because the injector skips disabled pods.
 pub fn is_injected(annotations: &Annotations) -> bool {
@@ -100,4 +134,35 @@ pub fn is_injected(annotations: &Annotations) -> bool {
 /// Returns the error for an invalid value of an annotation.
 pub fn annotation_error(key: &str, value: &str, problem: &str) -> Error {
     Error::new(Failure::InvalidAnnotation, format!("annotation {key}: {}: {problem}", quote(value)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_lists_exactly_the_annotations_of_the_table() {
+        let page = include_str!("../../docs/annotations.md");
+        let section = page.split("\n## ").next().unwrap();
+        let mut documented = Vec::new();
+        for row in section.lines().filter(|line| line.starts_with("| `")) {
+            let (names, value) = row[2..].split_once(" | ").unwrap();
+            for name in names.split('`').skip(1).step_by(2) {
+                let key = format!("config.linkerd.io/{name}");
+                documented.push((key, value.split([' ', ',']).next().unwrap()));
+            }
+        }
+        let mut wanted = Vec::new();
+        for row in TABLE {
+            let value = match row.value {
+                ValueKind::PortList => "port",
+                ValueKind::SubnetList => "CIDRs",
+                ValueKind::Id | ValueKind::ProxyPort => "a",
+            };
+            wanted.push((row.key.to_owned(), value));
+        }
+        documented.sort();
+        wanted.sort();
+        assert_eq!(documented, wanted);
+    }
 }

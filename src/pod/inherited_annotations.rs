@@ -3,12 +3,12 @@
 use super::annotation::{self, Annotations};
 
 /// Returns whether the namespace's annotations may apply to a pod with these annotations: the pod
-/// lacks one of [`annotation::INHERITED_KEYS`]. The proxy injector copies the namespace's values to
+/// lacks one of [`annotation::inherited_keys`]. The proxy injector copies the namespace's values to
 /// its pods, but does not replace an empty value. So on a pod with its mark, only an empty value
 /// counts as missing.
 pub fn needs_namespace(annotations: &Annotations) -> bool {
     let is_injected = annotation::is_injected(annotations);
-    annotation::INHERITED_KEYS.iter().any(|key| match annotations.get(*key) {
+    annotation::inherited_keys().any(|key| match annotations.get(key) {
         Some(value) => value.is_empty(),
         None => !is_injected,
     })
@@ -21,15 +21,10 @@ pub fn inherit(annotations: &mut Annotations, of_namespace: Annotations) {
     }
 }
 
-/// Keeps the annotations that change redirect rules ([`annotation::INHERITED_KEYS`],
-/// [`annotation::PROXY_PORTS`]), without empty values: an empty value on the pod does not override
-/// the namespace's value.
+/// Keeps the annotations that change redirect rules ([`annotation::TABLE`]), without empty values:
+/// an empty value on the pod does not override the namespace's value.
 pub fn redirect_annotations(mut annotations: Annotations) -> Annotations {
-    annotations.retain(|key, value| {
-        let key = key.as_str();
-        let changes_rules =
-            annotation::INHERITED_KEYS.contains(&key) || annotation::PROXY_PORTS.contains(&key);
-        changes_rules && !value.is_empty()
-    });
+    annotations
+        .retain(|key, value| annotation::redirect_annotation(key).is_some() && !value.is_empty());
     annotations
 }

@@ -7,7 +7,7 @@ use prometheus_client::metrics::counter::Counter;
 
 use crate::agent::status_body::PluginCounts;
 use crate::cni::Command;
-use crate::config::ignored_ports::SOURCES;
+use crate::config::ignored_ports::sources;
 use crate::failure::{self, Failure};
 use crate::metrics::{
     Counters, Durations, Labels, label, metrics, register, register_durations_each, register_each,
@@ -49,7 +49,7 @@ metrics! {
         (code_labels(Failure::is_outage))
     ignored_ports: Counters<1> = register_each
         "Port lists with ignored elements, by annotation or key of the plugin entry"
-        (SOURCES.map(|source| [label("source", source)]))
+        (sources().map(|source| [label("source", source)]))
     pods_with_blocked_init_containers: Counter = register
         "Redirected pods with init containers that start before the proxy, so that their connections are refused"
     unproven_checks: Counter = register
@@ -96,6 +96,8 @@ impl PluginCalls {
         }
     }
 
+    /// Returns the counters above zero for `/status`. Leaves out pods that were deleted while they
+    /// started: that is no fault.
     pub fn counts(&self) -> PluginCounts {
         let mut failures = nonzero(&self.failures, failure_labels());
         failures.remove(&Failure::PodNotFound.code().to_string());

@@ -96,10 +96,9 @@ fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
         let found = defaults("").resolve(&facts).unwrap();
         assert_eq!(found.redirect, redirect(&defaults(""), &[]).unwrap());
         let ignored = Ignored {
-            source: annotation::PROXY_PORTS
-                .into_iter()
-                .find(|name| name.ends_with(&format!("/{key}")))
-                .unwrap(),
+            source: annotation::redirect_annotation(&format!("config.linkerd.io/{key}"))
+                .unwrap()
+                .key,
             elements: vec![value.into()],
             more: 0,
         };

@@ -16,8 +16,7 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use linkerd2_cni::cni::args;
 use linkerd2_cni::config::Config;
 use linkerd2_cni::kube::kubeconfig;
-use linkerd2_cni::pod::annotation;
-use linkerd2_cni::pod::annotation::Annotations;
+use linkerd2_cni::pod::annotation::{self, Annotations, ValueKind};
 use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::redirect::ports::{self, PortRange};
 use linkerd2_cni::redirect::rules;
@@ -58,8 +57,10 @@ fn nearly_a_list() -> impl Strategy<Value = String> {
 }
 
 /// Annotations with a list of subnets.
-const SUBNET_KEYS: [&str; 3] =
-    [annotation::SKIP_SUBNETS, annotation::SKIP_INBOUND_SUBNETS, annotation::SKIP_OUTBOUND_SUBNETS];
+fn subnet_keys() -> Vec<&'static str> {
+    let rows = annotation::TABLE.iter().filter(|row| row.value == ValueKind::SubnetList);
+    rows.map(|row| row.key).collect()
+}
 
 /// A list of subnets, of which some may be invalid.
 fn nearly_subnets() -> impl Strategy<Value = String> {
@@ -202,7 +203,7 @@ proptest! {
     #[test]
     fn each_element_of_a_subnet_list_is_used_or_fails(
         text in prop_oneof![nearly_a_list(), nearly_subnets()],
-        key in select(&SUBNET_KEYS[..]),
+        key in select(subnet_keys()),
     ) {
         let elements: Vec<&str> =
             text.split(',').map(str::trim).filter(|element| !element.is_empty()).collect();

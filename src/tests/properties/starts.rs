@@ -1,7 +1,7 @@
 //! Starts of random pods: none with a proxy is skipped without a documented reason.
 
 use linkerd2_cni::pod::Decision;
-use linkerd2_cni::pod::annotation::Annotations;
+use linkerd2_cni::pod::annotation::{self, Annotations};
 use proptest::collection::{btree_map, vec};
 use proptest::option;
 use proptest::prelude::*;
@@ -15,13 +15,16 @@ use crate::{kubernetes_name, nearly_a_list};
 const CONTAINERS: [&str; 4] = ["app", "linkerd-proxy", "linkerd-init", "linkerd-proxy-2"];
 
 /// Keys or values of annotations.
-fn texts(kind: &str) -> impl Strategy<Value = String> + use<> {
+fn texts(kind: &str) -> Vec<String> {
     let texts = yaml(include_str!("starts.yaml"))[kind].take();
-    select(serde_json::from_value::<Vec<String>>(texts).unwrap())
+    serde_json::from_value(texts).unwrap()
 }
 
 fn annotations() -> impl Strategy<Value = Annotations> {
-    btree_map(texts("keys"), prop_oneof![4 => texts("values"), 1 => nearly_a_list()], 0..5)
+    let mut keys = texts("keys");
+    keys.extend(annotation::TABLE.iter().map(|row| row.key.to_owned()));
+    let value = prop_oneof![4 => select(texts("values")), 1 => nearly_a_list()];
+    btree_map(select(keys), value, 0..5)
 }
 
 prop_compose! {
