@@ -1,7 +1,7 @@
 //! Runs the CNI commands ADD, CHECK, DEL, GC, STATUS and VERSION.
 
 pub mod add;
-mod check;
+pub mod check;
 pub mod fetch_pod;
 mod pod_netns;
 pub mod pod_sources;

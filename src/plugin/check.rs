@@ -13,10 +13,11 @@ use crate::record::Record;
 use crate::verdict::{PodView, Verdict, verdict};
 
 /// What a CHECK found.
-enum Comparison {
+#[derive(Debug)]
+pub enum Comparison {
     /// The plugin installs no rules in this pod.
     Skipped(SkipReason),
-    /// The rules that are missing or changed, in words. Empty: none.
+    /// The rules that are missing or changed, in words. Empty: all rules are there.
     Missing(Vec<String>),
 }
 
@@ -32,13 +33,13 @@ pub fn check(request: &Request, config: &Config) -> CallOutcome {
         Err(error) => return outcome(record, Err(error)),
     };
     let record = record.of_pod(&pod);
-    // The name may decide alone. Then no source is read.
+    // If the name decides, no source is read.
     if let Verdict::Skipped(reason) = verdict(config, &pod, PodView::Incomplete) {
         return outcome(record, Ok(Comparison::Skipped(reason)));
     }
     let requested = RequestedPod::read(&pod, request);
-    // The rules that are there usually tell what the pod started with, so no API request is sent if
-    // the node's copy lacks the pod: CRI-O calls CHECK also after each ADD.
+    // If the node's copy lacks the pod, the rules in the netns come before an API request: they
+    // usually tell what the pod started with. CRI-O calls CHECK also after each ADD.
     if requested.api_budget(config, request.command).is_some() {
         match missing_rules(request, None) {
             Ok(Some(missing)) => return outcome(record, Ok(Comparison::Missing(missing))),
@@ -52,7 +53,7 @@ pub fn check(request: &Request, config: &Config) -> CallOutcome {
 }
 
 /// Compares the rules with those that ADD would install today.
-fn compare_with_today(
+pub fn compare_with_today(
     request: &Request,
     config: &Config,
     pod: &PodRef,

@@ -17,6 +17,8 @@ use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::{Pod, Service};
 use crate::kube::{Client, Deadlines, LiteralAddress, kubeconfig};
 use crate::plugin::add::add;
+use crate::plugin::check::{Comparison, compare_with_today};
+use crate::plugin::pod_sources::PodSearch;
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::object_facts;
 use crate::record::CallResult;
@@ -111,6 +113,20 @@ impl Row {
         Config::read(&self.entry()).unwrap()
     }
 
+    /// A request for the pod with a netns that does not exist.
+    fn request(&self, command: Command, config: Object) -> Request {
+        let pod = self.pod_ref();
+        Request {
+            command,
+            container_id: "abc".into(),
+            netns: "/no/such/netns".into(),
+            netns_override: false,
+            args: format!("K8S_POD_NAMESPACE={};K8S_POD_NAME={}", pod.namespace, pod.name),
+            config,
+            cni_version: "1.0.0".into(),
+        }
+    }
+
     fn is_meshed(&self) -> bool {
         matches!(object_facts(self.pod()), Ok(Decision::Redirect(_)))
     }
@@ -171,16 +187,7 @@ fn add_skips_redirects_or_fails_by_the_verdict() {
         let mut stdin = row.entry.clone();
         let api = serve(&row);
         stdin["kubernetes"]["kubeconfig"] = json!(write_kubeconfig(&api, dir.path()));
-        let pod = row.pod_ref();
-        let request = Request {
-            command: Command::Add,
-            container_id: "abc".into(),
-            netns: "/no/such/netns".into(),
-            netns_override: false,
-            args: format!("K8S_POD_NAMESPACE={};K8S_POD_NAME={}", pod.namespace, pod.name),
-            config: serde_json::from_str(&stdin.to_string()).unwrap(),
-            cni_version: "1.0.0".into(),
-        };
+        let request = row.request(Command::Add, serde_json::from_str(&stdin.to_string()).unwrap());
         let outcome = add(&request, &Config::read(&request.config).unwrap());
         match row.skip_text() {
             Some(text) => {
@@ -192,6 +199,36 @@ fn add_skips_redirects_or_fails_by_the_verdict() {
                 assert_eq!(error.failure.row().name, wanted, "{}: {error}", row.name);
             }
         }
+    }
+}
+
+/// CHECK reaches the netns, which does not exist, for each redirected pod. A pod that ADD refuses
+/// today may run with rules, so CHECK reaches its netns too.
+#[test]
+fn check_skips_compares_or_reports_the_failure_by_the_verdict() {
+    for row in rows() {
+        if row.verdict == "not called" {
+            continue;
+        }
+        let (pod, config) = (row.pod_ref(), row.config());
+        let facts = read_facts(row.pod(), &pod, &mut NoAnnotations);
+        let search = PodSearch { facts, source: None, api_error: None, requests: 0, retries: 0 };
+        let request = row.request(Command::Check, row.entry());
+        let compared = compare_with_today(&request, &config, &pod, search);
+        if let Some(text) = row.skip_text() {
+            assert!(
+                matches!(&compared, Ok(Comparison::Skipped(reason)) if reason.text() == text),
+                "{}: {compared:?}",
+                row.name
+            );
+            continue;
+        }
+        let wanted = match row.verdict.get("failed") {
+            Some(failure) => failure.as_str().unwrap(),
+            None => "invalid-netns",
+        };
+        let error = compared.unwrap_err();
+        assert_eq!(error.failure.row().name, wanted, "{}: {error}", row.name);
     }
 }
 
