@@ -47,8 +47,9 @@ pub struct Config {
     pub backends: &'static [Backend],
     pub ipv6: Ipv6,
     pub filter: PodFilter,
-    /// Time that one ADD or CHECK may spend on API requests, retries included. If annotations
-    /// can decide, at most 2 s, see `plugin::pod_sources`.
+    /// Time that one ADD or CHECK may spend on API requests, retries included. If annotations can
+    /// decide, at most 2 s, see `plugin::fetch_pod`. The chart does not set the key
+    /// (`api-retry-seconds`): tests shorten the time with it.
     pub api_budget: Duration,
     /// Whether an invalid element of a port list fails the pod. Upstream drops the element.
     pub strict_annotations: bool,

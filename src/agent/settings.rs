@@ -40,7 +40,8 @@ pub struct Settings {
     pub api_port: Option<String>,
     /// Listen address for `/live`, `/ready` and `/metrics`. Unset: no listener.
     pub admin_address: Option<SocketAddr>,
-    /// Longest time between two reconcile passes.
+    /// Longest time between two reconcile passes (`LINKERD_CNI_RESYNC_SECONDS`). The chart does not
+    /// set the variable: tests shorten the time with it.
     pub resync: Duration,
     /// The agent's namespace (`LINKERD_CNI_NAMESPACE`), else read from `service_account_dir`.
     pub namespace: Option<String>,
