@@ -1,0 +1,129 @@
+use super::*;
+use crate::kube;
+use crate::kube::event::EventType;
+
+fn on_node() -> Event {
+    let (kind, note) = (EventType::Warning, String::new());
+    Event::on_node(EventContent { kind, reason: "R", action: "A", note })
+}
+
+fn event(uid: &str, subject: &'static str) -> Event {
+    event_in("ns", uid, subject)
+}
+
+fn event_in(namespace: &str, uid: &str, subject: &'static str) -> Event {
+    let [namespace, name, uid] = [namespace, "web", uid].map(str::to_owned);
+    Event { pod: Some(PodRef { namespace, name, uid }), subject, ..on_node() }
+}
+
+/// UID of the pod of the next Event; `None` if no Event is due.
+fn take(events: &mut EventQueue, now: Instant) -> Option<String> {
+    Some(events.take(now)?.1.pod.unwrap().uid)
+}
+
+#[test]
+fn a_problem_of_a_pod_is_reported_once_in_ten_minutes() {
+    let begin = Instant::now();
+    let mut events = EventQueue::new(begin);
+    assert!(events.offer(event("1", "a"), begin));
+    for later in [Duration::ZERO, REPEAT_AFTER - Duration::from_secs(1)] {
+        assert!(!events.offer(event("1", "a"), begin + later));
+    }
+    assert!(events.offer(event("2", "a"), begin));
+    assert!(events.offer(event("1", "b"), begin));
+    assert!(events.offer(event("1", "a"), begin + REPEAT_AFTER));
+}
+
+#[test]
+fn a_flood_is_bounded_in_memory_and_posted_at_a_steady_pace() {
+    let begin = Instant::now();
+    let mut now = begin;
+    let mut events = EventQueue::new(now);
+    let mut posted = 0;
+    for number in 0..100_000 {
+        now += Duration::from_millis(10);
+        events.offer(event(&number.to_string(), "a"), now);
+        posted += u32::from(events.take(now).is_some());
+        assert!(events.waiting.len().max(events.reported.len()) <= MAX_QUEUED);
+    }
+    let allowed = BURST + ((now - begin).as_secs() / POST_INTERVAL.as_secs()) as u32;
+    assert!((BURST..=allowed).contains(&posted), "{posted} of {allowed}");
+}
+
+#[test]
+fn an_event_that_was_not_posted_is_retried_unless_it_is_old() {
+    let now = Instant::now();
+    let mut events = EventQueue::new(now);
+    events.offer(event("1", "a"), now);
+    events.offer(event("2", "a"), now);
+    let first = events.take(now).unwrap();
+    events.put_back(first.clone(), now, now + POST_INTERVAL);
+    assert_eq!((events.take(now), events.due()), (None, Some(now + POST_INTERVAL)));
+    let later = now + POST_INTERVAL;
+    assert_eq!(events.take(later), Some(first.clone()));
+    events.put_back(first, now + REPEAT_AFTER, later);
+    // No burst follows a pause.
+    assert_eq!(events.take(later), None);
+    assert_eq!(take(&mut events, later + POST_INTERVAL).unwrap(), "2");
+}
+
+#[test]
+fn the_agents_own_events_are_first_also_in_a_full_queue() {
+    let now = Instant::now();
+    let mut events = EventQueue::new(now);
+    for number in 0..MAX_QUEUED {
+        let namespace = ["a", "b"][number % 2];
+        assert!(events.offer(event_in(namespace, &number.to_string(), "a"), now));
+    }
+    let own = on_node();
+    assert!(events.offer(own.clone(), now));
+    assert_eq!(events.waiting.len(), MAX_QUEUED);
+    assert_eq!(events.take(now), Some((now, own)));
+    assert_eq!(take(&mut events, now).unwrap(), "0");
+}
+
+#[test]
+fn a_namespace_gets_half_of_the_events_and_does_not_delay_another() {
+    let now = Instant::now();
+    let mut events = EventQueue::new(now);
+    let mut offered = 0;
+    for number in 0..2 * MAX_QUEUED {
+        let uid = number.to_string();
+        offered += usize::from(events.offer(event_in("many", &uid, "a"), now));
+    }
+    assert_eq!(offered, MAX_QUEUED / 2);
+    assert!(events.offer(event_in("few", "x", "a"), now));
+    assert!(events.offer(event_in("few", "y", "a"), now));
+    let taken: Vec<String> = (0..4).map(|_| take(&mut events, now).unwrap()).collect();
+    assert_eq!(taken, ["0", "x", "1", "y"]);
+}
+
+fn status(code: u16, message: &str) -> Error {
+    Error::Client(kube::Error::Status {
+        request: String::new(),
+        code,
+        reason: None,
+        message: message.into(),
+        retry_after: None,
+    })
+}
+
+#[test]
+fn a_failure_of_one_event_drops_it_and_other_failures_pause_all() {
+    let ending = "events is forbidden: unable to create new content in namespace a because \
+                  it is being terminated";
+    for (error, is_dropped) in [
+        (status(403, "events is forbidden"), false),
+        (status(403, ending), true),
+        (status(404, "namespaces \"a\" not found"), true),
+        (status(400, "bad request"), true),
+        (status(413, "too large"), true),
+        (status(422, "invalid"), true),
+        (status(401, "Unauthorized"), false),
+        (status(408, "timeout"), false),
+        (status(429, "slow down"), false),
+        (status(503, "x"), false),
+    ] {
+        assert_eq!(is_of_one_event(&error), is_dropped, "{error}");
+    }
+}
