@@ -39,12 +39,14 @@ pub fn apply(spec: &RuleSpec, backends: &[Backend]) -> Result<Backend, Error> {
     for &backend in backends {
         match apply_with(backend, spec, deadline) {
             Ok(backend) => return Ok(backend),
-            // The programs of other backends may be the same, or would wait for the same lock.
-            Err(error @ Error::Locked { .. }) => {
+            Err(error) => {
+                let is_locked = matches!(error, Error::Locked { .. });
                 errors.push(error);
-                break;
+                if is_locked {
+                    // The programs of other backends may be the same, or wait for the same lock.
+                    break;
+                }
             }
-            Err(error) => errors.push(error),
         }
     }
     // Backends look for the same programs, so that several may fail with the same error.

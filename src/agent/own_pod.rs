@@ -55,6 +55,21 @@ impl Deletion {
         let left = end.and_then(|end| (end + TOKEN_LEEWAY).duration_since(date).ok());
         Deletion::Graceful { shown: now, token_ends: now + left.unwrap_or_default() }
     }
+
+    /// Returns the deletion after an object showed `seen`. A deletion is never taken back: a list may
+    /// be older than the last event of the watch.
+    fn updated(self, seen: Deletion) -> Deletion {
+        match (self, seen) {
+            (Deletion::Unknown | Deletion::NotDeleted, seen) => seen,
+            (Deletion::Forced, _) => Deletion::Forced,
+            (Deletion::Graceful { .. }, Deletion::Unknown | Deletion::NotDeleted) => self,
+            (Deletion::Graceful { .. }, Deletion::Forced) => Deletion::Forced,
+            // A second deletion may shorten the grace period.
+            (Deletion::Graceful { shown, .. }, Deletion::Graceful { token_ends, .. }) => {
+                Deletion::Graceful { shown, token_ends }
+            }
+        }
+    }
 }
 
 /// What an API object shows of a pod that may be the agent's.
@@ -117,16 +132,7 @@ impl OwnPod {
             return;
         }
         self.daemonset = seen.daemonset;
-        // A deletion is never taken back. A list may be older than the last event of the watch.
-        self.deletion = match (self.deletion, seen.deletion) {
-            (Deletion::Forced, _) => Deletion::Forced,
-            (graceful @ Deletion::Graceful { .. }, Deletion::NotDeleted) => graceful,
-            // A second deletion may shorten the grace period.
-            (Deletion::Graceful { shown, .. }, Deletion::Graceful { token_ends, .. }) => {
-                Deletion::Graceful { shown, token_ends }
-            }
-            (_, deletion) => deletion,
-        };
+        self.deletion = self.deletion.updated(seen.deletion);
     }
 
     /// Records that the pod does not exist, by a `DELETED` event or a response of HTTP 404.

@@ -54,9 +54,10 @@ pub fn write_line(line: &[u8]) {
 fn write_whole(fd: BorrowedFd<'_>, mut line: &[u8]) -> bool {
     while !line.is_empty() {
         match write_some(fd, line) {
-            Ok(written @ 1..) => line = line.get(written..).unwrap_or_default(),
+            Ok(0) => return false,
+            Ok(written) => line = &line[written..],
             Err(Errno::EINTR) => {}
-            Ok(0) | Err(_) => return false,
+            Err(_) => return false,
         }
     }
     true

@@ -114,18 +114,15 @@ impl<'a> RequestedPod<'a> {
         let Some(error) = api_error else {
             return PodSearch::failed(Error::new(Failure::Internal, "no source was asked"));
         };
-        match self.annotations {
-            Some(annotations)
-                if command == Command::Add
-                    && error.failure.is_outage()
-                    && is_injected(&annotations) =>
-            {
-                let facts = PodFacts::from_annotations(&self.pod.uid, annotations);
-                let decision = Decision::Redirect(facts);
-                PodSearch::decided(Source::Annotations, decision, Some(error))
-            }
-            _ => PodSearch::failed(error),
+        if command == Command::Add
+            && error.failure.is_outage()
+            && let Some(annotations) = self.annotations
+            && is_injected(&annotations)
+        {
+            let facts = PodFacts::from_annotations(&self.pod.uid, annotations);
+            return PodSearch::decided(Source::Annotations, Decision::Redirect(facts), Some(error));
         }
+        PodSearch::failed(error)
     }
 
     /// Returns why the annotations say that the pod needs no redirect. They say nothing of a pod

@@ -13,15 +13,15 @@ const NOT_RESPONDED: &str = "the API server has not responded yet";
 
 /// The kubeconfig that belongs on the host.
 pub enum DesiredKubeconfig {
-    /// This agent's, with this text and token.
+    /// The kubeconfig of this agent.
     Own { text: String, token: String },
-    /// That of a newer agent, with this token.
+    /// The kubeconfig of a newer agent, with its token.
     NewerAgents { token: String },
-    /// That of an upstream agent.
+    /// The kubeconfig of an upstream agent.
     UpstreamAgents,
-    /// The one on the host, whoever wrote it, because this agent is stopping.
+    /// The kubeconfig on the host, whoever wrote it, because this agent is stopping.
     OnHost,
-    /// None can be written yet.
+    /// No kubeconfig can be written yet.
     Missing(Finding),
 }
 
@@ -64,8 +64,8 @@ impl KubeconfigDecision {
     }
 }
 
-/// Decides which kubeconfig belongs on the host: none while there is no token for it, and that of
-/// another agent (`kept`) that stays in use.
+/// Decides which kubeconfig belongs on the host: no kubeconfig without a token, and the kubeconfig of
+/// another agent (`kept`) if it stays in use.
 pub fn decide(
     settings: &Settings,
     api: &ApiHandle,
@@ -101,8 +101,9 @@ pub fn decide(
     KubeconfigDecision { desired, address_error, request_error }
 }
 
-/// Chooses between the kubeconfig of this agent, with `access` and `token`, and that of the other
-/// agent whose files stay in use. A newer agent's stays unless the API server rejects its token.
+/// Chooses between the kubeconfig of this agent, with `access` and `token`, and the kubeconfig of the
+/// other agent whose files stay in use. The kubeconfig of a newer agent stays unless the API server
+/// rejects its token.
 fn choose(
     api: &ApiHandle,
     kept: Option<OtherAgent>,
@@ -124,8 +125,8 @@ fn choose(
     }
 }
 
-/// Returns what is wrong with the token in the kubeconfig on the host, which is the one of the
-/// `decision`. `is_new`: it was written just now.
+/// Returns what is wrong with the token in the kubeconfig that `decision` put on the host. `is_new`:
+/// the kubeconfig was written just now.
 ///
 /// An unreachable API server is only a warning, as upstream's agent sends no requests. The
 /// exception: the plugin has a ServiceAccount of its own, and the API server has not responded
@@ -147,22 +148,21 @@ pub fn check_token(
         | DesiredKubeconfig::Missing(_) => return None,
     };
     let status = api.token_status(token, is_new);
-    let must_wait = has_account && !status.responded;
     let request_error = match &decision.request_error {
         Some(why) => format!("; {why}"),
         None => String::new(),
     };
-    match (status.validity, status.error) {
-        (TokenValidity::Rejected(why), _) => Some(Problem(format!("{why}{request_error}"))),
-        (_, None) if must_wait => Some(Waiting(NOT_RESPONDED.into())),
-        (_, Some(error)) if must_wait => {
-            Some(Problem(format!("{NOT_RESPONDED}: {error}{request_error}")))
-        }
-        (_, Some(error)) => {
-            Some(Warning(format!("cannot check the token in the kubeconfig: {error}")))
-        }
-        (_, None) => None,
+    if let TokenValidity::Rejected(why) = status.validity {
+        return Some(Problem(format!("{why}{request_error}")));
     }
+    if has_account && !status.responded {
+        return Some(match status.error {
+            Some(error) => Problem(format!("{NOT_RESPONDED}: {error}{request_error}")),
+            None => Waiting(NOT_RESPONDED.into()),
+        });
+    }
+    let error = status.error?;
+    Some(Warning(format!("cannot check the token in the kubeconfig: {error}")))
 }
 
 /// Reads the API server's address, the CA and the agent's own token, with which the agent also

@@ -18,10 +18,12 @@ pub(super) fn convert(
     let conflist = choose_name(file, foreign, saved)?;
     let chainable = Conflist::parse_chainable(&without_entry).map_err(|error| error.to_string())?;
     let text = chainable.with_entry(entry);
-    let replaced = find(foreign, &conflist).and_then(without_entry_of);
-    let replaced_without_entry = replaced.filter(|replaced| *replaced != without_entry);
-    let original = Original::new(&file.name, content, without_entry);
-    let original = Original { replaced_without_entry, ..original };
+    let mut original = Original::new(&file.name, content, without_entry);
+    if let Some(replaced) = find(foreign, &conflist).and_then(without_entry_of)
+        && replaced != original.without_entry
+    {
+        original.replaced_without_entry = Some(replaced);
+    }
     Ok(Step::Convert { conflist, text, original })
 }
 

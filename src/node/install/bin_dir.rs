@@ -1,5 +1,7 @@
 //! Checks whether the container runtime looks for plugins in the bin dir.
 
+use std::path::Path;
+
 use crate::conflist::net_dir::ConfigFile;
 use crate::conflist::{PLUGIN, plan, plugin_types};
 use crate::node::NodeSettings;
@@ -51,19 +53,13 @@ impl BinDirCheck {
             return BinDir::Usable;
         };
         let bin_dir = &settings.bin_dir;
-        let mut plugins = plugin_types(active.text());
-        // A plugin type is a file name. The runtime rejects a type with a slash.
-        plugins.retain(|kind| kind != PLUGIN && !kind.contains('/'));
-        // A symbolic link counts even if its target is missing here: on k3s the plugins are links
-        // into a directory that is not mounted in the agent's container.
-        let has_any = plugins.iter().any(|name| bin_dir.join(name).symlink_metadata().is_ok());
-        let lacks_plugins = !plugins.is_empty() && !has_any;
-        if (self.had_binary || !lacks_plugins)
+        let plugins = missing_plugins(bin_dir, active);
+        if (self.had_binary || plugins.is_empty())
             && plan::chained_config(&settings.mode, configs).is_some()
         {
             self.is_used = true;
         }
-        if !lacks_plugins {
+        if plugins.is_empty() {
             return BinDir::Usable;
         }
         let why = format!(
@@ -80,4 +76,20 @@ impl BinDirCheck {
             BinDir::Doubtful(why)
         }
     }
+}
+
+/// Returns the other plugins that `config` names, if the bin dir contains none of them. Otherwise
+/// an empty list.
+fn missing_plugins(bin_dir: &Path, config: &ConfigFile) -> Vec<String> {
+    let mut plugins = plugin_types(config.text());
+    // A plugin type is a file name. The runtime rejects a type with a slash.
+    plugins.retain(|kind| kind != PLUGIN && !kind.contains('/'));
+    for name in &plugins {
+        // A symbolic link counts even if its target is missing here: on k3s the plugins are links
+        // into a directory that is not mounted in the agent's container.
+        if bin_dir.join(name).symlink_metadata().is_ok() {
+            return Vec::new();
+        }
+    }
+    plugins
 }
