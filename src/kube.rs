@@ -60,15 +60,15 @@ const BUFFER: usize = 16 << 10;
 /// end of the queue. The repair controller's value in upstream.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// Longest duration of each phase of one request. For a deadline of the whole request, ureq's
-/// resolver would start a thread, even for an IP address.
+/// Longest duration of each phase of one request. There is no deadline of the whole request: for
+/// such a deadline ureq's resolver starts a thread, even for an IP address.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     pub connect: Duration,
-    /// Sending the head, sending the body, and waiting for the headers of the response, each on its
-    /// own.
+    /// Limit of each of three phases: sending the head, sending the body, and waiting for the headers
+    /// of the response.
     pub response: Duration,
-    /// Reading the body of the response. For a watch: the longest time between two events.
+    /// Limit for reading the body of the response. For a watch: the longest time between two events.
     pub body: Duration,
 }
 

@@ -39,7 +39,7 @@ use settings::Settings;
 use turn::Turns;
 
 /// Name of this program: `reportingController` of Events, and user agent of API requests.
-/// Also the file name by which `cli` starts the controller.
+/// Started under this file name, the agent's program runs the controller (`cli`).
 pub const CONTROLLER: &str = "linkerd-cni-repair-controller";
 
 const NOT_LISTED: &str = "the node's pods are not listed yet";

@@ -22,9 +22,9 @@ use refusal::Refusal;
 pub enum PodView<'a> {
     /// The pod uses the node's network namespace.
     HostNetwork,
-    /// The pod needs no redirect, by its containers or by the annotations that stand in for them.
+    /// The pod needs no redirect, by its containers or, if these are unknown, by its annotations.
     Skip(SkipReason),
-    /// Not all facts are read. The name may decide alone.
+    /// Not all facts are read. The pod's name may decide without them.
     Incomplete,
     /// All facts of a meshed pod.
     Complete(&'a PodFacts),
@@ -39,8 +39,8 @@ impl<'a> From<&'a Decision<PodFacts>> for PodView<'a> {
     }
 }
 
-/// What the plugin does with a pod. Callers match all variants, so that a new one is a compile
-/// error wherever it matters.
+/// What the plugin does with a pod. Callers match all variants, so that a new variant does not
+/// compile until each caller handles it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The runtime calls no plugin for a pod in the node's network namespace.

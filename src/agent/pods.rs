@@ -46,7 +46,7 @@ const FIRST_LIST: Duration = Duration::from_secs(20);
 /// copy of an earlier agent if the pods are not to be watched. Calls `waker` when it is known
 /// whether they can be listed.
 ///
-/// Returns the flag that stops publishing while it is true: the copy will be removed.
+/// Returns a flag. Set it to stop publishing, before the copy is removed.
 pub fn start(
     settings: &Settings,
     status: &Arc<Status>,

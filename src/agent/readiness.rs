@@ -66,8 +66,8 @@ impl Status {
         }
     }
 
-    /// Keeps the node unready until its pods are published, or that fails, but not beyond `end`. In
-    /// a rolling update the earlier agent keeps the copy until this one is ready.
+    /// Keeps the node unready until its pods are published, publishing fails, or `end` has passed.
+    /// In a rolling update the earlier agent publishes the pods until this agent is ready.
     pub fn await_pod_copy(&self, end: Instant, waker: Waker) {
         self.state().awaited_pods = Some((end, waker));
     }

@@ -5,13 +5,13 @@
 //! - to a newer agent of this project, for as long as that agent runs. The record socket shows
 //!   both. That agent's plugin binary and kubeconfig stay in use, too.
 //! - to an upstream agent, which restores its plugin entry within milliseconds, whoever overwrites
-//!   it. It never notices a replaced plugin binary or kubeconfig, so these are this agent's, unless
-//!   the API server has a host name, which only upstream's plugin resolves.
+//!   it. An upstream agent never notices a replaced plugin binary or kubeconfig, so this agent
+//!   installs its own, unless the API server has a host name, which only upstream's plugin resolves.
 //!
 //! An upstream agent that died leaves the same plugin entry as one that runs. Only overwriting the
 //! entry tells them apart, so from time to time this agent writes its own entry.
 //!
-//! Another program that removes the plugin entry is never yielded to: that is contention.
+//! This agent does not yield to another program that removes the plugin entry: that is contention.
 
 use std::time::{Duration, Instant};
 
@@ -127,15 +127,15 @@ impl Yielding {
     }
 }
 
-/// Returns whether a usable plugin entry is installed, so that this agent may leave all writing to
-/// a newer agent that runs. If both wrote, each would remove the other's entries, as this agent does
-/// not know the newer one's chain mode.
+/// Returns whether a usable plugin entry is installed, so that this agent may leave all writes to a
+/// newer agent that runs. If both agents wrote, each would remove the other's entries, as this agent
+/// does not know the newer agent's chain mode.
 ///
 /// An entry that the runtime does not call in this agent's `mode` counts only
 /// - if the newer agent chains no other file, as the `saved` state says, or
 /// - if the runtime calls no network config at all.
 ///
-/// Otherwise the newer agent may be unable to chain the plugin.
+/// In all other cases the newer agent may be unable to chain the plugin.
 pub fn usable_entry_is_installed(
     own: &Entry,
     kubeconfig: &str,
@@ -180,8 +180,8 @@ pub fn is_chained_by_upstream(mode: &ChainMode, found: &[ConfigFile], own: &Entr
     entries.any(|entry| own.is_foreign(entry.text))
 }
 
-/// Returns whether the plugin works with the `entry`: it accepts the settings, and finds the
-/// kubeconfig that this agent keeps correct. With another kubeconfig it may have a dead token.
+/// Returns whether the plugin works with the `entry`: the settings are valid, and the kubeconfig is
+/// the one that this agent keeps correct. Another kubeconfig may have a dead token.
 fn is_usable(entry: &Entry, kubeconfig: &str) -> bool {
     let config: Result<Object, _> = serde_json::from_str(entry.text());
     entry.value["kubernetes"]["kubeconfig"] == kubeconfig

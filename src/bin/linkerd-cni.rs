@@ -34,7 +34,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Fails if the runtime does not read the response within 10 s.
+/// Writes the response to stdout. Fails if the runtime does not read it within 10 s.
 fn write(text: &str) -> io::Result<()> {
     let deadline = Deadline::after(Duration::from_secs(10));
     let mut stdout = io::stdout().lock();

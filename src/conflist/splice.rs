@@ -1,5 +1,5 @@
 //! A conflist: parses it, splices the plugin entry into its text and cuts it out. A standalone
-//! config (a `.conf`, as Multus calls it) is itself the one plugin.
+//! config, such as the `.conf` files that Multus calls, has no list: the object is the plugin.
 
 use serde_json::Value;
 use serde_json::value::RawValue;

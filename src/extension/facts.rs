@@ -26,7 +26,8 @@ pub struct Facts {
     pub events: Vec<Value>,
 }
 
-/// Asks the agents until `end`. A failed request does not stop the others.
+/// Fetches the objects that several checks need. Asks the agents until `end`. A failed request does
+/// not stop the others.
 pub fn fetch(api: &dyn Api, namespace: &str, end: Deadline) -> Facts {
     let events = format!("{}/events", namespace_path(namespace));
     let mut events: Vec<Value> =

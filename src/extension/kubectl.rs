@@ -26,8 +26,8 @@ use crate::deadline::Deadline;
 use crate::kube::types::ApiStatus;
 use crate::quote::one_line;
 
-/// Time for the start of `kubectl proxy`, and for each response through it to begin or go on. The
-/// first response waits for the credential plugin that kubectl may start.
+/// Longest time for the start of `kubectl proxy`, and without a byte of a response. The first
+/// response waits for the credential plugin that kubectl may start.
 const DEADLINE: Duration = Duration::from_secs(30);
 /// Pause between two attempts to open the socket of a `kubectl proxy` that starts.
 const START_PAUSE: Duration = Duration::from_millis(5);
@@ -50,11 +50,11 @@ pub struct Kubectl {
     proxy: OnceLock<Result<Proxy, Error>>,
 }
 
-/// A `kubectl proxy` that runs. Dropping it ends it.
+/// A running `kubectl proxy`. Drop ends the process.
 #[derive(Debug)]
 struct Proxy {
     child: Child,
-    /// Has the socket, and what kubectl writes to stderr. Only this user can open it.
+    /// Directory of the socket and of kubectl's stderr. Only this user can open it.
     dir: PathBuf,
 }
 

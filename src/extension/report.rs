@@ -95,7 +95,7 @@ pub enum Format {
     Json,
 }
 
-/// Whether no check failed. Warnings do not count.
+/// Whether every check succeeded or gave only a warning.
 pub fn is_success(checks: &[Check]) -> bool {
     !checks.iter().any(Check::is_failure)
 }

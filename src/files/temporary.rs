@@ -122,8 +122,8 @@ impl Drop for Temporary {
 /// Longest list of names of extended attributes to copy, and longest value, in bytes.
 const XATTR_LIMIT: usize = 16 << 10;
 
-/// Attributes with hashes and signatures of a file's content, which other content needs anew (IMA,
-/// EVM).
+/// Attributes with a hash or signature of the file's content (IMA, EVM). They are not copied, as
+/// they would be wrong for other content.
 const CONTENT_XATTRS: [&[u8]; 2] = [b"security.ima", b"security.evm"];
 
 /// Copies extended attributes, such as an SELinux label or an ACL. Ignores failures

@@ -22,8 +22,8 @@ const MISSING_NAMED: usize = 10;
 pub enum RulesState {
     /// All rules are present. They are today's rules, or today's rules are unknown.
     Complete,
-    /// The pod has the rules that it started with, not today's rules, which have this spec: those
-    /// of other values, or with the hook priority of an earlier version of the plugin.
+    /// The pod has the rules that it started with. Today's rules have this spec, and differ: by
+    /// other values, or by the hook priority of an earlier version of the plugin.
     Drifted(RuleSpec),
     /// These rules of this spec, as lines of `iptables-save`, are missing or changed.
     Missing(RuleSpec, Vec<String>),
@@ -40,9 +40,9 @@ enum Purpose {
 }
 
 /// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`, whichever
-/// backend wrote them. `today` applies to rules without a readable marker. `None`: it is unknown
-/// which rules the pod needs. Runs the host's programs only if `iptables-legacy` may have a table.
-/// Fails if rules cannot be listed: that does not prove them missing.
+/// backend wrote them. `today` applies to rules without a readable marker. Returns `None` if the
+/// rules that the pod needs are unknown. Runs the host's programs only if `iptables-legacy` may have
+/// a table. Fails if rules cannot be listed: such rules may be present.
 pub fn missing_rules(today: Option<&RuleSpec>) -> Result<Option<Vec<String>>, Error> {
     match compare(today, Purpose::Check)? {
         RulesState::Complete | RulesState::Drifted(_) => Ok(Some(Vec::new())),

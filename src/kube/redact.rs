@@ -16,7 +16,7 @@ pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     serde_json::from_slice(bytes)
 }
 
-/// Omits the invalid value, which serde's own message quotes.
+/// Describes why text is invalid JSON. Omits the invalid value, which serde's own message quotes.
 pub fn problem(error: &serde_json::Error) -> String {
     let text = error.to_string();
     let Some((found, wanted)) = text.rsplit_once(", expected ") else {

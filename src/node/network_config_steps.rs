@@ -82,9 +82,9 @@ impl<'a, Seen: Fn(&str) -> Option<&'a Content>> NetDir<'a, Seen> {
     /// Writes `conflist` and removes the `original`.
     ///
     /// If another program removes the original meanwhile, perhaps to write a conflist of its own,
-    /// the new conflist goes, too: the runtime must not load the conflist of a network that no
-    /// longer exists. Without the lock, it may be another agent that removes the original and
-    /// counts on the conflist, so the conflist stays.
+    /// the new conflist is removed too: the runtime must not load the conflist of a network that no
+    /// longer exists. Without the lock, another agent may have removed the original because the
+    /// conflist replaces it. Then the conflist stays.
     fn convert(&self, conflist: &str, text: &str, original: &Original) -> Result<(), files::Error> {
         let (path, original_path) = (self.path.join(conflist), self.path.join(&original.name));
         match (self.seen)(conflist) {

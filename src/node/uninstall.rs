@@ -189,8 +189,8 @@ impl Uninstall<'_> {
         if failures.is_empty() { Ok(found) } else { Err(failures) }
     }
 
-    /// Looks at the network configs for the time `quiet`. Returns the first one that names the
-    /// plugin as soon as it is found, or `None` if none did.
+    /// Reads the network configs again and again for the time `quiet`, until a network config names
+    /// the plugin. Returns that network config.
     fn until_quiet(&self, quiet: Duration) -> Result<Option<Named>, Vec<String>> {
         let end = Deadline::after(quiet);
         loop {
@@ -319,5 +319,6 @@ fn find_named(dir: &Path, found: &[ConfigFile], saved_state: &SavedState) -> Opt
             named.push(Named { config: dir.join(&file.name), can_unchain });
         }
     }
+    // `true` is the larger value.
     named.into_iter().max_by_key(|named| named.can_unchain)
 }

@@ -4,8 +4,8 @@
 //! every 48 minutes. It does not notice that another agent overwrites the file. After `helm
 //! rollback` the upstream agent keeps running while this agent ends. The upstream plugin would then
 //! use this agent's token, which belongs to an uninstalled release. So this agent remembers
-//! the upstream kubeconfig that it overwrites, and restores it when it ends. An agent of this
-//! project needs no such help: it corrects its kubeconfig in its next pass.
+//! the upstream kubeconfig that it overwrites, and restores that kubeconfig when it ends. For another
+//! agent of this project nothing is restored: that agent corrects its kubeconfig in its next pass.
 
 use std::path::Path;
 

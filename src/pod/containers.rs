@@ -38,8 +38,8 @@ pub fn before_proxy(pod: &Pod) -> Vec<ContainerUser> {
 }
 
 /// Returns the containers that run beside the proxy, native sidecars included. Other init
-/// containers do not count: the proxy's UID is the documented way to give them the network before
-/// the proxy starts.
+/// containers do not count: docs/init-containers.md tells users to run them with the proxy's UID if
+/// they need the network before the proxy starts.
 pub fn beside_proxy(pod: &Pod) -> Vec<ContainerUser> {
     let spec = &pod.spec;
     let sidecars = spec.init_containers.iter().filter(|container| is_sidecar(container));
@@ -51,16 +51,18 @@ pub fn beside_proxy(pod: &Pod) -> Vec<ContainerUser> {
         .collect()
 }
 
-/// Ways around the rules, besides the facts on which the rules depend. The lists name containers.
+/// Containers through which traffic may bypass the rules. No rule depends on them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Exposure {
-    /// Init containers that are no native sidecars.
+    /// Init containers that end before the app starts.
     pub init_containers: Vec<ContainerUser>,
+    /// Names of the containers with the capability NET_ADMIN.
     pub net_admin: Vec<String>,
-    /// With NET_RAW, because the author added it.
+    /// Names of the containers to which the author added NET_RAW.
     pub net_raw: Vec<String>,
-    /// May run as root with the capability to become any user, or with NET_RAW.
+    /// Names of the containers that may run as root, with the capability to become any user or with
+    /// NET_RAW.
     pub root: Vec<String>,
 }
 

@@ -98,7 +98,7 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Publishes nothing while `stop_publishing` is true.
+    /// Returns a publisher that publishes nothing while `stop_publishing` is true.
     pub fn new(
         settings: &Settings,
         source: AccessSource,
@@ -156,7 +156,8 @@ impl Publisher {
     fn replace_all(&mut self, pods: Vec<NodePod>, dropped: usize) {
         self.copy_problem = None;
         self.relist_at = Instant::now() + between(LONG_WAIT, 2 * LONG_WAIT);
-        // Namespaces may have changed, and the agent does not watch them.
+        // Publish all pods again: annotations of namespaces may have changed, and the agent does not
+        // watch namespaces.
         self.published.clear();
         self.postponed.clear();
         // All pods of a list cost one connection, and one request for each namespace.

@@ -51,7 +51,7 @@ pub struct Verified {
 
 /// State of the self-test of the installed plugin.
 pub enum SelfTestState {
-    /// The settings require none, or the files on the node are not correct yet.
+    /// The settings require no self-test, or the files on the node are not correct yet.
     NotStarted,
     Running,
     Ended(TestOutcome),

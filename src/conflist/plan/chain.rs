@@ -112,7 +112,7 @@ impl Inputs<'_> {
         plan
     }
 
-    /// Says what it means that `active` is not the file `name`.
+    /// Describes the effect of an `active` network config that is not the named file `name`.
     fn not_named(&self, active: &ConfigFile, name: &str) -> String {
         let is_foreign = active.plugin_entry().is_some_and(|entry| self.own.is_foreign(entry.text));
         let active = &active.name;

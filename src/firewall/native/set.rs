@@ -15,7 +15,8 @@ use crate::redirect::rules::nft::{Key, Set};
 /// A set that belongs to one rule, never changes, and has ranges.
 const FLAGS: u32 =
     (libc::NFT_SET_ANONYMOUS | libc::NFT_SET_CONSTANT | libc::NFT_SET_INTERVAL) as u32;
-/// Flag of an element: no number from this one to the next element is in the set.
+/// Flag of an element that ends an interval: the numbers from this element to the next are not in
+/// the set.
 const INTERVAL_END: u32 = libc::NFT_SET_ELEM_INTERVAL_END as u32;
 /// Number of elements in a message. An element has at most 36 bytes, and the length of the
 /// attribute that holds all of them has 16 bits.

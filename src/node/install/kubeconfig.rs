@@ -22,7 +22,8 @@ pub enum HostName {
     /// No kubeconfig has a host name, or no plugin on the host uses the kubeconfig.
     Absent,
     Replaced,
-    /// The kubeconfig with the host name stays. So must the plugin on the host, which resolves it.
+    /// The kubeconfig with the host name stays. Upstream's plugin on the host has to stay too: this
+    /// project's plugin does not resolve names.
     Stays,
 }
 
@@ -44,8 +45,8 @@ pub fn replace_host_name(
     if outcome.problem.is_some() || is_left { HostName::Stays } else { HostName::Replaced }
 }
 
-/// Writes the `desired` kubeconfig if that on the host has another content or access. `None`: none
-/// is to be written, and the kubeconfig on the host stays.
+/// Writes the `desired` kubeconfig if the kubeconfig on the host has another content or access.
+/// `None`: the kubeconfig on the host stays.
 pub fn install(
     settings: &NodeSettings,
     desired: Option<&str>,

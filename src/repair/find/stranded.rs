@@ -36,7 +36,7 @@ pub struct StrandedPod {
     pub facts: RepairFacts,
 }
 
-/// Identifies the version of a pod that was found, and how it was found.
+/// Identifies a pod and the version in which the controller found it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct FoundPod {
     pub namespace: String,
@@ -55,15 +55,15 @@ pub struct RepairFacts {
     pub after_deletion: AfterDeletion,
     /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
-    /// Why the plugin would skip the pod's replacement by its annotations if it could read no pod
-    /// object, neither from the agent nor from the API server. `None` for a pod that the injector
-    /// labelled: it also injects the replacement.
+    /// Why the plugin would skip the pod's replacement by the annotations alone, if neither the agent
+    /// nor the API server provided the pod object. `None` for a pod that the injector labelled: the
+    /// injector also injects the replacement.
     pub skipped_by_annotations: Option<SkipReason>,
     /// Why the plugin skips a pod with these containers. `None` for a meshed pod.
     pub skipped_by_containers: Option<SkipReason>,
     /// Address of the pod's network; `None` before the pod has one.
     pub address: Option<IpAddr>,
-    /// UID by which the container runtime knows the pod, if it differs: that of a static pod.
+    /// UID by which the container runtime knows a static pod. `None` for other pods.
     pub static_uid: Option<String>,
 }
 
