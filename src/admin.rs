@@ -18,7 +18,7 @@ const MAX_CLIENTS: usize = 32;
 /// Largest request that is read, in bytes.
 const REQUEST_LIMIT: u64 = 8 << 10;
 /// Time without accepting connections after an accept has failed. If no file descriptor is free,
-/// the next one fails at once, too.
+/// the next accept fails at once, too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Stack size of each thread, in bytes. The handlers only format text.
 const STACK_SIZE: usize = 256 << 10;

@@ -65,10 +65,11 @@ pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     pub connect: Duration,
-    /// Limit of each of three phases: sending the head, sending the body, and waiting for the headers
-    /// of the response.
+    /// Limit of each of three phases: sending the head, sending the body, and waiting for the
+    /// headers of the response.
     pub response: Duration,
-    /// Limit for reading the body of the response. For a watch: the longest time between two events.
+    /// Limit for reading the body of the response. For a watch: the longest time between two
+    /// events.
     pub body: Duration,
 }
 

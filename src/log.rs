@@ -31,15 +31,17 @@ impl FromStr for Format {
 /// Parses a log level. Accepts all that upstream's programs accept: the names of Go's logrus
 /// (`panic`, `fatal`, `warning`), and the names and numbers of Rust's tracing (`off`, `5`).
 pub fn level(text: &str) -> Result<LevelFilter, String> {
-    let name = text.to_ascii_lowercase();
-    match name.as_str() {
-        "panic" | "fatal" => return Ok(LevelFilter::ERROR),
-        "warning" => return Ok(LevelFilter::WARN),
-        _ => {}
-    }
-    match name.parse() {
-        Ok(level) if !name.is_empty() => Ok(level),
-        _ => Err(format!("\"{text}\" is not a log level: trace, debug, info, warn, error or off")),
+    let level = match text.to_ascii_lowercase().as_str() {
+        "panic" | "fatal" => Some(LevelFilter::ERROR),
+        "warning" => Some(LevelFilter::WARN),
+        "" => None,
+        name => name.parse().ok(),
+    };
+    match level {
+        Some(level) => Ok(level),
+        None => {
+            Err(format!("\"{text}\" is not a log level: trace, debug, info, warn, error or off"))
+        }
     }
 }
 

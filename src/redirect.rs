@@ -2,6 +2,7 @@
 //! rules and checks them.
 
 pub mod backend_order;
+pub mod ipv6;
 pub mod ports;
 pub mod rules;
 
@@ -9,6 +10,7 @@ use std::net::IpAddr;
 
 use ipnet::IpNet;
 
+pub use ipv6::{Family, Ipv6};
 use ports::PortRange;
 
 /// The connections of a pod that are redirected to its proxy.
@@ -57,29 +59,6 @@ pub fn address_number(address: IpAddr) -> u128 {
         IpAddr::V4(address) => address.to_bits().into(),
         IpAddr::V6(address) => address.to_bits(),
     }
-}
-
-/// An address family, which has rules of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Family {
-    Ipv4,
-    Ipv6,
-}
-
-impl Family {
-    pub const ALL: &[Family] = &[Family::Ipv4, Family::Ipv6];
-    pub const IPV4: &[Family] = &[Family::Ipv4];
-}
-
-/// Whether IPv6 is redirected: the key `ipv6`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Ipv6 {
-    #[default]
-    No,
-    Yes,
-    /// In each netns with IPv6, also if the pod has no IPv6 address yet, unless the proxy listens
-    /// on IPv4 only.
-    Auto,
 }
 
 /// What the rules of a pod are made from: the redirect, and the families that get rules.

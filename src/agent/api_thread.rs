@@ -215,7 +215,7 @@ impl ApiHandle {
     }
 
     /// Sets why the node is not ready, for the startup taint, and for an Event if that lasts. Each
-    /// pass calls this, also the one that a new token of the agent causes.
+    /// pass calls this, also a pass that a new token of the agent causes.
     pub fn pass_finished(&self, not_ready: Option<&str>) {
         let (mut guard, now) = (self.state(), Instant::now());
         let State { node, events, .. } = &mut *guard;

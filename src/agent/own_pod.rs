@@ -56,8 +56,8 @@ impl Deletion {
         Deletion::Graceful { shown: now, token_ends: now + left.unwrap_or_default() }
     }
 
-    /// Returns the deletion after an object showed `seen`. A deletion is never taken back: a list may
-    /// be older than the last event of the watch.
+    /// Returns the deletion after an object showed `seen`. A deletion is never taken back: a list
+    /// may be older than the last event of the watch.
     fn updated(self, seen: Deletion) -> Deletion {
         match (self, seen) {
             (Deletion::Unknown | Deletion::NotDeleted, seen) => seen,

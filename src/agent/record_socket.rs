@@ -1,23 +1,20 @@
 //! Receives a record of each plugin call on a socket, and turns the records into log lines, metrics
 //! and Events. Without the socket, the records are only in the container runtime's log on the node.
 //!
-//! If several agents run on a node, the agent that started last owns the socket. Each other agent
-//! finds another process's socket at the path, which shows that a newer agent runs. This needs no
-//! clock and no file that outlives a process. The socket of an agent without a run dir is in the
-//! CNI net dir. If such an agent runs, this agent takes over its socket, too.
+//! If several agents run on a node, the agent that started last owns the socket: see
+//! [`newer_agent`].
 //!
 //! The plugin never waits for the agent. A writer that floods the socket fills the kernel's
 //! bounded queue, which the agent reads at a limited rate.
 
 mod flood_limit;
+mod newer_agent;
 mod pod_events;
 
-use std::fs;
 use std::io;
 use std::io::ErrorKind::{Interrupted, WouldBlock};
-use std::os::unix::fs::MetadataExt as _;
 use std::os::unix::net::UnixDatagram;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::Duration;
@@ -25,14 +22,14 @@ use std::time::Duration;
 use tracing::{error, info, warn};
 
 use flood_limit::FloodLimit;
+use newer_agent::{OwnedSocket, device_and_inode, is_read, net_dir_path};
 
 use super::api_thread::ApiHandle;
 use super::file_watch::Waker;
 use super::readiness::Status;
 use super::settings::Settings;
 use crate::files;
-use crate::node::NodeSettings;
-use crate::record::{Record, SIZE_LIMIT, SOCKET_NAME};
+use crate::record::{Record, SIZE_LIMIT};
 
 /// Longest time between two checks that the socket's path still leads to this socket.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
@@ -59,30 +56,6 @@ struct State {
     own: Option<OwnedSocket>,
     /// The socket that this agent took over at `net_dir_path`. No plugin sends to it.
     taken_over: Option<OwnedSocket>,
-}
-
-/// A socket of this agent at a path.
-struct OwnedSocket {
-    path: PathBuf,
-    socket: Arc<UnixDatagram>,
-    /// Device and inode of the socket's file, which show whether another agent replaced it.
-    file: Option<(u64, u64)>,
-}
-
-impl OwnedSocket {
-    fn bind(path: &Path) -> Result<OwnedSocket, files::Error> {
-        let socket = Arc::new(files::bind_socket(path, CHECK_INTERVAL)?);
-        Ok(OwnedSocket { path: path.to_owned(), socket, file: device_and_inode(path) })
-    }
-
-    fn is_in_place(&self) -> bool {
-        self.file == device_and_inode(&self.path)
-    }
-
-    /// Whether the path leads to a socket that another process reads.
-    fn is_replaced(&self) -> bool {
-        self.file.is_some() && !self.is_in_place() && is_read(&self.path)
-    }
 }
 
 impl RecordSocket {
@@ -216,11 +189,6 @@ impl RecordSocket {
     }
 }
 
-/// Returns where an agent without a run dir has its socket. `None`: this agent is one.
-fn net_dir_path(node: &NodeSettings) -> Option<PathBuf> {
-    if node.run_dir.is_some() { Some(node.net_dir.join(SOCKET_NAME)) } else { None }
-}
-
 fn log_change(last_problem: Option<&str>, problem: Option<&str>) {
     if problem == last_problem {
         return;
@@ -229,15 +197,4 @@ fn log_change(last_problem: Option<&str>, problem: Option<&str>) {
         Some(why) => warn!("cannot receive plugin records: {why}"),
         None => info!("plugin records are received again"),
     }
-}
-
-/// Returns device and inode of the file at the path, not of the target of a symlink.
-fn device_and_inode(path: &Path) -> Option<(u64, u64)> {
-    let file = fs::symlink_metadata(path).ok()?;
-    Some((file.dev(), file.ino()))
-}
-
-/// Whether a process has the socket open.
-fn is_read(path: &Path) -> bool {
-    UnixDatagram::unbound().is_ok_and(|socket| socket.connect(path).is_ok())
 }

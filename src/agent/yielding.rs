@@ -6,7 +6,8 @@
 //!   both. That agent's plugin binary and kubeconfig stay in use, too.
 //! - to an upstream agent, which restores its plugin entry within milliseconds, whoever overwrites
 //!   it. An upstream agent never notices a replaced plugin binary or kubeconfig, so this agent
-//!   installs its own, unless the API server has a host name, which only upstream's plugin resolves.
+//!   installs its own, unless the API server has a host name, which only upstream's plugin
+//!   resolves.
 //!
 //! An upstream agent that died leaves the same plugin entry as one that runs. Only overwriting the
 //! entry tells them apart, so from time to time this agent writes its own entry.
@@ -128,8 +129,8 @@ impl Yielding {
 }
 
 /// Returns whether a usable plugin entry is installed, so that this agent may leave all writes to a
-/// newer agent that runs. If both agents wrote, each would remove the other's entries, as this agent
-/// does not know the newer agent's chain mode.
+/// newer agent that runs. If both agents wrote, each would remove the other's entries, as this
+/// agent does not know the newer agent's chain mode.
 ///
 /// An entry that the runtime does not call in this agent's `mode` counts only
 /// - if the newer agent chains no other file, as the `saved` state says, or

@@ -233,13 +233,14 @@ impl Config {
             }
         }
         found.ranges.extend(more);
-        match last_invalid {
-            Some((list, element)) if found.ranges.is_empty() => Err(list.error(&format!(
-                "{element}; no valid element is left; grammar: {}",
-                ports::GRAMMAR
-            ))),
-            _ => Ok(found),
+        if found.ranges.is_empty()
+            && let Some((list, element)) = last_invalid
+        {
+            let grammar = ports::GRAMMAR;
+            let problem = format!("{element}; no valid element is left; grammar: {grammar}");
+            return Err(list.error(&problem));
         }
+        Ok(found)
     }
 
     /// Returns a port of the proxy: `stated` by its container, else the annotation `key`.

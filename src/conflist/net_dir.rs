@@ -7,8 +7,8 @@ use serde_json::Value;
 use super::{ChainedEntry, Conflist, PLUGIN, plugin_entry};
 use crate::files::{self, FileAccess};
 
-/// What Cilium appends to the name of each network config of another plugin while
-/// `cni.exclusive=true`. Its uninstall removes the suffix again.
+/// Suffix that Cilium appends to the name of each network config of another plugin while
+/// `cni.exclusive=true`. Cilium's uninstall removes the suffix.
 const BACKUP_SUFFIX: &str = ".cilium_bak";
 
 /// Form of a network config, by the extension of its file name.
@@ -79,7 +79,7 @@ pub struct Unreadable {
     pub may_name_plugin: bool,
 }
 
-/// What a network config that the agent cannot read is for the container runtime.
+/// What the container runtime does with a network config that the agent cannot read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForRuntime {
     /// The runtime may read the file, and load it.
@@ -115,8 +115,8 @@ pub fn scan(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Erro
     Ok(found)
 }
 
-/// Reads what [`scan`] reads, and the network configs that Cilium has renamed. No runtime loads
-/// these, but they come back with their content when Cilium is removed.
+/// Reads what [`scan`] reads, and the network configs that Cilium has renamed. No runtime loads a
+/// renamed network config, but Cilium's uninstall gives the file its name back.
 pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>, files::Error> {
     let mut found = Vec::new();
     for name in files::file_names(dir)? {

@@ -41,8 +41,8 @@ pub struct SavedState {
     /// Why the file could not be used: a sentence that starts with its path.
     #[serde(skip)]
     pub unusable: Option<String>,
-    /// Whether the file has no valid saved state. An `unusable` file that is not damaged could not be
-    /// read, perhaps temporarily.
+    /// Whether the file has no valid saved state. An `unusable` file that is not damaged could not
+    /// be read, perhaps temporarily.
     #[serde(skip)]
     pub is_damaged: bool,
 }

@@ -128,8 +128,9 @@ impl<'a> Conflist<'a> {
         self.plugins.iter().any(Plugin::is_plugin_entry)
     }
 
-    /// Returns whether `entry` is the only plugin entry, behind another plugin. It need not be the
-    /// last: an installer that appends its own plugin would otherwise rewrite the conflist forever.
+    /// Returns whether `entry` is the only plugin entry, behind another plugin. More plugins may
+    /// follow: otherwise this agent and an installer that appends its own plugin would both rewrite
+    /// the conflist forever.
     pub fn has_entry(&self, entry: &Entry) -> bool {
         self.only_entry().is_some_and(|found| entry.matches(found.text))
     }

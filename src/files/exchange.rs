@@ -39,9 +39,9 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
     Err(raced(&new.target))
 }
 
-/// Puts back the content that another program wrote. Repeats the exchange until it takes out exactly
-/// what the previous exchange put in: then nobody wrote in between. The first exchange took out
-/// `taken_out` and put in `content`.
+/// Puts back the content that another program wrote. Repeats the exchange until it takes out
+/// exactly what the previous exchange put in: then nobody wrote in between. The first exchange took
+/// out `taken_out` and put in `content`.
 fn put_back(new: &Temporary, mut taken_out: Option<Vec<u8>>, content: &[u8]) -> Result<(), Error> {
     let mut put_in = content.to_vec();
     for _ in 0..MOST_EXCHANGES {

@@ -41,8 +41,8 @@ enum Purpose {
 
 /// Returns the pod's rules that are missing in the netns, as lines of `iptables-save`, whichever
 /// backend wrote them. `today` applies to rules without a readable marker. Returns `None` if the
-/// rules that the pod needs are unknown. Runs the host's programs only if `iptables-legacy` may have
-/// a table. Fails if rules cannot be listed: such rules may be present.
+/// rules that the pod needs are unknown. Runs the host's programs only if `iptables-legacy` may
+/// have a table. Fails if rules cannot be listed: such rules may be present.
 pub fn missing_rules(today: Option<&RuleSpec>) -> Result<Option<Vec<String>>, Error> {
     match compare(today, Purpose::Check)? {
         RulesState::Complete | RulesState::Drifted(_) => Ok(Some(Vec::new())),

@@ -16,7 +16,7 @@ use crate::backoff::{RateLimit, between};
 
 /// Number of equal writes that are allowed at once.
 const BURST: u32 = 6;
-/// Shortest and longest time in which one more of them is allowed, and between two writes under
+/// Shortest and longest time until one more equal write is allowed, and so between two writes under
 /// contention. Random, as two agents with the same time would always write in the same order.
 const INTERVAL: [Duration; 2] = [Duration::from_secs(10), Duration::from_secs(12)];
 /// Contention is over if no write was needed for this long after the next one was allowed.

@@ -116,8 +116,8 @@ struct Swept {
     spared_any: bool,
 }
 
-/// Removes the files in `dir` that are temporary or left over. Of an upstream agent, only files that
-/// nothing has changed for the time `abandoned_after`.
+/// Removes the files in `dir` that are temporary or left over. Of an upstream agent, only files
+/// that nothing has changed for the time `abandoned_after`.
 fn sweep(dir: &Path, abandoned_after: Duration, is_left_over: impl Fn(&str) -> bool) -> Swept {
     let mut swept = Swept::default();
     let names = match files::file_names(dir) {

@@ -1,11 +1,11 @@
 //! Restores the kubeconfig of an upstream agent that runs on the same node.
 //!
-//! Upstream's agent writes its kubeconfig when it starts and when its token rotates, about
-//! every 48 minutes. It does not notice that another agent overwrites the file. After `helm
-//! rollback` the upstream agent keeps running while this agent ends. The upstream plugin would then
-//! use this agent's token, which belongs to an uninstalled release. So this agent remembers
-//! the upstream kubeconfig that it overwrites, and restores that kubeconfig when it ends. For another
-//! agent of this project nothing is restored: that agent corrects its kubeconfig in its next pass.
+//! Upstream's agent writes its kubeconfig when it starts and when its token rotates, about every 48
+//! minutes. It does not notice that another agent overwrites the file. After `helm rollback` the
+//! upstream agent keeps running while this agent ends. The upstream plugin would then use this
+//! agent's token, which belongs to an uninstalled release. So this agent remembers the upstream
+//! kubeconfig that it overwrites, and restores that kubeconfig when it ends. For another agent of
+//! this project nothing is restored: that agent corrects its kubeconfig in its next pass.
 
 use std::path::Path;
 

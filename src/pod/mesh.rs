@@ -61,8 +61,8 @@ pub fn find_proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
     let control = listen_addresses(container, &["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]);
     let admin = listen_addresses(container, &["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]);
     Ok(Decision::Redirect(Proxy {
-        // Neither the pod's user nor a group: policies set them alike on all containers, and a rule
-        // for them would let the app's connections bypass the proxy.
+        // Only the container's own UID. Policies set the pod's user and groups alike on all
+        // containers, so a rule for them would let the app's connections bypass the proxy.
         uid: container.security_context.run_as_user,
         inbound_port: port(&inbound),
         outbound_port: port(&outbound),

@@ -33,7 +33,7 @@ impl Chain {
     pub const ALL: [Chain; 4] =
         [Chain::ProxyInitRedirect, Chain::ProxyInitOutput, Chain::Prerouting, Chain::Output];
 
-    /// Linkerd's chains. The others are built into table `nat` and can hold foreign rules.
+    /// Linkerd's chains. The other chains are built into table `nat` and can hold foreign rules.
     pub const LINKERD: [Chain; 2] = [Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
 
     pub fn name(self) -> &'static str {

@@ -24,18 +24,18 @@ impl Shared {
         content: &EventContent,
     ) {
         let began = Instant::now();
-        let Err(error) = self.try_to_publish(connection, regarding, content) else {
-            let took = began.elapsed().as_secs_f64();
-            self.metrics.events_publish_latency_seconds.observe(took);
-            return;
+        let error = match self.try_to_publish(connection, regarding, content) {
+            Ok(()) => {
+                let took = began.elapsed().as_secs_f64();
+                self.metrics.events_publish_latency_seconds.observe(took);
+                return;
+            }
+            Err(error) => error,
         };
-        match &error {
-            PublishError::Request(error) if error.is_timeout() => {
-                self.metrics.events_publish_timeouts.inc();
-            }
-            PublishError::Request(_) | PublishError::Connection(_) => {
-                self.metrics.events_publish_errors.inc();
-            }
+        if matches!(&error, PublishError::Request(error) if error.is_timeout()) {
+            self.metrics.events_publish_timeouts.inc();
+        } else {
+            self.metrics.events_publish_errors.inc();
         }
         let Regarding { namespace, name, .. } = regarding;
         tracing::warn!(err = %error, namespace, name, "Error publishing event");

@@ -1,7 +1,7 @@
 //! Whether a node where nothing is installed can get a token. Pure.
 //!
-//! An agent that starts shortly before an uninstall may never open its watch. Such an agent could not
-//! prove the uninstall, so it must not install.
+//! An agent that starts shortly before an uninstall may never open its watch. Such an agent could
+//! not prove the uninstall, so it must not install.
 
 use std::time::{Duration, Instant};
 
@@ -11,8 +11,8 @@ const LONGEST_WAIT: Duration = Duration::from_secs(3);
 /// Whether a node where nothing is installed can get a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstInstall {
-    /// The agent's watch is open, and will show the end of the release. Or the watch cannot be opened
-    /// at all.
+    /// The agent's watch is open, and will show the end of the release. Or the watch cannot be
+    /// opened at all.
     Possible,
     /// The API server rejects the agent's own token.
     Rejected,

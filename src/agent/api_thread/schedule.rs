@@ -23,16 +23,16 @@ const RENEWAL_RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(30 * 
 /// Longest time over which retries are spread after the time that an overloaded API server asks to
 /// wait, which is the same for all nodes.
 const OVERLOAD_SPREAD: Duration = Duration::from_secs(10);
-/// Longest time over which the first checks of adopted tokens are spread. Shorter, because the
-/// agent is not ready before its check.
+/// Longest time over which the first checks of adopted tokens are spread. Shorter than
+/// [`OVERLOAD_SPREAD`], because the agent is not ready before its check.
 const FIRST_CHECK_SPREAD: Duration = Duration::from_secs(2);
 
 pub struct Schedule {
     /// When the next TokenRequest is due; `None` if the plugin has no ServiceAccount of its own.
     pub renewal: Option<Instant>,
     pub check: Instant,
-    /// Earliest time of the first check. Later than the start if the plugin has a token: without
-    /// one, pods wait for the agent.
+    /// Earliest time of the first check. Later than the start only if the plugin has a token:
+    /// without a token, pods wait for the agent.
     first_check: Instant,
     last_check: Option<Instant>,
     /// Result of the last check of this kubeconfig.

@@ -56,7 +56,7 @@ impl StartupTaint {
 
     /// Removes the taint of a node that is ready, if that is due. Returns when to call this again.
     pub fn run(&mut self, connection: &mut Connection, is_ready: bool) -> Option<Instant> {
-        let (node, key) = self.target.as_ref()?;
+        let (node, key) = self.target.clone()?;
         if !is_ready {
             return None;
         }
@@ -70,32 +70,41 @@ impl StartupTaint {
             return Some(self.due);
         }
         let removed = match client {
-            Ok(client) => remove_taint(&client, node, key).map_err(Error::from),
+            Ok(client) => remove_taint(&client, &node, &key).map_err(Error::from),
             Err(error) => Err(error),
         };
         let wait = match removed {
             Ok(was_tainted) => {
-                let was_failing = self.last_problem.take().is_some();
-                if was_tainted {
-                    info!("removed the startup taint {key} from node {node}");
-                } else if was_failing {
-                    info!("no longer needed: remove the startup taint {key} from node {node}");
-                }
+                self.log_success(was_tainted, &node, &key);
                 self.backoff.reset();
                 between(RECHECK[0], RECHECK[1])
             }
             Err(error) => {
-                let problem =
-                    format!("cannot remove the startup taint {key} from node {node}: {error}");
-                if self.last_problem.as_ref() != Some(&problem) {
-                    warn!("{problem}");
-                }
-                self.last_problem = Some(problem);
+                self.log_failure(format!(
+                    "cannot remove the startup taint {key} from node {node}: {error}"
+                ));
                 self.backoff.next_delay()
             }
         };
         self.due = Instant::now() + wait;
         Some(self.due)
+    }
+
+    fn log_success(&mut self, was_tainted: bool, node: &str, key: &str) {
+        let was_failing = self.last_problem.take().is_some();
+        if was_tainted {
+            info!("removed the startup taint {key} from node {node}");
+        } else if was_failing {
+            info!("no longer needed: remove the startup taint {key} from node {node}");
+        }
+    }
+
+    /// Logs the problem, unless the last attempt failed with the same problem.
+    fn log_failure(&mut self, problem: String) {
+        if self.last_problem.as_ref() != Some(&problem) {
+            warn!("{problem}");
+        }
+        self.last_problem = Some(problem);
     }
 }
 

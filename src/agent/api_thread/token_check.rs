@@ -14,8 +14,8 @@ use crate::kube;
 /// shortens it by up to two fifths, so that checks are 6 to 10 minutes apart.
 pub const CHECK_PERIOD: Duration = Duration::from_secs(600);
 /// Shortest time between two checks because the plugin reported that the API server rejected its
-/// token or is unreachable. The API server caches a token review for 10 s, so an earlier check could
-/// find a revoked token still accepted.
+/// token or is unreachable. The API server caches a token review for 10 s, so an earlier check
+/// could find a revoked token still accepted.
 pub const PLUGIN_FAILURE_GAP: Duration = Duration::from_secs(12);
 /// Shortest time between two checks because the kubeconfig changed.
 pub const KUBECONFIG_CHANGE_GAP: Duration = Duration::from_millis(500);

@@ -156,8 +156,8 @@ impl Publisher {
     fn replace_all(&mut self, pods: Vec<NodePod>, dropped: usize) {
         self.copy_problem = None;
         self.relist_at = Instant::now() + between(LONG_WAIT, 2 * LONG_WAIT);
-        // Publish all pods again: annotations of namespaces may have changed, and the agent does not
-        // watch namespaces.
+        // Publish all pods again: annotations of namespaces may have changed, and the agent does
+        // not watch namespaces.
         self.published.clear();
         self.postponed.clear();
         // All pods of a list cost one connection, and one request for each namespace.

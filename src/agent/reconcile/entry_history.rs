@@ -13,8 +13,8 @@ use crate::node::install::network_configs::{Change, ConfigWrite};
 pub struct EntryHistory {
     /// Names of all network configs to which this agent ever chained the plugin.
     chained: BTreeSet<String>,
-    /// When the last pass read the active conflist, if the plugin entry was missing. `None`: it had
-    /// the entry.
+    /// When the last pass found that the active conflist lacked the plugin entry. `None`: the
+    /// active conflist had the entry.
     lacked_at: Option<Instant>,
 }
 

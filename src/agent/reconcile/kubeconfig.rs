@@ -64,8 +64,8 @@ impl KubeconfigDecision {
     }
 }
 
-/// Decides which kubeconfig belongs on the host: no kubeconfig without a token, and the kubeconfig of
-/// another agent (`kept`) if it stays in use.
+/// Decides which kubeconfig belongs on the host: no kubeconfig without a token, and the kubeconfig
+/// of another agent (`kept`) if it stays in use.
 pub fn decide(
     settings: &Settings,
     api: &ApiHandle,
@@ -101,9 +101,9 @@ pub fn decide(
     KubeconfigDecision { desired, address_error, request_error }
 }
 
-/// Chooses between the kubeconfig of this agent, with `access` and `token`, and the kubeconfig of the
-/// other agent whose files stay in use. The kubeconfig of a newer agent stays unless the API server
-/// rejects its token.
+/// Chooses between the kubeconfig of this agent, with `access` and `token`, and the kubeconfig of
+/// the other agent whose files stay in use. The kubeconfig of a newer agent stays unless the API
+/// server rejects its token.
 fn choose(
     api: &ApiHandle,
     kept: Option<OtherAgent>,
@@ -125,8 +125,8 @@ fn choose(
     }
 }
 
-/// Returns what is wrong with the token in the kubeconfig that `decision` put on the host. `is_new`:
-/// the kubeconfig was written just now.
+/// Returns what is wrong with the token in the kubeconfig that `decision` put on the host.
+/// `is_new`: the kubeconfig was written just now.
 ///
 /// An unreachable API server is only a warning, as upstream's agent sends no requests. The
 /// exception: the plugin has a ServiceAccount of its own, and the API server has not responded

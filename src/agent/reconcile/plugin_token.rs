@@ -35,8 +35,8 @@ impl TokenSource {
     ///
     /// Returns the agent's own token only if the plugin has no ServiceAccount of its own, as in
     /// upstream's chart: a process that reads the host's files must not get the agent's
-    /// permissions. That holds during an outage too, and after a denied TokenRequest: a starting API
-    /// server denies requests.
+    /// permissions. That holds during an outage too, and after a denied TokenRequest: a starting
+    /// API server denies requests.
     pub fn token(
         &mut self,
         settings: &Settings,

@@ -17,9 +17,8 @@ pub struct Plan {
     pub saves_only: bool,
     /// Files to which the plugin cannot be chained, each with the reason.
     pub skipped: BTreeMap<String, String>,
-    /// Why the network config of this mode lacks the current plugin entry, or why containerd loads no
-    /// network config. The agent is not ready
-    /// while this is set.
+    /// Why the network config of this mode lacks the current plugin entry, or why containerd loads
+    /// no network config. The agent is not ready while this is set.
     pub not_chained: Option<String>,
     /// What an operator should check, as the agent cannot tell whether it is a problem.
     pub warning: Option<String>,

@@ -8,8 +8,8 @@ use crate::conflist::net_dir::{ConfigFile, ConfigKind};
 use crate::conflist::saved_state::{Original, OriginalContent, SavedState};
 use crate::conflist::{Entry, plugin_entries};
 
-/// Plans how to unchain the plugin from all network configs `found`. Of one that Cilium has
-/// renamed, the original is restored under its name with Cilium's suffix.
+/// Plans how to unchain the plugin from all network configs `found`. The
+/// original of a network config that Cilium has renamed is restored with Cilium's suffix.
 pub fn unchain(found: &[ConfigFile], saved: &SavedState) -> Vec<Step> {
     found.iter().filter_map(|file| unchain_file(found, file, saved)).collect()
 }

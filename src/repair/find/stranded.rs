@@ -55,9 +55,9 @@ pub struct RepairFacts {
     pub after_deletion: AfterDeletion,
     /// creationTimestamp: RFC 3339 with whole seconds.
     pub created: String,
-    /// Why the plugin would skip the pod's replacement by the annotations alone, if neither the agent
-    /// nor the API server provided the pod object. `None` for a pod that the injector labelled: the
-    /// injector also injects the replacement.
+    /// Why the plugin would skip the pod's replacement by the annotations alone, if neither the
+    /// agent nor the API server provided the pod object. `None` for a pod that the injector
+    /// labelled: the injector also injects the replacement.
     pub skipped_by_annotations: Option<SkipReason>,
     /// Why the plugin skips a pod with these containers. `None` for a meshed pod.
     pub skipped_by_containers: Option<SkipReason>,
