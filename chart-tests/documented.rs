@@ -81,7 +81,7 @@ fn manifests(page: &str) -> Objects {
 }
 
 #[test]
-fn argo_cd_and_flux_manifests_render_into_a_namespace_that_admits_the_agent() {
+fn manifests_for_argo_cd_and_flux_admit_the_agent_in_their_namespace() {
     let found = manifests("docs/gitops.md");
     let (argo, flux) = (&found.get("Application")["spec"], &found.get("HelmRelease")["spec"]);
     let label = "pod-security.kubernetes.io/enforce";

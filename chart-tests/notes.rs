@@ -72,7 +72,7 @@ fn the_notes_name_values_of_older_charts_that_have_no_effect() {
 
 /// scripts/release writes the digest of the chart's own image into the packaged Chart.yaml.
 #[test]
-fn released_chart_pins_its_own_image_and_the_notes_name_an_unpinned_one() {
+fn a_released_chart_pins_its_image_and_warns_of_an_unpinned_image() {
     let own = "cr.l5d.io/linkerd/cni-plugin:v2.0.0";
     let digest = format!("@sha256:{}", "a".repeat(64));
     let released = read(chart().join("Chart.yaml")).replace(own, &format!("{own}{digest}"));

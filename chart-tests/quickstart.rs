@@ -256,7 +256,7 @@ fn down_deletes_only_the_kind_cluster_of_quickstart() {
 }
 
 #[test]
-fn quickstart_works_without_home_and_flock_and_quotes_the_commands_that_it_prints() {
+fn quickstart_works_without_home_and_flock_and_quotes_printed_commands() {
     // macOS has no flock.
     let fakes = Fakes::new().without(&["flock"]);
     let script = format!("unset HOME; exec {}", fakes::script().display());

@@ -48,7 +48,7 @@ fn each_snapshot_has_a_values_file() {
 
 /// Argo CD and `helm template` render without the cluster, and must get the same objects.
 #[test]
-fn no_template_looks_up_an_object_of_the_cluster_or_changes_the_values() {
+fn no_template_reads_the_cluster_or_changes_the_values() {
     for path in helm::files(&helm::chart().join("templates")) {
         let text = helm::read(&path);
         assert!(!text.contains("lookup "), "{}", path.display());

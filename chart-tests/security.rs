@@ -110,7 +110,7 @@ fn every_capability_and_host_directory_of_the_chart_is_explained() {
 
 /// An error in a condition or a policy must not affect other accounts. The cluster test `admission_policy` has the rest.
 #[test]
-fn admission_policies_apply_only_to_the_account_of_the_release_and_its_taint() {
+fn admission_policies_apply_only_to_the_releases_account_and_taint() {
     let values = values("startupTaint: a.b/c, repairController: {mode: delete}");
     let objects = Render::new().namespace("mesh").values(&values).objects();
     for name in ["linkerd-cni-token", "linkerd-cni-node", "linkerd-cni-repair"] {

@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_limit_allows_a_burst_then_one_action_an_interval_and_recovers() {
+    fn a_rate_limit_allows_a_burst_and_then_one_action_an_interval() {
         const INTERVAL: Duration = Duration::from_millis(100);
         let now = Instant::now();
         let mut limit = RateLimit::new(INTERVAL, 256, now);

@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn the_reason_why_the_saved_state_is_not_used_names_its_path_once() {
+    fn an_error_about_the_saved_state_names_its_path_once() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join(NAME);
         std::fs::create_dir(&path).unwrap();

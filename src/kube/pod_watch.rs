@@ -306,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn a_watch_continues_unless_its_version_expired_or_it_received_nothing_for_long() {
+    fn a_watch_continues_unless_its_version_is_expired_or_old() {
         let ended_early = || Err(Error::EndedEarly { lasted: STEADY, requested: WATCH_TIME });
         let expired = Err(Error::ServerStatus { code: 410, message: String::new() });
         let (short, long) = (Duration::ZERO, 2 * READ_TIMEOUT);
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn the_wait_of_a_retry_after_header_is_respected_up_to_a_cap() {
+    fn a_retry_after_header_is_respected_up_to_a_cap() {
         for (seconds, least, most) in
             [(None, 0, 0), (Some(0), 0, 0), (Some(10), 10, 15), (Some(3600), 60, 90)]
         {

@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_without_an_annotation_of_a_proxy_is_skipped_by_its_annotations() {
+    fn a_pod_without_a_proxy_annotation_is_skipped() {
         for (name, row) in rows_of::<AnnotationsRow>(TABLES, "annotations") {
             let text = json!({"runtimeConfig": {ANNOTATIONS_CAPABILITY: row.passed}}).to_string();
             let annotations = runtime_annotations(&serde_json::from_str(&text).unwrap());

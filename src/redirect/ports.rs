@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_of_every_port_twice_is_read_completely() {
+    fn a_port_list_with_every_port_twice_is_read_completely() {
         let text: Vec<String> = (0..=65_535).map(|port| port.to_string()).collect();
         let twice = format!("{0},{0}", text.join(","));
         let ranges = parse_list(&twice);

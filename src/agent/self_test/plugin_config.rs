@@ -75,7 +75,7 @@ mod tests {
     }
 
     #[test]
-    fn a_standalone_config_gets_no_prev_result_and_check_since_0_4_0() {
+    fn check_of_a_standalone_config_runs_from_cni_0_4_0_on() {
         for (version, check) in [("0.2.0", false), ("0.3.1", false), ("0.4.0", true)] {
             let config =
                 PluginConfig::from_network_config(&LIST.replace("1.0.0", version)).unwrap();

@@ -71,7 +71,7 @@ fn invalid_elements_are_ignored_as_in_upstream_and_reported() {
 }
 
 #[test]
-fn a_control_plane_pod_with_only_invalid_elements_keeps_the_api_servers_ports() {
+fn a_control_plane_pod_keeps_the_api_ports_with_an_invalid_list() {
     let facts = PodFacts {
         annotations: annotations(&[("skip-outbound-ports", "http")]),
         api_ports: vec![443.into()],
@@ -119,7 +119,7 @@ fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
 
 /// The longest annotation that the API server accepts is 256 KiB.
 #[test]
-fn an_annotation_of_250_kilobytes_is_decided_at_once_and_quoted_in_short() {
+fn an_annotation_of_250_kilobytes_is_read_fast_and_quoted_in_short() {
     let fill = |unit: &str| unit.repeat(250_000 / unit.len());
     let ranges: Vec<String> = (0..40_000).map(|first| format!("{first}-60000")).collect();
     for (name, text) in [

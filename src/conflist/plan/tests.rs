@@ -173,7 +173,7 @@ fn assert_contains(text: Option<&str>, parts: &[String], row: &str, field: &str)
 }
 
 #[test]
-fn each_mode_plans_its_steps_and_says_why_the_node_is_not_chained() {
+fn each_mode_plans_its_steps_or_gives_the_reason_for_none() {
     for (name, row) in table::rows::<PlanRow>(include_str!("tests.yaml")) {
         let (mode, saved) = (row.chain_mode(), row.saved_state());
         let found: Vec<_> = row.files.iter().map(|(name, kind)| file(name, kind)).collect();

@@ -251,7 +251,7 @@ fn plugin_and_kubeconfig_of_a_running_upstream_agent_stay_until_it_ends() {
 
 /// `helm rollback` to upstream's chart.
 #[test]
-fn an_upstream_agent_that_starts_beside_this_agent_keeps_its_plugin_and_kubeconfig() {
+fn an_upstream_agent_that_starts_later_keeps_its_plugin_and_kubeconfig() {
     Scene::with_upstream(|scene| {
         scene.resolves_to(&["127.0.0.1"]);
         let mut agent = scene.start_ready();

@@ -88,7 +88,7 @@ fn sync_of_directory(path: &Path) -> Operation {
 }
 
 #[test]
-fn each_file_is_written_then_synced_then_renamed_then_its_directory_is_synced() {
+fn each_file_is_written_synced_renamed_and_its_directory_synced() {
     if !has_strace() {
         return;
     }

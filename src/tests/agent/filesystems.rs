@@ -134,7 +134,7 @@ fn an_unwritable_file_is_named_once_with_its_remedy_and_installed_later() {
 }
 
 #[test]
-fn uninstall_on_a_read_only_disk_leaves_the_plugin_that_a_conflist_names() {
+fn uninstall_on_a_read_only_disk_keeps_the_chained_plugin() {
     with_mounts(|node| {
         let before = node.tree();
         let mut agent = node.start_ready();

@@ -93,7 +93,7 @@ fn a_killed_upstream_agents_entry_is_replaced_only_in_the_named_config() {
 }
 
 #[test]
-fn an_agent_that_waits_for_the_named_config_leaves_the_entries_in_others() {
+fn entries_in_other_configs_stay_while_the_named_config_is_missing() {
     let node = node();
     upstream::start(&node, KUBECONFIG).kill();
     let agent = start_with_named(&node, "30-net.conf");

@@ -92,7 +92,7 @@ fn a_plugin_appended_behind_the_entry_causes_no_rewrite_or_contention() {
 }
 
 #[test]
-fn a_changed_plugin_entry_stays_before_the_plugin_that_was_appended_behind_it() {
+fn a_changed_entry_stays_before_a_plugin_appended_behind_it() {
     let node = Node::uninstalling_with_calico();
     node.install();
     let appended = with_appended(node.json(LIST));

@@ -136,7 +136,7 @@ impl Platform {
 }
 
 #[test]
-fn each_platform_gets_ready_and_uninstalls_on_a_node_laid_out_like_it() {
+fn agent_gets_ready_and_uninstalls_on_a_node_of_each_platform() {
     let layouts: BTreeSet<_> = layouts().as_object().unwrap().keys().cloned().collect();
     for (name, _) in platforms() {
         assert!(layouts.contains(&name), "no layout of {name}");

@@ -379,7 +379,7 @@ fn a_denied_watch_is_reported_once_with_the_remedy() {
 }
 
 #[test]
-fn the_copy_is_kept_through_one_broken_watch_and_not_through_an_outage() {
+fn the_copy_outlasts_a_broken_watch_but_not_an_outage() {
     let watched = Scene::watching(&[injected("web", "u-web")]);
     watched.add("last", "u-last");
     watched.api.crash();

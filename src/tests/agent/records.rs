@@ -173,7 +173,7 @@ fn a_deleted_record_socket_is_created_again() {
 }
 
 #[test]
-fn with_a_run_dir_the_record_socket_is_only_in_the_run_dir() {
+fn a_run_dir_is_the_only_place_of_the_record_socket() {
     let node = Node::uninstalling_with_calico();
     let run_dir = node.root().join("run");
     fs::create_dir(&run_dir).unwrap();

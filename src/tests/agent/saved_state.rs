@@ -27,7 +27,7 @@ fn hide(node: &Node) -> impl Fn() {
 }
 
 #[test]
-fn a_damaged_saved_state_is_renamed_once_and_the_agent_works_without_it() {
+fn a_damaged_saved_state_is_renamed_and_does_not_stop_the_agent() {
     let node = chained_node();
     let text = node.text(STATE);
     for damaged in ["", "{", &text[..text.len() / 2], "[1]"] {

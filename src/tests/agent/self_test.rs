@@ -62,7 +62,7 @@ fn self_tests(agent: &Agent, result: &str) -> f64 {
 }
 
 #[test]
-fn self_test_of_the_real_plugin_redirects_tcp_in_both_directions_and_families() {
+fn self_test_shows_redirected_tcp_in_both_directions_and_families() {
     for (version, calls) in [("0.3.1", "ADD succeeded"), ("1.0.0", "ADD and CHECK succeeded")] {
         let node = real_node();
         node.write(LIST, &CALICO.replace("0.3.1", version));

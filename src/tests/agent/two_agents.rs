@@ -95,7 +95,7 @@ fn of_two_agents_only_the_newer_writes_and_both_are_ready() {
 }
 
 #[test]
-fn an_older_agent_manages_the_node_again_when_the_newer_one_has_ended() {
+fn an_older_agent_takes_over_when_the_newer_agent_ends() {
     all(DIFFERENCES.iter().flat_map(|what| [(what, false), (what, true)]), |(what, killed)| {
         let ((node, mut old), other) = (start_old(what), Node::new());
         let mut new = start_new(&node, &other, what);

@@ -103,7 +103,7 @@ fn replace_by_link(node: &Node, target: &str) {
 }
 
 #[test]
-fn uninstall_leaves_the_plugin_if_only_the_runtime_can_read_a_chained_conflist() {
+fn uninstall_keeps_the_plugin_if_only_the_runtime_reads_a_chained_conflist() {
     let hide: [(&str, Hide); 5] = [
         ("a huge file", |node, text| node.write(LIST, &huge(text))),
         ("bytes that are not UTF-8", |node, text| {
@@ -159,7 +159,7 @@ const JUNK: [(&str, MakeConfig); 9] = [
 ];
 
 #[test]
-fn invalid_configs_that_do_not_name_the_plugin_do_not_prevent_an_uninstall() {
+fn invalid_configs_without_the_plugins_name_do_not_prevent_an_uninstall() {
     all(JUNK, |(what, make)| {
         for name in ["05-x.conflist", "99-x.json"] {
             let node = Node::uninstalling_with_calico();

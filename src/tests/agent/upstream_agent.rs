@@ -74,7 +74,7 @@ fn an_agent_that_stops_beside_upstreams_restores_upstreams_kubeconfig() {
 
 /// Upstream's agent merges its entry also into network configs that the runtime does not load.
 #[test]
-fn an_upstream_agents_entry_stays_in_every_network_config_until_that_agent_ends() {
+fn a_running_upstream_agents_entry_stays_in_every_network_config() {
     let files = [LIST, "20-other.conflist", "30-single.conflist"];
     for is_killed in [false, true] {
         let (_api, node) = node(TEMPLATE);

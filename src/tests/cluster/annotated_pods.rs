@@ -38,7 +38,7 @@ impl Routes for Injector {
 }
 
 #[test]
-fn the_policy_annotates_each_meshed_pod_also_if_the_injector_adds_the_proxy() {
+fn the_policy_annotates_each_meshed_pod_including_injected_pods() {
     let _node = Node::exclusive();
     let helm = Helm::new();
     let values = "--set=networkAttachmentDefinition.annotatePods=true";

@@ -17,7 +17,7 @@ use crate::until::{until, until_found};
 use crate::upstream_agent::active_conflist;
 
 #[test]
-fn a_cluster_shows_the_faults_of_pods_and_of_the_installation_as_documented() {
+fn faults_of_pods_and_installation_are_shown_as_documented() {
     let scene = Scene::begin();
     let Scene { helm, pods, .. } = &scene;
     the_plugin_is_missing();

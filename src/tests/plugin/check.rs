@@ -100,7 +100,7 @@ fn check_compares_with_the_values_that_the_pod_started_with() {
 
 /// Upstream's plugin and older versions of this one leave no marker.
 #[test]
-fn check_of_rules_without_a_marker_fails_only_if_they_redirect_no_longer() {
+fn check_fails_on_rules_without_a_marker_only_if_nothing_is_redirected() {
     for mode in ["native", "nft", "legacy"] {
         let scene = Scene::meshed();
         let call = |command| scene.in_mode(mode, command);

@@ -42,7 +42,7 @@ fn add_sends_only_the_requests_that_decide_and_check_sends_none() {
 }
 
 #[test]
-fn excluded_namespaces_and_containers_that_are_not_pods_are_skipped_without_a_request() {
+fn excluded_namespaces_and_non_pods_are_skipped_without_a_request() {
     let scene = Scene::meshed();
     for call in [
         scene.add().annotated(unmarked()).linkerd("exclude-namespaces", ["ns"]),
@@ -137,7 +137,7 @@ fn add_ipv6_address(namespaces: &Namespaces) {
 }
 
 #[test]
-fn ipv6_auto_redirects_ipv6_of_a_pod_that_gets_its_address_after_add() {
+fn ipv6_auto_redirects_an_address_that_the_pod_gets_after_add() {
     for sysctl in ["0", "1"] {
         let scene = without_ipv6_address();
         listen(&scene);

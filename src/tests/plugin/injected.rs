@@ -85,7 +85,7 @@ impl Outage {
 }
 
 #[test]
-fn check_asks_the_api_server_only_if_no_rule_tells_the_pods_start() {
+fn check_sends_a_request_only_if_no_rule_has_a_marker() {
     let scene = Scene::meshed();
     let call = |command| scene.call(command).annotated(unmarked());
     let of_namespace = json!({"metadata": {"name": "ns", "annotations": {OUT: "5432"}}});

@@ -247,7 +247,7 @@ fn index_chart_manifest_and_digest_file_name_the_same_chart_and_image() {
 }
 
 #[test]
-fn no_file_names_a_directory_of_the_build() {
+fn no_published_file_contains_a_path_of_the_build() {
     let home = std::env::var("HOME").unwrap();
     // The last two are parts of the directories in which scripts/release and scripts/compile build.
     let directories = [

@@ -105,7 +105,7 @@ fn host_iptables_rules_are_repaired_only_if_missing_or_bypassed() {
 }
 
 #[test]
-fn with_ipv6_auto_a_pod_that_started_with_ipv4_rules_only_keeps_them() {
+fn ipv6_auto_leaves_a_running_pods_ipv4_rules_unchanged() {
     for mode in ["native", "nft"] {
         let node = meshed(mode);
         let mut entry = entry("auto");
@@ -191,7 +191,7 @@ fn an_audit_in_mode_delete_keeps_the_pods_grace_period() {
 }
 
 #[test]
-fn an_audit_reports_a_pod_without_a_controller_only_if_rules_are_missing() {
+fn an_audit_reports_uncontrolled_pods_only_if_rules_are_missing() {
     let mut unowned = running();
     unowned["metadata"]["ownerReferences"] = json!([]);
     let node = Node::with(&unowned);

@@ -167,7 +167,7 @@ fn owned_by(name: &str, owners: Value) -> Value {
 }
 
 #[test]
-fn mode_delete_leaves_a_pod_without_a_controller_and_reports_the_pod_once() {
+fn mode_delete_reports_a_pod_without_a_controller_once() {
     let api = Api::start();
     api.state().evict = Answer::Status(201);
     let controller = Controller::watching(&api);

@@ -204,7 +204,7 @@ fn guessed_rules_are_repaired_only_if_the_pod_object_yields_others() {
 
 /// A proxy that listens on IPv4 only has no IPv6 rules.
 #[test]
-fn guessed_ipv6_rules_do_not_outlive_the_repair_of_a_pod_without_ipv6() {
+fn repair_of_an_ipv4_pod_removes_guessed_ipv6_rules() {
     for (mode, name) in [(Backend::Native, "native"), (Backend::Nft, "nft")] {
         let node = meshed(name);
         let spec = RuleSpec { redirect: redirect(name, "9999"), families: Family::ALL };

@@ -103,7 +103,7 @@ fn mode_report_changes_nothing_and_reports_each_pod_once() {
 }
 
 #[test]
-fn mode_report_ignores_a_pod_that_is_stranded_only_in_a_stale_list() {
+fn mode_report_ignores_a_pod_stranded_only_in_a_stale_list() {
     let api = Api::start();
     api.state().pods = vec![stranded("well"), stranded("web-1")];
     api.knows(&changed("well", "/status/initContainerStatuses", json!([])));
@@ -149,7 +149,7 @@ fn no_pod_is_repaired_before_the_agent_is_ready() {
 }
 
 #[test]
-fn repairs_that_fail_while_the_api_server_is_down_succeed_after_its_return() {
+fn repairs_that_fail_in_an_api_outage_succeed_after_it() {
     let (api, controller) = Controller::watched();
     api.state().delete = Answer::Fault(ApiFault::Hang);
     api.modify(&stranded("web-1"));

@@ -16,7 +16,7 @@ const POLICY: &str = r#"pods "web-1" is forbidden: ValidatingAdmissionPolicy 'li
 const BUDGET: &str = "Cannot evict pod as it would violate the pod's disruption budget.";
 
 #[test]
-fn a_stranded_pod_whose_eviction_is_refused_is_reported_once_and_never_deleted() {
+fn a_pod_whose_eviction_is_refused_is_reported_once_and_never_deleted() {
     for (code, why) in [
         (403, WEBHOOK),
         (403, POLICY),
@@ -76,7 +76,7 @@ fn pods_are_evicted_rather_than_deleted_where_evictions_are_allowed() {
 }
 
 #[test]
-fn an_eviction_rejected_by_an_overloaded_api_server_is_retried_and_not_reported() {
+fn an_eviction_rejected_because_of_overload_is_retried_and_not_reported() {
     let api = Api::start();
     api.state().evict = Answer::Refusal(429, "Too many requests, please try again later.");
     api.state().pods = vec![stranded("web-1")];
