@@ -109,9 +109,7 @@ impl EventQueue {
     }
 
     fn is_reported(&self, pod_uid: &str, subject: &str) -> bool {
-        self.reported
-            .iter()
-            .any(|problem| problem.pod_uid == pod_uid && problem.subject == subject)
+        self.reported.iter().any(|problem| problem.pod_uid == pod_uid && problem.subject == subject)
     }
 
     /// Returns the number of remembered problems in the namespace.
