@@ -8,31 +8,84 @@ use super::request::Request;
 use super::version::SUPPORTED;
 use crate::failure::Failure;
 
-/// Returns the result of ADD: `prevResult`, byte for byte. Without `prevResult` the result is
-/// empty. See CNI spec 1.1, section 2, ADD: a plugin outputs the result it received, or an
-/// equivalent one.
+/// Members of a result that tell its format.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Format {
+    /// `ip4` and `ip6`: 0.1.0 and 0.2.0.
+    OneAddressPerFamily,
+    /// `ips`, of which each has its `version`: 0.3.0 to 0.4.0.
+    AddressesWithVersion,
+    /// `ips`: from 1.0.0 on.
+    Addresses,
+}
+
+impl Format {
+    fn of(version: &str) -> Format {
+        match version {
+            "0.1.0" | "0.2.0" => Format::OneAddressPerFamily,
+            "0.3.0" | "0.3.1" | "0.4.0" => Format::AddressesWithVersion,
+            _ => Format::Addresses,
+        }
+    }
+}
+
+/// Returns the result of ADD: `prevResult`, byte for byte, with the `cniVersion` of the request.
+/// Without `prevResult` the result is empty. See CNI spec 1.1, section 2, ADD: a plugin outputs the
+/// result it received, or an equivalent one; section 5, Success: in the version of the input.
 ///
-/// `prevResult` has the `cniVersion` of the request, unless the previous plugin violates the
-/// specification. The result then keeps that plugin's version and format: the runtime reads a
-/// result of any supported version
-/// ([`create.Create`](https://github.com/containernetworking/cni/blob/v1.3.0/pkg/types/create/create.go)),
-/// and converts the one that it sends with CHECK and DEL itself
-/// ([`getCachedResult`](https://github.com/containernetworking/cni/blob/v1.3.0/libcni/api.go)).
+/// libcni passes a result on in the version that the previous plugin gave it
+/// ([`buildOneConfig`](https://github.com/containernetworking/cni/blob/v1.3.0/libcni/api.go)). The
+/// next plugin in Go reads it with the type of the config's version, which rejects results of
+/// another format
+/// ([`NewResult`](https://github.com/containernetworking/cni/blob/v1.3.0/pkg/types/100/types.go)).
+///
+/// A result with `ips` is not converted to `ip4` and `ip6`, nor the reverse: it keeps its version.
+/// The runtime reads a result of any supported version
+/// ([`create.Create`](https://github.com/containernetworking/cni/blob/v1.3.0/pkg/types/create/create.go)).
 pub fn pass_through(request: &Request) -> Result<String, Error> {
     let mut result = match request.config.non_null("prevResult") {
         Some(previous) => serde_json::from_str(previous.get()).map_err(json_error)?,
         None => Object::default(),
     };
     let version = result.text("cniVersion").map_err(json_error)?;
-    if version.is_empty() {
-        // libcni omits the version if the previous plugin did. Then it is the request's.
-        result.set("cniVersion", to_raw_value(&request.cni_version).map_err(json_error)?);
-    } else if !SUPPORTED.contains(&version.as_str()) {
+    if !version.is_empty() && !SUPPORTED.contains(&version.as_str()) {
         let problem = format!("unsupported CNI result version {version:?}");
         let remedy = "correct or update the plugin before linkerd-cni in the network config";
         return Err(result_error(&problem).with_details(remedy));
     }
+    // libcni omits the version if the previous plugin did. Then it is the request's.
+    if version.is_empty() || can_become(&version, &request.cni_version) {
+        if (Format::of(&version), Format::of(&request.cni_version))
+            == (Format::Addresses, Format::AddressesWithVersion)
+        {
+            set_address_versions(&mut result);
+        }
+        result.set("cniVersion", to_raw_value(&request.cni_version).map_err(json_error)?);
+    }
     serde_json::to_string(&result).map_err(json_error)
+}
+
+/// Returns whether a result of version `from` is one of version `to`, but for its `cniVersion` and
+/// the versions of its addresses.
+fn can_become(from: &str, to: &str) -> bool {
+    let has_ips = |version| Format::of(version) != Format::OneAddressPerFamily;
+    from != to && has_ips(from) == has_ips(to)
+}
+
+/// Sets the `version` of each address, as libcni does when it converts a result. Leaves `ips` of
+/// another form as it is: the result of another plugin fails no pod.
+fn set_address_versions(result: &mut Object) {
+    let Some(ips) = result.non_null("ips") else { return };
+    let Ok(mut ips) = serde_json::from_str::<Vec<Object>>(ips.get()) else { return };
+    for ip in &mut ips {
+        let is_ipv6 = ip.text("address").is_ok_and(|address| address.contains(':'));
+        let version = if is_ipv6 { "6" } else { "4" };
+        let Ok(version) = to_raw_value(version) else { return };
+        ip.set("version", version);
+    }
+    if let Ok(ips) = to_raw_value(&ips) {
+        result.set("ips", ips);
+    }
 }
 
 fn json_error(error: serde_json::Error) -> Error {

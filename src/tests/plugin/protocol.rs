@@ -41,9 +41,6 @@ fn prev_result_is_passed_on_byte_for_byte_in_every_version() {
         );
         let stdin = format!(r#"{{"cniVersion":"{version}","name":"n","prevResult":{previous}}}"#);
         assert_eq!(call.run_with(&stdin).succeeded().stdout, previous);
-        // The version of the result that another plugin returns may differ.
-        let stdin = format!(r#"{{"cniVersion":"1.0.0","name":"n","prevResult":{previous}}}"#);
-        assert_eq!(call.run_with(&stdin).succeeded().stdout, previous);
         let alone = format!(r#"{{"cniVersion":"{version}","name":"n"}}"#);
         let wanted = format!(r#"{{"cniVersion":"{version}"}}"#);
         assert_eq!(call.run_with(&alone).succeeded().stdout, wanted);
@@ -52,6 +49,58 @@ fn prev_result_is_passed_on_byte_for_byte_in_every_version() {
             let stdin = alone.replace('}', &format!(r#","prevResult":{previous}}}"#));
             let wanted = wanted.replace('}', &format!("{more}}}"));
             assert_eq!(call.run_with(&stdin).succeeded().stdout, wanted);
+        }
+    }
+}
+
+const WITHOUT_IPS: [&str; 2] = ["0.1.0", "0.2.0"];
+const WITH_ADDRESS_VERSIONS: [&str; 3] = ["0.3.0", "0.3.1", "0.4.0"];
+const WITH_IPS: [&str; 2] = ["1.0.0", "1.1.0"];
+
+/// The previous plugin may respond in a version of its own.
+#[test]
+fn the_result_has_the_version_of_the_config() {
+    let api = Api::start();
+    let call = Call::new("ADD", Path::new("/no/such/netns"), &api).env("CNI_ARGS", "");
+    let add = |config: &str, previous: &str, members: &str| {
+        let stdin = format!(
+            r#"{{"cniVersion":"{config}","name":"n","prevResult":{{"cniVersion":"{previous}",{members}}}}}"#
+        );
+        call.run_with(&stdin).succeeded().stdout
+    };
+    let result =
+        |version: &str, members: &str| format!(r#"{{"cniVersion":"{version}",{members}}}"#);
+    let old = r#""ip4":{"ip":"10.0.0.1/8"},"z":12345678901234567890"#;
+    let with_versions = r#""ips":[{"version":"4","address":"10.0.0.1/8","x":1e3}],"dns":{}"#;
+    let new = r#""ips":[{"address":"10.0.0.1/8","x":1e3},{"address":"fd00::1/64"}],"dns":{}"#;
+    let set = r#""ips":[{"version":"4","address":"10.0.0.1/8","x":1e3},{"version":"6","address":"fd00::1/64"}],"dns":{}"#;
+    let with_ips = [&WITH_ADDRESS_VERSIONS[..], &WITH_IPS].concat();
+    for previous in WITHOUT_IPS {
+        for config in WITHOUT_IPS {
+            assert_eq!(add(config, previous, old), result(config, old));
+        }
+        // Another format is not converted.
+        for config in &with_ips {
+            assert_eq!(add(config, previous, old), result(previous, old));
+        }
+    }
+    for config in WITHOUT_IPS {
+        for previous in &with_ips {
+            assert_eq!(add(config, previous, new), result(previous, new));
+        }
+    }
+    for config in &with_ips {
+        for previous in WITH_ADDRESS_VERSIONS {
+            assert_eq!(add(config, previous, with_versions), result(config, with_versions));
+        }
+        let is_new = WITH_IPS.contains(config);
+        for previous in WITH_IPS {
+            let wanted = if is_new { new } else { set };
+            assert_eq!(add(config, previous, new), result(config, wanted), "{previous}");
+            // No list of addresses.
+            for other in [r#""ips":{},"x":1"#, r#""ips":[1]"#, r#""ips":null"#, r#""x":1"#] {
+                assert_eq!(add(config, previous, other), result(config, other), "{previous}");
+            }
         }
     }
 }
