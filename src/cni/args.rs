@@ -40,7 +40,8 @@ struct KubernetesArgs<'a> {
 }
 
 /// Reads the pod from `CNI_ARGS`, which are pairs `key=value`, separated by `;`. Returns `None` if
-/// they name no pod: the caller is not Kubernetes. Fails on unknown keys unless `IgnoreUnknown` is
+/// they name no pod: the caller is not Kubernetes. Such callers may set names that the API server
+/// accepts for no pod, as podman's `nifty_pasteur`. Fails on unknown keys unless `IgnoreUnknown` is
 /// set, as `pkg/types` does.
 pub fn parse_pod(args: &str) -> Result<Option<PodRef>, Error> {
     let args = parse_args(args)?;
@@ -50,13 +51,8 @@ pub fn parse_pod(args: &str) -> Result<Option<PodRef>, Error> {
             "configure the runtime to send IgnoreUnknown=1 in CNI_ARGS, or not to send these args",
         ));
     }
-    if args.namespace.is_empty() || args.name.is_empty() {
+    if !is_namespace_name(args.namespace) || !is_pod_name(args.name) {
         return Ok(None);
-    }
-    for (key, value) in [(NAMESPACE, args.namespace), (NAME, args.name)] {
-        if !is_name(value) {
-            return Err(invalid(format!("{key}={} is not a Kubernetes name", quote(value))));
-        }
     }
     // The manifest of a static pod may set any text as the UID.
     let uid = if is_name(args.uid) { args.uid } else { "" };
@@ -102,6 +98,27 @@ fn invalid_pair(pair: &str) -> Error {
 
 fn invalid(problem: String) -> Error {
     Error::new(Failure::InvalidEnvironment, format!("CNI_ARGS: {problem}"))
+}
+
+/// Returns whether a namespace can have the name: at most 63 lower case letters, digits and `-`,
+/// which do not start or end with `-`
+/// ([`NameIsDNSLabel`](https://github.com/kubernetes/apimachinery/blob/v0.34.0/pkg/api/validation/generic.go)).
+fn is_namespace_name(text: &str) -> bool {
+    text.len() <= 63 && is_label(text)
+}
+
+/// Returns whether a pod, also a static one, can have the name: at most 253 characters in labels
+/// separated by dots
+/// ([`NameIsDNSSubdomain`](https://github.com/kubernetes/apimachinery/blob/v0.34.0/pkg/api/validation/generic.go)).
+fn is_pod_name(text: &str) -> bool {
+    text.len() <= 253 && text.split('.').all(is_label)
+}
+
+fn is_label(text: &str) -> bool {
+    !text.is_empty()
+        && !text.starts_with('-')
+        && !text.ends_with('-')
+        && text.bytes().all(|byte| matches!(byte, b'a'..=b'z' | b'0'..=b'9' | b'-'))
 }
 
 /// Returns whether `text` can be a Kubernetes object name and is safe in a URL path: at most 253

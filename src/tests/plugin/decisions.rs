@@ -49,6 +49,10 @@ fn excluded_namespaces_and_non_pods_are_skipped_without_a_request() {
         scene.add().env("CNI_ARGS", ""),
         scene.add().env("CNI_ARGS", "IgnoreUnknown=1"),
         scene.add().env("CNI_ARGS", "K8S_POD_NAME=web"),
+        // podman beside the kubelet, also for a container named by its user.
+        scene.add().env("CNI_ARGS", "K8S_POD_NAMESPACE=nifty_pasteur;K8S_POD_NAME=nifty_pasteur"),
+        scene.add().env("CNI_ARGS", "K8S_POD_NAMESPACE=Web;K8S_POD_NAME=Web"),
+        scene.call("CHECK").env("CNI_ARGS", "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=nifty_pasteur"),
     ] {
         call.run().succeeded();
     }

@@ -75,9 +75,14 @@ fn is_subnet(text: &str) -> bool {
     address.parse::<IpAddr>().is_ok() && text.parse::<IpNet>().is_ok()
 }
 
-/// Names of namespaces and pods as Kubernetes allows them (RFC 1123).
-fn kubernetes_name() -> impl Strategy<Value = String> {
-    "[a-z0-9]([a-z0-9-]{0,30}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?)?"
+/// Names of namespaces as Kubernetes allows them (RFC 1123).
+fn namespace_name() -> impl Strategy<Value = String> {
+    "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+}
+
+/// Names of pods as Kubernetes allows them (RFC 1123).
+fn pod_name() -> impl Strategy<Value = String> {
+    "[a-z0-9]([a-z0-9-]{0,70}[a-z0-9])?(\\.[a-z0-9]([a-z0-9-]{0,8}[a-z0-9])?){0,3}"
 }
 
 fn port_range() -> impl Strategy<Value = PortRange> {
@@ -136,8 +141,8 @@ proptest! {
 
     #[test]
     fn each_name_that_kubernetes_allows_is_accepted(
-        namespace in kubernetes_name(),
-        name in kubernetes_name(),
+        namespace in namespace_name(),
+        name in pod_name(),
         uid in "[0-9a-f-]{0,36}",
     ) {
         let args = format!(

@@ -10,7 +10,7 @@ use testkit::chart::yaml;
 
 use crate::decision::{API_ERRORS, COPY_STATES, CopyState, EXCLUDED, Start};
 use crate::recorded;
-use crate::{kubernetes_name, nearly_a_list};
+use crate::{namespace_name, nearly_a_list, pod_name};
 
 const CONTAINERS: [&str; 4] = ["app", "linkerd-proxy", "linkerd-init", "linkerd-proxy-2"];
 
@@ -29,8 +29,8 @@ fn annotations() -> impl Strategy<Value = Annotations> {
 
 prop_compose! {
     fn start()(
-        namespace in prop_oneof![kubernetes_name(), select(vec![EXCLUDED, "linkerd-cni"]).prop_map(str::to_owned)],
-        name in prop_oneof![kubernetes_name(), "linkerd-cni-[a-z0-9-]{0,5}[a-z0-9]"],
+        namespace in prop_oneof![namespace_name(), select(vec![EXCLUDED, "linkerd-cni"]).prop_map(str::to_owned)],
+        name in prop_oneof![pod_name(), "linkerd-cni-[a-z0-9-]{0,5}[a-z0-9]"],
         (annotations, of_namespace) in (annotations(), annotations()),
         containers in vec(select(CONTAINERS.to_vec()), 1..3),
         init_containers in vec(select(CONTAINERS.to_vec()), 0..2),
