@@ -6,7 +6,7 @@ mod proxy_user;
 pub mod resolve;
 mod section;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -72,6 +72,11 @@ pub struct Config {
 }
 
 impl Config {
+    /// Returns the CNI net dir, in which the agent writes the kubeconfig.
+    pub fn net_dir(&self) -> Option<&Path> {
+        self.kubeconfig.parent().filter(|dir| dir.is_absolute())
+    }
+
     /// Fails if any value of the plugin entry is invalid.
     pub fn read(config: &Object) -> Result<Self, Error> {
         let config = Config::read_leniently(config);

@@ -68,21 +68,7 @@ fn run_and_record(
         tracing::warn!("linkerd-cni: pod {}/{}: {warning}", record.namespace, record.pod);
     }
     tracing::info!("{record}");
-    if let Some(net_dir) = config.kubeconfig.parent() {
-        record.send(&pod_copy::run_dir(), net_dir);
-    }
+    // An invalid plugin entry may name no kubeconfig. The agent learns of it all the same.
+    record.send(&pod_copy::run_dir(), config.net_dir());
     output
-}
-
-/// Rejects a request for the plugin's own netns, in which the rules would redirect the
-/// host's traffic.
-fn refuse_own_netns(request: &Request) -> Result<(), Error> {
-    if request.netns_override || !netns::is_current(&request.netns) {
-        return Ok(());
-    }
-    Err(Error::new(
-        Failure::InvalidNetns,
-        "plugin's netns and netns from CNI_NETNS should not be the same",
-    )
-    .with_details("call the plugin with the pod's netns"))
 }

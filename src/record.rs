@@ -225,9 +225,9 @@ impl Record {
     }
 
     /// Sends the record to the agent without waiting: to the socket in `run_dir`, or if no agent
-    /// reads there, to the one in `net_dir`. If that is full or missing, the record is lost and
-    /// the pod is not affected.
-    pub fn send(&self, run_dir: &Path, net_dir: &Path) {
+    /// reads there, to the one in `net_dir`, if that is known. If the socket is full or missing,
+    /// the record is lost and the pod is not affected.
+    pub fn send(&self, run_dir: &Path, net_dir: Option<&Path>) {
         let bytes = self.to_datagram();
         if let Err(error) = send_datagram(&bytes, run_dir, net_dir) {
             tracing::debug!("linkerd-cni: cannot send the plugin record to the agent: {error}");
@@ -387,18 +387,17 @@ fn is_zero(count: &usize) -> bool {
     *count == 0
 }
 
-fn send_datagram(bytes: &[u8], run_dir: &Path, net_dir: &Path) -> io::Result<usize> {
+fn send_datagram(bytes: &[u8], run_dir: &Path, net_dir: Option<&Path>) -> io::Result<usize> {
     let socket = UnixDatagram::unbound()?;
     socket.set_nonblocking(true)?;
-    let sent = socket.send_to(bytes, socket_path(Some(run_dir), net_dir));
-    match sent {
-        Err(error)
-            if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused) =>
-        {
-            socket.send_to(bytes, socket_path(None, net_dir))
-        }
-        _ => sent,
+    let sent = socket.send_to(bytes, run_dir.join(RUN_SOCKET_NAME));
+    if let Err(error) = &sent
+        && matches!(error.kind(), ErrorKind::NotFound | ErrorKind::ConnectionRefused)
+        && let Some(net_dir) = net_dir
+    {
+        return socket.send_to(bytes, net_dir.join(SOCKET_NAME));
     }
+    sent
 }
 
 fn bounded(text: &str) -> String {

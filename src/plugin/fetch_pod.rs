@@ -66,6 +66,9 @@ struct ApiRequests<'a> {
 impl<'a> ApiRequests<'a> {
     fn open(pod: &'a PodRef, config: &'a Config, budget: Duration) -> Result<Self, Error> {
         let kubeconfig = &config.kubeconfig;
+        if kubeconfig.as_os_str().is_empty() {
+            return Err(no_kubeconfig(config));
+        }
         let access = read_access(kubeconfig)?;
         let deadline = Deadline::after(budget);
         let client = new_client(&access, budget, deadline)?;
@@ -194,11 +197,19 @@ fn unexpected(object: &str, problem: &str) -> Error {
     Error::new(Failure::UnexpectedResponse, format!("cannot read {object}: {problem}"))
 }
 
-fn read_access(path: &Path) -> Result<ApiAccess, Error> {
-    if path.as_os_str().is_empty() {
-        let problem = "plugin entry of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set";
-        return Err(Error::new(Failure::Kubeconfig, problem));
+/// Returns why the plugin entry names no kubeconfig: its invalid value, with the error that a pod
+/// also gets if the node's copy decides, or no value.
+fn no_kubeconfig(config: &Config) -> Error {
+    if let Some(problem) = &config.problem {
+        return problem.clone();
     }
+    let problem = "plugin entry of linkerd-cni: \"kubernetes\": \"kubeconfig\" is not set";
+    let remedy = "set it to the path of the plugin's kubeconfig; the chart renders the plugin \
+                  entry in the ConfigMap linkerd-cni-config";
+    Error::new(Failure::Kubeconfig, problem).with_details(remedy)
+}
+
+fn read_access(path: &Path) -> Result<ApiAccess, Error> {
     kubeconfig::read(path).map_err(|error| Error::new(Failure::Kubeconfig, error.to_string()))
 }
 

@@ -12,7 +12,7 @@ use testkit::table;
 use super::api::TOKEN;
 use super::injected::unmarked;
 use super::namespaces::{NEIGHBOUR, Namespaces, POD};
-use super::{NAMESPACE_PATH, POD_PATH, Scene, UNMESHED, listen, record_socket};
+use super::{MESHED, NAMESPACE_PATH, POD_PATH, Scene, UID, UNMESHED, listen, record_socket};
 
 /// A row of `requests` in `decisions.yaml`.
 #[derive(Deserialize)]
@@ -126,6 +126,38 @@ fn an_invalid_plugin_entry_fails_meshed_pods_only() {
         assert_eq!(scene.rules(), "", "{name}");
         scene.api.answer(POD_PATH, 200, UNMESHED);
         add().run().succeeded();
+    }
+}
+
+/// The plugin entry names no kubeconfig, so the record goes to the run dir.
+#[test]
+fn an_entry_with_an_invalid_kubeconfig_has_one_code_from_every_source_and_a_record() {
+    let invalid = json!({"kubeconfig": 5});
+    for (name, (kubernetes, is_copied, code)) in table::named([
+        ("not set", (json!({}), false, Some(100))),
+        ("not set, and not needed", (json!({}), true, None)),
+        ("a number", (invalid.clone(), false, Some(7))),
+        ("a number, and not needed", (invalid, true, Some(7))),
+        ("a list", (json!([]), false, Some(7))),
+        ("a list, and not needed", (json!([]), true, Some(7))),
+    ]) {
+        let scene = Scene::meshed();
+        let call = scene.add();
+        let run_dir = call.run_dir();
+        fs::create_dir(&run_dir).unwrap();
+        if is_copied {
+            testkit::node_copy::publish(&run_dir, ["ns", "web", UID], MESHED);
+        }
+        let socket = record_socket::listen_at(&run_dir.join("records.sock"));
+        let outcome = call.set("kubernetes", kubernetes).run();
+        let record = record_socket::record(&socket);
+        match code {
+            Some(code) => {
+                assert_eq!(outcome.error().0, code, "{name}");
+                assert_eq!(record["error"]["code"], code, "{name}: {record}");
+            }
+            None => assert_eq!(record["decision"], "redirected", "{name}: {record}"),
+        }
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::fs;
 use std::os::unix::net::UnixDatagram;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use serde_json::Value;
@@ -23,7 +23,11 @@ pub fn recorded(call: &Call) -> (Outcome, Value) {
 
 /// Binds the agent's socket.
 pub fn listen(call: &Call) -> UnixDatagram {
-    let socket = UnixDatagram::bind(path(call)).unwrap();
+    listen_at(&path(call))
+}
+
+pub fn listen_at(path: &Path) -> UnixDatagram {
+    let socket = UnixDatagram::bind(path).unwrap();
     socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
     socket
 }
