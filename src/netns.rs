@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, setns, unshare};
-use nix::sys::stat::stat;
+use nix::sys::stat::{FileStat, fstat, stat};
 
 use crate::deadline::run_within;
 
@@ -34,12 +34,67 @@ pub enum Error {
     Work { path: PathBuf, problem: String },
 }
 
-/// Returns whether `path` is the netns of the calling thread. `false` if `path` is not accessible.
-pub fn is_current(path: &Path) -> bool {
-    match (stat(path), stat(CURRENT)) {
-        (Ok(there), Ok(current)) => {
-            (there.st_dev, there.st_ino) == (current.st_dev, current.st_ino)
+/// An open netns: always the same one, whatever its path leads to later.
+#[derive(Debug)]
+pub struct Netns {
+    file: File,
+    path: PathBuf,
+}
+
+impl Netns {
+    pub fn open(path: &Path) -> Result<Netns, Error> {
+        let file = OpenOptions::new()
+            .read(true)
+            // Opening a FIFO must not block.
+            .custom_flags(OFlag::O_NONBLOCK.bits())
+            .open(path)
+            .map_err(|source| Error::Open { path: path.to_owned(), source })?;
+        Ok(Netns { file, path: path.to_owned() })
+    }
+
+    /// Returns the path by which the netns was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Returns whether this is the netns of the calling thread.
+    pub fn is_current(&self) -> bool {
+        is_one_file(fstat(&self.file), stat(CURRENT))
+    }
+
+    /// Runs `work` inside the netns and waits for it at most `deadline`. After that the thread
+    /// keeps running until `work` returns or the process ends.
+    pub fn run<T: Send + 'static>(
+        &self,
+        deadline: Duration,
+        work: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, Error> {
+        let path = self.path.clone();
+        let file = match self.file.try_clone() {
+            Ok(file) => file,
+            Err(source) => return Err(Error::Open { path, source }),
+        };
+        let entered = run_within("netns", deadline, move || {
+            setns(&file, CloneFlags::CLONE_NEWNET)?;
+            Ok(work())
+        });
+        match entered {
+            Ok(Ok(result)) => Ok(result),
+            Ok(Err(source)) => Err(Error::Enter { path, source }),
+            Err(problem) => Err(Error::Work { path, problem }),
         }
+    }
+}
+
+/// Returns whether `path` is the netns of the calling thread. `false` if `path` is not accessible.
+/// The path may lead to another netns when it is opened later: then ask [`Netns::is_current`].
+pub fn is_current(path: &Path) -> bool {
+    is_one_file(stat(path), stat(CURRENT))
+}
+
+fn is_one_file(one: nix::Result<FileStat>, other: nix::Result<FileStat>) -> bool {
+    match (one, other) {
+        (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
         _ => false,
     }
 }
@@ -58,27 +113,11 @@ fn unshare_netns() -> Result<File, Error> {
     File::open(CURRENT).map_err(|source| Error::Open { path: CURRENT.into(), source })
 }
 
-/// Runs `work` inside the netns at `path` and waits for it at most `deadline`. After that the
-/// thread keeps running until `work` returns or the process ends.
+/// Runs `work` inside the netns at `path`, see [`Netns::run`].
 pub fn run<T: Send + 'static>(
     path: &Path,
     deadline: Duration,
     work: impl FnOnce() -> T + Send + 'static,
 ) -> Result<T, Error> {
-    let netns = OpenOptions::new()
-        .read(true)
-        // Opening a FIFO must not block.
-        .custom_flags(OFlag::O_NONBLOCK.bits())
-        .open(path)
-        .map_err(|source| Error::Open { path: path.to_owned(), source })?;
-    let entered = run_within("netns", deadline, move || {
-        setns(&netns, CloneFlags::CLONE_NEWNET)?;
-        Ok(work())
-    });
-    let path = path.to_owned();
-    match entered {
-        Ok(Ok(result)) => Ok(result),
-        Ok(Err(source)) => Err(Error::Enter { path, source }),
-        Err(problem) => Err(Error::Work { path, problem }),
-    }
+    Netns::open(path)?.run(deadline, work)
 }

@@ -10,11 +10,11 @@ use std::time::Instant;
 
 use tracing::level_filters::LevelFilter;
 
+use self::pod_netns::refuse_own_netns;
 use crate::cni::{Command, Error, Request, version};
 use crate::config::Config;
-use crate::failure::Failure;
 use crate::record::Record;
-use crate::{log, netns, pod_copy};
+use crate::{log, pod_copy};
 
 /// How an ADD or a CHECK ended.
 pub struct CallOutcome {

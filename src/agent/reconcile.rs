@@ -75,7 +75,7 @@ impl Reconciler {
         let node = &settings.node;
         Reconciler {
             mounts: Mounts::at_start(node),
-            node_lock: NodeLocker::new(&node.net_dir),
+            node_lock: NodeLocker::new(node),
             writer: limited_writer(&status),
             binaries: Binaries::default(),
             run_check: RunCheck::default(),
@@ -136,7 +136,7 @@ impl Reconciler {
         let has_kubeconfig = decision.missing().is_none() && kubeconfig.problem.is_none();
         let can_chain = !is_deferred && binaries.problem.is_none() && has_kubeconfig;
         let is_newer = kept.agent == Some(OtherAgent::Newer);
-        let configs = self.reconcile_configs(observed, is_newer, can_chain, lock.is_some());
+        let configs = self.reconcile_configs(observed, is_newer, can_chain, lock.is_exclusive);
         drop(lock);
 
         let contended = self.writer.contended(Instant::now());

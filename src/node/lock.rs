@@ -5,102 +5,244 @@
 //! name a plugin that cannot run. If the uninstalling agent were then killed, the originals that
 //! the pass saved would be lost.
 //!
-//! The lock is `flock` on the CNI net dir itself. So every agent finds it, and the kernel releases
-//! it if the process is killed. Upstream's agents and other programs do not take it.
+//! The locks are `flock`: the kernel releases them if the process is killed. One is on a file in
+//! the run dir, which only root can open. The other one is on the CNI net dir itself, for agents
+//! that have no run dir. Every process that can read the net dir can hold that lock. Agents with a
+//! run dir then still write one at a time. Upstream's agents and other programs take neither.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
 
 use nix::errno::Errno;
-use nix::fcntl::{Flock, FlockArg};
+use nix::fcntl::{Flock, FlockArg, OFlag};
 use tracing::warn;
 
+use super::NodeSettings;
 use crate::deadline::Deadline;
+use crate::files;
 
 /// Longest time to wait for another agent. A pass takes milliseconds, and an uninstall holds the
 /// lock for a quarter of a second. An agent that hangs must not keep others from their work.
 const WAIT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(5);
 
-/// Takes the lock of one net dir once for each pass.
+/// Name of the lock file in the run dir.
+const RUN_LOCK: &str = "node.lock";
+
+/// Takes the locks of one node once for each pass.
 pub struct NodeLocker {
-    net_dir: PathBuf,
-    /// Another process held the lock at the last attempt. The next attempt then does not wait:
-    /// every process that can read the directory can hold the lock, and must not delay each pass.
-    is_locked_out: bool,
+    run_dir: Option<Locker>,
+    net_dir: Locker,
+}
+
+/// The locks that a pass holds until it drops this.
+pub struct NodeLock {
+    _run_dir: Option<Flock<File>>,
+    _net_dir: Option<Flock<File>>,
+    /// Whether no other agent of this project writes to the node's files meanwhile. Another process
+    /// that holds the lock of the net dir may be an agent without a run dir.
+    pub is_exclusive: bool,
 }
 
 impl NodeLocker {
-    pub fn new(net_dir: &Path) -> NodeLocker {
-        NodeLocker { net_dir: net_dir.to_owned(), is_locked_out: false }
+    pub fn new(settings: &NodeSettings) -> NodeLocker {
+        let run_lock = settings.run_dir.as_ref().map(|run_dir| run_dir.join(RUN_LOCK));
+        NodeLocker {
+            run_dir: run_lock.map(|path| Locker { path, is_dir: false, is_locked_out: false }),
+            net_dir: Locker { path: settings.net_dir.clone(), is_dir: true, is_locked_out: false },
+        }
     }
 
-    /// Waits at most 1 s for the lock. Agents also work without it: a missing directory is reported
-    /// by the scan, and some file systems have no locks.
-    pub fn take(&mut self) -> Option<Flock<File>> {
-        let wait = if self.is_locked_out { Duration::ZERO } else { WAIT };
-        let lock = lock(&self.net_dir, wait);
-        let is_locked_out = matches!(lock, Err(Errno::EAGAIN));
-        if is_locked_out && !self.is_locked_out {
-            let (path, seconds) = (self.net_dir.display(), WAIT.as_secs());
-            warn!("another process has locked {path} for {seconds} s; continuing without the lock");
-        }
-        self.is_locked_out = is_locked_out;
-        lock.ok()
+    /// Waits at most 1 s for each lock. Agents also work without them: a missing directory is
+    /// reported by the scan, and some file systems have no locks.
+    pub fn take(&mut self) -> NodeLock {
+        let run_dir = self.run_dir.as_mut().map(Locker::take);
+        let net_dir = self.net_dir.take();
+        let has_other_agent = matches!(run_dir, Some(Err(Errno::EAGAIN)));
+        let is_exclusive = net_dir.is_ok() && !has_other_agent;
+        let run_dir = run_dir.and_then(Result::ok);
+        NodeLock { _run_dir: run_dir, _net_dir: net_dir.ok(), is_exclusive }
     }
 }
 
-/// Fails with `EAGAIN` if another process holds the lock for the whole `wait`.
-fn lock(net_dir: &Path, wait: Duration) -> Result<Flock<File>, Errno> {
-    let mut dir = File::open(net_dir).map_err(|_| Errno::ENOENT)?;
-    let end = Deadline::after(wait);
-    loop {
-        match Flock::lock(dir, FlockArg::LockExclusiveNonblock) {
-            Ok(lock) => return Ok(lock),
-            Err((same, Errno::EAGAIN | Errno::EINTR)) if !end.has_passed() => dir = same,
-            Err((_, errno)) => return Err(errno),
+/// Removes the lock file of the run dir. Only for an agent that holds the lock.
+pub fn remove(run_dir: &Path) -> Result<bool, files::Error> {
+    files::remove(&run_dir.join(RUN_LOCK))
+}
+
+/// Takes one lock.
+struct Locker {
+    path: PathBuf,
+    is_dir: bool,
+    /// Another process held the lock at the last attempt. The next attempt then does not wait: it
+    /// must not delay each pass.
+    is_locked_out: bool,
+}
+
+impl Locker {
+    /// Fails with `EAGAIN` if another process holds the lock.
+    fn take(&mut self) -> Result<Flock<File>, Errno> {
+        let wait = if self.is_locked_out { Duration::ZERO } else { WAIT };
+        let lock = self.lock(wait);
+        let is_locked_out = matches!(lock, Err(Errno::EAGAIN));
+        if is_locked_out && !self.is_locked_out {
+            let (path, seconds) = (self.path.display(), WAIT.as_secs());
+            warn!("another process has locked {path} for {seconds} s; continuing without the lock");
         }
-        thread::sleep(RETRY);
+        self.is_locked_out = is_locked_out;
+        lock
+    }
+
+    /// Fails with `EAGAIN` if another process holds the lock for the whole `wait`.
+    fn lock(&self, wait: Duration) -> Result<Flock<File>, Errno> {
+        let mut file = self.open()?;
+        let end = Deadline::after(wait);
+        loop {
+            match Flock::lock(file, FlockArg::LockExclusiveNonblock) {
+                Ok(lock) if self.is_in_place(&lock) => return Ok(lock),
+                // An agent that uninstalled has removed the file.
+                Ok(_) => file = self.open()?,
+                Err((same, Errno::EAGAIN | Errno::EINTR)) if !end.has_passed() => {
+                    file = same;
+                    thread::sleep(RETRY);
+                }
+                Err((_, errno)) => return Err(errno),
+            }
+        }
+    }
+
+    fn open(&self) -> Result<File, Errno> {
+        let mut options = OpenOptions::new();
+        options.read(true);
+        if !self.is_dir {
+            options.write(true).create(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+        }
+        options.open(&self.path).map_err(|_| Errno::ENOENT)
+    }
+
+    fn is_in_place(&self, file: &File) -> bool {
+        match (file.metadata(), self.path.metadata()) {
+            (Ok(file), Ok(path)) => (file.dev(), file.ino()) == (path.dev(), path.ino()),
+            _ => false,
+        }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::fs::DirBuilder;
+    use std::os::unix::fs::PermissionsExt as _;
     use std::time::Instant;
 
     use super::*;
 
+    fn locker(path: &Path, is_dir: bool) -> Locker {
+        Locker { path: path.to_owned(), is_dir, is_locked_out: false }
+    }
+
+    /// Takes the locks of an agent with this net dir, and a run dir beside it.
+    fn node_locker(dir: &Path) -> NodeLocker {
+        let (net_dir, run_dir) = (dir.join("net.d"), dir.join("run"));
+        for path in [&net_dir, &run_dir] {
+            DirBuilder::new().recursive(true).create(path).unwrap();
+        }
+        NodeLocker {
+            run_dir: Some(locker(&run_dir.join(RUN_LOCK), false)),
+            net_dir: locker(&net_dir, true),
+        }
+    }
+
     #[test]
-    fn only_one_agent_at_a_time_holds_the_lock_of_a_directory() {
+    fn only_one_agent_at_a_time_holds_the_lock_of_a_directory_or_file() {
         let dir = tempfile::tempdir().unwrap();
-        let take = |wait| lock(dir.path(), wait);
-        let held = take(Duration::ZERO);
-        assert!(held.is_ok());
-        assert_eq!(take(Duration::ZERO).unwrap_err(), Errno::EAGAIN);
-        assert_eq!(take(RETRY).unwrap_err(), Errno::EAGAIN);
-        thread::scope(|scope| {
-            let waiting = scope.spawn(|| take(Duration::from_secs(60)));
-            thread::sleep(RETRY);
-            drop(held);
-            assert!(waiting.join().unwrap().is_ok());
-        });
-        assert_eq!(lock(&dir.path().join("missing"), WAIT).unwrap_err(), Errno::ENOENT);
+        for (path, is_dir) in [(dir.path().to_owned(), true), (dir.path().join("lock"), false)] {
+            let take = |wait| locker(&path, is_dir).lock(wait);
+            let held = take(Duration::ZERO);
+            assert!(held.is_ok());
+            assert_eq!(take(Duration::ZERO).unwrap_err(), Errno::EAGAIN);
+            assert_eq!(take(RETRY).unwrap_err(), Errno::EAGAIN);
+            thread::scope(|scope| {
+                let waiting = scope.spawn(|| take(Duration::from_secs(60)));
+                thread::sleep(RETRY);
+                drop(held);
+                assert!(waiting.join().unwrap().is_ok());
+            });
+        }
+        let missing = locker(&dir.path().join("missing"), true).lock(WAIT);
+        assert_eq!(missing.unwrap_err(), Errno::ENOENT);
     }
 
     #[test]
     fn a_lock_that_another_process_keeps_delays_only_the_first_attempt() {
         let dir = tempfile::tempdir().unwrap();
-        let held = lock(dir.path(), Duration::ZERO).unwrap();
-        let mut locker = NodeLocker::new(dir.path());
+        let held = locker(dir.path(), true).lock(Duration::ZERO).unwrap();
+        let mut waiting = locker(dir.path(), true);
         let begin = Instant::now();
-        assert!(locker.take().is_none());
+        assert!(waiting.take().is_err());
         assert!(begin.elapsed() >= WAIT);
         // Would take minutes if each attempt waited.
-        assert!((0..200).all(|_| locker.take().is_none()));
+        assert!((0..200).all(|_| waiting.take().is_err()));
         assert!(begin.elapsed() < 60 * WAIT);
         drop(held);
-        assert!(locker.take().is_some());
+        assert!(waiting.take().is_ok());
+    }
+
+    /// Every user may open the net dir, and lock it.
+    #[test]
+    fn agents_write_one_at_a_time_also_while_a_stranger_locks_the_net_dir() {
+        let dir = tempfile::tempdir().unwrap();
+        let foreign = locker(&dir.path().join("net.d"), true);
+        let mut first = node_locker(dir.path());
+        let foreign = foreign.lock(Duration::ZERO).unwrap();
+        let held = first.take();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| {
+                let mut second = node_locker(dir.path());
+                second.net_dir.is_locked_out = true;
+                let begin = Instant::now();
+                (second.take(), begin.elapsed())
+            });
+            thread::sleep(WAIT / 4);
+            drop(held);
+            let (second, waited) = waiting.join().unwrap();
+            assert!(second._run_dir.is_some() && waited >= WAIT / 5, "{waited:?}");
+        });
+        drop(foreign);
+        assert!(first.take().is_exclusive);
+        let mode = dir.path().join("run").join(RUN_LOCK).metadata().unwrap().permissions().mode();
+        assert_eq!(mode & 0o777, 0o600);
+    }
+
+    #[test]
+    fn without_a_run_dir_the_lock_of_the_net_dir_decides() {
+        let dir = tempfile::tempdir().unwrap();
+        let (mut first, mut second) = (node_locker(dir.path()), node_locker(dir.path()));
+        std::fs::remove_dir(dir.path().join("run")).unwrap();
+        let held = first.take();
+        assert!(held.is_exclusive);
+        assert!(!second.take().is_exclusive);
+        second.run_dir = None;
+        assert!(!second.take().is_exclusive);
+        drop(held);
+        assert!(second.take().is_exclusive);
+    }
+
+    #[test]
+    fn an_agent_that_waits_for_a_removed_lock_file_takes_the_lock_of_the_next_file() {
+        let dir = tempfile::tempdir().unwrap();
+        let mut first = node_locker(dir.path());
+        let held = first.take();
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| node_locker(dir.path()).take());
+            thread::sleep(RETRY);
+            assert!(remove(&dir.path().join("run")).unwrap());
+            drop(held);
+            let next = waiting.join().unwrap();
+            assert!(next.is_exclusive);
+            assert!(!first.take().is_exclusive);
+        });
     }
 }

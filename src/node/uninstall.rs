@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::binaries::Binaries;
 use super::leftovers;
-use super::lock::NodeLocker;
+use super::lock::{self, NodeLocker};
 use super::network_config_steps::{NetDir, content};
 use super::{Mounts, NodeSettings, OVERWRITTEN};
 use crate::conflist::PLUGIN;
@@ -62,7 +62,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     if let Some(why) = mounts.stale_net_dir() {
         return Err(vec![why, STILL_NAMED.into()]);
     }
-    let mut lock = NodeLocker::new(&settings.net_dir);
+    let mut lock = NodeLocker::new(settings);
     let held = lock.take();
     let mut failures = leftovers::remove_all(settings);
     drop(held);
@@ -245,7 +245,8 @@ impl Uninstall<'_> {
         }
     }
 
-    /// Removes the renamed files, and the node's copy of its pods.
+    /// Removes the renamed files, the node's copy of its pods, and the lock file, while it holds the
+    /// lock.
     fn finish(&mut self, staged: Vec<StagedRemoval>) {
         for removal in staged {
             let path = removal.path().to_owned();
@@ -256,6 +257,9 @@ impl Uninstall<'_> {
         }
         if let Some(run_dir) = &self.settings.run_dir {
             for error in pod_copy::clear(run_dir) {
+                self.attempt_failures.push(error.to_string());
+            }
+            if let Err(error) = lock::remove(run_dir) {
                 self.attempt_failures.push(error.to_string());
             }
         }

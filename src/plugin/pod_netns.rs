@@ -4,18 +4,39 @@ use std::time::Duration;
 
 use crate::cni::{Error, Request};
 use crate::failure::Failure;
-use crate::{firewall, netns};
+use crate::firewall;
+use crate::netns::{self, Netns};
 
 /// Timeout for installing or reading the rules in one pod's netns, for all families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 
+/// Rejects a request for the plugin's own netns, in which the rules would redirect the host's
+/// traffic.
+pub fn refuse_own_netns(request: &Request) -> Result<(), Error> {
+    if request.netns_override || !netns::is_current(&request.netns) {
+        return Ok(());
+    }
+    Err(own_netns_error())
+}
+
+fn own_netns_error() -> Error {
+    let problem = "plugin's netns and netns from CNI_NETNS should not be the same";
+    Error::new(Failure::InvalidNetns, problem).with_details("call the plugin with the pod's netns")
+}
+
 /// Runs `work` inside the pod's netns. Fails with [`Failure::InvalidNetns`] if the netns cannot be
-/// opened or entered, and with [`Failure::RulesFailed`] if the rules cannot be installed or read.
+/// opened or entered or is the plugin's own, and with [`Failure::RulesFailed`] if the rules cannot
+/// be installed or read.
 pub fn in_netns<T: Send + 'static>(
     request: &Request,
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
 ) -> Result<T, Error> {
-    match netns::run(&request.netns, NETNS_DEADLINE, work) {
+    let netns = Netns::open(&request.netns).map_err(|error| netns_error(&error))?;
+    // Since the call began, the path may have been changed to lead here.
+    if !request.netns_override && netns.is_current() {
+        return Err(own_netns_error());
+    }
+    match netns.run(NETNS_DEADLINE, work) {
         Ok(result) => result.map_err(firewall_error),
         Err(error) => Err(netns_error(&error)),
     }

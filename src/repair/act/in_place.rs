@@ -3,7 +3,6 @@
 use std::error::Error;
 
 use crate::firewall::{self, RulesState, describe_missing};
-use crate::netns;
 use crate::redirect::RuleSpec;
 use crate::repair::find::inspect::{Inspected, NETNS_TIMEOUT};
 
@@ -15,7 +14,7 @@ pub fn install_rules(inspected: &Inspected) -> Result<(), Box<dyn Error>> {
         return Ok(());
     };
     let spec = spec.clone();
-    match netns::run(&inspected.netns, NETNS_TIMEOUT, move || install_and_read(&spec))?? {
+    match inspected.netns.run(NETNS_TIMEOUT, move || install_and_read(&spec))?? {
         RulesState::Complete | RulesState::Drifted(_) => Ok(()),
         RulesState::Missing(_, missing) => {
             let missing = describe_missing(&missing);

@@ -2,7 +2,6 @@
 //! Leaves out pods without a proxy, and pods that the plugin skips by namespace or name.
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use super::netns_lookup::{NetnsLookup, NetnsUnknown};
@@ -13,7 +12,7 @@ use crate::config::Config;
 use crate::firewall::{self, RulesState};
 use crate::kube::Client;
 use crate::kube::object_reader::{ObjectReader, ReadFrom};
-use crate::netns;
+use crate::netns::Netns;
 use crate::pod::Decision;
 use crate::pod::facts::ObjectFacts;
 use crate::redirect::RuleSpec;
@@ -36,7 +35,7 @@ pub enum InspectError {
 /// Rules of a pod in which the plugin installs rules.
 #[derive(Debug)]
 pub struct Inspected {
-    pub netns: PathBuf,
+    pub netns: Netns,
     pub rules: RulesState,
 }
 
@@ -94,9 +93,9 @@ impl Inspector {
     }
 }
 
-fn read_rules(netns: &Path, today: Option<RuleSpec>) -> Result<RulesState, Box<dyn Error>> {
+fn read_rules(netns: &Netns, today: Option<RuleSpec>) -> Result<RulesState, Box<dyn Error>> {
     let work = move || firewall::rules_state(today.as_ref());
-    Ok(netns::run(netns, NETNS_TIMEOUT, work)??)
+    Ok(netns.run(NETNS_TIMEOUT, work)??)
 }
 
 fn undetermined(error: &cni::Error) -> Box<dyn Error> {

@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use super::stranded::StrandedPod;
 use crate::files;
-use crate::netns::{self, link};
+use crate::netns::{Netns, link};
 use crate::repair::settings::Settings;
 
 /// Directory of the cached results on the host: libcni's default.
@@ -68,20 +68,27 @@ impl NetnsLookup {
         NetnsLookup { by_pod, started: settings.started }
     }
 
-    /// Returns the path of the pod's netns. Never that of another pod: the rules would break it.
-    pub fn find(&self, pod: &StrandedPod) -> Result<PathBuf, NetnsUnknown> {
+    /// Opens the pod's netns. Never that of another pod: the rules would break it.
+    pub fn find(&self, pod: &StrandedPod) -> Result<Netns, NetnsUnknown> {
         let address = pod.facts.address.ok_or(NetnsUnknown::NoAddress)?;
         let mut unknown = NetnsUnknown::NoResult;
         for path in self.paths(pod) {
-            if netns::is_current(path) {
+            let netns = match Netns::open(path) {
+                Ok(netns) => netns,
+                Err(error) => {
+                    tracing::debug!("{error}");
+                    continue;
+                }
+            };
+            if netns.is_current() {
                 continue;
             }
             if let Some(at) = self.mounted_later(path) {
                 unknown = NetnsUnknown::MountedLater { at };
                 continue;
             }
-            match netns::run(path, LIST_ADDRESSES_TIMEOUT, link::addresses) {
-                Ok(Ok(addresses)) if addresses.contains(&address) => return Ok(path.clone()),
+            match netns.run(LIST_ADDRESSES_TIMEOUT, link::addresses) {
+                Ok(Ok(addresses)) if addresses.contains(&address) => return Ok(netns),
                 Ok(Err(Errno::EFBIG)) => return Err(NetnsUnknown::TooManyAddresses),
                 Ok(_) => {}
                 Err(error) => tracing::debug!("{error}"),

@@ -58,7 +58,7 @@ impl Findings {
         match rules {
             RulesState::Unreadable => self.unreadable += 1,
             RulesState::Missing(_, missing) => {
-                let (netns, missing) = (netns.display(), describe_missing(&missing));
+                let (netns, missing) = (netns.path().display(), describe_missing(&missing));
                 tracing::info!(namespace, name, %netns, "Pod lacks redirect rules: {missing}");
                 self.damaged.push(pod);
             }

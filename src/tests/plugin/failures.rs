@@ -1,13 +1,22 @@
 //! Failed calls: error objects that name the cause, and no rule.
 
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::symlink;
+use std::process::Command;
+use std::thread;
+
+use linkerd2_cni::netns;
 use serde::Deserialize;
 use serde_json::json;
+use testkit::child::must;
 use testkit::table;
+use testkit::until::until;
 
 use super::api::{ApiFault, TOKEN};
 use super::faults::assert_fails_at_once;
 use super::record_socket::recorded;
-use super::{MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, requests};
+use super::{AT_ONCE, MESHED, NAMESPACE, NAMESPACE_PATH, POD_PATH, Scene, requests};
 
 /// A row of `failures.yaml`.
 #[derive(Deserialize)]
@@ -100,6 +109,35 @@ fn calls_that_cannot_be_carried_out_fail_and_leave_no_rule() {
     ]) {
         call.run().failed(code, text);
     }
+    assert_eq!(scene.rules(), "");
+}
+
+/// The plugin runs in the neighbour's netns, to which the path leads when it is opened.
+#[test]
+fn a_netns_path_that_is_changed_to_the_plugins_own_during_the_call_gets_no_rules() {
+    let scene = Scene::meshed();
+    let own = scene.neighbour_path();
+    let address = scene.api.address;
+    let listener = netns::run(&own, AT_ONCE, move || TcpListener::bind(address)).unwrap().unwrap();
+    scene.api.serve(listener);
+    // Retried for a second, until the path has changed.
+    scene.api.faults(&[500, 503, 500, 503].map(|code| ApiFault::Status(code, 0)));
+    let dir = tempfile::tempdir().unwrap();
+    let [path, next] = ["netns", "next"].map(|name| dir.path().join(name));
+    symlink(scene.path(), &path).unwrap();
+    symlink(&own, &next).unwrap();
+    let call = scene.add().env("CNI_NETNS", &path);
+    let enter = format!("--net={}", own.display());
+    let outcome = thread::scope(|scope| {
+        let running = scope.spawn(|| call.run_under(&["/usr/bin/nsenter", &enter]));
+        until("the first request", || !scene.api.requests().is_empty());
+        fs::rename(&next, &path).unwrap();
+        running.join().unwrap()
+    });
+    outcome.failed(8, "plugin's netns and netns from CNI_NETNS should not be the same");
+    let list = || must(Command::new("nft").args(["list", "ruleset"]));
+    let ruleset = netns::run(&own, AT_ONCE, list).unwrap();
+    assert!(!ruleset.contains("PROXY_INIT"), "{ruleset}");
     assert_eq!(scene.rules(), "");
 }
 
