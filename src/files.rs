@@ -19,11 +19,13 @@ use serde::{Deserialize, Serialize};
 mod error;
 mod exchange;
 mod mounted_dir;
+mod node_path;
 mod staged_removal;
 mod temporary;
 
 pub use error::Error;
 pub use mounted_dir::MountedDir;
+pub use node_path::{NodeDir, below};
 pub use staged_removal::{StagedRemoval, remove_unchanged};
 pub use temporary::{TEMPORARY, is_temporary};
 

@@ -14,7 +14,7 @@ pub mod upstream_kubeconfig;
 use std::path::PathBuf;
 
 use crate::conflist::chain_mode::ChainMode;
-use crate::files::MountedDir;
+use crate::files::{MountedDir, NodeDir};
 use crate::record;
 
 /// Words of each message about contention, the same in the log, in `/ready` and in Events.
@@ -25,6 +25,10 @@ pub const OVERWRITTEN: &str = "keeps being overwritten by another writer";
 pub struct NodeSettings {
     /// Directory in the image with the plugin binaries to install.
     pub image_bin_dir: PathBuf,
+    /// Directory below which the node's directories are mounted in the agent's container.
+    pub mount_prefix: PathBuf,
+    /// The CNI net dir and the CNI bin dir, as paths of the node.
+    pub dirs_on_node: [PathBuf; 2],
     /// The host's CNI bin dir, as a path in the agent's container.
     pub bin_dir: PathBuf,
     /// The host's CNI net dir, as a path in the agent's container.
@@ -55,20 +59,34 @@ impl NodeSettings {
 /// The mounts of net dir, bin dir and run dir at the start. Writes to a stale mount reach neither
 /// runtime nor plugin, so the agent then stops writing and fails `/live`.
 #[derive(Debug)]
-pub struct Mounts(Vec<MountedDir>);
+pub struct Mounts {
+    mounted: Vec<MountedDir>,
+    /// Net dir and bin dir, to which links may lead.
+    linked: Vec<NodeDir>,
+}
 
 impl Mounts {
     pub fn at_start(settings: &NodeSettings) -> Mounts {
         let dirs = [Some(&settings.net_dir), Some(&settings.bin_dir), settings.run_dir.as_ref()];
-        Mounts(dirs.into_iter().flatten().map(|dir| MountedDir::at_start(dir)).collect())
+        let prefix = &settings.mount_prefix;
+        Mounts {
+            mounted: dirs.into_iter().flatten().map(|dir| MountedDir::at_start(dir)).collect(),
+            linked: settings
+                .dirs_on_node
+                .iter()
+                .map(|dir| NodeDir::at_start(prefix, dir))
+                .collect(),
+        }
     }
 
     /// Says why one of the directories is no longer the node's, and what to do.
     pub fn stale(&self) -> Option<String> {
-        self.0.iter().find_map(MountedDir::stale)
+        let moved = self.linked.iter().find_map(NodeDir::moved);
+        moved.or_else(|| self.mounted.iter().find_map(MountedDir::stale))
     }
 
     pub fn stale_net_dir(&self) -> Option<String> {
-        self.0.first().and_then(MountedDir::stale)
+        let moved = self.linked.first().and_then(NodeDir::moved);
+        moved.or_else(|| self.mounted.first().and_then(MountedDir::stale))
     }
 }

@@ -3,7 +3,8 @@
 //! Names and defaults are those of upstream's agent. Variables that start with `LINKERD_CNI_`
 //! exist only in this project. Unset, they give the behaviour of upstream's chart, except that the
 //! agent opens the socket for plugin records. An invalid setting ends the agent. This module checks
-//! only values, not files: a directory or a token may appear on the node later.
+//! only values, not files: a directory or a token may appear on the node later. It only follows
+//! absolute links on the way to the CNI directories.
 
 use std::fmt::Display;
 use std::fs;
@@ -15,6 +16,7 @@ use tracing::level_filters::LevelFilter;
 
 use crate::conflist::Entry;
 use crate::conflist::chain_mode::ChainMode;
+use crate::files;
 use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log;
 use crate::node::NodeSettings;
@@ -116,6 +118,7 @@ impl Settings {
         let env = Env(lookup);
         let prefix = env.text_or("CONTAINER_MOUNT_PREFIX", "/host");
         let net_dir = env.text_or("DEST_CNI_NET_DIR", "/etc/cni/net.d");
+        let bin_dir = env.text_or("DEST_CNI_BIN_DIR", "/opt/cni/bin");
         // Upstream joins this name to the net dir with Go's `path.Join`, which drops extra slashes.
         let kubeconfig_name = env.text_or("KUBECONFIG_FILE_NAME", "ZZZ-linkerd-cni-kubeconfig");
         let kubeconfig_name = kubeconfig_name.trim_matches('/').to_owned();
@@ -132,9 +135,11 @@ impl Settings {
         Ok(Settings {
             node: NodeSettings {
                 image_bin_dir: env.text_or("CONTAINER_CNI_BIN_DIR", "/opt/cni/bin").into(),
-                bin_dir: join(&prefix, &env.text_or("DEST_CNI_BIN_DIR", "/opt/cni/bin")),
+                bin_dir: files::below(Path::new(&prefix), &join("/", &bin_dir)),
                 kubeconfig_on_host: join(&net_dir, &kubeconfig_name).display().to_string(),
-                net_dir: join(&prefix, &net_dir),
+                net_dir: files::below(Path::new(&prefix), &join("/", &net_dir)),
+                mount_prefix: PathBuf::from(&prefix),
+                dirs_on_node: [join("/", &net_dir), join("/", &bin_dir)],
                 kubeconfig_name: parsed("KUBECONFIG_FILE_NAME", &kubeconfig_name, file_name)?,
                 mode,
                 keep_binary: env.parsed("LINKERD_CNI_KEEP_BINARY", flag)?,

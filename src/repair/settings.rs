@@ -1,10 +1,12 @@
 //! Settings of the repair controller: its command line, and the environment that the chart sets.
 
 use std::net::SocketAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use clap::{Args, ValueEnum};
+
+use crate::files;
 
 /// How the controller repairs a pod without redirect rules. Value of `repairController.mode`
 /// in the chart.
@@ -78,6 +80,6 @@ impl Settings {
     }
 
     pub fn net_dir(&self) -> PathBuf {
-        self.mount_prefix.join(self.net_dir.trim_start_matches('/'))
+        files::below(&self.mount_prefix, Path::new(&self.net_dir))
     }
 }

@@ -216,11 +216,12 @@ requests:
 {{- end }}
 
 {{/*
-Directory of the node that is mounted for the CNI directory ".". In /var/snap/NAME, `current` is a link that
-`snap refresh` sets to the new revision. A mount follows a link only once, so the parent of the link is mounted.
+Directory of the node that is mounted for the CNI directory ".". A directory `current` is a link, which an upgrade sets
+to the new version, as `snap refresh` does in /var/snap/NAME and k3s in /var/lib/rancher/k3s/data. A mount follows a link
+only once, so the parent of the link is mounted.
 */}}
 {{- define "linkerd-cni.mountedDir" -}}
-{{- regexReplaceAll "^(/var/snap/[^/]+)/current(/.*)?$" . "${1}" }}
+{{- regexReplaceAll "^(.+?)/current(/.*)?$" . "${1}" }}
 {{- end }}
 
 {{/*
@@ -230,7 +231,7 @@ container must not keep mounted after the node has unmounted them.
 {{- define "linkerd-cni.mountPath" -}}
 {{- $dir := include "linkerd-cni.mountedDir" . -}}
 mountPath: /host{{ $dir }}
-{{- if ne $dir . }}
+{{- if and (ne $dir .) (hasPrefix "/var/snap/" $dir) }}
 mountPropagation: HostToContainer
 {{- end }}
 {{- end }}

@@ -58,6 +58,33 @@ fn require_network_plugins_prevents_chaining_behind_an_unreadable_config() {
     agent.until_ready();
 }
 
+/// k3s sets the link `current`, which is absolute, to the directory of the version that starts.
+#[test]
+fn an_absolute_link_on_the_way_to_the_bin_dir_is_followed_as_on_the_node() {
+    let node = Node::uninstalling_with_calico();
+    let data = node.root().join("data");
+    for version in ["one", "two"] {
+        fs::create_dir_all(data.join(version).join("bin")).unwrap();
+    }
+    symlink("/data/one", data.join("current")).unwrap();
+    let vars = [("DEST_CNI_BIN_DIR", "/data/current/bin"), ("LINKERD_CNI_RESYNC_SECONDS", "1")];
+    let mut agent = node.start_ready_with(&vars);
+    assert!(data.join("one/bin/linkerd-cni").exists(), "{}", agent.log());
+    symlink("/data/two", data.join("new")).unwrap();
+    fs::rename(data.join("new"), data.join("current")).unwrap();
+    let moved = "/data/current/bin leads to another directory of the node than at the start";
+    until(moved, || agent.get("/live").0 == 500 && agent.ready().1.contains(moved));
+    assert!(!data.join("two/bin/linkerd-cni").exists());
+    // The kubelet restarts the container, in the same pod.
+    agent.kill();
+    let mut agent = node.start_ready_with(&vars);
+    assert!(data.join("two/bin/linkerd-cni").exists(), "{}", agent.log());
+    assert_eq!(agent.get("/live").0, 200);
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert!(!data.join("two/bin/linkerd-cni").exists());
+    assert_eq!(node.text(LIST), CALICO);
+}
+
 /// As with upstream's agent killed, or still running beside the new one (`maxSurge`), on a
 /// node whose runtime has several plugin directories.
 #[test]

@@ -1,0 +1,132 @@
+//! Resolves paths of the node below the directory in which they are mounted in this container.
+
+use std::collections::VecDeque;
+use std::ffi::OsString;
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// Most links of a path that are followed, as in the kernel (`MAXSYMLINKS`).
+const MAX_LINKS: usize = 40;
+
+/// Returns where the node's `path` is below `root`: on the node, an absolute link on the way starts
+/// at `/`, and here at `root`. A path without such links is only joined, so that later changes of
+/// its other links are followed. So is a path that cannot be resolved.
+pub fn below(root: &Path, path: &Path) -> PathBuf {
+    resolve(root, path).unwrap_or_else(|| join(root, path))
+}
+
+/// Returns the path without links, if an absolute link is on the way.
+fn resolve(root: &Path, path: &Path) -> Option<PathBuf> {
+    let mut waiting = names(path);
+    let mut resolved = PathBuf::new();
+    let (mut links, mut has_absolute_link) = (0, false);
+    while let Some(name) = waiting.pop_front() {
+        if name == ".." {
+            resolved.pop();
+            continue;
+        }
+        let Ok(target) = fs::read_link(root.join(&resolved).join(&name)) else {
+            resolved.push(name);
+            continue;
+        };
+        links += 1;
+        if links > MAX_LINKS {
+            return None;
+        }
+        if target.is_absolute() {
+            has_absolute_link = true;
+            resolved = PathBuf::new();
+        }
+        let mut followed = names(&target);
+        followed.append(&mut waiting);
+        waiting = followed;
+    }
+    if has_absolute_link { Some(root.join(resolved)) } else { None }
+}
+
+/// Returns the names in a path, with those that lead to the parent.
+fn names(path: &Path) -> VecDeque<OsString> {
+    let mut names = VecDeque::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => names.push_back(name.to_owned()),
+            Component::ParentDir => names.push_back("..".into()),
+            Component::RootDir | Component::CurDir | Component::Prefix(_) => {}
+        }
+    }
+    names
+}
+
+fn join(root: &Path, path: &Path) -> PathBuf {
+    root.join(path.strip_prefix("/").unwrap_or(path))
+}
+
+/// A directory of the node, and where it is in this container.
+#[derive(Debug)]
+pub struct NodeDir {
+    root: PathBuf,
+    on_node: PathBuf,
+    here: PathBuf,
+}
+
+impl NodeDir {
+    /// Returns the node's directory `on_node`, which is mounted below `root`.
+    pub fn at_start(root: &Path, on_node: &Path) -> NodeDir {
+        let here = below(root, on_node);
+        NodeDir { root: root.to_owned(), on_node: on_node.to_owned(), here }
+    }
+
+    /// Returns why the path is no longer the node's directory, and what to do.
+    pub fn moved(&self) -> Option<String> {
+        let now = below(&self.root, &self.on_node);
+        if now == self.here {
+            return None;
+        }
+        Some(format!(
+            "{} leads to another directory of the node than at the start: to {} instead of {}; the \
+             kubelet restarts the container, otherwise stop this container on the node",
+            self.on_node.display(),
+            now.display(),
+            self.here.display(),
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    #[test]
+    fn an_absolute_link_starts_at_the_root_and_other_links_are_left_alone() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path();
+        fs::create_dir_all(root.join("data/one/bin")).unwrap();
+        for (link, target) in [
+            ("data/current", "/data/one"),
+            ("data/relative", "one"),
+            ("data/twice", "/data/current"),
+            ("data/up", "/data/one/../one"),
+            ("data/loop", "/data/loop"),
+        ] {
+            symlink(target, root.join(link)).unwrap();
+        }
+        for (path, expected) in [
+            ("/data/one/bin", "data/one/bin"),
+            ("/data/current/bin", "data/one/bin"),
+            ("/data/twice/bin", "data/one/bin"),
+            ("/data/up/bin", "data/one/bin"),
+            ("/data/relative/bin", "data/relative/bin"),
+            ("/data/loop/bin", "data/loop/bin"),
+            ("/missing/bin", "missing/bin"),
+        ] {
+            assert_eq!(below(root, Path::new(path)), root.join(expected), "{path}");
+        }
+        let dir = NodeDir::at_start(root, Path::new("/data/current/bin"));
+        assert_eq!(dir.moved(), None);
+        fs::remove_file(root.join("data/current")).unwrap();
+        symlink("/data/two", root.join("data/current")).unwrap();
+        assert!(dir.moved().unwrap().starts_with("/data/current/bin leads to another directory"));
+    }
+}
