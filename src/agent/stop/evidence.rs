@@ -185,29 +185,38 @@ fn ask_about_scope(
     namespace: &str,
     set: &DaemonSet,
 ) -> Result<Round, RoundEnd> {
-    // When a Namespace is deleted, this pod may be deleted before the DaemonSet is. Other errors,
-    // such as HTTP 403: the DaemonSet decides.
+    // When a Namespace is deleted, this pod may be deleted before the DaemonSet is.
     match is_being_deleted(client, namespace) {
         Ok(true) => return Ok(Round::NamespaceBeingDeleted),
+        Ok(false) => {}
         Err(error) if error.code() == Some(404) || is_temporary(&error) => {
             return Err(round_end(&error));
         }
-        Ok(false) | Err(_) => {}
+        // Without the right to read the Namespace (HTTP 403), the DaemonSet decides.
+        Err(_) => {}
     }
-    let Some(name) = &settings.node_name else {
-        return Ok(Round::InScope);
-    };
-    match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
-        Ok(node) if node.metadata.name != *name => Err(another_object("Node", name)),
-        Ok(node) => match scheduling::exclusion(&set.spec.template.spec, &node) {
-            Some(why) => Ok(Round::OutOfScope(format!(
-                "node {name} is no longer in the DaemonSet's scope: {why}"
-            ))),
-            None => Ok(Round::InScope),
-        },
-        Err(error) if is_temporary(&error) => Err(round_end(&error)),
+    match &settings.node_name {
+        Some(name) => ask_about_node(client, name, set),
+        None => Ok(Round::InScope),
+    }
+}
+
+/// Completes the round with the agent's Node: whether it is in the scope of the DaemonSet.
+fn ask_about_node(client: &Client, name: &str, set: &DaemonSet) -> Result<Round, RoundEnd> {
+    let node = match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
+        Ok(node) => node,
+        Err(error) if is_temporary(&error) => return Err(round_end(&error)),
         // Without the right to read Nodes.
-        Err(_) => Ok(Round::InScope),
+        Err(_) => return Ok(Round::InScope),
+    };
+    if node.metadata.name != name {
+        return Err(another_object("Node", name));
+    }
+    match scheduling::exclusion(&set.spec.template.spec, &node) {
+        Some(why) => Ok(Round::OutOfScope(format!(
+            "node {name} is no longer in the DaemonSet's scope: {why}"
+        ))),
+        None => Ok(Round::InScope),
     }
 }
 
