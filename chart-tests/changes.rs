@@ -22,7 +22,8 @@ pub fn difference(place: &str, from: &Value, to: &Value, into: &mut Vec<String>)
     }
 }
 
-/// Returns the objects by kind and name, the pod template as `Pods`, and lists of items with names as maps.
+/// Returns the objects by kind and name, the pod template as `Pods`, and lists of items with names
+/// as maps.
 pub fn by_name(objects: &Objects) -> Value {
     let labels = objects.get("DaemonSet")["metadata"]["labels"].as_object().unwrap();
     let mut all = Map::new();

@@ -50,7 +50,8 @@ fn templates_read_only_values_of_values_yaml() {
     assert_eq!(used, documented);
 }
 
-/// helm-docs omits values without description below a described map; the step `chart-lint` compares the rest.
+/// helm-docs omits values without description below a described map; the step `chart-lint` compares
+/// the rest.
 #[test]
 fn the_readme_describes_every_value() {
     let readme = read(chart().join("README.md"));

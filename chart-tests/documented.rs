@@ -42,7 +42,8 @@ fn every_test_that_shows_a_command_exists() {
     }
 }
 
-/// An upgrade needs a cluster, so it is run as an installation without the flag that only an upgrade has.
+/// An upgrade needs a cluster, so it is run as an installation without the flag that only an
+/// upgrade has.
 fn dry_run(text: &str) -> Output {
     let ends = [" | ", " >", " && "].iter().filter_map(|end| text.find(end));
     let text = text[..ends.min().unwrap_or(text.len())]

@@ -24,7 +24,8 @@ fn versions_of_image_and_chart_are_above_upstreams() {
     assert!(numbers("version") > vec![2026, 8, 3]);
 }
 
-/// `--reuse-values` puts old values in place of the defaults, `--reset-then-reuse-values` the user's over the new ones.
+/// `--reuse-values` puts old values in place of the defaults, `--reset-then-reuse-values` the
+/// user's over the new ones.
 #[test]
 fn values_of_upstreams_chart_render_this_charts_pods() {
     let mut upstream = upstreams_values();

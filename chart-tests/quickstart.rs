@@ -1,4 +1,5 @@
-//! `scripts/quickstart` with fake clients: what it refuses, and which of its calls change a cluster.
+//! `scripts/quickstart` with fake clients: what it refuses, and which of its calls change a
+//! cluster.
 
 mod fakes;
 

@@ -1,5 +1,5 @@
-//! Records: text files with a row of input a line, each followed by its outcome in indented lines, and
-//! with comments. `INSTA_UPDATE=always` writes the outcomes anew.
+//! Records: text files with a row of input a line, each followed by its outcome in indented lines,
+//! and with comments. `INSTA_UPDATE=always` writes the outcomes anew.
 
 use std::collections::BTreeSet;
 use std::fs;

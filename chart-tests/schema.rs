@@ -81,7 +81,8 @@ fn no_value_accepts_every_type() {
     assert_typed(&root, "", &root);
 }
 
-/// Fails for an object with named properties that accepts other names, or whose list of names differs from them.
+/// Fails for an object with named properties that accepts other names, or whose list of names
+/// differs from them.
 fn assert_closed(place: &str, node: &Value) {
     let Value::Object(fields) = node else { return };
     // A parent chart may share other names.

@@ -1,5 +1,6 @@
 //! Permissions in the cluster and privileges on the node. docs/security.md lists every permission,
-//! capability and mount that the chart can render, and no other. `changes` records which value adds which.
+//! capability and mount that the chart can render, and no other. `changes` records which value adds
+//! which.
 
 use std::collections::BTreeSet;
 
@@ -16,7 +17,8 @@ fn uses() -> impl Iterator<Item = (RowName, Value)> {
     table::rows_of(TABLES, "uses")
 }
 
-/// Returns the first cells of each row of the table whose first column has this heading, without backticks.
+/// Returns the first cells of each row of the table whose first column has this heading, without
+/// backticks.
 fn rows<const CELLS: usize>(heading: &str) -> BTreeSet<[String; CELLS]> {
     let page = read(testkit::repository().join("docs/security.md"));
     let table =
@@ -108,7 +110,8 @@ fn every_capability_and_host_directory_of_the_chart_is_explained() {
     assert_eq!(rows("directory of the node"), directories);
 }
 
-/// An error in a condition or a policy must not affect other accounts. The cluster test `admission_policy` has the rest.
+/// An error in a condition or a policy must not affect other accounts. The cluster test
+/// `admission_policy` has the rest.
 #[test]
 fn admission_policies_apply_only_to_the_releases_account_and_taint() {
     let values = values("startupTaint: a.b/c, repairController: {mode: delete}");

@@ -12,7 +12,8 @@ const SYSTEM: &str = "awk bash basename cat chmod cp cut date dirname env find f
      mv readlink rm sed sh sha256sum sleep sort tail touch tr uname xargs";
 const RECORD: &str = include_str!("bin/record");
 const KIND: &str = include_str!("bin/kind");
-/// Prints the objects of a list, which is recognized by JSONPath's `range`, from the file named after its first kind.
+/// Prints the objects of a list, which is recognized by JSONPath's `range`, from the file named
+/// after its first kind.
 const KUBECTL: &str = include_str!("bin/kubectl");
 /// Hides a real one-node cluster of this machine, which `--down` could remove.
 const HIDE_ONE_NODE_CLUSTER: &str = include_str!("bin/hide");

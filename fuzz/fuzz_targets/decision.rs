@@ -1,8 +1,8 @@
 //! A pod with a proxy is never passed bare without a documented reason, whatever its name, its
 //! annotations and its ports are.
 //!
-//! Line 1: switches. Line 2: namespace. Line 3: name. Then annotations `KEY=VALUE`, where KEY may be
-//! the number of one that Linkerd knows; `n:` before KEY: on the namespace.
+//! Line 1: switches. Line 2: namespace. Line 3: name. Then annotations `KEY=VALUE`, where KEY may
+//! be the number of one that Linkerd knows; `n:` before KEY: on the namespace.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;

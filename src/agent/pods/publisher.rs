@@ -364,8 +364,8 @@ impl Publisher {
         }
     }
 
-    /// Updates `/status` and metrics, and logs new problems. Returns whether there are problems that
-    /// a new list may solve.
+    /// Updates `/status` and metrics, and logs new problems. Returns whether there are problems
+    /// that a new list may solve.
     fn report(&mut self) -> bool {
         let problems = self.problems();
         for problem in &problems {

@@ -1,5 +1,5 @@
-//! Limits the requests for other objects that the changes of one pod cost: its author can change its
-//! annotations at any rate. Pure.
+//! Limits the requests for other objects that the changes of one pod cost: its author can change
+//! its annotations at any rate. Pure.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};

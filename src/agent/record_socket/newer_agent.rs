@@ -1,9 +1,9 @@
 //! Shows whether a newer agent runs on this node, by the record socket.
 //!
 //! Each agent binds the socket when it starts, so the agent that started last owns it. Each other
-//! agent finds another process's socket at the path, which shows that a newer agent runs. This needs
-//! no clock and no file that outlives a process. The socket of an agent without a run dir is in the
-//! CNI net dir. If such an agent runs, this agent takes over its socket, too.
+//! agent finds another process's socket at the path, which shows that a newer agent runs. This
+//! needs no clock and no file that outlives a process. The socket of an agent without a run dir is
+//! in the CNI net dir. If such an agent runs, this agent takes over its socket, too.
 
 use std::fs;
 use std::os::unix::fs::MetadataExt as _;

@@ -35,8 +35,8 @@ impl Worker {
         Worker { connection, shared }
     }
 
-    /// Repairs pods until the process exits, or has to restart. Each repair may end at any step: the
-    /// next controller finds the pod again.
+    /// Repairs pods until the process exits, or has to restart. Each repair may end at any step:
+    /// the next controller finds the pod again.
     pub fn run(mut self) {
         loop {
             match self.shared.queue.next() {

@@ -1,4 +1,5 @@
-//! An API server that `KUBERNETES_SERVICE_HOST` names by a host name: the agent resolves it for the plugin.
+//! An API server that `KUBERNETES_SERVICE_HOST` names by a host name: the agent resolves it for the
+//! plugin.
 
 use std::fs;
 use std::net::TcpListener;
@@ -20,7 +21,8 @@ use crate::upstream::{self, until_yielding};
 
 const NAME: &str = "api.example";
 
-/// A node and an API server whose certificate is for [`NAME`] alone. `/etc/hosts` decides on its addresses.
+/// A node and an API server whose certificate is for [`NAME`] alone. `/etc/hosts` decides on its
+/// addresses.
 struct Scene {
     node: Node,
     api: Api,
@@ -95,7 +97,8 @@ impl Scene {
             && self.node.text("kubeconfig.json") == self.upstream_kubeconfig()
     }
 
-    /// Waits until plugin binary and kubeconfig are this project's. The kubeconfig is replaced first.
+    /// Waits until plugin binary and kubeconfig are this project's. The kubeconfig is replaced
+    /// first.
     fn until_replaced(&self) {
         until("the plugin", || {
             let replaced = self.node.has_own_binary();

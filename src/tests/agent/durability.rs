@@ -1,5 +1,5 @@
-//! Files that survive a power failure: the agent syncs each one before it gets its name, and the directory afterwards.
-//! No test can cut the power, so strace shows the calls.
+//! Files that survive a power failure: the agent syncs each one before it gets its name, and the
+//! directory afterwards. No test can cut the power, so strace shows the calls.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +8,8 @@ use crate::child::has_strace;
 use crate::node::{CONF, Node};
 use crate::operations::trace;
 
-/// Calls that write, sync, and change names. With -y, strace prints the path of each file descriptor.
+/// Calls that write, sync, and change names. With -y, strace prints the path of each file
+/// descriptor.
 const CALLS: &str = "trace=write,copy_file_range,sendfile,ftruncate,fsync,fdatasync,rename,renameat,renameat2,link,\
                      linkat,symlink,symlinkat,unlink,unlinkat";
 
@@ -62,8 +63,8 @@ fn until_next_name(after: &[Operation]) -> &[Operation] {
     &after[..next.unwrap_or(after.len())]
 }
 
-/// Asserts that the file `to` was written under the name `from`, synced, renamed at `index`, and that its directory was
-/// synced before any other name changed.
+/// Asserts that the file `to` was written under the name `from`, synced, renamed at `index`, and
+/// that its directory was synced before any other name changed.
 fn assert_durable(operations: &[Operation], index: usize, from: &Path, to: &Path) {
     let (before, after) = (&operations[..index], &operations[index + 1..]);
     let written = before.iter().rposition(|one| *one == Operation::Write(from.to_owned()));
@@ -74,7 +75,8 @@ fn assert_durable(operations: &[Operation], index: usize, from: &Path, to: &Path
     assert!(is_synced, "the directory of {to:?} is not synced: {operations:#?}");
 }
 
-/// Asserts that the file that got the name `temporary` at `index` was removed, and its directory synced afterwards.
+/// Asserts that the file that got the name `temporary` at `index` was removed, and its directory
+/// synced afterwards.
 fn assert_removed(operations: &[Operation], index: usize, temporary: &Path) {
     let after = &operations[index + 1..];
     let removed = after.iter().position(|one| *one == Operation::Remove(temporary.to_owned()));

@@ -5,8 +5,9 @@ use nix::sys::signal::{Signal, kill};
 use crate::child::has_strace;
 use crate::node::{CALICO, CONF, Node};
 
-/// System calls that change the host, and the least number of them in an install and an uninstall of two network
-/// configs. strace kills the agent at the start of one, so all earlier calls are done.
+/// System calls that change the host, and the least number of them in an install and an uninstall
+/// of two network configs. strace kills the agent at the start of one, so all earlier calls are
+/// done.
 const CALLS: [(&str, usize); 9] = [
     ("write", 4),
     ("copy_file_range", 1),

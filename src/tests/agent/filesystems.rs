@@ -1,5 +1,5 @@
-//! Faults of the node's file systems, for real: full, read-only, forbidden, mounted over; network configs of another
-//! owner, and the agent's capabilities.
+//! Faults of the node's file systems, for real: full, read-only, forbidden, mounted over; network
+//! configs of another owner, and the agent's capabilities.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown};
@@ -74,7 +74,8 @@ fn a_full_disk_keeps_files_and_delays_the_install_until_space_returns() {
         assert_eq!(node.text(LIST), CALICO);
         fs::remove_file(node.net("filler")).unwrap();
         agent.until_ready();
-        // The owner of a network config changes it while there is no space to chain the plugin again.
+        // The owner of a network config changes it while there is no space to chain the plugin
+        // again.
         fill(&node.net(""));
         let changed = CALICO.replace("1e3", "2e3");
         fs::write(node.net(LIST), &changed).unwrap();

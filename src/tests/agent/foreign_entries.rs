@@ -1,5 +1,5 @@
-//! `cniConfFileName`: the agent chains the plugin to one network config, and removes from the others only the plugin
-//! entries that an agent of this project wrote.
+//! `cniConfFileName`: the agent chains the plugin to one network config, and removes from the
+//! others only the plugin entries that an agent of this project wrote.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -20,7 +20,8 @@ fn chart_template() -> String {
     TEMPLATE.replace("4143", "4143, \"agent-namespace\": \"linkerd-cni\"")
 }
 
-/// A node with the configs [`LIST`], which is active, and [`NAMED`]. Its agents uninstall when they are stopped.
+/// A node with the configs [`LIST`], which is active, and [`NAMED`]. Its agents uninstall when they
+/// are stopped.
 fn node() -> Node {
     prepared(Node::uninstalling_with_calico())
 }
@@ -46,7 +47,8 @@ fn assert_untouched(node: &Node, agent: &Agent, name: &str) {
     assert!(!log.contains("overwritten") && !log.contains("removed the plugin entry"), "{log}");
 }
 
-/// An agent with [`NAMED`] that is ready beside an upstream agent, which has its entry in both configs.
+/// An agent with [`NAMED`] that is ready beside an upstream agent, which has its entry in both
+/// configs.
 fn beside_upstream(node: &Node) -> (UpstreamAgent, Agent) {
     let upstream = upstream::start(node, KUBECONFIG);
     let agent = start_with_named(node, NAMED);
@@ -85,7 +87,8 @@ fn a_killed_upstream_agents_entry_is_replaced_only_in_the_named_config() {
     // The runtime uses the entry that upstream's agent left in the active config.
     let log = agent.log();
     assert!(log.contains("with the plugin entry in 10-calico.conflist, which another"), "{log}");
-    // The DaemonSet exists. The next agent finds this agent's kubeconfig, and not that of upstream's agent.
+    // The DaemonSet exists. The next agent finds this agent's kubeconfig, and not that of
+    // upstream's agent.
     let kubeconfig = node.text("kubeconfig.json");
     assert_eq!(agent.stop(), Some(0), "{}", agent.log());
     assert_eq!(node.text("kubeconfig.json"), kubeconfig, "{}", agent.log());

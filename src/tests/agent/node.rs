@@ -16,7 +16,8 @@ use crate::until::until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkerd2-cni-install");
 
-/// Runs a program with the capabilities that the chart gives to the agent's container, and no others. Needs root.
+/// Runs a program with the capabilities that the chart gives to the agent's container, and no
+/// others. Needs root.
 pub const CAPABILITIES: [&str; 4] = [
     "setpriv",
     "--clear-groups",
@@ -56,7 +57,8 @@ pub type Tree = BTreeMap<String, (u32, Vec<u8>)>;
 
 pub struct Node {
     dir: tempfile::TempDir,
-    /// Variables of each agent, besides those of [`Node::set`]: without any, the API server cannot be reached.
+    /// Variables of each agent, besides those of [`Node::set`]: without any, the API server cannot
+    /// be reached.
     pub vars: Vec<(&'static str, String)>,
 }
 
@@ -89,8 +91,8 @@ impl Node {
         node
     }
 
-    /// A node whose DaemonSet is being deleted, so that every agent uninstalls when it is stopped, also one that finds a
-    /// predecessor's kubeconfig.
+    /// A node whose DaemonSet is being deleted, so that every agent uninstalls when it is stopped,
+    /// also one that finds a predecessor's kubeconfig.
     pub fn uninstalling() -> Node {
         let mut node = Node::new();
         let api = Api::start();
@@ -319,7 +321,8 @@ impl Node {
         self.start_under(&strace.split(' ').collect::<Vec<_>>(), &[], vars)
     }
 
-    /// Starts the agent with the capabilities that the chart's container has, if the test runs as root.
+    /// Starts the agent with the capabilities that the chart's container has, if the test runs as
+    /// root.
     pub fn start_args(&self, args: &[&str], vars: &[(&str, &str)]) -> Agent {
         match geteuid().is_root() {
             true => self.start_under(&CAPABILITIES, args, vars),
@@ -367,7 +370,8 @@ impl Node {
         Agent::new(child, path)
     }
 
-    /// Starts the agent as a user who owns none of the node's files and may read all of them. Needs root.
+    /// Starts the agent as a user who owns none of the node's files and may read all of them. Needs
+    /// root.
     pub fn start_as_nobody(&self) -> Agent {
         fs::set_permissions(self.root(), PermissionsExt::from_mode(0o755)).unwrap();
         for turn in fs::read_dir(self.sa()).unwrap() {

@@ -1,5 +1,5 @@
-//! The order in which an agent changes the node's files, by strace. The model (`docs/maintainers/model.md`)
-//! is held to the same order.
+//! The order in which an agent changes the node's files, by strace. The model
+//! (`docs/maintainers/model.md`) is held to the same order.
 
 use std::fs;
 
@@ -18,8 +18,8 @@ fn name(path: &str) -> &str {
     if name.ends_with(".tmp") { "temporary" } else { name }
 }
 
-/// One line of strace as the model describes it. `None`: a failed call, or the removal of a temporary
-/// file.
+/// One line of strace as the model describes it. `None`: a failed call, or the removal of a
+/// temporary file.
 fn operation(line: &str) -> Option<String> {
     if !line.trim_end().ends_with("= 0") {
         return None;
@@ -38,8 +38,9 @@ fn operation(line: &str) -> Option<String> {
     })
 }
 
-/// The lines of strace about the main thread of an agent that installs and uninstalls, with the paths of file
-/// descriptors. Each thread has a file of its own: no call is cut in two by one of another thread.
+/// The lines of strace about the main thread of an agent that installs and uninstalls, with the
+/// paths of file descriptors. Each thread has a file of its own: no call is cut in two by one of
+/// another thread.
 pub fn trace(node: &Node, calls: &str) -> String {
     let traces = node.root().join("traces");
     fs::create_dir(&traces).unwrap();

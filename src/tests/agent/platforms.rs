@@ -1,5 +1,5 @@
-//! The agent on each platform of the chart, with the values, directories and mounts that the chart renders for it.
-//! Needs root, and `helm` on PATH.
+//! The agent on each platform of the chart, with the values, directories and mounts that the chart
+//! renders for it. Needs root, and `helm` on PATH.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,5 @@
-//! The node's copy of its pods: what the agent publishes for the plugin, and when it says that it does.
+//! The node's copy of its pods: what the agent publishes for the plugin, and when it says that it
+//! does.
 
 use std::fs;
 use std::path::PathBuf;

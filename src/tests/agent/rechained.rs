@@ -75,7 +75,8 @@ fn is_stranded(node: &Node) -> bool {
     text.contains("linkerd-cni") && !whole() && node.text(LIST) == text
 }
 
-/// Rounds with the same delay in which the test's own writer or the agent may get no processor time for so long.
+/// Rounds with the same delay in which the test's own writer or the agent may get no processor time
+/// for so long.
 const TRIES: usize = 5;
 
 #[test]
@@ -88,8 +89,9 @@ fn uninstall_leaves_plugin_and_kubeconfig_while_another_program_keeps_chaining()
     }
 }
 
-/// Uninstalls while another program chains the plugin again `delay` after each removal. Returns how long a config named
-/// the plugin while binary or kubeconfig were missing; `None` if the writer was late, so that the agent took it for stopped.
+/// Uninstalls while another program chains the plugin again `delay` after each removal. Returns how
+/// long a config named the plugin while binary or kubeconfig were missing; `None` if the writer was
+/// late, so that the agent took it for stopped.
 fn uninstall_beside_a_writer(delay: Duration, by_stop: bool) -> Option<Duration> {
     let node = Arc::new(Node::uninstalling_with_calico());
     let mut agent = node.start_ready();
@@ -149,8 +151,8 @@ fn uninstall_completes_once_another_program_stops_chaining_the_plugin() {
         let reader = watch(&node, is_stranded);
         let (writer, written) = rechain(&node, Duration::from_millis(delay), times);
         assert_eq!(agent.stop(), Some(0), "{}", agent.log());
-        // On a busy machine a write may come after the agent's last look, which proves nothing, or the
-        // agent may have to wait for a processor.
+        // On a busy machine a write may come after the agent's last look, which proves nothing, or
+        // the agent may have to wait for a processor.
         let latest = writer.finish().latest;
         let is_late = latest > QUIET || written.load(Ordering::Relaxed) < times;
         if !is_late {

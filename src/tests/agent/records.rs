@@ -19,7 +19,8 @@ const SOCKET: &str = ".linkerd-cni.sock";
 const KEY: &str = "config.linkerd.io/skip-outbound-ports";
 const EVENTS: &str = "/apis/events.k8s.io/v1/namespaces/emojivoto/events";
 
-/// Sends the agent the record of a redirected pod whose UID ends with `number`, with `changes` to its keys.
+/// Sends the agent the record of a redirected pod whose UID ends with `number`, with `changes` to
+/// its keys.
 fn send(node: &Node, number: u32, changes: &Value) -> bool {
     let mut record = json!({
         "level": "info", "command": "ADD", "namespace": "emojivoto", "pod": "web-1",
@@ -59,7 +60,8 @@ impl Scene {
         until("room", || send(&self.node, number, changes));
     }
 
-    /// Waits until the agent has posted its Events about the records so far, which are less than a burst.
+    /// Waits until the agent has posted its Events about the records so far, which are less than a
+    /// burst.
     fn settle(&self) {
         self.send(99, &json!({"degraded": {"code": 101, "msg": ""}}));
         let is_last = |event: &Value| event["regarding"]["uid"].as_str().unwrap().ends_with("99");

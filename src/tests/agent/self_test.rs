@@ -15,7 +15,8 @@ pub const PLUGIN: &str = env!("CARGO_BIN_EXE_linkerd-cni");
 /// What the chart makes of its values, for a cluster with both address families.
 pub const ENTRY: &str = include_str!("self_test.json");
 
-/// Puts this plugin into the image, and a network config of CNI 1.0.0, which has CHECK, on the node.
+/// Puts this plugin into the image, and a network config of CNI 1.0.0, which has CHECK, on the
+/// node.
 fn use_plugin(node: &Node, plugin: impl AsRef<[u8]>) {
     write_program(node.root().join("image/linkerd-cni"), plugin);
     node.write(LIST, &CALICO.replace("0.3.1", "1.0.0"));

@@ -1,4 +1,5 @@
-//! Directories of the node that are removed, renamed or replaced while the agent's container has them mounted.
+//! Directories of the node that are removed, renamed or replaced while the agent's container has
+//! them mounted.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;

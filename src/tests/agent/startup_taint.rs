@@ -27,8 +27,9 @@ fn tainted() -> (Api, Node) {
     (api, node)
 }
 
-/// Waits until the thread that removes the taint has had a turn from its start to its end. A turn checks the credential
-/// first, and a new kubeconfig causes a check: a second check follows the end of the turn of the first.
+/// Waits until the thread that removes the taint has had a turn from its start to its end. A turn
+/// checks the credential first, and a new kubeconfig causes a check: a second check follows the end
+/// of the turn of the first.
 fn another_turn(scene: &Scene) {
     scene.until_checked();
     scene.until_checked();

@@ -1,5 +1,5 @@
-//! An upstream agent that runs beside this project's agent, as during `helm upgrade` from upstream's chart with
-//! a surge, and during `helm rollback` to it.
+//! An upstream agent that runs beside this project's agent, as during `helm upgrade` from
+//! upstream's chart with a surge, and during `helm rollback` to it.
 
 use testkit::table;
 use testkit::upstream_agent::UpstreamAgent;
@@ -10,7 +10,8 @@ use crate::node::{CONF, LIST, Node, TEMPLATE};
 use crate::until::until;
 use crate::upstream::{self, KUBECONFIG, is_replaced, templates, until_yielding};
 
-/// An API server and a node. Agents have this template, and look for a dead upstream agent every second.
+/// An API server and a node. Agents have this template, and look for a dead upstream agent every
+/// second.
 fn node(template: &str) -> (Api, Node) {
     let api = Api::start();
     let mut node = Node::with_api(&api);

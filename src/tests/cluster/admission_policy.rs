@@ -1,5 +1,6 @@
-//! The admission policies on a real API server: what the ServiceAccount of agent and repair controller may change.
-//! Two nodes that exist only as objects stand for the caller's node and another one.
+//! The admission policies on a real API server: what the ServiceAccount of agent and repair
+//! controller may change. Two nodes that exist only as objects stand for the caller's node and
+//! another one.
 
 use std::io::Write as _;
 
@@ -105,7 +106,8 @@ fn pods_are_evicted_only_on_the_own_node(account: &Account) {
     }
     // No deletion leads past the disruption budgets.
     let delete = account.run(&["delete", "pod", OWN, "-n", NAMESPACE, "--wait=false"], "");
-    // By this text the controller knows that it is a missing permission and no admission that refuses.
+    // By this text the controller knows that it is a missing permission and no admission that
+    // refuses.
     let forbidden = format!(r#"pods "{OWN}" is forbidden: User ""#);
     let refused = delete.unwrap_err();
     let texts = [&*forbidden, "cannot delete resource"];

@@ -106,7 +106,8 @@ fn the_agent_replaces_a_damaged_and_a_revoked_token() {
 
     an_api_server_that_rejects_the_token_keeps_no_injected_pod_waiting(&good);
 
-    // The agent ends while the node's credential is dead: the next agent pod must start nevertheless.
+    // The agent ends while the node's credential is dead: the next agent pod must start
+    // nevertheless.
     let old = agent();
     kill(old.pid, Signal::SIGSTOP).unwrap();
     fs::write(KUBECONFIG, with_token(&good, "garbage")).unwrap();
@@ -121,8 +122,9 @@ fn the_agent_replaces_a_damaged_and_a_revoked_token() {
     pods.start(&[pods::native_sidecar("healed")]);
     drop(pods);
 
-    // An agent that is killed while its release is uninstalled leaves its files; one command removes them. The agent
-    // is killed once its pod is being deleted, when kubelet does not restart it any more.
+    // An agent that is killed while its release is uninstalled leaves its files; one command
+    // removes them. The agent is killed once its pod is being deleted, when kubelet does not
+    // restart it any more.
     let last = agent();
     kill(last.pid, Signal::SIGSTOP).unwrap();
     helm.begin_uninstall();

@@ -1,5 +1,5 @@
-//! The policy that has Multus call the plugin for meshed pods, on a real API server. A webhook of the test stands for
-//! the proxy injector, which changes pods after policies have run.
+//! The policy that has Multus call the plugin for meshed pods, on a real API server. A webhook of
+//! the test stands for the proxy injector, which changes pods after policies have run.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;

@@ -1,5 +1,6 @@
-//! The pages of the fault catalogue that only a cluster can show; `src/tests/agent/catalogue` has the others. One test
-//! causes all faults, one after the other, as each installation takes half a minute.
+//! The pages of the fault catalogue that only a cluster can show; `src/tests/agent/catalogue` has
+//! the others. One test causes all faults, one after the other, as each installation takes half a
+//! minute.
 
 use std::fs;
 
@@ -75,7 +76,8 @@ fn an_add_fails(pods: &Pods) {
 
 fn a_pod_is_stranded() {
     let mut shown = Shown::new("stranded-pod")
-        // After it stands why nobody answered: the node's network decides, by how often it was asked.
+        // After it stands why nobody answered: the node's network decides, by how often it was
+        // asked.
         .cut_after("192.0.2.3:20001: ")
         .event(Source::PodEvent, "stranded", "LinkerdCNINotConfigured", "")
         .pods("stranded", "Init:CrashLoopBackOff")
@@ -117,8 +119,8 @@ fn patch(spec: &str) {
 /// Lets the DaemonSet's pods run again, so that the agent can uninstall.
 fn restore() {
     label("pod-security.kubernetes.io/enforce=privileged");
-    // Without the plugin's account no agent gets ready. A change has the DaemonSet's controller try again at once,
-    // instead of after its growing delay.
+    // Without the plugin's account no agent gets ready. A change has the DaemonSet's controller try
+    // again at once, instead of after its growing delay.
     for words in [
         "create serviceaccount linkerd-cni-plugin",
         "rollout undo daemonset/linkerd-cni --to-revision=1",

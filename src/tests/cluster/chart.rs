@@ -1,4 +1,5 @@
-//! The chart on a real cluster, from its installation to its end: by Helm, and by kubectl with `scripts/install-cni`.
+//! The chart on a real cluster, from its installation to its end: by Helm, and by kubectl with
+//! `scripts/install-cni`.
 
 use std::collections::BTreeSet;
 use std::thread;
@@ -126,7 +127,8 @@ pub fn passes_its_own_test(helm: &Helm) {
     assert!(!pods.contains("test-linkerd-cni"), "{pods}");
 }
 
-/// Applies the objects for every file in `ci` as a dry run: the server checks more than the schemas do.
+/// Applies the objects for every file in `ci` as a dry run: the server checks more than the schemas
+/// do.
 fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
     let chart = repository().join("charts/linkerd2-cni");
     let mut all = String::new();
@@ -143,10 +145,12 @@ fn the_api_server_accepts_every_use_of_the_chart(helm: &Helm) {
             }
         }
     }
-    // A dry run of a pod needs its ServiceAccount, which a dry run does not create. The namespace is the dashboard's.
+    // A dry run of a pod needs its ServiceAccount, which a dry run does not create. The namespace
+    // is the dashboard's.
     kubectl("create serviceaccount cni-agent -n linkerd-cni");
     kubectl("create namespace monitoring");
-    // As helm, which owns the release's fields, so that fields that are missing in a use are removed.
+    // As helm, which owns the release's fields, so that fields that are missing in a use are
+    // removed.
     let dry = "apply --server-side --field-manager=helm --force-conflicts --dry-run=server --validate=strict -f -";
     let printed = piped(dry, &all);
     let daemonsets = printed.lines().filter(|line| line.starts_with("daemonset.apps/"));
@@ -167,8 +171,8 @@ fn assert_rights(account: &str, everywhere: &[&str], here: &[&str]) {
     }
 }
 
-/// The rights that `kubectl auth can-i --list` shows, except those that every account has: the resource, then verbs and
-/// names of objects.
+/// The rights that `kubectl auth can-i --list` shows, except those that every account has: the
+/// resource, then verbs and names of objects.
 fn rights(account: &str, namespace: &str) -> BTreeSet<String> {
     let rights_of = |account: &str| -> BTreeSet<String> {
         let user = format!("--as=system:serviceaccount:linkerd-cni:{account}");

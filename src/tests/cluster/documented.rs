@@ -1,4 +1,5 @@
-//! Runs the commands of the pages on the cluster: the README's installation, and an upgrade as docs/upgrade.md has it.
+//! Runs the commands of the pages on the cluster: the README's installation, and an upgrade as
+//! docs/upgrade.md has it.
 
 use std::path::Path;
 use std::process::{Command, Output};
@@ -47,8 +48,8 @@ fn documented_commands_succeed_on_a_cluster() {
         shell.must(&text);
         shell.must("kubectl rollout status -n linkerd-cni daemonset/linkerd-cni --timeout=60s");
     }
-    // Revokes the plugin's tokens. The test `the_agent_replaces_a_damaged_and_a_revoked_token` shows
-    // that the agent requests a new one.
+    // Revokes the plugin's tokens. The test `the_agent_replaces_a_damaged_and_a_revoked_token`
+    // shows that the agent requests a new one.
     for text in on_page("docs/security.md", |_| true) {
         shell.must(&text);
     }
@@ -75,7 +76,8 @@ impl Shell {
     pub fn run(&self, text: &str) -> Output {
         let begin = Instant::now();
         let text = with_names(text);
-        // A command that waits without a limit of its own would keep the test program, and CI, for ever.
+        // A command that waits without a limit of its own would keep the test program, and CI, for
+        // ever.
         let mut bash = Command::new("timeout");
         bash.args(["180", "bash", "-uc", &text]).current_dir(Path::new(env!("CARGO_MANIFEST_DIR")));
         for name in ["HELM_CONFIG_HOME", "HELM_CACHE_HOME", "HELM_DATA_HOME"] {
@@ -109,7 +111,8 @@ fn with_names(text: &str) -> String {
         true => text.replace("CONTEXT", kubectl("config current-context").trim()),
         false => text,
     };
-    // In the namespace of the release, POD is an agent. The other pod is in a namespace of its name.
+    // In the namespace of the release, POD is an agent. The other pod is in a namespace of its
+    // name.
     let is_agent = text.contains("-n linkerd-cni ");
     let name = |placeholder: &str| match placeholder {
         "AGENT-POD" => Some(agent().pod),

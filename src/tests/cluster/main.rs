@@ -1,6 +1,8 @@
-//! The chart on a real Kubernetes whose only node is where the tests run, as `scripts/test` creates it.
+//! The chart on a real Kubernetes whose only node is where the tests run, as `scripts/test` creates
+//! it.
 //!
-//! A test that uses the node holds [`Node::exclusive`], so tests may run on any number of threads and in any order.
+//! A test that uses the node holds [`Node::exclusive`], so tests may run on any number of threads
+//! and in any order.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 #![allow(clippy::print_stdout, reason = "shows what was measured, and where a test's time goes")]

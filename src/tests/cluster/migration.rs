@@ -1,5 +1,5 @@
-//! `helm upgrade` from upstream's chart to this project's chart, and `helm rollback` to upstream's. As with the
-//! default update strategy, two agents run side by side on the node.
+//! `helm upgrade` from upstream's chart to this project's chart, and `helm rollback` to upstream's.
+//! As with the default update strategy, two agents run side by side on the node.
 //!
 //! Upstream's image is not available here. The DaemonSet runs a pod that does nothing, and a
 //! stand-in for upstream's agent runs until that pod's process ends.
@@ -19,8 +19,9 @@ use crate::upstream::Program;
 use crate::upstream_agent::{self, account, active_conflist};
 use crate::watcher::Watcher;
 
-/// On a quiet machine 16 to 63 ms. Beside three other clusters and a compiler on two processors, where writes
-/// to disk wait for each other, up to 1.2 s. An agent that misses the change restores the entry much later.
+/// On a quiet machine 16 to 63 ms. Beside three other clusters and a compiler on two processors,
+/// where writes to disk wait for each other, up to 1.2 s. An agent that misses the change restores
+/// the entry much later.
 const GAP: Duration = Duration::from_secs(2);
 const STATE: &str = "/etc/cni/net.d/.linkerd-cni-state";
 const WAIT: Duration = Duration::from_secs(60);

@@ -74,7 +74,8 @@ fn pods_start_in_an_api_outage_also_after_the_agent_is_killed() {
     scene.remove();
 }
 
-/// Returns the static pods that the injector marked, and a meshed pod without the mark, which waits.
+/// Returns the static pods that the injector marked, and a meshed pod without the mark, which
+/// waits.
 fn new_pods_start_if_they_are_known_to_need_no_request(node: &Node) -> (Vec<StaticPod>, StaticPod) {
     let start = |pod: Value| node.static_pod(&pods::in_default(pod));
     let mut database = pods::unmeshed("static-mysql");
@@ -97,7 +98,8 @@ fn new_pods_start_if_they_are_known_to_need_no_request(node: &Node) -> (Vec<Stat
     (injected, meshed)
 }
 
-/// Connects from the node to port 8080, which only the proxy may answer for a redirected pod, once somebody listens.
+/// Connects from the node to port 8080, which only the proxy may answer for a redirected pod, once
+/// somebody listens.
 fn assert_responds(address: &str, responder: &str) {
     let answer = until_some(Duration::from_secs(120), "the pod responds", || answer_of(address));
     assert_eq!(answer, responder, "{address}");
@@ -107,7 +109,8 @@ pub fn create_all(namespace: &str, annotations: impl Iterator<Item = Value>) {
     apply_all(annotations.enumerate().map(|(number, of)| validating_pod(namespace, number, &of)));
 }
 
-/// Number of the pods in the namespace that ran redirected. No pod may have run without redirection.
+/// Number of the pods in the namespace that ran redirected. No pod may have run without
+/// redirection.
 pub fn redirected(namespace: &str) -> usize {
     let phases = field(&format!("pods -n {namespace}"), ".items[*].status.phase");
     assert!(!phases.contains("Failed"), "a pod ran without redirect rules: {phases}");

@@ -1,5 +1,5 @@
-//! The copy of the node's pods that the agent keeps. Without it, the plugin sends requests (`src/tests/plugin`), and
-//! audits repair what has no annotation (`src/tests/repair`).
+//! The copy of the node's pods that the agent keeps. Without it, the plugin sends requests
+//! (`src/tests/plugin`), and audits repair what has no annotation (`src/tests/repair`).
 
 use std::time::Duration;
 

@@ -38,7 +38,8 @@ fn quickstart(arguments: &[&str]) -> (bool, String) {
     (output.status.success(), printed)
 }
 
-/// Deletes the namespace that other tests leave, and waits until no namespace of theirs is being deleted.
+/// Deletes the namespace that other tests leave, and waits until no namespace of theirs is being
+/// deleted.
 pub fn delete_release_namespace() {
     kubectl(&format!("delete namespace {NAMESPACE} --ignore-not-found --timeout=60s"));
     until("no namespace is being deleted", || {

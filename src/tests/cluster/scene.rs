@@ -5,7 +5,8 @@ use crate::node::{Files, Node, copied_pods};
 use crate::pods::Pods;
 pub use testkit::OnDrop;
 
-/// After a panic, dropping the value deletes the pods, then the release, and then lets the next test use the node.
+/// After a panic, dropping the value deletes the pods, then the release, and then lets the next
+/// test use the node.
 pub struct Scene {
     pub pods: Pods,
     pub helm: Helm,
@@ -32,7 +33,8 @@ impl Scene {
         self.node.files() == self.before
     }
 
-    /// Deletes the pods and removes the release by [`Helm::remove`], which is fast. The node has to be as it was.
+    /// Deletes the pods and removes the release by [`Helm::remove`], which is fast. The node has to
+    /// be as it was.
     pub fn remove(self) {
         self.end(Helm::remove);
     }

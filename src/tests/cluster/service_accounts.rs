@@ -1,4 +1,5 @@
-//! A release whose ServiceAccounts outlive it (`serviceAccount.create: false`), or are deleted with its namespace.
+//! A release whose ServiceAccounts outlive it (`serviceAccount.create: false`), or are deleted with
+//! its namespace.
 
 use std::fs;
 
@@ -9,7 +10,8 @@ use crate::scene::{OnDrop, Scene};
 const ACCOUNTS: [&str; 2] = ["serviceaccount/cni-agent", "serviceaccount/linkerd-cni-plugin"];
 const KEPT: [&str; 2] = ["role/linkerd-cni-uninstall", "rolebinding/linkerd-cni-uninstall"];
 
-/// Dropping the value also deletes what the release keeps, as later releases create objects with these names.
+/// Dropping the value also deletes what the release keeps, as later releases create objects with
+/// these names.
 fn accounts() -> OnDrop<impl FnMut()> {
     // Exists if another test ran before.
     let _ = command(&format!("create namespace {NAMESPACE}")).output();

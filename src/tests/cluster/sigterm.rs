@@ -1,4 +1,5 @@
-//! Agents that receive SIGTERM: either the plugin stays installed at every instant, or it is uninstalled.
+//! Agents that receive SIGTERM: either the plugin stays installed at every instant, or it is
+//! uninstalled.
 
 use std::fs;
 use std::time::Duration;
@@ -23,11 +24,12 @@ use crate::until::{until, until_within};
 use crate::upstream::Program;
 use crate::watcher::Watcher;
 
-/// For agents that get no proof of an uninstall and use it up. The schema accepts no shorter one than 30 s.
+/// For agents that get no proof of an uninstall and use it up. The schema accepts no shorter one
+/// than 30 s.
 pub const SHORT_GRACE: [&str; 2] =
     ["--skip-schema-validation", "--set=terminationGracePeriodSeconds=10"];
-/// The API server accepts tokens of deleted accounts for 10 s, and the agent wants rejections for 4 s. An agent that
-/// misses them ends after its grace period of 30 s and leaves the files in place.
+/// The API server accepts tokens of deleted accounts for 10 s, and the agent wants rejections for 4
+/// s. An agent that misses them ends after its grace period of 30 s and leaves the files in place.
 const UNINSTALL: Duration = Duration::from_secs(60);
 
 /// Time in which kubelet connects again to an API server that was restarted, and reports.
@@ -114,8 +116,8 @@ fn an_upgrade_from_upstreams_chart_and_its_rollback_strand_no_pod() {
     until_ended(old.pid, "deleted by force");
     watcher.finish().assert_always_installed("forced deletion under upstream's chart");
 
-    // The same without a next agent, which would write a valid token, and without kubelet, which would kill the agent
-    // after 2 s, before rejections are proof.
+    // The same without a next agent, which would write a valid token, and without kubelet, which
+    // would kill the agent after 2 s, before rejections are proof.
     let old = agent();
     let kubeconfig = fs::read_to_string(KUBECONFIG).unwrap();
     let paused = ["kubelet", "kube-controller-manager"].map(|name| Paused::process(pid_of(name)));
@@ -132,7 +134,8 @@ fn an_upgrade_from_upstreams_chart_and_its_rollback_strand_no_pod() {
 
     helm.uninstall();
     assert_eq!(node.files(), *before, "uninstalling leaves the node's files");
-    // Upstream's chart does not mount the directory of the node's copy, which this chart's agent wrote.
+    // Upstream's chart does not mount the directory of the node's copy, which this chart's agent
+    // wrote.
     remove_leftovers(node, before, "");
 }
 

@@ -1,4 +1,5 @@
-//! Helm takes over the objects that `linkerd install-cni | kubectl apply -f -` created, as docs/migration.md says.
+//! Helm takes over the objects that `linkerd install-cni | kubectl apply -f -` created, as
+//! docs/migration.md says.
 
 use std::time::Duration;
 

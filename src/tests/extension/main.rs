@@ -1,4 +1,5 @@
-//! The program of `linkerd cni` with a kubectl that fails. `src/tests/cluster` runs it with a real one.
+//! The program of `linkerd cni` with a kubectl that fails. `src/tests/cluster` runs it with a real
+//! one.
 
 #![allow(clippy::unwrap_used)]
 

@@ -1,7 +1,7 @@
-//! The error texts of `docs/troubleshooting.md`: each stands once, has a cause and a remedy, and is printed by a program. Its
-//! table of codes is that of `failure::TABLE`, which this test writes with `UPDATE_DOCS=1`. `docs/maintainers/faults.md` has
-//! how each fault is caused and what is shown of it. The tests that compare these texts are in the suites `agent` and
-//! `cluster`.
+//! The error texts of `docs/troubleshooting.md`: each stands once, has a cause and a remedy, and is
+//! printed by a program. Its table of codes is that of `failure::TABLE`, which this test writes
+//! with `UPDATE_DOCS=1`. `docs/maintainers/faults.md` has how each fault is caused and what is
+//! shown of it. The tests that compare these texts are in the suites `agent` and `cluster`.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,8 +11,9 @@ use linkerd2_cni::failure;
 
 const PAGE: &str = "troubleshooting.md";
 
-/// Texts that no test captures: of Helm, the scheduler, the kubelet, other plugins and policy engines, or of faults that
-/// these tests cannot cause. After ` | `, a message with the text as users paste it.
+/// Texts that no test captures: of Helm, the scheduler, the kubelet, other plugins and policy
+/// engines, or of faults that these tests cannot cause. After ` | `, a message with the text as
+/// users paste it.
 const NOT_CAPTURED: &str = include_str!("not_captured.txt");
 
 fn docs() -> PathBuf {
@@ -144,7 +145,8 @@ fn each_fault_has_a_cause_and_a_test() {
 
 const TABLE_HEAD: &str = "| code | cause | remedy |\n| --- | --- | --- |\n";
 
-/// The rows of the page's table of error codes. A remedy that an entry of the page explains is a link.
+/// The rows of the page's table of error codes. A remedy that an entry of the page explains is a
+/// link.
 fn error_codes(page: &str) -> String {
     let entries = Entry::all(page);
     let row = |row: &failure::Row| {
@@ -180,7 +182,8 @@ fn each_captured_text_leads_to_its_remedy() {
     let mut lost = Vec::new();
     for fault in FaultSection::all() {
         for (source, block) in fault.captured() {
-            // A metric has no cause of its own, and a status of a pod many. Failed plugin calls have a code.
+            // A metric has no cause of its own, and a status of a pod many. Failed plugin calls
+            // have a code.
             let has_code = block.contains(" with code ");
             if source.starts_with("Metrics") || source.contains("get pods") || has_code {
                 continue;

@@ -143,7 +143,8 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// What is left of `edges` without the modules that import from no circle: nothing if there is none.
+/// What is left of `edges` without the modules that import from no circle: nothing if there is
+/// none.
 pub fn circles(edges: &Edges) -> Edges {
     let mut left = edges.clone();
     loop {

@@ -64,7 +64,8 @@ fn assert_every_property_holds(scenario: Scenario) {
     }
 }
 
-/// With kills, and with writes between the reads of one scan. Not both: see `docs/maintainers/model.md`.
+/// With kills, and with writes between the reads of one scan. Not both: see
+/// `docs/maintainers/model.md`.
 #[test]
 fn one_agent_keeps_every_property_with_a_conflist_or_conf() {
     let more = u8::from(is_large());
@@ -83,13 +84,15 @@ fn one_agent_keeps_every_property_with_a_conflist_or_conf() {
     }
 }
 
-/// `bounds`: foreign writes and kills of the short exploration. The large ones are the same for all.
+/// `bounds`: foreign writes and kills of the short exploration. The large ones are the same for
+/// all.
 fn assert_two_agents_keep_every_property(
     name: &'static str,
     scenario: impl Fn() -> Scenario,
     bounds: (u8, u8),
 ) {
-    // Not a kill and a foreign write during the conversion of a `.conf`: see `docs/maintainers/model.md`.
+    // Not a kill and a foreign write during the conversion of a `.conf`: see
+    // `docs/maintainers/model.md`.
     let kills = if scenario().primary == CONF { (0, 2) } else { (1, 1) };
     let all_bounds = if is_large() { vec![kills, (2, 0)] } else { vec![bounds] };
     for (foreign_writes, kills) in all_bounds {

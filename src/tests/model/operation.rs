@@ -1,5 +1,5 @@
-//! The operations of an agent on the node. A kill can occur before and after each, and another actor
-//! can act between two of them.
+//! The operations of an agent on the node. A kill can occur before and after each, and another
+//! actor can act between two of them.
 
 use linkerd2_cni::conflist::net_dir::ConfigFile;
 use linkerd2_cni::conflist::plan::Step;

@@ -18,8 +18,8 @@ use crate::text::Text;
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/kubeconfig";
 
-/// What a plan depends on: the agent that chains the plugin, and whether a newer agent runs, or `None` for the removal of
-/// all plugin entries; the network configs, and the saved state.
+/// What a plan depends on: the agent that chains the plugin, and whether a newer agent runs, or
+/// `None` for the removal of all plugin entries; the network configs, and the saved state.
 pub type Input = (Option<(Id, bool)>, Configs, Option<Text>);
 
 pub struct Planner {

@@ -85,8 +85,8 @@ fn is_kept(world: &World, latest: Text) -> bool {
     facts::originals(saved).iter().any(is_saved)
 }
 
-/// Whether the newest agent's entry is in the network config of its mode, its files are in place, and
-/// no other network config has a plugin entry if the mode chains only one.
+/// Whether the newest agent's entry is in the network config of its mode, its files are in place,
+/// and no other network config has a plugin entry if the mode chains only one.
 fn is_chained(scenario: &Scenario, world: &World) -> bool {
     let Some(newest) = world.newest_running() else {
         return true;

@@ -1,5 +1,5 @@
-//! The API server in the plugin's kubeconfig: its address, the name in its certificate, and files that
-//! cannot be read.
+//! The API server in the plugin's kubeconfig: its address, the name in its certificate, and files
+//! that cannot be read.
 
 use std::fs::{self, File};
 

@@ -1,5 +1,5 @@
-//! The paths around the proxy that `linkerd cni bypass` and the agent's metric report. Connections get out on
-//! each of those that rules cause, and on no other.
+//! The paths around the proxy that `linkerd cni bypass` and the agent's metric report. Connections
+//! get out on each of those that rules cause, and on no other.
 
 use linkerd2_cni::config::Config;
 use linkerd2_cni::extension::examined_pod::{ExaminedPod, examine};
@@ -51,7 +51,8 @@ struct Pod {
 }
 
 impl Pod {
-    /// A pod without a path around the proxy: both families are redirected, and the app has no capability.
+    /// A pod without a path around the proxy: both families are redirected, and the app has no
+    /// capability.
     fn closed() -> Pod {
         let app = json!({"runAsUser": APP, "capabilities": {"drop": ["ALL"]}});
         let containers = json!([
@@ -127,8 +128,8 @@ fn text(BypassPath { reason, detail, cause }: BypassPath) -> String {
     format!("{}: {detail}{}", reason.label(), cause.unwrap_or_default())
 }
 
-/// Opens each connection of [`EVERYTHING`], outbound ones as this user. Returns those that do not reach the
-/// proxy, but their destination.
+/// Opens each connection of [`EVERYTHING`], outbound ones as this user. Returns those that do not
+/// reach the proxy, but their destination.
 fn bypassing(scene: &Scene, uid: u32) -> Vec<&'static str> {
     let out = |to: &str, port| (scene.outbound(uid, to, port), ["outbound", "server"]);
     let inbound = |to: &str, port| (scene.inbound(to, port), ["inbound", "app"]);

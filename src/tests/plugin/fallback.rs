@@ -1,5 +1,5 @@
-//! What the plugin does if a backend is not usable: the xtables lock is held, netlink is denied, the
-//! kernel is old, or the plugin runs in a user namespace.
+//! What the plugin does if a backend is not usable: the xtables lock is held, netlink is denied,
+//! the kernel is old, or the plugin runs in a user namespace.
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
@@ -172,8 +172,8 @@ fn a_rejected_transaction_names_the_object_and_auto_falls_back() {
     until("the table exists", || scene.sh("nft list tables").contains("linkerd-cni"));
 
     let call = |mode| scene.in_mode(mode, "ADD").linkerd("ipv6", true);
-    // The kernel reports an error for each later message too, and quotes the message. Those of a long
-    // list exceed the receive buffer.
+    // The kernel reports an error for each later message too, and quotes the message. Those of a
+    // long list exceed the receive buffer.
     for ports in [1, 30_000] {
         let outcome = call("native").linkerd("outbound-ports-to-ignore", every_second(ports)).run();
         let outcome = outcome.failed(121, "the kernel rejected table ip6 linkerd-cni: EPERM: ");
@@ -228,7 +228,8 @@ fn native_works_in_a_user_namespace_and_too_many_rules_fail() {
     assert_eq!(ruleset(), rules);
 }
 
-/// The runtime makes the netns of a pod with `hostUsers: false` in the pod's user namespace, and calls the plugin outside.
+/// The runtime makes the netns of a pod with `hostUsers: false` in the pod's user namespace, and
+/// calls the plugin outside.
 #[test]
 fn a_pod_with_a_user_namespace_is_redirected_by_native_only() {
     let (api, pod) = (meshed_api(), rootless());

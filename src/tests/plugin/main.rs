@@ -42,14 +42,15 @@ const MESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee
 const UNMESHED: &str = r#"{"metadata":{"name":"web","namespace":"ns","uid":"c0ffee00-0000-4000-8000-000000000001"},"spec":{"containers":[{"name":"app"}]}}"#;
 const NAMESPACE: &str = r#"{"metadata":{"name":"ns"}}"#;
 
-/// Most requests for one object in a time budget of 2 s, with pauses of 60 ms, 120 ms, 240 ms, 480 ms and 960 ms at
-/// least. A budget of 4 s allows one more at least. A busy machine sends fewer.
+/// Most requests for one object in a time budget of 2 s, with pauses of 60 ms, 120 ms, 240 ms, 480
+/// ms and 960 ms at least. A budget of 4 s allows one more at least. A busy machine sends fewer.
 const REQUESTS_IN_2_S: u64 = 6;
 
 /// Longest time of a call that waits for nothing. Calls usually take less than 100 ms.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
-/// Runs a call up to three times, as a busy machine may delay one. Returns the last result, and the shortest time.
+/// Runs a call up to three times, as a busy machine may delay one. Returns the last result, and the
+/// shortest time.
 fn fastest<T>(mut run: impl FnMut() -> T) -> (T, Duration) {
     let mut shortest = Duration::MAX;
     for tries_left in (0..3).rev() {
@@ -79,7 +80,8 @@ fn meshed_api() -> Api {
     api
 }
 
-/// Runs `test` for all cases, four at the same time, as they mostly wait. More would compete for the processor.
+/// Runs `test` for all cases, four at the same time, as they mostly wait. More would compete for
+/// the processor.
 fn at_the_same_time<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T) + Sync) {
     let mut cases = cases.into_iter().peekable();
     let test = &test;
@@ -92,8 +94,8 @@ fn at_the_same_time<T: Send>(cases: impl IntoIterator<Item = T>, test: impl Fn(T
     }
 }
 
-/// An API server with a pod that has these members of the metadata besides its name, and this spec, and a
-/// namespace with these annotations.
+/// An API server with a pod that has these members of the metadata besides its name, and this spec,
+/// and a namespace with these annotations.
 fn api_of(mut metadata: Value, spec: &Value, of_namespace: &Value) -> Api {
     for (key, value) in [("name", "web"), ("namespace", "ns"), ("uid", UID)] {
         metadata[key] = json!(value);

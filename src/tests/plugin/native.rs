@@ -245,8 +245,8 @@ fn check_fails_if_a_native_rule_was_changed() {
     assert!(!legacy.contains("nat"), "{legacy}");
 }
 
-/// Replaces the first rule of IPv6 whose line in the listing has `from`. Not the whole table: `nft` lists the long
-/// comments of the jumps, but accepts no comment above 128 characters.
+/// Replaces the first rule of IPv6 whose line in the listing has `from`. Not the whole table: `nft`
+/// lists the long comments of the jumps, but accepts no comment above 128 characters.
 fn replace_rule(namespaces: &Namespaces, from: &str, to: &str) {
     let table = namespaces.run("nft", &["--handle", "list", "table", "ip6", "linkerd-cni"]);
     let mut chain = "";

@@ -1,4 +1,5 @@
-//! The node's copy of its pods: it decides without a request, whatever annotations and API server say.
+//! The node's copy of its pods: it decides without a request, whatever annotations and API server
+//! say.
 
 use std::fs;
 use std::path::Path;

@@ -1,4 +1,5 @@
-//! What the containers of a pod state: user and listen addresses of the proxy, and users of the app.
+//! What the containers of a pod state: user and listen addresses of the proxy, and users of the
+//! app.
 
 use serde::Deserialize;
 use serde_json::{Value, json};

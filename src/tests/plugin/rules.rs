@@ -61,8 +61,8 @@ fn iptables_rules_equal_upstreams_in_every_mode() {
     }
 }
 
-/// The arguments of upstream's plugin for iptables, for a pod with a GID of the proxy and skipped ports and
-/// subnets.
+/// The arguments of upstream's plugin for iptables, for a pod with a GID of the proxy and skipped
+/// ports and subnets.
 const UPSTREAM_COMMANDS: &str = include_str!("upstream_commands.txt");
 
 #[test]
@@ -191,9 +191,9 @@ fn connect_from_one_port(scene: &Scene, port: u16) -> TcpStream {
     netns::run(&scene.neighbour_path(), 20 * SECOND, connect).unwrap()
 }
 
-/// One client address and port, many ports of the pod: the redirect gives all connections one destination,
-/// so that their replies would collide (linkerd2#15505). The kernel gives all but the first another source
-/// port, which the client does not see.
+/// One client address and port, many ports of the pod: the redirect gives all connections one
+/// destination, so that their replies would collide (linkerd2#15505). The kernel gives all but the
+/// first another source port, which the client does not see.
 #[test]
 fn each_mode_redirects_connections_that_share_a_source_port() {
     for mode in ["native", "nft", "legacy", "plain"] {

@@ -73,8 +73,8 @@ fn with(stderr: &Unwritable) -> Command {
     command
 }
 
-/// Runs `call` with `command`, whose stdout and stderr are set. The exit status of a hanging call is that of
-/// `timeout`, 124.
+/// Runs `call` with `command`, whose stdout and stderr are set. The exit status of a hanging call
+/// is that of `timeout`, 124.
 fn run(mut command: Command, call: &Call) -> Outcome {
     call.run_command(&mut command, &call.config.to_string())
 }

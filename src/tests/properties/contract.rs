@@ -1,5 +1,5 @@
-//! Settings that operators and authors of pods write, and upstream's contract for them in plain words:
-//! which connections of the pod are redirected. Shares no code with `config` and `rules`.
+//! Settings that operators and authors of pods write, and upstream's contract for them in plain
+//! words: which connections of the pod are redirected. Shares no code with `config` and `rules`.
 
 use ipnet::IpNet;
 use linkerd2_cni::cluster_lookup::read_facts;
@@ -136,16 +136,16 @@ impl Settings {
         list(&self.pod).as_ref().or(list(&self.namespace).as_ref())
     }
 
-    /// Annotated inbound ports are added to those of the plugin entry. The proxy's own admin port is never
-    /// redirected.
+    /// Annotated inbound ports are added to those of the plugin entry. The proxy's own admin port
+    /// is never redirected.
     fn skip_inbound(&self) -> Vec<PortRange> {
         let lists = [self.entry.skip_inbound.as_ref(), self.annotated(|layer| &layer.skip_inbound)];
         let admin_port = self.container.admin_port.map(PortRange::from);
         lists.into_iter().flatten().flatten().copied().chain(admin_port).collect()
     }
 
-    /// Annotated outbound ports replace those of the plugin entry. The control plane reaches the API server
-    /// directly.
+    /// Annotated outbound ports replace those of the plugin entry. The control plane reaches the
+    /// API server directly.
     fn skip_outbound(&self) -> Vec<PortRange> {
         let annotated = self.annotated(|layer| &layer.skip_outbound);
         let list = annotated.or(self.entry.skip_outbound.as_ref());
@@ -167,8 +167,9 @@ impl Settings {
         }
     }
 
-    /// Returns the rules that upstream's plugin would install for the family, as `iptables -S` lists them:
-    /// lists in their order, with repeated and overlapping elements, and the chains by name.
+    /// Returns the rules that upstream's plugin would install for the family, as `iptables -S`
+    /// lists them: lists in their order, with repeated and overlapping elements, and the chains by
+    /// name.
     pub fn upstream_lines(&self, family: Family) -> Vec<String> {
         let mut lines = ["-P PREROUTING ACCEPT", "-P OUTPUT ACCEPT"].map(String::from).to_vec();
         if family == Family::Ipv6 && !self.ipv6 {
@@ -241,7 +242,8 @@ impl Settings {
         proxy_uid == Some(uid.into()) || proxy_gid == Some(gid.into())
     }
 
-    /// Whether ADD succeeds. Without UID and GID, the proxy's connections would be redirected to it.
+    /// Whether ADD succeeds. Without UID and GID, the proxy's connections would be redirected to
+    /// it.
     pub fn has_user(&self) -> bool {
         self.user() != (None, None)
     }

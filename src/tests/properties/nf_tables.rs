@@ -1,6 +1,6 @@
-//! Reads the netlink messages that the backend `native` sends as rules of iptables with the same meaning.
-//! Numbers are those of `linux/netfilter/nf_tables.h`. Stricter than the kernel: an unknown attribute, or a
-//! comparison of another length than the loaded value, is an error.
+//! Reads the netlink messages that the backend `native` sends as rules of iptables with the same
+//! meaning. Numbers are those of `linux/netfilter/nf_tables.h`. Stricter than the kernel: an
+//! unknown attribute, or a comparison of another length than the loaded value, is an error.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -22,8 +22,8 @@ const VERDICT_REGISTER: u32 = 0;
 const RETURN: u32 = -5i32 as u32;
 const JUMP: u32 = -3i32 as u32;
 
-/// Returns chains and rules of one family, as `iptables -S` lists them. A rule that looks an address up in a
-/// set is one line for each subnet.
+/// Returns chains and rules of one family, as `iptables -S` lists them. A rule that looks an
+/// address up in a set is one line for each subnet.
 pub fn lines(messages: &[Message], family: Family) -> Result<Vec<String>, String> {
     let number = match family {
         Family::Ipv4 => 2,
@@ -39,8 +39,8 @@ pub fn lines(messages: &[Message], family: Family) -> Result<Vec<String>, String
 #[derive(Default)]
 struct Reader {
     lines: Vec<String>,
-    /// Sets that no rule uses yet, by ID: length of keys in bytes, and keys. A flag marks the end of a range,
-    /// which the range does not contain.
+    /// Sets that no rule uses yet, by ID: length of keys in bytes, and keys. A flag marks the end
+    /// of a range, which the range does not contain.
     sets: BTreeMap<u32, (usize, Vec<(u128, bool)>)>,
 }
 
@@ -97,8 +97,8 @@ impl Reader {
         Ok(())
     }
 
-    /// Reads elements. Each is above the last one, and an end follows each start, unless the range has the
-    /// largest key.
+    /// Reads elements. Each is above the last one, and an end follows each start, unless the range
+    /// has the largest key.
     fn elements(&mut self, bytes: &[u8]) -> Result<(), String> {
         let [table, name, list, id] = named(bytes, [1, 2, 3, 4])?;
         is_text(table, TABLE)?;

@@ -1,6 +1,6 @@
-//! Both renderings of a redirect, iptables text and nf_tables messages, do with every packet what upstream's
-//! rules do. Also shows that `testkit::properties::difference`, which says so, finds a difference exactly if a
-//! packet goes elsewhere.
+//! Both renderings of a redirect, iptables text and nf_tables messages, do with every packet what
+//! upstream's rules do. Also shows that `testkit::properties::difference`, which says so, finds a
+//! difference exactly if a packet goes elsewhere.
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -21,8 +21,8 @@ use crate::recorded;
 use crate::{iptables, nf_tables};
 
 const FAMILIES: [Family; 2] = [Family::Ipv4, Family::Ipv6];
-/// Types of the messages that add a rule, a set and elements: `NFT_MSG_NEWRULE`, `NFT_MSG_NEWSET` and
-/// `NFT_MSG_NEWSETELEM`.
+/// Types of the messages that add a rule, a set and elements: `NFT_MSG_NEWRULE`, `NFT_MSG_NEWSET`
+/// and `NFT_MSG_NEWSETELEM`.
 const NEW: [i32; 3] = [6, 9, 12];
 
 /// The rules that this plugin installs with iptables.
@@ -210,7 +210,8 @@ fn redirect_of_every_kind() -> Redirect {
     }
 }
 
-/// Shows that the reader of nf_tables messages notices errors: each damaged rule or set is invalid or another.
+/// Shows that the reader of nf_tables messages notices errors: each damaged rule or set is invalid
+/// or another.
 #[test]
 fn a_changed_byte_of_an_nf_tables_rule_or_set_is_noticed() {
     let all_ports = redirect_of_every_kind();

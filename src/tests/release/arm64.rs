@@ -1,5 +1,5 @@
-//! The plugin and the agent for the other architecture, under qemu-user. qemu does not pass on `NETLINK_NETFILTER`,
-//! so the backends that run the host's iptables are tested.
+//! The plugin and the agent for the other architecture, under qemu-user. qemu does not pass on
+//! `NETLINK_NETFILTER`, so the backends that run the host's iptables are tested.
 
 use std::path::Path;
 use std::process::{Command, Stdio};

@@ -1,4 +1,5 @@
-//! The step `bench` of `scripts/test`: which figures it rejects, and that it can compare all committed ones.
+//! The step `bench` of `scripts/test`: which figures it rejects, and that it can compare all
+//! committed ones.
 
 use std::fs;
 

@@ -1,4 +1,5 @@
-//! What a build of `scripts/release` sees of the checkout, of the caller's environment and of the machine.
+//! What a build of `scripts/release` sees of the checkout, of the caller's environment and of the
+//! machine.
 
 use std::fs;
 use std::path::Path;
@@ -20,8 +21,8 @@ fn texts(list: &Value) -> Vec<&str> {
     list.as_array().unwrap().iter().filter_map(Value::as_str).collect()
 }
 
-/// A committed repository whose scripts, except `scripts/release` itself, are replaced. `toolchain` is the first script
-/// that runs in the directory of the build.
+/// A committed repository whose scripts, except `scripts/release` itself, are replaced. `toolchain`
+/// is the first script that runs in the directory of the build.
 fn checkout(toolchain: &str) -> Checkout {
     let checkout = Checkout::with(&["scripts/common", "scripts/release"]);
     script(&checkout.path("scripts/release.d/check"), "");
@@ -108,8 +109,8 @@ fn released(checkout: &Checkout, compilers: &[&str]) -> TempDir {
     folder
 }
 
-/// A rebuild on a machine with gcc-12 12-2 of the source gcc, whose mirror has 12-1 and 12-2, and with Rust 1.95.0.
-/// The build itself is replaced: it ends with the installed version.
+/// A rebuild on a machine with gcc-12 12-2 of the source gcc, whose mirror has 12-1 and 12-2, and
+/// with Rust 1.95.0. The build itself is replaced: it ends with the installed version.
 fn rebuild(compilers: &[&str], change: impl Fn(&Checkout, &Path)) -> String {
     let state = TempDir::new().unwrap();
     let [gcc, rust] = ["gcc", "rust"].map(|name| state.path().join(name).display().to_string());
@@ -144,7 +145,8 @@ fn a_folder_is_rebuilt_with_its_recorded_compilers_or_refused() {
     assert!(changed.contains("differs from its SHA256SUMS"), "{changed}");
 }
 
-/// Runs `scripts/checks/deny` with `cargo` and `govulncheck` that print what they check. One of them fails.
+/// Runs `scripts/checks/deny` with `cargo` and `govulncheck` that print what they check. One of
+/// them fails.
 fn deny(checks: &[&str], fails: &str) -> Output {
     let checkout = Checkout::with(&["scripts/common", "scripts/checks/deny"]);
     let says = "echo \"${0##*/} $*\"; [[ -z $FAILS || $* != *$FAILS* ]]";

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use crate::{must, repository};
 
-/// The build in the container, but for the minutes of compiling: what the `Dockerfile` copies suffices for cargo and for
-/// scripts/compile, which knows the platform and looks for its compiler.
+/// The build in the container, but for the minutes of compiling: what the `Dockerfile` copies
+/// suffices for cargo and for scripts/compile, which knows the platform and looks for its compiler.
 #[test]
 fn the_dockerfile_copies_what_cargo_and_scripts_compile_read() {
     let dockerfile = fs::read_to_string(repository().join("Dockerfile")).unwrap();

@@ -1,5 +1,5 @@
-//! The files of a release, and that they agree with each other. The programs in an image: that of `LINKERD2_CNI_IMAGE`, as
-//! `scripts/test` makes it without a release, or those of the folder.
+//! The files of a release, and that they agree with each other. The programs in an image: that of
+//! `LINKERD2_CNI_IMAGE`, as `scripts/test` makes it without a release, or those of the folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -277,7 +277,8 @@ fn images() -> Vec<PathBuf> {
     }
 }
 
-/// What glibc's resolver has in a static program. It loads modules of the host, which belong to another libc.
+/// What glibc's resolver has in a static program. It loads modules of the host, which belong to
+/// another libc.
 const RESOLVER: [&str; 4] = ["getaddrinfo", "libnss_%s.so", "/etc/nsswitch.conf", "gethostbyname"];
 
 #[test]

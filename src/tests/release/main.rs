@@ -1,7 +1,8 @@
 //! `scripts/release`: what it refuses, and the folder that it writes.
 //!
-//! Tests of the folder need one in `LINKERD2_CNI_RELEASE`, as `scripts/test` makes it with `scripts/release.d/reproduce`.
-//! Without it they fail. Tests of the image take the one in `LINKERD2_CNI_IMAGE` instead.
+//! Tests of the folder need one in `LINKERD2_CNI_RELEASE`, as `scripts/test` makes it with
+//! `scripts/release.d/reproduce`. Without it they fail. Tests of the image take the one in
+//! `LINKERD2_CNI_IMAGE` instead.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 

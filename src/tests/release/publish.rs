@@ -1,5 +1,5 @@
-//! `scripts/release.d/publish`, as the workflow `release` runs it, with a `gh` that answers from files. Attacks meet
-//! programs that only say what they would do.
+//! `scripts/release.d/publish`, as the workflow `release` runs it, with a `gh` that answers from
+//! files. Attacks meet programs that only say what they would do.
 
 use std::fs;
 use std::path::{Path, PathBuf};

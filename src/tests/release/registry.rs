@@ -1,4 +1,5 @@
-//! The release folder is published in a registry of this machine, by `scripts/release.d/publish` with cosign and skopeo.
+//! The release folder is published in a registry of this machine, by `scripts/release.d/publish`
+//! with cosign and skopeo.
 
 use std::fs;
 use std::net::{TcpListener, TcpStream};
@@ -138,7 +139,8 @@ fn chart_version() -> String {
     chart.unwrap().to_owned()
 }
 
-/// Runs the commands of the page on the files of the GitHub release, with a key instead of the workflow's identity.
+/// Runs the commands of the page on the files of the GitHub release, with a key instead of the
+/// workflow's identity.
 fn verify(publication: &Publication, prefix: &str, key: &str) -> Output {
     let page = fs::read_to_string(repository().join("docs/maintainers/release.md")).unwrap();
     let block = page.split("```sh\n").find(|block| block.starts_with("signer=(")).unwrap();

@@ -57,7 +57,8 @@ impl AsRef<Path> for Checkout {
     }
 }
 
-/// A committed repository with the files that the check reads, at version 2.1.0 after the tag v2.0.0.
+/// A committed repository with the files that the check reads, at version 2.1.0 after the tag
+/// v2.0.0.
 fn tree() -> Checkout {
     let scripts = ["scripts/common", "scripts/release.d/check", "scripts/release.d/reproduce"];
     let tree = Checkout::with(&scripts);

@@ -168,7 +168,8 @@ fn a_netns_with_very_many_rules_costs_the_controller_little_memory() {
 #[test]
 fn a_netns_with_very_many_addresses_is_reported_and_not_listed() {
     let node = meshed("native");
-    // IPv4, as the kernel takes ten times as long to add IPv6 addresses: a minute on a busy machine.
+    // IPv4, as the kernel takes ten times as long to add IPv6 addresses: a minute on a busy
+    // machine.
     let fill = r#"seq 0 4999 |
         awk '{printf "addr add 10.200.%d.%d/32 dev eth0\n", $1 / 250, $1 % 250 + 1}' | ip -batch -"#;
     node.namespaces.sh(fill);
@@ -208,7 +209,8 @@ fn an_audit_reports_uncontrolled_pods_only_if_rules_are_missing() {
     assert_eq!(controller.metric("pods_deleted_total"), 0);
 }
 
-/// As pods of a control plane with `proxy.gid`: the plugin exempts no group, and the audit expects none.
+/// As pods of a control plane with `proxy.gid`: the plugin exempts no group, and the audit expects
+/// none.
 #[test]
 fn a_pod_with_a_user_and_a_proxy_group_is_complete() {
     let node = meshed("native");
@@ -222,7 +224,8 @@ fn a_pod_with_a_user_and_a_proxy_group_is_complete() {
     assert!(controller.metric("audit_pods_complete_total") > 0);
 }
 
-/// As after a reboot a pod whose app container was created but not started: kubelet skips its validator.
+/// As after a reboot a pod whose app container was created but not started: kubelet skips its
+/// validator.
 #[test]
 fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules() {
     let node = Node::with(&running());
@@ -234,7 +237,8 @@ fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules() {
     assert!(began.elapsed() > 59 * SECOND, "{:?}", began.elapsed());
     assert!(node.ruleset().contains("redirect to :4140"), "{}", node.ruleset());
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
-    // The pod may have needed another repair, so there is a second audit. It finds nothing, and is the last.
+    // The pod may have needed another repair, so there is a second audit. It finds nothing, and is
+    // the last.
     until_within(200 * SECOND, "a second audit", || controller.metric("audits_total") == 2);
     assert_eq!(controller.metric("audit_pods_complete_total"), 1);
 }

@@ -146,7 +146,8 @@ fn a_pod_that_exceeds_the_queue_is_dropped_and_counted() {
     let api = Api::start();
     let controller = Controller::with(&api, &["--rate=1"]);
     until("the watch has begun", || !api.watches().is_empty());
-    // The first repair uses the budget up: the second pod waits in the queue for a minute, and the queue only fills.
+    // The first repair uses the budget up: the second pod waits in the queue for a minute, and the
+    // queue only fills.
     api.modify(&stranded("first"));
     api.modify(&stranded("second"));
     controller.until_logged("The repair budget is used up");

@@ -1,5 +1,5 @@
-//! Pods that started with other values than today's: they keep their rules, and get these rules back
-//! if they lose one. Needs root.
+//! Pods that started with other values than today's: they keep their rules, and get these rules
+//! back if they lose one. Needs root.
 
 use std::fs;
 use std::sync::Arc;

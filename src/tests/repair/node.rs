@@ -171,7 +171,8 @@ pub fn meshed(mode: &str) -> Node {
     node
 }
 
-/// Returns the redirect of a pod that skips these outbound ports, with `iptablesMode` set to `mode`.
+/// Returns the redirect of a pod that skips these outbound ports, with `iptablesMode` set to
+/// `mode`.
 pub fn redirect(mode: &str, skip_outbound: &str) -> Redirect {
     let key = "config.linkerd.io/skip-outbound-ports".to_owned();
     let annotations = [(key, skip_outbound.to_owned())].into();

@@ -1,5 +1,6 @@
-//! PID 1 of the virtual machines of `scripts/maintainers/kernels`: runs each check in a process of its own, and
-//! prints the results as a line of JSON on the serial console. `kernels NAME` is such a process.
+//! PID 1 of the virtual machines of `scripts/maintainers/kernels`: runs each check in a process of
+//! its own, and prints the results as a line of JSON on the serial console. `kernels NAME` is such
+//! a process.
 
 use std::fs::{self, File};
 use std::io::{Read as _, Seek as _};

@@ -92,7 +92,8 @@ const WITH_EVENT: &[Row] = &[
     }),
 ];
 
-/// Faults that need no Event: the pod is gone, or runs already, or the agent has no API server either.
+/// Faults that need no Event: the pod is gone, or runs already, or the agent has no API server
+/// either.
 const WITHOUT_EVENT: &[Row] = &[
     ("api-server-unreachable", |fault| {
         fault.scene.api.state().down = true;

@@ -127,7 +127,8 @@ impl Fault {
         self.shown.push((text.to_owned(), shown));
     }
 
-    /// Makes `other` the API server of the plugin, with this CA. Returns the kubeconfig's place in the plugin entry.
+    /// Makes `other` the API server of the plugin, with this CA. Returns the kubeconfig's place in
+    /// the plugin entry.
     pub fn plugin_uses(&mut self, other: SocketAddr, ca: Option<&str>) -> Value {
         let mut kubeconfig = self.scene.node.kubeconfig();
         let cluster = &mut kubeconfig["clusters"][0]["cluster"];
@@ -214,7 +215,8 @@ pub fn ready(agent: &Agent, text: &str) -> String {
     body
 }
 
-/// Captures `/ready` and the log line of an agent that is not ready because of `text`, for the page `name`.
+/// Captures `/ready` and the log line of an agent that is not ready because of `text`, for the page
+/// `name`.
 pub fn not_ready((name, text): (&'static str, &str), node: &Node, agent: &Agent) -> FaultPage {
     let mut page = FaultPage::new(name);
     let body = ready(agent, text);
@@ -237,7 +239,8 @@ pub fn in_container(node: &Node, text: &str) -> String {
     on_node(node, &text.replace(&root, &format!("/host{root}")))
 }
 
-/// The text as on a node with the chart's default directories, without the figures that differ between runs.
+/// The text as on a node with the chart's default directories, without the figures that differ
+/// between runs.
 fn on_node(node: &Node, text: &str) -> String {
     let root = node.root().display();
     let mut text = text.to_owned();

@@ -13,7 +13,8 @@ use crate::filesystems::{bind, fill, in_mount_namespace, mount_over_plugin, remo
 use crate::node::{CALICO, LIST, Node};
 use crate::self_test;
 
-/// The fault's section in the page, what `/ready` says, and the start of an agent on a node with the fault.
+/// The fault's section in the page, what `/ready` says, and the start of an agent on a node with
+/// the fault.
 type Row = (&'static str, &'static str, fn(&Node) -> Agent);
 
 const NOT_READY: &[Row] = &[
@@ -55,7 +56,8 @@ const NOT_READY: &[Row] = &[
         mount_over_plugin(node);
         node.start()
     }),
-    // Another user than root is refused as by SELinux or AppArmor, which the test's machine may lack.
+    // Another user than root is refused as by SELinux or AppArmor, which the test's machine may
+    // lack.
     ("permission-denied", "binary: cannot create", Node::start_as_nobody),
     ("directory-missing", "mounts: ", |node| {
         let on_node = node.root().join("node");

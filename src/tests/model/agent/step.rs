@@ -130,7 +130,8 @@ fn run(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
     }
 }
 
-/// Runs an operation that touches no file and that no other actor can see: planning, and the ends of steps and passes.
+/// Runs an operation that touches no file and that no other actor can see: planning, and the ends
+/// of steps and passes.
 fn run_local(world: &mut World, id: Id, operation: Operation, scenario: &Scenario) {
     let (agent, bug) = (&mut world.agents[id], scenario.bug);
     match operation {

@@ -1,5 +1,6 @@
-//! Load that a fleet of agents and repair controllers puts on a real API server. `scripts/maintainers/fleet`
-//! builds and runs it; docs/maintainers/fleet.md describes the method and the results.
+//! Load that a fleet of agents and repair controllers puts on a real API server.
+//! `scripts/maintainers/fleet` builds and runs it; docs/maintainers/fleet.md describes the method
+//! and the results.
 //!
 //! A node is a Node object with meshed pods. Real nodes have two real processes each, the agent and
 //! the repair controller. Simulated nodes send the requests that were recorded from real nodes. No

@@ -25,7 +25,8 @@ use crate::objects::in_parallel;
 use crate::recording::{Chain, Recording, Step};
 
 const STACK: usize = 256 << 10;
-// Copies of private constants of the product: src/agent/api_thread/worker.rs, src/kube/pod_watch.rs.
+// Copies of private constants of the product: src/agent/api_thread/worker.rs,
+// src/kube/pod_watch.rs.
 const PHASE_TIMEOUT: Duration = Duration::from_secs(3);
 const TIMEOUT_WAIT: Duration = Duration::from_secs(1);
 const LONGEST_IDLE: Duration = Duration::from_secs(10);

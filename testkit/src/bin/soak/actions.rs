@@ -65,8 +65,8 @@ pub const ACTIONS: [Action; 20] = [
 ];
 
 const RUNTIME: Duration = Duration::from_secs(120);
-/// Largest file system that may be filled, in bytes: scripts/maintainers/soak mounts small ones at the CNI
-/// directories.
+/// Largest file system that may be filled, in bytes: scripts/maintainers/soak mounts small ones at
+/// the CNI directories.
 const LARGEST: u64 = 256 << 20;
 const WITHOUT_API: Duration = Duration::from_secs(90);
 
