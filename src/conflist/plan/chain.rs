@@ -24,6 +24,12 @@ pub fn chain(
     foreign.retain(|file| {
         mode.standalone() != Some(&file.name) && !standalone::is_standalone(file, saved)
     });
+    if let Some(yielded) = yielded
+        && mode.standalone().is_some()
+        && found.iter().any(|file| standalone::is_in_use(file, yielded, saved))
+    {
+        return Plan::default();
+    }
     let entry = yielded.unwrap_or(own);
     let inputs = Inputs { foreign: &foreign, own, entry, saved };
     let mut plan = match mode {

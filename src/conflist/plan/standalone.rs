@@ -2,6 +2,7 @@
 //! own.
 
 use super::active::{active_config, is_loadable};
+use super::conf_conversion::conflist_names;
 use super::step::{Plan, Step};
 use crate::conflist::chain_mode;
 use crate::conflist::net_dir::{ConfigFile, ConfigKind, Content};
@@ -12,12 +13,28 @@ use crate::files::FileAccess;
 /// File mode of a standalone config: only the runtime, as root, reads it.
 const MODE: u32 = 0o600;
 
-/// Returns whether `file` is a standalone config, as the saved state says. Without saved state, a
-/// standalone config has the default name and calls the plugin.
+/// Returns whether `file` is a standalone config, as the saved state says, or what an upstream agent
+/// made from one. Without saved state, a standalone config has the default name and calls the
+/// plugin.
 pub(super) fn is_standalone(file: &ConfigFile, saved: &SavedState) -> bool {
     let (name, _) = file.split_name();
     saved.standalone_configs.contains(name)
+        || is_converted(file, saved)
         || name == chain_mode::STANDALONE && is_own_content(file)
+}
+
+/// Returns whether an upstream agent made `file` from a standalone config, which it then removed:
+/// [upstream] converts each `.conf` that is written while it runs. The conflist has upstream's
+/// plugin entry alone, or, once that agent has ended, no plugin at all.
+///
+/// [upstream]: https://github.com/linkerd/linkerd2-proxy-init/blob/main/internal/cni/install.go
+pub(super) fn is_converted(file: &ConfigFile, saved: &SavedState) -> bool {
+    if file.kind != ConfigKind::Conflist || file.conflist().is_none() {
+        return false;
+    }
+    let mut names = saved.standalone_configs.iter();
+    names.any(|name| conflist_names(name).contains(&file.name))
+        && plugin_types(file.text()).iter().all(|plugin| plugin == PLUGIN)
 }
 
 /// Returns whether the agent may have written `file`: it calls the plugin, and if it is a `.conf`
@@ -31,6 +48,13 @@ fn is_own_content(file: &ConfigFile) -> bool {
         // A `.conf` with another plugin is a network config of the primary CNI.
         ConfigKind::Conf | ConfigKind::Json => calls_plugin && !calls_others,
     }
+}
+
+/// Returns whether `file` is what an upstream agent made from a standalone config, with this `entry`.
+/// While this agent yields to it, a standalone config would be converted again at once.
+pub(super) fn is_in_use(file: &ConfigFile, entry: &Entry, saved: &SavedState) -> bool {
+    let found = file.plugin_entry();
+    is_converted(file, saved) && found.is_some_and(|found| entry.matches(found.text))
 }
 
 /// Plans the standalone config `name`.

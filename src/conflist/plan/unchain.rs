@@ -37,7 +37,7 @@ fn unchain_own(
     own: &Entry,
     saved: &SavedState,
 ) -> Option<Step> {
-    if saved.standalone_configs.contains(&file.name) {
+    if saved.standalone_configs.contains(&file.name) || standalone::is_converted(file, saved) {
         return unchain_file(found, file, saved);
     }
     let entries = plugin_entries(file.text());

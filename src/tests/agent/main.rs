@@ -20,6 +20,7 @@ mod chain;
 mod credential;
 mod directories;
 mod durability;
+mod every_mode;
 mod faults;
 mod filesystems;
 mod foreign_entries;

@@ -11,7 +11,7 @@ use testkit::cni::upstream_entry;
 use testkit::table;
 
 use crate::agent_with_api::all;
-use crate::node::{CALICO, CONF, LIST, Node, TEMPLATE};
+use crate::node::{CALICO, CONF, LIST, Node};
 use crate::repeated::Repeated;
 use crate::until::until;
 
@@ -19,7 +19,7 @@ pub type Vars = &'static [(&'static str, &'static str)];
 
 const ONLY: Vars = &[("LINKERD_CNI_CONF_NAME", "20-net.conf")];
 const ALONE: Vars = &[("LINKERD_CNI_CHAINED", "false")];
-const STANDALONE: &str = "linkerd-cni.conf";
+pub const STANDALONE: &str = "linkerd-cni.conf";
 
 /// The chain modes, and the files that have the plugin entry on a node with `10-calico.conflist` and `20-net.conf`.
 pub const MODES: [(Vars, &[&str]); 3] =
@@ -176,32 +176,6 @@ fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
         reader.finish();
         let mut agent = node.start_ready_with(vars);
         node.assert_restored(&mut agent, &before);
-    });
-}
-
-#[test]
-fn an_older_agent_of_another_mode_leaves_network_configs_alone() {
-    let template = TEMPLATE.replace("4143", "5143");
-    let pairs = MODES.iter().flat_map(|from| MODES.iter().map(move |to| (from, to)));
-    all(pairs.filter(|(from, to)| from != to), |((from, _), (to, expected))| {
-        let node = Node::with_calico();
-        node.write("20-net.conf", CONF);
-        let old = node.start_ready_with(from);
-        let new = node.start_ready_with(&[to, &[("CNI_NETWORK_CONFIG", &*template)][..]].concat());
-        let is_right =
-            || ["linkerd-cni", "5143"].iter().all(|text| configs_with(&node, text) == *expected);
-        until("only the newer agent's entries", is_right);
-        // Both agents have looked at the last write by now.
-        let files = node.tree();
-        for _ in 0..500 {
-            assert!(is_right(), "{}", old.log());
-            thread::sleep(Duration::from_millis(1));
-        }
-        assert!(node.tree() == files, "{}", new.log());
-        for agent in [old, new] {
-            assert_eq!(agent.ready().0, 200, "{}", agent.log());
-            assert!(!agent.log().contains("overwritten"), "{}", agent.log());
-        }
     });
 }
 

@@ -66,7 +66,7 @@ fn uninstall_removes_a_standalone_config_that_cilium_has_renamed() {
 }
 
 /// The conflist with another plugin at the end, as Istio's installer writes it.
-fn with_appended(mut conflist: Value) -> Value {
+pub fn with_appended(mut conflist: Value) -> Value {
     let plugins = conflist["plugins"].as_array_mut().unwrap();
     plugins.retain(|plugin| plugin["type"] != "istio-cni");
     plugins.push(json!({"type": "istio-cni"}));

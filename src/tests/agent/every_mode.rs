@@ -1,0 +1,159 @@
+//! Other agents and programs beside an agent of each chain mode. One table of modes for all of them.
+
+use std::fs;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use testkit::upstream_agent::unchained;
+
+use crate::agent::Agent;
+use crate::agent_with_api::all;
+use crate::modes::{MODES, STANDALONE, Vars, configs_with};
+use crate::node::{CONF, LIST, Node, TEMPLATE};
+use crate::other_installers::with_appended;
+use crate::until::until;
+use crate::upstream::{self, KUBECONFIG, until_yielding};
+
+const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
+const OVERWRITTEN: &str = "keeps being overwritten";
+
+/// A node with `10-calico.conflist` and `20-net.conf`. Its agents have the chart's plugin entry, and uninstall when they
+/// are stopped.
+fn node() -> Node {
+    let mut node = Node::uninstalling_with_calico();
+    node.write("20-net.conf", CONF);
+    let template = TEMPLATE.replace("4143", "4143, \"agent-namespace\": \"linkerd-cni\"");
+    node.vars.push(("CNI_NETWORK_CONFIG", template));
+    node.vars.push(("LINKERD_CNI_RESYNC_SECONDS", "5".into()));
+    node
+}
+
+/// A ready agent that has chained the plugin to all `files` of its mode.
+fn start(node: &Node, vars: Vars, files: &[&str]) -> Agent {
+    let mut agent = node.start_ready_with(vars);
+    until("the files of the mode", || configs_with(node, "agent-namespace") == files);
+    agent.until_ready();
+    agent
+}
+
+fn assert_uninstalls(node: &Node, agent: &mut Agent) {
+    assert_eq!(agent.stop(), Some(0), "{}", agent.log());
+    assert!(configs_with(node, "linkerd-cni").is_empty(), "{}", agent.log());
+    let names: Vec<_> = node.tree().into_keys().collect();
+    assert!(!names.iter().any(|name| name.contains("linkerd-cni")), "{names:?}");
+}
+
+#[test]
+fn an_agent_of_each_mode_is_ready_beside_upstreams_and_replaces_it() {
+    let cases = MODES.iter().flat_map(|mode| [(mode, false), (mode, true)]);
+    all(cases, |((vars, files), is_killed)| {
+        let node = node();
+        let upstream = upstream::start(&node, KUBECONFIG);
+        let mut agent = node.start_with(vars);
+        until_yielding(&agent);
+        let writes = agent.metric(WRITES);
+        thread::sleep(Duration::from_secs(1));
+        // From time to time the agent looks whether upstream's agent still runs.
+        assert!(agent.metric(WRITES) <= writes + files.len() as f64, "{}", agent.log());
+        until_yielding(&agent);
+        assert!(!agent.log().contains(OVERWRITTEN), "{}", agent.log());
+        match is_killed {
+            true => upstream.kill(),
+            false => drop(upstream),
+        }
+        until("the agent's entries", || configs_with(&node, "agent-namespace") == *files);
+        agent.until_ready();
+        if !is_killed {
+            until("no other entries", || configs_with(&node, "linkerd-cni") == *files);
+        }
+        assert_uninstalls(&node, &mut agent);
+    });
+}
+
+/// Istio's installer appends its plugin to the active conflist.
+#[test]
+fn an_agent_of_each_mode_is_ready_beside_istios_installer() {
+    all(MODES, |(vars, files)| {
+        let node = node();
+        let mut agent = start(&node, vars, files);
+        let (writes, passes) = (agent.metric(WRITES), "linkerd_cni_agent_reconcile_total");
+        let before = agent.metric(passes);
+        let appended = with_appended(node.json(LIST)).to_string();
+        node.replace(&node.net(LIST), appended.as_bytes());
+        until("a pass", || agent.metric(passes) > before + 1.0);
+        agent.until_ready();
+        assert_eq!((node.text(LIST), agent.metric(WRITES)), (appended, writes), "{}", agent.log());
+        assert_eq!(configs_with(&node, "agent-namespace"), files);
+        assert!(!agent.log().contains(OVERWRITTEN), "{}", agent.log());
+        assert_uninstalls(&node, &mut agent);
+        assert_eq!(node.types(LIST), ["calico", "portmap", "istio-cni"]);
+    });
+}
+
+/// Removes the plugin entry, or the standalone config, as a program that owns the files would.
+fn remove_entry(node: &Node, name: &str) {
+    if name == STANDALONE {
+        let _ = fs::remove_file(node.net(name));
+    } else if node.chained(name) {
+        let text = unchained(&node.text(name)).unwrap();
+        node.replace(&node.net(name), text.as_bytes());
+    }
+}
+
+#[test]
+fn a_program_that_removes_the_plugin_entry_is_contention_in_each_mode() {
+    all(MODES, |(vars, files)| {
+        let node = node();
+        let mut agent = start(&node, vars, files);
+        let remove = || files.iter().for_each(|name| remove_entry(&node, name));
+        until("the contention is named", || {
+            remove();
+            let (status, why) = agent.ready();
+            let is_named = |name: &&str| why.contains(&format!("{name} {OVERWRITTEN}"));
+            status == 500 && files.iter().all(is_named)
+        });
+        let (begin, writes) = (Instant::now(), agent.metric(WRITES));
+        while begin.elapsed() < Duration::from_secs(2) {
+            remove();
+            thread::sleep(Duration::from_millis(2));
+        }
+        assert!(agent.metric(WRITES) <= writes + files.len() as f64, "{}", agent.log());
+        // Once the other writer stops, the agent chains the plugin again.
+        until("chained again", || configs_with(&node, "agent-namespace") == files);
+        agent.until_ready();
+        assert_uninstalls(&node, &mut agent);
+    });
+}
+
+#[test]
+fn older_agent_of_each_mode_yields_and_takes_over_from_the_newer_one() {
+    let template = TEMPLATE.replace("4143", "5143");
+    let pairs = MODES.iter().flat_map(|from| MODES.iter().map(move |to| (from, to)));
+    all(pairs, |((from, from_files), (to, expected))| {
+        let node = Node::with_calico();
+        node.write("20-net.conf", CONF);
+        let mut old = node.start_ready_with(from);
+        let vars = [to, &[("CNI_NETWORK_CONFIG", &*template)][..]].concat();
+        let mut new = node.start_ready_with(&vars);
+        let is_right =
+            || ["linkerd-cni", "5143"].iter().all(|text| configs_with(&node, text) == *expected);
+        until("only the newer agent's entries", is_right);
+        // Both agents have looked at the last write by now.
+        let files = node.tree();
+        for _ in 0..500 {
+            assert!(is_right(), "{}", old.log());
+            thread::sleep(Duration::from_millis(1));
+        }
+        assert!(node.tree() == files, "{}", new.log());
+        for agent in [&old, &new] {
+            assert_eq!(agent.ready().0, 200, "{}", agent.log());
+            assert!(!agent.log().contains("overwritten"), "{}", agent.log());
+        }
+        assert_eq!(new.stop(), Some(0), "{}", new.log());
+        until("only the older agent's entries", || {
+            configs_with(&node, "linkerd-cni") == *from_files
+                && configs_with(&node, "5143").is_empty()
+        });
+        old.until_ready();
+    });
+}
