@@ -90,8 +90,11 @@ impl MainLoop {
 fn watched_dirs(settings: &Settings) -> Vec<&Path> {
     let ca = settings.ca_file.as_deref().and_then(Path::parent);
     let node = &settings.node;
-    let dirs: [&Path; 3] = [&node.net_dir, &node.bin_dir, &settings.service_account_dir];
-    dirs.into_iter().chain(ca).collect()
+    let mut dirs: Vec<&Path> = vec![&node.net_dir, &node.bin_dir, &settings.service_account_dir];
+    // The record socket shows when a newer agent starts and ends.
+    dirs.extend(node.run_dir.as_deref());
+    dirs.extend(ca);
+    dirs
 }
 
 fn time_to_next_pass(judgement: &Judgement, resync: Duration) -> Duration {

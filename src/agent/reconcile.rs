@@ -107,6 +107,8 @@ impl Reconciler {
     fn reconcile(&mut self) -> Judgement {
         let settings = Arc::clone(&self.settings);
         let node = &settings.node;
+        // A newer agent that has ended leaves its records to this one.
+        self.record_socket.reopen_missing();
         let lock = self.node_lock.take();
         let observed = Observed::read(node);
         let kept = self.kept_files(&observed);

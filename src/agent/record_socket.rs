@@ -13,6 +13,7 @@ mod pod_events;
 
 use std::io;
 use std::io::ErrorKind::{Interrupted, WouldBlock};
+use std::net::Shutdown;
 use std::os::unix::net::UnixDatagram;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -137,6 +138,21 @@ impl RecordSocket {
                 thread::sleep(RETRY);
             }
             last_problem = problem;
+        }
+    }
+
+    /// Creates the socket at once if its file is missing, as when a newer agent has ended. The
+    /// reading thread would do so only when its wait for a record ends.
+    pub fn reopen_missing(&self) {
+        let mut state = self.state();
+        if state.stopped || self.path.symlink_metadata().is_ok() {
+            return;
+        }
+        // The reading thread reports a failure.
+        let Ok(socket) = OwnedSocket::bind(&self.path) else { return };
+        if let Some(former) = state.own.replace(socket) {
+            // Ends the wait of the reading thread.
+            let _ = former.socket.shutdown(Shutdown::Both);
         }
     }
 
