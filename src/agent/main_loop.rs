@@ -57,15 +57,14 @@ impl MainLoop {
         let settings = Arc::clone(&self.reconciler.settings);
         let status = Arc::clone(&self.reconciler.status);
         status.state().running_since = Some(Instant::now());
-        let opened = status.serve(settings.admin_address);
-        let watching = self.watch.watch_dirs(&watched_dirs(&settings));
-        let mut judgement = self.reconciler.pass();
-        if let Err(why) = watching {
-            judgement.findings.push((Subject::Inotify, Finding::Problem(why)));
+        let mut findings = Vec::new();
+        if let Err(why) = status.serve(settings.admin_address) {
+            findings.push((Subject::AdminListener, Finding::Problem(why)));
         }
-        if let Err(why) = opened {
-            judgement.findings.push((Subject::AdminListener, Finding::Problem(why)));
+        if let Err(why) = self.watch.watch_dirs(&watched_dirs(&settings)) {
+            findings.push((Subject::Inotify, Finding::Problem(why)));
         }
+        let judgement = self.reconciler.pass(findings);
         self.log_changes(&judgement);
         self.timeout = time_to_next_pass(&judgement, settings.resync);
         status.end_pass();

@@ -20,6 +20,7 @@ use super::readiness::Status;
 use super::record_socket::RecordSocket;
 use super::self_test::SelfTest;
 use super::settings::Settings;
+use super::subject::Subject;
 use super::yielding::{OtherAgent, usable_entry_is_installed};
 use crate::conflist::Entry;
 use crate::conflist::net_dir::ConfigFile;
@@ -36,6 +37,7 @@ use crate::node::lock::NodeLocker;
 use crate::node::observed::Observed;
 use crate::node::{Mounts, NodeSettings};
 use entry_history::EntryHistory;
+use findings::Finding;
 use judge::{ConfigsReconciled, Installed, Judgement, Verified};
 use other_agent::{KeptFiles, OtherAgents};
 use plugin_token::TokenSource;
@@ -93,12 +95,14 @@ impl Reconciler {
         }
     }
 
-    /// Runs one reconcile pass. Writes nothing to directories that are no longer the node's.
-    pub fn pass(&mut self) -> Judgement {
-        let judgement = match self.mounts.stale() {
+    /// Runs one reconcile pass, and publishes its judgement together with the `findings` of the main
+    /// loop. Writes nothing to directories that are no longer the node's.
+    pub fn pass(&mut self, findings: Vec<(Subject, Finding)>) -> Judgement {
+        let mut judgement = match self.mounts.stale() {
             Some(why) => judge::judge_stale_mounts(why),
             None => self.reconcile(),
         };
+        judgement.add(findings);
         self.publish(&judgement);
         judgement
     }

@@ -248,6 +248,12 @@ impl Judgement {
         Judgement { findings, wrote, next: None, status }
     }
 
+    /// Adds the `findings` of others than the pass, which do not decide on readiness.
+    pub fn add(&mut self, findings: Vec<(Subject, Finding)>) {
+        self.findings.extend(findings);
+        self.status.problems = problems_by_key(logged(&self.findings));
+    }
+
     pub fn has_problem(&self) -> bool {
         self.findings.iter().any(|(_, finding)| matches!(finding, Problem(_)))
     }

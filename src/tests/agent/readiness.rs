@@ -45,6 +45,25 @@ fn the_status_names_the_active_conflist_while_it_calls_the_plugin() {
     until("the problem is shown", || status()["problems"].to_string().contains("00-broken"));
 }
 
+/// On a node whose containers have all of `fs.inotify.max_user_instances`.
+#[test]
+fn main_loop_problem_is_in_log_status_and_metric() {
+    if !has_strace() {
+        return;
+    }
+    let node = Node::with_calico();
+    let mut agent = node.start_with_fault("inotify_init1:error=EMFILE", &[]);
+    agent.until_ready();
+    let why = "all inotify instances are in use (fs.inotify.max_user_instances)";
+    until("the problem is logged", || agent.log().contains(why));
+    let (_, body) = agent.get("/status");
+    let status: serde_json::Value = serde_json::from_str(&body).unwrap();
+    assert!(status["problems"]["inotify"].as_str().unwrap().contains(why), "{body}");
+    assert!(agent.metric("linkerd_cni_agent_reconcile_errors_total") > 0.0);
+    // The agent polls, so it stays ready.
+    assert_eq!(status["ready"], true, "{body}");
+}
+
 #[test]
 fn probes_are_served_despite_listener_faults_that_are_logged_once() {
     if !has_strace() {
