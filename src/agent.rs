@@ -34,12 +34,11 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use tracing::info;
+use tracing::{info, warn};
 
 use crate::conflist::PLUGIN;
 use crate::kube::event::{EventContent, EventType};
-use crate::node::Mounts;
-use crate::node::uninstall;
+use crate::node::{Mounts, failed_uninstall, uninstall};
 use api_thread::ApiHandle;
 use api_thread::event_queue::Event;
 use file_watch::FileWatch;
@@ -78,6 +77,7 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     // that access hangs. A pass opens the listener that cannot be opened now, and reports why not.
     let _ = status.serve(settings.admin_address);
     status.state().running_since = Some(Instant::now());
+    report_failed_uninstall(&settings, &api);
     let mut self_test = None;
     if settings.self_test {
         self_test = Some(SelfTest::new(&settings, &status, watch.waker.clone()));
@@ -93,6 +93,20 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     info!("received {signal}");
     main_loop.reconciler.status.state().stopped_by = Some(signal);
     end(&mut main_loop, &stop_publishing)
+}
+
+/// Reports that the last uninstall on this node failed, and left files that this agent adopts.
+fn report_failed_uninstall(settings: &Settings, api: &ApiHandle) {
+    let Some(why) = failed_uninstall::take(&settings.node) else { return };
+    warn!("the last uninstall on this node failed, and left files behind: {why}");
+    api.report_event(Event::on_node(EventContent {
+        kind: EventType::Warning,
+        reason: "LinkerdCNIUninstallFailed",
+        action: "Installing",
+        note: format!(
+            "The last uninstall on this node failed. The files that it left are in use again: {why}"
+        ),
+    }));
 }
 
 /// Ends the agent: uninstalls, or leaves the plugin in place for the next agent.
@@ -187,5 +201,7 @@ pub fn uninstall(settings: &Settings) -> Result<(), Error> {
 }
 
 fn remove(settings: &Settings, mounts: &Mounts) -> Result<(), Error> {
-    uninstall::run(&settings.node, mounts).map_err(Error::Uninstall)
+    let removed = uninstall::run(&settings.node, mounts);
+    failed_uninstall::record(&settings.node, &removed);
+    removed.map_err(Error::Uninstall)
 }

@@ -2,6 +2,7 @@
 
 pub mod binaries;
 pub mod contention;
+pub mod failed_uninstall;
 pub mod install;
 pub mod leftovers;
 pub mod lock;

@@ -312,3 +312,34 @@ fn a_failed_uninstall_posts_an_event_on_the_node() {
     let note = event["note"].as_str().unwrap();
     assert!(note.contains("99-multus.conf") && note.contains("uninstall"), "{note}");
 }
+
+/// `helm uninstall`: the API server rejects the token with which the agent would post an Event.
+#[test]
+fn the_next_agent_reports_an_uninstall_that_failed() {
+    let api = Api::start();
+    let mut node = Node::with_api(&api);
+    let run_dir = node.root().join("run");
+    fs::create_dir(&run_dir).unwrap();
+    node.vars.push(("LINKERD_CNI_RUN_DIR", run_dir.display().to_string()));
+    let mut scene = Scene::start_on(api, node, &[NODE]);
+    let chained = scene.node.text(LIST);
+    scene.node.write("99-multus.conf", &format!(r#"{{"type":"multus","delegates":[{chained}]}}"#));
+    let tokens = std::mem::take(&mut scene.api.state().tokens);
+    delete_pod(&scene.api);
+    assert_eq!(scene.agent.stop(), Some(1), "{}", scene.agent.log());
+    assert!(scene.agent.log().contains("cannot post an Event"), "{}", scene.agent.log());
+    assert!(run_dir.join("uninstall-failed").exists());
+
+    scene.api.state().tokens = tokens;
+    let next = scene.node.start_with(&[NODE]);
+    let is_next =
+        |event: &Value| event["note"].as_str().unwrap().contains("The last uninstall on this node");
+    until("the Event", || scene.api.events().iter().any(is_next));
+    let event = scene.api.events().into_iter().find(is_next).unwrap();
+    assert_eq!(event["reason"], "LinkerdCNIUninstallFailed");
+    assert_eq!(event["regarding"]["name"], "node-1");
+    assert!(event["note"].as_str().unwrap().contains("99-multus.conf"), "{event}");
+    let log = next.log();
+    assert!(log.contains("the last uninstall on this node failed"), "{log}");
+    assert!(!run_dir.join("uninstall-failed").exists());
+}
