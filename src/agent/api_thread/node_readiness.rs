@@ -1,16 +1,18 @@
 //! Whether the last reconcile pass found the node ready, and when a node that stays not ready is
-//! reported as an Event. Pure.
+//! reported as an Event. Pure but for the jitter: a faulty value or an outage makes all nodes of a
+//! cluster unready at the same time.
 
 use std::time::{Duration, Instant};
 
+use crate::backoff::between;
 use crate::kube::event::{EventContent, EventType};
 
-/// Time without readiness after which an Event is posted. A start, an upgrade and a restart of the
-/// API server are shorter.
-const REPORT_AFTER: Duration = Duration::from_secs(5 * 60);
-/// Time after which the Event is repeated: the API server deletes an Event after an hour, and an
-/// Event that could not be posted is not retried.
-const REPEAT_AFTER: Duration = Duration::from_secs(3600);
+/// Shortest and longest time without readiness after which an Event is posted. A start, an upgrade
+/// and a restart of the API server are shorter.
+const REPORT_AFTER: [Duration; 2] = [Duration::from_secs(5 * 60), Duration::from_secs(10 * 60)];
+/// Shortest and longest time after which the Event is repeated: the API server deletes an Event
+/// after an hour, and an Event that could not be posted is not retried.
+const REPEAT_AFTER: [Duration; 2] = [Duration::from_secs(45 * 60), Duration::from_secs(60 * 60)];
 
 /// Result of the last reconcile pass, and when it is reported.
 #[derive(Debug)]
@@ -22,7 +24,10 @@ pub struct NodeReadiness {
 
 impl NodeReadiness {
     pub fn at_start(now: Instant) -> NodeReadiness {
-        NodeReadiness { is_ready: false, report_at: now + REPORT_AFTER }
+        NodeReadiness {
+            is_ready: false,
+            report_at: now + between(REPORT_AFTER[0], REPORT_AFTER[1]),
+        }
     }
 
     pub fn is_ready(&self) -> bool {
@@ -34,14 +39,14 @@ impl NodeReadiness {
         let is_ready = not_ready.is_none();
         if is_ready != self.is_ready {
             self.is_ready = is_ready;
-            self.report_at = now + REPORT_AFTER;
+            self.report_at = now + between(REPORT_AFTER[0], REPORT_AFTER[1]);
         }
         let why = not_ready?;
         if now < self.report_at {
             return None;
         }
-        self.report_at = now + REPEAT_AFTER;
-        let minutes = REPORT_AFTER.as_secs() / 60;
+        self.report_at = now + between(REPEAT_AFTER[0], REPEAT_AFTER[1]);
+        let minutes = REPORT_AFTER[0].as_secs() / 60;
         Some(EventContent {
             kind: EventType::Warning,
             reason: "LinkerdCNINotReady",
@@ -55,28 +60,50 @@ impl NodeReadiness {
 
 #[cfg(test)]
 mod tests {
+    use std::collections::BTreeSet;
+
     use super::*;
 
+    /// Returns the second at which a node that stays not ready is reported, from the second `from`.
+    fn reported_at(readiness: &mut NodeReadiness, start: Instant, from: u64) -> u64 {
+        for second in from.. {
+            let now = start + Duration::from_secs(second);
+            if readiness.pass_finished(Some("binary: missing"), now).is_some() {
+                return second;
+            }
+        }
+        unreachable!("an unready node is reported")
+    }
+
     #[test]
-    fn an_unready_node_is_reported_after_five_minutes_and_then_each_hour() {
+    fn unready_node_is_reported_after_five_to_ten_minutes_and_within_each_hour() {
         let start = Instant::now();
         let mut readiness = NodeReadiness::at_start(start);
         assert!(!readiness.is_ready());
-        for (seconds, is_ready, is_reported) in [
-            (299, false, false),
-            (300, false, true),
-            (3899, false, false),
-            (3900, false, true),
-            (3901, true, false),
-            (3902, false, false),
-            (4201, false, false),
-            (4202, false, true),
-        ] {
-            let not_ready = if is_ready { None } else { Some("binary: missing") };
-            let now = start + Duration::from_secs(seconds);
-            let report = readiness.pass_finished(not_ready, now);
-            assert_eq!(report.is_some(), is_reported, "at {seconds} s");
-            assert_eq!(readiness.is_ready(), is_ready, "at {seconds} s");
+        let first = reported_at(&mut readiness, start, 0);
+        assert!((300..=600).contains(&first), "{first}");
+        let second = reported_at(&mut readiness, start, first + 1);
+        assert!((2700..=3601).contains(&(second - first)), "{first}, {second}");
+        // A ready pass between them.
+        let ready = second + 1;
+        assert!(readiness.pass_finished(None, start + Duration::from_secs(ready)).is_none());
+        assert!(readiness.is_ready());
+        let third = reported_at(&mut readiness, start, ready + 1);
+        assert!((300..=601).contains(&(third - ready - 1)), "{ready}, {third}");
+        assert!(!readiness.is_ready());
+    }
+
+    /// A faulty value of the chart: all nodes become unready within seconds.
+    #[test]
+    fn the_nodes_of_a_cluster_are_not_reported_at_the_same_time() {
+        let start = Instant::now();
+        let mut seconds = BTreeSet::new();
+        for _ in 0..100 {
+            let mut readiness = NodeReadiness::at_start(start);
+            let first = reported_at(&mut readiness, start, 0);
+            seconds.insert((first, reported_at(&mut readiness, start, first + 1) - first));
         }
+        let (firsts, repeats): (BTreeSet<_>, BTreeSet<_>) = seconds.into_iter().unzip();
+        assert!(firsts.len() > 50 && repeats.len() > 50, "{firsts:?} {repeats:?}");
     }
 }
