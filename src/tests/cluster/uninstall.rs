@@ -93,6 +93,22 @@ fn a_failed_release_that_helm_uninstalls_leaves_the_node_unchanged() {
     }
 }
 
+/// The new agent of a rollout may start when its accounts are gone: then only the old one has proof.
+#[test]
+#[ignore = "takes minutes: scripts/test --matrix runs it"]
+fn helm_uninstall_while_a_rollout_starts_the_new_agent_restores_the_node() {
+    let scene = Scene::begin();
+    for round in 0..2 {
+        for seconds in [0.2, 0.5, 1.0, 1.5, 2.0] {
+            install(CHART, &["--wait"]);
+            kubectl("rollout restart daemonset/linkerd-cni -n linkerd-cni");
+            thread::sleep(Duration::from_secs_f64(seconds));
+            scene.helm.begin_uninstall();
+            assert_restored(&scene, NAMESPACE, &format!("round {round}, after {seconds} s"));
+        }
+    }
+}
+
 /// A manifest with one ServiceAccount, as upstream's suite has.
 fn manifest(namespace: &str, daemonset: &str) -> String {
     include_str!("one_account.yaml")
