@@ -2,18 +2,6 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use linkerd2_cni::cni::object::Object;
-use linkerd2_cni::plugin::add::previous_has_ipv6;
-use linkerd2_cni::pod::skip;
-use testkit::properties::runtime;
+use testkit::properties::fuzzed::stdin_gets_a_cni_output;
 
-fuzz_target!(|stdin: &[u8]| {
-    for args in ["", runtime::POD] {
-        let stdout = runtime::add(args, stdin);
-        assert!(runtime::is_cni_output(&stdout), "{stdout:?}");
-    }
-    if let Ok(config) = serde_json::from_slice::<Object>(stdin) {
-        let _ = previous_has_ipv6(&config);
-        let _ = skip::runtime_annotations(&config);
-    }
-});
+fuzz_target!(|input: &[u8]| stdin_gets_a_cni_output(input));

@@ -3,6 +3,7 @@
 pub mod decision;
 pub mod difference;
 pub mod evaluator;
+pub mod fuzzed;
 pub mod iptables;
 pub mod packet;
 pub mod runtime;

@@ -1,11 +1,12 @@
 //! Properties that hold for every input: printed values read back unchanged, exactly the values of the
 //! documented grammar are accepted, and all backends redirect the same connections. The fuzz targets
-//! `stdin` and `pod` show that no input makes the plugin panic.
+//! show that no input makes the plugin panic; their seeds run here.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
 mod contract;
 mod nf_tables;
+mod seeds;
 mod starts;
 mod upstream_rules;
 

@@ -12,13 +12,13 @@ use super::pods::{self, apply_all, container};
 use crate::OnDrop;
 
 const NAMESPACE: &str = "burst";
-const BATCH: usize = 10;
+const BATCH: usize = 5;
 /// Highest number of pods that have not ended, so that a small machine is not overloaded.
-const WAITING: usize = 20;
+const WAITING: usize = 10;
 /// Lowest and highest number of pods in a burst. The lowest number takes a small machine longer
 /// than the event.
 const LEAST: usize = 20;
-const MOST: usize = 90;
+const MOST: usize = 60;
 /// Time between two calls of kubectl, each of which takes 0.25 s of CPU time.
 const POLL: Duration = Duration::from_millis(700);
 /// Time in which the last pods have to end. On a machine with a load of 60, two minutes were too

@@ -1,0 +1,115 @@
+//! What holds for every input of the fuzz targets. The suite `properties` checks it for their seeds at every commit,
+//! `scripts/checks/fuzz` for inputs that the fuzzer makes.
+
+use std::sync::LazyLock;
+
+use linkerd2_cni::cni::args;
+use linkerd2_cni::cni::object::Object;
+use linkerd2_cni::config::Config;
+use linkerd2_cni::kube::types::Pod;
+use linkerd2_cni::plugin::add::previous_has_ipv6;
+use linkerd2_cni::pod::annotation::{CREATED_BY, INJECT, TABLE};
+use linkerd2_cni::pod::facts::PodFacts;
+use linkerd2_cni::pod::{Decision, mesh, skip};
+use linkerd2_cni::redirect::Family;
+use linkerd2_cni::redirect::rules::{install_script, rules};
+
+use super::decision::{API_ERRORS, COPY_STATES, Start};
+use super::runtime;
+
+/// For any stdin, the plugin prints a result or an error object.
+///
+/// # Panics
+/// If it prints anything else.
+pub fn stdin_gets_a_cni_output(stdin: &[u8]) {
+    for args in ["", runtime::POD] {
+        let stdout = runtime::add(args, stdin);
+        assert!(runtime::is_cni_output(&stdout), "{stdout:?}");
+    }
+    if let Ok(config) = serde_json::from_slice::<Object>(stdin) {
+        let _ = previous_has_ipv6(&config);
+        let _ = skip::runtime_annotations(&config);
+    }
+}
+
+static CONFIG: LazyLock<Config> = LazyLock::new(|| {
+    let text =
+        r#"{"linkerd":{"incoming-proxy-port":4143,"outgoing-proxy-port":4140,"proxy-uid":2102}}"#;
+    let config = serde_json::from_str(text).expect("an object");
+    Config::read(&config).expect("a configuration")
+});
+
+/// Whatever an API server answers for a pod, it becomes rules or an error.
+///
+/// # Panics
+/// If a value of the pod ends a rule's comment, and so becomes another rule.
+pub fn pod_becomes_rules_or_an_error(answer: &[u8]) {
+    let Ok(found) = serde_json::from_slice::<Pod>(answer) else {
+        return;
+    };
+    let Ok(Decision::Redirect(proxy)) = mesh::find_proxy(&found) else {
+        return;
+    };
+    let facts = PodFacts { annotations: found.metadata.annotations, proxy, ..PodFacts::default() };
+    if let Ok(redirect) = CONFIG.redirect(&facts) {
+        for family in [Family::Ipv4, Family::Ipv6] {
+            let script = install_script(&rules(&redirect, family), true, &[]);
+            // A quote or a line's end in a comment would be another rule.
+            for rule in script.lines().filter(|line| line.starts_with("-A ")) {
+                assert_eq!(rule.matches('"').count(), 2, "{rule}");
+            }
+        }
+    }
+}
+
+const CONTAINERS: [&[&str]; 4] = [&["app"], &["app", "linkerd-proxy"], &["linkerd-init"], &[]];
+
+/// KEY of an annotation line.
+fn key(text: &str) -> String {
+    let known: Vec<&str> = TABLE.iter().map(|row| row.key).chain([INJECT, CREATED_BY]).collect();
+    let number: Option<usize> = text.parse().ok();
+    number.and_then(|number| known.get(number)).map_or(text, |known| *known).to_owned()
+}
+
+/// Reads a pod and the state that the plugin meets. Line 1: switches. Line 2: namespace. Line 3: name. Then annotations
+/// `KEY=VALUE`, where KEY may be the number of one that Linkerd knows; `n:` before KEY: on the namespace.
+fn start(text: &str) -> Option<Start> {
+    let mut lines = text.lines();
+    let switches = lines.next()?.as_bytes();
+    let switch = |index: usize| usize::from(switches.get(index).copied().unwrap_or_default());
+    let (namespace, name) = (lines.next()?.to_owned(), lines.next()?.to_owned());
+    // Only these names reach the decision.
+    let pair = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
+    args::parse_pod(&pair).ok()??;
+    let (mut annotations, mut of_namespace) = (Vec::new(), Vec::new());
+    for line in lines {
+        let (left, value) = line.split_once('=')?;
+        match left.strip_prefix("n:") {
+            Some(left) => of_namespace.push((key(left), value.to_owned())),
+            None => annotations.push((key(left), value.to_owned())),
+        }
+    }
+    Some(Start {
+        namespace,
+        name,
+        annotations: annotations.into_iter().collect(),
+        containers: CONTAINERS[switch(0) % CONTAINERS.len()].to_vec(),
+        init_containers: CONTAINERS[switch(1) % CONTAINERS.len()].to_vec(),
+        has_capability: switch(2) % 2 == 0,
+        copy: COPY_STATES[switch(3) % COPY_STATES.len()],
+        strict: switch(4) % 2 == 1,
+        of_namespace: of_namespace.into_iter().collect(),
+        api_error: API_ERRORS.get(switch(5) % 8).copied(),
+    })
+}
+
+/// A pod with a proxy is never passed bare without a documented reason, whatever its name, its annotations and its
+/// ports are.
+///
+/// # Panics
+/// If it is.
+pub fn meshed_pod_is_not_bare_without_reason(text: &str) {
+    if let Some(start) = start(text) {
+        start.assert_not_bare();
+    }
+}
