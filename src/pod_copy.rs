@@ -38,6 +38,10 @@ pub const RUN_DIR: &str = "/run/linkerd-cni";
 /// Environment variable of agent and plugin that replaces [`RUN_DIR`].
 pub const RUN_DIR_VARIABLE: &str = "LINKERD_CNI_RUN_DIR";
 
+/// Longest facts of a published pod, in bytes, to bound the agent's memory. Real pods have far
+/// shorter facts.
+pub const FACTS_LIMIT: usize = 4 << 10;
+
 /// Longest wait of an ADD for the agent to publish the pod. Usually the agent has published the pod
 /// before the runtime calls the plugin.
 pub const PUBLISH_WAIT: Duration = Duration::from_millis(100);

@@ -8,7 +8,8 @@ use crate::backoff::between;
 pub const LIFETIME: u64 = 24 * 3600;
 /// When a token is renewed, in percent of its lifetime: at a random time between these two, so that
 /// nodes that start together do not renew together. The rest of the lifetime is for an outage of
-/// the API server.
+/// the API server. docs/cli.md, docs/maintainers/fleet.md, decision 0009 and the dashboard name the
+/// time; the alert on a token near its end depends on it.
 pub const RENEWAL_PERCENT: [u32; 2] = [40, 50];
 /// Longest time over which overdue renewals are spread, so that nodes that start together do not
 /// send them together.

@@ -7,9 +7,7 @@ use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
 use crate::pod::Decision;
 use crate::pod::containers::has_ipv6_address;
 use crate::pod::facts::{ObjectFacts, object_facts};
-
-/// Longest facts of a published pod, in bytes, to bound memory. Real pods have far shorter facts.
-pub const FACTS_LIMIT: usize = 4 << 10;
+use crate::pod_copy::FACTS_LIMIT;
 
 pub struct NodePod {
     /// The pod as the runtime names it.

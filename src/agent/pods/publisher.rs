@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use tracing::{info, warn};
 
 use super::facts_reader::FactsReader;
-use super::node_pod::{FACTS_LIMIT, NodePod, PodContent, runtime_pod};
+use super::node_pod::{NodePod, PodContent, runtime_pod};
 use super::request_limit::RequestLimit;
 use crate::agent::readiness::Status;
 use crate::agent::settings::Settings;
@@ -26,7 +26,7 @@ use crate::kube::pod_watch::{self, Update};
 use crate::kube::types::Metadata;
 use crate::pod::Decision;
 use crate::pod::facts::{ObjectFacts, PodFacts};
-use crate::pod_copy::{self, Lock};
+use crate::pod_copy::{self, FACTS_LIMIT, Lock};
 use crate::verdict::bypass_paths::{Reason, bypass_paths};
 use crate::verdict::{PodView, verdict};
 

@@ -3,17 +3,12 @@
 //! The preconditions are the pod's UID and resourceVersion. So a pod that has changed is never
 //! deleted, nor another pod of the same name, such as the next pod of a StatefulSet.
 
-use std::time::Duration;
-
 use serde_json::{Value, json};
 
 use super::not_repaired::{NotRepaired, Retry};
 use crate::kube::{Client, Error};
 use crate::repair::find::stranded::{FoundBy, FoundPod};
-
-/// Time until a rejected eviction is tried again: a disruption budget may allow it once other pods
-/// of the workload are ready.
-const RETRY: Duration = Duration::from_secs(60);
+use crate::repair::turn::attempts::EVICTION_RETRY;
 
 /// Part of the API server's message when a disruption budget rejects an eviction. The status
 /// code alone is ambiguous: an overloaded API server sends 429, too.
@@ -52,10 +47,12 @@ pub fn evict_or_delete(client: &Client, pod: &FoundPod) -> Result<(), NotRepaire
     let Err(error) = evict(client, pod, &options) else { return Ok(()) };
     match rejection(&error) {
         None => Err(failure(error)),
-        Some(Rejection::Refused(message)) => Err(NotRepaired::skip(message, Retry::After(RETRY))),
+        Some(Rejection::Refused(message)) => {
+            Err(NotRepaired::skip(message, Retry::After(EVICTION_RETRY)))
+        }
         Some(Rejection::NoPermission) => match pod.found_by {
             FoundBy::Validator => delete(client, pod, &options).map_err(failure),
-            FoundBy::Audit => Err(NotRepaired::skip(NOT_PERMITTED, Retry::After(RETRY))),
+            FoundBy::Audit => Err(NotRepaired::skip(NOT_PERMITTED, Retry::After(EVICTION_RETRY))),
         },
     }
 }

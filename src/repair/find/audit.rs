@@ -1,6 +1,6 @@
 //! The audit: after the start and periodically, compares the rules of all running meshed pods with
 //! those that they started with, and queues pods with missing rules. The worker repairs them. Pods
-//! whose rules are not those of today's values are only counted.
+//! whose rules are not those of today's values are only counted. `firewall::check` compares.
 
 use std::error::Error;
 use std::sync::Arc;
