@@ -130,22 +130,28 @@ impl EventQueue {
         Some((queued, event))
     }
 
-    /// Returns the index of the next Event: the agent's own, or else the first of another namespace
-    /// than the last one.
+    /// Returns the index of the next Event. The agent's own Events come first, then the oldest
+    /// Event on a pod outside [`EventQueue::last_namespace`]. If all pods are in that namespace,
+    /// the oldest Event is next, which has index 0.
     fn next_index(&self) -> usize {
         for (index, (_, event)) in self.waiting.iter().enumerate() {
-            match &event.pod {
-                None => return index,
-                Some(pod) if pod.namespace != self.last_namespace => return index,
-                Some(_) => {}
+            if event.pod.is_none() {
+                return index;
+            }
+        }
+        for (index, (_, event)) in self.waiting.iter().enumerate() {
+            if let Some(pod) = &event.pod
+                && pod.namespace != self.last_namespace
+            {
+                return index;
             }
         }
         0
     }
 
-    /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted. Makes no
-    /// Event due until `end`, and no burst then. Drops the Event if it is older than
-    /// [`REPEAT_AFTER`].
+    /// Puts back an Event that [`EventQueue::take`] returned and that could not be posted. No Event
+    /// is due before `end`, and no burst is allowed at `end`. An Event older than [`REPEAT_AFTER`]
+    /// is dropped instead.
     pub fn put_back(&mut self, (queued, event): (Instant, Event), now: Instant, end: Instant) {
         self.rate_limit.exhaust_until(end);
         if now < queued + REPEAT_AFTER {
