@@ -293,7 +293,8 @@ impl Record {
         (self.command, &self.result) == (Command::Add, &CallResult::Redirected)
     }
 
-    /// Describes what the user of the pod should know of a call that succeeded, for the log.
+    /// Returns the log's warnings about the pod: traffic that bypasses the proxy, ports that are
+    /// ignored, and a source that was not available.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         warnings.extend(ignored_ports::summary(&self.ignored));
@@ -308,9 +309,9 @@ impl Record {
         }
         if let Some(error) = &self.degraded {
             let problem = if self.command == Command::Check {
-                "without proof whether redirect rules are missing"
+                "the plugin could not prove whether redirect rules are missing"
             } else {
-                "annotations and plugin entry alone were used"
+                "the plugin used only the annotations and the plugin entry"
             };
             warnings.push(format!("{problem}: {error}"));
         }

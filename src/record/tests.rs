@@ -107,7 +107,7 @@ fn a_record_keeps_failure_name_and_warnings_over_the_socket() {
         [
             "containers that run as the proxy's user and bypass the proxy: app",
             "IPv6 traffic bypasses the proxy, which listens on IPv4 only",
-            "annotations and plugin entry alone were used: HTTP 403 (code 102)",
+            "the plugin used only the annotations and the plugin entry: HTTP 403 (code 102)",
         ]
     );
 }

@@ -129,7 +129,7 @@ fn only_marked_pods_start_in_an_outage_and_they_are_redirected() {
         println!("{outage:?}: {:.1?}", begin.elapsed());
         // Well below the budget of 60 s.
         assert!(begin.elapsed() < Duration::from_secs(30), "{outage:?}");
-        outcome.succeeded().logs("annotations and plugin entry alone were used: ");
+        outcome.succeeded().logs("the plugin used only the annotations and the plugin entry: ");
         let rules = scene.rules();
         assert!(rules.contains("ignore-port-5432"), "{outage:?}");
         assert!(rules.contains(" skip-out=5432 guessed\""), "{outage:?}: {rules}");

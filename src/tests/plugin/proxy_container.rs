@@ -113,7 +113,7 @@ fn strict_proxy_user_refuses_a_marked_pod_while_its_containers_are_known() {
     add.run().failed(111, "");
     assert_eq!(scene.rules(), "");
     scene.api.answer(POD_PATH, 500, "{}");
-    add.run().succeeded().logs("annotations and plugin entry alone");
+    add.run().succeeded().logs("the plugin used only the annotations and the plugin entry");
 }
 
 #[test]

@@ -152,7 +152,7 @@ const BLOCKED: Shown = [
 ];
 const DEGRADED: Shown = [
     "LinkerdCNIDegraded",
-    "annotations and plugin entry alone were used",
+    "the plugin used only the annotations and the plugin entry",
     "linkerd_cni_plugin_degraded_total{",
 ];
 
