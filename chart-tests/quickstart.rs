@@ -148,7 +148,7 @@ fn an_exported_kubeconfig_is_not_used_without_context() {
 }
 
 #[test]
-fn every_foreign_object_of_linkerd_cni_is_named_and_nothing_is_changed() {
+fn quickstart_changes_nothing_if_another_tool_installed_linkerd_cni() {
     for (_name, row) in table::rows_of::<ForeignRow>(TABLES, "foreign") {
         let fakes = Fakes::new();
         fakes.object(&row.object.list, &row.object.line);

@@ -40,7 +40,8 @@ pub fn wait(child: &mut Child, end: Deadline) -> io::Result<Option<ExitStatus>> 
 /// Takes at most [`REAP_BUDGET`].
 pub fn kill(child: &mut Child) {
     kill_group(child.id() as i32);
-    // For a child that leads no group. Fails only if the child has exited.
+    // A child that leads no process group is still alive. The call fails only for a child that has
+    // exited.
     let _ = child.kill();
     // If the child does not end in time, init reaps it after this process.
     let _ = wait(child, Deadline::after(REAP_BUDGET));

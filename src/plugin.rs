@@ -68,7 +68,8 @@ fn run_and_record(
         tracing::warn!("linkerd-cni: pod {}/{}: {warning}", record.namespace, record.pod);
     }
     tracing::info!("{record}");
-    // An invalid plugin entry may name no kubeconfig. The agent learns of it all the same.
+    // An invalid plugin entry may name no kubeconfig, so that the net dir is unknown. The record
+    // then reaches the agent by the socket in the run dir.
     record.send(&pod_copy::run_dir(), config.net_dir());
     output
 }

@@ -201,7 +201,8 @@ impl ApiHandle {
         let mut state = self.state();
         state.history.record_failed_watch(error, Instant::now());
         state.own_pod.record_lost_watch();
-        // A denial may come from an API server that has just deleted the agent's role.
+        // After a denial, the first install keeps waiting: the agent's ClusterRole may have just
+        // been deleted with the chart, so that this agent is about to be stopped.
         if !error.is_denied() && state.first_watch.ends() {
             self.waker.wake();
         }

@@ -215,7 +215,7 @@ impl Reconciler {
             configs.retain(|file| node.net_dir.join(&file.name).symlink_metadata().is_ok());
         }
         if can_chain {
-            yielded = self.other_agents.yielded_entry(node, is_newer, &self.entry, &configs);
+            yielded = self.other_agents.decide_entry_in_use(node, is_newer, &self.entry, &configs);
         }
         let chaining = Chaining {
             settings: node,

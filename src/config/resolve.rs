@@ -127,31 +127,31 @@ impl Config {
         SkipList::new(pod, annotation::SKIP_OUTBOUND_PORTS, OUTBOUND_KEY, configured)
     }
 
-    /// Returns the annotated subnets, or else those of the plugin entry, and their annotation or
-    /// key.
+    /// Returns the subnets of the pod's annotation or, if the pod lacks that annotation, those of
+    /// the plugin entry. The text is the name of the annotation or the plugin entry's key.
     pub fn subnets(
         &self,
         pod: &PodFacts,
         list: SubnetList,
     ) -> Result<(&'static str, Vec<Subnet>), Error> {
         let configured = &self.subnets_to_ignore[list as usize];
-        let list = SkipList::new(pod, list.annotation(), list.key(), configured);
+        let texts = SkipList::new(pod, list.annotation(), list.key(), configured);
         let mut subnets = Vec::new();
-        for text in list.elements().map(str::trim).filter(|text| !text.is_empty()) {
+        for text in texts.elements().map(str::trim).filter(|text| !text.is_empty()) {
             let Some(subnet) = Subnet::parse(text) else {
                 let wanted = "expected a CIDR such as 10.0.0.0/8 or fd00::/8";
-                return Err(list.error(&format!("{} is not a subnet: {wanted}", quote(text))));
+                return Err(texts.error(&format!("{} is not a subnet: {wanted}", quote(text))));
             };
             subnets.push(subnet);
         }
-        Ok((list.key, subnets))
+        Ok((texts.key, subnets))
     }
 
-    /// Like [`Config::subnets`], without invalid elements.
+    /// Like [`Config::subnets`], but ignores invalid elements.
     pub fn valid_subnets(&self, pod: &PodFacts, list: SubnetList) -> (&'static str, Vec<Subnet>) {
         let configured = &self.subnets_to_ignore[list as usize];
-        let list = SkipList::new(pod, list.annotation(), list.key(), configured);
-        (list.key, list.elements().filter_map(|text| Subnet::parse(text.trim())).collect())
+        let texts = SkipList::new(pod, list.annotation(), list.key(), configured);
+        (texts.key, texts.elements().filter_map(|text| Subnet::parse(text.trim())).collect())
     }
 }
 

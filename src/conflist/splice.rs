@@ -163,7 +163,8 @@ impl<'a> Conflist<'a> {
         let start = self.start.unwrap_or_default();
         let first = self.plugins.first().map_or(start, |first| span(self.text, first.text).start);
         let separator = self.text.get(start + 1..first).unwrap_or_default();
-        // In a conflist with one plugin a line, `entry` gets the indentation of the first plugin.
+        // If each plugin starts on a line of its own, the lines of `entry` get the indentation of
+        // the first plugin.
         let lines = match separator.rfind('\n') {
             Some(newline) => {
                 let indentation = &separator[newline + 1..];

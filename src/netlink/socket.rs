@@ -112,7 +112,7 @@ fn encode_batch(messages: &[Message]) -> Vec<u8> {
         // The kernel reports every error, but success only for messages with ACK.
         let is_last = index + 1 == messages.len();
         let flags = if is_last { message.flags | ACK } else { message.flags };
-        let kind = SUBSYSTEM << 8 | message.kind as u16;
+        let kind = (SUBSYSTEM << 8) | message.kind as u16;
         let sequence = index as u32 + 1;
         let header = family_header(message.family, 0);
         batch.extend(encode(kind, flags, sequence, &header, &message.attributes));
@@ -133,22 +133,25 @@ fn enlarge_send_buffer(socket: &OwnedFd, needed: usize) -> Result<(), Errno> {
     Ok(())
 }
 
-/// Passes the attributes of each nf_tables object of type `kind` to `element`.
-/// Fails with the kernel's error, such as `EOPNOTSUPP` without nf_tables, with `ETIMEDOUT` without
-/// a response, with `EFBIG` if the list is longer than [`DUMP_LIMIT`], or with `EINTR` if the list
-/// changed meanwhile.
+/// Lists the nf_tables objects of type `kind`, and passes the attributes of each to `object`.
+/// Returns the kernel's error, or one of these:
+///
+/// - `EOPNOTSUPP`: the kernel has no nf_tables.
+/// - `ETIMEDOUT`: the kernel did not respond in time.
+/// - `EFBIG`: the list is longer than [`DUMP_LIMIT`].
+/// - `EINTR`: the list changed while it was read.
 pub fn dump(
     kind: i32,
     family: u8,
     attributes: &Attributes,
-    element: &mut dyn FnMut(&[u8]),
+    object: &mut dyn FnMut(&[u8]),
 ) -> Result<(), Errno> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
-    let kind = SUBSYSTEM << 8 | kind as u16;
-    let request = encode(kind, DUMP, 1, &family_header(family, 0), attributes);
-    let element = &mut |payload: &[u8]| element(payload.get(FAMILY_HEADER..).unwrap_or_default());
+    let message_type = (SUBSYSTEM << 8) | kind as u16;
+    let request = encode(message_type, DUMP, 1, &family_header(family, 0), attributes);
+    let element = &mut |payload: &[u8]| object(payload.get(FAMILY_HEADER..).unwrap_or_default());
     exchange(&socket, &request, DUMP_LIMIT, element).map_err(|rejection| match rejection.errno {
-        // `nfnetlink_rcv_msg` rejects a list of a missing subsystem with EINVAL, where
+        // Without nf_tables, the kernel's `nfnetlink_rcv_msg` rejects a list with EINVAL, but its
         // `nfnetlink_rcv_batch` rejects a transaction with EOPNOTSUPP.
         Errno::EINVAL => Errno::EOPNOTSUPP,
         errno => errno,

@@ -18,10 +18,11 @@ use crate::record::SOCKET_NAME;
 const OLD_CONFIG: &str = "01-linkerd-cni.conf";
 /// Suffix of the file that an upstream agent writes and then renames.
 const UNFINISHED: &str = ".install";
-/// Time without a change after which no upstream agent writes such a file any more.
+/// Time without a change after which an upstream agent no longer writes a file with the suffix
+/// [`UNFINISHED`].
 const ABANDONED_AFTER: Duration = Duration::from_secs(5);
 
-/// Removes such files once, after the start of an agent.
+/// Removes leftovers once, after the start of an agent.
 #[derive(Debug, Default)]
 pub struct LeftoversRemoval {
     is_complete: bool,
@@ -36,12 +37,12 @@ pub struct LeftoversOutcome {
 }
 
 impl LeftoversRemoval {
-    /// Returns whether all such files are removed.
+    /// Returns whether all leftovers are removed.
     pub fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// Removes all such files, but those that an upstream agent may be writing now: without its
+    /// Removes all leftovers except files that an upstream agent may be writing now: without its
     /// file, that agent cannot install, and ends. Accepts missing directories.
     pub fn run(&mut self, settings: &NodeSettings) -> LeftoversOutcome {
         let Swept { failures, spared_any } = sweep_all(settings, ABANDONED_AFTER);
@@ -51,33 +52,35 @@ impl LeftoversRemoval {
     }
 }
 
-/// Removes all such files, and returns the failures. Accepts missing directories.
+/// Removes all leftovers, and returns the failures. Accepts missing directories.
 pub fn remove_all(settings: &NodeSettings) -> Vec<String> {
     sweep_all(settings, Duration::ZERO).failures
 }
 
-/// Removes the files that nothing has changed for the time `abandoned_after`.
+/// Removes the leftovers that have not changed for the time `abandoned_after`.
 fn sweep_all(settings: &NodeSettings, abandoned_after: Duration) -> Swept {
-    let bin_dir = sweep(&settings.bin_dir, abandoned_after, is_left_in_bin_dir);
+    let bin_dir = sweep(&settings.bin_dir, abandoned_after, is_leftover_in_bin_dir);
     let net_dir =
-        sweep(&settings.net_dir, abandoned_after, |name| is_left_in_net_dir(settings, name));
+        sweep(&settings.net_dir, abandoned_after, |name| is_leftover_in_net_dir(settings, name));
     Swept {
         failures: [bin_dir.failures, net_dir.failures].concat(),
         spared_any: bin_dir.spared_any || net_dir.spared_any,
     }
 }
 
-fn is_left_in_bin_dir(name: &str) -> bool {
+fn is_leftover_in_bin_dir(name: &str) -> bool {
     name.strip_suffix(UNFINISHED) == Some(PLUGIN)
 }
 
-fn is_left_in_net_dir(settings: &NodeSettings, name: &str) -> bool {
+/// Returns whether a file of this name in the CNI net dir is to be removed: [`OLD_CONFIG`], or a
+/// kubeconfig or conflist that an upstream agent wrote and did not rename.
+fn is_leftover_in_net_dir(settings: &NodeSettings, name: &str) -> bool {
     if name == OLD_CONFIG {
-        // Keep the old name if the user chose it for the standalone config.
+        // The user may have chosen this name for the standalone config, which is in use.
         return settings.mode.standalone() != Some(name);
     }
     match name.strip_suffix(UNFINISHED) {
-        Some(written) => written == settings.kubeconfig_name || written.ends_with(".conflist"),
+        Some(target) => target == settings.kubeconfig_name || target.ends_with(".conflist"),
         None => false,
     }
 }

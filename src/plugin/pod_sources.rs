@@ -85,8 +85,9 @@ impl<'a> RequestedPod<'a> {
         }
     }
 
-    /// Decides by the first source that knows the pod. `fetched` is the API server's response, if
-    /// it was asked.
+    /// Decides by the first source that knows the pod: the agent's copy, the API server, or the
+    /// annotations from the runtime. `fetched` is the API server's response; `None` if the plugin
+    /// sent no request.
     pub fn decide(self, command: Command, fetched: Option<Fetched>) -> PodSearch {
         if let NodeCopy::Decides(decision) = self.copy {
             return PodSearch::decided(Source::Copy, *decision, None);
@@ -94,11 +95,13 @@ impl<'a> RequestedPod<'a> {
         let Some(Fetched { facts, requests, retries }) = fetched else {
             return self.decide_by_annotations(command, None);
         };
-        let search = match facts {
+        let mut search = match facts {
             Ok(decision) => PodSearch::decided(Source::Request, decision, None),
             Err(error) => self.decide_by_annotations(command, Some(error)),
         };
-        PodSearch { requests, retries, ..search }
+        search.requests = requests;
+        search.retries = retries;
+        search
     }
 
     /// Decides by the annotations from the runtime. `api_error`: why the API server did not decide.

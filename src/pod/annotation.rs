@@ -114,12 +114,11 @@ pub fn has_proxy_annotation(annotations: &Annotations) -> bool {
     })
 }
 
-/// Whether the pod has the proxy injector's mark: [`CREATED_BY`] names the injector, and injection
-/// is not disabled. The author of a pod can copy the mark.
+/// Returns whether the pod has the proxy injector's mark: [`CREATED_BY`] names the injector, and
+/// injection is not disabled. The mark is no proof, because the author of a pod can copy it.
 ///
-/// The injector copies each of [`inherited_keys`] that it knows from the namespace to the pod when
-/// it sets [`CREATED_BY`], so the namespace is read only if the pod has an empty value. A disabled
-/// pod with the mark is a copy of an injected pod, because the injector skips disabled pods.
+/// The injector skips disabled pods. A disabled pod whose [`CREATED_BY`] names the injector is a
+/// copy of an injected pod.
 pub fn is_injected(annotations: &Annotations) -> bool {
     if is_disabled(annotations) {
         return false;

@@ -225,7 +225,7 @@ mod tests {
 
     /// Init containers without network, and containers that bypass the proxy as its user.
     #[test]
-    fn containers_are_redirected_or_exempt_by_their_place_and_their_user() {
+    fn order_and_user_of_a_container_decide_whether_it_is_redirected() {
         for (name, row) in rows_of::<ContainersRow>(include_str!("tests.yaml"), "containers") {
             let pod = json!({"metadata": {}, "spec": row.spec});
             let pod: Pod = serde_json::from_value(pod).unwrap();

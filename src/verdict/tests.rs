@@ -205,7 +205,7 @@ fn add_skips_redirects_or_fails_by_the_verdict() {
 /// CHECK reaches the netns, which does not exist, for each redirected pod. A pod that ADD refuses
 /// today may run with rules, so CHECK reaches its netns too.
 #[test]
-fn check_skips_compares_or_reports_the_failure_by_the_verdict() {
+fn check_follows_the_verdict() {
     for row in rows() {
         if row.verdict == "not called" {
             continue;

@@ -74,7 +74,8 @@ impl Worker {
     /// Checks the token in the kubeconfig on the host. Wakes the reconciler if the result is new.
     pub fn check_token(&mut self) {
         self.api.state().kubeconfig_written = false;
-        // The reconciler writes a new address, and corrects an unreadable kubeconfig.
+        // A kubeconfig with an old address, or that is unreadable, is not checked: the reconciler
+        // corrects it first.
         let answer = if self.resolve_name() { self.request_namespace() } else { None };
         let (mut guard, now) = (self.api.state(), Instant::now());
         let state = &mut *guard;

@@ -32,7 +32,8 @@ impl FactsReader {
         }
         let reader = self.reader()?;
         if own.is_control_plane {
-            // Without the Service, default ports would apply. The plugin then reads the Service.
+            // `complete_facts` uses default ports if it cannot read the Service. An error here
+            // keeps such facts out of the copy, and the plugin reads the Service itself.
             reader.api_server_service()?;
         }
         complete_facts(own, namespace, reader).map_err(|error| error.to_string())

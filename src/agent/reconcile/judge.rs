@@ -216,7 +216,8 @@ fn verified_findings(verified: &Verified) -> Vec<(Subject, Finding)> {
         | SelfTestState::NotStarted => {}
     }
     if verified.pods_awaited_until.is_some() {
-        // Until then, a pod whose annotations say nothing of its proxy may start without rules.
+        // Before the agent has listed the pods, a pod may start without rules if its annotations do
+        // not show that it has a proxy.
         let why = "the pods of this node are not listed yet";
         findings.push((Subject::PodCopy, Waiting(why.into())));
     }

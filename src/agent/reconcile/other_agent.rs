@@ -87,9 +87,10 @@ impl OtherAgents {
         KeptFiles::default()
     }
 
-    /// Returns the plugin entry of another agent that stays in use, and logs a change. An attempt
-    /// to write this agent's entry, `own`, does not count as a change.
-    pub fn yielded_entry(
+    /// Decides whether another agent's plugin entry stays in use, and returns that entry. Logs each
+    /// change of the decision, except while this agent only tries whether its own entry, `own`,
+    /// stays in the conflist.
+    pub fn decide_entry_in_use(
         &mut self,
         settings: &NodeSettings,
         newer_agent_runs: bool,

@@ -119,7 +119,7 @@ fn an_invalid_port_of_the_proxy_is_ignored_as_in_upstreams_injector() {
 
 /// The longest annotation that the API server accepts is 256 KiB.
 #[test]
-fn an_annotation_of_250_kilobytes_is_read_fast_and_quoted_in_short() {
+fn an_annotation_of_250_kilobytes_is_read_in_linear_time() {
     let fill = |unit: &str| unit.repeat(250_000 / unit.len());
     let ranges: Vec<String> = (0..40_000).map(|first| format!("{first}-60000")).collect();
     for (name, text) in [

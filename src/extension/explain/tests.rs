@@ -35,7 +35,7 @@ struct PodRow {
 }
 
 #[test]
-fn each_pod_is_explained_with_its_connections_and_rules_or_the_plugins_reason() {
+fn explain_shows_the_rules_or_why_there_are_none() {
     let mut text = String::new();
     for (name, row) in testkit::table::rows::<PodRow>(include_str!("tests/pods.yaml")) {
         let mut cluster = cluster(meshed());

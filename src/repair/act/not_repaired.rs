@@ -109,7 +109,8 @@ impl NotRepaired {
 /// Fails if the plugin would install no rules in the pod: then no repair helps. Without the plugin
 /// entry (`None`), the pod's containers alone decide.
 pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<(), NotRepaired> {
-    // An empty plugin entry skips no pod by its name.
+    // The plugin entry excludes pods by namespace and name. An empty entry excludes none, so that
+    // the containers alone decide.
     let empty = Config::default();
     let view = match pod.facts.skipped_by_containers {
         Some(reason) => PodView::Skip(reason),

@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn pods_with_a_failed_validator_and_running_meshed_pods_are_found() {
+    fn a_failed_validator_or_a_running_proxy_makes_a_pod_a_candidate() {
         for (name, row) in rows_of::<Row<IsFound>>(TESTS, "found") {
             let found_by = match row.pod.as_str() {
                 "running" => FoundBy::Audit,

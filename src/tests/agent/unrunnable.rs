@@ -74,7 +74,7 @@ fn a_plugin_that_cannot_be_run_is_chained_in_no_mode() {
 }
 
 #[test]
-fn a_plugin_that_can_no_longer_be_run_stays_chained_and_is_not_chained_again() {
+fn a_plugin_that_became_unrunnable_is_not_chained_again() {
     in_mount_namespace(|| {
         let node = Node::with_calico();
         node.install();

@@ -116,7 +116,7 @@ fn headers(program: &Path) -> String {
 }
 
 #[test]
-fn programs_are_static_and_of_their_architecture() {
+fn programs_are_static_executables_for_their_architecture() {
     // This test program is dynamic: it has a dynamic linker.
     assert!(headers(Path::new("/proc/self/exe")).contains(" INTERP "));
     for (architecture, machine) in ARCHITECTURES.into_iter().zip(["X86-64", "AArch64"]) {

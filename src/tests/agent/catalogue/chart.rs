@@ -35,6 +35,6 @@ fn a_list_of_ports_has_no_valid_element() {
 }
 
 #[test]
-fn the_image_is_upstreams() {
+fn an_image_version_of_upstream_is_rejected() {
     refused("upstream-image", &["image.version=v1.6.4"]);
 }
