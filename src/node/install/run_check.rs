@@ -116,8 +116,8 @@ fn remedy(binary: &CheckedBinary) -> String {
     let dir = binary.path.parent().unwrap_or(&binary.path).display();
     if binary.is_noexec {
         return format!(
-            "{dir} is mounted noexec; mount it without noexec, or set destCNIBinDir to another \
-             directory of the runtime"
+            "{dir} is mounted noexec; mount it without noexec and delete this pod, or set \
+             destCNIBinDir to another directory of the runtime"
         );
     }
     "if a security module of the node (SELinux, AppArmor, fapolicyd) denies it, allow the program, \
