@@ -66,7 +66,7 @@ fn an_error_code_counts_whether_or_not_the_pod_was_redirected() {
     assert!(is_rejected(degraded(102)) && !is_rejected(degraded(101)));
     assert!(is_rejected(changed("101", "102").unwrap()));
     let line = degraded(101).to_string();
-    assert!(line.ends_with("alone were used: a b (code 101)"), "{line}");
+    assert!(line.ends_with("the annotations and the plugin entry: a b (code 101)"), "{line}");
 }
 
 #[test]
