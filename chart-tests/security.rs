@@ -157,7 +157,7 @@ fn the_policy_for_multus_uses_a_version_that_the_api_server_serves() {
 }
 
 #[test]
-fn the_documented_commands_print_what_rbac_create_false_leaves_out() {
+fn documented_commands_print_the_objects_that_rbac_create_false_omits() {
     let page = read(testkit::repository().join("docs/security.md"));
     let section = page.split_once("### With `rbac.create: false`\n").unwrap().1;
     let section = section.split("\n## ").next().unwrap();

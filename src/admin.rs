@@ -94,7 +94,8 @@ fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
         let (client, shared) = (Arc::clone(&stream), Arc::clone(handlers));
         // After an error, the connection is closed.
         if spawn(move || drop(exchange(&client, &shared))).is_err() {
-            // The kernel has no thread to spare. Probes must succeed nevertheless.
+            // The kernel refuses a new thread. This thread responds instead, so that probes of a
+            // busy node do not fail.
             let _ = exchange(&stream, handlers);
         }
     }

@@ -73,8 +73,9 @@ pub fn run(settings: Settings) -> Result<(), Error> {
     let settings = Arc::new(settings);
     let status = Arc::new(Status::new(settings.resync));
     let api = ApiHandle::start(&settings, watch.waker.clone()).map_err(Error::Thread)?;
-    // Before the first access to the node's files, so that `/ready` and `/live` are served even if
-    // that access hangs. A pass opens the listener that cannot be opened now, and reports why not.
+    // The port is opened before the first access to the node's files, so that the agent serves
+    // `/ready` and `/live` even if that access hangs. If the port cannot be opened now, the next
+    // pass opens it, or reports why not.
     let _ = status.serve(settings.admin_address);
     status.state().running_since = Some(Instant::now());
     report_failed_uninstall(&settings, &api);
@@ -135,10 +136,11 @@ fn end(main_loop: &mut MainLoop, stop_publishing: &AtomicBool) -> Result<(), Err
             info!("uninstalling: {why}");
             stop_publishing.store(true, Ordering::Relaxed);
             let removed = remove(&reconciler.settings, &reconciler.mounts);
-            // An older agent that waits for this one uninstalls only when this one is done.
+            // An older agent that waits for this agent to end uninstalls once this socket is gone.
             reconciler.record_socket.stop();
             if let Err(error) = removed {
-                // An upstream agent may be what keeps naming the plugin.
+                // If an upstream agent chains the plugin again each time, its plugin needs this
+                // kubeconfig.
                 reconciler.restore_upstream_kubeconfig();
                 reconciler.api.report_failed_uninstall(failed_uninstall_event(&error), POST_TIME);
                 return Err(error);
@@ -174,7 +176,7 @@ fn decide(main_loop: &mut MainLoop) -> Result<Option<Verdict>, Error> {
         is_left_to_newer_agent |= newer_agent_runs;
         let waker = main_loop.watch.waker.clone();
         decision.start_requests(settings, api, waker).map_err(Error::Thread)?;
-        // A further signal changes nothing.
+        // The agent ignores another signal while it decides.
         if is_chained_by_upstream || is_left_to_newer_agent {
             main_loop.watch.wait(decision.time_left()).map_err(Error::Wait)?;
         } else {

@@ -49,7 +49,7 @@ pub fn kill(child: &mut Child) {
 
 /// Kills all processes of the group.
 pub fn kill_group(group: i32) {
-    // Fails only if the processes have ended, or if there is no such group.
+    // The call fails only if the processes have ended, or if there is no such group.
     let _ = killpg(Pid::from_raw(group), Signal::SIGKILL);
 }
 

@@ -67,7 +67,7 @@ pub struct Config {
     ports_to_redirect: Vec<String>,
     inbound_ports_to_ignore: Vec<String>,
     outbound_ports_to_ignore: Vec<String>,
-    /// In the order of [`SubnetList::ALL`].
+    /// The texts of each list of subnets, in the order of [`SubnetList::ALL`].
     subnets_to_ignore: [Vec<String>; SubnetList::ALL.len()],
 }
 

@@ -27,7 +27,8 @@ impl Deadline {
     /// Waits until one of `fds` is ready. Fails with `ETIMEDOUT` at the deadline.
     pub fn poll(self, fds: &mut [PollFd<'_>]) -> Result<(), Errno> {
         while !self.has_passed() {
-            // Rounded up, as a timeout of 0 ms would spin through the last millisecond.
+            // The timeout is rounded up to whole milliseconds, because a timeout of 0 ms would spin
+            // through the last millisecond.
             let timeout = self.remaining() + Duration::from_micros(999);
             match poll(fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)) {
                 Ok(0) | Err(Errno::EINTR) => {}

@@ -78,7 +78,8 @@ cfg_if::cfg_if! {
         pub mod probe;
         pub mod repair;
     } else {
-        // On other systems, `linkerd cni` has only the parts of these modules that it needs.
+        // On systems other than Linux, only `linkerd cni` is built. These are the parts of three
+        // modules that it needs.
         pub mod agent {
             pub mod status_body;
             pub mod subject;

@@ -18,9 +18,9 @@ use crate::{log, pod_copy};
 
 /// How an ADD or a CHECK ended.
 pub struct CallOutcome {
-    /// For the agent.
+    /// The record that the agent receives.
     pub record: Record,
-    /// For the runtime.
+    /// The response that the runtime receives.
     pub output: Result<String, Error>,
 }
 

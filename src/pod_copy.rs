@@ -198,9 +198,9 @@ pub fn retain(run_dir: &Path, keep: &BTreeSet<String>) -> Vec<files::Error> {
 /// Removes the copy, and returns the failures.
 pub fn clear(run_dir: &Path) -> Vec<files::Error> {
     let dir = dir(run_dir);
-    // In byte order, so the lock is removed before the pods, and no plugin waits for a pod.
+    // The files are removed in byte order: first the lock, so that no plugin waits for a pod.
     let failures = remove_files(&dir, |_| true);
-    // Not empty if a file could not be removed, or another agent writes one.
+    // The directory stays if a file could not be removed, or if another agent writes a file.
     let _ = fs::remove_dir(&dir);
     failures
 }
@@ -234,7 +234,8 @@ fn path(run_dir: &Path, pod: &PodRef) -> Result<PathBuf, Error> {
     Ok(dir(run_dir).join(&pod.uid))
 }
 
-/// Held by an agent while it keeps the copy. Released by drop, and by the end of the process.
+/// The lock that an agent holds while it keeps the copy. Dropping it, or the end of the process,
+/// releases the lock.
 ///
 /// It is a lock for reading on the open file, which several agents can hold at once. The plugin
 /// asks the kernel whether a lock for writing would conflict, and takes no lock itself.
@@ -276,8 +277,8 @@ impl Drop for Lock {
     }
 }
 
-/// Whether a live agent keeps the copy. Then a pod without a file is one that the agent has not
-/// seen yet, or could not publish.
+/// Whether a live agent keeps the copy. While an agent keeps the copy, a pod has no file only if
+/// the agent has not seen the pod yet, or could not publish it.
 pub fn is_kept(run_dir: &Path) -> bool {
     let Ok(file) = File::open(dir(run_dir).join(LOCK)) else { return false };
     let mut lock = whole_file(libc::F_WRLCK);

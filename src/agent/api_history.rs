@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use crate::kube::{self, pod_watch};
 
-/// Which tokens the API server accepted and rejected so far, and whether it is connected.
+/// When the API server accepted and rejected each token, and when the watch of pods was lost.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApiHistory {
     /// The agent's own token.

@@ -143,7 +143,7 @@ impl ApiHandle {
     /// Requests a check if a plugin record reports that the API server rejected the plugin's token
     /// (HTTP 401 or 403), or is unreachable at an address to which its name was resolved.
     pub fn report_failure(&self, record: &Record) {
-        // By code: the plugin on the node may be of another version.
+        // The code identifies the failure in every version of the plugin. Its text may change.
         let is_unreachable = record.has_code(Failure::ApiUnreachable);
         if record.has_code(Failure::TokenRejected)
             || is_unreachable && self.settings.api_name().is_some()
@@ -230,7 +230,8 @@ impl ApiHandle {
         }
     }
 
-    /// From now on, the agent neither removes the startup taint nor reports the node.
+    /// Stops the updates of the Node: the agent no longer removes the startup taint, and no longer
+    /// reports a node that is not ready.
     pub fn stop_node_updates(&self) {
         self.state().node = None;
     }

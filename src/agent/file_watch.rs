@@ -110,7 +110,8 @@ impl FileWatch {
     /// thread called [`Waker::wake`]. A signal ends the wait instead, and is returned.
     pub fn wait(&self, timeout: Duration) -> io::Result<Option<Signal>> {
         let timeout = if self.is_complete { timeout } else { timeout.min(POLL_PERIOD) };
-        // Not zero: after the deadline, poll is not called and finds no signal.
+        // The deadline must be later than now: after the deadline, `poll` is not called, and a
+        // pending signal would not be found.
         let end = Deadline::after(timeout.max(SETTLE_PERIOD));
         loop {
             let ready = self.poll(end)?;

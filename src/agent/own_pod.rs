@@ -112,7 +112,7 @@ fn owning_daemonset(reference: &OwnerReference) -> Option<Owner> {
 /// The agent's own pod, as the API server showed it last.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct OwnPod {
-    /// From the agent's token, or else from the first object of the pod's name.
+    /// UID in the agent's token, or else that of the first object with the pod's name.
     pub uid: Option<String>,
     pub daemonset: Option<Owner>,
     pub deletion: Deletion,

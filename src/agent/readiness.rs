@@ -72,7 +72,8 @@ impl Status {
         self.state().awaited_pods = Some((end, waker));
     }
 
-    /// Until when the node's pods are awaited, if they still are.
+    /// Returns the end of the wait for the first list of the node's pods; `None` once the agent no
+    /// longer waits.
     pub fn pods_awaited_until(&self) -> Option<Instant> {
         let end = self.state().awaited_pods.as_ref()?.0;
         if end > Instant::now() { Some(end) } else { None }

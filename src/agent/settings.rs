@@ -157,7 +157,7 @@ impl Settings {
             resync: env.seconds("LINKERD_CNI_RESYNC_SECONDS", 30)?,
             namespace: env.text("LINKERD_CNI_NAMESPACE"),
             pod_name: env.text("LINKERD_CNI_POD_NAME"),
-            // The default of Kubernetes. Upstream's chart does not change it.
+            // Kubernetes' default of 30 s applies, as upstream's chart sets no other value.
             termination_grace: env.seconds("LINKERD_CNI_TERMINATION_GRACE_SECONDS", 30)?,
             plugin_account: env.text("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT"),
             require_network_plugins: env.flag("LINKERD_CNI_REQUIRE_NETWORK_PLUGINS", false)?,

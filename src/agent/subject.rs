@@ -4,7 +4,7 @@
 use std::fmt;
 use std::path::PathBuf;
 
-/// In the order of `/ready`.
+/// The subject of a problem. `/ready` lists problems in the order of these variants.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Subject {
     /// A CNI directory that is no longer the node's.

@@ -61,7 +61,7 @@ pub struct Yielding {
     was_chained: bool,
     /// When this agent last wrote its entry over an upstream one.
     tried: Option<Instant>,
-    /// Until when to yield to that agent. Then this agent tries to write its own plugin entry.
+    /// When this agent stops yielding and tries to write its own plugin entry.
     pub until: Option<Instant>,
 }
 
@@ -84,7 +84,8 @@ impl Yielding {
         now: Instant,
     ) -> Option<(OtherAgent, Entry)> {
         let installed = if mode.only().is_some() && !newer_agent_runs {
-            // In other files an upstream agent that ended may have left its entry.
+            // Only the file of this mode counts: an upstream agent that ended may have left its
+            // entry in other files.
             plan::chained_config(mode, found)
         } else {
             plan::installed_config(&ChainMode::Every, found)

@@ -99,7 +99,7 @@ pub fn main() -> ExitCode {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
-            // Nothing is left to report a failure to.
+            // If stderr is closed, the error cannot be reported anywhere.
             let _ = writeln!(io::stderr(), "linkerd cni: {error:#}");
             ExitCode::FAILURE
         }
@@ -193,7 +193,7 @@ fn run_checks(api: &Kubectl, cluster: &ClusterFlags, flags: &CheckFlags) -> Vec<
 fn show_progress(what: &str) {
     let mut stderr = io::stderr();
     if stderr.is_terminal() && !is_dumb() {
-        // Without a line break at the margin: only one line is overwritten.
+        // The terminal must not wrap a long line, because the next call overwrites only one line.
         let _ = write!(stderr, "\r\x1b[K\x1b[?7l{what}\x1b[?7h");
         let _ = stderr.flush();
     }

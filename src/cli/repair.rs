@@ -14,7 +14,7 @@ use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log::{self, Format};
 use crate::repair::{self, settings::Settings};
 
-/// Name of this program in filters. Upstream's name.
+/// Name of this program in filters, the same as that of upstream's controller.
 const TARGET: &str = "linkerd_cni_repair_controller";
 
 /// Repairs the meshed pods of one node that have no redirect rules.
@@ -71,9 +71,9 @@ fn unset_if_empty(arg: Arg) -> Arg {
 
 /// Parses a level (`info`) or a filter (`linkerd_cni_repair_controller=info,warn`).
 ///
-/// From a filter, returns the level for [`TARGET`]: that of the longest matching prefix, else
-/// the bare level, else `error`. An unknown word is an error: it could name a module of
-/// upstream's controller, but is more likely a misspelt level.
+/// For a filter, returns the level that applies to [`TARGET`]: the level with the longest prefix of
+/// that name, else the level without a name, else `error`. Rejects an unknown word: the word could
+/// be a module of upstream's controller, but is more likely a misspelt level.
 fn filter_level(filter: &str) -> Result<LevelFilter, String> {
     let mut longest_prefix = "";
     let mut chosen = LevelFilter::ERROR;

@@ -57,7 +57,7 @@ fn check_supported(version: &str) -> Result<(), Error> {
     if SUPPORTED.contains(&version) {
         return Ok(());
     }
-    // As Go prints a list of strings.
+    // The list has the form in which Go prints a list of strings.
     let supported = format!("{SUPPORTED:?}").replace(',', "");
     Err(Error::new(Failure::IncompatibleVersion, "incompatible CNI versions")
         .with_details(format!("config is {version:?}, plugin supports {supported}")))

@@ -27,7 +27,7 @@ pub enum SubnetList {
 }
 
 impl SubnetList {
-    /// In the order of the variants.
+    /// All lists. The position of a list is its discriminant.
     pub const ALL: [SubnetList; 3] = [SubnetList::Any, SubnetList::Inbound, SubnetList::Outbound];
 
     pub const fn annotation(self) -> &'static str {

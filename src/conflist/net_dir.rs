@@ -128,7 +128,8 @@ pub fn scan_with_backups(dir: &Path, kubeconfig: &str) -> Result<Vec<ConfigFile>
         };
         let content = match read_content(dir, &name, kind) {
             Ok(Some(content)) => Ok(content),
-            // Removed since the directory was listed, which the file watch reports as a change.
+            // The file was removed after the directory was listed. The file watch reports that
+            // change.
             Ok(None) => continue,
             Err(unreadable) => Err(unreadable),
         };

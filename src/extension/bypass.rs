@@ -78,8 +78,8 @@ pub fn fetch(
     Ok(report)
 }
 
-/// Returns the paths of a meshed pod, or why they are unknown. `damage`: the repair controller's
-/// note on missing rules.
+/// Returns the paths on which connections of a meshed pod bypass the proxy, or why the paths are
+/// unknown. `damage` is the repair controller's report that rules are missing.
 fn reported_paths(pod: ExaminedPod, damage: Option<&str>) -> Result<Vec<BypassPath>, CniError> {
     if let Verdict::Failed(error) = pod.verdict
         && pod.paths.is_empty()

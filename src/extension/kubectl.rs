@@ -136,7 +136,7 @@ impl Proxy {
 impl Drop for Proxy {
     fn drop(&mut self) {
         child::kill(&mut self.child);
-        // Fails only if somebody else has removed it.
+        // The removal fails only if somebody else has removed the directory.
         let _ = fs::remove_dir_all(&self.dir);
     }
 }

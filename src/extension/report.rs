@@ -29,7 +29,7 @@ pub struct Problem {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Severity {
-    /// Worth a look. The exit code stays 0.
+    /// The check found something that an operator should look at. The exit code stays 0.
     Warning,
     Error,
     /// An error that may disappear while the chart is rolled out. The check is retried.
@@ -90,7 +90,7 @@ impl Check {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
 pub enum Format {
     Table,
-    /// Only checks that did not succeed.
+    /// The report has only the checks that did not succeed.
     Short,
     Json,
 }

@@ -23,7 +23,7 @@ impl StagedRemoval {
     pub fn start(path: &Path) -> Result<Option<StagedRemoval>, Error> {
         let temporary_path = temporary_path(path)?;
         let is_file = metadata(path).is_ok_and(|file| file.is_some_and(|file| !file.is_dir()));
-        // For a directory, `remove` returns an error that names the remedy.
+        // A directory is not renamed: `remove` returns an error that names the remedy.
         if is_file && fs::rename(path, &temporary_path).is_ok() || remove(path)? {
             return Ok(Some(StagedRemoval { temporary_path, path: path.to_owned() }));
         }

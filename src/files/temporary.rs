@@ -77,7 +77,7 @@ impl Temporary {
         if let Some(like) = like {
             copy_xattrs(like, &self.path);
         }
-        // Last, as changing the file of another user needs CAP_FOWNER.
+        // The owner is set last, because changing the file of another user needs CAP_FOWNER.
         self.set_owner(file, access)?;
         file.sync_all()
     }
@@ -114,7 +114,7 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // Fails after the rename, which leaves no file of this name.
+        // The removal fails after a rename, because no file has this name then.
         let _ = fs::remove_file(&self.path);
     }
 }

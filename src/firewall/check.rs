@@ -83,7 +83,7 @@ fn compare(today: Option<&RuleSpec>, purpose: Purpose) -> Result<RulesState, Err
         && is_guessed
         && !is_todays
     {
-        // The rules of a wrong guess are worth nothing: all of today's count as missing.
+        // The rules were guessed and are wrong, so all rules of today count as missing.
         return Ok(RulesState::Missing(today.clone(), all_rules(today)));
     }
     let Some(spec) = earlier.as_ref().or(today) else {
@@ -106,10 +106,11 @@ fn compare(today: Option<&RuleSpec>, purpose: Purpose) -> Result<RulesState, Err
     Ok(RulesState::Missing(spec.clone(), missing))
 }
 
-/// Returns the families whose rules only the host's `iptables-legacy` can list. The programs of the
-/// families can be of different variants, so that ADD wrote one family to nf_tables and the other
-/// one to legacy tables. Only `native` writes to the plugin's tables, and it writes all families
-/// there.
+/// Returns the families whose rules may be in legacy tables, which only the host's
+/// `iptables-legacy` can list. One family can be in nf_tables and the other one in legacy tables,
+/// if the host's programs for IPv4 and IPv6 are of different variants. No family is in legacy
+/// tables if the plugin's tables have rules: only `native` writes to them, and it writes all
+/// families there.
 fn families_in_legacy_tables(listing: &Listing, today: Option<&RuleSpec>) -> Vec<Family> {
     if Family::ALL.iter().any(|&family| listing.of(family).has_traces_of_plugin()) {
         return Vec::new();

@@ -17,8 +17,8 @@ pub fn namespace_path(name: &str) -> String {
 /// Where the API server reads an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFrom {
-    /// The API server's cache, which may be stale. For audits, which read many objects. The worker
-    /// inspects each pod again with [`ReadFrom::Etcd`] before a repair.
+    /// The API server's cache, which may be stale. Audits use it, because they read many objects.
+    /// The worker inspects each pod again with [`ReadFrom::Etcd`] before a repair.
     Cache,
     Etcd,
 }

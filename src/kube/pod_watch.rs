@@ -221,8 +221,8 @@ impl Watch {
         on_update: &mut impl FnMut(Update<'_, T>) -> ControlFlow<()>,
     ) -> Result<ControlFlow<()>, Error> {
         let began = Instant::now();
-        // In whole seconds, and random, so that watches of many nodes that begin together do not
-        // end together.
+        // The time is random, so that the watches of many nodes do not end together if they begin
+        // together. The API takes whole seconds.
         let requested = Duration::from_secs(between(WATCH_TIME, 2 * WATCH_TIME).as_secs());
         let path = format!(
             "{}&watch=true&allowWatchBookmarks=true&timeoutSeconds={}&resourceVersion={}",
@@ -275,9 +275,9 @@ fn update_of<T: FromPod>(pod: Pod) -> Update<'static, T> {
 
 /// Returns where the next watch continues: from the version `last`. `None`: a new list is needed.
 ///
-/// That is so after a long watch without a newer version: if etcd was restored from a backup,
-/// resourceVersions restart at a lower number, and a watch from the old, higher number receives
-/// nothing.
+/// A new list is needed after a long watch without a newer version: if etcd was restored from a
+/// backup, resourceVersions restart at a lower number, and a watch from the old, higher number
+/// receives nothing.
 fn next_version(
     from: &str,
     last: String,

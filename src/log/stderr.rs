@@ -75,7 +75,7 @@ fn write_some(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     }
     let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
     poll(&mut fds, PollTimeout::ZERO)?;
-    // Another event: the reader has closed its end.
+    // Any other event means that the reader has closed its end.
     if fds[0].revents() != Some(PollFlags::POLLOUT) {
         return Err(Errno::EAGAIN);
     }
@@ -83,7 +83,7 @@ fn write_some(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     // signal blocked, the write fails with `EFBIG`.
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGXFSZ);
-    // Fails only for an unknown signal.
+    // Blocking a signal fails only if the signal is unknown.
     let _ = signals.thread_block();
     write(fd, bytes.get(..PIPE_BUF).unwrap_or(bytes))
 }

@@ -68,9 +68,9 @@ impl From<Errno> for Rejection {
 }
 
 /// Sends a request of the message type `kind`, with the structure `header` before its attributes,
-/// and passes the attributes of each object that the kernel lists to `element`.
-/// Fails with the kernel's error, with `ETIMEDOUT` without a response, or with `EFBIG` if the list
-/// is longer than [`ROUTE_LIMIT`].
+/// and passes the attributes of each object that the kernel lists to `element`. Returns the
+/// kernel's error, `ETIMEDOUT` if the kernel does not respond in time, or `EFBIG` if the list is
+/// longer than [`ROUTE_LIMIT`].
 pub fn request_rtnetlink(
     kind: u16,
     flags: u16,
@@ -95,9 +95,10 @@ pub struct Message {
     pub attributes: Attributes,
 }
 
-/// Applies `messages` as one nf_tables transaction. Fails with the kernel's error for the first
-/// message that fails, whose position, counted from 1, is the sequence number; with `ETIMEDOUT`
-/// without a response; or with `EMSGSIZE` if the messages exceed the send buffer.
+/// Applies `messages` as one nf_tables transaction. Returns the kernel's error for the first
+/// message that fails; the sequence number is the message's position, counted from 1. Returns
+/// `ETIMEDOUT` if the kernel does not respond in time, and `EMSGSIZE` if the messages exceed the
+/// send buffer.
 pub fn transact(messages: &[Message]) -> Result<(), Rejection> {
     let socket = open(SockProtocol::NetlinkNetFilter)?;
     let batch = encode_batch(messages);
@@ -127,7 +128,8 @@ fn enlarge_send_buffer(socket: &OwnedFd, needed: usize) -> Result<(), Errno> {
         return Ok(());
     }
     if setsockopt(socket, sockopt::SndBufForce, &needed).is_err() {
-        // Works without CAP_NET_ADMIN in the initial user namespace, up to net.core.wmem_max.
+        // Unlike `SO_SNDBUFFORCE`, this option works without CAP_NET_ADMIN in the initial user
+        // namespace, but only up to `net.core.wmem_max`.
         let _ = setsockopt(socket, sockopt::SndBuf, &needed);
     }
     Ok(())
@@ -178,7 +180,7 @@ fn encode(kind: u16, flags: u16, sequence: u32, header: &[u8], attributes: &Attr
     message.extend_from_slice(&kind.to_ne_bytes());
     message.extend_from_slice(&(REQUEST | flags).to_ne_bytes());
     message.extend_from_slice(&sequence.to_ne_bytes());
-    // The sender's port ID: 0, the kernel fills it in.
+    // The kernel replaces a port ID of 0 by that of the socket.
     message.extend_from_slice(&[0; 4]);
     message.extend_from_slice(header);
     message.extend_from_slice(&attributes.0);

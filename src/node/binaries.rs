@@ -53,8 +53,7 @@ impl Binaries {
         if runs { Some(stamp(&metadata)) } else { None }
     }
 
-    /// Returns whether the copy of the file `name` on the host has the content and the mode of that
-    /// in the image.
+    /// Returns whether the file `name` on the host has the same content and mode as in the image.
     fn is_current(&mut self, settings: &NodeSettings, name: &str) -> Result<bool, files::Error> {
         let verified = self.verified.remove(name);
         let image = settings.image_bin_dir.join(name);

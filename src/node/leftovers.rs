@@ -111,7 +111,7 @@ fn is_refused(path: &Path) -> bool {
     connected.is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused)
 }
 
-/// What came of the removal in one or more directories.
+/// Outcome of the removal in one or more directories.
 #[derive(Default)]
 struct Swept {
     failures: Vec<String>,
@@ -119,8 +119,9 @@ struct Swept {
     spared_any: bool,
 }
 
-/// Removes the files in `dir` that are temporary or left over. Of an upstream agent, only files
-/// that nothing has changed for the time `abandoned_after`.
+/// Removes the temporary files and the leftovers in `dir`. A file with the suffix [`UNFINISHED`]
+/// stays if it has changed within the time `abandoned_after`, because an upstream agent may be
+/// writing it.
 fn sweep(dir: &Path, abandoned_after: Duration, is_left_over: impl Fn(&str) -> bool) -> Swept {
     let mut swept = Swept::default();
     let names = match files::file_names(dir) {

@@ -69,7 +69,7 @@ fn run_program(
     let (group, stdin) = (child.id() as i32, stdin.to_owned());
     let ended = run_within("plugin call", end.remaining(), move || {
         if let Some(mut pipe) = child.stdin.take() {
-            // Fails if the program has ended.
+            // The write fails if the program has ended, whose exit status then says more.
             let _ = pipe.write_all(stdin.as_bytes());
         }
         child.wait_with_output()
@@ -77,7 +77,7 @@ fn run_program(
     match ended {
         Ok(output) => output.map_err(|source| CallError::NotRun { path: program.into(), source }),
         Err(_) => {
-            // The thread reaps the program.
+            // The thread still waits for the program, and reaps it once it is dead.
             kill_group(group);
             Err(CallError::TimedOut(program.into()))
         }

@@ -55,9 +55,9 @@ const FOREIGN_PERIOD: Duration = Duration::from_millis(20);
 const STILL_NAMED: &str = "kubeconfig and plugin binary are left in place, because a network \
                            config still names linkerd-cni, or may name it";
 
-/// Removes everything that an agent, also an earlier one, wrote to this node. Kubeconfig and plugin
-/// binaries stay while a network config names the plugin, or if the net dir is not the node's.
-/// Other failures do not stop the uninstall. Returns all failures, as texts for logs.
+/// Removes everything that this agent and earlier agents wrote to this node. Kubeconfig and plugin
+/// binaries stay while a network config names the plugin, or if the mounted net dir is no longer
+/// the node's. A failure does not stop the other steps. Returns all failures, as texts for logs.
 pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> {
     if let Some(why) = mounts.stale_net_dir() {
         return Err(vec![why, STILL_NAMED.into()]);
@@ -66,9 +66,10 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
     let held = lock.take();
     let mut failures = leftovers::remove_all(settings);
     drop(held);
-    // The network configs stop naming the plugin. Its binary stays in the node's directory.
+    // A stale mount hides the node's bin dir, so the plugin binary stays there. The uninstall goes
+    // on, so that no network config names the plugin.
     failures.extend(mounts.stale());
-    // Removed even if kubeconfig and plugin binaries have to stay.
+    // No plugin needs a dead agent's sockets, even if kubeconfig and plugin binaries have to stay.
     failures.extend(leftovers::remove_dead_sockets(settings));
     let end = Deadline::after(FOREIGN_TIMEOUT);
     let (saved_state, attempt_failures) = (SavedState::default(), Vec::new());
@@ -78,7 +79,7 @@ pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> 
 struct Uninstall<'s> {
     settings: &'s NodeSettings,
     lock: NodeLocker,
-    /// Until when to wait for a network config that this agent cannot unchain.
+    /// When to stop waiting for a network config that this agent cannot unchain.
     end: Deadline,
     saved_state: SavedState,
     failures: Vec<String>,
@@ -142,7 +143,7 @@ impl Uninstall<'_> {
         if let Some(named) = self.until_quiet(quiet)? {
             return Ok(Some(named));
         }
-        // Until the files are removed or put back.
+        // This agent holds the lock until the files are removed or put back.
         let _held = self.lock.take();
         if let Some(named) = self.until_quiet(Duration::ZERO)? {
             return Ok(Some(named));
@@ -189,8 +190,8 @@ impl Uninstall<'_> {
         if failures.is_empty() { Ok(found) } else { Err(failures) }
     }
 
-    /// Reads the network configs again and again for the time `quiet`, until a network config names
-    /// the plugin. Returns that network config.
+    /// Returns a network config that names the plugin, or `None` if no config names it during the
+    /// time `quiet`. Reads the network configs every [`POLL_PERIOD`].
     fn until_quiet(&self, quiet: Duration) -> Result<Option<Named>, Vec<String>> {
         let end = Deadline::after(quiet);
         loop {

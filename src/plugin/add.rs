@@ -31,7 +31,7 @@ pub fn add(request: &Request, config: &Config) -> CallOutcome {
         Err(error) => return CallOutcome::failed(record, error),
     };
     let record = record.of_pod(&pod);
-    // The name may decide alone. Then no source is read.
+    // If the pod's name decides, no source is read.
     if let Verdict::Skipped(reason) = verdict(config, &pod, PodView::Incomplete) {
         return CallOutcome::succeeded(record.skipped(reason), output);
     }

@@ -33,7 +33,7 @@ pub fn check(request: &Request, config: &Config) -> CallOutcome {
         Err(error) => return outcome(record, Err(error)),
     };
     let record = record.of_pod(&pod);
-    // If the name decides, no source is read.
+    // If the pod's name decides, no source is read.
     if let Verdict::Skipped(reason) = verdict(config, &pod, PodView::Incomplete) {
         return outcome(record, Ok(Comparison::Skipped(reason)));
     }
@@ -63,7 +63,7 @@ pub fn compare_with_today(
     let unknown = "it is unknown which rules the pod needs";
     let today = match verdict(config, pod, PodView::from(&facts)) {
         Verdict::Skipped(reason) => return Ok(Comparison::Skipped(reason)),
-        // ADD alone refuses pods. A running pod keeps its rules.
+        // Only ADD refuses a pod. CHECK compares the rules that the running pod still has.
         Verdict::Redirected(resolved) | Verdict::Refused(_, resolved) => resolved,
         Verdict::Failed(error) => return Err(error),
         Verdict::NotCalled | Verdict::Undecided => {

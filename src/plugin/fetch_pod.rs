@@ -25,8 +25,8 @@ use crate::pod::skip::SkipReason;
 use crate::quote::quote;
 
 /// Longest time for API requests if the annotations can decide, and for CHECK, which fails no pod
-/// without the API server. Long enough for one retry. Short enough that all pods of a node start,
-/// or are checked, soon while the API server is down.
+/// without the API server. The time allows one retry. It is short, so that all pods of a node
+/// start, or are checked, soon while the API server is down.
 pub const SHORT_API_BUDGET: Duration = Duration::from_secs(2);
 /// Pause after the first failed request, and longest pause between two requests.
 const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
@@ -117,7 +117,8 @@ impl<'a> ApiRequests<'a> {
                 Retry::After(_) => longest_pause,
             };
             if wait >= self.deadline.remaining() {
-                // On a busy node the last retry outlasts the budget. The error before says more.
+                // On a busy node, the last retry times out at the end of the budget. The error of
+                // the request before it says more.
                 return match previous {
                     Some(previous) if error.is_timeout() => Err(previous),
                     _ => Err(failure),

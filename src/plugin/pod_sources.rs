@@ -34,7 +34,7 @@ use crate::record::{Record, Source};
 /// The request's pod, as the node knows it without an API request.
 pub struct RequestedPod<'a> {
     pub pod: &'a PodRef,
-    /// From the runtime. `None`: it passes none.
+    /// The annotations from the runtime. `None`: the runtime passes no annotations.
     pub annotations: Option<Annotations>,
     pub copy: NodeCopy,
 }
@@ -53,7 +53,7 @@ pub struct PodSearch {
 
 impl<'a> RequestedPod<'a> {
     pub fn read(pod: &'a PodRef, request: &Request) -> Self {
-        // The agent has long published a pod that runs.
+        // CHECK does not wait: the agent published the running pod long ago.
         let is_add = request.command == Command::Add;
         let longest = if is_add { pod_copy::PUBLISH_WAIT } else { Duration::ZERO };
         let copy = pod_copy::wait(&pod_copy::run_dir(), pod, longest);

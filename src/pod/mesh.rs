@@ -61,8 +61,9 @@ pub fn find_proxy(pod: &Pod) -> Result<Decision<Proxy>, NotAPod> {
     let control = listen_addresses(container, &["LINKERD2_PROXY_CONTROL_LISTEN_ADDR"]);
     let admin = listen_addresses(container, &["LINKERD2_PROXY_ADMIN_LISTEN_ADDR"]);
     Ok(Decision::Redirect(Proxy {
-        // Only the container's own UID. Policies set the pod's user and groups alike on all
-        // containers, so a rule for them would let the app's connections bypass the proxy.
+        // Only the container's own UID counts, not the pod's user and no group: policies set these
+        // alike on all containers, so a rule for them would let the app's connections bypass the
+        // proxy.
         uid: container.security_context.run_as_user,
         inbound_port: port(&inbound),
         outbound_port: port(&outbound),

@@ -19,7 +19,7 @@ pub enum Ipv6 {
     #[default]
     No,
     Yes,
-    /// In each netns with IPv6, also if the pod has no IPv6 address yet, unless the proxy listens
-    /// on IPv4 only.
+    /// IPv6 is redirected in each netns with IPv6, also if the pod has no IPv6 address yet, unless
+    /// the proxy listens on IPv4 only.
     Auto,
 }

@@ -25,7 +25,7 @@ pub enum Turn {
     /// Only the agent has to be asked whether it is ready.
     AskAgent,
     Wait(WaitReason, Duration),
-    /// Not before an audit finds the pod again.
+    /// The pod waits until an audit finds it again.
     UntilNextAudit,
 }
 

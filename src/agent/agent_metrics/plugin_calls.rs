@@ -18,7 +18,7 @@ use crate::redirect::backend_order::Backend;
 
 const COMMANDS: [Command; 2] = [Command::Add, Command::Check];
 const RESULTS: [&str; 4] = ["redirected", "checked", "failed", "skipped"];
-/// Value of labels for what this version does not know.
+/// Value of the labels `code` and `reason` for a code or reason that this version does not know.
 const OTHER: &str = "other";
 /// Value of the label `source` for calls that no source decided.
 const NO_SOURCE: &str = "none";
@@ -97,7 +97,7 @@ impl PluginCalls {
     }
 
     /// Returns the counters above zero for `/status`. Leaves out pods that were deleted while they
-    /// started: that is no fault.
+    /// started, because their calls fail without a fault.
     pub fn counts(&self) -> PluginCounts {
         let mut failures = nonzero(&self.failures, failure_labels());
         failures.remove(&Failure::PodNotFound.code().to_string());

@@ -11,7 +11,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(3);
 /// Whether a node where nothing is installed can get a token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FirstInstall {
-    /// The agent's watch is open, and will show the end of the release. Or the watch cannot be
+    /// The agent's watch is open and will show the end of the release, or the watch cannot be
     /// opened at all.
     Possible,
     /// The API server rejects the agent's own token.

@@ -16,8 +16,8 @@ use crate::kube::connection::{Connection, Error};
 use crate::kube::types::{Metadata, null_as_default, objects};
 use crate::kube::{self, Client};
 
-/// Shortest and longest time until the Node is read again after a success, if the kubelet
-/// does not renew the agent's token before. It does after four fifths of an hour.
+/// Shortest and longest time until the Node is read again after a success, unless the kubelet
+/// renews the agent's token earlier. The kubelet renews it after four fifths of an hour.
 pub const RECHECK: [Duration; 2] = [Duration::from_secs(60 * 60), Duration::from_secs(90 * 60)];
 
 /// Shortest and longest time from a renewal of the agent's token to the next read of the Node. A
@@ -54,7 +54,8 @@ impl StartupTaint {
         }
     }
 
-    /// Removes the taint of a node that is ready, if that is due. Returns when to call this again.
+    /// Removes the startup taint if the node is ready and the removal is due. Returns when to call
+    /// this function again.
     pub fn run(&mut self, connection: &mut Connection, is_ready: bool) -> Option<Instant> {
         let (node, key) = self.target.clone()?;
         if !is_ready {

@@ -90,7 +90,7 @@ impl Worker {
         state.schedule_check(&validity, error, now);
         state.record_revocation(&token, error, &validity, now);
         let check = match validity {
-            // Unreachable or failing: the result of the last check stays valid.
+            // The API server was unreachable or failed: the result of the last check stays valid.
             TokenValidity::Unknown => {
                 TokenStatus { error: error.map(ToString::to_string), ..state.check.clone() }
             }
@@ -142,7 +142,7 @@ impl State {
         now: Instant,
     ) {
         let result = if self.server_address.error.is_some() {
-            // The name is to be resolved again soon.
+            // The next check comes soon, because each check resolves the name again.
             TokenCheckResult::Unknown
         } else {
             match validity {

@@ -22,7 +22,7 @@ pub struct PodContent {
     /// A `Decision<ObjectFacts>` as JSON, which needs a third of the memory: all pods of a list are
     /// in memory at once. Empty if longer than [`FACTS_LIMIT`].
     pub facts: Box<[u8]>,
-    /// Not in `facts`, because the addresses change after the pod is published.
+    /// This is not a part of `facts`, because the addresses change after the pod is published.
     pub has_ipv6: bool,
 }
 

@@ -59,7 +59,7 @@ struct KnownPod {
 
 /// Why a pod is not published.
 struct PodProblem {
-    /// For the log.
+    /// The problem, as the log shows it.
     text: String,
     /// Publishing the pod again, after a new list, may succeed.
     may_pass: bool,
@@ -78,7 +78,7 @@ pub struct Publisher {
     facts_reader: FactsReader,
     stop_publishing: Arc<AtomicBool>,
     status: Arc<Status>,
-    /// By UID.
+    /// The known pods by their UID.
     published: BTreeMap<String, KnownPod>,
     /// Limits the requests for each pod.
     requests: RequestLimit,

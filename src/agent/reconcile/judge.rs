@@ -1,5 +1,5 @@
-//! Judges whether the node is ready, from what a reconcile pass found and what came of its steps.
-//! Pure.
+//! Judges whether the node is ready, from the findings of a reconcile pass and the outcomes of its
+//! steps. Pure.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Instant;
@@ -17,7 +17,7 @@ use crate::node::install::kubeconfig::HostName;
 use crate::node::install::network_configs::ConfigsOutcome;
 use crate::node::leftovers::LeftoversOutcome;
 
-/// What a pass decided, and what came of the install steps.
+/// What a pass decided, and the outcomes of its install steps.
 pub struct Installed {
     pub kept: KeptFiles,
     pub token: PluginToken,
@@ -29,10 +29,10 @@ pub struct Installed {
     pub contended: Vec<ContendedFile>,
 }
 
-/// What came of the network configs in a pass.
+/// Outcomes of a pass for the network configs.
 #[derive(Default)]
 pub struct ConfigsReconciled {
-    /// What came of the removal of files that a dead agent left.
+    /// Outcome of removing the files that a dead agent left.
     pub leftovers: LeftoversOutcome,
     pub yielded: Option<YieldedEntry>,
     pub outcome: ConfigsOutcome,
@@ -45,7 +45,8 @@ pub struct Verified {
     pub token: Option<Finding>,
     /// When the token in the kubeconfig expires, in seconds since 1970. `None`: unknown, or never.
     pub token_expires: Option<u64>,
-    /// Until when the first list of the node's pods is awaited.
+    /// End of the wait for the first list of the node's pods; `None` once the agent no longer
+    /// waits.
     pub pods_awaited_until: Option<Instant>,
 }
 

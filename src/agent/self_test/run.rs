@@ -31,7 +31,8 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 /// The scratch pod's name, namespace, UID and container ID, which are all the same.
 const POD: &str = "linkerd-cni-self-test";
 
-/// For errors that only a failure of the plugin or of this node's files causes.
+/// Turns an error into a failed self-test. Only for errors that the plugin or this node's files
+/// cause.
 impl<E: std::error::Error> From<E> for TestOutcome {
     fn from(error: E) -> TestOutcome {
         TestOutcome::Failed(error.to_string())

@@ -53,7 +53,7 @@ pub fn verdict(evidence: &Evidence, now: Instant) -> Verdict {
 
 fn judge(evidence: &Evidence, last: &Round) -> Verdict {
     match last {
-        // The kubelet sends SIGTERM also before it starts a container again.
+        // The kubelet sends SIGTERM not only to end a pod, but also to restart a container of it.
         Round::PodStays => LeaveInPlace("the agent's pod is not being deleted".into()),
         Round::NamespaceBeingDeleted => {
             Uninstall("the agent's namespace is being deleted".to_owned())

@@ -22,7 +22,7 @@ pub struct Evidence {
     pub before: ApiHistory,
     /// When the agent received the signal.
     pub begin: Instant,
-    /// Until when the agent asks the API server.
+    /// When the agent stops asking the API server.
     pub end: Instant,
     /// An agent that started after this one runs on the node.
     pub newer_agent_runs: bool,
@@ -55,7 +55,8 @@ pub enum Round {
     OwnTokenRejected(String),
     /// No DaemonSet is known, the response is another one, or the request timed out.
     Unclear(String),
-    /// Also if no API server or namespace is configured, or the credential cannot be read.
+    /// No request got a response, no API server or namespace is configured, or the credential
+    /// cannot be read.
     Unreachable(String),
 }
 
@@ -206,7 +207,7 @@ fn ask_about_node(client: &Client, name: &str, set: &DaemonSet) -> Result<Round,
     let node = match client.get::<Node>(&format!("/api/v1/nodes/{name}")) {
         Ok(node) => node,
         Err(error) if is_temporary(&error) => return Err(round_end(&error)),
-        // Without the right to read Nodes.
+        // Without the right to read Nodes, nothing shows that the node is out of the scope.
         Err(_) => return Ok(Round::InScope),
     };
     if node.metadata.name != name {

@@ -47,7 +47,8 @@ pub fn chain(
     plan.unchain_steps.extend(unchain::other_modes(mode, found, own, saved));
     let is_needed = mode.only().is_none() || !plan.unchain_steps.is_empty();
     plan.saves_only = is_needed && saved.only.as_deref() != mode.only();
-    // A standalone config is in a directory that Multus reads, by name.
+    // A standalone config is in Multus' directory. Multus finds it by its name, so an invalid file
+    // that sorts before it does no harm.
     if mode.standalone().is_none() {
         plan.not_chained = active::invalid_before_active(&foreign);
     }

@@ -8,7 +8,7 @@ use crate::firewall::error::Error;
 use crate::redirect::Family;
 use crate::redirect::backend_order::Backend;
 
-/// Searched after `PATH`, which some runtimes leave empty.
+/// Directories that are searched after those in `PATH`, which some runtimes leave empty.
 const FALLBACK_DIRS: [&str; 4] = ["/usr/sbin", "/sbin", "/usr/bin", "/bin"];
 
 /// A pair of programs of the host, for one backend and one family.

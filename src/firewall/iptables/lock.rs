@@ -15,7 +15,7 @@ pub fn describe_holder(except: Option<u32>) -> Option<String> {
     let path = path();
     let file = stat(&path).ok()?;
     let locks = fs::read_to_string("/proc/locks").ok()?;
-    // The form of `/proc/locks`.
+    // `/proc/locks` identifies a file in this form.
     let id = format!("{:02x}:{:02x}:{}", major(file.st_dev), minor(file.st_dev), file.st_ino);
     let pid = holder_of(&locks, &id)?;
     if Some(pid) == except {
@@ -36,14 +36,15 @@ pub fn path() -> PathBuf {
     }
 }
 
-/// Returns the process that holds the lock on the file `id`, by the text of `/proc/locks`.
+/// Returns the process that holds the lock on the file `id`, according to `locks`, the text of
+/// `/proc/locks`.
 fn holder_of(locks: &str, id: &str) -> Option<u32> {
     locks.lines().find_map(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
-        // Of a process that waits for the lock, the second word is "->".
+        // The line of a process that waits for the lock has "->" as its second word.
         match words[..] {
             [_, "FLOCK" | "POSIX" | "OFDLCK", _, _, pid, file, ..] if file == id => {
-                // Without a process in this PID namespace: -1 or 0.
+                // The PID is -1 or 0 if the process is not in this PID namespace.
                 pid.parse().ok().filter(|&pid| pid > 0)
             }
             _ => None,

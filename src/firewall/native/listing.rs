@@ -148,7 +148,7 @@ impl FamilyListing {
     /// table, as lines of `iptables-save`.
     pub fn missing(&self, redirect: &Redirect, family: Family) -> Result<Vec<String>, Error> {
         let rules = rules::rules(redirect, family);
-        // In a table of its own, no chain has foreign rules.
+        // The plugin's table has no foreign rules, so all its chains are the plugin's own.
         let missing =
             rules::missing_in_order(nft::runs(&rules), &self.plugin, &Chain::ALL, |run, rule| {
                 is_rule(rule, run, family)

@@ -48,7 +48,7 @@ pub fn means_missing(errno: Errno) -> bool {
 /// Names the object that `message` creates or deletes.
 fn subject(message: &Message) -> String {
     let family = if message.family == protocol_family(Family::Ipv4) { "ip" } else { "ip6" };
-    // The first attribute of each type of message is the table.
+    // In every type of message, the attribute with number 1, as `NFTA_TABLE_NAME`, is the table.
     let table = format!("table {family} {}", text_of(message, nfta::TABLE_NAME));
     match message.kind {
         libc::NFT_MSG_NEWCHAIN => {

@@ -13,7 +13,8 @@ pub enum BinDir {
     Usable,
     /// The bin dir has no plugin of the active conflist. The text says what to do.
     Doubtful(String),
-    /// Like `Doubtful`, and the settings forbid to chain the plugin then.
+    /// The bin dir has no plugin of the active conflist, and the settings forbid to chain the
+    /// plugin in that case. The text says what to do.
     Unusable(String),
 }
 

@@ -122,7 +122,7 @@ pub fn install(
     outcome
 }
 
-/// What came of the steps of a plan.
+/// Outcome of the steps of a plan.
 #[derive(Debug, Default)]
 struct Applied {
     writes: Vec<ConfigWrite>,
@@ -133,7 +133,7 @@ struct Applied {
     save_error: Option<String>,
 }
 
-/// What came of one step of a plan.
+/// Outcome of one step of a plan.
 enum StepResult {
     Written(ConfigWrite),
     Limited(Instant),

@@ -1,5 +1,5 @@
-//! Which rules are one nf_tables rule, with which set. [`crate::firewall`] encodes the conditions,
-//! with the same meaning as the text of [`super::iptables`].
+//! Decides which rules become one nf_tables rule, and which set that rule has. [`crate::firewall`]
+//! encodes the conditions, with the same meaning as the text of [`super::iptables`].
 
 use std::borrow::Cow;
 use std::mem::discriminant;

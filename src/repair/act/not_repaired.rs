@@ -106,8 +106,8 @@ impl NotRepaired {
     }
 }
 
-/// Fails if the plugin would install no rules in the pod: then no repair helps. Without the plugin
-/// entry (`None`), the pod's containers alone decide.
+/// Fails if the plugin would install no rules in the pod, so that no repair helps. Without the
+/// plugin entry (`None`), the pod's containers alone decide.
 pub fn check_redirected(pod: &StrandedPod, config: Option<&Config>) -> Result<(), NotRepaired> {
     // The plugin entry excludes pods by namespace and name. An empty entry excludes none, so that
     // the containers alone decide.

@@ -157,7 +157,8 @@ impl Worker {
                 self.shared.queue.retry(pod, Duration::ZERO);
                 self.shared.queue.request_restart();
             }
-            // The result may come later. A runtime that caches none is a reason for a person.
+            // The runtime may cache the result later. If it caches no results, only a person can
+            // repair the pod.
             NotRepaired::NetnsUnknown(NetnsUnknown::NoResult) => {
                 self.record_failure(pod, reason);
                 self.report_skipped(pod, &format!("{reason}; delete the pod to replace it"));

@@ -52,7 +52,8 @@ impl FromPod for AuditedPod {
 /// audit finds it. So mode `in-place`, which changes no pod that has its rules, always audits after
 /// the start.
 pub fn first_wait(settings: &Settings) -> Option<Duration> {
-    // At random within the first period, so that the nodes of a cluster do not audit together.
+    // The first audit comes at a random time within the period, so that the nodes of a cluster do
+    // not audit together.
     let in_period = settings.audit_period().map(jitter);
     if settings.mode != RepairMode::InPlace {
         return in_period;
@@ -66,7 +67,8 @@ pub struct Audit {
     shared: Arc<Shared>,
     /// Whether the last audit found pods with drift.
     had_drift: bool,
-    /// Since when each new pod starts by the plugin. Only the audits after the start need it.
+    /// Time since which the plugin installs the rules of each new pod. Only the audits after the
+    /// start need the time.
     plugin_works_since: Option<SystemTime>,
 }
 
@@ -110,7 +112,7 @@ impl Audit {
         }
     }
 
-    /// Waits until the agent is ready: before, the node may have no plugin entry.
+    /// Waits until the agent is ready, because before that the node may have no plugin entry.
     fn wait_for_agent(&self) {
         if let Some(address) = &self.shared.settings.agent_addr {
             agent_ready::wait_until_ready(address);
@@ -154,7 +156,8 @@ impl Audit {
     /// Counts and reports the findings, and queues the damaged pods unless they are too many.
     fn conclude(&mut self, findings: Findings) {
         let mostly_damaged = findings.mostly_damaged();
-        // Before the requests that report: meanwhile the worker repairs pods of earlier audits.
+        // Repairs are suspended before the findings are reported: meanwhile the worker would repair
+        // pods of earlier audits.
         let was_suspended = self.shared.queue.suspend_audit_repairs(mostly_damaged.is_some());
         log_gaps(&findings);
         self.count(&findings);

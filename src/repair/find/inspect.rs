@@ -63,7 +63,7 @@ impl Inspector {
         // The containers decide, not the annotations: `kubectl debug --copy-to` removes them.
         let Decision::Redirect(known) = facts else { return Ok(None) };
         let name = pod.found.pod_ref();
-        // The name may decide alone. Then no other object is read.
+        // If the pod's name decides, no other object is read.
         if let Verdict::Skipped(_) = verdict(&self.config, &name, PodView::Incomplete) {
             return Ok(None);
         }

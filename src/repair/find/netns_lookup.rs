@@ -68,7 +68,8 @@ impl NetnsLookup {
         NetnsLookup { by_pod, started: settings.started }
     }
 
-    /// Opens the pod's netns. Never that of another pod: the rules would break it.
+    /// Opens the pod's netns. Never opens the netns of another pod, because the rules would break
+    /// that pod.
     pub fn find(&self, pod: &StrandedPod) -> Result<Netns, NetnsUnknown> {
         let address = pod.facts.address.ok_or(NetnsUnknown::NoAddress)?;
         let mut unknown = NetnsUnknown::NoResult;

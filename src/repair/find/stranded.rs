@@ -84,7 +84,7 @@ impl StrandedPod {
     /// validator counts, and so does a failure from before the controller started. Whether a
     /// running pod lacks rules is not known from its object.
     ///
-    /// Never a pod that is terminating or finished, or has no netns of its own.
+    /// Returns `None` for a pod that is terminating or finished, or has no netns of its own.
     pub fn from_object(pod: &Pod, found_by: FoundBy) -> Option<Self> {
         let may_need_repair = match found_by {
             // Other programs may use the validator's name.

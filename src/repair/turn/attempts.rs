@@ -1,5 +1,5 @@
-//! What came of the earlier attempts to repair a pod, and how long the pod waits because of
-//! them. Pure.
+//! The outcomes of earlier attempts to repair a pod, and how long the pod waits because of them.
+//! Pure.
 
 use std::time::{Duration, Instant};
 
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn a_complete_pod_is_reported_if_its_validator_fails_again_soon() {
+    fn a_pod_with_all_rules_is_reported_if_its_validator_fails_again() {
         let begin = Instant::now();
         let mut attempts = Attempts::none(begin);
         assert!(!attempts.record_complete(begin), "its validator has to run again first");

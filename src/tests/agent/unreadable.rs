@@ -103,7 +103,7 @@ fn replace_by_link(node: &Node, target: &str) {
 }
 
 #[test]
-fn uninstall_keeps_the_plugin_if_only_the_runtime_reads_a_chained_conflist() {
+fn uninstall_keeps_the_plugin_if_it_cannot_read_a_chained_conflist() {
     let hide: [(&str, Hide); 5] = [
         ("a huge file", |node, text| node.write(LIST, &huge(text))),
         ("bytes that are not UTF-8", |node, text| {

@@ -174,9 +174,9 @@ fn the_table_of_error_codes_has_each_failure() {
     assert_eq!(rows, wanted, "run UPDATE_DOCS=1 cargo test --test layout");
 }
 
-/// As a user would search: with the whole text, and only this page at hand.
+/// Searches as a user would, with the whole text and only this page at hand.
 #[test]
-fn each_captured_text_leads_to_its_remedy() {
+fn troubleshooting_has_an_entry_for_each_captured_text() {
     let page = page();
     let entries = Entry::all(&page);
     let mut lost = Vec::new();

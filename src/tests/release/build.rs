@@ -131,7 +131,7 @@ fn rebuild(compilers: &[&str], change: impl Fn(&Checkout, &Path)) -> String {
 }
 
 #[test]
-fn a_folder_is_rebuilt_with_its_recorded_compilers_or_refused() {
+fn a_release_folder_is_rebuilt_only_with_its_recorded_compilers() {
     let nothing = |_: &Checkout, _: &Path| {};
     let same = rebuild(&["rustc=rustc 1.95.0 (a)", "gcc-12=12-2"], nothing);
     assert!(same.contains("12-2\nrustc 1.95.0"), "{same}");

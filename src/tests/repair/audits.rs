@@ -209,10 +209,10 @@ fn an_audit_reports_uncontrolled_pods_only_if_rules_are_missing() {
     assert_eq!(controller.metric("pods_deleted_total"), 0);
 }
 
-/// As pods of a control plane with `proxy.gid`: the plugin exempts no group, and the audit expects
-/// none.
+/// The control plane's pods have such a group with the value `proxy.gid`. The plugin exempts no
+/// group, and the audit expects no rule for one.
 #[test]
-fn a_pod_with_a_user_and_a_proxy_group_is_complete() {
+fn an_audit_expects_no_rule_for_the_group_of_the_proxy_container() {
     let node = meshed("native");
     let mut pod = running();
     pod["spec"]["securityContext"] = json!({"runAsUser": 1000, "runAsGroup": 1000});
@@ -224,8 +224,8 @@ fn a_pod_with_a_user_and_a_proxy_group_is_complete() {
     assert!(controller.metric("audit_pods_complete_total") > 0);
 }
 
-/// As after a reboot a pod whose app container was created but not started: kubelet skips its
-/// validator.
+/// After a reboot, a pod whose app container was created but not started is in this state: kubelet
+/// skips its validator.
 #[test]
 fn mode_in_place_audits_after_the_start_until_no_pod_lacks_rules() {
     let node = Node::with(&running());

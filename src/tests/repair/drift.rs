@@ -304,7 +304,7 @@ fn with_pod(node: &Node, namespace: &str, name: &str, is_whole: bool) -> Namespa
 }
 
 #[test]
-fn damage_of_more_than_half_of_the_pods_is_reported_and_not_repaired() {
+fn an_audit_repairs_nothing_if_most_pods_are_damaged() {
     let node = Node::new();
     node.api.state().evict = Answer::Status(201);
     let damaged = ["web-1", "web-2", "web-3"].map(|name| with_pod(&node, "emojivoto", name, false));
