@@ -32,12 +32,12 @@ pub fn by_name(objects: &Objects) -> Value {
         let name = object["metadata"]["name"].as_str().unwrap().to_owned();
         if object["kind"] == "DaemonSet" {
             let mut pods = object["spec"]["template"].take();
-            // Changes with the ConfigMap.
+            // The checksum changes with the ConfigMap.
             let checksum = pods["metadata"]["annotations"]["checksum/config"].take();
             assert_eq!(checksum.as_str().unwrap().len(), 64);
             all.insert("Pods".to_owned(), named_items(pods));
         } else {
-            // Only where they differ from the DaemonSet's, which has one more.
+            // Labels are left out if they equal the DaemonSet's, which has one label more.
             let own = object["metadata"]["labels"].as_object_mut().unwrap();
             for key in labels.keys().filter(|key| *key != "k8s-app") {
                 own.entry(key).or_insert("missing".into());

@@ -57,7 +57,7 @@ fn the_readme_describes_every_value() {
     let readme = read(chart().join("README.md"));
     let table = readme.split_once("| value | default | description |").unwrap().1;
     let rows = table.lines().skip(2).take_while(|line| line.starts_with("| `"));
-    // Without maps whose members have their own rows.
+    // Maps are left out, because their members have rows of their own.
     let rows = rows.filter(|row| row.split(" | ").nth(1).is_some_and(|cell| !cell.is_empty()));
     let described: Vec<_> = rows.map(|row| row.split('`').nth(1).unwrap()).collect();
     let mut all = BTreeSet::new();

@@ -139,7 +139,7 @@ fn the_documented_umbrella_chart_renders() {
     assert!(volumes.contains("/var/lib/rancher/k3s/agent/etc/cni/net.d"), "{volumes}");
 }
 
-/// Of a taint in `taints`, Karpenter expects that pods tolerate it.
+/// Karpenter expects that pods tolerate a taint in `taints`.
 #[test]
 fn the_agent_removes_the_documented_startup_taint_of_karpenter() {
     let found = manifests("docs/platforms.md");

@@ -35,7 +35,8 @@ fn values_of_upstreams_chart_render_this_charts_pods() {
     let [reused, reset] = [over_values(&upstream).objects(), with(upstream.clone())];
     assert_eq!((reused.plugin(), reused.pod()), (reset.plugin(), reset.pod()));
     for objects in [reused, reset] {
-        // Set by upstream's chart, so that Helm cannot tell it from a value of the user.
+        // Upstream's chart sets this value, so that Helm cannot tell the value from one of the
+        // user.
         assert_eq!(objects.plugin()["linkerd"]["iptables-mode"], "nft");
         let agent = objects.container("install-cni");
         assert_eq!(agent["ports"][0]["containerPort"], 9991);

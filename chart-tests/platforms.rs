@@ -15,7 +15,8 @@ fn a_platform_name_renders_the_same_as_its_values_file() {
     }
 }
 
-/// Otherwise the agents of these nodes, which cannot run there, would let no rollout end.
+/// Without these expressions, agents would be placed on nodes where they cannot run, and no rollout
+/// would end.
 #[test]
 fn each_required_term_of_a_users_affinity_gets_the_platforms_expressions() {
     let required = "requiredDuringSchedulingIgnoredDuringExecution";
@@ -53,7 +54,7 @@ fn each_required_term_of_a_users_affinity_gets_the_platforms_expressions() {
 
 /// A fact about a platform ends with a release of that platform.
 #[test]
-fn each_preset_names_its_source_and_the_month_in_which_the_source_said_so() {
+fn each_preset_names_its_source_and_the_month_of_the_source() {
     for (name, file) in platforms() {
         let text = read(&file);
         let mut sources = 0;

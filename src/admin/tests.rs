@@ -80,7 +80,7 @@ fn a_request_that_arrives_in_pieces_gets_a_response() {
 fn a_request_that_is_too_large_is_rejected() {
     let address = server();
     let mut stream = connect(address);
-    // The server may respond and close before all of it is written.
+    // The server may respond and close before the whole request is written.
     let _ = stream.write_all(&vec![b'a'; REQUEST_LIMIT as usize + 1]);
     assert_eq!(status_and_body(&response(stream)), ("400 Bad Request", ""));
 }
@@ -92,7 +92,7 @@ fn any_number_of_silent_clients_do_not_delay_another_client() {
     let began = Instant::now();
     let response = exchange(address, "GET /live HTTP/1.1\r\n\r\n");
     assert_eq!(status_and_body(&response), ("200 OK", "alive\n"));
-    // Far below the timeout of each silent client.
+    // The time is far below the timeout of each silent client.
     assert!(began.elapsed() < Duration::from_secs(2));
     drop(silent);
 }

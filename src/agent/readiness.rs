@@ -223,7 +223,7 @@ mod tests {
         (passes.finished, passes.running_since) = (start + 32 * SECOND, None);
         assert_eq!(passes.recent(start + 62 * SECOND), Ok(()));
         assert!(passes.recent(start + 63 * SECOND).is_err());
-        // Stuck only during a pass.
+        // The agent can be stuck only during a pass.
         assert_eq!(passes.progressing(start + 1000 * SECOND), Ok(()));
         passes.running_since = Some(start + 1000 * SECOND);
         assert_eq!(passes.progressing(start + 1060 * SECOND), Ok(()));

@@ -339,7 +339,7 @@ mod tests {
         for (bytes, may_name_plugin) in [
             (&b"{\"x\":\"\xe9\",\"plugins\":[{\"type\":\"linkerd-cni\"}]}"[..], true),
             (b"{\"x\":\"\xe9\",\"plugins\":[{\"type\":\"portmap\"}]}", false),
-            // Half written, within a character.
+            // The text is half written, and ends within a character.
             (b"{\"plugins\":[{\"type\":\"linkerd-cni\",\"x\":\"\xc3", true),
         ] {
             assert_eq!(not_utf8(bytes).may_name_plugin, may_name_plugin, "{bytes:?}");

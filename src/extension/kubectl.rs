@@ -171,7 +171,7 @@ mod tests {
 
     const LONG: Duration = Duration::from_secs(60);
 
-    /// Responses of the API server, each as the only one.
+    /// An API server that sends this response to each request.
     struct Responded(&'static str);
 
     impl Api for Responded {

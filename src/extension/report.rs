@@ -218,7 +218,7 @@ mod tests {
         }
     }
 
-    /// Nothing else names the nodes.
+    /// No other output names the nodes, so the list must not be cut.
     #[test]
     fn a_list_of_any_length_is_complete() {
         let nodes: Vec<String> = (1..=5000).map(|node| format!("node-{node}")).collect();

@@ -180,7 +180,7 @@ fn encode(kind: u16, flags: u16, sequence: u32, header: &[u8], attributes: &Attr
     message.extend_from_slice(&kind.to_ne_bytes());
     message.extend_from_slice(&(REQUEST | flags).to_ne_bytes());
     message.extend_from_slice(&sequence.to_ne_bytes());
-    // The kernel replaces a port ID of 0 by that of the socket.
+    // The sender's port ID may be 0, because the kernel knows which socket sends the message.
     message.extend_from_slice(&[0; 4]);
     message.extend_from_slice(header);
     message.extend_from_slice(&attributes.0);

@@ -183,7 +183,7 @@ mod tests {
         let begin = Instant::now();
         assert!(waiting.take().is_err());
         assert!(begin.elapsed() >= WAIT);
-        // Would take minutes if each attempt waited.
+        // The attempts would take minutes if each of them waited.
         assert!((0..200).all(|_| waiting.take().is_err()));
         assert!(begin.elapsed() < 60 * WAIT);
         drop(held);

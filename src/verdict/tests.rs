@@ -178,7 +178,7 @@ fn only_excluded_namespaces_and_agent_pods_are_decided_by_name() {
 
 /// ADD reaches the netns, which does not exist, only for a redirected pod.
 #[test]
-fn add_skips_redirects_or_fails_by_the_verdict() {
+fn add_follows_the_verdict() {
     for row in rows() {
         if row.verdict == "not called" {
             continue;

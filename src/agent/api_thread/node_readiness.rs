@@ -84,7 +84,7 @@ mod tests {
         assert!((300..=600).contains(&first), "{first}");
         let second = reported_at(&mut readiness, start, first + 1);
         assert!((2700..=3601).contains(&(second - first)), "{first}, {second}");
-        // A ready pass between them.
+        // A pass between them finds the node ready.
         let ready = second + 1;
         assert!(readiness.pass_finished(None, start + Duration::from_secs(ready)).is_none());
         assert!(readiness.is_ready());

@@ -182,7 +182,8 @@ mod tests {
             let mut worker = Worker::new(Arc::clone(&api), missing);
             let issued = Token { text: "issued".into(), revoked: false };
             api.state().token_requests.token = if is_issued { Some(issued) } else { None };
-            // Of the token on the host, which may belong to an account that is being deleted.
+            // The API server accepts the token on the host, which may belong to an account that is
+            // being deleted.
             api.state().check.validity = TokenValidity::Accepted;
             for _ in 0..20 {
                 worker.renew();

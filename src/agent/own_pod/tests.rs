@@ -72,7 +72,7 @@ fn a_deletion_is_graceful_if_its_grace_period_is_not_zero() {
         (Some("2026-12-01T10:00:00Z"), Some(0), Deletion::Forced),
         (Some("2026-12-01T10:00:30Z"), None, Deletion::Forced),
         (Some("2026-12-01T10:00:30Z"), Some(30), at(60)),
-        // Shown late, as after a partition of the network.
+        // The deletion is shown late, as after a partition of the network.
         (Some("2026-12-01T09:59:40Z"), Some(30), at(10)),
         (Some("2026-12-01T09:00:00Z"), Some(30), at(0)),
         (Some("soon"), Some(30), at(0)),
@@ -118,7 +118,7 @@ fn a_recorded_deletion_stays_and_may_become_forced() {
         (&[SEEN], Deletion::NotDeleted),
         (&[SEEN, LOST], Deletion::Unknown),
         (&[SEEN, LOST, SEEN], Deletion::NotDeleted),
-        // A list of a cache that is older than the pod.
+        // The list comes from a cache that is older than the pod.
         (&[SEEN, ABSENT], Deletion::Unknown),
         (&[ABSENT], Deletion::Unknown),
     ] {

@@ -82,7 +82,7 @@ mod tests {
             assert_eq!(config.previous_result["cniVersion"], version);
             assert_eq!(config.has_check, check, "{version}");
         }
-        // As when Multus calls it.
+        // Multus calls a standalone config without a plugin before it.
         let conf = r#"{"type": "linkerd-cni", "name": "linkerd-cni", "cniVersion": "0.3.1"}"#;
         let config = PluginConfig::from_network_config(conf).unwrap();
         let stdin: Value = serde_json::from_str(&config.stdin(&config.previous_result)).unwrap();

@@ -97,7 +97,7 @@ fn assert_verdict(name: &str, evidence: &Evidence, expected: Expected) {
 }
 
 #[test]
-fn what_the_watch_has_shown_of_the_pod_decides_on_each_response() {
+fn the_watched_state_of_the_pod_decides_on_each_response() {
     let begin = Instant::now();
     let graceful = Deletion::Graceful { shown: begin, token_ends: begin };
     let (forced, stays, unknown) = (Deletion::Forced, Deletion::NotDeleted, Deletion::Unknown);

@@ -13,7 +13,7 @@ use crate::files::FileAccess;
 
 const CONF: &str = r#"{"name":"n","type":"a"}"#;
 
-/// As this project's chart renders it.
+/// The plugin entry as this project's chart renders it.
 fn entry() -> Entry {
     Entry::new(r#"{"type":"linkerd-cni","linkerd":{"agent-namespace":"cni"}}"#, "").unwrap()
 }

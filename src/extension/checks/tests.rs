@@ -8,7 +8,7 @@ use super::*;
 use crate::extension::fake::{AGENTS, Cluster, DAEMONSET, EVENTS, NAMESPACE, STATUS_1, later};
 use crate::extension::report::{Format, is_success, render};
 
-/// A change of the healthy cluster. In YAML and JSON it is a list of the three.
+/// A change of the healthy cluster. In YAML and JSON, a change is the list of its three fields.
 #[derive(Deserialize)]
 struct Change {
     path: String,

@@ -10,7 +10,7 @@ fn lines(redirect: &Redirect, family: Family) -> String {
 }
 
 #[test]
-fn rules_of_both_families_are_upstreams() {
+fn rules_of_both_families_equal_those_of_upstream() {
     let skip_inbound = [4191, 4190].into_iter().chain(1..=19).map(PortRange::from);
     let skip_outbound = (100..120).step_by(2).map(|first| PortRange { first, last: first + 1 });
     let cases = [

@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 /// Limit of all waits. The machine may be busy.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// A running agent; dropped, it is killed.
+/// A running agent. Dropping the value kills the agent.
 pub struct Agent {
     child: Child,
     log: PathBuf,
@@ -59,21 +59,21 @@ impl Agent {
         self.child.try_wait().unwrap()
     }
 
-    /// Waits until a stopped agent has its proof and begins to uninstall. It ends at once if
-    /// it had not taken over SIGTERM yet.
+    /// Waits until a stopped agent has its proof and begins to uninstall. The agent would end at
+    /// once if SIGTERM arrived before it blocks the signal.
     pub fn until_uninstalling(&mut self) {
         self.until(Duration::from_micros(200), |agent| {
             (agent.log().contains("uninstalling") || agent.ended().is_some()).then_some(())
         });
     }
 
-    /// SIGTERM, then the exit status.
+    /// Sends SIGTERM, and returns the exit status.
     pub fn stop(&mut self) -> Option<i32> {
         self.signal(Signal::SIGTERM);
         self.wait()
     }
 
-    /// The process that this one started, if it was started by another program.
+    /// Returns the agent's process, if another program such as strace started the agent.
     pub fn child(&self) -> Option<Pid> {
         let path = format!("/proc/{0}/task/{0}/children", self.pid());
         let children = fs::read_to_string(path).ok()?;
@@ -81,7 +81,7 @@ impl Agent {
         Some(Pid::from_raw(pid))
     }
 
-    /// Whether it came to be ready before it ended.
+    /// Returns whether the agent became ready before it ended.
     pub fn ready_or_dead(&mut self) -> bool {
         self.until(Duration::from_millis(1), |agent| match agent.ended() {
             Some(_) => Some(false),
@@ -106,7 +106,7 @@ impl Agent {
         self.get("/ready")
     }
 
-    /// Status and body; status 0 as long as nobody listens.
+    /// Returns status and body; status 0 while nobody listens.
     pub fn get(&self, path: &str) -> (u16, String) {
         match self.address() {
             Some(address) => get(address, path).unwrap(),
@@ -121,7 +121,7 @@ impl Agent {
         value.map_or(0.0, |value| value.parse().unwrap())
     }
 
-    /// The port that it serves; it has to listen by now.
+    /// Returns the port that the agent serves. The agent must already listen.
     pub fn port(&self) -> u16 {
         self.address().unwrap().port()
     }
@@ -134,7 +134,7 @@ impl Agent {
     }
 }
 
-/// Status and body; `None` as long as nobody listens.
+/// Returns status and body; `None` while nobody listens.
 pub fn get(address: SocketAddr, path: &str) -> Option<(u16, String)> {
     let mut stream = TcpStream::connect(address).ok()?;
     write!(stream, "GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();

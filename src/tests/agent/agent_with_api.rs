@@ -31,7 +31,7 @@ impl Scene {
         scene
     }
 
-    /// The same under upstream's chart, where the plugin has the agent's token.
+    /// Starts a ready agent under upstream's chart, where the plugin has the agent's token.
     pub fn start_with_token(token: &str, more: &[(&str, &str)]) -> Scene {
         Scene::start_with_token_after(token, more, |_| {})
     }
@@ -102,7 +102,8 @@ impl Scene {
     }
 
     /// Stops the agent by SIGSTOP while no pass runs, as a running pass would write files after
-    /// SIGCONT. No pass has begun for a while then: a pass follows each change of the node's files.
+    /// SIGCONT. The agent is stopped once no pass has begun for a while, because each change of the
+    /// node's files causes a pass.
     pub fn pause_between_passes(&self) {
         let mut last = 0.0;
         until("no pass begins", || {
@@ -112,8 +113,8 @@ impl Scene {
             last == before
         });
         self.agent.signal(Signal::SIGSTOP);
-        // A change of a file before that would be in the poll that SIGCONT continues, and SIGTERM
-        // after it.
+        // If a file changed before the stop, the poll that SIGCONT continues would report the
+        // change before SIGTERM.
         until("the agent is stopped", || self.agent.is_stopped());
     }
 

@@ -27,10 +27,10 @@ pub struct Kubernetes {
     pub owner: String,
     pub tokens: Vec<String>,
     pub grant: u16,
-    /// Issued instead of a new token.
+    /// Token that the API server issues instead of a new one.
     pub issued: Option<String>,
     pub life: u64,
-    /// What the plugin's account is told about the namespace, if not that it is there.
+    /// Response to the plugin's account about the namespace. `None`: the namespace exists.
     pub namespace: Option<(u16, Value)>,
     /// The status of an Event on a pod of another namespace.
     pub events: u16,
@@ -47,7 +47,8 @@ pub struct Kubernetes {
     /// The other pods of the node, and the status of lists and watches of pods.
     pub pods: Vec<Value>,
     pub pods_status: u16,
-    /// How many patches of the node still come too late, since another was first.
+    /// Number of patches of the node that still fail, because another client changed the node
+    /// first.
     pub conflicts: u32,
 }
 
@@ -202,7 +203,7 @@ pub fn pod_owned_by(owners: &Value) -> Value {
     json!({"namespace": "linkerd-cni", "name": POD, "uid": POD_UID, "ownerReferences": owners})
 }
 
-/// In the host's network, so that it is not published.
+/// The pod uses the host's network, so the agent does not publish it.
 fn own_pod(metadata: &Value) -> Value {
     json!({"kind": "Pod", "metadata": metadata, "spec": {"hostNetwork": true, "containers": []}})
 }

@@ -206,7 +206,7 @@ fn a_node_is_chained_and_ready_only_once_the_name_resolves() {
 #[test]
 fn an_upstream_plugin_is_replaced_only_after_its_kubeconfig_has_an_address() {
     Scene::with(|scene| {
-        // As upstream's agent leaves them.
+        // The kubeconfig and the plugin are those that upstream's agent leaves.
         scene.node.write("kubeconfig.json", &scene.upstream_kubeconfig());
         testkit::write_program(scene.node.bin("linkerd-cni"), upstream::PLUGIN);
         let mut agent = scene.start();

@@ -48,7 +48,7 @@ fn an_invalid_file_is_skipped_and_chained_once_it_is_valid() {
         let lines: Vec<&str> = log.lines().filter(|line| line.contains(name)).collect();
         assert!(lines.len() == 1 && lines[0].ends_with(why), "{name}: {lines:?}");
     }
-    // A writer that takes its time, as `cp` does.
+    // Another program writes the file in two parts, as a slow `cp` does.
     node.write("47-half.conflist", &CALICO[..CALICO.len() - 3]);
     thread::sleep(Duration::from_millis(60));
     node.write("47-half.conflist", CALICO);

@@ -30,7 +30,7 @@ fn plugin_token_is_requested_and_renewed_at_half_its_lifetime() {
         let now = node.token();
         until("the next token", || node.token() != now);
     }
-    // Accepted before anybody is told that all is well.
+    // The API server accepts the token before the agent reports that it is ready.
     agent.until_ready();
     let request = &api.received(|request| request.method == "POST")[0].body;
     assert_eq!(request["kind"], "TokenRequest");
@@ -145,7 +145,7 @@ fn agent_without_a_token_keeps_the_kubeconfig_of_an_earlier_agent() {
         assert!(node.chained(LIST));
         fs::remove_file(node.net("kubeconfig.json")).unwrap();
         until("the kubeconfig is back", || node.token() == *token);
-        // Whether it serves is another question.
+        // The restored token may be rejected, which `/ready` then reports.
         until("the verdict", || match (token.as_str(), agent.ready()) {
             ("token-1", (200, note)) => note.contains(&format!("HTTP {failure}")),
             ("token-1", _) => false,
@@ -244,7 +244,7 @@ fn idle_agent_sends_no_request_after_those_of_its_start() {
     node.rewrite_calico();
     agent.until_ready();
     thread::sleep(Duration::from_secs(10));
-    // Without the times of the watch, which are random.
+    // The times of the watch are left out, because they are random.
     let requests = || {
         let requests = api.requests().into_iter();
         let mut requests: Vec<_> =

@@ -85,8 +85,8 @@ fn an_absolute_link_on_the_way_to_the_bin_dir_is_followed_as_on_the_node() {
     assert_eq!(node.text(LIST), CALICO);
 }
 
-/// As with upstream's agent killed, or still running beside the new one (`maxSurge`), on a
-/// node whose runtime has several plugin directories.
+/// Upstream's agent was killed, or still runs beside the new agent (`maxSurge`), on a node whose
+/// runtime has several plugin directories.
 #[test]
 fn an_upgrade_is_chained_in_a_bin_dir_that_already_works() {
     let node = Node::uninstalling_with_calico();
@@ -95,7 +95,7 @@ fn an_upgrade_is_chained_in_a_bin_dir_that_already_works() {
 
     let mut agent = node.start_ready_with(&[REQUIRE]);
     assert!(agent.log().contains("CNI directories: 10-calico.conflist names the plugins"));
-    // Nor when the network's owner writes its file anew.
+    // The agent also chains the plugin again when the primary CNI rewrites its config.
     node.rewrite_calico();
     agent.until_ready();
     assert_eq!(agent.stop(), Some(0));

@@ -11,13 +11,14 @@ use crate::node::{CALICO, CONF, Node};
 const CALLS: [(&str, usize); 9] = [
     ("write", 4),
     ("copy_file_range", 1),
-    // Two for each file that is replaced (`durability`), one for each that is removed.
+    // There are two calls for each file that is replaced (`durability`), and one for each that is
+    // removed.
     ("fsync", 15),
     ("fchmod", 4),
     ("rename", 2),
     ("renameat2", 2),
     ("unlink", 2),
-    // Only for a network config that is a link, and for one of another owner.
+    // These calls are made only for a network config that is a link or has another owner.
     ("symlink", 0),
     ("fchown", 0),
 ];
@@ -65,7 +66,7 @@ fn a_kill_while_a_rewritten_conf_is_chained_keeps_the_conf() {
             let node = Node::uninstalling();
             node.write("20-net.conf", CONF);
             node.install();
-            // As flannel does at each start of its own.
+            // flannel rewrites its config at each start.
             let anew = CONF.replace("1e3", "2e3");
             node.write("20-net.conf", &anew);
             let mut agent = node.start_with_fault(&format!("{call}:signal=KILL:when={turn}"), &[]);

@@ -15,7 +15,7 @@ use crate::upstream::{self, KUBECONFIG, until_yielding};
 const NAMED: &str = "20-calico.conflist";
 const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
 
-/// As this project's chart renders it.
+/// The template as this project's chart renders it.
 fn chart_template() -> String {
     TEMPLATE.replace("4143", "4143, \"agent-namespace\": \"linkerd-cni\"")
 }

@@ -1,6 +1,6 @@
 //! The built agent on a temporary host tree.
 
-// Clippy's leave for tests does not reach their helpers.
+// Clippy's exemptions for tests do not apply to helpers of tests.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 mod agent;
@@ -122,7 +122,7 @@ fn agent_restores_deleted_and_damaged_files() {
         until("the kubeconfig's mode", || {
             fs::metadata(node.net("kubeconfig.json")).is_ok_and(|file| file.mode() & 0o777 == 0o600)
         });
-        // A damaged binary of the same length, and a foreign rewrite that drops us.
+        // The binary is damaged and has the same length. Another program removes the plugin entry.
         let mut damaged = node::PLUGIN.to_vec();
         damaged[round] ^= 1;
         node.replace(&node.bin("linkerd-cni"), &damaged);
@@ -146,7 +146,8 @@ fn ready_names_each_problem_and_recovers() {
     node.write(LIST, CALICO);
     agent.until_ready();
 
-    // What the agent cannot heal stays visible: a token gone, a foreign list in front.
+    // Problems that the agent cannot correct stay visible: a missing token, and another network
+    // config that sorts first.
     fs::rename(node.sa(), node.root().join("away")).unwrap();
     until_not_ready(&agent, "kubeconfig: cannot read");
     fs::rename(node.root().join("away"), node.sa()).unwrap();
@@ -192,7 +193,8 @@ fn agent_chains_only_once_missing_files_have_appeared() {
             name => fs::rename(node.sa().join("t"), node.sa().join(name)).unwrap(),
         }
         agent.until_ready();
-        // Said once, though looked at again and again. (`bin` is in other lines too.)
+        // The agent logs the problem once, although each pass finds it. (Other lines contain `bin`
+        // too.)
         let said = agent.log().matches(what).count();
         assert!(said == 1 || what == "bin", "{what}: {}", agent.log());
         assert_eq!(agent.stop(), Some(0));

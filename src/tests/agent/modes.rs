@@ -113,7 +113,7 @@ fn change_from_any_mode_to_any_other_leaves_no_file_behind() {
             let mut agent = node.start_ready_with(from);
             until("the first mode", || configs_with(&node, "linkerd-cni") == in_first);
             agent.kill();
-            // Killed in the middle of the change, wherever that is.
+            // The agent is killed at some point of the change.
             let mut agent = node.start_with(to);
             thread::sleep(Duration::from_millis(5));
             agent.kill();
@@ -133,8 +133,8 @@ fn a_change_between_chained_and_standalone_never_removes_the_plugin() {
     node.install();
     let read = Arc::clone(&node);
     let reader = Repeated::start(Duration::ZERO, 0, move |reads| {
-        // The first that is there when it is opened, as a runtime has it. A file that
-        // came since the first read is found by the second.
+        // A runtime opens one of the two files. If the first look misses a file that is written at
+        // that moment, the second look finds it.
         let chained = || read.net(STANDALONE).exists() || read.chained(LIST);
         assert!(chained() || chained(), "read {reads}");
         *reads += 1;

@@ -46,7 +46,7 @@ pub const CALICO: &str = include_str!("10-calico.conflist");
 
 pub const LIST: &str = "10-calico.conflist";
 
-/// A network that is not a list.
+/// A network config with a single plugin.
 pub const CONF: &str =
     "{\"type\": \"bridge\", \"name\": \"net\", \"cniVersion\": \"0.4.0\",\n \"n\": 1e3}\n";
 
@@ -135,12 +135,12 @@ impl Node {
         });
     }
 
-    /// Writes in place.
+    /// Writes a file in place.
     pub fn write(&self, name: &str, text: &str) {
         fs::write(self.net(name), text).unwrap();
     }
 
-    /// Writes beside and renames, keeping the mode.
+    /// Replaces a file by renaming another one over it, and keeps the mode.
     pub fn replace(&self, path: &Path, bytes: &[u8]) {
         let beside = path.with_extension("new");
         fs::write(&beside, bytes).unwrap();
@@ -155,7 +155,7 @@ impl Node {
         self.swap(token, &ca);
     }
 
-    /// Another CA, with the same token.
+    /// Mounts the CA of `api` into the agent's container, and keeps the token.
     pub fn use_api(&self, api: &Api) {
         let token = fs::read_to_string(self.sa().join("token")).unwrap();
         self.swap(token.trim(), &api.ca());
@@ -267,7 +267,7 @@ impl Node {
         assert!(networks().len() >= 2 || networks().len() >= 2);
     }
 
-    /// What a runtime that loads this lacks.
+    /// Returns which file is missing for a runtime that loads this text.
     fn missing_for(&self, text: &str) -> Option<String> {
         if text.is_empty() {
             return None;
@@ -360,7 +360,7 @@ impl Node {
         });
     }
 
-    /// Starts the agent by another program.
+    /// Starts the agent under another program, such as strace.
     pub fn start_under(&self, by: &[&str], args: &[&str], vars: &[(&str, &str)]) -> Agent {
         let (log, path) = tempfile::NamedTempFile::new_in(self.root()).unwrap().keep().unwrap();
         let mut words = by.iter().copied().chain([PROGRAM]).chain(args.iter().copied());

@@ -155,7 +155,7 @@ fn uninstall_keeps_the_binary_that_cri_o_and_multus_still_call() {
     }
 }
 
-/// By the real libcni.
+/// The real libcni reads the net dir.
 #[test]
 fn a_conf_beside_a_conflist_of_its_name_is_chained() {
     let node = Node::uninstalling();

@@ -177,7 +177,7 @@ fn each_listed_pod_is_published_and_status_updates_send_no_request() {
         pod("control plane", "destination", "u-destination"),
         unmeshed("job", "u-job"),
         mirror("etcd-node-1", "u-mirror", "0static"),
-        // Claims the UID of another pod.
+        // This pod claims the UID of another pod.
         mirror("false-mirror", "u-false", "u-web"),
         on_host,
         ended,
@@ -426,7 +426,7 @@ fn a_pod_for_which_a_request_fails_has_no_file() {
     watched.facts("debug", "u-debug");
     watched.facts("destination", "u-destination");
     until("status", || watched.status() == json!({"published": 5, "current": true}));
-    // A change that needs a request which fails removes what is no longer true.
+    // The changed pod needs a request, which fails. The outdated file is removed.
     watched.api.answer(NAMESPACE, 500, "{}");
     let mut changed = pods[1].clone();
     changed["metadata"]["annotations"] = json!({"config.linkerd.io/skip-inbound-ports": "1"});

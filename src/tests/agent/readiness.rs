@@ -40,7 +40,7 @@ fn the_status_names_the_active_conflist_while_it_calls_the_plugin() {
     until("the status names the conflist", || status()["conflist"] == LIST);
     assert_eq!(status()["ready"], true);
     assert_eq!(status()["version"], env!("CARGO_PKG_VERSION"));
-    // Sorts first, and cannot be loaded together with the plugin entry: no plugins.
+    // This conflist sorts first. It has no plugin, so the plugin entry cannot be chained to it.
     node.write("00-broken.conflist", "{}");
     until("the problem is shown", || status()["problems"].to_string().contains("00-broken"));
 }
@@ -87,7 +87,7 @@ fn probes_are_served_despite_listener_faults_that_are_logged_once() {
 /// Delays each `openat` of the agent's main thread, as a file system does that hangs. Dropping the
 /// value ends the delay.
 fn hang_files_of(agent: &Agent) -> KilledOnDrop {
-    // Without -f: the other threads go on.
+    // strace runs without -f, so the other threads go on.
     let strace = "-qq -o /dev/null -e trace=openat -e inject=openat:delay_enter=900000000 -p";
     let pid = agent.pid().to_string();
     KilledOnDrop(Command::new("strace").args(strace.split(' ')).arg(pid).spawn().unwrap())

@@ -78,7 +78,7 @@ fn contention_over_each_file_is_logged_once_and_in_the_metric() {
     for (file, bad) in [
         ("etc/kubeconfig.json", "bad"),
         ("bin/linkerd-cni", "bad"),
-        // Without the plugin entry: another agent's entry is no contention.
+        // The text lacks the plugin entry, because another agent's entry is no contention.
         ("etc/10-calico.conflist", CALICO),
     ] {
         let node = Node::with_calico();

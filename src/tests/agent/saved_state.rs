@@ -67,7 +67,7 @@ fn a_saved_state_that_cannot_be_read_is_not_overwritten() {
     until("the reason", || {
         agent.log().contains("30-new.conflist: ") && agent.log().contains("cannot be read")
     });
-    // What needs no saved state is kept right.
+    // The agent keeps a conflist chained, which needs no saved state.
     node.write(LIST, CALICO);
     until("the entry", || node.chained(LIST));
     assert_eq!(node.text("30-new.conf"), CONF);

@@ -22,7 +22,7 @@ fn use_plugin(node: &Node, plugin: impl AsRef<[u8]>) {
     node.write(LIST, &CALICO.replace("0.3.1", "1.0.0"));
 }
 
-/// The same with the real plugin.
+/// Puts the real plugin into the image, and a network config of CNI 1.0.0 on the node.
 pub fn use_real_plugin(node: &Node) {
     use_plugin(node, fs::read(PLUGIN).unwrap());
 }
@@ -120,7 +120,7 @@ fn the_self_test_uses_the_iptables_that_the_agent_has() {
         ("plain", "iptables-restore"),
     ] {
         let node = real_node();
-        // Found before the real one, which it runs.
+        // The agent finds this script before the real iptables, which the script runs.
         let dir = tempfile::tempdir().unwrap();
         let ran = dir.path().join("ran");
         let text = format!("echo x >>{}; exec /usr/sbin/{program} \"$@\"", ran.display());
@@ -128,7 +128,7 @@ fn the_self_test_uses_the_iptables_that_the_agent_has() {
         let path = format!("{}:/usr/bin:/bin", dir.path().display());
         let entry = ENTRY.replace(r#""auto""#, &format!("\"{mode}\""));
         let vars = [&vars(&entry)[..2], &[("PATH", &*path)]].concat();
-        // With all capabilities: iptables-legacy needs NET_RAW.
+        // The agent gets all capabilities, because iptables-legacy needs NET_RAW.
         let mut agent = node.start_under(&[], &[], &vars);
         agent.until_ready();
         assert!(ran.exists(), "{mode}: {}", agent.log());
@@ -171,7 +171,7 @@ fn node_is_not_ready_while_the_plugin_fails_the_self_test() {
         let agent = start(&node, entry);
         until(says, || agent.ready().1.contains(says));
         assert_eq!(agent.ready().0, 500, "{name}");
-        // The plugin is chained all the same: meshed pods then fail rather than start without
+        // The plugin is chained nevertheless, so that meshed pods fail instead of starting without
         // redirect rules.
         assert!(node.chained(LIST), "{name}");
         assert!(!agent.log().contains("is installed and verified"), "{name}");
@@ -189,7 +189,7 @@ fn a_failed_self_test_is_retried_until_it_passes() {
     let tried = || fs::read_to_string(&tries).unwrap_or_default().lines().count();
     until("three tries", || tried() >= 3);
     assert_eq!(agent.ready().0, 500);
-    // Waiting longer each time, it said so once.
+    // The agent waits longer after each failure, and logs the failure once.
     assert!(tried() <= 4, "{}", tried());
     assert_eq!(agent.log().matches("exit status: 5").count(), 1);
     fs::write(open, "").unwrap();

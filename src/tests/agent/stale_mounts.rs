@@ -44,7 +44,7 @@ impl Mounted {
     }
 }
 
-/// Also while the agent writes to the directory.
+/// Removes a directory, also while the agent writes to it.
 fn remove(dir: &Path) {
     until("the directory is removed", || fs::remove_dir_all(dir).is_ok() || !dir.exists());
 }
@@ -104,7 +104,7 @@ fn an_uninstall_with_a_stale_net_dir_leaves_everything_in_place_and_fails() {
         fs::write(mounted.on_node("etc").join(LIST), &chained).unwrap();
         until("the stale mount", || agent.get("/live").0 == 500);
         assert_eq!(agent.stop(), Some(1), "{}", agent.log());
-        // What the node's network config names is there.
+        // The plugin that the node's network config names is still there.
         assert!(node.bin("linkerd-cni").exists());
         assert_eq!(fs::read_to_string(mounted.on_node("etc").join(LIST)).unwrap(), chained);
         assert_eq!(names(&mounted.on_node("etc")), BTreeSet::from([LIST.into()]));

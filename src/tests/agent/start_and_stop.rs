@@ -40,7 +40,7 @@ fn uninstall_removes_everything_a_dead_agent_left() {
         let mut agent = node.start_ready_with(&[how]);
         agent.kill();
         assert_ne!(node.tree(), before);
-        // It is told of the directories, and of nothing else.
+        // The command gets only the directories, and no template of the plugin entry.
         for _ in 0..2 {
             let mut uninstall = node.start_args(&["uninstall"], &[("CNI_NETWORK_CONFIG", "")]);
             assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());

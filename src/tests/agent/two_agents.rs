@@ -72,7 +72,7 @@ fn is_new(node: &Node, what: &str) -> bool {
 }
 
 #[test]
-fn of_two_agents_only_the_newer_writes_and_both_are_ready() {
+fn only_the_newer_of_two_ready_agents_writes() {
     all(DIFFERENCES, |what| {
         let ((node, mut old), other) = (start_old(what), Node::new());
         let mut new = start_new(&node, &other, what);

@@ -72,7 +72,7 @@ fn a_first_config_that_only_the_runtime_reads_makes_the_node_not_ready() {
             let (status, why) = agent.ready();
             status == 500 && [name, reason, "or remove it"].iter().all(|part| why.contains(part))
         });
-        // It never was ready.
+        // The agent was never ready.
         assert!(!agent.log().contains("is installed and verified"), "{}", agent.log());
         fs::rename(node.net(name), node.net(&format!("99-{name}"))).unwrap();
         agent.until_ready();
@@ -145,7 +145,7 @@ type MakeConfig = fn(&Path);
 /// Hides the conflist with this text from the agent, but not from a runtime.
 type Hide = fn(&Node, &str);
 
-/// What another program may leave in place of a network config. None of it names the plugin.
+/// What another program may leave in place of a network config. No such file names the plugin.
 const JUNK: [(&str, MakeConfig); 9] = [
     ("empty", |path| fs::write(path, "").unwrap()),
     ("an empty object", |path| fs::write(path, "{}").unwrap()),

@@ -104,10 +104,10 @@ fn pods_are_evicted_only_on_the_own_node(account: &Account) {
     ]) {
         assert_refused("linkerd-cni-repair", account.evict(pod, &uid, ""), message);
     }
-    // No deletion leads past the disruption budgets.
+    // The account may not delete pods, because a deletion ignores disruption budgets.
     let delete = account.run(&["delete", "pod", OWN, "-n", NAMESPACE, "--wait=false"], "");
-    // By this text the controller knows that it is a missing permission and no admission that
-    // refuses.
+    // The controller recognizes a missing permission by this text. The text of a rejection by
+    // admission differs.
     let forbidden = format!(r#"pods "{OWN}" is forbidden: User ""#);
     let refused = delete.unwrap_err();
     let texts = [&*forbidden, "cannot delete resource"];

@@ -84,7 +84,7 @@ fn an_api_server_that_rejects_the_token_keeps_no_injected_pod_waiting(good: &str
         token().is_some() && token() != token_in(good)
     });
     until("the other pod runs", || redirected("revoked") == INJECTED + 1);
-    // Their rate is limited.
+    // The rate of Events is limited.
     until("Events of pods that started without the API server", || {
         let events = kubectl("get events -n revoked");
         events.lines().filter(|line| line.contains("LinkerdCNIDegraded")).count() >= 5

@@ -23,7 +23,7 @@ fn faults_of_pods_and_installation_are_shown_as_documented() {
     let Scene { helm, pods, .. } = &scene;
     the_plugin_is_missing();
 
-    // Those of other tests, which leave the namespace.
+    // Deletes the Events of other tests, which leave the namespace.
     let _ = command(&format!("delete events --all -n {NAMESPACE}")).output();
     pods.create(&[pods::validated("stranded", "1s")]);
     pods.until_stranded("stranded");
@@ -76,8 +76,7 @@ fn an_add_fails(pods: &Pods) {
 
 fn a_pod_is_stranded() {
     let mut shown = Shown::new("stranded-pod")
-        // After it stands why nobody answered: the node's network decides, by how often it was
-        // asked.
+        // The text after the address says why nobody answered, which depends on the node's network.
         .cut_after("192.0.2.3:20001: ")
         .event(Source::PodEvent, "stranded", "LinkerdCNINotConfigured", "")
         .pods("stranded", "Init:CrashLoopBackOff")

@@ -90,7 +90,8 @@ impl Shell {
         output
     }
 
-    /// The same. Panics if the command fails. A `grep` that finds nothing is no failure.
+    /// Runs commands of pages. Panics if a command fails. A `grep` that finds nothing is no
+    /// failure.
     pub fn must(&self, text: &str) {
         let output = self.run(text);
         let finds_nothing = output.status.code() == Some(1) && text.contains("grep ");

@@ -24,8 +24,8 @@ use crate::until::{until, until_within};
 use crate::upstream::Program;
 use crate::watcher::Watcher;
 
-/// For agents that get no proof of an uninstall and use it up. The schema accepts no shorter one
-/// than 30 s.
+/// Grace period for agents that get no proof of an uninstall, and so use the whole period. The
+/// schema accepts no period below 30 s.
 pub const SHORT_GRACE: [&str; 2] =
     ["--skip-schema-validation", "--set=terminationGracePeriodSeconds=10"];
 /// The API server accepts tokens of deleted accounts for 10 s, and the agent wants rejections for 4

@@ -26,7 +26,7 @@ const GRACE: Duration = Duration::from_secs(35);
 /// A pod whose image is missing stays for its whole grace period, and until the kubelet's next sync.
 const PODS_GONE: Duration = Duration::from_secs(60);
 const PKI: &str = "/var/lib/linkerd2-cni-cluster/pki";
-/// Of the pods in `one_account.yaml`.
+/// Namespace of the pods in `one_account.yaml`.
 const MANIFEST_NAMESPACE: &str = "one-account";
 
 /// Waits until the node is as it was and the agents have ended. Then the node has to be so still.

@@ -84,7 +84,7 @@ fn cluster_flags_reach_kubectl() {
     assert!(error.contains(passed), "{error}");
 }
 
-/// SIGKILL too, which no handler sees.
+/// SIGKILL ends the command too, and no handler can catch it.
 #[test]
 fn a_signal_ends_the_command_and_every_kubectl() {
     for signal in [Signal::SIGINT, Signal::SIGTERM, Signal::SIGKILL] {
@@ -212,7 +212,7 @@ fn terminals_get_one_progress_line_and_no_color_turns_colors_off() {
         let shown = on_a_terminal(dir.path(), &["check", "--wait=0s"], (variable, value));
         assert!(shown.contains("Status check results are"), "{shown}");
         assert_eq!(shown.contains("\x1b[31;1m×\x1b[0m"), colored, "{variable}: {shown}");
-        // Without a line break at the margin of a narrow terminal.
+        // The line must not be wrapped at the margin of a narrow terminal.
         let line = "\r\x1b[K\x1b[?7lrunning the checks\x1b[?7h";
         assert_eq!(shown.contains(line), progress, "{variable}: {shown}");
         assert_eq!(shown.contains('\x1b'), colored || progress, "{variable}: {shown}");

@@ -182,8 +182,8 @@ fn troubleshooting_has_an_entry_for_each_captured_text() {
     let mut lost = Vec::new();
     for fault in FaultSection::all() {
         for (source, block) in fault.captured() {
-            // A metric has no cause of its own, and a status of a pod many. Failed plugin calls
-            // have a code.
+            // A metric has no cause of its own, and the status of a pod has many causes. Failed
+            // plugin calls have a code.
             let has_code = block.contains(" with code ");
             if source.starts_with("Metrics") || source.contains("get pods") || has_code {
                 continue;

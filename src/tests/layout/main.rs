@@ -133,7 +133,7 @@ fn modules_on_linux(text: &str) -> Vec<&str> {
     declarations.filter_map(|rest| rest.strip_suffix(';')).collect()
 }
 
-/// So that the command compiles on macOS.
+/// The command has to compile on macOS.
 #[test]
 fn linkerd_cni_imports_no_module_that_only_linux_compiles() {
     let text = fs::read_to_string(source().join("lib.rs")).unwrap();

@@ -1,7 +1,7 @@
 //! A model of install, upgrade and uninstall: up to two agents, the primary CNI, the API server and
 //! SIGKILL, in every order. See `docs/maintainers/model.md`.
 
-// Clippy's leave for tests does not reach their helpers.
+// Clippy's exemptions for tests do not apply to helpers of tests.
 #![allow(clippy::print_stdout, clippy::unwrap_used)]
 
 mod agent;
@@ -64,7 +64,7 @@ fn assert_every_property_holds(scenario: Scenario) {
     }
 }
 
-/// With kills, and with writes between the reads of one scan. Not both: see
+/// One run has kills, the other has writes between the reads of a scan. No run has both: see
 /// `docs/maintainers/model.md`.
 #[test]
 fn one_agent_keeps_every_property_with_a_conflist_or_conf() {
@@ -91,7 +91,7 @@ fn assert_two_agents_keep_every_property(
     scenario: impl Fn() -> Scenario,
     bounds: (u8, u8),
 ) {
-    // Not a kill and a foreign write during the conversion of a `.conf`: see
+    // No run has both a kill and a foreign write while a `.conf` is converted: see
     // `docs/maintainers/model.md`.
     let kills = if scenario().primary == CONF { (0, 2) } else { (1, 1) };
     let all_bounds = if is_large() { vec![kills, (2, 0)] } else { vec![bounds] };

@@ -49,7 +49,7 @@ fn excluded_namespaces_and_non_pods_are_skipped_without_a_request() {
         scene.add().env("CNI_ARGS", ""),
         scene.add().env("CNI_ARGS", "IgnoreUnknown=1"),
         scene.add().env("CNI_ARGS", "K8S_POD_NAME=web"),
-        // podman beside the kubelet, also for a container named by its user.
+        // podman runs beside the kubelet. Its user may also have named the container.
         scene.add().env("CNI_ARGS", "K8S_POD_NAMESPACE=nifty_pasteur;K8S_POD_NAME=nifty_pasteur"),
         scene.add().env("CNI_ARGS", "K8S_POD_NAMESPACE=Web;K8S_POD_NAME=Web"),
         scene.call("CHECK").env("CNI_ARGS", "K8S_POD_NAMESPACE=ns;K8S_POD_NAME=nifty_pasteur"),
@@ -73,20 +73,22 @@ fn the_agents_pod_starts_without_a_request_while_the_token_is_rejected() {
         "linkerd.io/inject": "disabled",
     });
     for skipped in [
-        // By the values of this project's chart, on a runtime that passes no annotations.
+        // The plugin entry of this project's chart names the agent's namespace. The runtime passes
+        // no annotations.
         add("mesh").linkerd("agent-namespace", "mesh"),
         add("ops")
             .linkerd("agent-namespace", "ops")
             .linkerd("agent-daemonset", "mesh-cni")
             .env("CNI_ARGS", "K8S_POD_NAMESPACE=ops;K8S_POD_NAME=mesh-cni-x7x4z"),
-        // Recognized by its annotations alone.
+        // The pod is recognized by its annotations alone.
         add("mesh").annotated(of_a_chart),
     ] {
         skipped.run().succeeded();
     }
     assert!(scene.api.requests().is_empty(), "{:?}", scene.api.requests());
 
-    // Recognized by the namespace of the token: upstream's manifests do not set `agent-namespace`.
+    // The pod is recognized by the namespace in the token: upstream's manifests do not set
+    // `agent-namespace`.
     let claims = json!({"sub": "system:serviceaccount:mesh:linkerd-cni"}).to_string();
     let token = format!("e30.{}.c2ln", URL_SAFE_NO_PAD.encode(claims));
     let by_token = |namespace| {

@@ -120,7 +120,7 @@ fn a_netns_path_that_is_changed_to_the_plugins_own_during_the_call_gets_no_rules
     let address = scene.api.address;
     let listener = netns::run(&own, AT_ONCE, move || TcpListener::bind(address)).unwrap().unwrap();
     scene.api.serve(listener);
-    // Retried for a second, until the path has changed.
+    // The plugin retries for a second, until the path has changed.
     scene.api.faults(&[500, 503, 500, 503].map(|code| ApiFault::Status(code, 0)));
     let dir = tempfile::tempdir().unwrap();
     let [path, next] = ["netns", "next"].map(|name| dir.path().join(name));

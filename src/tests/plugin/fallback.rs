@@ -154,7 +154,7 @@ fn add_leaves_no_rule_where_ipv6_cannot_be_redirected() {
     add(json!(false)).succeeded();
 }
 
-/// The first odd ports.
+/// Returns the first `count` odd ports.
 fn every_second(count: u16) -> Vec<String> {
     (0..count).map(|port| (2 * port + 1).to_string()).collect()
 }

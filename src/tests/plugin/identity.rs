@@ -38,7 +38,7 @@ fn the_object_of_another_pod_decides_nothing() {
             let outcome = scene.add().run();
             let (_, msg) = outcome.failed(row.code, &row.error).error();
             assert!(msg.starts_with("cannot read pod ns/web: "), "{name}: {msg}");
-            // It proves nothing about the rules of the pod.
+            // The object of another pod proves nothing about the rules of this pod.
             scene.call("CHECK").run().succeeded().logs(&msg);
         }
     }

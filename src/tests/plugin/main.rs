@@ -127,7 +127,8 @@ impl Scene {
         Scene { api, namespaces: Namespaces::new() }
     }
 
-    /// With a pod that has these annotations and this spec, and a namespace with these annotations.
+    /// Creates a scene with a pod that has these annotations and this spec, and a namespace with
+    /// these annotations.
     fn with(annotations: Value, spec: &Value, of_namespace: &Value) -> Scene {
         Scene::of(api_of(json!({"annotations": annotations}), spec, of_namespace))
     }
@@ -155,12 +156,13 @@ impl Scene {
         listener(self.connect_from_neighbour(to, port))
     }
 
-    /// The same for a connection from the pod as user `uid`.
+    /// Name of the listener that a connection from the pod as user `uid` reaches, or what happens
+    /// instead.
     fn outbound(&self, uid: u32, to: &str, port: u16) -> String {
         listener(self.connect_from_pod(uid, to, port))
     }
 
-    /// Whether they redirect outbound connections.
+    /// Returns whether the rules redirect outbound connections.
     fn has_rules(&self) -> bool {
         self.rules().contains("PROXY_INIT_OUTPUT")
     }

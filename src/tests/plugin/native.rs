@@ -245,8 +245,9 @@ fn check_fails_if_a_native_rule_was_changed() {
     assert!(!legacy.contains("nat"), "{legacy}");
 }
 
-/// Replaces the first rule of IPv6 whose line in the listing has `from`. Not the whole table: `nft`
-/// lists the long comments of the jumps, but accepts no comment above 128 characters.
+/// Replaces the first rule of IPv6 whose line in the listing has `from`. The whole table cannot be
+/// replaced: `nft` lists the long comments of the jumps, but accepts no comment above 128
+/// characters.
 fn replace_rule(namespaces: &Namespaces, from: &str, to: &str) {
     let table = namespaces.run("nft", &["--handle", "list", "table", "ip6", "linkerd-cni"]);
     let mut chain = "";
@@ -258,7 +259,7 @@ fn replace_rule(namespaces: &Namespaces, from: &str, to: &str) {
             line.split_once(" # handle ").filter(|(rule, _)| rule.contains(from))
         {
             let rule = rule.trim().replacen(from, to, 1);
-            // Not `replace`, by which nft 1.0.6 aborts for a rule with a set.
+            // `nft replace` is not used: nft 1.0.6 aborts if the rule has a set.
             let place = ["rule", "ip6", "linkerd-cni", chain, "handle", handle];
             namespaces.run("nft", &[&["insert"], &place[..], &[&rule]].concat());
             namespaces.run("nft", &[&["delete"], &place[..]].concat());

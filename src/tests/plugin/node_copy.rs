@@ -51,7 +51,7 @@ fn the_copy_decides_by_the_containers_without_a_request_in_an_outage() {
     let (none, injected) = (Some(json!({})), Some(unmarked()));
     for (annotations, spec, rule) in [
         (injected.clone(), own_uid, "--uid-owner 3000"),
-        // Made by hand, or a copy by `kubectl debug`.
+        // The pod was made by hand, or is a copy made by `kubectl debug`.
         (none.clone(), meshed_spec(), "--uid-owner 2102"),
         (None, meshed_spec(), "--uid-owner 2102"),
         (injected.clone(), bare.clone(), ""),
@@ -189,7 +189,7 @@ fn add_does_not_wait_for_a_pod_whose_uid_the_runtime_omits() {
     let add = scene.add().env("CNI_ARGS", args);
     let _lock = keep(&add.run_dir());
     publish(&add.run_dir(), UID, UNMESHED);
-    // Repeated, as a request may take as long on a busy machine.
+    // The call is repeated, because a request may take as long on a busy machine.
     let quick = (0..30).map(|_| timed(&add)).find(|(_, elapsed)| *elapsed < COPY_WAIT);
     let (record, _) = quick.expect("each ADD waits");
     assert_eq!(record["source"], "request", "{record}");

@@ -97,7 +97,7 @@ fn the_result_has_the_version_of_the_config() {
         for previous in WITH_IPS {
             let wanted = if is_new { new } else { set };
             assert_eq!(add(config, previous, new), result(config, wanted), "{previous}");
-            // No list of addresses.
+            // The result has no list of addresses.
             for other in [r#""ips":{},"x":1"#, r#""ips":[1]"#, r#""ips":null"#, r#""x":1"#] {
                 assert_eq!(add(config, previous, other), result(config, other), "{previous}");
             }

@@ -157,7 +157,7 @@ fn deny(checks: &[&str], fails: &str) -> Output {
     checkout.write("deny.toml", "exclude-dev = true\n");
     let path = format!("{}:{}", checkout.path("bin").display(), std::env::var("PATH").unwrap());
     let mut deny = Command::new(checkout.path("scripts/checks/deny"));
-    // Without the real programs, which are in the cache.
+    // The real programs are in the usual cache, so the check gets another one.
     deny.env("LINKERD2_CNI_CACHE", checkout.path("cache")).env("PATH", path);
     deny.args(checks).env("FAILS", fails).output().unwrap()
 }

@@ -129,7 +129,7 @@ fn the_release_workflow_publishes_what_was_built_after_tests_and_approval() {
     // https://docs.github.com/en/actions/using-jobs/using-concurrency
     assert_eq!(workflow["concurrency"], "release-${{ github.ref }}");
 
-    // Nothing that is no part of the release is compiled or run where the release is made.
+    // The job that makes the release compiles and runs only what is part of the release.
     let [refuse, is_published, ..] = &commands(&workflow, "build")[1..] else { panic!() };
     assert_eq!(*refuse, "git merge-base --is-ancestor HEAD origin/main");
     assert!(is_published.starts_with("scripts/release.d/check "), "{is_published}");
@@ -186,7 +186,7 @@ fn each_commit_that_is_pushed_to_main_is_tested() {
     }
 }
 
-/// With a `docker` that runs the programs of this build, as it has them.
+/// A fake `docker` runs the programs of this build.
 #[test]
 fn the_workflow_hosted_fails_if_the_dockerfiles_programs_do_not_work() {
     let workflow = workflow("hosted");

@@ -24,7 +24,7 @@ pub struct Publication {
 }
 
 impl Publication {
-    /// With a copy of the folder.
+    /// Creates a publication with a copy of the folder.
     pub fn of(folder: &Path) -> Publication {
         let work = TempDir::new().unwrap();
         let path = |name: &str| work.path().join(name);
@@ -133,7 +133,7 @@ fn tag_object() -> Value {
 }
 
 #[test]
-fn a_folder_that_another_machine_does_not_make_again_is_refused() {
+fn a_folder_that_another_machine_cannot_reproduce_is_refused() {
     let mut publication = Publication::small();
     publication.set("REBUILD_CHECKSUM", &"a".repeat(64));
     publication.must_refuse("the jobs build and rebuild made different files");
@@ -150,7 +150,7 @@ fn a_folder_that_another_job_changed_is_refused() {
     fs::write(changed.path("folder").join(chart), "of the attacker").unwrap();
     changed.must_refuse("the files are not those that the job build made");
 
-    // With checksums to match.
+    // The checksums match the changed folder.
     let sums = must(
         Command::new("sh").args(["-c", "sha256sum [!S]*"]).current_dir(changed.path("folder")),
     );

@@ -15,7 +15,7 @@ use crate::folder::names;
 use crate::publish::Publication;
 use crate::{VERSION, must, release, repository, said};
 
-/// Debian's docker-registry with TLS, ended with the value.
+/// Debian's docker-registry with TLS. Dropping the value ends it.
 struct Registry {
     work: TempDir,
     port: u16,
@@ -35,7 +35,7 @@ impl Registry {
         Registry { work, port, child: None }
     }
 
-    /// Starts it, or starts it again. `public`: who does not log in may pull and push.
+    /// Starts or restarts the registry. If `public`, clients can pull and push without a login.
     fn start(&mut self, public: bool) {
         self.child = None;
         let path = |name: &str| self.work.path().join(name).display().to_string();
@@ -80,10 +80,10 @@ fn a_release_is_published_despite_failures_and_verified_as_documented() {
     );
     publication.set("SIGNING_KEY", &publication.path("home/cosign.key").display().to_string());
 
-    // Once with a private registry, which the first publication finds.
+    // The first publication finds a private registry, and is refused.
     registry.start(false);
     publication.must_refuse("is not the image that was pushed");
-    // Once with a failure at the end.
+    // The second publication fails at its end.
     registry.start(true);
     fs::write(publication.path("state/breaks"), "").unwrap();
     publication.must_refuse("HTTP 502");
@@ -106,7 +106,7 @@ fn a_release_is_published_despite_failures_and_verified_as_documented() {
     let verified = verify(&publication, &prefix, "cosign.pub");
     assert!(verified.status.success(), "{}", said(&verified));
 
-    // Another key, and other bytes.
+    // The verification fails with another key, and for other bytes.
     let mut generate = publication.command("cosign");
     generate.args(["generate-key-pair", "--output-key-prefix=other"]);
     must(generate.current_dir(publication.path("home")));
@@ -126,7 +126,7 @@ fn a_release_is_published_despite_failures_and_verified_as_documented() {
     let push = ["push", &file, &format!("oci://{prefix}/charts")];
     must(publication.command("helm").args(push).current_dir(&other));
     publication.must_refuse("the registry has another chart");
-    // Without --all: of one platform only.
+    // Without --all, skopeo copies the image of one platform only.
     let image = format!("docker://{prefix}/cni-plugin:v{VERSION}");
     must(publication.command("skopeo").args(["copy", &image, &image]));
     publication.must_refuse(&format!("{prefix}/cni-plugin:v{VERSION} is sha256:"));

@@ -41,7 +41,7 @@ fn an_audit_restores_flushed_rules_without_breaking_connections() {
     until("an event", || node.events().len() == 1);
     assert_eq!(node.events()[0]["reason"], "LinkerdCNIRulesMissing");
 
-    // Stranded again within a minute: the pod is held, and that is reported once.
+    // The pod is stranded again within a minute. It is held, and that is reported once.
     node.namespaces.run("nft", &["delete", "table", "ip", "linkerd-cni"]);
     until("it is held", || controller.metric("pods_held_total") >= 1);
     assert_eq!(node.ruleset(), "");

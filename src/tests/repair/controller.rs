@@ -113,7 +113,7 @@ impl Controller {
         controller
     }
 
-    /// The same with an API server of its own.
+    /// Starts an API server and a controller, and waits until the controller watches.
     pub fn watched() -> (Api, Controller) {
         let api = Api::start();
         let controller = Controller::watching(&api);

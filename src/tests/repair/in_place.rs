@@ -131,7 +131,7 @@ fn make_netns_file(node: &Node, name: &str, made: SystemTime) {
 }
 
 #[test]
-fn the_controller_ends_for_a_netns_mounted_after_its_start_and_then_repairs_the_pod() {
+fn the_controller_restarts_to_repair_a_pod_with_a_later_netns() {
     let node = Node::new();
     make_netns_file(&node, "later", SystemTime::now());
     node.cache_result_of("uid-of-web-1", "later");
@@ -182,7 +182,7 @@ fn a_pod_that_can_be_repaired_is_repaired_before_the_controller_ends() {
 
 /// No validator fails in such a pod.
 #[test]
-fn the_controller_ends_for_a_running_pod_that_may_have_started_before_the_plugin() {
+fn the_controller_restarts_for_a_pod_that_may_be_older_than_the_plugin() {
     let node = Node::new();
     make_netns_file(&node, "later", SystemTime::now());
     node.cache_result_of("uid-of-web-1", "later");

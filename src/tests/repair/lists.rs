@@ -259,8 +259,8 @@ fn a_watch_continues_from_the_last_version_of_the_previous_watch() {
     api.end_watches();
     until("a watch from the bookmark", || watched_from("150"));
 
-    // A pod, not a bookmark: its deletion shows that the controller has read the event before the
-    // crash.
+    // The event has a pod instead of a bookmark: the pod's deletion shows that the controller has
+    // read the event before the crash.
     let mut first = stranded("web-0");
     first["metadata"]["resourceVersion"] = json!("160");
     api.modify(&first);

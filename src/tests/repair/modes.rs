@@ -28,7 +28,7 @@ fn rejected_requests_do_not_use_up_the_repair_budget() {
     let api = Api::start();
     // The pods are gone before the controller deletes them.
     api.state().delete = Answer::Status(404);
-    // Two in one namespace.
+    // The budget allows four repairs, and two of them in one namespace.
     let controller = Controller::with(&api, &["--rate=4"]);
     for name in 0..5 {
         api.modify(&stranded(&format!("gone-{name}")));

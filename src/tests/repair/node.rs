@@ -78,7 +78,7 @@ impl Node {
         self.cache_result_of(uid, "pod");
     }
 
-    /// The same for the netns with this name.
+    /// Writes a cached CNI result that maps the pod with `uid` to the netns with this name.
     pub fn cache_result_of(&self, uid: &str, netns: &str) {
         let sandbox = format!("/var/run/netns/{netns}");
         let result = json!({
@@ -111,7 +111,7 @@ impl Node {
         self.controller(&[&["--audit-seconds=1"], arguments].concat())
     }
 
-    /// Starts the same, and waits until one pod is repaired.
+    /// Starts the auditing controller, and waits until one pod is repaired.
     pub fn repaired(&self) -> Controller {
         let controller = self.auditing(&[]);
         controller.until_metric_is("pods_repaired_total", 1);

@@ -144,7 +144,7 @@ fn unanswered_checks_and_token_requests_back_off_to_a_minute() {
 #[test]
 fn retries_after_an_overload_are_spread_over_the_nodes() {
     let start = Instant::now();
-    // The same header for all: kube-apiserver sends `Retry-After: 1`.
+    // All nodes get the same header: kube-apiserver sends `Retry-After: 1`.
     for retry_after in [1, 300] {
         let mut each_second = [BTreeMap::new(), BTreeMap::new()];
         for _ in 0..1000 {
@@ -166,7 +166,7 @@ fn retries_after_an_overload_are_spread_over_the_nodes() {
 #[test]
 fn a_flood_of_records_causes_a_bounded_number_of_checks() {
     let start = Instant::now();
-    // A rejection that is known is checked as without records.
+    // Records cause no further checks of a token that is known to be rejected.
     for (result, most) in [(TokenCheckResult::Accepted, 51), (TokenCheckResult::Rejected, 25)] {
         let mut schedule = Schedule::new(start, None);
         let (mut checks, mut now) = (0, start);

@@ -159,7 +159,7 @@ const DEGRADED: Shown = [
 /// The fault's section, what is shown of the fault, and its cause.
 type Reported = (&'static str, Shown, fn(&mut Fault));
 
-/// Faults of pods that start all the same.
+/// Faults of pods that start nevertheless.
 const REPORTED: &[Reported] = &[
     ("port-ignored", IGNORED, |fault| {
         let ports = skip_outbound_ports("mysql,5432");
@@ -211,7 +211,7 @@ fn the_token_is_rejected() {
     let mut fault = Fault::new("token-rejected");
     let mut state = fault.scene.api.state();
     state.tokens.retain(|token| token == "token-1");
-    // Otherwise the agent replaces the token at once.
+    // The API server issues no token, because the agent would replace the rejected one at once.
     state.grant = 500;
     drop(state);
     let outcome = fault.add().run();
@@ -225,7 +225,7 @@ fn the_token_is_rejected() {
 fn a_failed_token_request_is_shown_by_ready_and_log() {
     let mut fault = Fault::new("no-token");
     fault.scene.api.state().grant = 503;
-    // As at a first installation.
+    // The agent starts as at a first installation, without a kubeconfig on the host.
     fault.scene.agent.kill();
     fs::remove_file(fault.scene.node.net("kubeconfig.json")).unwrap();
     fault.scene.agent = fault.scene.node.start();

@@ -79,7 +79,7 @@ impl Fault {
         let kubeconfig = self.scene.node.net("kubeconfig.json");
         Call::with_kubeconfig(command, &self.namespaces.path(), &kubeconfig)
             .linkerd("iptables-mode", json!("auto"))
-            // A third of it is for the TLS handshake, which takes long on a busy machine.
+            // A third of this time is for the TLS handshake, which takes long on a busy machine.
             .linkerd("api-retry-seconds", json!(12))
     }
 
@@ -143,7 +143,7 @@ impl Fault {
         json!({"kubeconfig": path})
     }
 
-    /// The same with an address on which nothing listens.
+    /// Makes an address on which nothing listens the API server of the plugin.
     pub fn plugin_uses_no_server(&mut self) -> Value {
         self.plugin_uses("127.0.0.1:1".parse().unwrap(), None)
     }

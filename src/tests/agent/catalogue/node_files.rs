@@ -56,8 +56,8 @@ const NOT_READY: &[Row] = &[
         mount_over_plugin(node);
         node.start()
     }),
-    // Another user than root is refused as by SELinux or AppArmor, which the test's machine may
-    // lack.
+    // The kernel denies access to a user other than root, as SELinux and AppArmor do, which the
+    // test's machine may lack.
     ("permission-denied", "binary: cannot create", Node::start_as_nobody),
     ("directory-missing", "mounts: ", |node| {
         let on_node = node.root().join("node");
