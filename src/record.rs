@@ -234,8 +234,8 @@ impl Record {
         }
     }
 
-    /// Serializes the record. Shortens what the pod's author wrote until the record fits, and counts
-    /// the elements that are left out.
+    /// Serializes the record. Shortens what the pod's author wrote until the record fits, and
+    /// counts the elements that are left out.
     fn to_datagram(&self) -> Vec<u8> {
         // A record has only maps with text keys, which cannot fail to serialize.
         let mut bytes = serde_json::to_vec(self).unwrap_or_default();

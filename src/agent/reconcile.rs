@@ -95,8 +95,8 @@ impl Reconciler {
         }
     }
 
-    /// Runs one reconcile pass, and publishes its judgement together with the `findings` of the main
-    /// loop. Writes nothing to directories that are no longer the node's.
+    /// Runs one reconcile pass, and publishes its judgement together with the `findings` of the
+    /// main loop. Writes nothing to directories that are no longer the node's.
     pub fn pass(&mut self, findings: Vec<(Subject, Finding)>) -> Judgement {
         let mut judgement = match self.mounts.stale() {
             Some(why) => judge::judge_stale_mounts(why),

@@ -246,8 +246,8 @@ impl Uninstall<'_> {
         }
     }
 
-    /// Removes the renamed files, the node's copy of its pods, and the lock file, while it holds the
-    /// lock.
+    /// Removes the renamed files, the node's copy of its pods, and the lock file, while it holds
+    /// the lock.
     fn finish(&mut self, staged: Vec<StagedRemoval>) {
         for removal in staged {
             let path = removal.path().to_owned();

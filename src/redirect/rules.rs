@@ -36,8 +36,8 @@ impl Chain {
     /// Linkerd's chains. The other chains are built into table `nat` and can hold foreign rules.
     pub const LINKERD: [Chain; 2] = [Chain::ProxyInitRedirect, Chain::ProxyInitOutput];
 
-    /// The name in table `nat` of iptables. By it the plugin also recognizes the rules of pods that run
-    /// already, and those of upstream's plugin.
+    /// The name in table `nat` of iptables. By it the plugin also recognizes the rules of pods that
+    /// run already, and those of upstream's plugin.
     pub fn name(self) -> &'static str {
         match self {
             Chain::Prerouting => "PREROUTING",

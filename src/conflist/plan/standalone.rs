@@ -13,8 +13,8 @@ use crate::files::FileAccess;
 /// File mode of a standalone config: only the runtime, as root, reads it.
 const MODE: u32 = 0o600;
 
-/// Returns whether `file` is a standalone config, as the saved state says, or what an upstream agent
-/// made from one. Without saved state, a standalone config has the default name and calls the
+/// Returns whether `file` is a standalone config, as the saved state says, or what an upstream
+/// agent made from one. Without saved state, a standalone config has the default name and calls the
 /// plugin.
 pub(super) fn is_standalone(file: &ConfigFile, saved: &SavedState) -> bool {
     let (name, _) = file.split_name();
@@ -50,8 +50,8 @@ fn is_own_content(file: &ConfigFile) -> bool {
     }
 }
 
-/// Returns whether `file` is what an upstream agent made from a standalone config, with this `entry`.
-/// While this agent yields to it, a standalone config would be converted again at once.
+/// Returns whether `file` is what an upstream agent made from a standalone config, with this
+/// `entry`. While this agent yields to it, a standalone config would be converted again at once.
 pub(super) fn is_in_use(file: &ConfigFile, entry: &Entry, saved: &SavedState) -> bool {
     let found = file.plugin_entry();
     is_converted(file, saved) && found.is_some_and(|found| entry.matches(found.text))

@@ -15,16 +15,16 @@ use crate::redirect::rules::{Chain, Rule, nft};
 /// Name of the plugin's table, one per address family. It holds only the plugin's rules.
 pub const PLUGIN_TABLE: &str = "linkerd-cni";
 
-/// Hook priority of the base chains: the lowest one that the kernel accepts for a `nat` chain, which
-/// must run after conntrack
+/// Hook priority of the base chains: the lowest one that the kernel accepts for a `nat` chain,
+/// which must run after conntrack
 /// ([`nft_chain_parse_hook`](https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_tables_api.c)).
 ///
 /// The kernel calls the `nat` chains of a hook in the order of their priorities, until one of them
 /// translates the connection
 /// ([`nf_nat_inet_fn`](https://github.com/torvalds/linux/blob/v6.12/net/netfilter/nf_nat_core.c)).
-/// With the priority of `iptables -t nat`, -100, the chain that was registered last would run first.
-/// So the plugin's chains decide before rules of iptables that are there at ADD, and before those
-/// that the pod adds later, such as the ports that Docker publishes.
+/// With the priority of `iptables -t nat`, -100, the chain that was registered last would run
+/// first. So the plugin's chains decide before rules of iptables that are there at ADD, and before
+/// those that the pod adds later, such as the ports that Docker publishes.
 const PRIORITY: i32 = libc::NF_IP_PRI_CONNTRACK + 1;
 /// Hook priority of earlier versions of the plugin: after `iptables -t nat`.
 const EARLIER_PRIORITY: i32 = libc::NF_IP_PRI_NAT_DST + 1;

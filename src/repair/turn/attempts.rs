@@ -8,8 +8,8 @@ use crate::backoff::{Limits, delay};
 /// First and longest wait before a failed repair is retried.
 const RETRIES: Limits = [Duration::from_secs(5), Duration::from_secs(300)];
 
-/// First wait before a rejected eviction is tried again: a disruption budget may allow it once other
-/// pods of the workload are ready.
+/// First wait before a rejected eviction is tried again: a disruption budget may allow it once
+/// other pods of the workload are ready.
 pub const EVICTION_RETRY: Duration = Duration::from_secs(60);
 
 /// Time for which a pod is ignored that has all its rules although its validator failed. The

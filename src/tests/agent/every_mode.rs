@@ -1,4 +1,5 @@
-//! Other agents and programs beside an agent of each chain mode. One table of modes for all of them.
+//! Other agents and programs beside an agent of each chain mode. One table of modes for all of
+//! them.
 
 use std::fs;
 use std::thread;
@@ -17,8 +18,8 @@ use crate::upstream::{self, KUBECONFIG, until_yielding};
 const WRITES: &str = "linkerd_cni_agent_conflist_writes_total";
 const OVERWRITTEN: &str = "keeps being overwritten";
 
-/// A node with `10-calico.conflist` and `20-net.conf`. Its agents have the chart's plugin entry, and uninstall when they
-/// are stopped.
+/// A node with `10-calico.conflist` and `20-net.conf`. Its agents have the chart's plugin entry,
+/// and uninstall when they are stopped.
 fn node() -> Node {
     let mut node = Node::uninstalling_with_calico();
     node.write("20-net.conf", CONF);

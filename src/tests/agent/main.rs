@@ -7,8 +7,8 @@ mod agent;
 mod agent_with_api;
 mod api;
 mod api_name;
-/// The fault catalogue: each test causes one fault and captures what `docs/maintainers/faults.md` quotes. Faults that
-/// only a cluster can show are in `src/tests/cluster/catalogue`.
+/// The fault catalogue: each test causes one fault and captures what `docs/maintainers/faults.md`
+/// quotes. Faults that only a cluster can show are in `src/tests/cluster/catalogue`.
 mod catalogue {
     mod calls;
     mod chart;

@@ -21,7 +21,8 @@ const ONLY: Vars = &[("LINKERD_CNI_CONF_NAME", "20-net.conf")];
 const ALONE: Vars = &[("LINKERD_CNI_CHAINED", "false")];
 pub const STANDALONE: &str = "linkerd-cni.conf";
 
-/// The chain modes, and the files that have the plugin entry on a node with `10-calico.conflist` and `20-net.conf`.
+/// The chain modes, and the files that have the plugin entry on a node with `10-calico.conflist`
+/// and `20-net.conf`.
 pub const MODES: [(Vars, &[&str]); 3] =
     [(&[], &[LIST, "20-net.conflist"]), (ONLY, &["20-net.conflist"]), (ALONE, &[STANDALONE])];
 
@@ -149,8 +150,8 @@ fn a_change_between_chained_and_standalone_never_removes_the_plugin() {
     assert!(reader.finish() > 8);
 }
 
-/// Kills at random moments, while another thread reads the node's files as a runtime does. Those at each system call are
-/// in `faults`.
+/// Kills at random moments, while another thread reads the node's files as a runtime does. Those at
+/// each system call are in `faults`.
 #[test]
 fn kills_at_any_time_leave_no_node_stranded_in_any_mode() {
     all([(&[][..], 60), (ALONE, 40), (ONLY, 40)], |(vars, kills)| {

@@ -364,7 +364,8 @@ impl Node {
     pub fn start_under(&self, by: &[&str], args: &[&str], vars: &[(&str, &str)]) -> Agent {
         let (log, path) = tempfile::NamedTempFile::new_in(self.root()).unwrap().keep().unwrap();
         let mut words = by.iter().copied().chain([PROGRAM]).chain(args.iter().copied());
-        // A name would be looked up in the agent's PATH, for which the standard library forks: this program is large.
+        // A name would be looked up in the agent's PATH, for which the standard library forks: this
+        // program is large.
         let mut command = Command::new(Path::new("/usr/bin").join(words.next().unwrap()));
         self.set(&mut command);
         let child = command.args(words).envs(vars.iter().copied()).stderr(log).spawn().unwrap();

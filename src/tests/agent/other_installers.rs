@@ -1,5 +1,6 @@
-//! Other programs on the node: installers that rename network configs, append plugins of their own, or call the primary
-//! CNI, and container runtimes that call the plugin for pods of an earlier installation.
+//! Other programs on the node: installers that rename network configs, append plugins of their own,
+//! or call the primary CNI, and container runtimes that call the plugin for pods of an earlier
+//! installation.
 
 use std::fs;
 use std::os::unix::fs::symlink;

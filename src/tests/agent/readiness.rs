@@ -138,7 +138,8 @@ fn the_probes_are_served_while_the_first_pass_hangs() {
     assert_eq!(node.text(LIST), CALICO);
 }
 
-/// An agent whose stdout and stderr take nothing, as under a runtime's shim that hangs. It cannot log its address.
+/// An agent whose stdout and stderr take nothing, as under a runtime's shim that hangs. It cannot
+/// log its address.
 #[test]
 fn agent_installs_reconciles_and_uninstalls_with_closed_or_full_outputs() {
     for (output, level) in [

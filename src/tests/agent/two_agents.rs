@@ -29,8 +29,8 @@ fn writes(agent: &Agent) -> u64 {
     values.map(|(_, value)| value.parse::<u64>().unwrap()).sum()
 }
 
-/// What differs between the agents. The run directories are those of an upgrade from upstream's chart with this image, and
-/// back: their entries differ, too.
+/// What differs between the agents. The run directories are those of an upgrade from upstream's
+/// chart with this image, and back: their entries differ, too.
 const DIFFERENCES: [&str; 5] = ["image", "account", "entry", "newer's run dir", "older's run dir"];
 
 fn start_old(what: &str) -> (Node, Agent) {

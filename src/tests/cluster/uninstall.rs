@@ -23,7 +23,8 @@ use testkit::image;
 
 /// The grace period of the agent's pod, and some time for the kubelet.
 const GRACE: Duration = Duration::from_secs(35);
-/// A pod whose image is missing stays for its whole grace period, and until the kubelet's next sync.
+/// A pod whose image is missing stays for its whole grace period, and until the kubelet's next
+/// sync.
 const PODS_GONE: Duration = Duration::from_secs(60);
 const PKI: &str = "/var/lib/linkerd2-cni-cluster/pki";
 /// Namespace of the pods in `one_account.yaml`.
@@ -49,8 +50,8 @@ fn install(chart: &str, more: &[&str]) {
     Helm::new().must(&[&install[..], more].concat());
 }
 
-/// The kubelet needs a second or two to start the agent: so the agent's accounts are deleted before, while
-/// and after it installs the plugin.
+/// The kubelet needs a second or two to start the agent: so the agent's accounts are deleted
+/// before, while and after it installs the plugin.
 const SECONDS: [f64; 6] = [0.5, 1.0, 1.5, 2.0, 3.0, 5.0];
 
 #[test]
@@ -93,7 +94,8 @@ fn a_failed_release_that_helm_uninstalls_leaves_the_node_unchanged() {
     }
 }
 
-/// The new agent of a rollout may start when its accounts are gone: then only the old one has proof.
+/// The new agent of a rollout may start when its accounts are gone: then only the old one has
+/// proof.
 #[test]
 #[ignore = "takes minutes: scripts/test --matrix runs it"]
 fn helm_uninstall_while_a_rollout_starts_the_new_agent_restores_the_node() {

@@ -1,6 +1,6 @@
-//! Properties that hold for every input: printed values read back unchanged, exactly the values of the
-//! documented grammar are accepted, and all backends redirect the same connections. The fuzz targets
-//! show that no input makes the plugin panic; their seeds run here.
+//! Properties that hold for every input: printed values read back unchanged, exactly the values of
+//! the documented grammar are accepted, and all backends redirect the same connections. The fuzz
+//! targets show that no input makes the plugin panic; their seeds run here.
 
 #![allow(clippy::expect_used, clippy::unwrap_used)]
 
@@ -31,8 +31,8 @@ use proptest::test_runner::FileFailurePersistence;
 use testkit::properties::{decision, iptables, packet};
 use ureq::http::Uri;
 
-/// Settings of a property. Cases that failed once run before new cases: a failure adds a line to the file, which is
-/// committed with the mend.
+/// Settings of a property. Cases that failed once run before new cases: a failure adds a line to
+/// the file, which is committed with the mend.
 fn recorded() -> ProptestConfig {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/src/tests/properties/regressions.txt");
     let persistence = FileFailurePersistence::Direct(file);

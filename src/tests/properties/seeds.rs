@@ -1,4 +1,5 @@
-//! The properties of the fuzz targets, for their committed seeds. `scripts/checks/fuzz` goes on from these.
+//! The properties of the fuzz targets, for their committed seeds. `scripts/checks/fuzz` goes on
+//! from these.
 
 use std::fs;
 use std::path::Path;

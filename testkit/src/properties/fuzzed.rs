@@ -1,5 +1,5 @@
-//! What holds for every input of the fuzz targets. The suite `properties` checks it for their seeds at every commit,
-//! `scripts/checks/fuzz` for inputs that the fuzzer makes.
+//! What holds for every input of the fuzz targets. The suite `properties` checks it for their seeds
+//! at every commit, `scripts/checks/fuzz` for inputs that the fuzzer makes.
 
 use std::sync::LazyLock;
 
@@ -71,8 +71,9 @@ fn key(text: &str) -> String {
     number.and_then(|number| known.get(number)).map_or(text, |known| *known).to_owned()
 }
 
-/// Reads a pod and the state that the plugin meets. Line 1: switches. Line 2: namespace. Line 3: name. Then annotations
-/// `KEY=VALUE`, where KEY may be the number of one that Linkerd knows; `n:` before KEY: on the namespace.
+/// Reads a pod and the state that the plugin meets. Line 1: switches. Line 2: namespace. Line 3:
+/// name. Then annotations `KEY=VALUE`, where KEY may be the number of one that Linkerd knows; `n:`
+/// before KEY: on the namespace.
 fn start(text: &str) -> Option<Start> {
     let mut lines = text.lines();
     let switches = lines.next()?.as_bytes();
@@ -103,8 +104,8 @@ fn start(text: &str) -> Option<Start> {
     })
 }
 
-/// A pod with a proxy is never passed bare without a documented reason, whatever its name, its annotations and its
-/// ports are.
+/// A pod with a proxy is never passed bare without a documented reason, whatever its name, its
+/// annotations and its ports are.
 ///
 /// # Panics
 /// If it is.
