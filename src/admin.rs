@@ -123,6 +123,7 @@ fn accept(listener: &TcpListener) -> TcpStream {
     }
 }
 
+/// Reads one request and sends its response. Returns once the client has closed the connection.
 fn exchange(mut stream: &TcpStream, handlers: &Handlers) -> io::Result<()> {
     stream.set_read_timeout(Some(CLIENT_TIMEOUT))?;
     stream.set_write_timeout(Some(CLIENT_TIMEOUT))?;

@@ -57,6 +57,7 @@ pub fn apply(spec: &RuleSpec, backends: &[Backend]) -> Result<Backend, Error> {
     Err(Error::NoBackend { errors })
 }
 
+/// Writes the rules with `backend`. Returns the backend whose programs wrote them.
 fn apply_with(backend: Backend, spec: &RuleSpec, deadline: Deadline) -> Result<Backend, Error> {
     let RuleSpec { redirect, families } = spec;
     match backend {

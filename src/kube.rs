@@ -167,6 +167,8 @@ impl Client {
         Ok(BufReader::new(response.into_body().into_reader()))
     }
 
+    /// Sends a request, and counts it in the metrics. Fails unless the response's status is a
+    /// success.
     fn send(
         &self,
         method: Method,
@@ -219,6 +221,7 @@ impl Client {
         Error::Status { request, code, reason, message, retry_after }
     }
 
+    /// Sends the request with the time-outs of a watch or of another request.
     fn run<B: AsSendBody>(
         &self,
         request: Result<Request<B>, HttpError>,
@@ -233,6 +236,7 @@ impl Client {
         self.http.run(request.build())
     }
 
+    /// Sends a request, and decodes the object in the response.
     fn read_object<T: DeserializeOwned>(
         &self,
         method: Method,

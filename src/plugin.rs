@@ -34,6 +34,7 @@ impl CallOutcome {
     }
 }
 
+/// Runs the command of the request. Returns the text for stdout.
 pub fn run(request: &Request) -> Result<String, Error> {
     match request.command {
         Command::Version => Ok(version::response()),
@@ -46,6 +47,7 @@ pub fn run(request: &Request) -> Result<String, Error> {
     }
 }
 
+/// Runs ADD or CHECK, logs the result, and sends the record to the agent.
 fn run_and_record(
     request: &Request,
     command: fn(&Request, &Config) -> CallOutcome,

@@ -205,6 +205,7 @@ pub fn clear(run_dir: &Path) -> Vec<files::Error> {
     failures
 }
 
+/// Removes the files in `dir` for whose names `is_unwanted` returns true. Returns the failures.
 fn remove_files(dir: &Path, is_unwanted: impl Fn(&str) -> bool) -> Vec<files::Error> {
     let names = match files::file_names(dir) {
         Ok(names) => names,

@@ -85,6 +85,8 @@ impl FileWatch {
         })
     }
 
+    /// Adds the directories to the inotify instance, and creates the instance if there is none.
+    /// Skips missing directories.
     fn add(&mut self, dirs: &[&Path]) -> Result<(), Errno> {
         let inotify = match &mut self.inotify {
             Some(inotify) => inotify,

@@ -86,6 +86,7 @@ impl MainLoop {
     }
 }
 
+/// Returns the directories in which a change causes a pass.
 fn watched_dirs(settings: &Settings) -> Vec<&Path> {
     let ca = settings.ca_file.as_deref().and_then(Path::parent);
     let node = &settings.node;
@@ -96,6 +97,7 @@ fn watched_dirs(settings: &Settings) -> Vec<&Path> {
     dirs
 }
 
+/// Returns the time until the next pass: at most `resync`, and less after a write or a problem.
 fn time_to_next_pass(judgement: &Judgement, resync: Duration) -> Duration {
     if judgement.wrote {
         return VERIFY_DELAY;

@@ -114,6 +114,7 @@ impl RecordSocket {
         }
     }
 
+    /// Reads records until the socket is stopped. Waits after an error, and then tries again.
     fn run(&self) {
         let mut flood_limit = FloodLimit::new();
         let mut buffer = vec![0; SIZE_LIMIT + 1];
@@ -205,6 +206,7 @@ impl RecordSocket {
     }
 }
 
+/// Logs a problem that is new, and the end of a problem.
 fn log_change(last_problem: Option<&str>, problem: Option<&str>) {
     if problem == last_problem {
         return;

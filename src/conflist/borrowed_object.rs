@@ -36,6 +36,7 @@ impl<'a> BorrowedObject<'a> {
         serde_json::from_str(value.get()).ok()
     }
 
+    /// Returns the value of the last key for which `is_key` returns true.
     fn last(&self, is_key: impl Fn(&str) -> bool) -> Option<&'a RawValue> {
         for (name, value) in self.0.iter().rev() {
             // A key such as `"\ud800"` cannot be decoded, and nobody looks it up.

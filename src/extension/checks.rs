@@ -65,6 +65,7 @@ pub fn installed(
     checks
 }
 
+/// Checks the objects of the chart, and the rollout of its DaemonSet.
 fn chart(api: &dyn Api, namespace: &str, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     let has_pods = facts.agents.as_ref().is_ok_and(|agents| !agents.is_empty());
     let entry = "linkerd-cni-config ConfigMap has a valid plugin entry";
@@ -147,6 +148,7 @@ fn number(field: &Value) -> u64 {
     field.as_u64().unwrap_or_default()
 }
 
+/// Checks that meshed pods are redirected.
 fn pods(api: &dyn Api, daemonset: &Value, facts: &Facts) -> Vec<Check> {
     let shared = counted(
         facts,
@@ -185,6 +187,7 @@ fn bypassing_pods(body: &StatusBody, reason: Reason) -> Option<String> {
     Some(format!("{count} pods"))
 }
 
+/// Fails with the injected pods for which Multus does not call the plugin.
 fn attached(api: &dyn Api) -> CheckResult {
     let lacking = injected(api, "", "the injected pods", unattached)?;
     Severity::Error.if_any(

@@ -109,6 +109,7 @@ pub fn examine(config: &Config, object: Pod, lookup: &mut impl ClusterLookup) ->
     }
 }
 
+/// Completes the verdict on a meshed pod with the pod's paths around the proxy.
 fn with_paths(
     config: &Config,
     verdict: Verdict,

@@ -156,6 +156,7 @@ fn contexts_json(clusters: &[(String, Vec<Check>)]) -> Value {
     json!({"success": success, "contexts": reports})
 }
 
+/// Returns the sign in front of a check: passed, warning or failed.
 fn glyph(severity: Option<Severity>, color: bool) -> String {
     let (glyph, code) = match severity {
         None => ('√', 32),

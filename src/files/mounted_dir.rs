@@ -37,6 +37,7 @@ impl MountedDir {
         self.stale_in(&read_mountinfo())
     }
 
+    /// Does the work of [`MountedDir::stale`] for the text of `/proc/self/mountinfo`.
     fn stale_in(&self, mountinfo: &str) -> Option<String> {
         let before = self.mount.as_ref()?;
         let now = mounts(mountinfo).find(|mount| mount.id == before.id)?;

@@ -72,6 +72,7 @@ impl Temporary {
         Ok(self)
     }
 
+    /// Sets mode, extended attributes and owner of the file, and syncs the file to disk.
     fn finish(&self, file: &File, access: FileAccess, like: Option<&Path>) -> io::Result<()> {
         file.set_permissions(Permissions::from_mode(access.mode))?;
         if let Some(like) = like {

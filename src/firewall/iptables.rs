@@ -59,6 +59,7 @@ pub fn apply(
     Ok(written.first().map_or(backend, |first| first.programs.backend))
 }
 
+/// Finds programs for `backend`, and writes the rules of one family with them.
 fn write_rules(
     rules: Vec<Rule>,
     family: Family,
@@ -70,6 +71,7 @@ fn write_rules(
     Ok(WrittenRules { programs, rules, has_created_chains })
 }
 
+/// Removes the chains that this call created. A failure is only logged.
 fn undo(written: &WrittenRules) {
     if !written.has_created_chains {
         return;
@@ -148,6 +150,7 @@ pub fn legacy_comments(family: Family, deadline: Deadline) -> Result<ListedRules
     Ok(comments)
 }
 
+/// Returns the comment of the rule in `line`, empty if the rule has none.
 fn comment_in(line: &str) -> String {
     let mut words = rules::split_words(line).into_iter();
     while let Some(word) = words.next() {

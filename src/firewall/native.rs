@@ -115,6 +115,7 @@ pub fn flush_others(families: &[Family]) -> Result<(), Error> {
     Ok(())
 }
 
+/// Deletes the rules of Linkerd's chains in `table`. Accepts a missing table and missing chains.
 fn flush(table: &str, family: Family) -> Result<(), Error> {
     for chain in Chain::LINKERD {
         let rules = Attributes::default()

@@ -12,6 +12,7 @@ const STATUSES: [&str; 5] = ["2xx", "4xx", "5xx", "other", "none"];
 
 static REQUESTS: LazyLock<Family<[(&str, &str); 1], Counter>> = LazyLock::new(Family::default);
 
+/// Counts a request by the status code of its response. `None`: there was no response.
 pub(super) fn count(status: Option<u16>) {
     let class = match status {
         Some(200..=299) => "2xx",

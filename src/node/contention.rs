@@ -157,6 +157,7 @@ impl LimitedWriter {
         if writes.key == key && now < due { Some(due) } else { None }
     }
 
+    /// Counts a write of `file`. Contention begins when the next equal write has to wait.
     fn count(&mut self, file: &WrittenFile, key: &str, now: Instant) {
         let recent = self.recent.entry(file.clone()).or_insert_with(|| RecentWrites::new(key, now));
         if recent.key != key || recent.contention != Contention::Absent && recent.is_over(now) {

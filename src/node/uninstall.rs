@@ -88,6 +88,7 @@ struct Uninstall<'s> {
 }
 
 impl Uninstall<'_> {
+    /// Uninstalls the plugin. Returns all failures.
     fn run(mut self) -> Result<(), Vec<String>> {
         let removed = self.attempt_until_removed();
         let mut failures = [self.failures, self.attempt_failures].concat();

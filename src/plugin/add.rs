@@ -73,6 +73,7 @@ pub fn add(request: &Request, config: &Config) -> CallOutcome {
     CallOutcome::succeeded(record, output)
 }
 
+/// Installs the rules in the pod's netns. Returns the backend that wrote them.
 fn install_rules(
     request: &Request,
     config: &Config,

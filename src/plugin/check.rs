@@ -85,6 +85,8 @@ fn missing_rules(
     in_netns(request, move || firewall::missing_rules(today.as_ref()))
 }
 
+/// Returns the outcome of a CHECK. Only missing rules fail the call. An error is recorded, and the
+/// call succeeds.
 fn outcome(record: Record, compared: Result<Comparison, Error>) -> CallOutcome {
     match compared {
         Ok(Comparison::Skipped(reason)) => {

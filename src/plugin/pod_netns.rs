@@ -50,6 +50,7 @@ fn netns_error(error: &netns::Error) -> Error {
     Error::new(failure, error.to_string())
 }
 
+/// Converts an error of the firewall to a CNI error with the matching failure and remedy.
 fn firewall_error(error: firewall::Error) -> Error {
     let problem = error.to_string();
     if lacks_programs(&error) {

@@ -123,6 +123,8 @@ pub fn missing_in_order<'r, T, E>(
     Ok(missing)
 }
 
+/// Returns the rules of the chain for inbound connections: first the exemptions, then the
+/// redirects.
 fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let chain = Chain::ProxyInitRedirect;
     let to_proxy = Verdict::Redirect(redirect.inbound_port);
@@ -138,6 +140,8 @@ fn inbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
     rules
 }
 
+/// Returns the rules of the chain for outbound connections: first the exemptions, then the
+/// redirect.
 fn outbound(redirect: &Redirect, family: Family) -> Vec<Rule> {
     let chain = Chain::ProxyInitOutput;
     let mut rules = Vec::new();
@@ -178,6 +182,7 @@ fn family_of(subnet: &Subnet) -> Family {
     }
 }
 
+/// Returns a rule for each subnet of the family that exempts packets with this `condition`.
 fn skipped_subnets(
     chain: Chain,
     subnets: &[Subnet],
@@ -196,6 +201,7 @@ fn skipped_subnets(
     rules
 }
 
+/// Returns the rules that exempt these ports, one for each group that fits one match.
 fn skipped_ports(chain: Chain, ranges: &[PortRange]) -> Vec<Rule> {
     let mut rules = Vec::new();
     for group in ports::groups(ranges) {

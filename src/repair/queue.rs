@@ -206,6 +206,7 @@ impl State {
         Some(&mut self.pods[index].attempts)
     }
 
+    /// Does the work of [`Queue::push`]. A full queue first forgets the pods that do not wait.
     fn push(&mut self, pod: StrandedPod, now: Instant) -> bool {
         if self.pods.len() >= MAX_PODS {
             self.pods.retain(|queued| queued.is_waiting);

@@ -79,6 +79,7 @@ fn sandbox_error(runtime_class: &str) -> Error {
     Error::new(Failure::SandboxedPod, problem)
 }
 
+/// Returns the error about containers that run as the proxy's user.
 fn shared_user_error(
     containers: &[String],
     proxy_uid: Option<u32>,

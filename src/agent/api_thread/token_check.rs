@@ -135,6 +135,7 @@ impl Worker {
 }
 
 impl State {
+    /// Schedules the next check after a check with this result. `error`: why its request failed.
     fn schedule_check(
         &mut self,
         validity: &TokenValidity,

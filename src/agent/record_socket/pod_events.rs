@@ -43,6 +43,7 @@ pub fn pod_events(record: &Record) -> Vec<Event> {
     events
 }
 
+/// Returns a report for each problem of the pod that the record shows.
 fn reports(record: &Record) -> Vec<Report> {
     let mut reports = Vec::new();
     for list in &record.ignored {
@@ -89,6 +90,7 @@ fn failed_add(error: &CallError) -> Option<Report> {
     Some(Report { subject: name, kind: EventType::Warning, reason: "LinkerdCNIFailed", note })
 }
 
+/// Reports a pod that was redirected without the pod object, because of `error`.
 fn degraded(error: &CallError) -> Report {
     let cause = error.failure().unwrap_or(Failure::ApiError).row().cause;
     let note = format!(
@@ -101,6 +103,7 @@ fn degraded(error: &CallError) -> Report {
     Report { subject: "degraded", kind, reason: "LinkerdCNIDegraded", note }
 }
 
+/// Reports the elements of an annotated port list that have no effect.
 fn ignored_ports(list: &Ignored) -> Report {
     let elements = list.to_string();
     let shown = &elements[..elements.floor_char_boundary(ELEMENTS_LIMIT)];

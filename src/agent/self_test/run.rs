@@ -96,6 +96,8 @@ fn test(settings: &Settings, bin_dir: &Path) -> Result<String, TestOutcome> {
     Ok(format!("{calls} succeeded, {connections}, in {ms} ms"))
 }
 
+/// Returns the outcome of a self-test in which a plugin call failed. The self-test is skipped if
+/// the agent cannot run the host's iptables.
 fn failed_call(command: &str, error: &CallError) -> TestOutcome {
     let failed = format!("{command} failed: {error}");
     match error {

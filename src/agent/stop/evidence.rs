@@ -68,6 +68,8 @@ pub struct TokenFacts {
 }
 
 impl TokenFacts {
+    /// Reads the claims of `token`. Without claims, the token is not known to have expired or to
+    /// outlive the pod.
     fn read(token: &str) -> TokenFacts {
         match Claims::read(token) {
             Some(claims) => TokenFacts {
@@ -109,6 +111,7 @@ pub fn gather(settings: &Settings, api: &ApiHandle, timeout: Duration) -> Round 
     }
 }
 
+/// Sends the requests with the agent's own token: for its pod, its DaemonSet and its Namespace.
 fn ask_with_own_token(
     settings: &Settings,
     api: &ApiHandle,
@@ -161,6 +164,7 @@ fn look_at_own_pod(
     }
 }
 
+/// Completes the round with the DaemonSet that owns the agent's pod.
 fn ask_about_daemonset(
     settings: &Settings,
     client: &Client,
@@ -267,6 +271,7 @@ fn another_object(kind: &str, name: &str) -> RoundEnd {
     RoundEnd::Early(Round::Unclear(why))
 }
 
+/// Returns how a round ends in which a request failed with `error`.
 fn round_end(error: &Error) -> RoundEnd {
     if error.is_status(401, UNAUTHORIZED) {
         RoundEnd::OwnTokenRejected

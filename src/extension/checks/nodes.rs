@@ -19,6 +19,7 @@ use crate::extension::report::{Check, CheckResult, Severity};
 use crate::failure;
 use crate::kube::scheduling::{Exclusion, Placement, exclusion};
 
+/// Checks the agents, and what the agents report about their nodes.
 pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     let placed = placed(facts, daemonset);
     let mut checks = vec![
@@ -60,6 +61,7 @@ pub fn checks(facts: &Facts, daemonset: &Value) -> Vec<Check> {
     checks
 }
 
+/// Fails with the nodes that lack an agent. Warns of nodes whose taints keep the agent away.
 fn placed(facts: &Facts, daemonset: &Value) -> CheckResult {
     let placement = Placement::deserialize(pod_spec(daemonset)).unwrap_or_default();
     let nodes = readable(&facts.nodes, "the nodes")?;
@@ -99,6 +101,7 @@ fn daemonset_event(events: &[Value]) -> Option<&Value> {
     })
 }
 
+/// Fails with the agents that are not ready, each with the reason.
 fn ready(facts: &Facts) -> CheckResult {
     let agents = match &facts.agents {
         Ok(agents) => agents,
@@ -184,6 +187,7 @@ fn versions(bodies: &StatusBodies<'_>) -> CheckResult {
     })
 }
 
+/// Fails with the nodes whose active network config does not call the plugin.
 fn conflists(bodies: &StatusBodies<'_>) -> CheckResult {
     let summary = "nodes whose active network config does not call the plugin";
     judge_bodies(bodies, Severity::Error, summary, |body| {

@@ -35,6 +35,7 @@ pub fn other_agents(
     Check::new(category, "other-agent", "no other agent of Linkerd is installed", found)
 }
 
+/// Warns of the DaemonSets for which `is_other` returns true.
 fn no_other_agents(
     daemonsets: &Result<Vec<Value>, Error>,
     namespace: &str,
@@ -81,6 +82,7 @@ fn compatible_cilium(maps: &Result<Vec<Value>, Error>) -> CheckResult {
     Severity::Warning.if_any("Cilium's settings conflict with the plugin", &problems)
 }
 
+/// Returns the problems with the settings in Cilium's ConfigMap `map`.
 fn cilium_problems(map: &Value) -> Vec<String> {
     let data = &map["data"];
     let namespace = text(&map["metadata"]["namespace"]);
@@ -114,6 +116,8 @@ pub fn pod_security(
     Check::new(category, "namespace", description, admitted)
 }
 
+/// Fails if the namespace's label rejects the agent's pods. Warns if the namespace has no label and
+/// has admitted no such pod yet.
 fn admits_agent(name: &str, found: &Result<Option<Value>, Error>, has_pods: bool) -> CheckResult {
     let Some(namespace) = readable(found, &format!("namespace {name}"))? else {
         // The installation creates the namespace with the label.

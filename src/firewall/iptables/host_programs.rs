@@ -37,6 +37,7 @@ fn program_dirs() -> Vec<PathBuf> {
     dirs
 }
 
+/// Does the work of [`find_programs`] for these directories.
 fn find_in(dirs: &[PathBuf], backend: Backend, family: Family) -> Result<HostPrograms, Error> {
     if let Some(programs) = find_pair(dirs, backend, family) {
         return Ok(programs);
@@ -56,6 +57,7 @@ fn find_in(dirs: &[PathBuf], backend: Backend, family: Family) -> Result<HostPro
     Err(Error::NoPrograms { wanted })
 }
 
+/// Finds the program that lists rules and the program that restores them.
 fn find_pair(dirs: &[PathBuf], backend: Backend, family: Family) -> Option<HostPrograms> {
     let name = program_name(backend, family);
     let command = find_executable(dirs, &name)?;

@@ -252,6 +252,7 @@ enum ChainState {
     AtEarlierPriority,
 }
 
+/// Returns the state of each chain in the plugin's table, at the index of its discriminant.
 fn chain_states(family: Family) -> Result<[ChainState; Chain::ALL.len()], Error> {
     let mut states = [ChainState::Inactive; Chain::ALL.len()];
     if !is_plugin_table_active(family)? {
@@ -269,6 +270,7 @@ fn chain_states(family: Family) -> Result<[ChainState; Chain::ALL.len()], Error>
     Ok(states)
 }
 
+/// Returns whether the plugin's table exists and its rules have an effect.
 fn is_plugin_table_active(family: Family) -> Result<bool, Error> {
     let mut is_active = false;
     list_objects(libc::NFT_MSG_GETTABLE, family, &mut |table| {

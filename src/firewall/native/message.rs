@@ -62,6 +62,7 @@ pub fn earlier_chain(chain: Chain) -> Attributes {
     chain_at(chain, EARLIER_PRIORITY)
 }
 
+/// Encodes a chain. If it is a base chain, its hook has this `priority`.
 fn chain_at(chain: Chain, priority: i32) -> Attributes {
     let attributes = Attributes::default()
         .text(nfta::CHAIN_TABLE, PLUGIN_TABLE)

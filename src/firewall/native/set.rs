@@ -25,6 +25,7 @@ const ELEMENTS_PER_MESSAGE: usize = 1500;
 /// Where a range of numbers begins or, if the flag is set, the first number behind its end.
 type Element = (u128, bool);
 
+/// Returns the elements of a set: two for each range, its first number and the one behind its end.
 fn elements(set: &Set) -> Vec<Element> {
     let largest = u128::MAX >> (u128::BITS as usize - 8 * set.key.length);
     let mut elements = Vec::with_capacity(2 * set.ranges.len());

@@ -143,6 +143,7 @@ enum StepResult {
 }
 
 impl Chaining<'_> {
+    /// Plans the changes of the network configs. Plans none if a newer agent writes them.
     fn plan(&self, configs: &[ConfigFile], saved: &SavedState) -> Plan {
         if self.is_left_to_newer_agent {
             return Plan::default();

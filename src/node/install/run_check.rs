@@ -94,6 +94,7 @@ fn start(binary: &CheckedBinary) -> Receiver<Result<(), Problem>> {
     receiver
 }
 
+/// Runs the binary with VERSION. Fails with the reason why the plugin cannot be run.
 fn run(binary: &CheckedBinary) -> Result<(), Problem> {
     let end = Deadline::after(CALL_BUDGET);
     let error = match plugin_call::call(&binary.path, "VERSION", &[], STDIN, end) {
@@ -105,6 +106,7 @@ fn run(binary: &CheckedBinary) -> Result<(), Problem> {
     Err(explained(&binary.path, &error, &format!(": {}", remedy(binary))))
 }
 
+/// Describes why the plugin cannot be run, with the consequence and the remedy.
 fn explained(path: &Path, why: &str, remedy: &str) -> Problem {
     format!(
         "cannot run {}: {why}; pods could not start, so the agent does not chain the plugin{remedy}",

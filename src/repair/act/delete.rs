@@ -57,6 +57,8 @@ pub fn evict_or_delete(client: &Client, pod: &FoundPod) -> Result<(), NotRepaire
     }
 }
 
+/// Returns the preconditions of a deletion or eviction, and the grace period if it is not the
+/// pod's.
 fn delete_options(pod: &FoundPod) -> Value {
     let mut options =
         json!({"preconditions": {"uid": pod.uid, "resourceVersion": pod.resource_version}});

@@ -47,6 +47,7 @@ impl Worker {
         }
     }
 
+    /// Asks the agent whether it is ready, and tells the queue. Logs when repairs pause.
     fn ask_agent(&self) {
         let Some(address) = &self.shared.settings.agent_addr else { return };
         let response = agent_ready::ask(address);
@@ -85,6 +86,7 @@ impl Worker {
         }
     }
 
+    /// Deletes the pod, installs its rules, or leaves it unchanged, according to the repair mode.
     fn apply_mode(&mut self, checked: &CheckedPod) -> Result<(), NotRepaired> {
         let CheckedPod { pod, inspected } = checked;
         let settings = &self.shared.settings;
@@ -103,6 +105,7 @@ impl Worker {
         Ok(())
     }
 
+    /// Counts, logs and reports a pod to which the repair mode was applied.
     fn record_repair(&mut self, pod: &StrandedPod, began: Instant, missing_rules: &[String]) {
         let metrics = &self.shared.metrics;
         let line = match self.shared.settings.mode {
@@ -136,6 +139,7 @@ impl Worker {
         self.publish(&pod.found, &event);
     }
 
+    /// Records why a pod was not repaired, and decides when to try again.
     fn record_not_repaired(&mut self, pod: &StrandedPod, reason: &NotRepaired) {
         let FoundPod { namespace, name, .. } = &pod.found;
         match reason {

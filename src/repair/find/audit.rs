@@ -135,6 +135,7 @@ impl Audit {
         }
     }
 
+    /// Lists the pods of the node, and inspects each of them.
     fn inspect_pods(&mut self) -> Result<Findings, Box<dyn Error>> {
         let settings = &self.shared.settings;
         let config = plugin_config::read(&settings.net_dir())?;

@@ -70,6 +70,8 @@ impl Findings {
         }
     }
 
+    /// Adds a failed inspection. After the start, a netns that this container does not show is not
+    /// an error.
     fn add_error(
         &mut self,
         pod: &StrandedPod,

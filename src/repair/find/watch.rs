@@ -24,6 +24,7 @@ pub fn run(connection: Connection, shared: &Shared) {
     });
 }
 
+/// Applies an update of the watch to the queue.
 fn process(shared: &Shared, update: Update<'_, StrandedPod>) {
     match update {
         Update::Listed { pods, dropped } => {
