@@ -101,7 +101,7 @@ impl Call {
         config["name"] = json!("k8s-pod-network");
         config["log_level"] = json!("debug");
         config["kubernetes"] = json!({"kubeconfig": kubeconfig});
-        // Long enough for a busy machine, and less to wait than the default of 10.
+        // The budget is long enough for a busy machine.
         config["linkerd"]["api-retry-seconds"] = json!(10);
         let (ips, interfaces) = (
             json!([{"address": "10.99.0.1/24", "interface": 0}]),

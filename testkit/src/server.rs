@@ -58,8 +58,8 @@ impl<T: Read + Write> Stream for T {}
 
 impl Connection {
     pub fn new(socket: TcpStream, tls: Option<Arc<ServerConfig>>) -> Option<Self> {
-        // As Go's servers do. Otherwise a response waits up to 40 ms for the client to
-        // acknowledge the end of the TLS handshake.
+        // Go's servers set this option. Without the option, a response waits up to 40 ms for the
+        // client to acknowledge the end of the TLS handshake.
         socket.set_nodelay(true).ok()?;
         let own = socket.try_clone().ok()?;
         let stream: Box<dyn Stream> = match tls {

@@ -115,7 +115,7 @@ pub fn is_ready() -> bool {
 pub fn find_agent() -> Option<Agent> {
     let mut get = command("get pods -n linkerd-cni -l k8s-app=linkerd-cni -o json");
     let output = get.output().expect("kubectl runs");
-    // Empty if the API server did not answer.
+    // The output is empty if the API server did not answer.
     let pods: Value = serde_json::from_slice(&output.stdout).ok()?;
     let mut staying = pods["items"].as_array()?.clone();
     staying.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());

@@ -106,7 +106,7 @@ impl Drop for Helm {
         if thread::panicking() {
             let release = ["uninstall", "linkerd-cni", "-n", NAMESPACE];
             let _ = helm(&release).args(["--wait", "--ignore-not-found"]).output();
-            // Else the next test could find the plugin on the node.
+            // Without this wait, the next test could find the plugin on the node.
             let wait = format!("wait -n {NAMESPACE} --for=delete pod --all --timeout=60s");
             let _ = pods::command(&wait).output();
         }

@@ -50,8 +50,8 @@ impl Watcher {
 
 impl Gaps {
     fn read(&mut self) {
-        // Twice if the plugin is not installed, as a file that is replaced between two reads may
-        // look missing.
+        // The state is read twice if the plugin is not installed, because a file that is replaced
+        // between two reads may look missing.
         let state = match state(&self.root) {
             State::Installed => State::Installed,
             _ => state(&self.root),

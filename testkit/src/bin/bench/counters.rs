@@ -53,7 +53,7 @@ fn run_with_memusage(scene: &Scene, call: &Call) -> anyhow::Result<()> {
     let mut command = scene.run(call, netns.as_ref(), &[])?;
     command
         .env("LD_PRELOAD", "libmemusage.so")
-        // Not of the programs that the plugin runs.
+        // The programs that the plugin runs are not counted.
         .env("MEMUSAGE_PROG_NAME", "linkerd-cni")
         .stderr(File::create(scene.notes())?);
     scene.succeed(call, &mut command)

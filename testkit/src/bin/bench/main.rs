@@ -62,7 +62,8 @@ fn main() -> ExitCode {
 }
 
 fn bench(options: &Options) -> anyhow::Result<bool> {
-    // Before the measuring, as an unreadable file is an error and the file may be overwritten.
+    // The file is read before the measurements, because an unreadable file is an error and the file
+    // may be overwritten.
     let baseline = options.baseline.as_deref().map(read).transpose()?;
     let scene = Scene::new(&options.plugin, &options.portmap)?;
     let timings = measure::timings(&scene, options.runs)?;

@@ -16,7 +16,8 @@ pub const SERVICE_ACCOUNT: &str = "linkerd-cni";
 const PODS_NAMESPACE: &str = "apps";
 const CREATORS: usize = 16;
 
-/// Found in the name of the agent's pod too, and in nothing else that a request contains.
+/// Returns the name of a node. The name of the agent's pod contains it, and nothing else in a
+/// request does.
 pub fn node_name(node: usize) -> String {
     format!("n{node:05}")
 }

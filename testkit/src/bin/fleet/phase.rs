@@ -20,7 +20,8 @@ pub const START: &str = "start of all";
 pub const IDLE: &str = "idle";
 pub const ROLLOUT: &str = "rollout";
 pub const RESTART: &str = "API server restarted";
-/// Of one node: TokenRequest, token check, a list and a watch of both programs, and three retries.
+/// Requests of one node at its start: TokenRequest, token check, a list and a watch of both
+/// programs, and three retries.
 const REQUESTS_AT_START: usize = 9;
 /// Requests of one node after a restart of the API server. Of both programs: a watch from a version
 /// that is too old, a list and a watch, and three rejected attempts while the API server fills its
@@ -44,9 +45,9 @@ const COLUMNS: [(&str, Option<[f64; 2]>); 11] = [
     ("pod lists from etcd", None),
 ];
 
-/// Of the API server since its start: CPU seconds, memory, bytes of responses to lists, GETs and
-/// POSTs, lists of pods that etcd answered. Then the TCP connections that were accepted in this
-/// network namespace.
+/// Figures of the API server since its start: CPU seconds, memory, bytes of responses to lists,
+/// GETs and POSTs, lists of pods that etcd answered. Then the TCP connections that were accepted in
+/// this network namespace.
 type Metrics = [f64; 5];
 
 fn metrics(client: &Client) -> anyhow::Result<Metrics> {
@@ -163,8 +164,8 @@ impl Recorder {
         Ok(())
     }
 
-    /// Until every node has its kubeconfig and its watches, and 5 s more. Reading the watches from
-    /// the metrics instead costs the API server as much CPU as the start of some nodes.
+    /// Waits until every node has its kubeconfig and its watches, and 5 s more. Reading the watches
+    /// from the metrics instead costs the API server as much CPU as the start of some nodes.
     pub fn until_connected(&mut self, name: &'static str) -> anyhow::Result<Phase> {
         // All watches have to be new: in a rollout, those of stopped programs may end later than
         // others begin.

@@ -22,7 +22,7 @@ const CONFLIST: &str = "/etc/cni/net.d/10-bridge.conflist";
 const BINARY: &str = "/opt/cni/bin/istio-cni";
 const AGENT_LOG: &str = "/var/lib/linkerd2-cni-cluster/log/istio-install-cni";
 const PLUGIN_LOG: &str = "/run/linkerd2-cni-cluster/istio-cni/istio-cni.log";
-/// In the redirect rules of linkerd-cni, and in those of istio-cni.
+/// Texts in the redirect rules of linkerd-cni and of istio-cni.
 const RULES: [&str; 2] = ["redirect-all-outgoing-to-proxy-port", "ISTIO_OUTPUT"];
 
 /// Number of times that the primary CNI writes its network config in [`both_restore`], and the time
@@ -120,7 +120,8 @@ pub fn both_restore(pods: &Pods) -> String {
     assert_eq!(writes(), after, "writes in {QUIET:?} in which the primary CNI wrote nothing");
     assert!(is_chained(), "{:?}", types());
     let [linkerd, istio] = [after[0] - before[0], after[1] - before[1]];
-    // Two by each at most: Istio's agent undoes a write after which it did not read the file again.
+    // Each agent writes at most twice: Istio's agent undoes a write after which it did not read the
+    // file again.
     let bound = REWRITES..=2 * REWRITES;
     let is_bounded = bound.contains(&linkerd) && bound.contains(&istio);
     assert!(is_bounded, "writes of linkerd-cni {linkerd}, of Istio {istio}, not {bound:?}");

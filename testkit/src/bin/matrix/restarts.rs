@@ -129,7 +129,7 @@ fn reboot(times: usize, pods: &Pods) -> String {
         drop(paused);
         until("all pods are redirected", || MESHED.iter().all(|name| is_redirected(name, number)));
         longest = longest.max(boot.elapsed());
-        // Once for the new sandbox, and again after each failure.
+        // kubelet runs the validators for the new sandbox, and again after each failure.
         until("the validators failed, as the pods started before the plugin was chained", || {
             let now = validations();
             now.len() == 4 && now.iter().zip(&before).all(|(now, before)| *now >= before + 2)

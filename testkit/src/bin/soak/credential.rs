@@ -44,7 +44,7 @@ pub fn replace_by(world: &World, validity: Validity) {
     let old = agent::agent();
     let invalid = signed_token(validity);
     let outage = outages::open(Cause::Credential);
-    // Stopped first: a running agent would replace the foreign token at once.
+    // The agent is stopped first, because a running agent would replace the foreign token at once.
     let stopped = Paused::process(old.pid);
     let kubeconfig = fs::read_to_string(KUBECONFIG).expect("there is a kubeconfig");
     replace(Path::new(KUBECONFIG), "soak", with_token(&kubeconfig, &invalid), 0o600);

@@ -54,7 +54,7 @@ static LEDGER: Mutex<Ledger> =
 
 pub struct Ledger {
     current: usize,
-    /// In the order in which the actions were performed first.
+    /// The rows, in the order in which the actions were performed first.
     pub rows: Vec<Row>,
     pub violations: Vec<Violation>,
 }

@@ -166,14 +166,14 @@ impl Load {
         json!({
             "meshed": started(&meshed),
             "unmeshed": started(&unmeshed),
-            // Created and responded while the API server was down.
+            // Pods that were created and responded while the API server was down.
             "unmeshed_without_api": without_api()[0],
             "meshed_without_api": without_api()[1],
-            // Started while another writer had removed the plugin entry; the repair controller
-            // repaired them.
+            // Pods that started while another writer had removed the plugin entry. The repair
+            // controller repaired them.
             "repaired": meshed.iter().filter(|pod| pod.repaired).count(),
             "rule_checks": rule_checks,
-            // From the creation of a pod until it responds, of pods that no outage held back.
+            // Time from the creation of a pod until it responds, for pods that no outage held back.
             "unmeshed_start": spread(&unmeshed),
             "meshed_start": spread(&meshed),
         })

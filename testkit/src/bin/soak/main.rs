@@ -87,7 +87,7 @@ fn main() -> ExitCode {
         Some(seeded) => seeded::run(seeded, span),
         None => disturb(&mut world, &options, span),
     }
-    // The rest of the pods' lives.
+    // The pods live on until they are deleted.
     ledger::begin("nothing");
     thread::sleep(Duration::from_secs(5));
     let mut pods = load.finish().end();

@@ -29,7 +29,7 @@ pub fn insert(name: &str, netns: &Path) {
     running().insert(name.to_owned(), netns.to_owned());
 }
 
-/// Called before a deletion begins. Returns whether it may: not during [`survive`].
+/// Returns whether a deletion of the pod may begin. None may begin during [`survive`].
 pub fn remove(name: &str) -> bool {
     let hold = HOLD.try_lock();
     let may = !matches!(hold, Err(TryLockError::WouldBlock));

@@ -43,7 +43,7 @@ pub fn run(seeded: Break, span: Duration) {
         match seeded {
             Break::Conflist => tear(),
             Break::Processes => {
-                // Where all pods have to survive, as in a restart of the container runtime.
+                // All pods have to survive this action, as a restart of the container runtime.
                 ledger::begin("container killed by the soak");
                 running::survive(running::kill_container_of_one);
             }
