@@ -116,9 +116,11 @@ impl Locker {
 
     fn open(&self) -> Result<File, Errno> {
         let mut options = OpenOptions::new();
+        // Not for writing: the agent watches the run dir, and the end of a write would be a change
+        // that triggers the next pass.
         options.read(true);
         if !self.is_dir {
-            options.write(true).create(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+            options.mode(0o600).custom_flags((OFlag::O_CREAT | OFlag::O_NOFOLLOW).bits());
         }
         options.open(&self.path).map_err(|_| Errno::ENOENT)
     }

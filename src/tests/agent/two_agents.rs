@@ -128,6 +128,25 @@ fn an_older_agent_restores_missing_files_while_a_newer_one_runs() {
     new.kill();
 }
 
+/// A pass that changed the run dir, which the agent watches, would trigger the next one.
+#[test]
+fn an_agent_with_a_run_dir_makes_no_pass_while_nothing_changes() {
+    let (_node, agent) = start_old("older's run dir");
+    let reads = || {
+        let io = fs::read_to_string(format!("/proc/{}/io", agent.pid())).unwrap();
+        let line = io.lines().find_map(|line| line.strip_prefix("syscr: ")).unwrap();
+        line.parse::<u64>().unwrap()
+    };
+    // A pass reads some 30 times. The first passes follow the agent's own writes.
+    let is_idle = || {
+        let before = reads();
+        thread::sleep(Duration::from_secs(1));
+        reads() - before < 100
+    };
+    until("the agent is idle", is_idle);
+    assert!(is_idle(), "the agent makes passes without end");
+}
+
 /// Sends the record of a redirected pod.
 fn send_record(socket: &Path, pod: &str) {
     let record = json!({
