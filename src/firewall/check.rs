@@ -67,7 +67,11 @@ pub fn rules_state(today: Option<&RuleSpec>) -> Result<RulesState, Error> {
 fn compare(today: Option<&RuleSpec>, purpose: Purpose) -> Result<RulesState, Error> {
     let mut listing = Listing::read()?;
     let deadline = Deadline::after(PROGRAMS_BUDGET);
-    for family in families_in_legacy_tables(&listing, today) {
+    for &family in Family::ALL {
+        // Reading the legacy table of IPv4 may have found the marker, which tells the families.
+        if !may_be_in_legacy_table(family, &listing, today, purpose) {
+            continue;
+        }
         match purpose {
             Purpose::Check => {
                 listing.set_iptables(family, iptables::legacy_comments(family, deadline)?);
@@ -106,25 +110,29 @@ fn compare(today: Option<&RuleSpec>, purpose: Purpose) -> Result<RulesState, Err
     Ok(RulesState::Missing(spec.clone(), missing))
 }
 
-/// Returns the families whose rules may be in legacy tables, which only the host's
-/// `iptables-legacy` can list. One family can be in nf_tables and the other one in legacy tables,
+/// Returns whether the rules of `family` may be in a legacy table, which only the host's
+/// `iptables-legacy` can list. One family can be in nf_tables and the other one in a legacy table,
 /// if the host's programs for IPv4 and IPv6 are of different variants. No family is in legacy
 /// tables if the plugin's tables have rules: only `native` writes to them, and it writes all
 /// families there.
-fn families_in_legacy_tables(listing: &Listing, today: Option<&RuleSpec>) -> Vec<Family> {
+fn may_be_in_legacy_table(
+    family: Family,
+    listing: &Listing,
+    today: Option<&RuleSpec>,
+    purpose: Purpose,
+) -> bool {
     if Family::ALL.iter().any(|&family| listing.of(family).has_traces_of_plugin()) {
-        return Vec::new();
+        return false;
     }
-    let families = match (listing.marked_spec(), today) {
-        (Some(spec), _) => spec.families,
-        (None, Some(today)) => today.families,
-        (None, None) => Family::ALL,
+    let families = match (listing.marked_spec(), purpose, today) {
+        (Some(spec), _, _) => spec.families,
+        (None, Purpose::Repair, Some(today)) => today.families,
+        // The pod may have started with other families than today's.
+        (None, _, _) => Family::ALL,
     };
-    let mut in_legacy_tables = families.to_vec();
-    in_legacy_tables.retain(|&family| {
-        !listing.of(family).has_traces_of_iptables() && iptables::has_legacy_nat(family)
-    });
-    in_legacy_tables
+    families.contains(&family)
+        && !listing.of(family).has_traces_of_iptables()
+        && iptables::has_legacy_nat(family)
 }
 
 /// Returns whether the rules have the marker of `today`, whether or not the pod object was read.

@@ -11,12 +11,14 @@ use linkerd2_cni::firewall::{self, RulesState};
 use linkerd2_cni::netns;
 use linkerd2_cni::redirect::Family;
 use linkerd2_cni::redirect::rules::NAT_TABLE;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use testkit::call::Outcome;
 use testkit::properties::difference::difference;
 use testkit::properties::evaluator::Rules;
 
-use super::{Scene, at_the_same_time};
+use super::record_socket::recorded;
+use super::{MESHED, Scene, UID, at_the_same_time};
 
 /// The arguments of upstream's plugin for iptables, for a pod with a GID of the proxy and skipped
 /// ports and subnets.
@@ -233,6 +235,31 @@ fn assert_judged(upstream: &[Rules; 2], host: Host, mode: &str, ipv6: bool) {
     }
     let (code, msg) = call("CHECK").error();
     assert!(code == 122 && msg.contains("-o lo"), "{case}, damaged: {code}, {msg}");
+}
+
+/// The values may change while the pod runs, and the marker with the pod's families is in a legacy
+/// table, too.
+#[test]
+fn check_reads_the_legacy_rules_of_the_families_that_the_pod_started_with() {
+    for at_start in [true, false] {
+        let scene = Scene::meshed();
+        let call = |command, ipv6| {
+            let call = scene.in_mode("legacy", command).linkerd("ipv6", ipv6);
+            testkit::node_copy::publish(&call.run_dir(), ["ns", "web", UID], MESHED);
+            call
+        };
+        call("ADD", at_start).run().succeeded();
+        for today in [true, false] {
+            let (outcome, record) = recorded(&call("CHECK", today));
+            outcome.succeeded();
+            assert_eq!((&record["source"], &record["degraded"]), (&json!("copy"), &Value::Null));
+        }
+        let program = if at_start { "ip6tables-legacy" } else { "iptables-legacy" };
+        scene.run(program, &["-w", "-t", "nat", "-D", "PROXY_INIT_OUTPUT", "2"]);
+        for today in [true, false] {
+            call("CHECK", today).run().failed(122, "-o lo");
+        }
+    }
 }
 
 fn assert_succeeds(outcome: &Outcome, case: &str) {
