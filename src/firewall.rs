@@ -75,7 +75,12 @@ fn apply_with(backend: Backend, spec: &RuleSpec, deadline: Deadline) -> Result<B
 /// rules to the plugin's tables and deletes the rules of `iptables-nft`, which might redirect what
 /// the new rules skip, and the plugin's IPv6 rules if the pod has IPv4 rules only. Fails if
 /// nf_tables is not usable in this kernel.
+///
+/// Takes several transactions, and may end after any of them: [`rules_state`] then reports missing
+/// rules again. Rules of a family that the pod should not have are therefore deleted first, while
+/// the other family's rules still show that a repair is needed.
 pub fn install_native(spec: &RuleSpec) -> Result<(), Error> {
+    native::flush_other_families(spec.families)?;
     native::apply(&spec.redirect, spec.families)?;
-    native::flush_others(spec.families)
+    native::flush_iptables(spec.families)
 }

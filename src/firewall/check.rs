@@ -8,7 +8,7 @@ use std::convert::Infallible;
 
 use super::error::Error;
 use super::iptables::{self, PROGRAMS_BUDGET};
-use super::native::listing::{Listing, Tables, has_linkerds};
+use super::native::listing::{FamilyListing, Listing, Tables, has_linkerds};
 use crate::deadline::Deadline;
 use crate::redirect::rules::{self, Chain, ListedRules};
 use crate::redirect::{Family, Redirect, RuleSpec};
@@ -93,7 +93,7 @@ fn compare(today: Option<&RuleSpec>, purpose: Purpose) -> Result<RulesState, Err
     let Some(spec) = earlier.as_ref().or(today) else {
         return Ok(RulesState::Unreadable);
     };
-    let missing = missing_of(spec, &listing)?;
+    let missing = missing_of(spec, &listing, purpose)?;
     if missing.is_empty() {
         let is_of_start = earlier.is_some() && !is_guessed;
         return Ok(match today {
@@ -146,17 +146,41 @@ fn has_marker_of(listing: &Listing, today: &RuleSpec) -> bool {
 }
 
 /// Returns the rules of `spec` that are missing in the tables that decide first, as lines of
-/// `iptables-save`.
-fn missing_of(spec: &RuleSpec, listing: &Listing) -> Result<Vec<String>, Error> {
+/// `iptables-save`. For a repair also those that are missing behind the plugin's tables.
+fn missing_of(
+    spec: &RuleSpec,
+    listing: &Listing,
+    purpose: Purpose,
+) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in spec.families {
         let listed = listing.of(family);
-        missing.extend(match listed.deciding() {
+        let deciding = listed.deciding();
+        let mut of_family = match deciding {
             Tables::Plugin => listed.missing(&spec.redirect, family)?,
             Tables::Iptables => missing_by_comments(spec, family, listed.iptables()),
-        });
+        };
+        if let (Purpose::Repair, Tables::Plugin) = (purpose, deciding)
+            && of_family.is_empty()
+        {
+            of_family = missing_behind_plugin(spec, family, listed);
+        }
+        missing.extend(of_family);
     }
     Ok(missing)
+}
+
+/// Returns the rules that are missing or have other values in the tables of iptables, if these have
+/// rules besides those of the plugin's tables, which decide first. A repair that ended early leaves
+/// both, and the rules of iptables may redirect what the plugin's rules skip.
+fn missing_behind_plugin(spec: &RuleSpec, family: Family, listed: &FamilyListing) -> Vec<String> {
+    if !has_linkerds(listed.iptables()) {
+        return Vec::new();
+    }
+    if listed.has_two_markers() {
+        return rules_of_family(spec, family);
+    }
+    missing_by_comments(spec, family, listed.iptables())
 }
 
 /// Returns whether the rules that decide are the plugin's, and run after those of iptables as in an
@@ -167,11 +191,11 @@ fn is_outdated(spec: &RuleSpec, listing: &Listing) -> bool {
 
 /// Returns all rules of `spec`, as lines of `iptables-save`.
 fn all_rules(spec: &RuleSpec) -> Vec<String> {
-    let families = spec.families.iter();
-    families
-        .flat_map(|&family| rules::rules(&spec.redirect, family))
-        .map(|rule| rules::rule_line(&rule))
-        .collect()
+    spec.families.iter().flat_map(|&family| rules_of_family(spec, family)).collect()
+}
+
+fn rules_of_family(spec: &RuleSpec, family: Family) -> Vec<String> {
+    rules::rules(&spec.redirect, family).iter().map(rules::rule_line).collect()
 }
 
 /// Compares rules of iptables by their comments, which name skipped ports and subnets. A change of

@@ -100,17 +100,24 @@ fn table_messages(family: Family, fresh: bool) -> Vec<Message> {
     vec![create.clone(), delete, create]
 }
 
-/// Deletes all rules of the `PROXY_INIT_*` chains: of every family in the tables of `iptables-nft`,
-/// and of each family that `families` lacks in the plugin's own tables. The empty chains and the
-/// jumps to them stay, without effect.
-pub fn flush_others(families: &[Family]) -> Result<(), Error> {
-    for &family in Family::ALL {
-        flush(rules::NAT_TABLE, family)?;
-    }
+/// Deletes all rules of the `PROXY_INIT_*` chains of each family that `families` lacks, in the
+/// plugin's own tables and in those of `iptables-nft`. The empty chains and the jumps to them stay,
+/// without effect.
+pub fn flush_other_families(families: &[Family]) -> Result<(), Error> {
     for &family in Family::ALL {
         if !families.contains(&family) {
             flush(PLUGIN_TABLE, family)?;
+            flush(rules::NAT_TABLE, family)?;
         }
+    }
+    Ok(())
+}
+
+/// Deletes all rules of the `PROXY_INIT_*` chains of these families in the tables of
+/// `iptables-nft`. The empty chains and the jumps to them stay, without effect.
+pub fn flush_iptables(families: &[Family]) -> Result<(), Error> {
+    for &family in families {
+        flush(rules::NAT_TABLE, family)?;
     }
     Ok(())
 }

@@ -128,6 +128,14 @@ impl FamilyListing {
         has_linkerds(&self.iptables) || self.iptables_marker().is_some()
     }
 
+    /// Returns whether the rules of iptables were made from other values than the plugin's.
+    pub fn has_two_markers(&self) -> bool {
+        match (self.plugin_marker.as_deref(), self.iptables_marker()) {
+            (Some(plugin), Some(iptables)) => plugin != iptables,
+            _ => false,
+        }
+    }
+
     /// Returns the comments, with markers, of the rules of iptables.
     pub fn iptables(&self) -> &ListedRules<String> {
         &self.iptables

@@ -3,12 +3,16 @@
 use std::fs::{self, File};
 use std::time::{Duration, SystemTime};
 
+use linkerd2_cni::firewall::{self, RulesState};
+use linkerd2_cni::netns;
+use linkerd2_cni::redirect::backend_order::Backend;
+use linkerd2_cni::redirect::{Family, Redirect, RuleSpec};
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use serde_json::json;
 
 use crate::namespaces::{NEIGHBOUR, POD};
-use crate::node::{Node, running, waiting};
+use crate::node::{Node, add, meshed, redirect, running, waiting};
 use crate::path;
 use crate::until::{until, until_within};
 
@@ -191,4 +195,39 @@ fn the_controller_restarts_for_a_pod_that_may_be_older_than_the_plugin() {
     let log = "1 pods are not audited before a restart";
     until_within(Duration::from_secs(150), log, || controller.log().contains(log));
     assert!(controller.until_ended().success());
+}
+
+/// Returns the state of the pod's rules, as an audit reads it without today's values.
+fn rules_state(node: &Node) -> RulesState {
+    let read = || firewall::rules_state(None);
+    netns::run(&node.namespaces.path(), Duration::from_secs(20), read).unwrap().unwrap()
+}
+
+/// A controller that is killed in a repair may have written the plugin's rules, and not yet deleted
+/// those of iptables.
+#[test]
+fn a_repair_that_ended_before_it_deleted_rules_of_iptables_is_repeated() {
+    let complete = meshed("nft");
+    add(&complete, "native", "9999");
+    assert_eq!(rules_state(&complete), RulesState::Complete);
+
+    let damaged = meshed("nft");
+    damaged.namespaces.run("iptables-nft", &["-t", "nat", "-D", "PROXY_INIT_OUTPUT", "1"]);
+    // The comments do not tell the UID.
+    let of_other_uid = Node::with(&running());
+    let other = Redirect { proxy_uid: Some(3000), ..redirect("nft", "9999") };
+    let spec = RuleSpec { redirect: other, families: Family::IPV4 };
+    let apply = move || firewall::apply(&spec, &[Backend::Nft]);
+    let path = of_other_uid.namespaces.path();
+    netns::run(&path, Duration::from_secs(20), apply).unwrap().unwrap();
+    for node in [damaged, of_other_uid] {
+        add(&node, "native", "9999");
+        let state = rules_state(&node);
+        assert!(matches!(state, RulesState::Missing(..)), "{state:?}");
+        let _controller = node.repaired();
+        assert_eq!(rules_state(&node), RulesState::Complete);
+        let listed = node.namespaces.run("iptables-nft", &["-t", "nat", "-S"]);
+        assert!(!listed.contains("REDIRECT --to"), "{listed}");
+        assert!(node.ruleset().contains("skuid 2102"));
+    }
 }
