@@ -9,11 +9,12 @@ use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use nix::fcntl::OFlag;
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::{FileStat, fstat, stat};
+use nix::sys::statfs::{NSFS_MAGIC, fstatfs};
 
 use crate::deadline::run_within;
 
@@ -34,7 +35,8 @@ pub enum Error {
     Work { path: PathBuf, problem: String },
 }
 
-/// An open netns: always the same one, whatever its path leads to later.
+/// An open netns: always the same one, whatever its path leads to later. Or an
+/// open file on which no netns was mounted, see [`Netns::made_without_netns`].
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -60,6 +62,14 @@ impl Netns {
     /// Returns whether this is the netns of the calling thread.
     pub fn is_current(&self) -> bool {
         is_one_file(fstat(&self.file), stat(CURRENT))
+    }
+
+    /// Returns when the file was made, if no netns was mounted on it when it was opened.
+    pub fn made_without_netns(&self) -> Option<SystemTime> {
+        if fstatfs(&self.file).ok()?.filesystem_type() == NSFS_MAGIC {
+            return None;
+        }
+        self.file.metadata().and_then(|file| file.modified()).ok()
     }
 
     /// Runs `work` inside the netns and waits for it at most `deadline`. After that the thread

@@ -11,7 +11,6 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
 use nix::errno::Errno;
-use nix::sys::statfs::{NSFS_MAGIC, statfs};
 use serde_json::Value;
 
 use super::stranded::StrandedPod;
@@ -84,7 +83,7 @@ impl NetnsLookup {
             if netns.is_current() {
                 continue;
             }
-            if let Some(at) = self.mounted_later(path) {
+            if let Some(at) = self.mounted_later(&netns) {
                 unknown = NetnsUnknown::MountedLater { at };
                 continue;
             }
@@ -100,11 +99,8 @@ impl NetnsLookup {
 
     /// Returns when the runtime made the netns file, if a netns may have been mounted on it too
     /// late for this container. An older file without a netns was left behind.
-    fn mounted_later(&self, path: &Path) -> Option<SystemTime> {
-        if statfs(path).ok()?.filesystem_type() == NSFS_MAGIC {
-            return None;
-        }
-        let made = fs::metadata(path).and_then(|file| file.modified()).ok()?;
+    fn mounted_later(&self, netns: &Netns) -> Option<SystemTime> {
+        let made = netns.made_without_netns()?;
         if made + START_BUDGET < self.started {
             return None;
         }
@@ -156,10 +152,29 @@ fn non_empty(value: &Value) -> Option<&str> {
 
 #[cfg(test)]
 mod tests {
+    use std::fs::File;
+    use std::os::unix::fs::symlink;
+
     use serde::Deserialize;
+    use tempfile::TempDir;
     use testkit::table::rows_of;
 
     use super::*;
+
+    /// The runtime may mount a netns on the file at any time.
+    #[test]
+    fn a_file_opened_before_its_netns_was_mounted_counts_as_mounted_later() {
+        let dir = TempDir::new().unwrap();
+        let path = dir.path().join("netns");
+        File::create(&path).unwrap();
+        let empty = Netns::open(&path).unwrap();
+        fs::remove_file(&path).unwrap();
+        symlink("/proc/self/ns/net", &path).unwrap();
+        let mounted = Netns::open(&path).unwrap();
+        let lookup = NetnsLookup { by_pod: HashMap::new(), started: SystemTime::now() };
+        assert!(lookup.mounted_later(&empty).is_some());
+        assert_eq!(lookup.mounted_later(&mounted), None);
+    }
 
     #[derive(Deserialize)]
     struct Row {
