@@ -246,7 +246,7 @@ impl Record {
             let mut record = self.clone();
             record.ignored = ignored_ports::cut_to(record.ignored, elements);
             for error in [&mut record.error, &mut record.degraded].into_iter().flatten() {
-                error.msg = error.msg.chars().take(characters).collect::<String>() + "…";
+                error.msg = cut_to(&error.msg, characters);
             }
             bytes = serde_json::to_vec(&record).unwrap_or_default();
         }
@@ -399,6 +399,14 @@ fn send_datagram(bytes: &[u8], run_dir: &Path, net_dir: Option<&Path>) -> io::Re
         return socket.send_to(bytes, net_dir.join(SOCKET_NAME));
     }
     sent
+}
+
+/// Cuts a text to its first `characters`. An ellipsis shows that the text was longer.
+fn cut_to(text: &str, characters: usize) -> String {
+    match text.char_indices().nth(characters) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
 }
 
 fn bounded(text: &str) -> String {

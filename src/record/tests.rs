@@ -143,6 +143,20 @@ fn record_of_the_longest_names_elements_and_errors_fits_the_socket() {
 }
 
 #[test]
+fn only_a_cut_error_text_ends_with_an_ellipsis() {
+    let long = Error::new(Failure::ApiError, "🔒".repeat(5000));
+    let whole = Error::new(Failure::RequestDenied, "HTTP 403");
+    let list = |source| Ignored { source, elements: vec!["🔒".repeat(100); 10], more: 0 };
+    let record = Record::new(Command::Add, "c").with_degraded(Some(&long)).with_error(&whole);
+    let record = record.with_ignored(ignored_ports::sources().map(list).collect());
+    let record = Record { namespace: "ns".into(), pod: "web".into(), ..record };
+    assert!(serde_json::to_vec(&record).unwrap().len() > SIZE_LIMIT);
+    let parsed = Record::parse(&record.to_datagram()).unwrap();
+    assert!(parsed.degraded.unwrap().msg.ends_with('…'));
+    assert_eq!(parsed.error.unwrap().msg, "HTTP 403");
+}
+
+#[test]
 fn a_record_with_a_word_of_a_later_plugin_is_read() {
     let record = changed("\"new\":{}", r#""backend":"ebpf","source":"oracle""#).unwrap();
     assert_eq!((record.backend, record.source, record.requests), (None, None, 2));
