@@ -20,7 +20,7 @@ use crate::backoff::between;
 /// Time between a write and the pass that verifies it.
 const VERIFY_DELAY: Duration = Duration::from_millis(2);
 /// Shortest and longest time until the next pass after one with a problem. A pass takes a
-/// millisecond.
+/// millisecond, or up to 5 s if the plugin hangs in the run check.
 const RETRY: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(3)];
 
 /// Repeats reconcile passes.

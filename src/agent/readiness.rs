@@ -15,7 +15,8 @@ use crate::admin;
 
 /// Number of resync periods without a finished pass after which the agent is not ready.
 const MAX_RESYNCS: u32 = 3;
-/// Longest time of one pass. It takes milliseconds, but a busy disk takes seconds to sync a file.
+/// Longest time of one pass. It takes milliseconds, but a busy disk takes seconds to sync a file,
+/// and the run check waits up to 5 s for a plugin that hangs.
 const STUCK_AFTER: Duration = Duration::from_secs(60);
 
 /// The agent's state, shared between its threads and the admin server.

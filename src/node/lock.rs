@@ -25,7 +25,8 @@ use crate::deadline::Deadline;
 use crate::files;
 
 /// Longest time to wait for another agent. A pass takes milliseconds, and an uninstall holds the
-/// lock for a quarter of a second. An agent that hangs must not keep others from their work.
+/// lock for a quarter of a second. A pass in which the plugin hangs in the run check holds the lock
+/// for up to 5 s. An agent that hangs must not keep others from their work.
 const WAIT: Duration = Duration::from_secs(1);
 const RETRY: Duration = Duration::from_millis(5);
 
