@@ -31,6 +31,12 @@ pub enum CallError {
     Ended(String),
 }
 
+/// Returns whether the kernel denied this process to run the program (EACCES, EPERM). Another
+/// process may be allowed to: security modules decide by the process that executes the file.
+pub fn is_denied(error: &io::Error) -> bool {
+    error.kind() == io::ErrorKind::PermissionDenied
+}
+
 /// Runs `program` with `command`, the environment variables `vars`, the agent's `PATH` and `stdin`.
 /// Returns the JSON on its stdout, null if empty. At `end`, kills the program's process group.
 pub fn call(

@@ -104,6 +104,9 @@ fn failed_call(command: &str, error: &CallError) -> TestOutcome {
         CallError::Returned { code, .. } if *code == u64::from(Failure::NoIptables.code()) => {
             TestOutcome::Skipped(format!("the agent cannot run the host's iptables: {failed}"))
         }
+        CallError::NotRun { source, .. } if plugin_call::is_denied(source) => {
+            TestOutcome::Skipped(format!("the agent may not run the plugin: {failed}"))
+        }
         _ => TestOutcome::Failed(failed),
     }
 }
@@ -137,5 +140,23 @@ impl ScratchCopy {
 impl Drop for ScratchCopy {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nix::errno::Errno;
+
+    use super::*;
+
+    #[test]
+    fn a_plugin_that_the_agent_may_not_run_is_not_tested() {
+        for (errno, is_skipped) in
+            [(Errno::EACCES, true), (Errno::EPERM, true), (Errno::ENOEXEC, false)]
+        {
+            let error = CallError::NotRun { path: PLUGIN.into(), source: errno.into() };
+            let outcome = failed_call("ADD", &error);
+            assert_eq!(matches!(outcome, TestOutcome::Skipped(_)), is_skipped, "{outcome:?}");
+        }
     }
 }
