@@ -27,10 +27,10 @@ pub use error::Error;
 pub use mounted_dir::MountedDir;
 pub use node_path::{NodeDir, below};
 pub use staged_removal::{StagedRemoval, remove_unchanged};
-pub use temporary::{TEMPORARY, is_temporary};
+pub use temporary::{TEMPORARY, Temporary, is_temporary};
 
 use error::failed;
-use temporary::{Temporary, sync_dir};
+use temporary::sync_dir;
 
 /// Largest file that [`read`] reads, in bytes. The agent only reads files far smaller than this.
 pub const LIMIT: u64 = 5 << 20;
@@ -110,15 +110,15 @@ pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> 
     exchange::replace(new, before, bytes)
 }
 
-/// Replaces `to` with a copy of `from`, with the permission bits of `from`.
-pub fn copy(from: &Path, to: &Path) -> Result<(), Error> {
+/// Copies `from`, with its permission bits, to a temporary file beside `to`.
+/// [`Temporary::rename`] replaces `to` with the copy.
+pub fn stage_copy(from: &Path, to: &Path) -> Result<Temporary, Error> {
     let mut source = File::open(from).map_err(failed("read", from))?;
     let mode = source.metadata().map_err(failed("read", from))?.mode() & 0o7777;
-    let copy = Temporary::beside(to)?.fill(FileAccess::own(mode), None, |file| {
+    Temporary::beside(to)?.fill(FileAccess::own(mode), None, |file| {
         io::copy(&mut source, file)?;
         Ok(())
-    })?;
-    copy.rename()
+    })
 }
 
 /// Replaces `path` with a symbolic link to `target`.

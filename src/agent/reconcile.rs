@@ -131,10 +131,18 @@ impl Reconciler {
         let mut binaries = StepOutcome::default();
         if !is_deferred && host_name != HostName::Stays {
             let keeps_others = kept.agent.is_some();
-            binaries = install::binaries::install(node, keeps_others, &mut self.binaries, writer);
+            let run_check = &mut self.run_check;
+            binaries = install::binaries::install(
+                node,
+                &observed,
+                keeps_others,
+                &mut self.binaries,
+                run_check,
+                writer,
+            );
             // An upstream plugin has proven by its pods that it runs, and may need the node's libc.
             if binaries.problem.is_none() && kept.agent != Some(OtherAgent::Upstream) {
-                binaries.problem = self.run_check.problem(&node.bin_dir);
+                install::binaries::check_installed(node, &observed, run_check, &mut binaries);
             }
         }
         let kubeconfig = install::kubeconfig::install(node, text, upstream, writer);

@@ -41,7 +41,7 @@ pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
 }
 
 /// A temporary file beside the file that it will replace. Dropping it removes the file.
-pub(super) struct Temporary {
+pub struct Temporary {
     pub(super) path: PathBuf,
     /// The file to replace. Errors name it instead of `path`, which differs at each attempt.
     pub(super) target: PathBuf,
@@ -106,8 +106,13 @@ impl Temporary {
         }
     }
 
+    /// Returns the path of the temporary file.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Renames the file over the one that it replaces, and syncs the directory.
-    pub(super) fn rename(self) -> Result<(), Error> {
+    pub fn rename(self) -> Result<(), Error> {
         fs::rename(&self.path, &self.target).map_err(failed("replace", &self.target))?;
         sync_dir(&self.target)
     }

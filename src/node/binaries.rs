@@ -46,9 +46,14 @@ impl Binaries {
         Ok(stale)
     }
 
-    /// Returns the stamp of the file `name` in `dir`, whatever its content, if it can be run.
+    /// Returns the stamp of the file `name` in `dir`, whatever its content, if it is executable.
     pub fn executable(dir: &Path, name: &str) -> Option<Stamp> {
-        let metadata = files::metadata(&dir.join(name)).ok()??;
+        Binaries::executable_at(&dir.join(name))
+    }
+
+    /// Returns the stamp of the file at `path`, whatever its content, if it is executable.
+    pub fn executable_at(path: &Path) -> Option<Stamp> {
+        let metadata = files::metadata(path).ok()??;
         let runs = metadata.is_file() && metadata.len() > 0 && metadata.mode() & 0o111 != 0;
         if runs { Some(stamp(&metadata)) } else { None }
     }

@@ -39,6 +39,11 @@ impl Observed {
         !calls_plugin && self.token().is_none()
     }
 
+    /// Returns whether a network config that can be read has a plugin entry.
+    pub fn has_plugin_entry(&self) -> bool {
+        self.readable_configs().iter().any(|config| config.plugin_entry().is_some())
+    }
+
     /// Returns the network configs that can be read. There are none if the net dir cannot be read.
     pub fn readable_configs(&self) -> &[ConfigFile] {
         match &self.configs {

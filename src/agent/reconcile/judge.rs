@@ -167,6 +167,9 @@ fn file_findings(installed: &Installed) -> Vec<(Subject, Finding)> {
         let finding = if is_waiting { Waiting(why) } else { Problem(why) };
         findings.push((Subject::NetworkConfig, finding));
     }
+    if let Some(why) = &installed.binaries.warning {
+        findings.push((Subject::Binary, Warning(why.clone())));
+    }
     if let Some(why) = &installed.binaries.problem {
         findings.push((Subject::Binary, Problem(why.clone())));
     }

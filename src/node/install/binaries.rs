@@ -5,17 +5,23 @@ use std::time::Instant;
 use tracing::info;
 
 use super::StepOutcome;
+use super::run_check::{RunCheck, RunFailure, Verdict};
+use crate::conflist::PLUGIN;
 use crate::files;
 use crate::node::NodeSettings;
 use crate::node::binaries::Binaries;
 use crate::node::contention::{LimitedWriter, WriteError, WrittenFile};
+use crate::node::observed::Observed;
 
 /// Copies the plugin binaries that are missing or different on the host. If `keeps_others`,
-/// binaries of another agent stay in use, and only need to be executable.
+/// binaries of another agent stay in use, and only need to be executable. A new plugin that cannot
+/// be run does not replace the plugin on the host.
 pub fn install(
     settings: &NodeSettings,
+    observed: &Observed,
     keeps_others: bool,
     compared: &mut Binaries,
+    run_check: &mut RunCheck,
     writer: &mut LimitedWriter,
 ) -> StepOutcome {
     let names = match Binaries::in_image(settings) {
@@ -37,33 +43,123 @@ pub fn install(
     if stale.is_empty() {
         return StepOutcome::default();
     }
+    if stale.iter().any(|name| name == PLUGIN)
+        && let Some(failure) = run_check.rejection(&settings.image_bin_dir, &settings.bin_dir)
+    {
+        return StepOutcome::failed(describe_rejection(settings, observed, failure));
+    }
     let file = WrittenFile::Binaries(settings.bin_dir.clone());
-    match writer.write(&file, "", Instant::now(), || copy(settings, &stale)) {
+    match writer.write(&file, "", Instant::now(), || copy(settings, &stale, run_check)) {
         Ok(copied) => {
             // Word for word as in Linkerd's troubleshooting page, because users search for it.
             info!("Wrote linkerd CNI binaries to {}", settings.bin_dir.display());
             StepOutcome::written(copied)
         }
         Err(WriteError::Limited(until)) => StepOutcome::limited(&file, until),
-        Err(WriteError::Failed(CopyError { copied, error })) => {
-            StepOutcome { writes: copied, ..StepOutcome::failed(error.to_string()) }
+        Err(WriteError::Failed(CopyError { copied, cause })) => {
+            let problem = match cause {
+                CopyFailure::Io(error) => error.to_string(),
+                CopyFailure::Rejected(failure) => describe_rejection(settings, observed, &failure),
+            };
+            StepOutcome { writes: copied, ..StepOutcome::failed(problem) }
         }
+    }
+}
+
+/// Adds to `outcome` why the installed plugin cannot be run, or was not checked.
+pub fn check_installed(
+    settings: &NodeSettings,
+    observed: &Observed,
+    run_check: &mut RunCheck,
+    outcome: &mut StepOutcome,
+) {
+    let path = settings.bin_dir.join(PLUGIN);
+    match run_check.check(&path) {
+        Verdict::Runs => {}
+        Verdict::Unknown { why } => {
+            outcome.warning = Some(format!(
+                "cannot check {}: the agent may not run it: {why}; the container runtime may be \
+                 allowed to, so the agent chains the plugin; if pods fail to start with this \
+                 error, allow the program in the node's security module (SELinux, AppArmor, \
+                 fapolicyd, KubeArmor)",
+                path.display()
+            ));
+        }
+        Verdict::Fails(failure) => {
+            let failed = failure.with(consequence(observed));
+            outcome.problem = Some(format!("cannot run {}: {failed}", path.display()));
+        }
+    }
+}
+
+/// Describes a new plugin that was not installed, because it cannot be run.
+fn describe_rejection(
+    settings: &NodeSettings,
+    observed: &Observed,
+    failure: &RunFailure,
+) -> String {
+    let path = settings.bin_dir.join(PLUGIN);
+    if !observed.has_plugin {
+        return format!("cannot run {}: {}", path.display(), failure.with(consequence(observed)));
+    }
+    let consequence = if observed.has_plugin_entry() {
+        "the earlier plugin stays, and is chained"
+    } else {
+        "the earlier plugin stays, and is not chained"
+    };
+    format!("cannot run the new {}: {}", path.display(), failure.with(consequence))
+}
+
+/// Returns what it means for pods that the plugin at its path cannot be run.
+fn consequence(observed: &Observed) -> &'static str {
+    if observed.has_plugin_entry() {
+        "the plugin is already chained, so new pods may fail to start"
+    } else {
+        "pods could not start, so the agent does not chain the plugin"
     }
 }
 
 /// A binary that could not be copied, after some that were.
 struct CopyError {
     copied: u64,
-    error: files::Error,
+    cause: CopyFailure,
+}
+
+/// Why a binary was not copied.
+enum CopyFailure {
+    Io(files::Error),
+    /// The new plugin cannot be run.
+    Rejected(RunFailure),
 }
 
 /// Copies the binaries `names` to the host, and returns their number.
-fn copy(settings: &NodeSettings, names: &[String]) -> Result<u64, CopyError> {
+fn copy(
+    settings: &NodeSettings,
+    names: &[String],
+    run_check: &mut RunCheck,
+) -> Result<u64, CopyError> {
     let mut copied = 0;
     for name in names {
-        let (source, target) = (settings.image_bin_dir.join(name), settings.bin_dir.join(name));
-        files::copy(&source, &target).map_err(|error| CopyError { copied, error })?;
+        replace(settings, name, run_check).map_err(|cause| CopyError { copied, cause })?;
         copied += 1;
     }
     Ok(copied)
+}
+
+/// Replaces the binary `name` on the host. Runs a plugin under the name of the temporary file
+/// before: the temporary file has the file system and the mount of the binary that it replaces.
+fn replace(
+    settings: &NodeSettings,
+    name: &str,
+    run_check: &mut RunCheck,
+) -> Result<(), CopyFailure> {
+    let (source, target) = (settings.image_bin_dir.join(name), settings.bin_dir.join(name));
+    let new = files::stage_copy(&source, &target).map_err(CopyFailure::Io)?;
+    if name == PLUGIN
+        && let Some(failure) = run_check.check_new(&settings.image_bin_dir, new.path())
+    {
+        // Dropping the temporary file removes it.
+        return Err(CopyFailure::Rejected(failure));
+    }
+    new.rename().map_err(CopyFailure::Io)
 }

@@ -1,18 +1,25 @@
-//! Checks whether the plugin binary in the bin dir can be run, before it is chained: no pod starts
-//! on a node whose runtime cannot run a chained plugin.
+//! Checks whether a plugin binary in the bin dir can be run: a new binary before it replaces an
+//! earlier one, and the installed binary before it is chained. No pod starts on a node whose runtime
+//! cannot run a chained plugin.
 //!
 //! The agent runs the binary through its own mount of the bin dir. runc from 1.2 and crun mount a
 //! hostPath volume without the `noexec` flag of the node's mount, so the check finds that flag only
 //! below other runtimes (runc: `ClearedFlags` in `libcontainer/rootfs_linux.go`, crun: `do_remount`
 //! in `src/libcrun/linux.c`).
+//!
+//! A security policy may deny the agent's container to execute files that the runtime may execute.
+//! If the kernel denies the agent to run the binary and the mount is not `noexec`, the verdict is
+//! unknown, and the binary is installed and chained.
 
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Receiver, RecvTimeoutError};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, TryRecvError};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use nix::sys::statvfs::{FsFlags, statvfs};
 
+use crate::backoff::{Backoff, Limits};
 use crate::conflist::PLUGIN;
 use crate::deadline::Deadline;
 use crate::node::binaries::{Binaries, Stamp};
@@ -23,13 +30,45 @@ const CALL_BUDGET: Duration = Duration::from_secs(4);
 /// Longest wait for the thread that runs the plugin. The kernel does not return from starting a
 /// program while a security module, such as fapolicyd, does not answer.
 const WAIT_BUDGET: Duration = Duration::from_secs(5);
+/// First and longest wait before a new plugin that could not be run is copied to the bin dir again.
+/// Each attempt writes megabytes.
+const RETRY: Limits = [Duration::from_secs(1), Duration::from_secs(60)];
 /// What the runtime sends to a plugin with VERSION (CNI spec 1.1, section 2, "VERSION").
 const STDIN: &str = r#"{"cniVersion": "1.1.0"}"#;
 
-/// Why the plugin cannot be run.
-type Problem = String;
+/// What a run of a plugin binary showed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    Runs,
+    /// The kernel denies the agent to run the binary. The container runtime may be allowed to.
+    Unknown {
+        why: String,
+    },
+    Fails(RunFailure),
+}
 
-/// A plugin binary, and how its directory is mounted.
+/// Why a plugin binary cannot be run, and what to do. The remedy may be empty.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RunFailure {
+    why: String,
+    remedy: String,
+}
+
+impl RunFailure {
+    fn without_remedy(why: &str) -> RunFailure {
+        RunFailure { why: why.to_owned(), remedy: String::new() }
+    }
+
+    /// Returns the reason, its `consequence` for the node and the remedy.
+    pub fn with(&self, consequence: &str) -> String {
+        if self.remedy.is_empty() {
+            return format!("{}; {consequence}", self.why);
+        }
+        format!("{}; {consequence}: {}", self.why, self.remedy)
+    }
+}
+
+/// A plugin binary, and how its file system is mounted.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct CheckedBinary {
     path: PathBuf,
@@ -37,54 +76,118 @@ struct CheckedBinary {
     is_noexec: bool,
 }
 
-/// Runs the plugin binary with VERSION, and again after a failure or a change of the binary.
-#[derive(Debug, Default)]
+/// A plugin of the image that could not be run in the bin dir.
+#[derive(Debug)]
+struct RejectedPlugin {
+    /// `None`: the image has no executable plugin.
+    image: Option<Stamp>,
+    is_noexec: bool,
+    failure: RunFailure,
+    retry_at: Instant,
+}
+
+/// Runs plugin binaries with VERSION. Runs the installed one again after a failure or a change.
+#[derive(Debug)]
 pub struct RunCheck {
     /// The binary that ended well.
     passed: Option<CheckedBinary>,
     /// A call that has not ended within [`WAIT_BUDGET`].
-    running: Option<(CheckedBinary, Receiver<Result<(), Problem>>)>,
+    running: Option<(CheckedBinary, Receiver<Verdict>)>,
+    /// The last new plugin, if it could not be run.
+    rejected: Option<RejectedPlugin>,
+    retry: Backoff,
 }
 
-impl RunCheck {
-    /// Returns why the plugin binary in `bin_dir` cannot be run.
-    pub fn problem(&mut self, bin_dir: &Path) -> Option<Problem> {
-        let path = bin_dir.join(PLUGIN);
-        let Some(stamp) = Binaries::executable(bin_dir, PLUGIN) else {
-            return Some(explained(&path, "it is not an executable file", ""));
-        };
-        let binary = CheckedBinary { path, stamp, is_noexec: is_noexec(bin_dir) };
-        if self.passed.as_ref() == Some(&binary) {
-            return None;
-        }
-        self.passed = None;
-        let (started, receiver) = match self.running.take() {
-            Some(running) => running,
-            None => (binary.clone(), start(&binary)),
-        };
-        match receiver.recv_timeout(WAIT_BUDGET) {
-            Ok(Ok(())) if started == binary => {
-                self.passed = Some(binary);
-                None
-            }
-            // The next pass runs the binary that is there now.
-            Ok(Ok(())) => Some(explained(&binary.path, "it changed while it ran", "")),
-            Ok(Err(problem)) => Some(problem),
-            Err(RecvTimeoutError::Disconnected) => {
-                let why = "its thread could not be started, or panicked";
-                Some(explained(&binary.path, why, ""))
-            }
-            Err(RecvTimeoutError::Timeout) => {
-                self.running = Some((started, receiver));
-                let why = "the kernel has not started it yet";
-                Some(explained(&binary.path, why, &format!(": {}", remedy(&binary))))
-            }
-        }
+impl Default for RunCheck {
+    fn default() -> RunCheck {
+        RunCheck { passed: None, running: None, rejected: None, retry: Backoff::new(RETRY) }
     }
 }
 
+impl RunCheck {
+    /// Returns whether the plugin binary at `path` can be run.
+    pub fn check(&mut self, path: &Path) -> Verdict {
+        let Some(stamp) = Binaries::executable_at(path) else {
+            return Verdict::Fails(RunFailure::without_remedy("it is not an executable file"));
+        };
+        let binary = CheckedBinary { path: path.to_owned(), stamp, is_noexec: is_noexec(path) };
+        if self.passed.as_ref() == Some(&binary) {
+            return Verdict::Runs;
+        }
+        self.passed = None;
+        if let Some((started, receiver)) = self.running.take() {
+            match receiver.try_recv() {
+                Err(TryRecvError::Empty) => {
+                    // A second call would hang as well.
+                    self.running = Some((started, receiver));
+                    return not_started(&binary);
+                }
+                Ok(verdict) if started == binary => return self.ended(binary, verdict),
+                Ok(_) | Err(TryRecvError::Disconnected) => {}
+            }
+        }
+        let receiver = start(&binary);
+        match receiver.recv_timeout(WAIT_BUDGET) {
+            Ok(verdict) => self.ended(binary, verdict),
+            Err(RecvTimeoutError::Disconnected) => {
+                let why = "its thread could not be started, or panicked";
+                Verdict::Fails(RunFailure::without_remedy(why))
+            }
+            Err(RecvTimeoutError::Timeout) => {
+                self.running = Some((binary.clone(), receiver));
+                not_started(&binary)
+            }
+        }
+    }
+
+    /// Remembers the verdict of a call that has ended.
+    fn ended(&mut self, binary: CheckedBinary, verdict: Verdict) -> Verdict {
+        if verdict == Verdict::Runs {
+            self.passed = Some(binary);
+        }
+        verdict
+    }
+
+    /// Returns why the plugin in `temporary`, a copy of the one in `image_dir`, cannot be run.
+    /// `None` if that is unknown: a policy may allow the file to be executed under its final name
+    /// only.
+    pub fn check_new(&mut self, image_dir: &Path, temporary: &Path) -> Option<RunFailure> {
+        let Verdict::Fails(mut failure) = self.check(temporary) else {
+            self.rejected = None;
+            self.retry.reset();
+            return None;
+        };
+        // The name of the temporary file differs at each attempt, and a changed text is logged.
+        let name = temporary.file_name().unwrap_or_default().to_string_lossy();
+        failure.why = failure.why.replace(&*name, PLUGIN);
+        self.rejected = Some(RejectedPlugin {
+            image: Binaries::executable(image_dir, PLUGIN),
+            is_noexec: is_noexec(temporary),
+            failure: failure.clone(),
+            retry_at: Instant::now() + self.retry.next_delay(),
+        });
+        Some(failure)
+    }
+
+    /// Returns why the plugin in `image_dir` could not be run in `bin_dir`, until the next attempt
+    /// is due. `None` after a change of the plugin or of the mount.
+    pub fn rejection(&self, image_dir: &Path, bin_dir: &Path) -> Option<&RunFailure> {
+        let rejected = self.rejected.as_ref()?;
+        let is_same = rejected.image == Binaries::executable(image_dir, PLUGIN)
+            && rejected.is_noexec == is_noexec(bin_dir);
+        if is_same && Instant::now() < rejected.retry_at { Some(&rejected.failure) } else { None }
+    }
+}
+
+fn not_started(binary: &CheckedBinary) -> Verdict {
+    Verdict::Fails(RunFailure {
+        why: "the kernel has not started it yet".to_owned(),
+        remedy: remedy(binary),
+    })
+}
+
 /// Runs the binary on a new thread. A thread that cannot be started drops the sender.
-fn start(binary: &CheckedBinary) -> Receiver<Result<(), Problem>> {
+fn start(binary: &CheckedBinary) -> Receiver<Verdict> {
     let (sender, receiver) = mpsc::sync_channel(1);
     let binary = binary.clone();
     let thread = thread::Builder::new().name("run check".into()).stack_size(128 << 10);
@@ -94,24 +197,28 @@ fn start(binary: &CheckedBinary) -> Receiver<Result<(), Problem>> {
     receiver
 }
 
-/// Runs the binary with VERSION. Fails with the reason why the plugin cannot be run.
-fn run(binary: &CheckedBinary) -> Result<(), Problem> {
+/// Runs the binary with VERSION.
+fn run(binary: &CheckedBinary) -> Verdict {
     let end = Deadline::after(CALL_BUDGET);
-    let error = match plugin_call::call(&binary.path, "VERSION", &[], STDIN, end) {
-        Ok(response) if response["supportedVersions"].is_array() => return Ok(()),
-        Ok(_) => "VERSION returned no supportedVersions".to_owned(),
-        Err(CallError::NotRun { source, .. }) => source.to_string(),
-        Err(error) => format!("VERSION failed: {error}"),
-    };
-    Err(explained(&binary.path, &error, &format!(": {}", remedy(binary))))
+    match plugin_call::call(&binary.path, "VERSION", &[], STDIN, end) {
+        Ok(response) if response["supportedVersions"].is_array() => Verdict::Runs,
+        Ok(_) => fails(binary, "VERSION returned no supportedVersions".to_owned()),
+        Err(CallError::NotRun { source, .. }) => judge_not_run(binary, &source),
+        Err(error) => fails(binary, format!("VERSION failed: {error}")),
+    }
 }
 
-/// Describes why the plugin cannot be run, with the consequence and the remedy.
-fn explained(path: &Path, why: &str, remedy: &str) -> Problem {
-    format!(
-        "cannot run {}: {why}; pods could not start, so the agent does not chain the plugin{remedy}",
-        path.display()
-    )
+/// Judges a binary that the kernel did not start.
+fn judge_not_run(binary: &CheckedBinary, error: &io::Error) -> Verdict {
+    if plugin_call::is_denied(error) && !binary.is_noexec {
+        return Verdict::Unknown { why: error.to_string() };
+    }
+    fails(binary, error.to_string())
+}
+
+/// The verdict on a binary that cannot be run, with the remedy.
+fn fails(binary: &CheckedBinary, why: String) -> Verdict {
+    Verdict::Fails(RunFailure { why, remedy: remedy(binary) })
 }
 
 fn remedy(binary: &CheckedBinary) -> String {
@@ -127,15 +234,17 @@ fn remedy(binary: &CheckedBinary) -> String {
         .to_owned()
 }
 
-fn is_noexec(dir: &Path) -> bool {
-    statvfs(dir).is_ok_and(|mount| mount.flags().contains(FsFlags::ST_NOEXEC))
+/// Returns whether the file system at `path` is mounted `noexec`.
+fn is_noexec(path: &Path) -> bool {
+    statvfs(path).is_ok_and(|mount| mount.flags().contains(FsFlags::ST_NOEXEC))
 }
 
 #[cfg(test)]
 mod tests {
     use std::fs;
     use std::os::unix::fs::PermissionsExt as _;
-    use std::time::Instant;
+
+    use nix::errno::Errno;
 
     use super::*;
 
@@ -147,14 +256,19 @@ mod tests {
         dir
     }
 
-    /// Why the plugin cannot be run, until the test's own processes have closed the file.
-    fn problem(check: &mut RunCheck, dir: &tempfile::TempDir) -> Option<String> {
+    /// Whether the plugin can be run, after the test's own processes have closed the file.
+    fn checked(check: &mut RunCheck, dir: &tempfile::TempDir) -> Verdict {
         loop {
-            match check.problem(dir.path()) {
-                Some(why) if why.contains("Text file busy") => {}
-                problem => return problem,
+            match check.check(&dir.path().join(PLUGIN)) {
+                Verdict::Fails(failure) if failure.why.contains("Text file busy") => {}
+                verdict => return verdict,
             }
         }
+    }
+
+    fn why(verdict: Verdict) -> String {
+        let Verdict::Fails(failure) = verdict else { panic!("{verdict:?}") };
+        failure.why
     }
 
     #[test]
@@ -166,11 +280,11 @@ mod tests {
         ));
         let mut check = RunCheck::default();
         for _ in 0..3 {
-            assert_eq!(problem(&mut check, &dir), None);
+            assert_eq!(checked(&mut check, &dir), Verdict::Runs);
         }
         assert_eq!(fs::read_to_string(calls.path()).unwrap(), "VERSION\n");
         fs::write(dir.path().join(PLUGIN), "#!/bin/sh\nexit 3\n").unwrap();
-        let why = problem(&mut check, &dir).unwrap();
+        let why = why(checked(&mut check, &dir));
         assert!(why.contains("VERSION failed: ") && why.contains("exit status: 3"), "{why}");
     }
 
@@ -180,9 +294,48 @@ mod tests {
         let mut check = RunCheck::default();
         let begin = Instant::now();
         for _ in 0..2 {
-            let why = problem(&mut check, &dir).unwrap();
+            let why = why(checked(&mut check, &dir));
             assert!(why.contains("timed out and was killed"), "{why}");
         }
         assert!(begin.elapsed() < 4 * WAIT_BUDGET);
+    }
+
+    #[test]
+    fn a_denied_exec_is_a_failure_only_on_a_noexec_mount() {
+        for (errno, is_noexec, is_unknown) in [
+            (Errno::EACCES, false, true),
+            (Errno::EPERM, false, true),
+            (Errno::EACCES, true, false),
+            (Errno::EPERM, true, false),
+            (Errno::ENOEXEC, false, false),
+            (Errno::ENOENT, false, false),
+            (Errno::ETXTBSY, false, false),
+        ] {
+            let (path, stamp) = (PathBuf::from(PLUGIN), Stamp::default());
+            let binary = CheckedBinary { path, stamp, is_noexec };
+            let verdict = judge_not_run(&binary, &io::Error::from(errno));
+            assert_eq!(matches!(verdict, Verdict::Unknown { .. }), is_unknown, "{verdict:?}");
+            assert_eq!(matches!(verdict, Verdict::Fails(_)), !is_unknown, "{verdict:?}");
+        }
+    }
+
+    #[test]
+    fn a_rejected_plugin_is_not_copied_again_before_a_wait_or_a_change() {
+        let (image, bin) = (with_plugin("exit 0"), with_plugin("echo $0: no >&2; exit 3"));
+        let temporary = bin.path().join("temporary");
+        fs::rename(bin.path().join(PLUGIN), &temporary).unwrap();
+        let mut check = RunCheck::default();
+        let failure = loop {
+            let failure = check.check_new(image.path(), &temporary).unwrap();
+            if !failure.why.contains("Text file busy") {
+                break failure;
+            }
+        };
+        let path = bin.path().join(PLUGIN).display().to_string();
+        let expected = format!("VERSION failed: {path}: exit status: 3; {path}: no");
+        assert_eq!(failure.why, expected);
+        assert_eq!(check.rejection(image.path(), bin.path()), Some(&failure));
+        fs::write(image.path().join(PLUGIN), "another plugin").unwrap();
+        assert_eq!(check.rejection(image.path(), bin.path()), None);
     }
 }

@@ -1,11 +1,15 @@
 //! A plugin binary that cannot be run: no pod would start if it were chained. Needs root.
 
-use nix::mount::{MsFlags, mount};
-use testkit::write_program;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
 
+use nix::mount::{MsFlags, mount};
+use testkit::{table, write_program};
+
+use crate::agent::Agent;
 use crate::filesystems::{in_mount_namespace, remount};
 use crate::modes::{MODES, configs_with};
-use crate::node::{CONF, Node, PLUGIN};
+use crate::node::{CALICO, CONF, LIST, Node, PLUGIN};
 use crate::until::until;
 
 type Change = fn(&Node);
@@ -45,7 +49,13 @@ const FAULTS: [Fault; 3] = [
 fn use_plugin(node: &Node, plugin: &[u8]) {
     let beside = node.root().join("new");
     write_program(&beside, plugin);
-    std::fs::rename(beside, node.root().join("image/linkerd-cni")).unwrap();
+    fs::rename(beside, node.root().join("image/linkerd-cni")).unwrap();
+}
+
+fn until_two_passes(agent: &Agent) {
+    let passes = || agent.metric("linkerd_cni_agent_reconcile_total");
+    let before = passes();
+    until("two passes", || passes() >= before + 2.0);
 }
 
 #[test]
@@ -80,12 +90,62 @@ fn a_plugin_that_became_unrunnable_is_not_chained_again() {
         node.install();
         remount(&node.bin(""), MsFlags::MS_NOEXEC);
         let agent = node.start();
-        until("the reason", || agent.ready().1.contains("is mounted noexec"));
-        assert!(node.chained(crate::node::LIST));
-        node.write(crate::node::LIST, crate::node::CALICO);
-        let passes = || agent.metric("linkerd_cni_agent_reconcile_total");
-        let before = passes();
-        until("two passes", || passes() >= before + 2.0);
-        assert!(!node.chained(crate::node::LIST), "{}", agent.log());
+        let says =
+            |text: &str| agent.ready().1.contains(text) && agent.ready().1.contains("noexec");
+        until("the reason", || says("the plugin is already chained, so new pods may fail"));
+        assert!(node.chained(LIST));
+        node.write(LIST, CALICO);
+        until("the changed reason", || says("the agent does not chain the plugin"));
+        until_two_passes(&agent);
+        assert!(!node.chained(LIST), "{}", agent.log());
     });
+}
+
+#[test]
+fn an_upgrade_to_a_plugin_that_cannot_be_run_keeps_the_earlier_plugin() {
+    for (name, (plugin, says)) in table::named([
+        ("no program", (&b"\x7fELF no program"[..], "Exec format error")),
+        ("a program that fails", (&b"#!/bin/sh\nexit 3\n"[..], "linkerd-cni: exit status: 3")),
+    ]) {
+        let node = Node::uninstalling_with_calico();
+        let before = node.tree();
+        node.install();
+        use_plugin(&node, plugin);
+        let mut agent = node.start();
+        until(&name, || {
+            let (status, why) = agent.ready();
+            let rejected = "binary: cannot run the new ";
+            let kept = "the earlier plugin stays, and is chained";
+            status == 500 && [rejected, says, kept].iter().all(|part| why.contains(part))
+        });
+        until_two_passes(&agent);
+        assert!(node.is_installed() && node.has_own_binary(), "{name}");
+        assert_eq!(agent.log().matches("cannot run the new").count(), 1, "{}", agent.log());
+        until("the temporary file is removed", || fs::read_dir(node.bin("")).unwrap().count() == 1);
+        let next = [PLUGIN, b"#"].concat();
+        use_plugin(&node, &next);
+        agent.until_ready();
+        assert_eq!(fs::read(node.bin("linkerd-cni")).unwrap(), next, "{name}");
+        node.assert_restored(&mut agent, &before);
+    }
+}
+
+#[test]
+fn a_plugin_that_only_the_agent_may_not_run_is_chained_with_a_warning() {
+    let mut node = Node::with_calico();
+    node.vars.push(("LINKERD_CNI_RESYNC_SECONDS", "1".into()));
+    // The owner may not execute the file, and root may. The agent owns its copy.
+    let mode = fs::Permissions::from_mode(0o654);
+    fs::set_permissions(node.root().join("image/linkerd-cni"), mode).unwrap();
+    for path in [node.bin(""), node.net(""), node.net(LIST)] {
+        chown(path, Some(65534), Some(65534)).unwrap();
+    }
+    let mut agent = node.start_as_nobody();
+    agent.until_ready();
+    assert!(node.is_installed() && node.has_own_binary(), "{}", agent.log());
+    until_two_passes(&agent);
+    let warning = "binary: cannot check ";
+    assert_eq!(agent.log().matches(warning).count(), 1, "{}", agent.log());
+    let status = agent.get("/status").1;
+    assert!(status.contains("the agent may not run it: Permission denied"), "{status}");
 }

@@ -79,8 +79,13 @@ fn judged(change: impl FnOnce(&mut Installed)) -> (bool, Judgement) {
 #[test]
 fn only_a_pass_without_write_or_failure_tests_the_plugin() {
     type Change = fn(&mut Installed);
-    let changes: [(&str, Change, Option<&str>); 8] = [
+    let changes: [(&str, Change, Option<&str>); 9] = [
         ("nothing", |_| {}, None),
+        (
+            "a plugin that the agent may not run",
+            |installed| installed.binaries.warning = Some("cannot check".into()),
+            None,
+        ),
         (
             "binary written",
             |installed| installed.binaries.writes = 1,
