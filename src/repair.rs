@@ -15,6 +15,7 @@ pub mod controller_metrics;
 pub mod event_publisher;
 pub mod find;
 pub mod queue;
+pub mod restart;
 pub mod settings;
 pub mod turn;
 
@@ -35,6 +36,7 @@ use find::audit::{self, Audit};
 use find::stranded::StrandedPod;
 use find::watch;
 use queue::Queue;
+use restart::RestartPolicy;
 use settings::Settings;
 use turn::Turns;
 
@@ -49,6 +51,7 @@ pub struct Shared {
     pub settings: Settings,
     pub queue: Queue,
     pub metrics: Metrics,
+    restart_policy: RestartPolicy,
     /// Why the controller is not ready, until the first complete list. Upstream's controller is
     /// ready once its watch has started, too.
     not_ready: Mutex<Option<String>>,
@@ -62,6 +65,7 @@ impl Shared {
             settings,
             queue: Queue::new(turns),
             metrics: Metrics::default(),
+            restart_policy: RestartPolicy::at_start(),
             not_ready: Mutex::new(Some(NOT_LISTED.to_owned())),
         }
     }

@@ -25,6 +25,9 @@ use crate::repair::{Shared, agent_ready};
 /// response. Upstream's value.
 pub const REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
+const LATER_RESTART: &str = "the repair controller restarts when it has run for 10 minutes, and \
+                             then repairs the pod; to replace the pod now, delete it";
+
 pub struct Worker {
     connection: Connection,
     shared: Arc<Shared>,
@@ -156,10 +159,20 @@ impl Worker {
                 }
                 self.report_skipped(pod, why);
             }
-            NotRepaired::NetnsUnknown(NetnsUnknown::MountedLater { .. }) => {
-                tracing::info!(namespace, name, "Pod is not repaired before a restart: {reason}");
-                self.shared.queue.retry(pod, Duration::ZERO);
-                self.shared.queue.request_restart();
+            NotRepaired::NetnsUnknown(NetnsUnknown::MountedLater { at }) => {
+                let net_dir = self.shared.settings.net_dir();
+                let wait = self.shared.restart_policy.wait(*at, &net_dir);
+                self.shared.queue.retry(pod, wait);
+                if wait.is_zero() {
+                    tracing::info!(
+                        namespace,
+                        name,
+                        "Pod is not repaired before a restart: {reason}"
+                    );
+                    self.shared.queue.request_restart();
+                } else {
+                    self.report_skipped(pod, &format!("{reason}; {LATER_RESTART}"));
+                }
             }
             // The runtime may cache the result later. If it caches no results, only a person can
             // repair the pod.

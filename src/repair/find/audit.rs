@@ -101,10 +101,11 @@ impl Audit {
     fn audit_until_complete(mut self, wait: Duration) {
         let mut backoff = Backoff::spread(REPETITIONS);
         self.wait_for_agent();
-        self.plugin_works_since = Some(SystemTime::now());
+        self.read_plugin_works_since();
         thread::sleep(wait);
         loop {
             self.wait_for_agent();
+            self.read_plugin_works_since();
             if self.audit().is_some_and(|damaged| damaged == 0) {
                 return;
             }
@@ -117,6 +118,11 @@ impl Audit {
         if let Some(address) = &self.shared.settings.agent_addr {
             agent_ready::wait_until_ready(address);
         }
+    }
+
+    fn read_plugin_works_since(&mut self) {
+        let net_dir = self.shared.settings.net_dir();
+        self.plugin_works_since = self.shared.restart_policy.plugin_works_since(&net_dir);
     }
 
     /// Audits once. Returns the number of damaged pods, or `None` after a failure, which is logged.

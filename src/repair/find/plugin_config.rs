@@ -2,7 +2,9 @@
 
 use std::error::Error;
 use std::fmt::Display;
+use std::fs;
 use std::path::Path;
+use std::time::SystemTime;
 
 use crate::cni::object::Object;
 use crate::config::Config;
@@ -31,6 +33,14 @@ pub fn read(net_dir: &Path) -> Result<Config, Box<dyn Error>> {
     }
 }
 
+/// Returns when the active conflist was written, if it has a plugin entry.
+pub fn written_at(net_dir: &Path) -> Option<SystemTime> {
+    let scanned = net_dir::scan(net_dir, KUBECONFIG).ok()?;
+    let active = plan::called_config(&scanned)?;
+    active.plugin_entry()?;
+    fs::metadata(net_dir.join(&active.name)).ok()?.modified().ok()
+}
+
 fn entry_object(file: &ConfigFile) -> Option<Object> {
     serde_json::from_str(file.plugin_entry()?.text).ok()
 }
@@ -42,7 +52,6 @@ fn unreadable(why: impl Display) -> Box<dyn Error> {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
-    use std::fs;
 
     use serde::Deserialize;
     use testkit::table::rows_of;
@@ -65,7 +74,10 @@ mod tests {
                 fs::write(dir.path().join(file), text).unwrap();
             }
             match (read(dir.path()), &row.error) {
-                (Ok(config), None) => assert_eq!(config.ipv6, Ipv6::Yes, "{name}"),
+                (Ok(config), None) => {
+                    assert_eq!(config.ipv6, Ipv6::Yes, "{name}");
+                    assert!(written_at(dir.path()).is_some(), "{name}");
+                }
                 (Err(error), Some(part)) if error.to_string().contains(part) => {}
                 (result, _) => panic!("{name}: {:?}", result.err()),
             }

@@ -1,6 +1,7 @@
 //! Repair mode `in-place`, in real network namespaces. Needs root.
 
 use std::fs::{self, File};
+use std::thread;
 use std::time::{Duration, SystemTime};
 
 use linkerd2_cni::firewall::{self, RulesState};
@@ -154,6 +155,43 @@ fn the_controller_restarts_to_repair_a_pod_with_a_later_netns() {
     let controller = node.controller(&[]);
     controller.until_metric_is("pods_repaired_total", 1);
     assert!(node.ruleset().contains("redirect to :4140"));
+}
+
+/// A tenant can start such pods all the time. The kubelet waits up to 5 minutes before restarts that
+/// follow each other.
+#[test]
+fn the_controller_runs_on_for_a_pod_that_started_by_the_plugin_and_whose_validator_fails() {
+    let node = Node::new();
+    node.chained_at(SystemTime::now() - Duration::from_secs(60));
+    make_netns_file(&node, "later", SystemTime::now());
+    node.cache_result_of("uid-of-web-1", "later");
+    node.knows(&waiting());
+    let controller = node.controller(&[]);
+    until("an Event", || node.events().len() == 1);
+    assert_eq!(node.events()[0]["action"], "Skipping");
+    let note = node.events()[0]["note"].to_string();
+    assert!(note.contains("restarts when it has run for 10 minutes"), "{note}");
+    for _ in 0..10 {
+        node.api.modify(&waiting());
+    }
+    thread::sleep(Duration::from_secs(2));
+    assert_eq!(controller.get("/live").0, 200, "{}", controller.log());
+    assert_eq!(node.events().len(), 1);
+    assert!(!controller.log().contains("Restarting"), "{}", controller.log());
+}
+
+/// As the pods that an earlier agent's plugin redirected during a rollout.
+#[test]
+fn the_audit_after_the_start_ignores_a_running_pod_that_started_by_an_earlier_agents_plugin() {
+    let node = Node::new();
+    node.chained_at(SystemTime::now() - Duration::from_secs(60));
+    make_netns_file(&node, "later", SystemTime::now());
+    node.cache_result_of("uid-of-web-1", "later");
+    node.knows(&running());
+    let controller = node.controller(&[]);
+    until_within(Duration::from_secs(150), "an audit", || controller.metric("audits_total") == 1);
+    assert_eq!(controller.metric("audit_errors_total"), 0);
+    assert!(!controller.log().contains("before a restart"), "{}", controller.log());
 }
 
 #[test]

@@ -1,11 +1,11 @@
 //! A node for mode `in-place` and audits: conflist, pods and their network namespaces. Needs root.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::Config;
@@ -66,6 +66,12 @@ impl Node {
         let list = json!({"cniVersion": "1.0.0", "name": "net", "plugins": plugins});
         let path = self.dir("etc/cni/net.d").join("10-net.conflist");
         fs::write(path, list.to_string()).unwrap();
+    }
+
+    /// Dates the conflist, as if it had got the plugin entry at that time.
+    pub fn chained_at(&self, time: SystemTime) {
+        let path = self.dir("etc/cni/net.d").join("10-net.conflist");
+        File::options().write(true).open(path).unwrap().set_modified(time).unwrap();
     }
 
     /// Links the pod's netns under this name, as runtimes do.
