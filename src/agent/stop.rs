@@ -8,8 +8,9 @@
 //! agent.
 //!
 //! If two agents run on the node, as in a rolling update, both may be stopped. An older agent with
-//! proof uninstalls when the newer one has ended. A newer agent that started when its
-//! ServiceAccount was gone cannot get proof, and ends at once for the older one.
+//! proof uninstalls when the newer one has ended and does not start again within seconds. A newer
+//! agent that started when its ServiceAccount was gone cannot get proof, and ends at once for the
+//! older one.
 //!
 //! After a mistaken uninstall, meshed pods start without redirect rules. A plugin that stays by
 //! mistake can be removed with one command.
@@ -31,6 +32,7 @@ use crate::agent::file_watch::Waker;
 use crate::agent::own_pod::OwnPod;
 use crate::agent::settings::Settings;
 use crate::backoff::between;
+use decision::TIME_BESIDE_NEWER_AGENT;
 pub use decision::{Verdict, verdict};
 pub use evidence::{Evidence, Round, TokenFacts};
 
@@ -68,19 +70,28 @@ impl UninstallDecision {
             begin,
             end: begin + time_to_decide(settings.termination_grace),
             newer_agent_runs: false,
+            newer_agent_seen: None,
             older_agent_ran,
             rounds: Vec::new(),
         };
         UninstallDecision { evidence, rounds: None, last_doubt: String::new() }
     }
 
+    /// Returns the time until the next verdict is due, whatever arrives until then.
     pub fn time_left(&self) -> Duration {
-        self.evidence.end.saturating_duration_since(Instant::now())
+        let (now, end) = (Instant::now(), self.evidence.end);
+        if now < end {
+            return end - now;
+        }
+        (end + TIME_BESIDE_NEWER_AGENT).saturating_duration_since(now)
     }
 
     /// Decides by the rounds so far. `own_pod` is what the API server has shown of the agent's pod.
     pub fn verdict(&mut self, newer_agent_runs: bool, own_pod: OwnPod) -> Verdict {
         self.evidence.newer_agent_runs = newer_agent_runs;
+        if newer_agent_runs {
+            self.evidence.newer_agent_seen = Some(Instant::now());
+        }
         self.evidence.own_pod = own_pod;
         while let Some(round) = self.rounds.as_ref().and_then(|rounds| rounds.try_recv().ok()) {
             let when = round.0;

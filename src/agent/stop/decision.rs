@@ -14,7 +14,15 @@ const REJECTION_TIME: Duration = Duration::from_secs(4);
 /// long before the signal.
 const ACCEPTED_WITHIN: Duration = CHECK_PERIOD.saturating_add(Duration::from_secs(60));
 
+/// Time after [`Evidence::end`] for which an agent with proof waits for the end of a newer one. If
+/// both are stopped at the same time, a newer agent without proof ends at its `end`. An uninstall
+/// takes less than a second of the time that is reserved for it.
+pub const TIME_BESIDE_NEWER_AGENT: Duration = Duration::from_secs(2);
+/// Time after the end of a newer agent in which the kubelet may start its container again.
+const RETURN_TIME: Duration = Duration::from_secs(5);
+
 const NEWER_AGENT_RUNS: &str = "a newer agent runs on this node";
+const NEWER_AGENT_RAN: &str = "a newer agent ran on this node until now and may start again";
 const REJECTED: &str = "the API server rejected every token of the release (HTTP 401)";
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -28,27 +36,40 @@ pub enum Verdict {
 use Verdict::{AskAgain, LeaveInPlace, Uninstall};
 
 /// Decides from all evidence so far. The last round of requests counts, except that rejections
-/// count only as a series. Never asks again after [`Evidence::end`].
+/// count only as a series. Never asks again [`TIME_BESIDE_NEWER_AGENT`] after [`Evidence::end`],
+/// and without a newer agent never after [`Evidence::end`].
 pub fn verdict(evidence: &Evidence, now: Instant) -> Verdict {
     let verdict = match evidence.rounds.last() {
         None => AskAgain("the API server did not respond".into()),
         Some((_, round)) => judge(evidence, round),
     };
     match verdict {
-        // The newer agent may be stopped, too. If so, it may have no proof: an agent that starts
-        // when its ServiceAccount is gone never has. If it stays, the plugin is its own.
-        Uninstall(why) if evidence.newer_agent_runs && now >= evidence.end => {
-            LeaveInPlace(format!("{NEWER_AGENT_RUNS}, although {why}"))
-        }
-        Uninstall(why) if evidence.newer_agent_runs => {
-            AskAgain(format!("{why}, but {NEWER_AGENT_RUNS}"))
-        }
+        Uninstall(why) => after_newer_agent(evidence, why, now),
         AskAgain(why) if now >= evidence.end => LeaveInPlace(format!(
             "no proof of an uninstall within {} s; last finding: {why}",
             evidence.end.duration_since(evidence.begin).as_secs()
         )),
         verdict => verdict,
     }
+}
+
+/// Decides for an agent with the proof `why`: it uninstalls after a newer agent, if there is one.
+fn after_newer_agent(evidence: &Evidence, why: String, now: Instant) -> Verdict {
+    if evidence.newer_agent_runs {
+        // The newer agent may be stopped, too. If so, it may have no proof: an agent that starts
+        // when its ServiceAccount is gone never has. If it stays, the plugin is its own.
+        if now >= evidence.end + TIME_BESIDE_NEWER_AGENT {
+            return LeaveInPlace(format!("{NEWER_AGENT_RUNS}, although {why}"));
+        }
+        return AskAgain(format!("{why}, but {NEWER_AGENT_RUNS}"));
+    }
+    // Perhaps only the container of the newer agent restarts.
+    if let Some(seen) = evidence.newer_agent_seen
+        && now < evidence.end.min(seen + RETURN_TIME)
+    {
+        return AskAgain(format!("{why}, but {NEWER_AGENT_RAN}"));
+    }
+    Uninstall(why)
 }
 
 fn judge(evidence: &Evidence, last: &Round) -> Verdict {
@@ -58,7 +79,11 @@ fn judge(evidence: &Evidence, last: &Round) -> Verdict {
         Round::NamespaceBeingDeleted => {
             Uninstall("the agent's namespace is being deleted".to_owned())
         }
-        Round::DaemonSetEnds(why) | Round::OutOfScope(why) => {
+        // The newer agent is in a pod of the other DaemonSet, and uninstalls by its own proof.
+        Round::DaemonSetReplaced(why) if evidence.newer_agent_seen.is_some() => {
+            LeaveInPlace(format!("the plugin is left to a newer agent on this node: {why}"))
+        }
+        Round::DaemonSetEnds(why) | Round::DaemonSetReplaced(why) | Round::OutOfScope(why) => {
             if evidence.own_pod.is_being_deleted() {
                 Uninstall(why.clone())
             } else {

@@ -22,10 +22,12 @@ pub struct Evidence {
     pub before: ApiHistory,
     /// When the agent received the signal.
     pub begin: Instant,
-    /// When the agent stops asking the API server.
+    /// When the agent stops asking the API server for proof.
     pub end: Instant,
     /// An agent that started after this one runs on the node.
     pub newer_agent_runs: bool,
+    /// When such an agent was seen last, since `begin`.
+    pub newer_agent_seen: Option<Instant>,
     /// Another agent ran on the node when this one started. It may have ended since.
     pub older_agent_ran: bool,
     /// Results of the rounds of requests since `begin`, and when each ended.
@@ -40,6 +42,9 @@ pub enum Round {
     NamespaceBeingDeleted,
     /// The DaemonSet that owns the agent's pod is gone or being deleted, for this reason.
     DaemonSetEnds(String),
+    /// The DaemonSet that owns the agent's pod is gone, and another one has its name, as this text
+    /// says.
+    DaemonSetReplaced(String),
     /// The DaemonSet exists, and this node is out of its scope for this reason.
     OutOfScope(String),
     /// The DaemonSet is not being deleted, and nothing shows that this node is out of its scope.
@@ -174,7 +179,11 @@ fn ask_about_daemonset(
     let name = &owner.name;
     let end = match client.get::<DaemonSet>(&daemonset_path(namespace, name)) {
         Ok(set) if set.metadata.name != *name => return Err(another_object("DaemonSet", name)),
-        Ok(set) if set.metadata.uid != owner.uid => "does not exist: another one has its name",
+        Ok(set) if set.metadata.uid != owner.uid => {
+            return Ok(Round::DaemonSetReplaced(format!(
+                "DaemonSet {namespace}/{name} does not exist: another one has its name"
+            )));
+        }
         Ok(set) if set.metadata.deletion_timestamp.is_some() => "is being deleted",
         Ok(set) => return ask_about_scope(settings, client, namespace, &set),
         Err(error) if error.is_status(404, NOT_FOUND) => "does not exist",

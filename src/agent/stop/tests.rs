@@ -42,6 +42,7 @@ fn evidence(rounds: Rounds) -> Evidence {
         begin,
         end: begin + seconds(25),
         newer_agent_runs: false,
+        newer_agent_seen: None,
         older_agent_ran: false,
         rounds: rounds.into_iter().map(|(at, round)| (begin + seconds(at), round)).collect(),
     }
@@ -87,8 +88,10 @@ fn assert_verdict(name: &str, evidence: &Evidence, expected: Expected) {
         }
         (WaitsForNewerAgent, Verdict::AskAgain(text)) => {
             assert!(text.ends_with("but a newer agent runs on this node"), "{name}: {text}");
-            let Verdict::LeaveInPlace(says) = &at_the_end else {
-                panic!("{name}: {at_the_end:?}");
+            assert_eq!(at_the_end, found, "{name}: the newer agent may end at the same time");
+            let after_it = verdict(evidence, evidence.end + seconds(2));
+            let Verdict::LeaveInPlace(says) = &after_it else {
+                panic!("{name}: {after_it:?}");
             };
             assert!(says.starts_with("a newer agent runs on this node, although "), "{says}");
         }
@@ -127,11 +130,49 @@ fn the_watched_state_of_the_pod_decides_on_each_response() {
         assert_verdict(name, &case, expected);
         // The newer agent may be stopped, too, and have no proof.
         case.newer_agent_runs = true;
+        case.newer_agent_seen = Some(case.begin + seconds(1));
         let beside_newer = match expected {
             Uninstall(_) => WaitsForNewerAgent,
             same => same,
         };
         assert_verdict(name, &case, beside_newer);
+    }
+}
+
+/// The kubelet starts the container of the newer agent again, unless its pod is being deleted.
+#[test]
+fn an_agent_with_proof_uninstalls_only_if_the_newer_agent_does_not_return() {
+    let mut case = evidence(gone());
+    case.newer_agent_seen = Some(case.begin + seconds(10));
+    for (name, now, uninstalls) in [
+        ("container restarts", 11, false),
+        ("container restarts for long", 14, false),
+        ("pod is gone", 15, true),
+        ("pod is gone, and the time to decide is over", 26, true),
+    ] {
+        match verdict(&case, case.begin + seconds(now)) {
+            Verdict::Uninstall(_) if uninstalls => {}
+            Verdict::AskAgain(why) if !uninstalls && why.contains("may start again") => {}
+            other => panic!("{name}: {other:?}"),
+        }
+    }
+    case.newer_agent_seen = Some(case.end - seconds(1));
+    let at_the_end = verdict(&case, case.end);
+    assert!(matches!(at_the_end, Verdict::Uninstall(_)), "{at_the_end:?}");
+}
+
+/// The newer agent is in a pod of the other DaemonSet.
+#[test]
+fn an_agent_whose_daemonset_was_replaced_leaves_the_plugin_to_a_newer_agent_at_once() {
+    let replaced = || round(Round::DaemonSetReplaced("another one has its name".into()));
+    let alone = evidence(replaced());
+    assert_verdict("alone", &alone, Uninstall("another one has its name"));
+    for runs in [true, false] {
+        let mut case = evidence(replaced());
+        case.newer_agent_runs = runs;
+        case.newer_agent_seen = Some(case.begin);
+        let name = format!("newer agent runs: {runs}");
+        assert_verdict(&name, &case, LeaveInPlace("is left to a newer agent"));
     }
 }
 

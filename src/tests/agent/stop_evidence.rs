@@ -1,6 +1,7 @@
 //! What an agent learns of its own pod before SIGTERM, and what then looks like an uninstall, or is
 //! one.
 
+use std::thread;
 use std::time::{Duration, Instant};
 
 use nix::sys::signal::Signal;
@@ -408,17 +409,35 @@ fn an_uninstall_right_after_the_install_of_a_node_is_proven() {
 /// Proof of the older agent alone, such as a replaced signing key that looks like one.
 #[test]
 fn a_newer_agent_that_starts_while_the_agent_asks_keeps_the_plugin() {
-    all([DaemonSetState::BeingDeleted, DaemonSetState::Status(403)], |set| {
+    let sets =
+        [DaemonSetState::BeingDeleted, DaemonSetState::Replaced, DaemonSetState::Status(403)];
+    all(sets, |set| {
         let mut scene = Scene::asking_for(&[GRACE]);
         let _newer = scene.node.start_ready();
         scene.api.state().daemon_set = set;
         assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
         let why = match set {
             DaemonSetState::BeingDeleted => "a newer agent runs on this node",
+            DaemonSetState::Replaced => "the plugin is left to a newer agent on this node",
             _ => "no proof of an uninstall within 7 s",
         };
         scene.assert_left_in_place(&format!("{set:?}"), why);
     });
+}
+
+#[test]
+fn a_newer_agent_whose_container_restarts_keeps_the_plugin() {
+    let mut scene = Scene::start(&[GRACE]);
+    let mut newer = scene.node.start_ready();
+    scene.api.state().daemon_set = DaemonSetState::BeingDeleted;
+    delete_pod(&scene.api);
+    scene.sigterm();
+    scene.until_logged("but a newer agent runs on this node");
+    newer.kill();
+    thread::sleep(Duration::from_millis(2500));
+    let _restarted = scene.node.start();
+    assert_eq!(scene.agent.wait(), Some(0), "{}", scene.agent.log());
+    scene.assert_left_in_place("restart", "a newer agent runs on this node");
 }
 
 /// A rollout: the older agent does not wait for the newer one.

@@ -74,8 +74,9 @@ pub struct Agent {
     newer_agent_runs: bool,
     /// Another agent ran when this one started.
     pub older_agent_ran: bool,
-    /// A newer agent ran since SIGTERM, so this agent no longer reconciles.
-    pub is_left_to_newer_agent: bool,
+    /// The number of responses after which a newer agent was seen last, since SIGTERM. Then this
+    /// agent no longer reconciles.
+    pub newer_agent_seen: Option<u32>,
     /// The network configs as far as they are read.
     found: Configs,
     saved: Option<Text>,

@@ -66,7 +66,7 @@ impl World {
             if !matches!(agent.phase, Phase::Running | Phase::Deciding(_)) {
                 continue;
             }
-            if agent.is_dirty && !agent.is_left_to_newer_agent {
+            if agent.is_dirty && agent.newer_agent_seen.is_none() {
                 due.push(Action::Pass(id));
             }
             if matches!(agent.phase, Phase::Deciding(_)) {
@@ -120,7 +120,9 @@ impl World {
     }
 
     fn stop(&mut self, id: Id) {
-        self.agents[id].is_left_to_newer_agent = agent::newer_agent_runs(self, id);
+        if agent::newer_agent_runs(self, id) {
+            self.agents[id].newer_agent_seen = Some(0);
+        }
         self.agents[id].phase = Phase::Deciding(Vec::new());
     }
 

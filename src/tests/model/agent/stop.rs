@@ -24,14 +24,17 @@ pub fn ask(world: &mut World, id: Id, bug: Bug) {
     let api = world.api[id];
     let newer_agent_runs = newer_agent_runs(world, id);
     let older_agent_ran = world.agents[id].older_agent_ran;
-    let is_left_alone = world.agents[id].is_left_to_newer_agent && !newer_agent_runs;
-    world.agents[id].is_left_to_newer_agent |= newer_agent_runs;
+    let is_left_alone = world.agents[id].newer_agent_seen.is_some() && !newer_agent_runs;
     let Phase::Deciding(responses) = &mut world.agents[id].phase else {
         return;
     };
     responses.push(api);
     let responses = responses.clone();
-    let verdict = decide(&responses, newer_agent_runs, older_agent_ran, bug);
+    if newer_agent_runs {
+        world.agents[id].newer_agent_seen = Some(responses.len() as u32);
+    }
+    let seen = world.agents[id].newer_agent_seen;
+    let verdict = decide(&responses, newer_agent_runs, seen, older_agent_ran, bug);
     match verdict {
         Verdict::Uninstall(_) => begin_uninstall(world, id, bug),
         Verdict::AskAgain(_) if newer_agent_runs && bug == Bug::LeaveToNewerAgent => {
@@ -52,8 +55,15 @@ fn is_installed(world: &World) -> bool {
 }
 
 /// The verdict of the product, for responses that are five seconds apart. The watch has shown the
-/// agent that its pod is being deleted, and its tokens were accepted until then.
-fn decide(responses: &[Api], newer_agent_runs: bool, older_agent_ran: bool, bug: Bug) -> Verdict {
+/// agent that its pod is being deleted, and its tokens were accepted until then. A newer agent was
+/// seen last after `newer_agent_seen` responses.
+fn decide(
+    responses: &[Api],
+    newer_agent_runs: bool,
+    newer_agent_seen: Option<u32>,
+    older_agent_ran: bool,
+    bug: Bug,
+) -> Verdict {
     let begin = Instant::now();
     let accepted = TokenHistory { accepted: Some(begin), rejected: None };
     let rejected = TokenHistory { accepted: None, rejected: Some(begin - ROUND) };
@@ -83,6 +93,7 @@ fn decide(responses: &[Api], newer_agent_runs: bool, older_agent_ran: bool, bug:
         begin,
         end: begin + ROUNDS * ROUND,
         newer_agent_runs,
+        newer_agent_seen: newer_agent_seen.map(|number| begin + number * ROUND),
         older_agent_ran,
         rounds: times.zip(responses.iter().map(round)).collect(),
     };
