@@ -38,6 +38,7 @@ use tracing::{info, warn};
 
 use crate::conflist::PLUGIN;
 use crate::kube::event::{EventContent, EventType};
+use crate::node::failed_uninstall::FailedUninstall;
 use crate::node::{Mounts, failed_uninstall, uninstall};
 use api_thread::ApiHandle;
 use api_thread::event_queue::Event;
@@ -98,14 +99,17 @@ pub fn run(settings: Settings) -> Result<(), Error> {
 
 /// Reports that the last uninstall on this node failed, and left files that this agent adopts.
 fn report_failed_uninstall(settings: &Settings, api: &ApiHandle) {
-    let Some(why) = failed_uninstall::take(&settings.node) else { return };
-    warn!("the last uninstall on this node failed, and left files behind: {why}");
+    let Some(FailedUninstall { date, why }) = failed_uninstall::take(&settings.node) else {
+        return;
+    };
+    warn!("the last uninstall on this node failed at {date}, and left files behind: {why}");
     api.report_event(Event::on_node(EventContent {
         kind: EventType::Warning,
         reason: "LinkerdCNIUninstallFailed",
         action: "Installing",
         note: format!(
-            "The last uninstall on this node failed. The files that it left are in use again: {why}"
+            "The last uninstall on this node failed at {date}. The files that it left are in use \
+             again: {why}"
         ),
     }));
 }
@@ -153,7 +157,7 @@ fn end(main_loop: &mut MainLoop, stop_publishing: &AtomicBool) -> Result<(), Err
 /// Waits until the evidence or the time to decide settles whether to uninstall. Keeps reconciling
 /// meanwhile, because another program may remove the plugin entry. Does not reconcile
 /// - if an upstream agent chains the plugin: its entry and kubeconfig must stay, or
-/// - once a newer agent was seen: it reconciles, and may be uninstalling.
+/// - once a newer agent was seen: it reconciles, and may be uninstalling or starting again.
 ///
 /// Returns `None` if a newer agent has uninstalled meanwhile.
 fn decide(main_loop: &mut MainLoop) -> Result<Option<Verdict>, Error> {
@@ -205,5 +209,5 @@ pub fn uninstall(settings: &Settings) -> Result<(), Error> {
 fn remove(settings: &Settings, mounts: &Mounts) -> Result<(), Error> {
     let removed = uninstall::run(&settings.node, mounts);
     failed_uninstall::record(&settings.node, &removed);
-    removed.map_err(Error::Uninstall)
+    removed.map_err(|failure| Error::Uninstall(failure.into_texts()))
 }

@@ -55,12 +55,29 @@ const FOREIGN_PERIOD: Duration = Duration::from_millis(20);
 const STILL_NAMED: &str = "kubeconfig and plugin binary are left in place, because a network \
                            config still names linkerd-cni, or may name it";
 
+/// Why files of the plugin stay on the node. The texts are for logs.
+#[derive(Debug)]
+pub enum Failure {
+    /// Another writer, such as the agent of another release, chained the plugin again after each
+    /// removal. The files stay for it.
+    ChainedAgain(Vec<String>),
+    Failed(Vec<String>),
+}
+
+impl Failure {
+    pub fn into_texts(self) -> Vec<String> {
+        match self {
+            Failure::ChainedAgain(texts) | Failure::Failed(texts) => texts,
+        }
+    }
+}
+
 /// Removes everything that this agent and earlier agents wrote to this node. Kubeconfig and plugin
 /// binaries stay while a network config names the plugin, or if the mounted net dir is no longer
-/// the node's. A failure does not stop the other steps. Returns all failures, as texts for logs.
-pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Vec<String>> {
+/// the node's. A failure does not stop the other steps. Returns all failures.
+pub fn run(settings: &NodeSettings, mounts: &Mounts) -> Result<(), Failure> {
     if let Some(why) = mounts.stale_net_dir() {
-        return Err(vec![why, STILL_NAMED.into()]);
+        return Err(Failure::Failed(vec![why, STILL_NAMED.into()]));
     }
     let mut lock = NodeLocker::new(settings);
     let held = lock.take();
@@ -89,41 +106,49 @@ struct Uninstall<'s> {
 
 impl Uninstall<'_> {
     /// Uninstalls the plugin. Returns all failures.
-    fn run(mut self) -> Result<(), Vec<String>> {
+    fn run(mut self) -> Result<(), Failure> {
         let removed = self.attempt_until_removed();
         let mut failures = [self.failures, self.attempt_failures].concat();
-        if let Err(why) = removed {
-            failures.extend(why);
-            failures.push(STILL_NAMED.into());
+        let is_clean = failures.is_empty();
+        match removed {
+            Ok(()) if is_clean => Ok(()),
+            Ok(()) => Err(Failure::Failed(failures)),
+            Err(Failure::ChainedAgain(why)) if is_clean => {
+                Err(Failure::ChainedAgain([why, vec![STILL_NAMED.into()]].concat()))
+            }
+            Err(failure) => {
+                failures.extend(failure.into_texts());
+                failures.push(STILL_NAMED.into());
+                Err(Failure::Failed(failures))
+            }
         }
-        if failures.is_empty() { Ok(()) } else { Err(failures) }
     }
 
     /// Repeats the attempt while a network config names the plugin. Fails with the reason why
     /// kubeconfig and plugin binaries stay.
-    fn attempt_until_removed(&mut self) -> Result<(), Vec<String>> {
+    fn attempt_until_removed(&mut self) -> Result<(), Failure> {
         let mut removals = 0;
         loop {
             self.attempt_failures.clear();
-            let Some(named) = self.attempt()? else {
+            let Some(named) = self.attempt().map_err(Failure::Failed)? else {
                 return Ok(());
             };
             let path = named.config.display();
             if named.can_unchain {
                 removals += 1;
                 if removals == MAX_REMOVALS {
-                    return Err(vec![format!(
+                    return Err(Failure::ChainedAgain(vec![format!(
                         "{path} {OVERWRITTEN}, which chains {PLUGIN} again; if no Linkerd CNI \
                          agent should run on this node, stop that writer, then run \
                          `linkerd2-cni-install uninstall` on this node"
-                    )]);
+                    )]));
                 }
                 info!("{path} names {PLUGIN} again");
             } else if self.end.has_passed() {
-                return Err(vec![format!(
+                return Err(Failure::Failed(vec![format!(
                     "{path} names {PLUGIN}, or cannot be read; correct or remove that file, then run \
                      `linkerd2-cni-install uninstall` on this node"
-                )]);
+                )]));
             } else {
                 thread::sleep(FOREIGN_PERIOD);
             }

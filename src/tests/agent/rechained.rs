@@ -183,3 +183,19 @@ fn uninstall_waits_until_multus_drops_its_copy_of_the_plugin_entry() {
     assert_eq!(uninstall.wait(), Some(0), "{}", uninstall.log());
     assert!(node.is_uninstalled());
 }
+
+/// The files are in use, such as by the agent of another release.
+#[test]
+fn an_uninstall_beside_another_writer_leaves_no_report_for_the_next_agent() {
+    let mut node = Node::with_calico();
+    let run_dir = node.root().join("run");
+    fs::create_dir(&run_dir).unwrap();
+    node.vars.push(("LINKERD_CNI_RUN_DIR", run_dir.display().to_string()));
+    let node = Arc::new(node);
+    node.install();
+    let (writer, _) = rechain(&node, Duration::from_millis(1), usize::MAX);
+    let log = node.uninstall_ends_with(1);
+    writer.finish();
+    assert!(log.contains("keeps being overwritten by another writer"), "{log}");
+    assert!(!run_dir.join("uninstall-failed").exists());
+}

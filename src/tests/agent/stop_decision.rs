@@ -338,7 +338,10 @@ fn the_next_agent_reports_an_uninstall_that_failed() {
     let event = scene.api.events().into_iter().find(is_next).unwrap();
     assert_eq!(event["reason"], "LinkerdCNIUninstallFailed");
     assert_eq!(event["regarding"]["name"], "node-1");
-    assert!(event["note"].as_str().unwrap().contains("99-multus.conf"), "{event}");
+    let note = event["note"].as_str().unwrap();
+    assert!(note.contains("99-multus.conf"), "{event}");
+    // The year of the failure.
+    assert!(note.contains("failed at 20"), "{event}");
     let log = next.log();
     assert!(log.contains("the last uninstall on this node failed"), "{log}");
     assert!(!run_dir.join("uninstall-failed").exists());
