@@ -147,11 +147,7 @@ fn has_marker_of(listing: &Listing, today: &RuleSpec) -> bool {
 
 /// Returns the rules of `spec` that are missing in the tables that decide first, as lines of
 /// `iptables-save`. For a repair also those that are missing behind the plugin's tables.
-fn missing_of(
-    spec: &RuleSpec,
-    listing: &Listing,
-    purpose: Purpose,
-) -> Result<Vec<String>, Error> {
+fn missing_of(spec: &RuleSpec, listing: &Listing, purpose: Purpose) -> Result<Vec<String>, Error> {
     let mut missing = Vec::new();
     for &family in spec.families {
         let listed = listing.of(family);
