@@ -149,6 +149,8 @@ fn only_a_cut_error_text_ends_with_an_ellipsis() {
     let list = |source| Ignored { source, elements: vec!["🔒".repeat(100); 10], more: 0 };
     let record = Record::new(Command::Add, "c").with_degraded(Some(&long)).with_error(&whole);
     let record = record.with_ignored(ignored_ports::sources().map(list).collect());
+    let names = vec!["n".repeat(63); 10];
+    let record = record.with_containers(names.clone(), names);
     let record = Record { namespace: "ns".into(), pod: "web".into(), ..record };
     assert!(serde_json::to_vec(&record).unwrap().len() > SIZE_LIMIT);
     let parsed = Record::parse(&record.to_datagram()).unwrap();
