@@ -41,7 +41,7 @@ pub struct NodeLocker {
 
 /// The locks that a pass holds until it drops this.
 pub struct NodeLock {
-    _run_dir: Option<Flock<File>>,
+    run_dir: Option<Flock<File>>,
     _net_dir: Option<Flock<File>>,
     /// Whether no other agent of this project writes to the node's files meanwhile. Another process
     /// that holds the lock of the net dir may be an agent without a run dir.
@@ -65,13 +65,19 @@ impl NodeLocker {
         let has_other_agent = matches!(run_dir, Some(Err(Errno::EAGAIN)));
         let is_exclusive = net_dir.is_ok() && !has_other_agent;
         let run_dir = run_dir.and_then(Result::ok);
-        NodeLock { _run_dir: run_dir, _net_dir: net_dir.ok(), is_exclusive }
+        NodeLock { run_dir, _net_dir: net_dir.ok(), is_exclusive }
     }
 }
 
-/// Removes the lock file of the run dir. Only for an agent that holds the lock.
-pub fn remove(run_dir: &Path) -> Result<bool, files::Error> {
-    files::remove(&run_dir.join(RUN_LOCK))
+impl NodeLock {
+    /// Removes the lock file in `run_dir`, and returns whether there was one. The file stays if
+    /// this agent does not hold the lock on it: then another agent writes to the node.
+    pub fn remove_file(&self, run_dir: &Path) -> Result<bool, files::Error> {
+        if self.run_dir.is_none() {
+            return Ok(false);
+        }
+        files::remove(&run_dir.join(RUN_LOCK))
+    }
 }
 
 /// Takes one lock.
@@ -211,7 +217,7 @@ mod tests {
             thread::sleep(WAIT / 4);
             drop(held);
             let (second, waited) = waiting.join().unwrap();
-            assert!(second._run_dir.is_some() && waited >= WAIT / 5, "{waited:?}");
+            assert!(second.run_dir.is_some() && waited >= WAIT / 5, "{waited:?}");
         });
         drop(foreign);
         assert!(first.take().is_exclusive);
@@ -234,6 +240,17 @@ mod tests {
     }
 
     #[test]
+    fn the_lock_file_of_another_agent_is_not_removed() {
+        let dir = tempfile::tempdir().unwrap();
+        let run_dir = dir.path().join("run");
+        let held = node_locker(dir.path()).take();
+        let without_lock = node_locker(dir.path()).take();
+        assert!(!without_lock.remove_file(&run_dir).unwrap());
+        assert!(run_dir.join(RUN_LOCK).exists());
+        assert!(held.remove_file(&run_dir).unwrap());
+    }
+
+    #[test]
     fn an_agent_that_waits_for_a_removed_lock_file_takes_the_lock_of_the_next_file() {
         let dir = tempfile::tempdir().unwrap();
         let mut first = node_locker(dir.path());
@@ -241,7 +258,7 @@ mod tests {
         thread::scope(|scope| {
             let waiting = scope.spawn(|| node_locker(dir.path()).take());
             thread::sleep(RETRY);
-            assert!(remove(&dir.path().join("run")).unwrap());
+            assert!(held.remove_file(&dir.path().join("run")).unwrap());
             drop(held);
             let next = waiting.join().unwrap();
             assert!(next.is_exclusive);

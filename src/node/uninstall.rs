@@ -23,7 +23,7 @@ use tracing::{info, warn};
 
 use super::binaries::Binaries;
 use super::leftovers;
-use super::lock::{self, NodeLocker};
+use super::lock::{NodeLock, NodeLocker};
 use super::network_config_steps::{NetDir, content};
 use super::{Mounts, NodeSettings, OVERWRITTEN};
 use crate::conflist::PLUGIN;
@@ -170,7 +170,7 @@ impl Uninstall<'_> {
             return Ok(Some(named));
         }
         // This agent holds the lock until the files are removed or put back.
-        let _held = self.lock.take();
+        let held = self.lock.take();
         if let Some(named) = self.until_quiet(Duration::ZERO)? {
             return Ok(Some(named));
         }
@@ -178,7 +178,7 @@ impl Uninstall<'_> {
         let named = self.until_quiet(quiet.min(QUIET_AFTER));
         match named {
             Ok(None) => {
-                self.finish(staged);
+                self.finish(staged, &held);
                 self.report_what_stays(needed_by);
                 self.report_unreadable(&configs);
             }
@@ -272,9 +272,8 @@ impl Uninstall<'_> {
         }
     }
 
-    /// Removes the renamed files, the node's copy of its pods, and the lock file, while it holds
-    /// the lock.
-    fn finish(&mut self, staged: Vec<StagedRemoval>) {
+    /// Removes the renamed files, the node's copy of its pods, and the file of the lock `held`.
+    fn finish(&mut self, staged: Vec<StagedRemoval>, held: &NodeLock) {
         for removal in staged {
             let path = removal.path().to_owned();
             match removal.finish() {
@@ -286,7 +285,7 @@ impl Uninstall<'_> {
             for error in pod_copy::clear(run_dir) {
                 self.attempt_failures.push(error.to_string());
             }
-            if let Err(error) = lock::remove(run_dir) {
+            if let Err(error) = held.remove_file(run_dir) {
                 self.attempt_failures.push(error.to_string());
             }
         }
