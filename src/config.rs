@@ -1,6 +1,7 @@
 //! Reads the plugin entry, and computes the redirect of one pod from the entry, the annotations of
 //! the pod and its namespace, and the proxy container. Pure.
 
+pub mod api_budget;
 pub mod ignored_ports;
 mod proxy_user;
 pub mod resolve;
@@ -22,8 +23,6 @@ use section::Section;
 
 /// Namespace and DaemonSet of the agent if the plugin entry does not name them.
 const DEFAULT_AGENT_NAME: &str = "linkerd-cni";
-/// Default of [`Config::api_budget`]. Runtimes allow minutes for an ADD and retry a failed one.
-const DEFAULT_API_BUDGET: Duration = Duration::from_secs(10);
 
 /// A pod's redirect, and what its author may not expect.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -47,8 +46,7 @@ pub struct Config {
     pub backends: &'static [Backend],
     pub ipv6: Ipv6,
     pub filter: PodFilter,
-    /// Time that one ADD or CHECK may spend on API requests, retries included. If annotations can
-    /// decide, at most 2 s, see `plugin::fetch_pod`. The chart does not set the key
+    /// Time that one ADD or CHECK may spend on API requests. The chart does not set the key
     /// (`api-retry-seconds`): tests shorten the time with it.
     pub api_budget: Duration,
     /// Whether an invalid element of a port list fails the pod. Upstream drops the element.
@@ -100,7 +98,7 @@ impl Config {
         let backends = linkerd.read("iptables-mode", modes, backends_of_mode);
         let ipv6 = linkerd.read("ipv6", "one of true, false and \"auto\"", parse_ipv6);
         let seconds = "a whole number from 1 to 60";
-        let api_budget = linkerd.read("api-retry-seconds", seconds, parse_api_budget);
+        let budget = linkerd.read("api-retry-seconds", seconds, api_budget::parse);
         Config {
             log_level: config.text("log_level").unwrap_or_default(),
             kubeconfig: kubeconfig.unwrap_or_default().into(),
@@ -111,7 +109,7 @@ impl Config {
                 agent_namespace: linkerd.string("agent-namespace", DEFAULT_AGENT_NAME),
                 agent_daemonset: linkerd.string("agent-daemonset", DEFAULT_AGENT_NAME),
             },
-            api_budget: api_budget.unwrap_or(DEFAULT_API_BUDGET),
+            api_budget: budget.unwrap_or(api_budget::DEFAULT),
             strict_annotations: linkerd.flag("strict-annotations"),
             strict_proxy_user: linkerd.flag("strict-proxy-user"),
             sandboxed_classes: linkerd.optional_strings("sandboxed-runtime-classes"),
@@ -130,13 +128,6 @@ impl Config {
 
 fn backends_of_mode(value: &Value) -> Option<&'static [Backend]> {
     Backend::for_mode(value.as_str()?)
-}
-
-fn parse_api_budget(value: &Value) -> Option<Duration> {
-    match value.as_u64() {
-        Some(seconds @ 1..=60) => Some(Duration::from_secs(seconds)),
-        _ => None,
-    }
 }
 
 fn parse_ipv6(value: &Value) -> Option<Ipv6> {

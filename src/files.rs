@@ -18,14 +18,16 @@ use serde::{Deserialize, Serialize};
 
 mod error;
 mod exchange;
+mod linked_dir;
 mod mounted_dir;
 mod node_path;
 mod staged_removal;
 mod temporary;
 
 pub use error::Error;
+pub use linked_dir::LinkedDir;
 pub use mounted_dir::MountedDir;
-pub use node_path::{NodeDir, below};
+pub use node_path::below;
 pub use staged_removal::{StagedRemoval, remove_unchanged};
 pub use temporary::{TEMPORARY, Temporary, is_temporary};
 

@@ -17,13 +17,14 @@ pub mod kubeconfig;
 mod literal_address;
 pub mod object_reader;
 pub mod plain_http;
-pub mod pod_stream;
+pub mod pod_list;
 pub mod pod_watch;
 pub mod redact;
 pub mod request_metrics;
 pub mod scheduling;
 mod tls;
 pub mod types;
+pub mod watch_events;
 
 use std::io::{self, BufRead, BufReader, Read as _};
 use std::time::Duration;

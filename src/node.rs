@@ -15,7 +15,7 @@ pub mod upstream_kubeconfig;
 use std::path::PathBuf;
 
 use crate::conflist::chain_mode::ChainMode;
-use crate::files::{MountedDir, NodeDir};
+use crate::files::{LinkedDir, MountedDir};
 use crate::record;
 
 /// Words of each message about contention, the same in the log, in `/ready` and in Events.
@@ -63,7 +63,7 @@ impl NodeSettings {
 pub struct Mounts {
     mounted: Vec<MountedDir>,
     /// Net dir and bin dir, to which links may lead.
-    linked: Vec<NodeDir>,
+    linked: Vec<LinkedDir>,
 }
 
 impl Mounts {
@@ -75,19 +75,19 @@ impl Mounts {
             linked: settings
                 .dirs_on_node
                 .iter()
-                .map(|dir| NodeDir::at_start(prefix, dir))
+                .map(|dir| LinkedDir::at_start(prefix, dir))
                 .collect(),
         }
     }
 
     /// Says why one of the directories is no longer the node's, and what to do.
     pub fn stale(&self) -> Option<String> {
-        let moved = self.linked.iter().find_map(NodeDir::moved);
+        let moved = self.linked.iter().find_map(LinkedDir::moved);
         moved.or_else(|| self.mounted.iter().find_map(MountedDir::stale))
     }
 
     pub fn stale_net_dir(&self) -> Option<String> {
-        let moved = self.linked.first().and_then(NodeDir::moved);
+        let moved = self.linked.first().and_then(LinkedDir::moved);
         moved.or_else(|| self.mounted.first().and_then(MountedDir::stale))
     }
 }

@@ -5,7 +5,7 @@
 
 use std::time::{Duration, Instant, SystemTime};
 
-use crate::kube::pod_stream::FromPod;
+use crate::kube::pod_list::FromPod;
 use crate::kube::types::{Metadata, OwnerReference, Pod};
 
 /// How long after the end of a pod's grace period the API server certainly accepts a token that is

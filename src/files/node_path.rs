@@ -61,37 +61,6 @@ fn join(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
-/// A directory of the node, and where it is in this container.
-#[derive(Debug)]
-pub struct NodeDir {
-    root: PathBuf,
-    on_node: PathBuf,
-    here: PathBuf,
-}
-
-impl NodeDir {
-    /// Returns the node's directory `on_node`, which is mounted below `root`.
-    pub fn at_start(root: &Path, on_node: &Path) -> NodeDir {
-        let here = below(root, on_node);
-        NodeDir { root: root.to_owned(), on_node: on_node.to_owned(), here }
-    }
-
-    /// Returns why the path is no longer the node's directory, and what to do.
-    pub fn moved(&self) -> Option<String> {
-        let now = below(&self.root, &self.on_node);
-        if now == self.here {
-            return None;
-        }
-        Some(format!(
-            "{} leads to another directory of the node than at the start: to {} instead of {}; the \
-             kubelet restarts the container, otherwise stop this container on the node",
-            self.on_node.display(),
-            now.display(),
-            self.here.display(),
-        ))
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::symlink;
@@ -123,10 +92,5 @@ mod tests {
         ] {
             assert_eq!(below(root, Path::new(path)), root.join(expected), "{path}");
         }
-        let dir = NodeDir::at_start(root, Path::new("/data/current/bin"));
-        assert_eq!(dir.moved(), None);
-        fs::remove_file(root.join("data/current")).unwrap();
-        symlink("/data/two", root.join("data/current")).unwrap();
-        assert!(dir.moved().unwrap().starts_with("/data/current/bin leads to another directory"));
     }
 }

@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
 
 use super::connection::{self, Connection};
-use super::pod_stream::{self, FromPod, PodList, WatchEvent};
+use super::pod_list::{self, FromPod, PodList};
 use super::types::{ApiStatus, Metadata, Pod};
+use super::watch_events::{self, WatchEvent};
 use super::{Deadlines, RESPONSE_TIMEOUT, Retry, redact};
 use crate::backoff::{Backoff, Limits, between, jitter};
 
@@ -63,7 +64,7 @@ impl Selection {
 
 pub enum Update<'a, T> {
     /// The pods of a complete list. `dropped` further pods exceed
-    /// [`MAX_PODS`](pod_stream::MAX_PODS).
+    /// [`MAX_PODS`](pod_list::MAX_PODS).
     Listed {
         pods: Vec<T>,
         dropped: usize,
@@ -140,7 +141,7 @@ pub fn list_pods<T: FromPod>(
     selection: &Selection,
 ) -> Result<PodList<T>, Error> {
     let path = format!("{}&resourceVersion=0", selection.path());
-    Ok(pod_stream::parse_list(connection.client()?.read_list(&path)?)?)
+    Ok(pod_list::parse_list(connection.client()?.read_list(&path)?)?)
 }
 
 fn encode(text: &str) -> String {
@@ -234,7 +235,7 @@ impl Watch {
         if on_update(Update::Opened).is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        for event in pod_stream::parse_events(response) {
+        for event in watch_events::parse_events(response) {
             let (version, update) = match event? {
                 WatchEvent::Error(ApiStatus { code, message, .. }) => {
                     let message = redact::message(&message.unwrap_or_default(), connection.token());

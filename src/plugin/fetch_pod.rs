@@ -24,10 +24,6 @@ use crate::pod::facts::PodFacts;
 use crate::pod::skip::SkipReason;
 use crate::quote::quote;
 
-/// Longest time for API requests if the annotations can decide, and for CHECK, which fails no pod
-/// without the API server. The time allows one retry. It is short, so that all pods of a node
-/// start, or are checked, soon while the API server is down.
-pub const SHORT_API_BUDGET: Duration = Duration::from_secs(2);
 /// Pause after the first failed request, and longest pause between two requests.
 const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 

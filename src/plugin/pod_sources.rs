@@ -22,7 +22,7 @@ use std::time::Duration;
 use super::fetch_pod::{self, Fetched};
 use crate::cni::args::PodRef;
 use crate::cni::{Command, Error, Request};
-use crate::config::Config;
+use crate::config::{Config, api_budget};
 use crate::failure::Failure;
 use crate::pod::Decision;
 use crate::pod::annotation::{Annotations, is_injected};
@@ -79,7 +79,7 @@ impl<'a> RequestedPod<'a> {
         }
         let is_short = is_skipped || !is_add || self.annotations.as_ref().is_some_and(is_injected);
         if is_short {
-            Some(config.api_budget.min(fetch_pod::SHORT_API_BUDGET))
+            Some(config.api_budget.min(api_budget::SHORT))
         } else {
             Some(config.api_budget)
         }

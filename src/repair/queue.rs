@@ -6,7 +6,7 @@ use std::time::{Duration, Instant, SystemTime};
 use super::find::stranded::{FoundBy, FoundPod, StrandedPod};
 use super::turn::attempts::Attempts;
 use super::turn::{Turn, Turns, WaitReason};
-use crate::kube::pod_stream::MAX_PODS;
+use crate::kube::pod_list::MAX_PODS;
 
 /// Keeps each pod once until it is deleted, with the earlier attempts to repair it.
 pub struct Queue {

@@ -2,7 +2,7 @@
 
 use crate::agent::own_pod::SeenPod;
 use crate::cni::args::PodRef;
-use crate::kube::pod_stream::FromPod;
+use crate::kube::pod_list::FromPod;
 use crate::kube::types::{Metadata, Pod, STATIC_POD_UID};
 use crate::pod::Decision;
 use crate::pod::containers::has_ipv6_address;

@@ -82,16 +82,15 @@ impl Inputs<'_> {
         plan
     }
 
-    /// Returns whether `file` gets the plugin entry in the mode [`ChainMode::Every`]. A `.conf` of
-    /// Multus' daemon stays unchanged: the conflist that it names gets the entry.
+    /// Returns whether `file` gets the plugin entry in the mode [`ChainMode::Every`].
     fn is_target(&self, file: &ConfigFile, active: Option<&ConfigFile>) -> bool {
-        let is_active = active.is_some_and(|active| active.name == file.name);
-        if multus::delegate(file, self.foreign).is_some()
-            || multus::is_stale_conflist(file, self.foreign)
-        {
+        if multus::keeps_unchanged(file, self.foreign) {
             return false;
         }
-        is_active || file.kind != ConfigKind::Json && !multus::is_delegate_conf(file, self.foreign)
+        if active.is_some_and(|active| active.name == file.name) {
+            return true;
+        }
+        file.kind != ConfigKind::Json && !multus::is_delegate_conf(file, self.foreign)
     }
 
     /// Plans to chain to the file `name` and to the conflists made from it.

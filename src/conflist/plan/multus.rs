@@ -45,6 +45,12 @@ fn parse(file: &ConfigFile) -> Option<MultusConf> {
     serde_json::from_str(text).ok()
 }
 
+/// Returns whether `file` never gets the plugin entry: a `.conf` of Multus' daemon, whose delegate
+/// gets it, or a conflist that another agent made from that `.conf`.
+pub(super) fn keeps_unchanged(file: &ConfigFile, files: &[&ConfigFile]) -> bool {
+    delegate(file, files).is_some() || is_stale_conflist(file, files)
+}
+
 /// Returns the conflist among `files` that Multus reads at each call, if `file` is the `.conf` of
 /// Multus' daemon and names that conflist by its path.
 pub(super) fn delegate<'f>(file: &ConfigFile, files: &[&'f ConfigFile]) -> Option<&'f ConfigFile> {

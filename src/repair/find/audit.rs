@@ -15,7 +15,7 @@ use crate::backoff::{Backoff, Limits, between, jitter};
 use crate::kube::connection::Connection;
 use crate::kube::event::{EventContent, EventType, Regarding};
 use crate::kube::object_reader::ReadFrom;
-use crate::kube::pod_stream::{FromPod, MAX_PODS};
+use crate::kube::pod_list::{FromPod, MAX_PODS};
 use crate::kube::pod_watch::{self, Selection};
 use crate::kube::types::Pod;
 use crate::pod::Decision;

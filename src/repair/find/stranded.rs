@@ -7,7 +7,7 @@
 use std::net::IpAddr;
 
 use crate::cni::args::PodRef;
-use crate::kube::pod_stream::FromPod;
+use crate::kube::pod_list::FromPod;
 use crate::kube::types::{Pod, STATIC_POD_UID};
 use crate::pod::containers::VALIDATOR;
 use crate::pod::mesh::{self, is_meshed};

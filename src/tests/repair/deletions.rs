@@ -3,7 +3,7 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-use linkerd2_cni::kube::pod_stream::MAX_PODS;
+use linkerd2_cni::kube::pod_list::MAX_PODS;
 use serde_json::{Value, json};
 use testkit::api::ApiFault;
 use testkit::table;

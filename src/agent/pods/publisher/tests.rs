@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 use crate::agent::identity;
-use crate::kube::pod_stream::FromPod as _;
+use crate::kube::pod_list::FromPod as _;
 
 /// A publisher whose API server does not respond.
 fn publisher(run_dir: &Path) -> Publisher {

@@ -13,7 +13,7 @@ use anyhow::Context as _;
 use linkerd2_cni::agent::api_thread::{Schedule, TokenCheckResult};
 use linkerd2_cni::backoff::{Backoff, jitter};
 use linkerd2_cni::kube::kubeconfig::ApiAccess;
-use linkerd2_cni::kube::pod_stream::{self, WatchEvent};
+use linkerd2_cni::kube::watch_events::{self, WatchEvent};
 use linkerd2_cni::kube::{
     self, Client, Deadlines, RESPONSE_TIMEOUT, Retry, SystemResolver, pod_watch,
 };
@@ -218,7 +218,7 @@ impl Sender<'_> {
             }
             asked(&error)
         })?;
-        for event in pod_stream::parse_events(response) {
+        for event in watch_events::parse_events(response) {
             if self.is_stopped() {
                 break;
             }

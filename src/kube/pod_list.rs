@@ -1,8 +1,7 @@
-//! Parses lists and watches of pods while they arrive. Each pod is reduced or dropped before
-//! the next is read, so that memory holds only one complete pod at a time.
+//! Parses a list of pods while it arrives, and limits how many of them are kept. Each pod is reduced
+//! or dropped before the next is read, so that memory holds only one complete pod at a time.
 //!
-//! [`Client::read_list`](super::Client::read_list) limits a list to 128 MiB. This module limits the
-//! number of pods that are kept.
+//! [`Client::read_list`](super::Client::read_list) limits a list to 128 MiB.
 
 use std::fmt;
 use std::io::BufRead;
@@ -10,7 +9,7 @@ use std::io::BufRead;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, SeqAccess, Visitor};
 
-use super::types::{AnyObject, ApiStatus, ListMetadata, Pod};
+use super::types::{ListMetadata, Pod};
 
 /// What is read of a pod.
 pub trait FromPod: Sized {
@@ -81,26 +80,6 @@ impl<'de, T: FromPod> Visitor<'de> for PodList<T> {
     }
 }
 
-/// An event of a watch:
-/// <https://kubernetes.io/docs/reference/kubernetes-api/common-definitions/watch-event-v1-meta/>
-#[derive(Debug, Deserialize)]
-#[serde(tag = "type", content = "object", rename_all = "UPPERCASE")]
-pub enum WatchEvent {
-    Added(Pod),
-    Modified(Pod),
-    Deleted(AnyObject),
-    Bookmark(AnyObject),
-    Error(ApiStatus),
-}
-
-/// Iterates over the events of a watch until the watch ends. Yields an error for an invalid
-/// or incomplete event.
-pub fn parse_events(
-    response: impl BufRead,
-) -> impl Iterator<Item = serde_json::Result<WatchEvent>> {
-    serde_json::Deserializer::from_reader(response).into_iter()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -157,23 +136,5 @@ mod tests {
         for end in 0..complete.len() {
             assert!(parse_list::<Name>(&complete.as_bytes()[..end]).is_err(), "cut off at {end}");
         }
-    }
-
-    #[test]
-    fn watch_events_are_read_in_order_until_the_stream_is_cut_off() {
-        let read: Vec<String> = parse_events(include_bytes!("pod_stream.jsonl").as_slice())
-            .map(|event| match event {
-                Ok(WatchEvent::Added(pod)) => format!("added {}", pod.metadata.name),
-                Ok(WatchEvent::Modified(pod)) => format!("modified {}", pod.metadata.name),
-                Ok(WatchEvent::Deleted(at)) => format!("deleted {}", at.metadata.resource_version),
-                Ok(WatchEvent::Bookmark(at)) => at.metadata.resource_version,
-                Ok(WatchEvent::Error(status)) => format!("{} {:?}", status.code, status.message),
-                Err(error) => format!("cut off: {}", error.is_eof()),
-            })
-            .collect();
-        assert_eq!(
-            read,
-            ["added a", "modified a", "deleted 7", "8", "9", "410 Some(\"old\")", "cut off: true"]
-        );
     }
 }
