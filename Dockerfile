@@ -35,8 +35,7 @@ CMD ["/probe", "pause"]
 
 FROM scratch
 LABEL org.opencontainers.image.title=cni-plugin \
-      org.opencontainers.image.licenses=Apache-2.0 \
-      org.opencontainers.image.source=https://github.com/linkerd/linkerd2-cni
+      org.opencontainers.image.licenses=Apache-2.0
 COPY --from=build /root-fs /
 WORKDIR /linkerd
 # The agent writes to the node's directories, which belong to root.
