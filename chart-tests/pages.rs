@@ -65,6 +65,17 @@ fn every_link_leads_to_a_file_and_a_heading() {
 }
 
 #[test]
+fn the_list_of_tasks_leads_to_every_page() {
+    let docs = repository().join("docs");
+    let list = read(docs.join("README.md"));
+    for page in pages().iter().filter(|page| page.parent() == Some(docs.as_path())) {
+        let name = page.file_name().unwrap().to_str().unwrap();
+        let is_listed = name == "README.md" || list.contains(&format!("]({name}"));
+        assert!(is_listed, "docs/README.md does not lead to {name}");
+    }
+}
+
+#[test]
 fn the_charts_readme_has_no_links_out_of_the_package() {
     let text = read(chart_readme());
     for link in links(&text) {

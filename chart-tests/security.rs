@@ -156,6 +156,21 @@ fn the_policy_for_multus_uses_a_version_that_the_api_server_serves() {
     assert!(!with(json!({})).have("MutatingAdmissionPolicy"));
 }
 
+/// The policies of Kyverno have the fields of a MutatingAdmissionPolicy.
+#[test]
+fn the_documented_policy_for_kyverno_has_the_charts_expressions() {
+    let page = read(testkit::repository().join("docs/openshift.md"));
+    let block = page.split("```yaml\n").nth(1).unwrap().split("```").next().unwrap();
+    let of_page = Objects::parse(block);
+    let values = json!({"networkAttachmentDefinition": {"annotatePods": true}});
+    let of_chart = Render::new().kubernetes("1.36.0").values(&values).objects();
+    let documented = &of_page.get("MutatingPolicy")["spec"];
+    let rendered = of_chart.get("MutatingAdmissionPolicy")["spec"].as_object().unwrap();
+    for (field, value) in rendered {
+        assert_eq!(&documented[field], value, "{field}");
+    }
+}
+
 #[test]
 fn documented_commands_print_the_objects_that_rbac_create_false_omits() {
     let page = read(testkit::repository().join("docs/security.md"));
