@@ -7,7 +7,8 @@
 //!   (linkerd2#11286),
 //! - puts no token into an error or a log line.
 //!
-//! Use it before entering a pod's netns: its connections need the host's netns.
+//! All requests must end before the program enters a pod's netns, because the client connects from
+//! the netns of the calling thread, and the API server is reached from the host's netns.
 
 pub mod claims;
 pub mod connection;
@@ -44,7 +45,8 @@ pub use literal_address::LiteralAddress;
 use tls::Tls;
 use types::ApiStatus;
 
-/// Largest object that is read, in bytes. etcd limits a pod to 1.5 MB.
+/// Largest object that is read, in bytes. No pod comes near this limit, because etcd accepts at
+/// most 1.5 MB.
 const BODY_LIMIT: u64 = 8 << 20;
 /// Largest list that is read, in bytes: 500 pods of 256 KiB each. Lists are parsed while they
 /// arrive ([`Client::read_list`]), so this limits time and traffic, not memory.
@@ -53,16 +55,19 @@ const LIST_LIMIT: u64 = 128 << 20;
 const ERROR_LIMIT: u64 = 64 << 10;
 
 /// Buffer size for each direction of a connection, in bytes. ureq's default of 128 KiB would be a
-/// tenth of a program's memory. The head of a request, token included, has to fit.
+/// tenth of a program's memory, so the buffers are smaller. They are still large enough for the
+/// head of a request with its token.
 const BUFFER: usize = 16 << 10;
 
-/// Time-out of a response to the agent and the repair controller. Longer than that of other phases,
-/// because an overloaded API server queues requests, and a request that is sent again waits at the
-/// end of the queue. The repair controller's value in upstream.
+/// Time-out of a response to the agent and the repair controller. The agent waits for a response
+/// longer than for any other phase, because an overloaded API server queues requests, and a request
+/// that is sent again waits at the end of the queue. Upstream's repair controller has the same
+/// time-out.
 pub const RESPONSE_TIMEOUT: Duration = Duration::from_secs(9);
 
-/// Longest duration of each phase of one request. There is no deadline of the whole request: for
-/// such a deadline ureq's resolver starts a thread, even for an IP address.
+/// Longest duration of each phase of one request. The whole request has a deadline only with
+/// [`Client::until`], because ureq's resolver starts a thread for such a deadline, even if the host
+/// is an IP address.
 #[derive(Clone, Copy, Debug)]
 pub struct Deadlines {
     pub connect: Duration,
@@ -87,11 +92,22 @@ pub struct Client {
     server: String,
     token: Option<String>,
     body_timeout: Duration,
-    end: Option<Deadline>,
+    /// When the client's requests fail at the latest, see [`Client::until`].
+    deadline: Option<Deadline>,
+}
+
+/// Which time-outs apply to a response.
+#[derive(Clone, Copy)]
+enum ResponseKind {
+    /// The API server sends the response at once, and ends it.
+    Complete,
+    /// The API server sends events until the watch ends.
+    Watch,
 }
 
 impl Client {
-    /// Sends no request. Fails if the CA is invalid. The API server's audit log shows `user_agent`.
+    /// Makes a client without connecting to the API server, whose audit log will show `user_agent`.
+    /// Fails if the CA is invalid.
     pub fn new<R: Resolver + Default>(
         access: &ApiAccess,
         user_agent: &str,
@@ -117,13 +133,14 @@ impl Client {
             server: access.server.trim_end_matches('/').to_owned(),
             token: access.token.clone(),
             body_timeout: deadlines.body,
-            end: None,
+            deadline: None,
         })
     }
 
-    /// Lets each GET end at this time at the latest, for a client with [`LiteralAddress`].
-    pub fn until(self, end: Deadline) -> Self {
-        Client { end: Some(end), ..self }
+    /// Lets each request fail at the deadline if it has not ended before; a watch is not limited.
+    /// For clients with [`LiteralAddress`], which needs no thread to keep the deadline.
+    pub fn until(self, deadline: Deadline) -> Self {
+        Client { deadline: Some(deadline), ..self }
     }
 
     /// GETs `path` (absolute, with its query, e.g. `/api/v1/nodes/a`).
@@ -134,13 +151,13 @@ impl Client {
     /// GETs a list and returns a reader of the response, so that a long list is never in memory
     /// as a whole. Reading fails after 128 MiB or after [`Deadlines::body`].
     pub fn read_list(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
-        let response = self.send(Method::GET, path, None, false)?;
+        let response = self.send(Method::GET, path, None, ResponseKind::Complete)?;
         let body = response.into_body().into_with_config().limit(LIST_LIMIT);
         Ok(BufReader::new(body.reader()))
     }
 
     pub fn post(&self, path: &str, body: &Value) -> Result<(), Error> {
-        self.send(Method::POST, path, Some(body), false).map(drain)
+        self.send(Method::POST, path, Some(body), ResponseKind::Complete).map(drain)
     }
 
     pub fn post_and_decode<T: DeserializeOwned>(
@@ -151,20 +168,21 @@ impl Client {
         self.read_object(Method::POST, path, Some(body))
     }
 
-    /// With a `metadata.resourceVersion` in `body`, the API server responds with 409 if the object
-    /// has changed since that version.
+    /// Changes the fields of an object that the JSON merge patch `body` contains. If one of them is
+    /// `metadata.resourceVersion`, the API server responds with 409 if the object has changed since
+    /// that version.
     pub fn merge_patch(&self, path: &str, body: &Value) -> Result<(), Error> {
-        self.send(Method::PATCH, path, Some(body), false).map(drain)
+        self.send(Method::PATCH, path, Some(body), ResponseKind::Complete).map(drain)
     }
 
     pub fn delete(&self, path: &str, body: &Value) -> Result<(), Error> {
-        self.send(Method::DELETE, path, Some(body), false).map(drain)
+        self.send(Method::DELETE, path, Some(body), ResponseKind::Complete).map(drain)
     }
 
     /// Starts a watch. Each line of the returned reader is one JSON event. The watch ends when the
     /// server ends it, or when no event arrives for [`Deadlines::body`].
     pub fn watch(&self, path: &str) -> Result<impl BufRead + use<>, Error> {
-        let response = self.send(Method::GET, path, None, true)?;
+        let response = self.send(Method::GET, path, None, ResponseKind::Watch)?;
         Ok(BufReader::new(response.into_body().into_reader()))
     }
 
@@ -175,7 +193,7 @@ impl Client {
         method: Method,
         path: &str,
         body: Option<&Value>,
-        is_watch: bool,
+        kind: ResponseKind,
     ) -> Result<Response<Body>, Error> {
         let url = format!("{}{path}", self.server);
         let request = format!("{method} {url}");
@@ -191,9 +209,9 @@ impl Client {
         let response = match body {
             Some(body) => {
                 let builder = builder.header(header::CONTENT_TYPE, content_type);
-                self.run(builder.body(body.to_string()), is_watch)
+                self.send_with_timeouts(builder.body(body.to_string()), kind)
             }
-            None => self.run(builder.body(()), is_watch),
+            None => self.send_with_timeouts(builder.body(()), kind),
         };
         let response = match response {
             Ok(response) => response,
@@ -209,7 +227,7 @@ impl Client {
         Err(self.status_error(request, response))
     }
 
-    /// Reads the response of the API server to a request that failed.
+    /// Converts a response with the status of a failure to an error with the API server's message.
     fn status_error(&self, request: String, mut response: Response<Body>) -> Error {
         let code = response.status().as_u16();
         let retry_after = retry_after(&response);
@@ -222,17 +240,20 @@ impl Client {
         Error::Status { request, code, reason, message, retry_after }
     }
 
-    /// Sends the request with the time-outs of a watch or of another request.
-    fn run<B: AsSendBody>(
+    /// Sends the request with the time-outs for this kind of response.
+    fn send_with_timeouts<B: AsSendBody>(
         &self,
         request: Result<Request<B>, HttpError>,
-        is_watch: bool,
+        kind: ResponseKind,
     ) -> Result<Response<Body>, ureq::Error> {
         let request = self.http.configure_request(request?);
-        let request = if is_watch {
-            request.timeout_recv_body(None).timeout_per_read(Some(self.body_timeout))
-        } else {
-            request.timeout_global(self.end.map(Deadline::remaining))
+        let request = match kind {
+            ResponseKind::Complete => {
+                request.timeout_global(self.deadline.map(Deadline::remaining))
+            }
+            ResponseKind::Watch => {
+                request.timeout_recv_body(None).timeout_per_read(Some(self.body_timeout))
+            }
         };
         self.http.run(request.build())
     }
@@ -245,12 +266,12 @@ impl Client {
         body: Option<&Value>,
     ) -> Result<T, Error> {
         let request = format!("{method} {}{path}", self.server);
-        let mut response = self.send(method, path, body, false)?;
+        let mut response = self.send(method, path, body, ResponseKind::Complete)?;
         let bytes = match response.body_mut().with_config().limit(BODY_LIMIT).read_to_vec() {
             Ok(bytes) => bytes,
             Err(source) => return Err(Error::Transport { request, source }),
         };
-        redact::object(&bytes).map_err(|error| Error::Decode {
+        redact::decode_object(&bytes).map_err(|error| Error::Decode {
             request,
             problem: redact::problem(&error),
             is_truncated: error.is_eof(),
@@ -258,14 +279,14 @@ impl Client {
     }
 }
 
-/// Returns the wait that the response asks for, if it is in seconds.
+/// Returns the wait in the header `Retry-After`. `None` if the header is missing or not in seconds.
 fn retry_after(response: &Response<Body>) -> Option<Duration> {
     let value = response.headers().get(header::RETRY_AFTER)?.to_str().ok()?;
     Some(Duration::from_secs(value.trim().parse().ok()?))
 }
 
-/// Reads the response to its end, as only then the connection can be reused. The request has
-/// succeeded by its status, so an error is ignored.
+/// Reads a response to its end, because the connection can be reused only then. An error is
+/// ignored, because the status of the response has already shown that the request succeeded.
 fn drain(response: Response<Body>) {
     let _ = io::copy(&mut response.into_body().into_reader(), &mut io::sink());
 }

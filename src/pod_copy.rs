@@ -115,7 +115,7 @@ fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod,
     if access.uid != geteuid().as_raw() || access.mode & 0o022 != 0 {
         return Err("not a file that only root can write".to_owned());
     }
-    let copy: PodCopy = redact::object(bytes)
+    let copy: PodCopy = redact::decode_object(bytes)
         .map_err(|error| format!("not a copy of a pod: {}", redact::problem(&error)))?;
     let PodCopy { namespace, name, uid, decision } = copy;
     if (&namespace, &name, &uid) != (&pod.namespace, &pod.name, &pod.uid) {

@@ -1,8 +1,8 @@
 //! Decodes the claims of a ServiceAccount token. Pure.
 //!
-//! The signature is not verified. The claims only decide when to renew a token, which UID an
-//! Event names, and which pods are the agent's. Only the API server decides whether a token is
-//! valid.
+//! The signature is not verified, because no decision here needs it: the claims only tell when to
+//! renew a token, which UID an Event names, and which pods are the agent's. Whether a token is
+//! valid is decided by the API server.
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -16,8 +16,9 @@ use serde_json::Value;
 pub struct Claims {
     /// The user name: `system:serviceaccount:<namespace>:<name>`.
     sub: String,
-    /// Expiry and issue, in seconds since 1970.
+    /// When the token expires, in seconds since 1970. 0: never.
     exp: u64,
+    /// When the token was issued, in seconds since 1970.
     iat: u64,
     #[serde(rename = "kubernetes.io")]
     kubernetes: Value,
@@ -35,13 +36,13 @@ impl Claims {
         self.sub.strip_prefix("system:serviceaccount:")?.split_once(':')
     }
 
-    /// Name and UID of the pod to which the token is bound; `None` for a token without a pod.
+    /// Name and UID of the pod to which the token is bound. `None`: no pod is in the token.
     pub fn pod(&self) -> Option<(&str, &str)> {
         let pod = &self.kubernetes["pod"];
         pod["name"].as_str().zip(pod["uid"].as_str())
     }
 
-    /// When the token expires; `None` if it never does, as a token from a Secret.
+    /// When the token expires. `None` for a token that never expires, such as one from a Secret.
     pub fn expiry(&self) -> Option<SystemTime> {
         if self.exp == 0 {
             return None;
@@ -53,9 +54,9 @@ impl Claims {
         self.expiry().is_some_and(|end| end <= now)
     }
 
-    /// Time until this percentage of the token's lifetime has passed; `None` once the token has
-    /// expired. Never longer than that part of the lifetime, also if the node's clock is behind the
-    /// API server's.
+    /// Time until this percentage of the token's lifetime has passed. `None` once the token has
+    /// expired. The time is at most that part of the lifetime: a node whose clock is behind the API
+    /// server's must not wait longer than other nodes.
     pub fn until_percent_of_lifetime(&self, percent: u32, now: SystemTime) -> Option<Duration> {
         let now = now.duration_since(UNIX_EPOCH).ok()?.as_secs();
         let lifetime = self.exp.checked_sub(self.iat)?;

@@ -39,15 +39,16 @@ impl Connection {
         Connection { source, user_agent, deadlines, current: None }
     }
 
-    /// Returns the client for the next request. Reads the source each time, so that a rotated token
-    /// is used before the API server rejects the old one. Reading costs less than a request.
+    /// Returns the client for the next request. Reads address and credential from the source each
+    /// time, so that a rotated token is used before the API server rejects the old one. Reading the
+    /// files costs less than a request.
     pub fn client(&mut self) -> Result<Client, Error> {
         let access = match &self.source {
             AccessSource::InCluster { host, port, dir } => kubeconfig::in_cluster(host, port, dir),
             AccessSource::Kubeconfig(path) => kubeconfig::read(path),
         }?;
-        if let Some((known, client)) = &self.current
-            && *known == access
+        if let Some((current_access, client)) = &self.current
+            && *current_access == access
         {
             return Ok(client.clone());
         }

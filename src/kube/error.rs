@@ -2,8 +2,10 @@
 
 use std::time::Duration;
 
-/// `reason` of Kubernetes' Status with HTTP 401 and 404. A response without it comes from a proxy.
+/// `reason` in a response of the API server with HTTP 401. A proxy's 401 has no `reason`, so the
+/// two can be told apart.
 pub const UNAUTHORIZED: &str = "Unauthorized";
+/// `reason` in a response of the API server with HTTP 404.
 pub const NOT_FOUND: &str = "NotFound";
 
 /// Why an API request failed. `request` is its method and URL.
@@ -45,11 +47,11 @@ impl Error {
         Some(*code)
     }
 
-    /// Whether the response has this status code and `reason`. A response of a proxy in front of
-    /// the API server has no `reason`.
-    pub fn is_status(&self, wanted: u16, wanted_reason: &str) -> bool {
+    /// Whether the API server itself responded with this status code and `reason`. A response of a
+    /// proxy in front of the API server has no `reason`, so it does not count.
+    pub fn is_status(&self, expected_code: u16, expected_reason: &str) -> bool {
         matches!(self, Error::Status { code, reason, .. }
-            if *code == wanted && reason.as_deref() == Some(wanted_reason))
+            if *code == expected_code && reason.as_deref() == Some(expected_reason))
     }
 
     /// Whether Kubernetes accepted the token, but denies the request or does not find the object.
@@ -64,11 +66,13 @@ impl Error {
             || matches!(self, Error::Transport { source: Protocol(_) | BodyExceedsLimit(_), .. })
     }
 
+    /// Whether no request could be sent, because its URL or a header is invalid.
     pub fn is_unsendable(&self) -> bool {
         use ureq::Error::{BadUri, Http};
         matches!(self, Error::Transport { source: Http(_) | BadUri(_), .. })
     }
 
+    /// Whether an HTTP server responded, be it the API server or a proxy.
     pub fn is_response(&self) -> bool {
         matches!(self, Error::Status { .. } | Error::Decode { .. })
     }
@@ -92,7 +96,7 @@ impl Error {
         }
     }
 
-    /// Whether the server accepted the request, but did not respond in time.
+    /// Whether the request was sent, but the response did not arrive in time.
     pub fn is_response_timeout(&self) -> bool {
         use ureq::{Error::Timeout as TimedOut, Timeout::*};
         matches!(self, Error::Transport { source: TimedOut(RecvResponse | RecvBody), .. })
@@ -130,8 +134,8 @@ mod tests {
             (status(500, None), Retry::Soon),
             (status(503, Some(1)), Retry::After(Duration::from_secs(1))),
         ];
-        for (error, wanted) in cases {
-            assert_eq!(error.retry(), wanted, "{error}");
+        for (error, expected) in cases {
+            assert_eq!(error.retry(), expected, "{error}");
         }
     }
 

@@ -30,7 +30,8 @@ pub struct Regarding<'a> {
 }
 
 impl<'a> Regarding<'a> {
-    /// `kubectl describe node` looks for Events whose UID is the name, as the kubelet posts them.
+    /// Returns a reference to a node. Its UID is the node's name, because `kubectl describe node`
+    /// looks for Events with this UID, which is also that of the kubelet's Events.
     pub fn node(name: &'a str) -> Self {
         Regarding { kind: "Node", namespace: "", name, uid: name }
     }
@@ -45,8 +46,9 @@ pub enum EventType {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct EventContent {
     pub kind: EventType,
-    /// Why the Event happened and what the reporter did, each as one CamelCase word for programs.
+    /// Why the Event happened, as one CamelCase word for programs.
     pub reason: &'static str,
+    /// What the reporter did, as one CamelCase word for programs.
     pub action: &'static str,
     /// Text for people, cut at the API's limit.
     pub note: String,
@@ -95,7 +97,8 @@ fn event(
     })
 }
 
-/// Events about cluster-scoped objects, such as nodes, are in the namespace `default`.
+/// Returns the namespace of an Event. Kubernetes keeps Events about cluster-scoped objects, such as
+/// nodes, in the namespace `default`.
 fn namespace<'a>(regarding: Regarding<'a>) -> &'a str {
     if regarding.namespace.is_empty() { "default" } else { regarding.namespace }
 }
@@ -118,7 +121,7 @@ mod tests {
         Regarding { kind: "Pod", namespace: "emojivoto", name, uid: "u-1" }
     }
 
-    fn message(note: &str) -> EventContent {
+    fn content(note: &str) -> EventContent {
         EventContent {
             kind: EventType::Normal,
             reason: "LinkerdCNINotConfigured",
@@ -130,17 +133,17 @@ mod tests {
     #[test]
     fn an_event_names_object_reason_and_reporter() {
         let now = UNIX_EPOCH + Duration::from_micros(1_767_225_600_000_042);
-        let note = message("Deleting pod to create a new one with proper CNI config");
-        let event = event(reporter("linkerd-cni-x"), pod("web-1"), &note, now);
+        let content = content("Deleting pod to create a new one with proper CNI config");
+        let event = event(reporter("linkerd-cni-x"), pod("web-1"), &content, now);
         insta::assert_snapshot!(format!("{event:#}"));
     }
 
     #[test]
     fn texts_are_cut_to_the_limits_of_the_api() {
-        let long = "a-".repeat(126);
-        let note = message(&"ü".repeat(900));
+        let long_name = "a-".repeat(126);
+        let content = content(&"ü".repeat(900));
         let instance = "b".repeat(253);
-        let event = event(reporter(&instance), pod(&long), &note, SystemTime::now());
+        let event = event(reporter(&instance), pod(&long_name), &content, SystemTime::now());
         let name = event["metadata"]["name"].as_str().unwrap();
         assert!(name.len() <= NAME_LIMIT && !name.contains("-."), "{name}");
         assert_eq!(event["reportingInstance"], "b".repeat(INSTANCE_LIMIT));
@@ -150,7 +153,7 @@ mod tests {
     #[test]
     fn an_event_on_a_node_is_in_the_default_namespace() {
         let node = Regarding::node("node-1");
-        let event = event(reporter("x"), node, &message("y"), SystemTime::now());
+        let event = event(reporter("x"), node, &content("y"), SystemTime::now());
         assert_eq!(event["metadata"]["namespace"], "default");
         assert_eq!(event["regarding"]["namespace"], "");
     }

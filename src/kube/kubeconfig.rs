@@ -20,7 +20,7 @@ pub const CONTEXT: &str = "linkerd-cni-context";
 /// Directory in which Kubernetes mounts the token and the CA of a pod's ServiceAccount.
 pub const SERVICE_ACCOUNT_DIR: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 
-/// No variant carries a credential.
+/// Why a kubeconfig cannot be read. No variant carries a credential, so the error may be logged.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     #[error(transparent)]
@@ -65,8 +65,9 @@ pub fn read(path: &Path) -> Result<ApiAccess, Error> {
     parse(path, &bytes)
 }
 
-/// Returns the access of the context [`CONTEXT`] in `bytes`, the kubeconfig at `path`. As for
-/// kubectl, relative paths in it start at its directory. A value of a wrong type counts as missing.
+/// Returns the access of the context [`CONTEXT`] in `bytes`, the content of the kubeconfig at
+/// `path`. Relative paths in the kubeconfig start at its directory, as they do for kubectl. A value
+/// of a wrong type counts as missing.
 fn parse(path: &Path, bytes: &[u8]) -> Result<ApiAccess, Error> {
     let content = decode(bytes).map_err(|problem| invalid(path, problem))?;
     let kubeconfig = Kubeconfig { path, content };
@@ -152,7 +153,8 @@ fn decode(bytes: &[u8]) -> Result<Value, String> {
     Ok(documents.first().map_or(Value::Null, yaml_to_json))
 }
 
-/// Converts YAML to JSON. YAML that JSON cannot express becomes null; kubeconfigs have none.
+/// Converts YAML to JSON. YAML that JSON cannot express becomes null, but no kubeconfig contains
+/// any.
 fn yaml_to_json(yaml: &Yaml) -> Value {
     match yaml {
         Yaml::String(text) => Value::from(text.as_str()),
@@ -196,10 +198,11 @@ pub fn render(access: &ApiAccess) -> String {
 /// `port` (`KUBERNETES_SERVICE_HOST`, `KUBERNETES_SERVICE_PORT`), token and CA from files in `dir`.
 pub fn in_cluster(host: &str, port: &str, dir: &Path) -> Result<ApiAccess, Error> {
     let (token, _) = files::read(&dir.join("token"))?;
+    let (ca, _) = files::read(&dir.join("ca.crt"))?;
     Ok(ApiAccess {
         server: server(host, port),
         tls_server_name: None,
-        ca: files::read(&dir.join("ca.crt"))?.0,
+        ca,
         token: Some(String::from_utf8_lossy(&token).trim().to_owned()),
     })
 }

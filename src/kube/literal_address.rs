@@ -1,7 +1,8 @@
 //! The address of an API server whose URL has an IP address, without name resolution. Pure.
 //!
-//! The plugin runs on the host, as a static program. libc's resolver would load the modules that
-//! the host's `nsswitch.conf` names. They belong to another libc, and end the plugin by a signal:
+//! The plugin must not resolve names. It runs on the host as a static program, in which libc's
+//! resolver would load the modules that the host's `nsswitch.conf` names. These modules belong to
+//! another libc, so loading them would kill the plugin by a signal:
 //! `docs/decisions/0008-no-resolver-in-the-plugin.md`.
 
 use std::net::{IpAddr, SocketAddr};
@@ -14,8 +15,8 @@ use ureq::unversioned::transport::NextTimeout;
 
 use super::kubeconfig::ApiAccess;
 
-/// A resolver that accepts only IP addresses. A program without another resolver contains no code
-/// that resolves names.
+/// A resolver that accepts only IP addresses. If all clients of a program use this resolver, the
+/// linker leaves out the code that resolves names.
 #[derive(Debug, Default)]
 pub struct LiteralAddress;
 
@@ -48,6 +49,7 @@ fn address(uri: &Uri) -> Option<IpAddr> {
     host(uri).parse().ok()
 }
 
+/// Returns the host of a URL, without the brackets around an IPv6 address.
 pub fn host(uri: &Uri) -> &str {
     uri.host().unwrap_or_default().trim_start_matches('[').trim_end_matches(']')
 }

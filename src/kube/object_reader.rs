@@ -17,14 +17,15 @@ pub fn namespace_path(name: &str) -> String {
 /// Where the API server reads an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReadFrom {
-    /// The API server's cache, which may be stale. Audits use it, because they read many objects.
-    /// The worker inspects each pod again with [`ReadFrom::Etcd`] before a repair.
+    /// The API server's cache, which may be stale. Audits read from the cache, because they read
+    /// many objects. A stale object causes no repair, because the worker inspects each pod again
+    /// with [`ReadFrom::Etcd`] before the repair.
     Cache,
     Etcd,
 }
 
-/// Reads each API object once. Errors are kept, too: 100 pods of one namespace must not cause
-/// 100 requests that the API server rejects.
+/// Reads each API object once, and returns the same result for later calls. Errors are kept, too,
+/// because 100 pods of one namespace must not cause 100 requests that the API server rejects.
 pub struct ObjectReader {
     client: Client,
     read_from: ReadFrom,
@@ -41,8 +42,8 @@ impl ObjectReader {
         &mut self,
         name: &str,
     ) -> Result<BTreeMap<String, String>, String> {
-        if let Some(known) = self.namespaces.get(name) {
-            return known.clone();
+        if let Some(result) = self.namespaces.get(name) {
+            return result.clone();
         }
         let annotations = self.read_annotations(name);
         self.namespaces.insert(name.to_owned(), annotations.clone());
@@ -55,14 +56,15 @@ impl ObjectReader {
             return Err(format!("another object instead of namespace {name}"));
         }
         let mut annotations = namespace.metadata.annotations;
-        // A namespace may have 256 KiB of other annotations.
+        // The reader keeps all namespaces in memory. Each may have 256 KiB of other annotations, so
+        // these are dropped.
         annotations.retain(|key, _| key.starts_with("config.linkerd.io/"));
         Ok(annotations)
     }
 
     pub fn api_server_service(&mut self) -> Result<Service, String> {
-        if let Some(known) = &self.api_service {
-            return known.clone();
+        if let Some(result) = &self.api_service {
+            return result.clone();
         }
         let service = self.get(API_SERVICE);
         self.api_service = Some(service.clone());

@@ -8,8 +8,9 @@ use crate::quote::one_line;
 /// Longest message of an error response that is shown, in characters.
 const MESSAGE_LIMIT: usize = 500;
 
-/// Decodes a JSON object. Rejects a JSON list, from which serde would fill the fields in order.
-pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
+/// Decodes a JSON object. Rejects a JSON list explicitly, because serde accepts a list for a struct
+/// and fills the fields in order.
+pub fn decode_object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
     if bytes.trim_ascii_start().starts_with(b"[") {
         return Err(serde_json::Error::custom("unexpected list, expected an object"));
     }
@@ -19,11 +20,12 @@ pub fn object<T: DeserializeOwned>(bytes: &[u8]) -> serde_json::Result<T> {
 /// Describes why text is invalid JSON. Omits the invalid value, which serde's own message quotes.
 pub fn problem(error: &serde_json::Error) -> String {
     let text = error.to_string();
-    let Some((found, wanted)) = text.rsplit_once(", expected ") else {
+    let Some((found, expected)) = text.rsplit_once(", expected ") else {
         return text;
     };
-    let found = found.split(['"', '`']).next().unwrap_or_default();
-    format!("{}, expected {wanted}", found.trim_end())
+    // serde quotes the value after its type, as in `invalid type: string "secret"`.
+    let type_of_value = found.split(['"', '`']).next().unwrap_or_default();
+    format!("{}, expected {expected}", type_of_value.trim_end())
 }
 
 /// Returns the message of an error response on one line, cut, and without the request's token.
@@ -46,11 +48,11 @@ mod tests {
             (env, "integer, expected a string at line 1 column 32"),
             (r#"{"env":{}}"#, "map, expected a sequence at line 1 column 7"),
         ];
-        for (text, wanted) in cases {
-            let error = object::<Container>(text.as_bytes()).unwrap_err();
-            assert_eq!(problem(&error), format!("invalid type: {wanted}"), "{text}");
+        for (text, expected) in cases {
+            let error = decode_object::<Container>(text.as_bytes()).unwrap_err();
+            assert_eq!(problem(&error), format!("invalid type: {expected}"), "{text}");
         }
-        let missing = object::<Pod>(b"{}").unwrap_err();
-        assert_eq!(problem(&missing), "missing field `metadata` at line 1 column 2");
+        let error = decode_object::<Pod>(b"{}").unwrap_err();
+        assert_eq!(problem(&error), "missing field `metadata` at line 1 column 2");
     }
 }

@@ -20,7 +20,8 @@ use super::types::{Object, null_as_default, objects};
 /// Prefix of the taints that Kubernetes adds and removes with the node's conditions.
 const CONDITION_TAINT: &str = "node.kubernetes.io/";
 
-/// The terms of the required node affinity. Preferences exclude no node.
+/// JSON pointer to the terms of the required node affinity. Preferred terms are not read, because
+/// they exclude no node.
 const AFFINITY_TERMS: &str =
     "/nodeAffinity/requiredDuringSchedulingIgnoredDuringExecution/nodeSelectorTerms";
 
@@ -115,7 +116,8 @@ fn selector_mismatch(template: &Placement, node: &Node) -> Option<String> {
             return Some(format!("the node lacks the label {key}={value}"));
         }
     }
-    // The node has to match one term. Kubernetes rejects an empty list.
+    // The node has to match at least one term. No terms means that the template has no required
+    // affinity, because Kubernetes rejects an affinity with an empty list.
     let terms = template.affinity.pointer(AFFINITY_TERMS).cloned().unwrap_or_default();
     let terms: Vec<NodeSelectorTerm> = serde_json::from_value(terms).unwrap_or_default();
     if !terms.is_empty() && terms.iter().all(|term| is_mismatch(term, node)) {
@@ -160,8 +162,8 @@ fn is_unmet(requirement: &Requirement, found: Option<&str>) -> bool {
     }
 }
 
-/// Whether `found` is on this side of the bound; `None` if either is not a whole number. A missing
-/// label never matches.
+/// Whether the number `found` is on this `side` of the requirement's bound. `None` if the number or
+/// the bound is not a whole number. A missing label is on neither side.
 fn is_beyond_bound(requirement: &Requirement, found: Option<&str>, side: Ordering) -> Option<bool> {
     let [bound] = &requirement.values[..] else { return None };
     let bound: i64 = bound.parse().ok()?;

@@ -26,11 +26,13 @@ use super::Error;
 use super::kubeconfig::ApiAccess;
 use super::literal_address::host;
 
-/// webpki's error for a server certificate that is a CA. webpki checks that after the time of
-/// validity, so such a certificate is neither expired nor not yet valid. rustls does not export it:
+/// Name of webpki's error for a server certificate that is a CA. webpki checks the period of
+/// validity first, so a certificate with this error is within that period. The error is compared by
+/// its name, because rustls does not export its type:
 /// <https://docs.rs/rustls-webpki/latest/webpki/enum.Error.html#variant.CaUsedAsEndEntity>
 const SERVER_CERTIFICATE_IS_CA: &str = "CaUsedAsEndEntity";
 
+/// Adds TLS to ureq's TCP connections.
 #[derive(Clone, Debug)]
 pub struct Tls {
     /// `None` for plain HTTP.
@@ -52,7 +54,8 @@ impl Tls {
     }
 }
 
-/// Returns the configuration that trusts these CAs, as PEM. Fails with what is wrong with them.
+/// Returns a configuration that trusts the CAs in `ca`, which is PEM. The error is the rest of a
+/// sentence that starts with the CA.
 fn client_config(ca: &[u8]) -> Result<ClientConfig, String> {
     let mut roots = Vec::new();
     for item in parse_pem(ca) {
@@ -75,7 +78,8 @@ fn client_config(ca: &[u8]) -> Result<ClientConfig, String> {
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Verifier { webpki, roots }))
         .with_no_client_auth();
-    // Its cache of sessions costs memory, and few connections follow one another.
+    // TLS sessions are not resumed, because the cache of sessions costs memory, and few connections
+    // follow one another.
     config.resumption = Resumption::disabled();
     Ok(config)
 }
@@ -94,7 +98,8 @@ impl<In: Transport> Connector<In> for Tls {
         let name = ServerName::try_from(name.to_owned())
             .map_err(|_| ureq::Error::BadUri(format!("{name} is not a valid server name")))?;
         let mut socket = TransportAdapter::new(transport.boxed(), details.current_time.clone());
-        // The time-out is for the whole connect: the handshake has the time that TCP left.
+        // The time-out is for the whole connect, so the handshake has only the time that the TCP
+        // connect has left.
         let mut timeout = details.timeout;
         if let Instant::Exact(began) = details.now {
             timeout.after = timeout.after.saturating_sub(began.elapsed()).into();
@@ -202,7 +207,8 @@ impl ServerCertVerifier for Verifier {
     }
 }
 
-/// rustls reports an invalid certificate inside an I/O error.
+/// Converts an error of the TLS handshake. rustls wraps its own errors in an I/O error. They are
+/// unwrapped, so that [`Error::is_certificate_error`] recognizes an invalid certificate.
 fn tls_error(error: io::Error) -> ureq::Error {
     match error.get_ref().and_then(|inner| inner.downcast_ref::<rustls::Error>()) {
         Some(error) => error.clone().into(),

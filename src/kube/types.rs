@@ -28,7 +28,8 @@ pub(crate) fn null_as_default<'de, D: Deserializer<'de>, T: Default + Deserializ
     Ok(Option::deserialize(field)?.unwrap_or_default())
 }
 
-/// Keeps the proxy's listen addresses: a pod may have a megabyte of other variables.
+/// Decodes environment variables, and keeps only the proxy's listen addresses, because a pod may
+/// have a megabyte of other variables.
 fn listen_addresses<'de, D: Deserializer<'de>>(env: D) -> Result<Vec<EnvVar>, D::Error> {
     let mut vars: Vec<EnvVar> = null_as_default(env)?;
     vars.retain(|EnvVar { name, .. }| {

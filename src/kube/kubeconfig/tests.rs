@@ -30,7 +30,7 @@ fn an_ipv6_host_is_put_in_brackets_once() {
 }
 
 #[test]
-fn only_an_ip_address_in_the_servers_url_is_an_address() {
+fn access_has_an_address_only_if_the_servers_url_contains_an_ip_address() {
     for (host, expected) in [
         ("10.96.0.1", Some("10.96.0.1")),
         ("fd00:10:96::1", Some("fd00:10:96::1")),
@@ -60,10 +60,10 @@ struct InvalidRow {
 
 #[test]
 fn errors_about_a_kubeconfig_contain_no_secrets() {
-    let good = render(&access());
+    let valid = render(&access());
     for (name, row) in testkit::table::rows::<InvalidRow>(include_str!("tests/invalid.yaml")) {
         let text = match &row.from {
-            Some(from) => good.replace(from, &row.text),
+            Some(from) => valid.replace(from, &row.text),
             None => row.text,
         };
         let message = parsed(&text).unwrap_err().to_string();
