@@ -82,19 +82,20 @@ pub fn read(path: &Path) -> Result<(Vec<u8>, FileAccess), Error> {
 
 /// Writes a file, whether or not it exists.
 pub fn write(path: &Path, bytes: &[u8], access: FileAccess) -> Result<(), Error> {
-    Temporary::beside(path)?.fill(access, None, |file| file.write_all(bytes))?.rename()
+    Temporary::beside(path)?.fill(access, |file| file.write_all(bytes))?.rename()
 }
 
-/// Creates a file with the extended attributes of `like`. Fails with [`Error::Raced`] if `path`
-/// exists.
+/// Creates a file with the extended attributes of the file `like`. Fails with [`Error::Raced`] if
+/// `path` exists.
 pub fn create(path: &Path, bytes: &[u8], access: FileAccess, like: &Path) -> Result<(), Error> {
-    let new = Temporary::beside(path)?.fill(access, Some(like), |file| file.write_all(bytes))?;
+    let new = Temporary::beside(path)?.with_xattrs_of(like);
+    let new = new.fill(access, |file| file.write_all(bytes))?;
     exchange::rename_new(&new.path, path)?;
     sync_dir(path)
 }
 
-/// Checks that nobody wrote `path` since `bytes` were read from it. Fails with [`Error::Raced`] if
-/// `path` does not hold `bytes`.
+/// Checks that `path` still holds `bytes`, which were read from it before. Fails with
+/// [`Error::Raced`] if another program has written or removed the file since.
 pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
     match read(path) {
         Ok((current, _)) if current == bytes => Ok(()),
@@ -107,7 +108,8 @@ pub fn check_unchanged(path: &Path, bytes: &[u8]) -> Result<(), Error> {
 /// another program writes at the same time is not lost.
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> Result<(), Error> {
-    let new = Temporary::beside(path)?.fill(access, Some(path), |file| file.write_all(bytes))?;
+    let new = Temporary::beside(path)?.with_xattrs_of(path);
+    let new = new.fill(access, |file| file.write_all(bytes))?;
     check_unchanged(path, before)?;
     exchange::replace(new, before, bytes)
 }
@@ -117,7 +119,7 @@ pub fn replace(path: &Path, before: &[u8], bytes: &[u8], access: FileAccess) -> 
 pub fn stage_copy(from: &Path, to: &Path) -> Result<Temporary, Error> {
     let mut source = File::open(from).map_err(failed("read", from))?;
     let mode = source.metadata().map_err(failed("read", from))?.mode() & 0o7777;
-    Temporary::beside(to)?.fill(FileAccess::own(mode), None, |file| {
+    Temporary::beside(to)?.fill(FileAccess::own(mode), |file| {
         io::copy(&mut source, file)?;
         Ok(())
     })
@@ -160,7 +162,7 @@ pub fn remove(path: &Path) -> Result<bool, Error> {
     }
 }
 
-/// Returns the file names in `dir` in byte order, in which runtimes sort network configs.
+/// Returns the names in `dir`, sorted as runtimes sort the names of network configs: in byte order.
 pub fn file_names(dir: &Path) -> Result<Vec<String>, Error> {
     let mut names = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed("list", dir))? {
@@ -197,11 +199,14 @@ pub fn have_equal_content(one: &Path, other: &Path) -> Result<bool, Error> {
     let mut first = File::open(one).map_err(failed("read", one))?;
     let mut second = File::open(other).map_err(failed("read", other))?;
     loop {
-        let (mut a, mut b) = (Vec::new(), Vec::new());
-        (&mut first).take(PART).read_to_end(&mut a).map_err(failed("read", one))?;
-        (&mut second).take(PART).read_to_end(&mut b).map_err(failed("read", other))?;
-        if a.is_empty() || a != b {
-            return Ok(a == b);
+        let (mut first_part, mut second_part) = (Vec::new(), Vec::new());
+        (&mut first).take(PART).read_to_end(&mut first_part).map_err(failed("read", one))?;
+        (&mut second).take(PART).read_to_end(&mut second_part).map_err(failed("read", other))?;
+        if first_part != second_part {
+            return Ok(false);
+        }
+        if first_part.is_empty() {
+            return Ok(true);
         }
     }
 }

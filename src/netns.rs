@@ -20,7 +20,8 @@ use crate::deadline::run_within;
 
 /// Path of the calling thread's netns.
 const CURRENT: &str = "/proc/thread-self/ns/net";
-/// Time to create a netns. It takes milliseconds, but waits while the kernel removes many others.
+/// Longest time to create a netns. Creation usually takes milliseconds, but waits while the kernel
+/// removes many other netns.
 const CREATE_BUDGET: Duration = Duration::from_secs(30);
 
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +36,8 @@ pub enum Error {
     Work { path: PathBuf, problem: String },
 }
 
-/// An open netns: always the same one, whatever its path leads to later. Or an
-/// open file on which no netns was mounted, see [`Netns::made_without_netns`].
+/// An open netns. It stays the same netns, also if its path later leads to another one. If no netns
+/// was mounted at the path, it is only an open file, see [`Netns::made_without_netns`].
 #[derive(Debug)]
 pub struct Netns {
     file: File,
@@ -61,10 +62,11 @@ impl Netns {
 
     /// Returns whether this is the netns of the calling thread.
     pub fn is_current(&self) -> bool {
-        is_one_file(fstat(&self.file), stat(CURRENT))
+        is_same_file(fstat(&self.file), stat(CURRENT))
     }
 
-    /// Returns when the file was made, if no netns was mounted on it when it was opened.
+    /// Returns when the file at the path was made, if no netns was mounted on the file when it was
+    /// opened. `None` for a netns.
     pub fn made_without_netns(&self) -> Option<SystemTime> {
         if fstatfs(&self.file).ok()?.filesystem_type() == NSFS_MAGIC {
             return None;
@@ -97,12 +99,13 @@ impl Netns {
 }
 
 /// Returns whether `path` is the netns of the calling thread. `false` if `path` is not accessible.
-/// The path may lead to another netns when it is opened later: then ask [`Netns::is_current`].
+/// The path may lead to another netns once it is opened, so [`Netns::is_current`] has to be asked
+/// then.
 pub fn is_current(path: &Path) -> bool {
-    is_one_file(stat(path), stat(CURRENT))
+    is_same_file(stat(path), stat(CURRENT))
 }
 
-fn is_one_file(one: nix::Result<FileStat>, other: nix::Result<FileStat>) -> bool {
+fn is_same_file(one: nix::Result<FileStat>, other: nix::Result<FileStat>) -> bool {
     match (one, other) {
         (Ok(one), Ok(other)) => (one.st_dev, one.st_ino) == (other.st_dev, other.st_ino),
         _ => false,
@@ -117,7 +120,7 @@ pub fn create() -> Result<File, Error> {
     }
 }
 
-/// Moves the calling thread into a new netns.
+/// Moves the calling thread into a new netns, and opens that netns.
 fn unshare_netns() -> Result<File, Error> {
     unshare(CloneFlags::CLONE_NEWNET).map_err(|source| Error::Create { source })?;
     File::open(CURRENT).map_err(|source| Error::Open { path: CURRENT.into(), source })

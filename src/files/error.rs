@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::io::Errno;
 
-/// Errors of a path that has no file for any program.
+/// Errors of opening a path at which no program finds a file, whatever its permissions.
 const NO_FILE: [Errno; 6] =
     [Errno::NOENT, Errno::NXIO, Errno::NODEV, Errno::LOOP, Errno::NOTDIR, Errno::NAMETOOLONG];
 
@@ -31,8 +31,8 @@ impl Error {
         matches!(self, Error::Io { source, .. } if source.kind() == io::ErrorKind::NotFound)
     }
 
-    /// Returns whether the path has no readable file for any program: it is missing, not a regular
-    /// file, or an unresolvable symbolic link.
+    /// Returns whether no program can read a file at the path: the path is missing, is not a
+    /// regular file, or is a symbolic link that leads nowhere.
     pub fn is_no_file(&self) -> bool {
         match self {
             Error::Io { source, .. } => {
@@ -56,7 +56,7 @@ impl Error {
     }
 }
 
-/// Turns an I/O error into one that says what failed: to `act` on `path`.
+/// Returns a function that converts an I/O error to the error "cannot `act` `path`", for `map_err`.
 pub(super) fn failed(act: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Error {
     let path = path.to_owned();
     move |source| Error::Io { act, path, source }
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_that_the_node_causes_have_a_remedy_and_others_have_none() {
+    fn only_errors_that_the_node_causes_have_a_remedy() {
         for (errno, part) in [
             (Errno::NOSPC, "free space"),
             (Errno::DQUOT, "free space"),

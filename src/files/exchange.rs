@@ -15,23 +15,24 @@ use super::error::{Error, failed};
 use super::read;
 use super::temporary::{Temporary, sync_dir};
 
-/// Most exchanges to put the content of another program back. One is enough unless the program
-/// writes again.
-const MOST_EXCHANGES: usize = 8;
+/// Largest number of exchanges to put back the content of another program. One exchange is enough
+/// unless that program writes again in between.
+const MAX_EXCHANGES: usize = 8;
 
 /// Replaces the target of `new`, which must hold `before`, with `new`, which holds `content`.
 /// Fails with [`Error::Raced`] if the target is missing or did not hold `before`.
 pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(), Error> {
     match swap(&new.path, &new.target) {
         Ok(()) => {}
-        // Another program removed the file. Do not create it again.
+        // Another program has removed the file, so it must not be created again.
         Err(Errno::NOENT) => return Err(raced(&new.target)),
-        // This file system does not support the rename flag.
+        // This file system has no exchange, so the file is replaced by a plain rename.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => return new.rename(),
         Err(errno) => return Err(failed("replace", &new.target)(errno.into())),
     }
     let replaced = read_bytes(&new.path);
-    // A symbolic link has no content of its own to compare.
+    // If the target was a symbolic link, there is no content of its own to compare, so the exchange
+    // counts as a success.
     if is_link(&new.path) || replaced.as_deref() == Some(before) {
         return sync_dir(&new.target);
     }
@@ -39,12 +40,12 @@ pub(super) fn replace(new: Temporary, before: &[u8], content: &[u8]) -> Result<(
     Err(raced(&new.target))
 }
 
-/// Puts back the content that another program wrote. Repeats the exchange until it takes out
-/// exactly what the previous exchange put in: then nobody wrote in between. The first exchange took
-/// out `taken_out` and put in `content`.
+/// Puts back the content that another program wrote. The exchange in [`replace`] has taken
+/// `taken_out` from the target and put `content` there. The exchange is repeated until it takes out
+/// exactly what the previous exchange put in, because this shows that nobody wrote in between.
 fn put_back(new: &Temporary, mut taken_out: Option<Vec<u8>>, content: &[u8]) -> Result<(), Error> {
     let mut put_in = content.to_vec();
-    for _ in 0..MOST_EXCHANGES {
+    for _ in 0..MAX_EXCHANGES {
         let foreign = taken_out.unwrap_or_default();
         swap(&new.path, &new.target)
             .map_err(|errno| failed("restore", &new.target)(io::Error::from(errno)))?;
@@ -62,7 +63,7 @@ pub(super) fn rename_new(from: &Path, to: &Path) -> Result<(), Error> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         Ok(()) => Ok(()),
         Err(Errno::EXIST) => Err(raced(to)),
-        // This file system does not support the rename flag.
+        // This file system cannot check for `to` in the rename, so it is checked before.
         Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
             if fs::symlink_metadata(to).is_ok() {
                 return Err(raced(to));
@@ -100,7 +101,7 @@ mod tests {
     /// Replaces `path` with `new`, as if the agent had read `before` from it.
     fn replace_with_new(path: &Path) -> Result<(), Error> {
         let new = Temporary::beside(path).unwrap();
-        let new = new.fill(FileAccess::own(0o600), None, |file| file.write_all(b"new")).unwrap();
+        let new = new.fill(FileAccess::own(0o600), |file| file.write_all(b"new")).unwrap();
         replace(new, b"before", b"new")
     }
 
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn an_existing_file_is_not_replaced_by_create() {
+    fn create_does_not_replace_an_existing_file() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("10-x.conf");
         let access = FileAccess::own(0o600);

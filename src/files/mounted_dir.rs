@@ -1,9 +1,10 @@
 //! Notices that a mounted directory was removed or renamed on the node, and perhaps created again.
-//! The mount keeps showing the directory that existed when the container started.
+//! The container does not see the new directory, because the mount keeps showing the directory that
+//! existed when the container started.
 //!
 //! The fourth field of a line in `/proc/self/mountinfo` is the present path of the mounted
-//! directory in its file system, with `//deleted` appended if it was removed
-//! (proc_pid_mountinfo(5)). So the field changes in both cases.
+//! directory in its file system, with `//deleted` appended if the directory was removed
+//! (proc_pid_mountinfo(5)). So the field changes when the directory is removed or renamed.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +33,8 @@ impl MountedDir {
         MountedDir { path: path.to_owned(), mount: mount_of(&read_mountinfo(), path) }
     }
 
-    /// Returns why the directory is no longer the node's, and what to do. `None` if it still is.
+    /// Returns why the mount no longer shows the node's directory, and what to do. `None` if the
+    /// mount is unchanged or cannot be read.
     pub fn stale(&self) -> Option<String> {
         self.stale_in(&read_mountinfo())
     }
@@ -109,10 +111,10 @@ mod tests {
     }
 
     #[test]
-    fn a_mount_that_appears_or_that_cannot_be_read_is_not_stale() {
+    fn a_directory_is_not_stale_if_a_mount_is_added_or_cannot_be_read() {
         let net_dir = "/host/etc/cni/net.d";
-        let over = format!("{BEFORE}103 101 8:2 / {net_dir} rw - ext4 /dev/sdb rw\n");
-        assert!(!is_stale(net_dir, &over));
+        let with_new_mount = format!("{BEFORE}103 101 8:2 / {net_dir} rw - ext4 /dev/sdb rw\n");
+        assert!(!is_stale(net_dir, &with_new_mount));
         assert!(!is_stale(net_dir, ""));
     }
 

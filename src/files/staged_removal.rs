@@ -10,7 +10,7 @@ use super::temporary::{sync_dir, temporary_path};
 use super::{check_unchanged, metadata, read, remove};
 
 /// A file that was renamed to a temporary name in its directory. If the process is killed before
-/// [`StagedRemoval::undo`], the file is lost: the next agent removes all temporary files.
+/// [`StagedRemoval::undo`], the file is lost, because the next agent removes all temporary files.
 #[derive(Debug)]
 pub struct StagedRemoval {
     temporary_path: PathBuf,
@@ -23,8 +23,9 @@ impl StagedRemoval {
     pub fn start(path: &Path) -> Result<Option<StagedRemoval>, Error> {
         let temporary_path = temporary_path(path)?;
         let is_file = metadata(path).is_ok_and(|file| file.is_some_and(|file| !file.is_dir()));
-        // A directory is not renamed: `remove` returns an error that names the remedy.
-        if is_file && fs::rename(path, &temporary_path).is_ok() || remove(path)? {
+        let is_renamed = is_file && fs::rename(path, &temporary_path).is_ok();
+        // A directory is not renamed, because `remove` returns an error that names the remedy.
+        if is_renamed || remove(path)? {
             return Ok(Some(StagedRemoval { temporary_path, path: path.to_owned() }));
         }
         Ok(None)
@@ -39,8 +40,8 @@ impl StagedRemoval {
     pub fn undo(&self) -> Result<(), Error> {
         match rename_new(&self.temporary_path, &self.path) {
             Err(Error::Raced { .. }) => drop_file(&self.temporary_path),
-            // A starting agent has removed all temporary files. It does so without the node's lock
-            // only if the file system has no locks.
+            // An agent that started in between has removed all temporary files. Agents remove them
+            // only while they hold the node's lock, unless the file system has no locks.
             Err(error) if error.is_missing() => Ok(()),
             result => result,
         }
@@ -59,8 +60,8 @@ impl StagedRemoval {
 }
 
 /// Removes `path`, which must still hold `before`. Content that another program writes at the same
-/// time is not lost: the file is first renamed, and gets its name back if it holds other content.
-/// Only SIGKILL between the two renames loses it.
+/// time is not lost, because the file is first renamed, and gets its name back if it holds other
+/// content. Only a SIGKILL between the two renames loses such content.
 /// Fails with [`Error::Raced`] if `path` does not hold `before`.
 pub fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
     check_unchanged(path, before)?;
@@ -68,7 +69,8 @@ pub fn remove_unchanged(path: &Path, before: &[u8]) -> Result<(), Error> {
         if read(&removal.temporary_path).is_ok_and(|(content, _)| content == before) {
             return removal.finish();
         }
-        // A file that is missing here was removed by another agent, or could not be renamed.
+        // The temporary file holds other content, or is missing because another agent has removed
+        // it, or because `start` could not rename the file. `undo` succeeds in each case.
         removal.undo()?;
         removal.sync()?;
     }
@@ -94,7 +96,7 @@ mod tests {
         (dir, path)
     }
 
-    fn count(dir: &tempfile::TempDir) -> usize {
+    fn count_files(dir: &tempfile::TempDir) -> usize {
         fs::read_dir(dir.path()).unwrap().count()
     }
 
@@ -106,7 +108,7 @@ mod tests {
         removal.undo().unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"plugin");
         StagedRemoval::start(&path).unwrap().unwrap().finish().unwrap();
-        assert_eq!(count(&dir), 0);
+        assert_eq!(count_files(&dir), 0);
         assert!(StagedRemoval::start(&path).unwrap().is_none());
     }
 
@@ -116,9 +118,9 @@ mod tests {
         let raced = remove_unchanged(&path, b"what the agent read").unwrap_err();
         assert!(matches!(raced, Error::Raced { .. }), "{raced}");
         assert_eq!(fs::read(&path).unwrap(), b"plugin");
-        assert_eq!(count(&dir), 1);
+        assert_eq!(count_files(&dir), 1);
         remove_unchanged(&path, b"plugin").unwrap();
-        assert_eq!(count(&dir), 0);
+        assert_eq!(count_files(&dir), 0);
         let raced = remove_unchanged(&path, b"plugin").unwrap_err();
         assert!(matches!(raced, Error::Raced { .. }), "{raced}");
     }
@@ -134,7 +136,7 @@ mod tests {
             }
             removal.undo().unwrap();
             assert_eq!(fs::read(&path).unwrap(), b"newer plugin");
-            assert_eq!(count(&dir), 1);
+            assert_eq!(count_files(&dir), 1);
         }
     }
 

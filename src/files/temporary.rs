@@ -13,7 +13,8 @@ use tracing::warn;
 use super::FileAccess;
 use super::error::{Error, failed};
 
-/// Prefix of the names of all temporary files. The names end in `.tmp`, which no runtime loads.
+/// Prefix of the names of all temporary files. The names end in `.tmp`, so that no runtime loads
+/// such a file as a network config.
 pub const TEMPORARY: &str = ".linkerd-cni.";
 
 /// Returns whether `name` is that of a temporary file.
@@ -43,22 +44,29 @@ pub(super) fn temporary_path(path: &Path) -> Result<PathBuf, Error> {
 /// A temporary file beside the file that it will replace. Dropping it removes the file.
 pub struct Temporary {
     pub(super) path: PathBuf,
-    /// The file to replace. Errors name it instead of `path`, which differs at each attempt.
+    /// The file to replace. Errors name the target, because `path` differs at each attempt.
     pub(super) target: PathBuf,
+    /// The file whose extended attributes are copied. `None`: the directory's default attributes.
+    xattrs_of: Option<PathBuf>,
 }
 
 impl Temporary {
     /// Chooses the path of a temporary file. [`Temporary::fill`] creates the file.
     pub(super) fn beside(path: &Path) -> Result<Temporary, Error> {
-        Ok(Temporary { path: temporary_path(path)?, target: path.to_owned() })
+        let target = path.to_owned();
+        Ok(Temporary { path: temporary_path(path)?, target, xattrs_of: None })
     }
 
-    /// Creates the file, writes `content` to it, sets `access` and syncs it to disk. The extended
-    /// attributes are those of `like`, if given.
+    /// Lets [`Temporary::fill`] copy the extended attributes of the file `original`.
+    pub(super) fn with_xattrs_of(mut self, original: &Path) -> Temporary {
+        self.xattrs_of = Some(original.to_owned());
+        self
+    }
+
+    /// Creates the file, writes `content` to it, sets `access` and syncs it to disk.
     pub(super) fn fill(
         self,
         access: FileAccess,
-        like: Option<&Path>,
         content: impl FnOnce(&mut File) -> io::Result<()>,
     ) -> Result<Temporary, Error> {
         let mut file = OpenOptions::new()
@@ -68,27 +76,27 @@ impl Temporary {
             .open(&self.path)
             .map_err(failed("create", &self.target))?;
         content(&mut file).map_err(failed("write", &self.target))?;
-        self.finish(&file, access, like).map_err(failed("write", &self.target))?;
+        self.finish(&file, access).map_err(failed("write", &self.target))?;
         Ok(self)
     }
 
     /// Sets mode, extended attributes and owner of the file, and syncs the file to disk.
-    fn finish(&self, file: &File, access: FileAccess, like: Option<&Path>) -> io::Result<()> {
+    fn finish(&self, file: &File, access: FileAccess) -> io::Result<()> {
         file.set_permissions(Permissions::from_mode(access.mode))?;
-        if let Some(like) = like {
-            copy_xattrs(like, &self.path);
+        if let Some(original) = &self.xattrs_of {
+            copy_xattrs(original, &self.path);
         }
         // The owner is set last, because changing the file of another user needs CAP_FOWNER.
         self.set_owner(file, access)?;
         file.sync_all()
     }
 
-    /// Sets the owner of the file. Without CAP_CHOWN this process stays the owner: a network config
-    /// that the runtime can read matters more.
+    /// Sets the owner of the file. Without CAP_CHOWN this process stays the owner, because a
+    /// missing network config would be worse than one with another owner.
     fn set_owner(&self, file: &File, access: FileAccess) -> io::Result<()> {
-        let now = file.metadata()?;
-        let (uid, gid) = (access.uid, access.gid);
-        if (now.uid(), now.gid()) == (uid, gid) {
+        let current = file.metadata()?;
+        let FileAccess { uid, gid, .. } = access;
+        if current.uid() == uid && current.gid() == gid {
             return Ok(());
         }
         match fchown(file, Some(uid), Some(gid)) {
@@ -97,8 +105,8 @@ impl Temporary {
                 warn!(
                     "{path} gets the owner {}:{} instead of {uid}:{gid}: {error}; \
                      to keep owners, add the capability CHOWN to the container",
-                    now.uid(),
-                    now.gid()
+                    current.uid(),
+                    current.gid()
                 );
                 Ok(())
             }
@@ -120,7 +128,7 @@ impl Temporary {
 
 impl Drop for Temporary {
     fn drop(&mut self) {
-        // The removal fails after a rename, because no file has this name then.
+        // After a rename, no file has this name, so the error of the removal is ignored.
         let _ = fs::remove_file(&self.path);
     }
 }
@@ -132,8 +140,8 @@ const XATTR_LIMIT: usize = 16 << 10;
 /// they would be wrong for other content.
 const CONTENT_XATTRS: [&[u8]; 2] = [b"security.ima", b"security.evm"];
 
-/// Copies extended attributes, such as an SELinux label or an ACL. Ignores failures
-/// (unsupported, or not permitted): `to` then keeps the directory's default.
+/// Copies extended attributes, such as an SELinux label or an ACL. A failure (unsupported, or not
+/// permitted) is ignored, so that `to` keeps the default of its directory.
 fn copy_xattrs(from: &Path, to: &Path) {
     let mut names = vec![0; XATTR_LIMIT];
     let Ok(length) = llistxattr(from, &mut names) else {
@@ -158,10 +166,10 @@ mod tests {
     #[test]
     fn extended_attributes_are_copied() {
         let dir = tempfile::tempdir().unwrap();
-        let [from, to] = ["from", "to"].map(|name| dir.path().join(name));
-        for path in [&from, &to] {
-            std::fs::write(path, "x").unwrap();
-        }
+        let from = dir.path().join("from");
+        let to = dir.path().join("to");
+        fs::write(&from, "x").unwrap();
+        fs::write(&to, "x").unwrap();
         // Some file systems have only attributes that root can set.
         let name = ["user.owner", "trusted.owner"]
             .into_iter()

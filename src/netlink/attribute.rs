@@ -32,7 +32,7 @@ impl Attributes {
         self.bytes(kind, &[value.as_bytes(), b"\0"].concat())
     }
 
-    /// Appends a number in network byte order, as all nf_tables attributes have it.
+    /// Appends a number in network byte order, which is the order in all attributes of nf_tables.
     pub fn number(self, kind: u16, value: u32) -> Self {
         self.bytes(kind, &value.to_be_bytes())
     }
@@ -79,11 +79,11 @@ mod tests {
     #[test]
     fn encoded_attributes_are_decoded_unchanged() {
         let inner = Attributes::default().number(1, 7);
-        let run = Attributes::default().text(1, "nat").nested(2, inner.clone()).bytes(3, &[9]);
-        let parsed: Vec<_> = parse(&run.0).collect();
-        let wanted: [(u16, &[u8]); 3] = [(1, b"nat\0"), (2, &inner.0), (3, &[9])];
-        assert_eq!(parsed, wanted);
-        assert_eq!(find(&run.0, 3), Some(&[9][..]));
+        let encoded = Attributes::default().text(1, "nat").nested(2, inner.clone()).bytes(3, &[9]);
+        let decoded: Vec<_> = parse(&encoded.0).collect();
+        let expected: [(u16, &[u8]); 3] = [(1, b"nat\0"), (2, &inner.0), (3, &[9])];
+        assert_eq!(decoded, expected);
+        assert_eq!(find(&encoded.0, 3), Some(&[9][..]));
     }
 
     #[test]

@@ -12,15 +12,17 @@ use nix::sys::time::TimeVal;
 
 use super::attribute::{Attributes, padded};
 
-/// Timeout for one response of the kernel, in seconds. It usually takes microseconds; replacing a
-/// table waits some 25 ms for an RCU grace period, and creating a link may load a module.
+/// Timeout for one response of the kernel, in seconds. A response usually takes microseconds, but
+/// replacing a table waits some 25 ms for an RCU grace period, and creating a link may load a
+/// module.
 const RESPONSE_SECONDS: i64 = 5;
 
-/// Most bytes that [`dump`] receives. A process of the pod with CAP_NET_ADMIN can add objects
-/// without limit. The longest lists of ports that a pod's annotations can have need some 3 MB.
+/// Largest number of bytes that [`dump`] receives. The number is limited, because a process of the
+/// pod with CAP_NET_ADMIN can add any number of objects. The limit is above the 3 MB or so that the
+/// longest port lists in a pod's annotations need.
 const DUMP_LIMIT: usize = 4 << 20;
-/// Most bytes of a list of rtnetlink, such as some 3,500 addresses. A process of the pod with
-/// CAP_NET_ADMIN can add addresses without limit.
+/// Largest number of bytes of an rtnetlink list, which is some 3,500 addresses. The number is
+/// limited, because a process of the pod with CAP_NET_ADMIN can add any number of addresses.
 const ROUTE_LIMIT: usize = 256 << 10;
 
 const SUBSYSTEM: u16 = libc::NFNL_SUBSYS_NFTABLES as u16;
@@ -36,12 +38,14 @@ const REQUEST: u16 = libc::NLM_F_REQUEST as u16;
 pub const ACK: u16 = libc::NLM_F_ACK as u16;
 /// Flags of a request for a list.
 pub const DUMP: u16 = libc::NLM_F_DUMP as u16;
-/// Flags of a request that creates an object: fail if the object exists, create a missing object,
-/// and add a rule at the end of its chain.
+/// Flag of a request that fails if the object exists.
 pub const EXCLUSIVE: u16 = libc::NLM_F_EXCL as u16;
+/// Flag of a request that creates the object if it is missing.
 pub const CREATE: u16 = libc::NLM_F_CREATE as u16;
+/// Flag of a request that adds a rule at the end of its chain.
 pub const APPEND: u16 = libc::NLM_F_APPEND as u16;
 
+/// Size of `struct nfgenmsg`, in bytes.
 const FAMILY_HEADER: usize = 4;
 /// Size of `struct nlmsghdr`, in bytes.
 const MESSAGE_HEADER: usize = 16;
@@ -50,14 +54,14 @@ const MESSAGE_HEADER: usize = 16;
 /// (`netlink_recvmsg` in `net/netlink/af_netlink.c`).
 const BUFFER: usize = 1 << 16;
 
-/// What the kernel needs of the send buffer in addition to a batch, in bytes.
+/// Bytes of the send buffer that the kernel needs in addition to those of a batch.
 const SEND_OVERHEAD: usize = 32;
 
 /// The kernel's error for a request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     pub errno: Errno,
-    /// Sequence number of the message at fault. 0: no message, or not known.
+    /// Sequence number of the message that caused the error. 0: no message did, or it is unknown.
     pub sequence: u32,
 }
 
@@ -110,7 +114,8 @@ fn encode_batch(messages: &[Message]) -> Vec<u8> {
     let none = Attributes::default();
     let mut batch = encode(BATCH_BEGIN, 0, 0, &family_header(0, SUBSYSTEM), &none);
     for (index, message) in messages.iter().enumerate() {
-        // The kernel reports every error, but success only for messages with ACK.
+        // The kernel reports every error, but success only for messages with ACK. The last message
+        // asks for an ACK, which then reports the success of the whole transaction.
         let is_last = index + 1 == messages.len();
         let flags = if is_last { message.flags | ACK } else { message.flags };
         let kind = (SUBSYSTEM << 8) | message.kind as u16;
@@ -122,7 +127,8 @@ fn encode_batch(messages: &[Message]) -> Vec<u8> {
     batch
 }
 
-/// Makes room for `needed` bytes, which the size limit of a pod's annotations bounds.
+/// Makes room for `needed` bytes in the send buffer. The number needs no limit here, because
+/// Kubernetes limits the size of a pod's annotations, from which the messages are made.
 fn enlarge_send_buffer(socket: &OwnedFd, needed: usize) -> Result<(), Errno> {
     if getsockopt(socket, sockopt::SndBuf)? >= needed {
         return Ok(());
@@ -201,8 +207,8 @@ fn exchange(
     while received <= limit {
         let count = match recv(socket.as_raw_fd(), &mut buffer, MsgFlags::empty()) {
             Ok(count) => count,
-            // The errors of a large transaction exceed the receive buffer, which keeps the first
-            // ones.
+            // ENOBUFS: the errors of a large transaction exceed the receive buffer. Only the first
+            // error is needed, and the buffer still holds it.
             Err(Errno::EINTR | Errno::ENOBUFS) => continue,
             // The receive timed out.
             Err(Errno::EAGAIN) => return Err(Errno::ETIMEDOUT.into()),
@@ -210,29 +216,55 @@ fn exchange(
         };
         received += count;
         let mut bytes = &buffer[..count];
-        while let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes {
-            let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
-            let Some(payload) = bytes.get(MESSAGE_HEADER..length) else {
-                break;
-            };
-            if u16::from_ne_bytes([f0, f1]) & INTERRUPTED != 0 {
+        while let Some(message) = take_message(&mut bytes) {
+            if message.flags & INTERRUPTED != 0 {
                 return Err(Errno::EINTR.into());
             }
-            match u16::from_ne_bytes([k0, k1]) {
-                // The first error counts; the kernel also reports later errors. The payload starts
-                // with the negative errno; 0 means success. A list can end with an error, too.
-                ERROR | DONE => {
-                    let code = i32::from_ne_bytes(*payload.first_chunk().ok_or(Errno::EBADMSG)?);
-                    let errno = Errno::from_raw(code.wrapping_neg());
-                    let sequence = u32::from_ne_bytes([s0, s1, s2, s3]);
-                    return if code == 0 { Ok(()) } else { Err(Rejection { errno, sequence }) };
-                }
-                _ => element(payload),
+            match message.kind {
+                // The first error is returned, although the kernel also reports later ones. A list
+                // can end with an error, too.
+                ERROR | DONE => return message.result(),
+                _ => element(message.payload),
             }
-            bytes = bytes.get(padded(length)..).unwrap_or_default();
         }
     }
     Err(Errno::EFBIG.into())
+}
+
+/// A message of the kernel.
+struct ReceivedMessage<'a> {
+    kind: u16,
+    flags: u16,
+    sequence: u32,
+    payload: &'a [u8],
+}
+
+impl ReceivedMessage<'_> {
+    /// Returns the result that a message of the type [`ERROR`] or [`DONE`] reports. Its payload
+    /// starts with the negative errno, or with 0 for success.
+    fn result(&self) -> Result<(), Rejection> {
+        let code = i32::from_ne_bytes(*self.payload.first_chunk().ok_or(Errno::EBADMSG)?);
+        if code == 0 {
+            return Ok(());
+        }
+        Err(Rejection { errno: Errno::from_raw(code.wrapping_neg()), sequence: self.sequence })
+    }
+}
+
+/// Takes the first message from the start of `bytes`. `None`: `bytes` has no complete message.
+fn take_message<'a>(bytes: &mut &'a [u8]) -> Option<ReceivedMessage<'a>> {
+    let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = **bytes else {
+        return None;
+    };
+    let length = u32::from_ne_bytes([l0, l1, l2, l3]) as usize;
+    let payload = bytes.get(MESSAGE_HEADER..length)?;
+    *bytes = bytes.get(padded(length)..).unwrap_or_default();
+    Some(ReceivedMessage {
+        kind: u16::from_ne_bytes([k0, k1]),
+        flags: u16::from_ne_bytes([f0, f1]),
+        sequence: u32::from_ne_bytes([s0, s1, s2, s3]),
+        payload,
+    })
 }
 
 #[cfg(test)]
@@ -242,7 +274,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_incomplete_or_interrupted_dump_is_an_error() {
+    fn a_list_that_ends_with_an_error_or_was_interrupted_is_an_error() {
         let none = Attributes::default();
         for (flags, code, expected) in [
             (0, 0, Ok(())),

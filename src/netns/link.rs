@@ -15,31 +15,32 @@ use crate::netlink::socket::{ACK, CREATE, DUMP, EXCLUSIVE, request_rtnetlink};
 /// Flags of a request that creates an object and fails if the object exists.
 const NEW: u16 = ACK | CREATE | EXCLUSIVE;
 const UP: u32 = libc::IFF_UP as u32;
-/// Skip duplicate address detection, so that the IPv6 address is usable at once.
+/// Flag of an address that skips duplicate address detection, so that an IPv6 address is usable at
+/// once.
 const NO_DAD: u8 = libc::IFA_F_NODAD as u8;
 
 /// `VETH_INFO_PEER` of `linux/veth.h`.
 const VETH_INFO_PEER: u16 = 1;
 
 /// Creates a veth pair: two connected interfaces called `name`, one in this netns and one in
-/// `other`. Fails with the kernel's error, such as `EEXIST`.
-pub fn create_veth_pair(name: &str, other: impl AsFd) -> Result<(), Errno> {
-    let other = other.as_fd().as_raw_fd();
-    // The peer's attributes follow its `struct ifinfomsg`.
-    let peer = Attributes(interface(0, 0).to_vec())
+/// `peer_netns`. Fails with the kernel's error, such as `EEXIST`.
+pub fn create_veth_pair(name: &str, peer_netns: impl AsFd) -> Result<(), Errno> {
+    let peer_netns = peer_netns.as_fd().as_raw_fd();
+    // The value starts with the peer's `struct ifinfomsg`. The peer's attributes follow.
+    let peer = Attributes(interface_header(0, 0).to_vec())
         .text(libc::IFLA_IFNAME, name)
-        .bytes(libc::IFLA_NET_NS_FD, &other.to_ne_bytes());
+        .bytes(libc::IFLA_NET_NS_FD, &peer_netns.to_ne_bytes());
     let data = Attributes::default().nested(VETH_INFO_PEER, peer);
     let info =
         Attributes::default().text(libc::IFLA_INFO_KIND, "veth").nested(libc::IFLA_INFO_DATA, data);
     let attributes =
         Attributes::default().text(libc::IFLA_IFNAME, name).nested(libc::IFLA_LINKINFO, info);
-    change(libc::RTM_NEWLINK, NEW, &interface(0, 0), &attributes)
+    change(libc::RTM_NEWLINK, NEW, &interface_header(0, 0), &attributes)
 }
 
 /// Sets the interface `name` up.
 pub fn set_up(name: &str) -> Result<(), Errno> {
-    let header = interface(if_nametoindex(name)?, UP);
+    let header = interface_header(if_nametoindex(name)?, UP);
     change(libc::RTM_NEWLINK, ACK, &header, &Attributes::default())
 }
 
@@ -59,10 +60,11 @@ pub fn add_address(name: &str, address: IpAddr, prefix: u8) -> Result<(), Errno>
 /// Lists all addresses. Fails with the kernel's error, or with `EFBIG` if there are too many.
 pub fn addresses() -> Result<Vec<IpAddr>, Errno> {
     let mut addresses = Vec::new();
-    // `struct ifaddrmsg`, of any family and interface.
+    // A `struct ifaddrmsg` that selects the addresses of all families and interfaces.
+    let header = [0; 8];
     let none = Attributes::default();
-    request_rtnetlink(libc::RTM_GETADDR, DUMP, &[0; 8], &none, &mut |payload| {
-        // If the interface has a peer, IFA_ADDRESS is the peer's address.
+    request_rtnetlink(libc::RTM_GETADDR, DUMP, &header, &none, &mut |payload| {
+        // IFA_LOCAL comes first, because IFA_ADDRESS is the peer's address if there is a peer.
         let bytes = find(payload, libc::IFA_LOCAL).or_else(|| find(payload, libc::IFA_ADDRESS));
         if let Some(address) = bytes.and_then(decode_address) {
             addresses.push(address);
@@ -85,7 +87,7 @@ fn change(kind: u16, flags: u16, header: &[u8], attributes: &Attributes) -> Resu
 }
 
 /// Encodes `struct ifinfomsg` for the interface `index`, with `flags` to set.
-fn interface(index: u32, flags: u32) -> [u8; 16] {
+fn interface_header(index: u32, flags: u32) -> [u8; 16] {
     let mut header = [0; 16];
     header[4..8].copy_from_slice(&index.to_ne_bytes());
     header[8..12].copy_from_slice(&flags.to_ne_bytes());
