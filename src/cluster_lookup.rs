@@ -1,6 +1,6 @@
-//! Reads the objects besides a pod that complete the facts for its redirect: the namespace, and the
-//! API server's Service. Plugin, agent, repair controller and `linkerd cni` each read them in their
-//! own way, as a [`ClusterLookup`].
+//! Reads the objects that complete the facts in a pod object: the pod's namespace, and the API
+//! server's Service. Plugin, agent, repair controller and `linkerd cni` read these objects in
+//! different ways, so each of them implements [`ClusterLookup`] or uses an [`ObjectReader`].
 
 use crate::cni::Error;
 use crate::cni::args::PodRef;
@@ -13,7 +13,7 @@ use crate::pod::facts::{ObjectFacts, PodFacts, object_facts};
 use crate::pod::mesh::NotAPod;
 use crate::redirect::ports::PortRange;
 
-/// Ports of the API server if its Service cannot be read, as in upstream's plugin.
+/// Ports of the API server if its Service cannot be read. Upstream's plugin has the same.
 const DEFAULT_API_PORTS: [u16; 2] = [443, 6443];
 
 /// Reads the objects besides the pod on which its redirect may depend.
@@ -46,37 +46,37 @@ pub fn read_facts(
     pod: &PodRef,
     lookup: &mut impl ClusterLookup,
 ) -> Result<Decision<PodFacts>, Error> {
-    let object_facts = object_facts(object).map_err(|problem| pod_error(problem, pod))?;
-    match object_facts {
-        Decision::Redirect(known) => {
-            Ok(Decision::Redirect(complete_facts(&known, &pod.namespace, lookup)?))
+    match object_facts(object).map_err(|problem| pod_error(problem, pod))? {
+        Decision::Redirect(object_facts) => {
+            let facts = complete_facts(&object_facts, &pod.namespace, lookup)?;
+            Ok(Decision::Redirect(facts))
         }
         Decision::Skip(reason) => Ok(Decision::Skip(reason)),
     }
 }
 
-/// Returns the error for a response that is no pod.
+/// Returns the error for a response of the API server that is no pod.
 pub fn pod_error(problem: NotAPod, pod: &PodRef) -> Error {
     Error::new(Failure::UnexpectedResponse, format!("cannot read pod {pod}: {problem}"))
 }
 
-/// Adds to the facts in a pod's object what the namespace and the API server's Service state.
+/// Completes the facts in a pod object with its namespace's annotations and the API server's ports.
 /// Reads the namespace only if its annotations may apply, and the Service only for a control-plane
 /// pod. Without the Service, uses [`DEFAULT_API_PORTS`].
 pub fn complete_facts(
-    known: &ObjectFacts,
+    facts: &ObjectFacts,
     namespace: &str,
     lookup: &mut impl ClusterLookup,
 ) -> Result<PodFacts, Error> {
-    let of_namespace =
-        if known.needs_namespace { lookup.namespace(namespace)? } else { Annotations::new() };
+    let namespace_annotations =
+        if facts.needs_namespace { lookup.namespace(namespace)? } else { Annotations::new() };
     let api_ports =
-        if known.is_control_plane { api_ports(lookup.api_service()) } else { Vec::new() };
-    Ok(known.complete(of_namespace, api_ports))
+        if facts.is_control_plane { api_ports(lookup.api_service()) } else { Vec::new() };
+    Ok(facts.complete(namespace_annotations, api_ports))
 }
 
-/// Returns the API server's ports. A control-plane pod reaches them without the proxy, so that the
-/// control plane does not depend on itself.
+/// Returns the API server's ports, which are excluded from the redirect of a control-plane pod: the
+/// proxy needs the control plane, so the control plane must reach the API server without the proxy.
 fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
     let problem = match service {
         Ok(service) if service.spec.ports.is_empty() => "it has no ports".to_owned(),
@@ -90,7 +90,8 @@ fn api_ports(service: Result<Service, Error>) -> Vec<PortRange> {
     DEFAULT_API_PORTS.map(PortRange::from).to_vec()
 }
 
-/// Returns the port, and the target port if it is a number.
+/// Returns the port, and the target port if it is a number. A target port that is the name of a
+/// container's port is left out.
 fn service_ports(port: &ServicePort) -> Vec<PortRange> {
     let mut ports = vec![PortRange::from(port.port)];
     let target = port.target_port.as_ref().and_then(serde_json::Value::as_u64);

@@ -40,9 +40,10 @@ pub fn run(request: &Request) -> Result<String, Error> {
         Command::Version => Ok(version::response()),
         Command::Add => run_and_record(request, add::add),
         Command::Check => run_and_record(request, check::check),
-        // The kernel removes the redirect rules together with the pod's netns.
+        // DEL has nothing to remove, because the kernel removes the redirect rules together with
+        // the pod's netns.
         Command::Del => refuse_own_netns(request).map(|()| String::new()),
-        // No I/O here: runtimes send STATUS every few seconds while they hold a lock.
+        // Runtimes send STATUS every few seconds while they hold a lock, so it does no I/O.
         Command::Gc | Command::Status => Ok(String::new()),
     }
 }
@@ -55,7 +56,7 @@ fn run_and_record(
     let started = Instant::now();
     refuse_own_netns(request)?;
     let config = Config::read_leniently(&request.config);
-    // An unknown level means warn, as in upstream.
+    // An unknown level counts as `warn`, as in upstream.
     let level = log::level(&config.log_level).unwrap_or(LevelFilter::WARN);
     log::start(level, log::Format::Plain);
     if let Some(problem) = &config.problem {
@@ -70,8 +71,8 @@ fn run_and_record(
         tracing::warn!("linkerd-cni: pod {}/{}: {warning}", record.namespace, record.pod);
     }
     tracing::info!("{record}");
-    // An invalid plugin entry may name no kubeconfig, so that the net dir is unknown. The record
-    // then reaches the agent by the socket in the run dir.
+    // The net dir is that of the kubeconfig, so it is unknown if an invalid plugin entry names no
+    // kubeconfig. The record then reaches the agent only by the socket in the run dir.
     record.send(&pod_copy::run_dir(), config.net_dir());
     output
 }

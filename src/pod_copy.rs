@@ -1,12 +1,12 @@
-//! The node's copy of its pods: one file a pod with the plugin's decision on it. The agent writes
-//! the files, the plugin reads them and needs no API request.
+//! The node's copy of its pods: one file for each pod, with the plugin's decision on the pod. The
+//! agent writes the files. The plugin reads them, so that it needs no API request.
 //!
 //! The files are in `/run/linkerd-cni/pods`, which only root can read, and are named by the UID
-//! that the runtime passes to the plugin. A [`Lock`] on `.lock` beside them says whether a live
-//! agent keeps the copy: the kernel releases the lock when the agent dies, so that no time stamp
-//! has to be judged.
+//! that the runtime passes to the plugin. A [`Lock`] on the file `.lock` in this directory tells
+//! whether a live agent keeps the copy. The kernel releases the lock when the agent dies, so the
+//! plugin needs no time stamps to notice a dead agent.
 //!
-//! Every file is complete or missing: it replaces its predecessor by a rename.
+//! A file is either complete or missing, because a new file replaces the old one by a rename.
 
 use std::collections::BTreeSet;
 use std::env;
@@ -31,22 +31,22 @@ use crate::pod::facts::PodFacts;
 use crate::quote::quote;
 
 const DIR: &str = "pods";
-/// Name of the file with the lock, which cannot be a UID.
+/// Name of the lock file. It is never the name of a pod's file, because no UID starts with a dot.
 const LOCK: &str = ".lock";
 /// Default of [`run_dir`].
 pub const RUN_DIR: &str = "/run/linkerd-cni";
 /// Environment variable of agent and plugin that replaces [`RUN_DIR`].
 pub const RUN_DIR_VARIABLE: &str = "LINKERD_CNI_RUN_DIR";
 
-/// Longest facts of a published pod, in bytes, to bound the agent's memory. Real pods have far
-/// shorter facts.
+/// Longest facts of a published pod, in bytes. The limit bounds the agent's memory. The facts of
+/// real pods are far shorter.
 pub const FACTS_LIMIT: usize = 4 << 10;
 
 /// Longest wait of an ADD for the agent to publish the pod. Usually the agent has published the pod
 /// before the runtime calls the plugin.
 pub const PUBLISH_WAIT: Duration = Duration::from_millis(100);
-/// Time between two checks for a file.
-const POLL: Duration = Duration::from_millis(2);
+/// Time between two looks for a pod's file in [`read_or_wait`].
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 
 /// What the node's copy says about a pod.
 #[derive(Debug, PartialEq, Eq)]
@@ -64,17 +64,19 @@ pub enum NodeCopy {
 #[derive(Debug, PartialEq, Eq)]
 pub enum PublishedPod {
     Decision(Box<Decision<PodFacts>>),
-    /// The pod is meshed, and its facts are too large for the copy. So the plugin asks the API
-    /// server at once, and does not wait for a file that never comes.
+    /// The pod is meshed, and its facts are too large for the copy. The agent publishes this, so
+    /// that the plugin asks the API server at once instead of waiting for the pod's file.
     TooLarge,
 }
 
+/// Content of a pod's file.
 #[derive(Debug, Serialize, Deserialize)]
 struct PodCopy {
     namespace: String,
     name: String,
     uid: String,
-    /// `None`: [`PublishedPod::TooLarge`]. A file without this key is not a copy of a pod.
+    /// `None`: [`PublishedPod::TooLarge`]. `deserialize_with` makes the key mandatory, so that
+    /// other JSON is not read as such a file.
     #[serde(deserialize_with = "Option::deserialize")]
     decision: Option<Decision<PodFacts>>,
 }
@@ -95,8 +97,9 @@ pub fn run_dir() -> PathBuf {
     set.map_or_else(|| RUN_DIR.into(), PathBuf::from)
 }
 
-/// Reads what the agent published about the pod. `None` if it published nothing, or if the pod's
-/// UID is unknown. Fails if the file cannot be read, is not the agent's, or is that of another pod.
+/// Reads what the agent published about the pod. `None` if the agent published nothing, or if the
+/// pod's UID is unknown. Fails if the file cannot be read, is not the agent's, or is that of
+/// another pod.
 pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<PublishedPod>, Error> {
     let Ok(path) = path(run_dir, pod) else { return Ok(None) };
     let (bytes, access) = match files::read(&path) {
@@ -110,7 +113,7 @@ pub fn read(run_dir: &Path, pod: &PodRef) -> Result<Option<PublishedPod>, Error>
     }
 }
 
-/// Parses a file of the copy. Fails with what the file is instead.
+/// Parses a pod's file. The error is the rest of a sentence that starts with "PATH is".
 fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod, String> {
     if access.uid != geteuid().as_raw() || access.mode & 0o022 != 0 {
         return Err("not a file that only root can write".to_owned());
@@ -118,9 +121,13 @@ fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod,
     let copy: PodCopy = redact::decode_object(bytes)
         .map_err(|error| format!("not a copy of a pod: {}", redact::problem(&error)))?;
     let PodCopy { namespace, name, uid, decision } = copy;
-    if (&namespace, &name, &uid) != (&pod.namespace, &pod.name, &pod.uid) {
-        let [namespace, name, uid] = [namespace, name, uid].map(|text| quote(&text));
-        return Err(format!("the copy of pod {namespace}/{name} with UID {uid}"));
+    if namespace != pod.namespace || name != pod.name || uid != pod.uid {
+        return Err(format!(
+            "the copy of pod {}/{} with UID {}",
+            quote(&namespace),
+            quote(&name),
+            quote(&uid)
+        ));
     }
     match decision {
         Some(decision) => Ok(PublishedPod::Decision(Box::new(decision))),
@@ -128,10 +135,11 @@ fn parse(bytes: &[u8], access: FileAccess, pod: &PodRef) -> Result<PublishedPod,
     }
 }
 
-/// Reads like [`read`]. While a live agent keeps the copy and has not published the pod, waits for
-/// it, at most for `longest`. An unusable file counts as missing.
-pub fn wait(run_dir: &Path, pod: &PodRef, longest: Duration) -> NodeCopy {
-    let deadline = Deadline::after(longest);
+/// Reads what the node's copy says about the pod. If a live agent keeps the copy but has not
+/// published the pod, waits at most `longest_wait` for the agent to publish it. An unusable file
+/// counts as missing.
+pub fn read_or_wait(run_dir: &Path, pod: &PodRef, longest_wait: Duration) -> NodeCopy {
+    let deadline = Deadline::after(longest_wait);
     loop {
         let is_unusable = match read(run_dir, pod) {
             Ok(Some(PublishedPod::Decision(decision))) => return NodeCopy::Decides(decision),
@@ -145,20 +153,22 @@ pub fn wait(run_dir: &Path, pod: &PodRef, longest: Duration) -> NodeCopy {
         if !is_kept(run_dir) {
             return NodeCopy::Unkept;
         }
-        // A pod without a valid UID never gets a file.
-        let has_no_file = path(run_dir, pod).is_err();
-        if is_unusable || has_no_file || deadline.has_passed() {
+        // The agent writes no file for a pod without a valid UID, so waiting for one is useless.
+        let never_has_file = path(run_dir, pod).is_err();
+        if is_unusable || never_has_file || deadline.has_passed() {
             return NodeCopy::Lacks;
         }
-        thread::sleep(POLL.min(deadline.remaining()));
+        thread::sleep(POLL_INTERVAL.min(deadline.remaining()));
     }
 }
 
 /// Creates the directory of the copy.
 pub fn create(run_dir: &Path) -> Result<(), files::Error> {
-    let dir = dir(run_dir);
-    let made = DirBuilder::new().recursive(true).mode(0o700).create(&dir);
-    made.map_err(|source| files::Error::Io { act: "create", path: dir, source })
+    let path = dir(run_dir);
+    match DirBuilder::new().recursive(true).mode(0o700).create(&path) {
+        Ok(()) => Ok(()),
+        Err(source) => Err(files::Error::Io { act: "create", path, source }),
+    }
 }
 
 /// Writes the pod's file with the decision.
@@ -187,20 +197,22 @@ pub fn remove(run_dir: &Path, pod: &PodRef) -> Result<bool, files::Error> {
     }
 }
 
-/// Removes all files but those of the UIDs in `keep`, and returns the failures. Another agent may
-/// write a temporary file now, and leaves it only if it is killed meanwhile.
-pub fn retain(run_dir: &Path, keep: &BTreeSet<String>) -> Vec<files::Error> {
+/// Removes the files of all pods whose UID is not in `kept_uids`, and returns the failures.
+/// Temporary files stay, because another agent may be writing one of them.
+pub fn retain(run_dir: &Path, kept_uids: &BTreeSet<String>) -> Vec<files::Error> {
     remove_files(&dir(run_dir), |name| {
-        name != LOCK && !files::is_temporary(name) && !keep.contains(name)
+        name != LOCK && !files::is_temporary(name) && !kept_uids.contains(name)
     })
 }
 
 /// Removes the copy, and returns the failures.
 pub fn clear(run_dir: &Path) -> Vec<files::Error> {
     let dir = dir(run_dir);
-    // The files are removed in byte order: first the lock, so that no plugin waits for a pod.
+    // The lock file is removed first, because its name starts with a dot and the files are removed
+    // in byte order of their names. So no plugin waits for a pod whose file has just been removed.
     let failures = remove_files(&dir, |_| true);
-    // The directory stays if a file could not be removed, or if another agent writes a file.
+    // This fails if a file could not be removed, or if another agent writes a file. The directory
+    // then stays.
     let _ = fs::remove_dir(&dir);
     failures
 }
@@ -227,7 +239,8 @@ fn dir(run_dir: &Path) -> PathBuf {
     run_dir.join(DIR)
 }
 
-/// Fails if the UID is missing or no file name: the manifest of a static pod may set any text.
+/// Returns the path of the pod's file. Fails if the UID is missing or cannot be a file name,
+/// because the manifest of a static pod may set any text as the UID.
 fn path(run_dir: &Path, pod: &PodRef) -> Result<PathBuf, Error> {
     if pod.uid.is_empty() || !is_name(&pod.uid) {
         return Err(Error::Uid(pod.clone()));
@@ -235,11 +248,11 @@ fn path(run_dir: &Path, pod: &PodRef) -> Result<PathBuf, Error> {
     Ok(dir(run_dir).join(&pod.uid))
 }
 
-/// The lock that an agent holds while it keeps the copy. Dropping it, or the end of the process,
-/// releases the lock.
+/// The lock that an agent holds while it keeps the copy. It is released when the value is dropped
+/// or the process ends.
 ///
-/// It is a lock for reading on the open file, which several agents can hold at once. The plugin
-/// asks the kernel whether a lock for writing would conflict, and takes no lock itself.
+/// The lock is a read lock on the open file, so that several agents can hold it at once. The plugin
+/// takes no lock: it asks the kernel whether a write lock would conflict with an agent's lock.
 #[derive(Debug)]
 pub struct Lock(File);
 
@@ -252,12 +265,12 @@ impl Lock {
         }
     }
 
-    /// Returns whether the lock file at its path is still the one that is locked here, so that
-    /// plugins find the lock.
+    /// Returns whether the locked file is still at the path of the lock file. Otherwise plugins do
+    /// not find the lock.
     pub fn is_in_place(&self, run_dir: &Path) -> bool {
-        let Ok(own) = self.0.metadata() else { return false };
+        let Ok(locked) = self.0.metadata() else { return false };
         match fs::symlink_metadata(dir(run_dir).join(LOCK)) {
-            Ok(found) => (found.dev(), found.ino()) == (own.dev(), own.ino()),
+            Ok(at_path) => at_path.dev() == locked.dev() && at_path.ino() == locked.ino(),
             Err(_) => false,
         }
     }
@@ -272,16 +285,18 @@ fn open_and_lock(path: &Path) -> io::Result<File> {
 }
 
 impl Drop for Lock {
-    /// Releases the lock itself: a child that is just being started has the file open, too.
+    /// Releases the lock explicitly. Closing the file might not release it, because a child process
+    /// that is being started has the file open, too.
     fn drop(&mut self) {
         let _ = fcntl(&self.0, FcntlArg::F_OFD_SETLK(&whole_file(libc::F_UNLCK)));
     }
 }
 
-/// Whether a live agent keeps the copy. While an agent keeps the copy, a pod has no file only if
-/// the agent has not seen the pod yet, or could not publish it.
+/// Whether a live agent keeps the copy. If so, a pod without a file is one that the agent has not
+/// seen yet or could not publish.
 pub fn is_kept(run_dir: &Path) -> bool {
     let Ok(file) = File::open(dir(run_dir).join(LOCK)) else { return false };
+    // The kernel replaces the write lock in `lock` by the lock that conflicts with it.
     let mut lock = whole_file(libc::F_WRLCK);
     fcntl(&file, FcntlArg::F_OFD_GETLK(&mut lock)).is_ok()
         && c_int::from(lock.l_type) == libc::F_RDLCK

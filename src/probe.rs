@@ -1,8 +1,9 @@
 //! Verifies an installation; `helm test` runs it from the agent's image.
 //!
-//! In a meshed pod, one container serves the proxy's ports in place of the proxy. Another connects
-//! to an address that no host has. Only the redirect rules can connect the two. An unmeshed pod
-//! compares the nodes of the DaemonSet with those whose agent is ready.
+//! In a meshed pod, one container serves the proxy's ports in place of the proxy, and another
+//! container connects to an address that no host has. Only the redirect rules can lead this
+//! connection to the first container. A second, unmeshed pod compares the nodes of the DaemonSet
+//! with those whose agent is ready.
 
 pub mod redirection;
 pub mod rollout;

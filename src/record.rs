@@ -3,8 +3,9 @@
 //!
 //! The record is one JSON datagram. Any process that can write to the socket can send records, so
 //! [`Record::parse`] bounds each text, and replaces characters that would break a log line. Plugin
-//! and agent may differ in version, so unknown fields, backends and sources are skipped. A record
-//! is never too long: the plugin cuts and counts what a pod's author wrote.
+//! and agent may differ in version, so unknown fields, backends and sources are skipped. The plugin
+//! shortens texts that a pod's author wrote, and counts what it leaves out, so that a record is
+//! never too long to be sent.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -27,8 +28,8 @@ use crate::redirect::backend_order::Backend;
 
 /// File name of the agent's socket in the directory that agent and plugin share.
 const RUN_SOCKET_NAME: &str = "records.sock";
-/// File name of the socket in the CNI net dir, of an agent without that directory. No container
-/// runtime reads the file as a network config, because of its extension.
+/// File name of the socket in the CNI net dir, for an agent that shares no other directory with the
+/// plugin. No container runtime reads the file as a network config, because of its extension.
 pub const SOCKET_NAME: &str = ".linkerd-cni.sock";
 /// Largest record, in bytes.
 pub const SIZE_LIMIT: usize = 8 << 10;
@@ -36,10 +37,12 @@ pub const SIZE_LIMIT: usize = 8 << 10;
 const ID_LIMIT: usize = 253;
 /// Longest error message and skip reason, in characters.
 const TEXT_LIMIT: usize = 1024;
-/// Largest number of containers that a record names, of each kind. The others are counted.
+/// Largest number of blocked init containers, and of exempt containers, that a record names.
+/// Further containers are only counted.
 const CONTAINERS_LIMIT: usize = 10;
-/// Largest number of ignored elements, and of characters in an error message, in a record that
-/// would be longer than [`SIZE_LIMIT`]: the first pair with which the record fits.
+/// How a record that would be longer than [`SIZE_LIMIT`] is shortened: to this number of ignored
+/// elements in each list, and of characters in each error message. The first pair with which the
+/// record fits is used.
 const CUTS: [(usize, usize); 3] = [(3, 300), (1, 100), (0, 50)];
 
 /// Returns the path of the socket of an agent that shares `run_dir` with the plugin, or else has
@@ -95,19 +98,23 @@ pub struct Record {
     pub command: Command,
     pub namespace: String,
     pub pod: String,
-    /// UID of the pod object, or else the UID in `CNI_ARGS`, which some runtimes omit.
+    /// UID of the pod object. If the object was not read: the UID in `CNI_ARGS`, which some
+    /// runtimes omit.
     pub pod_uid: String,
     pub container_id: String,
     #[serde(rename = "decision")]
     pub result: CallResult,
-    /// `None` also for a backend of a later plugin.
-    #[serde(deserialize_with = "known")]
+    /// Backend that installed the rules. `None` if no rules were installed, or by a backend that
+    /// only a later version knows.
+    #[serde(deserialize_with = "known_word")]
     pub backend: Option<Backend>,
-    /// Missing if the pod's name decided, or nothing did.
-    #[serde(deserialize_with = "known")]
+    /// Source that told the facts about the pod. `None` if the pod's name decided, if no source
+    /// could tell them, or if only a later version knows the source.
+    #[serde(deserialize_with = "known_word")]
     pub source: Option<Source>,
+    /// Number of API requests.
     pub requests: u32,
-    /// How many of these requests repeated a failed one.
+    /// How many of `requests` repeated a failed request.
     pub retries: u32,
     /// Duration of the call, in milliseconds.
     pub ms: u64,
@@ -122,12 +129,14 @@ pub struct Record {
     pub blocked_init_containers: Vec<String>,
     /// Containers of the app that run as the proxy's user. Their connections bypass the proxy.
     pub exempt_containers: Vec<String>,
-    /// Number of other containers of each kind, which the record does not name.
+    /// Number of further blocked init containers, which the record does not name.
     #[serde(skip_serializing_if = "is_zero")]
     pub more_blocked_init_containers: usize,
+    /// Number of further exempt containers, which the record does not name.
     #[serde(skip_serializing_if = "is_zero")]
     pub more_exempt_containers: usize,
-    /// Whether the pod has IPv6, and IPv4 rules alone as its proxy listens on IPv4 only.
+    /// Whether the pod has an IPv6 address, but only IPv4 rules, because its proxy listens on IPv4
+    /// only.
     pub ipv6_bypasses_proxy: bool,
 }
 
@@ -145,28 +154,32 @@ pub struct CallError {
 impl CallError {
     fn new(error: &Error) -> Self {
         let failure = error.failure.row();
-        CallError { code: failure.code, failure: failure.name.into(), msg: bounded(&error.msg) }
+        CallError {
+            code: failure.code,
+            failure: failure.name.into(),
+            msg: limited_line(&error.msg),
+        }
     }
 
-    /// Returns the failure, if this version knows it.
+    /// Returns the failure. `None` if this version does not know its code.
     pub fn failure(&self) -> Option<Failure> {
         Failure::find(self.code, &self.failure)
     }
 }
 
 impl Record {
-    /// Starts the record of a call, which failed until a result is set.
+    /// Starts the record of a call. Its result is [`CallResult::Failed`] until another one is set.
     pub fn new(command: Command, container_id: &str) -> Self {
         Record { command, container_id: container_id.to_owned(), ..Record::default() }
     }
 
     /// Sets name and UID of the pod.
-    pub fn of_pod(self, pod: &PodRef) -> Self {
+    pub fn with_pod(self, pod: &PodRef) -> Self {
         let PodRef { namespace, name, uid } = pod.clone();
         Record { namespace, pod: name, pod_uid: uid, ..self }
     }
 
-    /// The plugin installs no rules in the pod.
+    /// Sets the result: the plugin installs no rules in the pod, for this reason.
     pub fn skipped(self, reason: SkipReason) -> Self {
         Record { result: CallResult::Skipped(reason.text().into()), ..self }
     }
@@ -201,21 +214,23 @@ impl Record {
         }
     }
 
-    /// Names the init containers that start before the proxy. Empty if there are none.
+    /// Returns the names of the init containers that start before the proxy, comma-separated. Empty
+    /// if there are none.
     pub fn blocked_names(&self) -> String {
-        named(&self.blocked_init_containers, self.more_blocked_init_containers)
+        join_names(&self.blocked_init_containers, self.more_blocked_init_containers)
     }
 
-    /// Names the containers that run as the proxy's user. Empty if there are none.
+    /// Returns the names of the containers that run as the proxy's user, comma-separated. Empty if
+    /// there are none.
     pub fn exempt_names(&self) -> String {
-        named(&self.exempt_containers, self.more_exempt_containers)
+        join_names(&self.exempt_containers, self.more_exempt_containers)
     }
 
     pub fn with_degraded(self, error: Option<&Error>) -> Self {
         Record { degraded: error.map(CallError::new), ..self }
     }
 
-    /// The call failed.
+    /// Sets the result: the call failed with this error.
     pub fn with_error(self, error: &Error) -> Self {
         Record { result: CallResult::Failed, error: Some(CallError::new(error)), ..self }
     }
@@ -225,8 +240,8 @@ impl Record {
     }
 
     /// Sends the record to the agent without waiting: to the socket in `run_dir`, or if no agent
-    /// reads there, to the one in `net_dir`, if that is known. If the socket is full or missing,
-    /// the record is lost and the pod is not affected.
+    /// reads from that socket, to the one in `net_dir`, if the net dir is known. If the socket is
+    /// full or missing, the record is lost, because the pod must not wait for the agent.
     pub fn send(&self, run_dir: &Path, net_dir: Option<&Path>) {
         let bytes = self.to_datagram();
         if let Err(error) = send_datagram(&bytes, run_dir, net_dir) {
@@ -234,10 +249,10 @@ impl Record {
         }
     }
 
-    /// Serializes the record. Shortens what the pod's author wrote until the record fits, and
+    /// Serializes the record. Shortens texts that the pod's author wrote until the record fits, and
     /// counts the elements that are left out.
     fn to_datagram(&self) -> Vec<u8> {
-        // A record has only maps with text keys, which cannot fail to serialize.
+        // Serializing cannot fail, because all maps in a record have text keys.
         let mut bytes = serde_json::to_vec(self).unwrap_or_default();
         for (elements, characters) in CUTS {
             if bytes.len() <= SIZE_LIMIT {
@@ -276,15 +291,16 @@ impl Record {
         }
         record.cut_containers();
         if let CallResult::Skipped(reason) = &mut record.result {
-            *reason = bounded(reason).into();
+            *reason = limited_line(reason).into();
         }
         for error in [&mut record.error, &mut record.degraded].into_iter().flatten() {
-            error.msg = bounded(&error.msg);
+            error.msg = limited_line(&error.msg);
         }
         Some(record)
     }
 
-    /// Whether the call failed, or lacked facts, with this code.
+    /// Whether the code of `failure` is that of the record's error, with which the call failed or
+    /// had to decide without the API server.
     pub fn has_code(&self, failure: Failure) -> bool {
         self.error.iter().chain(&self.degraded).any(|error| error.code == failure.code())
     }
@@ -367,21 +383,23 @@ fn lists_of_known_sources<'de, D: Deserializer<'de>>(field: D) -> Result<Vec<Ign
     Ok(ignored_ports::cut(lists))
 }
 
-/// Reads a word that this version knows. Skips any other, because a later plugin version may send
-/// it.
-fn known<'de, D: Deserializer<'de>, T: DeserializeOwned>(field: D) -> Result<Option<T>, D::Error> {
+/// Decodes a word, such as the name of a backend. `None` for a word that this version does not
+/// know, because a later plugin version may send it.
+fn known_word<'de, D: Deserializer<'de>, T: DeserializeOwned>(
+    field: D,
+) -> Result<Option<T>, D::Error> {
     let value = serde_json::Value::deserialize(field)?;
     Ok(serde_json::from_value(value).ok())
 }
 
-/// Joins names, and the number of those that are left out.
-fn named(names: &[String], more: usize) -> String {
-    let mut named = names.join(", ");
-    if more > 0 {
-        let comma = if named.is_empty() { "" } else { ", " };
-        named.push_str(&format!("{comma}{more} more"));
+/// Joins names, and appends the number of names that are left out.
+fn join_names(names: &[String], left_out: usize) -> String {
+    let mut text = names.join(", ");
+    if left_out > 0 {
+        let comma = if text.is_empty() { "" } else { ", " };
+        text.push_str(&format!("{comma}{left_out} more"));
     }
-    named
+    text
 }
 
 fn is_zero(count: &usize) -> bool {
@@ -409,7 +427,8 @@ fn cut_to(text: &str, characters: usize) -> String {
     }
 }
 
-fn bounded(text: &str) -> String {
+/// Returns the text on one line, cut to [`TEXT_LIMIT`].
+fn limited_line(text: &str) -> String {
     one_line(text).chars().take(TEXT_LIMIT).collect()
 }
 

@@ -17,8 +17,8 @@ const IGNORE_UNKNOWN: &str = "IgnoreUnknown";
 pub struct PodRef {
     pub namespace: String,
     pub name: String,
-    /// The UID, empty if it is unknown. For a static pod: the hash of its manifest, or the UID in
-    /// it.
+    /// The UID, empty if it is unknown. For a static pod, the hash of its manifest or the UID that
+    /// the manifest sets.
     pub uid: String,
 }
 
@@ -40,9 +40,9 @@ struct KubernetesArgs<'a> {
 }
 
 /// Reads the pod from `CNI_ARGS`, which are pairs `key=value`, separated by `;`. Returns `None` if
-/// they name no pod: the caller is not Kubernetes. Such callers may set names that the API server
-/// accepts for no pod, as podman's `nifty_pasteur`. Fails on unknown keys unless `IgnoreUnknown` is
-/// set, as `pkg/types` does.
+/// the args name no pod of Kubernetes, because the caller is not Kubernetes. The args of such a
+/// caller may also have a name that no pod can have, for example podman's `nifty_pasteur`. Fails on
+/// unknown keys unless `IgnoreUnknown` is set, as `pkg/types` does.
 pub fn parse_pod(args: &str) -> Result<Option<PodRef>, Error> {
     let args = parse_args(args)?;
     if !args.unknown.is_empty() && !args.ignore_unknown {
@@ -54,10 +54,14 @@ pub fn parse_pod(args: &str) -> Result<Option<PodRef>, Error> {
     if !is_namespace_name(args.namespace) || !is_pod_name(args.name) {
         return Ok(None);
     }
-    // The manifest of a static pod may set any text as the UID.
+    // The manifest of a static pod may set any text as the UID. A text that is not safe in a URL
+    // counts as an unknown UID.
     let uid = if is_name(args.uid) { args.uid } else { "" };
-    let (namespace, name) = (args.namespace.to_owned(), args.name.to_owned());
-    Ok(Some(PodRef { namespace, name, uid: uid.to_owned() }))
+    Ok(Some(PodRef {
+        namespace: args.namespace.to_owned(),
+        name: args.name.to_owned(),
+        uid: uid.to_owned(),
+    }))
 }
 
 fn parse_args(args: &str) -> Result<KubernetesArgs<'_>, Error> {
@@ -71,7 +75,7 @@ fn parse_args(args: &str) -> Result<KubernetesArgs<'_>, Error> {
             None => return Err(invalid_pair(pair)),
             Some((NAMESPACE, value)) => parsed.namespace = value,
             Some((NAME, value)) => parsed.name = value,
-            // Optional: not all runtimes send the UID.
+            // The UID may be missing, because not all runtimes send it.
             Some((UID, value)) => parsed.uid = value,
             Some((IGNORE_UNKNOWN, value)) => {
                 parsed.ignore_unknown = parse_bool(value).ok_or_else(|| {

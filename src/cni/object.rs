@@ -27,7 +27,8 @@ impl Object {
         self.get(key).filter(|value| value.get() != "null")
     }
 
-    /// Decodes the text of `key`, empty if the key is not set. Fails if the value is no text.
+    /// Decodes the value of `key` as a text. Empty if the key is not set. Fails if the value is not
+    /// a text.
     pub fn text(&self, key: &str) -> Result<String, serde_json::Error> {
         match self.non_null(key) {
             Some(value) => serde_json::from_str(value.get()),
@@ -35,7 +36,7 @@ impl Object {
         }
     }
 
-    /// Sets `key` as the first member, and removes others of that name.
+    /// Sets `key` as the first member, and removes all other members with this key.
     pub fn set(&mut self, key: &str, value: Box<RawValue>) {
         self.0.retain(|(name, _)| name != key);
         self.0.insert(0, (key.to_owned(), value));

@@ -29,8 +29,8 @@ pub struct Request {
 }
 
 /// Reads and checks the request. The order of checks is that of `pkg/skel`: environment, stdin,
-/// configuration, command, version. VERSION has no configuration here: libcni sends one without
-/// name.
+/// configuration, command, version. The configuration of VERSION is not read, because libcni sends
+/// one without a name, which would fail the check.
 pub fn read(
     env: &dyn Fn(&str) -> Option<OsString>,
     stdin: &mut dyn Read,

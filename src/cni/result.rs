@@ -8,14 +8,14 @@ use super::request::Request;
 use super::version::SUPPORTED;
 use crate::failure::Failure;
 
-/// Members of a result that tell its format.
+/// Format of a result, told by the member that has the IP addresses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Format {
     /// `ip4` and `ip6`: 0.1.0 and 0.2.0.
     OneAddressPerFamily,
-    /// `ips`, of which each has its `version`: 0.3.0 to 0.4.0.
+    /// `ips`, whose elements have a `version` (`4` or `6`): 0.3.0 to 0.4.0.
     AddressesWithVersion,
-    /// `ips`: from 1.0.0 on.
+    /// `ips`, whose elements have no `version`: from 1.0.0 on.
     Addresses,
 }
 
@@ -53,10 +53,11 @@ pub fn pass_through(request: &Request) -> Result<String, Error> {
         let remedy = "correct or update the plugin before linkerd-cni in the network config";
         return Err(result_error(&problem).with_details(remedy));
     }
-    // libcni omits the version if the previous plugin did. Then it is the request's.
+    // libcni passes no version if the previous plugin set none. The result then gets the version of
+    // the request.
     if version.is_empty() || can_become(&version, &request.cni_version) {
-        if (Format::of(&version), Format::of(&request.cni_version))
-            == (Format::Addresses, Format::AddressesWithVersion)
+        if Format::of(&version) == Format::Addresses
+            && Format::of(&request.cni_version) == Format::AddressesWithVersion
         {
             set_address_versions(&mut result);
         }
@@ -65,15 +66,15 @@ pub fn pass_through(request: &Request) -> Result<String, Error> {
     serde_json::to_string(&result).map_err(json_error)
 }
 
-/// Returns whether a result of version `from` is one of version `to`, but for its `cniVersion` and
-/// the versions of its addresses.
+/// Returns whether a result of version `from` becomes a result of version `to` if only its
+/// `cniVersion` and the `version` of its addresses are changed. `false` if the versions are equal.
 fn can_become(from: &str, to: &str) -> bool {
     let has_ips = |version| Format::of(version) != Format::OneAddressPerFamily;
     from != to && has_ips(from) == has_ips(to)
 }
 
-/// Sets the `version` of each address, as libcni does when it converts a result. Leaves `ips` of
-/// another form as it is: the result of another plugin fails no pod.
+/// Sets the `version` of each address, as libcni does when it converts a result. Leaves `ips` of an
+/// unexpected form unchanged, because a flaw in another plugin's result must not fail the pod.
 fn set_address_versions(result: &mut Object) {
     let Some(ips) = result.non_null("ips") else { return };
     let Ok(mut ips) = serde_json::from_str::<Vec<Object>>(ips.get()) else { return };

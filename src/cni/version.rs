@@ -47,7 +47,7 @@ impl Command {
     }
 }
 
-/// Versions that this plugin supports: those of upstream.
+/// Versions that this plugin supports. They are those that upstream's plugin supports.
 pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// Newest supported version. VERSION always responds with it, as `pkg/skel` does.
@@ -57,7 +57,7 @@ fn check_supported(version: &str) -> Result<(), Error> {
     if SUPPORTED.contains(&version) {
         return Ok(());
     }
-    // The list has the form in which Go prints a list of strings.
+    // Go prints a list of strings without commas, and upstream's message has the list in that form.
     let supported = format!("{SUPPORTED:?}").replace(',', "");
     Err(Error::new(Failure::IncompatibleVersion, "incompatible CNI versions")
         .with_details(format!("config is {version:?}, plugin supports {supported}")))
@@ -85,8 +85,9 @@ pub fn check(command: Command, version: &str) -> Result<(), Error> {
     check_supported(version)
 }
 
-fn not_allowed(whose: &str, command: Command) -> Error {
-    let problem = format!("{whose} version does not allow {command}");
+/// Returns the error for a command that the version of `config` or `plugin` does not have.
+fn not_allowed(config_or_plugin: &str, command: Command) -> Error {
+    let problem = format!("{config_or_plugin} version does not allow {command}");
     Error::new(Failure::IncompatibleVersion, problem)
 }
 
@@ -96,11 +97,11 @@ pub fn response() -> String {
     format!("{{\"cniVersion\":\"{CURRENT}\",\"supportedVersions\":[\"{supported}\"]}}")
 }
 
-/// Parses up to three numbers. Missing numbers are 0, as in `pkg/version`.
+/// Parses a version of up to three numbers. Missing numbers are 0, as in `pkg/version`.
 fn parse(version: &str) -> Option<[i64; 3]> {
-    let mut parsed = [0; 3];
-    for (place, part) in version.split('.').enumerate() {
-        *parsed.get_mut(place)? = part.parse().ok()?;
+    let mut numbers = [0; 3];
+    for (index, part) in version.split('.').enumerate() {
+        *numbers.get_mut(index)? = part.parse().ok()?;
     }
-    Some(parsed)
+    Some(numbers)
 }

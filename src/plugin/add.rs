@@ -30,13 +30,14 @@ pub fn add(request: &Request, config: &Config) -> CallOutcome {
         Ok(None) => return CallOutcome::succeeded(record.skipped(SkipReason::NoPod), output),
         Err(error) => return CallOutcome::failed(record, error),
     };
-    let record = record.of_pod(&pod);
-    // If the pod's name decides, no source is read.
+    let record = record.with_pod(&pod);
+    // Some pods are skipped by their namespace and name alone. For those, neither the node's copy
+    // nor the API server has to be asked.
     if let Verdict::Skipped(reason) = verdict(config, &pod, PodView::Incomplete) {
         return CallOutcome::succeeded(record.skipped(reason), output);
     }
     let search = RequestedPod::read(&pod, request).search(config, request.command);
-    let record = search.recorded(record);
+    let record = search.add_to(record);
     let facts = match search.facts {
         Ok(facts) => facts,
         Err(error) => return CallOutcome::failed(record, error),
@@ -54,6 +55,8 @@ pub fn add(request: &Request, config: &Config) -> CallOutcome {
         }
     };
     let ResolvedRedirect { redirect, ipv6, ignored, .. } = resolved;
+    // Without the API server, the redirect is a guess from the annotations. The rules' marker
+    // records this, so that the audit compares the rules with the pod object later.
     let redirect = Redirect { is_guessed: search.api_error.is_some(), ..redirect };
     let record = record.with_degraded(search.api_error.as_ref());
     let backend = match install_rules(request, config, redirect, ipv6) {
@@ -63,7 +66,7 @@ pub fn add(request: &Request, config: &Config) -> CallOutcome {
     let record = Record {
         ipv6_bypasses_proxy: config.ipv6 == Ipv6::Auto
             && ipv6 == Ipv6::No
-            && previous_has_ipv6(&request.config),
+            && prev_result_has_ipv6(&request.config),
         ..record
     };
     let record = record
@@ -86,7 +89,7 @@ fn install_rules(
 }
 
 /// Whether `prevResult` has an IPv6 address, in the format of any CNI version.
-pub fn previous_has_ipv6(config: &Object) -> bool {
+pub fn prev_result_has_ipv6(config: &Object) -> bool {
     let previous = config.non_null("prevResult").map_or("null", RawValue::get);
     let previous: Value = serde_json::from_str(previous).unwrap_or_default();
     if previous["ip6"].is_object() {
@@ -109,9 +112,9 @@ mod tests {
             (r#"{"prevResult":{"ip4":{"ip":"10.0.0.1/8"},"ip6":{"ip":"fd00::1/64"}}}"#, true),
             (r#"{"prevResult":{"ips":{}}}"#, false),
         ];
-        for (config, wanted) in cases {
+        for (config, has_ipv6) in cases {
             let config = serde_json::from_str(config).unwrap();
-            assert_eq!(previous_has_ipv6(&config), wanted);
+            assert_eq!(prev_result_has_ipv6(&config), has_ipv6);
         }
     }
 }

@@ -17,14 +17,15 @@ use crate::verdict::{PodView, Verdict, verdict};
 pub enum Comparison {
     /// The plugin installs no rules in this pod.
     Skipped(SkipReason),
-    /// The rules that are missing or changed, in words. Empty: all rules are there.
+    /// The rules that are missing or changed, as lines of `iptables-save`. Empty: all rules are
+    /// present.
     Missing(Vec<String>),
 }
 
-/// Fails with [`Failure::RulesMissing`] if a meshed pod lacks rules that ADD installs, and names
-/// them. Only this proof fails CHECK: CRI-O calls CHECK for every pod when it restarts, and a
-/// failed CHECK costs a running pod its sandbox. An API server that does not answer, a pod object
-/// that cannot be read or rules that cannot be listed are recorded, and CHECK succeeds.
+/// Fails with [`Failure::RulesMissing`] if rules of a meshed pod are proven to be missing, and
+/// names them. Nothing else fails CHECK, because CRI-O calls CHECK for every pod when it restarts,
+/// and a failed CHECK costs a running pod its sandbox. If the API server does not answer, or if the
+/// pod object or the rules cannot be read, CHECK records the problem and succeeds.
 pub fn check(request: &Request, config: &Config) -> CallOutcome {
     let record = Record::new(request.command, &request.container_id).checked();
     let pod = match args::parse_pod(&request.args) {
@@ -32,28 +33,30 @@ pub fn check(request: &Request, config: &Config) -> CallOutcome {
         Ok(None) => return outcome(record, Ok(Comparison::Skipped(SkipReason::NoPod))),
         Err(error) => return outcome(record, Err(error)),
     };
-    let record = record.of_pod(&pod);
-    // If the pod's name decides, no source is read.
+    let record = record.with_pod(&pod);
+    // Some pods are skipped by their namespace and name alone. For those, neither the node's copy
+    // nor the API server has to be asked.
     if let Verdict::Skipped(reason) = verdict(config, &pod, PodView::Incomplete) {
         return outcome(record, Ok(Comparison::Skipped(reason)));
     }
     let requested = RequestedPod::read(&pod, request);
-    // If the node's copy lacks the pod, the rules in the netns come before an API request: they
-    // usually tell what the pod started with. CRI-O calls CHECK also after each ADD.
+    // If only the API server can tell what the pod needs, the rules in the netns are first compared
+    // with their own marker. The marker usually tells which rules the pod started with, so that no
+    // request is needed. This saves many requests, because CRI-O calls CHECK also after each ADD.
     if requested.api_budget(config, request.command).is_some() {
-        match missing_rules(request, None) {
+        match in_netns(request, || firewall::missing_rules(None)) {
             Ok(Some(missing)) => return outcome(record, Ok(Comparison::Missing(missing))),
             Ok(None) => {}
             Err(error) => return outcome(record, Err(error)),
         }
     }
     let search = requested.search(config, request.command);
-    let record = search.recorded(record);
-    outcome(record, compare_with_today(request, config, &pod, search))
+    let record = search.add_to(record);
+    outcome(record, compare_with_new_rules(request, config, &pod, search))
 }
 
-/// Compares the rules with those that ADD would install today.
-pub fn compare_with_today(
+/// Compares the rules in the netns with those that ADD would install now.
+pub fn compare_with_new_rules(
     request: &Request,
     config: &Config,
     pod: &PodRef,
@@ -61,34 +64,28 @@ pub fn compare_with_today(
 ) -> Result<Comparison, Error> {
     let facts = search.facts?;
     let unknown = "it is unknown which rules the pod needs";
-    let today = match verdict(config, pod, PodView::from(&facts)) {
+    let resolved = match verdict(config, pod, PodView::from(&facts)) {
         Verdict::Skipped(reason) => return Ok(Comparison::Skipped(reason)),
-        // Only ADD refuses a pod. CHECK compares the rules that the running pod still has.
+        // Only ADD refuses a pod. A pod that is running is checked like any other, also if ADD
+        // would refuse it now.
         Verdict::Redirected(resolved) | Verdict::Refused(_, resolved) => resolved,
         Verdict::Failed(error) => return Err(error),
         Verdict::NotCalled | Verdict::Undecided => {
             return Err(Error::new(Failure::Internal, unknown));
         }
     };
-    match missing_rules(request, Some(today))? {
+    let ResolvedRedirect { redirect, ipv6, .. } = resolved;
+    let spec = firewall::rule_spec(redirect, ipv6);
+    match in_netns(request, move || firewall::missing_rules(Some(&spec)))? {
         Some(missing) => Ok(Comparison::Missing(missing)),
         None => Err(Error::new(Failure::Internal, unknown)),
     }
 }
 
-/// Returns the rules that a meshed pod lacks. `None`: unknown without the rules of `today`.
-fn missing_rules(
-    request: &Request,
-    today: Option<ResolvedRedirect>,
-) -> Result<Option<Vec<String>>, Error> {
-    let today = today.map(|resolved| firewall::rule_spec(resolved.redirect, resolved.ipv6));
-    in_netns(request, move || firewall::missing_rules(today.as_ref()))
-}
-
 /// Returns the outcome of a CHECK. Only missing rules fail the call. An error is recorded, and the
 /// call succeeds.
-fn outcome(record: Record, compared: Result<Comparison, Error>) -> CallOutcome {
-    match compared {
+fn outcome(record: Record, comparison: Result<Comparison, Error>) -> CallOutcome {
+    match comparison {
         Ok(Comparison::Skipped(reason)) => {
             CallOutcome::succeeded(record.skipped(reason), String::new())
         }

@@ -31,7 +31,7 @@ const PAUSES: Limits = [Duration::from_millis(100), Duration::from_secs(2)];
 pub struct Fetched {
     pub facts: Result<Decision<PodFacts>, Error>,
     pub requests: u32,
-    /// How many of these requests repeated a failed one.
+    /// How many of `requests` repeated a failed request.
     pub retries: u32,
 }
 
@@ -68,13 +68,13 @@ impl<'a> ApiRequests<'a> {
         let access = read_access(kubeconfig)?;
         let deadline = Deadline::after(budget);
         let client = new_client(&access, budget, deadline)?;
-        let (sent, retries) = (0, 0);
-        Ok(ApiRequests { kubeconfig, budget, pod, deadline, access, client, sent, retries })
+        Ok(ApiRequests { kubeconfig, budget, pod, deadline, access, client, sent: 0, retries: 0 })
     }
 
-    /// Sends no request for a pod of the agent, whose namespace the token names: upstream's
-    /// manifests do not set `agent-namespace` in the plugin entry, and the token may be rejected
-    /// until that pod has started.
+    /// Fetches the facts about the pod. Skips a pod of the agent without a request, because the API
+    /// server may reject the token until that pod has started. The token names the agent's
+    /// namespace. The plugin entry does not always name it: upstream's manifests do not set
+    /// `agent-namespace`.
     fn fetch_facts(&mut self, config: &Config) -> Result<Decision<PodFacts>, Error> {
         let pod = self.pod;
         let claims = self.access.token.as_deref().and_then(Claims::read).unwrap_or_default();
@@ -95,32 +95,33 @@ impl<'a> ApiRequests<'a> {
     fn get<T: DeserializeOwned>(&mut self, object: &str, path: &str) -> Result<T, Error> {
         let [_, longest_pause] = PAUSES;
         let mut backoff = Backoff::new(PAUSES);
-        let mut previous = None;
+        let mut previous_error = None;
         loop {
             self.sent += 1;
             let error = match self.client.get(path) {
                 Ok(object) => return Ok(object),
                 Err(error) => error,
             };
-            let failure = self.final_error(object, &error);
+            let final_error = self.final_error(object, &error);
             let pause = backoff.next_delay();
             let wait = match error.retry() {
                 Retry::NewCredential if self.reload_kubeconfig()? => Duration::ZERO,
-                Retry::Never | Retry::NewCredential => return Err(failure),
+                Retry::Never | Retry::NewCredential => return Err(final_error),
                 Retry::Soon => pause,
                 Retry::After(wait) if wait < self.deadline.remaining() => wait.max(pause),
-                // The server asks for more time than is remaining, so try earlier.
+                // The server asks for more time than is remaining, so the request is repeated
+                // earlier.
                 Retry::After(_) => longest_pause,
             };
             if wait >= self.deadline.remaining() {
-                // On a busy node, the last retry times out at the end of the budget. The error of
-                // the request before it says more.
-                return match previous {
-                    Some(previous) if error.is_timeout() => Err(previous),
-                    _ => Err(failure),
+                // On a busy node, the last retry times out only because the budget ends. In that
+                // case the error of the previous request tells the cause, so it is returned.
+                return match previous_error {
+                    Some(previous_error) if error.is_timeout() => Err(previous_error),
+                    _ => Err(final_error),
                 };
             }
-            previous = Some(failure);
+            previous_error = Some(final_error);
             tracing::info!("linkerd-cni: retrying in {wait:?}: {error}");
             thread::sleep(wait);
             self.retries += 1;
@@ -185,8 +186,8 @@ fn check_identity(found: &Metadata, pod: &PodRef) -> Result<(), Error> {
         return Ok(());
     }
     // The pod was deleted and created again, as a StatefulSet does.
-    let (wanted, found) = (&pod.uid, quote(uid));
-    let problem = format!("the pod with UID {wanted} was replaced by the pod with UID {found}");
+    let problem =
+        format!("the pod with UID {} was replaced by the pod with UID {}", pod.uid, quote(uid));
     Err(Error::new(Failure::PodReplaced, format!("cannot read pod {pod}: {problem}")))
 }
 
@@ -194,8 +195,8 @@ fn unexpected(object: &str, problem: &str) -> Error {
     Error::new(Failure::UnexpectedResponse, format!("cannot read {object}: {problem}"))
 }
 
-/// Returns why the plugin entry names no kubeconfig: its invalid value, with the error that a pod
-/// also gets if the node's copy decides, or no value.
+/// Returns the error for a plugin entry that names no kubeconfig. If the entry is invalid, this is
+/// the error of the entry, with which the pod also fails if the node's copy decides.
 fn no_kubeconfig(config: &Config) -> Error {
     if let Some(problem) = &config.problem {
         return problem.clone();
@@ -210,10 +211,11 @@ fn read_access(path: &Path) -> Result<ApiAccess, Error> {
     kubeconfig::read(path).map_err(|error| Error::new(Failure::Kubeconfig, error.to_string()))
 }
 
-/// The deadlines leave time for a second request if the server does not respond to the first.
-fn new_client(access: &ApiAccess, budget: Duration, end: Deadline) -> Result<Client, Error> {
+/// Makes a client whose time-outs leave time for a second request if the server does not respond to
+/// the first.
+fn new_client(access: &ApiAccess, budget: Duration, deadline: Deadline) -> Result<Client, Error> {
     let deadlines = Deadlines { connect: budget / 3, response: budget / 2, body: budget / 2 };
     Client::new::<LiteralAddress>(access, "linkerd-cni", deadlines)
-        .map(|client| client.until(end))
+        .map(|client| client.until(deadline))
         .map_err(|error| Error::new(Failure::Kubeconfig, error.to_string()))
 }

@@ -10,8 +10,8 @@ use crate::netns::{self, Netns};
 /// Timeout for installing or reading the rules in one pod's netns, for all families together.
 const NETNS_DEADLINE: Duration = Duration::from_secs(20);
 
-/// Rejects a request for the plugin's own netns, in which the rules would redirect the host's
-/// traffic.
+/// Rejects a request for the plugin's own netns, because rules in that netns would redirect the
+/// host's traffic.
 pub fn refuse_own_netns(request: &Request) -> Result<(), Error> {
     if request.netns_override || !netns::is_current(&request.netns) {
         return Ok(());
@@ -32,7 +32,8 @@ pub fn in_netns<T: Send + 'static>(
     work: impl FnOnce() -> Result<T, firewall::Error> + Send + 'static,
 ) -> Result<T, Error> {
     let netns = Netns::open(&request.netns).map_err(|error| netns_error(&error))?;
-    // Since the call began, the path may have been changed to lead here.
+    // The path was checked when the call began, but may lead to another netns since. The netns that
+    // is open now cannot change any more, so it is checked again.
     if !request.netns_override && netns.is_current() {
         return Err(own_netns_error());
     }

@@ -1,21 +1,26 @@
 //! Finds the redirect of a request's pod. The first source that knows the pod decides:
 //!
-//! 1. the node's copy of its pods, for which ADD waits while a live agent keeps it;
-//! 2. the API server. For a pod without an annotation of a proxy, only ADD sends a request, while
-//!    a live agent keeps the copy: the pod may have started before the agent saw it. In all other
-//!    cases such a pod must not depend on the API server;
-//! 3. the annotations that the runtime passes, and the plugin entry.
+//! 1. The node's copy of its pods. While a live agent keeps the copy, ADD waits for the agent to
+//!    publish the pod.
+//! 2. The API server. A pod without an annotation of a proxy must not depend on the API server, so
+//!    no request is sent for it, with one exception: an ADD while a live agent keeps a copy that
+//!    lacks the pod. The pod may then have started before the agent saw it.
+//! 3. The annotations that the runtime passes, and the plugin entry.
 //!
-//! The proxy injector sets `linkerd.io/created-by` on each pod to which it adds a proxy, and
-//! copies the namespace's annotations to the pod. A pod with this mark starts redirected if the
-//! API server or the credential fails, with upstream's rules: upstream does not read the container
-//! `linkerd-proxy` either. A pod without an annotation of a proxy is skipped then. Any other pod
-//! may be meshed, so its start fails.
+//! If the API server or the credential fails, the annotations decide what happens to the pod:
 //!
-//! Annotations do not tell: UID, ports and address families in the container `linkerd-proxy`, a
-//! container `linkerd-init`, the users of the other containers, and the namespace's value of an
-//! annotation that is empty on the pod. The rules' marker says so, for the audit. An author can
-//! copy the mark to a pod without proxy.
+//! - A pod with the proxy injector's mark in `linkerd.io/created-by` is redirected with upstream's
+//!   rules. The proxy injector sets this mark on each pod to which it adds a proxy, and copies the
+//!   namespace's annotations to the pod. Upstream's plugin does not read the container
+//!   `linkerd-proxy` either.
+//! - A pod without an annotation of a proxy is skipped.
+//! - The start of any other pod fails, because the pod may be meshed.
+//!
+//! Rules from the annotations alone are a guess, which their marker records for the audit. The
+//! annotations tell neither UID, ports and address families of the container `linkerd-proxy`, nor
+//! whether there is a container `linkerd-init`, nor the users of the other containers, nor the
+//! namespace's value of an annotation that is empty on the pod. Besides, an author can copy the
+//! mark to a pod without a proxy.
 
 use std::time::Duration;
 
@@ -44,23 +49,24 @@ pub struct PodSearch {
     pub facts: Result<Decision<PodFacts>, Error>,
     /// The source that decided. `None`: no source did.
     pub source: Option<Source>,
-    /// Why the pod is redirected by its annotations: the API server could not be asked.
+    /// Why the API server did not decide, if the pod is redirected by its annotations instead.
     pub api_error: Option<Error>,
-    /// Number of API requests, and how many of them repeated a failed one.
+    /// Number of API requests.
     pub requests: u32,
+    /// How many of `requests` repeated a failed request.
     pub retries: u32,
 }
 
 impl<'a> RequestedPod<'a> {
     pub fn read(pod: &'a PodRef, request: &Request) -> Self {
-        // CHECK does not wait: the agent published the running pod long ago.
+        // CHECK does not wait, because the agent published the running pod long ago.
         let is_add = request.command == Command::Add;
-        let longest = if is_add { pod_copy::PUBLISH_WAIT } else { Duration::ZERO };
-        let copy = pod_copy::wait(&pod_copy::run_dir(), pod, longest);
+        let longest_wait = if is_add { pod_copy::PUBLISH_WAIT } else { Duration::ZERO };
+        let copy = pod_copy::read_or_wait(&pod_copy::run_dir(), pod, longest_wait);
         RequestedPod { pod, annotations: skip::runtime_annotations(&request.config), copy }
     }
 
-    /// Asks the API server if it is needed, and decides.
+    /// Asks the API server if the pod cannot be decided without it, and returns what was found.
     pub fn search(self, config: &Config, command: Command) -> PodSearch {
         let fetched = match self.api_budget(config, command) {
             Some(budget) => Some(fetch_pod::fetch_facts(self.pod, config, budget)),
@@ -71,14 +77,18 @@ impl<'a> RequestedPod<'a> {
 
     /// Returns the longest time for API requests. `None` if the pod is decided without them.
     pub fn api_budget(&self, config: &Config, command: Command) -> Option<Duration> {
-        let is_add = command == Command::Add;
-        let is_skipped = self.skip_reason().is_some();
-        let may_be_late = is_add && matches!(self.copy, NodeCopy::Lacks);
-        if matches!(self.copy, NodeCopy::Decides(_)) || is_skipped && !may_be_late {
+        if matches!(self.copy, NodeCopy::Decides(_)) {
             return None;
         }
-        let is_short = is_skipped || !is_add || self.annotations.as_ref().is_some_and(is_injected);
-        if is_short {
+        let is_add = command == Command::Add;
+        let is_skipped = self.skip_reason().is_some();
+        // The pod may have started before the agent saw it, so the annotations alone do not decide.
+        let may_be_late = is_add && matches!(self.copy, NodeCopy::Lacks);
+        if is_skipped && !may_be_late {
+            return None;
+        }
+        let has_injectors_mark = self.annotations.as_ref().is_some_and(is_injected);
+        if is_skipped || has_injectors_mark || !is_add {
             Some(config.api_budget.min(api_budget::SHORT))
         } else {
             Some(config.api_budget)
@@ -128,8 +138,8 @@ impl<'a> RequestedPod<'a> {
         PodSearch::failed(error)
     }
 
-    /// Returns why the annotations say that the pod needs no redirect. They say nothing of a pod
-    /// that the copy shows to be meshed.
+    /// Returns why the pod needs no redirect according to its annotations. `None` also for a pod
+    /// that the node's copy shows to be meshed, because its annotations then do not count.
     fn skip_reason(&self) -> Option<SkipReason> {
         if matches!(self.copy, NodeCopy::TooLarge) {
             return None;
@@ -139,8 +149,9 @@ impl<'a> RequestedPod<'a> {
 }
 
 impl PodSearch {
-    /// Returns the record with the source of the facts, the UID in them, and the requests.
-    pub fn recorded(&self, record: Record) -> Record {
+    /// Returns the record with the source of the facts, the pod's UID in the facts, and the number
+    /// of requests.
+    pub fn add_to(&self, record: Record) -> Record {
         let pod_uid = match &self.facts {
             Ok(Decision::Redirect(facts)) => facts.uid.clone(),
             _ => record.pod_uid,

@@ -57,7 +57,7 @@ fn plugin_reads_what_the_agent_published() {
     }
     publish_too_large(dir.path(), web.clone()).unwrap();
     assert_eq!(read(dir.path(), &web).unwrap(), Some(PublishedPod::TooLarge));
-    let access = files::read(&dir.path().join("pods/u-1")).unwrap().1;
+    let (_, access) = files::read(&dir.path().join("pods/u-1")).unwrap();
     assert_eq!(access.mode, 0o600);
     assert_eq!(fs::metadata(dir.path().join("pods")).unwrap().mode() & 0o777, 0o700);
     assert!(remove(dir.path(), &web).unwrap());
@@ -82,15 +82,15 @@ fn every_half_written_or_foreign_file_is_rejected() {
     let dir = run_dir();
     let web = pod("web", "u-1");
     publish(dir.path(), web.clone(), meshed()).unwrap();
-    let whole = fs::read_to_string(dir.path().join("pods/u-1")).unwrap();
-    for end in 0..whole.len() {
-        write(dir.path(), "u-1", &whole[..end]);
+    let complete = fs::read_to_string(dir.path().join("pods/u-1")).unwrap();
+    for end in 0..complete.len() {
+        write(dir.path(), "u-1", &complete[..end]);
         let error = read(dir.path(), &web).unwrap_err();
         assert!(error.to_string().contains("not a copy of a pod"), "cut off at {end}: {error}");
     }
-    let too_large = whole.clone() + &" ".repeat(6 << 20);
-    let other_form = r#"["shop","web","u-1",{"skip":"noProxy"}]"#;
-    for foreign in ["null", "[]", "{}", other_form, "\0", &too_large] {
+    let too_large = complete + &" ".repeat(6 << 20);
+    let list_of_fields = r#"["shop","web","u-1",{"skip":"noProxy"}]"#;
+    for foreign in ["null", "[]", "{}", list_of_fields, "\0", &too_large] {
         write(dir.path(), "u-1", foreign);
         assert!(read(dir.path(), &web).is_err(), "{}", &foreign[..foreign.len().min(50)]);
     }
@@ -156,22 +156,22 @@ fn plugin_waits_for_a_file_only_while_an_agent_keeps_the_copy() {
     let dir = run_dir();
     let web = pod("web", "u-1");
     let minute = Duration::from_secs(60);
-    assert_eq!(wait(dir.path(), &web, minute), NodeCopy::Unkept);
+    assert_eq!(read_or_wait(dir.path(), &web, minute), NodeCopy::Unkept);
     let lock = Lock::take(dir.path()).unwrap();
     let begin = Instant::now();
     for uid in ["", "../u"] {
-        assert_eq!(wait(dir.path(), &pod("web", uid), minute), NodeCopy::Lacks);
+        assert_eq!(read_or_wait(dir.path(), &pod("web", uid), minute), NodeCopy::Lacks);
     }
     publish_too_large(dir.path(), pod("large", "u-3")).unwrap();
-    assert_eq!(wait(dir.path(), &pod("large", "u-3"), minute), NodeCopy::TooLarge);
+    assert_eq!(read_or_wait(dir.path(), &pod("large", "u-3"), minute), NodeCopy::TooLarge);
     assert!(begin.elapsed() < minute);
-    assert_eq!(wait(dir.path(), &web, Duration::from_millis(20)), NodeCopy::Lacks);
+    assert_eq!(read_or_wait(dir.path(), &web, Duration::from_millis(20)), NodeCopy::Lacks);
     thread::scope(|scope| {
-        let waiting = scope.spawn(|| wait(dir.path(), &web, minute));
+        let waiting = scope.spawn(|| read_or_wait(dir.path(), &web, minute));
         thread::sleep(Duration::from_millis(20));
         publish(dir.path(), web.clone(), meshed()).unwrap();
         assert_eq!(waiting.join().unwrap(), NodeCopy::Decides(Box::new(meshed())));
-        let waiting = scope.spawn(|| wait(dir.path(), &pod("web", "u-2"), minute));
+        let waiting = scope.spawn(|| read_or_wait(dir.path(), &pod("web", "u-2"), minute));
         thread::sleep(Duration::from_millis(20));
         drop(lock);
         assert_eq!(waiting.join().unwrap(), NodeCopy::Unkept);

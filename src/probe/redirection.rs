@@ -11,16 +11,17 @@ use anyhow::{Context as _, anyhow, ensure};
 use super::{ATTEMPT_TIMEOUT, PAUSE, retry};
 use crate::admin;
 
-/// Addresses reserved for documentation (RFC 5737, RFC 3849). No host has them, so a connection to
-/// them succeeds only if it is redirected.
+/// IPv4 address reserved for documentation (RFC 5737). No host has this address, so a connection to
+/// it succeeds only if it is redirected.
 const UNUSED_IPV4: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
+/// The same for IPv6 (RFC 3849).
 const UNUSED_IPV6: IpAddr = IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
-/// Time in which to retry, as the other container may still be starting.
+/// How long to retry, because the other container may still be starting.
 const RETRY_BUDGET: Duration = Duration::from_secs(20);
-/// Number of bytes that are read at most from the other side.
+/// Largest number of bytes that are read from a connection.
 const LONGEST_LINE: u64 = 1 << 10;
 
-/// Returns the line that `serve` responds on `port`.
+/// Returns the line that [`serve`] sends on `port`.
 fn response(token: &str, port: u16) -> String {
     format!("{token} {port}\n")
 }
@@ -56,7 +57,7 @@ pub fn verify(addresses: &[IpAddr], port: u16, token: &str, proxy_port: u16) -> 
 pub fn serve(token: &str, ports: &[u16]) -> anyhow::Result<()> {
     let mut listeners = Vec::new();
     for port in ports {
-        // All addresses of both families.
+        // Listens on all addresses of both IP families.
         let address = SocketAddr::from((Ipv6Addr::UNSPECIFIED, *port));
         let listener =
             admin::listener(address).with_context(|| format!("cannot listen on port {port}"))?;
@@ -144,16 +145,16 @@ mod tests {
 
     #[test]
     fn only_the_response_with_token_and_proxy_port_is_accepted() {
-        let wanted = response("token", 4140);
+        let expected_response = response("token", 4140);
         let cases = [
             (fake_proxy("token", 4140), None),
             (fake_proxy("token", 4143), Some("unexpected response")),
             (fake_proxy("other", 4140), Some("unexpected response")),
-            // Nobody listens there.
+            // No program listens on port 1.
             ("127.0.0.1:1".parse().unwrap(), Some("refused")),
         ];
         for (address, problem) in cases {
-            let result = expect_response(address, &wanted, Duration::ZERO);
+            let result = expect_response(address, &expected_response, Duration::ZERO);
             let message = result.err().map(|error| error.to_string());
             match (&message, problem) {
                 (None, None) => {}
@@ -167,14 +168,12 @@ mod tests {
     fn the_probe_retries_until_the_server_has_started() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let wanted = response("token", 4140);
-        let line = wanted.clone();
         thread::spawn(move || {
-            // The first connection gets no response.
+            // The first connection gets no response, as if the server had not started yet.
             drop(listener.accept());
-            reply_to_all(&listener, &line, &AtomicBool::default());
+            reply_to_all(&listener, &response("token", 4140), &AtomicBool::default());
         });
-        expect_response(address, &wanted, Duration::from_secs(60)).unwrap();
+        expect_response(address, &response("token", 4140), Duration::from_secs(60)).unwrap();
     }
 
     #[test]

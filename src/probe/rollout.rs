@@ -13,7 +13,8 @@ use crate::kube::Deadlines;
 use crate::kube::connection::Connection;
 use crate::kube::scheduling::daemonset_path;
 
-/// Time for the agents of all nodes to become ready, as after an install without `--wait`.
+/// How long to wait for the agents of all nodes to become ready. They may still be starting if the
+/// chart was installed without `--wait`.
 const ROLLOUT_BUDGET: Duration = Duration::from_secs(60);
 
 /// Fails unless the agents of all nodes become ready in time.
@@ -31,8 +32,8 @@ pub fn verify(settings: &Settings) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the number of the DaemonSet's nodes. Fails unless each has its current agent, and the
-/// agent is ready. A field that the API server omits is 0.
+/// Returns the number of the DaemonSet's nodes. Fails unless each node has an agent of the newest
+/// revision, and the agent is ready. The API server omits fields that are 0.
 fn ready_nodes(daemonset: &Value) -> anyhow::Result<u64> {
     rollout("the DaemonSet", daemonset)?;
     let status = &daemonset["status"];

@@ -4,34 +4,34 @@ const RECORD: &str = r#"{"command":"ADD","namespace":"ns","pod":"web-1",
     "container_id":"abc","decision":"failed","requests":2,"ms":7,
     "error":{"code":101,"msg":"no answer\nof the API server"},"new":{}}"#;
 
-/// The record with its first `from` replaced.
-fn changed(from: &str, to: &str) -> Option<Record> {
+/// Parses [`RECORD`] with its first `from` replaced by `to`.
+fn parse_with(from: &str, to: &str) -> Option<Record> {
     assert!(RECORD.contains(from), "{from}");
     Record::parse(RECORD.replacen(from, to, 1).as_bytes())
 }
 
 #[test]
 fn record_is_logged_on_one_line_of_bounded_length() {
-    let record = changed("ns", "ns").unwrap();
+    let record = Record::parse(RECORD.as_bytes()).unwrap();
     assert_eq!(
         record.to_string(),
         "linkerd-cni: ADD ns/web-1 container abc: failed, 2 requests, 7 ms: \
          no answer of the API server (code 101)"
     );
-    let long = changed("no answer", &"é".repeat(3000)).unwrap().to_string();
+    let long = parse_with("no answer", &"é".repeat(3000)).unwrap().to_string();
     assert!(long.chars().count() < TEXT_LIMIT + 100);
-    let good = RECORD
+    let redirected = RECORD
         .replace("failed\"", "redirected\",\"backend\":\"native\"")
         .replace("\"error\":", "\"other\":");
     assert_eq!(
-        Record::parse(good.as_bytes()).unwrap().to_string(),
+        Record::parse(redirected.as_bytes()).unwrap().to_string(),
         "linkerd-cni: ADD ns/web-1 container abc: redirected by native, 2 requests, 7 ms"
     );
 }
 
 #[test]
 fn ignored_elements_of_known_lists_are_cut_and_logged_with_the_record() {
-    let sent = |ignored: &str| changed("\"new\":{}", &format!("\"ignored\":{ignored}"));
+    let sent = |ignored: &str| parse_with("\"new\":{}", &format!("\"ignored\":{ignored}"));
     let list = |source: &str, element: &str| {
         format!(r#"{{"source":"{source}","elements":["{element}"],"more":18446744073709551615}}"#)
     };
@@ -64,7 +64,7 @@ fn an_error_code_counts_whether_or_not_the_pod_was_redirected() {
     };
     let is_rejected = |record: Record| record.has_code(Failure::TokenRejected);
     assert!(is_rejected(degraded(102)) && !is_rejected(degraded(101)));
-    assert!(is_rejected(changed("101", "102").unwrap()));
+    assert!(is_rejected(parse_with("101", "102").unwrap()));
     let line = degraded(101).to_string();
     assert!(line.ends_with("the annotations and the plugin entry: a b (code 101)"), "{line}");
 }
@@ -85,7 +85,7 @@ fn invalid_records_are_rejected() {
         ("\"failed\"", "7"),
         ("\"ms\":7", "\"ms\":-1"),
     ] {
-        assert_eq!(changed(from, to), None, "{to}");
+        assert_eq!(parse_with(from, to), None, "{to}");
     }
 }
 
@@ -160,8 +160,8 @@ fn only_a_cut_error_text_ends_with_an_ellipsis() {
 
 #[test]
 fn a_record_with_a_word_of_a_later_plugin_is_read() {
-    let record = changed("\"new\":{}", r#""backend":"ebpf","source":"oracle""#).unwrap();
+    let record = parse_with("\"new\":{}", r#""backend":"ebpf","source":"oracle""#).unwrap();
     assert_eq!((record.backend, record.source, record.requests), (None, None, 2));
-    let record = changed("\"new\":{}", r#""backend":"nft","source":null"#).unwrap();
+    let record = parse_with("\"new\":{}", r#""backend":"nft","source":null"#).unwrap();
     assert_eq!((record.backend, record.source), (Some(Backend::Nft), None));
 }

@@ -17,7 +17,7 @@ use crate::kube::object_reader::ReadFrom;
 use crate::kube::types::{Pod, Service};
 use crate::kube::{Client, Deadlines, LiteralAddress, kubeconfig};
 use crate::plugin::add::add;
-use crate::plugin::check::{Comparison, compare_with_today};
+use crate::plugin::check::{Comparison, compare_with_new_rules};
 use crate::plugin::pod_sources::PodSearch;
 use crate::pod::annotation::Annotations;
 use crate::pod::facts::object_facts;
@@ -214,7 +214,7 @@ fn check_follows_the_verdict() {
         let facts = read_facts(row.pod(), &pod, &mut NoAnnotations);
         let search = PodSearch { facts, source: None, api_error: None, requests: 0, retries: 0 };
         let request = row.request(Command::Check, row.entry());
-        let compared = compare_with_today(&request, &config, &pod, search);
+        let compared = compare_with_new_rules(&request, &config, &pod, search);
         if let Some(text) = row.skip_text() {
             assert!(
                 matches!(&compared, Ok(Comparison::Skipped(reason)) if reason.text() == text),

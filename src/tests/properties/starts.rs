@@ -31,7 +31,7 @@ prop_compose! {
     fn start()(
         namespace in prop_oneof![namespace_name(), select(vec![EXCLUDED, "linkerd-cni"]).prop_map(str::to_owned)],
         name in prop_oneof![pod_name(), "linkerd-cni-[a-z0-9-]{0,5}[a-z0-9]"],
-        (annotations, of_namespace) in (annotations(), annotations()),
+        (annotations, namespace_annotations) in (annotations(), annotations()),
         containers in vec(select(CONTAINERS.to_vec()), 1..3),
         init_containers in vec(select(CONTAINERS.to_vec()), 0..2),
         (has_capability, strict) in (any::<bool>(), any::<bool>()),
@@ -40,7 +40,7 @@ prop_compose! {
     ) -> Start {
         Start {
             namespace, name, annotations, containers, init_containers, has_capability, strict,
-            copy, of_namespace, api_error,
+            copy, namespace_annotations, api_error,
         }
     }
 }
@@ -76,7 +76,7 @@ fn each_outcome_of_a_start_occurs() {
         has_capability: true,
         strict: false,
         copy: CopyState::Unkept,
-        of_namespace: Annotations::new(),
+        namespace_annotations: Annotations::new(),
         api_error: None,
     };
     let enabled = [("linkerd.io/proxy-version", "edge-26.1.1")];

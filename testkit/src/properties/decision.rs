@@ -1,5 +1,5 @@
-//! Decides like ADD, with a scripted API server: a pod with a proxy starts bare only for a
-//! documented reason.
+//! Decides on a pod like ADD, with a scripted API server. Asserts that a pod with a proxy starts
+//! without redirect rules only for a documented reason.
 
 use linkerd2_cni::cluster_lookup::read_facts;
 use linkerd2_cni::cni::Error;
@@ -21,6 +21,7 @@ use crate::node_copy::FakeCluster;
 
 const CAPABILITY: &str = "io.kubernetes.cri.pod-annotations";
 
+/// The start of a pod: the pod, and the state that the plugin meets.
 #[derive(Clone, Debug)]
 pub struct Start {
     pub namespace: String,
@@ -28,19 +29,22 @@ pub struct Start {
     pub annotations: Annotations,
     pub containers: Vec<&'static str>,
     pub init_containers: Vec<&'static str>,
+    /// Whether the runtime passes the pod's annotations.
     pub has_capability: bool,
+    /// The plugin entry's `strict-annotations`.
     pub strict: bool,
     pub copy: CopyState,
-    pub of_namespace: Annotations,
-    /// Code of the error with which each API request fails.
+    pub namespace_annotations: Annotations,
+    /// Failure of each API request. `None`: the requests succeed.
     pub api_error: Option<Failure>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CopyState {
     Published,
-    /// A live agent has not published the pod.
+    /// A live agent keeps the copy, and has not published the pod.
     Lacking,
+    /// No live agent keeps the copy.
     Unkept,
 }
 
@@ -97,7 +101,7 @@ impl Start {
         let config = Config::read_leniently(&request.config);
         let facts = |pod: &PodRef| {
             let found = serde_json::from_value(self.object()).expect("a pod");
-            let annotations = self.of_namespace.clone();
+            let annotations = self.namespace_annotations.clone();
             read_facts(found, pod, &mut FakeCluster { annotations, ..FakeCluster::default() })
         };
         let pod = args::parse_pod(&request.args)?.expect("a pod in CNI_ARGS");
@@ -142,8 +146,8 @@ impl Start {
         }
     }
 
-    /// The documented reasons: an excluded namespace, the agent's own pod, annotations if the
-    /// containers are unknown.
+    /// Whether one of the documented reasons applies: an excluded namespace, the agent's own pod,
+    /// or annotations if the containers are unknown.
     fn may_be_skipped(&self) -> bool {
         let suffix = self.name.strip_prefix("linkerd-cni-");
         let is_agent =
@@ -152,13 +156,14 @@ impl Start {
             ["linkerd.io/proxy-version", "linkerd.io/trust-root-sha256"].contains(&key.as_str())
                 || (key == "linkerd.io/created-by" && value.starts_with("linkerd/proxy-injector"))
         });
-        let is_known = match self.copy {
+        let are_containers_known = match self.copy {
             CopyState::Published => true,
             CopyState::Lacking => self.api_error.is_none(),
             CopyState::Unkept => false,
         };
-        let by_annotations = self.has_capability && !suggests_proxy && !is_known;
-        self.namespace == EXCLUDED || is_agent || by_annotations
+        let is_skipped_by_annotations =
+            self.has_capability && !suggests_proxy && !are_containers_known;
+        self.namespace == EXCLUDED || is_agent || is_skipped_by_annotations
     }
 }
 

@@ -1,5 +1,5 @@
-//! What holds for every input of the fuzz targets. The suite `properties` checks it for their seeds
-//! at every commit, `scripts/checks/fuzz` for inputs that the fuzzer makes.
+//! Properties that hold for every input of the fuzz targets. The suite `properties` checks them for
+//! the targets' seeds at every commit, and `scripts/checks/fuzz` for inputs that the fuzzer makes.
 
 use std::sync::LazyLock;
 
@@ -7,7 +7,7 @@ use linkerd2_cni::cni::args;
 use linkerd2_cni::cni::object::Object;
 use linkerd2_cni::config::Config;
 use linkerd2_cni::kube::types::Pod;
-use linkerd2_cni::plugin::add::previous_has_ipv6;
+use linkerd2_cni::plugin::add::prev_result_has_ipv6;
 use linkerd2_cni::pod::annotation::{CREATED_BY, INJECT, TABLE};
 use linkerd2_cni::pod::facts::PodFacts;
 use linkerd2_cni::pod::{Decision, mesh, skip};
@@ -17,17 +17,17 @@ use linkerd2_cni::redirect::rules::{install_script, rules};
 use super::decision::{API_ERRORS, COPY_STATES, Start};
 use super::runtime;
 
-/// For any stdin, the plugin prints a result or an error object.
+/// Checks that the plugin prints a result or an error object for this stdin.
 ///
 /// # Panics
-/// If it prints anything else.
+/// If the plugin prints anything else.
 pub fn stdin_gets_a_cni_output(stdin: &[u8]) {
     for args in ["", runtime::POD] {
         let stdout = runtime::add(args, stdin);
         assert!(runtime::is_cni_output(&stdout), "{stdout:?}");
     }
     if let Ok(config) = serde_json::from_slice::<Object>(stdin) {
-        let _ = previous_has_ipv6(&config);
+        let _ = prev_result_has_ipv6(&config);
         let _ = skip::runtime_annotations(&config);
     }
 }
@@ -39,10 +39,10 @@ static CONFIG: LazyLock<Config> = LazyLock::new(|| {
     Config::read(&config).expect("a configuration")
 });
 
-/// Whatever an API server answers for a pod, it becomes rules or an error.
+/// Checks that the response of an API server to a request for a pod becomes rules or an error.
 ///
 /// # Panics
-/// If a value of the pod ends a rule's comment, and so becomes another rule.
+/// If a value in the response ends the comment of a rule, so that another rule could follow.
 pub fn pod_becomes_rules_or_an_error(answer: &[u8]) {
     let Ok(found) = serde_json::from_slice::<Pod>(answer) else {
         return;
@@ -54,7 +54,7 @@ pub fn pod_becomes_rules_or_an_error(answer: &[u8]) {
     if let Ok(redirect) = CONFIG.redirect(&facts) {
         for family in [Family::Ipv4, Family::Ipv6] {
             let script = install_script(&rules(&redirect, family), true, &[]);
-            // A quote or a line's end in a comment would be another rule.
+            // A quotation mark or the end of a line in a comment would end the comment.
             for rule in script.lines().filter(|line| line.starts_with("-A ")) {
                 assert_eq!(rule.matches('"').count(), 2, "{rule}");
             }
@@ -64,30 +64,35 @@ pub fn pod_becomes_rules_or_an_error(answer: &[u8]) {
 
 const CONTAINERS: [&[&str]; 4] = [&["app"], &["app", "linkerd-proxy"], &["linkerd-init"], &[]];
 
-/// KEY of an annotation line.
-fn key(text: &str) -> String {
-    let known: Vec<&str> = TABLE.iter().map(|row| row.key).chain([INJECT, CREATED_BY]).collect();
+/// Returns the key of the annotation that KEY stands for in a line of [`parse_start`]: KEY itself,
+/// or if it is a number, the annotation of Linkerd with this number.
+fn annotation_key(text: &str) -> String {
+    let keys: Vec<&str> = TABLE.iter().map(|row| row.key).chain([INJECT, CREATED_BY]).collect();
     let number: Option<usize> = text.parse().ok();
-    number.and_then(|number| known.get(number)).map_or(text, |known| *known).to_owned()
+    number.and_then(|number| keys.get(number)).map_or(text, |key| *key).to_owned()
 }
 
-/// Reads a pod and the state that the plugin meets. Line 1: switches. Line 2: namespace. Line 3:
-/// name. Then annotations `KEY=VALUE`, where KEY may be the number of one that Linkerd knows; `n:`
-/// before KEY: on the namespace.
-fn start(text: &str) -> Option<Start> {
+/// Parses a pod and the state that the plugin meets. The lines are:
+///
+/// 1. one byte for each switch;
+/// 2. the namespace;
+/// 3. the name of the pod;
+/// 4. and further: annotations `KEY=VALUE` of the pod, or `n:KEY=VALUE` of the namespace. KEY may
+///    be the number of an annotation of Linkerd.
+fn parse_start(text: &str) -> Option<Start> {
     let mut lines = text.lines();
     let switches = lines.next()?.as_bytes();
     let switch = |index: usize| usize::from(switches.get(index).copied().unwrap_or_default());
     let (namespace, name) = (lines.next()?.to_owned(), lines.next()?.to_owned());
-    // Only these names reach the decision.
-    let pair = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
-    args::parse_pod(&pair).ok()??;
-    let (mut annotations, mut of_namespace) = (Vec::new(), Vec::new());
+    // The plugin decides only on pods with names that it can parse.
+    let pod_args = format!("K8S_POD_NAMESPACE={namespace};K8S_POD_NAME={name}");
+    args::parse_pod(&pod_args).ok()??;
+    let (mut annotations, mut namespace_annotations) = (Vec::new(), Vec::new());
     for line in lines {
         let (left, value) = line.split_once('=')?;
         match left.strip_prefix("n:") {
-            Some(left) => of_namespace.push((key(left), value.to_owned())),
-            None => annotations.push((key(left), value.to_owned())),
+            Some(left) => namespace_annotations.push((annotation_key(left), value.to_owned())),
+            None => annotations.push((annotation_key(left), value.to_owned())),
         }
     }
     Some(Start {
@@ -99,18 +104,18 @@ fn start(text: &str) -> Option<Start> {
         has_capability: switch(2) % 2 == 0,
         copy: COPY_STATES[switch(3) % COPY_STATES.len()],
         strict: switch(4) % 2 == 1,
-        of_namespace: of_namespace.into_iter().collect(),
+        namespace_annotations: namespace_annotations.into_iter().collect(),
         api_error: API_ERRORS.get(switch(5) % 8).copied(),
     })
 }
 
-/// A pod with a proxy is never passed bare without a documented reason, whatever its name, its
-/// annotations and its ports are.
+/// Checks that a pod with a proxy starts with redirect rules unless there is a documented reason,
+/// whatever its name, its annotations and its ports are.
 ///
 /// # Panics
-/// If it is.
+/// If the pod starts without redirect rules and without a documented reason.
 pub fn meshed_pod_is_not_bare_without_reason(text: &str) {
-    if let Some(start) = start(text) {
+    if let Some(start) = parse_start(text) {
         start.assert_not_bare();
     }
 }
