@@ -11,14 +11,14 @@ use std::sync::{Arc, Weak};
 use std::thread;
 use std::time::Duration;
 
-/// Longest time that a connection may be silent.
+/// Longest time that a client may be silent before its connection is closed.
 const CLIENT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Largest number of open connections. A further one replaces the oldest.
+/// Largest number of open connections. If there are more, the oldest one is closed.
 const MAX_CLIENTS: usize = 32;
 /// Largest request that is read, in bytes.
 const REQUEST_LIMIT: u64 = 8 << 10;
-/// Time without accepting connections after an accept has failed. If no file descriptor is free,
-/// the next accept fails at once, too.
+/// Pause after an accept has failed. Without a pause the server would spin if no file descriptor is
+/// free, because the next accept would fail at once, too.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(200);
 /// Stack size of each thread, in bytes. The handlers only format text.
 const STACK_SIZE: usize = 256 << 10;
@@ -56,14 +56,14 @@ fn start(address: SocketAddr, handlers: Handlers) -> io::Result<SocketAddr> {
     let listener = listener(address)?;
     let address = listener.local_addr()?;
     tracing::info!("serving /live, /ready and /metrics on {address}");
-    spawn(move || run(&listener, &Arc::new(handlers)))?;
+    spawn_thread(move || accept_clients(&listener, &Arc::new(handlers)))?;
     Ok(address)
 }
 
-/// Listens on `address`. `[::]` means all addresses of both families, or of IPv4 if the kernel has
-/// no IPv6. A pod's netns has the default of the sysctl `net.ipv6.bindv6only`, 0.
-///
-/// The kubelet probes the pod's first address, whose family depends on the cluster.
+/// Listens on `address`. The kubelet probes the pod's first address, whose family depends on the
+/// cluster, so `[::]` has to accept connections of both families. It does, because the sysctl
+/// `net.ipv6.bindv6only` has its default 0 in a pod's netns. If the kernel has no IPv6, `[::]` is
+/// replaced by all addresses of IPv4.
 pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     match TcpListener::bind(address) {
         Err(error) if address.ip() == Ipv6Addr::UNSPECIFIED && error.kind() != AddrInUse => {
@@ -73,13 +73,15 @@ pub fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     }
 }
 
-fn spawn(run: impl FnOnce() + Send + 'static) -> io::Result<()> {
+fn spawn_thread(work: impl FnOnce() + Send + 'static) -> io::Result<()> {
     let thread = thread::Builder::new().name("admin".into()).stack_size(STACK_SIZE);
-    thread.spawn(run).map(drop)
+    thread.spawn(work).map(drop)
 }
 
-fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
-    // Oldest first. The threads own the connections.
+/// Accepts connections, and starts a thread for each of them. Does not return.
+fn accept_clients(listener: &TcpListener, handlers: &Arc<Handlers>) {
+    // The open connections, the oldest first. Each connection is owned by its thread, so a weak
+    // reference is enough here, and shows when the thread has ended.
     let mut clients: VecDeque<Weak<TcpStream>> = VecDeque::new();
     loop {
         let stream = Arc::new(accept(listener));
@@ -92,16 +94,16 @@ fn run(listener: &TcpListener, handlers: &Arc<Handlers>) {
         }
         clients.push_back(Arc::downgrade(&stream));
         let (client, shared) = (Arc::clone(&stream), Arc::clone(handlers));
-        // After an error, the connection is closed.
-        if spawn(move || drop(exchange(&client, &shared))).is_err() {
-            // The kernel refuses a new thread. This thread responds instead, so that probes of a
-            // busy node do not fail.
+        // An error of `exchange` needs no handling, because the connection is closed in any case.
+        if spawn_thread(move || drop(exchange(&client, &shared))).is_err() {
+            // The kernel refuses a new thread. This thread responds instead, so that the kubelet's
+            // probes do not fail on a busy node.
             let _ = exchange(&stream, handlers);
         }
     }
 }
 
-/// Waits for the next connection. Logs the first failure of a series.
+/// Waits for the next connection. Logs the first of several failures in a row.
 fn accept(listener: &TcpListener) -> TcpStream {
     let mut is_failing = false;
     loop {
@@ -148,15 +150,15 @@ fn respond(head: &[u8], handlers: &Handlers) -> String {
         return response("200 OK", JSON, &status());
     }
     match path {
-        "/live" => health("alive", (handlers.live)().map(|()| None)),
-        "/ready" => health("ready", (handlers.ready)()),
+        "/live" => probe_response("alive", (handlers.live)().map(|()| None)),
+        "/ready" => probe_response("ready", (handlers.ready)()),
         "/metrics" => response("200 OK", OPENMETRICS, &(handlers.metrics)()),
         _ => response("404 Not Found", TEXT, ""),
     }
 }
 
-/// Returns the path of a GET request without its query. `None`: the request's head is incomplete or
-/// invalid, or has another method.
+/// Returns the path of a GET request without the query. `None` if the head of the request is
+/// incomplete or invalid, or has another method than GET.
 fn requested_path(head: &[u8]) -> Option<&str> {
     if !head.ends_with(b"\r\n\r\n") {
         return None;
@@ -169,8 +171,8 @@ fn requested_path(head: &[u8]) -> Option<&str> {
     }
 }
 
-/// Returns the response of a probe: `word` with a note, or why it does not apply.
-fn health(word: &str, result: Result<Option<String>, String>) -> String {
+/// Returns the response to a probe: `word` and an optional note, or "not `word`" and the reason.
+fn probe_response(word: &str, result: Result<Option<String>, String>) -> String {
     match result {
         Ok(None) => response("200 OK", TEXT, &format!("{word}\n")),
         Ok(Some(note)) => response("200 OK", TEXT, &format!("{word} ({note})\n")),

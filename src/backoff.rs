@@ -11,29 +11,35 @@ pub type Limits = [Duration; 2];
 #[derive(Debug)]
 pub struct Backoff {
     limits: Limits,
-    /// Whether the first retry comes after a random time.
-    spread: bool,
+    /// Whether the first delay is random, see [`Backoff::spread`].
+    is_first_random: bool,
     failures: u32,
 }
 
 impl Backoff {
     pub fn new(limits: Limits) -> Self {
-        Backoff { limits, spread: false, failures: 0 }
+        Backoff { limits, is_first_random: false, failures: 0 }
     }
 
-    /// Like [`Backoff::new`], but the first retry comes after a random time from zero to the first
-    /// delay. Use it for failures that hit all nodes at the same moment.
+    /// Makes a backoff for failures that hit all nodes at the same moment, such as a restart of the
+    /// API server. Its first delay is a random time from zero to the first limit, so that the nodes
+    /// do not retry together. The delays of [`Backoff::new`] follow.
     pub fn spread(limits: Limits) -> Self {
-        Backoff { spread: true, ..Backoff::new(limits) }
+        Backoff { is_first_random: true, ..Backoff::new(limits) }
     }
 
+    /// Counts a failure, and returns the delay before the next attempt.
     pub fn next_delay(&mut self) -> Duration {
-        let failures = self.failures;
-        self.failures = failures.saturating_add(1);
-        match failures.checked_sub(self.spread.into()) {
-            Some(failures) => delay(self.limits, failures),
-            None => jitter(self.limits[0]),
+        let earlier_failures = self.failures;
+        self.failures = earlier_failures.saturating_add(1);
+        if !self.is_first_random {
+            return delay(self.limits, earlier_failures);
         }
+        if earlier_failures == 0 {
+            let [first, _] = self.limits;
+            return jitter(first);
+        }
+        delay(self.limits, earlier_failures - 1)
     }
 
     /// Starts again with the first delay, after a success.
@@ -46,38 +52,39 @@ impl Backoff {
 #[derive(Debug)]
 pub struct RateLimit {
     interval: Duration,
-    /// Time that passes until a full burst is allowed again.
-    burst: Duration,
+    /// How long before [`RateLimit::recovered_at`] the first single action is allowed.
+    burst_time: Duration,
     /// When a full burst is allowed again.
     recovered_at: Instant,
 }
 
 impl RateLimit {
     pub fn new(interval: Duration, burst: u32, now: Instant) -> Self {
-        RateLimit { interval, burst: interval * (burst - 1), recovered_at: now }
+        RateLimit { interval, burst_time: interval * (burst - 1), recovered_at: now }
     }
 
-    /// When the next action is allowed.
+    /// Returns when the next action is allowed.
     pub fn due(&self) -> Instant {
-        self.recovered_at.checked_sub(self.burst).unwrap_or(self.recovered_at)
+        self.recovered_at.checked_sub(self.burst_time).unwrap_or(self.recovered_at)
     }
 
-    /// Counts an action.
+    /// Counts an action that is done now.
     pub fn count(&mut self, now: Instant) {
         self.recovered_at = self.recovered_at.max(now) + self.interval;
     }
 
-    /// Allows no burst before `end`, and only one action then.
+    /// Allows no action before `end`, and at `end` only one action instead of a burst.
     pub fn exhaust_until(&mut self, end: Instant) {
-        self.recovered_at = self.recovered_at.max(end + self.burst);
+        self.recovered_at = self.recovered_at.max(end + self.burst_time);
     }
 }
 
-/// Returns the delay after a failure that follows `failures` others. It doubles from the first to
-/// the longest delay, and is shortened by up to two fifths at random.
-pub fn delay([first, longest]: Limits, failures: u32) -> Duration {
-    let whole = first.saturating_mul(1 << failures.min(16)).min(longest);
-    between(whole * 3 / 5, whole)
+/// Returns the delay after a failure that follows `earlier_failures` other failures. The delay
+/// doubles with each failure from the first to the longest one, and is shortened by up to two
+/// fifths at random.
+pub fn delay([first, longest]: Limits, earlier_failures: u32) -> Duration {
+    let full_delay = first.saturating_mul(1 << earlier_failures.min(16)).min(longest);
+    between(full_delay * 3 / 5, full_delay)
 }
 
 /// Returns a random time from zero to `longest`.
@@ -87,8 +94,9 @@ pub fn jitter(longest: Duration) -> Duration {
 
 /// Returns a random time from `low` to `high`.
 pub fn between(low: Duration, high: Duration) -> Duration {
-    // The keys of a new hasher are random. The standard library has no other source. The steps are
-    // as fine as a u32 allows, since with coarse steps many nodes would choose the same time.
+    // The keys of a new hasher are random, and the standard library has no other source of random
+    // numbers. All 32 bits are used, because with fewer values many nodes would choose the same
+    // time.
     let random = RandomState::new().hash_one(0) as u32;
     low + high.saturating_sub(low).mul_f64(f64::from(random) / f64::from(u32::MAX))
 }
@@ -102,9 +110,9 @@ mod tests {
     #[test]
     fn delays_double_up_to_the_longest_and_restart_after_success() {
         let mut backoff = Backoff::new(LIMITS);
-        for whole in [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000] {
-            let wait = backoff.next_delay().as_millis();
-            assert!((whole * 3 / 5..=whole).contains(&wait), "{wait} of {whole}");
+        for full_delay in [500, 1000, 2000, 4000, 8000, 16000, 30000, 30000] {
+            let delay = backoff.next_delay().as_millis();
+            assert!((full_delay * 3 / 5..=full_delay).contains(&delay), "{delay} of {full_delay}");
         }
         for _ in 0..1000 {
             assert!(backoff.next_delay() <= LIMITS[1]);
@@ -122,10 +130,10 @@ mod tests {
         }
         let mut backoff = Backoff::spread(LIMITS);
         backoff.next_delay();
-        for whole in [5, 10, 20, 30, 30] {
-            let wait = backoff.next_delay();
-            let whole = SECOND * whole;
-            assert!(whole / 2 <= wait && wait <= whole, "{wait:?} of {whole:?}");
+        for seconds in [5, 10, 20, 30, 30] {
+            let delay = backoff.next_delay();
+            let full_delay = SECOND * seconds;
+            assert!(full_delay / 2 <= delay && delay <= full_delay, "{delay:?} of {full_delay:?}");
         }
         for _ in 0..100 {
             assert!(backoff.next_delay() <= 30 * SECOND);
@@ -136,11 +144,11 @@ mod tests {
 
     #[test]
     fn jitter_covers_the_whole_range_and_never_exceeds_it() {
-        let whole = Duration::from_secs(1024);
-        let waits: Vec<Duration> = (0..1000).map(|_| jitter(whole)).collect();
-        assert!(waits.iter().all(|wait| *wait <= whole));
+        let longest = Duration::from_secs(1024);
+        let waits: Vec<Duration> = (0..1000).map(|_| jitter(longest)).collect();
+        assert!(waits.iter().all(|wait| *wait <= longest));
         for quarter in 0..4 {
-            let part = whole / 4 * quarter..whole / 4 * (quarter + 1);
+            let part = longest / 4 * quarter..longest / 4 * (quarter + 1);
             let hits = waits.iter().filter(|wait| part.contains(*wait)).count();
             assert!(hits > 100, "{hits} of 1000 in quarter {quarter}");
         }

@@ -13,22 +13,23 @@ use nix::unistd::Pid;
 
 use crate::deadline::Deadline;
 
-/// Longest wait for the end of a killed child. A process that waits for a hung disk does not end.
+/// Longest wait for the end of a killed child. The wait is limited, because a process that waits
+/// for a hung disk does not end, not even by SIGKILL.
 const REAP_BUDGET: Duration = Duration::from_millis(500);
-/// First pause between two checks of a child, which is usually about to exit. Doubles with each
-/// check.
+/// First pause between two checks of a child. It is short, because a child has usually almost ended
+/// when the wait begins. Each further pause is twice as long, up to [`LONGEST_PAUSE`].
 const FIRST_PAUSE: Duration = Duration::from_micros(50);
 /// Longest pause between two checks.
 const LONGEST_PAUSE: Duration = Duration::from_millis(10);
 
-/// Waits until the child has exited, and reaps it. `None`: the child still runs at `end`.
-pub fn wait(child: &mut Child, end: Deadline) -> io::Result<Option<ExitStatus>> {
+/// Waits until the child has exited, and reaps it. `None`: the child still runs at the deadline.
+pub fn wait(child: &mut Child, deadline: Deadline) -> io::Result<Option<ExitStatus>> {
     let mut pause = FIRST_PAUSE;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(Some(status));
         }
-        if end.has_passed() {
+        if deadline.has_passed() {
             return Ok(None);
         }
         thread::sleep(pause);
@@ -40,10 +41,11 @@ pub fn wait(child: &mut Child, end: Deadline) -> io::Result<Option<ExitStatus>> 
 /// Takes at most [`REAP_BUDGET`].
 pub fn kill(child: &mut Child) {
     kill_group(child.id() as i32);
-    // A child that leads no process group is still alive. The call fails only for a child that has
-    // exited.
+    // A child that leads no process group was not killed with a group, so it is killed by itself.
+    // This fails only if the child has exited.
     let _ = child.kill();
-    // If the child does not end in time, init reaps it after this process.
+    // If the child does not end in time, this process leaves it to init, which reaps the child
+    // after this process has ended.
     let _ = wait(child, Deadline::after(REAP_BUDGET));
 }
 

@@ -1,7 +1,7 @@
 //! The command lines of the agent, of the repair controller and of `linkerd cni`.
 //!
-//! In the image agent and repair controller are one binary, because they share most of their code.
-//! The file name in `argv[0]` selects the program.
+//! In the image, agent and repair controller are one binary, because they share most of their code.
+//! The file name in `argv[0]` tells which of the two to run.
 
 pub mod agent;
 pub mod extension;
@@ -18,7 +18,7 @@ pub fn main() -> ExitCode {
     if is_repair_controller(name.as_deref()) { repair::main() } else { agent::main() }
 }
 
-/// Logs why the program failed.
+/// Returns the exit code of a program, and logs the error if there is one.
 fn exit_code(result: anyhow::Result<()>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn the_program_name_selects_agent_or_repair_controller() {
-        for (program, wanted) in [
+        for (program, expected) in [
             (Some("/usr/lib/linkerd/linkerd-cni-repair-controller"), true),
             (Some("linkerd-cni-repair-controller"), true),
             (Some("/usr/bin/linkerd2-cni-install"), false),
@@ -48,7 +48,7 @@ mod tests {
             (Some(""), false),
             (None, false),
         ] {
-            assert_eq!(is_repair_controller(program.map(OsStr::new)), wanted);
+            assert_eq!(is_repair_controller(program.map(OsStr::new)), expected);
         }
     }
 }

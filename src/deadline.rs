@@ -27,8 +27,8 @@ impl Deadline {
     /// Waits until one of `fds` is ready. Fails with `ETIMEDOUT` at the deadline.
     pub fn poll(self, fds: &mut [PollFd<'_>]) -> Result<(), Errno> {
         while !self.has_passed() {
-            // The timeout is rounded up to whole milliseconds, because a timeout of 0 ms would spin
-            // through the last millisecond.
+            // The timeout is rounded up to whole milliseconds. Rounded down, it would be 0 ms in
+            // the last millisecond, so that this loop would spin.
             let timeout = self.remaining() + Duration::from_micros(999);
             match poll(fds, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::MAX)) {
                 Ok(0) | Err(Errno::EINTR) => {}
@@ -40,8 +40,8 @@ impl Deadline {
 }
 
 /// Runs `work` on a thread called `name` and waits at most `budget` for the result. After a
-/// timeout, the thread keeps running and the caller should end the process. The text of an error
-/// follows the name of the work.
+/// timeout, the thread keeps running and the caller should end the process. The error is the rest
+/// of a sentence that starts with the name of the work.
 pub fn run_within<T: Send + 'static>(
     name: &str,
     budget: Duration,
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn work_that_hangs_times_out_and_a_panic_is_reported_as_a_panic() {
+    fn work_that_hangs_times_out_and_work_that_panics_ends_without_a_result() {
         assert_eq!(run_within("x", Duration::from_secs(60), || 7).unwrap(), 7);
         let (_sender, never) = mpsc::channel::<()>();
         let hung = run_within("x", SHORT, move || never.recv());

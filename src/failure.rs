@@ -17,7 +17,8 @@ pub struct Row {
     pub name: &'static str,
     /// A clause that can follow "because".
     pub cause: &'static str,
-    /// What to do. It is the CNI error's `details` unless the plugin knows more about the failure.
+    /// What to do. This text is the CNI error's `details` unless the plugin knows more about the
+    /// failure.
     pub remedy: &'static str,
 }
 
@@ -125,8 +126,8 @@ impl Failure {
         self.row().code
     }
 
-    /// Returns the failure with this code and name, or the first with this code: the plugin on the
-    /// node may be of another version.
+    /// Returns the failure with this code and name. If no failure has both, returns the first one
+    /// with this code, because the plugin on the node may be of another version, with other names.
     pub fn find(code: u32, name: &str) -> Option<Failure> {
         let rows: Vec<&Row> = TABLE.iter().filter(|row| row.code == code).collect();
         let row = rows.iter().find(|row| row.name == name).or(rows.first())?;
@@ -145,7 +146,8 @@ pub fn codes(is_wanted: impl Fn(Failure) -> bool) -> BTreeSet<u32> {
     TABLE.iter().filter(|row| is_wanted(row.failure)).map(|row| row.code).collect()
 }
 
-/// Returns the causes of a code in one clause, for counts by code. `None` for an unknown code.
+/// Returns the causes of all failures with this code in one clause, to explain a metric that counts
+/// by code. `None` for an unknown code.
 pub fn causes(code: &str) -> Option<String> {
     let rows = TABLE.iter().filter(|row| row.code.to_string() == code);
     let causes: Vec<&str> = rows.map(|row| row.cause).collect();
@@ -178,9 +180,9 @@ mod tests {
 
     #[test]
     fn a_count_by_code_names_all_causes_of_the_code() {
-        let wanted = "the API server rejected the token in the kubeconfig, or the API server denied \
-                      the plugin's request";
-        assert_eq!(causes("102").as_deref(), Some(wanted));
+        let expected = "the API server rejected the token in the kubeconfig, or the API server denied \
+                        the plugin's request";
+        assert_eq!(causes("102").as_deref(), Some(expected));
         assert_eq!(causes("other"), None);
     }
 }

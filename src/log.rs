@@ -55,15 +55,15 @@ pub fn start(level: LevelFilter, format: Format) {
         .log_internal_errors(false)
         .with_ansi(false)
         .with_target(false);
-    // This fails only if logging has already started.
+    // Starting fails only if logging has already started, so the error is ignored.
     let _ = match format {
         Format::Plain => builder.try_init(),
         Format::Json => builder.json().try_init(),
     };
 }
 
-/// Writes panic messages with [`stderr::write_line`]. The standard library's hook blocks while
-/// no process reads stderr.
+/// Writes panic messages with [`stderr::write_line`], because the standard library's hook blocks
+/// while no process reads stderr.
 pub fn report_panics() {
     panic::set_hook(Box::new(|info| {
         stderr::write_line(format!("{info}\n").as_bytes());

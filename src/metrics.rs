@@ -20,9 +20,12 @@ pub fn label(name: &'static str, value: impl ToString) -> (&'static str, String)
 
 pub type Counters<const N: usize> = Family<Labels<N>, Counter>;
 
-/// Makes a group of metrics with a registry of its own: the prefix of their names, functions that
-/// register further metrics, and for each metric its name, type, function that registers it, help
-/// and, in brackets, labels.
+/// Declares a struct with a group of metrics and their registry. The arguments are:
+///
+/// - the name of the struct, and the prefix of the metrics' names;
+/// - in brackets, functions that register further metrics in the same registry;
+/// - for each metric its name, its type, the function that registers it, the help text and, in
+///   parentheses, the labels.
 macro_rules! metrics {
     ($(#[$doc:meta])* $group:ident $prefix:literal [$($other:path),*]
         $($(#[$note:meta])* $name:ident: $type:ty = $register:ident $help:literal $(($labels:expr))?)*
@@ -46,9 +49,9 @@ macro_rules! metrics {
 }
 pub(crate) use metrics;
 
-/// Adds a metric; one whose name ends with `_seconds` gets this unit. The text prefixes the name
-/// with the group's prefix, appends `_total` to the name of a counter, and ends `help` with a full
-/// stop.
+/// Adds a metric to a group. A metric whose name ends with `_seconds` gets this unit. The
+/// OpenMetrics text has the group's prefix before the name, `_total` behind the name of a counter,
+/// and a full stop behind `help`.
 fn add<M: Metric + Clone>(group: &mut Registry, name: &str, help: &str, metric: M) -> M {
     match name.strip_suffix("_seconds") {
         Some(name) => group.register_with_unit(name, help, Unit::Seconds, metric.clone()),
@@ -62,7 +65,8 @@ pub fn register<M: Metric + Clone + Default>(group: &mut Registry, name: &str, h
     add(group, name, help, M::default())
 }
 
-/// Adds a metric for each of these `labels`.
+/// Adds a metric with a value for each of these `labels`, so that the metric is shown before the
+/// first event.
 pub fn register_each<const N: usize, M: Default>(
     group: &mut Registry,
     name: &str,
@@ -81,7 +85,7 @@ where
 
 pub type Durations<const N: usize> = Family<Labels<N>, Histogram, fn() -> Histogram>;
 
-/// Adds a histogram of durations for each of these `labels`.
+/// Adds a histogram of durations with a value for each of these `labels`, like [`register_each`].
 pub fn register_durations_each<const N: usize>(
     group: &mut Registry,
     name: &str,

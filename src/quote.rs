@@ -38,6 +38,7 @@ pub fn quote(text: &str) -> String {
             break;
         }
         match c {
+            // An apostrophe needs no escape between these quotation marks.
             '\'' => quoted.push(c),
             c => quoted.extend(c.escape_debug()),
         }
@@ -53,7 +54,7 @@ mod tests {
 
     #[test]
     fn a_quotation_of_any_text_is_short_and_on_one_line() {
-        for (text, wanted) in [
+        for (text, expected) in [
             ("http", "\"http\""),
             ("", "\"\""),
             ("it's", "\"it's\""),
@@ -62,7 +63,7 @@ mod tests {
             ("\u{202e}80", "\"\\u{202e}80\""),
             ("８０", "\"８０\""),
         ] {
-            assert_eq!(quote(text), wanted);
+            assert_eq!(quote(text), expected);
         }
         let exact = "x".repeat(LIMIT);
         assert_eq!(quote(&exact), format!("\"{exact}\""));

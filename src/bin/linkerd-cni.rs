@@ -34,11 +34,12 @@ fn main() -> ExitCode {
     }
 }
 
-/// Writes the response to stdout. Fails if the runtime does not read it within 10 s.
-fn write(text: &str) -> io::Result<()> {
+/// Writes the response to stdout. Fails if the runtime does not read the response within 10 s.
+fn write_to_stdout(text: &str) -> io::Result<()> {
     let deadline = Deadline::after(Duration::from_secs(10));
     let mut stdout = io::stdout().lock();
-    // A writable pipe takes 4,096 bytes without waiting (`PIPE_BUF` in pipe(7)).
+    // A pipe that poll reports as writable takes 4,096 bytes without blocking (`PIPE_BUF` in
+    // pipe(7)), so no write outlasts the deadline.
     for part in text.as_bytes().chunks(4096) {
         deadline.poll(&mut [PollFd::new(stdout.as_fd(), PollFlags::POLLOUT)])?;
         stdout.write_all(part).and_then(|()| stdout.flush())?;
@@ -46,10 +47,10 @@ fn write(text: &str) -> io::Result<()> {
     Ok(())
 }
 
-/// Writes `text` to stdout. If that fails, reports it on stderr, which runtimes show for a plugin
-/// that fails without output.
+/// Writes `text` to stdout. If that fails, reports the error on stderr, because runtimes show
+/// stderr of a plugin that fails without output.
 fn print(text: &str) -> ExitCode {
-    let Err(error) = write(text) else { return ExitCode::SUCCESS };
+    let Err(error) = write_to_stdout(text) else { return ExitCode::SUCCESS };
     let line = format!(
         "linkerd-cni: cannot write the response to stdout (code {}): {error}\n",
         Failure::IoFailure.code()

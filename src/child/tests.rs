@@ -5,15 +5,15 @@ use std::process::Command;
 
 use super::*;
 
-/// Waits until the process has ended whose ID is in the file, and fails if it does not end.
+/// Waits until the process whose ID is in the file has ended. Fails if the process does not end.
 pub fn assert_ends(file: &Path) {
     let id = fs::read_to_string(file).unwrap_or_default();
     let id = id.trim();
     assert!(id.parse::<i32>().is_ok(), "no process ID in {}", file.display());
-    let end = Deadline::after(Duration::from_secs(20));
+    let deadline = Deadline::after(Duration::from_secs(20));
     // A killed process is a zombie until its new parent reaps it.
     while fs::read_to_string(format!("/proc/{id}/stat")).is_ok_and(|stat| !stat.contains(") Z ")) {
-        assert!(!end.has_passed(), "process {id} is alive");
+        assert!(!deadline.has_passed(), "process {id} is alive");
         thread::sleep(LONGEST_PAUSE);
     }
 }
@@ -28,19 +28,19 @@ fn shell(script: &str, file: &Path) -> Child {
 
 /// Waits until the shell has written a process ID to the file.
 fn await_id(file: &Path) {
-    let end = Deadline::after(LONG);
+    let deadline = Deadline::after(LONG);
     while !fs::read_to_string(file).is_ok_and(|text| text.ends_with('\n')) {
-        assert!(!end.has_passed(), "nothing was written");
+        assert!(!deadline.has_passed(), "nothing was written");
         thread::sleep(FIRST_PAUSE);
     }
 }
 
 #[test]
-fn a_child_that_does_not_end_after_its_kill_is_left_behind() {
+fn waiting_for_a_child_that_does_not_end_stops_at_the_deadline() {
     let mut child = shell("exec sleep 60", Path::new(""));
     let ended = wait(&mut child, Deadline::after(REAP_BUDGET)).unwrap();
     kill(&mut child);
-    assert_eq!(ended, None, "waited for the end");
+    assert_eq!(ended, None, "the child has ended");
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::net::IpAddr;
 use crate::agent::settings::Settings;
 use crate::probe::{redirection, rollout};
 
-/// The sides of the probe. `serve` and `outbound` get the same token, which tells the response of
-/// `serve` from that of any other server, such as another proxy.
+/// The parts of the probe, each run in a container of its own. `serve` and `outbound` get the same
+/// token, by which `outbound` recognizes a response of `serve`, and not of another proxy.
 #[derive(Clone, Debug, clap::Subcommand)]
 pub enum Probe {
     /// Serve the proxy's ports in its place: respond to each connection with the token and
@@ -41,7 +41,7 @@ pub enum Probe {
 }
 
 impl Probe {
-    /// Runs this side of the probe. `serve` does not return.
+    /// Runs this part of the probe. `serve` does not return.
     pub fn run(&self, settings: &Settings) -> anyhow::Result<()> {
         match self {
             Probe::Serve { token, ports } => redirection::serve(token, ports),

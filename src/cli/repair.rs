@@ -14,7 +14,7 @@ use crate::kube::kubeconfig::SERVICE_ACCOUNT_DIR;
 use crate::log::{self, Format};
 use crate::repair::{self, settings::Settings};
 
-/// Name of this program in filters, the same as that of upstream's controller.
+/// Name of this program in log filters. Upstream's controller has the same name.
 const TARGET: &str = "linkerd_cni_repair_controller";
 
 /// Repairs the meshed pods of one node that have no redirect rules.
@@ -51,15 +51,15 @@ fn run(kubeconfig: Option<PathBuf>, settings: Settings) -> anyhow::Result<()> {
     let source = match kubeconfig {
         Some(path) => AccessSource::Kubeconfig(path),
         None => AccessSource::InCluster {
-            host: variable("KUBERNETES_SERVICE_HOST")?,
-            port: variable("KUBERNETES_SERVICE_PORT")?,
+            host: required_variable("KUBERNETES_SERVICE_HOST")?,
+            port: required_variable("KUBERNETES_SERVICE_PORT")?,
             dir: SERVICE_ACCOUNT_DIR.into(),
         },
     };
     repair::run(settings, &source).map_err(anyhow::Error::from_boxed)
 }
 
-fn variable(name: &str) -> anyhow::Result<String> {
+fn required_variable(name: &str) -> anyhow::Result<String> {
     env::var(name).with_context(|| format!("without --kubeconfig, {name} is required"))
 }
 

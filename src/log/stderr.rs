@@ -18,7 +18,7 @@ use nix::unistd::write;
 /// A pipe that poll reports as writable takes this many bytes at once (`PIPE_BUF` in pipe(7)).
 const PIPE_BUF: usize = 4096;
 
-/// Held while a line is written.
+/// Locked while a line is written, so that lines of several threads do not mix.
 static STDERR: Mutex<()> = Mutex::new(());
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
@@ -63,8 +63,9 @@ fn write_whole(fd: BorrowedFd<'_>, mut line: &[u8]) -> bool {
     true
 }
 
-/// Writes as many bytes from the start of `bytes` as do not block, and returns their number.
-/// `O_NONBLOCK` is not set on stderr itself, as other processes share it.
+/// Writes as many bytes from the start of `bytes` as possible without blocking, and returns their
+/// number. `O_NONBLOCK` cannot be set on stderr instead, because other processes share the open
+/// file.
 ///
 /// A pipe that another process fills at the same time still blocks, and so does a regular file
 /// until the file system takes the bytes. No flag changes that on every kernel.
@@ -75,7 +76,7 @@ fn write_some(fd: BorrowedFd<'_>, bytes: &[u8]) -> Result<usize, Errno> {
     }
     let mut fds = [PollFd::new(fd, PollFlags::POLLOUT)];
     poll(&mut fds, PollTimeout::ZERO)?;
-    // Any other event means that the reader has closed its end.
+    // Without POLLOUT, a write would block. With a further event, the reader has closed its end.
     if fds[0].revents() != Some(PollFlags::POLLOUT) {
         return Err(Errno::EAGAIN);
     }

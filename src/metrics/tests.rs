@@ -5,7 +5,8 @@ use std::collections::{BTreeMap, BTreeSet};
 const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/monitoring.md");
 
 /// Fails unless the page lists exactly the metrics of this OpenMetrics text whose names start with
-/// one of `prefixes`, with help and labels. The message has the rows to paste.
+/// one of `prefixes`, with their help and labels. The message of the failure has the rows to paste
+/// into the page.
 pub fn assert_documented(openmetrics: &str, prefixes: &[&str]) {
     let starts: Vec<String> = prefixes.iter().map(|prefix| format!("| `{prefix}")).collect();
     let is_listed = |row: &&str| starts.iter().any(|start| row.starts_with(start));
@@ -23,8 +24,8 @@ pub fn assert_documented(openmetrics: &str, prefixes: &[&str]) {
     );
 }
 
-/// Returns a table row for each metric: name as queried, help and labels. Panics if the end of a
-/// name does not tell the metric's type, as the page says that it does.
+/// Returns a row of the page's table for each metric: the name for queries, help and labels. Panics
+/// if the end of a name does not match the metric's type, because the page promises that it does.
 fn rows(openmetrics: &str) -> Vec<String> {
     let (mut helps, mut types) = (BTreeMap::new(), BTreeMap::new());
     let mut labels: BTreeMap<&str, BTreeSet<&str>> = BTreeMap::new();

@@ -13,12 +13,12 @@ fn lines_that_fit_reach_pipes_sockets_and_files_completely() {
     let (mut reader, writer) = io::pipe().unwrap();
     write_to(writer.as_fd(), &lines);
     drop(writer);
-    assert_eq!(rest_of(&mut reader), all);
+    assert_eq!(read_to_end(&mut reader), all);
 
     let (mut reader, writer) = UnixStream::pair().unwrap();
     write_to(writer.as_fd(), &lines);
     drop(writer);
-    assert_eq!(rest_of(&mut reader), all);
+    assert_eq!(read_to_end(&mut reader), all);
 
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("log");
@@ -30,8 +30,8 @@ fn write_to(fd: BorrowedFd<'_>, lines: &[&[u8]]) {
     assert!(lines.iter().all(|line| write_whole(fd, line)));
 }
 
-fn rest_of(reader: &mut impl io::Read) -> Vec<u8> {
-    let mut rest = Vec::new();
-    reader.read_to_end(&mut rest).unwrap();
-    rest
+fn read_to_end(reader: &mut impl io::Read) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    reader.read_to_end(&mut bytes).unwrap();
+    bytes
 }
