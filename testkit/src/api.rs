@@ -23,6 +23,7 @@ use crate::server::{Connection, Identity};
 
 pub const TOKEN: &str = "the-token";
 
+/// What a fake API server responds.
 pub trait Routes: Clone + Default + Send + 'static {
     const HAS_TLS: bool = true;
 
@@ -57,6 +58,7 @@ impl Routes for Canned {
 pub type Api = Server<Canned>;
 
 impl Api {
+    /// Makes this token the only one that the server accepts.
     pub fn accept(&self, token: &str) {
         self.state().token = token.to_owned();
     }
@@ -65,10 +67,14 @@ impl Api {
 #[derive(Default)]
 pub struct State<R> {
     pub requests: Vec<Request>,
+    /// Status and body of the response to each path.
     pub answers: BTreeMap<String, (u16, String)>,
+    /// While this is set, the server receives requests, but sends no response.
     pub silent: bool,
+    /// While this is set, the server closes each connection at once.
     pub down: bool,
     routes: R,
+    /// Faults of the next responses, one for each.
     faults: VecDeque<ApiFault>,
     identity: Option<Identity>,
     connections: Vec<TcpStream>,
@@ -101,7 +107,7 @@ impl<R: Routes> Server<R> {
         Self::with_identity(identity)
     }
 
-    /// A server whose certificate has these parameters.
+    /// Starts a server whose certificate has these parameters.
     pub fn with_certificate(params: &CertificateParams) -> Self {
         Self::with_identity(Some(Identity::new(params)))
     }
@@ -123,11 +129,12 @@ impl<R: Routes> Server<R> {
         self.state().identity.as_ref().unwrap().ca.clone()
     }
 
+    /// Presents another certificate on new connections.
     pub fn present(&self, identity: Identity) {
         self.state().identity = Some(identity);
     }
 
-    /// A kubeconfig for this server as upstream's installer writes it.
+    /// Returns a kubeconfig for this server, in the form in which upstream's agent writes it.
     pub fn kubeconfig(&self) -> String {
         use base64::Engine as _;
         let ca = base64::engine::general_purpose::STANDARD.encode(self.ca().trim());
@@ -139,13 +146,15 @@ impl<R: Routes> Server<R> {
             .replace("CA", &ca)
     }
 
-    /// Variables of an agent with a plugin account, for this server.
+    /// Returns the environment variables of an agent that connects to this server, and whose plugin
+    /// has a ServiceAccount of its own.
     pub fn vars(&self) -> [(&'static str, String); 3] {
         let [host, port] = self.address_vars();
         [host, port, ("LINKERD_CNI_PLUGIN_SERVICE_ACCOUNT", "linkerd-cni-plugin".into())]
     }
 
-    /// Variables of an agent whose plugin has no account of its own, as under upstream's chart.
+    /// Returns the environment variables of an agent that connects to this server, and whose plugin
+    /// has no ServiceAccount of its own, as under upstream's chart.
     pub fn address_vars(&self) -> [(&'static str, String); 2] {
         [
             ("KUBERNETES_SERVICE_HOST", "127.0.0.1".into()),
@@ -158,18 +167,20 @@ impl<R: Routes> Server<R> {
         self
     }
 
+    /// Lets the next responses have these faults, one for each response.
     pub fn faults(&self, faults: &[ApiFault]) -> &Self {
         self.state().faults.extend(faults);
         self
     }
 
-    /// Makes the pod available at its own path; it is not added to a list.
+    /// Makes the pod available at its own path. Lists do not contain the pod.
     pub fn knows(&self, pod: &Value) {
         let text = |pointer: &str| pod.pointer(pointer).unwrap().as_str().unwrap();
         let (namespace, name) = (text("/metadata/namespace"), text("/metadata/name"));
         self.answer(&format!("/api/v1/namespaces/{namespace}/pods/{name}"), 200, &pod.to_string());
     }
 
+    /// Cuts all connections, and refuses new ones until [`Server::up`].
     pub fn crash(&self) {
         let mut state = self.state();
         state.down = true;
@@ -202,13 +213,15 @@ impl<R: Routes> Server<R> {
                             break;
                         }
                     }
-                    // The list of connections keeps the socket open.
+                    // Dropping the connection would not close the socket, because `connections`
+                    // has a copy of it.
                     connection.cut()
                 });
             }
         });
     }
 
+    /// Responds to a request. `None`: the connection has ended.
     fn respond(&self, request: &Request, connection: &mut Connection) -> Option<()> {
         let mut state = self.state();
         if state.down {

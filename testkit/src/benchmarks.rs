@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+/// How much a counted figure may differ from the committed one.
 const TOLERANCE_PERCENT: u128 = 5;
-/// Debian's `portmap`, whose figures are not this project's.
+/// Name of the rows of Debian's `portmap`. They are not compared, because they are not figures of
+/// this project.
 pub const PORTMAP: &str = "portmap";
 /// Figures that depend on the processor's architecture.
 const OF_ARCHITECTURE: [&str; 2] = ["instructions", "bytes"];
@@ -16,7 +18,7 @@ const OF_ARCHITECTURE: [&str; 2] = ["instructions", "bytes"];
 pub struct Figures {
     /// Architecture of the processor, on which instructions and sizes depend.
     pub architecture: String,
-    /// Timed runs of each call. If 0, the figures are counted only, and all times are 0.
+    /// Number of timed runs of each call. If 0, nothing is timed, and all times are 0.
     pub runs: usize,
     pub rows: Vec<Row>,
     pub unusable: Vec<Unusable>,
@@ -37,10 +39,13 @@ pub struct Row {
     pub processes: u64,
     pub rss_mb: f64,
     pub page_faults: u64,
-    /// `None` without valgrind, and of `portmap`: Go's runtime does not run under it.
+    /// `None` if valgrind is missing, and for `portmap`, because Go's runtime does not run under
+    /// valgrind.
     pub instructions: Option<u64>,
-    /// Heap allocations of a debug build. `None` without one, and of `portmap`.
+    /// Number of heap allocations in a debug build. `None` without a debug build, and for
+    /// `portmap`.
     pub allocations: Option<u64>,
+    /// Size of these allocations. `None` as for `allocations`.
     pub allocated_bytes: Option<u64>,
 }
 
@@ -76,7 +81,7 @@ pub struct Comparison {
 type Key<'a> = (&'a str, &'static str);
 
 impl Figures {
-    fn counted(&self) -> Vec<(Key<'_>, Option<u64>)> {
+    fn counted_figures(&self) -> Vec<(Key<'_>, Option<u64>)> {
         let mut figures: Vec<(Key<'_>, Option<u64>)> = Vec::new();
         for row in self.rows.iter().filter(|row| !row.name.starts_with(PORTMAP)) {
             figures.extend([
@@ -100,8 +105,8 @@ impl Figures {
 
 pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
     let mut comparison = Comparison::default();
-    let other_machine = committed.architecture != measured.architecture;
-    if other_machine {
+    let is_other_architecture = committed.architecture != measured.architecture;
+    if is_other_architecture {
         comparison.skipped.push(format!(
             "{}: the committed figures are of {}, this machine is {}",
             OF_ARCHITECTURE.join(", "),
@@ -112,16 +117,17 @@ pub fn compare(committed: &Figures, measured: &Figures) -> Comparison {
     for row in &measured.unusable {
         comparison.skipped.push(format!("{}: {}", row.name, row.reason));
     }
-    let mut new: BTreeMap<_, _> = measured.counted().into_iter().collect();
-    for (key, before) in committed.counted() {
+    let mut measured_figures: BTreeMap<_, _> = measured.counted_figures().into_iter().collect();
+    for (key, before) in committed.counted_figures() {
         let (row, name) = key;
-        let after = new.remove(&key).flatten();
-        let depends_on_machine = other_machine && OF_ARCHITECTURE.contains(&name);
-        if !depends_on_machine && !measured.is_unusable(row) {
+        let after = measured_figures.remove(&key).flatten();
+        let is_incomparable = is_other_architecture && OF_ARCHITECTURE.contains(&name);
+        if !is_incomparable && !measured.is_unusable(row) {
             comparison.add(key, before, after);
         }
     }
-    for (key, value) in new {
+    // What is left has no committed figure.
+    for (key, value) in measured_figures {
         comparison.add(key, None, value);
     }
     comparison

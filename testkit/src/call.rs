@@ -101,12 +101,10 @@ impl Call {
         config["name"] = json!("k8s-pod-network");
         config["log_level"] = json!("debug");
         config["kubernetes"] = json!({"kubeconfig": kubeconfig});
-        // The budget is long enough for a busy machine.
+        // The budget is long, so that a busy machine does not fail the test.
         config["linkerd"]["api-retry-seconds"] = json!(10);
-        let (ips, interfaces) = (
-            json!([{"address": "10.99.0.1/24", "interface": 0}]),
-            json!([{"name": "eth0", "sandbox": "/x"}]),
-        );
+        let ips = json!([{"address": "10.99.0.1/24", "interface": 0}]);
+        let interfaces = json!([{"name": "eth0", "sandbox": "/x"}]);
         config["prevResult"] =
             json!({"cniVersion": "1.0.0", "ips": ips, "interfaces": interfaces, "dns": {}});
         let environment = environment.iter().map(|&(name, value)| (name.into(), value.into()));
@@ -129,7 +127,8 @@ impl Call {
         self
     }
 
-    /// Sets the annotations that the runtime passes to the plugin. `None`: it passes none.
+    /// Sets the annotations that the runtime passes to the plugin. `None`: the runtime passes no
+    /// annotations.
     pub fn annotated(self, annotations: impl Into<Option<Value>>) -> Self {
         let key = "io.kubernetes.cri.pod-annotations";
         match annotations.into() {
@@ -165,7 +164,7 @@ impl Call {
     pub fn run_command(&self, command: &mut Command, stdin: &str) -> Outcome {
         command.env_clear().envs(self.environment.iter().cloned()).stdin(Stdio::piped());
         let mut child = command.spawn().unwrap();
-        // Fails if the plugin ends without reading stdin, which is allowed.
+        // The plugin may end without reading stdin, so a failed write is not an error.
         let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
         Outcome::from(child.wait_with_output().unwrap())
     }

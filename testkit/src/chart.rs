@@ -24,7 +24,7 @@ pub fn yaml(text: &str) -> Value {
     serde_saphyr::from_str(text).unwrap_or_else(|error| panic!("{error}\n{text}"))
 }
 
-/// The files of a directory, sorted, without those of directories in it.
+/// Returns the files of a directory, sorted. Files of its subdirectories are not included.
 pub fn files(directory: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).unwrap();
     let mut files: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -47,7 +47,7 @@ pub fn platforms() -> Vec<(String, PathBuf)> {
     platforms
 }
 
-/// The files in a directory and in those below it with this extension, sorted.
+/// Returns the files with this extension in a directory and in its subdirectories, sorted.
 pub fn files_below(directory: &Path, extension: &str) -> Vec<PathBuf> {
     let entries = fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path());
     let (directories, mut found): (Vec<_>, Vec<_>) = entries.partition(|path| path.is_dir());
@@ -57,7 +57,7 @@ pub fn files_below(directory: &Path, extension: &str) -> Vec<PathBuf> {
     found
 }
 
-/// Runs `helm`. Panics if there is none, because a skipped test shows nothing.
+/// Runs `helm`. Panics if helm is not installed, because a skipped test would prove nothing.
 pub fn helm(arguments: &[&str]) -> Output {
     run("helm", arguments)
 }
@@ -67,7 +67,8 @@ fn run(program: &str, arguments: &[&str]) -> Output {
         .args(arguments)
         // The tests must not reach a cluster.
         .env("KUBECONFIG", "/dev/null")
-        // Helm ends before a garbage collection pays off, which takes a tenth of its time.
+        // With fewer garbage collections, helm takes a tenth less time. It ends before it needs the
+        // memory.
         .env("GOGC", "400")
         .output()
         .unwrap_or_else(|error| {
@@ -133,13 +134,15 @@ impl Render {
         self
     }
 
-    /// Adds values as a file. Helm reads whole numbers of a file as floats.
+    /// Adds values as a file. The templates get whole numbers as floats then, because helm reads
+    /// them so from a file.
     pub fn values(self, values: &Value) -> Self {
         let path = self.scratch.path().join(format!("{}.json", self.values.len()));
         fs::write(&path, values.to_string()).unwrap();
         self.file(&path)
     }
 
+    /// Adds or replaces a file of the chart, in a copy of the chart.
     pub fn with_file(mut self, name: &str, text: &str) -> Self {
         let copy = self.scratch.path().join("linkerd2-cni");
         if self.chart != copy {
@@ -155,7 +158,8 @@ impl Render {
         arguments.extend(["linkerd-cni", self.chart.to_str().unwrap()]);
         arguments.extend(["--namespace", self.namespace]);
         arguments.extend(self.templates.as_deref());
-        // Many tests render the same values, and each start of helm takes a tenth of a second.
+        // The outputs are kept, because many tests render the same values, and each start of helm
+        // takes a tenth of a second.
         static OUTPUTS: Mutex<BTreeMap<String, Result<String, String>>> =
             Mutex::new(BTreeMap::new());
         let contents: Vec<_> = self.values.iter().map(read).collect();

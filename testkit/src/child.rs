@@ -22,7 +22,7 @@ impl Drop for KilledOnDrop {
     }
 }
 
-/// Runs a command and returns its output. Panics with its error if it fails.
+/// Runs a command and returns its stdout. If the command fails, panics with its stderr.
 #[track_caller]
 pub fn must(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| {
@@ -47,17 +47,18 @@ pub fn script(name: &str, args: &[&str]) -> String {
     must(Command::new(script).args(args).current_dir(checkout).stdin(Stdio::null()))
 }
 
-/// Whether tests can use strace, which CI must have.
+/// Returns whether strace is installed. Panics in CI if it is not, so that CI skips no test.
 pub fn has_strace() -> bool {
-    let found = Command::new("strace").arg("-V").output().is_ok();
-    assert!(found || std::env::var_os("CI").is_none(), "strace is missing");
-    if !found {
+    let is_installed = Command::new("strace").arg("-V").output().is_ok();
+    assert!(is_installed || std::env::var_os("CI").is_none(), "strace is missing");
+    if !is_installed {
         println!("skipped: strace is missing (scripts/tools debian)");
     }
-    found
+    is_installed
 }
 
-/// Whether an agent has blocked SIGTERM, which its main loop then reads.
+/// Whether an agent has blocked SIGTERM. From then on, SIGTERM does not kill the agent, because its
+/// main loop reads the signal.
 pub fn takes_sigterm(pid: Pid) -> bool {
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     let blocked = status.lines().find_map(|line| line.strip_prefix("SigBlk:"));

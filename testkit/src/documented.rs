@@ -1,4 +1,5 @@
-//! The commands in the pages, and how it is shown that each works. Text files and tables only.
+//! The commands in the pages, and how the tests show that each of them works. This module only
+//! reads the pages and a table. It runs no command.
 
 use std::fs;
 use std::path::PathBuf;
@@ -20,8 +21,8 @@ pub enum Shown {
     Not(&'static str),
 }
 
-/// Rows: the beginning of commands, `|`, and how it is shown that the commands work. Of several
-/// rows, the one with the longest beginning applies.
+/// A table. Each row has the beginning of commands, `|`, and how the tests show that these commands
+/// work. If several rows match a command, the one with the longest beginning applies.
 const ROWS: &str = include_str!("documented.txt");
 
 #[derive(Clone, Debug)]
@@ -72,7 +73,8 @@ pub fn commands() -> Vec<Command> {
     commands
 }
 
-/// Returns the commands in the blocks with the language `sh`, which a list may indent.
+/// Returns the commands in the code blocks with the language `sh`. A block may be indented, because
+/// it may be part of a list.
 fn commands_in(text: &str) -> Vec<String> {
     let mut commands = Vec::new();
     let mut in_block = false;

@@ -9,11 +9,11 @@ use std::sync::{Mutex, PoisonError};
 const PAGE: &str = "docs/maintainers/faults.md";
 const END: &str = "<!-- end of captured -->\n";
 
-/// Held while the page is read and written, because the tests of a suite run at the same time.
+/// Locked while the page is read and written, because the tests of a suite run at the same time.
 static WRITER: Mutex<()> = Mutex::new(());
 
-/// Where a text about a fault is shown: in the order of a section, and of the headings in
-/// `fault_headings.txt`.
+/// Where a text about a fault is shown. The variants have the order of the texts in a section, and
+/// of the headings in `fault_headings.txt`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Source {
     Kubelet,
@@ -101,7 +101,8 @@ pub fn mask_numbers(text: &str, before: &str, after: &str) -> String {
     masked
 }
 
-/// The problems in the output of `linkerd cni check -o short`, each with its lines.
+/// Returns the problems in the output of `linkerd cni check -o short`, each as a text of one or
+/// more lines.
 pub fn problems(report: &str) -> Vec<String> {
     let mut problems: Vec<String> = Vec::new();
     for line in report.lines().map(|line| line.replace('\t', "        ")) {

@@ -21,28 +21,34 @@ pub struct HealthyCluster {
 }
 
 impl HealthyCluster {
-    /// Serves until the test's process ends. Returns the largest number of requests at a time.
+    /// Serves until the test's process ends. Returns a counter with the largest number of requests
+    /// that were open at the same time.
     pub fn serve(self, listener: UnixListener) -> Arc<AtomicUsize> {
-        let (cluster, now, most) = (Arc::new(self), Arc::<AtomicUsize>::default(), Arc::default());
-        let found = Arc::clone(&most);
+        let cluster = Arc::new(self);
+        let open_requests = Arc::new(AtomicUsize::new(0));
+        let most_open_requests = Arc::new(AtomicUsize::new(0));
+        let returned = Arc::clone(&most_open_requests);
         thread::spawn(move || {
             for stream in listener.incoming() {
-                let (cluster, now) = (Arc::clone(&cluster), Arc::clone(&now));
-                let most = Arc::<AtomicUsize>::clone(&most);
+                let cluster = Arc::clone(&cluster);
+                let open_requests = Arc::clone(&open_requests);
+                let most_open_requests = Arc::clone(&most_open_requests);
                 thread::spawn(move || {
-                    most.fetch_max(now.fetch_add(1, SeqCst) + 1, SeqCst);
+                    let open = open_requests.fetch_add(1, SeqCst) + 1;
+                    most_open_requests.fetch_max(open, SeqCst);
                     cluster.respond(stream.unwrap());
-                    now.fetch_sub(1, SeqCst);
+                    open_requests.fetch_sub(1, SeqCst);
                 });
             }
         });
-        found
+        returned
     }
 
     fn respond(&self, mut stream: UnixStream) {
         let mut line = String::new();
         BufReader::new(&mut stream).read_line(&mut line).unwrap();
-        // The first connection shows only that the socket is open.
+        // The first connection sends no request: `linkerd cni` only tests whether the socket is
+        // open.
         let Some(path) = line.split_whitespace().nth(1).and_then(|path| path.split('?').next())
         else {
             return;
@@ -55,7 +61,7 @@ impl HealthyCluster {
         let _ = write!(stream, "HTTP/1.0 {code}\r\n\r\n{body}");
     }
 
-    /// A list with an item for each node, which are numbered from 1.
+    /// Returns a list with an item for each node. The nodes are numbered from 1.
     fn list_of_nodes(&self, item: impl Fn(usize) -> Value) -> Value {
         let items: Vec<Value> = (1..=self.nodes).map(item).collect();
         json!({"items": items})

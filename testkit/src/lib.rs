@@ -1,4 +1,4 @@
-//! What the tests share, and the programs in `src/bin`: `bench`, `fleet`, `kernels`, `matrix`,
+//! Code that the tests share, and the programs in `src/bin`: `bench`, `fleet`, `kernels`, `matrix`,
 //! `soak`, and `netprobe`, which runs in the pods of tests. For development only.
 
 pub mod api;
@@ -31,6 +31,7 @@ use std::path::{Path, PathBuf};
 
 use linkerd2_cni::VERSION;
 
+/// Calls the function when the value is dropped.
 pub struct OnDrop<F: FnMut()>(pub F);
 
 impl<F: FnMut()> Drop for OnDrop<F> {
@@ -61,7 +62,7 @@ pub fn pids() -> impl Iterator<Item = i32> {
 pub fn program(name: &str) -> PathBuf {
     let running = std::env::current_exe().unwrap();
     let directory = running.parent().unwrap();
-    // Cargo puts test programs into a directory below that of the programs.
+    // The running program may be a test program, which Cargo puts into the subdirectory `deps`.
     let directory =
         if directory.ends_with("deps") { directory.parent().unwrap() } else { directory };
     directory.join(name)

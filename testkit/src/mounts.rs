@@ -6,17 +6,17 @@ use std::thread;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 
-/// Runs `test` on a thread with a mount namespace of its own, which the programs that it starts
-/// share.
+/// Runs `test` on a thread with a mount namespace of its own. Programs that `test` starts are in
+/// the same mount namespace.
 pub fn in_mount_namespace<T: Send + 'static>(test: impl FnOnce() -> T + Send + 'static) -> T {
-    let alone = thread::spawn(move || {
+    let thread = thread::spawn(move || {
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
         let none = None::<&str>;
         mount(none, "/", none, private, none).unwrap();
         test()
     });
-    alone.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
 }
 
 pub fn bind(from: &Path, to: &Path) {

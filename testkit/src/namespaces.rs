@@ -20,8 +20,8 @@ pub const NEIGHBOUR: [&str; 2] = ["10.99.0.2", "fd99::2"];
 
 const WORK_BUDGET: Duration = Duration::from_secs(60);
 
-/// Two namespaces without names. Only open files of this process keep them, so the kernel also
-/// removes them if the process is killed.
+/// The two network namespaces. They have no names: only open files of this process keep them, so
+/// the kernel removes them also if the process is killed.
 pub struct Namespaces {
     pod: File,
     neighbour: File,
@@ -30,24 +30,25 @@ pub struct Namespaces {
 impl Namespaces {
     /// Creates both namespaces, with IPv6 addresses if the kernel has IPv6.
     pub fn new() -> Self {
-        let these =
-            Namespaces { pod: netns::create().unwrap(), neighbour: netns::create().unwrap() };
-        let other = these.neighbour.try_clone().unwrap();
-        within(&these.pod, move || link::create_veth_pair("eth0", other)).unwrap();
-        let families = if Path::new("/proc/net/if_inet6").exists() { 2 } else { 1 };
-        for (netns, addresses) in [(&these.pod, POD), (&these.neighbour, NEIGHBOUR)] {
-            within(netns, move || {
+        let pod = netns::create().unwrap();
+        let neighbour = netns::create().unwrap();
+        let peer_netns = neighbour.try_clone().unwrap();
+        run_in(&pod, move || link::create_veth_pair("eth0", peer_netns)).unwrap();
+        let has_ipv6 = Path::new("/proc/net/if_inet6").exists();
+        for (netns, [ipv4, ipv6]) in [(&pod, POD), (&neighbour, NEIGHBOUR)] {
+            run_in(netns, move || {
                 link::set_up("lo").unwrap();
                 link::set_up("eth0").unwrap();
-                for (address, prefix) in addresses.iter().zip([24, 64]).take(families) {
-                    link::add_address("eth0", address.parse().unwrap(), prefix).unwrap();
+                link::add_address("eth0", ipv4.parse().unwrap(), 24).unwrap();
+                if has_ipv6 {
+                    link::add_address("eth0", ipv6.parse().unwrap(), 64).unwrap();
                 }
             });
         }
-        these
+        Namespaces { pod, neighbour }
     }
 
-    /// Path of the pod's netns, as a runtime passes it in CNI_NETNS.
+    /// Returns the path of the pod's netns, for `CNI_NETNS`.
     pub fn path(&self) -> PathBuf {
         path(&self.pod)
     }
@@ -56,8 +57,8 @@ impl Namespaces {
         path(&self.neighbour)
     }
 
-    /// Listens on `port` of the pod. Each connection is told `name` and the address that it was
-    /// for.
+    /// Listens on `port` of the pod. Sends to each client a line with `name` and the destination
+    /// that the client chose.
     pub fn serve_in_pod(&self, name: &'static str, port: u16) {
         serve(&self.pod, name, port);
     }
@@ -77,27 +78,31 @@ impl Namespaces {
     /// Adds a second interface to the pod, as Multus does: `10.98.0.1`, `fd98::1`. The neighbour's
     /// addresses end in 2.
     pub fn add_network(&self) {
-        let other = path(&self.neighbour);
-        self.sh(&format!("ip link add net1 type veth peer name net1 netns {}", other.display()));
+        let neighbour = path(&self.neighbour);
+        self.sh(&format!(
+            "ip link add net1 type veth peer name net1 netns {}",
+            neighbour.display()
+        ));
         for (netns, end) in [(&self.pod, 1), (&self.neighbour, 2)] {
             let set_up = format!(
                 "ip link set net1 up && ip addr add 10.98.0.{end}/24 dev net1 && \
                  ip addr add fd98::{end}/64 dev net1 nodad"
             );
-            inside(netns, "sh", &["-c", &set_up]);
+            run_program_in(netns, "sh", &["-c", &set_up]);
         }
     }
 
     pub fn run(&self, program: &str, args: &[&str]) -> String {
-        inside(&self.pod, program, args)
+        run_program_in(&self.pod, program, args)
     }
 
     pub fn sh(&self, command: &str) -> String {
         self.run("sh", &["-c", command])
     }
 
-    /// Lists the rules of table `nat` in the pod's namespace, one `-A` line each, as another reader
-    /// than the product's own. `program` is such as `iptables-nft`.
+    /// Lists the rules of table `nat` in the pod's netns, one `-A` line for each rule. They are
+    /// listed by `program`, such as `iptables-nft`, so that the test does not depend on the
+    /// product's own reader.
     pub fn nat(&self, program: &str) -> String {
         let lines = self.run(program, &["-w", "-t", "nat", "-S"]);
         let rules: Vec<_> = lines.lines().filter(|line| line.starts_with("-A ")).collect();
@@ -105,31 +110,31 @@ impl Namespaces {
     }
 }
 
-/// Path of an open file of this process, which other programs can open too.
+/// Returns a path by which other programs can open an open file of this process.
 pub fn path(file: &File) -> PathBuf {
     PathBuf::from(format!("/proc/{}/fd/{}", id(), file.as_raw_fd()))
 }
 
-fn within<T: Send + 'static>(netns: &File, work: impl FnOnce() -> T + Send + 'static) -> T {
+fn run_in<T: Send + 'static>(netns: &File, work: impl FnOnce() -> T + Send + 'static) -> T {
     netns::run(&path(netns), WORK_BUDGET, work).expect("this test needs root")
 }
 
-fn inside(netns: &File, program: &str, args: &[&str]) -> String {
+fn run_program_in(netns: &File, program: &str, args: &[&str]) -> String {
     let mut command = Command::new(program);
     command.args(args);
-    within(netns, move || must(&mut command))
+    run_in(netns, move || must(&mut command))
 }
 
 fn serve(netns: &File, name: &'static str, port: u16) {
-    let listener = within(netns, move || listen(port)).unwrap();
+    let listener = run_in(netns, move || listen(port)).unwrap();
     thread::spawn(move || {
         for mut stream in listener.incoming().flatten() {
-            let _ = writeln!(stream, "{name} {}", original(&stream));
+            let _ = writeln!(stream, "{name} {}", original_destination(&stream));
         }
     });
 }
 
-/// Listens on all addresses of both families, or of IPv4 if the kernel has no IPv6.
+/// Listens on all addresses of both families, or on those of IPv4 if the kernel has no IPv6.
 fn listen(port: u16) -> io::Result<TcpListener> {
     match TcpListener::bind((Ipv6Addr::UNSPECIFIED, port)) {
         Ok(listener) => Ok(listener),
@@ -137,8 +142,9 @@ fn listen(port: u16) -> io::Result<TcpListener> {
     }
 }
 
-/// Returns the destination before the redirect, which the proxy reads by SO_ORIGINAL_DST.
-pub fn original(stream: &TcpStream) -> SocketAddr {
+/// Returns the destination before the redirect. A proxy reads it in the same way, by
+/// `SO_ORIGINAL_DST`.
+pub fn original_destination(stream: &TcpStream) -> SocketAddr {
     let local = stream.local_addr().unwrap();
     let original = if local.ip().to_canonical().is_ipv4() {
         getsockopt(stream, sockopt::OriginalDst).map(|found| {
@@ -155,12 +161,13 @@ pub fn original(stream: &TcpStream) -> SocketAddr {
     }
 }
 
-/// Connects as the user `uid`. A process connects, because a thread cannot have another user.
+/// Connects as the user `uid`, and returns the server's line. The connection is made by another
+/// process, because a single thread of this process cannot change its user.
 fn connect(netns: &File, uid: u32, address: &str, port: u16) -> String {
     let script = format!("exec 3<>/dev/tcp/{address}/{port} && cat <&3");
     let mut command = Command::new("timeout");
     command.args(["5", "bash", "-c", &script]).uid(uid).gid(uid);
-    let output = within(netns, move || command.output()).unwrap();
+    let output = run_in(netns, move || command.output()).unwrap();
     if output.status.success() {
         String::from_utf8(output.stdout).unwrap().trim().to_owned()
     } else if String::from_utf8_lossy(&output.stderr).contains("refused") {

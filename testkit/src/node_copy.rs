@@ -1,5 +1,5 @@
-//! The node's copy of its pods, as an agent publishes it, and the objects besides a pod that decide
-//! on its redirect.
+//! Publishes pods in the node's copy as an agent does, with a fake cluster for the objects that
+//! complete the facts about a pod.
 
 use std::path::Path;
 
@@ -12,8 +12,8 @@ use linkerd2_cni::pod::annotation::Annotations;
 use linkerd2_cni::pod_copy;
 use serde_json::json;
 
-/// Publishes a pod object, of a namespace without annotations, for the namespace, name and UID that
-/// the runtime passes.
+/// Publishes the pod of the JSON text `object`, for the namespace, name and UID that the runtime
+/// passes to the plugin. The pod's namespace has no annotations.
 pub fn publish(run_dir: &Path, [namespace, name, uid]: [&str; 3], object: &str) {
     let pod = PodRef { namespace: namespace.into(), name: name.into(), uid: uid.into() };
     let decision =
@@ -23,10 +23,12 @@ pub fn publish(run_dir: &Path, [namespace, name, uid]: [&str; 3], object: &str) 
     pod_copy::publish(run_dir, pod, decision).unwrap();
 }
 
-/// A cluster whose API server has a Service with this port and target port, or none.
+/// A cluster in which each namespace has the same annotations.
 #[derive(Default)]
 pub struct FakeCluster {
+    /// Annotations of each namespace.
     pub annotations: Annotations,
+    /// Port and target port of the API server's Service. `None`: the Service cannot be read.
     pub api_ports: Option<[u16; 2]>,
 }
 

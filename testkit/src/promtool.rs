@@ -4,8 +4,8 @@ use std::collections::BTreeSet;
 use std::io::Write as _;
 use std::process::{Command, Stdio};
 
-/// Fails unless `promtool check metrics` accepts these metrics without a remark. CI must have
-/// promtool.
+/// Fails unless `promtool check metrics` accepts these metrics without a remark. Without promtool
+/// the check is skipped, but fails in CI.
 pub fn assert_clean(openmetrics: &str) {
     let mut promtool = Command::new("promtool");
     let promtool = promtool.args(["check", "metrics"]).stdin(Stdio::piped());
@@ -21,8 +21,8 @@ pub fn assert_clean(openmetrics: &str) {
     assert!(output.status.success() && remarks.is_empty(), "{remarks}\n{text}");
 }
 
-/// Converts OpenMetrics to the older format, which `promtool check metrics` reads: names of
-/// counters have `_total`.
+/// Converts OpenMetrics to the older text format that `promtool check metrics` reads. There, the
+/// names of counters have `_total` also in the lines HELP and TYPE.
 fn prometheus_text(openmetrics: &str) -> String {
     let counters: BTreeSet<_> = openmetrics
         .lines()

@@ -1,4 +1,4 @@
-//! What the property tests compare the product's rules and decisions with.
+//! Models with which the property tests compare the product's rules and decisions.
 
 pub mod decision;
 pub mod difference;

@@ -11,11 +11,12 @@ pub struct Repeated<T> {
 }
 
 impl<T: Send + 'static> Repeated<T> {
+    /// Calls `work` on `state` again and again on a new thread, with a `pause` after each call.
     pub fn start(pause: Duration, mut state: T, work: impl Fn(&mut T) + Send + 'static) -> Self {
         let stop = Arc::<AtomicBool>::default();
-        let stopped = Arc::clone(&stop);
+        let must_stop = Arc::clone(&stop);
         let thread = thread::spawn(move || {
-            while !stopped.load(Ordering::Relaxed) {
+            while !must_stop.load(Ordering::Relaxed) {
                 work(&mut state);
                 thread::sleep(pause);
             }
@@ -24,6 +25,8 @@ impl<T: Send + 'static> Repeated<T> {
         Repeated { stop, thread: Some(thread) }
     }
 
+    /// Waits for the end of the current call, and returns the state. If `work` has panicked, panics
+    /// with its message.
     pub fn finish(mut self) -> T {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.take().expect("only this method takes the thread").join();

@@ -13,7 +13,7 @@ use serde_json::Value;
 pub struct Request {
     pub method: String,
     pub path: String,
-    /// Names in lower case, and values.
+    /// Names and values. The names are in lower case.
     pub headers: Vec<(String, String)>,
     /// `Null` if the body is empty or not JSON.
     pub body: Value,
@@ -46,7 +46,7 @@ impl Request {
     }
 }
 
-/// Connection to one client. All methods return `None` when it has ended.
+/// A connection to one client. Its methods return `None` once the connection has ended.
 pub struct Connection {
     stream: BufReader<Box<dyn Stream>>,
     socket: TcpStream,
@@ -61,12 +61,12 @@ impl Connection {
         // Go's servers set this option. Without the option, a response waits up to 40 ms for the
         // client to acknowledge the end of the TLS handshake.
         socket.set_nodelay(true).ok()?;
-        let own = socket.try_clone().ok()?;
+        let kept_socket = socket.try_clone().ok()?;
         let stream: Box<dyn Stream> = match tls {
             Some(config) => Box::new(StreamOwned::new(ServerConnection::new(config).ok()?, socket)),
             None => Box::new(socket),
         };
-        Some(Connection { stream: BufReader::new(stream), socket: own })
+        Some(Connection { stream: BufReader::new(stream), socket: kept_socket })
     }
 
     pub fn read_request(&mut self) -> Option<Request> {
@@ -96,10 +96,16 @@ impl Connection {
         stream.flush().ok()
     }
 
-    /// Sends the head and the first `part` of a body of `length` bytes. `more` is a further header
-    /// line, or empty.
-    pub fn send_part(&mut self, code: u16, length: usize, more: &str, part: &[u8]) -> Option<()> {
-        let head = format!("HTTP/1.1 {code} x\r\n{more}Content-Length: {length}\r\n\r\n");
+    /// Sends the head of a response, and `part`, the beginning of a body of `length` bytes.
+    /// `extra_header` is a further header line with its end, or empty.
+    pub fn send_part(
+        &mut self,
+        code: u16,
+        length: usize,
+        extra_header: &str,
+        part: &[u8],
+    ) -> Option<()> {
+        let head = format!("HTTP/1.1 {code} x\r\n{extra_header}Content-Length: {length}\r\n\r\n");
         self.send(&[head.as_bytes(), part].concat())
     }
 
@@ -108,6 +114,7 @@ impl Connection {
         self.send_part(code, body.len(), "", body)
     }
 
+    /// Closes the connection. Always returns `None`, because the connection has ended then.
     pub fn cut(&self) -> Option<()> {
         let _ = self.socket.shutdown(Shutdown::Both);
         None

@@ -8,7 +8,8 @@ use serde_json::Value;
 
 use crate::chart::yaml;
 
-/// Name of a row. A test that panics before it drops the name prints it.
+/// Name of a row. If a test panics while it holds the name, the name is printed, so that the
+/// failure shows the row.
 pub struct RowName(String);
 
 impl fmt::Display for RowName {

@@ -3,7 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Limit of [`until`]: the machine may be busy, and kubelet pauses for long between its tries.
+/// Longest wait of [`until`]. It is long, because the machine may be busy, and because kubelet
+/// makes long pauses before it tries something again.
 const LIMIT: Duration = Duration::from_secs(120);
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
 const LONGEST_PAUSE: Duration = Duration::from_millis(100);
@@ -35,8 +36,8 @@ pub fn until_within(limit: Duration, what: &str, mut condition: impl FnMut() -> 
             break;
         }
         assert!(begin.elapsed() < limit, "not within {limit:?}: {what}");
-        // A condition may start a process. Many tests wait side by side, so each leaves the
-        // processors alone for most of its time.
+        // A check of the condition may be expensive, for example if it starts a process. Many tests
+        // wait at the same time, so the pause is at least three times as long as the check.
         let pause = (begin.elapsed() / 20).min(LONGEST_PAUSE).max(3 * checked_at.elapsed());
         thread::sleep(pause.clamp(SHORTEST_PAUSE, LONGEST_PAUSE_OF_A_SLOW_CONDITION));
     }

@@ -16,8 +16,9 @@ use crate::mounts::in_mount_namespace;
 /// An output to which no line can be written until it is dropped.
 pub struct Unwritable {
     pub name: &'static str,
-    /// `None`: a program started with it has no such descriptor.
+    /// `None`: the program is started with this descriptor closed.
     output: Option<OwnedFd>,
+    /// The other end of a pipe, socket or terminal. It is kept open and never read.
     _unread: Option<OwnedFd>,
 }
 
@@ -47,7 +48,7 @@ impl Unwritable {
         command
     }
 
-    /// Returns this output for a program's stdout; `/dev/null` for the closed output.
+    /// Returns this output for a program's stdout. For the closed output, returns `/dev/null`.
     pub fn stdio(&self) -> Stdio {
         let output = self.output.as_ref();
         output.map_or_else(Stdio::null, |output| output.try_clone().unwrap().into())
@@ -99,6 +100,7 @@ fn filled(
 ) -> Unwritable {
     let writer = writer.into();
     fcntl(writer.as_fd(), FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).unwrap();
+    // A write of 4,096 bytes fails while less space is left, so single bytes fill the rest.
     for length in [4096, 1] {
         while nix::unistd::write(&writer, &[b'x'; 4096][..length]).is_ok() {}
     }

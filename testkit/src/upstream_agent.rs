@@ -1,11 +1,11 @@
 //! A stand-in for upstream's agent, `internal/cni` of
 //! <https://github.com/linkerd/linkerd2-proxy-init>.
 //!
-//! When it starts, it writes the plugin binary, the kubeconfig, and its plugin entry into every
-//! `.conf` and `.conflist` of the CNI net dir. Then it merges its entry into each of these that
-//! another program writes. It notices no other change: neither a deleted file, nor another binary
-//! or kubeconfig. An error ends it, and kubelet starts it again. On SIGTERM it removes the binary,
-//! the kubeconfig and its entries, in this order.
+//! When the stand-in starts, it writes the plugin binary and the kubeconfig, and merges its plugin
+//! entry into every `.conf` and `.conflist` of the CNI net dir. Then it merges its entry into each
+//! such file that another program writes. It notices no other change: neither a deleted file, nor
+//! another binary or kubeconfig. After an error it ends, and kubelet starts it again. On SIGTERM it
+//! removes the binary, the kubeconfig and its entries, in this order.
 //!
 //! The kubeconfig is a given text: the stand-in does not watch the directory of the ServiceAccount.
 
@@ -24,9 +24,10 @@ use serde_json::{Value, json};
 
 use crate::repeated::Repeated;
 
-/// Longest wait for an event, in milliseconds, until the agent looks whether it has to stop.
+/// Longest wait for an event, in milliseconds. After each wait the agent checks whether it has to
+/// stop.
 const POLL_MS: u8 = 2;
-/// Time until kubelet starts the agent again.
+/// Time until kubelet starts the agent again after an error.
 const RESTART: Duration = Duration::from_millis(1);
 
 /// What upstream's agent writes, and where.
@@ -144,7 +145,8 @@ impl State {
         Ok(())
     }
 
-    /// Merges the entry into this file, if it is a network config that this process did not write.
+    /// Merges the entry into the file, unless the file is no network config, or has the content
+    /// that this process wrote last.
     fn merge(&mut self, path: &Path) -> io::Result<()> {
         let extension = path.extension().unwrap_or_default();
         if extension != "conf" && extension != "conflist" {
@@ -184,8 +186,8 @@ impl State {
     }
 }
 
-/// Returns the network config with the plugin entry at the end, in place of the first one that it
-/// has.
+/// Returns the network config with the plugin entry at the end. The first plugin entry that the
+/// config already has is removed.
 pub fn chained(text: &str, entry: &Value) -> io::Result<String> {
     let mut config: Value = serde_json::from_str(text)?;
     if config.get("type").is_some() {

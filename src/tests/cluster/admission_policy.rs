@@ -13,7 +13,7 @@ use testkit::table;
 
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::{fed, piped};
+use crate::kubectl::{piped, run_with_stdin};
 use crate::node::Node;
 use crate::pods::{command, field, kubectl, until_account};
 use crate::quickstart::delete_release_namespace;
@@ -171,7 +171,7 @@ fn objects() -> OnDrop<impl FnMut()> {
     delete_release_namespace();
     let objects = OnDrop(|| {
         let delete = "delete --ignore-not-found --force --grace-period=0 -f -";
-        fed(&mut command(delete), OBJECTS);
+        run_with_stdin(&mut command(delete), OBJECTS);
     });
     kubectl(&format!("create namespace {NAMESPACE}"));
     until_account(NAMESPACE);
@@ -217,7 +217,7 @@ impl Account {
     }
 
     fn run(&self, args: &[&str], input: &str) -> Result<String, String> {
-        let output = fed(command("").args(args).env("KUBECONFIG", self.0.path()), input);
+        let output = run_with_stdin(command("").args(args).env("KUBECONFIG", self.0.path()), input);
         let text = |bytes| String::from_utf8(bytes).unwrap();
         if output.status.success() { Ok(text(output.stdout)) } else { Err(text(output.stderr)) }
     }

@@ -12,7 +12,7 @@ use testkit::table;
 
 use crate::chart::Applied;
 use crate::helm::{CHART, Helm, NAMESPACE};
-use crate::kubectl::fed;
+use crate::kubectl::run_with_stdin;
 use crate::node::Node;
 use crate::pods::command;
 use crate::until::until;
@@ -114,7 +114,7 @@ fn admitted(
         }
     }
     let mut create = command("create --dry-run=server -o json -f -");
-    let output = fed(&mut create, &pod.to_string());
+    let output = run_with_stdin(&mut create, &pod.to_string());
     serde_json::from_slice(&output.stdout).unwrap_or_else(|_| panic!("{output:?}"))
 }
 

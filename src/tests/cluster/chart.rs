@@ -18,7 +18,7 @@ use crate::extension::{
     the_namespace_passes_the_checks_before_an_installation,
 };
 use crate::helm::{Helm, NAMESPACE};
-use crate::kubectl::{command, fed, field, kubectl, piped};
+use crate::kubectl::{command, field, kubectl, piped, run_with_stdin};
 use crate::node::Node;
 use crate::scene::Scene;
 use crate::until::until;
@@ -209,7 +209,7 @@ impl Applied {
 impl Drop for Applied {
     fn drop(&mut self) {
         let args = format!("delete --ignore-not-found --timeout=60s -n {NAMESPACE} -f -");
-        let output = fed(&mut command(&args), &self.0);
+        let output = run_with_stdin(&mut command(&args), &self.0);
         // A second panic would end the whole test program.
         assert!(output.status.success() || thread::panicking(), "kubectl {args}: {output:?}");
     }

@@ -15,7 +15,7 @@ use serde_json::json;
 use testkit::properties::difference::difference;
 use testkit::properties::evaluator::Rules;
 
-use super::namespaces::{NEIGHBOUR, POD, original};
+use super::namespaces::{NEIGHBOUR, POD, original_destination};
 use super::{SERVICE_PATH, Scene, api_of, iptables, listen, meshed_spec, write_program};
 
 #[test]
@@ -206,7 +206,7 @@ fn each_mode_redirects_connections_that_share_a_source_port() {
         for port in (8000..8100).chain([4143]) {
             let client = connect_from_one_port(&scene, port);
             let (proxy, _) = listener.accept().unwrap();
-            assert_eq!(original(&proxy).port(), port, "{mode}");
+            assert_eq!(original_destination(&proxy).port(), port, "{mode}");
             open.push((client, proxy));
         }
         let seen: BTreeSet<u16> =

@@ -98,8 +98,14 @@ impl Change {
 
 /// Every packet with a value at an edge of a rule of the redirect, or at a number of the lines.
 fn packets(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet> {
-    let known = boundaries(redirect);
-    let Boundaries { mut ports, mut uids, mut gids, sources, destinations, open } = known;
+    let Boundaries {
+        mut ports,
+        mut uids,
+        mut gids,
+        sources,
+        destinations,
+        redirected_destinations,
+    } = boundaries(redirect);
     let conditions = lines.iter().map(|line| line.split(" -j ").next().unwrap());
     for number in conditions.flat_map(|line| line.split([' ', ',', ':'])) {
         if let Ok(number) = number.parse::<u16>() {
@@ -119,7 +125,7 @@ fn packets(redirect: &Redirect, lines: &[String], family: Family) -> Vec<Packet>
         ports: ports.into_iter().collect(),
         sources: sources.into_iter().collect(),
         destinations: destinations.into_iter().filter(is_of_family).collect(),
-        open: open.into_iter().filter(is_of_family).collect(),
+        redirected_destinations: redirected_destinations.into_iter().filter(is_of_family).collect(),
         uids: distinct(uids, redirect.proxy_uid),
         gids: distinct(gids, redirect.proxy_gid),
     })

@@ -14,17 +14,19 @@ impl<R: Routes> Server<R> {
             .collect()
     }
 
-    pub fn received(&self, wanted: impl Fn(&Request) -> bool) -> Vec<Request> {
-        self.state().requests.iter().filter(|request| wanted(request)).cloned().collect()
+    pub fn received(&self, is_selected: impl Fn(&Request) -> bool) -> Vec<Request> {
+        self.state().requests.iter().filter(|request| is_selected(request)).cloned().collect()
     }
 
+    /// Number of requests with this method whose path contains `path`. An empty `method` stands for
+    /// all methods.
     pub fn asked(&self, method: &str, path: &str) -> usize {
         let is_method = |request: &Request| method.is_empty() || request.method == method;
         self.received(|request| is_method(request) && request.path.contains(path)).len()
     }
 
-    fn paths(&self, wanted: impl Fn(&Request) -> bool) -> Vec<String> {
-        self.received(wanted).into_iter().map(|request| request.path).collect()
+    fn paths(&self, is_selected: impl Fn(&Request) -> bool) -> Vec<String> {
+        self.received(is_selected).into_iter().map(|request| request.path).collect()
     }
 
     pub fn deleted(&self) -> Vec<String> {

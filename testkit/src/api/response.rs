@@ -7,19 +7,24 @@ use serde_json::json;
 
 use crate::server::Connection;
 
+/// What the fake API server does instead of sending its response.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ApiFault {
-    /// No byte of a response, and the connection stays open.
+    /// Sends nothing, and keeps the connection open.
     Hang,
+    /// Closes the connection without a response.
     Close,
-    /// Half of the body, then the end of the connection.
+    /// Sends half of the body, and closes the connection.
     Cut,
+    /// Sends the body with a pause of 100 ms after each byte.
     Drip,
+    /// Sends a body that never ends.
     Endless,
+    /// Sends bytes that are not HTTP.
     Garbage,
-    /// This status, with a Retry-After of so many seconds.
+    /// Sends this status, with a `Retry-After` of this number of seconds.
     Status(u16, u64),
-    /// The right response after this many milliseconds.
+    /// Sends the right response after this number of milliseconds.
     Slow(u64),
 }
 
@@ -34,6 +39,7 @@ impl Response {
         Response { code, body: body.to_string(), fault: None }
     }
 
+    /// Returns an error response as Kubernetes' `Status`, with the reason for this code.
     pub fn refusal(code: u16, message: &str) -> Response {
         let reason = match code {
             401 => "Unauthorized",

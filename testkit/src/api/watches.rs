@@ -11,8 +11,9 @@ use crate::until::until;
 #[derive(Clone)]
 pub(super) enum Event {
     Line(String),
-    /// The end, as after `timeoutSeconds`.
+    /// The regular end of a watch, as after `timeoutSeconds`.
     End,
+    /// The end of the connection in the middle of an event.
     Cut,
 }
 
@@ -29,11 +30,13 @@ impl<R: Routes> Server<R> {
         self.send("MODIFIED", pod);
     }
 
+    /// Waits until there is a watch, and sends an event to all watches.
     pub fn send(&self, kind: &str, object: &Value) {
         until("somebody watches", || !self.state().watchers.is_empty());
         self.send_now(kind, object);
     }
 
+    /// Sends an event to the watches that are open now, if there are any.
     pub fn send_now(&self, kind: &str, object: &Value) {
         let line = format!("{}\n", json!({"type": kind, "object": object}));
         self.state().watchers.retain(|watcher| watcher.send(Event::Line(line.clone())).is_ok());

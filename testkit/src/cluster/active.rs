@@ -1,4 +1,4 @@
-//! The network config that the runtime loads, and whether the plugin is installed there.
+//! The network config that the runtime loads, and whether the plugin is installed in it.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt as _;
@@ -58,9 +58,9 @@ pub fn is_program(root: &str, name: &str) -> bool {
     file.is_ok_and(|file| file.len() > 0 && file.permissions().mode() & 0o111 != 0)
 }
 
-/// Returns the plugins that the runtime calls, in this order; none without a valid network config.
-/// Multus is replaced by the plugins of its delegate: the config of Multus has a copy or the path
-/// of the delegate's.
+/// Returns the plugins that are called for a pod, in this order. Empty without a valid network
+/// config. Instead of Multus, the list has the plugins that Multus calls, its delegate's. The
+/// config of Multus contains either the delegate's config or the path of its file.
 pub fn plugins() -> Vec<Value> {
     match path("") {
         Some(path) => plugins_in_file("", path),
@@ -68,7 +68,7 @@ pub fn plugins() -> Vec<Value> {
     }
 }
 
-/// The first network config by name, which the runtime loads.
+/// Returns the path of the network config that the runtime loads: the first one by name.
 pub fn path(root: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(format!("{root}{NET_DIR}")).ok()?.flatten();
     entries.map(|entry| entry.path()).filter(|path| is_config(path)).min()

@@ -13,6 +13,8 @@ use crate::until::{until_some, until_within};
 
 pub const KUBECONFIG: &str = "/etc/cni/net.d/ZZZ-linkerd-cni-kubeconfig";
 
+/// Makes the API server reject the plugin's token: deletes the plugin's ServiceAccount, and creates
+/// it again.
 pub fn revoke_token() {
     let account = "serviceaccount linkerd-cni-plugin -n linkerd-cni";
     let mut object = get(account);
@@ -27,6 +29,7 @@ pub fn delete_by_force(agent: &Agent) {
     kubectl(&format!("delete pod {} -n linkerd-cni --force --grace-period=0", agent.pod));
 }
 
+/// A process that is stopped by SIGSTOP until the value is dropped.
 pub struct Paused(Pid);
 
 impl Paused {
@@ -42,15 +45,16 @@ impl Drop for Paused {
     }
 }
 
-/// Waits until the API server, which caches a token review for 10 s, rejects the token in
-/// `kubeconfig`.
+/// Waits until the API server rejects the token in `kubeconfig`. This takes a while after the token
+/// was revoked, because the API server caches a token review for 10 s.
 pub fn until_rejected(kubeconfig: &str) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("kubeconfig");
     fs::write(&path, kubeconfig).unwrap();
     until_within(Duration::from_secs(90), "the token is rejected", || {
-        // A request to an API server that is just being replaced may get no answer. `--raw` spares
-        // kubectl's discovery, which words a rejection in another way where its cache is empty.
+        // While the API server is replaced, a request may get no response, so it has a timeout.
+        // With `--raw`, kubectl makes no discovery, whose error for a rejected token has another
+        // text.
         let mut get = command(
             "get --raw /api/v1/namespaces/linkerd-cni --context linkerd-cni-context \
              --request-timeout=5s",
@@ -93,6 +97,7 @@ impl Agent {
     }
 }
 
+/// Kills the agent, and waits until another one is ready.
 pub fn kill_agent() {
     let agent = agent();
     kill(agent.pid, Signal::SIGKILL).unwrap();
@@ -111,19 +116,20 @@ pub fn is_ready() -> bool {
     find_agent().is_some_and(|agent| agent.ready)
 }
 
-/// Returns the agent if exactly one runs, besides those being deleted, and the API server responds.
+/// Returns the agent. `None` if the API server does not respond, or if there is not exactly one
+/// agent besides those that are being deleted.
 pub fn find_agent() -> Option<Agent> {
     let mut get = command("get pods -n linkerd-cni -l k8s-app=linkerd-cni -o json");
     let output = get.output().expect("kubectl runs");
-    // The output is empty if the API server did not answer.
+    // The output is empty if the API server does not respond.
     let pods: Value = serde_json::from_slice(&output.stdout).ok()?;
-    let mut staying = pods["items"].as_array()?.clone();
-    staying.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
-    let [pod] = &staying[..] else {
+    let mut agents = pods["items"].as_array()?.clone();
+    agents.retain(|pod| pod["metadata"]["deletionTimestamp"].is_null());
+    let [pod] = &agents[..] else {
         return None;
     };
     let statuses = pod["status"]["containerStatuses"].as_array()?;
-    let status = statuses.iter().find(|one| one["name"] == "install-cni")?;
+    let status = statuses.iter().find(|status| status["name"] == "install-cni")?;
     let container = status["containerID"].as_str()?.split_once("://")?.1;
     Some(Agent {
         pod: pod["metadata"]["name"].as_str()?.to_owned(),
@@ -144,8 +150,9 @@ fn device_and_inode(path: &str) -> Option<(u64, u64)> {
     Some((file.dev(), file.ino()))
 }
 
-/// Returns the process in a container, by its control group. The name of the control group of
-/// CRI-O's conmon also has the container's ID.
+/// Returns a process in a container, by the container's ID in the name of its control group.
+/// CRI-O's conmon is left out: it runs outside of the container, but its control group also has the
+/// ID.
 pub fn process_of(container: &str) -> Option<Pid> {
     let conmon = format!("conmon-{container}");
     for pid in crate::pids() {
@@ -157,6 +164,7 @@ pub fn process_of(container: &str) -> Option<Pid> {
     None
 }
 
+/// Waits until the rollout of the DaemonSet has ended.
 pub fn rolled_out() {
     kubectl("rollout status daemonset/linkerd-cni -n linkerd-cni --timeout=60s");
 }

@@ -1,5 +1,5 @@
-//! Meshed pods that start during an event. The exit code of each pod shows whether it was
-//! redirected.
+//! Starts meshed pods during an event, and checks that all of them are redirected. The exit code of
+//! a pod shows whether it was redirected.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -12,30 +12,34 @@ use super::pods::{self, apply_all, container};
 use crate::OnDrop;
 
 const NAMESPACE: &str = "burst";
+/// Number of pods that are created together.
 const BATCH: usize = 5;
-/// Highest number of pods that have not ended, so that a small machine is not overloaded.
-const WAITING: usize = 10;
-/// Lowest and highest number of pods in a burst. The lowest number takes a small machine longer
-/// than the event.
-const LEAST: usize = 20;
-const MOST: usize = 60;
-/// Time between two calls of kubectl, each of which takes 0.25 s of CPU time.
-const POLL: Duration = Duration::from_millis(700);
-/// Time in which the last pods have to end. On a machine with a load of 60, two minutes were too
-/// short.
-const PATIENCE: Duration = Duration::from_secs(300);
+/// Largest number of pods that have not ended. The number is limited, so that a small machine is
+/// not overloaded.
+const MAX_RUNNING: usize = 10;
+/// Smallest number of pods in a burst. A small machine needs longer for them than the event takes.
+const MIN_PODS: usize = 20;
+/// Largest number of pods in a burst.
+const MAX_PODS: usize = 60;
+/// Time between two looks at the pods. It is long, because a call of kubectl takes 0.25 s of CPU
+/// time.
+const POLL_INTERVAL: Duration = Duration::from_millis(700);
+/// Time in which the last pods have to end. It is long, because two minutes were too short on a
+/// machine with a load of 60.
+const END_BUDGET: Duration = Duration::from_secs(300);
 
+/// Starts pods with the injector's annotation during `event`.
 pub fn during(what: &str, event: impl FnOnce()) {
     without_failures(what, |_| annotations(), event);
 }
 
-/// Starts pods during `event`. Every second pod has no annotation, so an agent has to keep the copy
-/// of the pods all the time.
+/// Starts pods during `event`. Every second pod has no annotation, so it is redirected only if an
+/// agent keeps the node's copy of the pods all the time.
 pub fn of_any_origin(what: &str, event: impl FnOnce()) {
-    without_failures(what, annotations_of_every_second, event);
+    without_failures(what, annotations_of_every_second_pod, event);
 }
 
-fn annotations_of_every_second(number: usize) -> Value {
+fn annotations_of_every_second_pod(number: usize) -> Value {
     if number.is_multiple_of(2) { json!({}) } else { annotations() }
 }
 
@@ -45,9 +49,10 @@ fn without_failures(what: &str, annotations: fn(usize) -> Value, event: impl FnO
     assert!(failures.is_empty(), "{what}: {failures:#?}");
 }
 
-/// Starts pods with validators during `event`. Upstream's agent may remove the plugin. Until this
-/// chart's agent has restored it, first attempts may fail, and a tenth of the pods may be stranded;
-/// the repair controller has to repair those.
+/// Starts pods with validators during `event`, in which upstream's agent may remove the plugin.
+/// Until this chart's agent has restored the plugin, the first attempt to start a pod may fail, and
+/// up to a tenth of the pods may be stranded. The repair controller has to repair the stranded
+/// pods.
 pub fn with_retries(what: &str, event: impl FnOnce()) {
     let (pods, _) = start_during(validated_pod, what, event);
     let stranded = pods.iter().filter(|pod| was_stranded(pod)).count();
@@ -59,19 +64,20 @@ fn annotations() -> Value {
     json!({"linkerd.io/proxy-version": "test"})
 }
 
-/// Runs `event` while the pods of `pod` start, all redirected. Returns the pods and the failures of
-/// the plugin.
+/// Runs `event` while pods start, whose manifests come from `pod`. Fails unless each pod is
+/// redirected. Returns the pods, and the messages about failed calls of the plugin.
 fn start_during(
     pod: impl Fn(usize) -> Value + Sync,
     what: &str,
     event: impl FnOnce(),
 ) -> (Vec<Value>, Vec<String>) {
     let _namespace = pods::namespace(NAMESPACE);
-    let over = AtomicBool::new(false);
+    let is_event_over = AtomicBool::new(false);
     let begin = Instant::now();
     let (took, pods) = thread::scope(|scope| {
-        let pods = scope.spawn(|| keep_starting(&pod, &over));
-        let end = OnDrop(|| over.store(true, Ordering::Relaxed));
+        let pods = scope.spawn(|| keep_starting(&pod, &is_event_over));
+        // The other thread has to end, too, if the event panics.
+        let end = OnDrop(|| is_event_over.store(true, Ordering::Relaxed));
         event();
         let took = begin.elapsed();
         drop(end);
@@ -81,7 +87,8 @@ fn start_during(
     let redirected = count_in_phase(&pods, "Succeeded");
     let not_redirected = count_in_phase(&pods, "Failed");
     let lost = pods.len() - redirected - not_redirected;
-    // Failed attempts, which kubelet repeats.
+    // Kubelet repeats a failed attempt to start a pod, so the Events show failures of pods that
+    // have started, too.
     let failures = format!("events -n {NAMESPACE} --field-selector reason=FailedCreatePodSandBox");
     let failures = get_items(&failures);
     println!(
@@ -114,32 +121,33 @@ fn list_pods() -> Vec<Value> {
     get_items(&format!("pods -n {NAMESPACE}"))
 }
 
-fn keep_starting(pod: &impl Fn(usize) -> Value, over: &AtomicBool) -> Vec<Value> {
+/// Creates pods until the event is over, and waits until the pods have ended. Returns the pods.
+fn keep_starting(pod: &impl Fn(usize) -> Value, is_event_over: &AtomicBool) -> Vec<Value> {
     let mut created = 0;
-    while !over.load(Ordering::Relaxed) || created < LEAST {
-        let waiting = list_pods().iter().filter(|pod| !is_over(pod)).count();
-        if waiting <= WAITING - BATCH && created < MOST {
+    while !is_event_over.load(Ordering::Relaxed) || created < MIN_PODS {
+        let running = list_pods().iter().filter(|pod| !has_ended(pod)).count();
+        if running <= MAX_RUNNING - BATCH && created < MAX_PODS {
             apply_all((created..created + BATCH).map(pod));
             created += BATCH;
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
-    let end = Instant::now() + PATIENCE;
+    let deadline = Instant::now() + END_BUDGET;
     loop {
         let pods = list_pods();
-        if pods.iter().all(is_over) || Instant::now() > end {
+        if pods.iter().all(has_ended) || Instant::now() > deadline {
             return pods;
         }
-        thread::sleep(POLL);
+        thread::sleep(POLL_INTERVAL);
     }
 }
 
-fn is_over(pod: &Value) -> bool {
+fn has_ended(pod: &Value) -> bool {
     pod["status"]["phase"] == "Succeeded" || pod["status"]["phase"] == "Failed"
 }
 
-/// A meshed pod whose app connects to an address that no host has. As Linkerd's validator does, the
-/// app succeeds if its own listener gets the connection. The proxy does nothing.
+/// A meshed pod whose app connects to an address that no host has, as Linkerd's validator does. The
+/// app succeeds if the connection is redirected to its own listener. The proxy does nothing.
 pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Value {
     let app = container("app", 1000, &pods::validation("10s"));
     let mut proxy = container("linkerd-proxy", 2102, &["pause"]);
@@ -152,8 +160,8 @@ pub fn validating_pod(namespace: &str, number: usize, annotations: &Value) -> Va
     pod
 }
 
-/// A pod like [`validating_pod`] with Linkerd's annotation and a network validator, which keeps a
-/// stranded pod from starting.
+/// A pod like [`validating_pod`], with Linkerd's annotation and a network validator. The validator
+/// keeps the app from starting while the pod is stranded.
 fn validated_pod(number: usize) -> Value {
     let mut pod = validating_pod(NAMESPACE, number, &annotations());
     let validator = container("linkerd-network-validator", 65534, &pods::validation("10s"));

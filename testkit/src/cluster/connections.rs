@@ -1,9 +1,9 @@
-//! Connections of meshed and unmeshed pods, and which process responds to each.
+//! Checks which process responds to the connections of meshed and unmeshed pods.
 
 use super::families::Family;
 use super::pods::{self, Pods, field, kubectl};
 
-/// Checks the objects that `linkerd check --pre --linkerd-cni-enabled` looks up.
+/// Checks that the objects exist that `linkerd check --pre --linkerd-cni-enabled` looks up.
 pub fn linkerd_check_finds_what_it_looks_up() {
     for object in [
         "configmap/linkerd-cni-config",

@@ -1,4 +1,4 @@
-//! Pods as the container runtime has them, which needs no API server.
+//! Pods as the container runtime knows them, for tests without an API server.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -30,13 +30,14 @@ pub fn sandboxes() -> BTreeMap<String, Sandbox> {
             Some((written, pod_of(&cached)?.to_owned(), sandbox(&cached)?))
         })
         .collect();
-    // The newest result wins: the runtime may not have deleted an earlier sandbox of the pod yet.
+    // The map keeps the newest result of each pod, because the runtime may not have deleted an
+    // earlier sandbox of the pod yet.
     found.sort_by_key(|(written, ..)| *written);
     found.into_iter().map(|(_, name, sandbox)| (name, sandbox)).collect()
 }
 
-/// The cached ADD calls of eth0 (not those of the loopback interface), each with the time at which
-/// it was written.
+/// Returns the cached ADD calls for the interface eth0, not those for the loopback interface. Each
+/// has the time at which it was written.
 fn cached_adds() -> impl Iterator<Item = (SystemTime, Value)> {
     let entries = fs::read_dir(RESULTS).into_iter().flatten().flatten();
     let files = entries.filter(|entry| entry.file_name().to_string_lossy().ends_with("-eth0"));
@@ -65,13 +66,16 @@ fn sandbox(cached: &Value) -> Option<Sandbox> {
     })
 }
 
-/// IPv4 address of the pod whose name starts with `name`, by its ADD result: kubelet takes up to a
-/// minute to report it to an API server that was restarted. `None` if the pod has no network.
+/// Returns the IPv4 address of the pod whose name starts with `name`. `None` if the pod has no
+/// network. The address is read from the result of ADD, because kubelet takes up to a minute to
+/// report it to an API server that was restarted.
 pub fn address_of(name: &str) -> Option<String> {
     let mut sandboxes = sandboxes().into_iter();
     sandboxes.find(|(pod, _)| pod.starts_with(name)).map(|(_, sandbox)| sandbox.address)
 }
 
+/// Returns the name of the process that responds on port 8080 of the pod: the first word of its
+/// line.
 pub fn answer_of(ip: &str) -> Option<String> {
     let address: SocketAddr = format!("{ip}:8080").parse().ok()?;
     let stream = TcpStream::connect_timeout(&address, Duration::from_millis(300)).ok()?;
@@ -92,8 +96,8 @@ pub fn kill_sandbox(name: &str) {
     ctr(&["--namespace", "k8s.io", "tasks", "kill", "--signal", "SIGKILL", &running[0]]);
 }
 
-/// The running containers of the pod whose name starts with `name`: those of the kind `sandbox` or
-/// `container`.
+/// Returns the IDs of the running containers of the pod whose name starts with `name`. `kind` is
+/// `sandbox` or `container`.
 pub fn running(kind: &str, name: &str) -> Vec<String> {
     let kind = format!(r#"labels."io.cri-containerd.kind"=={kind}"#);
     let filter = format!(r#"{kind},labels."io.kubernetes.pod.name"~={name}"#);

@@ -4,7 +4,8 @@ use std::env;
 use std::fs;
 use std::path::PathBuf;
 
-/// State directory of scripts/cluster, unless the environment variable `CLUSTER_STATE` names it.
+/// Default state directory of `scripts/cluster`, which the environment variable `CLUSTER_STATE`
+/// replaces.
 const STATE: &str = "/var/lib/linkerd2-cni-cluster";
 
 const SETTINGS: &str = "settings";
@@ -16,8 +17,8 @@ pub enum Family {
 }
 
 impl Family {
-    /// The families of the cluster's pods and services; IPv4 for a cluster that has no such
-    /// setting.
+    /// Returns the families of the cluster's pods and services. A cluster without this setting has
+    /// IPv4.
     pub fn all() -> Vec<Family> {
         match setting("CLUSTER_FAMILIES").as_str() {
             "ipv6" => vec![Family::Ipv6],
@@ -37,6 +38,7 @@ impl Family {
         ip.contains(':') == (self == Family::Ipv6)
     }
 
+    /// Returns the socket address of all addresses of the family, for a listener.
     pub fn any(self, port: u16) -> String {
         self.to(if self == Family::Ipv6 { "::" } else { "0.0.0.0" }, port)
     }
@@ -45,11 +47,12 @@ impl Family {
         self.to(if self == Family::Ipv6 { "::1" } else { "127.0.0.1" }, port)
     }
 
-    /// An address reserved for documentation, which no host has.
+    /// Returns the socket address of an address reserved for documentation, which no host has.
     pub fn nobody(self) -> String {
         self.to(if self == Family::Ipv6 { "2001:db8::3" } else { "192.0.2.3" }, 20001)
     }
 
+    /// Formats a socket address of this family.
     pub fn to(self, ip: &str, port: u16) -> String {
         match self {
             Family::Ipv4 => format!("{ip}:{port}"),
@@ -62,7 +65,7 @@ pub fn any(port: u16) -> Vec<String> {
     Family::all().into_iter().map(|family| family.any(port)).collect()
 }
 
-/// One of the cluster's settings; empty if it is not set.
+/// Returns one of the cluster's settings. Empty if it is not set.
 pub fn setting(name: &str) -> String {
     let settings = fs::read_to_string(state().join(SETTINGS)).unwrap_or_default();
     let prefix = format!("{name}=");

@@ -12,7 +12,7 @@ use super::pods::{self, kubectl};
 use super::upstream::{self, Program};
 use crate::child::must;
 
-/// Namespace of the release, which stays after a test: its deletion takes 5 s.
+/// Namespace of the release. It is not deleted after each test, because its deletion takes 5 s.
 pub const NAMESPACE: &str = "linkerd-cni";
 pub const CHART: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../charts/linkerd2-cni");
 
@@ -52,8 +52,8 @@ impl Helm {
         self.install(chart.path(), &[]);
     }
 
-    /// Installs another chart, with this image, which in an archive has another digest than the
-    /// chart names.
+    /// Installs another chart with the image of this checkout. The image is chosen by its version,
+    /// because its digest in an archive differs from the one that the chart names.
     pub fn install(&self, chart: &Path, more: &[&str]) {
         let version = format!("image.version=v{VERSION}");
         let install = ["install", "linkerd-cni", chart.to_str().unwrap(), "--set", &version];
@@ -61,9 +61,9 @@ impl Helm {
         self.must(&[&install[..], &into, more].concat());
     }
 
-    /// Runs `helm uninstall` and waits until the agents have ended. As helm deletes the accounts
-    /// together with the DaemonSet, an agent takes some 15 s: the API server accepts tokens of
-    /// deleted accounts for 10 s.
+    /// Runs `helm uninstall` and waits until the agents have ended. This takes some 15 s, because
+    /// helm deletes the ServiceAccounts together with the DaemonSet, and the API server accepts
+    /// tokens of deleted accounts for another 10 s.
     pub fn uninstall(&self) {
         self.begin_uninstall();
         self.end_uninstall();
@@ -78,8 +78,8 @@ impl Helm {
     }
 
     /// Deletes the DaemonSet, then uninstalls the release. An agent of this chart sees that its
-    /// DaemonSet is deleted and uninstalls at once; agents of upstream's chart have no right to see
-    /// it.
+    /// DaemonSet is deleted, and uninstalls at once. Under upstream's chart, an agent has no right
+    /// to read the DaemonSet, so it takes as long as in [`Helm::uninstall`].
     pub fn remove(&self) {
         let delete = format!("delete daemonset linkerd-cni -n {NAMESPACE} --ignore-not-found");
         kubectl(&format!("{delete} --cascade=foreground --timeout=60s"));

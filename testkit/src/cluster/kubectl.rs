@@ -8,8 +8,8 @@ use serde_json::Value;
 
 use crate::child::{checked, must};
 
-/// Runs kubectl with the words of a line, and returns its output. Panics with its error if it
-/// fails.
+/// Runs kubectl with the words of a line, and returns its stdout. If kubectl fails, panics with its
+/// stderr.
 pub fn kubectl(line: &str) -> String {
     must(&mut command(line))
 }
@@ -22,8 +22,8 @@ pub fn get_items(what: &str) -> Vec<Value> {
     serde_json::from_value(get(what)["items"].take()).unwrap()
 }
 
-/// A field of what `kubectl get` finds, by its JSONPath; empty if it is missing. Panics if kubectl
-/// fails.
+/// Returns a field of the objects that `kubectl get` finds, by the JSONPath of the field. Empty if
+/// the field is missing. Panics if kubectl fails.
 pub fn field(what: &str, path: &str) -> String {
     must(command(&format!("get {what} -o")).arg(format!("jsonpath={{{path}}}")))
 }
@@ -42,20 +42,23 @@ pub fn apply(object: &Value) {
     piped("apply -f -", &object.to_string());
 }
 
-/// Runs kubectl with `text` on its stdin and returns its output. Panics with its error if it fails.
+/// Runs kubectl with `text` as its stdin, and returns its stdout. If kubectl fails, panics with its
+/// stderr.
 pub fn piped(line: &str, text: &str) -> String {
     let mut command = command(line);
-    let output = fed(&mut command, text);
+    let output = run_with_stdin(&mut command, text);
     checked(&command, output)
 }
 
-pub fn fed(command: &mut Command, text: &str) -> Output {
+/// Runs a command with `text` as its stdin.
+pub fn run_with_stdin(command: &mut Command, text: &str) -> Output {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let mut stdin = child.stdin.take().unwrap();
     thread::scope(|scope| {
-        // The command may write output before it has read all of its input. A write fails if the
-        // command has ended early. Then the command failed too.
+        // The input is written by another thread, because the command may write output before it
+        // has read all of its input. If the write fails, the command has ended early, which its
+        // status shows.
         scope.spawn(move || stdin.write_all(text.as_bytes()));
         child.wait_with_output().unwrap()
     })

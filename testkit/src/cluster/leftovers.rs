@@ -7,14 +7,14 @@ use super::kubectl::{field, kubectl};
 use super::node::{Files, Node};
 use crate::until::until_within;
 
-/// Time for the agent's end, and for the command.
+/// Longest wait for the agent to end, and longest wait for the command.
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// Removes the files with the command in docs/uninstall.md, and more `options` of `kubectl debug`.
-/// Fails unless the node's files are as `before`.
+/// Removes the files with the command in docs/uninstall.md, with further `options` of `kubectl
+/// debug`. Fails unless the node then has the same files as `before`.
 pub fn remove_leftovers(node: &Node, before: &Files, options: &str) {
-    // An agent that kubelet started again before it saw the deletion of the pod outlives the pod,
-    // and restores the files.
+    // The agent has to end first, because it would restore the files. It may outlive its pod for a
+    // moment: kubelet may have started it again before kubelet saw that the pod was deleted.
     until_within(LIMIT, "no agent runs", || !crate::pids().any(is_agent));
     let node_name = kubectl("get nodes -o name");
     let debug = format!("debug {} --image={} --profile=sysadmin", node_name.trim(), crate::image());

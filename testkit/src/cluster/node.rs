@@ -30,8 +30,9 @@ const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
 const CLUSTER: &str = "/var/lib/linkerd2-cni-cluster";
 pub const COPY: &str = "/run/linkerd-cni/pods";
 
-/// Held by the test that uses the node, as tests run on threads.
+/// Locked by the test that uses the node, because the tests run on threads of one process.
 static NODE: Mutex<()> = Mutex::new(());
+/// Number of tests that wait for the node.
 static WAITING: AtomicUsize = AtomicUsize::new(0);
 
 pub struct Node {
@@ -41,9 +42,10 @@ pub struct Node {
     kubelet_log: NewLines,
 }
 
+/// The lines of a log file since the test began.
 struct NewLines {
     path: PathBuf,
-    /// Length of the file at that time, 0 if it was missing.
+    /// Length of the file when the test began. 0 if the file was missing.
     begin: usize,
 }
 
@@ -59,14 +61,15 @@ impl NewLines {
     }
 }
 
-/// Mode, owner, size and hash of each file. Contents would make the message of a failed assertion
-/// unreadable.
+/// Mode, owner, size and hash of each file. The content is hashed, because whole contents would
+/// make the message of a failed assertion unreadable.
 pub type Files = BTreeMap<PathBuf, (u32, u32, u64, u64)>;
 /// Files of this size and more, such as the plugins of the primary CNI, are compared by size and
 /// time instead of content.
-const HASHED: u64 = 1 << 20;
+const HASH_LIMIT: u64 = 1 << 20;
 
 impl Node {
+    /// Waits until no other test uses the node. Fails if the plugin is installed on the node.
     pub fn exclusive() -> Self {
         WAITING.fetch_add(1, Ordering::SeqCst);
         let exclusive = NODE.lock().unwrap_or_else(PoisonError::into_inner);
@@ -127,7 +130,8 @@ impl Node {
         texts.any(|text| text.contains(r#""linkerd-cni""#) && text.contains("plugins"))
     }
 
-    /// Number of the plugin's requests since the test began about a namespace or a pod in it.
+    /// Returns the number of requests that the plugin sent since the test began, for a namespace
+    /// and the pods in it.
     pub fn api_requests(&self, namespace: &str) -> usize {
         let log = self.audit_log.read();
         // The last line may be incomplete.
@@ -138,8 +142,8 @@ impl Node {
     }
 }
 
-/// Returns the versions of what the node runs, as the node reports them, and the cluster's
-/// settings.
+/// Returns the versions of Kubernetes, container runtime, kernel and operating system, as the node
+/// reports them, and the cluster's settings.
 pub fn versions() -> Value {
     let nodes = get_items("nodes");
     let info = &nodes[0]["status"]["nodeInfo"];
@@ -172,7 +176,7 @@ pub fn files_in(root: &str, directories: &[&str]) -> Files {
             let mut hasher = DefaultHasher::new();
             if metadata.is_symlink() {
                 fs::read_link(entry.path()).unwrap_or_default().hash(&mut hasher);
-            } else if metadata.len() < HASHED {
+            } else if metadata.len() < HASH_LIMIT {
                 fs::read(entry.path()).unwrap_or_default().hash(&mut hasher);
             } else {
                 (metadata.mtime(), metadata.mtime_nsec()).hash(&mut hasher);
@@ -186,8 +190,9 @@ pub fn files_in(root: &str, directories: &[&str]) -> Files {
 }
 
 impl Drop for Node {
-    /// Prints the test's seconds, also where libtest captures the output of tests. After the last
-    /// test, deletes the release's namespace, which the tests leave, as a deletion takes 5 s.
+    /// Prints the duration of the test to stderr itself, because libtest captures only what is
+    /// printed by `print!`. After the last test, deletes the release's namespace. The tests before
+    /// do not delete it, because a deletion takes 5 s.
     fn drop(&mut self) {
         if WAITING.load(Ordering::SeqCst) == 0 {
             succeeds(&format!("delete namespace {NAMESPACE} --ignore-not-found --timeout=60s"));
@@ -198,8 +203,8 @@ impl Drop for Node {
     }
 }
 
-/// Starts a killed API server again, and its clients, which could wait up to a minute before they
-/// reconnect.
+/// Starts a killed API server again. Restarts its clients, too, because they could wait up to a
+/// minute before they reconnect.
 pub fn restart_api_server() {
     for component in ["kube-scheduler", "kube-controller-manager", "kubelet"] {
         kill_component(component);
@@ -211,12 +216,13 @@ pub fn start_missing_components() {
     let cluster = crate::repository().join("scripts/cluster");
     let up = Command::new(cluster).arg("up").output().unwrap();
     let error = String::from_utf8_lossy(&up.stderr);
-    // A panic within a panic would end the program.
+    // This runs when a value is dropped. If a panic drops it, another panic would abort the
+    // program.
     assert!(up.status.success() || thread::panicking(), "{error}");
 }
 
-/// Replaces a file by renaming `NAME.SUFFIX`, as another program does. An agent may delete that as
-/// a leftover.
+/// Replaces a file by renaming `NAME.SUFFIX` over it, as another program does. Errors after the
+/// write are ignored, because an agent may delete `NAME.SUFFIX` as a leftover.
 pub fn replace(path: &Path, suffix: &str, content: impl AsRef<[u8]>, mode: u32) {
     let name = path.file_name().unwrap().to_str().unwrap();
     let beside = path.with_file_name(format!("{name}.{suffix}"));

@@ -1,5 +1,5 @@
-//! Pods that connect to each other, each in a namespace of its name, so that API requests are
-//! counted for each.
+//! Pods that connect to each other. Each pod is in a namespace of the same name, so that a test can
+//! count the API requests for the pod.
 
 use std::cell::RefCell;
 use std::thread;
@@ -14,7 +14,7 @@ use crate::OnDrop;
 use crate::chart::yaml;
 use crate::until::{until, until_some, until_within};
 
-/// Time in which kubelet accepts `kubectl exec` again after a restart.
+/// Longest time until kubelet accepts `kubectl exec` again after a restart.
 const EXEC: Duration = Duration::from_secs(90);
 
 #[derive(Default)]
@@ -33,7 +33,7 @@ impl Pods {
     pub fn create(&self, objects: &[Value]) {
         for object in objects {
             let name = object["metadata"]["name"].as_str().unwrap();
-            // An earlier test's namespace of that name may not be deleted yet.
+            // The creation fails while an earlier test's namespace of this name is being deleted.
             until("the namespace is created", || succeeds(&format!("create namespace {name}")));
             self.names.borrow_mut().push(name.to_owned());
             until_account(name);
@@ -49,7 +49,8 @@ impl Pods {
         );
     }
 
-    /// A field of the pod in the namespace `name`; empty if there is no pod or no such field.
+    /// Returns a field of the pod in the namespace `name`. Empty if there is no pod or no such
+    /// field.
     pub fn field(&self, name: &str, jsonpath: &str) -> String {
         let path = format!("jsonpath={{.items[0]{jsonpath}}}");
         let output = command(&format!("get pods -n {name} -o {path}")).output();
@@ -68,7 +69,8 @@ impl Pods {
 
     pub fn connect(&self, pod: &str, container: &str, target: &str) -> String {
         let connect = format!("exec -n {pod} {pod} -c {container} -- /probe connect {target}");
-        // After a restart, kubelet rejects kubectl for some time.
+        // Kubelet rejects `kubectl exec` for some time after a restart, so it is repeated until
+        // there is a response.
         until_some(EXEC, &format!("kubectl exec in {pod}"), || {
             let output = command(&connect).output().unwrap();
             let response = String::from_utf8(output.stdout).unwrap().trim().to_owned();
@@ -101,14 +103,15 @@ impl Pods {
         );
     }
 
-    /// Waits until the validator of the pod `name`, which has no redirect rules, has failed.
+    /// Waits until the validator of the pod `name` has failed, because the pod has no redirect
+    /// rules.
     pub fn until_stranded(&self, name: &str) {
         let exit = ".status.initContainerStatuses[0].lastState.terminated.exitCode";
         until("the validator fails", || self.field(name, exit) == "95");
     }
 
-    /// Waits for the proxy, which may start after the app. No connection may reach the app
-    /// directly.
+    /// Waits until the proxy responds, because it may start after the app. Fails if a connection
+    /// reaches the app directly meanwhile.
     pub fn until_proxied(&self, pod: &str, target: &str) {
         until_within(EXEC, "the proxy responds", || {
             let response = self.connect(pod, "app", target);
@@ -127,7 +130,7 @@ impl Drop for Pods {
                 scope.spawn(move || succeeds(&delete));
             }
         });
-        // The deletion of a namespace takes 5 s, for which nothing has to wait.
+        // The deletion of a namespace takes 5 s. Nothing depends on its end, so it is not awaited.
         let _ = command("delete namespace --wait=false").args(names.iter()).output();
     }
 }
@@ -144,6 +147,7 @@ pub fn namespace(name: &str) -> OnDrop<impl FnMut()> {
     })
 }
 
+/// Waits until the namespace has its ServiceAccount `default`, without which no pod can be created.
 pub fn until_account(namespace: &str) {
     let get = format!("get serviceaccount default -n {namespace}");
     until("the namespace's account", || succeeds(&get));
@@ -191,7 +195,7 @@ fn app(pod: &str) -> Value {
     let name = format!("app-of-{pod}");
     let addresses = families::any(8080);
     let words = [&["serve".to_owned(), name][..], &addresses].concat();
-    listening(8080, container("app", 1000, &words))
+    with_readiness_probe(8080, container("app", 1000, &words))
 }
 
 fn proxy() -> Value {
@@ -204,10 +208,11 @@ fn proxy() -> Value {
         words.push(name.to_owned());
         words.extend(ports.iter().flat_map(|port| families::any(*port)));
     }
-    listening(4191, container("linkerd-proxy", 2102, &words))
+    with_readiness_probe(4191, container("linkerd-proxy", 2102, &words))
 }
 
-fn listening(port: u16, mut container: Value) -> Value {
+/// Adds a readiness probe that connects to `port`.
+fn with_readiness_probe(port: u16, mut container: Value) -> Value {
     container["readinessProbe"] = json!({"tcpSocket": {"port": port}, "periodSeconds": 1});
     container
 }
@@ -226,15 +231,15 @@ pub(super) fn manifest(name: &str) -> Value {
     yaml(include_str!("pods.yaml"))[name].take()
 }
 
-/// A pod with these containers. If one is a proxy, the pod has the annotation and the label of
-/// Linkerd's injector.
+/// A pod with these containers. If one of them is a proxy, the pod gets the annotation and the
+/// label that Linkerd's injector sets.
 fn pod(name: &str, containers: &[Value], init: &[Value]) -> Value {
     let mut pod = manifest("pod");
     for key in ["name", "namespace"] {
         pod["metadata"][key] = name.into();
     }
     pod["spec"] = json!({"initContainers": init, "containers": containers});
-    if containers.iter().chain(init).any(|one| one["name"] == "linkerd-proxy") {
+    if containers.iter().chain(init).any(|container| container["name"] == "linkerd-proxy") {
         pod["metadata"]["annotations"] = json!({"linkerd.io/proxy-version": "test"});
         pod["metadata"]["labels"] = json!({"linkerd.io/control-plane-ns": "linkerd"});
     }

@@ -7,9 +7,10 @@ use crate::cni::upstream_entry;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Program {
-    /// This project's image, which takes upstream's variables.
+    /// The agent of this project's image, which reads the same variables as upstream's agent.
     OurAgent,
-    /// Nothing that touches the node, for a stand-in of upstream's agent outside the pod.
+    /// A program that does nothing. The test runs a stand-in for upstream's agent outside of the
+    /// pod.
     Pause,
 }
 

@@ -7,10 +7,14 @@ use crate::repeated::Repeated;
 
 const PERIOD: Duration = Duration::from_millis(2);
 
+/// A time in which the plugin was not installed.
 #[derive(Debug)]
 struct Gap {
+    /// The states that were read, without repetitions.
     states: Vec<State>,
+    /// Time from the start of the watcher to the first read of the gap.
     begin: Duration,
+    /// Longest time that the gap may have lasted.
     length: Duration,
 }
 
@@ -27,7 +31,8 @@ pub struct Gaps {
     root: String,
     begin: Instant,
     reads: usize,
-    took: Duration,
+    /// Time from the start of the watcher to the last read.
+    watched: Duration,
     is_installed: bool,
     gaps: Vec<Gap>,
 }
@@ -38,9 +43,15 @@ impl Watcher {
     }
 
     pub fn of_root(root: String) -> Watcher {
-        let (begin, took) = (Instant::now(), Duration::ZERO);
-        let seen = Gaps { root, begin, reads: 0, took, is_installed: true, gaps: Vec::new() };
-        Watcher(Repeated::start(PERIOD, seen, Gaps::read))
+        let gaps = Gaps {
+            root,
+            begin: Instant::now(),
+            reads: 0,
+            watched: Duration::ZERO,
+            is_installed: true,
+            gaps: Vec::new(),
+        };
+        Watcher(Repeated::start(PERIOD, gaps, Gaps::read))
     }
 
     pub fn finish(self) -> Gaps {
@@ -56,7 +67,7 @@ impl Gaps {
             State::Installed => State::Installed,
             _ => state(&self.root),
         };
-        self.took = self.begin.elapsed();
+        self.watched = self.begin.elapsed();
         self.reads += 1;
         let was_installed = self.is_installed;
         self.is_installed = state == State::Installed;
@@ -64,11 +75,11 @@ impl Gaps {
             return;
         }
         if was_installed {
-            let (states, length) = (Vec::new(), Duration::ZERO);
-            self.gaps.push(Gap { states, begin: self.took, length });
+            let begin = self.watched;
+            self.gaps.push(Gap { states: Vec::new(), begin, length: Duration::ZERO });
         }
         if let Some(gap) = self.gaps.last_mut() {
-            gap.length = self.took - gap.begin + PERIOD;
+            gap.length = self.watched - gap.begin + PERIOD;
             if gap.states.last() != Some(&state) {
                 gap.states.push(state);
             }
@@ -76,15 +87,17 @@ impl Gaps {
     }
 
     pub fn assert_always_installed(&self, scene: &str) {
-        let Gaps { reads, took, gaps, .. } = self;
-        println!("{scene}: {reads} reads in {took:.1?}, {} gaps", gaps.len());
+        let Gaps { reads, watched, gaps, .. } = self;
+        println!("{scene}: {reads} reads in {watched:.1?}, {} gaps", gaps.len());
         assert!(gaps.is_empty(), "{scene}: {gaps:?}");
     }
 
     pub fn assert_no_gap_of(&self, longest: Duration, scene: &str) {
-        let Gaps { reads, took, gaps, .. } = self;
+        let Gaps { reads, watched, gaps, .. } = self;
         let lengths: Vec<Duration> = gaps.iter().map(|gap| gap.length).collect();
-        println!("{scene}: {reads} reads in {took:.1?}, gaps of at most {lengths:.1?}: {gaps:?}");
+        println!(
+            "{scene}: {reads} reads in {watched:.1?}, gaps of at most {lengths:.1?}: {gaps:?}"
+        );
         assert!(lengths.iter().all(|length| *length < longest), "{scene}: {gaps:?}");
     }
 

@@ -1,6 +1,6 @@
-//! Finds a packet that two sets of rules redirect differently. Exact: the values of a field are
-//! grouped so that no condition of either set distinguishes two values of a group, and one packet
-//! of each combination of groups is evaluated.
+//! Finds a packet that two sets of rules redirect differently. No such packet is overlooked: the
+//! values of a field are grouped so that no condition of either set distinguishes two values of a
+//! group, and one packet of each combination of groups is evaluated.
 
 use std::collections::BTreeSet;
 
@@ -9,7 +9,7 @@ use linkerd2_cni::redirect::rules::Chain;
 
 use super::evaluator::{Condition, Field, Fields, Rules};
 
-/// Largest number of packets that are evaluated. More would take minutes.
+/// Largest number of packets that are evaluated, because more packets would take minutes.
 const PACKETS_LIMIT: usize = 1 << 22;
 
 const INBOUND: [Field; 5] =
@@ -62,24 +62,25 @@ fn packet(mut number: usize, fields: &[Field], values: &[Vec<Option<u128>>]) -> 
     packet
 }
 
-/// Returns one value for each set of values of the field that no condition tells apart.
+/// Returns one value of each group: the values of a group meet the same conditions on the field.
 fn values(field: Field, family: Family, conditions: &[&Condition]) -> Vec<Option<u128>> {
-    let mut of_field = conditions.to_vec();
-    of_field.retain(|condition| condition.field == field);
+    let mut field_conditions = conditions.to_vec();
+    field_conditions.retain(|condition| condition.field == field);
     let mut starts = BTreeSet::from([0]);
-    for (first, last) in of_field.iter().flat_map(|condition| &condition.ranges) {
+    for (first, last) in field_conditions.iter().flat_map(|condition| &condition.ranges) {
         starts.extend([*first, last.saturating_add(1)]);
     }
     let mut seen = BTreeSet::new();
     let mut values = Vec::new();
     for start in starts.range(..=largest(field, family)) {
-        let met: Vec<bool> = of_field.iter().map(|condition| condition.contains(*start)).collect();
-        if seen.insert(met) {
+        let conditions_met: Vec<bool> =
+            field_conditions.iter().map(|condition| condition.contains(*start)).collect();
+        if seen.insert(conditions_met) {
             values.push(Some(*start));
         }
     }
     if matches!(field, Field::Uid | Field::Gid) {
-        // The kernel itself sends packets without a socket, and so without user.
+        // Packets that the kernel itself sends have no socket, and so no user.
         values.push(None);
     }
     values

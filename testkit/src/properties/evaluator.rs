@@ -1,6 +1,6 @@
-//! Evaluates the rules of a table `nat` of iptables: says to which port a packet is redirected.
-//! Knows the options of Linkerd's rules and similar ones. Any other option is an error, so that no
-//! rule counts for less than it does.
+//! Evaluates the rules of a table `nat` of iptables: tells to which port a packet is redirected.
+//! Knows the options of Linkerd's rules and similar options. Any other option is an error, so that
+//! no condition of a rule is overlooked.
 
 use std::str::FromStr;
 
@@ -27,7 +27,7 @@ pub enum Field {
 /// `None`: the packet has no such field, such as the UID of a packet that comes from outside.
 pub type Fields = [Option<u128>; 7];
 
-/// Both ends are included.
+/// The first and the last number of a range.
 pub type Range = (u128, u128);
 
 #[derive(Clone, Debug)]
@@ -55,7 +55,7 @@ struct Rule {
 enum Verdict {
     Accept,
     Redirect(u16),
-    /// The chain has ended or returned: the calling chain continues.
+    /// The chain has ended or returned, so the calling chain continues.
     Undecided,
 }
 
@@ -73,17 +73,18 @@ impl Rules {
         Ok(rules)
     }
 
-    /// Adds a chain, and those to which its rules jump. The kernel allows no loop.
+    /// Adds a chain, and the chains to which its rules jump. Jumps do not form a loop, because the
+    /// kernel allows none.
     fn add_chain(&mut self, lines: &[String], name: &str) -> Result<(), String> {
         let start = format!("-A {name} ");
         let mut rules = Vec::new();
         for line in lines.iter().filter(|line| line.starts_with(&start)) {
-            let rule = rule(line).map_err(|why| format!("the rule {line}: {why}"))?;
+            let rule = parse_rule(line).map_err(|why| format!("the rule {line}: {why}"))?;
             if let Target::Jump(chain) = &rule.target {
                 if !lines.contains(&format!("-N {chain}")) {
                     return Err(format!("the rule {line}: unknown target {chain}"));
                 }
-                if !self.0.iter().any(|(known, _)| known == chain) {
+                if !self.0.iter().any(|(name, _)| name == chain) {
                     self.add_chain(lines, chain)?;
                 }
             }
@@ -138,7 +139,8 @@ impl Condition {
     }
 }
 
-fn rule(line: &str) -> Result<Rule, String> {
+/// Parses a line `-A CHAIN ...`.
+fn parse_rule(line: &str) -> Result<Rule, String> {
     let words = split_words(line);
     // The first two words are `-A` and the chain.
     let mut words = words.iter().map(String::as_str).skip(2);
@@ -182,7 +184,7 @@ fn rule(line: &str) -> Result<Rule, String> {
     Ok(Rule { conditions, target: target.ok_or("no target")? })
 }
 
-/// Reads a number, or two with `separator` in between.
+/// Parses a number, or two numbers with `separator` in between.
 fn range<T: FromStr + Into<u128>>(text: &str, separator: char) -> Result<Range, String> {
     let (first, last) = text.split_once(separator).unwrap_or((text, text));
     let (first, last) = (number::<T>(first)?.into(), number::<T>(last)?.into());

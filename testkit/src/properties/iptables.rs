@@ -1,4 +1,4 @@
-//! A model of table `nat` to which scripts of `iptables-restore` are applied. Rejects what iptables
+//! A model of table `nat` that applies scripts of `iptables-restore`, and rejects what iptables
 //! rejects.
 
 use std::collections::BTreeMap;
@@ -25,7 +25,7 @@ impl Default for NatTable {
 }
 
 impl NatTable {
-    /// Applies a script as one transaction: all of it or nothing.
+    /// Applies a script as one transaction: after an error, the table is unchanged.
     pub fn apply(&mut self, script: &str) -> Result<(), String> {
         let body = script.strip_prefix("*nat\n").and_then(|rest| rest.strip_suffix("COMMIT\n"));
         let mut next = self.clone();

@@ -13,9 +13,9 @@ pub use super::evaluator::{TCP, UDP};
 pub const ANY_SOURCES: [IpAddr; 2] =
     [IpAddr::V4(Ipv4Addr::new(203, 0, 113, 7)), IpAddr::V6(Ipv6Addr::LOCALHOST)];
 
-/// Returns the pod's address of the family of `other`.
-fn pod(other: IpAddr) -> IpAddr {
-    match other {
+/// Returns the pod's address in a connection with `peer`, which is of the same family.
+fn pod_address(peer: IpAddr) -> IpAddr {
+    match peer {
         IpAddr::V4(_) => Ipv4Addr::new(198, 51, 100, 1).into(),
         IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
     }
@@ -42,7 +42,7 @@ impl Packet {
             hook: Hook::Prerouting,
             protocol: TCP,
             source,
-            destination: pod(source),
+            destination: pod_address(source),
             source_port: 40_000,
             destination_port,
             output: "",
@@ -55,7 +55,7 @@ impl Packet {
             hook: Hook::Output,
             output: "eth0",
             socket: Some((uid, gid)),
-            source: pod(destination),
+            source: pod_address(destination),
             destination,
             ..Packet::inbound(destination, destination_port)
         }
@@ -87,8 +87,8 @@ pub struct Boundaries {
     pub ports: Vec<u16>,
     pub sources: Vec<IpAddr>,
     pub destinations: Vec<IpAddr>,
-    /// Destinations in no skipped subnet, if there are any.
-    pub open: Vec<IpAddr>,
+    /// Destinations that are in no skipped subnet.
+    pub redirected_destinations: Vec<IpAddr>,
     pub uids: Vec<u32>,
     pub gids: Vec<u32>,
 }
@@ -100,13 +100,14 @@ pub fn boundaries(redirect: &Redirect) -> Boundaries {
         [first.wrapping_sub(1), first, last, last.wrapping_add(1)]
     });
     let destinations = addresses_around(&redirect.skip_outbound_subnets);
-    let mut open_destinations = destinations.clone();
-    open_destinations.retain(|address| !is_skipped(*address, &redirect.skip_outbound_subnets));
-    let mut open = ANY_SOURCES.to_vec();
-    open.extend(open_destinations.iter().find(|address| address.is_ipv4()));
-    open.extend(open_destinations.iter().find(|address| address.is_ipv6()));
+    let mut redirected = destinations.clone();
+    redirected.retain(|address| !is_skipped(*address, &redirect.skip_outbound_subnets));
+    // One destination of each family is enough.
+    let mut redirected_destinations = ANY_SOURCES.to_vec();
+    redirected_destinations.extend(redirected.iter().find(|address| address.is_ipv4()));
+    redirected_destinations.extend(redirected.iter().find(|address| address.is_ipv6()));
     Boundaries {
-        open,
+        redirected_destinations,
         ports: ports.chain([8080]).collect(),
         sources: addresses_around(&redirect.skip_subnets),
         destinations,
@@ -119,7 +120,7 @@ fn is_skipped(address: IpAddr, subnets: &[Subnet]) -> bool {
     subnets.iter().any(|subnet| subnet.net.contains(&address))
 }
 
-/// Returns the ID, its neighbours, and root's. Without an ID, those of some user.
+/// Returns root's ID, and `id` with its neighbours. Without an `id`, the ID of some user is used.
 fn ids_around(id: Option<u32>) -> Vec<u32> {
     let id = id.unwrap_or(1000);
     vec![0, id.wrapping_sub(1), id, id.wrapping_add(1)]
@@ -131,7 +132,7 @@ fn addresses_around(subnets: &[Subnet]) -> Vec<IpAddr> {
         let (first, last) = (subnet.net.network(), subnet.net.broadcast());
         addresses.extend([shifted(first, u128::MAX), first, last, shifted(last, 1)]);
         for byte in 0..16 {
-            // One bit of one byte differs.
+            // An address that differs from the first one in one bit of this byte.
             addresses.push(shifted(first, 1 << (8 * byte)));
         }
     }
@@ -148,11 +149,11 @@ fn shifted(address: IpAddr, distance: u128) -> IpAddr {
     }
 }
 
-/// Returns packets with all combinations of these values. No rule has conditions on both user and
-/// destination, so outbound packets vary in one of the two.
-pub fn boundary_packets(
-    Boundaries { ports, sources, destinations, open, uids, gids }: &Boundaries,
-) -> Vec<Packet> {
+/// Returns packets with all combinations of these values. Outbound packets vary either in the user
+/// or in the destination, because no rule has conditions on both.
+pub fn boundary_packets(boundaries: &Boundaries) -> Vec<Packet> {
+    let Boundaries { ports, sources, destinations, redirected_destinations, uids, gids } =
+        boundaries;
     let mut packets = Vec::new();
     for &port in ports {
         for &source in sources {
@@ -161,7 +162,9 @@ pub fn boundary_packets(
             packets.push(inbound);
         }
         let users = uids.iter().flat_map(|&uid| gids.iter().map(move |&gid| (uid, gid)));
-        let by_user = users.flat_map(|user| open.iter().map(move |&other| (other, user)));
+        let by_user = users.flat_map(|user| {
+            redirected_destinations.iter().map(move |&destination| (destination, user))
+        });
         let by_destination = destinations.iter().map(|&destination| (destination, (0, 0)));
         for (destination, user) in by_user.chain(by_destination) {
             let outbound = Packet::outbound(destination, port, user);

@@ -1,4 +1,4 @@
-//! A runtime that calls the plugin with any stdin. The fuzz targets use it too.
+//! A container runtime that calls the plugin with any stdin, for property tests and fuzz targets.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
@@ -13,7 +13,8 @@ use crate::cni;
 pub const POD: &str = "IgnoreUnknown=1;K8S_POD_NAMESPACE=ns;K8S_POD_NAME=web";
 
 pub fn add(args: &str, stdin: &[u8]) -> Result<String, String> {
-    // Keeps the plugin from starting its own log. Fails from the second call on.
+    // With a subscriber in place, the plugin does not start its own log. From the second call on
+    // this fails, because the subscriber is already there.
     let _ = tracing::subscriber::set_global_default(NoSubscriber::default());
     let request = request::read(&environment(args), &mut &*stdin)
         .map_err(|error| error.to_json(version::CURRENT))?;
@@ -26,23 +27,23 @@ pub fn environment(args: &str) -> impl Fn(&str) -> Option<OsString> {
         if name == "CNI_ARGS" {
             return Some(args.into());
         }
-        let (_, value) = variables.iter().find(|(known, _)| *known == name)?;
+        let (_, value) = variables.iter().find(|(variable, _)| *variable == name)?;
         Some((*value).into())
     }
 }
 
-/// Whether `stdout` is a CNI result or error object. Other members come from the plugins before
-/// this one.
+/// Whether `stdout` is a CNI result or error object. Only the members that this plugin writes are
+/// checked, because the other members come from the plugins before it.
 pub fn is_cni_output(stdout: &Result<String, String>) -> bool {
-    let (text, wanted): (_, &[&str]) = match stdout {
+    let (text, texts): (_, &[&str]) = match stdout {
         Ok(text) => (text, &["cniVersion"]),
         Err(text) => (text, &["cniVersion", "msg"]),
     };
-    // Raw values, as a number may be larger than any of Rust's types.
+    // The values are not decoded, because a number may be too large for any type of Rust.
     let object: Result<BTreeMap<String, &RawValue>, _> = serde_json::from_str(text);
     let is_string = |value: &&RawValue| value.get().starts_with('"');
     object.is_ok_and(|object| {
         let has_code = stdout.is_ok() || object.contains_key("code");
-        has_code && wanted.iter().all(|key| object.get(*key).is_some_and(is_string))
+        has_code && texts.iter().all(|key| object.get(*key).is_some_and(is_string))
     })
 }

@@ -11,7 +11,7 @@ use nix::sys::signal::{Signal, kill};
 use serde_json::{Value, json};
 use testkit::cluster::agent::{self, KUBECONFIG, Paused, token, with_token};
 use testkit::cluster::helm::NAMESPACE;
-use testkit::cluster::kubectl::{fed, field};
+use testkit::cluster::kubectl::{field, run_with_stdin};
 use testkit::cluster::node::{COPY, replace};
 
 use crate::outages::{self, Cause};
@@ -20,8 +20,9 @@ use crate::world::{World, make_immutable};
 const ACCOUNT: &str = "linkerd-cni-plugin";
 const KEY: &str = "/var/lib/linkerd2-cni-cluster/pki/tokens.key";
 
-/// No pod gets a copy meanwhile: only a plugin that sends a request meets the rejection and reports
-/// it to the agent.
+/// Revokes the plugin's token, and waits for the agent to replace the token. The agent learns of
+/// the rejection from a plugin that sends a request. So the node's copy is made immutable
+/// meanwhile, because a plugin sends no request for a pod that is in the copy.
 pub fn revoke(world: &mut World) {
     let old = token();
     let outage = outages::open(Cause::Credential);
@@ -32,14 +33,16 @@ pub fn revoke(world: &mut World) {
     drop((immutable, outage));
 }
 
+/// When a token is valid, in seconds from now.
 pub type Validity = std::ops::Range<i64>;
-/// What the agent finds after the clock was moved ahead, or the node was asleep.
+/// Validity that the agent finds after the clock was moved ahead, or after the node was asleep.
 pub const EXPIRED: Validity = -7200..-3600;
-/// What the agent finds after the clock was moved back.
+/// Validity that the agent finds after the clock was moved back.
 pub const NOT_YET_VALID: Validity = 3600..90_000;
 
-/// Leaves a token that is not valid now. The clock itself belongs to the whole machine: no
-/// namespace has its own.
+/// Replaces the plugin's token by one with this validity, kills the agent, and waits for the next
+/// agent to replace the token. The token is changed instead of the clock, because the clock belongs
+/// to the whole machine, also to other namespaces.
 pub fn replace_by(world: &World, validity: Validity) {
     let old = agent::agent();
     let invalid = signed_token(validity);
@@ -72,6 +75,6 @@ fn signed_token(validity: Validity) -> String {
     let encode = |value: &Value| URL_SAFE_NO_PAD.encode(value.to_string());
     let signed = format!("{}.{}", encode(&json!({"alg": "RS256", "typ": "JWT"})), encode(&claims));
     let mut openssl = Command::new("openssl");
-    let signature = fed(openssl.args(["dgst", "-sha256", "-sign", KEY]), &signed).stdout;
+    let signature = run_with_stdin(openssl.args(["dgst", "-sha256", "-sign", KEY]), &signed).stdout;
     format!("{signed}.{}", URL_SAFE_NO_PAD.encode(signature))
 }
