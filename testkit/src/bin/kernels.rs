@@ -20,32 +20,41 @@ use testkit::{cni, node_copy, program};
 
 type Check = (&'static str, fn() -> String);
 
-/// Modules are loaded when a check needs them, so the checks without nf_tables come first.
+/// The checks without nf_tables come first, because a check loads the modules that it needs, and
+/// they stay loaded.
 const CHECKS: &[Check] = &[
     ("auto without nf_tables", auto_without_nf_tables),
     ("auto without nf_tables and iptables", auto_without_any_backend),
     ("self-test", self_test),
-    ("native", || redirects("native", "native", true)),
-    ("nft", || redirects("nft", "nft", true)),
-    ("legacy", || redirects("legacy", "legacy", true)),
+    ("native", || redirects("native", "native", Families::Both)),
+    ("nft", || redirects("nft", "nft", Families::Both)),
+    ("legacy", || redirects("legacy", "legacy", Families::Both)),
     ("IPv6 disabled by sysctl", ipv6_disabled_by_sysctl),
     ("kernel memory", kernel_memory),
 ];
 const CHECKS_WITHOUT_IPV6: &[Check] = &[
     ("self-test with ipv6.disable=1", self_test),
-    ("native with ipv6.disable=1", || redirects("native", "native", false)),
+    ("native with ipv6.disable=1", || redirects("native", "native", Families::Ipv4)),
     ("ipv6: true with ipv6.disable=1", ipv6_required),
 ];
 const CHECK_BUDGET: Duration = Duration::from_secs(300);
-/// Where a check hides a module. It is put back after the check.
-const HIDDEN: &str = "/hidden.ko";
+/// Path to which a check moves the module nf_tables, so that the kernel does not find the module.
+/// It is moved back after the check.
+const HIDDEN_MODULE: &str = "/hidden.ko";
 const NODE: &str = "/tmp/node";
+
+/// The families in which a pod's connections are redirected.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Families {
+    Ipv4,
+    Both,
+}
 
 fn main() {
     let mut checks = CHECKS.iter().chain(CHECKS_WITHOUT_IPV6);
     match std::env::args().nth(1) {
-        Some(name) if id() != 1 => {
-            let (_, check) = checks.find(|(known, _)| *known == name).expect("a check");
+        Some(wanted) if id() != 1 => {
+            let (_, check) = checks.find(|(name, _)| *name == wanted).expect("a check");
             println!("{}", check());
         }
         _ => run_all(),
@@ -64,8 +73,8 @@ fn run_all() -> ! {
     let mut results = Vec::new();
     for (name, _) in checks {
         let begin = Instant::now();
-        let (passed, seen) = run(name);
-        let _ = fs::rename(HIDDEN, nf_tables());
+        let (passed, seen) = run_in_child(name);
+        let _ = fs::rename(HIDDEN_MODULE, nf_tables_module());
         let seconds = begin.elapsed().as_millis() as f64 / 1000.0;
         results.push(json!({"name": name, "passed": passed, "seen": seen, "seconds": seconds}));
     }
@@ -74,7 +83,8 @@ fn run_all() -> ! {
     exit(0)
 }
 
-fn run(name: &str) -> (bool, String) {
+/// Runs a check in a process of its own. Returns whether the check passed, and the output.
+fn run_in_child(name: &str) -> (bool, String) {
     let mut output = tempfile::tempfile().unwrap();
     let mut command = Command::new("/proc/self/exe");
     command.arg(name).env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
@@ -100,7 +110,8 @@ fn publish(annotations: &Value) {
     node_copy::publish(Path::new("/tmp/run"), ["ns", "web", UID], &pod);
 }
 
-/// A call for the meshed pod, with `ipv6: auto` and without an API server.
+/// A call for the meshed pod that [`publish`] has published, with `ipv6: auto` and without an API
+/// server.
 fn call(command: &str, pod: &Namespaces, mode: &str) -> Call {
     Call::with_kubeconfig(command, &pod.path(), Path::new("/tmp/kubeconfig"))
         .linkerd("iptables-mode", mode)
@@ -117,8 +128,12 @@ fn pod() -> Namespaces {
     pod
 }
 
-fn assert_redirected(pod: &Namespaces, with_ipv6: bool) {
-    for (own, neighbour) in POD.into_iter().zip(NEIGHBOUR).take(1 + usize::from(with_ipv6)) {
+fn assert_redirected(pod: &Namespaces, families: Families) {
+    let count = match families {
+        Families::Ipv4 => 1,
+        Families::Both => 2,
+    };
+    for (own, neighbour) in POD.into_iter().zip(NEIGHBOUR).take(count) {
         assert_eq!(pod.connect_from_neighbour(own, 8080), line_of("inbound", own, 8080));
         assert_eq!(pod.connect_from_neighbour(own, 4191), line_of("admin", own, 4191));
         let outbound = line_of("outbound", neighbour, 9000);
@@ -128,13 +143,14 @@ fn assert_redirected(pod: &Namespaces, with_ipv6: bool) {
     }
 }
 
-/// The line of a server of [`Namespaces`] to a connection that was for this address.
+/// Returns the line that a server of [`Namespaces`] sends to a client that chose this destination.
 fn line_of(name: &str, address: &str, port: u16) -> String {
     format!("{name} {}", SocketAddr::new(address.parse().unwrap(), port))
 }
 
-/// ADD writes rules that redirect, also a second one, and CHECK finds them only then.
-fn redirects(mode: &str, backend: &str, with_ipv6: bool) -> String {
+/// Checks that ADD writes rules that redirect, also if it is repeated, and that CHECK fails before
+/// the first ADD and succeeds afterwards.
+fn redirects(mode: &str, backend: &str, families: Families) -> String {
     let pod = pod();
     call("CHECK", &pod, mode).run().failed(122, "");
     let begin = Instant::now();
@@ -143,29 +159,32 @@ fn redirects(mode: &str, backend: &str, with_ipv6: bool) -> String {
     let by = format!(": redirected by {backend},");
     assert!(add.stderr.contains(&by), "{}", add.stderr);
     for _ in 0..2 {
-        assert_redirected(&pod, with_ipv6);
+        assert_redirected(&pod, families);
         call("CHECK", &pod, mode).run().succeeded();
         call("ADD", &pod, mode).run().succeeded();
     }
-    let families = if with_ipv6 { "IPv4 and IPv6" } else { "IPv4" };
-    format!("{families} redirected by {backend}, ADD took {ms} ms")
+    let redirected = match families {
+        Families::Ipv4 => "IPv4",
+        Families::Both => "IPv4 and IPv6",
+    };
+    format!("{redirected} redirected by {backend}, ADD took {ms} ms")
 }
 
 fn release() -> String {
     fs::read_to_string("/proc/sys/kernel/osrelease").unwrap().trim().to_owned()
 }
 
-fn nf_tables() -> String {
+fn nf_tables_module() -> String {
     format!("/lib/modules/{}/kernel/net/netfilter/nf_tables.ko", release())
 }
 
 fn auto_without_nf_tables() -> String {
-    fs::rename(nf_tables(), HIDDEN).unwrap();
-    redirects("auto", "legacy", true)
+    fs::rename(nf_tables_module(), HIDDEN_MODULE).unwrap();
+    redirects("auto", "legacy", Families::Both)
 }
 
 fn auto_without_any_backend() -> String {
-    fs::rename(nf_tables(), HIDDEN).unwrap();
+    fs::rename(nf_tables_module(), HIDDEN_MODULE).unwrap();
     let outcome = call("ADD", &pod(), "auto").run_without_iptables();
     let (code, msg) = outcome.error();
     assert_eq!(code, 120, "{msg}");
@@ -173,7 +192,7 @@ fn auto_without_any_backend() -> String {
     format!("ADD fails with code {code}: {msg}")
 }
 
-/// Sets a sysctl of IPv6 for the interfaces that the pod has and for those that it gets.
+/// Sets a sysctl of IPv6 for the pod's present interfaces and for its later ones.
 fn set_ipv6(pod: &Namespaces, name: &str, value: u8) {
     let set = ["all", "default", "eth0"]
         .map(|scope| format!("echo {value} >/proc/sys/net/ipv6/conf/{scope}/{name}"));
@@ -184,20 +203,20 @@ fn ipv6_disabled_by_sysctl() -> String {
     let pod = pod();
     set_ipv6(&pod, "disable_ipv6", 1);
     call("ADD", &pod, "native").run().succeeded();
-    assert_redirected(&pod, false);
+    assert_redirected(&pod, Families::Ipv4);
     call("CHECK", &pod, "native").run().succeeded();
-    // Duplicate address detection would delay the address.
+    // Without this, duplicate address detection would delay the use of the address.
     set_ipv6(&pod, "accept_dad", 0);
     set_ipv6(&pod, "disable_ipv6", 0);
     pod.run("ip", &["addr", "add", &format!("{}/64", POD[1]), "dev", "eth0"]);
-    assert_redirected(&pod, true);
+    assert_redirected(&pod, Families::Both);
     "IPv4 redirected, and IPv6 once the pod enables it".to_owned()
 }
 
 fn ipv6_required() -> String {
     let pod = pod();
     call("ADD", &pod, "native").linkerd("ipv6", true).run().succeeded();
-    assert_redirected(&pod, false);
+    assert_redirected(&pod, Families::Ipv4);
     call("CHECK", &pod, "native").linkerd("ipv6", true).run().succeeded();
     "IPv4 redirected".to_owned()
 }
@@ -230,10 +249,10 @@ fn self_test() -> String {
         .stderr(File::create(&log).unwrap())
         .spawn()
         .unwrap();
-    let end = Instant::now() + Duration::from_secs(60);
+    let deadline = Instant::now() + Duration::from_secs(60);
     let mut lines = String::new();
     while !lines.contains("is installed and verified") {
-        assert!(Instant::now() < end && agent.try_wait().unwrap().is_none(), "{lines}");
+        assert!(Instant::now() < deadline && agent.try_wait().unwrap().is_none(), "{lines}");
         sleep(Duration::from_millis(20));
         lines = fs::read_to_string(&log).unwrap();
     }
@@ -245,53 +264,62 @@ fn self_test() -> String {
     passed.to_owned()
 }
 
-/// Kernel memory of ADD: with the plugin entry's lists, and with annotations of almost 256 KiB,
-/// which Kubernetes allows.
+/// Checks how much kernel memory the rules of a pod take: with the port lists of the plugin entry
+/// alone, and with annotations of almost 256 KiB, the longest that Kubernetes allows. Checks that
+/// the kernel frees the memory together with the pod's netns.
 fn kernel_memory() -> String {
     let ports = (1..=u16::MAX).step_by(2).map(|port| port.to_string()).collect::<Vec<_>>();
     let subnets = (0..4000).map(|n| format!("172.{}.{}.1/32", 16 + n / 250, n % 250));
-    let longest = json!({
+    let longest_annotations = json!({
         "config.linkerd.io/skip-inbound-ports": ports.join(","),
         "config.linkerd.io/skip-subnets": subnets.collect::<Vec<_>>().join(","),
     });
-    let [short, long] = [(json!({}), 16), (longest, 4)].map(|(annotations, pods)| {
-        publish(&annotations);
-        // The first round also loads modules.
-        let [_, (used, left)] = [(); 2].map(|()| memory(pods));
-        // The rules without annotations are smaller than what the kernel keeps of the namespaces
-        // for a while.
-        let is_freed = left <= (used / 4).max(128 * pods);
-        assert!(is_freed, "{left} of {used} KiB not freed with the {pods} namespaces");
-        used / pods
-    });
-    // The smallest object of kmalloc has 128 bytes on arm64 before Linux 6.5, so that elements of
-    // sets take twice as much.
+    let short = memory_per_pod(&json!({}), 16);
+    let long = memory_per_pod(&longest_annotations, 4);
+    // The upper limits are generous, because elements of sets take twice as much memory on arm64
+    // before Linux 6.5, where the smallest object of kmalloc has 128 bytes.
     assert!((1..512).contains(&short) && (short..24 << 10).contains(&long), "{short}, {long} KiB");
     format!("{short} KiB, {long} KiB with the longest annotations; freed with the pod")
 }
 
-/// KiB that the ADDs of these pods take, and KiB that the kernel has not freed after the pods.
-fn memory(pods: u64) -> (u64, u64) {
-    let first = kernel_use();
+/// Returns the kernel memory in KiB that the rules of a pod with these annotations take, measured
+/// with this number of pods. Fails if the kernel does not free the memory with the pods.
+fn memory_per_pod(annotations: &Value, pods: u64) -> u64 {
+    publish(annotations);
+    // The first measurement is not used, because it includes the modules that ADD loads.
+    measure_memory(pods);
+    let (used, left) = measure_memory(pods);
+    // The kernel keeps some memory of removed namespaces for a while. It is more than the rules of
+    // a pod without annotations take, so up to 128 KiB may be left for each pod.
+    let is_freed = left <= (used / 4).max(128 * pods);
+    assert!(is_freed, "{left} of {used} KiB not freed with the {pods} namespaces");
+    used / pods
+}
+
+/// Returns the KiB that the rules of these pods take, and the KiB that are still in use after the
+/// pods' namespaces were removed.
+fn measure_memory(pods: u64) -> (u64, u64) {
+    let before_pods = kernel_memory_in_use();
     let pods = (0..pods).map(|_| Namespaces::new()).collect::<Vec<_>>();
-    let before = kernel_use();
+    let before_rules = kernel_memory_in_use();
     for pod in &pods {
         call("ADD", pod, "native").set("log_level", "warn").run().succeeded();
     }
-    let used = kernel_use().saturating_sub(before);
+    let used = kernel_memory_in_use().saturating_sub(before_rules);
     drop(pods);
     // The kernel removes namespaces in the background.
-    let end = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(10);
     let mut left = u64::MAX;
-    while left > used / 8 && Instant::now() < end {
-        left = kernel_use().saturating_sub(first);
+    while left > used / 8 && Instant::now() < deadline {
+        left = kernel_memory_in_use().saturating_sub(before_pods);
     }
     (used, left)
 }
 
-/// Memory of the kernel in KiB once it has settled. `MemFree` lacks the pages that each processor
-/// keeps for itself.
-fn kernel_use() -> u64 {
+/// Returns the memory of the kernel in KiB, once it has not changed for some time. It is the sum of
+/// three kinds of memory, because `MemFree` leaves out free pages that each processor keeps for
+/// itself.
+fn kernel_memory_in_use() -> u64 {
     let (mut last, mut same) = (0, 0);
     for _ in 0..60 {
         for slab in fs::read_dir("/sys/kernel/slab").unwrap() {

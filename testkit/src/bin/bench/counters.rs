@@ -9,10 +9,11 @@ use anyhow::{Context as _, bail, ensure};
 
 use crate::scene::{Call, Scene};
 
-/// Successful runs whose smallest figures count: a busy machine only adds.
+/// Number of successful runs of a call. The smallest figures of these runs are used, because other
+/// work on the machine can only increase a figure.
 const RUNS: usize = 3;
-/// Runs that are tried for them. On a busy machine the plugin's budget for API requests runs out
-/// under valgrind.
+/// Largest number of runs, failed ones included. A run fails on a busy machine if the plugin's
+/// budget for API requests ends while valgrind slows the plugin down.
 const TRIES: usize = 8;
 
 pub fn has_valgrind() -> bool {
@@ -21,7 +22,7 @@ pub fn has_valgrind() -> bool {
 }
 
 pub fn instructions(scene: &Scene, call: &Call, requests: usize) -> anyhow::Result<u64> {
-    let log = format!("--log-file={}", scene.notes());
+    let log = format!("--log-file={}", scene.tool_output());
     let tool = ["valgrind", "--tool=callgrind", "--callgrind-out-file=/dev/null", &log];
     let run = || scene.run_once(call, &tool);
     let [count] = smallest(scene, call, requests, run, instructions_in)?;
@@ -34,15 +35,15 @@ fn instructions_in(log: &str) -> Option<[u64; 1]> {
     Some([number.trim().parse().ok()?])
 }
 
-/// Number and bytes of heap allocations of `call` by `plugin`, a build that links the C library
-/// dynamically.
+/// Returns number and bytes of the heap allocations of `call`. `plugin` is a build that links the C
+/// library dynamically, so that `libmemusage.so` can count its allocations.
 pub fn allocations(
     scene: &Scene,
     call: &Call,
     plugin: &Path,
     requests: usize,
 ) -> anyhow::Result<[u64; 2]> {
-    let call = call.by(plugin);
+    let call = call.with_program(plugin);
     let run = || run_with_memusage(scene, &call);
     smallest(scene, &call, requests, run, allocations_in)
 }
@@ -50,17 +51,17 @@ pub fn allocations(
 /// Runs `call` with `libmemusage.so`, which writes its summary to standard error.
 fn run_with_memusage(scene: &Scene, call: &Call) -> anyhow::Result<()> {
     let netns = scene.netns(call)?;
-    let mut command = scene.run(call, netns.as_ref(), &[])?;
+    let mut command = scene.command(call, netns.as_ref(), &[])?;
     command
         .env("LD_PRELOAD", "libmemusage.so")
         // The programs that the plugin runs are not counted.
         .env("MEMUSAGE_PROG_NAME", "linkerd-cni")
-        .stderr(File::create(scene.notes())?);
-    scene.succeed(call, &mut command)
+        .stderr(File::create(scene.tool_output())?);
+    scene.run(call, &mut command)
 }
 
-/// Sums the rows of malloc, realloc and calloc, such as `malloc|  19  11562  0`, between sequences
-/// for colours.
+/// Sums number and bytes in the rows of malloc, realloc and calloc of libmemusage's summary, such
+/// as `malloc|  19  11562  0`. Escape sequences for colours may surround a row.
 fn allocations_in(summary: &str) -> Option<[u64; 2]> {
     let mut sum = [0, 0];
     for function in ["malloc|", "realloc|", "calloc|"] {
@@ -70,7 +71,8 @@ fn allocations_in(summary: &str) -> Option<[u64; 2]> {
             *figure += numbers.next()?;
         }
     }
-    // Valgrind or an allocator of the program's own would leave the rows empty.
+    // Without any allocation, nothing was counted: the program uses another allocator than the C
+    // library's.
     if sum[0] == 0 { None } else { Some(sum) }
 }
 
@@ -100,8 +102,8 @@ fn smallest<const COUNT: usize>(
     Ok(smallest)
 }
 
-/// Runs the call once. A run with another number of API requests does not count: a repeated request
-/// adds millions of instructions, and a failed one saves some.
+/// Runs the call once. Fails if the call sent another number of API requests than expected, because
+/// a repeated request adds millions of instructions, and a failed one saves some.
 fn figures_of_one_run<const COUNT: usize>(
     scene: &Scene,
     requests: usize,
@@ -110,8 +112,8 @@ fn figures_of_one_run<const COUNT: usize>(
 ) -> anyhow::Result<[u64; COUNT]> {
     let before = scene.api.requests().len();
     run()?;
-    let made = scene.api.requests().len() - before;
-    ensure!(made == requests, "{made} API requests instead of {requests}");
-    let text = fs::read_to_string(scene.notes())?;
+    let sent = scene.api.requests().len() - before;
+    ensure!(sent == requests, "{sent} API requests instead of {requests}");
+    let text = fs::read_to_string(scene.tool_output())?;
     read(&text).with_context(|| format!("no figure in the output: {text}"))
 }

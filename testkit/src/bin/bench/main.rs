@@ -47,11 +47,13 @@ struct Options {
 
 fn main() -> ExitCode {
     let args: Vec<String> = env::args().collect();
-    let outcome = match args.as_slice() {
-        [_, flag, notes, program] if flag == measure::PEAK_OF => measure::peak_of(notes, program),
+    let result = match args.as_slice() {
+        [_, flag, output, program] if flag == measure::PEAK_OF => {
+            measure::write_peak_of(output, program)
+        }
         _ => bench(&Options::parse()),
     };
-    match outcome {
+    match result {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -61,17 +63,19 @@ fn main() -> ExitCode {
     }
 }
 
+/// Measures, and writes the figures. Returns whether all targets and the baseline hold, as far as
+/// the options ask for them.
 fn bench(options: &Options) -> anyhow::Result<bool> {
-    // The file is read before the measurements, because an unreadable file is an error and the file
-    // may be overwritten.
+    // The baseline is read before the measurements, so that an unreadable file is found at once,
+    // and because the figures may be written to the same file.
     let baseline = options.baseline.as_deref().map(read).transpose()?;
     let scene = Scene::new(&options.plugin, &options.portmap)?;
     let timings = measure::timings(&scene, options.runs)?;
     let mut rows: Vec<Row> = Vec::new();
     for (call, timings) in scene.calls.iter().zip(timings) {
-        let yardstick = rows.first().map_or(0.0, |row| row.wall_ms);
+        let yardstick_ms = rows.first().map_or(0.0, |row| row.wall_ms);
         let debug_plugin = options.debug_plugin.as_deref();
-        rows.push(measure::row(&scene, call, timings, yardstick, debug_plugin)?);
+        rows.push(measure::row(&scene, call, timings, yardstick_ms, debug_plugin)?);
     }
     let mut sizes = Vec::new();
     for (name, path) in [

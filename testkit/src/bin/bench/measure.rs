@@ -1,4 +1,4 @@
-//! What a call costs, counted from outside.
+//! Measures the cost of a call from outside of the plugin.
 
 use std::fs;
 use std::path::Path;
@@ -14,8 +14,8 @@ use testkit::statistics::{median, percentile};
 use crate::counters;
 use crate::scene::{Call, Scene};
 
-/// How often a call is run for what hardly varies.
-const FEW: usize = 3;
+/// Number of runs of a call for figures that hardly vary from run to run.
+const FEW_RUNS: usize = 3;
 
 #[derive(Clone, Default)]
 pub struct Timings {
@@ -24,7 +24,8 @@ pub struct Timings {
     page_faults: Vec<u64>,
 }
 
-/// Runs all calls in turn, `rounds` times, so that a busy moment meets them all.
+/// Times the calls. All calls run in turn, `rounds` times, so that a busy moment of the machine
+/// affects all of them alike.
 pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
     let mut all = vec![Timings::default(); scene.calls.len()];
     // Namespaces are kept until the end, so that the kernel's work to remove them is not measured.
@@ -35,7 +36,7 @@ pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
     for round in 0..=rounds {
         for (call, timings) in scene.calls.iter().zip(&mut all) {
             let netns = scene.netns(call)?;
-            let mut command = scene.run(call, netns.as_ref(), &[])?;
+            let mut command = scene.command(call, netns.as_ref(), &[])?;
             namespaces.push(netns);
             let before = children()?;
             let started = Instant::now();
@@ -43,7 +44,7 @@ pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
             let wall = started.elapsed();
             let after = children()?;
             ensure!(status.success(), scene.failure(call));
-            // The first round fills the page cache.
+            // The first round is not timed, because it fills the page cache.
             if round > 0 {
                 timings.wall.push(wall);
                 timings.cpu.push(cpu(&after).saturating_sub(cpu(&before)));
@@ -55,9 +56,9 @@ pub fn timings(scene: &Scene, rounds: usize) -> anyhow::Result<Vec<Timings>> {
     Ok(all)
 }
 
-/// The row of `call`: the medians of its timings, and counts, each of a run under the tool that can
-/// see it. `yardstick_ms` is the median of the first row, and `debug_plugin` a build for counting
-/// allocations.
+/// Returns the row of `call`. The times are the medians of `timings`. Each other figure is counted
+/// in further runs, under the tool that can count it. `yardstick_ms` is the median time of the
+/// first row, and `debug_plugin` a build whose allocations can be counted.
 pub fn row(
     scene: &Scene,
     call: &Call,
@@ -98,50 +99,54 @@ fn ms(time: Duration) -> f64 {
     time.as_secs_f64() * 1000.0
 }
 
-/// The median of [`FEW`] runs: on a busy machine a request is repeated.
+/// Returns the number of API requests of `call`. It is the median of [`FEW_RUNS`] runs, because a
+/// request is repeated on a busy machine.
 fn requests(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
-    let mut all = [0; FEW];
-    for made in &mut all {
+    let mut counts = [0; FEW_RUNS];
+    for count in &mut counts {
         let before = scene.api.requests().len();
         scene.run_once(call, &[])?;
-        *made = scene.api.requests().len() - before;
+        *count = scene.api.requests().len() - before;
     }
-    Ok(median(&mut all))
+    Ok(median(&mut counts))
 }
 
-/// Threads do not count: they are made with CLONE_THREAD.
+/// Returns the number of processes that `call` starts.
 fn processes(scene: &Scene, call: &Call) -> anyhow::Result<usize> {
-    let notes = scene.notes();
-    let trace = "trace=clone,clone3,fork,vfork";
-    scene.run_once(call, &["strace", "-f", "-qq", "-e", trace, "-o", &notes])?;
-    let trace = fs::read_to_string(&notes)?;
+    let output = scene.tool_output();
+    let calls = "trace=clone,clone3,fork,vfork";
+    scene.run_once(call, &["strace", "-f", "-qq", "-e", calls, "-o", &output])?;
+    let trace = fs::read_to_string(&output)?;
     Ok(trace.lines().filter(|line| makes_process(line)).count())
 }
 
-/// Whether a line of strace is a system call that makes a process.
+/// Whether a line of strace is a system call that makes a process. With `CLONE_THREAD`, the call
+/// makes a thread.
 fn makes_process(line: &str) -> bool {
     let starts = ["clone(", "clone3(", "fork(", "vfork("];
     starts.iter().any(|start| line.contains(start)) && !line.contains("CLONE_THREAD")
 }
 
-/// Returns the peak memory of `call` in KiB. The kernel counts the size of the parent for a new
-/// process, so a small copy of this program starts the plugin.
+/// Returns the peak memory of `call` in KiB. The plugin is started by a new process of this program
+/// that is still small, because the kernel counts the memory of the parent for a new process.
 fn rss_kib(scene: &Scene, call: &Call) -> anyhow::Result<u64> {
-    let (notes, myself) = (scene.notes(), std::env::current_exe()?);
-    let mut all = [0; FEW];
-    for kib in &mut all {
-        scene.run_once(call, &[&myself.to_string_lossy(), PEAK_OF, &notes])?;
-        *kib = fs::read_to_string(&notes)?.trim().parse()?;
+    let (output, bench) = (scene.tool_output(), std::env::current_exe()?);
+    let mut peaks = [0; FEW_RUNS];
+    for kib in &mut peaks {
+        scene.run_once(call, &[&bench.to_string_lossy(), PEAK_OF, &output])?;
+        *kib = fs::read_to_string(&output)?.trim().parse()?;
     }
-    Ok(median(&mut all))
+    Ok(median(&mut peaks))
 }
 
-/// The argument that makes this program start another and note its size.
+/// Argument with which this program does only the work of [`write_peak_of`].
 pub const PEAK_OF: &str = "--peak-of";
 
-pub fn peak_of(notes: &str, program: &str) -> anyhow::Result<bool> {
+/// Runs `program`, and writes its peak memory in KiB to the file `output`. Returns whether the
+/// program succeeded.
+pub fn write_peak_of(output: &str, program: &str) -> anyhow::Result<bool> {
     let status = Command::new(program).status()?;
-    fs::write(notes, children()?.max_rss().to_string())?;
+    fs::write(output, children()?.max_rss().to_string())?;
     Ok(status.success())
 }
 

@@ -1,4 +1,4 @@
-//! What is measured: the calls of a runtime, an API server, and namespaces of pods.
+//! The calls that are measured, and their surroundings: an API server, and namespaces of pods.
 
 use std::fs::{self, File};
 use std::os::unix::net::UnixDatagram;
@@ -15,33 +15,36 @@ use testkit::benchmarks::Unusable;
 use testkit::chart::yaml;
 use testkit::{cni, namespaces, node_copy};
 
-/// End of the names of rows in which the node's copy has the pod.
+/// End of the names of calls for which the node's copy has the pod.
 const COPY: &str = ", copy";
 pub const MESHED_COPY: &str = "meshed ADD, copy";
 
+/// A call of a plugin by a container runtime.
 #[derive(Clone)]
 pub struct Call {
     pub name: String,
     program: PathBuf,
+    /// The value of `CNI_COMMAND`.
     command: String,
     stdin: PathBuf,
-    /// Whether each run gets a namespace without rules.
-    fresh: bool,
+    /// Whether each run gets a new netns without rules. The other calls share a netns with rules.
+    needs_new_netns: bool,
 }
 
 impl Call {
-    pub fn by(&self, program: &Path) -> Self {
+    pub fn with_program(&self, program: &Path) -> Self {
         Call { program: program.to_owned(), ..self.clone() }
     }
 }
 
 pub struct Scene {
     pub api: Api,
-    /// The first is the yardstick.
+    /// The calls. The first one is the yardstick, with whose time the others are compared.
     pub calls: Vec<Call>,
+    /// Calls that this machine cannot run.
     pub unusable: Vec<Unusable>,
-    /// Network namespace with redirect rules. A namespace goes when its file is closed.
-    redirected: File,
+    /// A netns with redirect rules. The kernel removes it when this file is closed.
+    redirected_netns: File,
     dir: tempfile::TempDir,
 }
 
@@ -49,7 +52,7 @@ impl Scene {
     pub fn new(plugin: &Path, portmap: &Path) -> anyhow::Result<Self> {
         let api = Api::start();
         let dir = tempfile::tempdir()?;
-        answer(&api, &dir.path().join("run"));
+        publish_pods(&api, &dir.path().join("run"));
         let access = ApiAccess {
             server: format!("https://{}", api.address),
             ca: api.ca().into_bytes(),
@@ -58,32 +61,33 @@ impl Scene {
         };
         let kubeconfig = dir.path().join("ZZZ-linkerd-cni-kubeconfig");
         fs::write(&kubeconfig, kubeconfig::render(&access))?;
-        listen(dir.path())?;
+        receive_records(dir.path())?;
         let mut scene = Scene {
             api,
             calls: Vec::new(),
             unusable: Vec::new(),
-            redirected: netns::create()?,
+            redirected_netns: netns::create()?,
             dir,
         };
         for row in data()["calls"].as_array().unwrap() {
             let program = if scene.calls.is_empty() { portmap } else { plugin }.to_owned();
             let stdin = scene.dir.path().join(format!("stdin-{}", scene.calls.len()));
             fs::write(&stdin, config(&kubeconfig, row).to_string())?;
-            let [name, command] = ["name", "command"].map(|key| row[key].as_str().unwrap());
-            let (name, command) = (name.to_owned(), command.to_owned());
-            let fresh = name.starts_with("meshed ADD");
-            scene.calls.push(Call { name, program, command, stdin, fresh });
+            let name = row["name"].as_str().unwrap().to_owned();
+            let command = row["command"].as_str().unwrap().to_owned();
+            let needs_new_netns = name.starts_with("meshed ADD");
+            scene.calls.push(Call { name, program, command, stdin, needs_new_netns });
             scene.drop_if_unusable(row)?;
         }
-        // The namespace that CHECK looks at.
+        // CHECK needs a netns with the rules of an ADD.
         let add = &scene.calls[1];
-        scene.succeed(add, &mut scene.command(add, plugin, &scene.redirected)?)?;
+        scene.run(add, &mut scene.program_command(add, plugin, &scene.redirected_netns)?)?;
         Ok(scene)
     }
 
-    /// Drops the last call if this machine lacks the backend, such as a kernel without
-    /// iptables-legacy. A program of iptables tells, as a failure of the plugin has to be an error.
+    /// Drops the last call if this machine lacks its backend, such as a kernel without
+    /// iptables-legacy. The machine is tested with a program of iptables instead of the plugin,
+    /// because a failure of the plugin must fail the bench.
     fn drop_if_unusable(&mut self, row: &Value) -> anyhow::Result<()> {
         let Some(mode @ ("nft" | "legacy")) = row["mode"].as_str() else { return Ok(()) };
         let program =
@@ -102,41 +106,50 @@ impl Scene {
         Ok(())
     }
 
-    /// Runs `call` once, by way of `wrapper`. Fails if the call fails.
+    /// Runs `call` once under the tool `wrapper`, see [`Scene::command`]. Fails if the call fails.
     pub fn run_once(&self, call: &Call, wrapper: &[&str]) -> anyhow::Result<()> {
         let netns = self.netns(call)?;
-        self.succeed(call, &mut self.run(call, netns.as_ref(), wrapper)?)
+        self.run(call, &mut self.command(call, netns.as_ref(), wrapper)?)
     }
 
-    pub fn succeed(&self, call: &Call, command: &mut Command) -> anyhow::Result<()> {
+    /// Runs a command of `call`. Fails if the command fails.
+    pub fn run(&self, call: &Call, command: &mut Command) -> anyhow::Result<()> {
         ensure!(command.status()?.success(), self.failure(call));
         Ok(())
     }
 
+    /// Returns the new netns for a run of `call`. `None`: the call uses the netns that calls share.
     pub fn netns(&self, call: &Call) -> anyhow::Result<Option<File>> {
-        if !call.fresh {
+        if !call.needs_new_netns {
             return Ok(None);
         }
         Ok(Some(netns::create()?))
     }
 
-    /// One run of `call`, by way of `wrapper` (a tool and its arguments) if there is one.
-    pub fn run(
+    /// Returns the command for a run of `call`. If `wrapper` is not empty, it is a tool with its
+    /// arguments, which runs the plugin.
+    pub fn command(
         &self,
         call: &Call,
         netns: Option<&File>,
         wrapper: &[&str],
     ) -> anyhow::Result<Command> {
-        let netns = netns.unwrap_or(&self.redirected);
+        let netns = netns.unwrap_or(&self.redirected_netns);
         let Some((tool, args)) = wrapper.split_first() else {
-            return self.command(call, &call.program, netns);
+            return self.program_command(call, &call.program, netns);
         };
-        let mut command = self.command(call, Path::new(tool), netns)?;
+        let mut command = self.program_command(call, Path::new(tool), netns)?;
         command.args(args).arg(&call.program);
         Ok(command)
     }
 
-    fn command(&self, call: &Call, program: &Path, netns: &File) -> anyhow::Result<Command> {
+    /// Returns the command that runs `program` with environment and stdin of `call`.
+    fn program_command(
+        &self,
+        call: &Call,
+        program: &Path,
+        netns: &File,
+    ) -> anyhow::Result<Command> {
         let pod = match &*call.name {
             name if name.starts_with("unmeshed") => "plain",
             name if name.contains("injected") || name == MESHED_COPY => "injected",
@@ -156,28 +169,29 @@ impl Scene {
             .envs(cni::environment(&call.command, &netns))
             .env("CNI_ARGS", args)
             .stdin(File::open(&call.stdin)?)
-            .stdout(File::create(self.output())?)
+            .stdout(File::create(self.stdout_path())?)
             .stderr(Stdio::null());
         Ok(command)
     }
 
-    fn output(&self) -> PathBuf {
+    fn stdout_path(&self) -> PathBuf {
         self.dir.path().join("stdout")
     }
 
-    pub fn notes(&self) -> String {
+    /// Path of the file into which a tool such as valgrind writes its output.
+    pub fn tool_output(&self) -> String {
         let path = self.dir.path().join("notes");
         path.to_string_lossy().into_owned()
     }
 
     pub fn failure(&self, call: &Call) -> String {
-        let printed = fs::read_to_string(self.output()).unwrap_or_default();
+        let printed = fs::read_to_string(self.stdout_path()).unwrap_or_default();
         format!("{}: {printed}", call.name)
     }
 }
 
-/// The agent listens for records beside the kubeconfig.
-fn listen(dir: &Path) -> anyhow::Result<()> {
+/// Receives the plugin's records like an agent, on a socket beside the kubeconfig.
+fn receive_records(dir: &Path) -> anyhow::Result<()> {
     let socket = UnixDatagram::bind(dir.join(".linkerd-cni.sock"))?;
     thread::spawn(move || {
         let mut record = [0; 8192];
@@ -186,8 +200,9 @@ fn listen(dir: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Answers of the size that a cluster's have, and a copy of the same pods.
-fn answer(api: &Api, run_dir: &Path) {
+/// Makes pods available at the API server, and publishes them in the node's copy. The objects have
+/// the size of those of a real cluster.
+fn publish_pods(api: &Api, run_dir: &Path) {
     for (name, created_by, containers) in [
         ("web", "linkerd/cli edge-26.1.1", 2),
         ("injected", "linkerd/proxy-injector edge-26.1.1", 2),
@@ -228,7 +243,7 @@ fn pod(name: &str, created_by: &str, count: usize) -> Value {
     pod
 }
 
-/// Returns the config of a call. Without annotations in its row, the runtime passes none.
+/// Returns the config of a call. If the call's row has no annotations, the runtime passes none.
 fn config(kubeconfig: &Path, row: &Value) -> Value {
     if row["config"].is_object() {
         return row["config"].clone();

@@ -1,4 +1,4 @@
-//! The targets of rows and sizes.
+//! Compares figures and sizes with their targets.
 
 use testkit::benchmarks::{Row, Size, Target};
 
@@ -37,8 +37,8 @@ fn wall_ms(rows: &[Row], name: &str) -> Option<f64> {
     rows.iter().find(|row| row.name == name).map(|row| row.wall_ms)
 }
 
-/// Returns the figures of a row that have targets, in the order of `scene.yaml`. `None`: not
-/// measured.
+/// Returns the figures of a row that can have targets, in the order of the targets in `scene.yaml`.
+/// `None`: the figure was not measured.
 fn figures(row: &Row) -> [(&'static str, Option<f64>); 6] {
     let is_timed = row.wall_ms > 0.0;
     [

@@ -1,4 +1,4 @@
-//! The agents of several nodes: which are ready, now and while something happens.
+//! The agents of several nodes: which of them are ready, now and during an event.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -19,23 +19,25 @@ pub struct AgentPod {
     pub ready: bool,
 }
 
-/// Number of times that the only agent has written the network config, by its log.
+/// Returns how often the agent has written the network config, according to its log. For clusters
+/// with one agent.
 pub fn logged_writes() -> usize {
     let logs = format!("logs daemonset/linkerd-cni -n {NAMESPACE}");
     let log = command(&logs).output().unwrap();
     String::from_utf8_lossy(&log.stdout).matches("Created CNI config").count()
 }
 
+/// Returns the agents by the names of their nodes, without those that are being deleted.
 pub fn by_node() -> BTreeMap<String, AgentPod> {
-    staying().into_iter().map(|pod| (pod.node.clone(), pod)).collect()
+    agent_pods().into_iter().map(|pod| (pod.node.clone(), pod)).collect()
 }
 
-fn staying() -> Vec<AgentPod> {
+fn agent_pods() -> Vec<AgentPod> {
     get_items(PODS).iter().filter_map(AgentPod::from_pod).collect()
 }
 
 impl AgentPod {
-    /// Reads a pod. `None`: it is on no node yet, or is being deleted.
+    /// Reads a pod. `None`: the pod is on no node yet, or is being deleted.
     fn from_pod(pod: &Value) -> Option<AgentPod> {
         if pod["metadata"]["deletionTimestamp"].is_string() {
             return None;
@@ -55,35 +57,39 @@ impl AgentPod {
     }
 }
 
+/// What was seen of the agents during an event.
 #[derive(Default)]
 pub struct SeenAgents {
     nodes: Vec<String>,
-    /// Nodes without a ready agent: the most at a time, and all of them.
-    pub most_without: usize,
-    pub without: Vec<String>,
+    /// Largest number of nodes that had no ready agent at the same time.
+    pub most_without_agent: usize,
+    /// All nodes that had no ready agent at some time.
+    pub without_agent: Vec<String>,
+    /// Largest number of agents that were not ready at the same time.
     pub most_starting: usize,
-    /// The ready agents, each with its node, in the order in which they were seen.
+    /// Container and node of each agent that was ready, in the order in which they were seen.
     ready: Vec<(String, String)>,
 }
 
 impl SeenAgents {
+    /// Records the agents every 200 ms until the returned value is finished.
     pub fn watch(nodes: &[&str]) -> Repeated<SeenAgents> {
         let nodes = nodes.iter().map(|&node| node.to_owned()).collect();
         let mut seen = SeenAgents { nodes, ..SeenAgents::default() };
-        seen.look();
-        Repeated::start(Duration::from_millis(200), seen, SeenAgents::look)
+        seen.record();
+        Repeated::start(Duration::from_millis(200), seen, SeenAgents::record)
     }
 
-    pub fn look(&mut self) {
-        let pods = staying();
+    pub fn record(&mut self) {
+        let pods = agent_pods();
         let (ready, starting): (Vec<_>, Vec<_>) = pods.into_iter().partition(|pod| pod.ready);
         self.most_starting = self.most_starting.max(starting.len());
-        let without = self.nodes.iter().filter(|node| ready.iter().all(|pod| pod.node != **node));
-        let without: Vec<_> = without.cloned().collect();
-        self.most_without = self.most_without.max(without.len());
-        self.without.extend(without);
-        self.without.sort();
-        self.without.dedup();
+        let mut without_agent = self.nodes.clone();
+        without_agent.retain(|node| ready.iter().all(|pod| pod.node != *node));
+        self.most_without_agent = self.most_without_agent.max(without_agent.len());
+        self.without_agent.extend(without_agent);
+        self.without_agent.sort();
+        self.without_agent.dedup();
         for pod in ready {
             let agent = (pod.container, pod.node);
             if !self.ready.contains(&agent) {
@@ -92,6 +98,8 @@ impl SeenAgents {
         }
     }
 
+    /// Returns the nodes in the order in which their next agents got ready. The first agents of the
+    /// nodes are left out, because they were ready before the event.
     pub fn order(&self) -> Vec<&str> {
         self.ready.iter().skip(self.nodes.len()).map(|(_, node)| &**node).collect()
     }

@@ -8,8 +8,8 @@ use std::time::Instant;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-/// The checks of a row, in order. They are written to a file after each check, as a row may be
-/// killed.
+/// The checks of a row, in order. The results are written to a file after each check, because the
+/// job of a row may be killed.
 pub struct Checks {
     file: PathBuf,
     versions: Value,
@@ -36,7 +36,8 @@ impl Checks {
         fs::write(&self.file, result.to_string()).expect("the file for the results can be written");
     }
 
-    /// Runs a check, which panics if it fails and returns what it saw. Returns whether it passed.
+    /// Runs a check, and returns whether the check passed. `check` panics if it fails, and
+    /// otherwise returns what it has seen.
     pub fn run(&mut self, name: &'static str, check: impl FnOnce() -> String) -> bool {
         println!("== {name}");
         let begin = Instant::now();

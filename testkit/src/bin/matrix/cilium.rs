@@ -13,32 +13,34 @@ use testkit::until::{until, until_within};
 
 use crate::{agents, network};
 
-/// Makes the stand-in for Cilium's agent exclusive when it starts.
+/// File that makes the stand-in for Cilium's agent exclusive when the stand-in starts.
 const EXCLUSIVE: &str = "/var/lib/linkerd2-cni-cluster/cilium-exclusive";
 const CONFLIST: &str = "/etc/cni/net.d/05-cilium.conflist";
 const OTHER: &str = "/etc/cni/net.d/10-other.conflist";
-/// The agent waits 50 ms, then each time a third longer, up to 10 s: 22 writes in the first minute
-/// of a contention.
+/// Time in which the agent's writes are counted.
 const COUNTED: Duration = Duration::from_secs(60);
-const WRITES: usize = 22;
+/// Largest number of writes in that time. The agent waits 50 ms after the first write, and after
+/// each further write a third longer, up to 10 s.
+const MAX_WRITES: usize = 22;
 
 pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     fs::write(EXCLUSIVE, "").unwrap();
     network::rewrite_config();
     fs::copy(CONFLIST, OTHER).unwrap();
-    let bak = format!("{OTHER}.cilium_bak");
-    until("Cilium renames other network configs", || Path::new(&bak).exists());
+    let renamed = format!("{OTHER}.cilium_bak");
+    until("Cilium renames other network configs", || Path::new(&renamed).exists());
     let install = ["install", "linkerd-cni", CHART, "-n", NAMESPACE];
     helm.must(&[&install[..], &["--create-namespace"]].concat());
     until("the Event names the remedy", || {
         pods::events("default", "LinkerdCNIContention").contains("cni.exclusive=false")
     });
-    // At no time may the plugin entry exist without its files.
-    let (first, watcher) = (agents::logged_writes(), Watcher::start());
+    // At no time may the active conflist have the plugin entry without binary and kubeconfig.
+    let writes_before = agents::logged_writes();
+    let watcher = Watcher::start();
     thread::sleep(COUNTED);
     watcher.finish().assert_never_stranded("contention with Cilium");
-    let writes = agents::logged_writes() - first;
-    assert!((1..=WRITES).contains(&writes), "{writes} writes in {COUNTED:?}");
+    let writes = agents::logged_writes() - writes_before;
+    assert!((1..=MAX_WRITES).contains(&writes), "{writes} writes in {COUNTED:?}");
     assert!(
         ["", "0"].contains(&&*ready_agents()),
         "the agent is not ready while the entry is removed"
@@ -51,7 +53,7 @@ pub fn exclusive(node: &Node, helm: &Helm, before: &Files) -> String {
     until_within(Duration::from_secs(60), "the agent is ready", || ready_agents() == "1");
     pods.start(&[pods::meshed("meshed")]);
     helm.uninstall();
-    fs::remove_file(bak).unwrap();
+    fs::remove_file(renamed).unwrap();
     assert_eq!(&node.files(), before);
     drop(pods);
     format!(

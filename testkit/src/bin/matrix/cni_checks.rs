@@ -1,4 +1,4 @@
-//! The checks of one kind of primary CNI only, at the points of the job at which they are made.
+//! Checks that apply to one kind of primary CNI only, for three points of the job.
 
 use testkit::cluster::helm::Helm;
 use testkit::cluster::node::{Files, Node};

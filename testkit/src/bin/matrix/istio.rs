@@ -1,5 +1,5 @@
-//! Checks of nodes where Istio's istio-cni is another chained plugin. Its agent restores its plugin
-//! entry, too.
+//! Checks of nodes on which Istio's istio-cni is chained, too. Istio's agent restores its own
+//! plugin entry, as this project's agent does.
 
 use std::fs;
 use std::path::Path;
@@ -25,9 +25,9 @@ const PLUGIN_LOG: &str = "/run/linkerd2-cni-cluster/istio-cni/istio-cni.log";
 /// Texts in the redirect rules of linkerd-cni and of istio-cni.
 const RULES: [&str; 2] = ["redirect-all-outgoing-to-proxy-port", "ISTIO_OUTPUT"];
 
-/// Number of times that the primary CNI writes its network config in [`both_restore`], and the time
-/// between two.
+/// How often the primary CNI writes its network config in [`both_restore`].
 const REWRITES: usize = 6;
+/// Time between two such writes.
 const PERIOD: Duration = Duration::from_secs(10);
 const QUIET: Duration = Duration::from_secs(30);
 const REACTION: Duration = Duration::from_secs(30);
@@ -36,7 +36,8 @@ pub fn installed_after() -> String {
     until_chained(&[ISTIO, LINKERD])
 }
 
-/// Istio's plugin is installed while linkerd-cni is chained. linkerd-cni keeps its place.
+/// Installs Istio's plugin while linkerd-cni is chained. linkerd-cni keeps its place in the
+/// conflist.
 pub fn installed_before() -> String {
     network::cluster("start-second-plugin");
     until_chained(&[LINKERD, ISTIO])
@@ -60,7 +61,8 @@ fn types() -> Vec<String> {
     plugins.map(|plugin| plugin["type"].as_str().unwrap_or_default().to_owned()).collect()
 }
 
-/// Istio's plugin leaves pods without its sidecar to linkerd-cni, and redirects those that have it.
+/// Checks that Istio's plugin redirects only pods with Istio's sidecar, and that linkerd-cni
+/// redirects meshed pods as without Istio's plugin.
 pub fn called(pods: &Pods) -> String {
     let sidecar = "istio-sidecar";
     pods.start(&[with_istio_proxy(pods::unmeshed(sidecar))]);
@@ -103,8 +105,8 @@ fn was_skipped(name: &str) -> bool {
     lines.any(|line| line.contains("does not have istio-proxy container"))
 }
 
-/// Both agents restore their plugin entries whenever the primary CNI writes its file, and then
-/// leave it unchanged.
+/// Checks that both agents restore their plugin entries whenever the primary CNI writes its file,
+/// and that the agents then leave the file unchanged.
 pub fn both_restore(pods: &Pods) -> String {
     let before = writes();
     let mut slowest = Duration::ZERO;
@@ -120,8 +122,8 @@ pub fn both_restore(pods: &Pods) -> String {
     assert_eq!(writes(), after, "writes in {QUIET:?} in which the primary CNI wrote nothing");
     assert!(is_chained(), "{:?}", types());
     let [linkerd, istio] = [after[0] - before[0], after[1] - before[1]];
-    // Each agent writes at most twice: Istio's agent undoes a write after which it did not read the
-    // file again.
+    // Each agent writes once or twice for each rewrite. The second write is needed if Istio's agent
+    // writes what it has read before a write of linkerd-cni's agent, and so undoes that write.
     let bound = REWRITES..=2 * REWRITES;
     let is_bounded = bound.contains(&linkerd) && bound.contains(&istio);
     assert!(is_bounded, "writes of linkerd-cni {linkerd}, of Istio {istio}, not {bound:?}");
@@ -154,7 +156,8 @@ fn assert_redirected(pods: &Pods, name: &str) {
     pods.assert_answers("unmeshed", name, "proxy-inbound");
 }
 
-/// At each event in the directory, Istio's agent copies its plugin binary again.
+/// Waits until the node's files are as before. The time of Istio's plugin binary is not compared,
+/// because Istio's agent copies the binary again at each event in the directory.
 pub fn until_as_before(node: &Node, before: &Files) {
     let before = network::unchanging(before);
     until_within(REACTION, "the node's files are as before", || {
@@ -176,8 +179,8 @@ fn without_istio(mut files: Files) -> Files {
     files
 }
 
-/// Istio's agent ends as well. It leaves what the primary CNI wrote, apart from the format of the
-/// JSON.
+/// Removes Istio's plugin, too. Its agent leaves the conflist that the primary CNI wrote, apart
+/// from the format of the JSON.
 pub fn removed(node: &Node, before: &Files) -> String {
     network::cluster("stop-second-plugin");
     let left = until_chained(&[]);

@@ -24,7 +24,7 @@ use testkit::until::until_within;
 use crate::checks::Checks;
 use crate::{cni_checks, network, primary_cni, runtime};
 
-/// Runs every check. A node on which the chart does not install gets no further checks.
+/// Runs every check. If the installation fails, no further check runs.
 pub fn run(values: &str, checks: &mut Checks) {
     let node = Node::exclusive();
     let before = node.files();
@@ -110,7 +110,7 @@ pub fn install(helm: &Helm, set: &[&str]) -> String {
     format!("ready after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
-/// The repair controller, which the chart has by default, applies the rules in place.
+/// Checks that the repair controller, which the chart enables by default, repairs the pod in place.
 fn repaired(pods: &Pods, name: &str) -> String {
     let uid = || pods.field(name, ".metadata.uid");
     let (before, begin) = (uid(), Instant::now());
@@ -119,8 +119,9 @@ fn repaired(pods: &Pods, name: &str) -> String {
     format!("in place, ready after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
-/// A pod starts after the repair controller, while the plugin is not chained. The controller's
-/// container does not show the pod's netns, and restarts once.
+/// Checks that a pod is repaired that starts after the repair controller, while the plugin is not
+/// chained. The controller's container restarts once, because it does not show netns that were
+/// mounted after its start.
 fn repaired_later(pods: &Pods) -> String {
     let restarts = || {
         let path =
@@ -135,10 +136,10 @@ fn repaired_later(pods: &Pods) -> String {
     pods.create(&[pods::validated("beside", "1s")]);
     pods.until_stranded("beside");
     drop(paused);
-    let seen = repaired(pods, "beside");
+    let repair = repaired(pods, "beside");
     assert_eq!(restarts(), "1", "for the pod that started later");
     rolled_out();
-    format!("{seen}; the container of the repair controller restarted once")
+    format!("{repair}; the container of the repair controller restarted once")
 }
 
 fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
@@ -156,10 +157,10 @@ fn requests_without_copy(node: &Node, helm: &Helm, pods: &Pods) -> String {
 }
 
 fn rewrite(node: &Node) -> String {
-    let before = written();
+    let before = config_stamps();
     network::rewrite_config();
     until_within(Duration::from_secs(30), "the primary CNI writes its file", || {
-        written() != before
+        config_stamps() != before
     });
     let begin = Instant::now();
     until_within(Duration::from_secs(30), "the plugin entry is back", || {
@@ -168,7 +169,8 @@ fn rewrite(node: &Node) -> String {
     format!("chained again after {:.3} s", begin.elapsed().as_secs_f64())
 }
 
-fn written() -> Vec<(PathBuf, u64, i64, i64)> {
+/// Returns inode and time of change of each network config. They show whether a file was written.
+fn config_stamps() -> Vec<(PathBuf, u64, i64, i64)> {
     let paths = fs::read_dir("/etc/cni/net.d").unwrap().flatten().map(|entry| entry.path());
     let configs = paths.filter(|path| path.to_string_lossy().contains(".conf"));
     let stamps = configs.filter_map(|path| {
@@ -204,8 +206,8 @@ pub fn uninstall(node: &Node, helm: &Helm, before: &Files) -> String {
     format!("{files}; new pods start without redirection")
 }
 
-/// The runtime calls DEL for them with the current network config, or with the cached one, which
-/// names the plugin.
+/// Deletes the pods that were started before the uninstall. The runtime calls DEL for them with the
+/// current network config, or with the cached one, which still names the plugin.
 fn delete(node: &Node, pods: Pods) -> String {
     if runtime::deletes_from_cache() {
         runtime::fails_to_delete_without_the_binary(node, "meshed");

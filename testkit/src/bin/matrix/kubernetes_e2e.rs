@@ -18,7 +18,7 @@ use crate::checks::Checks;
 
 const TESTS: &str = r"\[sig-network\].*\[Conformance\]";
 
-/// Number of these tests in Kubernetes 1.35.
+/// Number of tests that [`TESTS`] selects in Kubernetes 1.35.
 const COUNT: usize = 47;
 
 pub fn run(checks: &mut Checks) {
@@ -58,7 +58,7 @@ struct Results {
 impl Results {
     fn of_run() -> Results {
         let directory = TempDir::new().unwrap();
-        // They mostly wait, so that more of them run at a time than there are processors.
+        // The tests mostly wait, so more of them run at the same time than there are processors.
         let status = Command::new("ginkgo")
             .args(["--procs=4", "--no-color", "--timeout=25m", "--silence-skips"])
             .arg(format!("--focus={TESTS}"))
@@ -103,6 +103,7 @@ impl Results {
     }
 }
 
+/// Returns the numbers of ADDs since the agents started: redirected, skipped and failed.
 fn adds() -> [u64; 3] {
     let mut sum = [0; 3];
     for agent in agents::by_node().into_values() {

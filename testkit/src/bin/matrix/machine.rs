@@ -1,4 +1,4 @@
-//! One of several nodes, seen from this machine: each is a node of scripts/node.
+//! One of several nodes, as this machine sees it. Each is a node that `scripts/node` made.
 
 use std::path::Path;
 
@@ -15,7 +15,7 @@ pub struct Machine {
 }
 
 impl Machine {
-    /// A node in the cluster on which the plugin is not installed.
+    /// Returns a node of the cluster. Fails if the plugin is installed on the node.
     pub fn in_cluster(name: &str) -> Machine {
         let root = script("node", &["root", name]).trim().to_owned();
         let before = files_of(&root);
@@ -53,6 +53,7 @@ impl Machine {
         keys.split(' ').any(|taint| taint == key)
     }
 
+    /// Lets the scheduler place the pod only on this node.
     pub fn only(&self, mut pod: Value) -> Value {
         pod["spec"]["nodeSelector"] = json!({"kubernetes.io/hostname": self.name});
         pod

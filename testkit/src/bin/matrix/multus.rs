@@ -43,8 +43,8 @@ pub fn second_network(pods: &Pods) -> String {
     "redirected, with the rules of a pod with one network, once".to_owned()
 }
 
-/// When Multus' daemon stops, it removes its config. A config made from it would stay, and no pod
-/// would start.
+/// Checks that pods start after Multus' daemon has stopped and removed its config. If the agent had
+/// made a config of its own from that of Multus, it would stay, and no pod would start.
 pub fn stopped_daemon(pods: &Pods) -> String {
     let pid = fs::read_to_string(DAEMON_PID).unwrap();
     kill(Pid::from_raw(pid.trim().parse().unwrap()), Signal::SIGTERM).unwrap();
@@ -55,17 +55,18 @@ pub fn stopped_daemon(pods: &Pods) -> String {
     "a meshed pod starts and is redirected".to_owned()
 }
 
-/// With `chained: false` Multus calls the plugin only for pods that name its
+/// Checks that with `chained: false` Multus calls the plugin only for pods that name the plugin's
 /// NetworkAttachmentDefinition.
 pub fn called_by_an_attachment(helm: &Helm, pods: &Pods) -> String {
-    // The plugin binary of the last install, which no pod needs any more.
+    // Remove the plugin binary that the last uninstall left. No pod needs it any more.
     let _ = fs::remove_file("/opt/cni/bin/linkerd-cni");
     let standalone =
         format!("chained=false,networkAttachmentDefinition.enabled=true,destCNINetDir={NET_DIR}");
     helm.run("install", &["--set", &standalone]);
     assert!(Path::new(NET_DIR).join("linkerd-cni.conf").exists());
     pods.start(&[attached(pods::meshed("named"), "default/linkerd-cni"), pods::meshed("unnamed")]);
-    // Neither connection is redirected where it begins.
+    // The connections are made by an unmeshed pod and by a proxy, so that they are not redirected
+    // where they begin.
     pods.assert_answers("unnamed", "named", "proxy-inbound");
     let target = Family::all()[0].to(&pods.ip("unnamed"), 8080);
     let unnamed = pods.connect("named", "linkerd-proxy", &target);
@@ -75,8 +76,8 @@ pub fn called_by_an_attachment(helm: &Helm, pods: &Pods) -> String {
     "only the pod that names it is redirected".to_owned()
 }
 
-/// A MutatingAdmissionPolicy names the NetworkAttachmentDefinition, of another namespace, in each
-/// new meshed pod.
+/// Checks that the chart's MutatingAdmissionPolicy adds the name of the
+/// NetworkAttachmentDefinition, which is in another namespace, to each new meshed pod.
 pub fn annotated_by_the_policy(helm: &Helm, pods: &Pods) -> String {
     let annotates = "--set=networkAttachmentDefinition.annotatePods=true";
     let namespace = "--set=networkAttachmentDefinition.namespace=kube-system";
@@ -136,7 +137,8 @@ fn attached(mut pod: Value, networks: &str) -> Value {
     pod
 }
 
-/// Addresses of the second network, which no other network here has.
+/// Returns the subnet of the second network. No other network of these clusters has these
+/// addresses.
 fn second(family: Family) -> &'static str {
     match family {
         Family::Ipv4 => "10.99.0.0/24",

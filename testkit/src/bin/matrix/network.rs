@@ -1,4 +1,4 @@
-//! Checks of primary CNIs with daemons: the daemons restart, and Calico's network policies.
+//! Checks of primary CNIs with daemons: restarts of the daemons, and Calico's network policies.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,9 +11,10 @@ use testkit::cluster::node::Files;
 use testkit::cluster::pods::{Pods, apply, kubectl};
 use testkit::until::until_within;
 
-/// Calico's credential, which its daemon and its init container write again at every start.
+/// Calico's credential. Its content changes, because Calico's daemon and init container write the
+/// file again at every start.
 const CALICO_KUBECONFIG: &str = "/etc/cni/net.d/calico-kubeconfig";
-/// Plugins that the agents of Multus and Istio copy repeatedly, so that their times change.
+/// Plugins whose times change, because the agents of Multus and Istio copy them repeatedly.
 const COPIED: [&str; 3] =
     ["/opt/cni/bin/multus", "/opt/cni/bin/multus-shim", "/opt/cni/bin/istio-cni"];
 const POLICY: Duration = Duration::from_secs(60);
@@ -31,6 +32,7 @@ pub fn daemons() -> String {
     cluster("network-daemons").split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Returns the files without what other programs than the agent change on their own.
 pub fn unchanging(files: &Files) -> Files {
     let mut files = files.clone();
     if let Some((_, _, size, hash)) = files.get_mut(Path::new(CALICO_KUBECONFIG)) {
@@ -44,7 +46,8 @@ pub fn unchanging(files: &Files) -> Files {
     files
 }
 
-/// Policies see the ports that pods connect to, as the redirection happens inside of the pods.
+/// Checks that network policies are applied to the ports that pods connect to, not to the proxy's
+/// ports, because the redirection happens inside of the pods.
 pub fn policies(pods: &Pods) -> String {
     let family = Family::all()[0];
     let [meshed, unmeshed] = ["meshed", "unmeshed"].map(|name| pods.ip_of(name, family));
@@ -53,7 +56,7 @@ pub fn policies(pods: &Pods) -> String {
 
     apply(&policy("Ingress", 8080));
     until_within(POLICY, "port 9999 is denied", || to_meshed(9999) == "timeout");
-    // The app's port is allowed.
+    // The policy allows the app's port.
     pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
 
     apply(&policy("Ingress", 4143));
@@ -61,7 +64,8 @@ pub fn policies(pods: &Pods) -> String {
 
     apply(&policy("Egress", 9999));
     until_within(POLICY, "the proxy's connections are denied", || from_proxy() == "timeout");
-    // No policy for ingress is left, and none is for connections from the app to its proxy.
+    // This policy has replaced that for ingress, so inbound connections are allowed again.
+    // Connections from the app to its proxy do not leave the pod, so no policy applies to them.
     pods.assert_answers("unmeshed", "meshed", "proxy-inbound");
     pods.assert_answers("meshed", "unmeshed", "proxy-outbound");
 

@@ -46,13 +46,14 @@ pub fn kind() -> Kind {
     }
 }
 
-/// The pod, and its namespace if that may have annotations. With the thin Multus the plugin runs
-/// twice.
+/// Returns the expected number of API requests for a meshed pod: one for the pod, and one for its
+/// namespace if the namespace's annotations may apply. With the thin Multus the plugin runs twice.
 pub fn requests_of_meshed_pod() -> RangeInclusive<usize> {
     if kind() == Kind::MultusThin { 1..=4 } else { 1..=2 }
 }
 
-/// Multus does not pass the pod's annotations to its delegates, so that the plugin needs the pod
+/// Returns the expected number of API requests for an unmeshed pod. With Multus there is one,
+/// because Multus does not pass the pod's annotations to its delegates, so the plugin needs the pod
 /// object.
 pub fn requests_of_unmeshed_pod() -> usize {
     usize::from(kind().is_multus())
@@ -69,9 +70,12 @@ pub fn restart_check() -> &'static str {
     if kind().is_istio() { "Istio's agent restarts" } else { "the primary CNI restarts" }
 }
 
-/// Asserts that the node's files are as before, and describes them. Multus and CRI-O delete pods by
-/// plugins that they cached, so the plugin binary stays. Istio's plugin stays, too, where it was
-/// installed after linkerd-cni.
+/// Asserts that the node's files are as before the installation, and describes the result. There
+/// are two exceptions:
+///
+/// - The plugin binary stays on nodes with Multus or CRI-O, which delete pods with the network
+///   config that they have cached.
+/// - Istio's plugin stays if it was installed after linkerd-cni.
 pub fn assert_files_after_uninstall(node: &Node, before: &Files) -> &'static str {
     let is_kept = kind().is_multus() || runtime::deletes_from_cache();
     match kind() {
@@ -84,8 +88,8 @@ pub fn assert_files_after_uninstall(node: &Node, before: &Files) -> &'static str
     }
     let before = network::unchanging(before);
     if kind() == Kind::MultusThick {
-        // Multus' daemon writes each capability that a plugin of its delegate ever had, until the
-        // daemon restarts.
+        // The config of Multus is not compared before the daemon restarts: until then, the daemon
+        // writes each capability that a plugin of its delegate ever had.
         let [mut expected, mut left] = [before.clone(), files_without_binary(node, is_kept)];
         for files in [&mut expected, &mut left] {
             files.remove(Path::new(MULTUS_CONF));
@@ -98,7 +102,8 @@ pub fn assert_files_after_uninstall(node: &Node, before: &Files) -> &'static str
     "the node's files as before"
 }
 
-/// Returns the node's files without the plugin binary, which has to be there if it `is_kept`.
+/// Returns the node's files without the plugin binary. Fails unless the binary is there if it
+/// `is_kept`, and missing otherwise.
 fn files_without_binary(node: &Node, is_kept: bool) -> Files {
     let mut files = network::unchanging(&node.files());
     let binary = files.remove(Path::new(BINARY));

@@ -1,5 +1,5 @@
-//! The job of the row `restarts`: reboots of the node, and pods whose containers restart together
-//! or never.
+//! The job of the row `restarts`: the node reboots, and the containers of pods restart all together
+//! or not at all.
 
 use std::fs::File;
 use std::thread;
@@ -21,6 +21,7 @@ use crate::job::{install, uninstall};
 use crate::network;
 
 const MESHED: [&str; 4] = ["one", "two", "three", "four"];
+/// Time between two audits of the repair controller, in seconds.
 const AUDIT: u64 = 3;
 
 pub fn run(reboots: usize, checks: &mut Checks) {
@@ -56,7 +57,8 @@ fn job(mut pod: Value) -> Value {
     })
 }
 
-/// An audit finds the pod, which has no validator.
+/// Checks that the pod is repaired without a restart. It has no validator, so an audit has to find
+/// it.
 fn repaired(pods: &Pods) -> String {
     let begin = Instant::now();
     let ip = pods.ip("running");
@@ -66,7 +68,8 @@ fn repaired(pods: &Pods) -> String {
     format!("in place, redirected after {:.1} s", begin.elapsed().as_secs_f64())
 }
 
-/// Kubernetes runs no container of such a pod again, so that no repair could help it.
+/// Checks that the Job replaces the pod whose validator failed. No repair could help that pod,
+/// because Kubernetes runs none of its containers again.
 fn replaced() -> String {
     let ready = || address_of("validated").and_then(|ip| answer_of(&ip));
     until_within(Duration::from_secs(300), "the Job's next pod is redirected", || {
@@ -76,8 +79,9 @@ fn replaced() -> String {
     format!("{} pods failed before the plugin was there; the next one is redirected", failed.len())
 }
 
-/// KEP-5532: when the app ends, kubelet runs all containers again in the netns that the pod has,
-/// also the validator.
+/// Checks a pod with the action RestartAllContainers (KEP-5532). When its app ends, kubelet runs
+/// all containers again, also the validator, in the netns that the pod has. The rules are still in
+/// this netns, so nothing has to be repaired.
 fn all_containers_restart(pods: &Pods) -> String {
     let mut pod = pods::native_sidecar("restarted");
     let app = &mut pod["spec"]["containers"][0];
@@ -104,17 +108,19 @@ fn all_containers_restart(pods: &Pods) -> String {
     "validator and proxy ran again in the same netns; redirected, no repair".to_owned()
 }
 
-/// The primary CNI has written its config, and the agent is stopped until all pods have their
-/// network.
+/// Reboots the node. The agent is stopped until the runtime has called ADD for all pods with the
+/// config that the primary CNI has written, so that all pods are stranded and have to be repaired.
 fn reboot(times: usize, pods: &Pods) -> String {
     kubectl("delete namespace running validated restarted --timeout=120s");
     pods.start(&MESHED.map(|name| pods::validated(name, "1s")));
     let uids = || MESHED.map(|name| pods.field(name, ".metadata.uid"));
-    let (pods_before, mut longest) = (uids(), Duration::ZERO);
+    let pods_before = uids();
+    let mut longest = Duration::ZERO;
     for number in 1..=times {
-        let (before, sandboxes) = (validations(), MESHED.map(sandbox));
-        let apps_before = apps_since();
-        // An agent waits 1 s for the lock, in which it is stopped.
+        let restarts_before = validator_restarts();
+        let sandboxes = MESHED.map(sandbox);
+        let apps_before = app_start_times();
+        // The agent waits up to 1 s for this lock before it writes. In this time it is stopped.
         let net_dir = File::open("/etc/cni/net.d").unwrap();
         let lock = Flock::lock(net_dir, FlockArg::LockExclusive).expect("the net dir is locked");
         network::cluster("reboot");
@@ -131,8 +137,9 @@ fn reboot(times: usize, pods: &Pods) -> String {
         longest = longest.max(boot.elapsed());
         // kubelet runs the validators for the new sandbox, and again after each failure.
         until("the validators failed, as the pods started before the plugin was chained", || {
-            let now = validations();
-            now.len() == 4 && now.iter().zip(&before).all(|(now, before)| *now >= before + 2)
+            let now = validator_restarts();
+            now.len() == 4
+                && now.iter().zip(&restarts_before).all(|(now, before)| *now >= before + 2)
         });
         // kubelet skips the validator of a pod whose app was created and not started when the node
         // stopped:
@@ -140,7 +147,7 @@ fn reboot(times: usize, pods: &Pods) -> String {
         // containerd still reports the app as created:
         // https://github.com/containerd/containerd/blob/v2.4.2/internal/cri/server/restart.go#L346
         until("all apps run", || {
-            let now = apps_since();
+            let now = app_start_times();
             now.len() == 4 && now.iter().zip(&apps_before).all(|(now, before)| now != before)
         });
     }
@@ -157,22 +164,25 @@ fn reboot(times: usize, pods: &Pods) -> String {
     )
 }
 
-fn validations() -> Vec<u32> {
-    let counts = of_meshed(".initContainerStatuses[0].restartCount");
+/// Returns how often the validator of each meshed pod was restarted.
+fn validator_restarts() -> Vec<u32> {
+    let counts = meshed_statuses(".initContainerStatuses[0].restartCount");
     counts.iter().map(|count| count.parse().unwrap()).collect()
 }
 
-/// Since when the app of each meshed pod runs. Those that do not run are left out.
-fn apps_since() -> Vec<String> {
-    of_meshed(".containerStatuses[0].state.running.startedAt")
+/// Returns when the running app of each meshed pod was started. Apps that do not run are left out.
+fn app_start_times() -> Vec<String> {
+    meshed_statuses(".containerStatuses[0].state.running.startedAt")
 }
 
-fn of_meshed(name: &str) -> Vec<String> {
+/// Returns a field of the status of all meshed pods.
+fn meshed_statuses(name: &str) -> Vec<String> {
     let label = "linkerd.io/control-plane-ns=linkerd";
     let fields = field(&format!("pods -A -l {label}"), &format!(".items[*].status{name}"));
     fields.split_whitespace().map(str::to_owned).collect()
 }
 
+/// Returns the ID of the pod's sandbox.
 fn sandbox(name: &str) -> Option<String> {
     Some(cached_add(name)?["containerId"].as_str()?.to_owned())
 }

@@ -1,4 +1,4 @@
-//! The node's container runtime: what depends on it, and its restart.
+//! Checks and expected results that depend on the node's container runtime.
 
 use std::fs;
 use std::path::Path;
@@ -20,17 +20,17 @@ fn component() -> String {
     runtime.split('-').next().unwrap_or_default().to_owned()
 }
 
-/// Whether the runtime deletes a pod by the network config of its creation, as CRI-O does, not by
-/// the current one.
+/// Whether the runtime deletes a pod with the network config that it cached when it created the
+/// pod, as CRI-O does, and not with the current one.
 pub fn deletes_from_cache() -> bool {
     component() == "crio"
 }
 
-/// Begins to delete a pod while the plugin binary is missing. This shows that the runtime needs the
-/// binary.
+/// Shows that the runtime needs the plugin binary to delete a pod: begins to delete a pod while the
+/// binary is missing, and waits for the runtime's error.
 pub fn fails_to_delete_without_the_binary(node: &Node, name: &str) {
-    let away = Path::new("/opt/cni/linkerd-cni.away");
-    fs::rename(BINARY, away).unwrap();
+    let hidden = Path::new("/opt/cni/linkerd-cni.away");
+    fs::rename(BINARY, hidden).unwrap();
     kubectl(&format!("delete pod -n {name} {name} --grace-period=1 --wait=false"));
     until_within(Duration::from_secs(60), "the runtime fails to delete the pod", || {
         let log = node.kubelet_log();
@@ -38,7 +38,7 @@ pub fn fails_to_delete_without_the_binary(node: &Node, name: &str) {
         failures.any(|line| line.contains("linkerd-cni"))
     });
     assert!(has_cached(name));
-    fs::rename(away, BINARY).unwrap();
+    fs::rename(hidden, BINARY).unwrap();
 }
 
 pub fn has_cached(namespace: &str) -> bool {
@@ -72,8 +72,9 @@ pub fn has_user_namespaces() -> bool {
     field("nodes", ".items[*].status.runtimeHandlers[*].features.userNamespaces").contains("true")
 }
 
-/// nf_tables compares UIDs as the pod's user namespace maps them, so the proxy's is exempt as in
-/// any pod. iptables' owner match is refused there (`owner_check` in the kernel's
+/// Checks a pod in a user namespace. The proxy's UID is exempt as in any pod, because nf_tables
+/// compares UIDs as the pod's user namespace maps them. With iptables this would fail, because the
+/// kernel refuses its owner match in a user namespace (`owner_check` in
 /// `net/netfilter/xt_owner.c`).
 pub fn start_in_user_namespace(pods: &Pods) -> String {
     let mut pod = pods::native_sidecar("mapped");

@@ -1,4 +1,4 @@
-//! The job for several nodes: what can only be seen on more than one node.
+//! The job for several nodes: checks that need more than one node.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -23,7 +23,8 @@ const TAINT: &str = "linkerd.io/cni-not-ready";
 const ROLLOUT: Duration = Duration::from_secs(180);
 const TIMEOUT: &str = "--timeout=180s";
 
-/// Runs every check. The plugin is not installed on the first two nodes; the third one joins later.
+/// Runs every check. The first two nodes are in the cluster, without the plugin. The third node
+/// joins later.
 pub fn run(names: [&str; 3], image: &Path, checks: &mut Checks) {
     let [first, second] = [names[0], names[1]].map(Machine::in_cluster);
     let helm = Helm::new();
@@ -84,7 +85,8 @@ fn repaired_by_its_own_node(pods: &Pods, node: &Machine) -> String {
         .to_owned()
 }
 
-/// The image is missing on the new node at first.
+/// Checks that a pod waits on a new node until the agent is ready there. The agent has to wait,
+/// too, because its image is loaded on the node only later.
 fn starts_after_the_agent(pods: &Pods, third: &Machine, image: &Path) -> String {
     let name = third.name.as_str();
     pods.create(&[third.only(pods::native_sidecar("patient"))]);
@@ -147,7 +149,8 @@ fn events(all: [&Machine; 3]) -> String {
     "one Event for each pod, each of the agent on the pod's node".to_owned()
 }
 
-/// The same upgrade limits the DaemonSet to labelled nodes, which all three are.
+/// Checks a rollout with a surge. The same upgrade limits the DaemonSet to nodes with a label,
+/// which all three nodes have.
 fn surge(helm: &Helm, all: [&Machine; 3]) -> String {
     for node in all {
         kubectl(&format!("label node {} pool=meshed", node.name));
@@ -155,7 +158,7 @@ fn surge(helm: &Helm, all: [&Machine; 3]) -> String {
     let seen = undisturbed(all, || {
         helm.run("upgrade", &["--reuse-values", "--set=nodeSelector.pool=meshed", TIMEOUT]);
     });
-    assert_eq!(seen.most_without, 0, "nodes without a ready agent: {:?}", seen.without);
+    assert_eq!(seen.most_without_agent, 0, "nodes without a ready agent: {:?}", seen.without_agent);
     one_after_the_other(&seen)
 }
 
@@ -164,8 +167,9 @@ fn unavailable(helm: &Helm, all: [&Machine; 3]) -> String {
         "updateStrategy.rollingUpdate.maxUnavailable=1,updateStrategy.rollingUpdate.maxSurge=0";
     let set = format!("--set={pace},ignoreInboundPorts=9999");
     let seen = undisturbed(all, || helm.run("upgrade", &["--reuse-values", &set, TIMEOUT]));
-    assert_eq!(seen.most_without, 1, "most nodes without a ready agent");
-    assert_eq!(seen.without.len(), all.len(), "each was replaced: {:?}", seen.without);
+    assert_eq!(seen.most_without_agent, 1, "most nodes without a ready agent");
+    let replaced = &seen.without_agent;
+    assert_eq!(replaced.len(), all.len(), "each was replaced: {replaced:?}");
     one_after_the_other(&seen)
 }
 
@@ -173,9 +177,15 @@ fn one_after_the_other(seen: &SeenAgents) -> String {
     assert_eq!(seen.most_starting, 1, "agents that start at a time");
     let order = seen.order();
     assert!(order.iter().collect::<BTreeSet<_>>().len() == 3 && order.len() == 3, "{order:?}");
-    format!("at most {} without a ready agent; order: {}", seen.most_without, order.join(", "))
+    format!(
+        "at most {} without a ready agent; order: {}",
+        seen.most_without_agent,
+        order.join(", ")
+    )
 }
 
+/// Runs `event`, and waits until the agents of all nodes are ready. Asserts that the plugin is
+/// always installed on all nodes meanwhile. Returns what was seen of the agents.
 fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> SeenAgents {
     until_ready(nodes);
     always_installed(nodes, || {
@@ -183,7 +193,7 @@ fn undisturbed(nodes: [&Machine; 3], event: impl FnOnce()) -> SeenAgents {
         event();
         until_ready(nodes);
         let mut seen = watch.finish();
-        seen.look();
+        seen.record();
         seen
     })
 }
@@ -225,8 +235,8 @@ fn killed(node: &Machine, all: [&Machine; 3]) -> String {
             agents[&node.name].container != *container && agents[&node.name].ready
         });
     });
-    let others = seen.without.iter().filter(|name| **name != node.name);
-    assert_eq!(others.count(), 0, "{:?}", seen.without);
+    let others = seen.without_agent.iter().filter(|name| **name != node.name);
+    assert_eq!(others.count(), 0, "{:?}", seen.without_agent);
     assert_others_are_same(&node.name, &before);
     format!("ready again after {:.1?}; the others unchanged", begin.elapsed())
 }
@@ -241,7 +251,7 @@ fn leaves_and_returns(pods: &Pods, node: &Machine) -> String {
     assert_others_are_same(&node.name, &before);
     pods.start(&[node.only(pods::meshed("out-of-scope"))]);
     pods.assert_answers("client", "out-of-scope", "app-of-out-of-scope");
-    // Its pods keep their redirect rules.
+    // Pods that started on the node before keep their redirect rules.
     assert_redirected(pods, "client", "meshed-three");
 
     kubectl(&format!("label node {} pool=meshed", node.name));
@@ -284,7 +294,8 @@ fn uninstall(helm: &Helm, all: [&Machine; 3]) -> String {
     "the files of all nodes as found; pods on each of them start".to_owned()
 }
 
-/// The runtimes call DEL for them, after the network config has lost the plugin entry.
+/// Deletes one pod of each node. The runtimes call DEL for them with a network config that no
+/// longer has the plugin entry.
 fn deleted(pods: Pods, all: [&Machine; 3]) -> String {
     for name in [MESHED[0], "refilled", MESHED[2]] {
         kubectl(&format!("delete pod -n {name} {name} --grace-period=1 --timeout=60s"));
@@ -309,8 +320,8 @@ fn assert_redirected(pods: &Pods, unmeshed: &str, meshed: &str) {
     }
 }
 
-/// Waits for the Event with this reason. Panics if there is more than one, or if it was sent more
-/// than once.
+/// Waits for the Event with this reason, and returns it. Panics if there are several such Events,
+/// or if the Event was sent more than once.
 fn only_event(namespace: &str, reason: &str) -> Value {
     let events = || get_items(&format!("events -n {namespace} --field-selector=reason={reason}"));
     until("the Event", || !events().is_empty());
