@@ -20,7 +20,7 @@ use testkit::cluster::node::{
 };
 
 use crate::ledger::{self, Invariant};
-use crate::load::without_api;
+use crate::load::started_without_api;
 use crate::outages::{self, Cause};
 use crate::world::{World, make_immutable};
 use crate::{credential, running};
@@ -28,7 +28,7 @@ use crate::{credential, running};
 #[derive(Clone, Copy)]
 pub struct Action {
     pub name: &'static str,
-    /// Whether the agent's process stays the same.
+    /// Whether the agent's process survives the action.
     pub keeps_agent: bool,
     perform: fn(&mut World),
 }
@@ -64,11 +64,13 @@ pub const ACTIONS: [Action; 20] = [
     action("containerd killed, started again", true, restart_containerd),
 ];
 
-const RUNTIME: Duration = Duration::from_secs(120);
-/// Largest file system that may be filled, in bytes: scripts/maintainers/soak mounts small ones at
-/// the CNI directories.
-const LARGEST: u64 = 256 << 20;
-const WITHOUT_API: Duration = Duration::from_secs(90);
+/// Longest time until containerd serves pods again.
+const RUNTIME_BUDGET: Duration = Duration::from_secs(120);
+/// Most bytes that are written to fill a file system. It is enough, because
+/// `scripts/maintainers/soak` mounts small file systems at the CNI directories.
+const FILL_LIMIT: u64 = 256 << 20;
+/// Longest time until an unmeshed and a meshed pod have started without the API server.
+const WITHOUT_API_BUDGET: Duration = Duration::from_secs(90);
 
 impl Action {
     pub fn perform(self, world: &mut World) {
@@ -96,11 +98,11 @@ fn delete_pod(world: &mut World) {
 
 fn kill_api_server(world: &World, kills_agent: bool) {
     let agent = agent::agent();
-    let before = without_api();
+    let before = started_without_api();
     {
         let _down = outages::open(Cause::ApiServer);
         let _restart = OnDrop(|| {
-            // Kubelet is restarted, too.
+            // The restart includes kubelet, which starts no pods meanwhile.
             let _node = outages::open(Cause::Node);
             restart_api_server();
         });
@@ -109,9 +111,10 @@ fn kill_api_server(world: &World, kills_agent: bool) {
             let _ = kill(agent.pid, Signal::SIGKILL);
         }
         let begin = Instant::now();
-        while !without_api().iter().zip(before).all(|(now, before)| *now > before) {
-            if begin.elapsed() > WITHOUT_API {
-                let started = format!("{:?}, before {before:?}", without_api());
+        // The API server stays down until a meshed and an unmeshed pod have started without it.
+        while !started_without_api().iter().zip(before).all(|(now, before)| *now > before) {
+            if begin.elapsed() > WITHOUT_API_BUDGET {
+                let started = format!("{:?}, before {before:?}", started_without_api());
                 let seen = format!("unmeshed and meshed pods started without it: {started}");
                 ledger::violated(Invariant::StartsWithoutApi, seen);
                 break;
@@ -122,8 +125,8 @@ fn kill_api_server(world: &World, kills_agent: bool) {
     world.recovered(Instant::now(), || true);
 }
 
-/// Stops a component for some seconds. Kubelet also waits for the API server before it starts a
-/// pod, so no bound on starts holds meanwhile.
+/// Stops a component for some seconds. No bound on the start of pods holds meanwhile, because
+/// kubelet waits for the API server before it starts a pod.
 fn stall(world: &mut World, name: &str) {
     let pid = pid_of(name);
     {
@@ -135,8 +138,8 @@ fn stall(world: &mut World, name: &str) {
     world.recovered(Instant::now(), || true);
 }
 
-/// Writes the conflist without the plugin entry, as the primary CNI does. If it `kills_agent`, pods
-/// start without the entry until kubelet has restarted the agent.
+/// Writes the conflist without the plugin entry, as the primary CNI does. With `kills_agent`, pods
+/// start without the entry until kubelet has started the agent again.
 fn rewrite_conflist(world: &World, kills_agent: bool) {
     let agent = agent::agent();
     let path = active::path("").expect("there is a conflist");
@@ -183,14 +186,14 @@ fn fill_disk(world: &mut World) {
     world.recovered(begin, || agent::find_agent().is_some_and(|next| next.pod != old.pod));
 }
 
-/// Removes, cuts and makes immutable files of the copy of the node's pods while pods start, and at
-/// last the directory.
+/// Damages files of the node's copy of its pods while pods start: removes them, cuts them,
+/// overwrites them and makes them immutable. At last makes the directory immutable.
 fn damage_copy(world: &mut World) {
     let begin = Instant::now();
     while begin.elapsed() < Duration::from_secs(10) {
         for name in copied_pods().into_iter().filter(|name| !name.starts_with('.')) {
             let path = Path::new(COPY).join(name);
-            // The agent may remove or replace the file meanwhile.
+            // Errors are ignored, because the agent may remove or replace the file meanwhile.
             match world.rng.random_range(0..4) {
                 0 => drop(fs::remove_file(path)),
                 1 => drop(File::options().write(true).open(path).map(|file| file.set_len(20))),
@@ -256,12 +259,13 @@ fn restart_containerd(world: &mut World) {
     });
 }
 
-/// Restarts containerd until it serves pods. It runs without serving pods if it gets no inotify
-/// instance (`fs.inotify.max_user_instances`), which all clusters of a machine share.
+/// Restarts containerd until it serves pods. Containerd runs without serving pods if it gets no
+/// inotify instance. All clusters of a machine share these (`fs.inotify.max_user_instances`), so a
+/// later start may succeed.
 fn start_cri() {
     let begin = Instant::now();
     while !has_cri() {
-        assert!(begin.elapsed() < RUNTIME, "containerd does not serve pods; see its log");
+        assert!(begin.elapsed() < RUNTIME_BUDGET, "containerd does not serve pods; see its log");
         println!("         containerd does not serve pods; it is started again");
         thread::sleep(Duration::from_secs(2));
         kill_component("containerd");
@@ -269,7 +273,7 @@ fn start_cri() {
     }
 }
 
-/// Whether containerd's plugin that serves pods runs.
+/// Whether containerd serves pods, which is the task of its plugin `cri`.
 fn has_cri() -> bool {
     ctr(&["plugins", "list"]).lines().any(|line| {
         let words: Vec<&str> = line.split_whitespace().collect();
@@ -283,10 +287,10 @@ fn fill(directory: &str) -> OnDrop<impl FnMut()> {
     let ballast = OnDrop(move || {
         let _ = fs::remove_file(&path);
     });
-    let filled = io::copy(&mut io::repeat(1).take(LARGEST), &mut file);
+    let filled = io::copy(&mut io::repeat(1).take(FILL_LIMIT), &mut file);
     assert!(
         filled.is_err(),
-        "{directory} has more than {LARGEST} bytes left: run scripts/maintainers/soak"
+        "{directory} has more than {FILL_LIMIT} bytes left: run scripts/maintainers/soak"
     );
     ballast
 }

@@ -1,5 +1,5 @@
-//! The API server through `kubectl proxy`, as a kubectl for each request would take most of the
-//! machine's time.
+//! Requests to the API server through `kubectl proxy`. A process of kubectl for each request would
+//! take most of the machine's time.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -10,8 +10,8 @@ use testkit::child::KilledOnDrop;
 use testkit::cluster::kubectl::command;
 use ureq::Agent;
 
-/// Bound of a request, as the API server may be stalled.
-const PATIENCE: Duration = Duration::from_secs(3);
+/// Longest time of a request. It is limited, because an action may have stopped the API server.
+const TIMEOUT: Duration = Duration::from_secs(3);
 
 pub struct Api {
     _proxy: KilledOnDrop,
@@ -28,7 +28,7 @@ impl Api {
         let stdout = proxy.0.stdout.take().expect("stdout is a pipe");
         BufReader::new(stdout).read_line(&mut line).expect("kubectl proxy prints its address");
         let address = line.trim().rsplit(' ').next().unwrap_or_default();
-        let config = Agent::config_builder().timeout_global(Some(PATIENCE));
+        let config = Agent::config_builder().timeout_global(Some(TIMEOUT));
         let agent = config.http_status_as_error(false).build().into();
         Api { _proxy: proxy, base: format!("http://{address}"), agent }
     }
@@ -44,7 +44,8 @@ impl Api {
         response.is_ok_and(|response| response.status().is_success())
     }
 
-    /// Whether the object is deleted, or is missing already.
+    /// Deletes an object. Returns whether the API server has accepted the deletion, or does not
+    /// have the object.
     pub fn delete(&self, path: &str) -> bool {
         let response = self.agent.delete(format!("{}{path}", self.base)).call();
         response.is_ok_and(|response| response.status().is_success() || response.status() == 404)

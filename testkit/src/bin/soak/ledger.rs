@@ -1,5 +1,5 @@
-//! Violations of the invariants, with the action during or after which each was seen. All threads
-//! write to one ledger.
+//! Records violations of the invariants, each with the action during or after which it was seen.
+//! All threads write to one ledger.
 
 use std::sync::{LazyLock, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -12,22 +12,29 @@ use testkit::cluster::node::Node;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, clap::ValueEnum)]
 #[serde(rename_all = "snake_case")]
 pub enum Invariant {
-    /// Conflist, kubeconfig and binaries are whole, and the plugin entry is missing only after
-    /// another writer.
+    /// Conflist, kubeconfig and binaries are complete, and the plugin entry is missing only after
+    /// another program has written the conflist.
     Files,
+    /// A meshed pod has redirect rules, or is repaired in time.
     MeshedRules,
+    /// A meshed pod responds in time.
     MeshedStart,
+    /// An unmeshed pod has no rules.
     UnmeshedRules,
-    /// An unmeshed pod gets ready within the bound of its normal time, and no ADD fails because of
-    /// the plugin.
+    /// An unmeshed pod responds in time, and no ADD of such a pod fails because of the plugin.
     UnmeshedStart,
+    /// Meshed and unmeshed pods start without the API server.
     StartsWithoutApi,
     /// A pod that has responded responds until its deletion, in the same netns and with the same
     /// processes.
     Running,
+    /// A deleted pod loses its network in time.
     End,
+    /// The node is healthy again in time after an action.
     Recovery,
+    /// The agent's and the repair controller's use of resources does not grow.
     Flat,
+    /// The uninstall leaves the node's files as they were.
     Uninstall,
 }
 
@@ -44,7 +51,7 @@ pub struct Row {
     action: &'static str,
     times: usize,
     longest_recovery: f64,
-    /// Number by invariant, in the order of their definition.
+    /// Number of violations of each invariant, in the order of [`Invariant`].
     violations: Vec<(Invariant, usize)>,
 }
 
@@ -100,14 +107,14 @@ pub fn seconds(time: Duration) -> f64 {
 
 const UNMESHED: &str = "unmeshed-";
 
-/// Records failed ADDs of unmeshed pods, and those without the plugin binary, as violations.
-/// Returns the number of other failed ADDs.
+/// Reads the failed ADDs in kubelet's log. Records those of unmeshed pods, and those that did not
+/// find the plugin binary, as violations. Returns the number of the others.
 pub fn check_kubelet_log(node: &Node) -> usize {
     let log = node.kubelet_log();
     let failures = log.lines().filter(|line| line.contains("Failed to create sandbox for pod"));
     let mut failed = 0;
-    // The name of the agent's pod also contains `linkerd-cni`; that pod is in the release's
-    // namespace.
+    // Pods of the release itself are left out. The names of the agent's pods contain `linkerd-cni`,
+    // too.
     let release = format!("pod=\"{NAMESPACE}/");
     for line in failures {
         let error = line.replace('\\', "");

@@ -27,23 +27,28 @@ const MAX_PODS: usize = 12;
 /// Largest number of static pods while the API server is down, when no other pod can be deleted.
 const MAX_STATIC_PODS: usize = 4;
 const TICK: Duration = Duration::from_millis(150);
+/// How long the last pods may take to respond before they are deleted.
 const LAST_START: Duration = Duration::from_secs(90);
-/// Bound of the wait for the last pods' end: a pod that is deleted last is still checked against
-/// its bound.
-const LAST: Duration = LAST_START.saturating_add(END).saturating_add(RETRY);
+/// Longest wait for the end of the last pods. It is long enough to check the time of the deletion
+/// also of the pod that starts last.
+const LAST_END: Duration = LAST_START.saturating_add(END).saturating_add(RETRY);
 
-static WITHOUT_API: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
+/// Numbers of unmeshed and of meshed pods that were created and have responded while the API server
+/// was down.
+static STARTED_WITHOUT_API: [AtomicUsize; 2] = [AtomicUsize::new(0), AtomicUsize::new(0)];
 
-pub fn without_api() -> [usize; 2] {
-    WITHOUT_API.each_ref().map(|count| count.load(Ordering::Relaxed))
+/// Returns the numbers in [`STARTED_WITHOUT_API`].
+pub fn started_without_api() -> [usize; 2] {
+    STARTED_WITHOUT_API.each_ref().map(|count| count.load(Ordering::Relaxed))
 }
 
-fn started(pods: &[Pod]) -> usize {
-    pods.iter().filter(|pod| pod.answered.is_some()).count()
+fn count_started(pods: &[Pod]) -> usize {
+    pods.iter().filter(|pod| pod.responded_at.is_some()).count()
 }
 
-fn spread(pods: &[Pod]) -> Value {
-    let mut starts: Vec<Duration> = pods.iter().filter_map(|pod| pod.start).collect();
+/// Returns percentiles of the times that the pods took to start.
+fn start_times(pods: &[Pod]) -> Value {
+    let mut starts: Vec<Duration> = pods.iter().filter_map(|pod| pod.start_time).collect();
     let [p50, p99, max] = [50, 99, 100].map(|percent| seconds(percentile(&mut starts, percent)));
     json!({"pods": starts.len(), "p50": p50, "p99": p99, "max": max})
 }
@@ -52,31 +57,40 @@ pub struct Load {
     rng: StdRng,
     api: Api,
     pods: Vec<Pod>,
+    /// Number of pods that were created, for the names of pods.
     count: usize,
-    next: Instant,
+    next_start: Instant,
     seeded: Option<Break>,
     ended: Vec<Pod>,
 }
 
 pub fn start(rng: StdRng, seeded: Option<Break>) -> Repeated<Load> {
-    let (next, pods, ended) = (Instant::now(), Vec::new(), Vec::new());
-    let load = Load { rng, api: Api::new(), pods, count: 0, next, seeded, ended };
+    let load = Load {
+        rng,
+        api: Api::new(),
+        pods: Vec::new(),
+        count: 0,
+        next_start: Instant::now(),
+        seeded,
+        ended: Vec::new(),
+    };
     Repeated::start(TICK, load, |load| {
         load.create();
-        load.turn();
+        load.observe();
     })
 }
 
 impl Load {
+    /// Creates a pod if it is time for one, and if there are not too many.
     fn create(&mut self) {
         let is_down = outages::is_open(Cause::ApiServer);
-        let mut staying: Vec<&Pod> = self.pods.iter().collect();
-        staying.retain(|pod| pod.deleted.is_none() && (!is_down || pod.source == Source::File));
+        let mut counted: Vec<&Pod> = self.pods.iter().collect();
+        counted.retain(|pod| pod.deleted_at.is_none() && (!is_down || pod.source == Source::File));
         let most = if is_down { MAX_STATIC_PODS } else { MAX_PODS };
-        if Instant::now() < self.next || staying.len() >= most {
+        if Instant::now() < self.next_start || counted.len() >= most {
             return;
         }
-        self.next = Instant::now() + Duration::from_millis(self.rng.random_range(1000..2000));
+        self.next_start = Instant::now() + Duration::from_millis(self.rng.random_range(1000..2000));
         let kind = match self.rng.random_range(0..10) {
             0..=4 => Kind::Unmeshed,
             8.. if !is_down => Kind::Manual,
@@ -91,6 +105,8 @@ impl Load {
         }
     }
 
+    /// Creates a pod through the API server, or as a static pod. Returns the name of the pod
+    /// object. `None`: the pod could not be created.
     fn start(&self, name: &str, kind: Kind, source: Source) -> Option<String> {
         let mut pod = manifest(name, kind);
         match source {
@@ -106,19 +122,21 @@ impl Load {
         }
     }
 
-    fn turn(&mut self) {
+    /// Checks all pods, and deletes some of the old ones.
+    fn observe(&mut self) {
         let sandboxes = sandboxes();
         for pod in &mut self.pods {
-            let had = pod.answered.is_some();
+            let had_responded = pod.responded_at.is_some();
             pod.observe(sandboxes.get(&pod.name));
-            if !had && pod.answered.is_some() {
+            if !had_responded && pod.responded_at.is_some() {
                 if let Some(sandbox) = &pod.sandbox {
                     running::insert(&pod.name, &sandbox.netns);
                 }
-                pod.start = pod.undisturbed();
-                let without_api = pod.without_api && outages::is_open(Cause::ApiServer);
-                WITHOUT_API[usize::from(pod.is_meshed())]
-                    .fetch_add(usize::from(without_api), Ordering::Relaxed);
+                pod.start_time = pod.undisturbed_start_time();
+                if pod.without_api && outages::is_open(Cause::ApiServer) {
+                    STARTED_WITHOUT_API[usize::from(pod.is_meshed())]
+                        .fetch_add(1, Ordering::Relaxed);
+                }
                 if let Some(bug) = self.seeded {
                     bug.harm(pod);
                 }
@@ -128,14 +146,15 @@ impl Load {
         for pod in &mut self.pods {
             pod.check_end();
         }
-        let is_gone = |pod: &mut Pod| pod.deleted.is_some() && !sandboxes.contains_key(&pod.name);
+        let is_gone =
+            |pod: &mut Pod| pod.deleted_at.is_some() && !sandboxes.contains_key(&pod.name);
         self.ended.extend(self.pods.extract_if(.., is_gone));
     }
 
     fn delete_old(&mut self) {
         let Load { pods, api, rng, .. } = self;
-        for pod in pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
-            let age = pod.answered.map_or(Duration::ZERO, |answered| answered.elapsed());
+        for pod in pods.iter_mut().filter(|pod| pod.deleted_at.is_none()) {
+            let age = pod.responded_at.map_or(Duration::ZERO, |time| time.elapsed());
             let is_old = age > Duration::from_secs(6) && !pod.is_silent();
             if is_old && rng.random_range(0..40) == 0 && running::remove(&pod.name) {
                 pod.check_rules();
@@ -144,16 +163,17 @@ impl Load {
         }
     }
 
+    /// Deletes all pods and waits for their end. Returns the figures of the load.
     pub fn end(mut self) -> Value {
         let begin = Instant::now();
-        while !self.pods.is_empty() && begin.elapsed() < LAST {
-            for pod in self.pods.iter_mut().filter(|pod| pod.deleted.is_none()) {
-                let waits = pod.answered.is_none() && begin.elapsed() < LAST_START;
+        while !self.pods.is_empty() && begin.elapsed() < LAST_END {
+            for pod in self.pods.iter_mut().filter(|pod| pod.deleted_at.is_none()) {
+                let waits = pod.responded_at.is_none() && begin.elapsed() < LAST_START;
                 if !waits {
                     delete(pod, &self.api);
                 }
             }
-            self.turn();
+            self.observe();
             thread::sleep(TICK);
         }
         for pod in &mut self.pods {
@@ -164,18 +184,18 @@ impl Load {
         let (meshed, unmeshed): (Vec<Pod>, Vec<Pod>) =
             self.ended.into_iter().partition(|pod| pod.is_meshed());
         json!({
-            "meshed": started(&meshed),
-            "unmeshed": started(&unmeshed),
+            "meshed": count_started(&meshed),
+            "unmeshed": count_started(&unmeshed),
             // Pods that were created and responded while the API server was down.
-            "unmeshed_without_api": without_api()[0],
-            "meshed_without_api": without_api()[1],
+            "unmeshed_without_api": started_without_api()[0],
+            "meshed_without_api": started_without_api()[1],
             // Pods that started while another writer had removed the plugin entry. The repair
             // controller repaired them.
             "repaired": meshed.iter().filter(|pod| pod.repaired).count(),
             "rule_checks": rule_checks,
             // Time from the creation of a pod until it responds, for pods that no outage held back.
-            "unmeshed_start": spread(&unmeshed),
-            "meshed_start": spread(&meshed),
+            "unmeshed_start": start_times(&unmeshed),
+            "meshed_start": start_times(&meshed),
         })
     }
 }
@@ -192,7 +212,7 @@ fn delete(pod: &mut Pod, api: &Api) {
             fs::remove_file(static_path(&name)).is_ok()
         }
     };
-    pod.deleted = if is_deleted { Some(Instant::now()) } else { None };
+    pod.deleted_at = if is_deleted { Some(Instant::now()) } else { None };
 }
 
 fn static_path(name: &str) -> PathBuf {

@@ -38,7 +38,8 @@ use outages::Cause;
 use seeded::Break;
 use world::World;
 
-/// The repair controller repairs pods that start while another writer has removed the plugin entry.
+/// Values of the chart. The repair controller has to repair the pods that start while another
+/// writer has removed the plugin entry.
 const VALUES: &str = "repairController.enabled=true,repairController.mode=in-place,\
                       repairController.auditIntervalSeconds=10";
 const UNINSTALL: Duration = Duration::from_secs(90);
@@ -87,14 +88,14 @@ fn main() -> ExitCode {
         Some(seeded) => seeded::run(seeded, span),
         None => disturb(&mut world, &options, span),
     }
-    // The pods live on until they are deleted.
+    // Violations from now on belong to no action.
     ledger::begin("nothing");
     thread::sleep(Duration::from_secs(5));
     let mut pods = load.finish().end();
     let resources = resources::growths(&sampler.finish());
     uninstall(&world, &node, &before);
     let reads = reader.finish().reads;
-    // Tries of ADD of meshed pods; kubelet retried them.
+    // Failed ADDs of meshed pods. They are no violations, because kubelet retried them.
     pods["failed_tries"] = ledger::check_kubelet_log(&node).into();
 
     let (rows, violations) = ledger::lock(|seen| (seen.rows.clone(), seen.violations.clone()));
@@ -108,14 +109,14 @@ fn main() -> ExitCode {
     if violations.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Each action once in a round. In two of three rounds the agent's process stays the same, so that
-/// growth is seen.
+/// Performs the actions in rounds, each action once in a round, until `span` has passed. In two of
+/// three rounds the agent's process survives, so that a growth of its use of resources is seen.
 fn disturb(world: &mut World, options: &Options, span: Duration) {
     let begin = Instant::now();
     for round in 0.. {
         let mut actions = ACTIONS.to_vec();
         actions.retain(|action| {
-            is_wanted(action, &options.only) && (round % 3 == 0 || action.keeps_agent)
+            is_selected(action, &options.only) && (round % 3 == 0 || action.keeps_agent)
         });
         assert!(round > 0 || !actions.is_empty(), "no action has such a name");
         actions.shuffle(&mut world.rng);
@@ -129,12 +130,13 @@ fn disturb(world: &mut World, options: &Options, span: Duration) {
     }
 }
 
-/// Whether the action's name has one of these parts, or there are none.
-fn is_wanted(action: &Action, parts: &[String]) -> bool {
+/// Whether the action's name contains one of these parts. Without parts, all actions are selected.
+fn is_selected(action: &Action, parts: &[String]) -> bool {
     parts.is_empty() || parts.iter().any(|part| action.name.contains(part))
 }
 
-/// An action that panics has not done its work: helm, kubectl or a restarted component failed.
+/// Performs an action. A panic is recorded as a violation: helm, kubectl or a restarted component
+/// has failed, so the action has not done its work.
 fn perform(action: Action, world: &mut World) {
     let done = catch_unwind(AssertUnwindSafe(|| action.perform(world)));
     if let Err(panic) = done {
@@ -143,7 +145,7 @@ fn perform(action: Action, world: &mut World) {
 }
 
 fn uninstall(world: &World, node: &Node, before: &Files) {
-    // The agent removes the plugin entry, and then binary and kubeconfig.
+    // The missing entry is no violation, because the agent removes the plugin entry first.
     let _unchained = outages::open(Cause::Unchained);
     ledger::begin("helm uninstall");
     let begin = Instant::now();

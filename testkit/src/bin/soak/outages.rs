@@ -1,22 +1,22 @@
-//! Times in which something outside of the plugin's promises held pods back, or changed the node's
-//! files.
+//! Outages: times in which something that is not the plugin's fault held pods back, or changed the
+//! node's files. Pods and files are not judged by the usual bounds during an outage.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use testkit::OnDrop;
 
-/// Time after an outage in which its consequences go on: kubelet and the controllers retry after up
-/// to 15 s.
+/// Time after an outage in which pods may still be late because of it. It is long, because kubelet
+/// and the controllers retry after up to 15 s.
 pub const RETRY: Duration = Duration::from_secs(20);
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Cause {
-    /// The API server does not answer: pods created through it do not reach kubelet.
+    /// The API server does not respond, so pods that are created through it do not reach kubelet.
     ApiServer,
     /// Kubelet or the container runtime start no pods.
     Node,
-    /// The API server rejects the plugin's token: meshed pods without the injector's mark wait.
+    /// The API server rejects the plugin's token, so meshed pods without the injector's mark wait.
     Credential,
     NoConflist,
     /// Another writer replaced the conflist by one without the plugin entry.
@@ -24,12 +24,14 @@ pub enum Cause {
     NoKubeconfig,
 }
 
+/// The outages since the start, each with its end. `None`: the outage goes on.
 static OUTAGES: Mutex<Vec<(Cause, Option<Instant>)>> = Mutex::new(Vec::new());
 
 fn outages() -> MutexGuard<'static, Vec<(Cause, Option<Instant>)>> {
     OUTAGES.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Begins an outage, which ends when the returned value is dropped.
 pub fn open(cause: Cause) -> OnDrop<impl FnMut()> {
     outages().push((cause, None));
     OnDrop(move || {
@@ -43,18 +45,21 @@ pub fn is_open(cause: Cause) -> bool {
     outages().contains(&(cause, None))
 }
 
-/// End of the last outage of these causes with its retries, which is now or later during an outage.
-fn last(causes: &[Cause]) -> Option<Instant> {
+/// Returns when the consequences of the last outage of these causes end: [`RETRY`] after its end,
+/// or after now if it goes on. `None`: there was no such outage.
+fn last_end(causes: &[Cause]) -> Option<Instant> {
     let outages = outages();
-    let of_causes = outages.iter().filter(|(cause, _)| causes.contains(cause));
-    of_causes.map(|(_, end)| end.unwrap_or_else(Instant::now) + RETRY).max()
+    let selected = outages.iter().filter(|(cause, _)| causes.contains(cause));
+    selected.map(|(_, end)| end.unwrap_or_else(Instant::now) + RETRY).max()
 }
 
-/// Time since `begin`, and since the last outage of these causes. Zero during an outage.
-pub fn calm(causes: &[Cause], begin: Instant) -> Duration {
-    last(causes).map_or(begin, |last| last.max(begin)).elapsed()
+/// Returns the time since `begin`, or since the last outage of these causes if that ended later.
+/// Zero during an outage.
+pub fn undisturbed_time(causes: &[Cause], begin: Instant) -> Duration {
+    last_end(causes).map_or(begin, |end| end.max(begin)).elapsed()
 }
 
-pub fn since(causes: &[Cause], begin: Instant) -> bool {
-    last(causes).is_some_and(|last| last > begin)
+/// Whether an outage of these causes, or its consequences, lasted until after `begin`.
+pub fn was_disturbed(causes: &[Cause], begin: Instant) -> bool {
+    last_end(causes).is_some_and(|end| end > begin)
 }

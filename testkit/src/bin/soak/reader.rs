@@ -19,14 +19,17 @@ pub fn start() -> Repeated<Watched> {
 
 #[derive(Default)]
 pub struct Watched {
-    size: Option<u64>,
-    bad: Option<(State, Instant)>,
+    /// Size of the plugin binary at the first read.
+    binary_size: Option<u64>,
+    /// The last state that was not allowed, and when it began. `None` if the state is allowed.
+    violation: Option<(State, Instant)>,
     pub reads: u64,
 }
 
 impl Watched {
-    /// Reads a state that is not allowed twice: a file that is being replaced may look missing, and
-    /// the outage of an action may just have ended.
+    /// Reads the state, and records it as a violation if it is not allowed. Such a state is read
+    /// again before, because a file that is being replaced may look missing, and because the outage
+    /// of an action may just have ended.
     fn read(&mut self) {
         self.reads += 1;
         let mut state = self.state();
@@ -34,17 +37,17 @@ impl Watched {
             state = self.state();
         }
         if is_allowed(&state) {
-            if let Some((bad, begin)) = self.bad.take() {
-                println!("         {bad:?} lasted {:.1?}", begin.elapsed());
+            if let Some((state, begin)) = self.violation.take() {
+                println!("         {state:?} lasted {:.1?}", begin.elapsed());
             }
-        } else if self.bad.as_ref().is_none_or(|(bad, _)| *bad != state) {
+        } else if self.violation.as_ref().is_none_or(|(last, _)| *last != state) {
             ledger::violated(Invariant::Files, format!("{state:?}"));
-            self.bad = Some((state, Instant::now()));
+            self.violation = Some((state, Instant::now()));
         }
     }
 
-    /// Returns the state of the node's files. A missing plugin of the conflist is also damage, and
-    /// so is another size of the plugin binary than the first.
+    /// Returns the state of the node's files. They also count as damaged if the binary of another
+    /// plugin in the conflist is missing, or if the size of the plugin binary has changed.
     fn state(&mut self) -> State {
         let plugins = active::plugins();
         let mut types = plugins.iter().filter_map(|plugin| plugin["type"].as_str());
@@ -56,7 +59,7 @@ impl Watched {
             return state;
         }
         let size = fs::metadata(BINARY).map_or(0, |file| file.len());
-        if *self.size.get_or_insert(size) != size {
+        if *self.binary_size.get_or_insert(size) != size {
             return State::Damaged(format!("the plugin binary has {size} bytes"));
         }
         state

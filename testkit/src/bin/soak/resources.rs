@@ -1,4 +1,5 @@
-//! Memory, descriptors and threads of the agent and the repair controller.
+//! Measures memory, descriptors and threads of the agent and the repair controller, and checks that
+//! they do not grow.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -15,13 +16,14 @@ const PROGRAMS: [(&str, &str); 2] = [
     ("repair controller", "/usr/lib/linkerd/linkerd-cni-repair-controller"),
 ];
 const PERIOD: Duration = Duration::from_secs(2);
-/// Samples of a process that do not count, of the first 10 s: its memory still grows while it
-/// starts.
-const FIRST: usize = 5;
-/// Number of samples of a process whose growth is judged: two minutes.
-const SAMPLES: usize = 60;
-/// How much the last third of the samples may exceed the first: resident memory with the pages of
-/// the program's file, and of the process alone, open files, and threads.
+/// Number of first samples of a process that are not used. They are those of the first 10 s, in
+/// which the memory still grows because the process starts.
+const SKIPPED_SAMPLES: usize = 5;
+/// Smallest number of samples of a process whose own growth is judged: those of two minutes.
+const MIN_SAMPLES: usize = 60;
+/// How much the median of the last third of the samples may exceed that of the first third.
+/// `rss_kb` is the resident memory with the pages of the program's file, and `private_kb` without
+/// them.
 const ALLOWED_GROWTH: [(&str, u64); 4] =
     [("rss_kb", 512), ("private_kb", 512), ("descriptors", 3), ("threads", 2)];
 
@@ -31,7 +33,9 @@ type Sample = (&'static str, i32, Figures);
 #[derive(Serialize)]
 pub struct Growth {
     program: &'static str,
+    /// Which processes of the program the samples are of.
     of: String,
+    /// Number of samples.
     samples: usize,
     first: Figures,
     last: Figures,
@@ -41,16 +45,17 @@ pub fn start() -> Repeated<Vec<Sample>> {
     Repeated::start(PERIOD, Vec::new(), |samples| samples.extend(sample()))
 }
 
-/// Compares the samples of each program, and of each process that ran long enough. Too few are a
-/// violation.
+/// Compares the first and the last samples of each program, and of each process that ran long
+/// enough. Too few samples of a program are a violation.
 pub fn growths(samples: &[Sample]) -> Vec<Growth> {
     let mut growths = Vec::new();
     for (program, _) in PROGRAMS {
-        let (mut all, mut by_process) = (Vec::new(), BTreeMap::<i32, Vec<&Figures>>::new());
-        for (_, pid, figures) in samples.iter().filter(|sample| sample.0 == program) {
-            let own = by_process.entry(*pid).or_default();
-            own.push(figures);
-            if own.len() > FIRST {
+        let mut all = Vec::new();
+        let mut by_process = BTreeMap::<i32, Vec<&Figures>>::new();
+        for (_, pid, figures) in samples.iter().filter(|(name, ..)| *name == program) {
+            let process = by_process.entry(*pid).or_default();
+            process.push(figures);
+            if process.len() > SKIPPED_SAMPLES {
                 all.push(figures);
             }
         }
@@ -60,8 +65,11 @@ pub fn growths(samples: &[Sample]) -> Vec<Growth> {
             continue;
         }
         growths.push(compare(program, format!("{} processes", by_process.len()), &all));
-        for (pid, own) in by_process.iter().filter(|(_, own)| own.len() >= SAMPLES + FIRST) {
-            growths.push(compare(program, format!("process {pid}"), &own[FIRST..]));
+        for (pid, process) in &by_process {
+            if process.len() >= SKIPPED_SAMPLES + MIN_SAMPLES {
+                let used = &process[SKIPPED_SAMPLES..];
+                growths.push(compare(program, format!("process {pid}"), used));
+            }
         }
     }
     for Growth { program, of, first, last, .. } in &growths {
@@ -88,11 +96,12 @@ fn medians(samples: &[&Figures]) -> Figures {
     medians
 }
 
-/// The programs' processes on this node, which all are in its control group.
+/// Takes a sample of each process of the programs on this node. The processes of other nodes on
+/// this machine are left out, because they are in other control groups.
 fn sample() -> impl Iterator<Item = Sample> {
     let node = format!("/{}/", std::env::var("CLUSTER_CGROUP").unwrap_or_default());
     testkit::pids().filter_map(move |pid| {
-        // Both are the same file, under two names.
+        // Both programs are the same file, so the name in the command line tells them apart.
         let line = fs::read_to_string(format!("/proc/{pid}/cmdline")).ok()?;
         let program = line.split('\0').next()?;
         let (name, _) = PROGRAMS.into_iter().find(|(_, path)| program == *path)?;
@@ -114,7 +123,7 @@ fn figures(pid: i32) -> Option<Figures> {
     ]))
 }
 
-/// Returns a number in the text of `/proc/PID/status`.
+/// Returns the number of the field `name` in the text of `/proc/PID/status`.
 fn field(status: &str, name: &str) -> Option<u64> {
     let line = status.lines().find_map(|line| line.strip_prefix(name))?;
     line.split_whitespace().next()?.parse().ok()

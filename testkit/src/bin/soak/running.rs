@@ -1,4 +1,4 @@
-//! Pods that run, and their processes, which have to outlive a restart of the container runtime.
+//! Checks that the processes of running pods outlive a restart of the container runtime.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -15,10 +15,12 @@ use testkit::until::until;
 use crate::ledger::{self, Invariant};
 
 const PROBE: &str = "/probe\0";
-/// Time after a restart in which kubelet starts containers again that it takes for dead.
+/// Wait after a restart. In this time kubelet would start a container again if it took it for dead.
 const SETTLE: Duration = Duration::from_secs(5);
 
+/// Pods that have responded and are not being deleted, with their netns.
 static RUNNING: Mutex<BTreeMap<String, PathBuf>> = Mutex::new(BTreeMap::new());
+/// Locked during [`survive`], so that no deletion begins meanwhile.
 static HOLD: Mutex<()> = Mutex::new(());
 
 fn running() -> MutexGuard<'static, BTreeMap<String, PathBuf>> {
@@ -29,16 +31,18 @@ pub fn insert(name: &str, netns: &Path) {
     running().insert(name.to_owned(), netns.to_owned());
 }
 
-/// Returns whether a deletion of the pod may begin. None may begin during [`survive`].
+/// Removes the pod from the running ones, and returns `true`. Returns `false` during [`survive`]:
+/// the pod must not be deleted then.
 pub fn remove(name: &str) -> bool {
     let hold = HOLD.try_lock();
-    let may = !matches!(hold, Err(TryLockError::WouldBlock));
-    if may {
-        running().remove(name);
+    if matches!(hold, Err(TryLockError::WouldBlock)) {
+        return false;
     }
-    may
+    running().remove(name);
+    true
 }
 
+/// Calls `disturb`, and checks that the running pods keep their processes.
 pub fn survive(disturb: impl FnOnce()) {
     until("a pod has responded", || !running().is_empty());
     let _hold = HOLD.lock().unwrap_or_else(PoisonError::into_inner);
@@ -48,16 +52,17 @@ pub fn survive(disturb: impl FnOnce()) {
     disturb();
     thread::sleep(SETTLE);
     for (name, netns) in &before {
-        let (had, has) = (&processes[netns], container_processes(netns));
-        if had.is_empty() || !had.is_subset(&has) {
-            let seen = format!("pod {name} had processes {had:?} in {netns:?}, now {has:?}");
+        let earlier = &processes[netns];
+        let now = container_processes(netns);
+        if earlier.is_empty() || !earlier.is_subset(&now) {
+            let seen = format!("pod {name} had processes {earlier:?} in {netns:?}, now {now:?}");
             ledger::violated(Invariant::Running, seen);
         }
     }
     println!("         {} pods ran before, and were compared", before.len());
 }
 
-/// Kills the last container of a pod, as a seeded bug. Kubelet starts it again in the same netns.
+/// Seeds a bug: kills the last container of a pod. Kubelet starts it again in the same netns.
 pub fn kill_container_of_one() {
     let netns = running().values().next().cloned().expect("a pod has responded");
     if let Some(pid) = container_processes(&netns).last() {
@@ -74,8 +79,8 @@ fn is_of_container(pid: i32) -> bool {
     line.is_ok_and(|line| line.starts_with(PROBE))
 }
 
-/// Kills all processes in a netns, as a seeded bug. Without the sandbox's process kubelet creates
-/// another sandbox.
+/// Seeds a bug: kills all processes in a netns. Kubelet then creates another sandbox, because the
+/// sandbox's own process has ended, too.
 pub fn kill_all(netns: &Path) {
     for pid in processes(netns) {
         let _ = kill(Pid::from_raw(pid), Signal::SIGKILL);

@@ -1,4 +1,4 @@
-//! Bugs that the soak itself seeds, to show that it finds them.
+//! Bugs that the soak itself seeds, to show that it would find such bugs.
 
 use std::fs;
 use std::thread;
@@ -23,6 +23,7 @@ pub enum Break {
 }
 
 impl Break {
+    /// Harms a pod that has just responded, if this bug is about pods.
     pub fn harm(self, pod: &Pod) {
         match (self, &pod.sandbox) {
             (Break::Rules, Some(sandbox)) if pod.is_meshed() => {
@@ -36,6 +37,7 @@ impl Break {
     }
 }
 
+/// Seeds the bug repeatedly until `span` has passed.
 pub fn run(seeded: Break, span: Duration) {
     let begin = Instant::now();
     while begin.elapsed() < span {
@@ -43,7 +45,8 @@ pub fn run(seeded: Break, span: Duration) {
         match seeded {
             Break::Conflist => tear(),
             Break::Processes => {
-                // All pods have to survive this action, as a restart of the container runtime.
+                // As for a restart of the container runtime, all processes have to survive, so the
+                // killed container is a violation.
                 ledger::begin("container killed by the soak");
                 running::survive(running::kill_container_of_one);
             }
@@ -52,7 +55,8 @@ pub fn run(seeded: Break, span: Duration) {
     }
 }
 
-/// Cuts the conflist for a moment, as a program does that writes the file in place.
+/// Cuts the conflist for a moment, as a program does that writes the file in place instead of
+/// replacing it.
 fn tear() {
     ledger::begin("conflist torn by the soak");
     let Some(path) = active::path("") else {

@@ -15,13 +15,15 @@ use testkit::cluster::pods::command;
 use crate::api::Api;
 use crate::ledger::{self, Invariant};
 
-/// Kubelet restarts a container after up to 40 s; the API server caches a token review for 10 s.
+/// Longest time until the node is healthy again. It is long, because kubelet restarts a container
+/// after up to 40 s, and the API server caches a token review for 10 s.
 const RECOVERY: Duration = Duration::from_secs(150);
 
 pub struct World {
     pub helm: Helm,
     pub api: Api,
     pub rng: StdRng,
+    /// The conflist that the primary CNI has written.
     pub original: String,
 }
 
@@ -31,12 +33,15 @@ pub fn make_immutable(path: PathBuf) -> OnDrop<impl FnMut()> {
     OnDrop(move || change_attribute("-i", &path))
 }
 
-/// Changes an attribute of a file. A file that another program has removed is ignored.
+/// Changes an attribute of a file. An error is ignored, because another program may have removed
+/// the file.
 fn change_attribute(flag: &str, path: &Path) {
     let _ = Command::new("chattr").arg(flag).arg(path).stderr(Stdio::null()).status();
 }
 
 impl World {
+    /// Waits until `is_over` returns true and the node is healthy. If this takes too long since
+    /// `begin`, records a violation.
     pub fn recovered(&self, begin: Instant, is_over: impl Fn() -> bool) {
         let is_recovered = || is_over() && self.is_healthy();
         while !is_recovered() {
